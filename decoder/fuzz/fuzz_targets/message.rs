@@ -1,0 +1,27 @@
+//! Any bytes as a message: no panic, errors within the input, and what is accepted encodes back to
+//! the same bytes. The corpus starts from the messages captured from servers.
+
+#![no_main]
+
+#[path = "../../tests/wire/encoder.rs"]
+#[allow(dead_code, reason = "frames are encoded by another target")]
+mod encoder;
+
+use encoder::OwnedMessage;
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|payload: &[u8]| {
+    match decoder::decode(payload) {
+        Ok(message) => {
+            let owned = OwnedMessage::from(message);
+            // The one name with two forms on the wire: itself and the empty string.
+            let names_pg_catalog = match &owned {
+                OwnedMessage::Relation(relation) => relation.namespace == "pg_catalog",
+                OwnedMessage::Type { namespace, .. } => namespace == "pg_catalog",
+                _ => false,
+            };
+            assert!(names_pg_catalog || owned.encode() == payload);
+        }
+        Err(error) => assert!(error.offset <= payload.len(), "{error}"),
+    }
+});

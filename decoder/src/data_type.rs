@@ -1,0 +1,48 @@
+//! `Type`: the name of a data type that is not built in.
+
+use crate::Oid;
+use crate::error::DecodeError;
+use crate::reader::Reader;
+use crate::relation::read_namespace;
+
+/// Names a data type (an enum, a domain, one of an extension) ahead of the Relation whose columns
+/// refer to it by number. For a domain, the server gives the domain's number and the name of the
+/// type that it is based on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Type<'a> {
+    /// The number, as in [`Column::type_oid`](crate::Column).
+    pub oid: Oid,
+    /// The schema.
+    pub namespace: &'a str,
+    /// The name in that schema.
+    pub name: &'a str,
+}
+
+impl<'a> Type<'a> {
+    pub(crate) fn read(reader: &mut Reader<'a>) -> Result<Self, DecodeError> {
+        Ok(Self {
+            oid: reader.oid("the OID of the type (4 bytes)")?,
+            namespace: read_namespace(reader)?,
+            name: reader.string("the name of the type (string)")?,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Message, decode};
+
+    #[test]
+    fn a_type_is_named_with_its_schema() {
+        let expected = Type {
+            oid: Oid(16_390),
+            namespace: "shop",
+            name: "mood",
+        };
+        assert_eq!(
+            decode(b"Y\0\0\x40\x06shop\0mood\0"),
+            Ok(Message::Type(expected))
+        );
+    }
+}

@@ -1,0 +1,42 @@
+//! `Origin`: the transaction came here by replication from another server.
+
+use crate::Lsn;
+use crate::error::DecodeError;
+use crate::reader::Reader;
+
+/// Where a transaction was first made. Sent after Begin when the session that wrote it had a
+/// replication origin (`pg_replication_origin_session_setup`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Origin<'a> {
+    /// The commit's position on the server of origin: never to be mixed with this server's.
+    pub commit_lsn: Lsn,
+    /// The name of the origin.
+    pub name: &'a str,
+}
+
+impl<'a> Origin<'a> {
+    pub(crate) fn read(reader: &mut Reader<'a>) -> Result<Self, DecodeError> {
+        Ok(Self {
+            commit_lsn: reader.lsn("the commit LSN on the origin (8 bytes)")?,
+            name: reader.string("the name of the origin (string)")?,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Message, decode};
+
+    #[test]
+    fn origin_has_a_position_and_a_name() {
+        let expected = Origin {
+            commit_lsn: Lsn::new(0x2_0000_0001),
+            name: "west",
+        };
+        assert_eq!(
+            decode(b"O\0\0\0\x02\0\0\0\x01west\0"),
+            Ok(Message::Origin(expected))
+        );
+    }
+}

@@ -1,0 +1,295 @@
+//! A checked cursor over one message: the only code of this crate that takes bytes off the wire.
+//!
+//! Each method names what it expects, so that an error can say it. Numbers are big-endian.
+
+use crate::error::{DecodeError, Fault};
+use crate::{Lsn, MessageKind, Oid, PgTimestamp};
+
+/// Where in which message we are.
+#[derive(Debug, Clone)]
+pub(crate) struct Reader<'a> {
+    message: MessageKind,
+    input_len: usize,
+    rest: &'a [u8],
+}
+
+impl<'a> Reader<'a> {
+    /// At the start of `input`.
+    pub(crate) fn new(message: MessageKind, input: &'a [u8]) -> Self {
+        Self {
+            message,
+            input_len: input.len(),
+            rest: input,
+        }
+    }
+
+    /// The same place, now that the tag told which message it is.
+    pub(crate) fn within(self, message: MessageKind) -> Self {
+        Self { message, ..self }
+    }
+
+    /// Bytes from the start of the input.
+    pub(crate) fn offset(&self) -> usize {
+        self.input_len - self.rest.len()
+    }
+
+    /// What has not been read yet.
+    pub(crate) fn rest(&self) -> &'a [u8] {
+        self.rest
+    }
+
+    #[inline]
+    fn array<const N: usize>(&mut self, expected: &'static str) -> Result<[u8; N], DecodeError> {
+        let Some((head, rest)) = self.rest.split_first_chunk::<N>() else {
+            return Err(self.truncated(expected, N));
+        };
+        self.rest = rest;
+        Ok(*head)
+    }
+
+    #[inline]
+    pub(crate) fn u8(&mut self, expected: &'static str) -> Result<u8, DecodeError> {
+        self.array::<1>(expected).map(|[byte]| byte)
+    }
+
+    #[inline]
+    pub(crate) fn u32(&mut self, expected: &'static str) -> Result<u32, DecodeError> {
+        self.array(expected).map(u32::from_be_bytes)
+    }
+
+    #[inline]
+    pub(crate) fn i32(&mut self, expected: &'static str) -> Result<i32, DecodeError> {
+        self.array(expected).map(i32::from_be_bytes)
+    }
+
+    pub(crate) fn lsn(&mut self, expected: &'static str) -> Result<Lsn, DecodeError> {
+        self.array(expected)
+            .map(|bytes| Lsn::new(u64::from_be_bytes(bytes)))
+    }
+
+    pub(crate) fn timestamp(&mut self, expected: &'static str) -> Result<PgTimestamp, DecodeError> {
+        self.array(expected)
+            .map(|bytes| PgTimestamp::from_micros(i64::from_be_bytes(bytes)))
+    }
+
+    #[inline]
+    pub(crate) fn oid(&mut self, expected: &'static str) -> Result<Oid, DecodeError> {
+        self.u32(expected).map(Oid)
+    }
+
+    /// An `Int16` that counts columns.
+    #[inline]
+    pub(crate) fn column_count(&mut self, expected: &'static str) -> Result<u16, DecodeError> {
+        let start = self.offset();
+        let count = i16::from_be_bytes(self.array(expected)?);
+        u16::try_from(count).map_err(|_| {
+            self.fault_at(
+                start,
+                expected,
+                Fault::Negative {
+                    found: count.into(),
+                },
+            )
+        })
+    }
+
+    /// An `Int32` that is a count or a length. Not compared with what is left: the caller takes
+    /// that many bytes next, and fails there.
+    #[inline]
+    pub(crate) fn length(&mut self, expected: &'static str) -> Result<usize, DecodeError> {
+        let start = self.offset();
+        let length = self.i32(expected)?;
+        usize::try_from(length)
+            .map_err(|_| self.fault_at(start, expected, Fault::Negative { found: length }))
+    }
+
+    /// The next `length` bytes.
+    #[inline]
+    pub(crate) fn bytes(
+        &mut self,
+        expected: &'static str,
+        length: usize,
+    ) -> Result<&'a [u8], DecodeError> {
+        let Some((head, rest)) = self.rest.split_at_checked(length) else {
+            return Err(self.truncated(expected, length));
+        };
+        self.rest = rest;
+        Ok(head)
+    }
+
+    /// A zero-terminated `String`, without the zero.
+    pub(crate) fn string(&mut self, expected: &'static str) -> Result<&'a str, DecodeError> {
+        let start = self.offset();
+        let Some(end) = self.rest.iter().position(|&byte| byte == 0) else {
+            return Err(self.fault_at(start, expected, Fault::UnterminatedString));
+        };
+        let text = self.bytes(expected, end)?;
+        self.u8(expected)?;
+        std::str::from_utf8(text).map_err(|error| {
+            self.fault_at(start + error.valid_up_to(), expected, Fault::InvalidUtf8)
+        })
+    }
+
+    /// A byte of flags, of which only those in `defined` may be set.
+    pub(crate) fn flags(&mut self, expected: &'static str, defined: u8) -> Result<u8, DecodeError> {
+        let start = self.offset();
+        let found = self.u8(expected)?;
+        if found & !defined != 0 {
+            return Err(self.fault_at(start, expected, Fault::UnknownFlags { found }));
+        }
+        Ok(found)
+    }
+
+    /// The end of the message.
+    #[inline]
+    pub(crate) fn finish(self) -> Result<(), DecodeError> {
+        if self.rest.is_empty() {
+            return Ok(());
+        }
+        let count = self.rest.len();
+        Err(self.fault_at(
+            self.offset(),
+            "the end of the message",
+            Fault::TrailingBytes { count },
+        ))
+    }
+
+    /// The error for the byte that was read last, which is none of those that may stand there.
+    #[cold]
+    pub(crate) fn unexpected(&self, expected: &'static str, found: u8) -> DecodeError {
+        self.fault_at(
+            self.offset().saturating_sub(1),
+            expected,
+            Fault::UnexpectedByte { found },
+        )
+    }
+
+    #[cold]
+    fn truncated(&self, expected: &'static str, needed: usize) -> DecodeError {
+        let available = self.rest.len();
+        self.fault_at(
+            self.offset(),
+            expected,
+            Fault::Truncated { needed, available },
+        )
+    }
+
+    #[cold]
+    fn fault_at(&self, offset: usize, expected: &'static str, fault: Fault) -> DecodeError {
+        DecodeError {
+            message: self.message,
+            offset,
+            expected,
+            fault,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn reader(input: &[u8]) -> Reader<'_> {
+        Reader::new(MessageKind::Begin, input)
+    }
+
+    fn error(offset: usize, fault: Fault) -> DecodeError {
+        DecodeError {
+            message: MessageKind::Begin,
+            offset,
+            expected: "it",
+            fault,
+        }
+    }
+
+    #[test]
+    fn numbers_are_big_endian_and_move_the_offset() {
+        let mut reader = reader(b"\x01\x00\x00\x00\x02\xFF\xFF\xFF\xFE\x00\x03");
+        assert_eq!(reader.u8("it"), Ok(1));
+        assert_eq!(reader.u32("it"), Ok(2));
+        assert_eq!(reader.i32("it"), Ok(-2));
+        assert_eq!(reader.offset(), 9);
+        assert_eq!(reader.column_count("it"), Ok(3));
+        assert_eq!(reader.finish(), Ok(()));
+    }
+
+    #[test]
+    fn a_number_cut_short_says_how_much_was_needed_and_left() {
+        let mut reader = reader(b"\x01\x02\x03");
+        let expected = error(
+            0,
+            Fault::Truncated {
+                needed: 8,
+                available: 3,
+            },
+        );
+        assert_eq!(reader.lsn("it"), Err(expected));
+    }
+
+    #[test]
+    fn negative_counts_and_lengths_are_refused_where_they_stand() {
+        let mut counts = reader(b"\x80\x00");
+        assert_eq!(
+            counts.column_count("it"),
+            Err(error(0, Fault::Negative { found: -32_768 }))
+        );
+        let mut lengths = reader(b"!\xFF\xFF\xFF\xFF");
+        lengths.u8("it").unwrap();
+        assert_eq!(
+            lengths.length("it"),
+            Err(error(1, Fault::Negative { found: -1 }))
+        );
+    }
+
+    #[test]
+    fn a_length_beyond_the_input_takes_nothing() {
+        let mut reader = reader(b"abc");
+        let expected = error(
+            0,
+            Fault::Truncated {
+                needed: 2_147_483_647,
+                available: 3,
+            },
+        );
+        assert_eq!(reader.bytes("it", 2_147_483_647), Err(expected));
+        assert_eq!(reader.rest(), b"abc");
+    }
+
+    #[test]
+    fn a_string_ends_at_its_zero_byte() {
+        let mut reader = reader("höhe\0\0x".as_bytes());
+        assert_eq!(reader.string("it"), Ok("höhe"));
+        assert_eq!(reader.string("it"), Ok(""));
+        assert_eq!(
+            reader.string("it"),
+            Err(error(7, Fault::UnterminatedString))
+        );
+    }
+
+    #[test]
+    fn a_string_in_another_encoding_is_refused_at_the_bad_byte() {
+        let mut reader = reader(b"h\xF6he\0");
+        assert_eq!(reader.string("it"), Err(error(1, Fault::InvalidUtf8)));
+    }
+
+    #[test]
+    fn undefined_flags_are_refused() {
+        let mut reader = reader(b"\x03\x05");
+        assert_eq!(reader.flags("it", 3), Ok(3));
+        assert_eq!(
+            reader.flags("it", 3),
+            Err(error(1, Fault::UnknownFlags { found: 5 }))
+        );
+    }
+
+    #[test]
+    fn leftover_bytes_are_counted() {
+        let mut reader = reader(b"abc");
+        reader.u8("it").unwrap();
+        let refused = reader.finish().unwrap_err();
+        assert_eq!(
+            (refused.offset, refused.fault),
+            (1, Fault::TrailingBytes { count: 2 })
+        );
+    }
+}

@@ -1,0 +1,252 @@
+//! The relations that the server has described in the present session.
+//!
+//! The server repeats a Relation whenever something *may* have changed, an `ANALYZE` included. So
+//! the cache compares, and tells apart what is new from what was only repeated: whoever derives
+//! something from a relation (column positions, say) does so again only when needed.
+
+use std::collections::HashMap;
+
+use crate::{Column, Oid, Relation, ReplicaIdentity};
+
+/// Relations by their OID, owned.
+///
+/// Holds one entry for each published table of the session, as the walsender does itself.
+#[derive(Debug, Clone, Default)]
+pub struct RelationCache {
+    relations: HashMap<Oid, OwnedRelation>,
+}
+
+/// What an [`insert`](RelationCache::insert) did to the cache.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[must_use = "what was derived from the relation is out of date unless it is unchanged"]
+pub enum CacheChange {
+    /// The relation was not known.
+    Added,
+    /// It was known, and was described again exactly as it is.
+    Unchanged,
+    /// It was known, and its name, replica identity or columns are others now.
+    Redefined,
+}
+
+/// A [`Relation`] that owns its names.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OwnedRelation {
+    /// The number by which changes refer to it.
+    pub oid: Oid,
+    /// The schema.
+    pub namespace: String,
+    /// The name in that schema.
+    pub name: String,
+    /// What UPDATE and DELETE tell of the old row.
+    pub replica_identity: ReplicaIdentity,
+    /// The published columns, in the order of the tuples.
+    pub columns: Vec<OwnedColumn>,
+}
+
+/// A [`Column`] that owns its name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OwnedColumn {
+    /// Whether it belongs to the replica identity.
+    pub is_key: bool,
+    /// Its name.
+    pub name: String,
+    /// Its data type (`pg_type.oid`).
+    pub type_oid: Oid,
+    /// The type's modifier (`pg_attribute.atttypmod`); -1 for none.
+    pub type_modifier: i32,
+}
+
+impl RelationCache {
+    /// An empty cache.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Remembers `relation` in place of whatever was known under its OID.
+    pub fn insert(&mut self, relation: &Relation<'_>) -> CacheChange {
+        match self.relations.get_mut(&relation.oid) {
+            Some(known) if known.describes(relation) => CacheChange::Unchanged,
+            Some(known) => {
+                *known = OwnedRelation::from(relation);
+                CacheChange::Redefined
+            }
+            None => {
+                self.relations
+                    .insert(relation.oid, OwnedRelation::from(relation));
+                CacheChange::Added
+            }
+        }
+    }
+
+    /// The relation with this OID, if the server has described it.
+    pub fn get(&self, oid: Oid) -> Option<&OwnedRelation> {
+        self.relations.get(&oid)
+    }
+
+    /// All relations, in no order.
+    pub fn iter(&self) -> impl Iterator<Item = &OwnedRelation> {
+        self.relations.values()
+    }
+
+    /// How many relations are known.
+    pub fn len(&self) -> usize {
+        self.relations.len()
+    }
+
+    /// Whether none is known.
+    pub fn is_empty(&self) -> bool {
+        self.relations.is_empty()
+    }
+
+    /// Forgets everything: to be called on each reconnect, since the server describes all
+    /// relations anew in each session and numbers may have been given to other tables.
+    pub fn clear(&mut self) {
+        self.relations.clear();
+    }
+}
+
+impl OwnedRelation {
+    /// Whether `relation` says the same as is known. Allocates nothing.
+    fn describes(&self, relation: &Relation<'_>) -> bool {
+        let Self {
+            oid,
+            namespace,
+            name,
+            replica_identity,
+            columns,
+        } = self;
+        *oid == relation.oid
+            && namespace == relation.namespace
+            && name == relation.name
+            && *replica_identity == relation.replica_identity
+            && columns
+                .iter()
+                .map(OwnedColumn::borrowed)
+                .eq(relation.columns)
+    }
+}
+
+impl From<&Relation<'_>> for OwnedRelation {
+    fn from(relation: &Relation<'_>) -> Self {
+        Self {
+            oid: relation.oid,
+            namespace: relation.namespace.to_owned(),
+            name: relation.name.to_owned(),
+            replica_identity: relation.replica_identity,
+            columns: relation.columns.iter().map(OwnedColumn::from).collect(),
+        }
+    }
+}
+
+impl OwnedColumn {
+    fn borrowed(&self) -> Column<'_> {
+        let Self {
+            is_key,
+            ref name,
+            type_oid,
+            type_modifier,
+        } = *self;
+        Column {
+            is_key,
+            name,
+            type_oid,
+            type_modifier,
+        }
+    }
+}
+
+impl From<Column<'_>> for OwnedColumn {
+    fn from(column: Column<'_>) -> Self {
+        let Column {
+            is_key,
+            name,
+            type_oid,
+            type_modifier,
+        } = column;
+        Self {
+            is_key,
+            name: name.to_owned(),
+            type_oid,
+            type_modifier,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Message, decode};
+
+    /// Table `s.t` with OID 5 and the columns given, each of them a nullable `text`.
+    fn payload(replica_identity: u8, columns: &[&str]) -> Vec<u8> {
+        let mut payload = b"R\0\0\0\x05s\0t\0".to_vec();
+        payload.extend([replica_identity, 0, columns.len() as u8]);
+        for name in columns {
+            payload.push(0);
+            payload.extend(name.as_bytes());
+            payload.extend(b"\0\0\0\0\x19\xFF\xFF\xFF\xFF");
+        }
+        payload
+    }
+
+    fn insert(cache: &mut RelationCache, payload: &[u8]) -> CacheChange {
+        match decode(payload) {
+            Ok(Message::Relation(relation)) => cache.insert(&relation),
+            other => panic!("not a relation: {other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_repeated_relation_is_unchanged_and_a_different_one_redefines() {
+        let mut cache = RelationCache::new();
+        assert_eq!(
+            insert(&mut cache, &payload(b'd', &["a"])),
+            CacheChange::Added
+        );
+        assert_eq!(
+            insert(&mut cache, &payload(b'd', &["a"])),
+            CacheChange::Unchanged
+        );
+        assert_eq!(
+            insert(&mut cache, &payload(b'd', &["a", "b"])),
+            CacheChange::Redefined
+        );
+        assert_eq!(
+            insert(&mut cache, &payload(b'd', &["b", "a"])),
+            CacheChange::Redefined
+        );
+        assert_eq!(
+            insert(&mut cache, &payload(b'f', &["b", "a"])),
+            CacheChange::Redefined
+        );
+        assert_eq!(
+            insert(&mut cache, &payload(b'f', &["b"])),
+            CacheChange::Redefined
+        );
+        let names: Vec<_> = cache
+            .get(Oid(5))
+            .unwrap()
+            .columns
+            .iter()
+            .map(|c| &c.name)
+            .collect();
+        assert_eq!(names, ["b"]);
+        assert_eq!(cache.len(), 1);
+    }
+
+    #[test]
+    fn after_clear_everything_is_new_again() {
+        let mut cache = RelationCache::new();
+        assert_eq!(
+            insert(&mut cache, &payload(b'd', &["a"])),
+            CacheChange::Added
+        );
+        cache.clear();
+        assert!(cache.is_empty());
+        assert_eq!(cache.get(Oid(5)), None);
+        assert_eq!(
+            insert(&mut cache, &payload(b'd', &["a"])),
+            CacheChange::Added
+        );
+    }
+}

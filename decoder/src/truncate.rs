@@ -1,0 +1,124 @@
+//! `Truncate`: tables that were emptied, several of them by one statement.
+
+use std::iter::FusedIterator;
+
+use crate::Oid;
+use crate::error::DecodeError;
+use crate::reader::Reader;
+
+/// Emptied relations: those that are published of all that the statement named or reached.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Truncate<'a> {
+    /// Whether the statement said `CASCADE`.
+    pub cascade: bool,
+    /// Whether it said `RESTART IDENTITY`.
+    pub restart_identity: bool,
+    /// The relations.
+    pub relations: RelationOids<'a>,
+}
+
+/// The relations of a [`Truncate`], read from the message as they are walked over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RelationOids<'a> {
+    oids: &'a [[u8; 4]],
+}
+
+impl<'a> Truncate<'a> {
+    const CASCADE: u8 = 1;
+    const RESTART_IDENTITY: u8 = 2;
+
+    pub(crate) fn read(reader: &mut Reader<'a>) -> Result<Self, DecodeError> {
+        let count = reader.length("the number of relations (4 bytes)")?;
+        let defined = Self::CASCADE | Self::RESTART_IDENTITY;
+        let options = reader.flags("the options of a truncate (1 byte)", defined)?;
+        Ok(Self {
+            cascade: options & Self::CASCADE != 0,
+            restart_identity: options & Self::RESTART_IDENTITY != 0,
+            relations: RelationOids::read(reader, count)?,
+        })
+    }
+}
+
+impl<'a> RelationOids<'a> {
+    /// Takes `count` OIDs from `reader`.
+    fn read(reader: &mut Reader<'a>, count: usize) -> Result<Self, DecodeError> {
+        let bytes = reader.bytes(
+            "as many OIDs as announced (4 bytes each)",
+            count.saturating_mul(4),
+        )?;
+        let (oids, _) = bytes.as_chunks();
+        Ok(Self { oids })
+    }
+
+    /// How many relations were emptied.
+    pub fn len(&self) -> usize {
+        self.oids.len()
+    }
+
+    /// Whether there is none, which the server has no reason to send.
+    pub fn is_empty(&self) -> bool {
+        self.oids.is_empty()
+    }
+
+    /// Walks over the relations in order.
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = Oid> + FusedIterator + use<'a> {
+        self.oids.iter().map(|&oid| Oid(u32::from_be_bytes(oid)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Fault, Message, decode};
+
+    fn truncate(payload: &[u8]) -> Truncate<'_> {
+        match decode(payload) {
+            Ok(Message::Truncate(truncate)) => truncate,
+            other => panic!("not a truncate: {other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_truncate_names_all_its_relations() {
+        let truncate = truncate(b"T\0\0\0\x02\0\0\0\x40\0\0\0\x40\x01");
+        let oids: Vec<Oid> = truncate.relations.iter().collect();
+        assert_eq!(oids, [Oid(16_384), Oid(16_385)]);
+        assert!(!truncate.cascade && !truncate.restart_identity);
+    }
+
+    #[test]
+    fn the_options_are_told_apart() {
+        for (options, cascade, restart_identity) in [
+            (0, false, false),
+            (1, true, false),
+            (2, false, true),
+            (3, true, true),
+        ] {
+            let payload = [b'T', 0, 0, 0, 0, options];
+            let truncate = truncate(&payload);
+            assert_eq!(
+                (truncate.cascade, truncate.restart_identity),
+                (cascade, restart_identity)
+            );
+            assert!(truncate.relations.is_empty());
+        }
+    }
+
+    #[test]
+    fn more_relations_than_bytes_are_refused() {
+        let refused = decode(b"T\x7F\xFF\xFF\xFF\0\0\0\0\x01").unwrap_err();
+        assert_eq!(refused.offset, 6);
+        assert_eq!(
+            refused.fault,
+            Fault::Truncated {
+                needed: 0x7FFF_FFFF * 4,
+                available: 4
+            }
+        );
+        let refused = decode(b"T\xFF\xFF\xFF\xFF\0").unwrap_err();
+        assert_eq!(
+            (refused.offset, refused.fault),
+            (1, Fault::Negative { found: -1 })
+        );
+    }
+}

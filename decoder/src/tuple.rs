@@ -1,0 +1,212 @@
+//! `TupleData`: the columns of one row, as they stand in Insert, Update and Delete.
+//!
+//! The hot path of the crate: a row is walked over twice, once to check it when it is decoded, and
+//! once by whoever wants its values. Neither allocates.
+
+use std::iter::FusedIterator;
+
+use crate::MessageKind;
+use crate::error::DecodeError;
+use crate::reader::Reader;
+
+/// The columns of one row, in the order of its [`Relation`](crate::Relation).
+///
+/// Nothing here ties the number of columns to that of the relation: compare them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Tuple<'a> {
+    columns: u16,
+    body: &'a [u8],
+}
+
+/// What a row has in one column.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Value<'a> {
+    /// SQL's NULL.
+    Null,
+    /// A large value that an UPDATE left as it was: the server has not sent it.
+    UnchangedToast,
+    /// The text form, as `SELECT` would print it, in the client encoding.
+    Text(&'a [u8]),
+    /// The binary form of the type's send function. Sent only when the stream was started with
+    /// `binary 'true'`, and even then only for types that have such a function.
+    Binary(&'a [u8]),
+}
+
+impl<'a> Tuple<'a> {
+    /// Takes a row from `reader` and checks each of its columns.
+    #[inline]
+    pub(crate) fn read(reader: &mut Reader<'a>) -> Result<Self, DecodeError> {
+        let columns = reader.column_count("the number of columns (2 bytes)")?;
+        let start = reader.rest();
+        for _ in 0..columns {
+            Value::read(reader)?;
+        }
+        Ok(Self {
+            columns,
+            body: &start[..start.len() - reader.rest().len()],
+        })
+    }
+
+    /// How many columns the row has.
+    pub fn len(&self) -> usize {
+        self.columns.into()
+    }
+
+    /// Whether the row has no columns at all.
+    pub fn is_empty(&self) -> bool {
+        self.columns == 0
+    }
+
+    /// Walks over the values in order.
+    #[inline]
+    pub fn iter(&self) -> Values<'a> {
+        Values {
+            remaining: self.columns,
+            reader: Reader::new(MessageKind::Insert, self.body),
+        }
+    }
+}
+
+impl<'a> IntoIterator for Tuple<'a> {
+    type Item = Value<'a>;
+    type IntoIter = Values<'a>;
+
+    fn into_iter(self) -> Values<'a> {
+        self.iter()
+    }
+}
+
+impl<'a> IntoIterator for &Tuple<'a> {
+    type Item = Value<'a>;
+    type IntoIter = Values<'a>;
+
+    fn into_iter(self) -> Values<'a> {
+        self.iter()
+    }
+}
+
+impl<'a> Value<'a> {
+    #[inline]
+    fn read(reader: &mut Reader<'a>) -> Result<Self, DecodeError> {
+        const KIND: &str = "a column's kind n, u, t or b (1 byte)";
+        match reader.u8(KIND)? {
+            b't' => Self::sized_bytes(reader).map(Self::Text),
+            b'n' => Ok(Self::Null),
+            b'b' => Self::sized_bytes(reader).map(Self::Binary),
+            b'u' => Ok(Self::UnchangedToast),
+            other => Err(reader.unexpected(KIND, other)),
+        }
+    }
+
+    #[inline]
+    fn sized_bytes(reader: &mut Reader<'a>) -> Result<&'a [u8], DecodeError> {
+        let length = reader.length("the length of a value (4 bytes)")?;
+        reader.bytes("a value of the length announced", length)
+    }
+}
+
+/// The values of a row in order. They were checked when the message was decoded.
+#[derive(Debug, Clone)]
+pub struct Values<'a> {
+    remaining: u16,
+    reader: Reader<'a>,
+}
+
+impl<'a> Iterator for Values<'a> {
+    type Item = Value<'a>;
+
+    #[inline]
+    fn next(&mut self) -> Option<Value<'a>> {
+        self.remaining = self.remaining.checked_sub(1)?;
+        Value::read(&mut self.reader).ok()
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        let remaining = usize::from(self.remaining);
+        (remaining, Some(remaining))
+    }
+}
+
+impl ExactSizeIterator for Values<'_> {}
+impl FusedIterator for Values<'_> {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Fault;
+
+    fn read(input: &[u8]) -> Result<Tuple<'_>, DecodeError> {
+        let mut reader = Reader::new(MessageKind::Insert, input);
+        let tuple = Tuple::read(&mut reader)?;
+        reader.finish()?;
+        Ok(tuple)
+    }
+
+    #[test]
+    fn each_kind_of_value_is_told_apart() {
+        let tuple = read(b"\0\x05nut\0\0\0\x02hit\0\0\0\0b\0\0\0\x01\xFF").unwrap();
+        let values: Vec<Value<'_>> = tuple.iter().collect();
+        assert_eq!(
+            values,
+            [
+                Value::Null,
+                Value::UnchangedToast,
+                Value::Text(b"hi"),
+                Value::Text(b""),
+                Value::Binary(b"\xFF"),
+            ]
+        );
+    }
+
+    #[test]
+    fn the_values_know_how_many_are_left() {
+        let tuple = read(b"\0\x02nn").unwrap();
+        let mut values = tuple.iter();
+        assert_eq!((tuple.len(), values.len()), (2, 2));
+        values.next();
+        assert_eq!(values.len(), 1);
+        values.next();
+        assert_eq!(
+            (values.next(), values.next(), values.len()),
+            (None, None, 0)
+        );
+    }
+
+    #[test]
+    fn a_row_without_columns_is_a_row() {
+        let tuple = read(b"\0\0").unwrap();
+        assert!(tuple.is_empty());
+        assert_eq!(tuple.iter().next(), None);
+    }
+
+    #[test]
+    fn a_value_longer_than_the_message_is_refused() {
+        let refused = read(b"\0\x01t\x7F\xFF\xFF\xFFab").unwrap_err();
+        assert_eq!(refused.offset, 7);
+        assert_eq!(
+            refused.fault,
+            Fault::Truncated {
+                needed: 0x7FFF_FFFF,
+                available: 2
+            }
+        );
+    }
+
+    #[test]
+    fn a_negative_length_is_refused() {
+        let refused = read(b"\0\x01t\xFF\xFF\xFF\xFF").unwrap_err();
+        assert_eq!(
+            (refused.offset, refused.fault),
+            (3, Fault::Negative { found: -1 })
+        );
+    }
+
+    #[test]
+    fn an_unknown_kind_of_value_is_refused() {
+        let refused = read(b"\0\x02nx").unwrap_err();
+        assert_eq!(
+            (refused.offset, refused.fault),
+            (3, Fault::UnexpectedByte { found: b'x' })
+        );
+    }
+}

@@ -1,0 +1,141 @@
+//! Bytes that are not messages: random, cut short, changed, or with more behind them.
+//!
+//! None of them may panic. What is refused must be refused at a place within the input. What is
+//! accepted must mean exactly these bytes: encoding it again gives them back.
+
+use decoder::decode;
+use decoder::frame::decode_frame;
+use proptest::collection::vec;
+use proptest::prelude::*;
+
+use crate::encoder::{OwnedMessage, encode_frame};
+use crate::fixture::every_scenario;
+use crate::made_up;
+
+/// Decodes `payload` and everything in it, and checks what is promised for any input.
+fn decode_anything(payload: &[u8]) {
+    match decode(payload) {
+        Ok(message) => {
+            let owned = OwnedMessage::from(message);
+            if !names_pg_catalog(&owned) {
+                assert_eq!(owned.encode(), payload);
+            }
+        }
+        Err(error) => {
+            assert!(error.offset <= payload.len(), "{error}");
+            assert!(!error.hint().is_empty());
+        }
+    }
+}
+
+/// The schema `pg_catalog` may stand on the wire as such or as the empty string.
+fn names_pg_catalog(message: &OwnedMessage) -> bool {
+    match message {
+        OwnedMessage::Relation(relation) => relation.namespace == "pg_catalog",
+        OwnedMessage::Type { namespace, .. } => namespace == "pg_catalog",
+        OwnedMessage::Begin(_)
+        | OwnedMessage::Commit(_)
+        | OwnedMessage::Origin { .. }
+        | OwnedMessage::Insert { .. }
+        | OwnedMessage::Update { .. }
+        | OwnedMessage::Delete { .. }
+        | OwnedMessage::Truncate { .. }
+        | OwnedMessage::Logical { .. } => false,
+    }
+}
+
+fn decode_any_frame(body: &[u8]) {
+    match decode_frame(body) {
+        Ok(frame) => assert_eq!(encode_frame(&frame), body),
+        Err(error) => assert!(error.offset <= body.len(), "{error}"),
+    }
+}
+
+/// A tag of protocol 1, so that random bytes get further than the first.
+fn tag() -> impl Strategy<Value = u8> {
+    proptest::sample::select(b"BCORYIUDTM".to_vec())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2_000))]
+
+    #[test]
+    fn random_bytes_never_panic(bytes in vec(any::<u8>(), 0..200)) {
+        decode_anything(&bytes);
+        decode_any_frame(&bytes);
+    }
+
+    #[test]
+    fn random_bytes_behind_a_tag_never_panic(tag in tag(), bytes in vec(any::<u8>(), 0..200)) {
+        decode_anything(&[&[tag], &bytes[..]].concat());
+    }
+
+    #[test]
+    fn random_small_bytes_behind_a_tag_never_panic(
+        tag in tag(), bytes in vec(prop_oneof![0..4_u8, proptest::sample::select(b"NKOtnub".to_vec())], 0..60),
+    ) {
+        decode_anything(&[&[tag], &bytes[..]].concat());
+    }
+
+    #[test]
+    fn a_message_cut_anywhere_is_refused(message in made_up::message()) {
+        let payload = message.encode();
+        for end in 0..payload.len() {
+            let refused = decode(&payload[..end]).expect_err("half a message");
+            prop_assert!(refused.offset <= end);
+        }
+    }
+
+    #[test]
+    fn a_message_with_more_behind_it_is_refused(
+        message in made_up::message(), more in vec(any::<u8>(), 1..20),
+    ) {
+        let payload = message.encode();
+        let refused = decode(&[&payload[..], &more].concat()).expect_err("more than a message");
+        prop_assert_eq!(refused.offset, payload.len());
+        prop_assert_eq!(refused.fault, decoder::Fault::TrailingBytes { count: more.len() });
+    }
+
+    #[test]
+    fn a_message_with_one_byte_changed_never_panics(
+        message in made_up::message(), place: prop::sample::Index, byte: u8,
+    ) {
+        let mut payload = message.encode();
+        let place = place.index(payload.len());
+        payload[place] = byte;
+        decode_anything(&payload);
+    }
+}
+
+#[test]
+fn no_captured_message_with_any_byte_changed_panics() {
+    for (_, _, messages) in every_scenario() {
+        for message in messages
+            .iter()
+            .filter(|message| message.payload.len() < 200)
+        {
+            let mut payload = message.payload.clone();
+            for place in 0..payload.len() {
+                for byte in 0..=u8::MAX {
+                    payload[place] = byte;
+                    decode_anything(&payload);
+                }
+                payload[place] = message.payload[place];
+            }
+        }
+    }
+}
+
+#[test]
+fn no_captured_message_is_accepted_when_cut() {
+    for (major, name, messages) in every_scenario() {
+        for message in messages {
+            for end in 0..message.payload.len() {
+                assert!(
+                    decode(&message.payload[..end]).is_err(),
+                    "{name} of pg{major}, {end}"
+                );
+            }
+        }
+    }
+}

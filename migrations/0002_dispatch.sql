@@ -1,0 +1,73 @@
+-- What became of each event, and where the relay stands. Written by the relay only.
+--
+-- Plain SQL for PostgreSQL 14 to 18; running it again changes nothing.
+
+-- One row per event. The key is the event's place in the log: the position of its commit and its
+-- ordinal among the captured rows of that transaction. Rows arrive in about that order, so the
+-- key's index grows at its right edge, and a restart reads what lies past the confirmed position
+-- as one range.
+-- Columns stand widest alignment first: no padding between them.
+create table if not exists outbox.dispatch (
+    commit_lsn    pg_lsn      not null,
+    committed_at  timestamptz not null,
+    dispatched_at timestamptz not null default now(),
+    ordinal       int         not null,
+    attempts      int         not null,
+    event_id      uuid        not null,
+    state         text        not null
+        constraint dispatch_state check (state in ('published', 'quarantined', 'discarded')),
+    topic         text,
+    ordering_key  text,
+    message_id    text,
+    source_id     text,
+    error         text,
+    constraint dispatch_pkey primary key (commit_lsn, ordinal)
+) with (
+    autovacuum_vacuum_insert_scale_factor = 0.05,
+    autovacuum_vacuum_scale_factor = 0.05,
+    autovacuum_analyze_scale_factor = 0.05
+);
+
+create index if not exists dispatch_event_id on outbox.dispatch using hash (event_id);
+
+comment on table outbox.dispatch is
+    'One row per event of the captured tables: was it published, when, as which message.';
+comment on column outbox.dispatch.commit_lsn is 'Position of the commit record of the event''s transaction.';
+comment on column outbox.dispatch.committed_at is 'When the event''s transaction was committed.';
+comment on column outbox.dispatch.dispatched_at is 'When the outcome was known.';
+comment on column outbox.dispatch.ordinal is 'Place of the event among the captured rows of its transaction, from 0.';
+comment on column outbox.dispatch.attempts is 'Publish requests that carried the event.';
+comment on column outbox.dispatch.event_id is 'The event''s id; for ids that are not uuids outbox.event_uuid(table, id).';
+comment on column outbox.dispatch.state is 'published, quarantined or discarded.';
+comment on column outbox.dispatch.message_id is 'Pub/Sub''s id of the message.';
+comment on column outbox.dispatch.source_id is 'schema.table:id where the id is not a uuid; else null.';
+comment on column outbox.dispatch.error is 'Why the event is not published.';
+
+-- The event_id of a row whose id is not a uuid. Callers pass 'schema.table' and the id as text.
+create or replace function outbox.event_uuid(source_table text, id text) returns uuid
+language sql immutable strict parallel safe
+return md5(source_table || ':' || id)::uuid;
+
+comment on function outbox.event_uuid(text, text) is
+    'Event id under which outbox.dispatch records a row whose id is not a uuid, by ''schema.table'' and id.';
+
+-- One row per slot. A tripwire and something to look at, never a second source of truth: the
+-- position to resume from is the slot's confirmed_flush_lsn.
+create table if not exists outbox.relay (
+    slot                  text        primary key,
+    system_identifier     text        not null,
+    timeline              int         not null,
+    confirmed_lsn         pg_lsn,
+    confirmed_commit_time timestamptz,
+    instance              text        not null,
+    since                 timestamptz not null default now(),
+    updated_at            timestamptz not null default now()
+) with (fillfactor = 50); -- updated in place, again and again: room for HOT updates
+
+comment on table outbox.relay is
+    'Which relay serves which slot, on which cluster, and how far it has confirmed.';
+comment on column outbox.relay.system_identifier is
+    'As IDENTIFY_SYSTEM prints it (unsigned). Another one means: this database is a copy.';
+comment on column outbox.relay.timeline is 'Timeline of the cluster when last seen; grows at each promotion.';
+comment on column outbox.relay.instance is 'Host name and process id of the relay.';
+comment on column outbox.relay.since is 'When that instance took the slot.';

@@ -1,0 +1,17 @@
+-- What the relay streams. Must exist before the slot: PostgreSQL looks a publication up as of the
+-- log position that it decodes, so that rows inserted before it existed fail to decode, and on
+-- PostgreSQL 18 are skipped without a word.
+--
+-- Needs ownership of the tables and CREATE on the database. Created only when missing: dropping
+-- and recreating it loses the rows in between. To capture another table:
+--     alter publication postrider add table my_schema.my_outbox;
+--     grant select on my_schema.my_outbox to postrider_relay;
+
+do $$
+begin
+    if not exists (select from pg_catalog.pg_publication where pubname = 'postrider') then
+        create publication postrider for table outbox.events
+            with (publish = 'insert', publish_via_partition_root = true);
+    end if;
+end
+$$;

@@ -1,0 +1,58 @@
+-- Two group roles: grant them to your own login roles.
+--
+--     grant postrider_writer to my_service;
+--     create role my_relay login replication password '...' in role postrider_relay;
+--
+-- REPLICATION is an attribute of a role and is never inherited: the login role of the relay needs
+-- it itself (Amazon RDS: grant rds_replication; Cloud SQL: alter role my_relay with replication).
+-- postrider_relay has it as well where this script may give it, so that
+-- `alter role postrider_relay login password '...'` makes a working relay role in one step.
+--
+-- Roles belong to the whole cluster and may be the administrators' to make: where this script may
+-- not create one it says so and leaves the grants to whoever makes the role and runs it again.
+
+do $$
+declare
+    wanted record;
+begin
+    for wanted in
+        select * from (values
+            ('postrider_writer', 'nologin'),
+            ('postrider_relay', 'nologin replication'),
+            -- Managed services and plain CREATEROLE may refuse REPLICATION: then without.
+            ('postrider_relay', 'nologin')
+        ) as roles (name, attributes)
+    loop
+        continue when exists (select from pg_catalog.pg_roles where rolname = wanted.name);
+        begin
+            execute format('create role %I %s', wanted.name, wanted.attributes);
+        exception
+            when insufficient_privilege then
+                raise notice 'role % (%) was not created: %', wanted.name, wanted.attributes, sqlerrm
+                    using hint = format('Ask an administrator to run: create role %I %s; and apply this migration again.',
+                                        wanted.name, wanted.attributes);
+            when duplicate_object or unique_violation then
+                null; -- another session made it just now
+        end;
+    end loop;
+end
+$$;
+
+revoke all on function outbox.emit from public;
+
+do $$
+begin
+    if exists (select from pg_catalog.pg_roles where rolname = 'postrider_writer') then
+        grant usage on schema outbox to postrider_writer;
+        grant insert on outbox.events to postrider_writer;
+        grant execute on function outbox.emit to postrider_writer;
+    end if;
+    if exists (select from pg_catalog.pg_roles where rolname = 'postrider_relay') then
+        grant usage on schema outbox to postrider_relay;
+        -- Reading the whole schema, also tables that later migrations or the runner add.
+        grant select on all tables in schema outbox to postrider_relay;
+        -- UPDATE serves the quarantine commands. No write on outbox.events, ever.
+        grant insert, update on outbox.dispatch, outbox.relay to postrider_relay;
+    end if;
+end
+$$;

@@ -1,0 +1,159 @@
+//! The accepted connections: hands them to the server, and breaks or refuses them on request.
+//!
+//! A second handle to each socket is kept as long as the connection lives, so that it can be cut
+//! from outside without a word of HTTP/2: what a client sees when a server dies.
+
+use std::collections::HashMap;
+use std::io;
+use std::net::Shutdown;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, ready};
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{TcpListener, TcpStream};
+use tokio_stream::Stream;
+use tonic::transport::server::{Connected, TcpConnectInfo};
+
+/// The connections of one emulator. Clones share them.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Connections {
+    registry: Arc<Mutex<Registry>>,
+}
+
+#[derive(Debug, Default)]
+struct Registry {
+    refuse: bool,
+    next_id: u64,
+    open: HashMap<u64, std::net::TcpStream>,
+}
+
+impl Connections {
+    /// Cuts every open connection.
+    pub(crate) fn reset(&self) {
+        for socket in self.registry().open.values() {
+            // Fails only if the connection is gone already.
+            let _ = socket.shutdown(Shutdown::Both);
+        }
+    }
+
+    /// While on, new connections are closed at once.
+    pub(crate) fn refuse(&self, refuse: bool) {
+        self.registry().refuse = refuse;
+    }
+
+    /// The connections that arrive at a listener.
+    pub(crate) fn accept(&self, listener: TcpListener) -> Incoming {
+        Incoming {
+            listener,
+            connections: self.clone(),
+        }
+    }
+
+    /// Keeps a second handle; `None` if connections are refused.
+    fn register(&self, stream: TcpStream) -> io::Result<Option<Connection>> {
+        if self.registry().refuse {
+            return Ok(None);
+        }
+        stream.set_nodelay(true)?;
+        let socket = stream.into_std()?;
+        let second = socket.try_clone()?;
+        let stream = TcpStream::from_std(socket)?;
+        let mut registry = self.registry();
+        let id = registry.next_id;
+        registry.next_id += 1;
+        registry.open.insert(id, second);
+        drop(registry);
+        Ok(Some(Connection {
+            stream,
+            id,
+            connections: self.clone(),
+        }))
+    }
+
+    fn registry(&self) -> MutexGuard<'_, Registry> {
+        self.registry.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The stream of accepted connections.
+#[derive(Debug)]
+pub(crate) struct Incoming {
+    listener: TcpListener,
+    connections: Connections,
+}
+
+impl Stream for Incoming {
+    type Item = io::Result<Connection>;
+
+    fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        loop {
+            let (stream, _peer) = ready!(self.listener.poll_accept(cx))?;
+            if let Some(connection) = self.connections.register(stream)? {
+                return Poll::Ready(Some(Ok(connection)));
+            }
+        }
+    }
+}
+
+/// One accepted connection; forgotten when dropped.
+#[derive(Debug)]
+pub(crate) struct Connection {
+    stream: TcpStream,
+    id: u64,
+    connections: Connections,
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        self.connections.registry().open.remove(&self.id);
+    }
+}
+
+impl Connected for Connection {
+    type ConnectInfo = TcpConnectInfo;
+
+    fn connect_info(&self) -> TcpConnectInfo {
+        self.stream.connect_info()
+    }
+}
+
+impl AsyncRead for Connection {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(cx, buffer)
+    }
+}
+
+impl AsyncWrite for Connection {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(cx, buffer)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffers: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write_vectored(cx, buffers)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}

@@ -1,0 +1,438 @@
+//! The journal: every attempt to publish, as it arrived, in the order of processing.
+//!
+//! An attempt is one `Publish` request that could be read, whatever became of it. The journal is
+//! what `checks.rs` judges. It grows without bound; a benchmark switches it to counting only.
+//! Nothing here decides what is stored or answered.
+
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use tokio::sync::Notify;
+use tonic::Code;
+
+use crate::wire::MessageView;
+
+/// One `Publish` request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Attempt {
+    /// Place in the order of processing, from 0.
+    pub sequence: u64,
+    /// The client's address.
+    pub peer: Option<SocketAddr>,
+    /// `projects/{project}/topics/{topic}`.
+    pub topic: Arc<str>,
+    /// The ordering key of the first message; empty if it has none.
+    pub ordering_key: Arc<str>,
+    /// Ordering keys of later messages that differ from the first one's. The emulator refuses such
+    /// requests, so this is empty for stored ones.
+    pub other_keys: Vec<String>,
+    /// The messages in the order of the request.
+    pub event_ids: Arc<[Option<Box<str>>]>,
+    /// When the request had been read, since the start of the emulator.
+    pub received: Duration,
+    /// When it was answered or given up, since the start of the emulator; `None` until then.
+    pub ended: Option<Duration>,
+    /// The id of the first message if the request was stored; message `n` has this id plus `n`.
+    pub first_message_id: Option<u64>,
+    /// What the client was told.
+    pub answer: Answer,
+}
+
+/// What a client was told about its attempt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Answer {
+    /// Nothing yet.
+    Pending,
+    /// The message ids. Whether the answer reached the client is not known here.
+    MessageIds,
+    /// An error, by a rule of the service or by an injected fault.
+    Error(Code),
+    /// Nothing, for ever: the client went away, or a fault withheld the answer.
+    Never,
+}
+
+impl Attempt {
+    /// Whether subscribers get the messages.
+    pub fn is_stored(&self) -> bool {
+        self.first_message_id.is_some()
+    }
+}
+
+/// Totals since the start or the last [`Journal::clear`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Counts {
+    /// `Publish` requests.
+    pub attempts: u64,
+    /// Messages in them.
+    pub messages: u64,
+    /// Messages that were stored, whatever was answered.
+    pub stored_messages: u64,
+    /// Messages that were stored and whose ids were answered.
+    pub answered_messages: u64,
+    /// Requests that were answered with an error.
+    pub error_answers: u64,
+    /// Requests that were never answered.
+    pub withheld_answers: u64,
+}
+
+/// How much the journal keeps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Recording {
+    /// Every attempt with its event ids. Grows for ever.
+    Attempts,
+    /// Only [`Counts`]. Costs next to nothing.
+    Counts,
+}
+
+/// A handle to the journal of one emulator. Clones share it.
+#[derive(Debug, Clone)]
+pub struct Journal {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    started: Instant,
+    counts_only: AtomicBool,
+    attempts: AtomicU64,
+    messages: AtomicU64,
+    stored_messages: AtomicU64,
+    answered_messages: AtomicU64,
+    error_answers: AtomicU64,
+    withheld_answers: AtomicU64,
+    log: Mutex<Log>,
+    changed: Notify,
+}
+
+#[derive(Debug, Default)]
+struct Log {
+    attempts: Vec<Attempt>,
+    /// The sequence number of the next attempt.
+    next: u64,
+}
+
+impl Log {
+    fn attempt(&mut self, sequence: u64) -> Option<&mut Attempt> {
+        let first = self.attempts.first()?.sequence;
+        let index = usize::try_from(sequence.checked_sub(first)?).ok()?;
+        self.attempts.get_mut(index)
+    }
+}
+
+impl Journal {
+    pub(crate) fn new(recording: Recording) -> Self {
+        let inner = Inner {
+            started: Instant::now(),
+            counts_only: AtomicBool::new(recording == Recording::Counts),
+            attempts: AtomicU64::new(0),
+            messages: AtomicU64::new(0),
+            stored_messages: AtomicU64::new(0),
+            answered_messages: AtomicU64::new(0),
+            error_answers: AtomicU64::new(0),
+            withheld_answers: AtomicU64::new(0),
+            log: Mutex::default(),
+            changed: Notify::new(),
+        };
+        Self {
+            inner: Arc::new(inner),
+        }
+    }
+
+    /// Changes how much is kept of later attempts.
+    pub fn set_recording(&self, recording: Recording) {
+        self.inner
+            .counts_only
+            .store(recording == Recording::Counts, Ordering::Relaxed);
+    }
+
+    /// All attempts so far, in the order of processing.
+    pub fn attempts(&self) -> Vec<Attempt> {
+        self.inner.log().attempts.clone()
+    }
+
+    /// The totals so far.
+    pub fn counts(&self) -> Counts {
+        let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        Counts {
+            attempts: read(&self.inner.attempts),
+            messages: read(&self.inner.messages),
+            stored_messages: read(&self.inner.stored_messages),
+            answered_messages: read(&self.inner.answered_messages),
+            error_answers: read(&self.inner.error_answers),
+            withheld_answers: read(&self.inner.withheld_answers),
+        }
+    }
+
+    /// Waits until the totals satisfy `condition`; after `limit` the totals come back as the error.
+    pub async fn wait_until(
+        &self,
+        limit: Duration,
+        condition: impl Fn(&Counts) -> bool,
+    ) -> Result<Counts, Counts> {
+        let satisfied = async {
+            loop {
+                let changed = self.inner.changed.notified();
+                tokio::pin!(changed);
+                changed.as_mut().enable();
+                let counts = self.counts();
+                if condition(&counts) {
+                    return counts;
+                }
+                changed.await;
+            }
+        };
+        tokio::time::timeout(limit, satisfied)
+            .await
+            .map_err(|_| self.counts())
+    }
+
+    /// Forgets all attempts and totals. Sequence numbers and message ids go on.
+    pub fn clear(&self) {
+        let inner = &self.inner;
+        inner.log().attempts.clear();
+        for count in [
+            &inner.attempts,
+            &inner.messages,
+            &inner.stored_messages,
+            &inner.answered_messages,
+            &inner.error_answers,
+            &inner.withheld_answers,
+        ] {
+            count.store(0, Ordering::Relaxed);
+        }
+    }
+
+    /// Enters an attempt. Dropping the entry without an answer means that there was none.
+    pub(crate) fn enter(
+        &self,
+        peer: Option<SocketAddr>,
+        topic: &str,
+        messages: &[MessageView<'_>],
+    ) -> Entry {
+        let inner = &self.inner;
+        let count = messages.len() as u64;
+        inner.attempts.fetch_add(1, Ordering::Relaxed);
+        inner.messages.fetch_add(count, Ordering::Relaxed);
+        let sequence = if inner.counts_only.load(Ordering::Relaxed) {
+            None
+        } else {
+            Some(inner.record(peer, topic, messages))
+        };
+        Entry {
+            inner: Arc::clone(inner),
+            sequence,
+            messages: count,
+            stored: false,
+            ended: false,
+        }
+    }
+}
+
+impl Inner {
+    fn log(&self) -> MutexGuard<'_, Log> {
+        self.log.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn record(&self, peer: Option<SocketAddr>, topic: &str, messages: &[MessageView<'_>]) -> u64 {
+        let ordering_key = messages.first().map_or("", |message| message.ordering_key);
+        let mut attempt = Attempt {
+            sequence: 0,
+            peer,
+            topic: topic.into(),
+            ordering_key: ordering_key.into(),
+            other_keys: messages
+                .iter()
+                .filter(|message| message.ordering_key != ordering_key)
+                .map(|message| message.ordering_key.to_owned())
+                .collect(),
+            event_ids: messages
+                .iter()
+                .map(|message| event_id(*message).map(Box::from))
+                .collect(),
+            received: Duration::ZERO,
+            ended: None,
+            first_message_id: None,
+            answer: Answer::Pending,
+        };
+        let mut log = self.log();
+        attempt.sequence = log.next;
+        attempt.received = self.started.elapsed();
+        log.next += 1;
+        log.attempts.push(attempt);
+        log.next - 1
+    }
+}
+
+/// The id by which the publisher names an event: an attribute of its own, or that of CloudEvents.
+pub(crate) fn event_id(message: MessageView<'_>) -> Option<&str> {
+    let mut cloud_event = None;
+    for (key, value) in message.attributes() {
+        match key {
+            "event_id" => return Some(value),
+            "ce-id" => cloud_event = Some(value),
+            _ => {}
+        }
+    }
+    cloud_event
+}
+
+/// An attempt that is being processed.
+#[derive(Debug)]
+pub(crate) struct Entry {
+    inner: Arc<Inner>,
+    /// `None` when only totals are kept.
+    sequence: Option<u64>,
+    messages: u64,
+    stored: bool,
+    ended: bool,
+}
+
+impl Entry {
+    /// Notes that the messages were stored, with consecutive ids.
+    pub(crate) fn stored(&mut self, first_message_id: u64) {
+        self.stored = true;
+        self.inner
+            .stored_messages
+            .fetch_add(self.messages, Ordering::Relaxed);
+        self.update(|attempt, _| attempt.first_message_id = Some(first_message_id));
+        self.inner.changed.notify_waiters();
+    }
+
+    /// Notes the answer, right before it is sent.
+    pub(crate) fn answered(mut self, answer: Answer) {
+        self.end(answer);
+    }
+
+    fn end(&mut self, answer: Answer) {
+        self.ended = true;
+        match answer {
+            Answer::MessageIds => {
+                self.inner
+                    .answered_messages
+                    .fetch_add(self.messages, Ordering::Relaxed);
+            }
+            Answer::Error(_) => {
+                self.inner.error_answers.fetch_add(1, Ordering::Relaxed);
+            }
+            Answer::Never => {
+                self.inner.withheld_answers.fetch_add(1, Ordering::Relaxed);
+            }
+            Answer::Pending => {}
+        }
+        self.update(|attempt, now| {
+            attempt.answer = answer;
+            attempt.ended = Some(now);
+        });
+        self.inner.changed.notify_waiters();
+    }
+
+    fn update(&self, change: impl FnOnce(&mut Attempt, Duration)) {
+        let Some(sequence) = self.sequence else {
+            return;
+        };
+        let mut log = self.inner.log();
+        let now = self.inner.started.elapsed();
+        if let Some(attempt) = log.attempt(sequence) {
+            change(attempt, now);
+        }
+    }
+}
+
+impl Drop for Entry {
+    fn drop(&mut self) {
+        if !self.ended {
+            self.end(Answer::Never);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use prost::Message;
+
+    use super::*;
+    use crate::proto::PubsubMessage;
+
+    fn message(key: &str, attribute: &str, id: &str) -> Vec<u8> {
+        PubsubMessage {
+            ordering_key: key.to_owned(),
+            attributes: [(attribute.to_owned(), id.to_owned())].into(),
+            ..Default::default()
+        }
+        .encode_to_vec()
+    }
+
+    fn enter(journal: &Journal, messages: &[Vec<u8>]) -> Entry {
+        let views: Vec<_> = messages
+            .iter()
+            .map(|bytes| MessageView::parse(bytes).expect("valid"))
+            .collect();
+        journal.enter(None, "projects/p/topics/abc", &views)
+    }
+
+    #[test]
+    fn an_attempt_is_kept_with_what_came_and_what_became_of_it() {
+        let journal = Journal::new(Recording::Attempts);
+        let mut entry = enter(
+            &journal,
+            &[message("k", "event_id", "e1"), message("k", "ce-id", "e2")],
+        );
+        assert_eq!(journal.attempts()[0].answer, Answer::Pending);
+        entry.stored(7);
+        entry.answered(Answer::MessageIds);
+
+        let attempt = journal.attempts().remove(0);
+        assert_eq!(&*attempt.ordering_key, "k");
+        assert_eq!(&*attempt.event_ids, &[Some("e1".into()), Some("e2".into())]);
+        assert_eq!(attempt.first_message_id, Some(7));
+        assert_eq!(attempt.answer, Answer::MessageIds);
+        assert!(attempt.ended >= Some(attempt.received));
+        let counts = journal.counts();
+        assert_eq!((counts.stored_messages, counts.answered_messages), (2, 2));
+    }
+
+    #[test]
+    fn an_entry_that_is_dropped_was_never_answered() {
+        let journal = Journal::new(Recording::Attempts);
+        drop(enter(&journal, &[message("k", "event_id", "e1")]));
+        assert_eq!(journal.attempts()[0].answer, Answer::Never);
+        assert_eq!(journal.counts().withheld_answers, 1);
+    }
+
+    #[test]
+    fn other_keys_of_a_mixed_request_are_kept() {
+        let journal = Journal::new(Recording::Attempts);
+        enter(&journal, &[message("a", "x", ""), message("b", "x", "")])
+            .answered(Answer::Error(Code::FailedPrecondition));
+        let attempt = journal.attempts().remove(0);
+        assert_eq!(
+            (&*attempt.ordering_key, attempt.other_keys),
+            ("a", vec!["b".to_owned()])
+        );
+    }
+
+    #[test]
+    fn counting_only_keeps_totals_and_no_attempts() {
+        let journal = Journal::new(Recording::Counts);
+        let mut entry = enter(&journal, &[message("k", "event_id", "e1")]);
+        entry.stored(1);
+        entry.answered(Answer::MessageIds);
+        assert_eq!(journal.attempts(), []);
+        assert_eq!(journal.counts().answered_messages, 1);
+    }
+
+    #[test]
+    fn an_answer_after_a_clear_changes_no_later_attempt() {
+        let journal = Journal::new(Recording::Attempts);
+        let before = enter(&journal, &[message("k", "event_id", "e1")]);
+        journal.clear();
+        let after = enter(&journal, &[message("k", "event_id", "e2")]);
+        before.answered(Answer::MessageIds);
+        let attempts = journal.attempts();
+        assert_eq!((attempts.len(), attempts[0].sequence), (1, 1));
+        assert_eq!(attempts[0].answer, Answer::Pending);
+        drop(after);
+    }
+}

@@ -1,0 +1,70 @@
+//! A strict Google Cloud Pub/Sub emulator that runs inside a process.
+//!
+//! It speaks gRPC over plain HTTP/2, so every official client works with it through
+//! `PUBSUB_EMULATOR_HOST`. It refuses what the service refuses (limits, mixed ordering keys,
+//! malformed names), delivers ordered subscriptions as the service does (going back to a message
+//! brings all later ones of its key again), breaks on request ([`Faults`]), and writes down every
+//! attempt to publish ([`Journal`]), which [`checks`] judges.
+//!
+//! ```
+//! use pubsub_emulator::{Action, Code, Emulator, Fault};
+//!
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let emulator = Emulator::builder().listen("127.0.0.1:0".parse()?).start().await?;
+//! emulator.create_topic("projects/demo/topics/orders.events").await?;
+//! emulator.faults().inject(Fault::new(Action::StoreThenFail(Code::Unavailable)).times(1));
+//! println!("PUBSUB_EMULATOR_HOST={}", emulator.addr());
+//! // … run a publisher …
+//! println!("{} attempts", emulator.journal().counts().attempts);
+//! emulator.shutdown().await;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! A tour: `server` starts and stops; `publisher` and `subscriber` answer the calls,
+//! `streaming_pull` the streams; `registry`, `topic` and `subscription` hold what exists;
+//! `limits`, `names` and `filter` are the service's rules; `wire` reads messages without decoding
+//! them; `connections` cuts sockets. `subscription::backlog` is the state machine behind
+//! deliveries.
+//!
+//! **Not here:** TLS and authentication, push, BigQuery and Cloud Storage subscriptions, dead
+//! letters, retry policies, exactly-once delivery, schemas, snapshots, retention. Whoever asks for
+//! them gets UNIMPLEMENTED with the name of the field. Nothing is kept on disk.
+
+pub mod checks;
+mod connections;
+mod faults;
+mod filter;
+mod journal;
+mod limits;
+mod names;
+mod publisher;
+mod registry;
+mod server;
+mod streaming_pull;
+mod subscriber;
+mod subscription;
+mod topic;
+mod wire;
+
+pub use faults::{Action, Fault, FaultId, Faults};
+pub use journal::{Answer, Attempt, Counts, Journal, Recording};
+pub use server::{Emulator, EmulatorBuilder, RunningEmulator, StartError};
+pub use tonic::{Code, Status};
+
+/// The published message types.
+use googleapis_tonic_google_pubsub_v1::google::pubsub::v1 as proto;
+
+/// The server traits that `build.rs` describes.
+mod services {
+    #![allow(
+        missing_docs,
+        unreachable_pub,
+        private_interfaces,
+        clippy::all,
+        clippy::unwrap_used
+    )]
+    include!(concat!(env!("OUT_DIR"), "/google.pubsub.v1.Publisher.rs"));
+    include!(concat!(env!("OUT_DIR"), "/google.pubsub.v1.Subscriber.rs"));
+}

@@ -1,0 +1,146 @@
+//! Resource names: `projects/{project}/topics/{id}` and `projects/{project}/subscriptions/{id}`.
+//!
+//! Checks them as the service does and words the answers about missing and present resources as
+//! the service words them, so that a client that is tested here behaves the same there.
+//! Rules: <https://cloud.google.com/pubsub/docs/pubsub-basics#resource_names>.
+
+use tonic::Status;
+
+/// The name that a subscription shows once its topic is gone.
+pub(crate) const DELETED_TOPIC: &str = "_deleted-topic_";
+
+/// What a name names.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Topic,
+    Subscription,
+}
+
+impl Kind {
+    fn collection(self) -> &'static str {
+        match self {
+            Self::Topic => "topics",
+            Self::Subscription => "subscriptions",
+        }
+    }
+}
+
+/// Refuses a malformed resource name with INVALID_ARGUMENT.
+pub(crate) fn check(kind: Kind, name: &str) -> Result<(), Status> {
+    if is_valid(kind, name) {
+        return Ok(());
+    }
+    Err(Status::invalid_argument(format!(
+        "Invalid resource name given (name={name}). Refer to \
+         https://cloud.google.com/pubsub/docs/pubsub-basics#resource_names for more information."
+    )))
+}
+
+/// Refuses anything but `projects/{project}` with INVALID_ARGUMENT.
+pub(crate) fn check_project(name: &str) -> Result<(), Status> {
+    match name.strip_prefix("projects/") {
+        Some(project) if is_valid_project(project) => Ok(()),
+        _ => Err(Status::invalid_argument(format!(
+            "Invalid project name given (name={name}). Expected projects/{{project}}."
+        ))),
+    }
+}
+
+/// The last part of a resource name, which the service uses in its messages.
+pub(crate) fn short(name: &str) -> &str {
+    name.rsplit('/').next().unwrap_or(name)
+}
+
+/// NOT_FOUND in the service's words.
+pub(crate) fn not_found(name: &str) -> Status {
+    Status::not_found(format!("Resource not found (resource={}).", short(name)))
+}
+
+/// ALREADY_EXISTS in the service's words.
+pub(crate) fn already_exists(name: &str) -> Status {
+    Status::already_exists(format!(
+        "Resource already exists in the project (resource={}).",
+        short(name)
+    ))
+}
+
+fn is_valid(kind: Kind, name: &str) -> bool {
+    let mut parts = name.split('/');
+    let expected = (
+        parts.next() == Some("projects"),
+        parts.next().is_some_and(is_valid_project),
+        parts.next() == Some(kind.collection()),
+        parts.next().is_some_and(is_valid_id),
+        parts.next(),
+    );
+    matches!(expected, (true, true, true, true, None))
+}
+
+/// Project ids are left free beyond the characters, since emulators are used with made-up ones.
+fn is_valid_project(project: &str) -> bool {
+    !project.is_empty()
+        && project
+            .bytes()
+            .all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'.' | b':' | b'_'))
+}
+
+fn is_valid_id(id: &str) -> bool {
+    let allowed =
+        |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.' | b'~' | b'+' | b'%');
+    (3..=255).contains(&id.len())
+        && id.as_bytes()[0].is_ascii_alphabetic()
+        && id.bytes().all(allowed)
+        && !id.starts_with("goog")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_the_documented_form_are_accepted() {
+        for id in ["abc", "orders.events", "a-b_c.d~e+f%25", &"x".repeat(255)] {
+            assert!(
+                is_valid(Kind::Topic, &format!("projects/demo-1/topics/{id}")),
+                "{id}"
+            );
+        }
+        assert!(is_valid(
+            Kind::Subscription,
+            "projects/example.com:p/subscriptions/audit"
+        ));
+    }
+
+    #[test]
+    fn names_of_another_form_are_refused() {
+        let too_long = "x".repeat(256);
+        for id in [
+            "ab",
+            "1abc",
+            "goog-x",
+            "a b c",
+            "ab/c",
+            "",
+            too_long.as_str(),
+        ] {
+            assert!(
+                !is_valid(Kind::Topic, &format!("projects/p/topics/{id}")),
+                "{id}"
+            );
+        }
+        assert!(!is_valid(Kind::Topic, "projects/p/subscriptions/abc"));
+        assert!(!is_valid(Kind::Topic, "projects//topics/abc"));
+        assert!(!is_valid(Kind::Topic, "topics/abc"));
+    }
+
+    #[test]
+    fn answers_carry_the_short_name_as_the_service_words_it() {
+        let status = not_found("projects/p/topics/orders");
+        assert_eq!(status.message(), "Resource not found (resource=orders).");
+        let status = already_exists("projects/p/topics/orders");
+        assert_eq!(
+            status.message(),
+            "Resource already exists in the project (resource=orders)."
+        );
+    }
+}

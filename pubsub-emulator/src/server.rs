@@ -1,0 +1,202 @@
+//! Starting and stopping: one TCP listener, one server task.
+//!
+//! Plain HTTP/2 without TLS, gzip understood. A running emulator lives on the tokio runtime that
+//! started it and ends when it is shut down or dropped.
+
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::net::TcpListener;
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+use tonic::Status;
+use tonic::codec::CompressionEncoding;
+use tonic::transport::Server;
+
+use crate::faults::Faults;
+use crate::journal::{Journal, Recording};
+use crate::proto;
+use crate::publisher::PublisherService;
+use crate::registry::Registry;
+use crate::services::publisher_server::PublisherServer;
+use crate::services::subscriber_server::SubscriberServer;
+use crate::subscriber::SubscriberService;
+
+/// Well above the 10 MB that a request may have, so that the emulator itself can refuse it in the
+/// service's words instead of the transport.
+const MAX_FRAME_BYTES: usize = 64 << 20;
+/// Enough for a few full batches under way; the default of 64 KiB would throttle them.
+const STREAM_WINDOW_BYTES: u32 = 1 << 20;
+const CONNECTION_WINDOW_BYTES: u32 = 16 << 20;
+/// How long a shutdown waits for the connections that it has cut.
+const SHUTDOWN_LIMIT: Duration = Duration::from_secs(5);
+
+/// The emulator, before it runs.
+#[derive(Debug, Clone, Copy)]
+pub struct Emulator;
+
+impl Emulator {
+    /// Starts with: a free port of 127.0.0.1, every attempt recorded.
+    pub fn builder() -> EmulatorBuilder {
+        EmulatorBuilder {
+            listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
+            recording: Recording::Attempts,
+        }
+    }
+}
+
+/// What can be chosen before the start.
+#[derive(Debug, Clone)]
+#[must_use]
+pub struct EmulatorBuilder {
+    listen: SocketAddr,
+    recording: Recording,
+}
+
+/// Why the emulator did not start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// The address is taken.
+    #[error(
+        "cannot listen on {address}: it is in use; stop the process that holds it, or choose \
+         another port (0 takes a free one)"
+    )]
+    InUse {
+        /// The address asked for.
+        address: SocketAddr,
+    },
+    /// The address cannot be listened on.
+    #[error("cannot listen on {address}: {source}; choose an address of this machine")]
+    Listen {
+        /// The address asked for.
+        address: SocketAddr,
+        /// What the system says.
+        source: io::Error,
+    },
+}
+
+impl EmulatorBuilder {
+    /// The address to listen on; port 0 takes a free one.
+    pub fn listen(mut self, address: SocketAddr) -> Self {
+        self.listen = address;
+        self
+    }
+
+    /// How much the journal keeps from the start.
+    pub fn recording(mut self, recording: Recording) -> Self {
+        self.recording = recording;
+        self
+    }
+
+    /// Listens, and serves in a task of the current tokio runtime.
+    pub async fn start(self) -> Result<RunningEmulator, StartError> {
+        let address = self.listen;
+        let refused = |source: io::Error| match source.kind() {
+            io::ErrorKind::AddrInUse => StartError::InUse { address },
+            _ => StartError::Listen { address, source },
+        };
+        let listener = TcpListener::bind(address).await.map_err(refused)?;
+        let address = listener.local_addr().map_err(refused)?;
+        let registry = Arc::new(Registry::new(self.recording));
+        let (stop, stopped) = oneshot::channel();
+        let server = tokio::spawn(serve(Arc::clone(&registry), listener, stopped));
+        Ok(RunningEmulator {
+            address,
+            registry,
+            stop: Some(stop),
+            server: Some(server),
+        })
+    }
+}
+
+async fn serve(registry: Arc<Registry>, listener: TcpListener, stopped: oneshot::Receiver<()>) {
+    let incoming = registry.faults.connections().accept(listener);
+    let publisher = PublisherServer::new(PublisherService {
+        registry: Arc::clone(&registry),
+    })
+    .accept_compressed(CompressionEncoding::Gzip)
+    .max_decoding_message_size(MAX_FRAME_BYTES);
+    let subscriber = SubscriberServer::new(SubscriberService { registry })
+        .accept_compressed(CompressionEncoding::Gzip)
+        .max_decoding_message_size(MAX_FRAME_BYTES);
+    let stopped = async {
+        // An error means that the emulator was dropped: stop all the same.
+        let _ = stopped.await;
+    };
+    let served = Server::builder()
+        .initial_stream_window_size(STREAM_WINDOW_BYTES)
+        .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
+        .add_service(publisher)
+        .add_service(subscriber)
+        .serve_with_incoming_shutdown(incoming, stopped)
+        .await;
+    if let Err(error) = served {
+        tracing::error!(
+            error = &error as &dyn std::error::Error,
+            "the Pub/Sub emulator stopped"
+        );
+    }
+}
+
+/// An emulator that serves. Dropping it stops it.
+#[derive(Debug)]
+pub struct RunningEmulator {
+    address: SocketAddr,
+    registry: Arc<Registry>,
+    stop: Option<oneshot::Sender<()>>,
+    server: Option<JoinHandle<()>>,
+}
+
+impl RunningEmulator {
+    /// Where it listens, with the port that was taken. The value for `PUBSUB_EMULATOR_HOST`.
+    pub fn addr(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Every attempt to publish.
+    pub fn journal(&self) -> Journal {
+        self.registry.journal.clone()
+    }
+
+    /// What goes wrong.
+    pub fn faults(&self) -> Faults {
+        self.registry.faults.clone()
+    }
+
+    /// Creates a topic, named `projects/{project}/topics/{topic}`; fails with the status that a
+    /// client would get.
+    pub async fn create_topic(&self, name: &str) -> Result<(), Status> {
+        let resource = proto::Topic {
+            name: name.to_owned(),
+            ..Default::default()
+        };
+        self.registry.create_topic(resource).map(drop)
+    }
+
+    /// Cuts all connections, closes the port and waits until everything has ended.
+    pub async fn shutdown(mut self) {
+        self.stop();
+        if let Some(server) = self.server.take() {
+            // The port is closed by now; whatever still runs after the limit ends by itself.
+            let _ = tokio::time::timeout(SHUTDOWN_LIMIT, server).await;
+        }
+    }
+
+    fn stop(&mut self) {
+        let connections = self.registry.faults.connections();
+        connections.refuse(true);
+        connections.reset();
+        if let Some(stop) = self.stop.take() {
+            // Fails only if the server has ended already.
+            let _ = stop.send(());
+        }
+    }
+}
+
+impl Drop for RunningEmulator {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}

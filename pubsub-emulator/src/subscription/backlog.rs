@@ -1,0 +1,228 @@
+//! The backlog: which messages wait, which are leased to whom and until when.
+//!
+//! A plain state machine: no IO, no lock, no clock; the time is passed in. Messages live in lanes
+//! (`lane.rs`), leases are named by tokens that are never used twice. A lane is forgotten as soon
+//! as all its messages are acknowledged.
+
+use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::lane::Lane;
+use crate::topic::StoredMessage;
+
+/// Names a lease.
+pub(crate) type Token = u64;
+
+/// Names a stream or a pull.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct ConsumerId(pub(super) u64);
+
+/// How much may be taken. The last message may exceed the bytes.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Room {
+    pub(super) messages: usize,
+    pub(super) bytes: usize,
+}
+
+/// What a consumer holds without having acknowledged it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) struct Held {
+    pub(super) messages: usize,
+    pub(super) bytes: usize,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+enum LaneKey {
+    OrderingKey(Arc<str>),
+    Message(u64),
+}
+
+#[derive(Debug)]
+struct Lease {
+    lane: LaneKey,
+    message_id: u64,
+    bytes: usize,
+    consumer: ConsumerId,
+    deadline: Instant,
+}
+
+#[derive(Debug)]
+pub(super) struct Backlog {
+    ordered: bool,
+    lanes: HashMap<LaneKey, Lane>,
+    /// The lanes with waiting messages, each once.
+    queue: VecDeque<LaneKey>,
+    leases: HashMap<Token, Lease>,
+    deadlines: BTreeSet<(Instant, Token)>,
+    next_token: Token,
+    held: HashMap<ConsumerId, Held>,
+}
+
+impl Backlog {
+    /// `ordered` keeps the messages of each ordering key in order.
+    pub(super) fn new(ordered: bool) -> Self {
+        Self {
+            ordered,
+            lanes: HashMap::new(),
+            queue: VecDeque::new(),
+            leases: HashMap::new(),
+            deadlines: BTreeSet::new(),
+            next_token: 0,
+            held: HashMap::new(),
+        }
+    }
+
+    /// Adds a message. Its id must be greater than all before.
+    pub(super) fn push(&mut self, message: Arc<StoredMessage>) {
+        let key = if self.ordered && !message.ordering_key.is_empty() {
+            LaneKey::OrderingKey(Arc::clone(&message.ordering_key))
+        } else {
+            LaneKey::Message(message.id)
+        };
+        let lane = self.lanes.entry(key.clone()).or_default();
+        lane.push(message);
+        if !lane.queued {
+            lane.queued = true;
+            self.queue.push_back(key);
+        }
+    }
+
+    /// Leases waiting messages to a consumer. Lanes take turns, each gives what fits; a lane of
+    /// which another consumer holds messages is passed over.
+    pub(super) fn take(
+        &mut self,
+        consumer: ConsumerId,
+        deadline: Instant,
+        room: Room,
+    ) -> Vec<(Token, Arc<StoredMessage>)> {
+        let mut taken = Vec::new();
+        let mut bytes = 0;
+        for _ in 0..self.queue.len() {
+            if taken.len() >= room.messages || bytes >= room.bytes {
+                break;
+            }
+            let Some(key) = self.queue.pop_front() else {
+                break;
+            };
+            let Some(lane) = self.lanes.get_mut(&key) else {
+                continue;
+            };
+            while !lane.is_held_by_another(consumer)
+                && taken.len() < room.messages
+                && bytes < room.bytes
+            {
+                let token = self.next_token;
+                let Some(message) = lane.lease_next(consumer, token) else {
+                    break;
+                };
+                self.next_token += 1;
+                let lease = Lease {
+                    lane: key.clone(),
+                    message_id: message.id,
+                    bytes: message.encoded.len(),
+                    consumer,
+                    deadline,
+                };
+                bytes += lease.bytes;
+                let held = self.held.entry(consumer).or_default();
+                held.messages += 1;
+                held.bytes += lease.bytes;
+                self.leases.insert(token, lease);
+                self.deadlines.insert((deadline, token));
+                taken.push((token, message));
+            }
+            lane.queued = lane.has_waiting();
+            if lane.queued {
+                self.queue.push_back(key);
+            }
+        }
+        taken
+    }
+
+    /// Acknowledges a leased message. Without effect if the lease has ended.
+    pub(super) fn acknowledge(&mut self, token: Token) {
+        let Some(lease) = self.end_lease(token) else {
+            return;
+        };
+        let Some(lane) = self.lanes.get_mut(&lease.lane) else {
+            return;
+        };
+        lane.acknowledge(lease.message_id);
+        if lane.is_empty() {
+            self.lanes.remove(&lease.lane);
+        }
+    }
+
+    /// Gives a leased message back: it and all later ones of its lane wait again.
+    pub(super) fn nack(&mut self, token: Token) {
+        let Some(lease) = self.leases.get(&token) else {
+            return;
+        };
+        let (key, message_id) = (lease.lane.clone(), lease.message_id);
+        let Some(lane) = self.lanes.get_mut(&key) else {
+            return;
+        };
+        let ended = lane.rewind(message_id);
+        if !lane.queued {
+            lane.queued = true;
+            self.queue.push_front(key);
+        }
+        for token in ended {
+            self.end_lease(token);
+        }
+    }
+
+    /// Sets a lease's deadline. Without effect if the lease has ended.
+    pub(super) fn extend(&mut self, token: Token, deadline: Instant) {
+        let Some(lease) = self.leases.get_mut(&token) else {
+            return;
+        };
+        self.deadlines.remove(&(lease.deadline, token));
+        lease.deadline = deadline;
+        self.deadlines.insert((deadline, token));
+    }
+
+    /// Gives back what was not acknowledged in time.
+    pub(super) fn expire(&mut self, now: Instant) {
+        while let Some(&(deadline, token)) = self.deadlines.first()
+            && deadline <= now
+        {
+            self.nack(token);
+        }
+    }
+
+    /// When the next lease ends if nobody acknowledges or extends it.
+    pub(super) fn next_expiry(&self) -> Option<Instant> {
+        self.deadlines.first().map(|(deadline, _)| *deadline)
+    }
+
+    pub(super) fn held(&self, consumer: ConsumerId) -> Held {
+        self.held.get(&consumer).copied().unwrap_or_default()
+    }
+
+    /// Drops all messages and leases.
+    pub(super) fn clear(&mut self) {
+        let emptied = Self {
+            next_token: self.next_token,
+            ..Self::new(self.ordered)
+        };
+        *self = emptied;
+    }
+
+    fn end_lease(&mut self, token: Token) -> Option<Lease> {
+        let lease = self.leases.remove(&token)?;
+        self.deadlines.remove(&(lease.deadline, token));
+        if let Some(held) = self.held.get_mut(&lease.consumer) {
+            held.messages -= 1;
+            held.bytes -= lease.bytes;
+            if held.messages == 0 {
+                self.held.remove(&lease.consumer);
+            }
+        }
+        Some(lease)
+    }
+}
+
+#[cfg(test)]
+mod tests;

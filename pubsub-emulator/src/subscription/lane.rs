@@ -1,0 +1,113 @@
+//! A lane: the messages that must be delivered in order among themselves.
+//!
+//! All messages of one ordering key, or a single message where there is no order to keep. The
+//! front part of a lane has been sent, the rest waits. Only a fully acknowledged front is let go:
+//! going back to a message brings all later ones again, also acknowledged ones, as the service
+//! does: <https://cloud.google.com/pubsub/docs/ordering#considerations>.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use super::backlog::{ConsumerId, Token};
+use crate::topic::StoredMessage;
+
+#[derive(Debug, Default)]
+pub(super) struct Lane {
+    entries: VecDeque<Entry>,
+    /// How many entries at the front are not [`Delivery::Waiting`].
+    sent: usize,
+    /// How many entries are [`Delivery::Leased`].
+    leased: usize,
+    /// Who got the latest message. While anything is leased nobody else gets the next one.
+    holder: Option<ConsumerId>,
+    /// Whether the backlog has this lane in its queue.
+    pub(super) queued: bool,
+}
+
+#[derive(Debug)]
+struct Entry {
+    message: Arc<StoredMessage>,
+    delivery: Delivery,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Delivery {
+    Waiting,
+    Leased(Token),
+    Acknowledged,
+}
+
+impl Lane {
+    pub(super) fn push(&mut self, message: Arc<StoredMessage>) {
+        self.entries.push_back(Entry {
+            message,
+            delivery: Delivery::Waiting,
+        });
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    pub(super) fn has_waiting(&self) -> bool {
+        self.sent < self.entries.len()
+    }
+
+    pub(super) fn is_held_by_another(&self, consumer: ConsumerId) -> bool {
+        self.leased > 0 && self.holder != Some(consumer)
+    }
+
+    /// Sends the next message, if one waits.
+    pub(super) fn lease_next(
+        &mut self,
+        consumer: ConsumerId,
+        token: Token,
+    ) -> Option<Arc<StoredMessage>> {
+        let entry = self.entries.get_mut(self.sent)?;
+        entry.delivery = Delivery::Leased(token);
+        self.sent += 1;
+        self.leased += 1;
+        self.holder = Some(consumer);
+        Some(Arc::clone(&entry.message))
+    }
+
+    /// Marks a leased message, and lets the acknowledged front go.
+    pub(super) fn acknowledge(&mut self, message_id: u64) {
+        let Some(index) = self.find(message_id) else {
+            return;
+        };
+        self.entries[index].delivery = Delivery::Acknowledged;
+        self.leased -= 1;
+        while self
+            .entries
+            .front()
+            .is_some_and(|first| first.delivery == Delivery::Acknowledged)
+        {
+            self.entries.pop_front();
+            self.sent -= 1;
+        }
+    }
+
+    /// Goes back: this message and all later ones wait again. Returns the leases that end.
+    pub(super) fn rewind(&mut self, message_id: u64) -> Vec<Token> {
+        let Some(index) = self.find(message_id) else {
+            return Vec::new();
+        };
+        let mut ended = Vec::new();
+        for entry in self.entries.range_mut(index..self.sent) {
+            if let Delivery::Leased(token) = entry.delivery {
+                ended.push(token);
+            }
+            entry.delivery = Delivery::Waiting;
+        }
+        self.sent = index;
+        self.leased -= ended.len();
+        ended
+    }
+
+    fn find(&self, message_id: u64) -> Option<usize> {
+        self.entries
+            .binary_search_by_key(&message_id, |entry| entry.message.id)
+            .ok()
+    }
+}

@@ -1,0 +1,329 @@
+//! A subscription: its settings, its backlog of messages, and who waits for them.
+//!
+//! What is delivered when is decided by [`backlog::Backlog`], which knows neither locks nor
+//! clocks; here it gets both, and its tokens become ack ids.
+
+mod backlog;
+mod lane;
+mod settings;
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant, SystemTime};
+
+use tokio::sync::Notify;
+use tonic::Status;
+
+pub(crate) use self::backlog::ConsumerId;
+use self::backlog::{Backlog, Room};
+pub(crate) use self::settings::{ACK_DEADLINE_SECONDS, MUTABLE_FIELDS};
+use crate::filter::Filter;
+use crate::names;
+use crate::proto;
+use crate::topic::StoredMessage;
+use crate::wire::{MessageView, ReceivedMessage};
+
+/// A response is closed once it holds so many messages or bytes.
+const MAX_RESPONSE_MESSAGES: usize = 1_000;
+const MAX_RESPONSE_BYTES: usize = 1 << 20;
+
+/// A subscription that exists or existed.
+#[derive(Debug)]
+pub(crate) struct Subscription {
+    name: String,
+    filter: Option<Filter>,
+    /// Part of every ack id, so that those of a deleted namesake have no effect.
+    incarnation: u64,
+    state: Mutex<State>,
+    /// Told whenever there may be something new to take.
+    changed: Notify,
+}
+
+#[derive(Debug)]
+struct State {
+    resource: proto::Subscription,
+    backlog: Backlog,
+    next_consumer: u64,
+    clients: HashMap<String, Client>,
+    gone: Option<Gone>,
+    /// Messages published earlier are not kept: see [`Subscription::seek`].
+    discard_before: Option<SystemTime>,
+}
+
+/// A client instance that gave itself an id.
+#[derive(Debug)]
+struct Client {
+    consumer: ConsumerId,
+    connected: bool,
+}
+
+/// Why a subscription delivers no more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Gone {
+    Deleted,
+    Detached,
+}
+
+/// How much one consumer may hold without having acknowledged it; `None` is no limit.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct FlowControl {
+    pub(crate) max_messages: Option<usize>,
+    pub(crate) max_bytes: Option<usize>,
+}
+
+/// What a consumer got.
+#[derive(Debug)]
+pub(crate) struct Taken {
+    pub(crate) messages: Vec<ReceivedMessage>,
+    /// When the next ack deadline ends, which may make messages available.
+    pub(crate) next_expiry: Option<Instant>,
+}
+
+impl Subscription {
+    pub(crate) fn new(resource: proto::Subscription, incarnation: u64) -> Result<Self, Status> {
+        let (resource, filter) = settings::accept(resource)?;
+        let state = State {
+            backlog: Backlog::new(resource.enable_message_ordering),
+            next_consumer: 0,
+            clients: HashMap::new(),
+            gone: None,
+            discard_before: None,
+            resource,
+        };
+        Ok(Self {
+            name: state.resource.name.clone(),
+            filter,
+            incarnation,
+            state: Mutex::new(state),
+            changed: Notify::new(),
+        })
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub(crate) fn resource(&self) -> proto::Subscription {
+        self.state().resource.clone()
+    }
+
+    pub(crate) fn change(
+        &self,
+        change: impl FnOnce(&mut proto::Subscription),
+    ) -> proto::Subscription {
+        let mut state = self.state();
+        change(&mut state.resource);
+        state.resource.clone()
+    }
+
+    /// Sets the fields named by an update mask that `MUTABLE_FIELDS` has already approved.
+    pub(crate) fn update(
+        &self,
+        wanted: &proto::Subscription,
+        paths: &[String],
+    ) -> Result<proto::Subscription, Status> {
+        let mut state = self.state();
+        settings::update(&mut state.resource, wanted, paths)?;
+        Ok(state.resource.clone())
+    }
+
+    /// Told when there may be something new to take, also when the subscription is gone.
+    pub(crate) fn changed(&self) -> &Notify {
+        &self.changed
+    }
+
+    /// Adds newly published messages, in the order of their ids.
+    pub(crate) fn push<'a>(
+        &self,
+        published: SystemTime,
+        messages: impl Iterator<Item = (MessageView<'a>, &'a Arc<StoredMessage>)>,
+    ) {
+        let mut state = self.state();
+        if state
+            .discard_before
+            .is_some_and(|before| published < before)
+        {
+            return;
+        }
+        for (view, message) in messages {
+            if self
+                .filter
+                .as_ref()
+                .is_none_or(|filter| filter.matches(view))
+            {
+                state.backlog.push(Arc::clone(message));
+            }
+        }
+        drop(state);
+        self.changed.notify_waiters();
+    }
+
+    /// Registers a consumer. A client that comes back under its id keeps what it holds.
+    pub(crate) fn connect(&self, client_id: &str) -> ConsumerId {
+        let mut state = self.state();
+        let State {
+            clients, backlog, ..
+        } = &mut *state;
+        clients.retain(|_, client| client.connected || backlog.held(client.consumer).messages > 0);
+        if let Some(client) = clients.get_mut(client_id)
+            && !client.connected
+        {
+            client.connected = true;
+            return client.consumer;
+        }
+        let consumer = ConsumerId(state.next_consumer);
+        state.next_consumer += 1;
+        if !client_id.is_empty() {
+            state.clients.insert(
+                client_id.to_owned(),
+                Client {
+                    consumer,
+                    connected: true,
+                },
+            );
+        }
+        consumer
+    }
+
+    /// Notes that a consumer is gone. What it holds stays its own until the ack deadlines end.
+    pub(crate) fn disconnect(&self, consumer: ConsumerId) {
+        let mut state = self.state();
+        for client in state
+            .clients
+            .values_mut()
+            .filter(|client| client.consumer == consumer)
+        {
+            client.connected = false;
+        }
+    }
+
+    /// Leases messages to a consumer until the deadline, as many as are there and it may hold.
+    pub(crate) fn take(
+        &self,
+        consumer: ConsumerId,
+        ack_deadline: Duration,
+        flow_control: FlowControl,
+    ) -> Result<Taken, Status> {
+        let mut state = self.state();
+        self.check_present(&state)?;
+        let now = Instant::now();
+        state.backlog.expire(now);
+        let held = state.backlog.held(consumer);
+        let left =
+            |limit: Option<usize>, held: usize| limit.map_or(usize::MAX, |l| l - held.min(l));
+        let room = Room {
+            messages: left(flow_control.max_messages, held.messages).min(MAX_RESPONSE_MESSAGES),
+            bytes: left(flow_control.max_bytes, held.bytes).min(MAX_RESPONSE_BYTES),
+        };
+        let leased = state.backlog.take(consumer, now + ack_deadline, room);
+        let next_expiry = state.backlog.next_expiry();
+        drop(state);
+        let messages = leased
+            .into_iter()
+            .map(|(token, message)| ReceivedMessage {
+                ack_id: format!("{:x}-{:x}", self.incarnation, token),
+                message: message.encoded.clone(),
+            })
+            .collect();
+        Ok(Taken {
+            messages,
+            next_expiry,
+        })
+    }
+
+    /// Acknowledges. Ids whose deadline has passed have no effect, malformed ones are refused.
+    pub(crate) fn acknowledge(&self, ack_ids: &[String]) -> Result<(), Status> {
+        let tokens = self.tokens(ack_ids)?;
+        let mut state = self.state();
+        self.check_present(&state)?;
+        state.backlog.expire(Instant::now());
+        for token in tokens.into_iter().flatten() {
+            state.backlog.acknowledge(token);
+        }
+        drop(state);
+        self.changed.notify_waiters();
+        Ok(())
+    }
+
+    /// Sets new ack deadlines, counted from now; zero gives a message back.
+    pub(crate) fn modify_ack_deadline(
+        &self,
+        ack_ids: &[String],
+        seconds: impl Iterator<Item = i32> + Clone,
+    ) -> Result<(), Status> {
+        for seconds in seconds.clone() {
+            settings::check_modified_deadline(seconds)?;
+        }
+        let tokens = self.tokens(ack_ids)?;
+        let now = Instant::now();
+        let mut state = self.state();
+        self.check_present(&state)?;
+        state.backlog.expire(now);
+        for (token, seconds) in tokens.into_iter().zip(seconds) {
+            match (token, u64::try_from(seconds)) {
+                (None, _) => {}
+                (Some(token), Ok(0) | Err(_)) => state.backlog.nack(token),
+                (Some(token), Ok(seconds)) => {
+                    state
+                        .backlog
+                        .extend(token, now + Duration::from_secs(seconds));
+                }
+            }
+        }
+        drop(state);
+        self.changed.notify_waiters();
+        Ok(())
+    }
+
+    /// Acknowledges everything that is published before a time that must not be in the past:
+    /// acknowledged messages are not kept and cannot be brought back.
+    pub(crate) fn seek(&self, time: SystemTime) -> Result<(), Status> {
+        let mut state = self.state();
+        self.check_present(&state)?;
+        state.backlog.clear();
+        state.discard_before = Some(time);
+        Ok(())
+    }
+
+    /// Delivers no more, and tells all who wait.
+    pub(crate) fn end(&self, gone: Gone) {
+        let mut state = self.state();
+        state.gone = Some(gone);
+        state.backlog.clear();
+        drop(state);
+        self.changed.notify_waiters();
+    }
+
+    fn check_present(&self, state: &State) -> Result<(), Status> {
+        match state.gone {
+            None => Ok(()),
+            Some(Gone::Deleted) => Err(names::not_found(&self.name)),
+            Some(Gone::Detached) => Err(Status::failed_precondition(format!(
+                "Subscription is detached (resource={}).",
+                names::short(&self.name)
+            ))),
+        }
+    }
+
+    /// The tokens of ack ids; `None` for one of an earlier subscription of this name.
+    fn tokens(&self, ack_ids: &[String]) -> Result<Vec<Option<u64>>, Status> {
+        let parse = |ack_id: &String| {
+            let (incarnation, token) = ack_id.split_once('-')?;
+            let incarnation = u64::from_str_radix(incarnation, 16).ok()?;
+            let token = u64::from_str_radix(token, 16).ok()?;
+            Some((incarnation == self.incarnation).then_some(token))
+        };
+        let parse = |ack_id| {
+            parse(ack_id).ok_or_else(|| {
+                Status::invalid_argument(format!(
+                    "You have passed an invalid ack ID to the service (ack_id={ack_id})."
+                ))
+            })
+        };
+        ack_ids.iter().map(parse).collect()
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

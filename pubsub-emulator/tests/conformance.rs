@@ -1,0 +1,466 @@
+//! What every Pub/Sub must do, asked of this emulator and of Google's own.
+//!
+//! The same cases run against both; Google's is the independent referee for what is written here.
+//! Where its emulator is lax or wrong (mixed keys, limits, filters, redelivery in order) there is
+//! no case: see `strict.rs`. Without its jar, which comes with the Debian package
+//! `google-cloud-cli-pubsub-emulator`, and Java that half is skipped.
+
+mod raw;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::PathBuf;
+use std::pin::Pin;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use googleapis_tonic_google_pubsub_v1::google::pubsub::v1 as proto;
+use pubsub_emulator::Emulator;
+use raw::{Clients, ack_ids, data, event, message, refused};
+use tonic::Code;
+use tonic::codec::CompressionEncoding;
+
+/// Declares the cases once, and runs each against this emulator and all against Google's.
+macro_rules! cases {
+    ($($case:ident),* $(,)?) => {
+        mod this_emulator {
+            $(
+                #[tokio::test]
+                async fn $case() {
+                    let emulator = super::Emulator::builder().start().await.expect("a free port");
+                    super::$case(super::Clients::connect(emulator.addr(), "conformance").await).await;
+                    emulator.shutdown().await;
+                }
+            )*
+        }
+
+        type Case = fn(Clients) -> Pin<Box<dyn Future<Output = ()> + Send>>;
+        const CASES: &[(&str, Case)] = &[
+            $((stringify!($case), |clients| Box::pin($case(clients)))),*
+        ];
+    };
+}
+
+cases![
+    message_ids_answer_the_messages_of_a_request_in_order,
+    each_key_is_received_in_the_order_of_publication,
+    what_was_published_is_received_unchanged,
+    missing_resources_are_not_found,
+    existing_resources_already_exist,
+    a_request_of_more_than_a_thousand_messages_is_refused_whole,
+    an_empty_message_is_refused,
+    every_subscription_gets_every_message_published_after_its_creation,
+    acknowledged_messages_do_not_come_again,
+    a_nacked_message_comes_again,
+    unary_acknowledgements_count_for_streamed_messages,
+    a_stream_never_holds_more_than_its_flow_control_allows,
+    a_compressed_request_is_understood,
+    topics_are_listed_in_pages,
+    a_deleted_topic_leaves_its_subscriptions_behind,
+    a_deleted_subscription_ends_its_streams,
+];
+
+#[tokio::test]
+async fn googles_own_emulator_agrees() {
+    let Some(referee) = Referee::start() else {
+        return;
+    };
+    let mut failed = Vec::new();
+    for (name, case) in CASES {
+        let clients = Clients::connect(referee.address, name).await;
+        if let Err(panic) = tokio::spawn(case(clients)).await {
+            failed.push(format!("{name}: {panic}"));
+        }
+    }
+    assert_eq!(failed, [] as [String; 0]);
+}
+
+async fn message_ids_answer_the_messages_of_a_request_in_order(mut clients: Clients) {
+    let (topic, subscription) = clients.create_ordered("orders").await;
+    let mut ids: Vec<u64> = Vec::new();
+    for batch in 0..3 {
+        let messages = (0..10)
+            .map(|n| message("k", &format!("{}", batch * 10 + n)))
+            .collect();
+        let answered = clients.publish(&topic, messages).await.expect("published");
+        ids.extend(
+            answered
+                .iter()
+                .map(|id| id.parse::<u64>().expect("a decimal number")),
+        );
+    }
+    assert_eq!(ids.len(), 30);
+    assert!(ids.is_sorted_by(|a, b| a < b), "{ids:?}");
+    let mut stream = clients.stream(&subscription).await;
+    for received in stream.messages(30).await {
+        let place: usize = data(&received).parse().expect("a number");
+        let id = received.message.expect("a message").message_id;
+        assert_eq!(id, ids[place].to_string());
+    }
+}
+
+async fn each_key_is_received_in_the_order_of_publication(mut clients: Clients) {
+    let (topic, subscription) = clients.create_ordered("orders").await;
+    let mut stream = clients.stream(&subscription).await;
+    for n in 0..40 {
+        let key = format!("key-{}", n % 4);
+        clients
+            .publish(&topic, vec![event(&key, &format!("{n}"))])
+            .await
+            .expect("published");
+    }
+    let mut by_key: BTreeMap<String, Vec<u32>> = BTreeMap::new();
+    let mut count = 0;
+    while count < 40 {
+        let received = stream.messages(1).await;
+        count += received.len();
+        stream.acknowledge(ack_ids(&received)).await;
+        for received in received {
+            let number = data(&received).parse().expect("a number");
+            let key = received.message.expect("a message").ordering_key;
+            by_key.entry(key).or_default().push(number);
+        }
+    }
+    assert_eq!(by_key.len(), 4);
+    for (key, numbers) in by_key {
+        assert!(numbers.is_sorted(), "{key}: {numbers:?}");
+    }
+}
+
+async fn what_was_published_is_received_unchanged(mut clients: Clients) {
+    let (topic, subscription) = clients.create_ordered("orders").await;
+    let published = proto::PubsubMessage {
+        data: vec![0, 159, 146, 150].into(),
+        attributes: [
+            ("größe".to_owned(), "小".to_owned()),
+            ("empty".to_owned(), String::new()),
+        ]
+        .into(),
+        ordering_key: "schlüssel".to_owned(),
+        ..Default::default()
+    };
+    let ids = clients
+        .publish(&topic, vec![published.clone()])
+        .await
+        .expect("published");
+    let received = clients.pull_all(&subscription, 1).await.remove(0);
+    let received = received.message.expect("a message");
+    assert_eq!(received.message_id, ids[0]);
+    let time = received.publish_time.expect("a publish time");
+    assert!(time.seconds > 1_600_000_000, "{time:?}");
+    let cleared = proto::PubsubMessage {
+        message_id: String::new(),
+        publish_time: None,
+        ..received
+    };
+    assert_eq!(cleared, published);
+}
+
+async fn missing_resources_are_not_found(mut clients: Clients) {
+    let topic = clients.topic("missing");
+    let status = refused(
+        clients.publish(&topic, vec![message("", "x")]).await,
+        Code::NotFound,
+    );
+    assert!(status.message().contains("not found"), "{status:?}");
+    let request = proto::GetTopicRequest {
+        topic: topic.clone(),
+    };
+    refused(clients.publisher.get_topic(request).await, Code::NotFound);
+    let settings = proto::Subscription::default();
+    refused(
+        clients.subscribe("orphan", &topic, settings).await,
+        Code::NotFound,
+    );
+    let subscription = clients.subscription("missing");
+    refused(clients.pull(&subscription, 1).await, Code::NotFound);
+    assert_eq!(
+        clients.stream(&subscription).await.failure().await.code(),
+        Code::NotFound
+    );
+}
+
+async fn existing_resources_already_exist(mut clients: Clients) {
+    let (name, _) = clients.create_ordered("orders").await;
+    let topic = proto::Topic {
+        name: name.clone(),
+        ..Default::default()
+    };
+    refused(
+        clients.publisher.create_topic(topic).await,
+        Code::AlreadyExists,
+    );
+    let settings = proto::Subscription::default();
+    refused(
+        clients.subscribe("orders", &name, settings).await,
+        Code::AlreadyExists,
+    );
+}
+
+async fn a_request_of_more_than_a_thousand_messages_is_refused_whole(mut clients: Clients) {
+    let (topic, subscription) = clients.create_ordered("orders").await;
+    let too_many = clients
+        .publish(&topic, vec![message("", "no"); 1_001])
+        .await;
+    refused(too_many, Code::InvalidArgument);
+    let ids = clients
+        .publish(&topic, vec![message("", "yes"); 1_000])
+        .await
+        .expect("published");
+    assert_eq!(ids.iter().collect::<BTreeSet<_>>().len(), 1_000);
+    let received = clients.pull_all(&subscription, 1).await;
+    assert!(received.iter().all(|received| data(received) == "yes"));
+}
+
+async fn an_empty_message_is_refused(mut clients: Clients) {
+    let topic = clients.create_topic("orders").await;
+    refused(
+        clients.publish(&topic, vec![message("k", "")]).await,
+        Code::InvalidArgument,
+    );
+}
+
+async fn every_subscription_gets_every_message_published_after_its_creation(mut clients: Clients) {
+    let topic = clients.create_topic("orders").await;
+    clients
+        .publish(&topic, vec![message("", "before")])
+        .await
+        .expect("published");
+    let first = clients
+        .subscribe("first", &topic, proto::Subscription::default())
+        .await;
+    let second = clients
+        .subscribe("second", &topic, proto::Subscription::default())
+        .await;
+    clients
+        .publish(&topic, vec![message("", "after")])
+        .await
+        .expect("published");
+    for subscription in [first, second] {
+        let received = clients.pull_all(&subscription.expect("created"), 1).await;
+        assert_eq!(received.iter().map(data).collect::<Vec<_>>(), ["after"]);
+    }
+}
+
+async fn acknowledged_messages_do_not_come_again(mut clients: Clients) {
+    let (topic, subscription) = clients.create_ordered("orders").await;
+    clients
+        .publish(&topic, vec![message("", "1"), message("", "2")])
+        .await
+        .expect("published");
+    let received = clients.pull_all(&subscription, 2).await;
+    clients
+        .acknowledge(&subscription, ack_ids(&received))
+        .await
+        .expect("acknowledged");
+    clients
+        .publish(&topic, vec![message("", "3")])
+        .await
+        .expect("published");
+    let received = clients.pull_all(&subscription, 1).await;
+    assert_eq!(received.iter().map(data).collect::<Vec<_>>(), ["3"]);
+}
+
+async fn a_nacked_message_comes_again(mut clients: Clients) {
+    let (topic, subscription) = clients.create_ordered("orders").await;
+    clients
+        .publish(&topic, vec![message("", "1")])
+        .await
+        .expect("published");
+    let first = clients.pull_all(&subscription, 1).await;
+    clients
+        .modify_ack_deadline(&subscription, ack_ids(&first), 0)
+        .await
+        .expect("nacked");
+    let again = clients.pull_all(&subscription, 1).await;
+    assert_eq!(data(&again[0]), "1");
+    assert_eq!(again[0].message, first[0].message);
+}
+
+async fn unary_acknowledgements_count_for_streamed_messages(mut clients: Clients) {
+    let (topic, subscription) = clients.create_ordered("orders").await;
+    let one_at_a_time = proto::StreamingPullRequest {
+        max_outstanding_messages: 1,
+        ..Default::default()
+    };
+    let mut stream = clients.stream_with(&subscription, one_at_a_time).await;
+    let messages = ["1", "2", "3"].map(|data| message("k", data));
+    clients
+        .publish(&topic, messages.into())
+        .await
+        .expect("published");
+    for expected in ["1", "2", "3"] {
+        let received = stream.messages(1).await;
+        assert_eq!(received.iter().map(data).collect::<Vec<_>>(), [expected]);
+        clients
+            .acknowledge(&subscription, ack_ids(&received))
+            .await
+            .expect("acknowledged");
+    }
+}
+
+async fn a_stream_never_holds_more_than_its_flow_control_allows(mut clients: Clients) {
+    let (topic, subscription) = clients.create_ordered("orders").await;
+    let limited = proto::StreamingPullRequest {
+        max_outstanding_messages: 3,
+        ..Default::default()
+    };
+    let mut stream = clients.stream_with(&subscription, limited).await;
+    let messages = (0..20).map(|n| message("", &n.to_string())).collect();
+    clients.publish(&topic, messages).await.expect("published");
+    let mut seen = BTreeSet::new();
+    while seen.len() < 20 {
+        let received = stream.messages(1).await;
+        assert!(received.len() <= 3, "{}", received.len());
+        seen.extend(received.iter().map(data));
+        stream.acknowledge(ack_ids(&received)).await;
+    }
+}
+
+async fn a_compressed_request_is_understood(mut clients: Clients) {
+    let topic = clients.create_topic("orders").await;
+    clients.publisher = clients.publisher.send_compressed(CompressionEncoding::Gzip);
+    let ids = clients
+        .publish(&topic, vec![message("k", &"x".repeat(10_000))])
+        .await;
+    assert_eq!(ids.expect("published").len(), 1);
+}
+
+async fn topics_are_listed_in_pages(mut clients: Clients) {
+    let mut created = BTreeSet::new();
+    for n in 0..5 {
+        created.insert(clients.create_topic(&format!("topic-{n}")).await);
+    }
+    let mut listed = BTreeSet::new();
+    let mut page_token = String::new();
+    loop {
+        let request = proto::ListTopicsRequest {
+            project: clients.project.clone(),
+            page_size: 2,
+            page_token,
+        };
+        let page = clients
+            .publisher
+            .list_topics(request)
+            .await
+            .expect("listed")
+            .into_inner();
+        assert!(page.topics.len() <= 2);
+        listed.extend(page.topics.into_iter().map(|topic| topic.name));
+        page_token = page.next_page_token;
+        if page_token.is_empty() {
+            break;
+        }
+    }
+    assert_eq!(listed, created);
+}
+
+async fn a_deleted_topic_leaves_its_subscriptions_behind(mut clients: Clients) {
+    let (topic, subscription) = clients.create_ordered("orders").await;
+    let delete = proto::DeleteTopicRequest {
+        topic: topic.clone(),
+    };
+    clients
+        .publisher
+        .delete_topic(delete)
+        .await
+        .expect("deleted");
+    refused(
+        clients.publish(&topic, vec![message("", "x")]).await,
+        Code::NotFound,
+    );
+    let get = proto::GetSubscriptionRequest { subscription };
+    let left = clients
+        .subscriber
+        .get_subscription(get)
+        .await
+        .expect("still there")
+        .into_inner();
+    assert_eq!(left.topic, "_deleted-topic_");
+}
+
+async fn a_deleted_subscription_ends_its_streams(mut clients: Clients) {
+    let (topic, subscription) = clients.create_ordered("orders").await;
+    let mut stream = clients.stream(&subscription).await;
+    clients
+        .publish(&topic, vec![message("", "x")])
+        .await
+        .expect("published");
+    stream.messages(1).await;
+    let delete = proto::DeleteSubscriptionRequest {
+        subscription: subscription.clone(),
+    };
+    clients
+        .subscriber
+        .delete_subscription(delete)
+        .await
+        .expect("deleted");
+    assert_eq!(stream.failure().await.code(), Code::NotFound);
+    refused(clients.pull(&subscription, 1).await, Code::NotFound);
+}
+
+/// Google's emulator in a process of its own, which ends with this value.
+struct Referee {
+    process: Child,
+    address: SocketAddr,
+}
+
+impl Referee {
+    /// How long its Java machine may take to start under load.
+    const START_LIMIT: Duration = Duration::from_secs(60);
+
+    fn start() -> Option<Self> {
+        let Some(jar) = Self::jar() else {
+            eprintln!("SKIPPED: no jar of Google's Pub/Sub emulator, so nobody checks this suite");
+            return None;
+        };
+        let free = TcpListener::bind("127.0.0.1:0").expect("a free port");
+        let address = free.local_addr().expect("bound");
+        drop(free);
+        let process = Command::new("java")
+            .arg("-jar")
+            .arg(&jar)
+            .args(["--host=127.0.0.1", &format!("--port={}", address.port())])
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn();
+        let process = match process {
+            Ok(process) => process,
+            Err(error) => {
+                eprintln!("SKIPPED: cannot run java for {}: {error}", jar.display());
+                return None;
+            }
+        };
+        let referee = Self { process, address };
+        let give_up = Instant::now() + Self::START_LIMIT;
+        while TcpStream::connect(address).is_err() {
+            assert!(
+                Instant::now() < give_up,
+                "Google's emulator does not listen on {address}"
+            );
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        Some(referee)
+    }
+
+    fn jar() -> Option<PathBuf> {
+        let listed = Command::new("dpkg")
+            .args(["--listfiles", "google-cloud-cli-pubsub-emulator"])
+            .stderr(Stdio::null())
+            .output()
+            .ok()?;
+        let files = String::from_utf8(listed.stdout).ok()?;
+        files
+            .lines()
+            .find(|file| file.ends_with(".jar"))
+            .map(PathBuf::from)
+    }
+}
+
+impl Drop for Referee {
+    fn drop(&mut self) {
+        // Both fail only if it has ended by itself.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}

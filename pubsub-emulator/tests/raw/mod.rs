@@ -1,0 +1,309 @@
+//! The emulator seen through bare tonic clients, without any client library's own behaviour.
+//!
+//! Every wait has a deadline, after which the test fails with what it waited for.
+
+#![allow(dead_code, reason = "each test file uses its part")]
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use googleapis_tonic_google_pubsub_v1::google::pubsub::v1 as proto;
+use proto::publisher_client::PublisherClient;
+use proto::subscriber_client::SubscriberClient;
+use proto::{PubsubMessage, ReceivedMessage, StreamingPullRequest, StreamingPullResponse};
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::transport::{Channel, Endpoint};
+use tonic::{Code, Status, Streaming};
+
+/// Far more than anything here needs, for machines under load.
+pub const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Both services, and a project of one's own.
+#[derive(Clone)]
+pub struct Clients {
+    pub publisher: PublisherClient<Channel>,
+    pub subscriber: SubscriberClient<Channel>,
+    pub project: String,
+}
+
+/// A message without event id.
+pub fn message(ordering_key: &str, data: &str) -> PubsubMessage {
+    PubsubMessage {
+        data: data.to_owned().into(),
+        ordering_key: ordering_key.to_owned(),
+        ..Default::default()
+    }
+}
+
+/// A message with an event id, which is also its data.
+pub fn event(ordering_key: &str, event_id: &str) -> PubsubMessage {
+    let attributes = HashMap::from([("event_id".to_owned(), event_id.to_owned())]);
+    PubsubMessage {
+        attributes,
+        ..message(ordering_key, event_id)
+    }
+}
+
+/// What a received message says.
+pub fn data(received: &ReceivedMessage) -> String {
+    let message = received
+        .message
+        .as_ref()
+        .expect("a received message has a message");
+    String::from_utf8(message.data.to_vec()).expect("text")
+}
+
+/// Asserts the code and hands on the status.
+#[track_caller]
+pub fn refused<T: std::fmt::Debug>(result: Result<T, Status>, code: Code) -> Status {
+    let status = result.expect_err("this must be refused");
+    assert_eq!(status.code(), code, "{status:?}");
+    status
+}
+
+impl Clients {
+    pub async fn connect(address: SocketAddr, project: &str) -> Self {
+        let endpoint = Endpoint::from_shared(format!("http://{address}")).expect("valid");
+        let channel = endpoint.connect().await.expect("the emulator listens");
+        Self {
+            publisher: PublisherClient::new(channel.clone()),
+            subscriber: SubscriberClient::new(channel).max_decoding_message_size(64 << 20),
+            project: format!("projects/{}", project.replace('_', "-")),
+        }
+    }
+
+    pub fn topic(&self, id: &str) -> String {
+        format!("{}/topics/{id}", self.project)
+    }
+
+    pub fn subscription(&self, id: &str) -> String {
+        format!("{}/subscriptions/{id}", self.project)
+    }
+
+    pub async fn create_topic(&mut self, id: &str) -> String {
+        let name = self.topic(id);
+        let topic = proto::Topic {
+            name: name.clone(),
+            ..Default::default()
+        };
+        self.publisher
+            .create_topic(topic)
+            .await
+            .expect("a new topic");
+        name
+    }
+
+    /// A topic, and an ordered subscription to it.
+    pub async fn create_ordered(&mut self, id: &str) -> (String, String) {
+        let topic = self.create_topic(id).await;
+        let settings = proto::Subscription {
+            enable_message_ordering: true,
+            ..Default::default()
+        };
+        let subscription = self
+            .subscribe(id, &topic, settings)
+            .await
+            .expect("a new subscription");
+        (topic, subscription)
+    }
+
+    pub async fn subscribe(
+        &mut self,
+        id: &str,
+        topic: &str,
+        settings: proto::Subscription,
+    ) -> Result<String, Status> {
+        let name = self.subscription(id);
+        let wanted = proto::Subscription {
+            name: name.clone(),
+            topic: topic.to_owned(),
+            ..settings
+        };
+        self.subscriber
+            .create_subscription(wanted)
+            .await
+            .map(|_| name)
+    }
+
+    pub async fn publish(
+        &mut self,
+        topic: &str,
+        messages: Vec<PubsubMessage>,
+    ) -> Result<Vec<String>, Status> {
+        let request = proto::PublishRequest {
+            topic: topic.to_owned(),
+            messages,
+        };
+        Ok(self
+            .publisher
+            .publish(request)
+            .await?
+            .into_inner()
+            .message_ids)
+    }
+
+    /// One pull that returns what is there.
+    pub async fn pull(
+        &mut self,
+        subscription: &str,
+        max_messages: i32,
+    ) -> Result<Vec<ReceivedMessage>, Status> {
+        #[allow(deprecated, reason = "the only way to ask without waiting")]
+        let request = proto::PullRequest {
+            subscription: subscription.to_owned(),
+            return_immediately: true,
+            max_messages,
+        };
+        Ok(self
+            .subscriber
+            .pull(request)
+            .await?
+            .into_inner()
+            .received_messages)
+    }
+
+    /// Pulls until so many messages have come.
+    pub async fn pull_all(&mut self, subscription: &str, count: usize) -> Vec<ReceivedMessage> {
+        let mut received = Vec::new();
+        let pulling = async {
+            while received.len() < count {
+                received.extend(self.pull(subscription, 100).await.expect("a pull"));
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::time::timeout(PATIENCE, pulling)
+            .await
+            .expect("the messages come in time");
+        received
+    }
+
+    pub async fn acknowledge(
+        &mut self,
+        subscription: &str,
+        ack_ids: Vec<String>,
+    ) -> Result<(), Status> {
+        let request = proto::AcknowledgeRequest {
+            subscription: subscription.to_owned(),
+            ack_ids,
+        };
+        self.subscriber.acknowledge(request).await.map(drop)
+    }
+
+    pub async fn modify_ack_deadline(
+        &mut self,
+        subscription: &str,
+        ack_ids: Vec<String>,
+        ack_deadline_seconds: i32,
+    ) -> Result<(), Status> {
+        let request = proto::ModifyAckDeadlineRequest {
+            subscription: subscription.to_owned(),
+            ack_ids,
+            ack_deadline_seconds,
+        };
+        self.subscriber.modify_ack_deadline(request).await.map(drop)
+    }
+
+    /// Opens a stream with the usual settings.
+    pub async fn stream(&mut self, subscription: &str) -> Stream {
+        self.stream_with(subscription, StreamingPullRequest::default())
+            .await
+    }
+
+    /// Opens a stream; the name and a missing ack deadline are filled in.
+    pub async fn stream_with(
+        &mut self,
+        subscription: &str,
+        mut first: StreamingPullRequest,
+    ) -> Stream {
+        subscription.clone_into(&mut first.subscription);
+        if first.stream_ack_deadline_seconds == 0 {
+            first.stream_ack_deadline_seconds = 60;
+        }
+        let (requests, outgoing) = mpsc::channel(16);
+        requests
+            .send(first)
+            .await
+            .expect("room for the first request");
+        let opening = self
+            .subscriber
+            .streaming_pull(ReceiverStream::new(outgoing));
+        let responses = tokio::time::timeout(PATIENCE, opening)
+            .await
+            .expect("the headers come at once")
+            .expect("a stream")
+            .into_inner();
+        Stream {
+            requests,
+            responses,
+        }
+    }
+}
+
+/// An open `StreamingPull`.
+pub struct Stream {
+    pub requests: mpsc::Sender<StreamingPullRequest>,
+    pub responses: Streaming<StreamingPullResponse>,
+}
+
+impl Stream {
+    /// The next response, also an empty one.
+    pub async fn response(&mut self) -> Result<StreamingPullResponse, Status> {
+        let next = tokio::time::timeout(PATIENCE, self.responses.message());
+        let response = next
+            .await
+            .expect("a response or a heartbeat comes in time")?;
+        Ok(response.expect("the stream goes on"))
+    }
+
+    /// At least so many messages, over as many responses as it takes.
+    pub async fn messages(&mut self, count: usize) -> Vec<ReceivedMessage> {
+        let mut received = Vec::new();
+        while received.len() < count {
+            let response = self.response().await.expect("the stream goes on");
+            received.extend(response.received_messages);
+        }
+        received
+    }
+
+    pub async fn acknowledge(&self, ack_ids: Vec<String>) {
+        let request = StreamingPullRequest {
+            ack_ids,
+            ..Default::default()
+        };
+        self.requests
+            .send(request)
+            .await
+            .expect("the stream is open");
+    }
+
+    pub async fn nack(&self, ack_ids: Vec<String>) {
+        let request = StreamingPullRequest {
+            modify_deadline_seconds: vec![0; ack_ids.len()],
+            modify_deadline_ack_ids: ack_ids,
+            ..Default::default()
+        };
+        self.requests
+            .send(request)
+            .await
+            .expect("the stream is open");
+    }
+
+    /// The error with which the stream ends.
+    pub async fn failure(&mut self) -> Status {
+        loop {
+            if let Err(status) = self.response().await {
+                return status;
+            }
+        }
+    }
+}
+
+/// The ack ids of received messages.
+pub fn ack_ids(received: &[ReceivedMessage]) -> Vec<String> {
+    received
+        .iter()
+        .map(|message| message.ack_id.clone())
+        .collect()
+}

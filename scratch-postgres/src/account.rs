@@ -1,0 +1,71 @@
+//! The operating system account that the server runs as.
+//!
+//! PostgreSQL refuses root, so root hands the data folder and the processes to another account.
+//! An ordinary user runs everything as itself.
+
+use std::io;
+use std::os::unix::fs::chown;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::Command;
+
+use crate::{Error, process};
+
+/// Accounts that root may use, best first.
+const CANDIDATES: [&str; 2] = ["postgres", "nobody"];
+
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Account {
+    /// The account that we run as.
+    Own,
+    /// Another account; only root can use this.
+    Other { uid: u32, gid: u32 },
+}
+
+impl Account {
+    pub(crate) fn choose() -> Result<Self, Error> {
+        if id(&["-u"])? != Some(0) {
+            return Ok(Self::Own);
+        }
+        for name in CANDIDATES {
+            if let (Some(uid), Some(gid)) = (id(&["-u", name])?, id(&["-g", name])?) {
+                return Ok(Self::Other { uid, gid });
+            }
+        }
+        Err(Error::NoAccount)
+    }
+
+    /// A command that runs as this account, in a folder that the account may enter.
+    pub(crate) fn command(self, program: impl AsRef<std::ffi::OsStr>, folder: &Path) -> Command {
+        let mut command = Command::new(program);
+        command
+            .current_dir(folder)
+            .env("LC_ALL", "C")
+            .env_remove("PGDATA")
+            .env_remove("PGPORT");
+        if let Self::Other { uid, gid } = self {
+            command.uid(uid).gid(gid); // also drops root's supplementary groups
+        }
+        command
+    }
+
+    /// Gives a file or folder to this account.
+    pub(crate) fn take(self, path: &Path) -> io::Result<()> {
+        match self {
+            Self::Own => Ok(()),
+            Self::Other { uid, gid } => chown(path, Some(uid), Some(gid)),
+        }
+    }
+}
+
+/// A number printed by `id`; `None` when the account does not exist.
+fn id(arguments: &[&str]) -> Result<Option<u32>, Error> {
+    let output = Command::new("id")
+        .args(arguments)
+        .output()
+        .map_err(Error::io("running id"))?;
+    if !output.status.success() {
+        return Ok(None);
+    }
+    Ok(process::text(&output.stdout).trim().parse().ok())
+}

@@ -1,0 +1,118 @@
+//! Finds `initdb` and `postgres` on this machine.
+//!
+//! Order: the folder in `POSTRIDER_PG_BIN`, the highest major of Debian's layout, `PATH`.
+//! A folder that the variable names but that lacks the programs is an error, never a reason to
+//! look elsewhere: a test matrix must not silently test another major.
+
+use std::path::{Path, PathBuf};
+
+use crate::Error;
+
+pub(crate) const FOLDER_VARIABLE: &str = "POSTRIDER_PG_BIN";
+
+const DEBIAN_LAYOUT: &str = "/usr/lib/postgresql";
+
+/// The two programs that are needed. `pg_ctl` is not: signals and the pid file do its work.
+#[derive(Debug, Clone)]
+pub(crate) struct Binaries {
+    pub(crate) initdb: PathBuf,
+    pub(crate) postgres: PathBuf,
+}
+
+impl Binaries {
+    pub(crate) fn find() -> Result<Self, Error> {
+        let named = std::env::var_os(FOLDER_VARIABLE).filter(|v| !v.is_empty());
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        let on_path: Vec<PathBuf> = std::env::split_paths(&path).collect();
+        Self::search(named.map(PathBuf::from), Path::new(DEBIAN_LAYOUT), &on_path)
+    }
+
+    fn search(named: Option<PathBuf>, debian: &Path, on_path: &[PathBuf]) -> Result<Self, Error> {
+        if let Some(folder) = named {
+            return Self::in_folder(&folder).ok_or_else(|| Error::NoServerPrograms {
+                looked_in: format!("{FOLDER_VARIABLE}={}", folder.display()),
+            });
+        }
+        debian_folders(debian)
+            .iter()
+            .chain(on_path)
+            .find_map(|folder| Self::in_folder(folder))
+            .ok_or_else(|| Error::NoServerPrograms {
+                looked_in: format!("{FOLDER_VARIABLE}, {}/*/bin, PATH", debian.display()),
+            })
+    }
+
+    fn in_folder(folder: &Path) -> Option<Self> {
+        // The server runs with another working directory, hence absolute paths.
+        let folder = folder.canonicalize().ok()?;
+        let found = Self {
+            initdb: folder.join("initdb"),
+            postgres: folder.join("postgres"),
+        };
+        (found.initdb.is_file() && found.postgres.is_file()).then_some(found)
+    }
+}
+
+/// `<layout>/<major>/bin`, highest major first.
+fn debian_folders(layout: &Path) -> Vec<PathBuf> {
+    let Ok(entries) = std::fs::read_dir(layout) else {
+        return Vec::new();
+    };
+    let mut majors: Vec<u32> = entries
+        .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
+        .collect();
+    majors.sort_unstable_by(|a, b| b.cmp(a));
+    majors
+        .iter()
+        .map(|major| layout.join(major.to_string()).join("bin"))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fake_install(folder: &Path) {
+        std::fs::create_dir_all(folder).expect("create");
+        for program in ["initdb", "postgres"] {
+            std::fs::write(folder.join(program), "").expect("write");
+        }
+    }
+
+    #[test]
+    fn the_highest_major_of_the_debian_layout_wins_over_the_path() {
+        let temp = tempfile::tempdir().expect("tempdir");
+        let root = temp.path().canonicalize().expect("canonicalize");
+        for major in ["9", "10", "17"] {
+            fake_install(&root.join("debian").join(major).join("bin"));
+        }
+        fake_install(&root.join("path"));
+        let found = Binaries::search(None, &root.join("debian"), &[root.join("path")]);
+        assert_eq!(
+            found.expect("found").initdb,
+            root.join("debian/17/bin/initdb")
+        );
+    }
+
+    #[test]
+    fn the_path_is_used_when_there_is_no_debian_layout() {
+        let temp = tempfile::tempdir().expect("tempdir");
+        let root = temp.path().canonicalize().expect("canonicalize");
+        fake_install(&root.join("path"));
+        let found = Binaries::search(None, &root.join("none"), &[root.join("path")]);
+        assert_eq!(found.expect("found").postgres, root.join("path/postgres"));
+    }
+
+    #[test]
+    fn a_named_folder_without_the_programs_is_an_error_even_when_others_exist() {
+        let temp = tempfile::tempdir().expect("tempdir");
+        fake_install(&temp.path().join("path"));
+        let named = Some(temp.path().join("empty"));
+        let error = Binaries::search(named, Path::new("/none"), &[temp.path().join("path")])
+            .expect_err("must not fall back");
+        assert!(
+            error.to_string().contains("apt-get install postgresql"),
+            "{error}"
+        );
+    }
+}

@@ -1,0 +1,264 @@
+//! How a scratch server is made: settings, access rules, TLS, and where its data comes from.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::account::Account;
+use crate::binaries::Binaries;
+use crate::folder::Folder;
+use crate::{Error, ScratchPostgres, process};
+
+/// Settings of every scratch server; [`Builder::setting`] overrides any of them.
+const DEFAULT_SETTINGS: [(&str, &str); 13] = [
+    ("listen_addresses", "127.0.0.1"),
+    ("wal_level", "logical"),
+    ("max_wal_senders", "20"),
+    ("max_replication_slots", "20"),
+    ("max_prepared_transactions", "5"),
+    ("shared_buffers", "32MB"),
+    // Kept in the data folder, so that a crash leaves nothing behind in /dev/shm.
+    ("dynamic_shared_memory_type", "mmap"),
+    // A killed process loses nothing without fsync; only a killed machine does.
+    ("fsync", "off"),
+    ("full_page_writes", "off"),
+    ("wal_retrieve_retry_interval", "200ms"),
+    ("lc_messages", "C"),
+    ("timezone", "UTC"),
+    ("log_timezone", "UTC"),
+];
+
+/// Describes a server; [`Builder::start`] makes and starts it.
+#[derive(Debug, Clone, Default)]
+pub struct Builder {
+    settings: Vec<(String, String)>,
+    initdb_args: Vec<String>,
+    hba_lines: Vec<String>,
+    tls: Option<Tls>,
+    data: Data,
+}
+
+/// Where the data folder comes from.
+#[derive(Debug, Clone, Default)]
+enum Data {
+    #[default]
+    Initdb,
+    CopyOf(PathBuf),
+    StandbyOf {
+        data_dir: PathBuf,
+        conninfo: String,
+    },
+}
+
+/// A server certificate for [`Builder::tls`]; every field is PEM text.
+#[derive(Clone)]
+pub struct Tls {
+    /// The server's certificate, with its chain if there is one.
+    pub cert_pem: String,
+    /// The private key of `cert_pem`.
+    pub key_pem: String,
+    /// Authority that client certificates must come from (`cert` rules in [`Builder::hba_line`]).
+    pub client_ca_pem: Option<String>,
+}
+
+impl std::fmt::Debug for Tls {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Tls(..)") // never the key
+    }
+}
+
+impl Builder {
+    /// Sets a server setting, as in `postgresql.conf`; the value needs no quotes. The last wins.
+    #[must_use]
+    pub fn setting(mut self, name: &str, value: &str) -> Self {
+        self.settings.push((name.to_owned(), value.to_owned()));
+        self
+    }
+
+    /// Adds an argument for `initdb`, such as `--wal-segsize=1`.
+    #[must_use]
+    pub fn initdb_arg(mut self, argument: &str) -> Self {
+        self.initdb_args.push(argument.to_owned());
+        self
+    }
+
+    /// Adds a line to `pg_hba.conf`, before the default ones (which trust every local user), such
+    /// as `host all alice 127.0.0.1/32 scram-sha-256`.
+    #[must_use]
+    pub fn hba_line(mut self, line: &str) -> Self {
+        self.hba_lines.push(line.to_owned());
+        self
+    }
+
+    /// Turns TLS on. The default rules then refuse TCP connections without it; the Unix socket
+    /// stays open.
+    #[must_use]
+    pub fn tls(mut self, tls: Tls) -> Self {
+        self.tls = Some(tls);
+        self
+    }
+
+    /// Turns `fsync` and `full_page_writes` on, for measurements that shall mean something.
+    #[must_use]
+    pub fn durable(self) -> Self {
+        self.setting("fsync", "on")
+            .setting("full_page_writes", "on")
+    }
+
+    /// Starts from a copy of a *stopped* server's data: same system identifier, same slots.
+    #[must_use]
+    pub fn copy_of(mut self, server: &ScratchPostgres) -> Self {
+        self.data = Data::CopyOf(server.data_dir().to_owned());
+        self
+    }
+
+    /// Makes a hot standby of a *stopped* server, which may be started again afterwards.
+    #[must_use]
+    pub fn standby_of(mut self, primary: &ScratchPostgres) -> Self {
+        let conninfo = format!(
+            "host={} port={} user=postgres dbname=postgres",
+            primary.host(),
+            primary.port()
+        );
+        self.data = Data::StandbyOf {
+            data_dir: primary.data_dir().to_owned(),
+            conninfo,
+        };
+        self
+    }
+
+    /// Makes the data folder, starts the server and waits until it takes connections.
+    ///
+    /// # Errors
+    /// No server programs, no account for them, no usable temp folder, `initdb` failed, or the
+    /// server did not start (its log tells why).
+    pub fn start(self) -> Result<ScratchPostgres, Error> {
+        let binaries = Binaries::find()?;
+        let account = Account::choose()?;
+        let folder = Folder::create(account)?;
+        let mut server = ScratchPostgres::new(binaries.clone(), account, folder.clone())?;
+        self.make_data_folder(&binaries, account, &folder)?;
+        self.write_files(account, &folder.data())?;
+        server.start_first()?;
+        Ok(server)
+    }
+
+    fn make_data_folder(
+        &self,
+        binaries: &Binaries,
+        account: Account,
+        folder: &Folder,
+    ) -> Result<(), Error> {
+        let source = match &self.data {
+            Data::Initdb => {
+                return process::run(
+                    account
+                        .command(&binaries.initdb, folder.root())
+                        .args(["--username=postgres", "--auth=trust", "--encoding=UTF8"])
+                        .args(["--locale=C", "--no-sync", "--no-instructions"])
+                        .args(&self.initdb_args)
+                        .arg("--pgdata")
+                        .arg(folder.data()),
+                );
+            }
+            Data::CopyOf(source)
+            | Data::StandbyOf {
+                data_dir: source, ..
+            } => source,
+        };
+        if source.join("postmaster.pid").exists() {
+            return Err(Error::Running);
+        }
+        process::run(Command::new("cp").arg("-a").arg(source).arg(folder.data()))
+    }
+
+    fn write_files(&self, account: Account, data: &Path) -> Result<(), Error> {
+        let write = |name: &str, content: &str| write_file(account, &data.join(name), content);
+        write("postgresql.conf", &self.postgresql_conf())?;
+        write("pg_hba.conf", &self.pg_hba_conf())?;
+        if let Some(tls) = &self.tls {
+            write("server.crt", &tls.cert_pem)?;
+            write("server.key", &tls.key_pem)?;
+            write(
+                "client-ca.crt",
+                tls.client_ca_pem.as_deref().unwrap_or_default(),
+            )?;
+        }
+        if matches!(self.data, Data::StandbyOf { .. }) {
+            write("standby.signal", "")?;
+        }
+        Ok(())
+    }
+
+    fn postgresql_conf(&self) -> String {
+        let mut settings: Vec<(&str, &str)> = DEFAULT_SETTINGS.to_vec();
+        if let Some(tls) = &self.tls {
+            settings.push(("ssl", "on"));
+            if tls.client_ca_pem.is_some() {
+                settings.push(("ssl_ca_file", "client-ca.crt"));
+            }
+        }
+        if let Data::StandbyOf { conninfo, .. } = &self.data {
+            settings.push(("primary_conninfo", conninfo));
+        }
+        settings.extend(self.settings.iter().map(|(n, v)| (n.as_str(), v.as_str())));
+        settings
+            .iter()
+            .map(|(name, value)| setting_line(name, value))
+            .collect()
+    }
+
+    fn pg_hba_conf(&self) -> String {
+        let tcp = if self.tls.is_some() {
+            "hostssl"
+        } else {
+            "host"
+        };
+        let mut lines = self.hba_lines.clone();
+        for database in ["all", "replication"] {
+            lines.push(format!("local {database} all trust"));
+            lines.push(format!("{tcp} {database} all 127.0.0.1/32 trust"));
+        }
+        lines.join("\n") + "\n"
+    }
+}
+
+/// One line of a configuration file, quoted.
+pub(crate) fn setting_line(name: &str, value: &str) -> String {
+    format!(
+        "{name} = '{}'\n",
+        value.replace('\\', "\\\\").replace('\'', "''")
+    )
+}
+
+/// Writes a file that only the server's account may read: it refuses keys that others may.
+fn write_file(account: Account, path: &Path, content: &str) -> Result<(), Error> {
+    fs::write(path, content)
+        .and_then(|()| fs::set_permissions(path, fs::Permissions::from_mode(0o600)))
+        .and_then(|()| account.take(path))
+        .map_err(Error::io(format!("writing {}", path.display())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_later_setting_stands_after_an_earlier_one_and_is_quoted() {
+        let builder = Builder::default()
+            .setting("wal_level", "replica")
+            .setting("a.b", r"it's \ x");
+        let conf = builder.postgresql_conf();
+        assert!(conf.find("wal_level = 'logical'") < conf.find("wal_level = 'replica'"));
+        assert!(conf.ends_with("a.b = 'it''s \\\\ x'\n"), "{conf}");
+    }
+
+    #[test]
+    fn own_access_rules_come_before_the_default_ones() {
+        let conf = Builder::default()
+            .hba_line("host all alice 127.0.0.1/32 md5")
+            .pg_hba_conf();
+        assert!(conf.starts_with("host all alice 127.0.0.1/32 md5\nlocal all all trust\n"));
+    }
+}

@@ -1,0 +1,89 @@
+//! What can go wrong with a scratch server, and what to do about it.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use crate::StopMode;
+
+/// A scratch server could not be made, started or stopped.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// No folder with `initdb` and `postgres` was found.
+    #[error(
+        "no PostgreSQL server programs found (looked in {looked_in}): install them with \
+         `apt-get install postgresql`, or set POSTRIDER_PG_BIN to the folder that holds \
+         initdb and postgres"
+    )]
+    NoServerPrograms {
+        /// The places that were searched, separated by commas.
+        looked_in: String,
+    },
+    /// We are root, and there is no other account to run the server as.
+    #[error(
+        "PostgreSQL refuses to run as root and neither the account `postgres` nor `nobody` \
+         exists: run as an ordinary user, or `apt-get install postgresql`"
+    )]
+    NoAccount,
+    /// No temporary folder is short enough for a socket and open to the server's account.
+    #[error(
+        "no usable temporary folder (tried {tried}): set TMPDIR to a short path that the \
+         server's account may enter"
+    )]
+    NoFolder {
+        /// The folders that were tried, separated by commas.
+        tried: String,
+    },
+    /// An operation of the operating system failed.
+    #[error("{action} failed: {source}; check the rights and the free space of the temp folder")]
+    Io {
+        /// What was being done, with the path or program.
+        action: String,
+        /// The operating system's answer.
+        source: std::io::Error,
+    },
+    /// A helper program (`initdb`, `cp`, `kill`) ended with an error.
+    #[error("{program} failed ({status}); its output says why:\n{output}")]
+    Program {
+        /// The program's path or name.
+        program: String,
+        /// Its exit status.
+        status: std::process::ExitStatus,
+        /// Its standard output and standard error.
+        output: String,
+    },
+    /// The server ended, or was not ready in time.
+    #[error("the server in {} did not start: {reason}; its log ends with:\n{log_tail}", data_dir.display())]
+    DidNotStart {
+        /// The server's data folder.
+        data_dir: PathBuf,
+        /// Exit status or timeout.
+        reason: String,
+        /// The last lines of the server log.
+        log_tail: String,
+    },
+    /// The server is still shutting down; it was told to and goes on doing so.
+    #[error(
+        "the server did not stop within {timeout:?} of a {mode:?} shutdown: a client or a \
+         walsender holds it up; disconnect it, wait longer or stop with StopMode::Immediate"
+    )]
+    StillRunning {
+        /// The mode that was asked for.
+        mode: StopMode,
+        /// How long we waited.
+        timeout: Duration,
+    },
+    /// The call needs a running server.
+    #[error("the server is not running: call start_again() first")]
+    NotRunning,
+    /// The call needs a stopped server.
+    #[error("the server is running: call stop() first")]
+    Running,
+}
+
+impl Error {
+    pub(crate) fn io(action: impl Into<String>) -> impl FnOnce(std::io::Error) -> Self {
+        let action = action.into();
+        move |source| Self::Io { action, source }
+    }
+}

@@ -1,0 +1,76 @@
+//! Stops the server and removes its folder when the owner is gone, however it went.
+//!
+//! A shell reads from a pipe whose other end only the owner holds. The kernel closes that end
+//! when the owner ends, also by SIGKILL; the shell then sees the end of the input and cleans up.
+//! No polling, and no pid of the owner that could have been given to another process.
+//!
+//! The owner writes the server's pid when it starts one and an empty line when it has stopped, so
+//! the shell never signals a stale pid.
+
+use std::io::Write;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use crate::Error;
+
+/// `$1` is the folder. Immediate shutdown first, SIGKILL after five seconds.
+const SCRIPT: &str = r#"
+server=
+while read -r line; do server=$line; done
+if [ -n "$server" ] && kill -s QUIT "$server" 2>/dev/null; then
+    tries=0
+    while [ "$tries" -lt 50 ] && kill -s 0 "$server" 2>/dev/null; do
+        sleep 0.1
+        tries=$((tries + 1))
+    done
+    kill -s KILL "$server" 2>/dev/null
+fi
+rm -rf -- "$1"
+"#;
+
+#[derive(Debug)]
+pub(crate) struct Watchdog {
+    shell: Child,
+}
+
+impl Watchdog {
+    /// `folder` is removed when this value is dropped or our process ends.
+    pub(crate) fn watch(folder: &Path) -> Result<Self, Error> {
+        let shell = Command::new("sh")
+            .args(["-c", SCRIPT, "sh"])
+            .arg(folder)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .current_dir("/")
+            .process_group(0) // a Ctrl-C on the terminal must not reach it
+            .spawn()
+            .map_err(Error::io("starting the watchdog shell"))?;
+        Ok(Self { shell })
+    }
+
+    pub(crate) fn server_started(&mut self, pid: u32) -> Result<(), Error> {
+        self.tell(&pid.to_string())
+    }
+
+    pub(crate) fn server_stopped(&mut self) -> Result<(), Error> {
+        self.tell("")
+    }
+
+    fn tell(&mut self, line: &str) -> Result<(), Error> {
+        let pipe = self
+            .shell
+            .stdin
+            .as_mut()
+            .expect("invariant: stdin is piped and never taken");
+        writeln!(pipe, "{line}").map_err(Error::io("writing to the watchdog"))
+    }
+}
+
+impl Drop for Watchdog {
+    fn drop(&mut self) {
+        // `wait` closes the pipe first. A failure means that the shell is gone: nothing to do.
+        let _ = self.shell.wait();
+    }
+}

@@ -1,0 +1,185 @@
+//! What can go wrong with a slot, and what to do about it.
+
+use std::time::Duration;
+
+use decoder::Lsn;
+use tokio_postgres::error::SqlState;
+
+use crate::retention::WalHolder;
+use crate::{Holder, SlotName};
+
+/// An operation on a slot or a look at the catalogs failed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The database refused a statement, or the connection broke.
+    #[error("{action} failed: {source}; check that the server is up and that the role may do this")]
+    Database {
+        /// What was being done.
+        action: &'static str,
+        /// The client's error; [`Error::sqlstate`] gives its code.
+        source: tokio_postgres::Error,
+    },
+    /// No slot has this name.
+    #[error("replication slot {slot} does not exist: create it with `postrider slot create`")]
+    SlotMissing {
+        /// The slot.
+        slot: SlotName,
+    },
+    /// A slot of this name exists.
+    #[error("replication slot {slot} exists already: use it, or choose another name")]
+    SlotExists {
+        /// The slot.
+        slot: SlotName,
+    },
+    /// Another session reads from the slot.
+    #[error(
+        "replication slot {slot} is in use by {}: stop that reader first",
+        holder.as_ref().map_or("another session".to_owned(), ToString::to_string)
+    )]
+    SlotInUse {
+        /// The slot.
+        slot: SlotName,
+        /// Who reads from it, if it still did when we looked.
+        holder: Option<Box<Holder>>,
+    },
+    /// The slot was not free in time.
+    #[error(
+        "replication slot {slot} was not free after {waited:?}; it is held by {holder}: stop that \
+         reader, or end it with `select pg_terminate_backend({})`", holder.pid
+    )]
+    StillHeld {
+        /// The slot.
+        slot: SlotName,
+        /// Who reads from it.
+        holder: Box<Holder>,
+        /// How long we waited.
+        waited: Duration,
+    },
+    /// The slot is a physical one.
+    #[error("replication slot {slot} is physical: choose another name for the relay's slot")]
+    PhysicalSlot {
+        /// The slot.
+        slot: String,
+    },
+    /// The slot belongs to another output plugin.
+    #[error(
+        "replication slot {slot} belongs to the output plugin {plugin}, not pgoutput: choose \
+         another name for the relay's slot"
+    )]
+    OtherPlugin {
+        /// The slot.
+        slot: String,
+        /// Its plugin.
+        plugin: String,
+    },
+    /// The slot belongs to another database of the cluster.
+    #[error(
+        "replication slot {slot} belongs to database {database}: connect to that one, or choose \
+         another name for the relay's slot"
+    )]
+    OtherDatabase {
+        /// The slot.
+        slot: String,
+        /// Its database.
+        database: String,
+    },
+    /// The slot can never be read again.
+    #[error(
+        "replication slot {slot} is lost ({reason}): drop it and create a new one; what was not \
+         delivered is still in the outbox table"
+    )]
+    SlotLost {
+        /// The slot.
+        slot: SlotName,
+        /// The server's reason.
+        reason: String,
+    },
+    /// An advance would go backwards.
+    #[error(
+        "replication slot {slot} is confirmed up to {confirmed} and cannot go back to {to}: the \
+         WAL before is not kept; deliver old events again from the outbox table"
+    )]
+    Backwards {
+        /// The slot.
+        slot: SlotName,
+        /// Where it stands.
+        confirmed: Lsn,
+        /// Where it should have gone.
+        to: Lsn,
+    },
+    /// The server would not let us create the slot in time, because transactions run.
+    #[error(
+        "creating replication slot {slot} waited longer than {timeout:?} for running \
+         transactions ({}): end them or wait, then try again",
+        blockers_text(blockers)
+    )]
+    CreationBlocked {
+        /// The slot.
+        slot: SlotName,
+        /// How long we waited.
+        timeout: Duration,
+        /// The transactions that ran when we looked.
+        blockers: Vec<WalHolder>,
+    },
+    /// Every slot of the cluster is taken.
+    #[error(
+        "no replication slot is left for {slot}: drop one that is not needed, or raise \
+         max_replication_slots (needs a restart of the server)"
+    )]
+    NoSlotLeft {
+        /// The slot.
+        slot: SlotName,
+    },
+    /// The role may not work with slots.
+    #[error(
+        "the role may not manage replication slot {slot}: `alter role ... with replication` \
+         (Amazon RDS: `grant rds_replication to ...`)"
+    )]
+    NoReplicationRight {
+        /// The slot.
+        slot: SlotName,
+    },
+    /// The server does not write what logical decoding needs.
+    #[error(
+        "wal_level is {wal_level}, logical replication needs logical: `alter system set wal_level \
+         = 'logical'` and restart the server (Amazon RDS: rds.logical_replication = 1; Cloud SQL: \
+         flag cloudsql.logical_decoding = on)"
+    )]
+    WalLevel {
+        /// The present value.
+        wal_level: String,
+    },
+    /// This server cannot keep slots on standbys.
+    #[error("failover slots need PostgreSQL 17 or newer: create the slot without failover")]
+    FailoverUnsupported,
+    /// The server shows a state that we do not know.
+    #[error("unknown wal_status {wal_status:?}: this server is newer than we know, upgrade")]
+    UnknownWalStatus {
+        /// As the server shows it.
+        wal_status: String,
+    },
+}
+
+impl Error {
+    /// The SQLSTATE, when the server refused something that has no variant of its own.
+    #[must_use]
+    pub fn sqlstate(&self) -> Option<&SqlState> {
+        match self {
+            Self::Database { source, .. } => source.code(),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn database(action: &'static str) -> impl FnOnce(tokio_postgres::Error) -> Self {
+        move |source| Self::Database { action, source }
+    }
+}
+
+fn blockers_text(blockers: &[WalHolder]) -> String {
+    if blockers.is_empty() {
+        return "they have ended meanwhile".to_owned();
+    }
+    let texts: Vec<String> = blockers.iter().map(WalHolder::to_string).collect();
+    texts.join("; ")
+}

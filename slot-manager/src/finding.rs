@@ -1,0 +1,81 @@
+//! One result of a check, for people and for alerts.
+
+use serde::Serialize;
+
+/// How bad something is. Ordered: the worst of several is their maximum.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Severity {
+    /// As it should be.
+    Ok,
+    /// Worth knowing; nothing to do.
+    Info,
+    /// Works now and will hurt later, or hurts a little.
+    Warning,
+    /// Does not work, or data is at risk.
+    Error,
+}
+
+/// The result of one check.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Finding {
+    /// Stable kebab-case code, such as `wal-level-not-logical`.
+    pub code: &'static str,
+    /// How bad it is.
+    pub severity: Severity,
+    /// What was found, as a sentence with the values seen.
+    pub what: String,
+    /// What to run or change; absent when there is nothing to do.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub remedy: Option<String>,
+}
+
+impl Finding {
+    pub(crate) fn ok(code: &'static str, what: impl Into<String>) -> Self {
+        Self {
+            code,
+            severity: Severity::Ok,
+            what: what.into(),
+            remedy: None,
+        }
+    }
+
+    pub(crate) fn info(
+        code: &'static str,
+        what: impl Into<String>,
+        remedy: impl Into<String>,
+    ) -> Self {
+        Self {
+            code,
+            severity: Severity::Info,
+            what: what.into(),
+            remedy: Some(remedy.into()),
+        }
+    }
+
+    pub(crate) fn warning(
+        code: &'static str,
+        what: impl Into<String>,
+        remedy: impl Into<String>,
+    ) -> Self {
+        Self {
+            code,
+            severity: Severity::Warning,
+            what: what.into(),
+            remedy: Some(remedy.into()),
+        }
+    }
+
+    pub(crate) fn error(
+        code: &'static str,
+        what: impl Into<String>,
+        remedy: impl Into<String>,
+    ) -> Self {
+        Self {
+            code,
+            severity: Severity::Error,
+            what: what.into(),
+            remedy: Some(remedy.into()),
+        }
+    }
+}

@@ -1,0 +1,423 @@
+//! Judges a slot: one word for its state, how bad that is, and what to do.
+//!
+//! Pure: everything that is known comes in as an [`Observation`], nothing is asked or measured.
+//! Causes go before symptoms: a slot on another cluster is not "inactive", a lost one is not
+//! "lagging".
+
+use std::time::{Duration, SystemTime};
+
+use decoder::Lsn;
+use serde::{Serialize, Serializer};
+
+use crate::{Holder, Severity, Slot, SystemIdentifier, WalStatus};
+
+/// What is known about a slot at one moment.
+#[derive(Debug, Clone, Copy)]
+pub struct Observation<'a> {
+    /// The slot; `None` when there is none of its name.
+    pub slot: Option<&'a Slot>,
+    /// The same slot a while ago, for rates.
+    pub earlier: Option<Earlier<'a>>,
+    /// Who asks.
+    pub viewer: Viewer,
+    /// How far delivery is behind in time, see [`time_lag`].
+    pub time_lag: Option<Duration>,
+    /// The cluster that we are connected to.
+    pub system_identifier: SystemIdentifier,
+    /// What the relay wrote down about the slot.
+    pub recorded: Option<&'a RecordedPosition>,
+}
+
+/// An earlier look at the same slot.
+#[derive(Debug, Clone, Copy)]
+pub struct Earlier<'a> {
+    /// As it was.
+    pub slot: &'a Slot,
+    /// How long ago.
+    pub ago: Duration,
+}
+
+/// Who asks for the judgement.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Viewer {
+    /// A person or a monitor: any reader of the slot is the right one.
+    Outside,
+    /// The relay that streams from the slot.
+    Streaming,
+    /// A relay that does not: another reader means that it stands by.
+    Waiting,
+}
+
+/// What the relay wrote down when it last confirmed something.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RecordedPosition {
+    /// The cluster.
+    pub system_identifier: SystemIdentifier,
+    /// The confirmed position.
+    pub confirmed_lsn: Option<Lsn>,
+    /// Whether nothing can have been confirmed after it was written down: the relay has it in
+    /// memory, or wrote it as its last act of a clean stop. Positions confirmed on an idle
+    /// database are not written down at once, so that without this a slot further on is normal.
+    pub is_final: bool,
+}
+
+/// From where on a state is worth a warning or an alarm.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Thresholds {
+    /// Unconfirmed WAL.
+    pub warn_lag_bytes: u64,
+    /// Unconfirmed WAL.
+    pub error_lag_bytes: Option<u64>,
+    /// Age of the oldest unconfirmed event.
+    pub warn_lag: Duration,
+    /// Age of the oldest unconfirmed event.
+    pub error_lag: Option<Duration>,
+    /// Time until the slot is lost at the present rate.
+    pub warn_time_to_loss: Duration,
+}
+
+impl Default for Thresholds {
+    /// 256 MiB (16 segments) or 5 minutes behind; an hour to react before the slot is lost.
+    fn default() -> Self {
+        Self {
+            warn_lag_bytes: 256 << 20,
+            error_lag_bytes: None,
+            warn_lag: Duration::from_secs(300),
+            error_lag: None,
+            warn_time_to_loss: Duration::from_secs(3600),
+        }
+    }
+}
+
+/// The state of a slot. Serialises as its [`name`](Health::name).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Health {
+    /// Read from, and up to date.
+    Active,
+    /// Read from by another relay; we would take over.
+    StandbyHeld {
+        /// Who reads from it; absent when it is not visible to us.
+        holder: Option<Holder>,
+    },
+    /// Read from, but behind by more than the thresholds allow.
+    Lagging(Lag),
+    /// Nobody reads from it: WAL piles up.
+    Inactive(Lag),
+    /// All WAL is there, but at the present rate not for long.
+    Reserved(Headroom),
+    /// As `Reserved`, and more than `max_wal_size` is kept already.
+    Extended(Headroom),
+    /// The next checkpoint may remove WAL that is needed.
+    Unreserved(Headroom),
+    /// WAL that was needed is removed: the slot can never be read again.
+    Lost,
+    /// The server gave the slot up for another reason.
+    Invalidated {
+        /// The reason.
+        cause: InvalidationCause,
+    },
+    /// There is no slot of this name.
+    Missing,
+    /// The slot stands where the relay never confirmed: it was dropped and created again, or
+    /// advanced by somebody else. Events between the two positions were not streamed.
+    Recreated {
+        /// What the relay confirmed last.
+        recorded: Lsn,
+        /// Where the slot stands.
+        found: Lsn,
+    },
+    /// The relay's records come from another cluster: this database is a copy.
+    ForeignCluster {
+        /// The cluster in the records.
+        expected: SystemIdentifier,
+        /// The cluster that we are connected to.
+        found: SystemIdentifier,
+    },
+}
+
+/// How far a slot is behind, and how bad that is by the thresholds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Lag {
+    /// Unconfirmed WAL.
+    pub bytes: u64,
+    /// Age of the oldest unconfirmed event, if known.
+    pub time: Option<Duration>,
+    /// By the thresholds; [`Severity::Ok`] below all of them.
+    pub severity: Severity,
+}
+
+/// What is left before the slot is lost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Headroom {
+    /// WAL that can still be written; negative when it is past due, absent without a limit.
+    pub bytes: Option<i64>,
+    /// At the present rate; absent when unknown or when the room does not shrink.
+    pub time_to_loss: Option<Duration>,
+}
+
+/// Why the server gave a slot up.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum InvalidationCause {
+    /// Rows of the catalogs that decoding needs were vacuumed away (on a standby).
+    RowsRemoved,
+    /// `wal_level` was lowered.
+    WalLevelInsufficient,
+    /// Nobody read for longer than `idle_replication_slot_timeout`.
+    IdleTimeout,
+    /// A conflict with recovery, which PostgreSQL 16 does not explain further.
+    Conflict,
+    /// A reason of a newer server, in its words.
+    Other(String),
+}
+
+/// Judges a slot.
+#[must_use]
+pub fn judge(observation: &Observation<'_>, thresholds: &Thresholds) -> Health {
+    let Observation {
+        slot,
+        recorded,
+        system_identifier: found,
+        ..
+    } = *observation;
+    if let Some(expected) = recorded
+        .map(|r| r.system_identifier)
+        .filter(|id| *id != found)
+    {
+        return Health::ForeignCluster { expected, found };
+    }
+    let Some(slot) = slot else {
+        return Health::Missing;
+    };
+    gone(slot)
+        .or_else(|| recreated(slot, recorded))
+        .or_else(|| endangered(slot, observation.earlier, thresholds))
+        .unwrap_or_else(|| reading(slot, observation, thresholds))
+}
+
+fn gone(slot: &Slot) -> Option<Health> {
+    let cause = match slot.invalidation_reason.as_deref() {
+        Some("wal_removed") => return Some(Health::Lost),
+        Some("rows_removed") => InvalidationCause::RowsRemoved,
+        Some("wal_level_insufficient") => InvalidationCause::WalLevelInsufficient,
+        Some("idle_timeout") => InvalidationCause::IdleTimeout,
+        Some(other) => InvalidationCause::Other(other.to_owned()),
+        None if slot.conflicting == Some(true) => InvalidationCause::Conflict,
+        None if slot.wal_status == Some(WalStatus::Lost) => return Some(Health::Lost),
+        None => return None,
+    };
+    Some(Health::Invalidated { cause })
+}
+
+/// A position *behind* the recorded one is normal: a crashed server goes back to what it last
+/// saved, and a promoted standby to what it last copied. Only one ahead leaves events out.
+fn recreated(slot: &Slot, recorded: Option<&RecordedPosition>) -> Option<Health> {
+    let recorded = recorded.filter(|r| r.is_final)?.confirmed_lsn?;
+    let found = slot.confirmed_flush_lsn?;
+    (found > recorded).then_some(Health::Recreated { recorded, found })
+}
+
+fn endangered(
+    slot: &Slot,
+    earlier: Option<Earlier<'_>>,
+    thresholds: &Thresholds,
+) -> Option<Health> {
+    let headroom = headroom(slot, earlier);
+    let is_short = headroom
+        .time_to_loss
+        .is_some_and(|t| t < thresholds.warn_time_to_loss);
+    match slot.wal_status? {
+        WalStatus::Unreserved => Some(Health::Unreserved(headroom)),
+        WalStatus::Extended if is_short => Some(Health::Extended(headroom)),
+        WalStatus::Reserved if is_short => Some(Health::Reserved(headroom)),
+        WalStatus::Extended | WalStatus::Reserved | WalStatus::Lost => None,
+    }
+}
+
+fn reading(slot: &Slot, observation: &Observation<'_>, thresholds: &Thresholds) -> Health {
+    let lag = lag(slot, observation.time_lag, thresholds);
+    match (slot.active, observation.viewer) {
+        (false, _) => Health::Inactive(lag),
+        (true, Viewer::Waiting) => Health::StandbyHeld {
+            holder: slot.holder.clone(),
+        },
+        (true, Viewer::Outside | Viewer::Streaming) => {
+            if lag.severity == Severity::Ok {
+                Health::Active
+            } else {
+                Health::Lagging(lag)
+            }
+        }
+    }
+}
+
+fn lag(slot: &Slot, time: Option<Duration>, thresholds: &Thresholds) -> Lag {
+    let bytes = slot.lag_bytes.unwrap_or(0);
+    let beyond = |bytes_limit: Option<u64>, time_limit: Option<Duration>| {
+        bytes_limit.is_some_and(|limit| bytes >= limit)
+            || time_limit
+                .zip(time)
+                .is_some_and(|(limit, time)| time >= limit)
+    };
+    let severity = if beyond(thresholds.error_lag_bytes, thresholds.error_lag) {
+        Severity::Error
+    } else if beyond(Some(thresholds.warn_lag_bytes), Some(thresholds.warn_lag)) {
+        Severity::Warning
+    } else {
+        Severity::Ok
+    };
+    Lag {
+        bytes,
+        time,
+        severity,
+    }
+}
+
+/// What is left before the slot is lost, with the time at the rate since the earlier look.
+#[must_use]
+pub fn headroom(slot: &Slot, earlier: Option<Earlier<'_>>) -> Headroom {
+    let time_to_loss = slot.safe_wal_size.and_then(|left| {
+        let earlier = earlier?;
+        let shrunk = earlier.slot.safe_wal_size?.saturating_sub(left);
+        if shrunk <= 0 || earlier.ago.is_zero() {
+            return None;
+        }
+        #[expect(
+            clippy::cast_precision_loss,
+            reason = "an estimate; exact up to 8 PiB anyway"
+        )]
+        let seconds = left.max(0) as f64 * earlier.ago.as_secs_f64() / shrunk as f64;
+        Duration::try_from_secs_f64(seconds).ok()
+    });
+    Headroom {
+        bytes: slot.safe_wal_size,
+        time_to_loss,
+    }
+}
+
+/// What a relay knows of the events that it has not confirmed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Pending {
+    /// Nothing yet: it has not streamed since its start.
+    Unknown,
+    /// Everything that it was sent is confirmed.
+    Nothing,
+    /// The oldest unconfirmed event was committed then.
+    Since(SystemTime),
+}
+
+/// How far delivery is behind in time: absent until known, zero when there is nothing to deliver.
+///
+/// `lag_bytes` up to `idle_bytes` count as none: an idle server writes a little WAL by itself.
+/// With nothing pending but more than that to read, the age is not known.
+#[must_use]
+pub fn time_lag(
+    pending: Pending,
+    lag_bytes: u64,
+    idle_bytes: u64,
+    now: SystemTime,
+) -> Option<Duration> {
+    match pending {
+        Pending::Unknown => None,
+        Pending::Nothing => (lag_bytes <= idle_bytes).then_some(Duration::ZERO),
+        // The server's clock may be ahead of ours.
+        Pending::Since(committed) => Some(now.duration_since(committed).unwrap_or_default()),
+    }
+}
+
+impl Health {
+    /// Stable kebab-case name, for JSON and metrics.
+    #[must_use]
+    pub const fn name(&self) -> &'static str {
+        match self {
+            Self::Active => "active",
+            Self::StandbyHeld { .. } => "standby-held",
+            Self::Lagging(_) => "lagging",
+            Self::Inactive(_) => "inactive",
+            Self::Reserved(_) => "reserved",
+            Self::Extended(_) => "extended",
+            Self::Unreserved(_) => "unreserved",
+            Self::Lost => "lost",
+            Self::Invalidated { .. } => "invalidated",
+            Self::Missing => "missing",
+            Self::Recreated { .. } => "recreated",
+            Self::ForeignCluster { .. } => "foreign-cluster",
+        }
+    }
+
+    /// How bad it is; never [`Severity::Info`].
+    #[must_use]
+    pub fn severity(&self) -> Severity {
+        match self {
+            Self::Active | Self::StandbyHeld { .. } => Severity::Ok,
+            Self::Lagging(lag) | Self::Inactive(lag) => lag.severity.max(Severity::Warning),
+            Self::Reserved(_) | Self::Extended(_) => Severity::Warning,
+            Self::Unreserved(_)
+            | Self::Lost
+            | Self::Invalidated { .. }
+            | Self::Missing
+            | Self::Recreated { .. }
+            | Self::ForeignCluster { .. } => Severity::Error,
+        }
+    }
+
+    /// What to do; `None` when there is nothing to do.
+    #[must_use]
+    pub fn remedy(&self) -> Option<String> {
+        const DELIVERED: &str = "what was not delivered is still in the outbox table and is \
+                                 delivered from there";
+        let text = match self {
+            Self::Active | Self::StandbyHeld { .. } => return None,
+            Self::Lagging(_) => "see in `postrider status` whether Pub/Sub is slow or refuses, \
+                                 and in `postrider slot show` what keeps the WAL"
+                .to_owned(),
+            Self::Inactive(_) => "start the relay (`postrider run`); if it shall never run again, \
+                                  `postrider slot drop` releases the WAL"
+                .to_owned(),
+            Self::Reserved(_) | Self::Extended(_) => {
+                "let the relay catch up, or raise max_slot_wal_keep_size (a reload suffices) if \
+                 the disk has the room"
+                    .to_owned()
+            }
+            Self::Unreserved(_) => "raise max_slot_wal_keep_size now and reload, before the next \
+                                    checkpoint; then let the relay catch up"
+                .to_owned(),
+            Self::Lost => format!(
+                "drop the slot and create a new one (`postrider recover`), and raise \
+                 max_slot_wal_keep_size; {DELIVERED}"
+            ),
+            Self::Invalidated { cause } => format!(
+                "{}, then drop the slot and create a new one (`postrider recover`); {DELIVERED}",
+                cause.remedy()
+            ),
+            Self::Missing => format!("create it with `postrider slot create`; {DELIVERED}"),
+            Self::Recreated { .. } => format!("run `postrider recover`; {DELIVERED}"),
+            Self::ForeignCluster { .. } => "check that this is the right database: if it is a \
+                                            copy, do not run the relay on it; if it took the \
+                                            place of the original, run with --adopt"
+                .to_owned(),
+        };
+        Some(text)
+    }
+}
+
+impl InvalidationCause {
+    fn remedy(&self) -> &'static str {
+        match self {
+            Self::RowsRemoved | Self::Conflict => {
+                "set hot_standby_feedback = on on the standby that served the slot"
+            }
+            Self::WalLevelInsufficient => "set wal_level = logical and restart the server",
+            Self::IdleTimeout => "raise idle_replication_slot_timeout or set it to 0",
+            Self::Other(_) => "look the reason up in the server's log",
+        }
+    }
+}
+
+impl Serialize for Health {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.name())
+    }
+}
+
+#[cfg(test)]
+mod tests;

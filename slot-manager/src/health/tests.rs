@@ -1,0 +1,386 @@
+use super::*;
+
+const HERE: SystemIdentifier = SystemIdentifier::new(7);
+
+fn slot() -> Slot {
+    Slot {
+        slot_name: "postrider".to_owned(),
+        plugin: Some("pgoutput".to_owned()),
+        slot_type: "logical".to_owned(),
+        database: Some("shop".to_owned()),
+        in_this_database: true,
+        temporary: false,
+        active: true,
+        active_pid: Some(42),
+        wal_status: Some(WalStatus::Reserved),
+        safe_wal_size: None,
+        two_phase: false,
+        confirmed_flush_lsn: Some(Lsn::new(900)),
+        restart_lsn: Some(Lsn::new(800)),
+        catalog_xmin: Some(730),
+        xmin: None,
+        conflicting: None,
+        invalidation_reason: None,
+        inactive_since: None,
+        failover: None,
+        synced: None,
+        server_lsn: Some(Lsn::new(1000)),
+        lag_bytes: Some(100),
+        retained_bytes: Some(200),
+        holder: None,
+    }
+}
+
+fn seen(slot: &Slot) -> Observation<'_> {
+    Observation {
+        slot: Some(slot),
+        earlier: None,
+        viewer: Viewer::Outside,
+        time_lag: None,
+        system_identifier: HERE,
+        recorded: None,
+    }
+}
+
+fn judged(observation: &Observation<'_>) -> Health {
+    judge(observation, &Thresholds::default())
+}
+
+fn recorded(lsn: u64, is_final: bool) -> RecordedPosition {
+    RecordedPosition {
+        system_identifier: HERE,
+        confirmed_lsn: Some(Lsn::new(lsn)),
+        is_final,
+    }
+}
+
+#[test]
+fn a_slot_that_is_read_and_up_to_date_is_active() {
+    let health = judged(&seen(&slot()));
+    assert_eq!(health, Health::Active);
+    assert_eq!((health.severity(), health.remedy()), (Severity::Ok, None));
+}
+
+#[test]
+fn extended_without_a_limit_is_fine() {
+    let slot = Slot {
+        wal_status: Some(WalStatus::Extended),
+        ..slot()
+    };
+    assert_eq!(judged(&seen(&slot)), Health::Active);
+}
+
+#[test]
+fn a_waiting_relay_sees_the_reader_that_it_stands_by_for() {
+    let holder = Holder {
+        pid: 42,
+        application_name: Some("postrider@a".to_owned()),
+        client_addr: None,
+        user: None,
+        since: None,
+    };
+    let slot = Slot {
+        holder: Some(holder.clone()),
+        ..slot()
+    };
+    let observation = Observation {
+        viewer: Viewer::Waiting,
+        ..seen(&slot)
+    };
+    assert_eq!(
+        judged(&observation),
+        Health::StandbyHeld {
+            holder: Some(holder)
+        }
+    );
+    let observation = Observation {
+        viewer: Viewer::Streaming,
+        ..seen(&slot)
+    };
+    assert_eq!(judged(&observation), Health::Active);
+}
+
+#[test]
+fn a_slot_that_nobody_reads_is_inactive_and_as_bad_as_its_lag() {
+    let quiet = Slot {
+        active: false,
+        active_pid: None,
+        ..slot()
+    };
+    assert_eq!(judged(&seen(&quiet)).severity(), Severity::Warning);
+    let thresholds = Thresholds {
+        error_lag_bytes: Some(50),
+        ..Thresholds::default()
+    };
+    let health = judge(&seen(&quiet), &thresholds);
+    assert_eq!(
+        (health.name(), health.severity()),
+        ("inactive", Severity::Error)
+    );
+}
+
+#[test]
+fn lag_is_judged_by_bytes_and_by_time() {
+    let behind = Slot {
+        lag_bytes: Some(256 << 20),
+        ..slot()
+    };
+    assert_eq!(judged(&seen(&behind)).name(), "lagging");
+    let slot = slot();
+    let late = Observation {
+        time_lag: Some(Duration::from_secs(300)),
+        ..seen(&slot)
+    };
+    assert_eq!(judged(&late).name(), "lagging");
+    let thresholds = Thresholds {
+        error_lag: Some(Duration::from_secs(200)),
+        ..Thresholds::default()
+    };
+    assert_eq!(judge(&late, &thresholds).severity(), Severity::Error);
+    let fresh = Observation {
+        time_lag: Some(Duration::from_secs(299)),
+        ..seen(&slot)
+    };
+    assert_eq!(judged(&fresh), Health::Active);
+}
+
+#[test]
+fn time_to_loss_follows_the_rate_at_which_the_room_shrinks() {
+    let before = Slot {
+        safe_wal_size: Some(1000),
+        ..slot()
+    };
+    let now = Slot {
+        safe_wal_size: Some(600),
+        wal_status: Some(WalStatus::Extended),
+        ..slot()
+    };
+    let earlier = Some(Earlier {
+        slot: &before,
+        ago: Duration::from_secs(4),
+    });
+    let room = Headroom {
+        bytes: Some(600),
+        time_to_loss: Some(Duration::from_secs(6)),
+    };
+    assert_eq!(headroom(&now, earlier), room);
+    assert_eq!(
+        judged(&Observation {
+            earlier,
+            ..seen(&now)
+        }),
+        Health::Extended(room)
+    );
+    let reserved = Slot {
+        wal_status: Some(WalStatus::Reserved),
+        ..now
+    };
+    assert_eq!(
+        judged(&Observation {
+            earlier,
+            ..seen(&reserved)
+        }),
+        Health::Reserved(room)
+    );
+}
+
+#[test]
+fn room_that_grows_or_lasts_for_hours_is_no_worry() {
+    let slot = Slot {
+        safe_wal_size: Some(1 << 40),
+        ..slot()
+    };
+    let less = Slot {
+        safe_wal_size: Some((1 << 40) - 1),
+        ..slot.clone()
+    };
+    let ago = Duration::from_secs(1);
+    let growing = Observation {
+        earlier: Some(Earlier { slot: &less, ago }),
+        ..seen(&slot)
+    };
+    assert_eq!(judged(&growing), Health::Active);
+    let slow = Observation {
+        earlier: Some(Earlier { slot: &slot, ago }),
+        ..seen(&less)
+    };
+    assert_eq!(judged(&slow), Health::Active);
+}
+
+#[test]
+fn unreserved_is_an_alarm_also_without_a_rate() {
+    let slot = Slot {
+        wal_status: Some(WalStatus::Unreserved),
+        safe_wal_size: Some(-5),
+        ..slot()
+    };
+    let health = judged(&seen(&slot));
+    let room = Headroom {
+        bytes: Some(-5),
+        time_to_loss: None,
+    };
+    assert_eq!(health, Health::Unreserved(room));
+    assert_eq!(health.severity(), Severity::Error);
+}
+
+#[test]
+fn removed_wal_means_lost_on_every_major() {
+    let until_16 = Slot {
+        wal_status: Some(WalStatus::Lost),
+        ..slot()
+    };
+    let since_17 = Slot {
+        invalidation_reason: Some("wal_removed".to_owned()),
+        ..until_16.clone()
+    };
+    for slot in [until_16, since_17] {
+        assert_eq!(judged(&seen(&slot)), Health::Lost);
+    }
+}
+
+#[test]
+fn other_reasons_are_named() {
+    for (reason, cause) in [
+        ("rows_removed", InvalidationCause::RowsRemoved),
+        (
+            "wal_level_insufficient",
+            InvalidationCause::WalLevelInsufficient,
+        ),
+        ("idle_timeout", InvalidationCause::IdleTimeout),
+        ("flood", InvalidationCause::Other("flood".to_owned())),
+    ] {
+        let slot = Slot {
+            wal_status: Some(WalStatus::Lost),
+            invalidation_reason: Some(reason.to_owned()),
+            ..slot()
+        };
+        assert_eq!(judged(&seen(&slot)), Health::Invalidated { cause });
+    }
+    let on_16 = Slot {
+        conflicting: Some(true),
+        wal_status: Some(WalStatus::Lost),
+        ..slot()
+    };
+    let cause = InvalidationCause::Conflict;
+    assert_eq!(judged(&seen(&on_16)), Health::Invalidated { cause });
+}
+
+#[test]
+fn a_slot_ahead_of_what_was_confirmed_was_recreated() {
+    let slot = slot();
+    let record = recorded(899, true);
+    let health = judged(&Observation {
+        recorded: Some(&record),
+        ..seen(&slot)
+    });
+    let (recorded, found) = (Lsn::new(899), Lsn::new(900));
+    assert_eq!(health, Health::Recreated { recorded, found });
+}
+
+#[test]
+fn a_slot_behind_is_normal_after_a_crash_and_one_ahead_when_the_record_is_not_final() {
+    let slot = slot();
+    for record in [
+        recorded(901, true),
+        recorded(900, true),
+        recorded(10, false),
+    ] {
+        let health = judged(&Observation {
+            recorded: Some(&record),
+            ..seen(&slot)
+        });
+        assert_eq!(health, Health::Active, "{record:?}");
+    }
+}
+
+#[test]
+fn another_cluster_comes_before_everything_else() {
+    let record = recorded(900, true);
+    let found = SystemIdentifier::new(8);
+    let slot = Slot {
+        wal_status: Some(WalStatus::Lost),
+        ..slot()
+    };
+    let foreign = Observation {
+        recorded: Some(&record),
+        system_identifier: found,
+        ..seen(&slot)
+    };
+    for observation in [
+        foreign,
+        Observation {
+            slot: None,
+            ..foreign
+        },
+    ] {
+        assert_eq!(
+            judged(&observation),
+            Health::ForeignCluster {
+                expected: HERE,
+                found
+            }
+        );
+    }
+}
+
+#[test]
+fn no_slot_is_missing() {
+    let slot = slot();
+    assert_eq!(
+        judged(&Observation {
+            slot: None,
+            ..seen(&slot)
+        }),
+        Health::Missing
+    );
+}
+
+#[test]
+fn whatever_is_bad_says_what_to_do() {
+    let lag = Lag {
+        bytes: 1,
+        time: None,
+        severity: Severity::Ok,
+    };
+    let room = Headroom {
+        bytes: None,
+        time_to_loss: None,
+    };
+    let (recorded, found) = (Lsn::new(1), Lsn::new(2));
+    for health in [
+        Health::Lagging(lag),
+        Health::Inactive(lag),
+        Health::Reserved(room),
+        Health::Extended(room),
+        Health::Unreserved(room),
+        Health::Lost,
+        Health::Invalidated {
+            cause: InvalidationCause::IdleTimeout,
+        },
+        Health::Missing,
+        Health::Recreated { recorded, found },
+        Health::ForeignCluster {
+            expected: HERE,
+            found: SystemIdentifier::new(8),
+        },
+    ] {
+        assert!(health.severity() >= Severity::Warning, "{health:?}");
+        assert!(health.remedy().is_some(), "{health:?}");
+    }
+}
+
+#[test]
+fn time_lag_is_absent_until_known_and_zero_when_idle() {
+    let now = SystemTime::UNIX_EPOCH + Duration::from_secs(100);
+    let lag = |pending, bytes| time_lag(pending, bytes, 64, now);
+    assert_eq!(lag(Pending::Unknown, 0), None);
+    assert_eq!(lag(Pending::Nothing, 64), Some(Duration::ZERO));
+    assert_eq!(lag(Pending::Nothing, 65), None);
+    let since = |seconds| Pending::Since(SystemTime::UNIX_EPOCH + Duration::from_secs(seconds));
+    assert_eq!(lag(since(97), 0), Some(Duration::from_secs(3)));
+    assert_eq!(
+        lag(since(101), 0),
+        Some(Duration::ZERO),
+        "a server clock ahead of ours"
+    );
+}

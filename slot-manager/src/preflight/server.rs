@@ -1,0 +1,221 @@
+//! Checks of the server: version, role in replication, settings, free places.
+
+use super::facts::Facts;
+use super::{NEWEST_MAJOR, OLDEST_MAJOR};
+use crate::{Finding, quoted_identifier};
+
+/// In MB, as `pg_settings` counts it. Below it one busy minute can cost the slot: loggable WAL
+/// rates are 10-100 MB/s.
+const SMALL_KEEP_SIZE_MB: i64 = 1024;
+
+pub(super) fn version(major: u32) -> Finding {
+    if major < OLDEST_MAJOR {
+        return Finding::error(
+            "server-too-old",
+            format!("the server is PostgreSQL {major}"),
+            format!("upgrade it to PostgreSQL {OLDEST_MAJOR} or newer"),
+        );
+    }
+    if major > NEWEST_MAJOR {
+        return Finding::info(
+            "server-untested",
+            format!("the server is PostgreSQL {major}, newer than any that was tested"),
+            format!("look for a newer release; tested are {OLDEST_MAJOR} to {NEWEST_MAJOR}"),
+        );
+    }
+    Finding::ok(
+        "server-version",
+        format!("the server is PostgreSQL {major}"),
+    )
+}
+
+pub(super) fn check(facts: &Facts) -> Vec<Finding> {
+    let mut findings = vec![
+        standby(facts),
+        wal_level(facts),
+        replication_right(facts),
+        wal_senders(facts),
+        replication_slots(facts),
+        slot_wal_keep_size(facts),
+        wal_sender_timeout(facts),
+        pooler(facts),
+    ];
+    findings.extend(idle_slot_timeout(facts));
+    findings.extend(synchronized_standby_slots(facts));
+    findings
+}
+
+fn standby(facts: &Facts) -> Finding {
+    if !facts.cluster.in_recovery {
+        return Finding::ok("primary", "the server is a primary");
+    }
+    Finding::error(
+        "server-is-standby",
+        "the server is a standby: outcomes cannot be recorded on it",
+        "connect to the primary (libpq: target_session_attrs=read-write)",
+    )
+}
+
+fn wal_level(facts: &Facts) -> Finding {
+    let level = facts.settings.text("wal_level");
+    if level == "logical" {
+        return Finding::ok("wal-level", "wal_level is logical");
+    }
+    Finding::error(
+        "wal-level-not-logical",
+        format!("wal_level is {level}"),
+        "alter system set wal_level = 'logical', then restart the server (Amazon RDS: \
+         rds.logical_replication = 1; Cloud SQL: flag cloudsql.logical_decoding = on)",
+    )
+}
+
+fn replication_right(facts: &Facts) -> Finding {
+    let role = &facts.role;
+    if facts.may_replicate {
+        return Finding::ok("replication-right", format!("role {role} may replicate"));
+    }
+    let quoted = quoted_identifier(role);
+    Finding::error(
+        "replication-right-missing",
+        format!("role {role} may not replicate"),
+        format!(
+            "alter role {quoted} with replication (Amazon RDS: grant rds_replication to {quoted})"
+        ),
+    )
+}
+
+fn wal_senders(facts: &Facts) -> Finding {
+    let used = facts.wal_senders;
+    let Some(limit) = facts.settings.number("max_wal_senders") else {
+        return Finding::ok("wal-senders", format!("{used} walsenders are in use"));
+    };
+    let what = format!("{used} of {limit} walsenders are in use");
+    let remedy = "raise max_wal_senders and restart the server, or end a reader that is not needed";
+    match limit - used {
+        ..=0 => Finding::error("wal-senders-used-up", what, remedy),
+        1 => Finding::warning("wal-senders-short", what, remedy),
+        _ => Finding::ok("wal-senders", what),
+    }
+}
+
+fn replication_slots(facts: &Facts) -> Finding {
+    let used = facts.slot_count;
+    let Some(limit) = facts.settings.number("max_replication_slots") else {
+        return Finding::ok(
+            "replication-slots",
+            format!("{used} replication slots are in use"),
+        );
+    };
+    let what = format!("{used} of {limit} replication slots are in use");
+    let remedy =
+        "raise max_replication_slots and restart the server, or drop a slot that is not needed";
+    match limit - used {
+        ..=0 => Finding::warning("replication-slots-used-up", what, remedy),
+        _ => Finding::ok("replication-slots", what),
+    }
+}
+
+fn slot_wal_keep_size(facts: &Facts) -> Finding {
+    match facts.settings.number("max_slot_wal_keep_size") {
+        None | Some(..0) => Finding::info(
+            "slot-wal-unlimited",
+            "max_slot_wal_keep_size is unlimited: while the relay is down WAL can fill the disk",
+            "watch retained_bytes (`postrider slot show`), or set a limit below the free disk \
+             space; beyond it the slot is lost and delivery goes on from the outbox table",
+        ),
+        Some(mb @ 0..SMALL_KEEP_SIZE_MB) => Finding::warning(
+            "slot-wal-limit-small",
+            format!(
+                "max_slot_wal_keep_size is {mb} MB: a short stop of the relay can cost the slot"
+            ),
+            "raise it to several hours of WAL (a reload suffices)",
+        ),
+        Some(mb) => Finding::ok(
+            "slot-wal-limit",
+            format!("max_slot_wal_keep_size is {mb} MB"),
+        ),
+    }
+}
+
+fn wal_sender_timeout(facts: &Facts) -> Finding {
+    match facts.settings.number("wal_sender_timeout") {
+        Some(0) => Finding::info(
+            "wal-sender-timeout-off",
+            "wal_sender_timeout is 0: the server never ends a reader that has gone silent",
+            "set it to 60s; the relay sets its own, but another reader's slot can stay taken",
+        ),
+        ms => Finding::ok(
+            "wal-sender-timeout",
+            format!("wal_sender_timeout is {} ms", ms.unwrap_or_default()),
+        ),
+    }
+}
+
+/// PostgreSQL 18 and newer.
+fn idle_slot_timeout(facts: &Facts) -> Option<Finding> {
+    let setting = "idle_replication_slot_timeout";
+    let seconds = facts.settings.number(setting)?;
+    if seconds == 0 {
+        return Some(Finding::ok(
+            "idle-slot-timeout",
+            format!("{setting} is off"),
+        ));
+    }
+    Some(Finding::warning(
+        "idle-slot-timeout-set",
+        format!("{setting} is {seconds} s: a relay that is down for longer loses its slot"),
+        format!("set {setting} to 0, or well above the longest stop of the relay"),
+    ))
+}
+
+/// PostgreSQL 17 and newer. The stream waits for these slots' standbys; on a server that was
+/// promoted the setting often stays behind, and only the server's log tells.
+fn synchronized_standby_slots(facts: &Facts) -> Option<Finding> {
+    let setting = "synchronized_standby_slots";
+    let names: Vec<&str> = facts
+        .settings
+        .text(setting)
+        .split(',')
+        .map(str::trim)
+        .filter(|n| !n.is_empty())
+        .collect();
+    if names.is_empty() {
+        return None;
+    }
+    let stalled: Vec<&str> = names
+        .iter()
+        .copied()
+        .filter(|name| !facts.slots.iter().any(|s| s.slot_name == *name && s.active))
+        .collect();
+    if stalled.is_empty() {
+        let what = format!(
+            "the standbys of {setting} ({}) are connected",
+            names.join(", ")
+        );
+        return Some(Finding::ok("synchronized-standby-slots", what));
+    }
+    Some(Finding::error(
+        "synchronized-standby-slots-stalled",
+        format!(
+            "{setting} names {}, which no standby reads: delivery waits for it",
+            stalled.join(", ")
+        ),
+        format!("bring the standby back, or take the name out of {setting} and reload"),
+    ))
+}
+
+/// Proves a pooler, but not its absence: an idle one may hand out the same process each time.
+fn pooler(facts: &Facts) -> Finding {
+    if facts.backend_pids.windows(2).all(|pair| pair[0] == pair[1]) {
+        return Finding::ok(
+            "direct-connection",
+            "one server process answers this connection",
+        );
+    }
+    Finding::error(
+        "pooler-in-between",
+        "several server processes answer this connection: a pooler stands in between",
+        "connect to PostgreSQL itself; a pooler in transaction mode cannot carry replication \
+         (Supabase, Neon: use the direct endpoint)",
+    )
+}

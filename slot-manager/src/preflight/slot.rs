@@ -1,0 +1,126 @@
+//! Checks of the slot: is it ours, alive, free, and kept on standbys.
+
+use super::facts::Facts;
+use crate::health::{self, Observation, Thresholds, Viewer};
+use crate::{Error, Finding, Health, Severity, Slot, SlotName};
+
+/// The first major with failover slots.
+const FAILOVER_MAJOR: u32 = 17;
+
+pub(super) fn check(facts: &Facts, name: &SlotName) -> Vec<Finding> {
+    let Some(slot) = facts
+        .slots
+        .iter()
+        .find(|slot| slot.slot_name == name.as_str())
+    else {
+        return vec![missing(facts, name)];
+    };
+    if let Err(error) = slot.require_ours() {
+        return vec![not_ours(name, &error)];
+    }
+    let mut findings = vec![state(facts, slot)];
+    findings.extend(failover(facts, slot));
+    findings
+}
+
+fn missing(facts: &Facts, name: &SlotName) -> Finding {
+    let limit = facts
+        .settings
+        .number("max_replication_slots")
+        .unwrap_or(i64::MAX);
+    if facts.slot_count >= limit {
+        return Finding::error(
+            "slot-cannot-be-created",
+            format!("slot {name} does not exist and all {limit} replication slots are in use"),
+            "drop a slot that is not needed, or raise max_replication_slots and restart the server",
+        );
+    }
+    Finding::info(
+        "slot-missing",
+        format!("slot {name} does not exist yet"),
+        "`postrider run` creates it; rows committed before that are not streamed",
+    )
+}
+
+fn not_ours(name: &SlotName, error: &Error) -> Finding {
+    let code = match error {
+        Error::PhysicalSlot { .. } => "slot-is-physical",
+        Error::OtherDatabase { .. } => "slot-of-other-database",
+        _ => "slot-of-other-plugin",
+    };
+    Finding::error(
+        code,
+        error.to_string(),
+        format!("choose another name than {name} for the slot"),
+    )
+}
+
+fn state(facts: &Facts, slot: &Slot) -> Finding {
+    let name = &slot.slot_name;
+    let observation = Observation {
+        slot: Some(slot),
+        earlier: None,
+        viewer: Viewer::Waiting,
+        time_lag: None,
+        system_identifier: facts.cluster.system_identifier,
+        recorded: None,
+    };
+    let health = health::judge(&observation, &Thresholds::default());
+    let remedy = health.remedy().unwrap_or_default();
+    match &health {
+        Health::StandbyHeld { holder } => Finding::info(
+            "slot-held",
+            match holder {
+                Some(holder) => format!("slot {name} is read by {holder}"),
+                None => format!("slot {name} is read by another session"),
+            },
+            "a relay that is started now stands by and takes over when that reader goes",
+        ),
+        Health::Inactive(_) | Health::Active | Health::Lagging(_) => {
+            Finding::ok("slot", format!("slot {name} is there and free"))
+        }
+        Health::Reserved(_) | Health::Extended(_) | Health::Unreserved(_) => Finding {
+            severity: health.severity(),
+            ..Finding::warning(
+                "slot-in-danger",
+                format!("slot {name} is {}", health.name()),
+                remedy,
+            )
+        },
+        Health::Lost
+        | Health::Invalidated { .. }
+        | Health::Missing
+        | Health::Recreated { .. }
+        | Health::ForeignCluster { .. } => {
+            let reason = slot
+                .invalidation_reason
+                .as_deref()
+                .unwrap_or("wal_status lost");
+            Finding {
+                severity: Severity::Error,
+                ..Finding::error(
+                    "slot-lost",
+                    format!("slot {name} is lost ({reason})"),
+                    remedy,
+                )
+            }
+        }
+    }
+}
+
+fn failover(facts: &Facts, slot: &Slot) -> Option<Finding> {
+    let name = &slot.slot_name;
+    if facts.cluster.major_version() < FAILOVER_MAJOR {
+        return None;
+    }
+    Some(if slot.failover == Some(true) {
+        Finding::ok("slot-failover", format!("slot {name} is kept on standbys"))
+    } else {
+        Finding::info(
+            "slot-failover-off",
+            format!("slot {name} is not kept on standbys: a promotion loses it"),
+            "if there are standbys, create the slot with --failover; after a promotion without it \
+             delivery goes on from the outbox table",
+        )
+    })
+}

@@ -1,0 +1,143 @@
+//! Checks of the publication, the captured tables and the relay's own tables.
+
+use super::Expectation;
+use super::facts::{Facts, TableRights};
+use crate::publication::{Problem, PublicationState};
+use crate::{Finding, QualifiedName, quoted_identifier};
+
+pub(super) fn check_publication(state: &PublicationState) -> Vec<Finding> {
+    let name = &state.name;
+    let mut findings: Vec<Finding> = state
+        .problems()
+        .iter()
+        .map(|problem| Finding::error(problem_code(problem), problem.to_string(), problem.remedy()))
+        .collect();
+    if findings.is_empty() {
+        let what = format!("publication {name} carries every captured table");
+        findings.push(Finding::ok("publication", what));
+    }
+    if state.publication.is_some_and(|p| p.other_changes) {
+        findings.push(Finding::warning(
+            "publication-publishes-other-changes",
+            format!("publication {name} publishes more than inserts; the rest is read in vain"),
+            format!(
+                "alter publication {} set (publish = 'insert')",
+                quoted_identifier(name)
+            ),
+        ));
+    }
+    findings
+}
+
+fn problem_code(problem: &Problem) -> &'static str {
+    match problem {
+        Problem::PublicationMissing { .. } => "publication-missing",
+        Problem::InsertsNotPublished { .. } => "publication-without-inserts",
+        Problem::TableMissing { .. } => "table-missing",
+        Problem::ColumnsMissing { .. } => "column-missing",
+        Problem::NotViaPartitionRoot { .. } => "publication-not-via-root",
+        Problem::TableNotPublished { .. } => "table-not-published",
+        Problem::RowFilter { .. } => "publication-row-filter",
+        Problem::ColumnsNotPublished { .. } => "publication-column-list",
+    }
+}
+
+pub(super) fn check_rights(facts: &Facts, expectation: &Expectation) -> Vec<Finding> {
+    let captured = expectation.tables.len();
+    let tables = expectation.all_tables();
+    let pairs = tables.into_iter().zip(&facts.rights).enumerate();
+    let findings = pairs.filter_map(|(place, (table, rights))| {
+        if place < captured {
+            captured_table(&facts.role, table, rights)
+        } else if expectation.dispatch.as_ref() == Some(table) {
+            Some(own_table(&facts.role, table, rights, &DISPATCH))
+        } else {
+            Some(own_table(&facts.role, table, rights, &RELAY))
+        }
+    });
+    findings.collect()
+}
+
+/// A missing captured table is the publication check's finding.
+fn captured_table(role: &str, table: &QualifiedName, rights: &TableRights) -> Option<Finding> {
+    if !rights.exists {
+        return None;
+    }
+    let wanted = [("select", rights.may_select)];
+    Some(match grants(role, table, rights, &wanted) {
+        None => Finding::ok("table-readable", format!("role {role} may read {table}")),
+        Some(remedy) => {
+            let what = format!("role {role} may not read {table}");
+            Finding::error("table-not-readable", what, remedy)
+        }
+    })
+}
+
+/// A table that the relay writes: its codes, and whether it updates rows.
+struct OwnTable {
+    ok: &'static str,
+    missing: &'static str,
+    not_writable: &'static str,
+    is_updated: bool,
+}
+
+const DISPATCH: OwnTable = OwnTable {
+    ok: "dispatch-table",
+    missing: "dispatch-table-missing",
+    not_writable: "dispatch-table-not-writable",
+    is_updated: false,
+};
+
+const RELAY: OwnTable = OwnTable {
+    ok: "relay-table",
+    missing: "relay-table-missing",
+    not_writable: "relay-table-not-writable",
+    is_updated: true,
+};
+
+fn own_table(role: &str, table: &QualifiedName, rights: &TableRights, own: &OwnTable) -> Finding {
+    if !rights.exists {
+        return Finding::error(
+            own.missing,
+            format!("table {table} does not exist"),
+            "run `postrider init --apply` as the owner of the database",
+        );
+    }
+    let wanted = [
+        ("select", rights.may_select),
+        ("insert", rights.may_insert),
+        ("update", rights.may_update || !own.is_updated),
+    ];
+    match grants(role, table, rights, &wanted) {
+        None => Finding::ok(own.ok, format!("role {role} may write {table}")),
+        Some(remedy) => Finding::error(
+            own.not_writable,
+            format!("role {role} may not write {table}"),
+            remedy,
+        ),
+    }
+}
+
+/// The statements that give what is lacking; `None` when nothing is.
+fn grants(
+    role: &str,
+    table: &QualifiedName,
+    rights: &TableRights,
+    wanted: &[(&str, bool)],
+) -> Option<String> {
+    let role = quoted_identifier(role);
+    let lacking: Vec<&str> = wanted
+        .iter()
+        .filter(|(_, has)| !has)
+        .map(|(right, _)| *right)
+        .collect();
+    let mut statements = Vec::new();
+    if !rights.may_use_schema {
+        let schema = quoted_identifier(&table.schema);
+        statements.push(format!("grant usage on schema {schema} to {role}"));
+    }
+    if !lacking.is_empty() {
+        statements.push(format!("grant {} on {table} to {role}", lacking.join(", ")));
+    }
+    (!statements.is_empty()).then(|| statements.join("; "))
+}

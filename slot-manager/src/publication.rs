@@ -1,0 +1,235 @@
+//! Whether the publication carries every row of the captured tables.
+//!
+//! PostgreSQL looks a publication up as of the WAL position that it decodes. Rows that were
+//! written while the publication was missing, or while it did not have the table, are not streamed
+//! ever, and PostgreSQL 18 says so in a notice only. So the relay looks itself, every few seconds,
+//! with one cheap statement, and confirms nothing while there is a [`Problem`]. A change that was
+//! undone between two looks shows in [`PublicationState::has_changed_since`].
+//!
+//! See <https://www.postgresql.org/docs/current/sql-createpublication.html>.
+
+use tokio_postgres::types::{ToSql, Type};
+use tokio_postgres::{Client, Row};
+
+use crate::slot::get;
+use crate::{Error, QualifiedName, sql};
+
+mod problem;
+
+pub use problem::Problem;
+
+/// A table whose inserts must be streamed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CapturedTable {
+    /// The table; for a partitioned one its root.
+    pub name: QualifiedName,
+    /// The columns that are needed from each row.
+    pub columns: Vec<String>,
+}
+
+/// A publication as it stood at one moment, seen from the captured tables.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PublicationState {
+    /// Its name.
+    pub name: String,
+    /// What it is; `None` when there is none of this name.
+    pub publication: Option<Publication>,
+    /// The captured tables, in the order in which they were asked for.
+    pub tables: Vec<TableState>,
+    fingerprint: String,
+}
+
+/// A publication's own properties.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Publication {
+    /// Its object identifier; another one means that it was recreated.
+    pub oid: u32,
+    /// `FOR ALL TABLES`.
+    pub all_tables: bool,
+    /// Whether inserts are published.
+    pub inserts: bool,
+    /// Whether updates, deletes or truncates are published too.
+    pub other_changes: bool,
+    /// Whether rows of partitions appear as rows of the root.
+    pub via_partition_root: bool,
+}
+
+/// What the publication makes of one captured table.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TableState {
+    /// What was asked for.
+    pub wanted: CapturedTable,
+    /// Its object identifier; `None` when there is no such table.
+    pub oid: Option<u32>,
+    /// Whether it is the root of partitions.
+    pub is_partitioned: bool,
+    /// The columns that it has.
+    pub columns: Vec<String>,
+    /// How it is published, if it is.
+    pub published: Option<PublishedTable>,
+}
+
+/// How a table is published.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PublishedTable {
+    /// Rows that do not meet it are left out.
+    pub row_filter: Option<String>,
+    /// The columns that are sent; absent on PostgreSQL 14, which always sends all.
+    pub columns: Option<Vec<String>>,
+}
+
+/// Looks at a publication, with one statement.
+///
+/// # Errors
+/// [`Error::Database`].
+pub async fn inspect(
+    client: &Client,
+    publication: &str,
+    tables: &[CapturedTable],
+) -> Result<PublicationState, Error> {
+    let schemas: Vec<&str> = tables.iter().map(|t| t.name.schema.as_str()).collect();
+    let names: Vec<&str> = tables.iter().map(|t| t.name.name.as_str()).collect();
+    let parameters: [(&(dyn ToSql + Sync), Type); 3] = [
+        (&publication, Type::TEXT),
+        (&schemas, Type::TEXT_ARRAY),
+        (&names, Type::TEXT_ARRAY),
+    ];
+    let rows = client
+        .query_typed(sql::PUBLICATION, &parameters)
+        .await
+        .map_err(Error::database("looking at the publication"))?;
+    let properties = rows
+        .first()
+        .map(Publication::from_row)
+        .transpose()?
+        .flatten();
+    let mut fingerprint = String::new();
+    for row in &rows {
+        fingerprint += get(row, "fingerprint")?;
+        fingerprint.push(';');
+    }
+    let states = tables
+        .iter()
+        .zip(&rows)
+        .map(|(table, row)| TableState::from_row(table, row));
+    Ok(PublicationState {
+        name: publication.to_owned(),
+        publication: properties,
+        tables: states.collect::<Result<_, _>>()?,
+        fingerprint,
+    })
+}
+
+impl Publication {
+    fn from_row(row: &Row) -> Result<Option<Self>, Error> {
+        let Some(oid) = get(row, "oid")? else {
+            return Ok(None);
+        };
+        let updates: bool = get(row, "pubupdate")?;
+        let deletes: bool = get(row, "pubdelete")?;
+        let truncates: bool = get(row, "pubtruncate")?;
+        Ok(Some(Self {
+            oid,
+            all_tables: get(row, "puballtables")?,
+            inserts: get(row, "pubinsert")?,
+            other_changes: updates || deletes || truncates,
+            via_partition_root: get(row, "pubviaroot")?,
+        }))
+    }
+}
+
+impl TableState {
+    fn from_row(wanted: &CapturedTable, row: &Row) -> Result<Self, Error> {
+        let published: bool = get(row, "published")?;
+        Ok(Self {
+            wanted: wanted.clone(),
+            oid: get(row, "table_oid")?,
+            is_partitioned: get(row, "partitioned")?,
+            columns: get(row, "table_columns")?,
+            published: published
+                .then(|| {
+                    Ok::<_, Error>(PublishedTable {
+                        row_filter: get(row, "row_filter")?,
+                        columns: get(row, "published_columns")?,
+                    })
+                })
+                .transpose()?,
+        })
+    }
+
+    fn problem(&self, publication: &str, via_partition_root: bool) -> Option<Problem> {
+        let table = self.wanted.name.clone();
+        let lacking = |columns: &[String]| -> Vec<String> {
+            self.wanted
+                .columns
+                .iter()
+                .filter(|c| !columns.contains(c))
+                .cloned()
+                .collect()
+        };
+        if self.oid.is_none() {
+            return Some(Problem::TableMissing { table });
+        }
+        let columns = lacking(&self.columns);
+        if !columns.is_empty() {
+            return Some(Problem::ColumnsMissing { table, columns });
+        }
+        let publication = publication.to_owned();
+        let Some(published) = &self.published else {
+            // Without the option the catalog lists the partitions instead of the root.
+            return Some(if self.is_partitioned && !via_partition_root {
+                Problem::NotViaPartitionRoot { publication, table }
+            } else {
+                Problem::TableNotPublished { publication, table }
+            });
+        };
+        if let Some(filter) = published.row_filter.clone() {
+            return Some(Problem::RowFilter {
+                publication,
+                table,
+                filter,
+            });
+        }
+        let columns = lacking(published.columns.as_deref()?);
+        (!columns.is_empty()).then_some(Problem::ColumnsNotPublished {
+            publication,
+            table,
+            columns,
+        })
+    }
+}
+
+impl PublicationState {
+    /// Why rows are not streamed; empty when all is well. Per table the first reason only: the
+    /// others cannot be known before it is removed.
+    #[must_use]
+    pub fn problems(&self) -> Vec<Problem> {
+        let Some(publication) = &self.publication else {
+            let tables = self.tables.iter().map(|t| t.wanted.name.clone()).collect();
+            return vec![Problem::PublicationMissing {
+                publication: self.name.clone(),
+                tables,
+            }];
+        };
+        let inserts = (!publication.inserts).then(|| Problem::InsertsNotPublished {
+            publication: self.name.clone(),
+        });
+        let via_root = publication.via_partition_root;
+        let of_tables = self
+            .tables
+            .iter()
+            .filter_map(|t| t.problem(&self.name, via_root));
+        inserts.into_iter().chain(of_tables).collect()
+    }
+
+    /// Whether the publication, its hold on a captured table, or a captured table itself was
+    /// altered, dropped or recreated since `earlier`, also when all looks the same again. Rows
+    /// written in between may be missing from the stream.
+    ///
+    /// Both states must come from the same question. Membership through `FOR TABLES IN SCHEMA`
+    /// and `FOR ALL TABLES` leaves no trace per table.
+    #[must_use]
+    pub fn has_changed_since(&self, earlier: &Self) -> bool {
+        self.fingerprint != earlier.fingerprint
+    }
+}

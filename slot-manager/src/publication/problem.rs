@@ -1,0 +1,169 @@
+//! The ways in which a publication fails to carry a captured table, and the SQL that mends each.
+
+use std::fmt;
+
+use crate::{QualifiedName, quoted_identifier};
+
+/// A reason why rows of a captured table are not streamed, or not whole.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Problem {
+    /// There is no such publication.
+    PublicationMissing {
+        /// Its name.
+        publication: String,
+        /// The tables that it should have.
+        tables: Vec<QualifiedName>,
+    },
+    /// Inserts are not published.
+    InsertsNotPublished {
+        /// The publication.
+        publication: String,
+    },
+    /// There is no such table.
+    TableMissing {
+        /// Its name.
+        table: QualifiedName,
+    },
+    /// The table lacks columns that are needed.
+    ColumnsMissing {
+        /// The table.
+        table: QualifiedName,
+        /// The columns.
+        columns: Vec<String>,
+    },
+    /// The table is partitioned, and its partitions' rows appear under the partitions' names.
+    NotViaPartitionRoot {
+        /// The publication.
+        publication: String,
+        /// The table.
+        table: QualifiedName,
+    },
+    /// The table is not in the publication.
+    TableNotPublished {
+        /// The publication.
+        publication: String,
+        /// The table.
+        table: QualifiedName,
+    },
+    /// A row filter leaves rows out.
+    RowFilter {
+        /// The publication.
+        publication: String,
+        /// The table.
+        table: QualifiedName,
+        /// The filter, as SQL.
+        filter: String,
+    },
+    /// A column list leaves needed columns out.
+    ColumnsNotPublished {
+        /// The publication.
+        publication: String,
+        /// The table.
+        table: QualifiedName,
+        /// The columns that are left out.
+        columns: Vec<String>,
+    },
+}
+
+impl Problem {
+    /// What to run, as the owner of the publication.
+    #[must_use]
+    pub fn remedy(&self) -> String {
+        let comma_separated = |names: &[String]| {
+            names
+                .iter()
+                .map(|n| quoted_identifier(n))
+                .collect::<Vec<_>>()
+                .join(", ")
+        };
+        match self {
+            Self::PublicationMissing {
+                publication,
+                tables,
+            } => {
+                let tables: Vec<String> = tables.iter().map(ToString::to_string).collect();
+                format!(
+                    "create publication {} for table {} with (publish = 'insert', \
+                     publish_via_partition_root = true)",
+                    quoted_identifier(publication),
+                    tables.join(", ")
+                )
+            }
+            Self::InsertsNotPublished { publication } => {
+                format!(
+                    "alter publication {} set (publish = 'insert')",
+                    quoted_identifier(publication)
+                )
+            }
+            Self::TableMissing { table } => format!(
+                "create {table} (`postrider init --apply` creates outbox.events), or correct the \
+                 setting that names it"
+            ),
+            Self::ColumnsMissing { table, columns } => format!(
+                "add {} to {table}, or correct the column mapping of that table",
+                comma_separated(columns)
+            ),
+            Self::NotViaPartitionRoot { publication, .. } => format!(
+                "alter publication {} set (publish_via_partition_root = true)",
+                quoted_identifier(publication)
+            ),
+            Self::TableNotPublished { publication, table } => {
+                format!(
+                    "alter publication {} add table {table}",
+                    quoted_identifier(publication)
+                )
+            }
+            Self::RowFilter {
+                publication, table, ..
+            }
+            | Self::ColumnsNotPublished {
+                publication, table, ..
+            } => format!(
+                "in one transaction: alter publication {publication} drop table {table}; \
+                 alter publication {publication} add table {table}",
+                publication = quoted_identifier(publication)
+            ),
+        }
+    }
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::PublicationMissing { publication, .. } => {
+                write!(f, "publication {publication} does not exist")
+            }
+            Self::InsertsNotPublished { publication } => {
+                write!(f, "publication {publication} does not publish inserts")
+            }
+            Self::TableMissing { table } => write!(f, "table {table} does not exist"),
+            Self::ColumnsMissing { table, columns } => {
+                write!(f, "table {table} has no column {}", columns.join(", "))
+            }
+            Self::NotViaPartitionRoot { publication, table } => write!(
+                f,
+                "publication {publication} publishes the partitions of {table} under their own names"
+            ),
+            Self::TableNotPublished { publication, table } => {
+                write!(f, "table {table} is not in publication {publication}")
+            }
+            Self::RowFilter {
+                publication,
+                table,
+                filter,
+            } => write!(
+                f,
+                "publication {publication} leaves out the rows of {table} that do not meet {filter}"
+            ),
+            Self::ColumnsNotPublished {
+                publication,
+                table,
+                columns,
+            } => write!(
+                f,
+                "publication {publication} leaves out {} of {table}",
+                columns.join(", ")
+            ),
+        }
+    }
+}

@@ -1,0 +1,228 @@
+//! One row of `pg_replication_slots`, the same on every major, with the lag already computed.
+
+use decoder::Lsn;
+use serde::{Serialize, Serializer};
+use tokio_postgres::Row;
+use tokio_postgres::types::PgLsn;
+
+use crate::Error;
+
+/// A replication slot as the server showed it at one moment.
+///
+/// Columns that a major lacks are `None` there: `conflicting` before 16; `inactive_since`,
+/// `invalidation_reason`, `failover` and `synced` before 17.
+/// See <https://www.postgresql.org/docs/current/view-pg-replication-slots.html>.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Slot {
+    /// The slot's name.
+    pub slot_name: String,
+    /// Output plugin; `None` for a physical slot.
+    pub plugin: Option<String>,
+    /// `logical` or `physical`.
+    pub slot_type: String,
+    /// The database of a logical slot.
+    pub database: Option<String>,
+    /// Whether `database` is the one that we are connected to.
+    #[serde(skip)]
+    pub in_this_database: bool,
+    /// Whether it goes away with its session.
+    pub temporary: bool,
+    /// Whether a session reads from it now.
+    pub active: bool,
+    /// The server process of that session.
+    pub active_pid: Option<i32>,
+    /// Whether the WAL that it needs is safe.
+    pub wal_status: Option<WalStatus>,
+    /// Bytes of WAL that can be written before the slot is lost; absent without a limit
+    /// (`max_slot_wal_keep_size`). Negative when it is past due.
+    pub safe_wal_size: Option<i64>,
+    /// Whether prepared transactions are decoded at PREPARE.
+    pub two_phase: bool,
+    /// Everything before this was confirmed by the reader.
+    #[serde(serialize_with = "lsn_text")]
+    pub confirmed_flush_lsn: Option<Lsn>,
+    /// The oldest WAL that the slot keeps.
+    #[serde(serialize_with = "lsn_text")]
+    pub restart_lsn: Option<Lsn>,
+    /// The oldest transaction whose effect on the catalogs is kept from vacuum.
+    pub catalog_xmin: Option<i64>,
+    /// The oldest transaction whose rows are kept from vacuum.
+    pub xmin: Option<i64>,
+    /// Whether it was invalidated by a conflict with recovery.
+    pub conflicting: Option<bool>,
+    /// Why it was invalidated, in the server's words, such as `wal_removed`.
+    pub invalidation_reason: Option<String>,
+    /// Since when nobody has read from it (RFC 3339, UTC).
+    pub inactive_since: Option<String>,
+    /// Whether it is kept up to date on standbys.
+    pub failover: Option<bool>,
+    /// Whether it is itself such a copy.
+    pub synced: Option<bool>,
+    /// The server's position: end of the written WAL; on a standby of the received WAL.
+    #[serde(serialize_with = "lsn_text")]
+    pub server_lsn: Option<Lsn>,
+    /// `server_lsn - confirmed_flush_lsn`: what the reader has not confirmed.
+    pub lag_bytes: Option<u64>,
+    /// `server_lsn - restart_lsn`: what the slot keeps on disk.
+    pub retained_bytes: Option<u64>,
+    /// Who reads from it.
+    pub holder: Option<Holder>,
+}
+
+/// The session that reads from a slot. What our role may not see is absent.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Holder {
+    /// Its server process.
+    pub pid: i32,
+    /// As the client names itself.
+    pub application_name: Option<String>,
+    /// The client's address; absent over a Unix socket.
+    pub client_addr: Option<String>,
+    /// The role that it logged in as.
+    pub user: Option<String>,
+    /// When it connected (RFC 3339, UTC).
+    pub since: Option<String>,
+}
+
+/// Whether the WAL that a slot needs is safe.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum WalStatus {
+    /// Within `max_wal_size`.
+    Reserved,
+    /// Beyond `max_wal_size`, still kept.
+    Extended,
+    /// No longer kept: the next checkpoint removes it.
+    Unreserved,
+    /// Gone. The slot can never be read again.
+    Lost,
+}
+
+impl Slot {
+    /// Refuses a slot that the relay could not stream from, whatever its state.
+    ///
+    /// # Errors
+    /// [`Error::PhysicalSlot`], [`Error::OtherPlugin`] or [`Error::OtherDatabase`].
+    pub fn require_ours(&self) -> Result<(), Error> {
+        let slot = self.slot_name.clone();
+        if self.slot_type != "logical" {
+            return Err(Error::PhysicalSlot { slot });
+        }
+        match self.plugin.as_deref() {
+            Some("pgoutput") => {}
+            plugin => {
+                let plugin = plugin.unwrap_or("unknown").to_owned();
+                return Err(Error::OtherPlugin { slot, plugin });
+            }
+        }
+        if self.in_this_database {
+            return Ok(());
+        }
+        let database = self.database.clone().unwrap_or_default();
+        Err(Error::OtherDatabase { slot, database })
+    }
+
+    pub(crate) fn from_row(row: &Row) -> Result<Self, Error> {
+        let lsn = |column: &str| -> Result<Option<Lsn>, Error> {
+            let value: Option<PgLsn> = get(row, column)?;
+            Ok(value.map(|lsn| Lsn::new(lsn.into())))
+        };
+        let server_lsn = lsn("server_lsn")?;
+        // The two positions are not read at the same instant: never below zero.
+        let behind = |position: Option<Lsn>| -> Option<u64> {
+            Some(server_lsn?.bytes_since(position?).unwrap_or(0))
+        };
+        let confirmed_flush_lsn = lsn("confirmed_flush_lsn")?;
+        let restart_lsn = lsn("restart_lsn")?;
+        let wal_status: Option<String> = get(row, "wal_status")?;
+        Ok(Self {
+            slot_name: get(row, "slot_name")?,
+            plugin: get(row, "plugin")?,
+            slot_type: get(row, "slot_type")?,
+            database: get(row, "database")?,
+            in_this_database: get(row, "in_this_database")?,
+            temporary: get(row, "temporary")?,
+            active: get(row, "active")?,
+            active_pid: get(row, "active_pid")?,
+            wal_status: wal_status.as_deref().map(WalStatus::parse).transpose()?,
+            safe_wal_size: get(row, "safe_wal_size")?,
+            two_phase: get(row, "two_phase")?,
+            confirmed_flush_lsn,
+            restart_lsn,
+            catalog_xmin: get(row, "catalog_xmin")?,
+            xmin: get(row, "xmin")?,
+            conflicting: get(row, "conflicting")?,
+            invalidation_reason: get(row, "invalidation_reason")?,
+            inactive_since: get(row, "inactive_since")?,
+            failover: get(row, "failover")?,
+            synced: get(row, "synced")?,
+            server_lsn,
+            lag_bytes: behind(confirmed_flush_lsn),
+            retained_bytes: behind(restart_lsn),
+            holder: Holder::from_row(row)?,
+        })
+    }
+}
+
+impl Holder {
+    fn from_row(row: &Row) -> Result<Option<Self>, Error> {
+        let Some(pid) = get(row, "active_pid")? else {
+            return Ok(None);
+        };
+        Ok(Some(Self {
+            pid,
+            application_name: get::<Option<String>>(row, "holder_application_name")?
+                .filter(|name| !name.is_empty()),
+            client_addr: get(row, "holder_client_addr")?,
+            user: get(row, "holder_user")?,
+            since: get(row, "holder_since")?,
+        }))
+    }
+}
+
+impl std::fmt::Display for Holder {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "server process {}", self.pid)?;
+        for (label, value) in [
+            ("application", &self.application_name),
+            ("from", &self.client_addr),
+            ("as", &self.user),
+            ("since", &self.since),
+        ] {
+            if let Some(value) = value {
+                write!(f, ", {label} {value}")?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl WalStatus {
+    fn parse(text: &str) -> Result<Self, Error> {
+        match text {
+            "reserved" => Ok(Self::Reserved),
+            "extended" => Ok(Self::Extended),
+            "unreserved" => Ok(Self::Unreserved),
+            "lost" => Ok(Self::Lost),
+            _ => Err(Error::UnknownWalStatus {
+                wal_status: text.to_owned(),
+            }),
+        }
+    }
+}
+
+/// A column of one of our own statements; failing means that the server's catalogs changed.
+pub(crate) fn get<'a, T: tokio_postgres::types::FromSql<'a>>(
+    row: &'a Row,
+    column: &str,
+) -> Result<T, Error> {
+    row.try_get(column)
+        .map_err(Error::database("reading a catalog column"))
+}
+
+fn lsn_text<S: Serializer>(lsn: &Option<Lsn>, serializer: S) -> Result<S::Ok, S::Error> {
+    match lsn {
+        Some(lsn) => serializer.collect_str(lsn),
+        None => serializer.serialize_none(),
+    }
+}

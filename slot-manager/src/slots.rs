@@ -1,0 +1,263 @@
+//! Finding, creating, dropping and advancing slots, and waiting for one that is in use.
+
+use std::time::{Duration, Instant};
+
+use decoder::Lsn;
+use tokio_postgres::error::SqlState;
+use tokio_postgres::types::{PgLsn, Type};
+use tokio_postgres::{Client, SimpleQueryMessage};
+
+use crate::slot::get;
+use crate::{Error, Slot, SlotName, WalStatus, retention, sql};
+
+/// How often a slot in use is looked at: take-over stays well below a second, and two small
+/// catalog queries a second cost nothing.
+const LOOK_INTERVAL: Duration = Duration::from_millis(500);
+
+/// How a slot is created.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct CreateOptions {
+    /// Keep it up to date on standbys (PostgreSQL 17 and newer).
+    pub failover: bool,
+}
+
+/// Every slot of the cluster, by name.
+///
+/// # Errors
+/// [`Error::Database`].
+pub async fn list(client: &Client) -> Result<Vec<Slot>, Error> {
+    query(client, None).await
+}
+
+/// The slot of this name, whatever its kind.
+///
+/// # Errors
+/// [`Error::Database`].
+pub async fn find(client: &Client, name: &SlotName) -> Result<Option<Slot>, Error> {
+    Ok(query(client, Some(name.as_str())).await?.pop())
+}
+
+async fn query(client: &Client, name: Option<&str>) -> Result<Vec<Slot>, Error> {
+    let rows = client
+        .query_typed(sql::SLOTS, &[(&name, Type::TEXT)])
+        .await
+        .map_err(Error::database("reading pg_replication_slots"))?;
+    rows.iter().map(Slot::from_row).collect()
+}
+
+/// Creates a `pgoutput` slot and returns its consistent point: every transaction that commits
+/// after it will be streamed.
+///
+/// The server waits until all transactions that run at this moment have ended, for at most
+/// `timeout`. Make the publication first: rows that are inserted between the slot and the
+/// publication cannot be streamed.
+///
+/// # Errors
+/// [`Error::CreationBlocked`] names the transactions; no slot is left behind. [`Error::SlotExists`],
+/// [`Error::NoSlotLeft`], [`Error::NoReplicationRight`], [`Error::WalLevel`],
+/// [`Error::FailoverUnsupported`], [`Error::Database`].
+pub async fn create(
+    client: &Client,
+    name: &SlotName,
+    options: CreateOptions,
+    timeout: Duration,
+) -> Result<Lsn, Error> {
+    let statement = sql::create_slot(name, options.failover, timeout);
+    let messages = match client.simple_query(&statement).await {
+        Ok(messages) => messages,
+        Err(error) => return Err(creation_error(client, name, timeout, error).await),
+    };
+    let lsn = messages.iter().find_map(|message| match message {
+        SimpleQueryMessage::Row(row) => row.get(0),
+        _ => None,
+    });
+    let lsn = lsn.expect("invariant: a function that succeeded returns its row");
+    Ok(lsn.parse().expect("invariant: pg_lsn prints as an LSN"))
+}
+
+async fn creation_error(
+    client: &Client,
+    name: &SlotName,
+    timeout: Duration,
+    source: tokio_postgres::Error,
+) -> Error {
+    let Some(code) = source.code().cloned() else {
+        return Error::database("creating a replication slot")(source);
+    };
+    if code == SqlState::QUERY_CANCELED || code == SqlState::LOCK_NOT_AVAILABLE {
+        return match retention::blockers_of_creation(client).await {
+            Ok(blockers) => Error::CreationBlocked {
+                slot: name.clone(),
+                timeout,
+                blockers,
+            },
+            Err(error) => error,
+        };
+    }
+    if code == SqlState::UNDEFINED_FUNCTION {
+        return Error::FailoverUnsupported;
+    }
+    if code == SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE {
+        // Also said for other reasons: only the setting itself proves this one.
+        let row = client.query_typed(sql::WAL_LEVEL, &[]).await.ok();
+        let level: Option<String> = row.and_then(|rows| rows.first()?.try_get(0).ok());
+        if let Some(wal_level) = level.filter(|level| level != "logical") {
+            return Error::WalLevel { wal_level };
+        }
+    }
+    refused(name, "creating a replication slot", source)
+}
+
+/// What a refused statement means for a slot; the callers have handled what is theirs alone.
+fn refused(name: &SlotName, action: &'static str, source: tokio_postgres::Error) -> Error {
+    let slot = name.clone();
+    match source.code() {
+        Some(code) if *code == SqlState::DUPLICATE_OBJECT => Error::SlotExists { slot },
+        Some(code) if *code == SqlState::UNDEFINED_OBJECT => Error::SlotMissing { slot },
+        Some(code) if *code == SqlState::CONFIGURATION_LIMIT_EXCEEDED => Error::NoSlotLeft { slot },
+        Some(code) if *code == SqlState::INSUFFICIENT_PRIVILEGE => {
+            Error::NoReplicationRight { slot }
+        }
+        _ => Error::database(action)(source),
+    }
+}
+
+/// Drops a slot: its WAL is released, and it cannot be had back.
+///
+/// # Errors
+/// [`Error::SlotMissing`], [`Error::SlotInUse`], a slot that is not ours
+/// ([`Slot::require_ours`]), [`Error::NoReplicationRight`], [`Error::Database`].
+pub async fn drop(client: &Client, name: &SlotName) -> Result<(), Error> {
+    free_and_ours(client, name).await?;
+    match client
+        .query_typed(sql::DROP_SLOT, &[(&name.as_str(), Type::TEXT)])
+        .await
+    {
+        Ok(_) => Ok(()),
+        Err(source) => {
+            Err(changed_meanwhile(client, name, "dropping a replication slot", source).await)
+        }
+    }
+}
+
+/// Moves the confirmed position forward to `to`, or to the end of the WAL if that comes earlier,
+/// and returns the position reached. What lies between is **never streamed**.
+///
+/// The server decodes the WAL on the way, so a long way takes long.
+///
+/// # Errors
+/// [`Error::Backwards`], [`Error::SlotLost`], and as [`drop`](fn@drop).
+pub async fn advance(client: &Client, name: &SlotName, to: Lsn) -> Result<Lsn, Error> {
+    let slot = free_and_ours(client, name).await?;
+    if slot.wal_status == Some(WalStatus::Lost) || slot.invalidation_reason.is_some() {
+        let reason = slot
+            .invalidation_reason
+            .unwrap_or_else(|| "wal_status lost".to_owned());
+        return Err(Error::SlotLost {
+            slot: name.clone(),
+            reason,
+        });
+    }
+    let confirmed = slot.confirmed_flush_lsn.unwrap_or_default();
+    if to < confirmed {
+        return Err(Error::Backwards {
+            slot: name.clone(),
+            confirmed,
+            to,
+        });
+    }
+    let target = PgLsn::from(to.as_u64());
+    let rows = client
+        .query_typed(
+            sql::ADVANCE_SLOT,
+            &[(&name.as_str(), Type::TEXT), (&target, Type::PG_LSN)],
+        )
+        .await;
+    match rows {
+        Ok(rows) => {
+            let row = rows
+                .first()
+                .expect("invariant: a function that succeeded returns its row");
+            let reached: PgLsn = get(row, "end_lsn")?;
+            Ok(Lsn::new(reached.into()))
+        }
+        Err(source) => {
+            Err(changed_meanwhile(client, name, "advancing a replication slot", source).await)
+        }
+    }
+}
+
+async fn free_and_ours(client: &Client, name: &SlotName) -> Result<Slot, Error> {
+    let Some(slot) = find(client, name).await? else {
+        return Err(Error::SlotMissing { slot: name.clone() });
+    };
+    slot.require_ours()?;
+    if slot.active {
+        return Err(Error::SlotInUse {
+            slot: name.clone(),
+            holder: slot.holder.map(Box::new),
+        });
+    }
+    Ok(slot)
+}
+
+/// The slot was free when we looked; between that and the statement somebody took it.
+async fn changed_meanwhile(
+    client: &Client,
+    name: &SlotName,
+    action: &'static str,
+    source: tokio_postgres::Error,
+) -> Error {
+    if source.code() != Some(&SqlState::OBJECT_IN_USE) {
+        return refused(name, action, source);
+    }
+    let holder = find(client, name)
+        .await
+        .ok()
+        .flatten()
+        .and_then(|slot| slot.holder)
+        .map(Box::new);
+    Error::SlotInUse {
+        slot: name.clone(),
+        holder,
+    }
+}
+
+/// Waits until no session reads from the slot, and returns it as it was then.
+///
+/// `observe` sees the slot at each look while it is held, about twice a second: for the status of
+/// a standby, or a log line when the holder changes. Without a `deadline` the wait is endless.
+/// Being free is no reservation: starting the stream can still find the slot taken (55006).
+/// Dropping the future ends the wait.
+///
+/// # Errors
+/// [`Error::StillHeld`] at the deadline, [`Error::SlotMissing`] when the slot goes away, a slot
+/// that is not ours ([`Slot::require_ours`]), [`Error::Database`].
+pub async fn wait_until_free(
+    client: &Client,
+    name: &SlotName,
+    deadline: Option<Instant>,
+    mut observe: impl FnMut(&Slot),
+) -> Result<Slot, Error> {
+    let began = Instant::now();
+    loop {
+        let Some(slot) = find(client, name).await? else {
+            return Err(Error::SlotMissing { slot: name.clone() });
+        };
+        slot.require_ours()?;
+        let Some(holder) = &slot.holder else {
+            return Ok(slot);
+        };
+        observe(&slot);
+        let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+        if left == Some(Duration::ZERO) {
+            let (slot, holder) = (name.clone(), Box::new(holder.clone()));
+            return Err(Error::StillHeld {
+                slot,
+                holder,
+                waited: began.elapsed(),
+            });
+        }
+        tokio::time::sleep(left.unwrap_or(LOOK_INTERVAL).min(LOOK_INTERVAL)).await;
+    }
+}

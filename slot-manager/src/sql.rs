@@ -1,0 +1,193 @@
+//! Every SQL statement of this crate.
+//!
+//! Each runs unchanged on PostgreSQL 14 to 18. Columns that only later majors have are read out of
+//! `to_jsonb(row)`: there an absent column is NULL instead of an error, so that no statement needs
+//! to know the version first. Catalog functions and tables are schema-qualified where a user's
+//! `search_path` could put another one in front.
+//!
+//! Times leave the server as text in UTC (RFC 3339) for people, and as an age in seconds for
+//! arithmetic: the two clocks never have to agree.
+
+use std::time::Duration;
+
+use crate::SlotName;
+
+/// Parameters: slot name or NULL for all (text).
+///
+/// On a standby `pg_current_wal_lsn()` is an error: the position is what was received or, from an
+/// archive, replayed.
+pub(crate) const SLOTS: &str = "
+with server as materialized (
+    select case
+        when pg_catalog.pg_is_in_recovery() then
+            greatest(pg_catalog.pg_last_wal_receive_lsn(), pg_catalog.pg_last_wal_replay_lsn())
+        else pg_catalog.pg_current_wal_lsn()
+    end as lsn
+)
+select s.slot_name::text,
+       s.plugin::text,
+       s.slot_type,
+       s.database::text,
+       coalesce(s.database = pg_catalog.current_database(), false) as in_this_database,
+       s.temporary,
+       s.active,
+       s.active_pid,
+       s.wal_status,
+       s.safe_wal_size,
+       s.two_phase,
+       s.confirmed_flush_lsn,
+       s.restart_lsn,
+       s.catalog_xmin::text::bigint as catalog_xmin,
+       s.xmin::text::bigint as xmin,
+       (j.columns ->> 'conflicting')::boolean as conflicting,
+       j.columns ->> 'invalidation_reason' as invalidation_reason,
+       pg_catalog.to_char((j.columns ->> 'inactive_since')::timestamptz at time zone 'UTC',
+               'YYYY-MM-DD\"T\"HH24:MI:SS.MS\"Z\"') as inactive_since,
+       (j.columns ->> 'failover')::boolean as failover,
+       (j.columns ->> 'synced')::boolean as synced,
+       server.lsn as server_lsn,
+       a.application_name as holder_application_name,
+       pg_catalog.host(a.client_addr) as holder_client_addr,
+       a.usename::text as holder_user,
+       pg_catalog.to_char(a.backend_start at time zone 'UTC',
+               'YYYY-MM-DD\"T\"HH24:MI:SS.MS\"Z\"') as holder_since
+from pg_catalog.pg_replication_slots s
+cross join server
+cross join lateral (select pg_catalog.to_jsonb(s) as columns) j
+left join pg_catalog.pg_stat_activity a on a.pid = s.active_pid
+where $1 is null or s.slot_name = $1
+order by s.slot_name";
+
+/// One simple-protocol message: the statements share an implicit transaction, so the timeout goes
+/// with it, and it counts anew for the second statement.
+///
+/// The fifth argument exists from PostgreSQL 17 on, and is left out unless it is wanted.
+pub(crate) fn create_slot(name: &SlotName, failover: bool, timeout: Duration) -> String {
+    // 0 would mean "no timeout".
+    let timeout_ms = i32::try_from(timeout.as_millis())
+        .unwrap_or(i32::MAX)
+        .max(1);
+    let failover = if failover { ", failover => true" } else { "" };
+    format!(
+        "set local statement_timeout = {timeout_ms}; \
+         select lsn::text from pg_catalog.pg_create_logical_replication_slot(\
+             slot_name => '{name}', plugin => 'pgoutput', temporary => false, \
+             twophase => false{failover})"
+    )
+}
+
+/// Parameters: slot name (text).
+pub(crate) const DROP_SLOT: &str = "select pg_catalog.pg_drop_replication_slot($1)";
+
+/// Parameters: slot name (text), position (pg_lsn). Returns the position reached.
+pub(crate) const ADVANCE_SLOT: &str =
+    "select end_lsn from pg_catalog.pg_replication_slot_advance($1, $2)";
+
+/// What logical decoding is refused for, when the server only says "prerequisite missing".
+pub(crate) const WAL_LEVEL: &str = "select pg_catalog.current_setting('wal_level')";
+
+/// Parameters: slot name or NULL (text), youngest age in seconds (float8).
+///
+/// A transaction matters from the moment it has an xid: a new slot waits for those, and an
+/// existing one must be able to decode them from their start. An age that our role may not see is
+/// NULL and is listed.
+pub(crate) const RETENTION: &str = "
+select kind, pid, name, database, user_name, application_name, age_seconds
+from (
+    select case
+               when a.state in ('idle in transaction', 'idle in transaction (aborted)')
+               then 'idle-in-transaction' else 'transaction'
+           end as kind,
+           a.pid, null::text as name, a.datname::text as database, a.usename::text as user_name,
+           a.application_name,
+           extract(epoch from pg_catalog.clock_timestamp() - a.xact_start)::float8 as age_seconds
+    from pg_catalog.pg_stat_activity a
+    where a.backend_xid is not null and a.pid <> pg_catalog.pg_backend_pid()
+    union all
+    select 'prepared-transaction', null, p.gid, p.database::text, p.owner::text, null,
+           extract(epoch from pg_catalog.clock_timestamp() - p.prepared)::float8
+    from pg_catalog.pg_prepared_xacts p
+    union all
+    select 'other-slot', o.active_pid, o.slot_name::text, o.database::text, null, null, null
+    from pg_catalog.pg_replication_slots o
+    join pg_catalog.pg_replication_slots s on o.restart_lsn < s.restart_lsn
+    where s.slot_name = $1
+) holders
+where age_seconds is null or age_seconds >= $2
+order by age_seconds desc nulls last, kind, pid, name";
+
+/// Parameters: publication (text), schemas and names of the captured tables (two text[]).
+///
+/// One row per table (one in all when there is none). `xmin` of the catalog rows changes at every
+/// ALTER, also at one that was undone between two looks.
+pub(crate) const PUBLICATION: &str = "
+select p.oid, p.puballtables, p.pubinsert, p.pubupdate, p.pubdelete, p.pubtruncate, p.pubviaroot,
+       w.place,
+       c.oid as table_oid,
+       coalesce(c.relkind = 'p', false) as partitioned,
+       array(select a.attname::text from pg_catalog.pg_attribute a
+             where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped) as table_columns,
+       t.tablename is not null as published,
+       j.columns ->> 'rowfilter' as row_filter,
+       case when j.columns ? 'attnames' then
+           array(select pg_catalog.jsonb_array_elements_text(j.columns -> 'attnames'))
+       end as published_columns,
+       pg_catalog.concat_ws(' ', p.oid, p.xmin, c.oid, r.oid, r.xmin) as fingerprint
+from (values (1)) one
+left join pg_catalog.pg_publication p on p.pubname = $1
+left join unnest($2, $3) with ordinality as w (schema_name, table_name, place) on true
+left join pg_catalog.pg_namespace n on n.nspname = w.schema_name
+left join pg_catalog.pg_class c
+       on c.relnamespace = n.oid and c.relname = w.table_name and c.relkind in ('r', 'p')
+left join pg_catalog.pg_publication_rel r on r.prpubid = p.oid and r.prrelid = c.oid
+left join pg_catalog.pg_publication_tables t
+       on t.pubname = p.pubname and t.schemaname = w.schema_name and t.tablename = w.table_name
+left join lateral (select pg_catalog.to_jsonb(t) as columns) j on true
+order by w.place";
+
+/// The timeline of a standby is only known as of its last restart point.
+pub(crate) const CLUSTER: &str = "
+select (select system_identifier from pg_catalog.pg_control_system()) as system_identifier,
+       case
+           when pg_catalog.pg_is_in_recovery() then
+               (select timeline_id from pg_catalog.pg_control_checkpoint())
+           else
+               ('x' || left(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_lsn()), 8))
+                   ::bit(32)::int
+       end as timeline,
+       pg_catalog.current_setting('server_version_num')::int as version_num,
+       pg_catalog.pg_is_in_recovery() as in_recovery,
+       pg_catalog.current_database()::text as database";
+
+/// Parameters: names of settings (text[]). Settings that this major lacks give no row.
+pub(crate) const SETTINGS: &str = "
+select name, setting from pg_catalog.pg_settings where name = any ($1)";
+
+/// The right to replicate is the role's own attribute, or on Amazon RDS a group role.
+pub(crate) const ROLE_AND_USAGE: &str = "
+select r.rolname::text as role,
+       r.rolreplication or r.rolsuper or exists (
+           select from pg_catalog.pg_roles g
+           where g.rolname = 'rds_replication' and pg_catalog.pg_has_role(r.oid, g.oid, 'member')
+       ) as may_replicate,
+       (select count(*) from pg_catalog.pg_stat_replication) as wal_senders,
+       (select count(*) from pg_catalog.pg_replication_slots) as slots
+from pg_catalog.pg_roles r
+where r.rolname = current_user";
+
+/// Parameters: schemas and names (two text[]).
+pub(crate) const TABLE_RIGHTS: &str = "
+select w.place,
+       coalesce(pg_catalog.has_schema_privilege(n.oid, 'USAGE'), false) as may_use_schema,
+       coalesce(pg_catalog.has_table_privilege(c.oid, 'SELECT'), false) as may_select,
+       coalesce(pg_catalog.has_table_privilege(c.oid, 'INSERT'), false) as may_insert,
+       coalesce(pg_catalog.has_table_privilege(c.oid, 'UPDATE'), false) as may_update,
+       c.oid is not null as exists
+from unnest($1, $2) with ordinality as w (schema_name, table_name, place)
+left join pg_catalog.pg_namespace n on n.nspname = w.schema_name
+left join pg_catalog.pg_class c
+       on c.relnamespace = n.oid and c.relname = w.table_name and c.relkind in ('r', 'p')
+order by w.place";
+
+/// Which server process answers.
+pub(crate) const BACKEND_PID: &str = "select pg_catalog.pg_backend_pid()";

@@ -1,0 +1,318 @@
+//! Findings, each with a server that deserves it.
+
+use scratch_postgres::{ScratchPostgres, StopMode};
+use slot_manager::preflight::{Expectation, check};
+use slot_manager::publication::CapturedTable;
+use slot_manager::slots::{self, CreateOptions};
+use slot_manager::{Finding, QualifiedName, Severity};
+use tokio_postgres::Client;
+
+use crate::support::{
+    PATIENCE, Reader, builder, connect, eventually, major, new_database, run, shared_server,
+    skipped, slot_name, superuser,
+};
+
+const TABLES: &str = "
+    create schema outbox;
+    create table outbox.events (id uuid primary key, payload jsonb);
+    create table outbox.dispatch (event_id uuid);
+    create table outbox.relay (slot text primary key);
+    create publication postrider for table outbox.events with (publish = 'insert')";
+
+fn expectation(slot: &str) -> Expectation {
+    Expectation {
+        slot: slot_name(slot),
+        publication: "postrider".to_owned(),
+        tables: vec![CapturedTable {
+            name: QualifiedName::new("outbox", "events"),
+            columns: vec!["id".to_owned(), "payload".to_owned()],
+        }],
+        dispatch: Some(QualifiedName::new("outbox", "dispatch")),
+        relay: QualifiedName::new("outbox", "relay"),
+    }
+}
+
+async fn findings(client: &Client, slot: &str) -> Vec<Finding> {
+    check(client, &expectation(slot)).await.expect("check")
+}
+
+/// The finding with this code; a failure shows all others.
+fn with_code<'a>(findings: &'a [Finding], code: &str) -> &'a Finding {
+    findings
+        .iter()
+        .find(|f| f.code == code)
+        .unwrap_or_else(|| panic!("{code} in {findings:#?}"))
+}
+
+fn errors(findings: &[Finding]) -> Vec<&'static str> {
+    findings
+        .iter()
+        .filter(|f| f.severity == Severity::Error)
+        .map(|f| f.code)
+        .collect()
+}
+
+async fn server_with(settings: &[(&str, &str)]) -> (ScratchPostgres, Client) {
+    let builder = settings
+        .iter()
+        .fold(builder(), |b, (name, value)| b.setting(name, value));
+    let server = builder.start().expect("start");
+    let client = superuser(&server).await;
+    run(&client, TABLES).await;
+    (server, client)
+}
+
+#[tokio::test]
+async fn a_prepared_database_has_no_warning_and_each_check_reports() {
+    let (database, client) = new_database().await;
+    run(&client, TABLES).await;
+    let found = findings(&client, &database).await;
+    assert!(
+        found.iter().all(|f| f.severity <= Severity::Info),
+        "{found:#?}"
+    );
+    for code in [
+        "server-version",
+        "primary",
+        "wal-level",
+        "replication-right",
+        "wal-senders",
+        "replication-slots",
+        "wal-sender-timeout",
+        "direct-connection",
+        "publication",
+        "table-readable",
+        "dispatch-table",
+        "relay-table",
+    ] {
+        assert_eq!(with_code(&found, code).severity, Severity::Ok, "{code}");
+    }
+    assert_eq!(
+        with_code(&found, "slot-wal-unlimited").severity,
+        Severity::Info
+    );
+    assert_eq!(with_code(&found, "slot-missing").severity, Severity::Info);
+    assert!(
+        found
+            .iter()
+            .all(|f| (f.severity == Severity::Ok) == f.remedy.is_none())
+    );
+}
+
+#[tokio::test]
+async fn an_empty_database_lacks_publication_and_tables() {
+    let (database, client) = new_database().await;
+    let found = findings(&client, &database).await;
+    let expected = [
+        "publication-missing",
+        "dispatch-table-missing",
+        "relay-table-missing",
+    ];
+    assert_eq!(errors(&found), expected, "{found:#?}");
+}
+
+#[tokio::test]
+async fn the_remedies_for_a_role_without_rights_give_it_all_that_it_needs() {
+    let (database, client) = new_database().await;
+    run(&client, TABLES).await;
+    run(&client, &format!(r#"create role "{database} relay" login"#)).await;
+    let url = shared_server().url(&database);
+    let url = url.replace("postgres@", &format!("{database}%20relay@"));
+    let relay = connect(&url).await;
+    let found = findings(&relay, &database).await;
+    let expected = [
+        "replication-right-missing",
+        "table-not-readable",
+        "dispatch-table-not-writable",
+        "relay-table-not-writable",
+    ];
+    assert_eq!(errors(&found), expected, "{found:#?}");
+    for finding in found.iter().filter(|f| f.severity == Severity::Error) {
+        let remedy = finding.remedy.as_deref().expect("a remedy");
+        let (sql, _hint) = remedy.split_once(" (").unwrap_or((remedy, ""));
+        run(&client, sql).await;
+    }
+    let found = findings(&relay, &database).await;
+    assert_eq!(errors(&found), [""; 0], "{found:#?}");
+}
+
+#[tokio::test]
+async fn settings_that_hurt_are_named() {
+    let (_server, client) = server_with(&[
+        ("wal_level", "replica"),
+        ("max_slot_wal_keep_size", "64MB"),
+        ("wal_sender_timeout", "0"),
+        ("max_replication_slots", "1"),
+        ("max_wal_senders", "1"),
+    ])
+    .await;
+    run(
+        &client,
+        "select pg_create_physical_replication_slot('taken')",
+    )
+    .await;
+    let found = findings(&client, "postrider").await;
+    assert_eq!(
+        with_code(&found, "wal-level-not-logical").severity,
+        Severity::Error
+    );
+    assert_eq!(
+        with_code(&found, "slot-wal-limit-small").severity,
+        Severity::Warning
+    );
+    assert_eq!(
+        with_code(&found, "wal-sender-timeout-off").severity,
+        Severity::Info
+    );
+    assert_eq!(
+        with_code(&found, "replication-slots-used-up").severity,
+        Severity::Warning
+    );
+    assert_eq!(
+        with_code(&found, "slot-cannot-be-created").severity,
+        Severity::Error
+    );
+    assert_eq!(
+        with_code(&found, "wal-senders-short").severity,
+        Severity::Warning
+    );
+}
+
+#[tokio::test]
+async fn the_last_walsender_in_use_is_an_error_and_its_slot_is_held() {
+    let (server, client) = server_with(&[("max_wal_senders", "1")]).await;
+    let name = slot_name("held");
+    slots::create(&client, &name, CreateOptions::default(), PATIENCE)
+        .await
+        .expect("create");
+    assert_eq!(
+        with_code(&findings(&client, "held").await, "slot").severity,
+        Severity::Ok
+    );
+    let _reader = Reader::start(&server, "postgres", "held");
+    let found = findings(&client, "held").await;
+    assert_eq!(errors(&found), ["wal-senders-used-up"], "{found:#?}");
+    assert!(
+        with_code(&found, "slot-held")
+            .what
+            .contains("reader of held"),
+        "{found:#?}"
+    );
+}
+
+#[tokio::test]
+async fn a_slot_that_is_not_ours_is_an_error_by_kind() {
+    let (database, client) = new_database().await;
+    let (other, other_client) = new_database().await;
+    run(&client, TABLES).await;
+    let name = slot_name(&other);
+    slots::create(&other_client, &name, CreateOptions::default(), PATIENCE)
+        .await
+        .expect("create");
+    assert_eq!(
+        errors(&findings(&client, &other).await),
+        ["slot-of-other-database"]
+    );
+    let physical = format!("{database}_physical");
+    run(
+        &client,
+        &format!("select pg_create_physical_replication_slot('{physical}')"),
+    )
+    .await;
+    assert_eq!(
+        errors(&findings(&client, &physical).await),
+        ["slot-is-physical"]
+    );
+}
+
+#[tokio::test]
+async fn a_publication_that_publishes_everything_or_not_the_table_is_named() {
+    let (database, client) = new_database().await;
+    run(&client, TABLES).await;
+    run(
+        &client,
+        "alter publication postrider set (publish = 'insert, update')",
+    )
+    .await;
+    let found = findings(&client, &database).await;
+    let finding = with_code(&found, "publication-publishes-other-changes");
+    assert_eq!(finding.severity, Severity::Warning);
+    run(
+        &client,
+        "alter publication postrider drop table outbox.events",
+    )
+    .await;
+    assert_eq!(
+        errors(&findings(&client, &database).await),
+        ["table-not-published"]
+    );
+    run(&client, "alter table outbox.events rename payload to body").await;
+    assert_eq!(
+        errors(&findings(&client, &database).await),
+        ["column-missing"]
+    );
+}
+
+#[tokio::test]
+async fn a_standby_is_refused() {
+    let (mut primary, client) = server_with(&[]).await;
+    drop(client);
+    primary.stop(StopMode::Fast, PATIENCE).expect("stop");
+    let standby = builder().standby_of(&primary).start().expect("standby");
+    let found = findings(&superuser(&standby).await, "postrider").await;
+    assert_eq!(errors(&found), ["server-is-standby"], "{found:#?}");
+}
+
+#[tokio::test]
+async fn a_standby_slot_that_nobody_reads_stalls_delivery_from_17_on() {
+    let (server, client) = server_with(&[]).await;
+    if major(&client).await < 17 {
+        return skipped(
+            "synchronized_standby_slots is checked",
+            "needs PostgreSQL 17",
+        );
+    }
+    run(
+        &client,
+        "select pg_create_physical_replication_slot('replica')",
+    )
+    .await;
+    server
+        .set("synchronized_standby_slots", "replica")
+        .expect("set");
+    server.reload().expect("reload");
+    let found = eventually("the setting is seen", async || {
+        let found = findings(&client, "postrider").await;
+        (!errors(&found).is_empty()).then_some(found)
+    })
+    .await;
+    assert_eq!(
+        errors(&found),
+        ["synchronized-standby-slots-stalled"],
+        "{found:#?}"
+    );
+
+    let name = slot_name("postrider");
+    let options = CreateOptions { failover: true };
+    slots::create(&client, &name, options, PATIENCE)
+        .await
+        .expect("create");
+    let found = findings(&client, "postrider").await;
+    assert_eq!(with_code(&found, "slot-failover").severity, Severity::Ok);
+}
+
+#[tokio::test]
+async fn an_idle_timeout_for_slots_is_a_warning_from_18_on() {
+    let (_server, client) = new_database().await;
+    if major(&client).await < 18 {
+        return skipped(
+            "idle_replication_slot_timeout is checked",
+            "needs PostgreSQL 18",
+        );
+    }
+    let (_server, client) = server_with(&[("idle_replication_slot_timeout", "1h")]).await;
+    let found = findings(&client, "postrider").await;
+    let finding = with_code(&found, "idle-slot-timeout-set");
+    assert_eq!(finding.severity, Severity::Warning);
+    assert!(finding.what.contains("3600 s"), "{}", finding.what);
+}

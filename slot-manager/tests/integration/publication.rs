@@ -1,0 +1,241 @@
+//! What the publication guard sees.
+
+use slot_manager::QualifiedName;
+use slot_manager::publication::{CapturedTable, Problem, PublicationState, inspect};
+use tokio_postgres::Client;
+
+use crate::support::{major, new_database, run, skipped};
+
+fn captured(name: &str, columns: &[&str]) -> CapturedTable {
+    CapturedTable {
+        name: name.parse().expect("a name"),
+        columns: columns.iter().map(|c| (*c).to_owned()).collect(),
+    }
+}
+
+async fn look(client: &Client, publication: &str, table: &CapturedTable) -> PublicationState {
+    inspect(client, publication, std::slice::from_ref(table))
+        .await
+        .expect("inspect")
+}
+
+/// The only problem; its remedy, run as it stands, must leave none.
+async fn mended(client: &Client, publication: &str, table: &CapturedTable) -> Problem {
+    let mut problems = look(client, publication, table).await.problems();
+    assert_eq!(problems.len(), 1, "{problems:?}");
+    let problem = problems.remove(0);
+    let remedy = problem.remedy().replace("in one transaction: ", "");
+    run(client, &remedy).await;
+    assert_eq!(
+        look(client, publication, table).await.problems(),
+        [],
+        "after {remedy}"
+    );
+    problem
+}
+
+#[tokio::test]
+async fn a_publication_with_the_table_has_no_problem() {
+    let (_, client) = new_database().await;
+    run(
+        &client,
+        "create table t (id int primary key, x text); create publication p for table t",
+    )
+    .await;
+    let table = captured("public.t", &["id", "x"]);
+    let state = look(&client, "p", &table).await;
+    assert_eq!(state.problems(), []);
+    assert!(state.publication.expect("there").other_changes);
+    assert!(!look(&client, "p", &table).await.has_changed_since(&state));
+    let without_tables = inspect(&client, "p", &[]).await.expect("inspect");
+    assert_eq!(without_tables.problems(), []);
+    assert!(without_tables.publication.is_some());
+}
+
+#[tokio::test]
+async fn a_publication_for_all_tables_carries_the_table() {
+    let (_, client) = new_database().await;
+    run(
+        &client,
+        "create table t (id int); create publication p for all tables",
+    )
+    .await;
+    let state = look(&client, "p", &captured("public.t", &["id"])).await;
+    assert_eq!(state.problems(), []);
+    assert!(state.publication.expect("there").all_tables);
+}
+
+#[tokio::test]
+async fn each_problem_is_named_and_its_remedy_mends_it() {
+    let (_, client) = new_database().await;
+    run(
+        &client,
+        r#"create schema "Out"; create table "Out"."order" (id int, "X" text)"#,
+    )
+    .await;
+    let table = captured(r#""Out"."order""#, &["id", "X"]);
+
+    let problem = mended(&client, "My pub", &table).await;
+    assert!(
+        matches!(problem, Problem::PublicationMissing { .. }),
+        "{problem}"
+    );
+    run(
+        &client,
+        r#"alter publication "My pub" set (publish = 'update, delete')"#,
+    )
+    .await;
+    let problem = mended(&client, "My pub", &table).await;
+    assert!(
+        matches!(problem, Problem::InsertsNotPublished { .. }),
+        "{problem}"
+    );
+    run(
+        &client,
+        r#"alter publication "My pub" drop table "Out"."order""#,
+    )
+    .await;
+    let problem = mended(&client, "My pub", &table).await;
+    assert!(
+        matches!(problem, Problem::TableNotPublished { .. }),
+        "{problem}"
+    );
+
+    if major(&client).await < 15 {
+        return skipped(
+            "row filters and column lists are seen",
+            "they need PostgreSQL 15",
+        );
+    }
+    run(
+        &client,
+        r#"alter publication "My pub" set table "Out"."order" where (id > 7)"#,
+    )
+    .await;
+    let problem = mended(&client, "My pub", &table).await;
+    assert!(
+        matches!(&problem, Problem::RowFilter { filter, .. } if filter == "(id > 7)"),
+        "{problem}"
+    );
+    run(
+        &client,
+        r#"alter publication "My pub" set table "Out"."order" (id)"#,
+    )
+    .await;
+    let problem = mended(&client, "My pub", &table).await;
+    assert!(
+        matches!(&problem, Problem::ColumnsNotPublished { columns, .. } if columns == &["X"]),
+        "{problem}"
+    );
+    run(
+        &client,
+        r#"alter publication "My pub" set table "Out"."order" ("X", id)"#,
+    )
+    .await;
+    assert_eq!(
+        look(&client, "My pub", &table).await.problems(),
+        [],
+        "all needed are listed"
+    );
+}
+
+#[tokio::test]
+async fn partitions_must_be_published_via_their_root() {
+    let (_, client) = new_database().await;
+    run(
+        &client,
+        "create table t (id int) partition by range (id);
+         create table t_1 partition of t for values from (0) to (10);
+         create publication p for table t with (publish = 'insert')",
+    )
+    .await;
+    let problem = mended(&client, "p", &captured("public.t", &["id"])).await;
+    assert!(
+        matches!(problem, Problem::NotViaPartitionRoot { .. }),
+        "{problem}"
+    );
+}
+
+#[tokio::test]
+async fn a_missing_table_or_column_is_named() {
+    let (_, client) = new_database().await;
+    run(
+        &client,
+        "create table t (id int, gone int); alter table t drop gone",
+    )
+    .await;
+    run(&client, "create publication p for table t").await;
+    let tables = [
+        captured("public.t", &["id", "gone"]),
+        captured("public.u", &[]),
+        captured("no.t", &[]),
+    ];
+    let problems = inspect(&client, "p", &tables)
+        .await
+        .expect("inspect")
+        .problems();
+    let table = QualifiedName::new("public", "t");
+    assert_eq!(
+        problems,
+        [
+            Problem::ColumnsMissing {
+                table,
+                columns: vec!["gone".to_owned()]
+            },
+            Problem::TableMissing {
+                table: QualifiedName::new("public", "u")
+            },
+            Problem::TableMissing {
+                table: QualifiedName::new("no", "t")
+            },
+        ]
+    );
+}
+
+#[tokio::test]
+async fn the_schema_of_a_table_counts() {
+    let (_, client) = new_database().await;
+    run(
+        &client,
+        "create schema a; create table a.t (id int); create table t (id int)",
+    )
+    .await;
+    run(&client, "create publication p for table t").await;
+    let problems = look(&client, "p", &captured("a.t", &[])).await.problems();
+    assert!(
+        matches!(&problems[..], [Problem::TableNotPublished { .. }]),
+        "{problems:?}"
+    );
+}
+
+#[tokio::test]
+async fn a_change_that_was_undone_between_two_looks_is_noticed() {
+    let (_, client) = new_database().await;
+    run(&client, "create table t (id int); create table u (id int)").await;
+    run(&client, "create publication p for table t").await;
+    let table = captured("public.t", &["id"]);
+    for undone in [
+        "alter publication p drop table t; alter publication p add table t",
+        "alter publication p set (publish = 'update'); alter publication p set (publish = 'insert')",
+        "drop publication p; create publication p for table t",
+        "drop table t; create table t (id int); alter publication p add table t",
+    ] {
+        let before = look(&client, "p", &table).await;
+        assert_eq!(before.problems(), []);
+        run(&client, undone).await;
+        let after = look(&client, "p", &table).await;
+        assert_eq!(after.problems(), []);
+        assert!(after.has_changed_since(&before), "{undone}");
+    }
+    let before = look(&client, "p", &table).await;
+    run(
+        &client,
+        "alter publication p add table u; insert into t values (1); vacuum freeze t",
+    )
+    .await;
+    let after = look(&client, "p", &table).await;
+    assert!(
+        !after.has_changed_since(&before),
+        "another table is no concern"
+    );
+}

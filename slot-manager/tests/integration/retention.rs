@@ -1,0 +1,99 @@
+//! Who keeps WAL.
+
+use std::time::Duration;
+
+use slot_manager::retention::{self, WalHolderKind};
+use slot_manager::slots::{self, CreateOptions};
+
+use crate::support::{PATIENCE, builder, run, slot_name, superuser};
+
+#[tokio::test]
+async fn every_kind_of_holder_is_listed_with_what_ends_it() {
+    let server = builder().start().expect("start");
+    let client = superuser(&server).await;
+    run(&client, "create table t (x int)").await;
+    for name in ["older", "ours"] {
+        let name = slot_name(name);
+        slots::create(&client, &name, CreateOptions::default(), PATIENCE)
+            .await
+            .expect("create");
+        run(&client, "insert into t values (0); checkpoint").await;
+    }
+    let (idle, reading, busy) = (
+        superuser(&server).await,
+        superuser(&server).await,
+        superuser(&server).await,
+    );
+    run(&idle, "begin; insert into t values (1)").await;
+    run(&reading, "begin; select * from t").await;
+    run(
+        &client,
+        "begin; insert into t values (2); prepare transaction 'it''s half'",
+    )
+    .await;
+    let pid = |client| async move {
+        tokio_postgres::Client::query_one_scalar::<i32, _>(client, "select pg_backend_pid()", &[])
+            .await
+            .expect("pid")
+    };
+    let (idle_pid, reading_pid, busy_pid) =
+        (pid(&idle).await, pid(&reading).await, pid(&busy).await);
+    let sleeping = tokio::spawn(async move {
+        let _ = busy
+            .batch_execute("do $$ begin insert into t values (3); perform pg_sleep(600); end $$")
+            .await;
+    });
+
+    let ours = slot_name("ours");
+    let holders = crate::support::eventually("the busy transaction is listed", async || {
+        let holders = retention::holders(&client, &ours, Duration::ZERO)
+            .await
+            .expect("holders");
+        holders
+            .iter()
+            .any(|h| h.pid == Some(busy_pid))
+            .then_some(holders)
+    })
+    .await;
+    let of = |kind| holders.iter().find(|h| h.kind == kind).expect("listed");
+    assert_eq!(of(WalHolderKind::IdleInTransaction).pid, Some(idle_pid));
+    assert_eq!(of(WalHolderKind::Transaction).pid, Some(busy_pid));
+    assert_eq!(of(WalHolderKind::OtherSlot).name.as_deref(), Some("older"));
+    assert_eq!(
+        of(WalHolderKind::PreparedTransaction).name.as_deref(),
+        Some("it's half")
+    );
+    assert!(
+        !holders.iter().any(|h| h.pid == Some(reading_pid)),
+        "a reader holds nothing back"
+    );
+    assert!(of(WalHolderKind::IdleInTransaction).age.is_some());
+
+    let old = retention::holders(&client, &ours, Duration::from_secs(3600))
+        .await
+        .expect("holders");
+    assert!(
+        old.iter().all(|h| h.kind == WalHolderKind::OtherSlot),
+        "{old:?}"
+    );
+
+    let remedy = of(WalHolderKind::PreparedTransaction).remedy();
+    assert!(
+        remedy.contains("rollback prepared 'it''s half'"),
+        "{remedy}"
+    );
+    run(&client, "rollback prepared 'it''s half'").await;
+    run(&client, &format!("select pg_terminate_backend({idle_pid})")).await;
+    run(&client, &format!("select pg_cancel_backend({busy_pid})")).await;
+    sleeping.await.expect("cancelled");
+    crate::support::eventually("only the slot is left", async || {
+        let holders = retention::holders(&client, &ours, Duration::ZERO)
+            .await
+            .expect("holders");
+        holders
+            .iter()
+            .all(|h| h.kind == WalHolderKind::OtherSlot)
+            .then_some(())
+    })
+    .await;
+}

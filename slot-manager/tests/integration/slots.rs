@@ -1,0 +1,437 @@
+//! Creating, finding, dropping, advancing slots, and waiting for one.
+
+use std::time::{Duration, Instant};
+
+use decoder::Lsn;
+use slot_manager::slots::{self, CreateOptions};
+use slot_manager::{Error, SlotName, WalStatus};
+use tokio_postgres::Client;
+
+use crate::support::{
+    PATIENCE, Reader, builder, connect, eventually, major, new_database, run, shared_server,
+    skipped, slot_name, superuser,
+};
+
+async fn create(client: &Client, name: &SlotName) -> Result<Lsn, Error> {
+    slots::create(client, name, CreateOptions::default(), PATIENCE).await
+}
+
+#[tokio::test]
+async fn a_created_slot_is_found_with_all_that_is_known_of_it() {
+    let (database, client) = new_database().await;
+    let name = slot_name(&database);
+    assert!(slots::find(&client, &name).await.expect("find").is_none());
+    let consistent_point = create(&client, &name).await.expect("create");
+
+    let slot = slots::find(&client, &name)
+        .await
+        .expect("find")
+        .expect("there");
+    assert_eq!(slot.slot_name, name.as_str());
+    assert_eq!(slot.plugin.as_deref(), Some("pgoutput"));
+    assert_eq!(slot.database.as_deref(), Some(database.as_str()));
+    assert_eq!(slot.confirmed_flush_lsn, Some(consistent_point));
+    assert_eq!(slot.wal_status, Some(WalStatus::Reserved));
+    assert!(!slot.active && !slot.temporary && !slot.two_phase && slot.holder.is_none());
+    assert!(slot.restart_lsn <= slot.confirmed_flush_lsn);
+    assert!(slot.lag_bytes <= slot.retained_bytes && slot.retained_bytes > Some(0));
+    slot.require_ours().expect("ours");
+    let columns_of_17 = (slot.failover, slot.synced, slot.inactive_since.is_some());
+    let expected = if major(&client).await >= 17 {
+        (Some(false), Some(false), true)
+    } else {
+        (None, None, false)
+    };
+    assert_eq!(columns_of_17, expected);
+}
+
+#[tokio::test]
+async fn the_json_of_a_slot_has_the_fields_that_scripts_rely_on() {
+    let (database, client) = new_database().await;
+    let name = slot_name(&database);
+    create(&client, &name).await.expect("create");
+    let slot = slots::find(&client, &name)
+        .await
+        .expect("find")
+        .expect("there");
+    let json = serde_json::to_value(&slot).expect("json");
+    for field in [
+        "slot_name",
+        "active",
+        "active_pid",
+        "wal_status",
+        "safe_wal_size",
+    ] {
+        assert!(json.get(field).is_some(), "{field} in {json}");
+    }
+    assert!(
+        json["confirmed_flush_lsn"]
+            .as_str()
+            .expect("text")
+            .parse::<Lsn>()
+            .is_ok()
+    );
+    assert!(
+        json["restart_lsn"]
+            .as_str()
+            .expect("text")
+            .parse::<Lsn>()
+            .is_ok()
+    );
+    assert!(json["lag_bytes"].is_u64() && json["retained_bytes"].is_u64());
+    assert_eq!(json["wal_status"], "reserved");
+}
+
+#[tokio::test]
+async fn lag_grows_with_what_is_written() {
+    let (database, client) = new_database().await;
+    let name = slot_name(&database);
+    create(&client, &name).await.expect("create");
+    let lag = async || {
+        slots::find(&client, &name)
+            .await
+            .expect("find")
+            .expect("slot")
+            .lag_bytes
+    };
+    let before = lag().await.expect("known");
+    run(
+        &client,
+        "create table filler as select repeat('x', 500) from generate_series(1, 1000)",
+    )
+    .await;
+    assert!(lag().await.expect("known") >= before + 500_000);
+}
+
+#[tokio::test]
+async fn a_name_that_is_taken_or_missing_is_told_apart() {
+    let (database, client) = new_database().await;
+    let name = slot_name(&database);
+    let missing = slots::drop(&client, &name).await.expect_err("missing");
+    assert!(matches!(missing, Error::SlotMissing { .. }), "{missing}");
+    let missing = slots::advance(&client, &name, Lsn::new(1))
+        .await
+        .expect_err("missing");
+    assert!(matches!(missing, Error::SlotMissing { .. }), "{missing}");
+    create(&client, &name).await.expect("create");
+    let taken = create(&client, &name).await.expect_err("taken");
+    assert!(matches!(taken, Error::SlotExists { .. }), "{taken}");
+    slots::drop(&client, &name).await.expect("drop");
+    assert!(slots::find(&client, &name).await.expect("find").is_none());
+}
+
+#[tokio::test]
+async fn creation_that_waits_for_transactions_names_them_and_leaves_nothing_behind() {
+    let server = builder().start().expect("start");
+    let client = superuser(&server).await;
+    let writer = superuser(&server).await;
+    run(&writer, "create table t (x int)").await;
+    run(
+        &writer,
+        "begin; insert into t values (1); prepare transaction 'half done'",
+    )
+    .await;
+    run(&writer, "begin; insert into t values (2)").await;
+    let pid: i32 = writer
+        .query_one_scalar("select pg_backend_pid()", &[])
+        .await
+        .expect("pid");
+
+    let name = slot_name("waits");
+    let timeout = Duration::from_millis(300);
+    let error = slots::create(&client, &name, CreateOptions::default(), timeout)
+        .await
+        .expect_err("must wait");
+    let Error::CreationBlocked { blockers, .. } = &error else {
+        panic!("{error}")
+    };
+    assert!(blockers.iter().any(|b| b.pid == Some(pid)), "{error}");
+    assert!(
+        blockers
+            .iter()
+            .any(|b| b.name.as_deref() == Some("half done")),
+        "{error}"
+    );
+    assert!(error.to_string().contains(&pid.to_string()), "{error}");
+    assert!(slots::find(&client, &name).await.expect("find").is_none());
+
+    let after: String = client
+        .query_one_scalar("show statement_timeout", &[])
+        .await
+        .expect("show");
+    assert_eq!(after, "0", "the session's own timeout is untouched");
+    run(&writer, "commit").await;
+    run(&writer, "rollback prepared 'half done'").await;
+    create(&client, &name).await.expect("nothing runs any more");
+}
+
+#[tokio::test]
+async fn a_slot_in_use_names_its_reader_and_refuses_drop_and_advance() {
+    let (database, client) = new_database().await;
+    let name = slot_name(&database);
+    let at = create(&client, &name).await.expect("create");
+    let reader = Reader::start(shared_server(), &database, &database);
+
+    let slot = slots::find(&client, &name)
+        .await
+        .expect("find")
+        .expect("there");
+    let holder = slot.holder.clone().expect("held");
+    assert!(slot.active);
+    assert_eq!(slot.active_pid, Some(holder.pid));
+    let application = format!("reader of {database}");
+    assert_eq!(
+        holder.application_name.as_deref(),
+        Some(application.as_str())
+    );
+    assert_eq!(holder.client_addr.as_deref(), Some("127.0.0.1"));
+    assert!(holder.since.expect("known").ends_with('Z'));
+    for error in [
+        slots::drop(&client, &name).await.expect_err("in use"),
+        slots::advance(&client, &name, at)
+            .await
+            .map(|_| ())
+            .expect_err("in use"),
+    ] {
+        assert!(
+            matches!(
+                error,
+                Error::SlotInUse {
+                    holder: Some(_),
+                    ..
+                }
+            ),
+            "{error}"
+        );
+        assert!(error.to_string().contains(&application), "{error}");
+    }
+    drop(reader);
+    slots::wait_until_free(&client, &name, Some(Instant::now() + PATIENCE), |_| {})
+        .await
+        .expect("free");
+    slots::drop(&client, &name).await.expect("drop");
+}
+
+#[tokio::test]
+async fn waiting_shows_the_holder_and_ends_when_it_hangs_up() {
+    let (database, client) = new_database().await;
+    let name = slot_name(&database);
+    create(&client, &name).await.expect("create");
+    let mut reader = Some(Reader::start(shared_server(), &database, &database));
+    let pid = slots::find(&client, &name)
+        .await
+        .expect("find")
+        .expect("there")
+        .active_pid;
+
+    let deadline = Some(Instant::now() + Duration::from_millis(200));
+    let error = slots::wait_until_free(&client, &name, deadline, |_| {})
+        .await
+        .expect_err("held");
+    let Error::StillHeld { holder, .. } = error else {
+        panic!("{error}")
+    };
+    assert_eq!(Some(holder.pid), pid);
+
+    let mut seen = Vec::new();
+    let slot = slots::wait_until_free(&client, &name, None, |slot| {
+        seen.push(slot.active_pid);
+        reader = None; // hangs up at the first look
+    })
+    .await
+    .expect("free");
+    assert!(!slot.active);
+    assert_eq!(seen.first(), Some(&pid));
+}
+
+#[tokio::test]
+async fn waiting_for_a_slot_that_goes_away_ends_with_that() {
+    let (database, client) = new_database().await;
+    let name = slot_name(&database);
+    let owner = connect(&shared_server().url(&database)).await;
+    let sql = format!(
+        "select pg_create_logical_replication_slot('{name}', 'pgoutput', temporary => true)"
+    );
+    run(&owner, &sql).await;
+    let mut owner = Some(owner); // a temporary slot goes with its session
+    let error = slots::wait_until_free(&client, &name, None, |_| owner = None)
+        .await
+        .expect_err("gone");
+    assert!(matches!(error, Error::SlotMissing { .. }), "{error}");
+}
+
+#[tokio::test]
+async fn advance_goes_forward_to_the_end_of_the_wal_and_never_back() {
+    let (database, client) = new_database().await;
+    let name = slot_name(&database);
+    let start = create(&client, &name).await.expect("create");
+    run(&client, "create table t as select 1 as x").await;
+    let target = slots::find(&client, &name)
+        .await
+        .expect("find")
+        .expect("there")
+        .server_lsn;
+    let target = target.expect("known");
+
+    let reached = slots::advance(&client, &name, target)
+        .await
+        .expect("advance");
+    assert!(reached > start && reached <= target);
+    let slot = slots::find(&client, &name)
+        .await
+        .expect("find")
+        .expect("there");
+    assert_eq!(slot.confirmed_flush_lsn, Some(reached));
+
+    let error = slots::advance(&client, &name, start)
+        .await
+        .expect_err("backwards");
+    assert!(
+        matches!(error, Error::Backwards { to, .. } if to == start),
+        "{error}"
+    );
+    run(&client, "create table u as select 1 as x").await;
+    let beyond = Lsn::new(u64::MAX >> 1);
+    let reached = slots::advance(&client, &name, beyond)
+        .await
+        .expect("advance");
+    assert!(reached > target && reached < beyond);
+}
+
+#[tokio::test]
+async fn slots_of_others_are_refused_by_kind() {
+    let (database, client) = new_database().await;
+    let (other_database, other_client) = new_database().await;
+    let other = slot_name(&other_database);
+    create(&other_client, &other).await.expect("create");
+    let error = slots::drop(&client, &other)
+        .await
+        .expect_err("other database");
+    assert!(
+        matches!(&error, Error::OtherDatabase { database, .. } if *database == other_database),
+        "{error}"
+    );
+
+    let physical = slot_name(&format!("{database}_physical"));
+    run(
+        &client,
+        &format!("select pg_create_physical_replication_slot('{physical}')"),
+    )
+    .await;
+    let error = slots::drop(&client, &physical).await.expect_err("physical");
+    assert!(matches!(error, Error::PhysicalSlot { .. }), "{error}");
+
+    let plugin = slot_name(&format!("{database}_plugin"));
+    let sql = format!("select pg_create_logical_replication_slot('{plugin}', 'test_decoding')");
+    if client.batch_execute(&sql).await.is_err() {
+        return skipped(
+            "a slot of another plugin is refused",
+            "test_decoding is not installed",
+        );
+    }
+    let error = slots::advance(&client, &plugin, Lsn::new(u64::MAX))
+        .await
+        .expect_err("plugin");
+    assert!(
+        matches!(&error, Error::OtherPlugin { plugin, .. } if plugin == "test_decoding"),
+        "{error}"
+    );
+}
+
+#[tokio::test]
+async fn a_server_without_a_free_slot_says_so() {
+    let server = builder()
+        .setting("max_replication_slots", "1")
+        .start()
+        .expect("start");
+    let client = superuser(&server).await;
+    create(&client, &slot_name("first")).await.expect("create");
+    let error = create(&client, &slot_name("second"))
+        .await
+        .expect_err("no slot left");
+    assert!(matches!(error, Error::NoSlotLeft { .. }), "{error}");
+}
+
+#[tokio::test]
+async fn a_server_without_logical_wal_says_so() {
+    let server = builder()
+        .setting("wal_level", "replica")
+        .start()
+        .expect("start");
+    let client = superuser(&server).await;
+    let error = create(&client, &slot_name("first"))
+        .await
+        .expect_err("wal_level");
+    assert!(
+        matches!(&error, Error::WalLevel { wal_level } if wal_level == "replica"),
+        "{error}"
+    );
+}
+
+#[tokio::test]
+async fn a_role_without_the_right_to_replicate_is_told() {
+    let (database, client) = new_database().await;
+    run(&client, &format!("create role {database}_plain login")).await;
+    let url = shared_server()
+        .url(&database)
+        .replace("postgres@", &format!("{database}_plain@"));
+    let plain = connect(&url).await;
+    let error = create(&plain, &slot_name(&database))
+        .await
+        .expect_err("no right");
+    assert!(matches!(error, Error::NoReplicationRight { .. }), "{error}");
+    slots::list(&plain).await.expect("looking needs no right");
+}
+
+#[tokio::test]
+async fn failover_slots_are_created_from_17_on_and_refused_before() {
+    let (database, client) = new_database().await;
+    let name = slot_name(&database);
+    let result = slots::create(&client, &name, CreateOptions { failover: true }, PATIENCE).await;
+    if major(&client).await < 17 {
+        let error = result.expect_err("not supported");
+        assert!(matches!(error, Error::FailoverUnsupported), "{error}");
+    } else {
+        result.expect("create");
+        let slot = slots::find(&client, &name)
+            .await
+            .expect("find")
+            .expect("there");
+        assert_eq!(slot.failover, Some(true));
+    }
+}
+
+#[tokio::test]
+async fn slots_of_a_standby_show_the_received_position() {
+    let mut primary = builder().start().expect("start");
+    primary
+        .stop(scratch_postgres::StopMode::Fast, PATIENCE)
+        .expect("stop");
+    let standby = builder().standby_of(&primary).start().expect("standby");
+    primary.start_again().expect("primary");
+    let client = superuser(&standby).await;
+    run(
+        &client,
+        "select pg_create_physical_replication_slot('below', true)",
+    )
+    .await;
+    run(
+        &superuser(&primary).await,
+        "create table t as select 1 as x",
+    )
+    .await;
+    let position: tokio_postgres::types::PgLsn = superuser(&primary)
+        .await
+        .query_one_scalar("select pg_current_wal_flush_lsn()", &[])
+        .await
+        .expect("position");
+    eventually("the standby's position reaches the primary's", async || {
+        let slots = slots::list(&client).await.expect("list");
+        let slot = slots
+            .iter()
+            .find(|slot| slot.slot_name == "below")
+            .expect("there");
+        (slot.server_lsn >= Some(Lsn::new(position.into()))).then_some(())
+    })
+    .await;
+}

@@ -1,0 +1,41 @@
+//! The commands of `postrider`: what they are called, what they take, and who carries them out.
+//!
+//! Settings come from one table ([`crate::settings::KEYS`]), and so do their flags. Each command
+//! is a file of its own.
+
+mod args;
+mod explain;
+mod logging;
+mod run;
+
+pub use args::Cli;
+
+use std::process::ExitCode;
+
+use crate::error::{Report, Result};
+use crate::settings::Settings;
+use args::Command;
+
+/// Runs the command that the process was started with.
+pub fn main() -> ExitCode {
+    let (cli, flags) = Cli::from_process();
+    match dispatch(cli, &flags) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("{}", Report(&error));
+            ExitCode::from(error.code().exit_status())
+        }
+    }
+}
+
+fn dispatch(cli: Cli, flags: &[(String, String)]) -> Result<ExitCode> {
+    let load = || Settings::load(cli.config.as_deref(), &std::env::vars().collect(), flags);
+    match cli.command {
+        Command::Run => run::run(load()?),
+        Command::Explain { code } => Ok(explain::explain(code)),
+        Command::Completions { shell } => {
+            args::print_completions(shell);
+            Ok(ExitCode::SUCCESS)
+        }
+    }
+}

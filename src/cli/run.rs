@@ -1,0 +1,74 @@
+//! `postrider run`: the relay as a process, with its signals and its HTTP port.
+
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::watch;
+
+use super::logging;
+use crate::error::{Code, Error, Result};
+use crate::http;
+use crate::metrics::Metrics;
+use crate::relay::{Relay, State};
+use crate::settings::Settings;
+
+/// Threads for publishing; the stream has one of its own.
+const WORKERS: usize = 2;
+
+pub(super) fn run(settings: Settings) -> Result<ExitCode> {
+    logging::start(settings.log_json);
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(WORKERS)
+        .enable_all()
+        .build()
+        .map_err(|e| Error::new(Code::Internal, "cannot start a runtime").caused_by(e))?;
+    runtime.block_on(relay(settings))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn relay(settings: Settings) -> Result<()> {
+    let shutdown = watch_signals()?;
+    let metrics = Metrics::default();
+    let state = Arc::new(State::default());
+    let listener = match settings.http_addr {
+        Some(addr) => Some(http::listen(addr).await?),
+        None => None,
+    };
+    let (slot, wal_sender_timeout) = (settings.slot.clone(), settings.wal_sender_timeout);
+    let relay = Relay::new(settings, metrics.clone(), state.clone()).await?;
+    let port = listener.map(|listener| {
+        tokio::spawn(async move {
+            http::serve(listener, slot.as_str(), metrics, state, wal_sender_timeout).await;
+        })
+    });
+    let ended = relay.run(shutdown).await;
+    if let Some(port) = port {
+        port.abort();
+    }
+    ended
+}
+
+/// Turns true at the first SIGTERM or SIGINT; the second ends the process.
+fn watch_signals() -> Result<watch::Receiver<bool>> {
+    let cannot = |e| Error::new(Code::Internal, "cannot watch for signals").caused_by(e);
+    let mut terminate = signal(SignalKind::terminate()).map_err(cannot)?;
+    let mut interrupt = signal(SignalKind::interrupt()).map_err(cannot)?;
+    let (sender, receiver) = watch::channel(false);
+    tokio::spawn(async move {
+        for last in [false, true] {
+            tokio::select! {
+                _ = terminate.recv() => {}
+                _ = interrupt.recv() => {}
+            }
+            if last {
+                tracing::warn!("second signal: leaving at once");
+                std::process::exit(1);
+            }
+            tracing::info!("stopping: what is on its way is finished; a second signal ends at once");
+            // The receiver lives as long as the relay.
+            let _ = sender.send(true);
+        }
+    });
+    Ok(receiver)
+}

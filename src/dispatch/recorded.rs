@@ -1,0 +1,168 @@
+//! Which events of the stream have an outcome already: a merge of two ordered lists.
+//!
+//! The stream comes in the order of (commit LSN, ordinal), and so does the key of the dispatch
+//! table. So the rows beyond the slot's position are read page by page, just ahead of the stream,
+//! and nothing but one page is held in memory, however many rows there are.
+
+use std::collections::VecDeque;
+
+use decoder::Lsn;
+use tokio_postgres::types::PgLsn;
+
+use crate::error::Result;
+use crate::postgres::Sql;
+use crate::watermark::CommitLsn;
+
+const PAGE: i64 = 5_000;
+
+const SELECT_PAGE: &str = "\
+    SELECT commit_lsn, ordinal, event_id FROM outbox.dispatch \
+    WHERE (commit_lsn, ordinal) > ($1, $2) AND commit_lsn <= $3 \
+    ORDER BY commit_lsn, ordinal LIMIT $4";
+
+/// What [`Recorded::look_up`] knows of an event.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Lookup {
+    /// It has an outcome: do not send it again.
+    Done,
+    /// It has none.
+    New,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Row {
+    commit: u64,
+    ordinal: i32,
+    event_id: [u8; 16],
+}
+
+/// The rows that were there when the session began.
+#[derive(Debug)]
+pub(crate) struct Recorded {
+    page: VecDeque<Row>,
+    /// The last row that was read.
+    read_to: (u64, i32),
+    /// The last row there is; `None` when all have been read.
+    last: Option<u64>,
+}
+
+impl Recorded {
+    /// Looks which rows lie beyond `confirmed`.
+    pub(crate) async fn after(sql: &Sql, confirmed: Lsn) -> Result<Self> {
+        let start = PgLsn::from(confirmed.as_u64());
+        let row = sql
+            .query_one("SELECT max(commit_lsn) FROM outbox.dispatch WHERE commit_lsn >= $1", &[&start])
+            .await?;
+        let last: Option<PgLsn> = row.get(0);
+        let read_to = (confirmed.as_u64().saturating_sub(1), i32::MAX);
+        Ok(Self { page: VecDeque::new(), read_to, last: last.map(u64::from) })
+    }
+
+    /// Whether a page must be read before this place can be looked up.
+    pub(crate) fn needs_page(&self, commit: CommitLsn, ordinal: u32) -> bool {
+        let place = (commit.lsn().as_u64(), ordinal as i32);
+        self.last.is_some_and(|last| place.0 <= last)
+            && self.page.back().is_none_or(|row| (row.commit, row.ordinal) < place)
+    }
+
+    /// Reads the next page.
+    pub(crate) async fn read_page(&mut self, sql: &Sql) -> Result<()> {
+        let Some(last) = self.last else { return Ok(()) };
+        let (commit, ordinal) = self.read_to;
+        let rows = sql
+            .query(SELECT_PAGE, &[&PgLsn::from(commit), &ordinal, &PgLsn::from(last), &PAGE])
+            .await?;
+        if (rows.len() as i64) < PAGE {
+            self.last = None;
+        }
+        for row in rows {
+            let commit: PgLsn = row.get(0);
+            let event_id: uuid::Uuid = row.get(2);
+            let row = Row {
+                commit: commit.into(),
+                ordinal: row.get(1),
+                event_id: event_id.into_bytes(),
+            };
+            self.read_to = (row.commit, row.ordinal);
+            self.page.push_back(row);
+        }
+        Ok(())
+    }
+
+    /// Whether all rows have been read and passed: from here on every event is new.
+    pub(crate) fn is_over(&self) -> bool {
+        self.last.is_none() && self.page.is_empty()
+    }
+
+    /// Looks up the next event of the stream.
+    pub(crate) fn look_up(&mut self, commit: CommitLsn, ordinal: u32, event_id: &[u8; 16]) -> Lookup {
+        let place = (commit.lsn().as_u64(), ordinal as i32);
+        while self.page.front().is_some_and(|row| (row.commit, row.ordinal) < place) {
+            self.page.pop_front();
+        }
+        match self.page.front() {
+            Some(row) if (row.commit, row.ordinal) == place => {
+                let row = self.page.pop_front().expect("invariant: the page has a front");
+                if row.event_id == *event_id {
+                    return Lookup::Done;
+                }
+                tracing::warn!(
+                    commit_lsn = %commit.lsn(), ordinal,
+                    "outbox.dispatch records another event at this place: sending this one"
+                );
+                Lookup::New
+            }
+            Some(_) | None => Lookup::New,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(commit: u64, ordinal: i32) -> Row {
+        Row { commit, ordinal, event_id: [commit as u8; 16] }
+    }
+
+    fn recorded(rows: &[Row], last: Option<u64>) -> Recorded {
+        Recorded { page: rows.to_vec().into(), read_to: (0, 0), last }
+    }
+
+    fn look_up(recorded: &mut Recorded, commit: u64, ordinal: u32) -> Lookup {
+        recorded.look_up(CommitLsn::new(Lsn::new(commit)), ordinal, &[commit as u8; 16])
+    }
+
+    #[test]
+    fn only_what_is_recorded_is_skipped() {
+        let mut recorded = recorded(&[row(10, 2), row(30, 1)], None);
+        assert_eq!(look_up(&mut recorded, 10, 1), Lookup::New);
+        assert_eq!(look_up(&mut recorded, 10, 2), Lookup::Done);
+        assert_eq!(look_up(&mut recorded, 20, 1), Lookup::New);
+        assert_eq!(look_up(&mut recorded, 30, 1), Lookup::Done);
+        assert!(recorded.is_over());
+        assert_eq!(look_up(&mut recorded, 30, 2), Lookup::New);
+    }
+
+    #[test]
+    fn rows_of_events_that_do_not_come_again_are_passed_over() {
+        let mut recorded = recorded(&[row(10, 1), row(10, 2), row(30, 1)], None);
+        assert_eq!(look_up(&mut recorded, 30, 1), Lookup::Done);
+    }
+
+    #[test]
+    fn a_row_of_another_event_at_the_same_place_does_not_hide_this_one() {
+        let mut recorded = recorded(&[row(10, 1)], None);
+        let found = recorded.look_up(CommitLsn::new(Lsn::new(10)), 1, &[99; 16]);
+        assert_eq!(found, Lookup::New);
+    }
+
+    #[test]
+    fn the_next_page_is_read_when_the_stream_has_passed_this_one() {
+        let recorded = recorded(&[row(10, 1), row(20, 5)], Some(50));
+        let needs = |commit, ordinal| recorded.needs_page(CommitLsn::new(Lsn::new(commit)), ordinal);
+        assert!(!needs(10, 1) && !needs(20, 5));
+        assert!(needs(20, 6) && needs(50, 1));
+        assert!(!needs(60, 1));
+    }
+}

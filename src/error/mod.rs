@@ -1,0 +1,132 @@
+//! The one error of the relay and its commands: a code, what happened, and a hint.
+//!
+//! Library crates and modules have error enums of their own; where such an error reaches the
+//! operator it becomes an [`Error`]. What the program does about it follows from its [`Code`]
+//! alone ([`Code::disposition`]), never from its text. Nothing here prints or logs.
+
+mod code;
+mod map;
+mod postgres;
+mod slot;
+
+pub use code::{Code, Disposition};
+
+use std::fmt;
+
+/// What `postrider` tells an operator when something goes wrong.
+#[derive(Debug)]
+pub struct Error {
+    code: Code,
+    what: String,
+    hint: Option<String>,
+    source: Option<Box<dyn std::error::Error + Send + Sync>>,
+}
+
+/// Result with the operator's [`Error`].
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+impl Error {
+    /// An error with the code's own hint.
+    ///
+    /// `what` says what happened and where; it must hold no password, token or payload.
+    pub fn new(code: Code, what: impl Into<String>) -> Self {
+        Self { code, what: what.into(), hint: None, source: None }
+    }
+
+    /// Replaces the code's general hint by one for this very case.
+    #[must_use]
+    pub fn hint(mut self, hint: impl Into<String>) -> Self {
+        self.hint = Some(hint.into());
+        self
+    }
+
+    /// Keeps the error underneath; it is shown as "caused by".
+    #[must_use]
+    pub fn caused_by(
+        mut self,
+        source: impl Into<Box<dyn std::error::Error + Send + Sync>>,
+    ) -> Self {
+        self.source = Some(source.into());
+        self
+    }
+
+    /// The code, stable across versions.
+    pub fn code(&self) -> Code {
+        self.code
+    }
+
+    /// What happened, without the code, cause and hint.
+    pub fn what(&self) -> &str {
+        &self.what
+    }
+
+    /// What to run or change.
+    pub fn hint_text(&self) -> &str {
+        self.hint.as_deref().unwrap_or_else(|| self.code.hint())
+    }
+
+    /// The errors underneath, outermost first, without repeating a text.
+    pub fn causes(&self) -> Vec<String> {
+        let mut causes: Vec<String> = Vec::new();
+        let mut next = self.source.as_ref().map(|s| &**s as &(dyn std::error::Error + 'static));
+        while let Some(cause) = next {
+            let text = cause.to_string();
+            if causes.last().is_none_or(|last| !last.contains(&text)) && !self.what.contains(&text)
+            {
+                causes.push(text);
+            }
+            next = cause.source();
+        }
+        causes
+    }
+}
+
+/// The form of one log line: what happened and why.
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.what)?;
+        for cause in self.causes() {
+            write!(f, ": {cause}")?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for Error {}
+
+/// The form for a terminal: code, what, causes, hint and where to read more.
+pub struct Report<'a>(pub &'a Error);
+
+impl fmt::Display for Report<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Report(error) = self;
+        writeln!(f, "error[{}]: {}", error.code, error.what)?;
+        for cause in error.causes() {
+            writeln!(f, "  cause: {cause}")?;
+        }
+        writeln!(f, "  hint:  {}", error.hint_text())?;
+        write!(f, "  more:  postrider explain {}", error.code)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_report_shows_code_cause_and_hint_once() {
+        let error = Error::new(Code::PortInUse, "cannot listen on 127.0.0.1:9464")
+            .caused_by(std::io::Error::other("address already in use"));
+        let text = Report(&error).to_string();
+        assert!(text.starts_with("error[port-in-use]: cannot listen on 127.0.0.1:9464\n"));
+        assert!(text.contains("cause: address already in use"));
+        assert!(text.contains("hint:  "));
+        assert!(text.ends_with("postrider explain port-in-use"));
+    }
+
+    #[test]
+    fn a_cause_that_is_already_told_is_not_repeated() {
+        let error = Error::new(Code::Internal, "x: broken pipe").caused_by("broken pipe");
+        assert_eq!(error.to_string(), "x: broken pipe");
+    }
+}

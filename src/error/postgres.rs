@@ -1,0 +1,77 @@
+//! From PostgreSQL's errors to ours, by SQLSTATE and never by text.
+
+use tokio_postgres::error::{Error as PgError, SqlState};
+
+use super::{Code, Error};
+
+/// The code of a failure that the server reported with `sqlstate`.
+///
+/// Source: PostgreSQL's Appendix A, and the cases in which a walsender uses each.
+pub(super) fn code_of(sqlstate: &str) -> Code {
+    match sqlstate {
+        "28000" | "28P01" => Code::PostgresAuthentication,
+        "42501" => Code::PrivilegeMissing,
+        "42P01" | "3F000" | "42883" => Code::SchemaMissing,
+        "42703" => Code::ColumnMissing,
+        "55006" => Code::SlotHeld,
+        "53300" | "53400" => Code::PostgresTooManyConnections,
+        "3D000" => Code::DatabaseUrlInvalid,
+        // Shutdown, crash, starting up, and connections cut from the server's side.
+        s if s.starts_with("57P") || s.starts_with("08") => Code::PostgresConnectionLost,
+        // Resources (disk, memory), deadlocks and cancelled statements pass.
+        s if s.starts_with("53") || s.starts_with("40") || s.starts_with("58") => {
+            Code::PostgresConnectionLost
+        }
+        "55P03" | "57014" => Code::PostgresConnectionLost,
+        _ => Code::PostgresStatement,
+    }
+}
+
+impl Error {
+    /// What PostgreSQL reported under `sqlstate` while the relay was doing `what`.
+    pub fn from_sqlstate(sqlstate: &str, message: &str, what: &str) -> Self {
+        Error::new(code_of(sqlstate), format!("{what}: {message} (SQLSTATE {sqlstate})"))
+    }
+}
+
+impl From<PgError> for Error {
+    fn from(error: PgError) -> Self {
+        if let Some(db) = error.as_db_error() {
+            let detail = db.detail().map(|d| format!("; {d}")).unwrap_or_default();
+            let code = code_of(db.code().code());
+            let what =
+                format!("PostgreSQL: {}{detail} (SQLSTATE {})", db.message(), db.code().code());
+            return match db.hint() {
+                Some(hint) if *db.code() != SqlState::INSUFFICIENT_PRIVILEGE => {
+                    Error::new(code, what).hint(format!("{} ({hint})", code.hint()))
+                }
+                _ => Error::new(code, what),
+            };
+        }
+        if error.is_closed() {
+            return Error::new(Code::PostgresConnectionLost, "the connection to PostgreSQL closed")
+                .caused_by(error);
+        }
+        Error::new(Code::PostgresConnectionLost, "the connection to PostgreSQL failed")
+            .caused_by(error)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::Disposition;
+
+    #[test]
+    fn a_server_that_shuts_down_or_starts_up_is_retried() {
+        for state in ["57P01", "57P02", "57P03", "08006", "53100"] {
+            assert_eq!(code_of(state).disposition(), Disposition::Retry, "{state}");
+        }
+    }
+
+    #[test]
+    fn a_wrong_password_stops() {
+        assert_eq!(code_of("28P01"), Code::PostgresAuthentication);
+        assert_eq!(code_of("28P01").disposition(), Disposition::Stop);
+    }
+}

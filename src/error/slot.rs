@@ -1,0 +1,35 @@
+//! From the slot manager's errors to ours.
+
+use slot_manager::Error as SlotError;
+
+use super::{Code, Error};
+
+impl From<SlotError> for Error {
+    fn from(error: SlotError) -> Self {
+        let code = match &error {
+            SlotError::Database { action, .. } => {
+                let action = *action;
+                let SlotError::Database { source, .. } = error else {
+                    unreachable!("invariant: matched just now")
+                };
+                let inner = Error::from(source);
+                return Error::new(inner.code(), format!("{action} failed")).caused_by(inner);
+            }
+            SlotError::SlotMissing { .. } => Code::SlotMissing,
+            SlotError::SlotInUse { .. } | SlotError::StillHeld { .. } => Code::SlotHeld,
+            SlotError::PhysicalSlot { .. }
+            | SlotError::OtherPlugin { .. }
+            | SlotError::OtherDatabase { .. }
+            | SlotError::SlotExists { .. } => Code::SlotForeign,
+            SlotError::SlotLost { .. } => Code::SlotLost,
+            SlotError::CreationBlocked { .. } => Code::SlotBusy,
+            SlotError::NoSlotLeft { .. } => Code::PostgresTooManyConnections,
+            SlotError::NoReplicationRight { .. } => Code::ReplicationRight,
+            SlotError::WalLevel { .. } => Code::WalLevel,
+            SlotError::FailoverUnsupported => Code::PostgresVersion,
+            SlotError::Backwards { .. } => Code::SettingInvalid,
+            _ => Code::PostgresStatement,
+        };
+        Error::new(code, error.to_string())
+    }
+}

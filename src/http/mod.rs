@@ -1,0 +1,146 @@
+//! The HTTP port: `/metrics`, `/livez`, `/readyz` and `/status`. Says nothing of payloads, keys or
+//! secrets.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::extract::State as Shared;
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Json};
+use axum::routing::get;
+use serde::Serialize;
+use tokio::net::TcpListener;
+
+use crate::error::{Code, Error, Result};
+use crate::metrics::Metrics;
+use crate::relay::{Phase, State};
+
+#[derive(Debug, Clone)]
+struct Port {
+    metrics: Metrics,
+    state: Arc<State>,
+    wal_sender_timeout: Duration,
+    slot: Arc<str>,
+}
+
+/// Opens the port.
+///
+/// # Errors
+/// `port-in-use`.
+pub async fn listen(addr: SocketAddr) -> Result<TcpListener> {
+    TcpListener::bind(addr).await.map_err(|e| {
+        Error::new(Code::PortInUse, format!("cannot listen on {addr} for HTTP")).caused_by(e)
+    })
+}
+
+/// Answers requests until the process ends.
+pub async fn serve(
+    listener: TcpListener,
+    slot: &str,
+    metrics: Metrics,
+    state: Arc<State>,
+    wal_sender_timeout: Duration,
+) {
+    let port = Port { metrics, state, wal_sender_timeout, slot: slot.into() };
+    let router = Router::new()
+        .route("/metrics", get(metrics_page))
+        .route("/livez", get(livez))
+        .route("/readyz", get(readyz))
+        .route("/status", get(status))
+        .with_state(port);
+    if let Err(error) = axum::serve(listener, router).await {
+        tracing::error!(%error, "the HTTP port has closed");
+    }
+}
+
+/// Prometheus' text format.
+async fn metrics_page(Shared(port): Shared<Port>) -> impl IntoResponse {
+    const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+    match port.metrics.encode() {
+        Ok(text) => ([(header::CONTENT_TYPE, CONTENT_TYPE)], text).into_response(),
+        Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
+    }
+}
+
+/// 200 unless the session stands still: while it streams, status messages go to PostgreSQL all
+/// the time. An outage of Pub/Sub or of PostgreSQL is no reason to restart the relay.
+async fn livez(Shared(port): Shared<Port>) -> (StatusCode, String) {
+    let silent = port.metrics.last_status.age();
+    match (port.state.phase(), silent) {
+        (Phase::Streaming, Some(silent)) if silent > port.wal_sender_timeout => (
+            StatusCode::SERVICE_UNAVAILABLE,
+            format!("no status message to PostgreSQL for {} s\n", silent.as_secs()),
+        ),
+        (phase, _) => (StatusCode::OK, format!("{}\n", phase.name())),
+    }
+}
+
+/// 200 when the relay streams, or stands by for another one that does.
+async fn readyz(Shared(port): Shared<Port>) -> (StatusCode, String) {
+    let phase = port.state.phase();
+    let code = match &phase {
+        Phase::Streaming | Phase::Standby(_) => StatusCode::OK,
+        Phase::Connecting | Phase::Broken(_) => StatusCode::SERVICE_UNAVAILABLE,
+    };
+    let text = match &phase {
+        Phase::Standby(holder) => format!("standby: the slot is held by {holder}\n"),
+        Phase::Broken(code) => format!("broken: {code}\n"),
+        Phase::Streaming | Phase::Connecting => format!("{}\n", phase.name()),
+    };
+    (code, text)
+}
+
+/// What `/status` shows.
+#[derive(Debug, Serialize)]
+struct Status {
+    version: &'static str,
+    slot: String,
+    phase: &'static str,
+    /// The code of the error that ended the last session.
+    last_error: Option<&'static str>,
+    /// Who holds the slot while this relay stands by.
+    holder: Option<String>,
+    /// Absent while unknown.
+    lag_bytes: Option<f64>,
+    retained_bytes: Option<f64>,
+    lag_seconds: Option<f64>,
+    publication_ok: bool,
+    events_published: u64,
+    events_recorded: u64,
+    events_skipped: u64,
+    in_flight_bytes: i64,
+    in_flight_requests: i64,
+    lanes: i64,
+    lanes_waiting: i64,
+}
+
+async fn status(Shared(port): Shared<Port>) -> Json<Status> {
+    let phase = port.state.phase();
+    let metrics = &port.metrics;
+    Json(Status {
+        version: env!("CARGO_PKG_VERSION"),
+        slot: port.slot.to_string(),
+        phase: phase.name(),
+        last_error: match &phase {
+            Phase::Broken(code) => Some(code.name()),
+            Phase::Connecting | Phase::Standby(_) | Phase::Streaming => None,
+        },
+        holder: match phase {
+            Phase::Standby(holder) => Some(holder),
+            Phase::Connecting | Phase::Streaming | Phase::Broken(_) => None,
+        },
+        lag_bytes: metrics.lag_bytes.get(),
+        retained_bytes: metrics.retained_bytes.get(),
+        lag_seconds: metrics.oldest_pending.age_seconds(),
+        publication_ok: metrics.publication_ok.get() == 1,
+        events_published: metrics.events_published.get(),
+        events_recorded: metrics.events_recorded.get(),
+        events_skipped: metrics.events_skipped.get(),
+        in_flight_bytes: metrics.in_flight_bytes.get(),
+        in_flight_requests: metrics.in_flight_requests.get(),
+        lanes: metrics.lanes.get(),
+        lanes_waiting: metrics.lanes_waiting.get(),
+    })
+}

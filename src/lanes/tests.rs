@@ -1,0 +1,197 @@
+//! The lanes against a plain model of what must come out per key.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use decoder::Lsn;
+use proptest::prelude::*;
+
+use super::*;
+
+fn event(n: u32) -> Event {
+    let origin = EventRef {
+        commit: CommitLsn::new(Lsn::new(1)),
+        ordinal: n,
+        commit_time: PgTimestamp::from_micros(0),
+        event_id: EventId { uuid: [0; 16], source_id: None },
+    };
+    Event { origin, message: Bytes::from_static(b"message") }
+}
+
+fn push(lanes: &mut Lanes, key: &str, n: u32) {
+    lanes.push("projects/p/topics/t".into(), OrderingKey::from(key), event(n));
+}
+
+fn ordinals(request: &Request) -> Vec<u32> {
+    request.events.iter().map(|event| event.origin.ordinal).collect()
+}
+
+#[test]
+fn a_key_has_one_request_on_its_way_and_the_rest_goes_into_the_next() {
+    let now = Instant::now();
+    let mut lanes = Lanes::new(10);
+    push(&mut lanes, "a", 1);
+    let first = lanes.next_request(now, Serve::All).unwrap();
+    push(&mut lanes, "a", 2);
+    push(&mut lanes, "a", 3);
+    assert!(lanes.next_request(now, Serve::All).is_none());
+    lanes.finished(&first);
+    assert_eq!(ordinals(&lanes.next_request(now, Serve::All).unwrap()), [2, 3]);
+}
+
+#[test]
+fn a_failed_request_goes_again_unchanged_before_what_came_later_and_blocks_only_its_key() {
+    let now = Instant::now();
+    let later = now + Duration::from_secs(1);
+    let mut lanes = Lanes::new(10);
+    push(&mut lanes, "a", 1);
+    let request = lanes.next_request(now, Serve::All).unwrap();
+    lanes.failed(request, later, Load::Keep);
+    push(&mut lanes, "a", 2);
+    push(&mut lanes, "b", 3);
+    assert_eq!(ordinals(&lanes.next_request(now, Serve::All).unwrap()), [3]);
+    assert!(lanes.next_request(now, Serve::All).is_none());
+    let again = lanes.next_request(later, Serve::All).unwrap();
+    assert_eq!((ordinals(&again), again.failed_attempts), (vec![1], 1));
+    lanes.finished(&again);
+    assert_eq!(ordinals(&lanes.next_request(later, Serve::All).unwrap()), [2]);
+}
+
+#[test]
+fn a_lane_vanishes_when_its_work_is_done() {
+    let now = Instant::now();
+    let mut lanes = Lanes::new(10);
+    for n in 0..100_000 {
+        push(&mut lanes, &format!("key-{n}"), n);
+        let request = lanes.next_request(now, Serve::All).unwrap();
+        lanes.finished(&request);
+    }
+    assert!(lanes.is_empty());
+    assert!(lanes.places.len() <= 2 && lanes.ready.len() <= 2);
+}
+
+#[test]
+fn while_more_input_is_at_hand_only_worthwhile_lanes_are_served() {
+    let now = Instant::now();
+    let mut lanes = Lanes::new(10);
+    push(&mut lanes, "small", 1);
+    (0..WORTHWHILE_MESSAGES as u32).for_each(|n| push(&mut lanes, "large", n));
+    let request = lanes.next_request(now, Serve::Worthwhile).unwrap();
+    assert_eq!(request.events.len(), WORTHWHILE_MESSAGES);
+    assert!(lanes.next_request(now, Serve::Worthwhile).is_none());
+    assert_eq!(ordinals(&lanes.next_request(now, Serve::All).unwrap()), [1]);
+}
+
+#[test]
+fn a_request_holds_at_most_1000_messages_and_9_mb() {
+    let now = Instant::now();
+    let mut lanes = Lanes::new(10);
+    (0..1_500).for_each(|n| push(&mut lanes, "many", n));
+    assert_eq!(lanes.next_request(now, Serve::All).unwrap().events.len(), 1_000);
+    for n in 0..4 {
+        let large = Event { message: vec![0; 4_000_000].into(), ..event(n) };
+        lanes.push("t".into(), OrderingKey::from("large"), large);
+    }
+    assert_eq!(lanes.next_request(now, Serve::All).unwrap().events.len(), 2);
+}
+
+#[test]
+fn messages_without_a_key_may_go_in_parallel() {
+    let now = Instant::now();
+    let mut lanes = Lanes::new(100);
+    (0..100).for_each(|n| push(&mut lanes, "", n));
+    let mut requests = 0;
+    while lanes.next_request(now, Serve::All).is_some() {
+        requests += 1;
+    }
+    assert_eq!(requests, UNORDERED_LANES);
+}
+
+#[test]
+fn lanes_of_a_topic_that_has_come_back_do_not_wait_any_longer() {
+    let now = Instant::now();
+    let mut lanes = Lanes::new(10);
+    push(&mut lanes, "a", 1);
+    let request = lanes.next_request(now, Serve::All).unwrap();
+    lanes.failed(request, now + Duration::from_secs(60), Load::Keep);
+    lanes.hasten("projects/p/topics/t", now);
+    assert_eq!(lanes.next_due(), Some(now));
+    assert!(lanes.next_request(now, Serve::All).is_some());
+}
+
+#[derive(Debug, Clone)]
+enum Step {
+    Push(u8),
+    Send { worthwhile: bool },
+    Finish(prop::sample::Index),
+    Fail(prop::sample::Index),
+    Wait,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        4 => (0u8..5).prop_map(Step::Push),
+        3 => any::<bool>().prop_map(|worthwhile| Step::Send { worthwhile }),
+        2 => any::<prop::sample::Index>().prop_map(Step::Finish),
+        1 => any::<prop::sample::Index>().prop_map(Step::Fail),
+        1 => Just(Step::Wait),
+    ]
+}
+
+proptest! {
+    #[test]
+    fn each_key_comes_out_whole_and_in_order_whatever_fails(
+        steps in prop::collection::vec(step(), 0..300), limit in 1usize..6,
+    ) {
+        let mut now = Instant::now();
+        let mut lanes = Lanes::new(limit);
+        let mut on_their_way: Vec<Request> = Vec::new();
+        let mut pushed: HashMap<String, Vec<u32>> = HashMap::new();
+        let mut stored: HashMap<String, Vec<u32>> = HashMap::new();
+        let finish = |lanes: &mut Lanes, request: Request, stored: &mut HashMap<String, Vec<u32>>| {
+            stored.entry(request.key.ordering_key.to_string()).or_default().extend(ordinals(&request));
+            lanes.finished(&request);
+        };
+        for (n, step) in (0u32..).zip(steps) {
+            match step {
+                Step::Push(key) => {
+                    let key = format!("k{key}");
+                    push(&mut lanes, &key, n);
+                    pushed.entry(key).or_default().push(n);
+                }
+                Step::Send { worthwhile } => {
+                    let serve = if worthwhile { Serve::Worthwhile } else { Serve::All };
+                    on_their_way.extend(lanes.next_request(now, serve));
+                }
+                Step::Finish(which) if !on_their_way.is_empty() => {
+                    let request = on_their_way.swap_remove(which.index(on_their_way.len()));
+                    finish(&mut lanes, request, &mut stored);
+                }
+                Step::Fail(which) if !on_their_way.is_empty() => {
+                    let request = on_their_way.swap_remove(which.index(on_their_way.len()));
+                    lanes.failed(request, now + Duration::from_millis(u64::from(n % 50)), Load::Reduce);
+                }
+                Step::Wait => now += Duration::from_millis(20),
+                Step::Finish(_) | Step::Fail(_) => {}
+            }
+            prop_assert!(on_their_way.len() <= limit);
+            prop_assert_eq!(lanes.in_flight(), on_their_way.len());
+            let mut keys: Vec<_> = on_their_way.iter().map(|r| r.key.clone()).collect();
+            keys.sort_by(|a, b| a.ordering_key.cmp(&b.ordering_key));
+            keys.dedup();
+            prop_assert_eq!(keys.len(), on_their_way.len(), "one request per key");
+        }
+        now += Duration::from_secs(10);
+        loop {
+            if let Some(request) = on_their_way.pop() {
+                finish(&mut lanes, request, &mut stored);
+            } else if let Some(request) = lanes.next_request(now, Serve::All) {
+                on_their_way.push(request);
+            } else {
+                break;
+            }
+        }
+        prop_assert_eq!(stored, pushed);
+        prop_assert!(lanes.is_empty());
+    }
+}

@@ -1,0 +1,237 @@
+//! The attributes of a message, written in wire format as they are added.
+//!
+//! Pub/Sub's limits on attributes are checked here; a value is refused, never cut. The first
+//! attribute of a name stays: the caller adds the fixed ones first, so that no header can replace
+//! one of them.
+
+use std::ops::Range;
+
+use super::columns::OutboxRow;
+use super::error::{EventFault, Limit};
+use super::headers::Headers;
+use super::{limits, wire};
+
+/// Names of the attributes that every message carries when the row has the value.
+pub(super) const FIXED: [&str; 7] = [
+    "event_id",
+    "event_type",
+    "aggregate_type",
+    "aggregate_id",
+    "version",
+    "schema_version",
+    "occurred_at",
+];
+
+/// Names of the W3C trace context, and those under which Google's client libraries look for it.
+const TRACE_ALIASES: [(&str, &str); 2] = [
+    ("traceparent", "googclient_traceparent"),
+    ("tracestate", "googclient_tracestate"),
+];
+
+/// The attributes of one message. The buffers are used again for the next.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Attributes {
+    wire: Vec<u8>,
+    entries: Vec<Entry>,
+}
+
+/// Where in the wire format an attribute's name and value stand.
+#[derive(Debug, Clone)]
+struct Entry {
+    key: Range<usize>,
+    value: Range<usize>,
+}
+
+impl Attributes {
+    /// Takes all attributes away.
+    pub(super) fn clear(&mut self) {
+        self.wire.clear();
+        self.entries.clear();
+    }
+
+    /// All of them, as field 2 of a `PubsubMessage`.
+    pub(super) fn wire(&self) -> &[u8] {
+        &self.wire
+    }
+
+    /// The value of the attribute called `key`.
+    pub(super) fn get(&self, key: &str) -> Option<&str> {
+        let entry = self.entry(key)?;
+        std::str::from_utf8(&self.wire[entry.value.clone()]).ok()
+    }
+
+    /// Adds an attribute unless there is one of that name.
+    pub(super) fn add(&mut self, key: &str, value: &str) -> Result<(), EventFault> {
+        if self.entry(key).is_some() {
+            return Ok(());
+        }
+        self.check(key, value)?;
+        let (key_start, value_start) =
+            wire::put_attribute(&mut self.wire, key.as_bytes(), value.as_bytes());
+        self.entries.push(Entry {
+            key: key_start..key_start + key.len(),
+            value: value_start..value_start + value.len(),
+        });
+        Ok(())
+    }
+
+    /// Adds the attributes that every message carries. `occurred_at` is given as it goes out.
+    pub(super) fn add_fixed(
+        &mut self,
+        row: &OutboxRow<'_>,
+        occurred_at: Option<&str>,
+    ) -> Result<(), EventFault> {
+        let values = [
+            Some(row.id.as_ref()),
+            row.event_type.as_deref(),
+            row.aggregate_type.as_deref(),
+            row.aggregate_id.as_deref(),
+            row.version.as_deref(),
+            row.schema_version.as_deref(),
+            occurred_at,
+        ];
+        for (key, value) in FIXED.into_iter().zip(values) {
+            if let Some(value) = value {
+                self.add(key, value)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds the headers, but not in place of what is there.
+    pub(super) fn add_headers(&mut self, headers: &Headers) -> Result<(), EventFault> {
+        headers
+            .iter()
+            .try_for_each(|(key, value)| self.add(key, value))
+    }
+
+    /// Adds the trace context once more under the names that Google's client libraries read.
+    pub(super) fn add_trace_aliases(&mut self) -> Result<(), EventFault> {
+        for (key, alias) in TRACE_ALIASES {
+            if let Some(value) = self.get(key).map(str::to_owned) {
+                self.add(alias, &value)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn entry(&self, key: &str) -> Option<&Entry> {
+        self.entries
+            .iter()
+            .find(|entry| &self.wire[entry.key.clone()] == key.as_bytes())
+    }
+
+    fn check(&self, key: &str, value: &str) -> Result<(), EventFault> {
+        let over = |limit, found| Err(EventFault::OverLimit { limit, found });
+        if self.entries.len() == limits::ATTRIBUTES {
+            return over(Limit::Attributes, limits::ATTRIBUTES + 1);
+        }
+        if key.len() > limits::ATTRIBUTE_KEY_BYTES {
+            return over(
+                Limit::AttributeKey(key.chars().take(32).collect()),
+                key.len(),
+            );
+        }
+        if value.len() > limits::ATTRIBUTE_VALUE_BYTES {
+            return over(Limit::AttributeValue(key.to_owned()), value.len());
+        }
+        if limits::is_reserved_attribute(key) {
+            return Err(EventFault::AttributeReserved {
+                key: key.to_owned(),
+            });
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused(key: &str, value: &str) -> EventFault {
+        Attributes::default().add(key, value).unwrap_err()
+    }
+
+    #[test]
+    fn the_first_attribute_of_a_name_stays() {
+        let mut attributes = Attributes::default();
+        attributes.add("event_id", "7").unwrap();
+        attributes.add("event_id", "8").unwrap();
+        assert_eq!(attributes.get("event_id"), Some("7"));
+        assert_eq!(attributes.get("event"), None);
+        assert_eq!(attributes.entries.len(), 1);
+    }
+
+    #[test]
+    fn the_limits_of_name_and_value_are_exact() {
+        let mut attributes = Attributes::default();
+        attributes
+            .add(&"k".repeat(256), &"v".repeat(1_024))
+            .unwrap();
+        let start = "k".repeat(32);
+        assert_eq!(
+            refused(&"k".repeat(257), ""),
+            EventFault::OverLimit {
+                limit: Limit::AttributeKey(start),
+                found: 257
+            }
+        );
+        assert_eq!(
+            refused("key", &"v".repeat(1_025)),
+            EventFault::OverLimit {
+                limit: Limit::AttributeValue("key".to_owned()),
+                found: 1_025
+            }
+        );
+    }
+
+    #[test]
+    fn a_hundred_attributes_are_taken_and_one_more_is_not() {
+        let mut attributes = Attributes::default();
+        for i in 0..100 {
+            attributes.add(&format!("k{i}"), "").unwrap();
+        }
+        attributes.add("k7", "again").unwrap();
+        let refused = attributes.add("k100", "").unwrap_err();
+        assert_eq!(
+            refused,
+            EventFault::OverLimit {
+                limit: Limit::Attributes,
+                found: 101
+            }
+        );
+    }
+
+    #[test]
+    fn a_name_that_pubsub_keeps_for_itself_is_refused() {
+        assert_eq!(
+            refused("google_x", "v"),
+            EventFault::AttributeReserved {
+                key: "google_x".to_owned()
+            }
+        );
+    }
+
+    #[test]
+    fn the_trace_context_goes_out_under_both_names() {
+        let mut headers = Headers::default();
+        headers
+            .read(Some(r#"{"traceparent":"00-a","tracestate":"k=v"}"#))
+            .unwrap();
+        let mut attributes = Attributes::default();
+        attributes.add_headers(&headers).unwrap();
+        attributes.add_trace_aliases().unwrap();
+        assert_eq!(attributes.get("traceparent"), Some("00-a"));
+        assert_eq!(attributes.get("googclient_traceparent"), Some("00-a"));
+        assert_eq!(attributes.get("googclient_tracestate"), Some("k=v"));
+    }
+
+    #[test]
+    fn a_trace_context_that_the_producer_set_for_google_stays() {
+        let mut attributes = Attributes::default();
+        attributes.add("traceparent", "a").unwrap();
+        attributes.add("googclient_traceparent", "b").unwrap();
+        attributes.add_trace_aliases().unwrap();
+        assert_eq!(attributes.get("googclient_traceparent"), Some("b"));
+    }
+}

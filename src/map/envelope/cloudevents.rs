@@ -1,0 +1,116 @@
+//! CloudEvents 1.0: the binary mode of its Pub/Sub binding and the JSON document of its structured
+//! mode (<https://github.com/cloudevents/spec>, `cloudevents/formats/json-format.md`, and
+//! `google-cloud-pubsub.md` in Google's adapters).
+//!
+//! | CloudEvents | from |
+//! |---|---|
+//! | `id` | the event's id |
+//! | `source` | the setting `source` |
+//! | `type` | `event_type` |
+//! | `subject` | `aggregateid`, unless null or empty |
+//! | `time` | `occurred_at`, or the time of the commit where that is no point in time |
+//! | `datacontenttype` | the header `content-type`, or by the type of the payload's column |
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+
+use super::{Attributes, Body, EventContext, EventFault};
+use crate::map::payload::ContentKind;
+
+/// Media type of the structured mode.
+pub(super) const STRUCTURED_MEDIA_TYPE: &str = "application/cloudevents+json";
+
+const SPEC_VERSION: &str = "1.0";
+
+/// Extension attributes of the distributed tracing extension, taken from the headers.
+const EXTENSIONS: [&str; 2] = ["traceparent", "tracestate"];
+
+/// Adds the context attributes of the binary mode.
+pub(super) fn add_attributes(
+    event: &EventContext<'_>,
+    attributes: &mut Attributes,
+) -> Result<(), EventFault> {
+    attributes.add("ce-specversion", SPEC_VERSION)?;
+    attributes.add("ce-id", &event.row.id)?;
+    attributes.add("ce-source", event.source)?;
+    attributes.add("ce-type", event.event_type)?;
+    match event.occurred_at {
+        Some((_, rfc3339)) => attributes.add("ce-time", rfc3339)?,
+        None => attributes.add("ce-time", &event.at.commit_time.to_string())?,
+    }
+    if let Some(subject) = subject(event) {
+        attributes.add("ce-subject", subject)?;
+    }
+    attributes.add("content-type", event.content_type())
+}
+
+/// Writes the document of the structured mode in place of what `out` holds. A JSON payload stands
+/// in it exactly as PostgreSQL printed it, text as a string, bytes in base64.
+pub(super) fn write_document(
+    event: &EventContext<'_>,
+    attributes: &Attributes,
+    out: &mut Vec<u8>,
+) -> Result<(), EventFault> {
+    out.clear();
+    out.extend_from_slice(b"{\"specversion\":\"1.0\"");
+    member(out, "id", &event.row.id);
+    member(out, "source", event.source);
+    member(out, "type", event.event_type);
+    if let Some(subject) = subject(event) {
+        member(out, "subject", subject);
+    }
+    match event.occurred_at {
+        Some((_, rfc3339)) => member(out, "time", rfc3339),
+        None => member(out, "time", &event.at.commit_time.to_string()),
+    }
+    for extension in EXTENSIONS {
+        if let Some(value) = attributes.get(extension) {
+            member(out, extension, value);
+        }
+    }
+    if let Some(payload) = event.row.payload {
+        member(out, "datacontenttype", event.content_type());
+        write_data(payload, event.row.content_kind, out)?;
+    }
+    out.push(b'}');
+    Ok(())
+}
+
+fn write_data(payload: Body<'_>, kind: ContentKind, out: &mut Vec<u8>) -> Result<(), EventFault> {
+    match (kind, payload) {
+        (ContentKind::Json, json) => {
+            out.extend_from_slice(b",\"data\":");
+            json.write(out);
+        }
+        (ContentKind::Text, Body::Plain(text)) => {
+            let text = std::str::from_utf8(text).map_err(|_| EventFault::NotUtf8 {
+                column: "payload".to_owned(),
+            })?;
+            member(out, "data", text);
+        }
+        (ContentKind::Binary | ContentKind::Text, bytes) => {
+            let mut decoded = Vec::with_capacity(bytes.len());
+            bytes.write(&mut decoded);
+            out.extend_from_slice(b",\"data_base64\":\"");
+            out.extend_from_slice(STANDARD.encode(decoded).as_bytes());
+            out.push(b'"');
+        }
+    }
+    Ok(())
+}
+
+fn subject<'a>(event: &EventContext<'a>) -> Option<&'a str> {
+    event
+        .row
+        .aggregate_id
+        .as_deref()
+        .filter(|id| !id.is_empty())
+}
+
+/// Appends `,"name":"value"`.
+fn member(out: &mut Vec<u8>, name: &str, value: &str) {
+    out.extend_from_slice(b",\"");
+    out.extend_from_slice(name.as_bytes());
+    out.extend_from_slice(b"\":");
+    serde_json::to_writer(out, value).expect("invariant: a string can always be written to a Vec");
+}

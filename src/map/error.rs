@@ -1,0 +1,383 @@
+//! What can be wrong with a table, its settings or one of its rows, as typed errors.
+//!
+//! An error names the table, the row and the limit, and what to do next. It never holds a payload,
+//! nor the values of headers and attributes: errors end up in logs.
+
+use std::fmt;
+use std::sync::Arc;
+
+use decoder::Oid;
+use thiserror::Error;
+
+use super::EventPosition;
+use super::topic::TopicNameFault;
+
+/// Why a table, or one of its rows, cannot be mapped to messages.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum MapError {
+    /// A column that the settings name, or that is needed, is not in the table (or not published).
+    #[error(
+        "table {table} has no column {column:?}, which the setting `{setting}` names; its published \
+         columns are {}", .present.join(", ")
+    )]
+    ColumnMissing {
+        /// `schema.table`.
+        table: String,
+        /// The column that was looked for.
+        column: String,
+        /// The setting that names it, or whose default does.
+        setting: String,
+        /// The columns that the server describes.
+        present: Vec<String>,
+    },
+    /// The settings of the table contradict each other or Pub/Sub's rules.
+    #[error("settings of table {table}: {fault}")]
+    Setting {
+        /// `schema.table`.
+        table: String,
+        /// What is wrong.
+        fault: SettingFault,
+    },
+    /// One row cannot become a message.
+    #[error(transparent)]
+    Event(Box<EventError>),
+}
+
+/// What is wrong with the settings of a table.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum SettingFault {
+    /// A column that every event needs was switched off.
+    #[error("`{setting}` is empty, but every event needs that column")]
+    ColumnSwitchedOff {
+        /// Such as `columns.id`.
+        setting: String,
+    },
+    /// A setting uses a column that another setting switches off.
+    #[error("`{setting}` needs the column that `{column_setting}` switches off")]
+    ColumnNeeded {
+        /// The setting that uses it.
+        setting: &'static str,
+        /// The setting that is empty.
+        column_setting: String,
+    },
+    /// An extra attribute has the name of one that is always sent.
+    #[error("`attributes` lists {attribute:?}, but an attribute of that name is sent anyway")]
+    AttributeTaken {
+        /// The name.
+        attribute: String,
+    },
+    /// Pub/Sub would refuse an extra attribute because of its name.
+    #[error(
+        "`attributes` lists {attribute:?}; Pub/Sub takes names of up to 256 bytes that do not begin \
+         with \"goog\""
+    )]
+    AttributeName {
+        /// The name.
+        attribute: String,
+    },
+    /// A topic that does not depend on the row is not one that Pub/Sub takes.
+    #[error("`{setting}` gives the topic {topic:?}: {fault}")]
+    Topic {
+        /// `topic` or `topic_rules`.
+        setting: &'static str,
+        /// The name that is no topic name.
+        topic: String,
+        /// Why not.
+        fault: TopicNameFault,
+    },
+}
+
+/// One row that cannot become a message.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[error("event {} of table {table} at {at}: {fault}", .event_id.as_deref().unwrap_or("without id"))]
+pub struct EventError {
+    /// `schema.table`.
+    pub table: Arc<str>,
+    /// The text of its id, its first characters if it is long; `None` when that is what is wrong.
+    pub event_id: Option<String>,
+    /// Where it stands in the log.
+    pub at: EventPosition,
+    /// What is wrong.
+    pub fault: EventFault,
+}
+
+/// What is wrong with a row.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[allow(
+    missing_docs,
+    reason = "fields: a column's name, a type's OID, an attribute's or topic's name"
+)]
+pub enum EventFault {
+    /// The row does not have the shape that the server described.
+    #[error("the row has {found} columns, but the table was described with {expected}")]
+    ColumnCount { expected: usize, found: usize },
+    /// A null where a value is needed.
+    #[error("column {column:?} is null or empty, but it gives {needed_for}")]
+    Null {
+        column: String,
+        needed_for: &'static str,
+    },
+    /// The server left the value out, which it does in updates only.
+    #[error("the server did not send column {column:?} (unchanged TOAST value in an insert)")]
+    UnchangedToast { column: String },
+    /// Text that is not UTF-8, which `client_encoding = UTF8` rules out.
+    #[error("column {column:?} is not valid UTF-8")]
+    NotUtf8 { column: String },
+    /// A uuid column whose value is no uuid.
+    #[error("column {column:?} is not a uuid")]
+    UuidMalformed { column: String },
+    /// A `bytea` not in its hex form.
+    #[error("column {column:?} is bytea, but not in the text form \\x0123")]
+    ByteaMalformed { column: String },
+    /// A type whose binary form is not known here.
+    #[error("column {column:?} came in binary form, which is not known for type {}", .type_oid.0)]
+    BinaryTypeUnknown { column: String, type_oid: Oid },
+    /// A binary form that the type does not have.
+    #[error("column {column:?} is not a binary value of type {}", .type_oid.0)]
+    BinaryMalformed { column: String, type_oid: Oid },
+    /// Headers that are no JSON object.
+    #[error("column {column:?} is not a JSON object (line {line}, column {at_column})")]
+    HeadersMalformed {
+        column: String,
+        line: usize,
+        at_column: usize,
+    },
+    /// A topic name that Pub/Sub would refuse.
+    #[error("its topic would be {topic:?}: {fault}")]
+    Topic {
+        topic: String,
+        fault: TopicNameFault,
+    },
+    /// An attribute that Pub/Sub would refuse because of its name.
+    #[error("its attribute {key:?} begins with \"goog\", which Pub/Sub keeps for itself")]
+    AttributeReserved { key: String },
+    /// More than Pub/Sub takes.
+    #[error("{limit} {found} {}, but Pub/Sub takes {} at most", .limit.unit(), .limit.maximum())]
+    OverLimit { limit: Limit, found: usize },
+}
+
+/// The limits that a single message can exceed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Limit {
+    /// A request with this message alone, bytes.
+    Request,
+    /// The ordering key, bytes.
+    OrderingKey,
+    /// How many attributes.
+    Attributes,
+    /// An attribute's name, bytes. Holds the beginning of the name.
+    AttributeKey(String),
+    /// An attribute's value, bytes. Holds the attribute's name.
+    AttributeValue(String),
+}
+
+impl Limit {
+    /// The most that Pub/Sub takes.
+    pub fn maximum(&self) -> usize {
+        use super::limits;
+        match self {
+            Limit::Request => limits::REQUEST_BYTES,
+            Limit::OrderingKey => limits::ORDERING_KEY_BYTES,
+            Limit::Attributes => limits::ATTRIBUTES,
+            Limit::AttributeKey(_) => limits::ATTRIBUTE_KEY_BYTES,
+            Limit::AttributeValue(_) => limits::ATTRIBUTE_VALUE_BYTES,
+        }
+    }
+
+    fn unit(&self) -> &'static str {
+        match self {
+            Limit::Attributes => "attributes",
+            _ => "bytes",
+        }
+    }
+}
+
+impl fmt::Display for Limit {
+    /// The beginning of a sentence that goes on with a number.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Limit::Request => f.write_str("a request with it alone needs"),
+            Limit::OrderingKey => f.write_str("its ordering key has"),
+            Limit::Attributes => f.write_str("it has"),
+            Limit::AttributeKey(start) => write!(f, "the name of its attribute {start:?}... has"),
+            Limit::AttributeValue(key) => write!(f, "the value of its attribute {key:?} has"),
+        }
+    }
+}
+
+impl MapError {
+    /// The stable code, as `postrider explain` takes it.
+    pub fn code(&self) -> &'static str {
+        match self {
+            MapError::ColumnMissing { .. } => "column-missing",
+            MapError::Setting { .. } => "setting-invalid",
+            MapError::Event(event) => match event.fault {
+                EventFault::OverLimit {
+                    limit: Limit::Request,
+                    ..
+                } => "event-too-large",
+                _ => "event-invalid",
+            },
+        }
+    }
+
+    /// What to do next, as a sentence.
+    pub fn hint(&self) -> String {
+        match self {
+            MapError::ColumnMissing { table, setting, .. } => {
+                match setting.strip_prefix("columns.") {
+                    Some(_) => format!(
+                        "set `{setting}` of table {table} to the column's name, or to \"\" if the table \
+                     has none; a column list of the publication must include it"
+                    ),
+                    None => format!("correct `{setting}` of table {table}"),
+                }
+            }
+            MapError::Setting { fault, .. } => fault.hint(),
+            MapError::Event(event) => event.hint(),
+        }
+    }
+}
+
+impl SettingFault {
+    fn hint(&self) -> String {
+        match self {
+            SettingFault::ColumnSwitchedOff { setting } => {
+                format!("set `{setting}` to the name of a column")
+            }
+            SettingFault::ColumnNeeded {
+                setting,
+                column_setting,
+            } => {
+                format!("set `{column_setting}` to the name of a column, or change `{setting}`")
+            }
+            SettingFault::AttributeTaken { attribute } => {
+                format!("take {attribute:?} out of `attributes`")
+            }
+            SettingFault::AttributeName { attribute } => format!(
+                "take {attribute:?} out of `attributes`; its value can go into the headers column \
+                 under another name"
+            ),
+            SettingFault::Topic { setting, .. } => format!("correct `{setting}`"),
+        }
+    }
+}
+
+impl EventError {
+    fn hint(&self) -> String {
+        let table = &self.table;
+        match &self.fault {
+            EventFault::ColumnCount { .. } => {
+                "this is a fault in postrider: please report it with the log".to_owned()
+            }
+            EventFault::Null { column, .. } => {
+                format!(
+                    "make column {column:?} of {table} NOT NULL, or change the settings that need it"
+                )
+            }
+            EventFault::UnchangedToast { .. } => {
+                "check that the publication publishes inserts only".to_owned()
+            }
+            EventFault::NotUtf8 { .. } => {
+                "check server_encoding; a database in SQL_ASCII may hold such text".to_owned()
+            }
+            EventFault::UuidMalformed { .. } | EventFault::BinaryMalformed { .. } => {
+                "make sure that nothing but PostgreSQL answers at the database's address".to_owned()
+            }
+            EventFault::ByteaMalformed { .. } => {
+                "ALTER ROLE <relay user> SET bytea_output = 'hex'".to_owned()
+            }
+            EventFault::BinaryTypeUnknown { column, .. } => format!(
+                "leave column {column:?} out of the settings of {table}, or make its type text, \
+                 bigint, uuid or timestamptz"
+            ),
+            EventFault::HeadersMalformed { column, .. } => {
+                format!(
+                    "write {column:?} as one JSON object of strings; a jsonb column with a CHECK helps"
+                )
+            }
+            EventFault::Topic { .. } => format!(
+                "correct the topic settings of {table}; `topic_rules` gives single aggregate types \
+                 a topic of their own"
+            ),
+            EventFault::AttributeReserved { key } => format!("rename the header {key:?}"),
+            EventFault::OverLimit {
+                limit: Limit::Request,
+                ..
+            } => "store large payloads elsewhere and send a reference".to_owned(),
+            EventFault::OverLimit {
+                limit: Limit::OrderingKey,
+                ..
+            } => "use a shorter aggregate id, or ordering = \"bucketed(1000)\", which hashes it"
+                .to_owned(),
+            EventFault::OverLimit { .. } => {
+                "send fewer or shorter headers; what is large belongs into the payload".to_owned()
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn event(fault: EventFault) -> MapError {
+        MapError::Event(Box::new(EventError {
+            table: "outbox.events".into(),
+            event_id: Some("42".to_owned()),
+            at: EventPosition::default(),
+            fault,
+        }))
+    }
+
+    #[test]
+    fn an_error_names_table_event_position_limit_and_size() {
+        let error = event(EventFault::OverLimit {
+            limit: Limit::OrderingKey,
+            found: 1_025,
+        });
+        assert_eq!(
+            error.to_string(),
+            "event 42 of table outbox.events at commit 0/0, ordinal 0: its ordering key has 1025 \
+             bytes, but Pub/Sub takes 1024 at most"
+        );
+        assert_eq!(error.code(), "event-invalid");
+        assert!(error.hint().contains("bucketed"));
+    }
+
+    #[test]
+    fn only_a_message_that_fits_no_request_is_too_large() {
+        let large = event(EventFault::OverLimit {
+            limit: Limit::Request,
+            found: 10_000_001,
+        });
+        assert_eq!(large.code(), "event-too-large");
+        let many = event(EventFault::OverLimit {
+            limit: Limit::Attributes,
+            found: 101,
+        });
+        assert_eq!(many.code(), "event-invalid");
+    }
+
+    #[test]
+    fn a_missing_column_tells_which_there_are_and_how_to_switch_it_off() {
+        let error = MapError::ColumnMissing {
+            table: "public.outbox".to_owned(),
+            column: "event_type".to_owned(),
+            setting: "columns.event_type".to_owned(),
+            present: vec!["id".to_owned(), "type".to_owned()],
+        };
+        assert!(
+            error
+                .to_string()
+                .ends_with("its published columns are id, type")
+        );
+        assert!(error.hint().contains("or to \"\""));
+        assert_eq!(error.code(), "column-missing");
+    }
+
+    #[test]
+    fn an_error_is_small_enough_to_be_returned_for_every_row() {
+        assert!(size_of::<Box<EventError>>() == 8 && size_of::<MapError>() <= 112);
+    }
+}

@@ -1,0 +1,126 @@
+//! The identity of an event, and the ordering of id types behind it.
+//!
+//! The dispatch table knows events by uuid. A uuid id is that uuid; any other id (a `bigserial`,
+//! a text) becomes `md5('schema.table:' || id)` read as a uuid: the same on every run, different
+//! for each table, and the same that `outbox.event_uuid('schema.table', id)` gives in SQL. Which
+//! of the two it is depends on the column's type alone, never on the value: SQL has to agree.
+
+use std::fmt;
+
+use md5::{Digest, Md5};
+use uuid::Uuid;
+
+use super::error::EventFault;
+
+/// The identity of an event, as the dispatch table records it.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct EventId {
+    /// The 16 bytes of the uuid, in the order in which it is written.
+    pub uuid: [u8; 16],
+    /// `schema.table:id` when the id is not a uuid, else `None`.
+    pub source_id: Option<Box<str>>,
+}
+
+impl fmt::Display for EventId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.source_id {
+            Some(source_id) => f.write_str(source_id),
+            None => Uuid::from_bytes(self.uuid).fmt(f),
+        }
+    }
+}
+
+/// How the id column of one table becomes an [`EventId`].
+#[derive(Debug, Clone)]
+pub(super) enum EventIds {
+    /// The column is a uuid.
+    Uuid,
+    /// It is something else.
+    Hashed {
+        /// `schema.table:`
+        prefix: Box<str>,
+        /// MD5 that has taken in the prefix.
+        seeded: Md5,
+    },
+}
+
+impl EventIds {
+    /// For a table, by its `schema.table` name and whether its id column has the type uuid.
+    pub(super) fn new(table: &str, is_uuid: bool) -> Self {
+        if is_uuid {
+            return Self::Uuid;
+        }
+        let prefix = format!("{table}:");
+        let seeded = Md5::new_with_prefix(&prefix);
+        Self::Hashed {
+            prefix: prefix.into(),
+            seeded,
+        }
+    }
+
+    /// The identity of the event with this id.
+    pub(super) fn event_id(&self, id: &str, column: &str) -> Result<EventId, EventFault> {
+        match self {
+            Self::Uuid => match Uuid::try_parse_ascii(id.as_bytes()) {
+                Ok(uuid) => Ok(EventId {
+                    uuid: uuid.into_bytes(),
+                    source_id: None,
+                }),
+                Err(_) => Err(EventFault::UuidMalformed {
+                    column: column.to_owned(),
+                }),
+            },
+            Self::Hashed { prefix, seeded } => Ok(EventId {
+                uuid: seeded.clone().chain_update(id).finalize().into(),
+                source_id: Some([prefix, id].concat().into()),
+            }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_uuid_id_is_the_event_id_itself() {
+        let text = "5a246b35-2bea-4931-9cfc-3e071ccb09c0";
+        let id = EventIds::new("outbox.events", true)
+            .event_id(text, "id")
+            .unwrap();
+        assert_eq!(id.uuid[..4], [0x5a, 0x24, 0x6b, 0x35]);
+        assert_eq!(id.source_id, None);
+        assert_eq!(id.to_string(), text);
+    }
+
+    #[test]
+    fn any_other_id_is_hashed_as_sql_hashes_it() {
+        // select md5('public.a:7')::uuid
+        let id = EventIds::new("public.a", false)
+            .event_id("7", "id")
+            .unwrap();
+        let expected = Uuid::parse_str("c7bc7e8d-cd25-14db-6df3-35ec723877bc").unwrap();
+        assert_eq!(id.uuid, expected.into_bytes());
+        assert_eq!(id.source_id.as_deref(), Some("public.a:7"));
+        assert_eq!(id.to_string(), "public.a:7");
+    }
+
+    #[test]
+    fn the_same_id_in_two_tables_is_two_events() {
+        let of = |table| EventIds::new(table, false).event_id("7", "id").unwrap();
+        assert_ne!(of("public.a").uuid, of("public.b").uuid);
+    }
+
+    #[test]
+    fn a_uuid_column_without_a_uuid_is_an_error_that_names_it() {
+        let refused = EventIds::new("t", true)
+            .event_id("seven", "key")
+            .unwrap_err();
+        assert_eq!(
+            refused,
+            EventFault::UuidMalformed {
+                column: "key".to_owned()
+            }
+        );
+    }
+}

@@ -1,0 +1,219 @@
+//! The `headers` column: one JSON object whose entries become attributes.
+//!
+//! A string goes out as its text. Null is skipped. Any other value (number, boolean, list, object)
+//! goes out as its JSON text, exactly as PostgreSQL printed it. Of two entries with one name (which
+//! `json` allows, `jsonb` does not) the first counts.
+//!
+//! Names and values stand one after the other in one buffer that is used again for every row.
+
+use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, Visitor};
+use serde_json::value::RawValue;
+use std::fmt;
+
+/// A buffer larger than this is given back after a row that needed it, bytes.
+const KEPT_BYTES: usize = 64 * 1024;
+
+/// The headers of one row.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Headers {
+    text: String,
+    /// Where in `text` the name and the value of each entry end.
+    ends: Vec<(usize, usize)>,
+}
+
+/// Where headers stop being a JSON object, counted from 1 (0: at once). Says nothing of what is
+/// there: headers may hold secrets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct NotAnObject {
+    pub(super) line: usize,
+    pub(super) column: usize,
+}
+
+impl Headers {
+    /// Replaces what was read before by the entries of a JSON object; null and `None` have none.
+    pub(super) fn read(&mut self, json: Option<&str>) -> Result<(), NotAnObject> {
+        self.text.clear();
+        self.text.shrink_to(KEPT_BYTES);
+        self.ends.clear();
+        self.ends
+            .shrink_to(KEPT_BYTES / size_of::<(usize, usize)>());
+        let Some(json) = json else { return Ok(()) };
+        let mut deserializer = serde_json::Deserializer::from_str(json);
+        deserializer
+            .deserialize_any(&mut *self)
+            .and_then(|()| deserializer.end())
+            .map_err(|error| NotAnObject {
+                line: error.line(),
+                column: error.column(),
+            })
+    }
+
+    /// Name and value of each entry.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (&str, &str)> {
+        let mut start = 0;
+        self.ends.iter().map(move |&(name_end, value_end)| {
+            let entry = (&self.text[start..name_end], &self.text[name_end..value_end]);
+            start = value_end;
+            entry
+        })
+    }
+
+    /// The media type of the payload, if the headers tell it, in whatever case.
+    pub(super) fn content_type(&self) -> Option<&str> {
+        self.iter()
+            .find(|(name, _)| name.eq_ignore_ascii_case("content-type"))
+            .map(|(_, value)| value)
+    }
+}
+
+impl<'de> Visitor<'de> for &mut Headers {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a JSON object")
+    }
+
+    fn visit_unit<E: Error>(self) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<(), A::Error> {
+        loop {
+            let start = self.text.len();
+            if entries.next_key_seed(Append(&mut self.text))?.is_none() {
+                return Ok(());
+            }
+            let name_end = self.text.len();
+            let value: &'de RawValue = entries.next_value()?;
+            match value.get() {
+                "null" => {
+                    self.text.truncate(start);
+                    continue;
+                }
+                string if string.starts_with('"') => {
+                    let mut string = serde_json::Deserializer::from_str(string);
+                    Append(&mut self.text)
+                        .deserialize(&mut string)
+                        .map_err(A::Error::custom)?;
+                }
+                other => self.text.push_str(other),
+            }
+            self.ends.push((name_end, self.text.len()));
+        }
+    }
+}
+
+/// Appends a JSON string, unescaped.
+struct Append<'a>(&'a mut String);
+
+impl<'de> DeserializeSeed<'de> for Append<'_> {
+    type Value = ();
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
+        deserializer.deserialize_str(self)
+    }
+}
+
+impl Visitor<'_> for Append<'_> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a string")
+    }
+
+    fn visit_str<E: Error>(self, text: &str) -> Result<(), E> {
+        self.0.push_str(text);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn read(json: &str) -> Result<Vec<(String, String)>, NotAnObject> {
+        let mut headers = Headers::default();
+        headers.read(Some("{\"left\":\"over\"}")).unwrap();
+        headers.read(Some(json))?;
+        Ok(headers
+            .iter()
+            .map(|(name, value)| (name.to_owned(), value.to_owned()))
+            .collect())
+    }
+
+    #[test]
+    fn strings_go_out_as_text_null_is_skipped_and_the_rest_is_json_text() {
+        let json = r#"{"a": "x\"\u00e9\n", "b": null, "n": 12345678901234567890.10,
+                       "t": true, "l": [1, {"k": "v"}], "o": {}, "": "empty"}"#;
+        let expected = [
+            ("a", "x\"é\n"),
+            ("n", "12345678901234567890.10"),
+            ("t", "true"),
+            ("l", "[1, {\"k\": \"v\"}]"),
+            ("o", "{}"),
+            ("", "empty"),
+        ];
+        let expected: Vec<_> = expected.map(|(k, v)| (k.to_owned(), v.to_owned())).into();
+        assert_eq!(read(json).unwrap(), expected);
+    }
+
+    #[test]
+    fn no_headers_and_a_json_null_are_no_entries() {
+        assert_eq!(read("null").unwrap(), []);
+        assert_eq!(read("{}").unwrap(), []);
+        let mut headers = Headers::default();
+        headers.read(None).unwrap();
+        assert_eq!(headers.iter().count(), 0);
+    }
+
+    #[test]
+    fn what_is_no_object_is_refused_with_its_place_only() {
+        for json in [
+            "",
+            "[]",
+            "\"a\"",
+            "7",
+            "true",
+            "{",
+            "{\"a\":",
+            "{\"a\":1}x",
+            "{a:1}",
+        ] {
+            assert!(read(json).is_err(), "{json}");
+        }
+        assert_eq!(read("{\n  oops}"), Err(NotAnObject { line: 2, column: 3 }));
+    }
+
+    #[test]
+    fn the_content_type_is_found_in_any_case() {
+        let mut headers = Headers::default();
+        headers
+            .read(Some(r#"{"a":"b","Content-Type":"application/avro"}"#))
+            .unwrap();
+        assert_eq!(headers.content_type(), Some("application/avro"));
+    }
+
+    #[test]
+    fn a_large_buffer_is_given_back() {
+        let mut headers = Headers::default();
+        headers
+            .read(Some(&format!("{{\"a\":\"{}\"}}", "x".repeat(1_000_000))))
+            .unwrap();
+        headers.read(None).unwrap();
+        assert!(headers.text.capacity() <= KEPT_BYTES);
+    }
+
+    proptest! {
+        #[test]
+        fn any_strings_come_back(entries in proptest::collection::btree_map(".{0,20}", ".{0,40}", 0..8)) {
+            let json = serde_json::to_string(&entries).unwrap();
+            prop_assert_eq!(read(&json).unwrap(), entries.into_iter().collect::<Vec<_>>());
+        }
+
+        #[test]
+        fn no_text_makes_it_panic(json in "[\\[\\]{}:,\"\\\\a0 ]{0,30}") {
+            let _ = read(&json);
+        }
+    }
+}

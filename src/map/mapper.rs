@@ -1,0 +1,283 @@
+//! One table's mapper: resolved when the server describes the table, then called for every row.
+
+use std::fmt;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use decoder::{Lsn, OwnedRelation, PgTimestamp, Tuple, Value};
+
+use super::attributes::{Attributes, FIXED};
+use super::columns::{Column, EventColumns, Finder};
+use super::envelope::{Envelope, EventContext};
+use super::error::{EventError, EventFault, Limit, MapError, SettingFault};
+use super::event_id::{EventId, EventIds};
+use super::headers::Headers;
+use super::ordering::{Ordering, OrderingKey, OrderingKeys};
+use super::settings::{Role, TableSettings};
+use super::topic::Topics;
+use super::value::pg_type;
+use super::wire::Body;
+use super::{limits, timestamp, wire};
+
+/// Tables with up to this many columns are read without an allocation; `outbox.events` has nine.
+const INLINE_COLUMNS: usize = 16;
+/// The buffer for envelopes is given back after an event that needed more than this, bytes.
+const KEPT_BYTES: usize = 256 * 1024;
+/// Characters of an id that an error shows.
+const SHOWN_ID_CHARS: usize = 128;
+
+/// Where an event stands in the log: its identity to the relay.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct EventPosition {
+    /// Position of the commit record of its transaction.
+    pub commit_lsn: Lsn,
+    /// Place among the inserts of that transaction.
+    pub ordinal: u32,
+    /// When the transaction was committed.
+    pub commit_time: PgTimestamp,
+}
+
+impl fmt::Display for EventPosition {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "commit {}, ordinal {}", self.commit_lsn, self.ordinal)
+    }
+}
+
+/// An event, ready to be published.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Mapped {
+    /// The topic's full name, `projects/p/topics/t`, shared among its events.
+    pub topic: Arc<str>,
+    /// The key under which Pub/Sub keeps order.
+    pub ordering_key: OrderingKey,
+    /// The event's identity.
+    pub event_id: EventId,
+    /// The encoded `google.pubsub.v1.PubsubMessage`: data, attributes and ordering key. Goes
+    /// verbatim into field 2 of a `PublishRequest`.
+    pub message: Bytes,
+}
+
+/// Makes messages from the rows of one table.
+#[derive(Debug, Clone)]
+pub struct Mapper {
+    table: Arc<str>,
+    relation_columns: usize,
+    columns: EventColumns,
+    extra_attributes: Vec<Column>,
+    ids: EventIds,
+    topics: Topics,
+    ordering: OrderingKeys,
+    envelope: Envelope,
+    source: String,
+    scratch: Scratch,
+}
+
+/// Buffers that are used again for every row.
+#[derive(Debug, Clone, Default)]
+struct Scratch {
+    headers: Headers,
+    attributes: Attributes,
+    occurred_at: String,
+    body: Vec<u8>,
+}
+
+impl Mapper {
+    /// Finds the columns of `relation` that the settings name. To be called again whenever the
+    /// server describes the table anew.
+    ///
+    /// # Errors
+    /// [`MapError::ColumnMissing`] and [`MapError::Setting`].
+    pub fn resolve(
+        relation: &OwnedRelation,
+        settings: &TableSettings,
+        project: &str,
+    ) -> Result<Self, MapError> {
+        let finder = Finder {
+            relation,
+            columns: &settings.columns,
+        };
+        let table = finder.table();
+        let columns = EventColumns::find(&finder)?;
+        if settings.ordering != Ordering::None {
+            finder.needed(Role::AggregateId, "ordering")?;
+        }
+        if settings.envelope.needs_event_type().is_some() {
+            finder.needed(Role::EventType, "envelope")?;
+        }
+        let is_uuid = columns.id.type_oid() == pg_type::UUID;
+        Ok(Self {
+            relation_columns: relation.columns.len(),
+            extra_attributes: extra_attributes(&finder, &settings.attributes)?,
+            ids: EventIds::new(&table, is_uuid),
+            topics: Topics::resolve(&finder, settings, project)?,
+            ordering: OrderingKeys::new(settings.ordering),
+            envelope: settings.envelope,
+            source: settings
+                .source
+                .clone()
+                .unwrap_or_else(|| format!("/{table}")),
+            scratch: Scratch::default(),
+            table: table.into(),
+            columns,
+        })
+    }
+
+    /// Makes the message of one inserted row.
+    ///
+    /// # Errors
+    /// [`MapError::Event`] when the row cannot become a message that Pub/Sub takes.
+    pub fn map(&mut self, tuple: &Tuple<'_>, at: EventPosition) -> Result<Mapped, MapError> {
+        if tuple.len() > INLINE_COLUMNS {
+            return self.map_row(&tuple.iter().collect::<Vec<_>>(), at);
+        }
+        let mut row = [Value::Null; INLINE_COLUMNS];
+        for (slot, value) in row.iter_mut().zip(tuple) {
+            *slot = value;
+        }
+        self.map_row(&row[..tuple.len()], at)
+    }
+
+    /// Makes the message of a row given as its values, in the order of the table's description.
+    ///
+    /// # Errors
+    /// As [`map`](Self::map).
+    pub fn map_row(&mut self, row: &[Value<'_>], at: EventPosition) -> Result<Mapped, MapError> {
+        self.message_of(row, at)
+            .map_err(|fault| self.event_error(row, at, fault))
+    }
+
+    fn message_of(&mut self, row: &[Value<'_>], at: EventPosition) -> Result<Mapped, EventFault> {
+        if row.len() != self.relation_columns {
+            let expected = self.relation_columns;
+            return Err(EventFault::ColumnCount {
+                expected,
+                found: row.len(),
+            });
+        }
+        let outbox_row = self.columns.read(row)?;
+        let event_id = self.ids.event_id(&outbox_row.id, self.columns.id.name())?;
+        let topic = self
+            .topics
+            .topic(row, outbox_row.aggregate_type.as_deref())?;
+        let ordering_key = self.ordering.key(outbox_row.aggregate_id.as_deref())?;
+        // A payload that is too large by itself is refused before anything is made of it.
+        check_size(&topic, outbox_row.payload.as_ref().map_or(0, Body::len))?;
+
+        let Scratch {
+            headers,
+            attributes,
+            occurred_at,
+            body,
+        } = &mut self.scratch;
+        headers
+            .read(outbox_row.headers.as_deref())
+            .map_err(|place| {
+                let column = self
+                    .columns
+                    .headers
+                    .as_ref()
+                    .map_or("", Column::name)
+                    .to_owned();
+                EventFault::HeadersMalformed {
+                    column,
+                    line: place.line,
+                    at_column: place.column,
+                }
+            })?;
+        let time = match &outbox_row.occurred_at {
+            Some(text) => timestamp::to_rfc3339(text, occurred_at),
+            None => None,
+        };
+        let event_type = match self.envelope.needs_event_type() {
+            Some(needed_for) => self.columns.needed_event_type(&outbox_row, needed_for)?,
+            None => outbox_row.event_type.as_deref().unwrap_or_default(),
+        };
+        let event = EventContext {
+            row: &outbox_row,
+            event_type,
+            source: &self.source,
+            headers,
+            occurred_at: time.map(|time| (time, occurred_at.as_str())),
+            at,
+        };
+
+        attributes.clear();
+        let occurred_at_out = event.occurred_at.map(|(_, rfc3339)| rfc3339);
+        attributes.add_fixed(
+            &outbox_row,
+            occurred_at_out.or(outbox_row.occurred_at.as_deref()),
+        )?;
+        self.envelope.add_attributes(&event, attributes)?;
+        for column in &self.extra_attributes {
+            if let Some(value) = column.text(row)? {
+                attributes.add(column.name(), &value)?;
+            }
+        }
+        attributes.add_headers(headers)?;
+        attributes.add_trace_aliases()?;
+
+        body.clear();
+        body.shrink_to(KEPT_BYTES);
+        let body = self.envelope.body(&event, attributes, body)?;
+        let key = ordering_key.as_str();
+        check_size(
+            &topic,
+            wire::message_size(body.len(), attributes.wire().len(), key.len()),
+        )?;
+        let message = wire::message(body, attributes.wire(), key);
+        Ok(Mapped {
+            topic,
+            ordering_key,
+            event_id,
+            message,
+        })
+    }
+
+    #[cold]
+    fn event_error(&self, row: &[Value<'_>], at: EventPosition, fault: EventFault) -> MapError {
+        let whole = row.len() == self.relation_columns;
+        let id = whole
+            .then(|| self.columns.id.text(row).ok().flatten())
+            .flatten();
+        let event_id = id.map(|id| id.chars().take(SHOWN_ID_CHARS).collect());
+        MapError::Event(Box::new(EventError {
+            table: Arc::clone(&self.table),
+            event_id,
+            at,
+            fault,
+        }))
+    }
+}
+
+/// The columns that are sent as attributes on top of the fixed ones.
+fn extra_attributes(finder: &Finder<'_>, names: &[String]) -> Result<Vec<Column>, MapError> {
+    let mut columns: Vec<Column> = Vec::with_capacity(names.len());
+    for name in names {
+        if FIXED.contains(&name.as_str()) || columns.iter().any(|column| column.name() == name) {
+            return Err(finder.fault(SettingFault::AttributeTaken {
+                attribute: name.clone(),
+            }));
+        }
+        if name.len() > limits::ATTRIBUTE_KEY_BYTES || limits::is_reserved_attribute(name) {
+            return Err(finder.fault(SettingFault::AttributeName {
+                attribute: name.clone(),
+            }));
+        }
+        columns.push(finder.named(name, "attributes")?);
+    }
+    Ok(columns)
+}
+
+fn check_size(topic: &str, message_bytes: usize) -> Result<(), EventFault> {
+    if wire::fits_a_request(topic.len(), message_bytes) {
+        return Ok(());
+    }
+    let found = wire::request_size(topic.len(), message_bytes);
+    Err(EventFault::OverLimit {
+        limit: Limit::Request,
+        found,
+    })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,289 @@
+//! The settings of one outbox table: one `[[tables]]` section of the settings file.
+//!
+//! The defaults are those of `outbox.events`. Debezium's outbox takes two lines:
+//!
+//! ```toml
+//! [[tables]]
+//! table = "public.outbox"
+//! columns = { event_type = "type" }
+//! ```
+//!
+//! Not here: whether the table has those columns, which only the server can tell (`columns.rs`).
+
+use std::collections::BTreeMap;
+use std::fmt::Display;
+use std::str::FromStr;
+
+use serde::{Deserialize, Deserializer, de};
+use slot_manager::QualifiedName;
+
+use super::envelope::Envelope;
+use super::ordering::Ordering;
+use super::template::Template;
+
+/// How the rows of one table become messages.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct TableSettings {
+    /// The table; of a partitioned one, the root.
+    #[serde(deserialize_with = "parsed")]
+    pub table: QualifiedName,
+    /// What its columns are called.
+    pub columns: Columns,
+    /// The topic: its id, or `projects/.../topics/...` in full. Names in braces are those of
+    /// [`Columns`]' fields, or else of any column of the table.
+    #[serde(deserialize_with = "parsed")]
+    pub topic: Template,
+    /// Topics for single aggregate types, by `aggregatetype`; they go before `topic`.
+    pub topic_rules: BTreeMap<String, String>,
+    /// Where the ordering key comes from.
+    #[serde(deserialize_with = "parsed")]
+    pub ordering: Ordering,
+    /// The form of a message.
+    #[serde(deserialize_with = "parsed")]
+    pub envelope: Envelope,
+    /// More columns that are sent as attributes of the same name, when not null.
+    pub attributes: Vec<String>,
+    /// CloudEvents' `source`, a URI reference; `/schema.table` when not set.
+    pub source: Option<String>,
+}
+
+impl Default for TableSettings {
+    fn default() -> Self {
+        Self {
+            table: "outbox.events"
+                .parse()
+                .expect("invariant: the default is a qualified name"),
+            columns: Columns::default(),
+            topic: "{aggregatetype}.events"
+                .parse()
+                .expect("invariant: the default is a template"),
+            topic_rules: BTreeMap::new(),
+            ordering: Ordering::default(),
+            envelope: Envelope::default(),
+            attributes: Vec::new(),
+            source: None,
+        }
+    }
+}
+
+/// The table's own names for the columns of an outbox.
+///
+/// A field that is not set means the column of the field's name. The empty text means that the
+/// table has no such column. `version`, `schema_version`, `headers` and `occurred_at` may be absent
+/// when they are not set; a column that *is* named must be there.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Columns {
+    /// Identity of the event: a uuid, or anything else that is unique in the table.
+    pub id: Option<String>,
+    /// Kind of aggregate.
+    pub aggregatetype: Option<String>,
+    /// The aggregate, from which the ordering key comes.
+    pub aggregateid: Option<String>,
+    /// What happened.
+    pub event_type: Option<String>,
+    /// Version of the aggregate.
+    pub version: Option<String>,
+    /// Version of the payload's schema.
+    pub schema_version: Option<String>,
+    /// The message body: `jsonb`, `json`, `text` or `bytea`.
+    pub payload: Option<String>,
+    /// A JSON object whose entries become attributes.
+    pub headers: Option<String>,
+    /// When it happened.
+    pub occurred_at: Option<String>,
+    /// The event's topic, which goes before `topic_rules` and `topic` when it is not null. Used
+    /// only when set.
+    pub topic: Option<String>,
+}
+
+/// What a column is to the outbox.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Role {
+    Id,
+    AggregateType,
+    AggregateId,
+    EventType,
+    Version,
+    SchemaVersion,
+    Payload,
+    Headers,
+    OccurredAt,
+    Topic,
+}
+
+/// What the settings say about the column of a [`Role`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Choice<'a> {
+    /// The table must have the column of this name.
+    Must(&'a str),
+    /// It may have it.
+    May(&'a str),
+    /// It is not to be used.
+    Off,
+}
+
+impl Role {
+    pub(super) const ALL: [Role; 10] = [
+        Role::Id,
+        Role::AggregateType,
+        Role::AggregateId,
+        Role::EventType,
+        Role::Version,
+        Role::SchemaVersion,
+        Role::Payload,
+        Role::Headers,
+        Role::OccurredAt,
+        Role::Topic,
+    ];
+
+    /// The field of [`Columns`], which is also the column's default name.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Role::Id => "id",
+            Role::AggregateType => "aggregatetype",
+            Role::AggregateId => "aggregateid",
+            Role::EventType => "event_type",
+            Role::Version => "version",
+            Role::SchemaVersion => "schema_version",
+            Role::Payload => "payload",
+            Role::Headers => "headers",
+            Role::OccurredAt => "occurred_at",
+            Role::Topic => "topic",
+        }
+    }
+
+    /// The setting as a user writes it, such as `columns.id`.
+    pub(super) fn setting(self) -> String {
+        format!("columns.{}", self.name())
+    }
+}
+
+impl Columns {
+    pub(super) fn choice(&self, role: Role) -> Choice<'_> {
+        let set = match role {
+            Role::Id => &self.id,
+            Role::AggregateType => &self.aggregatetype,
+            Role::AggregateId => &self.aggregateid,
+            Role::EventType => &self.event_type,
+            Role::Version => &self.version,
+            Role::SchemaVersion => &self.schema_version,
+            Role::Payload => &self.payload,
+            Role::Headers => &self.headers,
+            Role::OccurredAt => &self.occurred_at,
+            Role::Topic => &self.topic,
+        };
+        match (set.as_deref(), role) {
+            (Some(""), _) | (None, Role::Topic) => Choice::Off,
+            (Some(name), _) => Choice::Must(name),
+            (
+                None,
+                Role::Id
+                | Role::AggregateType
+                | Role::AggregateId
+                | Role::EventType
+                | Role::Payload,
+            ) => Choice::Must(role.name()),
+            (None, Role::Version | Role::SchemaVersion | Role::Headers | Role::OccurredAt) => {
+                Choice::May(role.name())
+            }
+        }
+    }
+}
+
+impl TableSettings {
+    /// The columns that the table must have, and the publication must send.
+    pub fn required_columns(&self) -> Vec<String> {
+        let named = Role::ALL
+            .into_iter()
+            .filter_map(|role| match self.columns.choice(role) {
+                Choice::Must(name) => Some(name.to_owned()),
+                Choice::May(_) | Choice::Off => None,
+            });
+        named.chain(self.attributes.iter().cloned()).collect()
+    }
+}
+
+/// Reads a value from its text form.
+fn parsed<'de, D, T>(deserializer: D) -> Result<T, D::Error>
+where
+    D: Deserializer<'de>,
+    T: FromStr<Err: Display>,
+{
+    String::deserialize(deserializer)?
+        .parse()
+        .map_err(de::Error::custom)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(toml: &str) -> Result<TableSettings, toml::de::Error> {
+        toml::from_str(toml)
+    }
+
+    #[test]
+    fn nothing_set_is_the_default() {
+        assert_eq!(read("").unwrap(), TableSettings::default());
+        assert_eq!(TableSettings::default().table.to_string(), "outbox.events");
+    }
+
+    #[test]
+    fn debeziums_outbox_takes_two_lines() {
+        let settings = read("table = 'public.outbox'\ncolumns = { event_type = 'type' }").unwrap();
+        assert_eq!(
+            settings.columns.choice(Role::EventType),
+            Choice::Must("type")
+        );
+        assert_eq!(
+            settings.columns.choice(Role::AggregateId),
+            Choice::Must("aggregateid")
+        );
+        assert_eq!(
+            settings.columns.choice(Role::Version),
+            Choice::May("version")
+        );
+    }
+
+    #[test]
+    fn everything_can_be_set() {
+        let settings = read(
+            r#"
+            table = "sales.outbox"
+            topic = "{aggregatetype}-{tenant}"
+            topic_rules = { order = "orders" }
+            ordering = "bucketed(64)"
+            envelope = "cloudevents-binary"
+            attributes = ["tenant"]
+            source = "/sales"
+            [columns]
+            id = "seq"
+            version = ""
+            topic = "topic"
+            "#,
+        )
+        .unwrap();
+        assert_eq!(settings.ordering, Ordering::Bucketed(64));
+        assert_eq!(settings.envelope, Envelope::CloudeventsBinary);
+        assert_eq!(settings.topic.to_string(), "{aggregatetype}-{tenant}");
+        assert_eq!(settings.columns.choice(Role::Version), Choice::Off);
+        assert_eq!(settings.columns.choice(Role::Topic), Choice::Must("topic"));
+    }
+
+    #[test]
+    fn unknown_and_malformed_settings_are_refused_with_the_reason() {
+        for (toml, part) in [
+            ("colums = {}", "unknown field `colums`"),
+            ("columns = { type = 'x' }", "unknown field `type`"),
+            ("ordering = 'bucketed(0)'", "not an ordering"),
+            ("envelope = 'cloudevents'", "not an envelope"),
+            ("topic = '{aggregatetype'", "brace without its partner"),
+            ("table = ''", "table"),
+        ] {
+            let refused = read(toml).unwrap_err().to_string();
+            assert!(refused.contains(part), "{toml}: {refused}");
+        }
+    }
+}

@@ -1,0 +1,154 @@
+//! A text with the names of columns in braces: `{aggregatetype}.events`.
+//!
+//! Braces cannot be escaped, since no topic name contains one. Not here: which columns there are
+//! (`topic.rs`).
+
+use std::fmt;
+use std::str::FromStr;
+
+use thiserror::Error;
+
+/// A parsed template.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Template {
+    parts: Vec<Part>,
+}
+
+/// A piece of a [`Template`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Part {
+    /// To be taken as it is.
+    Text(String),
+    /// The value of the column of this name.
+    Column(String),
+}
+
+/// A text that is no template.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum ParseTemplateError {
+    /// Nothing in it.
+    #[error("the template is empty: write a topic's name, such as {{aggregatetype}}.events")]
+    Empty,
+    /// A brace without its partner.
+    #[error("{input:?} has a brace without its partner: write columns as {{aggregatetype}}")]
+    UnbalancedBrace {
+        /// The text as it was given.
+        input: String,
+    },
+    /// Braces with nothing between.
+    #[error("{input:?} has braces without a column's name: write columns as {{aggregatetype}}")]
+    EmptyName {
+        /// The text as it was given.
+        input: String,
+    },
+}
+
+impl Template {
+    pub(super) fn parts(&self) -> &[Part] {
+        &self.parts
+    }
+
+    /// The names in braces.
+    pub fn columns(&self) -> impl Iterator<Item = &str> {
+        self.parts.iter().filter_map(|part| match part {
+            Part::Column(name) => Some(name.as_str()),
+            Part::Text(_) => None,
+        })
+    }
+}
+
+impl FromStr for Template {
+    type Err = ParseTemplateError;
+
+    fn from_str(input: &str) -> Result<Self, Self::Err> {
+        let unbalanced = || ParseTemplateError::UnbalancedBrace {
+            input: input.to_owned(),
+        };
+        let mut parts = Vec::new();
+        let mut rest = input;
+        while !rest.is_empty() {
+            let text_end = rest.find(['{', '}']).unwrap_or(rest.len());
+            if text_end > 0 {
+                parts.push(Part::Text(rest[..text_end].to_owned()));
+                rest = &rest[text_end..];
+                continue;
+            }
+            let after = rest.strip_prefix('{').ok_or_else(unbalanced)?;
+            let name_end = after.find(['{', '}']).ok_or_else(unbalanced)?;
+            let (name, tail) = after.split_at(name_end);
+            rest = tail.strip_prefix('}').ok_or_else(unbalanced)?;
+            if name.is_empty() {
+                return Err(ParseTemplateError::EmptyName {
+                    input: input.to_owned(),
+                });
+            }
+            parts.push(Part::Column(name.to_owned()));
+        }
+        if parts.is_empty() {
+            return Err(ParseTemplateError::Empty);
+        }
+        Ok(Self { parts })
+    }
+}
+
+impl fmt::Display for Template {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.parts.iter().try_for_each(|part| match part {
+            Part::Text(text) => f.write_str(text),
+            Part::Column(name) => write!(f, "{{{name}}}"),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn a_template_is_split_into_text_and_columns() {
+        let template: Template = "a-{x}{y}.events".parse().unwrap();
+        let (text, column) = (
+            |t: &str| Part::Text(t.into()),
+            |c: &str| Part::Column(c.into()),
+        );
+        assert_eq!(
+            template.parts(),
+            [text("a-"), column("x"), column("y"), text(".events")]
+        );
+        assert_eq!(template.columns().collect::<Vec<_>>(), ["x", "y"]);
+    }
+
+    #[test]
+    fn a_plain_name_has_no_columns() {
+        let template: Template = "orders".parse().unwrap();
+        assert_eq!(template.columns().count(), 0);
+    }
+
+    #[test]
+    fn a_template_that_is_not_well_formed_is_refused() {
+        assert_eq!("".parse::<Template>(), Err(ParseTemplateError::Empty));
+        for text in ["{", "}", "a{b", "a}b", "{a{b}}", "{a}}"] {
+            let refused = text.parse::<Template>().unwrap_err();
+            assert_eq!(
+                refused,
+                ParseTemplateError::UnbalancedBrace {
+                    input: text.to_owned()
+                }
+            );
+        }
+        assert!(matches!(
+            "a{}".parse::<Template>(),
+            Err(ParseTemplateError::EmptyName { .. })
+        ));
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_read_is_written_alike(text in "[a-z{}.]{0,20}") {
+            if let Ok(template) = text.parse::<Template>() {
+                prop_assert_eq!(template.to_string(), text);
+            }
+        }
+    }
+}

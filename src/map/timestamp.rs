@@ -1,0 +1,259 @@
+//! When an event occurred: from the text of a column to RFC 3339 in UTC.
+//!
+//! The replication session has `DateStyle = ISO` and `TimeZone = UTC`, so a `timestamptz` arrives
+//! as `2026-11-21 11:40:44.123456+00`. The column may as well be a `timestamp` (taken as UTC) or a
+//! text in RFC 3339 with any offset. What is none of these (an epoch number, `infinity`, a year
+//! beyond 9999) is no timestamp here; the caller decides what then.
+
+use std::fmt::Write;
+
+use decoder::PgTimestamp;
+
+const MICROS_PER_SECOND: i64 = 1_000_000;
+const SECONDS_PER_DAY: i64 = 86_400;
+/// Length of `2026-11-21 11:40:44`.
+const SECONDS_END: usize = 19;
+/// Decimals of a second that PostgreSQL keeps.
+const DECIMALS: usize = 6;
+
+/// Reads `text` and puts its RFC 3339 form, in UTC with six decimals, in place of what `out` holds.
+///
+/// Gives `None` and leaves `out` empty when `text` is not a timestamp.
+pub(super) fn to_rfc3339(text: &str, out: &mut String) -> Option<PgTimestamp> {
+    out.clear();
+    let parsed = parse(text)?;
+    if parsed.offset_s == 0 {
+        // The usual case is a matter of copying: formatting numbers takes ten times as long.
+        out.push_str(&text[..10]);
+        out.push('T');
+        out.push_str(&text[11..SECONDS_END]);
+        out.push('.');
+        out.push_str(parsed.decimals);
+        out.push_str(&"000000"[parsed.decimals.len()..]);
+        out.push('Z');
+    } else {
+        write!(out, "{}", parsed.time).expect("invariant: writing to a String never fails");
+    }
+    Some(parsed.time)
+}
+
+struct Parsed<'a> {
+    time: PgTimestamp,
+    /// Decimals of the second as written, at most six.
+    decimals: &'a str,
+    offset_s: i64,
+}
+
+fn parse(text: &str) -> Option<Parsed<'_>> {
+    let bytes = text.as_bytes();
+    let (&clock, rest) = bytes.split_first_chunk::<SECONDS_END>()?;
+    let separators = [clock[4], clock[7], clock[10], clock[13], clock[16]];
+    if !matches!(separators, [b'-', b'-', b' ' | b'T' | b't', b':', b':']) {
+        return None;
+    }
+    let year = number(&clock[0..4])?;
+    let month = number(&clock[5..7])?;
+    let day = number(&clock[8..10])?;
+    let (hour, minute, second) = (
+        number(&clock[11..13])?,
+        number(&clock[14..16])?,
+        number(&clock[17..19])?,
+    );
+    if !(1..=12).contains(&month) || !(1..=days_in_month(year, month)).contains(&day) {
+        return None;
+    }
+    if hour > 23 || minute > 59 || second > 59 {
+        return None;
+    }
+    let decimals_len = match rest.split_first() {
+        Some((b'.', after)) => after
+            .iter()
+            .take_while(|byte| byte.is_ascii_digit())
+            .count(),
+        _ => 0,
+    };
+    let zone_start = SECONDS_END
+        + if decimals_len > 0 {
+            1 + decimals_len
+        } else {
+            0
+        };
+    let offset_s = offset(&bytes[zone_start..])?;
+    // ASCII up to here, so these are boundaries of characters.
+    let kept = decimals_len.min(DECIMALS);
+    let decimals = &text[zone_start - decimals_len..zone_start - decimals_len + kept];
+    let micros = number(decimals.as_bytes())? * 10_i64.pow((DECIMALS - kept) as u32);
+    let seconds =
+        days_since_2000(year, month, day) * SECONDS_PER_DAY + hour * 3_600 + minute * 60 + second
+            - offset_s;
+    let time = PgTimestamp::from_micros(seconds * MICROS_PER_SECOND + micros);
+    Some(Parsed {
+        time,
+        decimals,
+        offset_s,
+    })
+}
+
+/// Seconds east of UTC: nothing, `Z`, `+HH`, `+HHMM`, `+HH:MM` or `+HH:MM:SS`, either sign.
+fn offset(zone: &[u8]) -> Option<i64> {
+    let (sign, digits) = match zone {
+        [] | b"Z" | b"z" | b"+00" => return Some(0),
+        [b'+', digits @ ..] => (1, digits),
+        [b'-', digits @ ..] => (-1, digits),
+        _ => return None,
+    };
+    let (hours, minutes, seconds) = match digits {
+        [h @ .., b':', m1, m2, b':', s1, s2] => (h, [*m1, *m2], [*s1, *s2]),
+        [h @ .., b':', m1, m2] => (h, [*m1, *m2], *b"00"),
+        [h1, h2, m1, m2] => (&[*h1, *h2][..], [*m1, *m2], *b"00"),
+        hours => (hours, *b"00", *b"00"),
+    };
+    if hours.len() != 2 {
+        return None;
+    }
+    let (h, m, s) = (number(hours)?, number(&minutes)?, number(&seconds)?);
+    (h < 24 && m < 60 && s < 60).then_some(sign * (h * 3_600 + m * 60 + s))
+}
+
+/// A number of ASCII digits; none at all are zero. At most six are ever passed in.
+fn number(digits: &[u8]) -> Option<i64> {
+    digits.iter().try_fold(0, |number, digit| {
+        digit
+            .is_ascii_digit()
+            .then(|| number * 10 + i64::from(digit - b'0'))
+    })
+}
+
+fn days_in_month(year: i64, month: i64) -> i64 {
+    match month {
+        2 if year % 4 == 0 && (year % 100 != 0 || year % 400 == 0) => 29,
+        2 => 28,
+        4 | 6 | 9 | 11 => 30,
+        _ => 31,
+    }
+}
+
+/// Days from 2000-01-01, by the Gregorian calendar. Years begin in March here, so that the leap
+/// day is the last of a year.
+fn days_since_2000(year: i64, month: i64, day: i64) -> i64 {
+    let year = if month <= 2 { year - 1 } else { year };
+    let month_from_march = (month + 9) % 12;
+    let day_of_year = (153 * month_from_march + 2) / 5 + day - 1;
+    let days = 365 * year + year.div_euclid(4) - year.div_euclid(100) + year.div_euclid(400);
+    days + day_of_year - 730_425
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn rfc3339(text: &str) -> Option<String> {
+        let mut out = "left over".to_owned();
+        let time = to_rfc3339(text, &mut out)?;
+        assert_eq!(
+            time.to_string(),
+            out,
+            "the text and the point in time agree"
+        );
+        Some(out)
+    }
+
+    #[test]
+    fn timestamptz_in_utc_becomes_rfc_3339() {
+        let read = |text| rfc3339(text).unwrap();
+        assert_eq!(
+            read("2026-11-21 11:40:44.123456+00"),
+            "2026-11-21T11:40:44.123456Z"
+        );
+        assert_eq!(
+            read("2026-11-21 11:40:44.1+00"),
+            "2026-11-21T11:40:44.100000Z"
+        );
+        assert_eq!(
+            read("2026-11-21 11:40:44+00"),
+            "2026-11-21T11:40:44.000000Z"
+        );
+        assert_eq!(
+            read("0001-01-01 00:00:00+00"),
+            "0001-01-01T00:00:00.000000Z"
+        );
+    }
+
+    #[test]
+    fn a_timestamp_without_zone_is_taken_as_utc() {
+        assert_eq!(
+            rfc3339("2024-02-29 00:00:00").unwrap(),
+            "2024-02-29T00:00:00.000000Z"
+        );
+    }
+
+    #[test]
+    fn other_offsets_and_rfc_3339_itself_are_brought_to_utc() {
+        let read = |text| rfc3339(text).unwrap();
+        assert_eq!(
+            read("2026-01-01 00:30:00+01"),
+            "2025-12-31T23:30:00.000000Z"
+        );
+        assert_eq!(
+            read("2026-01-01 00:30:00.5-05:30"),
+            "2026-01-01T06:00:00.500000Z"
+        );
+        assert_eq!(
+            read("2026-01-01T00:30:00.123456789Z"),
+            "2026-01-01T00:30:00.123456Z"
+        );
+        assert_eq!(
+            read("1880-01-01 00:00:00+00:17:30"),
+            "1879-12-31T23:42:30.000000Z"
+        );
+        assert_eq!(
+            read("2026-01-01T00:30:00+0100"),
+            "2025-12-31T23:30:00.000000Z"
+        );
+    }
+
+    #[test]
+    fn what_is_not_a_timestamp_is_told_apart() {
+        for text in [
+            "",
+            "infinity",
+            "1795261244123",
+            "2026-11-21",
+            "2026-02-30 00:00:00+00",
+            "2026-13-01 00:00:00+00",
+            "2026-01-01 24:00:00+00",
+            "10000-01-01 00:00:00+00",
+            "0044-03-15 12:00:00+00 BC",
+            "2026-01-01 00:00:00+0",
+            "2026-01-01 00:00:00.+00",
+            "2026-01-01 00:00:00+1:00",
+            "2026-01-01 00:00:00é",
+            "２026-01-01 00:00:00",
+        ] {
+            assert_eq!(rfc3339(text), None, "{text:?}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn every_microsecond_of_ten_thousand_years_comes_back(
+            micros in -63_113_904_000_000_000_i64..252_455_616_000_000_000,
+        ) {
+            let time = PgTimestamp::from_micros(micros);
+            let mut out = String::new();
+            prop_assert_eq!(to_rfc3339(&time.to_string(), &mut out), Some(time));
+            prop_assert_eq!(out, time.to_string());
+        }
+
+        #[test]
+        fn no_text_makes_it_panic(text in ".{0,40}") {
+            to_rfc3339(&text, &mut String::new());
+        }
+
+        #[test]
+        fn no_near_miss_makes_it_panic(text in "[0-9]{4}-[0-9]{2}-[0-9]{2} [0-9:.+é-]{8,20}") {
+            to_rfc3339(&text, &mut String::new());
+        }
+    }
+}

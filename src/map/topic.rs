@@ -1,0 +1,282 @@
+//! The topic of an event: from a column of the row, a rule for its aggregate type, or the template,
+//! in that order.
+//!
+//! Full names (`projects/p/topics/t`) are made and checked once for each distinct topic and then
+//! shared.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use decoder::Value;
+use thiserror::Error;
+
+use super::columns::{Column, Finder};
+use super::error::{EventFault, MapError, SettingFault};
+use super::limits;
+use super::settings::{Role, TableSettings};
+use super::template::Part;
+
+/// Distinct topics that are remembered: as many as a project may have. When there are more, the
+/// memory starts afresh.
+const INTERNED_MAX: usize = 10_000;
+
+/// Why Pub/Sub would refuse a topic name
+/// (<https://cloud.google.com/pubsub/docs/pubsub-basics#resource_names>).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum TopicNameFault {
+    /// Too short or too long.
+    #[error("a topic id has 3 to 255 characters, not {0}")]
+    Length(usize),
+    /// Something else than a letter in front.
+    #[error("a topic id begins with a letter")]
+    Start,
+    /// A character that is not allowed.
+    #[error("a topic id has letters, digits and -_.~+% only, no {0:?}")]
+    Character(char),
+    /// The prefix that Google keeps for itself.
+    #[error("a topic id does not begin with \"goog\"")]
+    Reserved,
+    /// A full name that is none.
+    #[error("a name with slashes has the form projects/PROJECT/topics/TOPIC")]
+    FullName,
+}
+
+/// Finds the topics of one table's events.
+#[derive(Debug, Clone)]
+pub(super) struct Topics {
+    /// `projects/p/topics/`.
+    prefix: Box<str>,
+    column: Option<Column>,
+    /// Full names by aggregate type.
+    rules: HashMap<Box<str>, Arc<str>>,
+    pattern: Pattern,
+    /// Full names by what the settings or the row call them.
+    interned: HashMap<Box<str>, Arc<str>>,
+    rendered: String,
+}
+
+#[derive(Debug, Clone)]
+enum Pattern {
+    /// The full name, the same for every row.
+    Fixed(Arc<str>),
+    Rendered(Vec<Piece>),
+}
+
+#[derive(Debug, Clone)]
+enum Piece {
+    Text(Box<str>),
+    Column(Column),
+}
+
+impl Topics {
+    pub(super) fn resolve(
+        finder: &Finder<'_>,
+        settings: &TableSettings,
+        project: &str,
+    ) -> Result<Self, MapError> {
+        let prefix: Box<str> = format!("projects/{project}/topics/").into();
+        let checked = |setting: &'static str, topic: &str| {
+            full_name(&prefix, topic).map_err(|fault| {
+                finder.fault(SettingFault::Topic {
+                    setting,
+                    topic: topic.to_owned(),
+                    fault,
+                })
+            })
+        };
+        let mut rules = HashMap::new();
+        for (aggregate_type, topic) in &settings.topic_rules {
+            finder.needed(Role::AggregateType, "topic_rules")?;
+            rules.insert(
+                aggregate_type.as_str().into(),
+                checked("topic_rules", topic)?,
+            );
+        }
+        let pattern = if settings.topic.columns().next().is_none() {
+            Pattern::Fixed(checked("topic", &settings.topic.to_string())?)
+        } else {
+            let piece = |part: &Part| {
+                Ok(match part {
+                    Part::Text(text) => Piece::Text(text.as_str().into()),
+                    Part::Column(name) => Piece::Column(finder.in_template(name)?),
+                })
+            };
+            Pattern::Rendered(
+                settings
+                    .topic
+                    .parts()
+                    .iter()
+                    .map(piece)
+                    .collect::<Result<_, _>>()?,
+            )
+        };
+        let column = finder.role(Role::Topic)?;
+        let (interned, rendered) = (HashMap::new(), String::new());
+        Ok(Self {
+            prefix,
+            column,
+            rules,
+            pattern,
+            interned,
+            rendered,
+        })
+    }
+
+    /// The full name of the row's topic.
+    pub(super) fn topic(
+        &mut self,
+        row: &[Value<'_>],
+        aggregate_type: Option<&str>,
+    ) -> Result<Arc<str>, EventFault> {
+        if let Some(column) = &self.column
+            && let Some(topic) = column.text(row)?.filter(|topic| !topic.is_empty())
+        {
+            self.rendered.clear();
+            self.rendered.push_str(&topic);
+            return self.intern();
+        }
+        if !self.rules.is_empty()
+            && let Some(topic) = aggregate_type.and_then(|name| self.rules.get(name))
+        {
+            return Ok(Arc::clone(topic));
+        }
+        let pieces = match &self.pattern {
+            Pattern::Fixed(topic) => return Ok(Arc::clone(topic)),
+            Pattern::Rendered(pieces) => pieces,
+        };
+        self.rendered.clear();
+        for piece in pieces {
+            match piece {
+                Piece::Text(text) => self.rendered.push_str(text),
+                Piece::Column(column) => {
+                    self.rendered
+                        .push_str(&column.needed_text(row, "the topic")?);
+                }
+            }
+        }
+        self.intern()
+    }
+
+    /// The full name of the topic that stands in `rendered`.
+    fn intern(&mut self) -> Result<Arc<str>, EventFault> {
+        if let Some(topic) = self.interned.get(self.rendered.as_str()) {
+            return Ok(Arc::clone(topic));
+        }
+        let topic = full_name(&self.prefix, &self.rendered).map_err(|fault| {
+            // A name far too long is cut: the error ends up in logs.
+            let topic = self
+                .rendered
+                .chars()
+                .take(*limits::TOPIC_ID_CHARS.end())
+                .collect();
+            EventFault::Topic { topic, fault }
+        })?;
+        if self.interned.len() == INTERNED_MAX {
+            self.interned.clear();
+        }
+        self.interned
+            .insert(self.rendered.as_str().into(), Arc::clone(&topic));
+        Ok(topic)
+    }
+}
+
+/// The full name of a topic given by its id, with the project's `prefix`, or already in full.
+fn full_name(prefix: &str, topic: &str) -> Result<Arc<str>, TopicNameFault> {
+    if !topic.contains('/') {
+        check_id(topic)?;
+        return Ok([prefix, topic].concat().into());
+    }
+    let mut parts = topic.split('/');
+    match (
+        parts.next(),
+        parts.next(),
+        parts.next(),
+        parts.next(),
+        parts.next(),
+    ) {
+        (Some("projects"), Some(project), Some("topics"), Some(id), None)
+            if !project.is_empty() =>
+        {
+            check_id(id)?;
+            Ok(topic.into())
+        }
+        _ => Err(TopicNameFault::FullName),
+    }
+}
+
+fn check_id(id: &str) -> Result<(), TopicNameFault> {
+    let allowed = |c: char| c.is_ascii_alphanumeric() || "-_.~+%".contains(c);
+    if let Some(character) = id.chars().find(|c| !allowed(*c)) {
+        return Err(TopicNameFault::Character(character));
+    }
+    if !limits::TOPIC_ID_CHARS.contains(&id.len()) {
+        return Err(TopicNameFault::Length(id.len()));
+    }
+    if !id.starts_with(|c: char| c.is_ascii_alphabetic()) {
+        return Err(TopicNameFault::Start);
+    }
+    if id.starts_with("goog") {
+        return Err(TopicNameFault::Reserved);
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PREFIX: &str = "projects/p/topics/";
+
+    #[test]
+    fn a_topic_id_gets_the_project_and_a_full_name_is_kept() {
+        assert_eq!(
+            &*full_name(PREFIX, "order.events").unwrap(),
+            "projects/p/topics/order.events"
+        );
+        assert_eq!(
+            &*full_name(PREFIX, "projects/q/topics/abc").unwrap(),
+            "projects/q/topics/abc"
+        );
+    }
+
+    #[test]
+    fn names_that_pubsub_refuses_are_refused_with_the_reason() {
+        for (topic, fault) in [
+            ("", TopicNameFault::Length(0)),
+            ("ab", TopicNameFault::Length(2)),
+            ("1abc", TopicNameFault::Start),
+            ("google.events", TopicNameFault::Reserved),
+            ("order events", TopicNameFault::Character(' ')),
+            ("bestellungen-ä", TopicNameFault::Character('ä')),
+            ("projects/p/topics", TopicNameFault::FullName),
+            ("projects//topics/abc", TopicNameFault::FullName),
+            ("projects/p/topics/abc/d", TopicNameFault::FullName),
+            ("projects/p/topics/a", TopicNameFault::Length(1)),
+        ] {
+            assert_eq!(full_name(PREFIX, topic), Err(fault), "{topic}");
+        }
+        assert!(full_name(PREFIX, &"t".repeat(255)).is_ok());
+        assert_eq!(
+            full_name(PREFIX, &"t".repeat(256)),
+            Err(TopicNameFault::Length(256))
+        );
+    }
+
+    #[test]
+    fn the_memory_of_topics_is_bounded() {
+        let mut topics = Topics {
+            prefix: PREFIX.into(),
+            column: None,
+            rules: HashMap::new(),
+            pattern: Pattern::Rendered(Vec::new()),
+            interned: HashMap::new(),
+            rendered: String::new(),
+        };
+        for i in 0..=INTERNED_MAX {
+            topics.rendered = format!("topic-{i}");
+            topics.intern().unwrap();
+        }
+        assert_eq!(topics.interned.len(), 1);
+    }
+}

@@ -1,0 +1,236 @@
+//! What the relay counts and measures, for Prometheus and for `/status`.
+//!
+//! Made once and shared; cheap to clone, nothing here is ever waited for. Names follow
+//! Prometheus: base units last, `_total` for counters.
+
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use decoder::PgTimestamp;
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::registry::Registry;
+
+/// Upper bounds of the latency buckets, seconds: from half a millisecond to ten minutes.
+const LATENCY_BUCKETS: [f64; 14] =
+    [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0, 30.0, 120.0, 600.0];
+
+/// The class of a failed attempt, the kind of an unexpected change, or the health of the slot.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct Kind {
+    /// Its name.
+    pub kind: &'static str,
+}
+
+/// A gauge that is absent until its value is known.
+#[derive(Debug, Clone, Default)]
+pub struct Known(Family<Vec<(String, String)>, Gauge<f64, AtomicU64>>);
+
+impl Known {
+    /// The value is known now, or not known any more.
+    pub fn set(&self, value: Option<f64>) {
+        match value {
+            Some(value) => {
+                self.0.get_or_create(&Vec::new()).set(value);
+            }
+            None => self.0.clear(),
+        }
+    }
+
+    /// The value, if known.
+    pub fn get(&self) -> Option<f64> {
+        self.0.get(&Vec::new()).map(|gauge| gauge.get())
+    }
+}
+
+/// The commit time of the oldest event without outcome, from which its age follows.
+#[derive(Debug, Clone, Default)]
+pub struct OldestPending(Arc<AtomicI64>);
+
+/// No session has looked yet.
+const UNKNOWN: i64 = 0;
+/// Nothing is pending.
+const NONE: i64 = -1;
+
+impl OldestPending {
+    /// Says when the oldest pending transaction was committed, if there is one.
+    pub fn set(&self, commit_time: Option<PgTimestamp>) {
+        self.0.store(commit_time.map_or(NONE, |at| at.as_unix_micros().max(1)), Ordering::Relaxed);
+    }
+
+    /// Its age in seconds: 0 when nothing is pending, `None` when that is not known.
+    pub fn age_seconds(&self) -> Option<f64> {
+        match self.0.load(Ordering::Relaxed) {
+            UNKNOWN => None,
+            NONE => Some(0.0),
+            micros => {
+                let committed = Duration::from_micros(micros.unsigned_abs());
+                let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+                Some(now.saturating_sub(committed).as_secs_f64())
+            }
+        }
+    }
+
+    /// There is no session any more.
+    pub fn forget(&self) {
+        self.0.store(UNKNOWN, Ordering::Relaxed);
+    }
+}
+
+/// When the last status message was sent.
+#[derive(Debug, Clone, Default)]
+pub struct LastStatus(Arc<Mutex<Option<Instant>>>);
+
+impl LastStatus {
+    /// One was sent just now.
+    pub fn sent(&self) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+    }
+
+    /// How long ago that was; `None` before the first.
+    pub fn age(&self) -> Option<Duration> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).map(|at| at.elapsed())
+    }
+}
+
+/// All counters and gauges.
+#[derive(Debug, Clone)]
+#[allow(missing_docs, reason = "each is described where it is registered")]
+pub struct Metrics {
+    pub events_read: Counter,
+    pub events_published: Counter,
+    pub events_skipped: Counter,
+    pub events_recorded: Counter,
+    pub publish_requests: Counter,
+    pub publish_failures: Family<Kind, Counter>,
+    pub unexpected_changes: Family<Kind, Counter>,
+    pub sessions: Counter,
+    pub received_bytes: Counter,
+    pub in_flight_bytes: Gauge,
+    pub in_flight_requests: Gauge,
+    pub lanes: Gauge,
+    pub lanes_waiting: Gauge,
+    pub holds_slot: Gauge,
+    pub publication_ok: Gauge,
+    pub slot_health: Family<Kind, Gauge>,
+    pub lag_bytes: Known,
+    pub oldest_pending: OldestPending,
+    pub retained_bytes: Known,
+    pub latency: Histogram,
+    /// When the last status message went to PostgreSQL; `/livez` looks at its age.
+    pub last_status: LastStatus,
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        Self {
+            events_read: Counter::default(),
+            events_published: Counter::default(),
+            events_skipped: Counter::default(),
+            events_recorded: Counter::default(),
+            publish_requests: Counter::default(),
+            publish_failures: Family::default(),
+            unexpected_changes: Family::default(),
+            sessions: Counter::default(),
+            received_bytes: Counter::default(),
+            in_flight_bytes: Gauge::default(),
+            in_flight_requests: Gauge::default(),
+            lanes: Gauge::default(),
+            lanes_waiting: Gauge::default(),
+            holds_slot: Gauge::default(),
+            publication_ok: Gauge::default(),
+            slot_health: Family::default(),
+            lag_bytes: Known::default(),
+            oldest_pending: OldestPending::default(),
+            retained_bytes: Known::default(),
+            latency: Histogram::new(LATENCY_BUCKETS),
+            last_status: LastStatus::default(),
+        }
+    }
+}
+
+impl Metrics {
+    /// Everything in Prometheus' text format (OpenMetrics).
+    ///
+    /// # Errors
+    /// Never in practice: only when a `String` cannot be written to.
+    pub fn encode(&self) -> Result<String, std::fmt::Error> {
+        let mut registry = Registry::with_prefix("postrider");
+        self.register_counters(&mut registry);
+        self.register_gauges(&mut registry);
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, &registry)?;
+        Ok(text)
+    }
+
+    fn register_counters(&self, registry: &mut Registry) {
+        let mut add = |name, help, counter: &Counter| registry.register(name, help, counter.clone());
+        add("events_read", "Events read from the stream that had no outcome yet", &self.events_read);
+        add("events_published", "Events that Pub/Sub has stored", &self.events_published);
+        add("events_skipped", "Events skipped, as their outcome is recorded", &self.events_skipped);
+        add("events_recorded", "Events with a durable dispatch row", &self.events_recorded);
+        add("publish_requests", "Publish requests answered with success", &self.publish_requests);
+        add("sessions", "Replication sessions started", &self.sessions);
+        add("received_bytes", "Bytes read from the replication stream", &self.received_bytes);
+        registry.register(
+            "publish_failures",
+            "Failed publish attempts by class; each is made again",
+            self.publish_failures.clone(),
+        );
+        registry.register(
+            "unexpected_changes",
+            "UPDATE, DELETE and TRUNCATE on a captured table, never published",
+            self.unexpected_changes.clone(),
+        );
+        registry.register(
+            "commit_to_ack_seconds",
+            "From the commit to the acknowledgement by Pub/Sub",
+            self.latency.clone(),
+        );
+    }
+
+    fn register_gauges(&self, registry: &mut Registry) {
+        let mut add = |name, help, gauge: &Gauge| registry.register(name, help, gauge.clone());
+        add("in_flight_bytes", "Events in memory", &self.in_flight_bytes);
+        add("in_flight_requests", "Publish requests on their way", &self.in_flight_requests);
+        add("lanes", "Ordering keys with work", &self.lanes);
+        add("lanes_waiting", "Ordering keys that wait to try again", &self.lanes_waiting);
+        add("holds_slot", "1 while this relay streams from the slot", &self.holds_slot);
+        add("publication_ok", "1 while the publication is known to be right", &self.publication_ok);
+        registry.register("slot_health", "1 for the present health", self.slot_health.clone());
+        let mut add = |name, help, known: &Known| registry.register(name, help, known.0.clone());
+        add("slot_lag_bytes", "WAL beyond the confirmed position", &self.lag_bytes);
+        add("slot_retained_bytes", "WAL that the slot holds back", &self.retained_bytes);
+        let lag = Known::default();
+        lag.set(self.oldest_pending.age_seconds());
+        add("lag_seconds", "Age of the oldest event without outcome, 0 if none", &lag);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lag_is_absent_until_it_is_known() {
+        let metrics = Metrics::default();
+        assert!(!metrics.encode().unwrap().contains("postrider_slot_lag_bytes 0"));
+        metrics.lag_bytes.set(Some(0.0));
+        assert!(metrics.encode().unwrap().contains("postrider_slot_lag_bytes 0"));
+        metrics.lag_bytes.set(None);
+        assert!(!metrics.encode().unwrap().contains("postrider_slot_lag_bytes 0"));
+    }
+
+    #[test]
+    fn counters_have_the_names_that_dashboards_rely_on() {
+        let metrics = Metrics::default();
+        metrics.events_published.inc();
+        let text = metrics.encode().unwrap();
+        assert!(text.contains("postrider_events_published_total 1"));
+        assert!(text.ends_with("# EOF\n"));
+    }
+}

@@ -1,0 +1,12 @@
+//! Where the database is and how to reach it, for the SQL sessions and the replication session.
+//!
+//! Both kinds of session share one [`Target`], one TLS configuration and one way to tell what
+//! went wrong. No statement of ours stands here.
+
+mod sql;
+mod target;
+mod tls;
+
+pub use sql::{Sql, connect};
+pub use target::{Host, SslMode, Target};
+pub(crate) use tls::connector;

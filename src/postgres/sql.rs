@@ -1,0 +1,131 @@
+//! An SQL session, and the reason when there is none.
+
+use std::ops::Deref;
+use std::time::Duration;
+
+use tokio::task::JoinHandle;
+use tokio_postgres::config::SslMode as PgSslMode;
+use tokio_postgres::{Client, Config};
+
+use super::target::{Host, SslMode, Target};
+use super::tls::connector;
+use crate::error::{Code, Error, Result};
+
+/// How long one attempt to connect may take.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How long data may stay unacknowledged by the peer's kernel before the connection counts as
+/// dead; the sessions have no liveness check of their own.
+const TCP_USER_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// An open SQL session; closes when dropped.
+#[derive(Debug)]
+pub struct Sql {
+    client: Client,
+    driver: JoinHandle<()>,
+}
+
+impl Deref for Sql {
+    type Target = Client;
+
+    fn deref(&self) -> &Client {
+        &self.client
+    }
+}
+
+impl Sql {
+    /// The client, for a transaction.
+    pub fn client_mut(&mut self) -> &mut Client {
+        &mut self.client
+    }
+}
+
+impl Drop for Sql {
+    fn drop(&mut self) {
+        self.driver.abort();
+    }
+}
+
+/// Opens a session with `application_name` and a limit on each statement.
+///
+/// # Errors
+/// `postgres-unreachable`, `postgres-tls`, `postgres-authentication`, or by SQLSTATE.
+pub async fn connect(
+    target: &Target,
+    application_name: &str,
+    statement_timeout: Duration,
+) -> Result<Sql> {
+    let config = config(target, application_name, statement_timeout);
+    let connecting = config.connect(connector(target)?);
+    let (client, connection) = match tokio::time::timeout(CONNECT_TIMEOUT, connecting).await {
+        Ok(Ok(pair)) => pair,
+        Ok(Err(error)) => return Err(classify(error, target)),
+        Err(_) => {
+            return Err(unreachable(target).caused_by(format!("no answer in {CONNECT_TIMEOUT:?}")));
+        }
+    };
+    let driver = tokio::spawn(async move {
+        if let Err(error) = connection.await {
+            tracing::debug!(%error, "an SQL session ended");
+        }
+    });
+    Ok(Sql { client, driver })
+}
+
+fn config(target: &Target, application_name: &str, statement_timeout: Duration) -> Config {
+    let mut config = Config::new();
+    match &target.host {
+        Host::Tcp(name) => config.host(name),
+        Host::Unix(folder) => config.host_path(folder),
+    };
+    config
+        .port(target.port)
+        .user(&target.user)
+        .dbname(&target.database)
+        .application_name(application_name)
+        .connect_timeout(CONNECT_TIMEOUT)
+        .tcp_user_timeout(TCP_USER_TIMEOUT)
+        .options(format!(
+            "-c timezone=UTC -c datestyle=ISO -c statement_timeout={}",
+            statement_timeout.as_millis()
+        ))
+        .ssl_mode(match (target.may_use_tls(), target.ssl_mode) {
+            (false, _) | (_, SslMode::Disable) => PgSslMode::Disable,
+            (_, SslMode::Prefer) => PgSslMode::Prefer,
+            (_, SslMode::Require | SslMode::VerifyCa | SslMode::VerifyFull) => PgSslMode::Require,
+        });
+    if let Some(password) = &target.password {
+        config.password(password);
+    }
+    config
+}
+
+pub(super) fn unreachable(target: &Target) -> Error {
+    Error::new(Code::PostgresUnreachable, format!("cannot reach PostgreSQL as {target}"))
+}
+
+/// Tells refused connections, TLS trouble and refused logins apart by type.
+fn classify(error: tokio_postgres::Error, target: &Target) -> Error {
+    use std::error::Error as _;
+    if error.as_db_error().is_some() {
+        return Error::from(error);
+    }
+    let io = error.source().and_then(|source| source.downcast_ref::<std::io::Error>());
+    match io {
+        Some(io) if io.get_ref().is_some_and(|inner| inner.is::<rustls::Error>()) => {
+            tls_failed(target).caused_by(error)
+        }
+        Some(_) => unreachable(target).caused_by(error),
+        // Neither the server's word nor the network's: TLS that was demanded is not offered, or
+        // the server wants a password and none is set.
+        None if matches!(target.ssl_mode, SslMode::Disable | SslMode::Prefer) => {
+            Error::new(Code::PostgresAuthentication, format!("cannot log in as {target}"))
+                .caused_by(error)
+        }
+        None => tls_failed(target).caused_by(error),
+    }
+}
+
+fn tls_failed(target: &Target) -> Error {
+    Error::new(Code::PostgresTls, format!("no TLS session with PostgreSQL as {target}"))
+}

@@ -1,0 +1,73 @@
+//! Pauses between attempts: exponential, with full jitter, without end.
+
+use std::time::Duration;
+
+use super::Class;
+
+/// First ceiling and growth are Google's own for `Publish` (100 ms, times 4).
+const FIRST: Duration = Duration::from_millis(100);
+const GROWTH: u32 = 4;
+
+/// Last ceiling. Google's is 60 s; ours is shorter, since a lane that waits blocks its key and the
+/// number of attempts during an outage is held down by the concurrency limit already.
+const LAST: Duration = Duration::from_secs(10);
+
+/// What needs a person is asked for slowly, and evenly.
+const ENVIRONMENT: Duration = Duration::from_secs(5);
+
+/// The source of jitter: a small generator, seeded by the caller (xorshift64*; Vigna 2016).
+#[derive(Debug, Clone)]
+pub(crate) struct Backoff {
+    state: u64,
+}
+
+impl Backoff {
+    pub(crate) fn new(seed: u64) -> Self {
+        Self { state: seed | 1 }
+    }
+
+    /// How long to wait after `failed_attempts` (one or more) failures of this class.
+    pub(crate) fn pause(&mut self, class: Class, failed_attempts: u32) -> Duration {
+        match class {
+            Class::Environment => ENVIRONMENT / 2 + self.jitter(ENVIRONMENT / 2),
+            Class::UnknownOutcome | Class::Throttled | Class::Content => {
+                self.jitter(ceiling(failed_attempts))
+            }
+        }
+    }
+
+    /// Evenly between nothing and `ceiling`.
+    fn jitter(&mut self, ceiling: Duration) -> Duration {
+        self.state ^= self.state >> 12;
+        self.state ^= self.state << 25;
+        self.state ^= self.state >> 27;
+        let random = self.state.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 11;
+        ceiling.mul_f64(random as f64 / (1u64 << 53) as f64)
+    }
+}
+
+fn ceiling(failed_attempts: u32) -> Duration {
+    let growth = GROWTH.saturating_pow(failed_attempts.saturating_sub(1));
+    FIRST.saturating_mul(growth).min(LAST)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_ceiling_grows_fourfold_up_to_ten_seconds_and_never_overflows() {
+        let ceilings: Vec<u128> = [1, 2, 3, 4, 5, u32::MAX].map(|n| ceiling(n).as_millis()).into();
+        assert_eq!(ceilings, [100, 400, 1_600, 6_400, 10_000, 10_000]);
+    }
+
+    #[test]
+    fn pauses_spread_over_the_whole_range() {
+        let mut backoff = Backoff::new(7);
+        let pauses: Vec<_> =
+            (0..1_000).map(|_| backoff.pause(Class::UnknownOutcome, 9)).collect();
+        assert!(pauses.iter().all(|pause| *pause <= LAST));
+        assert!(pauses.iter().any(|pause| *pause < LAST / 10));
+        assert!(pauses.iter().any(|pause| *pause > LAST / 10 * 9));
+    }
+}

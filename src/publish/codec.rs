@@ -1,0 +1,88 @@
+//! The wire form of `Publish`: a topic and ready-made messages out, a `PublishResponse` in.
+//!
+//! Source: google/pubsub/v1/pubsub.proto, `PublishRequest { string topic = 1; repeated
+//! PubsubMessage messages = 2; }`.
+
+use bytes::BufMut;
+use googleapis_tonic_google_pubsub_v1::google::pubsub::v1::PublishResponse;
+use prost::encoding::{WireType, encode_key, encode_varint};
+use tonic::Status;
+use tonic::codec::{Codec, EncodeBuf, Encoder};
+use tonic_prost::ProstDecoder;
+
+use super::PublishRequest;
+
+const TOPIC: u32 = 1;
+const MESSAGES: u32 = 2;
+
+#[derive(Debug, Clone, Copy)]
+pub(super) struct PublishCodec;
+
+impl Codec for PublishCodec {
+    type Encode = PublishRequest;
+    type Decode = PublishResponse;
+    type Encoder = PublishEncoder;
+    type Decoder = ProstDecoder<PublishResponse>;
+
+    fn encoder(&mut self) -> PublishEncoder {
+        PublishEncoder
+    }
+
+    fn decoder(&mut self) -> Self::Decoder {
+        ProstDecoder::default()
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct PublishEncoder;
+
+impl Encoder for PublishEncoder {
+    type Item = PublishRequest;
+    type Error = Status;
+
+    fn encode(&mut self, request: PublishRequest, out: &mut EncodeBuf<'_>) -> Result<(), Status> {
+        encode(&request, out);
+        Ok(())
+    }
+}
+
+fn encode(request: &PublishRequest, out: &mut impl BufMut) {
+    field(TOPIC, request.topic.as_bytes(), out);
+    for message in &request.messages {
+        field(MESSAGES, message, out);
+    }
+}
+
+fn field(number: u32, bytes: &[u8], out: &mut impl BufMut) {
+    encode_key(number, WireType::LengthDelimited, out);
+    encode_varint(bytes.len() as u64, out);
+    out.put_slice(bytes);
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+    use googleapis_tonic_google_pubsub_v1::google::pubsub::v1 as pubsub;
+    use prost::Message;
+
+    use super::*;
+
+    #[test]
+    fn the_service_reads_what_we_write() {
+        let messages: Vec<pubsub::PubsubMessage> = (0..3)
+            .map(|n| pubsub::PubsubMessage {
+                data: vec![n; 300].into(),
+                ordering_key: "k".into(),
+                ..Default::default()
+            })
+            .collect();
+        let request = PublishRequest {
+            topic: "projects/p/topics/t".into(),
+            messages: messages.iter().map(|m| Bytes::from(m.encode_to_vec())).collect(),
+        };
+        let mut bytes = Vec::new();
+        encode(&request, &mut bytes);
+        let read = pubsub::PublishRequest::decode(bytes.as_slice()).unwrap();
+        assert_eq!(read, pubsub::PublishRequest { topic: "projects/p/topics/t".into(), messages });
+    }
+}

@@ -1,0 +1,131 @@
+//! Publishing: a thin unary `Publish` over tonic, one attempt at a time.
+//!
+//! Messages come encoded and go out as they are; a retry costs no second encoding. Which request
+//! goes when, and again, is decided by the lanes; what a failure means is one table in
+//! [`failure`]. Why not the official publisher: it keeps a task for each key it has ever seen,
+//! queues without bound and retries unseen (`docs/adr/0002-own-publish-call.md`).
+
+mod backoff;
+mod codec;
+mod credentials;
+mod endpoint;
+mod failure;
+mod topics;
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use tonic::client::Grpc;
+use tonic::codegen::http::uri::PathAndQuery;
+use tonic::metadata::{AsciiMetadataValue, MetadataMap};
+use tonic::transport::Channel;
+
+pub(crate) use backoff::Backoff;
+pub(crate) use credentials::Credentials;
+pub use failure::{Class, Failure};
+pub(crate) use endpoint::is_global;
+pub(crate) use topics::Topics;
+
+use crate::error::{Code, Error, Result};
+use crate::settings::Settings;
+use codec::PublishCodec;
+
+const METHOD: &str = "/google.pubsub.v1.Publisher/Publish";
+
+/// A `PublishRequest` whose messages are encoded already.
+#[derive(Debug, Clone)]
+pub(crate) struct PublishRequest {
+    pub(crate) topic: Arc<str>,
+    /// Encoded `PubsubMessage`s, all with the same ordering key.
+    pub(crate) messages: Vec<Bytes>,
+}
+
+/// Connections to Pub/Sub, opened when first used and again after each break.
+#[derive(Debug, Clone)]
+pub(crate) struct Publisher {
+    channels: Arc<[Channel]>,
+    next: Arc<AtomicUsize>,
+    credentials: Credentials,
+    timeout: Duration,
+}
+
+impl Publisher {
+    /// Prepares the connections; none is opened yet.
+    ///
+    /// # Errors
+    /// `pubsub-endpoint`, `credentials-missing`.
+    pub(crate) fn new(settings: &Settings) -> Result<Self> {
+        let channels = (0..settings.pubsub_channels)
+            .map(|_| endpoint::channel(&settings.pubsub, settings.publish_timeout))
+            .collect::<Result<Vec<_>>>()?;
+        Ok(Self {
+            channels: channels.into(),
+            next: Arc::new(AtomicUsize::new(0)),
+            credentials: Credentials::for_endpoint(&settings.pubsub)?,
+            timeout: settings.publish_timeout,
+        })
+    }
+
+    /// The credentials in use.
+    pub(crate) fn credentials(&self) -> &Credentials {
+        &self.credentials
+    }
+
+    /// One attempt, at most `publish_timeout_s` long. The ids stand in the order of the messages.
+    ///
+    /// # Errors
+    /// A [`Failure`] with its class; unless it is of [`Class::Content`] or
+    /// [`Class::Environment`], the messages may have been stored all the same.
+    pub(crate) async fn publish(&self, request: PublishRequest) -> Result<Vec<String>, Failure> {
+        let sent = request.messages.len();
+        match tokio::time::timeout(self.timeout, self.attempt(request)).await {
+            Ok(Ok(ids)) if ids.len() == sent => Ok(ids),
+            Ok(Ok(ids)) => Err(Failure::unknown(format!(
+                "Pub/Sub answered with {} ids for {sent} messages",
+                ids.len()
+            ))),
+            Ok(Err(failure)) => Err(failure),
+            Err(_) => Err(Failure::unknown(format!("no answer in {:?}", self.timeout))),
+        }
+    }
+
+    async fn attempt(&self, request: PublishRequest) -> Result<Vec<String>, Failure> {
+        let mut metadata = self.credentials.metadata().await?;
+        route(&request.topic, &mut metadata);
+        let channel = self.next.fetch_add(1, Ordering::Relaxed) % self.channels.len();
+        let mut grpc = Grpc::new(self.channels[channel].clone());
+        grpc.ready().await.map_err(|e| Failure::unknown(e.to_string()))?;
+        let mut call = tonic::Request::new(request);
+        *call.metadata_mut() = metadata;
+        let response = grpc
+            .unary(call, PathAndQuery::from_static(METHOD), PublishCodec)
+            .await
+            .map_err(|status| Failure::from_status(&status))?;
+        Ok(response.into_inner().message_ids)
+    }
+}
+
+/// Tells Google's front end which topic the request is for.
+fn route(topic: &str, metadata: &mut MetadataMap) {
+    let value = format!("topic={}", topic.replace('/', "%2F"));
+    if let Ok(value) = AsciiMetadataValue::try_from(value) {
+        metadata.insert("x-goog-request-params", value);
+    }
+}
+
+/// The operator's error for a failure that is not retried, or that is worth telling of.
+pub(crate) fn error(failure: &Failure, topic: &str) -> Error {
+    let code = match (failure.class, failure.grpc_code()) {
+        (Class::UnknownOutcome, _) => Code::PubsubUnreachable,
+        (Class::Throttled, _) => Code::PubsubThrottled,
+        (Class::Environment, Some(tonic::Code::NotFound)) => Code::TopicMissing,
+        (Class::Environment, Some(tonic::Code::Unauthenticated) | None) => {
+            Code::PubsubUnauthenticated
+        }
+        (Class::Environment, Some(_)) => Code::PubsubPermission,
+        (Class::Content, _) => Code::EventRefused,
+    };
+    Error::new(code, format!("publishing to {topic}: {failure}"))
+}

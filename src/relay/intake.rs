@@ -1,0 +1,188 @@
+//! From bytes of the stream to events: decode, find the table, map.
+//!
+//! No IO and no queues; what is done with an event is decided by the caller. The ordinal of an
+//! event counts every insert of its transaction, captured or not, so that it is the same each
+//! time the transaction is decoded.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use decoder::{CacheChange, Lsn, Message, Oid, OwnedRelation, PgTimestamp, Relation, RelationCache};
+
+use crate::error::{Code, Error, Result};
+use crate::lanes::{Event, EventRef};
+use crate::map::{EventPosition, Mapper, OrderingKey, TableSettings};
+use crate::metrics::{Kind, Metrics};
+use crate::watermark::CommitLsn;
+
+/// What one message of the stream comes to.
+#[derive(Debug)]
+pub(super) enum Step {
+    /// Nothing to do.
+    Nothing,
+    /// A transaction begins.
+    Begin(CommitLsn, PgTimestamp),
+    /// An event of the open transaction.
+    Event {
+        topic: Arc<str>,
+        ordering_key: OrderingKey,
+        event: Event,
+    },
+    /// The open transaction ends here.
+    Commit(Lsn),
+}
+
+/// How rows of one relation are treated.
+#[derive(Debug)]
+enum Table {
+    Captured(Box<Mapper>),
+    /// Not in our settings.
+    Ignored { rows: u64 },
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Open {
+    commit: CommitLsn,
+    commit_time: PgTimestamp,
+    inserts: u32,
+}
+
+/// Decoder and mappers of one session.
+#[derive(Debug)]
+pub(super) struct Intake {
+    settings: Arc<[TableSettings]>,
+    project: Arc<str>,
+    relations: RelationCache,
+    tables: HashMap<Oid, Table>,
+    open: Option<Open>,
+    metrics: Metrics,
+}
+
+impl Intake {
+    pub(super) fn new(settings: Arc<[TableSettings]>, project: Arc<str>, metrics: Metrics) -> Self {
+        Self {
+            settings,
+            project,
+            relations: RelationCache::new(),
+            tables: HashMap::new(),
+            open: None,
+            metrics,
+        }
+    }
+
+    /// Takes one message of the stream.
+    ///
+    /// # Errors
+    /// `replication-protocol` when it cannot be decoded, `column-missing` and `event-…` when a
+    /// row cannot be mapped. Nothing of the message has taken effect then.
+    pub(super) fn message(&mut self, payload: &[u8]) -> Result<Step> {
+        let message = decoder::decode(payload).map_err(|e| {
+            Error::new(Code::ReplicationProtocol, "a message of the stream").caused_by(e)
+        })?;
+        match message {
+            Message::Begin(begin) => {
+                let commit = CommitLsn::new(begin.final_lsn);
+                self.open = Some(Open { commit, commit_time: begin.commit_time, inserts: 0 });
+                Ok(Step::Begin(commit, begin.commit_time))
+            }
+            Message::Commit(commit) => {
+                self.open = None;
+                Ok(Step::Commit(commit.end_lsn))
+            }
+            Message::Relation(relation) => self.relation(&relation),
+            Message::Insert(insert) => self.insert(insert.relation, &insert.tuple),
+            Message::Update(update) => Ok(self.unexpected("update", update.relation)),
+            Message::Delete(delete) => Ok(self.unexpected("delete", delete.relation)),
+            Message::Truncate(truncate) => {
+                for relation in truncate.relations.iter() {
+                    self.unexpected("truncate", relation);
+                }
+                Ok(Step::Nothing)
+            }
+            Message::Origin(_) | Message::Type(_) | Message::Logical(_) => Ok(Step::Nothing),
+        }
+    }
+
+    fn relation(&mut self, relation: &Relation<'_>) -> Result<Step> {
+        if self.relations.insert(relation) == CacheChange::Unchanged {
+            return Ok(Step::Nothing);
+        }
+        let known = self.relations.get(relation.oid).ok_or_else(|| unknown(relation.oid))?;
+        let table = match settings_of(&self.settings, known) {
+            Some(settings) => {
+                let mapper = Mapper::resolve(known, settings, &self.project)?;
+                Table::Captured(Box::new(mapper))
+            }
+            // Also the leaves of a captured partitioned table: its rows come under the root.
+            None => Table::Ignored { rows: 0 },
+        };
+        self.tables.insert(relation.oid, table);
+        Ok(Step::Nothing)
+    }
+
+    fn insert(&mut self, relation: Oid, tuple: &decoder::Tuple<'_>) -> Result<Step> {
+        let outside = || {
+            Error::new(Code::ReplicationProtocol, "an insert came outside of a transaction")
+        };
+        let open = self.open.as_mut().ok_or_else(outside)?;
+        open.inserts += 1;
+        let Open { commit, commit_time, inserts: ordinal } = *open;
+        let mapper = match self.tables.get_mut(&relation) {
+            Some(Table::Captured(mapper)) => mapper,
+            Some(Table::Ignored { rows }) => {
+                *rows += 1;
+                if *rows == 1 {
+                    let name = self.name_of(relation);
+                    tracing::warn!(
+                        table = name,
+                        "the publication sends rows of a table that is not in the settings: ignored"
+                    );
+                }
+                return Ok(Step::Nothing);
+            }
+            None => return Err(unknown(relation)),
+        };
+        let at = EventPosition { commit_lsn: commit.lsn(), ordinal, commit_time };
+        let mapped = mapper.map(tuple, at)?;
+        let origin = EventRef { commit, ordinal, commit_time, event_id: mapped.event_id };
+        Ok(Step::Event {
+            topic: mapped.topic,
+            ordering_key: mapped.ordering_key,
+            event: Event { origin, message: mapped.message },
+        })
+    }
+
+    fn name_of(&self, relation: Oid) -> String {
+        let known = self.relations.get(relation);
+        known.map(|r| format!("{}.{}", r.namespace, r.name)).unwrap_or_default()
+    }
+
+    /// Counts a change that an append-only outbox should not see; warns at the first of a kind
+    /// and then at each thousandth.
+    fn unexpected(&self, kind: &'static str, relation: Oid) -> Step {
+        if matches!(self.tables.get(&relation), Some(Table::Captured(_))) {
+            let count = self.metrics.unexpected_changes.get_or_create(&Kind { kind }).inc();
+            if count % 1_000 == 0 {
+                tracing::warn!(
+                    table = self.name_of(relation), kind, count = count + 1,
+                    "a captured table was changed other than by INSERT: this is never published; \
+                     set the publication to publish = 'insert' alone"
+                );
+            }
+        }
+        Step::Nothing
+    }
+}
+
+fn settings_of<'a>(all: &'a [TableSettings], relation: &OwnedRelation) -> Option<&'a TableSettings> {
+    all.iter().find(|settings| {
+        settings.table.schema == relation.namespace && settings.table.name == relation.name
+    })
+}
+
+fn unknown(relation: Oid) -> Error {
+    Error::new(
+        Code::ReplicationProtocol,
+        format!("a row of relation {relation} came before its description"),
+    )
+}

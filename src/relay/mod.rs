@@ -1,0 +1,147 @@
+//! The relay: sessions on the slot, one after the other, until it is told to stop.
+//!
+//! `session` opens one, `pipeline` is its loop, `intake` turns the stream into events,
+//! `supervisor` looks at the database from beside it, `standby` waits for a slot that another
+//! relay holds. What ends a session is an error; whether another one follows is decided by its
+//! code alone.
+
+mod budget;
+mod intake;
+mod pipeline;
+mod record;
+mod session;
+mod standby;
+mod state;
+mod supervisor;
+mod topic_maker;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use slot_manager::health::{self, Observation, Thresholds, Viewer};
+use slot_manager::publication::CapturedTable;
+use slot_manager::{Health, Slot, SystemIdentifier};
+use tokio::sync::watch;
+
+pub use state::{Phase, State};
+
+use crate::error::{Code, Disposition, Result};
+use crate::metrics::Metrics;
+use crate::publish::{Publisher, Topics};
+use crate::settings::Settings;
+
+/// Pauses between sessions: short at first, since a server that restarts is soon back.
+const FIRST_PAUSE: Duration = Duration::from_millis(200);
+const LAST_PAUSE: Duration = Duration::from_secs(5);
+
+/// Everything that outlives a session.
+#[derive(Debug)]
+pub struct Relay {
+    settings: Settings,
+    captured: Vec<CapturedTable>,
+    publisher: Publisher,
+    /// `None` when topics are not to be created.
+    topics: Option<Topics>,
+    metrics: Metrics,
+    state: Arc<State>,
+    /// Names this process to PostgreSQL and to other relays.
+    instance: String,
+}
+
+impl Relay {
+    /// Prepares a relay; nothing is connected yet.
+    ///
+    /// # Errors
+    /// `project-missing`, `credentials-missing`, `pubsub-endpoint`, `database-url-invalid`.
+    pub async fn new(settings: Settings, metrics: Metrics, state: Arc<State>) -> Result<Self> {
+        settings.project()?;
+        settings.database()?;
+        let publisher = Publisher::new(&settings)?;
+        let topics = match settings.create_topics {
+            true => Some(Topics::new(&settings.pubsub, publisher.credentials()).await?),
+            false => None,
+        };
+        warn_of_global_endpoint(&settings);
+        let captured = settings.tables.iter().map(|table| CapturedTable {
+            name: table.table.clone(),
+            columns: table.required_columns(),
+        });
+        let captured = captured.collect();
+        let instance = format!("postrider {}:{}", host_name(), std::process::id());
+        Ok(Self { settings, captured, publisher, topics, metrics, state, instance })
+    }
+
+    /// Runs until `shutdown` turns true, or until an error that needs a person.
+    ///
+    /// # Errors
+    /// With a code whose disposition is to stop, or `postgres-unreachable` and the like when
+    /// PostgreSQL never answered within `start_timeout_s`.
+    pub async fn run(&self, mut shutdown: watch::Receiver<bool>) -> Result<()> {
+        let began = Instant::now();
+        let mut ever_started = false;
+        let mut pause = FIRST_PAUSE;
+        loop {
+            self.state.set(Phase::Connecting);
+            let mut started = false;
+            let ended = session::run(self, &mut shutdown, || {
+                started = true;
+                self.state.set(Phase::Streaming);
+            })
+            .await;
+            ever_started |= started;
+            let error = match ended {
+                Ok(pipeline::End::Shutdown) => return Ok(()),
+                Err(error) => error,
+            };
+            let gives_up = !ever_started
+                && error.code() == Code::PostgresUnreachable
+                && began.elapsed() >= self.settings.start_timeout;
+            if error.code().disposition() != Disposition::Retry || gives_up {
+                return Err(error);
+            }
+            if started {
+                pause = FIRST_PAUSE;
+            }
+            self.state.set(Phase::Broken(error.code()));
+            tracing::warn!(
+                code = %error.code(), hint = error.hint_text(),
+                "{error}; trying again in {pause:?}"
+            );
+            tokio::select! {
+                _ = shutdown.wait_for(|stop| *stop) => return Ok(()),
+                () = tokio::time::sleep(pause) => {}
+            }
+            pause = (pause * 2).min(LAST_PAUSE);
+        }
+    }
+}
+
+fn warn_of_global_endpoint(settings: &Settings) {
+    if crate::publish::is_global(&settings.pubsub) {
+        tracing::warn!(
+            "publishing through the global endpoint: Pub/Sub keeps the order of a key only among \
+             publishes in one region; set POSTRIDER_PUBSUB_ENDPOINT to a regional endpoint"
+        );
+    }
+}
+
+fn host_name() -> String {
+    std::fs::read_to_string("/proc/sys/kernel/hostname")
+        .map(|name| name.trim().to_owned())
+        .ok()
+        .or_else(|| std::env::var("HOSTNAME").ok())
+        .unwrap_or_else(|| "localhost".into())
+}
+
+/// The health of a slot as a relay sees it.
+fn health_of(slot: &Slot, viewer: Viewer, system_identifier: SystemIdentifier) -> Health {
+    let observation = Observation {
+        slot: Some(slot),
+        earlier: None,
+        viewer,
+        time_lag: None,
+        system_identifier,
+        recorded: None,
+    };
+    health::judge(&observation, &Thresholds::default())
+}

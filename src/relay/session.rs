@@ -1,0 +1,201 @@
+//! One session on the slot: make sure of everything, stream, and end in good order.
+//!
+//! The order of the steps is the argument: the cluster is ours, the publication is right, the
+//! slot is ours and free, what has an outcome is known, and only then the stream starts.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use slot_manager::health::Viewer;
+use slot_manager::publication::{self, PublicationState};
+use slot_manager::slots::CreateOptions;
+use slot_manager::{Cluster, Health, Slot, cluster, slots};
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinSet;
+use tokio_postgres::types::PgLsn;
+
+use super::budget::Budget;
+use super::intake::Intake;
+use super::pipeline::{End, Pipeline};
+use super::supervisor::{self, Subject};
+use super::topic_maker::TopicMaker;
+use super::{Relay, record, standby};
+use crate::dispatch::{Recorded, Writer};
+use crate::error::{Code, Error, Result};
+use crate::lanes::Lanes;
+use crate::postgres::{Sql, connect};
+use crate::publish::Backoff;
+use crate::source::{Options, Source};
+use crate::throttled_log::ThrottledLog;
+use crate::watermark::{Confirmable, Watermark};
+
+/// For the statements of the start; looking up recorded events may take longer than most.
+const STATEMENT_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// How long to wait for running transactions when a slot is created.
+const CREATE_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// How long what is on its way may take to end when a session broke, before the next begins.
+const BROKEN_SESSION_DRAIN: Duration = Duration::from_secs(10);
+
+/// Runs one session until shutdown or an error. `started` is told when it streams.
+pub(super) async fn run(
+    relay: &Relay,
+    shutdown: &mut watch::Receiver<bool>,
+    started: impl FnOnce(),
+) -> Result<End> {
+    let opening = open(relay);
+    let (mut pipeline, _supervisor) = tokio::select! {
+        biased;
+        _ = wait_for_stop(shutdown.clone()) => return Ok(End::Shutdown),
+        opened = opening => opened?,
+    };
+    started();
+    relay.metrics.sessions.inc();
+    relay.metrics.holds_slot.set(1);
+    let ended = pipeline.run(shutdown).await;
+    relay.metrics.holds_slot.set(0);
+    relay.metrics.oldest_pending.forget();
+    match &ended {
+        Ok(End::Shutdown) => pipeline.drain(relay.settings.shutdown_timeout).await,
+        // The slot may be another's soon: leave everything at once, requests included.
+        Err(error) if error.code() == Code::LeaseLost => drop(pipeline),
+        Err(_) => pipeline.drain(BROKEN_SESSION_DRAIN).await,
+    }
+    ended
+}
+
+async fn wait_for_stop(mut shutdown: watch::Receiver<bool>) {
+    if shutdown.wait_for(|stop| *stop).await.is_err() {
+        std::future::pending::<()>().await;
+    }
+}
+
+async fn open(relay: &Relay) -> Result<(Pipeline, supervisor::Supervisor)> {
+    let settings = &relay.settings;
+    let target = settings.database()?;
+    let sql = connect(target, "postrider", STATEMENT_TIMEOUT).await?;
+    let cluster = cluster::inspect(&sql).await?;
+    if cluster.major_version() < 14 {
+        return Err(Error::new(
+            Code::PostgresVersion,
+            format!("the server is PostgreSQL {}", cluster.major_version()),
+        ));
+    }
+    let earlier = record::read(&sql, &settings.slot, &cluster).await?;
+    let state = check_publication(relay, &sql).await?;
+    let slot = ready_slot(relay, &sql, &cluster, earlier.as_ref()).await?;
+    let confirmed = slot.confirmed_flush_lsn.ok_or_else(|| {
+        Error::new(Code::SlotLost, format!("slot \"{}\" has no position", settings.slot))
+    })?;
+    let start = Confirmable::by_slot(confirmed);
+    let recorded = Recorded::after(&sql, confirmed).await?;
+    let source = Source::open(
+        Options {
+            target: target.clone(),
+            slot: settings.slot.clone(),
+            publication: settings.publication.clone(),
+            application_name: relay.instance.clone(),
+            wal_sender_timeout: settings.wal_sender_timeout,
+            confirmed: start,
+        },
+        relay.metrics.last_status.clone(),
+    )
+    .await?;
+    record::take(&sql, &settings.slot, &cluster, PgLsn::from(confirmed.as_u64()), &relay.instance)
+        .await?;
+    tracing::info!(slot = %settings.slot, %confirmed, server = cluster.major_version(), "streaming");
+    assemble(relay, sql, state, source, recorded, start, &cluster).await
+}
+
+async fn assemble(
+    relay: &Relay,
+    sql: Sql,
+    state: PublicationState,
+    source: Source,
+    recorded: Recorded,
+    start: Confirmable,
+    cluster: &Cluster,
+) -> Result<(Pipeline, supervisor::Supervisor)> {
+    let settings = &relay.settings;
+    let target = settings.database()?;
+    let subject = Subject {
+        target: target.clone(),
+        slot: settings.slot.clone(),
+        publication: settings.publication.clone(),
+        tables: relay.captured.clone(),
+        system_identifier: cluster.system_identifier,
+    };
+    let looker = connect(target, "postrider supervisor", STATEMENT_TIMEOUT).await?;
+    let (supervisor, supervision) =
+        supervisor::start(subject, looker, state, relay.metrics.clone());
+    let (written_sender, written) = mpsc::unbounded_channel();
+    let pipeline = Pipeline {
+        source,
+        intake: Intake::new(
+            settings.tables.clone().into(),
+            Arc::from(settings.project()?),
+            relay.metrics.clone(),
+        ),
+        watermark: Watermark::new(start),
+        lanes: Lanes::new(settings.in_flight_requests),
+        recorded,
+        sql: Some(sql),
+        writer: Writer::start(target.clone(), written_sender),
+        written,
+        publisher: relay.publisher.clone(),
+        topic_maker: TopicMaker::new(relay.topics.clone()),
+        supervision,
+        budget: Budget::new(settings.in_flight_bytes),
+        backoff: Backoff::new(u64::from(std::process::id()) << 32 | start.lsn().as_u64() & 0xFFFF_FFFF),
+        metrics: relay.metrics.clone(),
+        log: ThrottledLog::default(),
+        publishing: JoinSet::new(),
+    };
+    Ok((pipeline, supervisor))
+}
+
+async fn check_publication(relay: &Relay, sql: &Sql) -> Result<PublicationState> {
+    let publication = &relay.settings.publication;
+    let state = publication::inspect(sql, publication, &relay.captured).await?;
+    match state.problems().first() {
+        None => Ok(state),
+        Some(problem) => {
+            let code = match state.publication {
+                None => Code::PublicationMissing,
+                Some(_) => Code::PublicationDrift,
+            };
+            Err(Error::new(code, problem.to_string()).hint(problem.remedy()))
+        }
+    }
+}
+
+/// The slot, existing, ours and free. Waits as a standby while another session holds it.
+async fn ready_slot(
+    relay: &Relay,
+    sql: &Sql,
+    cluster: &Cluster,
+    earlier: Option<&record::Recorded>,
+) -> Result<Slot> {
+    let name = &relay.settings.slot;
+    if slots::find(sql, name).await?.is_none() {
+        if earlier.is_some_and(|row| row.confirmed_lsn.is_some()) {
+            return Err(Error::new(
+                Code::SlotMissing,
+                format!("slot \"{name}\" has served before and is gone"),
+            ));
+        }
+        let options = CreateOptions { failover: relay.settings.slot_failover };
+        let at = slots::create(sql, name, options, CREATE_TIMEOUT).await?;
+        tracing::warn!(
+            slot = %name, %at,
+            "created the slot: rows that were committed before are not streamed"
+        );
+    }
+    let slot = standby::wait_until_free(relay, sql).await?;
+    let health = super::health_of(&slot, Viewer::Waiting, cluster.system_identifier);
+    if matches!(health, Health::Lost | Health::Invalidated { .. }) {
+        return Err(Error::new(Code::SlotLost, format!("slot \"{name}\" is {}", health.name())));
+    }
+    Ok(slot)
+}

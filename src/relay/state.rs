@@ -1,0 +1,63 @@
+//! What the relay is doing just now, for `/readyz`, `/status` and the log.
+
+use std::sync::Mutex;
+
+use slot_manager::Holder;
+
+use crate::error::Code;
+
+/// The phase of the relay.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Phase {
+    /// No session yet.
+    Connecting,
+    /// Another session holds the slot; with its description.
+    Standby(String),
+    /// Streams from the slot.
+    Streaming,
+    /// The last session broke; another attempt follows.
+    Broken(Code),
+}
+
+impl Phase {
+    /// Its name, in kebab case.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Phase::Connecting => "connecting",
+            Phase::Standby(_) => "standby",
+            Phase::Streaming => "streaming",
+            Phase::Broken(_) => "broken",
+        }
+    }
+}
+
+/// The shared, current phase.
+#[derive(Debug)]
+pub struct State(Mutex<Phase>);
+
+impl Default for State {
+    fn default() -> Self {
+        Self(Mutex::new(Phase::Connecting))
+    }
+}
+
+impl State {
+    /// The phase now.
+    pub fn phase(&self) -> Phase {
+        match self.0.lock() {
+            Ok(phase) => phase.clone(),
+            Err(poisoned) => poisoned.into_inner().clone(),
+        }
+    }
+
+    pub(super) fn set(&self, phase: Phase) {
+        match self.0.lock() {
+            Ok(mut current) => *current = phase,
+            Err(poisoned) => *poisoned.into_inner() = phase,
+        }
+    }
+
+    pub(super) fn standby(&self, holder: Option<&Holder>) {
+        self.set(Phase::Standby(holder.map(ToString::to_string).unwrap_or_default()));
+    }
+}

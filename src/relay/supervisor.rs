@@ -1,0 +1,156 @@
+//! Looks at the database from beside the stream, every few seconds.
+//!
+//! pgoutput reads the publication as it was at the position in the WAL that is being decoded, and
+//! PostgreSQL 18 skips rows without an error when it was not there. Looking at it over SQL is the
+//! only protection: while it is wrong, or unknown, no keepalive may be confirmed. The same look
+//! brings the figures of the slot, and writes down who serves it.
+
+use std::time::Duration;
+
+use slot_manager::health::Viewer;
+use slot_manager::publication::{self, CapturedTable, PublicationState};
+use slot_manager::{SlotName, SystemIdentifier, slots};
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tokio_postgres::types::PgLsn;
+
+use super::record;
+use crate::error::Result;
+use crate::metrics::{Kind, Metrics};
+use crate::postgres::{Sql, Target, connect};
+
+/// Between two looks. Rows that come while the publication is wrong must be fetched from the
+/// table: the shorter, the fewer.
+const INTERVAL: Duration = Duration::from_secs(5);
+
+const STATEMENT_TIMEOUT: Duration = Duration::from_secs(4);
+
+/// What the supervisor has found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Supervision {
+    PublicationRight,
+    /// Wrong, changed under way, or not to be seen.
+    PublicationUnsure,
+}
+
+impl Supervision {
+    pub(super) fn publication_is_right(self) -> bool {
+        self == Supervision::PublicationRight
+    }
+}
+
+/// What to look at.
+#[derive(Debug, Clone)]
+pub(super) struct Subject {
+    pub(super) target: Target,
+    pub(super) slot: SlotName,
+    pub(super) publication: String,
+    pub(super) tables: Vec<CapturedTable>,
+    pub(super) system_identifier: SystemIdentifier,
+}
+
+/// Starts to look. `sql` is the session that found all well just now, with `state`.
+pub(super) fn start(
+    subject: Subject,
+    sql: Sql,
+    state: PublicationState,
+    metrics: Metrics,
+) -> (Supervisor, watch::Receiver<Supervision>) {
+    let (sender, receiver) = watch::channel(Supervision::PublicationRight);
+    metrics.publication_ok.set(1);
+    let task = tokio::spawn(async move {
+        let mut watcher = Watcher { subject, sql: Some(sql), state, metrics, recorded: 0 };
+        loop {
+            let found = watcher.look().await;
+            watcher.metrics.publication_ok.set(i64::from(found.publication_is_right()));
+            sender.send_if_modified(|known| std::mem::replace(known, found) != found);
+            tokio::time::sleep(INTERVAL).await;
+        }
+    });
+    (Supervisor(task), receiver)
+}
+
+/// The running task; ends when dropped.
+#[derive(Debug)]
+pub(super) struct Supervisor(JoinHandle<()>);
+
+impl Drop for Supervisor {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+struct Watcher {
+    subject: Subject,
+    sql: Option<Sql>,
+    /// How the publication looked when the session began.
+    state: PublicationState,
+    metrics: Metrics,
+    /// Events recorded when the relay's row was written last.
+    recorded: u64,
+}
+
+impl Watcher {
+    async fn look(&mut self) -> Supervision {
+        match self.try_look().await {
+            Ok(found) => found,
+            Err(error) => {
+                tracing::warn!(
+                    code = %error.code(), hint = error.hint_text(),
+                    "cannot look at the publication, so idle positions are not confirmed: {error}"
+                );
+                self.sql = None;
+                self.metrics.lag_bytes.set(None);
+                self.metrics.retained_bytes.set(None);
+                Supervision::PublicationUnsure
+            }
+        }
+    }
+
+    async fn try_look(&mut self) -> Result<Supervision> {
+        let Subject { target, slot, publication, tables, .. } = &self.subject;
+        let sql = match &self.sql {
+            Some(sql) => sql,
+            None => self
+                .sql
+                .insert(connect(target, "postrider supervisor", STATEMENT_TIMEOUT).await?),
+        };
+        let state = publication::inspect(sql, publication, tables).await?;
+        if let Some(slot) = slots::find(sql, slot).await? {
+            self.metrics.lag_bytes.set(slot.lag_bytes.map(|n| n as f64));
+            self.metrics.retained_bytes.set(slot.retained_bytes.map(|n| n as f64));
+            let health = super::health_of(&slot, Viewer::Streaming, self.subject.system_identifier);
+            self.metrics.slot_health.clear();
+            self.metrics.slot_health.get_or_create(&Kind { kind: health.name() }).set(1);
+            let recorded = self.metrics.events_recorded.get();
+            // Only when something was delivered: an idle relay writes nothing.
+            if let Some(lsn) = slot.confirmed_flush_lsn.filter(|_| recorded != self.recorded) {
+                record::update(sql, &self.subject.slot, PgLsn::from(lsn.as_u64())).await?;
+                self.recorded = recorded;
+            }
+        }
+        Ok(self.judge(&state))
+    }
+
+    fn judge(&mut self, state: &PublicationState) -> Supervision {
+        let problems = state.problems();
+        for problem in &problems {
+            tracing::error!(
+                code = "publication-drift", hint = problem.remedy(),
+                "rows are not streamed: {problem}"
+            );
+        }
+        if problems.is_empty() && state.has_changed_since(&self.state) {
+            tracing::error!(
+                code = "publication-drift",
+                "the publication or a captured table was altered or made anew: rows inserted \
+                 meanwhile may not have been streamed; compare outbox.dispatch with the table"
+            );
+        }
+        self.state = state.clone();
+        match problems.is_empty() {
+            true => Supervision::PublicationRight,
+            false => Supervision::PublicationUnsure,
+        }
+    }
+}

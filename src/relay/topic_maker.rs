@@ -1,0 +1,72 @@
+//! Creates missing topics when `create_topics` allows it, one at a time, beside the pipeline.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+
+use crate::error::Code;
+use crate::publish::Topics;
+
+/// How long one creation may take.
+const LIMIT: Duration = Duration::from_secs(30);
+
+pub(super) struct TopicMaker {
+    /// `None` when topics are not to be created.
+    topics: Option<Topics>,
+    under_way: HashSet<Arc<str>>,
+    tasks: JoinSet<()>,
+    ready: mpsc::UnboundedSender<(Arc<str>, bool)>,
+    made: mpsc::UnboundedReceiver<(Arc<str>, bool)>,
+}
+
+impl TopicMaker {
+    pub(super) fn new(topics: Option<Topics>) -> Self {
+        let (ready, made) = mpsc::unbounded_channel();
+        Self { topics, under_way: HashSet::new(), tasks: JoinSet::new(), ready, made }
+    }
+
+    /// Whether creating a topic is the answer to this error.
+    pub(super) fn can_help(&self, code: Code) -> bool {
+        code == Code::TopicMissing && self.topics.is_some()
+    }
+
+    /// Starts to make `topic`, unless that is under way.
+    pub(super) fn make(&mut self, topic: Arc<str>) {
+        let Some(topics) = self.topics.clone() else { return };
+        if !self.under_way.insert(topic.clone()) {
+            return;
+        }
+        let ready = self.ready.clone();
+        self.tasks.spawn(async move {
+            let created = tokio::time::timeout(LIMIT, topics.create(&topic)).await;
+            let made = matches!(created, Ok(Ok(())));
+            match created {
+                Ok(Err(error)) => tracing::error!(
+                    code = %error.code(), hint = error.hint_text(), "{error}"
+                ),
+                Err(_) => tracing::error!(%topic, "creating the topic took longer than {LIMIT:?}"),
+                Ok(Ok(())) => {}
+            }
+            // The receiver lives as long as this struct, and the task does not outlive it.
+            let _ = ready.send((topic, made));
+        });
+    }
+
+    /// The next topic that has been made. Cancel-safe; waits for ever when none is under way.
+    pub(super) async fn made(&mut self) -> Arc<str> {
+        loop {
+            match self.made.recv().await {
+                Some((topic, made)) => {
+                    self.under_way.remove(&topic);
+                    if made {
+                        return topic;
+                    }
+                }
+                None => std::future::pending().await,
+            }
+        }
+    }
+}

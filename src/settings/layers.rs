@@ -1,0 +1,157 @@
+//! Puts the sources of settings over each other: defaults, file, environment, flags.
+//!
+//! The result is one TOML table; what the values mean is decided in the parent module.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use toml::{Table, Value};
+
+use super::keys::{self, KEYS, Key, Kind};
+use crate::error::{Code, Error, Result};
+
+/// Variables with our prefix that are not settings.
+const OTHER_VARIABLES: &[&str] = &["POSTRIDER_CONFIG", "POSTRIDER_PG_BIN"];
+
+/// The environment, passed in so that it can be tested.
+pub type Environment = BTreeMap<String, String>;
+
+/// The file's table; `[[tables]]` stays as it is.
+pub(super) fn file(path: &Path) -> Result<Table> {
+    let invalid = |what: String| Error::new(Code::SettingInvalid, what);
+    let text = std::fs::read_to_string(path)
+        .map_err(|e| invalid(format!("cannot read {}", path.display())).caused_by(e))?;
+    let table: Table = text.parse().map_err(|e: toml::de::Error| {
+        invalid(format!("{}: {}", path.display(), e.message())).hint(format!(
+            "correct the TOML syntax{}",
+            e.span().map(|s| format!(" near byte {}", s.start)).unwrap_or_default()
+        ))
+    })?;
+    for name in table.keys().filter(|name| *name != "tables") {
+        if keys::find(name).is_none() {
+            return Err(unknown(name, &path.display().to_string()));
+        }
+    }
+    Ok(table)
+}
+
+/// Lays the environment over `table`.
+pub(super) fn environment(table: &mut Table, env: &Environment) -> Result<()> {
+    for variable in env.keys().filter(|v| v.starts_with("POSTRIDER_")) {
+        let name = variable["POSTRIDER_".len()..].to_lowercase();
+        if keys::find(&name).is_none() && !OTHER_VARIABLES.contains(&variable.as_str()) {
+            return Err(unknown(&name, &format!("environment variable {variable}")));
+        }
+    }
+    for key in KEYS {
+        let names = std::iter::once(key.variable()).chain(key.aliases.iter().map(|a| (*a).into()));
+        let found = names.into_iter().find_map(|name| {
+            env.get(&name).filter(|text| !text.is_empty()).map(|text| (name, text))
+        });
+        if let Some((name, text)) = found {
+            table.insert(key.name.into(), parse(key, text, &name)?);
+        }
+    }
+    Ok(())
+}
+
+/// Lays one flag over `table`.
+pub(super) fn flag(table: &mut Table, key: &Key, text: &str) -> Result<()> {
+    table.insert(key.name.into(), parse(key, text, &format!("--{}", key.flag()))?);
+    Ok(())
+}
+
+/// Fills in what nobody set.
+pub(super) fn defaults(table: &mut Table) -> Result<()> {
+    for key in KEYS.iter().filter(|key| !key.default.is_empty()) {
+        if !table.contains_key(key.name) {
+            table.insert(key.name.into(), parse(key, key.default, "default")?);
+        }
+    }
+    Ok(())
+}
+
+/// Checks kind and bound of a value that a file gave.
+pub(super) fn check(key: &Key, value: &Value, place: &str) -> Result<()> {
+    let fits = match (key.kind, value) {
+        (Kind::Text, Value::String(_)) | (Kind::Switch, Value::Boolean(_)) => true,
+        (Kind::Number(min, max), Value::Integer(n)) => {
+            u64::try_from(*n).is_ok_and(|n| (min..=max).contains(&n))
+        }
+        _ => false,
+    };
+    if fits { Ok(()) } else { Err(invalid(key, place)) }
+}
+
+fn parse(key: &Key, text: &str, place: &str) -> Result<Value> {
+    let value = match key.kind {
+        Kind::Text => Value::String(text.into()),
+        Kind::Number(..) => Value::Integer(text.parse().map_err(|_| invalid(key, place))?),
+        Kind::Switch => Value::Boolean(match text {
+            "true" | "1" | "on" | "yes" => true,
+            "false" | "0" | "off" | "no" => false,
+            _ => return Err(invalid(key, place)),
+        }),
+    };
+    check(key, &value, place)?;
+    Ok(value)
+}
+
+// The value itself is not shown: it may be a URL with a password.
+fn invalid(key: &Key, place: &str) -> Error {
+    let wanted = match key.kind {
+        Kind::Text => "a text".into(),
+        Kind::Number(min, max) => format!("a whole number from {min} to {max}"),
+        Kind::Switch => "true or false".into(),
+    };
+    Error::new(Code::SettingInvalid, format!("{place}: setting `{}` must be {wanted}", key.name))
+}
+
+fn unknown(name: &str, place: &str) -> Error {
+    let error = Error::new(Code::SettingUnknown, format!("{place}: unknown setting `{name}`"));
+    match keys::nearest(name) {
+        Some(known) => error.hint(format!("did you mean `{known}`?")),
+        None => error,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn env(pairs: &[(&str, &str)]) -> Environment {
+        pairs.iter().map(|(k, v)| ((*k).into(), (*v).into())).collect()
+    }
+
+    #[test]
+    fn our_own_variable_wins_over_the_standard_one() {
+        let mut table = Table::new();
+        let env = env(&[("PUBSUB_PROJECT_ID", "standard"), ("POSTRIDER_PROJECT", "ours")]);
+        environment(&mut table, &env).unwrap();
+        assert_eq!(table["project"].as_str(), Some("ours"));
+    }
+
+    #[test]
+    fn an_unknown_variable_is_an_error_that_names_the_neighbour() {
+        let error =
+            environment(&mut Table::new(), &env(&[("POSTRIDER_PUBLICATON", "x")])).unwrap_err();
+        assert_eq!(error.code(), Code::SettingUnknown);
+        assert!(error.hint_text().contains("`publication`"));
+    }
+
+    #[test]
+    fn a_number_out_of_its_bound_is_refused_without_showing_the_value() {
+        let error = environment(&mut Table::new(), &env(&[("POSTRIDER_IN_FLIGHT_MIB", "99999")]))
+            .unwrap_err();
+        assert_eq!(error.code(), Code::SettingInvalid);
+        assert!(error.what().contains("from 1 to 4096"));
+        assert!(!error.to_string().contains("99999"));
+    }
+
+    #[test]
+    fn every_default_is_valid() {
+        let mut table = Table::new();
+        defaults(&mut table).unwrap();
+        assert_eq!(table["slot"].as_str(), Some("postrider"));
+    }
+}

@@ -1,0 +1,257 @@
+//! What the operator wants: one checked [`Settings`] from file, environment and flags.
+//!
+//! Flags win over the environment, the environment over the file, the file over the defaults.
+//! Everything is read and checked before the runtime starts; nothing here connects anywhere.
+
+mod keys;
+mod layers;
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::time::Duration;
+
+use slot_manager::SlotName;
+use toml::{Table, Value};
+
+pub use keys::{KEYS, Key, Kind};
+pub use layers::Environment;
+
+use crate::error::{Code, Error, Result};
+use crate::map::TableSettings;
+use crate::postgres::Target;
+
+/// All settings, checked.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// The database; `None` when neither a URL nor `PGHOST`/`PGDATABASE` says which.
+    pub database: Option<Target>,
+    /// Replication slot.
+    pub slot: SlotName,
+    /// Publication name, as PostgreSQL stores it.
+    pub publication: String,
+    /// Whether a slot that we create is copied to standbys.
+    pub slot_failover: bool,
+    /// The captured tables, at least one.
+    pub tables: Vec<TableSettings>,
+    /// Google Cloud project; empty when not set.
+    pub project: String,
+    /// Where Pub/Sub is.
+    pub pubsub: Endpoint,
+    /// Whether missing topics are created.
+    pub create_topics: bool,
+    /// Connections to Pub/Sub.
+    pub pubsub_channels: usize,
+    /// Limit of one publish attempt.
+    pub publish_timeout: Duration,
+    /// Publish requests on their way at once.
+    pub in_flight_requests: usize,
+    /// Bytes of events in memory.
+    pub in_flight_bytes: usize,
+    /// `wal_sender_timeout` of the replication session.
+    pub wal_sender_timeout: Duration,
+    /// How long to wait at the start for PostgreSQL.
+    pub start_timeout: Duration,
+    /// How long to drain after SIGTERM.
+    pub shutdown_timeout: Duration,
+    /// Where the HTTP port listens; `None` when it is off.
+    pub http_addr: Option<SocketAddr>,
+    /// Logs as JSON.
+    pub log_json: bool,
+}
+
+/// Where Pub/Sub is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Endpoint {
+    /// An emulator at `host:port`: plain text, no credentials.
+    Emulator(String),
+    /// The service, or anything that speaks its protocol, as a URL.
+    Service(String),
+}
+
+impl Settings {
+    /// Reads the layers: `file` (TOML), `env`, and `flags` as (key name, text).
+    ///
+    /// # Errors
+    /// `setting-unknown`, `setting-invalid`, `database-url-invalid`: each names the place.
+    pub fn load(file: Option<&Path>, env: &Environment, flags: &[(String, String)]) -> Result<Self> {
+        let mut table = match file {
+            Some(path) => layers::file(path)?,
+            None => Table::new(),
+        };
+        layers::environment(&mut table, env)?;
+        for (name, text) in flags {
+            let key = keys::find(name).expect("invariant: flags are made from the table of keys");
+            layers::flag(&mut table, key, text)?;
+        }
+        layers::defaults(&mut table)?;
+        for key in KEYS {
+            if let Some(value) = table.get(key.name) {
+                layers::check(key, value, "settings file")?;
+            }
+        }
+        Self::from_table(&table, env)
+    }
+
+    fn from_table(table: &Table, env: &Environment) -> Result<Self> {
+        let text = |name: &str| table.get(name).and_then(Value::as_str).unwrap_or_default();
+        let seconds = |name: &str| Duration::from_secs(number(table, name));
+        let switch = |name: &str| table.get(name).and_then(Value::as_bool).unwrap_or_default();
+        let settings = Settings {
+            database: Target::from_settings(text("database_url"), env)?,
+            slot: text("slot").parse().map_err(|e| setting_invalid("slot").caused_by(e))?,
+            publication: text("publication").to_owned(),
+            slot_failover: switch("slot_failover"),
+            tables: tables(table)?,
+            project: text("project").to_owned(),
+            pubsub: endpoint(text("pubsub_emulator_host"), text("pubsub_endpoint"))?,
+            create_topics: switch("create_topics"),
+            pubsub_channels: number(table, "pubsub_channels") as usize,
+            publish_timeout: seconds("publish_timeout_s"),
+            in_flight_requests: number(table, "in_flight_requests") as usize,
+            in_flight_bytes: (number(table, "in_flight_mib") as usize) << 20,
+            wal_sender_timeout: seconds("wal_sender_timeout_s"),
+            start_timeout: seconds("start_timeout_s"),
+            shutdown_timeout: seconds("shutdown_timeout_s"),
+            http_addr: http_addr(text("http_addr"))?,
+            log_json: match text("log_format") {
+                "json" => true,
+                "text" => false,
+                _ => return Err(setting_invalid("log_format").hint("take `text` or `json`")),
+            },
+        };
+        if settings.publish_timeout * 2 >= settings.wal_sender_timeout {
+            return Err(setting_invalid("publish_timeout_s")
+                .hint("publish_timeout_s must be less than half of wal_sender_timeout_s"));
+        }
+        Ok(settings)
+    }
+
+    /// The database, or the error that says how to name it.
+    pub fn database(&self) -> Result<&Target> {
+        self.database.as_ref().ok_or_else(|| {
+            Error::new(Code::DatabaseUrlInvalid, "no database is set")
+        })
+    }
+
+    /// The project, or the error that says how to name it.
+    pub fn project(&self) -> Result<&str> {
+        if self.project.is_empty() {
+            return Err(Error::new(Code::ProjectMissing, "no Google Cloud project is set"));
+        }
+        Ok(&self.project)
+    }
+}
+
+fn number(table: &Table, name: &str) -> u64 {
+    let value = table.get(name).and_then(Value::as_integer);
+    u64::try_from(value.expect("invariant: numbers have a default")).expect("invariant: checked")
+}
+
+fn setting_invalid(name: &str) -> Error {
+    Error::new(Code::SettingInvalid, format!("setting `{name}` is not valid"))
+}
+
+/// `[[tables]]` of the file, or the one table that the plain settings describe.
+fn tables(table: &Table) -> Result<Vec<TableSettings>> {
+    let invalid = |e: toml::de::Error| {
+        Error::new(Code::SettingInvalid, format!("the settings of the tables: {}", e.message()))
+    };
+    let tables: Vec<TableSettings> = match table.get("tables") {
+        Some(list) => list.clone().try_into().map_err(invalid)?,
+        None => {
+            let mut one = Table::new();
+            for name in ["table", "topic", "ordering", "envelope"] {
+                one.insert(name.into(), table[name].clone());
+            }
+            vec![one.try_into().map_err(invalid)?]
+        }
+    };
+    if tables.is_empty() {
+        return Err(setting_invalid("tables").hint("name at least one table in [[tables]]"));
+    }
+    Ok(tables)
+}
+
+fn endpoint(emulator: &str, service: &str) -> Result<Endpoint> {
+    if !emulator.is_empty() {
+        let host = emulator.trim_start_matches("http://").trim_end_matches('/');
+        return match format!("http://{host}").parse::<tonic::transport::Uri>() {
+            Ok(uri) if uri.port().is_some() => Ok(Endpoint::Emulator(host.to_owned())),
+            _ => Err(setting_invalid("pubsub_emulator_host").hint("write it as host:port")),
+        };
+    }
+    match service.parse::<tonic::transport::Uri>() {
+        Ok(uri) if matches!(uri.scheme_str(), Some("http" | "https")) && uri.host().is_some() => {
+            Ok(Endpoint::Service(service.trim_end_matches('/').to_owned()))
+        }
+        _ => Err(Error::new(Code::PubsubEndpoint, "setting `pubsub_endpoint` is not a URL")),
+    }
+}
+
+fn http_addr(text: &str) -> Result<Option<SocketAddr>> {
+    if text == "off" {
+        return Ok(None);
+    }
+    text.parse().map(Some).map_err(|e| {
+        setting_invalid("http_addr").caused_by(e).hint("write it as ADDRESS:PORT, or `off`")
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn load(pairs: &[(&str, &str)]) -> Result<Settings> {
+        let env = pairs.iter().map(|(k, v)| ((*k).into(), (*v).into())).collect();
+        Settings::load(None, &env, &[])
+    }
+
+    #[test]
+    fn everything_can_run_from_the_environment_alone() {
+        let settings = load(&[
+            ("DATABASE_URL", "postgres://relay@localhost/shop"),
+            ("PUBSUB_EMULATOR_HOST", "127.0.0.1:8085"),
+            ("PUBSUB_PROJECT_ID", "demo"),
+            ("POSTRIDER_CREATE_TOPICS", "true"),
+        ])
+        .unwrap();
+        assert_eq!(settings.slot.as_str(), "postrider");
+        assert_eq!(settings.pubsub, Endpoint::Emulator("127.0.0.1:8085".into()));
+        assert!(settings.create_topics);
+        assert_eq!(settings.project().unwrap(), "demo");
+        assert_eq!(settings.tables.len(), 1);
+    }
+
+    #[test]
+    fn a_flag_wins_over_the_environment_and_the_file() {
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        std::io::Write::write_all(&mut file, b"slot = \"from_file\"\npublication = \"p\"\n").unwrap();
+        let env = [("POSTRIDER_SLOT".to_owned(), "from_env".to_owned())].into();
+        let flags = [("slot".to_owned(), "from_flag".to_owned())];
+        let settings = Settings::load(Some(file.path()), &env, &flags).unwrap();
+        assert_eq!(settings.slot.as_str(), "from_flag");
+        assert_eq!(settings.publication, "p");
+    }
+
+    #[test]
+    fn a_publish_attempt_may_not_outlive_the_right_to_the_slot() {
+        let error = load(&[("POSTRIDER_PUBLISH_TIMEOUT_S", "15")]).unwrap_err();
+        assert_eq!(error.code(), Code::SettingInvalid);
+        assert!(error.hint_text().contains("half"));
+    }
+
+    #[test]
+    fn a_missing_project_says_which_variable_to_set() {
+        let error = load(&[]).unwrap().project().map(str::to_owned).unwrap_err();
+        assert_eq!(error.code(), Code::ProjectMissing);
+        assert!(error.hint_text().contains("PUBSUB_PROJECT_ID"));
+    }
+
+    #[test]
+    fn a_wrong_endpoint_is_named() {
+        let error = load(&[("POSTRIDER_PUBSUB_ENDPOINT", "pubsub")]).unwrap_err();
+        assert_eq!(error.code(), Code::PubsubEndpoint);
+        let error = load(&[("PUBSUB_EMULATOR_HOST", "localhost")]).unwrap_err();
+        assert_eq!(error.code(), Code::SettingInvalid);
+    }
+}

@@ -1,0 +1,242 @@
+//! From an open stream to a walsender that streams: start-up, login, START_REPLICATION.
+//!
+//! Source: manual, "Message Flow" and "Streaming Replication Protocol". Binding the login to the
+//! TLS channel is not offered here, as the stream does not show the server's certificate.
+
+use bytes::BytesMut;
+use fallible_iterator::FallibleIterator;
+use postgres_protocol::authentication::md5_hash;
+use postgres_protocol::authentication::sasl::{ChannelBinding, SCRAM_SHA_256, ScramSha256};
+use postgres_protocol::message::backend::{ErrorFields, Message};
+use postgres_protocol::message::frontend;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+use super::Options;
+use super::wire::Duplex;
+use crate::error::{Code, Error, Result};
+use crate::postgres::Target;
+
+/// CopyBothResponse, which postgres-protocol does not know.
+const COPY_BOTH_TAG: u8 = b'W';
+/// What postgres-protocol makes of no tag: kept apart from its own messages.
+const HEADER: usize = 5;
+
+/// A logged-in stream with what was read beyond the last message.
+pub(super) struct Connection {
+    pub(super) stream: Box<dyn Duplex>,
+    pub(super) buffer: BytesMut,
+}
+
+/// Logs in and starts the replication.
+pub(super) async fn start(stream: Box<dyn Duplex>, options: &Options) -> Result<Connection> {
+    let mut connection = Connection { stream, buffer: BytesMut::with_capacity(8 << 10) };
+    connection.start_up(options).await?;
+    connection.login(&options.target).await?;
+    connection.start_replication(options).await?;
+    Ok(connection)
+}
+
+impl Connection {
+    async fn start_up(&mut self, options: &Options) -> Result<()> {
+        let timeout_ms = options.wal_sender_timeout.as_millis();
+        let session =
+            format!("-c wal_sender_timeout={timeout_ms} -c timezone=UTC -c datestyle=ISO");
+        let parameters = [
+            ("user", options.target.user.as_str()),
+            ("database", options.target.database.as_str()),
+            ("replication", "database"),
+            ("application_name", options.application_name.as_str()),
+            ("client_encoding", "UTF8"),
+            ("options", session.as_str()),
+        ];
+        let mut message = BytesMut::new();
+        frontend::startup_message(parameters, &mut message).map_err(protocol)?;
+        self.send(&message).await
+    }
+
+    async fn login(&mut self, target: &Target) -> Result<()> {
+        let mut scram: Option<ScramSha256> = None;
+        loop {
+            let mut reply = BytesMut::new();
+            match self.message().await? {
+                Message::AuthenticationOk | Message::AuthenticationSaslFinal(_)
+                    if scram.is_none() => {}
+                Message::AuthenticationOk
+                | Message::BackendKeyData(_)
+                | Message::ParameterStatus(_) => {}
+                Message::ReadyForQuery(_) => return Ok(()),
+                Message::AuthenticationCleartextPassword => {
+                    frontend::password_message(password(target)?, &mut reply).map_err(protocol)?;
+                }
+                Message::AuthenticationMd5Password(body) => {
+                    let hash = md5_hash(target.user.as_bytes(), password(target)?, body.salt());
+                    frontend::password_message(hash.as_bytes(), &mut reply).map_err(protocol)?;
+                }
+                Message::AuthenticationSasl(body) => {
+                    let offered =
+                        body.mechanisms().any(|m| Ok(m == SCRAM_SHA_256)).map_err(protocol)?;
+                    if !offered {
+                        return Err(refused(target, "the server offers no SCRAM-SHA-256"));
+                    }
+                    let exchange =
+                        ScramSha256::new(password(target)?, ChannelBinding::unsupported());
+                    frontend::sasl_initial_response(SCRAM_SHA_256, exchange.message(), &mut reply)
+                        .map_err(protocol)?;
+                    scram = Some(exchange);
+                }
+                Message::AuthenticationSaslContinue(body) => {
+                    let exchange = scram.as_mut().ok_or_else(|| unexpected("login"))?;
+                    exchange.update(body.data()).map_err(|e| login_failed(target, e))?;
+                    frontend::sasl_response(exchange.message(), &mut reply).map_err(protocol)?;
+                }
+                Message::AuthenticationSaslFinal(body) => {
+                    let mut exchange = scram.take().ok_or_else(|| unexpected("login"))?;
+                    exchange.finish(body.data()).map_err(|e| login_failed(target, e))?;
+                }
+                Message::ErrorResponse(body) => {
+                    return Err(server_error(body.fields(), &format!("cannot log in as {target}")));
+                }
+                Message::NoticeResponse(_) => {}
+                _ => return Err(refused(target, "the server wants a login that is not supported")),
+            }
+            if !reply.is_empty() {
+                self.send(&reply).await?;
+            }
+        }
+    }
+
+    async fn start_replication(&mut self, options: &Options) -> Result<()> {
+        let what = format!("cannot stream from slot \"{}\"", options.slot);
+        let mut message = BytesMut::new();
+        frontend::query(&start_statement(options), &mut message).map_err(protocol)?;
+        self.send(&message).await?;
+        loop {
+            while self.buffer.len() < HEADER {
+                self.read_more().await?;
+            }
+            if self.buffer[0] == COPY_BOTH_TAG {
+                return self.skip_message().await;
+            }
+            match self.message().await? {
+                Message::ErrorResponse(body) => return Err(server_error(body.fields(), &what)),
+                Message::NoticeResponse(body) => log_notice(body.fields()),
+                Message::ParameterStatus(_) => {}
+                _ => return Err(unexpected("START_REPLICATION")),
+            }
+        }
+    }
+
+    async fn skip_message(&mut self) -> Result<()> {
+        let length = i32::from_be_bytes([
+            self.buffer[1],
+            self.buffer[2],
+            self.buffer[3],
+            self.buffer[4],
+        ]);
+        let whole = usize::try_from(length).map_err(|_| unexpected("START_REPLICATION"))? + 1;
+        while self.buffer.len() < whole {
+            self.read_more().await?;
+        }
+        drop(self.buffer.split_to(whole));
+        Ok(())
+    }
+
+    async fn message(&mut self) -> Result<Message> {
+        loop {
+            if let Some(message) = Message::parse(&mut self.buffer).map_err(protocol)? {
+                return Ok(message);
+            }
+            self.read_more().await?;
+        }
+    }
+
+    async fn read_more(&mut self) -> Result<()> {
+        match self.stream.read_buf(&mut self.buffer).await {
+            Ok(0) => Err(lost("the server closed the connection")),
+            Ok(_) => Ok(()),
+            Err(e) => Err(lost("reading failed").caused_by(e)),
+        }
+    }
+
+    async fn send(&mut self, bytes: &[u8]) -> Result<()> {
+        let sent = async {
+            self.stream.write_all(bytes).await?;
+            self.stream.flush().await
+        };
+        sent.await.map_err(|e| lost("writing failed").caused_by(e))
+    }
+}
+
+/// START_REPLICATION at 0/0: the server takes the slot's own position. A later one would be
+/// obeyed and skip data.
+fn start_statement(options: &Options) -> String {
+    // The option is a list of identifiers within a string literal: both are quoted.
+    let publication = options.publication.replace('"', "\"\"").replace('\'', "''");
+    format!(
+        "START_REPLICATION SLOT \"{}\" LOGICAL 0/0 \
+         (proto_version '1', publication_names '\"{publication}\"')",
+        options.slot
+    )
+}
+
+/// The operator's error for an ErrorResponse.
+pub(super) fn server_error(fields: ErrorFields<'_>, what: &str) -> Error {
+    let (sqlstate, message) = code_and_message(fields);
+    let error = Error::from_sqlstate(&sqlstate, &message, what);
+    match sqlstate.as_str() {
+        // For a walsender a refused privilege is always this one.
+        "42501" => Error::new(Code::ReplicationRight, error.what().to_owned()),
+        "42704" => Error::new(Code::SlotMissing, error.what().to_owned()),
+        // "Object not in prerequisite state": the slot cannot be used (any more).
+        "55000" => Error::new(Code::SlotLost, error.what().to_owned()),
+        _ => error,
+    }
+}
+
+/// Notices of the walsender are the only sign of some faults (PostgreSQL 18 skips changes of a
+/// publication that is not there, with a warning alone).
+pub(super) fn log_notice(fields: ErrorFields<'_>) {
+    let (sqlstate, message) = code_and_message(fields);
+    tracing::warn!(%sqlstate, "PostgreSQL's walsender says: {message}");
+}
+
+fn code_and_message(mut fields: ErrorFields<'_>) -> (String, String) {
+    let (mut code, mut message) = (String::new(), String::new());
+    while let Ok(Some(field)) = fields.next() {
+        let value = String::from_utf8_lossy(field.value_bytes());
+        match field.type_() {
+            b'C' => code = value.into_owned(),
+            b'M' => message = value.into_owned(),
+            b'D' => message.push_str(&format!("; {value}")),
+            _ => {}
+        }
+    }
+    (code, message)
+}
+
+fn password(target: &Target) -> Result<&[u8]> {
+    match &target.password {
+        Some(password) => Ok(password.as_bytes()),
+        None => Err(refused(target, "the server wants a password and none is set")),
+    }
+}
+
+fn refused(target: &Target, why: &str) -> Error {
+    Error::new(Code::PostgresAuthentication, format!("cannot log in as {target}: {why}"))
+}
+
+fn login_failed(target: &Target, error: std::io::Error) -> Error {
+    refused(target, "SCRAM failed").caused_by(error)
+}
+
+fn protocol(error: std::io::Error) -> Error {
+    Error::new(Code::ReplicationProtocol, "PostgreSQL's answer cannot be read").caused_by(error)
+}
+
+fn unexpected(during: &str) -> Error {
+    Error::new(Code::ReplicationProtocol, format!("unexpected message during {during}"))
+}
+
+pub(super) fn lost(what: &str) -> Error {
+    Error::new(Code::PostgresConnectionLost, format!("replication session: {what}"))
+}

@@ -1,0 +1,138 @@
+//! The replication session: from START_REPLICATION to chunks of whole CopyData frames.
+//!
+//! It runs on a thread of its own, so that nothing the rest of the relay does can delay the
+//! status messages that keep the walsender alive and the slot ours. The rest receives [`Chunk`]s
+//! through a short bounded channel and says through [`Source::confirm`] how far it got.
+//!
+//! What is *not* here: pgoutput is not decoded, and no LSN of the stream is ever interpreted; the
+//! one LSN that is reported is the [`Confirmable`] that the watermark made.
+
+mod feedback;
+mod framing;
+mod handshake;
+mod session;
+mod wire;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use bytes::Bytes;
+use decoder::Lsn;
+use slot_manager::SlotName;
+use tokio::sync::{mpsc, oneshot};
+
+use crate::error::{Code, Error, Result};
+use crate::metrics::LastStatus;
+use crate::postgres::Target;
+use crate::watermark::Confirmable;
+
+pub(crate) use framing::copy_data_bodies;
+
+/// Chunks between the session and the relay; with the read buffer of the session this bounds the
+/// bytes that wait here to about 2 MiB, or two messages if these are larger.
+const CHUNKS: usize = 4;
+
+/// How long a session may take to end in good order.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// Whole CopyData frames, as the walsender sent them.
+pub(crate) type Chunk = Bytes;
+
+/// What the session asks the server for.
+#[derive(Debug, Clone)]
+pub(crate) struct Options {
+    pub(crate) target: Target,
+    pub(crate) slot: SlotName,
+    pub(crate) publication: String,
+    pub(crate) application_name: String,
+    /// `wal_sender_timeout` of this session; also the length of our lease on the slot.
+    pub(crate) wal_sender_timeout: Duration,
+    /// The slot's `confirmed_flush_lsn`: nothing older is ever reported.
+    pub(crate) confirmed: Confirmable,
+}
+
+/// An open replication session.
+#[derive(Debug)]
+pub(crate) struct Source {
+    chunks: mpsc::Receiver<Result<Chunk>>,
+    control: Arc<Control>,
+    close: Option<oneshot::Sender<()>>,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+/// What the relay and the session's thread share.
+#[derive(Debug)]
+struct Control {
+    /// The position to report as flushed.
+    confirmed: AtomicU64,
+    last_status: LastStatus,
+}
+
+impl Control {
+    fn confirmed(&self) -> Lsn {
+        Lsn::new(self.confirmed.load(Ordering::Acquire))
+    }
+}
+
+impl Source {
+    /// Connects, starts the replication and returns once the server streams.
+    ///
+    /// `last_status` is told of each status message.
+    ///
+    /// # Errors
+    /// Those of the connection; `slot-held` when another session has the slot.
+    pub(crate) async fn open(options: Options, last_status: LastStatus) -> Result<Self> {
+        let (chunk_sender, chunks) = mpsc::channel(CHUNKS);
+        let (started, wait_started) = oneshot::channel();
+        let (close, closed) = oneshot::channel();
+        let start = options.confirmed.lsn().as_u64();
+        let control = Arc::new(Control {
+            confirmed: AtomicU64::new(start),
+            last_status,
+        });
+        let shared = control.clone();
+        let thread = std::thread::Builder::new()
+            .name("source".into())
+            .spawn(move || session::run(options, shared, chunk_sender, started, closed))
+            .map_err(|e| Error::new(Code::Internal, "cannot start a thread").caused_by(e))?;
+        let source = Self { chunks, control, close: Some(close), thread: Some(thread) };
+        match wait_started.await {
+            Ok(Ok(())) => Ok(source),
+            Ok(Err(error)) => Err(error),
+            Err(_) => Err(Error::new(Code::Internal, "the replication thread ended")),
+        }
+    }
+
+    /// The next chunk, or the error that ended the session. Cancel-safe.
+    pub(crate) async fn recv(&mut self) -> Result<Chunk> {
+        self.chunks.recv().await.unwrap_or_else(|| {
+            Err(Error::new(Code::PostgresConnectionLost, "the replication session has ended"))
+        })
+    }
+
+    /// Whether a chunk is at hand already.
+    pub(crate) fn has_more(&self) -> bool {
+        !self.chunks.is_empty()
+    }
+
+    /// Reports `position` as flushed with the next status message.
+    pub(crate) fn confirm(&self, position: Confirmable) {
+        self.control.confirmed.fetch_max(position.lsn().as_u64(), Ordering::AcqRel);
+    }
+
+    /// Reports the last position and ends the session in good order, or gives up after 3 s.
+    pub(crate) async fn close(mut self) {
+        self.chunks.close();
+        if let Some(close) = self.close.take() {
+            // An error means that the session has ended by itself.
+            let _ = close.send(());
+        }
+        if let Some(thread) = self.thread.take() {
+            let joined = tokio::task::spawn_blocking(move || thread.join());
+            if tokio::time::timeout(CLOSE_TIMEOUT * 2, joined).await.is_err() {
+                tracing::warn!("the replication session did not end in time");
+            }
+        }
+    }
+}

@@ -1,0 +1,237 @@
+//! The loop of the replication session: read while there is room, report always.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+
+use bytes::BytesMut;
+use decoder::PgTimestamp;
+use decoder::frame::StandbyStatus;
+use postgres_protocol::message::backend::Message;
+use postgres_protocol::message::frontend;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::sync::{mpsc, oneshot};
+
+use super::feedback::{Due, Feedback, Reading, STATUS_INTERVAL};
+use super::framing::{Then, scan};
+use super::handshake::{self, Connection, log_notice, lost, server_error};
+use super::{CLOSE_TIMEOUT, Chunk, Control, Options, wire};
+use crate::error::{Code, Error, Result};
+
+/// Read buffer: large enough that a read takes hundreds of small rows while catching up.
+const READ_BUFFER: usize = 256 << 10;
+
+/// Limit of connecting, logging in and starting the replication.
+const START_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// Body of the thread: its own runtime, one session, and the reason of its end as last word.
+pub(super) fn run(
+    options: Options,
+    control: Arc<Control>,
+    chunks: mpsc::Sender<Result<Chunk>>,
+    started: oneshot::Sender<Result<()>>,
+    close: oneshot::Receiver<()>,
+) {
+    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(e) => {
+            let error = Error::new(Code::Internal, "cannot start a runtime").caused_by(e);
+            let _ = started.send(Err(error));
+            return;
+        }
+    };
+    runtime.block_on(async move {
+        let connection = match connect(&options).await {
+            Ok(connection) => connection,
+            Err(error) => {
+                let _ = started.send(Err(error));
+                return;
+            }
+        };
+        if started.send(Ok(())).is_err() {
+            return;
+        }
+        let now = Instant::now();
+        let mut session = Session {
+            connection,
+            feedback: Feedback::new(options.wal_sender_timeout, control.confirmed(), now),
+            control,
+            waiting: None,
+        };
+        if let Err(error) = session.stream(&chunks, close).await {
+            // The receiver is gone only when nobody wants to know any more.
+            let _ = chunks.send(Err(error)).await;
+        }
+    });
+}
+
+async fn connect(options: &Options) -> Result<Connection> {
+    let connecting = async {
+        let stream = wire::open(&options.target, options.wal_sender_timeout / 2).await?;
+        handshake::start(stream, options).await
+    };
+    tokio::time::timeout(START_TIMEOUT, connecting).await.unwrap_or_else(|_| {
+        Err(Error::new(Code::PostgresUnreachable, "the replication session did not start")
+            .caused_by(format!("no answer in {START_TIMEOUT:?}")))
+    })
+}
+
+struct Session {
+    connection: Connection,
+    feedback: Feedback,
+    control: Arc<Control>,
+    /// A chunk that the relay had no room for.
+    waiting: Option<Chunk>,
+}
+
+impl Session {
+    /// Streams until the server ends it (an error) or `close` comes.
+    async fn stream(
+        &mut self,
+        chunks: &mpsc::Sender<Result<Chunk>>,
+        mut close: oneshot::Receiver<()>,
+    ) -> Result<()> {
+        let mut tick = tokio::time::interval(STATUS_INTERVAL);
+        tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            self.report().await?;
+            let held_back = self.waiting.is_some();
+            tokio::select! {
+                biased;
+                _ = &mut close => return self.close().await,
+                _ = tick.tick() => {}
+                permit = chunks.reserve(), if held_back => {
+                    let Ok(permit) = permit else { return self.close().await };
+                    permit.send(Ok(self.waiting.take().expect("invariant: a chunk waits")));
+                    self.feedback.reading_again(Instant::now());
+                }
+                read = self.connection.stream.read_buf(&mut self.connection.buffer),
+                    if !held_back =>
+                {
+                    match read {
+                        Ok(0) => return Err(lost("the server closed the connection")),
+                        Ok(_) => {}
+                        Err(e) => return Err(lost("reading failed").caused_by(e)),
+                    }
+                    self.feedback.heard(Instant::now());
+                }
+            }
+            self.cut(chunks)?;
+        }
+    }
+
+    /// Cuts what has been read into chunks, as far as there is room for them.
+    fn cut(&mut self, chunks: &mpsc::Sender<Result<Chunk>>) -> Result<()> {
+        while self.waiting.is_none() {
+            let scan = scan(&self.connection.buffer)?;
+            if scan.reply_requested {
+                self.feedback.reply_requested();
+            }
+            if scan.copy_data > 0 {
+                let chunk = self.connection.buffer.split_to(scan.copy_data).freeze();
+                if let Err(mpsc::error::TrySendError::Full(chunk)) = chunks.try_send(Ok(chunk)) {
+                    self.waiting = chunk.ok();
+                }
+            }
+            match scan.then {
+                Then::More(needed) => {
+                    let buffer = &mut self.connection.buffer;
+                    buffer.reserve(needed.max(READ_BUFFER).saturating_sub(buffer.len()));
+                    return Ok(());
+                }
+                Then::Other(..) => self.other()?,
+            }
+        }
+        Ok(())
+    }
+
+    /// A frame that is not CopyData: a notice, or the end.
+    fn other(&mut self) -> Result<()> {
+        let unreadable = |e| {
+            Error::new(Code::ReplicationProtocol, "PostgreSQL's answer cannot be read").caused_by(e)
+        };
+        match Message::parse(&mut self.connection.buffer).map_err(unreadable)? {
+            Some(Message::NoticeResponse(body)) => {
+                log_notice(body.fields());
+                Ok(())
+            }
+            Some(Message::ParameterStatus(_)) | None => Ok(()),
+            Some(Message::ErrorResponse(body)) => {
+                Err(server_error(body.fields(), "the replication session ended"))
+            }
+            Some(_) => Err(lost("the server ended the stream")),
+        }
+    }
+
+    async fn report(&mut self) -> Result<()> {
+        let reading = if self.waiting.is_some() { Reading::HeldBack } else { Reading::Open };
+        match self.feedback.due(Instant::now(), self.control.confirmed(), reading) {
+            Due::Nothing => Ok(()),
+            Due::Status { ask } => self.send_status(ask).await,
+            Due::LeaseLost => Err(Error::new(
+                Code::LeaseLost,
+                "PostgreSQL has been silent for half of wal_sender_timeout",
+            )),
+        }
+    }
+
+    async fn send_status(&mut self, ask: bool) -> Result<()> {
+        let confirmed = self.control.confirmed();
+        let status = StandbyStatus {
+            written: confirmed,
+            flushed: confirmed,
+            applied: confirmed,
+            sent_at: PgTimestamp::from(SystemTime::now()),
+            reply_requested: ask,
+        };
+        let mut body = BytesMut::with_capacity(64);
+        status.encode(&mut body);
+        let mut message = BytesMut::with_capacity(64);
+        let framed = frontend::CopyData::new(body.freeze())
+            .map_err(|e| Error::new(Code::Internal, "a status message").caused_by(e))?;
+        framed.write(&mut message);
+        let write = async {
+            self.connection.stream.write_all(&message).await?;
+            self.connection.stream.flush().await
+        };
+        // A write that the peer does not take is a dead peer.
+        match tokio::time::timeout(CLOSE_TIMEOUT, write).await {
+            Ok(Ok(())) => {}
+            Ok(Err(e)) => return Err(lost("writing failed").caused_by(e)),
+            Err(_) => return Err(lost("the server takes no status message")),
+        }
+        self.feedback.sent(Instant::now(), confirmed);
+        self.control.last_status.sent();
+        Ok(())
+    }
+
+    /// Reports the last position, ends the copy, and waits until the server has taken both in.
+    async fn close(&mut self) -> Result<()> {
+        self.send_status(false).await?;
+        let mut message = BytesMut::new();
+        frontend::copy_done(&mut message);
+        let closing = async {
+            self.connection.stream.write_all(&message).await?;
+            self.connection.stream.flush().await?;
+            // What still comes is of no interest: the server ends with CommandComplete.
+            loop {
+                self.connection.buffer.clear();
+                if self.connection.stream.read_buf(&mut self.connection.buffer).await? == 0
+                    || self.connection.buffer.ends_with(&READY_FOR_QUERY)
+                {
+                    break;
+                }
+            }
+            message.clear();
+            frontend::terminate(&mut message);
+            self.connection.stream.write_all(&message).await?;
+            self.connection.stream.shutdown().await
+        };
+        match tokio::time::timeout(CLOSE_TIMEOUT, closing).await {
+            Ok(Ok(())) | Err(_) => Ok(()),
+            Ok(Err(e)) => Err(lost("closing failed").caused_by(e)),
+        }
+    }
+}
+
+/// ReadyForQuery, idle: the copy has ended and the session could be used for something else.
+const READY_FOR_QUERY: [u8; 6] = [b'Z', 0, 0, 0, 5, b'I'];

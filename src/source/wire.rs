@@ -1,0 +1,72 @@
+//! The byte stream to the server: TCP or Unix socket, with TLS when `sslmode` wants it.
+
+use std::io;
+use std::time::Duration;
+
+use bytes::BytesMut;
+use postgres_protocol::message::frontend;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::{TcpStream, UnixStream};
+use tokio_postgres::tls::{MakeTlsConnect, TlsConnect};
+
+use crate::error::{Code, Error, Result};
+use crate::postgres::{Host, SslMode, Target, connector};
+
+/// A stream in both directions, whatever it runs over.
+pub(super) trait Duplex: AsyncRead + AsyncWrite + Unpin + Send {}
+impl<T: AsyncRead + AsyncWrite + Unpin + Send> Duplex for T {}
+
+/// Opens the stream; after `user_timeout` without an acknowledgement by the peer's kernel a
+/// write fails, so that a dead peer is noticed also while nothing is read.
+///
+/// # Errors
+/// `postgres-unreachable`, `postgres-tls`.
+pub(super) async fn open(target: &Target, user_timeout: Duration) -> Result<Box<dyn Duplex>> {
+    let unreachable = |e: io::Error| {
+        Error::new(Code::PostgresUnreachable, format!("cannot reach PostgreSQL as {target}"))
+            .caused_by(e)
+    };
+    let host = match &target.host {
+        Host::Unix(folder) => {
+            let path = folder.join(format!(".s.PGSQL.{}", target.port));
+            let stream = UnixStream::connect(path).await.map_err(unreachable)?;
+            return Ok(Box::new(stream));
+        }
+        Host::Tcp(host) => host,
+    };
+    let stream = TcpStream::connect((host.as_str(), target.port)).await.map_err(unreachable)?;
+    stream.set_nodelay(true).map_err(unreachable)?;
+    let socket = socket2::SockRef::from(&stream);
+    #[cfg(target_os = "linux")]
+    socket.set_tcp_user_timeout(Some(user_timeout)).map_err(unreachable)?;
+    socket
+        .set_tcp_keepalive(&socket2::TcpKeepalive::new().with_time(user_timeout))
+        .map_err(unreachable)?;
+    if target.may_use_tls() {
+        return encrypt(stream, host, target).await;
+    }
+    Ok(Box::new(stream))
+}
+
+/// Asks the server for TLS (source: manual, "SSL Session Encryption").
+async fn encrypt(mut stream: TcpStream, host: &str, target: &Target) -> Result<Box<dyn Duplex>> {
+    let failed = |what: &str| Error::new(Code::PostgresTls, format!("{what} as {target}"));
+    let mut request = BytesMut::new();
+    frontend::ssl_request(&mut request);
+    let answer = async {
+        stream.write_all(&request).await?;
+        stream.read_u8().await
+    };
+    match answer.await.map_err(|e| failed("no answer to the request for TLS").caused_by(e))? {
+        b'S' => {}
+        b'N' if target.ssl_mode == SslMode::Prefer => return Ok(Box::new(stream)),
+        b'N' => return Err(failed("the server offers no TLS")),
+        _ => return Err(failed("no PostgreSQL server answers")),
+    }
+    let mut make = connector(target)?;
+    let connect = MakeTlsConnect::<TcpStream>::make_tls_connect(&mut make, host)
+        .map_err(|e| failed("no TLS session").caused_by(e))?;
+    let stream =
+        connect.connect(stream).await.map_err(|e| failed("no TLS session").caused_by(e))?;
+    Ok(Box::new(stream))
+}

@@ -1,0 +1,54 @@
+//! Lets a line that could come a thousand times a second into the log every ten seconds.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use crate::error::Code;
+
+const INTERVAL: Duration = Duration::from_secs(10);
+
+/// When each code was last logged, and how often it came since.
+#[derive(Debug, Default)]
+pub(crate) struct ThrottledLog {
+    last: HashMap<Code, (Instant, u64)>,
+}
+
+impl ThrottledLog {
+    /// `Some(n)` when a line is due, with `n` as the number of those left out since the last.
+    pub(crate) fn due(&mut self, code: Code) -> Option<u64> {
+        self.due_at(code, Instant::now())
+    }
+
+    fn due_at(&mut self, code: Code, now: Instant) -> Option<u64> {
+        match self.last.get_mut(&code) {
+            Some((last, left_out)) if now.saturating_duration_since(*last) < INTERVAL => {
+                *left_out += 1;
+                None
+            }
+            Some((_, left_out)) => {
+                let left_out = *left_out;
+                self.last.insert(code, (now, 0));
+                Some(left_out)
+            }
+            None => {
+                self.last.insert(code, (now, 0));
+                Some(0)
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_line_comes_at_once_and_later_ones_say_how_many_were_left_out() {
+        let (mut log, start) = (ThrottledLog::default(), Instant::now());
+        assert_eq!(log.due_at(Code::TopicMissing, start), Some(0));
+        assert_eq!(log.due_at(Code::TopicMissing, start), None);
+        assert_eq!(log.due_at(Code::TopicMissing, start), None);
+        assert_eq!(log.due_at(Code::PubsubThrottled, start), Some(0));
+        assert_eq!(log.due_at(Code::TopicMissing, start + INTERVAL), Some(2));
+    }
+}

@@ -1,0 +1,139 @@
+//! The watermark against a plain model: a list of everything that came.
+
+use proptest::prelude::*;
+
+use super::*;
+
+fn lsn(n: u64) -> Lsn {
+    Lsn::new(n)
+}
+
+fn started_at(n: u64) -> Watermark {
+    Watermark::new(Confirmable::by_slot(lsn(n)))
+}
+
+fn transaction(watermark: &mut Watermark, commit: u64, end: u64, events: u64) -> CommitLsn {
+    let name = CommitLsn::new(lsn(commit));
+    watermark.begin(name, PgTimestamp::from_micros(commit as i64));
+    (0..events).for_each(|_| watermark.add_event());
+    watermark.commit(lsn(end));
+    name
+}
+
+#[test]
+fn a_later_transaction_that_is_done_first_does_not_pass_an_earlier_one() {
+    let mut watermark = started_at(10);
+    let first = transaction(&mut watermark, 20, 25, 2);
+    let second = transaction(&mut watermark, 30, 35, 1);
+    watermark.resolve(second, 1);
+    watermark.resolve(first, 1);
+    assert_eq!(watermark.confirmable().lsn(), lsn(10));
+    watermark.resolve(first, 1);
+    assert_eq!(watermark.confirmable().lsn(), lsn(35));
+}
+
+#[test]
+fn a_keepalive_behind_unresolved_work_is_remembered_and_not_confirmed() {
+    let mut watermark = started_at(10);
+    let first = transaction(&mut watermark, 20, 25, 1);
+    watermark.keepalive(lsn(90));
+    assert_eq!(watermark.confirmable().lsn(), lsn(10));
+    watermark.resolve(first, 1);
+    assert_eq!(watermark.confirmable().lsn(), lsn(90));
+}
+
+#[test]
+fn a_keepalive_on_an_idle_stream_is_confirmed() {
+    let mut watermark = started_at(10);
+    watermark.keepalive(lsn(90));
+    assert_eq!(watermark.confirmable().lsn(), lsn(90));
+}
+
+#[test]
+fn an_open_transaction_holds_the_watermark_even_when_all_its_events_so_far_are_done() {
+    let mut watermark = started_at(10);
+    let name = CommitLsn::new(lsn(20));
+    watermark.begin(name, PgTimestamp::from_micros(0));
+    watermark.add_event();
+    watermark.resolve(name, 1);
+    watermark.keepalive(lsn(19));
+    assert_eq!(watermark.confirmable().lsn(), lsn(10));
+    watermark.commit(lsn(25));
+    assert_eq!(watermark.confirmable().lsn(), lsn(25));
+}
+
+#[test]
+fn a_transaction_without_events_is_confirmed_at_its_end() {
+    let mut watermark = started_at(10);
+    transaction(&mut watermark, 20, 25, 0);
+    assert_eq!(watermark.confirmable().lsn(), lsn(25));
+}
+
+#[test]
+fn one_stuck_event_keeps_one_entry_however_much_flows_past_it() {
+    let mut watermark = started_at(1);
+    transaction(&mut watermark, 20, 25, 1);
+    for n in 3..10_000 {
+        let name = transaction(&mut watermark, n * 10, n * 10 + 5, 1);
+        watermark.resolve(name, 1);
+    }
+    assert_eq!(watermark.pending_transactions(), 1);
+    assert_eq!(watermark.confirmable().lsn(), lsn(1));
+}
+
+#[derive(Debug, Clone)]
+enum Step {
+    Transaction { events: u8 },
+    Keepalive,
+    Resolve { which: prop::sample::Index },
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    prop::collection::vec(
+        prop_oneof![
+            (0u8..4).prop_map(|events| Step::Transaction { events }),
+            Just(Step::Keepalive),
+            any::<prop::sample::Index>().prop_map(|which| Step::Resolve { which }),
+        ],
+        0..200,
+    )
+}
+
+proptest! {
+    /// The model keeps every position of the stream in order, with its open events; the
+    /// watermark must be the last position before the first that has one.
+    #[test]
+    fn the_watermark_is_the_last_position_before_the_first_unresolved_one(steps in steps()) {
+        let mut watermark = started_at(1);
+        let mut model: Vec<(u64, CommitLsn, u64)> = vec![(1, CommitLsn::new(lsn(0)), 0)];
+        let mut unresolved: Vec<usize> = Vec::new();
+        let mut clock = 1;
+        let mut last = lsn(1);
+        for step in steps {
+            clock += 10;
+            match step {
+                Step::Transaction { events } => {
+                    let events = u64::from(events);
+                    let name = transaction(&mut watermark, clock, clock + 5, events);
+                    (0..events).for_each(|_| unresolved.push(model.len()));
+                    model.push((clock + 5, name, events));
+                }
+                Step::Keepalive => {
+                    watermark.keepalive(lsn(clock));
+                    model.push((clock, CommitLsn::new(lsn(0)), 0));
+                }
+                Step::Resolve { which } if !unresolved.is_empty() => {
+                    let at = unresolved.swap_remove(which.index(unresolved.len()));
+                    model[at].2 -= 1;
+                    watermark.resolve(model[at].1, 1);
+                }
+                Step::Resolve { .. } => {}
+            }
+            let first = model.iter().position(|(.., open)| *open > 0).unwrap_or(model.len());
+            let expected = lsn(model[first - 1].0);
+            prop_assert_eq!(watermark.confirmable().lsn(), expected);
+            prop_assert!(watermark.confirmable().lsn() >= last, "never moves back");
+            last = watermark.confirmable().lsn();
+        }
+    }
+}
