@@ -26,24 +26,19 @@ pub struct Kind {
     pub kind: &'static str,
 }
 
-/// A gauge that is absent until its value is known.
+/// A measured value that is absent until it is known.
 #[derive(Debug, Clone, Default)]
-pub struct Known(Family<Vec<(String, String)>, Gauge<f64, AtomicU64>>);
+pub struct Known(Arc<Mutex<Option<f64>>>);
 
 impl Known {
     /// The value is known now, or not known any more.
     pub fn set(&self, value: Option<f64>) {
-        match value {
-            Some(value) => {
-                self.0.get_or_create(&Vec::new()).set(value);
-            }
-            None => self.0.clear(),
-        }
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = value;
     }
 
     /// The value, if known.
     pub fn get(&self) -> Option<f64> {
-        self.0.get(&Vec::new()).map(|gauge| gauge.get())
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -202,12 +197,20 @@ impl Metrics {
         add("holds_slot", "1 while this relay streams from the slot", &self.holds_slot);
         add("publication_ok", "1 while the publication is known to be right", &self.publication_ok);
         registry.register("slot_health", "1 for the present health", self.slot_health.clone());
-        let mut add = |name, help, known: &Known| registry.register(name, help, known.0.clone());
-        add("slot_lag_bytes", "WAL beyond the confirmed position", &self.lag_bytes);
-        add("slot_retained_bytes", "WAL that the slot holds back", &self.retained_bytes);
-        let lag = Known::default();
-        lag.set(self.oldest_pending.age_seconds());
-        add("lag_seconds", "Age of the oldest event without outcome, 0 if none", &lag);
+        let mut add = |name, help, value: Option<f64>| {
+            if let Some(value) = value {
+                let gauge = Gauge::<f64, AtomicU64>::default();
+                gauge.set(value);
+                registry.register(name, help, gauge);
+            }
+        };
+        add("slot_lag_bytes", "WAL beyond the confirmed position", self.lag_bytes.get());
+        add("slot_retained_bytes", "WAL that the slot holds back", self.retained_bytes.get());
+        add(
+            "lag_seconds",
+            "Age of the oldest event without outcome, 0 if none",
+            self.oldest_pending.age_seconds(),
+        );
     }
 }
 

@@ -201,7 +201,11 @@ fn gone(slot: &Slot) -> Option<Health> {
         Some("wal_level_insufficient") => InvalidationCause::WalLevelInsufficient,
         Some("idle_timeout") => InvalidationCause::IdleTimeout,
         Some(other) => InvalidationCause::Other(other.to_owned()),
-        None if slot.conflicting == Some(true) => InvalidationCause::Conflict,
+        // PostgreSQL 16 calls every invalidated slot conflicting; one whose WAL was removed has no
+        // restart_lsn any more.
+        None if slot.conflicting == Some(true) && slot.restart_lsn.is_some() => {
+            InvalidationCause::Conflict
+        }
         None if slot.wal_status == Some(WalStatus::Lost) => return Some(Health::Lost),
         None => return None,
     };

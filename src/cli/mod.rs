@@ -18,6 +18,9 @@ use args::Command;
 
 /// Runs the command that the process was started with.
 pub fn main() -> ExitCode {
+    // The one TLS provider, for those libraries that ask for the process' own. An error means
+    // that there is one already.
+    let _ = rustls::crypto::ring::default_provider().install_default();
     let (cli, flags) = Cli::from_process();
     match dispatch(cli, &flags) {
         Ok(code) => code,

@@ -36,7 +36,7 @@ async fn relay(settings: Settings) -> Result<()> {
         None => None,
     };
     let (slot, wal_sender_timeout) = (settings.slot.clone(), settings.wal_sender_timeout);
-    let relay = Relay::new(settings, metrics.clone(), state.clone()).await?;
+    let relay = Relay::new(settings, metrics.clone(), state.clone())?;
     let port = listener.map(|listener| {
         tokio::spawn(async move {
             http::serve(listener, slot.as_str(), metrics, state, wal_sender_timeout).await;

@@ -65,6 +65,11 @@ impl Attributes {
         if self.entry(key).is_some() {
             return Ok(());
         }
+        self.push(key, value)
+    }
+
+    /// Adds an attribute of a name that is not there yet.
+    fn push(&mut self, key: &str, value: &str) -> Result<(), EventFault> {
         self.check(key, value)?;
         let (key_start, value_start) =
             wire::put_attribute(&mut self.wire, key.as_bytes(), value.as_bytes());
@@ -75,7 +80,8 @@ impl Attributes {
         Ok(())
     }
 
-    /// Adds the attributes that every message carries. `occurred_at` is given as it goes out.
+    /// Adds the attributes that every message carries, before any other. `occurred_at` is given as
+    /// it goes out.
     pub(super) fn add_fixed(
         &mut self,
         row: &OutboxRow<'_>,
@@ -92,7 +98,7 @@ impl Attributes {
         ];
         for (key, value) in FIXED.into_iter().zip(values) {
             if let Some(value) = value {
-                self.add(key, value)?;
+                self.push(key, value)?;
             }
         }
         Ok(())

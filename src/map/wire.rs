@@ -5,7 +5,7 @@
 //! often it is sent. Not here: what the fields hold, and the limits on them.
 
 use bytes::Bytes;
-use prost::encoding::{encode_varint, encoded_len_varint};
+use prost::encoding::encoded_len_varint;
 
 use super::limits;
 use super::payload::Bytea;
@@ -54,7 +54,7 @@ pub(super) fn message(body: Body<'_>, attributes: &[u8], ordering_key: &str) -> 
     let mut out = Vec::with_capacity(size);
     if body.len() > 0 {
         out.push(DATA);
-        encode_varint(body.len() as u64, &mut out);
+        put_length(&mut out, body.len());
         body.write(&mut out);
     }
     out.extend_from_slice(attributes);
@@ -90,11 +90,10 @@ pub(super) fn field_size(len: usize) -> usize {
 
 /// Appends one entry of the map `attributes`; gives back where the key and the value begin.
 pub(super) fn put_attribute(out: &mut Vec<u8>, key: &[u8], value: &[u8]) -> (usize, usize) {
+    let entry_size = field_size(key.len()) + field_size(value.len());
+    out.reserve(field_size(entry_size));
     out.push(ATTRIBUTE);
-    encode_varint(
-        (field_size(key.len()) + field_size(value.len())) as u64,
-        out,
-    );
+    put_length(out, entry_size);
     let key_start = put_bytes(out, ENTRY_KEY, key);
     let value_start = put_bytes(out, ENTRY_VALUE, value);
     (key_start, value_start)
@@ -103,10 +102,21 @@ pub(super) fn put_attribute(out: &mut Vec<u8>, key: &[u8], value: &[u8]) -> (usi
 /// Appends a length-delimited field; gives back where its content begins.
 fn put_bytes(out: &mut Vec<u8>, field_key: u8, content: &[u8]) -> usize {
     out.push(field_key);
-    encode_varint(content.len() as u64, out);
+    put_length(out, content.len());
     let start = out.len();
     out.extend_from_slice(content);
     start
+}
+
+/// Appends a length as a varint: seven bits a byte, the lowest first, the top bit set on all but
+/// the last. Nearly all lengths here are below 128, which prost's own writer does not favour.
+#[inline]
+pub(super) fn put_length(out: &mut Vec<u8>, mut length: usize) {
+    while length >= 0x80 {
+        out.push(length as u8 | 0x80);
+        length >>= 7;
+    }
+    out.push(length as u8);
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! Application Default Credentials, or none for an emulator.
 
 use google_cloud_auth::credentials::{
-    Builder, CacheableResource, Credentials as GoogleCredentials, anonymous,
+    Builder, CacheableResource, Credentials as GoogleCredentials,
 };
 use tonic::codegen::http::Extensions;
 use tonic::metadata::MetadataMap;
@@ -31,11 +31,6 @@ impl Credentials {
             }
             Endpoint::Service(_) | Endpoint::Emulator(_) => Ok(Self(None)),
         }
-    }
-
-    /// The same for Google's own client library.
-    pub(crate) fn google(&self) -> GoogleCredentials {
-        self.0.clone().unwrap_or_else(|| anonymous::Builder::new().build())
     }
 
     /// Headers for one call.

@@ -23,7 +23,6 @@ use tonic::metadata::{AsciiMetadataValue, MetadataMap};
 use tonic::transport::Channel;
 
 pub(crate) use backoff::Backoff;
-pub(crate) use credentials::Credentials;
 pub use failure::{Class, Failure};
 pub(crate) use endpoint::is_global;
 pub(crate) use topics::Topics;
@@ -31,6 +30,7 @@ pub(crate) use topics::Topics;
 use crate::error::{Code, Error, Result};
 use crate::settings::Settings;
 use codec::PublishCodec;
+use credentials::Credentials;
 
 const METHOD: &str = "/google.pubsub.v1.Publisher/Publish";
 
@@ -66,11 +66,6 @@ impl Publisher {
             credentials: Credentials::for_endpoint(&settings.pubsub)?,
             timeout: settings.publish_timeout,
         })
-    }
-
-    /// The credentials in use.
-    pub(crate) fn credentials(&self) -> &Credentials {
-        &self.credentials
     }
 
     /// One attempt, at most `publish_timeout_s` long. The ids stand in the order of the messages.
@@ -127,5 +122,5 @@ pub(crate) fn error(failure: &Failure, topic: &str) -> Error {
         (Class::Environment, Some(_)) => Code::PubsubPermission,
         (Class::Content, _) => Code::EventRefused,
     };
-    Error::new(code, format!("publishing to {topic}: {failure}"))
+    Error::new(code, format!("Pub/Sub, {topic}: {failure}"))
 }

@@ -1,34 +1,32 @@
-//! Topics, through Google's own client: is one there, and make one.
+//! Topics: is one there, does anything subscribe to it, and make one.
+//!
+//! Over the same gRPC connections as `Publish`. Google's own client library speaks REST for these
+//! calls, which emulators need not offer.
 
-use google_cloud_pubsub::client::TopicAdmin;
+use googleapis_tonic_google_pubsub_v1::google::pubsub::v1::publisher_client::PublisherClient;
+use googleapis_tonic_google_pubsub_v1::google::pubsub::v1::{
+    GetTopicRequest, ListTopicSubscriptionsRequest, Topic,
+};
+use tonic::transport::Channel;
+use tonic::{Code as GrpcCode, Request, Status};
 
-use super::Credentials;
-use crate::error::{Code, Error, Result};
-use crate::settings::Endpoint;
+use super::{Credentials, Publisher, failure::Failure};
+use crate::error::{Error, Result};
 
 /// Administers topics. Names are full throughout: `projects/P/topics/T`.
 #[derive(Debug, Clone)]
 pub(crate) struct Topics {
-    admin: TopicAdmin,
+    channel: Channel,
+    credentials: Credentials,
 }
 
 impl Topics {
-    /// # Errors
-    /// `pubsub-endpoint` when no client can be made for it.
-    pub(crate) async fn new(endpoint: &Endpoint, credentials: &Credentials) -> Result<Self> {
-        let url = match endpoint {
-            Endpoint::Emulator(host) => format!("http://{host}"),
-            Endpoint::Service(url) => url.clone(),
-        };
-        let admin = TopicAdmin::builder()
-            .with_endpoint(&url)
-            .with_credentials(credentials.google())
-            .build()
-            .await
-            .map_err(|e| {
-                Error::new(Code::PubsubEndpoint, format!("cannot use {url}")).caused_by(e)
-            })?;
-        Ok(Self { admin })
+    /// Over one of the publisher's connections.
+    pub(crate) fn new(publisher: &Publisher) -> Self {
+        Self {
+            channel: publisher.channels[0].clone(),
+            credentials: publisher.credentials.clone(),
+        }
     }
 
     /// Makes a topic; one that is there already is as good.
@@ -36,13 +34,14 @@ impl Topics {
     /// # Errors
     /// `pubsub-permission`, `pubsub-unreachable`.
     pub(crate) async fn create(&self, topic: &str) -> Result<()> {
-        match self.admin.create_topic().set_name(topic).send().await {
+        let request = self.request(Topic { name: topic.into(), ..Topic::default() }, topic).await?;
+        match self.client().create_topic(request).await {
             Ok(_) => {
                 tracing::info!(topic, "created the topic");
                 Ok(())
             }
-            Err(e) if has_code(&e, "ALREADY_EXISTS") => Ok(()),
-            Err(e) => Err(error(e, &format!("cannot create topic {topic}"))),
+            Err(status) if status.code() == GrpcCode::AlreadyExists => Ok(()),
+            Err(status) => Err(error(&status, topic)),
         }
     }
 
@@ -51,37 +50,44 @@ impl Topics {
     /// # Errors
     /// `pubsub-permission`, `pubsub-unreachable`.
     pub(crate) async fn exists(&self, topic: &str) -> Result<bool> {
-        match self.admin.get_topic().set_topic(topic).send().await {
+        let request = self.request(GetTopicRequest { topic: topic.into() }, topic).await?;
+        match self.client().get_topic(request).await {
             Ok(_) => Ok(true),
-            Err(e) if has_code(&e, "NOT_FOUND") => Ok(false),
-            Err(e) => Err(error(e, &format!("cannot look up topic {topic}"))),
+            Err(status) if status.code() == GrpcCode::NotFound => Ok(false),
+            Err(status) => Err(error(&status, topic)),
         }
     }
 
     /// Whether anything subscribes to the topic, which otherwise keeps nothing.
     ///
     /// # Errors
-    /// `pubsub-permission`, `pubsub-unreachable`.
+    /// `topic-missing`, `pubsub-permission`, `pubsub-unreachable`.
     pub(crate) async fn has_subscription(&self, topic: &str) -> Result<bool> {
-        let list = self.admin.list_topic_subscriptions().set_topic(topic).set_page_size(1);
-        match list.send().await {
-            Ok(page) => Ok(!page.subscriptions.is_empty()),
-            Err(e) => Err(error(e, &format!("cannot list the subscriptions of {topic}"))),
+        let message = ListTopicSubscriptionsRequest {
+            topic: topic.into(),
+            page_size: 1,
+            ..ListTopicSubscriptionsRequest::default()
+        };
+        let request = self.request(message, topic).await?;
+        match self.client().list_topic_subscriptions(request).await {
+            Ok(page) => Ok(!page.into_inner().subscriptions.is_empty()),
+            Err(status) => Err(error(&status, topic)),
         }
+    }
+
+    fn client(&self) -> PublisherClient<Channel> {
+        PublisherClient::new(self.channel.clone())
+    }
+
+    async fn request<T>(&self, message: T, topic: &str) -> Result<Request<T>> {
+        let metadata =
+            self.credentials.metadata().await.map_err(|failure| super::error(&failure, topic))?;
+        let mut request = Request::new(message);
+        *request.metadata_mut() = metadata;
+        Ok(request)
     }
 }
 
-fn has_code(error: &google_cloud_pubsub::Error, name: &str) -> bool {
-    error.status().is_some_and(|status| status.code.name() == name)
-}
-
-fn error(error: google_cloud_pubsub::Error, what: &str) -> Error {
-    let code = match error.status().map(|status| status.code.name()) {
-        Some("PERMISSION_DENIED") => Code::PubsubPermission,
-        Some("UNAUTHENTICATED") => Code::PubsubUnauthenticated,
-        Some("NOT_FOUND") => Code::TopicMissing,
-        _ if error.is_authentication() => Code::PubsubUnauthenticated,
-        _ => Code::PubsubUnreachable,
-    };
-    Error::new(code, what.to_owned()).caused_by(error)
+fn error(status: &Status, topic: &str) -> Error {
+    super::error(&Failure::from_status(status), topic)
 }

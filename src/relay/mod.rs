@@ -53,14 +53,11 @@ impl Relay {
     ///
     /// # Errors
     /// `project-missing`, `credentials-missing`, `pubsub-endpoint`, `database-url-invalid`.
-    pub async fn new(settings: Settings, metrics: Metrics, state: Arc<State>) -> Result<Self> {
+    pub fn new(settings: Settings, metrics: Metrics, state: Arc<State>) -> Result<Self> {
         settings.project()?;
         settings.database()?;
         let publisher = Publisher::new(&settings)?;
-        let topics = match settings.create_topics {
-            true => Some(Topics::new(&settings.pubsub, publisher.credentials()).await?),
-            false => None,
-        };
+        let topics = settings.create_topics.then(|| Topics::new(&publisher));
         warn_of_global_endpoint(&settings);
         let captured = settings.tables.iter().map(|table| CapturedTable {
             name: table.table.clone(),

@@ -1,2 +1,45 @@
-//! xtask
-fn main() {}
+//! Automation of the repository: `cargo xtask <command>`.
+//!
+//! The one place for it: the Makefile and `.ci/run` only call what stands here.
+
+mod ci;
+mod settings_doc;
+mod step;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+#[derive(Debug, Parser)]
+#[command(name = "cargo xtask", about = "Automation of the repository")]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Everything that must pass before a change is merged: formatting, lints, documentation,
+    /// licences and advisories, tests
+    Ci,
+    /// Write docs/settings.md from the table of settings in src/settings/keys.rs
+    SettingsDoc {
+        /// Only say whether it is up to date
+        #[arg(long)]
+        check: bool,
+    },
+}
+
+fn main() -> ExitCode {
+    let done = match Cli::parse().command {
+        Command::Ci => ci::run(),
+        Command::SettingsDoc { check } => settings_doc::run(check),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("\nxtask: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}

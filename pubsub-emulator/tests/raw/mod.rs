@@ -13,6 +13,7 @@ use proto::publisher_client::PublisherClient;
 use proto::subscriber_client::SubscriberClient;
 use proto::{PubsubMessage, ReceivedMessage, StreamingPullRequest, StreamingPullResponse};
 use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Status, Streaming};
@@ -226,31 +227,50 @@ impl Clients {
             .send(first)
             .await
             .expect("room for the first request");
-        let opening = self
-            .subscriber
-            .streaming_pull(ReceiverStream::new(outgoing));
-        let responses = tokio::time::timeout(PATIENCE, opening)
-            .await
-            .expect("the headers come at once")
-            .expect("a stream")
-            .into_inner();
+        let mut subscriber = self.subscriber.clone();
+        let opening = tokio::spawn(async move {
+            let outgoing = ReceiverStream::new(outgoing);
+            Ok(subscriber.streaming_pull(outgoing).await?.into_inner())
+        });
         Stream {
             requests,
-            responses,
+            responses: Responses::Opening(opening),
         }
     }
 }
 
-/// An open `StreamingPull`.
+/// A `StreamingPull`.
 pub struct Stream {
     pub requests: mpsc::Sender<StreamingPullRequest>,
-    pub responses: Streaming<StreamingPullResponse>,
+    responses: Responses,
+}
+
+/// Google's own emulator sends the headers only with the first message, so they are not waited for
+/// when the stream is made.
+enum Responses {
+    Opening(JoinHandle<Result<Streaming<StreamingPullResponse>, Status>>),
+    Open(Streaming<StreamingPullResponse>),
 }
 
 impl Stream {
+    /// Waits for the response headers.
+    pub async fn opened(&mut self) -> Result<&mut Streaming<StreamingPullResponse>, Status> {
+        if let Responses::Opening(opening) = &mut self.responses {
+            let opened = tokio::time::timeout(PATIENCE, opening).await;
+            let opened = opened
+                .expect("the headers come in time")
+                .expect("no panic")?;
+            self.responses = Responses::Open(opened);
+        }
+        match &mut self.responses {
+            Responses::Open(responses) => Ok(responses),
+            Responses::Opening(_) => unreachable!("opened above"),
+        }
+    }
+
     /// The next response, also an empty one.
     pub async fn response(&mut self) -> Result<StreamingPullResponse, Status> {
-        let next = tokio::time::timeout(PATIENCE, self.responses.message());
+        let next = tokio::time::timeout(PATIENCE, self.opened().await?.message());
         let response = next
             .await
             .expect("a response or a heartbeat comes in time")?;

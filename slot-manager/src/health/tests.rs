@@ -225,15 +225,22 @@ fn unreserved_is_an_alarm_also_without_a_rate() {
 
 #[test]
 fn removed_wal_means_lost_on_every_major() {
-    let until_16 = Slot {
+    let until_15 = Slot {
         wal_status: Some(WalStatus::Lost),
+        restart_lsn: None,
         ..slot()
     };
-    let since_17 = Slot {
-        invalidation_reason: Some("wal_removed".to_owned()),
-        ..until_16.clone()
+    let on_16 = Slot {
+        conflicting: Some(true),
+        ..until_15.clone()
     };
-    for slot in [until_16, since_17] {
+    let reason = Some("wal_removed".to_owned());
+    let since_17 = Slot {
+        invalidation_reason: reason,
+        conflicting: Some(false),
+        ..until_15.clone()
+    };
+    for slot in [until_15, on_16, since_17] {
         assert_eq!(judged(&seen(&slot)), Health::Lost);
     }
 }

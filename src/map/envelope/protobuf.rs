@@ -8,10 +8,11 @@ use std::collections::BTreeMap;
 use bytes::Bytes;
 use decoder::PgTimestamp;
 use prost::Message;
-use prost::encoding::{WireType, encode_key, encode_varint};
+use prost::encoding::{WireType, encode_key};
 use prost_types::Timestamp;
 
 use super::{Body, EventContext};
+use crate::map::wire;
 
 /// Media type of the message's data.
 pub(super) const MEDIA_TYPE: &str = "application/protobuf; messageType=postrider.v1.Event";
@@ -99,7 +100,7 @@ pub(super) fn write_event(event: &EventContext<'_>, out: &mut Vec<u8>) {
     without_payload.encode_raw(out);
     if payload.len() > 0 {
         encode_key(PAYLOAD_TAG, WireType::LengthDelimited, out);
-        encode_varint(payload.len() as u64, out);
+        wire::put_length(out, payload.len());
         payload.write(out);
     }
 }

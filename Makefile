@@ -1,0 +1,45 @@
+# Two commands for a fresh Debian or Ubuntu machine with Rust: `make demo` and `make test`.
+#
+# This file only installs what is missing (PostgreSQL's programs, a C compiler); everything else
+# is `cargo xtask`, or the program itself. Extra arguments: make demo ARGS=--keep
+
+CARGO ?= $(shell command -v cargo || echo "$$HOME/.cargo/bin/cargo")
+
+.PHONY: help demo test prerequisites
+
+help:
+	@echo "make demo   a throw-away PostgreSQL, a Pub/Sub emulator, writers, the relay, a SIGKILL: about 30 s"
+	@echo "make test   formatting, lints, documentation and every test"
+
+demo: prerequisites
+	$(CARGO) run --locked --package postrider -- demo $(ARGS)
+
+test: prerequisites
+	$(CARGO) xtask ci
+
+# Debian keeps initdb out of PATH. POSTRIDER_PG_BIN names another folder with it.
+prerequisites:
+	@set -e; \
+	missing=; \
+	command -v cc >/dev/null || missing="gcc libc6-dev"; \
+	if [ -z "$$POSTRIDER_PG_BIN" ] && ! command -v initdb >/dev/null \
+	    && ! ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1; then \
+	    missing="$$missing postgresql"; \
+	fi; \
+	[ -n "$$missing" ] || exit 0; \
+	as_root=; \
+	if [ "$$(id -u)" != 0 ]; then \
+	    if [ -t 0 ]; then as_root="sudo"; else as_root="sudo -n"; fi; \
+	fi; \
+	if ! command -v apt-get >/dev/null; then \
+	    echo "This needs$${missing:+ }$$missing, and there is no apt-get here: install them, or set" >&2; \
+	    echo "POSTRIDER_PG_BIN to the folder with PostgreSQL's initdb and postgres." >&2; \
+	    exit 1; \
+	fi; \
+	echo "Installing: $$missing"; \
+	{ $$as_root env DEBIAN_FRONTEND=noninteractive apt-get update -qq \
+	    && $$as_root env DEBIAN_FRONTEND=noninteractive \
+	        apt-get install -y -qq --no-install-recommends $$missing; } </dev/null || { \
+	    echo "Could not install them. Ask an administrator to run: apt-get install $$missing" >&2; \
+	    exit 1; \
+	}

@@ -1,0 +1,381 @@
+//! Scripted faults as a client meets them, and what the journal and its checks say of them.
+
+mod raw;
+
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
+
+use googleapis_tonic_google_pubsub_v1::google::pubsub::v1 as proto;
+use pubsub_emulator::checks::{self, Expected, Reason, Stream, Violation};
+use pubsub_emulator::{Action, Answer, Emulator, Fault, Recording, RunningEmulator, StartError};
+use raw::{Clients, PATIENCE, data, event, refused};
+use tonic::{Code, Request};
+
+async fn start() -> (RunningEmulator, Clients, String, String) {
+    let emulator = Emulator::builder().start().await.expect("a free port");
+    let mut clients = Clients::connect(emulator.addr(), "faults").await;
+    let (topic, subscription) = clients.create_ordered("orders").await;
+    (emulator, clients, topic, subscription)
+}
+
+fn expected(topic: &str, key: &str, events: &[&str]) -> Expected {
+    let events = events.iter().map(|event| (*event).to_owned()).collect();
+    [(Stream::new(topic, key), events)].into()
+}
+
+/// Publishes with a deadline of the client's own, as the gRPC status tells it.
+async fn publish_within(
+    clients: &mut Clients,
+    topic: &str,
+    event_id: &str,
+    limit: Duration,
+) -> Result<Vec<String>, tonic::Status> {
+    let messages = vec![event("k", event_id)];
+    let mut request = Request::new(proto::PublishRequest {
+        topic: topic.to_owned(),
+        messages,
+    });
+    request.set_timeout(limit);
+    Ok(clients
+        .publisher
+        .publish(request)
+        .await?
+        .into_inner()
+        .message_ids)
+}
+
+#[tokio::test]
+async fn a_failed_publish_is_not_stored() {
+    let (emulator, mut clients, topic, subscription) = start().await;
+    emulator
+        .faults()
+        .inject(Fault::new(Action::Fail(Code::Unavailable)).times(2));
+    for _ in 0..2 {
+        refused(
+            clients.publish(&topic, vec![event("k", "1")]).await,
+            Code::Unavailable,
+        );
+    }
+    clients
+        .publish(&topic, vec![event("k", "2")])
+        .await
+        .expect("the fault is used up");
+    let received = clients.pull_all(&subscription, 1).await;
+    assert_eq!(received.iter().map(data).collect::<Vec<_>>(), ["2"]);
+    let attempts = emulator.journal().attempts();
+    let stored: Vec<bool> = attempts.iter().map(|attempt| attempt.is_stored()).collect();
+    assert_eq!(stored, [false, false, true]);
+}
+
+#[tokio::test]
+async fn a_stored_publish_that_fails_explains_its_duplicate() {
+    let (emulator, mut clients, topic, subscription) = start().await;
+    emulator
+        .faults()
+        .inject(Fault::new(Action::StoreThenFail(Code::Internal)).times(1));
+    refused(
+        clients.publish(&topic, vec![event("k", "1")]).await,
+        Code::Internal,
+    );
+    clients
+        .publish(&topic, vec![event("k", "1")])
+        .await
+        .expect("published");
+    let received = clients.pull_all(&subscription, 2).await;
+    assert_eq!(received.iter().map(data).collect::<Vec<_>>(), ["1", "1"]);
+
+    let report = checks::check(
+        &emulator.journal().attempts(),
+        &expected(&topic, "k", &["1"]),
+    );
+    assert!(report.is_clean(), "{report}");
+    assert_eq!(report.duplicates.len(), 1);
+    assert_eq!(report.duplicates[0].reason, Reason::NotAnswered);
+}
+
+#[tokio::test]
+async fn a_delayed_answer_comes_late_but_its_message_does_not() {
+    let (emulator, mut clients, topic, subscription) = start().await;
+    emulator
+        .faults()
+        .inject(Fault::new(Action::Delay(Duration::from_millis(600))).times(1));
+    let mut publisher = clients.clone();
+    let asked = Instant::now();
+    let publishing = {
+        let topic = topic.clone();
+        tokio::spawn(async move { publisher.publish(&topic, vec![event("k", "1")]).await })
+    };
+    let received = clients.pull_all(&subscription, 1).await;
+    assert_eq!(data(&received[0]), "1");
+    assert_eq!(emulator.journal().attempts()[0].answer, Answer::Pending);
+    publishing.await.expect("no panic").expect("published");
+    assert!(
+        asked.elapsed() >= Duration::from_millis(600),
+        "{:?}",
+        asked.elapsed()
+    );
+}
+
+#[tokio::test]
+async fn a_withheld_answer_is_noted_when_the_client_gives_up() {
+    for (action, stored) in [(Action::NeverAnswer, 0), (Action::StoreThenNeverAnswer, 1)] {
+        let (emulator, mut clients, topic, _) = start().await;
+        emulator.faults().inject(Fault::new(action).times(1));
+        let result = publish_within(&mut clients, &topic, "1", Duration::from_millis(300)).await;
+        let code = result.expect_err("nothing is answered").code();
+        assert!(
+            matches!(code, Code::DeadlineExceeded | Code::Cancelled),
+            "{code:?}"
+        );
+        let journal = emulator.journal();
+        let noted = journal
+            .wait_until(PATIENCE, |counts| counts.withheld_answers == 1)
+            .await;
+        assert_eq!(noted.expect("the journal notes it").stored_messages, stored);
+        assert_eq!(journal.attempts()[0].answer, Answer::Never);
+    }
+}
+
+#[tokio::test]
+async fn poison_refuses_every_request_with_its_event_and_no_other() {
+    let (emulator, mut clients, topic, _) = start().await;
+    let poison = Action::Poison {
+        event_id: "bad".to_owned(),
+    };
+    emulator.faults().inject(Fault::new(poison));
+    for events in [
+        vec![event("k", "bad")],
+        vec![event("k", "1"), event("k", "bad")],
+    ] {
+        refused(clients.publish(&topic, events).await, Code::InvalidArgument);
+    }
+    clients
+        .publish(&topic, vec![event("k", "1")])
+        .await
+        .expect("published");
+}
+
+#[tokio::test]
+async fn a_throttle_answers_resource_exhausted_and_lets_later_publishes_pass() {
+    let (emulator, mut clients, topic, _) = start().await;
+    let fault = emulator.faults().inject(Fault::new(Action::Throttle {
+        messages_per_second: 10,
+    }));
+    let mut throttled = 0;
+    for n in 0..40 {
+        match clients
+            .publish(&topic, vec![event("k", &n.to_string())])
+            .await
+        {
+            Ok(_) => {}
+            Err(status) => {
+                assert_eq!(status.code(), Code::ResourceExhausted);
+                throttled += 1;
+            }
+        }
+    }
+    assert!(throttled > 0);
+    emulator.faults().lift(fault);
+    clients
+        .publish(&topic, vec![event("k", "later")])
+        .await
+        .expect("published");
+}
+
+#[tokio::test]
+async fn a_removed_topic_is_not_found_until_it_is_restored_or_created() {
+    let (emulator, mut clients, topic, subscription) = start().await;
+    let faults = emulator.faults();
+    faults.remove_topic(&topic);
+    refused(
+        clients.publish(&topic, vec![event("k", "1")]).await,
+        Code::NotFound,
+    );
+    let get = proto::GetTopicRequest {
+        topic: topic.clone(),
+    };
+    refused(clients.publisher.get_topic(get).await, Code::NotFound);
+    assert!(faults.restore_topic(&topic));
+    clients
+        .publish(&topic, vec![event("k", "2")])
+        .await
+        .expect("published");
+
+    faults.remove_topic(&topic);
+    clients.create_topic("orders").await;
+    clients
+        .publish(&topic, vec![event("k", "3")])
+        .await
+        .expect("published");
+    let received = clients.pull_all(&subscription, 2).await;
+    assert_eq!(received.iter().map(data).collect::<Vec<_>>(), ["2", "3"]);
+}
+
+#[tokio::test]
+async fn a_reset_connection_fails_what_was_under_way_and_clients_come_back() {
+    let (emulator, mut clients, topic, _) = start().await;
+    emulator
+        .faults()
+        .inject(Fault::new(Action::StoreThenNeverAnswer).times(1));
+    let mut publisher = clients.clone();
+    let under_way = {
+        let topic = topic.clone();
+        tokio::spawn(async move { publisher.publish(&topic, vec![event("k", "1")]).await })
+    };
+    let journal = emulator.journal();
+    journal
+        .wait_until(PATIENCE, |counts| counts.stored_messages == 1)
+        .await
+        .expect("stored");
+    emulator.faults().reset_connections();
+    under_way
+        .await
+        .expect("no panic")
+        .expect_err("the connection is gone");
+    let noted = journal
+        .wait_until(PATIENCE, |counts| counts.withheld_answers == 1)
+        .await;
+    noted.expect("the journal notes it");
+    publish_again(&mut clients, &topic, "1").await;
+    let report = checks::check(&journal.attempts(), &expected(&topic, "k", &["1"]));
+    assert!(report.is_clean(), "{report}");
+    assert_eq!(report.unexplained_duplicates(), 0);
+}
+
+#[tokio::test]
+async fn refused_connections_are_unavailable_until_accepted_again() {
+    let (emulator, mut clients, topic, _) = start().await;
+    let faults = emulator.faults();
+    faults.refuse_connections(true);
+    faults.reset_connections();
+    for _ in 0..3 {
+        let result = clients.publish(&topic, vec![event("k", "1")]).await;
+        let code = result.expect_err("no connection").code();
+        assert!(
+            matches!(code, Code::Unavailable | Code::Unknown),
+            "{code:?}"
+        );
+    }
+    assert_eq!(emulator.journal().counts().attempts, 0);
+    faults.refuse_connections(false);
+    publish_again(&mut clients, &topic, "1").await;
+}
+
+/// Repeats until the client has a connection again.
+async fn publish_again(clients: &mut Clients, topic: &str, event_id: &str) {
+    let publishing = async {
+        while clients
+            .publish(topic, vec![event("k", event_id)])
+            .await
+            .is_err()
+        {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, publishing)
+        .await
+        .expect("the client comes back");
+}
+
+#[tokio::test]
+async fn the_checks_see_a_client_that_skips_or_overlaps() {
+    let (emulator, mut clients, topic, _) = start().await;
+    emulator
+        .faults()
+        .inject(Fault::new(Action::Delay(Duration::from_millis(300))).times(1));
+    let mut second = clients.clone();
+    let (first, second) = tokio::join!(
+        clients.publish(&topic, vec![event("k", "1")]),
+        second.publish(&topic, vec![event("k", "3")]),
+    );
+    first.and(second).expect("published");
+    let events = ["1", "2", "3"];
+    let report = checks::check(
+        &emulator.journal().attempts(),
+        &expected(&topic, "k", &events),
+    );
+    let found = |sought: fn(&Violation) -> bool| report.violations.iter().any(sought);
+    assert!(
+        found(|violation| matches!(violation, Violation::Missing { .. })),
+        "{report}"
+    );
+    assert!(
+        found(|violation| matches!(violation, Violation::Skipped { .. })),
+        "{report}"
+    );
+    assert!(
+        found(|violation| matches!(violation, Violation::InFlightTogether { .. })),
+        "{report}"
+    );
+}
+
+#[tokio::test]
+async fn counting_only_keeps_no_attempts() {
+    let builder = Emulator::builder().recording(Recording::Counts);
+    let emulator = builder.start().await.expect("a free port");
+    let mut clients = Clients::connect(emulator.addr(), "faults").await;
+    let topic = clients.create_topic("orders").await;
+    clients
+        .publish(&topic, vec![event("k", "1"), event("k", "2")])
+        .await
+        .expect("published");
+    assert_eq!(emulator.journal().counts().answered_messages, 2);
+    assert_eq!(emulator.journal().attempts(), []);
+}
+
+#[tokio::test]
+async fn a_port_in_use_is_reported_with_what_to_do() {
+    let emulator = Emulator::builder().start().await.expect("a free port");
+    let error = Emulator::builder()
+        .listen(emulator.addr())
+        .start()
+        .await
+        .expect_err("in use");
+    assert!(matches!(error, StartError::InUse { address } if address == emulator.addr()));
+    assert!(error.to_string().contains("choose another port"), "{error}");
+}
+
+#[tokio::test]
+async fn shutting_down_ends_open_streams_and_closes_the_port() {
+    let (emulator, mut clients, topic, subscription) = start().await;
+    let mut stream = clients.stream(&subscription).await;
+    stream.opened().await.expect("a stream");
+    emulator.faults().inject(Fault::new(Action::NeverAnswer));
+    let address = emulator.addr();
+    let mut publisher = clients.clone();
+    let under_way =
+        tokio::spawn(async move { publisher.publish(&topic, vec![event("k", "1")]).await });
+    let journal = emulator.journal();
+    journal
+        .wait_until(PATIENCE, |counts| counts.attempts == 1)
+        .await
+        .expect("under way");
+    let asked = Instant::now();
+    emulator.shutdown().await;
+    assert!(
+        asked.elapsed() < Duration::from_secs(3),
+        "{:?}",
+        asked.elapsed()
+    );
+    under_way
+        .await
+        .expect("no panic")
+        .expect_err("the connection is gone");
+    stream.failure().await;
+    TcpStream::connect(address).expect_err("the port is closed");
+}
+
+#[tokio::test]
+async fn dropping_it_closes_the_port() {
+    let emulator = Emulator::builder().start().await.expect("a free port");
+    let address = emulator.addr();
+    drop(emulator);
+    let closed = async {
+        while TcpStream::connect(address).is_ok() {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, closed)
+        .await
+        .expect("the port is closed");
+}

@@ -1,0 +1,134 @@
+//! From a committed row to an ordered message, a dispatch row and a confirmed position.
+
+use crate::harness::{self, Database, Relay, eventually, insert_orders};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_committed_row_is_published_once_in_order_recorded_and_confirmed() {
+    let database = Database::start().await;
+    let emulator = harness::emulator().await;
+    insert_orders(&database, 500, 7).await;
+    let relay = Relay::start(&database, &emulator);
+    insert_orders(&database, 500, 7).await;
+    database.wait_until_recorded().await;
+    database.wait_until_confirmed().await;
+    let report = harness::check(&database, &emulator).await;
+    assert!(report.is_clean() && report.duplicates.is_empty(), "{report}\n{}", relay.log());
+    assert_eq!(report.stored_messages, 1_000);
+    let row = database
+        .client
+        .query_one(
+            "SELECT count(*), count(DISTINCT (commit_lsn, ordinal)), count(DISTINCT message_id), \
+             min(attempts), bool_and(state = 'published'), bool_and(dispatched_at >= committed_at), \
+             bool_and(ordering_key LIKE 'o-%') FROM outbox.dispatch",
+            &[],
+        )
+        .await
+        .unwrap();
+    assert_eq!((row.get::<_, i64>(0), row.get::<_, i64>(1), row.get::<_, i64>(2)), (1000, 1000, 1000));
+    assert_eq!(row.get::<_, i32>(3), 1);
+    assert!(row.get::<_, bool>(4) && row.get::<_, bool>(5) && row.get::<_, bool>(6));
+    assert!(relay.stop().await.success());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_rolled_back_is_never_published() {
+    let database = Database::start().await;
+    let emulator = harness::emulator().await;
+    let relay = Relay::start(&database, &emulator);
+    insert_orders(&database, 3, 1).await;
+    database
+        .execute(
+            "BEGIN; INSERT INTO outbox.events (aggregatetype, aggregateid, event_type) \
+             VALUES ('order', 'o-0', 'Never'); ROLLBACK; \
+             BEGIN; SAVEPOINT s; INSERT INTO outbox.events (aggregatetype, aggregateid, event_type) \
+             VALUES ('order', 'o-0', 'Never'); ROLLBACK TO s; COMMIT;",
+        )
+        .await;
+    insert_orders(&database, 3, 1).await;
+    database.wait_until_recorded().await;
+    database.wait_until_confirmed().await;
+    let report = harness::check(&database, &emulator).await;
+    assert!(report.is_clean(), "{report}");
+    assert_eq!(report.stored_messages, 6);
+    drop(relay);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_large_transaction_is_published_whole_and_in_order() {
+    let database = Database::start().await;
+    let emulator = harness::emulator().await;
+    let relay = Relay::start(&database, &emulator);
+    database
+        .execute(
+            "INSERT INTO outbox.events (aggregatetype, aggregateid, event_type, version, payload) \
+             SELECT 'order', 'o-' || (i % 50), 'OrderPlaced', i, jsonb_build_object('n', i) \
+             FROM generate_series(1, 50000) i",
+        )
+        .await;
+    database.wait_until_recorded().await;
+    database.wait_until_confirmed().await;
+    let report = harness::check(&database, &emulator).await;
+    assert!(report.is_clean() && report.duplicates.is_empty(), "{report}\n{}", relay.log());
+    assert_eq!(report.stored_messages, 50_000);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_idle_outbox_holds_no_wal_back_while_other_tables_are_busy_and_writes_nothing() {
+    let database = Database::start().await;
+    let emulator = harness::emulator().await;
+    let relay = Relay::start(&database, &emulator);
+    relay.wait_for_log("streaming").await;
+    database.execute("CREATE TABLE other (n int)").await;
+    for _ in 0..5 {
+        database.execute("INSERT INTO other SELECT generate_series(1, 20000)").await;
+        database.wait_until_confirmed().await;
+    }
+    database.execute("CHECKPOINT").await;
+    database.wait_until_confirmed().await;
+    // The server writes a little WAL by itself now and then; the relay must add none.
+    let calls = "SELECT coalesce(sum(n_tup_ins + n_tup_upd + n_tup_del), 0)::bigint \
+                 FROM pg_stat_user_tables WHERE schemaname = 'outbox'";
+    let before = database.number(calls).await;
+    tokio::time::sleep(std::time::Duration::from_secs(12)).await;
+    assert_eq!(database.number(calls).await, before);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_fast_shutdown_of_the_server_does_not_wait_for_the_relay() {
+    let mut database = Database::start().await;
+    let emulator = harness::emulator().await;
+    let relay = Relay::start(&database, &emulator);
+    insert_orders(&database, 100, 3).await;
+    database.execute("CREATE TABLE other AS SELECT generate_series(1, 50000) n").await;
+    database.wait_until_recorded().await;
+    let began = std::time::Instant::now();
+    database.server.stop(scratch_postgres::StopMode::Fast, harness::PATIENCE).unwrap();
+    assert!(began.elapsed() < std::time::Duration::from_secs(10), "took {:?}", began.elapsed());
+    drop(relay);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn missing_topics_are_created_when_that_is_allowed_and_waited_for_when_not() {
+    let database = Database::start().await;
+    let emulator = harness::emulator().await;
+    let addr = emulator.addr().to_string();
+    database
+        .execute(
+            "INSERT INTO outbox.events (aggregatetype, aggregateid, event_type) \
+             VALUES ('invoice', 'i-1', 'Sent'), ('order', 'o-1', 'Placed')",
+        )
+        .await;
+    let relay = Relay::start_with(&database, &addr, &[]);
+    relay.wait_for_log("topic-missing").await;
+    eventually("the topic that is there goes on", || async {
+        let sql = "SELECT count(*) FROM outbox.dispatch WHERE topic LIKE '%order.events'";
+        (database.number(sql).await == 1).then_some(())
+    })
+    .await;
+    relay.kill_9();
+    let relay =
+        Relay::start_with(&database, &addr, &[("POSTRIDER_CREATE_TOPICS", "true")]);
+    database.wait_until_recorded().await;
+    let report = harness::check(&database, &emulator).await;
+    assert!(report.is_clean() && report.duplicates.is_empty(), "{report}\n{}", relay.log());
+}

@@ -1,0 +1,242 @@
+//! What every test needs: a server, an emulator, the relay as a process, and patience.
+
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use pubsub_emulator::checks::{self, Expected, Report, Stream};
+use pubsub_emulator::{Emulator, RunningEmulator};
+use scratch_postgres::ScratchPostgres;
+use tokio_postgres::{Client, NoTls};
+
+/// How long a condition may take to come true; generous, since machines are shared.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Waits until `probe` gives a value.
+pub async fn eventually<T, F: Future<Output = Option<T>>>(
+    what: &str,
+    mut probe: impl FnMut() -> F,
+) -> T {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        if let Some(value) = probe().await {
+            return value;
+        }
+        assert!(Instant::now() < deadline, "not within {PATIENCE:?}: {what}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+/// A server, prepared as `postrider init --apply` does it.
+pub struct Database {
+    pub server: ScratchPostgres,
+    pub client: Client,
+    pub url: String,
+}
+
+impl Database {
+    pub async fn start() -> Self {
+        Self::on(ScratchPostgres::builder().setting("wal_level", "logical").start().unwrap()).await
+    }
+
+    pub async fn on(server: ScratchPostgres) -> Self {
+        let url = server.url("postgres");
+        let client = connect(&url).await;
+        let output = postrider(&["init", "--apply"], &[("DATABASE_URL", &url)]).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        Self { server, client, url }
+    }
+
+    /// Connects again after the server was restarted.
+    pub async fn reconnect(&mut self) {
+        self.client = connect(&self.url).await;
+    }
+
+    pub async fn execute(&self, sql: &str) {
+        self.client.batch_execute(sql).await.unwrap();
+    }
+
+    pub async fn number(&self, sql: &str) -> i64 {
+        self.client.query_one(sql, &[]).await.unwrap().get(0)
+    }
+
+    /// Events of `outbox.events` in commit order per stream, as they should be published. Tests
+    /// write from one session, so that insertion order is commit order.
+    pub async fn expected(&self) -> Expected {
+        let rows = self
+            .client
+            .query(
+                "SELECT id::text, aggregatetype, coalesce(aggregateid, '') \
+                 FROM outbox.events ORDER BY occurred_at, version",
+                &[],
+            )
+            .await
+            .unwrap();
+        let mut expected = BTreeMap::new();
+        for row in rows {
+            let (id, kind, key): (String, String, String) = (row.get(0), row.get(1), row.get(2));
+            let stream = Stream::new(format!("projects/demo/topics/{kind}.events"), key);
+            expected.entry(stream).or_insert_with(Vec::new).push(id);
+        }
+        expected
+    }
+
+    /// Waits until every event has its dispatch row.
+    pub async fn wait_until_recorded(&self) {
+        eventually("every event is recorded", || async {
+            let missing = self
+                .number(
+                    "SELECT count(*) FROM outbox.events e \
+                     WHERE NOT EXISTS (SELECT FROM outbox.dispatch d WHERE d.event_id = e.id)",
+                )
+                .await;
+            (missing == 0).then_some(())
+        })
+        .await;
+    }
+
+    /// The slot's confirmed position as a number.
+    pub async fn confirmed(&self) -> i64 {
+        self.number(
+            "SELECT (confirmed_flush_lsn - '0/0')::bigint FROM pg_replication_slots \
+             WHERE slot_name = 'postrider'",
+        )
+        .await
+    }
+
+    pub async fn current_wal(&self) -> i64 {
+        self.number("SELECT (pg_current_wal_lsn() - '0/0')::bigint").await
+    }
+
+    /// Waits until the slot has confirmed everything written until now.
+    pub async fn wait_until_confirmed(&self) {
+        let target = self.current_wal().await;
+        eventually("the slot has confirmed everything", || async {
+            (self.confirmed().await >= target).then_some(())
+        })
+        .await;
+    }
+}
+
+async fn connect(url: &str) -> Client {
+    let (client, connection) = eventually("the server takes connections", || async {
+        tokio_postgres::connect(url, NoTls).await.ok()
+    })
+    .await;
+    tokio::spawn(connection);
+    client
+}
+
+/// Compares the journal with what the table holds.
+pub async fn check(database: &Database, emulator: &RunningEmulator) -> Report {
+    checks::check(&emulator.journal().attempts(), &database.expected().await)
+}
+
+/// An emulator with the topic `order.events` of project `demo`.
+pub async fn emulator() -> RunningEmulator {
+    let emulator = Emulator::builder().listen("127.0.0.1:0".parse().unwrap()).start().await.unwrap();
+    emulator.create_topic("projects/demo/topics/order.events").await.unwrap();
+    emulator
+}
+
+/// The binary under test with an environment of its own.
+pub fn postrider(arguments: &[&str], environment: &[(&str, &str)]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_postrider"));
+    command.args(arguments).env_clear().envs(environment.iter().copied());
+    command
+}
+
+/// A running relay; killed when dropped.
+pub struct Relay {
+    child: Child,
+    log: Arc<Mutex<Vec<String>>>,
+}
+
+impl Relay {
+    pub fn start(database: &Database, emulator: &RunningEmulator) -> Self {
+        Self::start_with(database, &emulator.addr().to_string(), &[])
+    }
+
+    pub fn start_with(database: &Database, emulator: &str, more: &[(&str, &str)]) -> Self {
+        let mut environment = vec![
+            ("DATABASE_URL", database.url.as_str()),
+            ("PUBSUB_EMULATOR_HOST", emulator),
+            ("PUBSUB_PROJECT_ID", "demo"),
+            ("POSTRIDER_HTTP_ADDR", "off"),
+        ];
+        environment.extend(more);
+        let mut child =
+            postrider(&["run"], &environment).stderr(Stdio::piped()).spawn().unwrap();
+        let log = Arc::new(Mutex::new(Vec::new()));
+        let lines = BufReader::new(child.stderr.take().unwrap()).lines();
+        let sink = log.clone();
+        std::thread::spawn(move || {
+            for line in lines.map_while(Result::ok) {
+                sink.lock().unwrap().push(line);
+            }
+        });
+        Self { child, log }
+    }
+
+    pub fn log(&self) -> String {
+        self.log.lock().unwrap().join("\n")
+    }
+
+    pub async fn wait_for_log(&self, text: &str) {
+        eventually(&format!("the log says {text:?}; it says\n{}", self.log()), || async {
+            self.log().contains(text).then_some(())
+        })
+        .await;
+    }
+
+    pub fn kill_9(mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    /// Sends SIGTERM.
+    pub fn terminate(&self) {
+        let pid = self.child.id().to_string();
+        assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
+    }
+
+    /// Sends SIGTERM and waits for the end.
+    pub async fn stop(self) -> ExitStatus {
+        self.terminate();
+        self.wait().await
+    }
+
+    /// Waits until the process ends by itself.
+    pub async fn wait(mut self) -> ExitStatus {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return status;
+            }
+            assert!(Instant::now() < deadline, "the relay did not end:\n{}", self.log());
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+}
+
+impl Drop for Relay {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Inserts `count` events in transactions of one row each, spread over `keys` keys.
+pub async fn insert_orders(database: &Database, count: u32, keys: u32) {
+    database
+        .execute(&format!(
+            "DO $$ BEGIN FOR i IN 1..{count} LOOP \
+             INSERT INTO outbox.events (aggregatetype, aggregateid, event_type, version, payload, occurred_at) \
+             VALUES ('order', 'o-' || (i % {keys}), 'OrderPlaced', i, \
+                     jsonb_build_object('n', i), clock_timestamp()); \
+             COMMIT; END LOOP; END $$"
+        ))
+        .await;
+}

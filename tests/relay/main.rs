@@ -1,0 +1,9 @@
+//! The relay against a real PostgreSQL and a real gRPC server: one process under test, everything
+//! else made by the test itself.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod delivery;
+mod harness;
+mod outage;
+mod restart;

@@ -1,0 +1,66 @@
+//! `cargo xtask ci`: what must pass, cheapest first, ending at the first failure.
+//!
+//! One profile for everything: lints and documentation share their artifacts, and the tests build
+//! on top. PostgreSQL is started by the tests themselves.
+
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::step;
+
+/// Warnings are errors here and nowhere else, so that a change can be tried out before it is tidy.
+const DENY_WARNINGS: [&str; 2] = ["-D", "warnings"];
+
+pub(crate) fn run() -> Result<(), String> {
+    let mut times = Vec::new();
+    for (name, command) in steps() {
+        println!("\n== {name}");
+        let began = Instant::now();
+        step::run(command)?;
+        times.push((name, began.elapsed()));
+    }
+    print_times(&times);
+    Ok(())
+}
+
+fn steps() -> Vec<(&'static str, Command)> {
+    let mut clippy = step::cargo(&["clippy", "--locked", "--workspace", "--all-targets", "--"]);
+    clippy.args(DENY_WARNINGS);
+    let mut documentation = step::cargo(&[
+        "doc",
+        "--locked",
+        "--workspace",
+        "--no-deps",
+        "--document-private-items",
+    ]);
+    documentation.env("RUSTDOCFLAGS", DENY_WARNINGS.join(" "));
+    let mut steps = vec![
+        ("formatting", step::cargo(&["fmt", "--all", "--check"])),
+        ("lints", clippy),
+        ("documentation", documentation),
+    ];
+    match has_cargo_deny() {
+        true => steps.push((
+            "licences, advisories, bans",
+            step::cargo(&["deny", "check"]),
+        )),
+        false => {
+            println!("SKIPPED: licences, advisories, bans (cargo install --locked cargo-deny)")
+        }
+    }
+    steps.push(("tests", step::cargo(&["test", "--locked", "--workspace"])));
+    steps
+}
+
+fn has_cargo_deny() -> bool {
+    let mut asked = step::cargo(&["deny", "--version"]);
+    asked.stdout(Stdio::null()).stderr(Stdio::null());
+    asked.status().is_ok_and(|status| status.success())
+}
+
+fn print_times(times: &[(&str, Duration)]) {
+    println!("\n== everything passed");
+    for (name, took) in times {
+        println!("{:>6.1} s  {name}", took.as_secs_f64());
+    }
+}

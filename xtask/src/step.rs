@@ -1,0 +1,31 @@
+//! Runs a program in the root of the repository, with its output shown as it comes.
+
+use std::path::Path;
+use std::process::Command;
+
+/// A call of the cargo that runs us, in the root of the repository.
+pub(crate) fn cargo(arguments: &[&str]) -> Command {
+    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent();
+    command
+        .args(arguments)
+        .current_dir(root.expect("invariant: xtask is a folder of the root"));
+    command
+}
+
+/// Runs it to its end.
+///
+/// # Errors
+/// When it cannot be started or does not succeed; names the command to run by hand.
+pub(crate) fn run(mut command: Command) -> Result<(), String> {
+    let words: Vec<_> = command
+        .get_args()
+        .map(|word| word.to_string_lossy())
+        .collect();
+    let by_hand = format!("cargo {}", words.join(" "));
+    match command.status() {
+        Ok(status) if status.success() => Ok(()),
+        Ok(status) => Err(format!("`{by_hand}` failed ({status})")),
+        Err(error) => Err(format!("`{by_hand}` did not start: {error}")),
+    }
+}
