@@ -24,7 +24,7 @@ prerequisites:
 	command -v cc >/dev/null || missing="gcc libc6-dev"; \
 	if [ -z "$$POSTRIDER_PG_BIN" ] && ! command -v initdb >/dev/null \
 	    && ! ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1; then \
-	    missing="$$missing postgresql"; \
+	    missing="$${missing:+$$missing }postgresql"; \
 	fi; \
 	[ -n "$$missing" ] || exit 0; \
 	as_root=; \
@@ -32,14 +32,14 @@ prerequisites:
 	    if [ -t 0 ]; then as_root="sudo"; else as_root="sudo -n"; fi; \
 	fi; \
 	if ! command -v apt-get >/dev/null; then \
-	    echo "This needs$${missing:+ }$$missing, and there is no apt-get here: install them, or set" >&2; \
+	    echo "This needs $$missing, and there is no apt-get here: install them, or set" >&2; \
 	    echo "POSTRIDER_PG_BIN to the folder with PostgreSQL's initdb and postgres." >&2; \
 	    exit 1; \
 	fi; \
-	echo "Installing: $$missing"; \
+	echo "Installing:" $$missing; \
 	{ $$as_root env DEBIAN_FRONTEND=noninteractive apt-get update -qq \
 	    && $$as_root env DEBIAN_FRONTEND=noninteractive \
 	        apt-get install -y -qq --no-install-recommends $$missing; } </dev/null || { \
-	    echo "Could not install them. Ask an administrator to run: apt-get install $$missing" >&2; \
+	    echo "Could not install them. Ask an administrator to run: apt-get install" $$missing >&2; \
 	    exit 1; \
 	}

@@ -14,11 +14,12 @@
 //! 8. [`watermark`] says how far everything is resolved, which `source` then confirms.
 //!
 //! [`error`] has the codes that operators see, [`metrics`] and [`http`] what they watch, [`cli`]
-//! the commands.
+//! the commands, [`demo`] the one to begin with.
 
 #![cfg_attr(test, allow(clippy::unwrap_used, reason = "a test fails by panicking"))]
 
 pub mod cli;
+pub mod demo;
 mod dispatch;
 pub mod error;
 pub mod http;

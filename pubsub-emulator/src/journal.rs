@@ -220,6 +220,7 @@ impl Journal {
         } else {
             Some(inner.record(peer, topic, messages))
         };
+        inner.changed.notify_waiters();
         Entry {
             inner: Arc::clone(inner),
             sequence,

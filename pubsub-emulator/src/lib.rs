@@ -23,7 +23,7 @@
 //! ```
 //!
 //! A tour: `server` starts and stops; `publisher` and `subscriber` answer the calls,
-//! `streaming_pull` the streams; `registry`, `topic` and `subscription` hold what exists;
+//! `streaming_pull` the streams, `rest` the clients that administer over HTTP; `registry`, `topic` and `subscription` hold what exists;
 //! `limits`, `names` and `filter` are the service's rules; `wire` reads messages without decoding
 //! them; `connections` cuts sockets. `subscription::backlog` is the state machine behind
 //! deliveries.
@@ -41,6 +41,7 @@ mod limits;
 mod names;
 mod publisher;
 mod registry;
+mod rest;
 mod server;
 mod streaming_pull;
 mod subscriber;

@@ -1,6 +1,6 @@
 //! Starting and stopping: one TCP listener, one server task.
 //!
-//! Plain HTTP/2 without TLS, gzip understood. A running emulator lives on the tokio runtime that
+//! gRPC over plain HTTP/2 with gzip understood, and REST over HTTP/1.1 on the same port; no TLS. A running emulator lives on the tokio runtime that
 //! started it and ends when it is shut down or dropped.
 
 use std::io;
@@ -13,6 +13,7 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tonic::Status;
 use tonic::codec::CompressionEncoding;
+use tonic::service::Routes;
 use tonic::transport::Server;
 
 use crate::faults::Faults;
@@ -20,6 +21,7 @@ use crate::journal::{Journal, Recording};
 use crate::proto;
 use crate::publisher::PublisherService;
 use crate::registry::Registry;
+use crate::rest;
 use crate::services::publisher_server::PublisherServer;
 use crate::services::subscriber_server::SubscriberServer;
 use crate::subscriber::SubscriberService;
@@ -118,18 +120,23 @@ async fn serve(registry: Arc<Registry>, listener: TcpListener, stopped: oneshot:
     })
     .accept_compressed(CompressionEncoding::Gzip)
     .max_decoding_message_size(MAX_FRAME_BYTES);
-    let subscriber = SubscriberServer::new(SubscriberService { registry })
-        .accept_compressed(CompressionEncoding::Gzip)
-        .max_decoding_message_size(MAX_FRAME_BYTES);
+    let subscriber = SubscriberServer::new(SubscriberService {
+        registry: Arc::clone(&registry),
+    })
+    .accept_compressed(CompressionEncoding::Gzip)
+    .max_decoding_message_size(MAX_FRAME_BYTES);
     let stopped = async {
         // An error means that the emulator was dropped: stop all the same.
         let _ = stopped.await;
     };
+    let mut routes = Routes::new(publisher).add_service(subscriber);
+    let router = std::mem::take(routes.axum_router_mut());
+    *routes.axum_router_mut() = router.merge(rest::router(registry));
     let served = Server::builder()
+        .accept_http1(true)
         .initial_stream_window_size(STREAM_WINDOW_BYTES)
         .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
-        .add_service(publisher)
-        .add_service(subscriber)
+        .add_routes(routes)
         .serve_with_incoming_shutdown(incoming, stopped)
         .await;
     if let Err(error) = served {

@@ -298,6 +298,36 @@ async fn a_stream_that_breaks_the_rules_ends_with_invalid_argument() {
 }
 
 #[tokio::test]
+async fn a_stream_never_holds_more_messages_than_its_flow_control_allows() {
+    let (_emulator, mut clients) = start().await;
+    let (topic, subscription) = clients.create_ordered("orders").await;
+    let limited = proto::StreamingPullRequest {
+        max_outstanding_messages: 3,
+        ..Default::default()
+    };
+    let mut stream = clients.stream_with(&subscription, limited).await;
+    let messages = (0..20).map(|n| message("k", &n.to_string())).collect();
+    clients.publish(&topic, messages).await.expect("published");
+    let mut seen: Vec<String> = Vec::new();
+    while seen.len() < 20 {
+        let received = stream.messages(1).await;
+        assert!(received.len() <= 3, "{}", received.len());
+        seen.extend(received.iter().map(data));
+        // By turns on the stream and beside it.
+        if seen.len() % 2 == 0 {
+            stream.acknowledge(ack_ids(&received)).await;
+        } else {
+            clients
+                .acknowledge(&subscription, ack_ids(&received))
+                .await
+                .expect("acknowledged");
+        }
+    }
+    let expected: Vec<String> = (0..20).map(|n| n.to_string()).collect();
+    assert_eq!(seen, expected);
+}
+
+#[tokio::test]
 async fn flow_control_by_bytes_holds_the_next_message_back() {
     let (_emulator, mut clients) = start().await;
     let (topic, subscription) = clients.create_ordered("orders").await;

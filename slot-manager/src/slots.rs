@@ -50,7 +50,8 @@ async fn query(client: &Client, name: Option<&str>) -> Result<Vec<Slot>, Error> 
 ///
 /// The server waits until all transactions that run at this moment have ended, for at most
 /// `timeout`. Make the publication first: rows that are inserted between the slot and the
-/// publication cannot be streamed.
+/// publication cannot be streamed. Dropping the future does not stop the server: it goes on until
+/// `timeout`.
 ///
 /// # Errors
 /// [`Error::CreationBlocked`] names the transactions; no slot is left behind. [`Error::SlotExists`],

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Arg, CommandFactory, FromArgMatches, Parser, Subcommand};
 
+use super::emulator::EmulatorArgs;
 use crate::error::Code;
 use crate::settings::{KEYS, Kind};
 
@@ -31,6 +32,47 @@ pub(super) enum Command {
     /// its position. Starts from the environment alone. SIGTERM ends it in good order; a second
     /// one at once. Serves /metrics, /livez, /readyz and /status.
     Run,
+    /// See it work in half a minute: everything from a row to a message, and a kill -9
+    ///
+    /// Starts a throw-away PostgreSQL, a Pub/Sub emulator, services that write, the relay and a
+    /// subscriber; kills the relay half-way, starts it again, and checks against the database that
+    /// nothing was lost, swapped or delivered without a commit. Needs PostgreSQL's programs
+    /// (`make demo` installs them) and nothing else. Leaves nothing behind.
+    Demo(super::demo::Args),
+    /// Show or apply the SQL that the relay needs, and create its slot
+    ///
+    /// Prints the statements with comments, to read or to feed to a migration tool; --apply runs
+    /// them. Running it again changes nothing but what is missing. Publication first, slot last:
+    /// every row committed after it is delivered. Needs the owner of the database (the relay's own
+    /// role gets fewer rights) and says what is left to do; the exit code is 1 then.
+    ///
+    /// Examples:
+    ///   postrider init > postrider.sql
+    ///   postrider init --apply --relay-user shop_relay
+    ///   postrider init --apply --payload bytea       (Protobuf, Avro)
+    #[command(verbatim_doc_comment)]
+    Init(super::init::Args),
+    /// Check everything that the relay needs, in PostgreSQL and in Pub/Sub
+    ///
+    /// Changes nothing. Looks at server settings, rights, publication, tables, slot, the mapping of
+    /// sampled events, credentials, endpoint, topics and subscriptions. Run it with the settings
+    /// and as the role of the relay. Exit code: 0 ready, 1 with warnings, 2 with errors.
+    ///
+    /// Example: DATABASE_URL=postgres://shop_relay@db/shop PUBSUB_PROJECT_ID=shop postrider check
+    #[command(verbatim_doc_comment)]
+    Check(super::check::Args),
+    /// Look at the replication slot; create, drop or advance it
+    ///
+    /// Without a command: show. --slot or POSTRIDER_SLOT names the slot.
+    ///
+    /// Examples:
+    ///   postrider slot                               (what an operator asks at 3 a.m.)
+    ///   postrider slot show --watch
+    ///   postrider slot show --json --critical-bytes 2GB   (exit code: 0 ok, 1 warning, 2 critical,
+    ///                                                      3 missing or unknown)
+    #[command(verbatim_doc_comment)]
+    Slot(super::slot::Args),
+    Emulator(EmulatorArgs),
     /// Say what an error code means and what to do about it
     Explain {
         /// A code such as `slot-missing`; none lists them all

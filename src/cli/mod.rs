@@ -4,15 +4,25 @@
 //! is a file of its own.
 
 mod args;
+mod check;
+mod demo;
+mod emulator;
 mod explain;
+mod figures;
+mod findings;
+mod init;
 mod logging;
+mod output;
+mod paint;
 mod run;
+mod signals;
+mod slot;
 
 pub use args::Cli;
 
 use std::process::ExitCode;
 
-use crate::error::{Report, Result};
+use crate::error::{Code, Error, Report, Result};
 use crate::settings::Settings;
 use args::Command;
 
@@ -35,10 +45,24 @@ fn dispatch(cli: Cli, flags: &[(String, String)]) -> Result<ExitCode> {
     let load = || Settings::load(cli.config.as_deref(), &std::env::vars().collect(), flags);
     match cli.command {
         Command::Run => run::run(load()?),
+        Command::Init(args) => init::run(&load()?, &args),
+        Command::Check(args) => check::run(&load()?, &args),
+        Command::Slot(args) => slot::run(&load()?, args),
+        Command::Demo(args) => demo::run(&args),
+        Command::Emulator(args) => emulator::run(args),
         Command::Explain { code } => Ok(explain::explain(code)),
         Command::Completions { shell } => {
             args::print_completions(shell);
             Ok(ExitCode::SUCCESS)
         }
     }
+}
+
+/// Runs a command that does one thing after the other, on this thread.
+fn block_on<T>(command: impl Future<Output = Result<T>>) -> Result<T> {
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|e| Error::new(Code::Internal, "cannot start a runtime").caused_by(e))?
+        .block_on(command)
 }

@@ -3,10 +3,7 @@
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::watch;
-
-use super::logging;
+use super::{logging, signals};
 use crate::error::{Code, Error, Result};
 use crate::http;
 use crate::metrics::Metrics;
@@ -28,7 +25,7 @@ pub(super) fn run(settings: Settings) -> Result<ExitCode> {
 }
 
 async fn relay(settings: Settings) -> Result<()> {
-    let shutdown = watch_signals()?;
+    let shutdown = signals::watch()?;
     let metrics = Metrics::default();
     let state = Arc::new(State::default());
     let listener = match settings.http_addr {
@@ -47,28 +44,4 @@ async fn relay(settings: Settings) -> Result<()> {
         port.abort();
     }
     ended
-}
-
-/// Turns true at the first SIGTERM or SIGINT; the second ends the process.
-fn watch_signals() -> Result<watch::Receiver<bool>> {
-    let cannot = |e| Error::new(Code::Internal, "cannot watch for signals").caused_by(e);
-    let mut terminate = signal(SignalKind::terminate()).map_err(cannot)?;
-    let mut interrupt = signal(SignalKind::interrupt()).map_err(cannot)?;
-    let (sender, receiver) = watch::channel(false);
-    tokio::spawn(async move {
-        for last in [false, true] {
-            tokio::select! {
-                _ = terminate.recv() => {}
-                _ = interrupt.recv() => {}
-            }
-            if last {
-                tracing::warn!("second signal: leaving at once");
-                std::process::exit(1);
-            }
-            tracing::info!("stopping: what is on its way is finished; a second signal ends at once");
-            // The receiver lives as long as the relay.
-            let _ = sender.send(true);
-        }
-    });
-    Ok(receiver)
 }

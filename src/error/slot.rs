@@ -30,6 +30,15 @@ impl From<SlotError> for Error {
             SlotError::Backwards { .. } => Code::SettingInvalid,
             _ => Code::PostgresStatement,
         };
-        Error::new(code, error.to_string())
+        let own = Error::new(code, error.to_string());
+        match error {
+            // Only commands meet this one: a relay waits instead.
+            SlotError::SlotInUse { .. } => own.hint("stop that reader first"),
+            SlotError::SlotExists { .. } => own.hint("use it, or choose another name with --slot"),
+            SlotError::CreationBlocked { .. } => {
+                own.hint("end those transactions or wait for them, then try again")
+            }
+            _ => own,
+        }
     }
 }

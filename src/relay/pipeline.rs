@@ -81,9 +81,7 @@ impl Pipeline {
                 }
                 topic = self.topic_maker.made() => self.lanes.hasten(&topic, Instant::now()),
                 _ = until(next_due), if next_due.is_some() => {}
-                chunk = self.source.recv(), if self.budget.has_room() => {
-                    self.on_chunk(&chunk?).await?;
-                }
+                chunk = self.source.recv(self.budget.has_room()) => self.on_chunk(&chunk?).await?,
             }
         }
     }

@@ -59,8 +59,10 @@ impl Connection {
         loop {
             let mut reply = BytesMut::new();
             match self.message().await? {
-                Message::AuthenticationOk | Message::AuthenticationSaslFinal(_)
-                    if scram.is_none() => {}
+                // Without its proof the server may be anybody.
+                Message::AuthenticationOk if scram.is_some() => {
+                    return Err(refused(target, "the server did not prove that it knows the password"));
+                }
                 Message::AuthenticationOk
                 | Message::BackendKeyData(_)
                 | Message::ParameterStatus(_) => {}

@@ -55,7 +55,10 @@ pub(crate) struct Options {
 /// An open replication session.
 #[derive(Debug)]
 pub(crate) struct Source {
-    chunks: mpsc::Receiver<Result<Chunk>>,
+    chunks: mpsc::Receiver<Chunk>,
+    /// The session's last word; apart from the chunks, so that it is heard also while none are
+    /// taken.
+    ended: oneshot::Receiver<Error>,
     control: Arc<Control>,
     close: Option<oneshot::Sender<()>>,
     thread: Option<std::thread::JoinHandle<()>>,
@@ -86,6 +89,7 @@ impl Source {
         let (chunk_sender, chunks) = mpsc::channel(CHUNKS);
         let (started, wait_started) = oneshot::channel();
         let (close, closed) = oneshot::channel();
+        let (end, ended) = oneshot::channel();
         let start = options.confirmed.lsn().as_u64();
         let control = Arc::new(Control {
             confirmed: AtomicU64::new(start),
@@ -94,9 +98,12 @@ impl Source {
         let shared = control.clone();
         let thread = std::thread::Builder::new()
             .name("source".into())
-            .spawn(move || session::run(options, shared, chunk_sender, started, closed))
+            .spawn(move || {
+                let ends = session::Ends { chunks: chunk_sender, started, end, close: closed };
+                session::run(options, shared, ends);
+            })
             .map_err(|e| Error::new(Code::Internal, "cannot start a thread").caused_by(e))?;
-        let source = Self { chunks, control, close: Some(close), thread: Some(thread) };
+        let source = Self { chunks, ended, control, close: Some(close), thread: Some(thread) };
         match wait_started.await {
             Ok(Ok(())) => Ok(source),
             Ok(Err(error)) => Err(error),
@@ -104,11 +111,17 @@ impl Source {
         }
     }
 
-    /// The next chunk, or the error that ended the session. Cancel-safe.
-    pub(crate) async fn recv(&mut self) -> Result<Chunk> {
-        self.chunks.recv().await.unwrap_or_else(|| {
-            Err(Error::new(Code::PostgresConnectionLost, "the replication session has ended"))
-        })
+    /// The next chunk, or the error that ended the session, which goes first. Cancel-safe.
+    ///
+    /// Without `take_chunks` it only waits for the end.
+    pub(crate) async fn recv(&mut self, take_chunks: bool) -> Result<Chunk> {
+        tokio::select! {
+            biased;
+            error = &mut self.ended => Err(error.unwrap_or_else(|_| {
+                Error::new(Code::PostgresConnectionLost, "the replication session has ended")
+            })),
+            Some(chunk) = self.chunks.recv(), if take_chunks => Ok(chunk),
+        }
     }
 
     /// Whether a chunk is at hand already.

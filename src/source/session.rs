@@ -23,18 +23,22 @@ const READ_BUFFER: usize = 256 << 10;
 /// Limit of connecting, logging in and starting the replication.
 const START_TIMEOUT: Duration = Duration::from_secs(20);
 
+/// The session's ends of the channels to the relay.
+pub(super) struct Ends {
+    pub(super) chunks: mpsc::Sender<Chunk>,
+    pub(super) started: oneshot::Sender<Result<()>>,
+    pub(super) end: oneshot::Sender<Error>,
+    pub(super) close: oneshot::Receiver<()>,
+}
+
 /// Body of the thread: its own runtime, one session, and the reason of its end as last word.
-pub(super) fn run(
-    options: Options,
-    control: Arc<Control>,
-    chunks: mpsc::Sender<Result<Chunk>>,
-    started: oneshot::Sender<Result<()>>,
-    close: oneshot::Receiver<()>,
-) {
+pub(super) fn run(options: Options, control: Arc<Control>, ends: Ends) {
+    let Ends { chunks, started, end, close } = ends;
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(e) => {
             let error = Error::new(Code::Internal, "cannot start a runtime").caused_by(e);
+            // The receiver is gone only when nobody wants to know any more; so below.
             let _ = started.send(Err(error));
             return;
         }
@@ -58,8 +62,7 @@ pub(super) fn run(
             waiting: None,
         };
         if let Err(error) = session.stream(&chunks, close).await {
-            // The receiver is gone only when nobody wants to know any more.
-            let _ = chunks.send(Err(error)).await;
+            let _ = end.send(error);
         }
     });
 }
@@ -87,7 +90,7 @@ impl Session {
     /// Streams until the server ends it (an error) or `close` comes.
     async fn stream(
         &mut self,
-        chunks: &mpsc::Sender<Result<Chunk>>,
+        chunks: &mpsc::Sender<Chunk>,
         mut close: oneshot::Receiver<()>,
     ) -> Result<()> {
         let mut tick = tokio::time::interval(STATUS_INTERVAL);
@@ -101,7 +104,7 @@ impl Session {
                 _ = tick.tick() => {}
                 permit = chunks.reserve(), if held_back => {
                     let Ok(permit) = permit else { return self.close().await };
-                    permit.send(Ok(self.waiting.take().expect("invariant: a chunk waits")));
+                    permit.send(self.waiting.take().expect("invariant: a chunk waits"));
                     self.feedback.reading_again(Instant::now());
                 }
                 read = self.connection.stream.read_buf(&mut self.connection.buffer),
@@ -120,7 +123,7 @@ impl Session {
     }
 
     /// Cuts what has been read into chunks, as far as there is room for them.
-    fn cut(&mut self, chunks: &mpsc::Sender<Result<Chunk>>) -> Result<()> {
+    fn cut(&mut self, chunks: &mpsc::Sender<Chunk>) -> Result<()> {
         while self.waiting.is_none() {
             let scan = scan(&self.connection.buffer)?;
             if scan.reply_requested {
@@ -128,8 +131,8 @@ impl Session {
             }
             if scan.copy_data > 0 {
                 let chunk = self.connection.buffer.split_to(scan.copy_data).freeze();
-                if let Err(mpsc::error::TrySendError::Full(chunk)) = chunks.try_send(Ok(chunk)) {
-                    self.waiting = chunk.ok();
+                if let Err(mpsc::error::TrySendError::Full(chunk)) = chunks.try_send(chunk) {
+                    self.waiting = Some(chunk);
                 }
             }
             match scan.then {

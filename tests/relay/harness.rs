@@ -12,10 +12,10 @@ use scratch_postgres::ScratchPostgres;
 use tokio_postgres::{Client, NoTls};
 
 /// How long a condition may take to come true; generous, since machines are shared.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Waits until `probe` gives a value.
-pub async fn eventually<T, F: Future<Output = Option<T>>>(
+pub(crate) async fn eventually<T, F: Future<Output = Option<T>>>(
     what: &str,
     mut probe: impl FnMut() -> F,
 ) -> T {
@@ -30,41 +30,45 @@ pub async fn eventually<T, F: Future<Output = Option<T>>>(
 }
 
 /// A server, prepared as `postrider init --apply` does it.
-pub struct Database {
-    pub server: ScratchPostgres,
-    pub client: Client,
-    pub url: String,
+pub(crate) struct Database {
+    pub(crate) server: ScratchPostgres,
+    pub(crate) client: Client,
+    pub(crate) url: String,
 }
 
 impl Database {
-    pub async fn start() -> Self {
+    pub(crate) async fn start() -> Self {
         Self::on(ScratchPostgres::builder().setting("wal_level", "logical").start().unwrap()).await
     }
 
-    pub async fn on(server: ScratchPostgres) -> Self {
-        let url = server.url("postgres");
-        let client = connect(&url).await;
-        let output = postrider(&["init", "--apply"], &[("DATABASE_URL", &url)]).output().unwrap();
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        Self { server, client, url }
+    pub(crate) async fn on(server: ScratchPostgres) -> Self {
+        let socket_url = server.socket_url("postgres");
+        let client = connect(&socket_url).await;
+        let init = postrider(&["init", "--apply"], &[("DATABASE_URL", &socket_url)]).output().unwrap();
+        assert!(init.status.success(), "{}", String::from_utf8_lossy(&init.stderr));
+        Self { url: server.url("postgres"), server, client }
     }
 
     /// Connects again after the server was restarted.
-    pub async fn reconnect(&mut self) {
-        self.client = connect(&self.url).await;
+    pub(crate) async fn reconnect(&mut self) {
+        self.client = connect(&self.server.socket_url("postgres")).await;
     }
 
-    pub async fn execute(&self, sql: &str) {
+    pub(crate) async fn execute(&self, sql: &str) {
         self.client.batch_execute(sql).await.unwrap();
     }
 
-    pub async fn number(&self, sql: &str) -> i64 {
+    pub(crate) async fn text(&self, sql: &str) -> String {
+        self.client.query_one(sql, &[]).await.unwrap().get(0)
+    }
+
+    pub(crate) async fn number(&self, sql: &str) -> i64 {
         self.client.query_one(sql, &[]).await.unwrap().get(0)
     }
 
     /// Events of `outbox.events` in commit order per stream, as they should be published. Tests
     /// write from one session, so that insertion order is commit order.
-    pub async fn expected(&self) -> Expected {
+    pub(crate) async fn expected(&self) -> Expected {
         let rows = self
             .client
             .query(
@@ -84,7 +88,7 @@ impl Database {
     }
 
     /// Waits until every event has its dispatch row.
-    pub async fn wait_until_recorded(&self) {
+    pub(crate) async fn wait_until_recorded(&self) {
         eventually("every event is recorded", || async {
             let missing = self
                 .number(
@@ -98,7 +102,7 @@ impl Database {
     }
 
     /// The slot's confirmed position as a number.
-    pub async fn confirmed(&self) -> i64 {
+    pub(crate) async fn confirmed(&self) -> i64 {
         self.number(
             "SELECT (confirmed_flush_lsn - '0/0')::bigint FROM pg_replication_slots \
              WHERE slot_name = 'postrider'",
@@ -106,12 +110,12 @@ impl Database {
         .await
     }
 
-    pub async fn current_wal(&self) -> i64 {
+    pub(crate) async fn current_wal(&self) -> i64 {
         self.number("SELECT (pg_current_wal_lsn() - '0/0')::bigint").await
     }
 
     /// Waits until the slot has confirmed everything written until now.
-    pub async fn wait_until_confirmed(&self) {
+    pub(crate) async fn wait_until_confirmed(&self) {
         let target = self.current_wal().await;
         eventually("the slot has confirmed everything", || async {
             (self.confirmed().await >= target).then_some(())
@@ -130,36 +134,36 @@ async fn connect(url: &str) -> Client {
 }
 
 /// Compares the journal with what the table holds.
-pub async fn check(database: &Database, emulator: &RunningEmulator) -> Report {
+pub(crate) async fn check(database: &Database, emulator: &RunningEmulator) -> Report {
     checks::check(&emulator.journal().attempts(), &database.expected().await)
 }
 
 /// An emulator with the topic `order.events` of project `demo`.
-pub async fn emulator() -> RunningEmulator {
+pub(crate) async fn emulator() -> RunningEmulator {
     let emulator = Emulator::builder().listen("127.0.0.1:0".parse().unwrap()).start().await.unwrap();
     emulator.create_topic("projects/demo/topics/order.events").await.unwrap();
     emulator
 }
 
 /// The binary under test with an environment of its own.
-pub fn postrider(arguments: &[&str], environment: &[(&str, &str)]) -> Command {
+pub(crate) fn postrider(arguments: &[&str], environment: &[(&str, &str)]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_postrider"));
     command.args(arguments).env_clear().envs(environment.iter().copied());
     command
 }
 
 /// A running relay; killed when dropped.
-pub struct Relay {
+pub(crate) struct Relay {
     child: Child,
     log: Arc<Mutex<Vec<String>>>,
 }
 
 impl Relay {
-    pub fn start(database: &Database, emulator: &RunningEmulator) -> Self {
+    pub(crate) fn start(database: &Database, emulator: &RunningEmulator) -> Self {
         Self::start_with(database, &emulator.addr().to_string(), &[])
     }
 
-    pub fn start_with(database: &Database, emulator: &str, more: &[(&str, &str)]) -> Self {
+    pub(crate) fn start_with(database: &Database, emulator: &str, more: &[(&str, &str)]) -> Self {
         let mut environment = vec![
             ("DATABASE_URL", database.url.as_str()),
             ("PUBSUB_EMULATOR_HOST", emulator),
@@ -180,36 +184,36 @@ impl Relay {
         Self { child, log }
     }
 
-    pub fn log(&self) -> String {
+    pub(crate) fn log(&self) -> String {
         self.log.lock().unwrap().join("\n")
     }
 
-    pub async fn wait_for_log(&self, text: &str) {
+    pub(crate) async fn wait_for_log(&self, text: &str) {
         eventually(&format!("the log says {text:?}; it says\n{}", self.log()), || async {
             self.log().contains(text).then_some(())
         })
         .await;
     }
 
-    pub fn kill_9(mut self) {
+    pub(crate) fn kill_9(mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
     }
 
     /// Sends SIGTERM.
-    pub fn terminate(&self) {
+    pub(crate) fn terminate(&self) {
         let pid = self.child.id().to_string();
         assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
     }
 
     /// Sends SIGTERM and waits for the end.
-    pub async fn stop(self) -> ExitStatus {
+    pub(crate) async fn stop(self) -> ExitStatus {
         self.terminate();
         self.wait().await
     }
 
     /// Waits until the process ends by itself.
-    pub async fn wait(mut self) -> ExitStatus {
+    pub(crate) async fn wait(mut self) -> ExitStatus {
         let deadline = Instant::now() + PATIENCE;
         loop {
             if let Some(status) = self.child.try_wait().unwrap() {
@@ -229,7 +233,7 @@ impl Drop for Relay {
 }
 
 /// Inserts `count` events in transactions of one row each, spread over `keys` keys.
-pub async fn insert_orders(database: &Database, count: u32, keys: u32) {
+pub(crate) async fn insert_orders(database: &Database, count: u32, keys: u32) {
     database
         .execute(&format!(
             "DO $$ BEGIN FOR i IN 1..{count} LOOP \

@@ -2,6 +2,7 @@
 //!
 //! The one place for it: the Makefile and `.ci/run` only call what stands here.
 
+mod bench;
 mod ci;
 mod settings_doc;
 mod step;
@@ -20,8 +21,10 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Everything that must pass before a change is merged: formatting, lints, documentation,
-    /// licences and advisories, tests
+    /// licences, tests
     Ci,
+    /// Drain a backlog and compare with pg_recvlogical: events per second, ratio, peak memory
+    Bench(bench::BenchArgs),
     /// Write docs/settings.md from the table of settings in src/settings/keys.rs
     SettingsDoc {
         /// Only say whether it is up to date
@@ -33,6 +36,7 @@ enum Command {
 fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Ci => ci::run(),
+        Command::Bench(args) => bench::run(&args),
         Command::SettingsDoc { check } => settings_doc::run(check),
     };
     match done {

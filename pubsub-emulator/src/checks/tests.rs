@@ -201,7 +201,7 @@ fn overlapping_requests_of_one_key_are_found_and_those_of_two_keys_are_not() {
     };
     assert_eq!(
         check(&script.attempts, &expected).violations,
-        [together.clone()]
+        std::slice::from_ref(&together)
     );
     script.attempts[0].ended = None;
     script.attempts[0].answer = Answer::Pending;

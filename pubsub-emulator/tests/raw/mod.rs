@@ -19,18 +19,18 @@ use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Status, Streaming};
 
 /// Far more than anything here needs, for machines under load.
-pub const PATIENCE: Duration = Duration::from_secs(30);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Both services, and a project of one's own.
 #[derive(Clone)]
-pub struct Clients {
-    pub publisher: PublisherClient<Channel>,
-    pub subscriber: SubscriberClient<Channel>,
-    pub project: String,
+pub(crate) struct Clients {
+    pub(crate) publisher: PublisherClient<Channel>,
+    pub(crate) subscriber: SubscriberClient<Channel>,
+    pub(crate) project: String,
 }
 
 /// A message without event id.
-pub fn message(ordering_key: &str, data: &str) -> PubsubMessage {
+pub(crate) fn message(ordering_key: &str, data: &str) -> PubsubMessage {
     PubsubMessage {
         data: data.to_owned().into(),
         ordering_key: ordering_key.to_owned(),
@@ -39,7 +39,7 @@ pub fn message(ordering_key: &str, data: &str) -> PubsubMessage {
 }
 
 /// A message with an event id, which is also its data.
-pub fn event(ordering_key: &str, event_id: &str) -> PubsubMessage {
+pub(crate) fn event(ordering_key: &str, event_id: &str) -> PubsubMessage {
     let attributes = HashMap::from([("event_id".to_owned(), event_id.to_owned())]);
     PubsubMessage {
         attributes,
@@ -48,7 +48,7 @@ pub fn event(ordering_key: &str, event_id: &str) -> PubsubMessage {
 }
 
 /// What a received message says.
-pub fn data(received: &ReceivedMessage) -> String {
+pub(crate) fn data(received: &ReceivedMessage) -> String {
     let message = received
         .message
         .as_ref()
@@ -58,14 +58,14 @@ pub fn data(received: &ReceivedMessage) -> String {
 
 /// Asserts the code and hands on the status.
 #[track_caller]
-pub fn refused<T: std::fmt::Debug>(result: Result<T, Status>, code: Code) -> Status {
+pub(crate) fn refused<T: std::fmt::Debug>(result: Result<T, Status>, code: Code) -> Status {
     let status = result.expect_err("this must be refused");
     assert_eq!(status.code(), code, "{status:?}");
     status
 }
 
 impl Clients {
-    pub async fn connect(address: SocketAddr, project: &str) -> Self {
+    pub(crate) async fn connect(address: SocketAddr, project: &str) -> Self {
         let endpoint = Endpoint::from_shared(format!("http://{address}")).expect("valid");
         let channel = endpoint.connect().await.expect("the emulator listens");
         Self {
@@ -75,15 +75,15 @@ impl Clients {
         }
     }
 
-    pub fn topic(&self, id: &str) -> String {
+    pub(crate) fn topic(&self, id: &str) -> String {
         format!("{}/topics/{id}", self.project)
     }
 
-    pub fn subscription(&self, id: &str) -> String {
+    pub(crate) fn subscription(&self, id: &str) -> String {
         format!("{}/subscriptions/{id}", self.project)
     }
 
-    pub async fn create_topic(&mut self, id: &str) -> String {
+    pub(crate) async fn create_topic(&mut self, id: &str) -> String {
         let name = self.topic(id);
         let topic = proto::Topic {
             name: name.clone(),
@@ -97,7 +97,7 @@ impl Clients {
     }
 
     /// A topic, and an ordered subscription to it.
-    pub async fn create_ordered(&mut self, id: &str) -> (String, String) {
+    pub(crate) async fn create_ordered(&mut self, id: &str) -> (String, String) {
         let topic = self.create_topic(id).await;
         let settings = proto::Subscription {
             enable_message_ordering: true,
@@ -110,7 +110,7 @@ impl Clients {
         (topic, subscription)
     }
 
-    pub async fn subscribe(
+    pub(crate) async fn subscribe(
         &mut self,
         id: &str,
         topic: &str,
@@ -128,7 +128,7 @@ impl Clients {
             .map(|_| name)
     }
 
-    pub async fn publish(
+    pub(crate) async fn publish(
         &mut self,
         topic: &str,
         messages: Vec<PubsubMessage>,
@@ -146,7 +146,7 @@ impl Clients {
     }
 
     /// One pull that returns what is there.
-    pub async fn pull(
+    pub(crate) async fn pull(
         &mut self,
         subscription: &str,
         max_messages: i32,
@@ -166,7 +166,11 @@ impl Clients {
     }
 
     /// Pulls until so many messages have come.
-    pub async fn pull_all(&mut self, subscription: &str, count: usize) -> Vec<ReceivedMessage> {
+    pub(crate) async fn pull_all(
+        &mut self,
+        subscription: &str,
+        count: usize,
+    ) -> Vec<ReceivedMessage> {
         let mut received = Vec::new();
         let pulling = async {
             while received.len() < count {
@@ -180,7 +184,7 @@ impl Clients {
         received
     }
 
-    pub async fn acknowledge(
+    pub(crate) async fn acknowledge(
         &mut self,
         subscription: &str,
         ack_ids: Vec<String>,
@@ -192,7 +196,7 @@ impl Clients {
         self.subscriber.acknowledge(request).await.map(drop)
     }
 
-    pub async fn modify_ack_deadline(
+    pub(crate) async fn modify_ack_deadline(
         &mut self,
         subscription: &str,
         ack_ids: Vec<String>,
@@ -207,13 +211,13 @@ impl Clients {
     }
 
     /// Opens a stream with the usual settings.
-    pub async fn stream(&mut self, subscription: &str) -> Stream {
+    pub(crate) async fn stream(&mut self, subscription: &str) -> Stream {
         self.stream_with(subscription, StreamingPullRequest::default())
             .await
     }
 
     /// Opens a stream; the name and a missing ack deadline are filled in.
-    pub async fn stream_with(
+    pub(crate) async fn stream_with(
         &mut self,
         subscription: &str,
         mut first: StreamingPullRequest,
@@ -240,8 +244,8 @@ impl Clients {
 }
 
 /// A `StreamingPull`.
-pub struct Stream {
-    pub requests: mpsc::Sender<StreamingPullRequest>,
+pub(crate) struct Stream {
+    pub(crate) requests: mpsc::Sender<StreamingPullRequest>,
     responses: Responses,
 }
 
@@ -249,18 +253,18 @@ pub struct Stream {
 /// when the stream is made.
 enum Responses {
     Opening(JoinHandle<Result<Streaming<StreamingPullResponse>, Status>>),
-    Open(Streaming<StreamingPullResponse>),
+    Open(Box<Streaming<StreamingPullResponse>>),
 }
 
 impl Stream {
     /// Waits for the response headers.
-    pub async fn opened(&mut self) -> Result<&mut Streaming<StreamingPullResponse>, Status> {
+    pub(crate) async fn opened(&mut self) -> Result<&mut Streaming<StreamingPullResponse>, Status> {
         if let Responses::Opening(opening) = &mut self.responses {
             let opened = tokio::time::timeout(PATIENCE, opening).await;
             let opened = opened
                 .expect("the headers come in time")
                 .expect("no panic")?;
-            self.responses = Responses::Open(opened);
+            self.responses = Responses::Open(Box::new(opened));
         }
         match &mut self.responses {
             Responses::Open(responses) => Ok(responses),
@@ -269,7 +273,7 @@ impl Stream {
     }
 
     /// The next response, also an empty one.
-    pub async fn response(&mut self) -> Result<StreamingPullResponse, Status> {
+    pub(crate) async fn response(&mut self) -> Result<StreamingPullResponse, Status> {
         let next = tokio::time::timeout(PATIENCE, self.opened().await?.message());
         let response = next
             .await
@@ -278,7 +282,7 @@ impl Stream {
     }
 
     /// At least so many messages, over as many responses as it takes.
-    pub async fn messages(&mut self, count: usize) -> Vec<ReceivedMessage> {
+    pub(crate) async fn messages(&mut self, count: usize) -> Vec<ReceivedMessage> {
         let mut received = Vec::new();
         while received.len() < count {
             let response = self.response().await.expect("the stream goes on");
@@ -287,7 +291,7 @@ impl Stream {
         received
     }
 
-    pub async fn acknowledge(&self, ack_ids: Vec<String>) {
+    pub(crate) async fn acknowledge(&self, ack_ids: Vec<String>) {
         let request = StreamingPullRequest {
             ack_ids,
             ..Default::default()
@@ -298,7 +302,7 @@ impl Stream {
             .expect("the stream is open");
     }
 
-    pub async fn nack(&self, ack_ids: Vec<String>) {
+    pub(crate) async fn nack(&self, ack_ids: Vec<String>) {
         let request = StreamingPullRequest {
             modify_deadline_seconds: vec![0; ack_ids.len()],
             modify_deadline_ack_ids: ack_ids,
@@ -311,7 +315,7 @@ impl Stream {
     }
 
     /// The error with which the stream ends.
-    pub async fn failure(&mut self) -> Status {
+    pub(crate) async fn failure(&mut self) -> Status {
         loop {
             if let Err(status) = self.response().await {
                 return status;
@@ -321,7 +325,7 @@ impl Stream {
 }
 
 /// The ack ids of received messages.
-pub fn ack_ids(received: &[ReceivedMessage]) -> Vec<String> {
+pub(crate) fn ack_ids(received: &[ReceivedMessage]) -> Vec<String> {
     received
         .iter()
         .map(|message| message.ack_id.clone())

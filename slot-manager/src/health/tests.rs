@@ -1,4 +1,5 @@
 use super::*;
+use crate::Holder;
 
 const HERE: SystemIdentifier = SystemIdentifier::new(7);
 

@@ -38,7 +38,7 @@ pub(super) fn check(facts: &Facts) -> Vec<Finding> {
         replication_slots(facts),
         slot_wal_keep_size(facts),
         wal_sender_timeout(facts),
-        pooler(facts),
+        pooler(&facts.backend_pids),
     ];
     findings.extend(idle_slot_timeout(facts));
     findings.extend(synchronized_standby_slots(facts));
@@ -205,8 +205,8 @@ fn synchronized_standby_slots(facts: &Facts) -> Option<Finding> {
 }
 
 /// Proves a pooler, but not its absence: an idle one may hand out the same process each time.
-fn pooler(facts: &Facts) -> Finding {
-    if facts.backend_pids.windows(2).all(|pair| pair[0] == pair[1]) {
+fn pooler(backend_pids: &[i32]) -> Finding {
+    if backend_pids.windows(2).all(|pair| pair[0] == pair[1]) {
         return Finding::ok(
             "direct-connection",
             "one server process answers this connection",
@@ -218,4 +218,24 @@ fn pooler(facts: &Facts) -> Finding {
         "connect to PostgreSQL itself; a pooler in transaction mode cannot carry replication \
          (Supabase, Neon: use the direct endpoint)",
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Severity;
+
+    #[test]
+    fn a_server_process_that_changes_between_statements_proves_a_pooler() {
+        assert_eq!(pooler(&[7, 7, 7]).severity, Severity::Ok);
+        assert_eq!(pooler(&[7, 7, 8]).code, "pooler-in-between");
+    }
+
+    #[test]
+    fn only_majors_before_14_are_refused() {
+        assert_eq!(version(13).severity, Severity::Error);
+        assert_eq!(version(14).severity, Severity::Ok);
+        assert_eq!(version(18).severity, Severity::Ok);
+        assert_eq!(version(19).severity, Severity::Info);
+    }
 }

@@ -1,0 +1,90 @@
+//! Installs Google's Python and Node clients, once, below the cargo target directory.
+//!
+//! Versions are fixed, so that a test means the same tomorrow. A file lock keeps two test runs
+//! from installing at the same time; a stamp file says that an installation is complete.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+const PYTHON_CLIENT: &str = "google-cloud-pubsub==2.44.0";
+const NODE_CLIENT: &str = "@google-cloud/pubsub@6.3.2";
+
+/// The interpreter of a virtual environment that has the client.
+pub(crate) fn python_client() -> Option<PathBuf> {
+    let installed = once("python", PYTHON_CLIENT, |folder| {
+        run(Command::new("python3")
+            .args(["-m", "venv", "--clear"])
+            .arg(folder))?;
+        let pip = [
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--disable-pip-version-check",
+            PYTHON_CLIENT,
+        ];
+        run(Command::new(folder.join("bin/python")).args(pip))
+    })?;
+    Some(installed.join("bin/python"))
+}
+
+/// The `node_modules` folder that has the client.
+pub(crate) fn node_client() -> Option<PathBuf> {
+    let installed = once("node", NODE_CLIENT, |folder| {
+        run(Command::new("node").arg("--version"))?;
+        let npm = [
+            "install",
+            "--no-audit",
+            "--no-fund",
+            "--loglevel=error",
+            NODE_CLIENT,
+        ];
+        run(Command::new("npm").args(npm).arg("--prefix").arg(folder))
+    })?;
+    Some(installed.join("node_modules"))
+}
+
+/// Installs unless a complete installation is there. Says loudly why there is none.
+fn once(
+    language: &str,
+    client: &str,
+    install: impl FnOnce(&Path) -> Result<(), String>,
+) -> Option<PathBuf> {
+    let cache = Path::new(env!("CARGO_TARGET_TMPDIR")).join("google-clients");
+    let folder = cache
+        .join(client.replace(['@', '/', '='], "-"))
+        .join(language);
+    let stamp = folder.join("complete");
+    fs::create_dir_all(&folder).expect("the target directory can be written");
+    let lock = File::create(folder.with_extension("lock")).expect("a lock file");
+    lock.lock().expect("file locks work");
+    if stamp.exists() {
+        return Some(folder);
+    }
+    match install(&folder) {
+        Ok(()) => {
+            File::create(stamp).expect("the target directory can be written");
+            Some(folder)
+        }
+        Err(reason) => {
+            eprintln!("SKIPPED: Google's {language} client {client} is not installed: {reason}");
+            None
+        }
+    }
+}
+
+fn run(command: &mut Command) -> Result<(), String> {
+    let program = command.get_program().to_string_lossy().into_owned();
+    let output = command.stdin(Stdio::null()).output();
+    let output = output.map_err(|error| format!("cannot run {program}: {error}"))?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    let last_line = stderr.trim_end().lines().last().unwrap_or_default();
+    Err(format!(
+        "{program} failed with {}: {last_line}",
+        output.status
+    ))
+}

@@ -1,0 +1,163 @@
+//! Whether the rows of a table can become messages: the relay's own mapping, on a sample.
+//!
+//! The table is described from the catalog as the stream would describe it. The sample is taken
+//! from the end of the primary key, without payloads; which topics it goes to is what the check of
+//! Pub/Sub looks up.
+
+use std::collections::BTreeSet;
+
+use decoder::{Oid, OwnedColumn, OwnedRelation, ReplicaIdentity, Value};
+use slot_manager::{Finding, QualifiedName, Severity, quoted_identifier};
+use tokio_postgres::Row;
+
+use crate::cli::findings::{finding, finding_with_remedy, from_error};
+use crate::error::{Error, Result};
+use crate::map::{EventPosition, MapError, Mapper, TableSettings};
+use crate::postgres::Sql;
+
+/// Rows of the sample; enough to meet every usual kind of event.
+const SAMPLE: usize = 500;
+
+/// The sample is a convenience: a table whose id has no index is not sorted for it.
+const SAMPLE_TIMEOUT: &str = "set statement_timeout = '2s'";
+
+/// Full names need some project; topics are looked up only when there is one.
+const NO_PROJECT: &str = "no-project";
+
+const COLUMNS: &str = "\
+    select a.attname::text, a.atttypid, a.atttypmod \
+    from pg_catalog.pg_attribute a \
+    join pg_catalog.pg_class c on c.oid = a.attrelid and c.relkind in ('r', 'p') \
+    join pg_catalog.pg_namespace n on n.oid = c.relnamespace \
+    where n.nspname = $1 and c.relname = $2 \
+      and a.attnum > 0 and not a.attisdropped and a.attgenerated = '' \
+    order by a.attnum";
+
+/// What was found for one table.
+#[derive(Debug, Default)]
+pub(super) struct Looked {
+    pub(super) findings: Vec<Finding>,
+    /// Full names of the topics that the sample and the settings name.
+    pub(super) topics: BTreeSet<String>,
+}
+
+/// Looks at one captured table; a missing one is the publication's finding.
+pub(super) async fn check(sql: &Sql, settings: &TableSettings, project: &str) -> Result<Looked> {
+    let Some(relation) = describe(sql, &settings.table).await? else {
+        return Ok(Looked::default());
+    };
+    let project = if project.is_empty() { NO_PROJECT } else { project };
+    let mut mapper = match Mapper::resolve(&relation, settings, project) {
+        Ok(mapper) => mapper,
+        Err(error) => {
+            let findings = vec![from_error(&Error::from(error))];
+            return Ok(Looked { findings, ..Looked::default() });
+        }
+    };
+    let mut topics = plain_topics(settings, project);
+    let rows = match sample(sql, &relation, settings).await {
+        Ok(rows) => rows,
+        Err(error) => {
+            let what = format!("no sample of {} could be read: {error}", settings.table);
+            let findings = vec![finding(Severity::Info, "events-not-sampled", what)];
+            return Ok(Looked { findings, topics });
+        }
+    };
+    let mut refused = Vec::new();
+    for row in &rows {
+        let values: Vec<Option<&str>> = (0..relation.columns.len()).map(|i| row.get(i)).collect();
+        let values: Vec<Value<'_>> = values
+            .iter()
+            .map(|value| value.map_or(Value::Null, |text| Value::Text(text.as_bytes())))
+            .collect();
+        match mapper.map_row(&values, EventPosition::default()) {
+            Ok(mapped) => {
+                topics.insert(mapped.topic.to_string());
+            }
+            Err(error) => refused.push(error),
+        }
+    }
+    Ok(Looked { findings: vec![judge(settings, rows.len(), &refused)], topics })
+}
+
+async fn describe(sql: &Sql, table: &QualifiedName) -> Result<Option<OwnedRelation>> {
+    let rows = sql.query(COLUMNS, &[&table.schema, &table.name]).await?;
+    let columns: Vec<OwnedColumn> = rows
+        .iter()
+        .map(|row| OwnedColumn {
+            is_key: false,
+            name: row.get(0),
+            type_oid: Oid(row.get(1)),
+            type_modifier: row.get(2),
+        })
+        .collect();
+    Ok((!columns.is_empty()).then(|| OwnedRelation {
+        oid: Oid(0),
+        namespace: table.schema.clone(),
+        name: table.name.clone(),
+        replica_identity: ReplicaIdentity::Default,
+        columns,
+    }))
+}
+
+/// Topics that need no row to be known.
+fn plain_topics(settings: &TableSettings, project: &str) -> BTreeSet<String> {
+    let template = Some(&settings.topic).filter(|topic| topic.columns().next().is_none());
+    let plain = template.map(ToString::to_string);
+    let full = |topic: String| match topic.contains('/') {
+        true => topic,
+        false => format!("projects/{project}/topics/{topic}"),
+    };
+    plain.into_iter().chain(settings.topic_rules.values().cloned()).map(full).collect()
+}
+
+/// Rows as text, in the order of the columns, with the payload left out.
+async fn sample(
+    sql: &Sql,
+    relation: &OwnedRelation,
+    settings: &TableSettings,
+) -> Result<Vec<Row>, tokio_postgres::Error> {
+    let payload = settings.columns.payload.as_deref().unwrap_or("payload");
+    let id = settings.columns.id.as_deref().unwrap_or("id");
+    let columns: Vec<String> = relation
+        .columns
+        .iter()
+        .map(|column| match column.name == payload {
+            true => "null::text".to_owned(),
+            false => format!("{}::text", quoted_identifier(&column.name)),
+        })
+        .collect();
+    sql.batch_execute(SAMPLE_TIMEOUT).await?;
+    let statement = format!(
+        "select {} from {} order by {} desc limit {SAMPLE}",
+        columns.join(", "),
+        settings.table,
+        quoted_identifier(id)
+    );
+    sql.query(&statement, &[]).await
+}
+
+fn judge(settings: &TableSettings, rows: usize, refused: &[MapError]) -> Finding {
+    let table = &settings.table;
+    let Some(first) = refused.first() else {
+        let what = match rows {
+            0 => format!("the settings of {table} fit its columns; it is empty"),
+            rows => format!("the settings of {table} fit its columns and {rows} sampled events"),
+        };
+        return finding(Severity::Ok, "mapping", what);
+    };
+    let (reason, hint) = match first {
+        MapError::Event(event) => {
+            let id = event.event_id.as_deref().unwrap_or("unknown");
+            (format!("{} (event {id})", event.fault), first.hint())
+        }
+        MapError::ColumnMissing { .. } | MapError::Setting { .. } => {
+            (first.to_string(), first.hint())
+        }
+    };
+    let what = format!(
+        "{} of {rows} sampled events of {table} cannot be sent, such as: {reason}",
+        refused.len()
+    );
+    finding_with_remedy(Severity::Warning, "event-invalid", what, hint)
+}

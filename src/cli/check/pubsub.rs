@@ -1,0 +1,158 @@
+//! Whether Pub/Sub can be published to: project, credentials, endpoint, topics and subscriptions.
+
+use std::time::Duration;
+
+use slot_manager::{Finding, Severity};
+
+use crate::cli::figures;
+use crate::cli::findings::{finding, finding_with_remedy, from_error};
+use crate::error::{Code, Error, Result};
+use crate::map::Ordering;
+use crate::publish::{Publisher, Topics, is_global};
+use crate::settings::{Endpoint, Settings};
+
+/// For one call; the client itself would try again for longer.
+const CALL_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Topics that are looked up at most: a call each, one after the other.
+const LOOKED_UP_MAX: usize = 50;
+
+/// Asked for when no topic is known yet: whether it is there does not matter, an answer does.
+const PROBE: &str = "postrider-check";
+
+/// Looks at Pub/Sub; `topics` are the full names that the events in the tables go to.
+pub(super) async fn check(settings: &Settings, topics: Vec<String>) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    findings.extend(region(settings));
+    let project = match settings.project() {
+        Ok(project) => {
+            findings.push(finding(Severity::Ok, "project", format!("the project is {project}")));
+            project
+        }
+        Err(error) => {
+            findings.push(from_error(&error));
+            return findings;
+        }
+    };
+    let client = match Publisher::new(settings) {
+        Ok(publisher) => Topics::new(&publisher),
+        Err(error) => {
+            findings.push(from_error(&error));
+            return findings;
+        }
+    };
+    if matches!(&settings.pubsub, Endpoint::Service(url) if url.starts_with("https://")) {
+        findings.push(finding(Severity::Ok, "credentials", "Google credentials are set up"));
+    }
+    let endpoint = endpoint(&client, project).await;
+    let answers = endpoint.severity == Severity::Ok;
+    findings.push(endpoint);
+    if answers {
+        findings.extend(look_up(&client, settings, &topics).await);
+    }
+    findings
+}
+
+fn region(settings: &Settings) -> Option<Finding> {
+    let ordered = settings.tables.iter().any(|table| table.ordering != Ordering::None);
+    (ordered && is_global(&settings.pubsub)).then(|| {
+        finding_with_remedy(
+            Severity::Warning,
+            "endpoint-global",
+            "events are ordered and the endpoint is the global one: Pub/Sub keeps the order of a \
+             key only among publishes in one region",
+            "set POSTRIDER_PUBSUB_ENDPOINT=https://REGION-pubsub.googleapis.com",
+        )
+    })
+}
+
+async fn endpoint(client: &Topics, project: &str) -> Finding {
+    let probe = format!("projects/{project}/topics/{PROBE}");
+    let error = match in_time(client.exists(&probe)).await {
+        Ok(_) => return finding(Severity::Ok, "endpoint", "Pub/Sub answers"),
+        Err(error) => error,
+    };
+    match error.code() {
+        // Publishing needs no right to look topics up: not a fault, but nothing can be said.
+        Code::PubsubPermission => finding_with_remedy(
+            Severity::Info,
+            "topics-not-visible",
+            format!("Pub/Sub answers, but topics cannot be looked up: {error}"),
+            "grant roles/pubsub.viewer for the check; the relay itself needs roles/pubsub.publisher",
+        ),
+        Code::PubsubUnreachable => Finding {
+            remedy: Some("check POSTRIDER_PUBSUB_ENDPOINT or PUBSUB_EMULATOR_HOST, and the way there".into()),
+            ..from_error(&error)
+        },
+        // The probe's name is well formed but for the project in it.
+        Code::EventRefused => finding_with_remedy(
+            Severity::Error,
+            "project-invalid",
+            format!("Pub/Sub refuses project {project}: {error}"),
+            "set PUBSUB_PROJECT_ID to the project's id (not its name or number)",
+        ),
+        _ => from_error(&error),
+    }
+}
+
+async fn look_up(client: &Topics, settings: &Settings, topics: &[String]) -> Vec<Finding> {
+    if topics.is_empty() {
+        let what = "no topic is known before there are events: none was looked up";
+        return vec![finding(Severity::Info, "topics-unknown", what)];
+    }
+    let mut findings = Vec::new();
+    for topic in topics.iter().take(LOOKED_UP_MAX) {
+        match look_up_one(client, settings, topic).await {
+            Ok(found) => findings.push(found),
+            Err(error) if error.code() == Code::PubsubPermission => return findings,
+            Err(error) => {
+                findings.push(from_error(&error));
+                return findings;
+            }
+        }
+    }
+    if topics.len() > LOOKED_UP_MAX {
+        let left = figures::count((topics.len() - LOOKED_UP_MAX) as u64, "more topic");
+        let what = format!("{left} not looked up");
+        findings.push(finding(Severity::Info, "topics-unknown", what));
+    }
+    findings
+}
+
+async fn look_up_one(client: &Topics, settings: &Settings, topic: &str) -> Result<Finding> {
+    if !in_time(client.exists(topic)).await? {
+        return Ok(match settings.create_topics {
+            true => finding_with_remedy(
+                Severity::Warning,
+                "topic-missing",
+                format!("{topic} does not exist; the relay creates it"),
+                "create it with its subscriptions first: what is published before is kept nowhere",
+            ),
+            false => finding_with_remedy(
+                Severity::Error,
+                "topic-missing",
+                format!("{topic} does not exist"),
+                format!("gcloud pubsub topics create {topic}, or set POSTRIDER_CREATE_TOPICS=true"),
+            ),
+        });
+    }
+    if in_time(client.has_subscription(topic)).await? {
+        return Ok(finding(Severity::Ok, "topic", format!("{topic} is there and subscribed to")));
+    }
+    Ok(finding_with_remedy(
+        Severity::Warning,
+        "topic-without-subscription",
+        format!("{topic} has no subscription: unless it has a retention, it keeps nothing"),
+        format!("gcloud pubsub subscriptions create NAME --topic={topic} --enable-message-ordering"),
+    ))
+}
+
+async fn in_time<T>(call: impl Future<Output = Result<T>>) -> Result<T> {
+    match tokio::time::timeout(CALL_TIMEOUT, call).await {
+        Ok(answer) => answer,
+        Err(_) => {
+            let what = format!("Pub/Sub did not answer in {CALL_TIMEOUT:?}");
+            Err(Error::new(Code::PubsubUnreachable, what))
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! Figures as people read and write them: sizes in PostgreSQL's units (1 MB is 1024 kB), times.
+
+use std::time::Duration;
+
+/// A size with three digits at most: `0 B`, `4.2 MB`, `117 GB`.
+pub(super) fn bytes(count: u64) -> String {
+    const UNITS: [&str; 6] = ["B", "kB", "MB", "GB", "TB", "PB"];
+    #[expect(clippy::cast_precision_loss, reason = "three digits are shown")]
+    let mut size = count as f64;
+    let mut unit = 0;
+    while size >= 999.5 && unit + 1 < UNITS.len() {
+        size /= 1024.0;
+        unit += 1;
+    }
+    let decimals = usize::from(unit > 0 && size < 9.95);
+    format!("{size:.decimals$} {}", UNITS[unit])
+}
+
+/// A time by its two leading units: `0.4 s`, `12 s`, `5 min 3 s`, `2 d 4 h`.
+pub(super) fn time(time: Duration) -> String {
+    let seconds = time.as_secs();
+    let pair = |large: u64, large_unit: &str, small: u64, small_unit: &str| match small {
+        0 => format!("{large} {large_unit}"),
+        small => format!("{large} {large_unit} {small} {small_unit}"),
+    };
+    match seconds {
+        0..10 => format!("{:.1} s", time.as_secs_f64()),
+        10..60 => format!("{seconds} s"),
+        60..3_600 => pair(seconds / 60, "min", seconds % 60, "s"),
+        3_600..86_400 => pair(seconds / 3_600, "h", seconds % 3_600 / 60, "min"),
+        _ => pair(seconds / 86_400, "d", seconds % 86_400 / 3_600, "h"),
+    }
+}
+
+/// `1 event`, `3 events`.
+pub(super) fn count(number: u64, one: &str) -> String {
+    format!("{number} {one}{}", if number == 1 { "" } else { "s" })
+}
+
+/// Reads a size: bytes, or a number with a unit, such as `256MB`.
+pub(super) fn parse_bytes(text: &str) -> Result<u64, String> {
+    let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();
+    let (number, unit) = text.split_at(digits);
+    let shift = match unit.trim().to_ascii_lowercase().as_str() {
+        "" | "b" => 0,
+        "kb" | "kib" => 10,
+        "mb" | "mib" => 20,
+        "gb" | "gib" => 30,
+        "tb" | "tib" => 40,
+        _ => return Err("the unit is one of B, kB, MB, GB, TB".to_owned()),
+    };
+    let number: u64 = number.parse().map_err(|_| "write it as 256MB, or in bytes".to_owned())?;
+    number.checked_mul(1 << shift).ok_or_else(|| "that is too large".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_keep_three_digits() {
+        for (count, text) in [
+            (0, "0 B"),
+            (999, "999 B"),
+            (1_000, "1.0 kB"),
+            (1 << 20, "1.0 MB"),
+            (268_435_456, "256 MB"),
+            (1_023 << 20, "1.0 GB"),
+            (u64::MAX, "16384 PB"),
+        ] {
+            assert_eq!(bytes(count), text);
+        }
+    }
+
+    #[test]
+    fn times_keep_two_units() {
+        for (milliseconds, text) in [
+            (0, "0.0 s"),
+            (412, "0.4 s"),
+            (59_900, "59 s"),
+            (60_000, "1 min"),
+            (303_000, "5 min 3 s"),
+            (7_260_000, "2 h 1 min"),
+            (187_200_000, "2 d 4 h"),
+        ] {
+            assert_eq!(time(Duration::from_millis(milliseconds)), text);
+        }
+    }
+
+    #[test]
+    fn a_size_is_read_with_or_without_a_unit() {
+        assert_eq!(parse_bytes("1024"), Ok(1024));
+        assert_eq!(parse_bytes("256MB"), Ok(256 << 20));
+        assert_eq!(parse_bytes("2 gb"), Ok(2 << 30));
+        for refused in ["", "MB", "-1", "1.5GB", "1XB", "99999999TB"] {
+            assert!(parse_bytes(refused).is_err(), "{refused}");
+        }
+    }
+}

@@ -1,0 +1,224 @@
+//! Applies the migrations, one transaction each, and looks at what came of it.
+//!
+//! Two runs at once wait for each other: every transaction takes the same advisory lock first,
+//! and looks only then which migrations are there.
+
+use slot_manager::publication::{self, Problem};
+use slot_manager::{Finding, Severity, quoted_identifier};
+
+use super::script::{self, Migration, Payload};
+use crate::cli::check::captured;
+use crate::cli::findings::{finding, finding_with_remedy, from_error};
+use crate::error::{Code, Error, Result};
+use crate::postgres::Sql;
+use crate::settings::Settings;
+
+/// Key of the advisory lock: "postride" in ASCII.
+const LOCK: i64 = 0x706f_7374_7269_6465;
+
+/// Migrations that read the captured tables; those that are not ours must be there by then.
+const FIRST_WITH_TABLES: i32 = 3;
+
+/// Applies what is not applied yet.
+pub(super) async fn migrations(
+    sql: &mut Sql,
+    settings: &Settings,
+    payload: Payload,
+) -> Result<Vec<Finding>> {
+    let mut findings = Vec::new();
+    for migration in script::migrations(settings, payload) {
+        if migration.version == FIRST_WITH_TABLES {
+            tables_exist(sql, settings).await?;
+        }
+        let outcome = apply(sql, &migration).await?;
+        let what = format!("{:04} {}: {outcome}", migration.version, migration.name);
+        findings.push(finding(Severity::Ok, "migration", what));
+    }
+    Ok(findings)
+}
+
+async fn apply(sql: &mut Sql, migration: &Migration) -> Result<&'static str> {
+    let Migration { version, name, .. } = migration;
+    let failed = |error| not_the_owner(error, &format!("migration {version:04} {name} failed"));
+    let transaction = sql.client_mut().transaction().await?;
+    transaction.execute("select pg_advisory_xact_lock($1)", &[&LOCK]).await?;
+    transaction.batch_execute(script::VERSIONS).await.map_err(failed)?;
+    let known = transaction
+        .query_opt("select from outbox.migrations where version = $1", &[version])
+        .await
+        .map_err(failed)?
+        .is_some();
+    if known && !migration.repeats {
+        return Ok("is there already");
+    }
+    transaction.batch_execute(&migration.sql).await.map_err(failed)?;
+    transaction
+        .execute(
+            "insert into outbox.migrations (version, name) values ($1, $2) \
+             on conflict (version) do nothing",
+            &[version, name],
+        )
+        .await
+        .map_err(failed)?;
+    transaction.commit().await.map_err(failed)?;
+    Ok(if known { "is there already" } else { "applied" })
+}
+
+/// A refused statement of a migration has another remedy than one of the relay.
+fn not_the_owner(error: tokio_postgres::Error, what: &str) -> Error {
+    let inner = Error::from(error);
+    let failed = Error::new(inner.code(), what).caused_by(inner);
+    match failed.code() {
+        Code::PrivilegeMissing => failed.hint(
+            "run it as the owner of the database and of the tables, such as \
+             DATABASE_URL=postgres://postgres@HOST/DATABASE, not as the relay's role",
+        ),
+        _ => failed,
+    }
+}
+
+async fn tables_exist(sql: &Sql, settings: &Settings) -> Result<()> {
+    for table in &settings.tables {
+        let name = table.table.to_string();
+        let exists: bool =
+            sql.query_one("select to_regclass($1) is not null", &[&name]).await?.get(0);
+        if !exists {
+            return Err(Error::new(Code::SchemaMissing, format!("table {name} does not exist"))
+                .hint("create it and run this again, or correct the setting that names it"));
+        }
+    }
+    Ok(())
+}
+
+/// Puts tables that are missing into the publication, and says what else is wrong with it.
+pub(super) async fn publication(sql: &Sql, settings: &Settings) -> Result<Vec<Finding>> {
+    let tables = captured(settings);
+    let name = &settings.publication;
+    let mut findings = Vec::new();
+    for problem in publication::inspect(sql, name, &tables).await?.problems() {
+        if let Problem::TableNotPublished { table, .. } = &problem {
+            let what = format!("cannot add {table} to publication {name}");
+            sql.batch_execute(&problem.remedy()).await.map_err(|e| not_the_owner(e, &what))?;
+            let what = format!("added {table} to publication {name}");
+            findings.push(finding(Severity::Ok, "publication", what));
+        } else {
+            let (what, remedy) = (problem.to_string(), problem.remedy());
+            findings.push(finding_with_remedy(Severity::Error, "publication-drift", what, remedy));
+        }
+    }
+    if findings.is_empty() {
+        let what = format!("publication {name} carries every captured table");
+        findings.push(finding(Severity::Ok, "publication", what));
+    }
+    Ok(findings)
+}
+
+/// Whether `outbox.events` has the payload type that was asked for.
+pub(super) async fn payload_type(sql: &Sql, wanted: Payload) -> Result<Option<Finding>> {
+    let row = sql
+        .query_opt(
+            "select format_type(atttypid, null) from pg_catalog.pg_attribute \
+             where attrelid = 'outbox.events'::regclass and attname = 'payload'",
+            &[],
+        )
+        .await?;
+    let found: Option<String> = row.map(|row| row.get(0));
+    let wanted = match wanted {
+        Payload::Jsonb => "jsonb",
+        Payload::Bytea => "bytea",
+    };
+    Ok(found.filter(|found| found != wanted).map(|found| {
+        finding_with_remedy(
+            Severity::Warning,
+            "payload-type",
+            format!("outbox.events.payload is {found} already, not {wanted}"),
+            "the type is chosen when the table is made; alter the column and outbox.emit yourself",
+        )
+    }))
+}
+
+/// A role as it bears on the relay.
+struct Role {
+    may_log_in: bool,
+    may_replicate: bool,
+}
+
+async fn role(sql: &Sql, name: &str) -> Result<Option<Role>> {
+    let row = sql
+        .query_opt(
+            "select rolcanlogin, rolreplication or rolsuper or exists ( \
+                 select from pg_catalog.pg_roles g where g.rolname = 'rds_replication' \
+                 and pg_catalog.pg_has_role(r.oid, g.oid, 'member')) \
+             from pg_catalog.pg_roles r where rolname = $1",
+            &[&name],
+        )
+        .await?;
+    Ok(row.map(|row| Role { may_log_in: row.get(0), may_replicate: row.get(1) }))
+}
+
+/// Refuses, before anything is done, a relay user that does not exist.
+pub(super) async fn relay_user_exists(sql: &Sql, name: &str) -> Result<()> {
+    if role(sql, name).await?.is_some() {
+        return Ok(());
+    }
+    Err(Error::new(Code::SettingInvalid, format!("--relay-user: there is no role {name}")).hint(
+        format!(
+            "create it: create role {} login replication password '...'",
+            quoted_identifier(name)
+        ),
+    ))
+}
+
+/// Whether the group roles are there, and what the relay's own role still needs.
+pub(super) async fn roles(sql: &Sql, relay_user: Option<&str>) -> Result<Vec<Finding>> {
+    let mut findings = Vec::new();
+    for name in ["postrider_writer", "postrider_relay"] {
+        if role(sql, name).await?.is_none() {
+            findings.push(finding_with_remedy(
+                Severity::Warning,
+                "role-missing",
+                format!("role {name} is missing, and this role may not create it"),
+                format!("as an administrator: create role {name}; then run this again"),
+            ));
+        }
+    }
+    if let (Some(name), true) = (relay_user, findings.is_empty()) {
+        findings.extend(grant(sql, name).await?);
+    }
+    Ok(findings)
+}
+
+async fn grant(sql: &Sql, name: &str) -> Result<Vec<Finding>> {
+    let quoted = quoted_identifier(name);
+    let granting = sql.batch_execute(&format!("grant postrider_relay to {quoted}")).await;
+    if let Err(error) = granting {
+        let error = not_the_owner(error, &format!("cannot grant postrider_relay to {name}"));
+        return Ok(vec![from_error(&error)]);
+    }
+    let mut findings =
+        vec![finding(Severity::Ok, "role", format!("role {name} is a member of postrider_relay"))];
+    let Some(Role { may_log_in, may_replicate }) = role(sql, name).await? else {
+        return Ok(findings);
+    };
+    if !may_log_in {
+        findings.push(finding_with_remedy(
+            Severity::Warning,
+            "role-without-login",
+            format!("role {name} may not log in"),
+            format!("alter role {quoted} with login password '...'"),
+        ));
+    }
+    if !may_replicate {
+        findings.push(finding_with_remedy(
+            Severity::Warning,
+            "replication-right-missing",
+            format!("role {name} may not replicate, and REPLICATION is never inherited"),
+            format!(
+                "as a superuser (from PostgreSQL 16 on also a role with CREATEROLE and \
+                 REPLICATION): alter role {quoted} with replication; on Amazon RDS: grant \
+                 rds_replication to {quoted}"
+            ),
+        ));
+    }
+    Ok(findings)
+}

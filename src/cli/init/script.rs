@@ -1,0 +1,260 @@
+//! The SQL of `postrider init`: the migrations, rendered for the settings.
+//!
+//! The files under `migrations/` say everything for the default settings and also work with any
+//! other migration tool. What the settings change is rendered here: the payload's type, the
+//! publication's name and tables, and the grants on tables that are not ours.
+
+use slot_manager::{QualifiedName, SlotName, quoted_identifier};
+
+use crate::settings::Settings;
+
+/// The type of the payload column of `outbox.events`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(in crate::cli) enum Payload {
+    /// For JSON; checked by PostgreSQL
+    Jsonb,
+    /// For Protobuf, Avro and the like; sent byte for byte
+    Bytea,
+}
+
+/// One step of the schema. Each is safe to run again.
+#[derive(Debug)]
+pub(super) struct Migration {
+    pub(super) version: i32,
+    pub(super) name: &'static str,
+    pub(super) sql: String,
+    /// Whether it is run at each `init --apply`, since it depends on the settings or on what
+    /// happened outside of it (roles belong to the whole cluster).
+    pub(super) repeats: bool,
+}
+
+const EVENTS: &str = include_str!("../../../migrations/0001_events.sql");
+const DISPATCH: &str = include_str!("../../../migrations/0002_dispatch.sql");
+const PUBLICATION: &str = include_str!("../../../migrations/0003_publication.sql");
+const ROLES: &str = include_str!("../../../migrations/0004_roles.sql");
+
+/// What the files are written for.
+const DEFAULT_PUBLICATION: &str = "postrider";
+const DEFAULT_TABLE: &str = "outbox.events";
+
+/// Where it stands which migrations have been applied. Runs before each of them.
+pub(super) const VERSIONS: &str = "\
+create schema if not exists outbox;
+create table if not exists outbox.migrations (
+    version    int         primary key,
+    name       text        not null,
+    applied_at timestamptz not null default now()
+);
+comment on table outbox.migrations is 'Which migrations `postrider init` has applied.';
+";
+
+/// Every migration, in order.
+pub(super) fn migrations(settings: &Settings, payload: Payload) -> Vec<Migration> {
+    let migration = |version, name, sql: String, repeats| Migration { version, name, sql, repeats };
+    vec![
+        migration(1, "events", events(payload), false),
+        migration(2, "dispatch", DISPATCH.to_owned(), false),
+        migration(3, "publication", publication(settings), true),
+        migration(4, "roles", ROLES.to_owned() + &grants(settings), true),
+    ]
+}
+
+fn events(payload: Payload) -> String {
+    match payload {
+        Payload::Jsonb => EVENTS.to_owned(),
+        // Comments stay as they are: one of them says just this.
+        Payload::Bytea => EVENTS
+            .lines()
+            .map(|line| match line.starts_with("--") {
+                true => format!("{line}\n"),
+                false => format!("{}\n", line.replace("payload jsonb", "payload bytea")),
+            })
+            .collect(),
+    }
+}
+
+fn publication(settings: &Settings) -> String {
+    let is_default = settings.publication == DEFAULT_PUBLICATION
+        && settings.tables.iter().all(|table| table.table.to_string() == DEFAULT_TABLE);
+    if is_default {
+        return PUBLICATION.to_owned();
+    }
+    let name = &settings.publication;
+    let tables: Vec<String> = settings.tables.iter().map(|t| t.table.to_string()).collect();
+    let mut sql = format!(
+        "-- What the relay streams. Must exist before the slot: rows that are inserted between the\n\
+         -- two cannot be streamed.\n\
+         do $$\n\
+         begin\n    \
+             if not exists (select from pg_catalog.pg_publication where pubname = {literal}) then\n        \
+                 create publication {identifier} for table {tables}\n            \
+                     with (publish = 'insert', publish_via_partition_root = true);\n    \
+             end if;\n",
+        literal = literal(name),
+        identifier = quoted_identifier(name),
+        tables = tables.join(", "),
+    );
+    for table in &settings.tables {
+        sql += &add_table(name, &table.table);
+    }
+    sql + "end\n$$;\n"
+}
+
+fn add_table(publication: &str, table: &QualifiedName) -> String {
+    format!(
+        "    if not exists (select from pg_catalog.pg_publication_tables\n                   \
+         where pubname = {} and schemaname = {} and tablename = {}) then\n        \
+         alter publication {} add table {table};\n    \
+         end if;\n",
+        literal(publication),
+        literal(&table.schema),
+        literal(&table.name),
+        quoted_identifier(publication),
+    )
+}
+
+/// Reading rights on the captured tables that the files do not know; empty when there are none.
+fn grants(settings: &Settings) -> String {
+    let others: Vec<&QualifiedName> = settings
+        .tables
+        .iter()
+        .map(|table| &table.table)
+        .filter(|table| table.to_string() != DEFAULT_TABLE)
+        .collect();
+    if others.is_empty() {
+        return String::new();
+    }
+    let statements: Vec<String> = others
+        .iter()
+        .map(|table| {
+            format!(
+                "        grant usage on schema {} to postrider_relay;\n        \
+                 grant select on {table} to postrider_relay;\n",
+                quoted_identifier(&table.schema)
+            )
+        })
+        .collect();
+    format!(
+        "\n-- The relay reads the other captured tables too; their writers are not its business.\n\
+         do $$\n\
+         begin\n    \
+             if exists (select from pg_catalog.pg_roles where rolname = 'postrider_relay') then\n\
+         {}    end if;\n\
+         end\n\
+         $$;\n",
+        statements.concat()
+    )
+}
+
+/// Everything as one script for psql or any other client, with comments.
+pub(super) fn script(
+    settings: &Settings,
+    payload: Payload,
+    relay_user: Option<&str>,
+    with_slot: bool,
+) -> String {
+    let mut text = String::from(
+        "-- The database objects of Postrider. `postrider init --apply` runs these statements; so does\n\
+         -- psql -v ON_ERROR_STOP=1 -f FILE, as the owner of the database. Running them again changes\n\
+         -- nothing.\n",
+    );
+    for Migration { version, name, sql, .. } in migrations(settings, payload) {
+        text += &format!("\n-- {version:04} {name} {}\n\nbegin;\n\n", "-".repeat(80 - name.len()));
+        if version == 1 {
+            text += &format!("{VERSIONS}\n");
+        }
+        text += &format!(
+            "{sql}\n\
+             insert into outbox.migrations (version, name) values ({version}, '{name}')\n    \
+             on conflict (version) do nothing;\n\n\
+             commit;\n"
+        );
+    }
+    if let Some(user) = relay_user {
+        text += &format!(
+            "\n-- The relay's own login role {}\n\n\
+             grant postrider_relay to {user};\n\
+             -- REPLICATION is never inherited; as a superuser (Amazon RDS: grant rds_replication):\n\
+             alter role {user} with replication;\n",
+            "-".repeat(61),
+            user = quoted_identifier(user),
+        );
+    }
+    if with_slot {
+        text += &format!(
+            "\n-- The slot {}\n\n\
+             -- Last, and in no transaction: every row that is committed from here on is delivered. Needs\n\
+             -- wal_level = logical and a role with REPLICATION. Waits until the transactions that run at\n\
+             -- this moment have ended. From here on WAL is kept until a relay has read it.\n\
+             {}\n",
+            "-".repeat(77),
+            slot_statement(&settings.slot, settings.slot_failover),
+        );
+    }
+    text
+}
+
+fn slot_statement(slot: &SlotName, failover: bool) -> String {
+    let failover = if failover { ", failover => true" } else { "" };
+    format!(
+        "select pg_catalog.pg_create_logical_replication_slot(\n           \
+         slot_name => '{slot}', plugin => 'pgoutput'{failover})\n\
+         where not exists (select from pg_catalog.pg_replication_slots where slot_name = '{slot}');"
+    )
+}
+
+/// A text as an SQL literal.
+fn literal(text: &str) -> String {
+    format!("'{}'", text.replace('\'', "''"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn settings(pairs: &[(&str, &str)]) -> Settings {
+        let env = pairs.iter().map(|(k, v)| ((*k).into(), (*v).into())).collect();
+        Settings::load(None, &env, &[]).unwrap()
+    }
+
+    #[test]
+    fn the_default_settings_give_the_files_as_they_are() {
+        let rendered = migrations(&settings(&[]), Payload::Jsonb);
+        let texts: Vec<&str> = rendered.iter().map(|m| m.sql.as_str()).collect();
+        assert_eq!(texts, [EVENTS, DISPATCH, PUBLICATION, ROLES]);
+        let versions: Vec<i32> = rendered.iter().map(|m| m.version).collect();
+        assert_eq!(versions, [1, 2, 3, 4]);
+    }
+
+    #[test]
+    fn an_opaque_payload_is_bytea_in_the_table_and_in_the_function() {
+        let sql = events(Payload::Bytea);
+        assert_eq!(sql.lines().filter(|line| line.trim() == "payload bytea,").count(), 2);
+        assert!(!sql.lines().any(|line| !line.starts_with("--") && line.contains("payload jsonb")));
+    }
+
+    #[test]
+    fn the_names_in_the_settings_are_quoted_where_sql_needs_it() {
+        let settings = settings(&[
+            ("POSTRIDER_PUBLICATION", "Shop's \"events\""),
+            ("POSTRIDER_TABLE", "sales.\"Outbox\""),
+        ]);
+        let sql = publication(&settings);
+        assert!(sql.contains("create publication \"Shop's \"\"events\"\"\" for table sales.\"Outbox\""));
+        assert!(sql.contains("where pubname = 'Shop''s \"events\"'"));
+        assert!(sql.contains("schemaname = 'sales' and tablename = 'Outbox'"));
+        assert!(grants(&settings).contains("grant select on sales.\"Outbox\" to postrider_relay;"));
+    }
+
+    #[test]
+    fn the_slot_comes_after_the_publication_and_can_be_left_out() {
+        let settings = settings(&[("POSTRIDER_SLOT", "mine")]);
+        let sql = script(&settings, Payload::Jsonb, Some("shop relay"), true);
+        let slot = sql.find("slot_name => 'mine'").unwrap();
+        assert!(sql.find("create publication").unwrap() < slot);
+        assert!(sql.rfind("commit;").unwrap() < slot);
+        assert!(sql.contains("grant postrider_relay to \"shop relay\";"));
+        let without = script(&settings, Payload::Jsonb, None, false);
+        assert!(!without.contains("pg_create_logical_replication_slot"));
+    }
+}

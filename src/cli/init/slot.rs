@@ -1,0 +1,95 @@
+//! The slot at the end of `postrider init --apply`: from it on, every committed row is delivered.
+
+use std::time::Duration;
+
+use slot_manager::health::{self, Observation, Thresholds, Viewer};
+use slot_manager::slots::{self, CreateOptions};
+use slot_manager::{Cluster, Error as SlotError, Finding, Severity, Slot};
+
+use crate::cli::findings::{finding, finding_with_remedy};
+use crate::cli::slot::served_before;
+use crate::error::Result;
+use crate::postgres::Sql;
+use crate::settings::Settings;
+
+/// How long to wait for running transactions.
+const CREATE_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Creates the slot unless it is there. `new_publication`: it was made just now.
+pub(super) async fn ensure(
+    sql: &Sql,
+    settings: &Settings,
+    cluster: &Cluster,
+    new_publication: bool,
+) -> Result<Finding> {
+    let name = &settings.slot;
+    if let Some(slot) = slots::find(sql, name).await? {
+        slot.require_ours()?;
+        return Ok(existing(&slot, cluster, new_publication));
+    }
+    if let Some(confirmed) = served_before(sql, name).await? {
+        return Ok(finding_with_remedy(
+            Severity::Warning,
+            "slot-missing",
+            format!("slot {name} has served up to {confirmed} and is gone: it is not made anew"),
+            "`postrider explain slot-missing`, then `postrider slot create --yes`",
+        ));
+    }
+    let options = CreateOptions { failover: settings.slot_failover };
+    match slots::create(sql, name, options, CREATE_TIMEOUT).await {
+        Ok(at) => Ok(finding(
+            Severity::Ok,
+            "slot",
+            format!("slot {name} created at {at}: every row committed from now on is delivered"),
+        )),
+        Err(SlotError::WalLevel { wal_level }) => Ok(finding_with_remedy(
+            Severity::Warning,
+            "wal-level-not-logical",
+            format!("slot {name} was not created: wal_level is {wal_level}"),
+            "alter system set wal_level = 'logical', restart the server (Amazon RDS: \
+             rds.logical_replication = 1; Cloud SQL: flag cloudsql.logical_decoding = on), then \
+             run this again",
+        )),
+        Err(SlotError::NoReplicationRight { .. }) => Ok(finding_with_remedy(
+            Severity::Warning,
+            "replication-right-missing",
+            format!("slot {name} was not created: this role may not replicate"),
+            "run `postrider slot create` as the relay's role; rows committed before it are not \
+             streamed",
+        )),
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn existing(slot: &Slot, cluster: &Cluster, new_publication: bool) -> Finding {
+    let name = &slot.slot_name;
+    if new_publication {
+        return finding_with_remedy(
+            Severity::Warning,
+            "slot-before-publication",
+            format!("slot {name} is older than the publication: PostgreSQL cannot decode the rows in between"),
+            "if nothing was delivered through it yet: `postrider slot drop --yes`, then run this again",
+        );
+    }
+    let observation = Observation {
+        slot: Some(slot),
+        earlier: None,
+        viewer: Viewer::Outside,
+        time_lag: None,
+        system_identifier: cluster.system_identifier,
+        recorded: None,
+    };
+    let health = health::judge(&observation, &Thresholds::default());
+    let what = format!("slot {name} is there already");
+    match health.severity() {
+        Severity::Error => finding_with_remedy(
+            Severity::Error,
+            "slot-lost",
+            format!("{what}, but {}", health.name()),
+            health.remedy().unwrap_or_default(),
+        ),
+        Severity::Ok | Severity::Info | Severity::Warning => {
+            finding(Severity::Ok, "slot", what)
+        }
+    }
+}

@@ -1,0 +1,26 @@
+//! Standard output that may go away: `postrider slot list | head -1` ends without a word.
+
+use std::io::Write;
+use std::process;
+
+use serde::Serialize;
+
+/// Writes text. When nobody reads any more the process ends, as other tools do by SIGPIPE.
+pub(super) fn write(text: &str) {
+    let mut stdout = std::io::stdout().lock();
+    if stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()).is_err() {
+        process::exit(141); // 128 + SIGPIPE, what a shell reports for it
+    }
+}
+
+/// Writes one JSON value, indented.
+pub(super) fn write_json(value: &impl Serialize) {
+    let text = serde_json::to_string_pretty(value).expect("invariant: our values have a JSON form");
+    write(&(text + "\n"));
+}
+
+/// Writes one JSON value on a line of its own.
+pub(super) fn write_json_line(value: &impl Serialize) {
+    let text = serde_json::to_string(value).expect("invariant: our values have a JSON form");
+    write(&(text + "\n"));
+}

@@ -1,0 +1,45 @@
+//! Colours, on a terminal only; `NO_COLOR` turns them off.
+
+use std::io::IsTerminal;
+
+use slot_manager::Severity;
+
+/// Whether to colour, decided once for standard output.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Paint(bool);
+
+impl Paint {
+    pub(super) fn stdout() -> Self {
+        let asked_not_to = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+        Self(std::io::stdout().is_terminal() && !asked_not_to)
+    }
+
+    /// The same text, in the colour of a severity. Pad it before: colours have a width to `format!`.
+    pub(super) fn severity(self, severity: Severity, text: &str) -> String {
+        self.paint(text, match severity {
+            Severity::Ok => "32",
+            Severity::Info => "36",
+            Severity::Warning => "33",
+            Severity::Error => "1;31",
+        })
+    }
+
+    pub(super) fn faint(self, text: &str) -> String {
+        self.paint(text, "2")
+    }
+
+    fn paint(self, text: &str, code: &str) -> String {
+        if self.0 { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_owned() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn without_a_terminal_a_text_stays_as_it_is() {
+        assert_eq!(Paint(false).severity(Severity::Error, "lost"), "lost");
+        assert_eq!(Paint(true).severity(Severity::Error, "lost"), "\x1b[1;31mlost\x1b[0m");
+    }
+}

@@ -1,0 +1,30 @@
+//! SIGTERM and SIGINT: the first asks to stop, the second ends the process.
+
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::watch;
+
+use crate::error::{Code, Error, Result};
+
+/// Turns true at the first SIGTERM or SIGINT; the second ends the process.
+pub(super) fn watch() -> Result<watch::Receiver<bool>> {
+    let cannot = |e| Error::new(Code::Internal, "cannot watch for signals").caused_by(e);
+    let mut terminate = signal(SignalKind::terminate()).map_err(cannot)?;
+    let mut interrupt = signal(SignalKind::interrupt()).map_err(cannot)?;
+    let (sender, receiver) = watch::channel(false);
+    tokio::spawn(async move {
+        for last in [false, true] {
+            tokio::select! {
+                _ = terminate.recv() => {}
+                _ = interrupt.recv() => {}
+            }
+            if last {
+                tracing::warn!("second signal: leaving at once");
+                std::process::exit(1);
+            }
+            tracing::info!("stopping: what is on its way is finished; a second signal ends at once");
+            // The receiver lives as long as the relay.
+            let _ = sender.send(true);
+        }
+    });
+    Ok(receiver)
+}

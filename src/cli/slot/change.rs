@@ -1,0 +1,192 @@
+//! Making, dropping and advancing the slot. What is not streamed afterwards is said before, and
+//! done only with `--yes`.
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use decoder::Lsn;
+use serde::Serialize;
+use slot_manager::slots::{self, CreateOptions};
+use slot_manager::{Slot, publication};
+
+use super::{CHANGE_TIMEOUT, STATEMENT_TIMEOUT, pending, served_before, session};
+use crate::cli::{figures, output};
+use crate::cli::check::captured;
+use crate::error::{Code, Error, Result};
+use crate::postgres::Sql;
+use crate::settings::Settings;
+
+/// The arguments of `postrider slot create`.
+#[derive(Debug, clap::Args)]
+pub(super) struct CreateArgs {
+    /// How long to wait for running transactions
+    #[arg(long, value_name = "SECONDS", default_value_t = 30,
+          value_parser = clap::value_parser!(u64).range(1..=3600))]
+    wait_seconds: u64,
+    /// Create it although a slot of this name has served before and is gone
+    #[arg(long)]
+    yes: bool,
+    /// Print JSON: {slot_name, created_at_lsn}
+    #[arg(long)]
+    json: bool,
+}
+
+/// The arguments of `postrider slot drop`.
+#[derive(Debug, clap::Args)]
+pub(super) struct DropArgs {
+    /// Do it; without this, only say what would not be streamed
+    #[arg(long)]
+    yes: bool,
+    /// Print JSON: {slot_name, confirmed_flush_lsn, lag_bytes, pending_events}
+    #[arg(long)]
+    json: bool,
+}
+
+/// The arguments of `postrider slot advance`.
+#[derive(Debug, clap::Args)]
+pub(super) struct AdvanceArgs {
+    /// Position to move to [default: the server's own]
+    #[arg(long, value_name = "LSN")]
+    to: Option<Lsn>,
+    /// Do it; without this, only say what would not be streamed
+    #[arg(long)]
+    yes: bool,
+    /// Print JSON: {slot_name, confirmed_flush_lsn, lag_bytes, pending_events}
+    #[arg(long)]
+    json: bool,
+}
+
+/// What a dropped or advanced slot leaves out.
+#[derive(Debug, Serialize)]
+struct LeftOut {
+    slot_name: String,
+    /// Where the slot stood, or stands now after an advance.
+    #[serde(serialize_with = "as_text")]
+    confirmed_flush_lsn: Lsn,
+    /// WAL that was not confirmed.
+    lag_bytes: u64,
+    /// Events that wait; absent when not known.
+    pending_events: Option<u64>,
+}
+
+pub(super) async fn create(settings: &Settings, args: &CreateArgs) -> Result<ExitCode> {
+    let name = &settings.slot;
+    let sql = session(settings, CHANGE_TIMEOUT).await?;
+    let state = publication::inspect(&sql, &settings.publication, &captured(settings)).await?;
+    if state.publication.is_none() {
+        let what = format!("publication {} does not exist", settings.publication);
+        return Err(Error::new(Code::PublicationMissing, what).hint(
+            "make the publication first, with `postrider init --apply`: rows that are inserted \
+             between the slot and the publication cannot be streamed",
+        ));
+    }
+    let missing = slots::find(&sql, name).await?.is_none();
+    if let Some(confirmed) = served_before(&sql, name).await?.filter(|_| missing && !args.yes) {
+        let what = format!(
+            "slot {name} has served up to {confirmed} and is gone: what was committed between that \
+             and a new slot is not streamed"
+        );
+        return Err(Error::new(Code::SlotMissing, what).hint(
+            "add --yes to create it all the same; the rows in between stay in the outbox table, \
+             without a row in outbox.dispatch",
+        ));
+    }
+    let options = CreateOptions { failover: settings.slot_failover };
+    let at = slots::create(&sql, name, options, Duration::from_secs(args.wait_seconds)).await?;
+    match args.json {
+        true => output::write_json(
+            &serde_json::json!({ "slot_name": name, "created_at_lsn": at.to_string() }),
+        ),
+        false => output::write(&format!(
+            "Created slot {name} at {at}: every row committed from now on is delivered. WAL is kept \
+             until `postrider run` has read it.\n"
+        )),
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+pub(super) async fn drop(settings: &Settings, args: &DropArgs) -> Result<ExitCode> {
+    let sql = session(settings, STATEMENT_TIMEOUT).await?;
+    let slot = find(&sql, settings).await?;
+    let left_out = left_out(&sql, settings, &slot).await?;
+    if !args.yes {
+        return Err(not_confirmed(&format!("dropping {}", left_out.text())));
+    }
+    slots::drop(&sql, &settings.slot).await?;
+    match args.json {
+        true => output::write_json(&left_out),
+        false => output::write(&format!(
+            "Dropped {}. Rows that were not delivered stay in the outbox table.\n",
+            left_out.text()
+        )),
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+pub(super) async fn advance(settings: &Settings, args: &AdvanceArgs) -> Result<ExitCode> {
+    let sql = session(settings, CHANGE_TIMEOUT).await?;
+    let slot = find(&sql, settings).await?;
+    let mut left_out = left_out(&sql, settings, &slot).await?;
+    let to = args.to.or(slot.server_lsn).unwrap_or_default();
+    if let Some(bytes) = to.bytes_since(left_out.confirmed_flush_lsn) {
+        left_out.lag_bytes = bytes;
+    }
+    if args.to.is_some() {
+        left_out.pending_events = None; // how many lie before that position is not known
+    }
+    if !args.yes {
+        return Err(not_confirmed(&format!("advancing {} to {to}", left_out.text())));
+    }
+    let text = left_out.text();
+    left_out.confirmed_flush_lsn = slots::advance(&sql, &settings.slot, to).await?;
+    match args.json {
+        true => output::write_json(&left_out),
+        false => output::write(&format!(
+            "Advanced {text} to {}. What lies between is never streamed; its rows stay in the outbox \
+             table.\n",
+            left_out.confirmed_flush_lsn
+        )),
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn find(sql: &Sql, settings: &Settings) -> Result<Slot> {
+    let name = &settings.slot;
+    let slot = slots::find(sql, name).await?.ok_or_else(|| {
+        Error::new(Code::SlotMissing, format!("there is no slot {name}"))
+            .hint("`postrider slot list` shows which there are; --slot names another")
+    })?;
+    slot.require_ours()?;
+    Ok(slot)
+}
+
+async fn left_out(sql: &Sql, settings: &Settings, slot: &Slot) -> Result<LeftOut> {
+    let pending = pending::look(sql, settings, slot).await?;
+    Ok(LeftOut {
+        slot_name: slot.slot_name.clone(),
+        confirmed_flush_lsn: slot.confirmed_flush_lsn.unwrap_or_default(),
+        lag_bytes: slot.lag_bytes.unwrap_or_default(),
+        pending_events: pending.map(|pending| pending.events),
+    })
+}
+
+impl LeftOut {
+    fn text(&self) -> String {
+        let events = match self.pending_events {
+            Some(events) => format!(", {} not recorded", figures::count(events, "event")),
+            None => String::new(),
+        };
+        let bytes = figures::bytes(self.lag_bytes);
+        let Self { slot_name, confirmed_flush_lsn, .. } = self;
+        format!("slot {slot_name} at {confirmed_flush_lsn} ({bytes} of WAL not confirmed{events})")
+    }
+}
+
+fn not_confirmed(what: &str) -> Error {
+    Error::new(Code::SettingInvalid, format!("{what} needs --yes; nothing was done"))
+        .hint("add --yes if what is not delivered yet need not be streamed")
+}
+
+fn as_text<S: serde::Serializer>(lsn: &Lsn, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(lsn)
+}

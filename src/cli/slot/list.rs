@@ -1,0 +1,76 @@
+//! `postrider slot list`: every slot of the cluster, ours or not.
+
+use std::process::ExitCode;
+
+use slot_manager::{Slot, slots};
+
+use super::{STATEMENT_TIMEOUT, session};
+use crate::cli::{figures, output};
+use crate::error::Result;
+use crate::settings::Settings;
+
+/// The arguments of `postrider slot list`.
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    /// Print JSON: {slots: [...]}
+    #[arg(long)]
+    json: bool,
+}
+
+const HEADINGS: [&str; 7] = ["SLOT", "PLUGIN", "DATABASE", "WAL", "LAG", "KEPT", "READER"];
+
+pub(super) async fn run(settings: &Settings, args: &Args) -> Result<ExitCode> {
+    let sql = session(settings, STATEMENT_TIMEOUT).await?;
+    let slots = slots::list(&sql).await?;
+    if args.json {
+        output::write_json(&serde_json::json!({ "slots": slots }));
+    } else if slots.is_empty() {
+        output::write("There are no replication slots. `postrider init --apply` creates one.\n");
+    } else {
+        let rows: Vec<[String; 7]> = slots.iter().map(row).collect();
+        output::write(&aligned(&rows));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn row(slot: &Slot) -> [String; 7] {
+    let bytes = |count: Option<u64>| count.map_or("-".to_owned(), figures::bytes);
+    let status = serde_json::to_value(slot.wal_status).ok();
+    [
+        slot.slot_name.clone(),
+        slot.plugin.clone().unwrap_or_else(|| slot.slot_type.clone()),
+        slot.database.clone().unwrap_or_else(|| "-".to_owned()),
+        status.as_ref().and_then(|s| s.as_str()).unwrap_or("-").to_owned(),
+        bytes(slot.lag_bytes),
+        bytes(slot.retained_bytes),
+        slot.holder.as_ref().map_or("none".to_owned(), ToString::to_string),
+    ]
+}
+
+/// Columns as wide as their longest value; the last one is not padded.
+fn aligned(rows: &[[String; 7]]) -> String {
+    let headings = HEADINGS.map(str::to_owned);
+    let all = || std::iter::once(&headings).chain(rows);
+    let width = |i: usize| all().map(|row| row[i].chars().count()).max().unwrap_or(0);
+    let widths: Vec<usize> = (0..HEADINGS.len()).map(width).collect();
+    all()
+        .map(|row| {
+            let cells = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:<width$}"));
+            cells.collect::<Vec<_>>().join("  ").trim_end().to_owned() + "\n"
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_line_up_under_their_headings() {
+        let row = ["a_long_slot_name", "pgoutput", "shop", "reserved", "0 B", "56 B", "none"];
+        let text = aligned(&[row.map(str::to_owned)]);
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines[0].find("PLUGIN"), lines[1].find("pgoutput"));
+        assert_eq!(lines[0].find("READER"), lines[1].find("none"));
+    }
+}

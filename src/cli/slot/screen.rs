@@ -1,0 +1,153 @@
+//! A slot on one screen: first how it is and what to do, then the figures behind it.
+
+use std::io::IsTerminal;
+
+use slot_manager::{Health, Severity, Slot, WalStatus};
+
+use super::look::{Look, Rates};
+use crate::cli::figures;
+use crate::cli::paint::Paint;
+
+/// Width of the labels.
+const LABEL: usize = 10;
+
+pub(super) fn text(look: &Look, paint: Paint) -> String {
+    let Look { name, cluster, health, .. } = look;
+    let mut text = format!(
+        "slot {name}, database {}, PostgreSQL {}\n\n",
+        cluster.database,
+        cluster.major_version()
+    );
+    let mut line = |label: &str, value: &str| text += &format!("{label:LABEL$}  {value}\n");
+    let word = paint.severity(health.severity(), &health.name().to_uppercase());
+    line("health", &format!("{word}: {}", meaning(health)));
+    if let Some(remedy) = health.remedy() {
+        line("do", &remedy);
+    }
+    if let Some(slot) = &look.slot {
+        line("lag", &lag(look, slot));
+        if let Some(figures) = look.rates {
+            line("rates", &rates(figures));
+        }
+        line("position", &position(look, slot));
+        line("reader", &reader(look, slot));
+        line("WAL kept", &kept(look, slot));
+        for (i, holder) in look.holders.iter().enumerate() {
+            line(if i == 0 { "held by" } else { "" }, &holder.to_string());
+            line("", &paint.faint(&format!("-> {}", holder.remedy())));
+        }
+        if look.holders.is_empty() {
+            line("held by", "nothing but this slot's own position");
+        }
+    }
+    text
+}
+
+/// The text, in place of the one before when it is watched on a terminal.
+pub(super) fn replacing(text: &str) -> String {
+    match std::io::stdout().is_terminal() {
+        true => format!("\x1b[H\x1b[2J{text}"),
+        false => format!("{text}\n"),
+    }
+}
+
+/// The state in words.
+fn meaning(health: &Health) -> String {
+    let severe = |severity| match severity {
+        Severity::Error => "critically far behind",
+        Severity::Ok | Severity::Info | Severity::Warning => "behind",
+    };
+    match health {
+        Health::Active => "read from, and up to date".to_owned(),
+        Health::StandbyHeld { .. } => "read from by another relay".to_owned(),
+        Health::Lagging(lag) => format!("read from, but {}", severe(lag.severity)),
+        Health::Inactive(lag) if lag.severity == Severity::Ok => {
+            "nobody reads from it: nothing is delivered, WAL piles up".to_owned()
+        }
+        Health::Inactive(lag) => format!(
+            "nobody reads from it, and it is {}: nothing is delivered, WAL piles up",
+            severe(lag.severity)
+        ),
+        Health::Reserved(_) | Health::Extended(_) => {
+            "all WAL is there, but at the present rate not for long".to_owned()
+        }
+        Health::Unreserved(_) => "the next checkpoint may remove WAL that is needed".to_owned(),
+        Health::Lost => "WAL that it needs is removed: it can never be read again".to_owned(),
+        Health::Invalidated { .. } => "the server gave it up: it can never be read again".to_owned(),
+        Health::Missing => "there is no slot of this name: nothing is delivered".to_owned(),
+        Health::Recreated { recorded, found } => {
+            format!("it stands at {found}, the relay had confirmed {recorded}: events are left out")
+        }
+        Health::ForeignCluster { expected, found } => format!(
+            "the relay's records come from cluster {expected}, this is cluster {found}"
+        ),
+    }
+}
+
+fn lag(look: &Look, slot: &Slot) -> String {
+    let bytes = slot.lag_bytes.map_or("unknown".to_owned(), figures::bytes);
+    let mut text = format!("{bytes} of WAL not confirmed");
+    match (look.pending.map(|pending| pending.events), look.lag_time()) {
+        (Some(0), _) => text += ", no event waits",
+        (Some(events), Some(oldest)) => {
+            let events = figures::count(events, "event");
+            text += &format!("; {events} not recorded yet, the oldest {} old", figures::time(oldest));
+        }
+        (Some(events), None) => text += &format!("; {} not recorded yet", figures::count(events, "event")),
+        (None, _) => text += "; age not known (see the relay's /metrics)",
+    }
+    text
+}
+
+fn rates(rates: Rates) -> String {
+    format!(
+        "{}/s written, {}/s confirmed",
+        figures::bytes(rates.written_bytes_per_second),
+        figures::bytes(rates.confirmed_bytes_per_second)
+    )
+}
+
+fn position(look: &Look, slot: &Slot) -> String {
+    let lsn = |lsn: Option<decoder::Lsn>| lsn.map_or("unknown".to_owned(), |lsn| lsn.to_string());
+    format!(
+        "confirmed {}, server {}, timeline {}",
+        lsn(slot.confirmed_flush_lsn),
+        lsn(slot.server_lsn),
+        look.cluster.timeline
+    )
+}
+
+fn reader(look: &Look, slot: &Slot) -> String {
+    if let Some(holder) = &slot.holder {
+        return holder.to_string();
+    }
+    let mut text = match &slot.inactive_since {
+        Some(since) => format!("none since {since}"),
+        None => "none".to_owned(),
+    };
+    match &look.relay {
+        Some(relay) => text += &format!("; last {} (started {})", relay.instance, relay.since),
+        None => text += "; no relay has served it yet",
+    }
+    text
+}
+
+fn kept(look: &Look, slot: &Slot) -> String {
+    let kept = slot.retained_bytes.map_or("unknown".to_owned(), figures::bytes);
+    let status = match slot.wal_status {
+        Some(WalStatus::Reserved) | None => "",
+        Some(WalStatus::Extended) => " (more than max_wal_size)",
+        Some(WalStatus::Unreserved) => " (no longer protected)",
+        Some(WalStatus::Lost) => " (lost)",
+    };
+    let room = match (slot.safe_wal_size, look.time_to_loss) {
+        (None, _) if slot.wal_status == Some(WalStatus::Lost) => String::new(),
+        (None, _) => "; no limit (max_slot_wal_keep_size): watch the disk".to_owned(),
+        (Some(left), time) => {
+            let time = time.map(|time| format!(", about {}", figures::time(time)));
+            let left = figures::bytes(u64::try_from(left).unwrap_or(0));
+            format!("; lost after {left} more{}", time.unwrap_or_default())
+        }
+    };
+    format!("{kept}{status}{room}")
+}

@@ -1,0 +1,157 @@
+//! `postrider slot show`: one look or many, for a person or for an alert.
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use slot_manager::health::Thresholds;
+use slot_manager::{Health, Severity};
+
+use super::look::Look;
+use super::{STATEMENT_TIMEOUT, screen, session};
+use crate::cli::paint::Paint;
+use crate::cli::{figures, output};
+use crate::error::{Error, Report, Result};
+use crate::postgres::Sql;
+use crate::settings::Settings;
+
+/// Exit code of a slot that is missing or cannot be looked at, as in Nagios' convention.
+const UNKNOWN: u8 = 3;
+
+/// The arguments of `postrider slot show`.
+#[derive(Debug, Default, clap::Args)]
+pub(super) struct ShowArgs {
+    /// Print one JSON object; with --watch one on each line
+    #[arg(long)]
+    json: bool,
+    /// Look again every SECONDS, with rates, until interrupted
+    #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "2",
+          value_parser = clap::value_parser!(u64).range(1..=3600))]
+    watch: Option<u64>,
+    /// Unconfirmed WAL from which on to warn, such as 256MB [default: 256MB]
+    #[arg(long, value_name = "SIZE", value_parser = figures::parse_bytes)]
+    warn_bytes: Option<u64>,
+    /// Unconfirmed WAL from which on it is critical
+    #[arg(long, value_name = "SIZE", value_parser = figures::parse_bytes)]
+    critical_bytes: Option<u64>,
+    /// Age of the oldest undelivered event from which on to warn [default: 300]
+    #[arg(long, value_name = "SECONDS")]
+    warn_seconds: Option<u64>,
+    /// Age of the oldest undelivered event from which on it is critical
+    #[arg(long, value_name = "SECONDS")]
+    critical_seconds: Option<u64>,
+}
+
+impl ShowArgs {
+    /// These, with `other` where nothing is set: `slot --json show` is `slot show --json`.
+    pub(super) fn or(self, other: Self) -> Self {
+        Self {
+            json: self.json || other.json,
+            watch: self.watch.or(other.watch),
+            warn_bytes: self.warn_bytes.or(other.warn_bytes),
+            critical_bytes: self.critical_bytes.or(other.critical_bytes),
+            warn_seconds: self.warn_seconds.or(other.warn_seconds),
+            critical_seconds: self.critical_seconds.or(other.critical_seconds),
+        }
+    }
+
+    fn thresholds(&self) -> Thresholds {
+        let default = Thresholds::default();
+        Thresholds {
+            warn_lag_bytes: self.warn_bytes.unwrap_or(default.warn_lag_bytes),
+            error_lag_bytes: self.critical_bytes,
+            warn_lag: self.warn_seconds.map_or(default.warn_lag, Duration::from_secs),
+            error_lag: self.critical_seconds.map(Duration::from_secs),
+            ..default
+        }
+    }
+}
+
+pub(super) async fn run(settings: &Settings, args: ShowArgs) -> Result<ExitCode> {
+    if let Some(seconds) = args.watch {
+        watch(settings, &args, Duration::from_secs(seconds)).await;
+    }
+    match look(settings, &args).await {
+        Ok(look) => {
+            match args.json {
+                true => output::write_json(&look.json()),
+                false => output::write(&screen::text(&look, Paint::stdout())),
+            }
+            Ok(exit_code(&look.health))
+        }
+        Err(error) => {
+            if args.json {
+                output::write_json(&unknown(settings, &error));
+            }
+            eprintln!("{}", Report(&error));
+            Ok(ExitCode::from(UNKNOWN))
+        }
+    }
+}
+
+async fn look(settings: &Settings, args: &ShowArgs) -> Result<Look> {
+    let sql = session(settings, STATEMENT_TIMEOUT).await?;
+    Look::take(&sql, settings, &args.thresholds(), None).await
+}
+
+/// Looks until the process is interrupted, and connects again after each break.
+async fn watch(settings: &Settings, args: &ShowArgs, interval: Duration) -> ! {
+    let mut sql: Option<Sql> = None;
+    let mut before: Option<Look> = None;
+    loop {
+        match look_again(settings, args, &mut sql, before.as_ref()).await {
+            Ok(look) => {
+                show_again(&look, args);
+                before = Some(look);
+            }
+            Err(error) => {
+                (sql, before) = (None, None);
+                match args.json {
+                    true => output::write_json_line(&unknown(settings, &error)),
+                    false => output::write(&screen::replacing(&format!("{}\n", Report(&error)))),
+                }
+            }
+        }
+        tokio::time::sleep(interval).await;
+    }
+}
+
+async fn look_again(
+    settings: &Settings,
+    args: &ShowArgs,
+    sql: &mut Option<Sql>,
+    before: Option<&Look>,
+) -> Result<Look> {
+    let sql = match sql {
+        Some(sql) => sql,
+        None => sql.insert(session(settings, STATEMENT_TIMEOUT).await?),
+    };
+    Look::take(sql, settings, &args.thresholds(), before).await
+}
+
+fn show_again(look: &Look, args: &ShowArgs) {
+    match args.json {
+        true => output::write_json_line(&look.json()),
+        false => output::write(&screen::replacing(&screen::text(look, Paint::stdout()))),
+    }
+}
+
+fn unknown(settings: &Settings, error: &Error) -> serde_json::Value {
+    serde_json::json!({
+        "slot_name": settings.slot,
+        "health": "unknown",
+        "error": {
+            "code": error.code().name(),
+            "what": error.to_string(),
+            "hint": error.hint_text(),
+        },
+    })
+}
+
+fn exit_code(health: &Health) -> ExitCode {
+    ExitCode::from(match (health, health.severity()) {
+        (Health::Missing, _) => UNKNOWN,
+        (_, Severity::Ok | Severity::Info) => 0,
+        (_, Severity::Warning) => 1,
+        (_, Severity::Error) => 2,
+    })
+}

@@ -1,0 +1,289 @@
+//! What the demonstration has seen: events that writers committed, copies that the subscriber
+//! received, and whether each order's events came one after the other. No IO; the clock comes in
+//! from outside.
+//!
+//! **Not here:** the final judgement. It compares with the database, in [`super::verdict`].
+
+use std::collections::{BTreeMap, HashMap};
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+use uuid::Uuid;
+
+/// An order of the shop; as text it is the ordering key.
+pub(super) type OrderId = i32;
+
+/// One step of an order: its version counts from 1, without a gap.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct Step {
+    pub(super) order: OrderId,
+    pub(super) version: i64,
+}
+
+/// One received copy of an event.
+#[derive(Debug, Clone)]
+pub(super) struct Arrival {
+    pub(super) step: Step,
+    pub(super) event_id: Uuid,
+    /// Pub/Sub's id: the same when Pub/Sub delivers a stored message again, another one when the
+    /// event was published again.
+    pub(super) message_id: String,
+    pub(super) at: Instant,
+}
+
+/// Counts since the start.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub(super) struct Totals {
+    pub(super) committed: u64,
+    pub(super) transactions: u64,
+    pub(super) rolled_back: u64,
+    pub(super) rolled_back_transactions: u64,
+    /// Events of which at least one copy has arrived.
+    pub(super) delivered: u64,
+    /// Copies of events that had arrived before, published again.
+    pub(super) repeated: u64,
+    /// Messages that Pub/Sub delivered again.
+    pub(super) redelivered: u64,
+    /// First copies that did not follow the version before.
+    pub(super) out_of_order: u64,
+    /// Messages that are no event of ours.
+    pub(super) unreadable: u64,
+}
+
+impl Totals {
+    /// Everything that was received, distinct messages only.
+    pub(super) fn messages(&self) -> u64 {
+        self.delivered + self.repeated + self.unreadable
+    }
+
+    /// Events on their way. A copy may arrive before its writer has heard that the commit is done.
+    pub(super) fn behind(&self) -> u64 {
+        self.committed.saturating_sub(self.delivered)
+    }
+}
+
+/// What happened since the last look.
+#[derive(Debug, Default)]
+pub(super) struct Window {
+    pub(super) committed: u64,
+    pub(super) delivered: u64,
+    pub(super) repeated: u64,
+    /// From sending COMMIT to having the message, one for each first copy.
+    pub(super) latencies: Vec<Duration>,
+}
+
+/// Everything that was seen.
+#[derive(Debug, Default)]
+pub(super) struct Ledger {
+    totals: Totals,
+    at_last_look: Totals,
+    latencies: Vec<Duration>,
+    /// When COMMIT was sent, for events that have not arrived.
+    sent: HashMap<Step, Instant>,
+    /// The message in which each event arrived first.
+    first_message: HashMap<Uuid, String>,
+    first_copies: BTreeMap<OrderId, FirstCopies>,
+    goal: Option<Goal>,
+}
+
+/// So many delivered events are waited for.
+#[derive(Debug)]
+struct Goal {
+    delivered: u64,
+    reached: Option<Instant>,
+}
+
+#[derive(Debug, Default)]
+struct FirstCopies {
+    last_version: i64,
+    event_ids: Vec<Uuid>,
+}
+
+impl Ledger {
+    /// A writer is about to send COMMIT for these steps.
+    pub(super) fn committing(&mut self, steps: &[Step], at: Instant) {
+        self.sent.extend(steps.iter().map(|step| (*step, at)));
+    }
+
+    /// A transaction with so many events is committed.
+    pub(super) fn committed(&mut self, events: usize) {
+        self.totals.committed += events as u64;
+        self.totals.transactions += 1;
+    }
+
+    /// A transaction with so many events was rolled back on purpose.
+    pub(super) fn rolled_back(&mut self, events: usize) {
+        self.totals.rolled_back += events as u64;
+        self.totals.rolled_back_transactions += 1;
+    }
+
+    /// The subscriber has received a copy of an event.
+    pub(super) fn received(&mut self, arrival: Arrival) {
+        let Arrival { step, event_id, message_id, at } = arrival;
+        if let Some(first) = self.first_message.get(&event_id) {
+            if *first == message_id {
+                self.totals.redelivered += 1;
+            } else {
+                self.totals.repeated += 1;
+            }
+            return;
+        }
+        self.first_message.insert(event_id, message_id);
+        self.totals.delivered += 1;
+        if let Some(sent) = self.sent.remove(&step) {
+            self.latencies.push(at.saturating_duration_since(sent));
+        }
+        let order = self.first_copies.entry(step.order).or_default();
+        if step.version != order.last_version + 1 {
+            self.totals.out_of_order += 1;
+        }
+        order.last_version = order.last_version.max(step.version);
+        order.event_ids.push(event_id);
+        self.look_at_goal(at);
+    }
+
+    fn look_at_goal(&mut self, now: Instant) {
+        if let Some(goal) = &mut self.goal
+            && goal.reached.is_none()
+            && self.totals.delivered >= goal.delivered
+        {
+            goal.reached = Some(now);
+        }
+    }
+
+    /// Sets the goal that everything committed until now is delivered.
+    pub(super) fn set_goal(&mut self, now: Instant) {
+        self.goal = Some(Goal { delivered: self.totals.committed, reached: None });
+        self.look_at_goal(now);
+    }
+
+    /// When the goal was reached.
+    pub(super) fn goal_reached(&self) -> Option<Instant> {
+        self.goal.as_ref().and_then(|goal| goal.reached)
+    }
+
+    /// The subscriber has received something that is no event of ours.
+    pub(super) fn received_unreadable(&mut self) {
+        self.totals.unreadable += 1;
+    }
+
+    /// Counts since the start.
+    pub(super) fn totals(&self) -> Totals {
+        self.totals
+    }
+
+    /// What happened since the last look.
+    pub(super) fn look(&mut self) -> Window {
+        let before = std::mem::replace(&mut self.at_last_look, self.totals);
+        Window {
+            committed: self.totals.committed - before.committed,
+            delivered: self.totals.delivered - before.delivered,
+            repeated: self.totals.repeated - before.repeated,
+            latencies: std::mem::take(&mut self.latencies),
+        }
+    }
+
+    /// The events of an order in the order in which their first copies arrived.
+    pub(super) fn first_copies(&self, order: OrderId) -> &[Uuid] {
+        self.first_copies.get(&order).map_or(&[], |copies| &copies.event_ids)
+    }
+
+    /// The orders of which anything has arrived.
+    pub(super) fn orders(&self) -> impl Iterator<Item = OrderId> {
+        self.first_copies.keys().copied()
+    }
+}
+
+/// The value that `percent` of all do not exceed (nearest rank); `None` when there are none.
+pub(super) fn percentile(values: &mut [Duration], percent: usize) -> Option<Duration> {
+    let rank = (values.len() * percent).div_ceil(100).max(1);
+    (rank <= values.len()).then(|| *values.select_nth_unstable(rank - 1).1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A copy of the event that is this version of this order.
+    fn arrival(order: OrderId, version: i64, message_id: &str) -> Arrival {
+        Arrival {
+            step: Step { order, version },
+            event_id: Uuid::from_u64_pair(u64::from(order.unsigned_abs()), version.unsigned_abs()),
+            message_id: message_id.into(),
+            at: Instant::now(),
+        }
+    }
+
+    fn totals_after(arrivals: &[(OrderId, i64, &str)]) -> Totals {
+        let mut ledger = Ledger::default();
+        for (order, version, message_id) in arrivals {
+            ledger.received(arrival(*order, *version, message_id));
+        }
+        ledger.totals()
+    }
+
+    #[test]
+    fn orders_may_be_interleaved() {
+        let totals = totals_after(&[(1, 1, "a"), (2, 1, "b"), (2, 2, "c"), (1, 2, "d")]);
+        assert_eq!(totals, Totals { delivered: 4, ..Totals::default() });
+    }
+
+    #[test]
+    fn a_swapped_pair_is_out_of_order() {
+        assert!(totals_after(&[(1, 1, "a"), (1, 3, "b"), (1, 2, "c")]).out_of_order > 0);
+        assert!(totals_after(&[(1, 2, "a"), (1, 1, "b")]).out_of_order > 0);
+    }
+
+    #[test]
+    fn a_skipped_version_is_noticed_when_the_next_one_comes() {
+        assert_eq!(totals_after(&[(1, 1, "a"), (1, 3, "b"), (1, 4, "c")]).out_of_order, 1);
+    }
+
+    #[test]
+    fn a_repeated_block_is_not_out_of_order() {
+        let totals =
+            totals_after(&[(1, 1, "a"), (1, 2, "b"), (1, 1, "c"), (1, 2, "d"), (1, 3, "e")]);
+        assert_eq!(totals, Totals { delivered: 3, repeated: 2, ..Totals::default() });
+    }
+
+    #[test]
+    fn a_redelivered_message_is_not_a_second_publish() {
+        let totals = totals_after(&[(1, 1, "a"), (1, 1, "a"), (1, 1, "b")]);
+        assert_eq!((totals.redelivered, totals.repeated, totals.delivered), (1, 1, 1));
+    }
+
+    #[test]
+    fn latency_counts_from_the_commit_to_the_first_copy_only() {
+        let mut ledger = Ledger::default();
+        let sent = Instant::now();
+        ledger.committing(&[Step { order: 1, version: 1 }], sent);
+        for (message_id, ms) in [("a", 5), ("b", 900)] {
+            let at = sent + Duration::from_millis(ms);
+            ledger.received(Arrival { at, ..arrival(1, 1, message_id) });
+        }
+        assert_eq!(ledger.look().latencies, [Duration::from_millis(5)]);
+        assert!(ledger.look().latencies.is_empty(), "a window is looked at once");
+    }
+
+    #[test]
+    fn the_goal_is_reached_when_what_was_committed_has_arrived() {
+        let mut ledger = Ledger::default();
+        let start = Instant::now();
+        ledger.committed(2);
+        ledger.set_goal(start);
+        ledger.received(arrival(1, 1, "a"));
+        assert_eq!(ledger.goal_reached(), None);
+        ledger.received(Arrival { at: start, ..arrival(1, 2, "b") });
+        ledger.received(arrival(1, 3, "c"));
+        assert_eq!(ledger.goal_reached(), Some(start));
+    }
+
+    #[test]
+    fn percentiles_are_by_nearest_rank() {
+        let mut values: Vec<_> = (1..=200).rev().map(Duration::from_millis).collect();
+        assert_eq!(percentile(&mut values, 50), Some(Duration::from_millis(100)));
+        assert_eq!(percentile(&mut values, 99), Some(Duration::from_millis(198)));
+        assert!(percentile(&mut values[..1], 99).is_some());
+        assert_eq!(percentile(&mut [], 50), None);
+    }
+}

@@ -1,0 +1,331 @@
+//! What the demonstration shows: an announcement for each step, a line for each second, a summary.
+//!
+//! Everything but [`Screen::print`] makes text of values and does nothing else.
+
+use std::io::Write;
+use std::time::Duration;
+
+use super::ledger::Totals;
+use super::summary::Summary;
+use crate::error::{Code, Error, Result};
+
+const BOLD: &str = "1";
+const FAINT: &str = "2";
+const RED: &str = "1;31";
+const GREEN: &str = "32";
+const CYAN: &str = "36";
+
+/// Where and how to show it.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Screen {
+    /// For a terminal.
+    pub(super) colours: bool,
+    /// Standard error instead of standard output.
+    pub(super) on_stderr: bool,
+}
+
+/// One line of the table.
+#[derive(Debug)]
+pub(super) struct Line {
+    /// Since the writers started.
+    pub(super) time: Duration,
+    /// Per second.
+    pub(super) committed: f64,
+    /// Per second.
+    pub(super) delivered: f64,
+    pub(super) totals: Totals,
+    pub(super) lag_bytes: u64,
+    pub(super) p50: Option<Duration>,
+    pub(super) p99: Option<Duration>,
+}
+
+/// What to play with once it is over.
+#[derive(Debug)]
+pub(super) struct Playground {
+    pub(super) database_url: String,
+    pub(super) emulator: String,
+    pub(super) project: &'static str,
+    pub(super) http_addr: String,
+    pub(super) relay_pid: Option<u32>,
+    pub(super) program: String,
+}
+
+impl Screen {
+    /// Shows a text; it brings its own line ends.
+    ///
+    /// # Errors
+    /// Nobody reads it any more.
+    pub(super) fn print(self, text: &str) -> Result<()> {
+        let written = if self.on_stderr {
+            std::io::stderr().write_all(text.as_bytes())
+        } else {
+            let mut stdout = std::io::stdout().lock();
+            stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush())
+        };
+        written.map_err(|e| Error::new(Code::DemoFailed, "nobody reads the output").caused_by(e))
+    }
+
+    pub(super) fn title(self) -> String {
+        format!(
+            "\n{}\n{}\n\n",
+            self.paint(BOLD, "Postrider: from a committed row to an ordered Pub/Sub message"),
+            self.paint(FAINT, "Everything here is thrown away at the end. Ctrl-C ends it early."),
+        )
+    }
+
+    /// Something that was set up.
+    pub(super) fn step(self, text: &str) -> String {
+        format!("  {} {text}\n", self.paint(GREEN, "+"))
+    }
+
+    /// Something that happens.
+    pub(super) fn news(self, text: &str) -> String {
+        let text = text.replace('\n', "\n     ");
+        format!("\n  {} {}\n\n", self.paint(CYAN, ">>"), self.paint(BOLD, &text))
+    }
+
+    pub(super) fn table_head(self) -> String {
+        let head = format!(
+            "\n{:>6} {:>12} {:>12} {:>10} {:>10} {:>9} {:>9}  order\n",
+            "time", "committed/s", "delivered/s", "on the way", "slot lag", "p50", "p99"
+        );
+        self.paint(FAINT, &head)
+    }
+
+    pub(super) fn line(self, line: &Line) -> String {
+        let Line { time, committed, delivered, totals, lag_bytes, p50, p99 } = line;
+        let latency = |value: &Option<Duration>| value.map_or("-".into(), milliseconds);
+        let order = match totals.out_of_order {
+            0 => self.paint(GREEN, "ok"),
+            violations => self.paint(RED, &format!("{violations} VIOLATED")),
+        };
+        let twice = match totals.repeated {
+            0 => String::new(),
+            repeated => format!(", {} twice", grouped(repeated)),
+        };
+        format!(
+            "{:>4} s {:>12} {:>12} {:>10} {:>10} {:>9} {:>9}  {order}{twice}\n",
+            time.as_secs_f64().round(),
+            grouped(rounded(*committed)),
+            grouped(rounded(*delivered)),
+            grouped(totals.behind()),
+            size(*lag_bytes),
+            latency(p50),
+            latency(p99),
+        )
+    }
+
+    pub(super) fn summary(self, summary: &Summary) -> String {
+        let mut text = format!("\n{}\n", self.paint(BOLD, "Summary"));
+        for (name, value) in rows(summary) {
+            text += &format!("  {name:<16} {value}\n");
+        }
+        text + "\n" + &match summary.verdict.is_good() {
+            true => self.paint(GREEN, "Nothing lost, nothing out of order.") + "\n",
+            false => self.paint(RED, &format!("FAILED: {}.", summary.verdict.complaint())) + "\n",
+        }
+    }
+
+    pub(super) fn what_next(self) -> String {
+        format!(
+            "\n{}\n  \
+             postrider demo --keep   leave it running: look at it with psql and curl, break it\n  \
+             postrider init          the SQL that your database needs; --apply runs it\n  \
+             postrider check         what your PostgreSQL and your Pub/Sub still lack\n  \
+             postrider run           the relay, for real\n",
+            self.paint(BOLD, "What next"),
+        )
+    }
+
+    pub(super) fn playground(self, playground: &Playground) -> String {
+        let Playground { database_url, emulator, project, http_addr, relay_pid, program } =
+            playground;
+        let pid = relay_pid.map_or("PID".into(), |pid| pid.to_string());
+        format!(
+            "\n{}\n\
+             The writers have stopped, the rest goes on. In another terminal:\n\n  \
+             export DATABASE_URL={database_url}\n  \
+             export PUBSUB_EMULATOR_HOST={emulator} PUBSUB_PROJECT_ID={project}\n\n  \
+             psql $DATABASE_URL -c \"select outbox.emit('order', '7', 'OrderLost', '{{}}')\"\n  \
+             psql $DATABASE_URL -c 'table outbox.dispatch order by 1 desc, ordinal limit 5'\n  \
+             {program} slot\n  \
+             curl http://{http_addr}/status\n  \
+             curl http://{http_addr}/metrics\n\n\
+             Two relays: start a second one, which stands by, and kill the first.\n\n  \
+             {program} run --http-addr off\n  \
+             kill -9 {pid}\n\n\
+             Messages appear here as they arrive. {}\n\n",
+            self.paint(BOLD, "It is yours."),
+            self.paint(BOLD, "Ctrl-C ends it all."),
+        )
+    }
+
+    /// A message, while people play.
+    pub(super) fn message(self, ordering_key: &str, event_type: &str, data: &[u8]) -> String {
+        let data = String::from_utf8_lossy(data);
+        format!("  {} {ordering_key}: {event_type} {data}\n", self.paint(GREEN, "received"))
+    }
+
+    /// The end of the relay's log, after a failure.
+    pub(super) fn log_tail(self, lines: &[String]) -> String {
+        let lines: String = lines.iter().map(|line| format!("  | {line}\n")).collect();
+        format!("\nThe relay's last words:\n{lines}\n")
+    }
+
+    fn paint(self, code: &str, text: &str) -> String {
+        if self.colours { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_owned() }
+    }
+}
+
+fn rows(summary: &Summary) -> Vec<(&'static str, String)> {
+    let Summary { totals, verdict, .. } = summary;
+    let opt = |value: Option<f64>| value.map_or("-".into(), |ms| format!("{} ms", decimals(ms)));
+    let mut twice = grouped(totals.repeated);
+    if totals.repeated > 0 || summary.published_unrecorded > 0 {
+        twice += &format!(
+            "; at the kill {} were published but not recorded. Consumers drop\n{:19}them by the \
+             attribute event_id",
+            grouped(summary.published_unrecorded),
+            ""
+        );
+    }
+    let caught_up = summary.caught_up_seconds.map_or("never".into(), |s| format!("{s:.1} s"));
+    let dispatch: Vec<String> = summary
+        .dispatch
+        .iter()
+        .map(|(state, count)| format!("{} {state}", grouped(*count)))
+        .collect();
+    vec![
+        (
+            "committed",
+            format!("{} events in {} transactions", grouped(summary.events), grouped(totals.transactions)),
+        ),
+        (
+            "rolled back",
+            format!(
+                "{} events in {} transactions; {} of them arrived",
+                grouped(totals.rolled_back),
+                grouped(totals.rolled_back_transactions),
+                grouped(verdict.never_committed)
+            ),
+        ),
+        ("delivered", format!("{} events of {} orders", grouped(totals.delivered), summary.orders)),
+        ("lost", grouped(verdict.lost)),
+        ("out of order", grouped(verdict.out_of_order)),
+        ("delivered twice", twice),
+        (
+            "latency",
+            format!(
+                "p50 {}, p99 {} from COMMIT to the subscriber, before the kill",
+                opt(summary.p50_ms),
+                opt(summary.p99_ms)
+            ),
+        ),
+        (
+            "throughput",
+            format!(
+                "{} events/s before the kill; {} after it caught up in {caught_up}{}",
+                grouped(rounded(summary.steady_per_second)),
+                grouped(summary.backlog),
+                if cfg!(debug_assertions) { " (debug build)" } else { "" }
+            ),
+        ),
+        (
+            "outbox.dispatch",
+            format!("{}; {} without a row", dispatch.join(", "), grouped(verdict.unrecorded)),
+        ),
+        (
+            "slot",
+            format!(
+                "{}, {}, confirmed up to {}, lag {}",
+                summary.slot.slot_name,
+                if summary.slot.active { "active" } else { "inactive" },
+                summary.slot.confirmed_flush_lsn.map_or("-".into(), |lsn| lsn.to_string()),
+                size(summary.slot.lag_bytes.unwrap_or_default())
+            ),
+        ),
+    ]
+}
+
+/// `12,345`.
+pub(super) fn grouped(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::with_capacity(digits.len() + digits.len() / 3);
+    for (place, digit) in digits.chars().enumerate() {
+        if place > 0 && (digits.len() - place) % 3 == 0 {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+/// In kB, PostgreSQL's own unit for what is not large.
+fn size(bytes: u64) -> String {
+    if bytes < 1024 { format!("{bytes} B") } else { format!("{} kB", grouped(bytes / 1024)) }
+}
+
+fn milliseconds(time: Duration) -> String {
+    format!("{} ms", decimals(time.as_secs_f64() * 1e3))
+}
+
+/// A decimal below ten, none above.
+fn decimals(value: f64) -> String {
+    if value < 9.95 { format!("{value:.1}") } else { grouped(rounded(value)) }
+}
+
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "small and positive")]
+fn rounded(value: f64) -> u64 {
+    value.round() as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PLAIN: Screen = Screen { colours: false, on_stderr: false };
+
+    fn line(totals: Totals) -> Line {
+        Line {
+            time: Duration::from_millis(12_003),
+            committed: 2004.4,
+            delivered: 1987.0,
+            totals,
+            lag_bytes: 1_400_000,
+            p50: Some(Duration::from_micros(3_140)),
+            p99: None,
+        }
+    }
+
+    #[test]
+    fn a_line_stands_under_the_head_of_the_table() {
+        let totals = Totals { committed: 1_300, delivered: 100, repeated: 44, ..Totals::default() };
+        let head = PLAIN.table_head();
+        let text = PLAIN.line(&line(totals));
+        assert_eq!(
+            text,
+            "  12 s        2,004        1,987      1,200   1,367 kB    3.1 ms         -  ok, 44 twice\n"
+        );
+        assert_eq!(head.find("order").map(|at| at - 1), text.find("ok"), "{head}{text}");
+    }
+
+    #[test]
+    fn a_violation_is_told_at_once() {
+        let totals = Totals { out_of_order: 2, ..Totals::default() };
+        assert!(PLAIN.line(&line(totals)).ends_with("  2 VIOLATED\n"));
+    }
+
+    #[test]
+    fn without_a_terminal_there_are_no_colours() {
+        let coloured = Screen { colours: true, ..PLAIN };
+        assert!(coloured.title().contains('\x1b'));
+        assert!(!(PLAIN.title() + &PLAIN.news("x") + &PLAIN.what_next()).contains('\x1b'));
+    }
+
+    #[test]
+    fn numbers_are_grouped_by_thousands() {
+        for (number, text) in [(0, "0"), (999, "999"), (1_000, "1,000"), (12_345_678, "12,345,678")] {
+            assert_eq!(grouped(number), text);
+        }
+    }
+}

@@ -1,0 +1,107 @@
+//! The database of the demonstration: a shop with orders, prepared as a real one would be.
+//!
+//! The relay and the services have roles of their own with nothing but the documented grants.
+//! Everything is looked at as the superuser.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use slot_manager::{Slot, SlotName, slots};
+
+use super::failed;
+use super::verdict::Committed;
+use super::writers::ORDERS;
+use crate::error::Result;
+use crate::postgres::{Sql, Target, connect};
+
+/// The database's name.
+pub(super) const DATABASE: &str = "shop";
+/// The role of the services.
+pub(super) const WRITER: &str = "shop";
+/// The role of the relay.
+pub(super) const RELAY: &str = "relay";
+
+const STATEMENT_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// A session that looks at the database from outside.
+#[derive(Debug)]
+pub(super) struct Shop {
+    sql: Sql,
+    slot: SlotName,
+}
+
+impl Shop {
+    /// Makes the database itself; `maintenance` names another one of the same server.
+    pub(super) async fn create(maintenance: &Target) -> Result<()> {
+        let sql = connect(maintenance, "postrider demo", STATEMENT_TIMEOUT).await?;
+        sql.batch_execute(&format!("create role {RELAY} login replication")).await?;
+        sql.batch_execute(&format!("create database {DATABASE}")).await?;
+        Ok(())
+    }
+
+    /// Makes the business table and the role of the services, in a database that `postrider init`
+    /// has prepared.
+    pub(super) async fn open(target: &Target) -> Result<Self> {
+        let sql = connect(target, "postrider demo", STATEMENT_TIMEOUT).await?;
+        sql.batch_execute(&format!(
+            "create table orders ( \
+                 id int primary key, \
+                 version bigint not null, \
+                 status text not null, \
+                 changed_at timestamptz not null default now() \
+             ) with (fillfactor = 20); \
+             insert into orders select id, 0, 'new' from generate_series(1, {ORDERS}) id; \
+             create role {WRITER} login in role postrider_writer; \
+             grant select, update on orders to {WRITER}"
+        ))
+        .await?;
+        let slot = "postrider".parse().expect("invariant: the default slot has a valid name");
+        Ok(Self { sql, slot })
+    }
+
+    /// The slot as it is now.
+    pub(super) async fn slot(&self) -> Result<Slot> {
+        let slot = slots::find(&self.sql, &self.slot).await?;
+        slot.ok_or_else(|| failed("the replication slot has gone"))
+    }
+
+    /// Events that are committed.
+    pub(super) async fn events(&self) -> Result<u64> {
+        self.count("select count(*) from outbox.events").await
+    }
+
+    /// Events with a dispatch row.
+    pub(super) async fn recorded(&self) -> Result<u64> {
+        self.count("select count(*) from outbox.dispatch where state = 'published'").await
+    }
+
+    /// What the subscriber must have received by now, and what the relay must have recorded.
+    pub(super) async fn committed(&self) -> Result<Committed> {
+        let mut committed = Committed::default();
+        let events = "select aggregateid::int, id from outbox.events order by 1, version";
+        for row in self.sql.query(events, &[]).await? {
+            committed.events.entry(row.get(0)).or_default().push(row.get(1));
+        }
+        let versions = self.sql.query("select id, version from orders", &[]).await?;
+        committed.versions = versions.iter().map(|row| (row.get(0), row.get(1))).collect();
+        committed.unrecorded = self
+            .count(
+                "select count(*) from outbox.events e \
+                 where not exists (select from outbox.dispatch d where d.event_id = e.id)",
+            )
+            .await?;
+        Ok(committed)
+    }
+
+    /// Rows of the dispatch table by state.
+    pub(super) async fn dispatch(&self) -> Result<BTreeMap<String, u64>> {
+        let states = "select state, count(*) from outbox.dispatch group by state";
+        let rows = self.sql.query(states, &[]).await?;
+        Ok(rows.iter().map(|row| (row.get(0), row.get::<_, i64>(1).unsigned_abs())).collect())
+    }
+
+    async fn count(&self, sql: &str) -> Result<u64> {
+        let count: i64 = self.sql.query_one(sql, &[]).await?.get(0);
+        Ok(count.unsigned_abs())
+    }
+}

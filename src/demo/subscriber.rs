@@ -1,0 +1,93 @@
+//! The subscriber: Google's own client library on an ordered subscription.
+//!
+//! The subscription is made over plain gRPC, since that library speaks REST for administration,
+//! which emulators need not offer.
+
+use std::time::Duration;
+
+use google_cloud_auth::credentials::anonymous;
+use google_cloud_pubsub::client::Subscriber as Client;
+use google_cloud_pubsub::model::Message;
+use googleapis_tonic_google_pubsub_v1::google::pubsub::v1::Subscription;
+use googleapis_tonic_google_pubsub_v1::google::pubsub::v1::subscriber_client::SubscriberClient;
+use tokio::task::JoinHandle;
+use tonic::transport::Endpoint;
+
+use super::failed;
+use crate::error::Result;
+
+/// Longer than any pause of the demonstration, so that nothing is delivered again for slowness.
+const ACK_DEADLINE: Duration = Duration::from_secs(60);
+
+/// A running subscriber; ends when dropped.
+#[derive(Debug)]
+pub(super) struct Subscriber {
+    task: JoinHandle<String>,
+}
+
+impl Subscriber {
+    /// Makes the subscription and hands each of its messages to `on_message`, then acknowledges.
+    pub(super) async fn start(
+        emulator: &str,
+        topic: &str,
+        subscription: &str,
+        mut on_message: impl FnMut(&Message) + Send + 'static,
+    ) -> Result<Self> {
+        let endpoint = format!("http://{emulator}");
+        subscribe(&endpoint, topic, subscription).await?;
+        let client = Client::builder()
+            .with_endpoint(&endpoint)
+            .with_credentials(anonymous::Builder::new().build())
+            .build()
+            .await
+            .map_err(|e| failed("the subscriber does not start").caused_by(e))?;
+        let mut stream = client.subscribe(subscription).build();
+        let task = tokio::spawn(async move {
+            loop {
+                match stream.next().await {
+                    Some(Ok((message, handler))) => {
+                        on_message(&message);
+                        handler.ack();
+                    }
+                    Some(Err(error)) => return error.to_string(),
+                    None => return "the stream ended".into(),
+                }
+            }
+        });
+        Ok(Self { task })
+    }
+
+    /// An error when it has ended, which it never should.
+    pub(super) async fn must_run(&mut self) -> Result<()> {
+        if !self.task.is_finished() {
+            return Ok(());
+        }
+        Err(match (&mut self.task).await {
+            Ok(reason) => failed("the subscriber has ended").caused_by(reason),
+            Err(panic) => failed("the subscriber has ended").caused_by(panic),
+        })
+    }
+}
+
+impl Drop for Subscriber {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+async fn subscribe(endpoint: &str, topic: &str, subscription: &str) -> Result<()> {
+    let unreachable = |e| failed("cannot reach the emulator").caused_by(e);
+    let channel = Endpoint::new(endpoint.to_owned()).map_err(unreachable)?;
+    let channel = channel.connect().await.map_err(unreachable)?;
+    let ordered = Subscription {
+        name: subscription.into(),
+        topic: topic.into(),
+        enable_message_ordering: true,
+        ack_deadline_seconds: ACK_DEADLINE.as_secs().try_into().unwrap_or(i32::MAX),
+        ..Subscription::default()
+    };
+    match SubscriberClient::new(channel).create_subscription(ordered).await {
+        Ok(_) => Ok(()),
+        Err(status) => Err(failed("cannot make the subscription").caused_by(status)),
+    }
+}

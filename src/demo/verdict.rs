@@ -1,0 +1,179 @@
+//! The judgement at the end: what the subscriber received against what the database holds. No IO.
+//!
+//! The database is the witness, not our own counters: the events that were committed, and the
+//! business table, where each order's version says how many there must be.
+
+use std::collections::{BTreeMap, HashMap};
+
+use serde::Serialize;
+use uuid::Uuid;
+
+use super::ledger::{Ledger, OrderId};
+
+/// What was committed, according to the database.
+#[derive(Debug, Default)]
+pub(super) struct Committed {
+    /// The events of each order, by version.
+    pub(super) events: BTreeMap<OrderId, Vec<Uuid>>,
+    /// The version of each order in the business table.
+    pub(super) versions: BTreeMap<OrderId, i64>,
+    /// Events without a row in `outbox.dispatch`.
+    pub(super) unrecorded: u64,
+}
+
+/// What is wrong, if anything.
+#[derive(Debug, Default, PartialEq, Eq, Serialize)]
+pub(super) struct Verdict {
+    /// Committed events that never arrived.
+    pub(super) lost: u64,
+    /// First copies that arrived after a later event of the same order.
+    pub(super) out_of_order: u64,
+    /// Arrived, but not in the database: rolled back, or not ours.
+    pub(super) never_committed: u64,
+    /// Orders whose version in the business table is not the number of their events that arrived.
+    pub(super) wrong_orders: u64,
+    /// Events without a dispatch row.
+    pub(super) unrecorded: u64,
+}
+
+impl Verdict {
+    /// Compares.
+    pub(super) fn reach(ledger: &Ledger, committed: &Committed) -> Self {
+        let mut verdict = Self {
+            never_committed: ledger.totals().unreadable,
+            unrecorded: committed.unrecorded,
+            ..Self::default()
+        };
+        for order in ledger.orders().filter(|order| !committed.events.contains_key(order)) {
+            verdict.never_committed += ledger.first_copies(order).len() as u64;
+        }
+        for (order, events) in &committed.events {
+            verdict.add_order(ledger.first_copies(*order), events);
+        }
+        for (order, version) in &committed.versions {
+            let arrived = ledger.first_copies(*order).len() as u64;
+            verdict.wrong_orders += u64::from(arrived != version.unsigned_abs());
+        }
+        verdict
+    }
+
+    fn add_order(&mut self, arrived: &[Uuid], committed: &[Uuid]) {
+        let places: HashMap<&Uuid, usize> =
+            committed.iter().enumerate().map(|(place, id)| (id, place)).collect();
+        let mut found = 0;
+        let mut last = None;
+        for place in arrived.iter().map(|id| places.get(id).copied()) {
+            match place {
+                None => self.never_committed += 1,
+                Some(place) => {
+                    found += 1;
+                    self.out_of_order += u64::from(last > Some(place));
+                    last = last.max(Some(place));
+                }
+            }
+        }
+        self.lost += committed.len() as u64 - found;
+    }
+
+    /// Whether everything is as promised.
+    pub(super) fn is_good(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// What is wrong, in words.
+    pub(super) fn complaint(&self) -> String {
+        let parts = [
+            (self.lost, "lost"),
+            (self.out_of_order, "out of order"),
+            (self.never_committed, "delivered though never committed"),
+            (self.wrong_orders, "orders that disagree with their events"),
+            (self.unrecorded, "without a dispatch row"),
+        ];
+        let told = parts.iter().filter(|(count, _)| *count > 0);
+        told.map(|(count, what)| format!("{count} {what}")).collect::<Vec<_>>().join(", ")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use super::*;
+    use crate::demo::ledger::{Arrival, Step};
+
+    const ORDER: OrderId = 7;
+
+    fn id(version: u64) -> Uuid {
+        Uuid::from_u128(u128::from(version))
+    }
+
+    fn received(versions: &[u64]) -> Ledger {
+        let mut ledger = Ledger::default();
+        for (n, version) in versions.iter().enumerate() {
+            ledger.received(Arrival {
+                step: Step { order: ORDER, version: version.cast_signed() },
+                event_id: id(*version),
+                message_id: n.to_string(),
+                at: Instant::now(),
+            });
+        }
+        ledger
+    }
+
+    /// Versions 1 to `last` of the one order.
+    fn committed(last: u64) -> Committed {
+        Committed {
+            events: [(ORDER, (1..=last).map(id).collect())].into(),
+            versions: [(ORDER, last.cast_signed())].into(),
+            unrecorded: 0,
+        }
+    }
+
+    fn verdict(arrived: &[u64], last: u64) -> Verdict {
+        Verdict::reach(&received(arrived), &committed(last))
+    }
+
+    #[test]
+    fn everything_once_and_in_order_is_good() {
+        assert!(verdict(&[1, 2, 3], 3).is_good());
+    }
+
+    #[test]
+    fn a_repeated_block_is_good() {
+        assert!(verdict(&[1, 2, 1, 2, 3], 3).is_good());
+    }
+
+    #[test]
+    fn a_missing_event_is_lost_and_its_order_is_wrong() {
+        for arrived in [&[1, 3][..], &[1, 2], &[2, 3]] {
+            let expected = Verdict { lost: 1, wrong_orders: 1, ..Verdict::default() };
+            assert_eq!(verdict(arrived, 3), expected, "{arrived:?}");
+        }
+    }
+
+    #[test]
+    fn an_order_of_which_nothing_arrived_is_lost() {
+        let expected = Verdict { lost: 3, wrong_orders: 1, ..Verdict::default() };
+        assert_eq!(verdict(&[], 3), expected);
+    }
+
+    #[test]
+    fn a_swapped_pair_is_out_of_order() {
+        assert_eq!(verdict(&[1, 3, 2], 3), Verdict { out_of_order: 1, ..Verdict::default() });
+    }
+
+    #[test]
+    fn an_event_that_was_rolled_back_must_not_arrive() {
+        let expected = Verdict { never_committed: 1, wrong_orders: 1, ..Verdict::default() };
+        assert_eq!(verdict(&[1, 2, 99], 2), expected);
+        let nothing = Verdict::reach(&received(&[1, 2]), &Committed::default());
+        assert_eq!(nothing.never_committed, 2);
+    }
+
+    #[test]
+    fn an_event_without_a_dispatch_row_is_not_good() {
+        let committed = Committed { unrecorded: 4, ..committed(1) };
+        let verdict = Verdict::reach(&received(&[1]), &committed);
+        assert_eq!(verdict.complaint(), "4 without a dispatch row");
+    }
+}

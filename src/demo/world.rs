@@ -1,0 +1,185 @@
+//! The servers of the demonstration: PostgreSQL, the emulator, the relay.
+//!
+//! Each is the real thing: a PostgreSQL server with a data folder of its own, Pub/Sub's protocol
+//! over a socket, and `postrider init` and `postrider run` as processes with their documented
+//! variables. All of them go away with the [`World`].
+
+use std::path::PathBuf;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use pubsub_emulator::{Emulator, Recording, RunningEmulator};
+use scratch_postgres::ScratchPostgres;
+use tokio::net::TcpListener;
+
+use super::relay_process::{RelayProcess, own_program};
+use super::shop::{self, Shop};
+use super::failed;
+use crate::error::{Error, Result};
+use crate::postgres::Target;
+
+pub(super) const PROJECT: &str = "demo";
+pub(super) const TOPIC: &str = "projects/demo/topics/order.events";
+pub(super) const SUBSCRIPTION: &str = "projects/demo/subscriptions/order.events";
+
+/// Where the relay's HTTP port listens when it is to be looked at and the port is free.
+const HTTP_ADDR: &str = "127.0.0.1:9464";
+
+/// A relay starts within a second; a machine under load may need many.
+const START_LIMIT: Duration = Duration::from_secs(30);
+const LOOK_INTERVAL: Duration = Duration::from_millis(20);
+
+/// Everything that runs. Fields are dropped in their order: the relay goes first.
+#[derive(Debug)]
+pub(super) struct World {
+    relay: Option<RelayProcess>,
+    pub(super) emulator: RunningEmulator,
+    pub(super) shop: Shop,
+    /// `off`, or the address for people to look at.
+    pub(super) http_addr: String,
+    server: ScratchPostgres,
+}
+
+impl World {
+    /// Starts PostgreSQL and the emulator; the relay comes later. `say` is told of each step.
+    pub(super) async fn start(
+        with_http: bool,
+        say: impl Fn(String) -> Result<()>,
+    ) -> Result<Self> {
+        let server = tokio::task::spawn_blocking(|| ScratchPostgres::builder().start())
+            .await
+            .map_err(|panic| failed("PostgreSQL does not start").caused_by(panic))?
+            .map_err(server_failed)?;
+        say(format!(
+            "PostgreSQL {} on port {}, with wal_level = logical",
+            server.major_version().map_err(server_failed)?,
+            server.port()
+        ))?;
+        Shop::create(&target(&server.url("postgres"))?).await?;
+        init(&server).await?;
+        let shop = Shop::open(&target(&server.url(shop::DATABASE))?).await?;
+        say("tables, publication, roles and slot, by `postrider init --apply`".into())?;
+        let emulator = Emulator::builder()
+            .recording(Recording::Counts)
+            .start()
+            .await
+            .map_err(|e| failed("the Pub/Sub emulator does not start").caused_by(e))?;
+        emulator
+            .create_topic(TOPIC)
+            .await
+            .map_err(|status| failed("cannot make the topic").caused_by(status))?;
+        say(format!("a Pub/Sub emulator on port {}, topic {TOPIC}", emulator.addr().port()))?;
+        let http_addr = if with_http { free_address().await? } else { "off".into() };
+        Ok(Self { relay: None, emulator, shop, http_addr, server })
+    }
+
+    /// Starts a relay and waits until it streams.
+    pub(super) async fn start_relay(&mut self) -> Result<()> {
+        let environment = [
+            ("DATABASE_URL", self.url(shop::RELAY)),
+            ("PUBSUB_EMULATOR_HOST", self.emulator.addr().to_string()),
+            ("PUBSUB_PROJECT_ID", PROJECT.into()),
+            ("POSTRIDER_HTTP_ADDR", self.http_addr.clone()),
+        ];
+        self.relay = Some(RelayProcess::start(&environment, &self.relay_log())?);
+        let deadline = Instant::now() + START_LIMIT;
+        while !self.shop.slot().await?.active {
+            self.relay_must_run()?;
+            if Instant::now() >= deadline {
+                return Err(failed(format!("the relay does not stream after {START_LIMIT:?}")));
+            }
+            tokio::time::sleep(LOOK_INTERVAL).await;
+        }
+        Ok(())
+    }
+
+    /// SIGKILL to the relay.
+    pub(super) async fn kill_relay(&mut self) -> Result<()> {
+        match self.relay.take() {
+            Some(relay) => relay.kill_9().await,
+            None => Ok(()),
+        }
+    }
+
+    /// The relay's process id, while there is one.
+    pub(super) fn relay_pid(&self) -> Option<u32> {
+        self.relay.as_ref().and_then(RelayProcess::pid)
+    }
+
+    /// An error when a relay that should run has ended.
+    pub(super) fn relay_must_run(&mut self) -> Result<()> {
+        self.relay.as_mut().map_or(Ok(()), RelayProcess::must_run)
+    }
+
+    /// The last lines of the relay's log, over all its lives.
+    pub(super) fn relay_log_tail(&self, lines: usize) -> Vec<String> {
+        let log = std::fs::read(self.relay_log()).unwrap_or_default();
+        let log = String::from_utf8_lossy(&log);
+        let all: Vec<&str> = log.lines().collect();
+        all[all.len().saturating_sub(lines)..].iter().map(|&line| line.into()).collect()
+    }
+
+    /// The database's URL for a role.
+    pub(super) fn url(&self, role: &str) -> String {
+        let (host, port) = (self.server.host(), self.server.port());
+        format!("postgres://{role}@{host}:{port}/{}", shop::DATABASE)
+    }
+
+    /// The database as the services connect to it.
+    pub(super) fn writers_target(&self) -> Result<Target> {
+        target(&self.url(shop::WRITER))
+    }
+
+    /// In the server's folder, which goes away with the server.
+    fn relay_log(&self) -> PathBuf {
+        self.server.socket_dir().join("relay.log")
+    }
+}
+
+/// `postrider init --apply`, as the superuser.
+async fn init(server: &ScratchPostgres) -> Result<()> {
+    let output = tokio::process::Command::new(own_program()?)
+        .args(["init", "--apply", "--relay-user", shop::RELAY])
+        .env_clear()
+        .env("DATABASE_URL", server.url(shop::DATABASE))
+        .stdin(Stdio::null())
+        .kill_on_drop(true)
+        .output()
+        .await
+        .map_err(|e| failed("cannot start `postrider init`").caused_by(e))?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let said = [output.stdout, output.stderr].concat();
+    Err(failed("`postrider init --apply` failed")
+        .caused_by(String::from_utf8_lossy(&said).trim().to_owned()))
+}
+
+/// The usual address when it is free, else any.
+async fn free_address() -> Result<String> {
+    for address in [HTTP_ADDR, "127.0.0.1:0"] {
+        if let Ok(listener) = TcpListener::bind(address).await {
+            let address = listener.local_addr();
+            return Ok(address.map_err(|e| failed("no free port").caused_by(e))?.to_string());
+        }
+    }
+    Err(failed("no free port on 127.0.0.1"))
+}
+
+fn target(url: &str) -> Result<Target> {
+    let target = Target::from_settings(url, &crate::settings::Environment::new())?;
+    Ok(target.expect("invariant: the URL names a database"))
+}
+
+fn server_failed(error: scratch_postgres::Error) -> Error {
+    match error {
+        scratch_postgres::Error::NoServerPrograms { .. }
+        | scratch_postgres::Error::NoAccount => {
+            failed("there is no PostgreSQL here to start").caused_by(error).hint(
+                "run `make demo`, which installs it; or apt-get install postgresql; or set \
+                 POSTRIDER_PG_BIN to the folder with initdb and postgres",
+            )
+        }
+        error => failed("PostgreSQL does not start").caused_by(error),
+    }
+}

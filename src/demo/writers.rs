@@ -1,0 +1,167 @@
+//! The services of the shop: each transaction moves some orders on and inserts an event for each.
+//!
+//! They know nothing of the relay. Several of them work on the same orders; the lock that UPDATE
+//! takes on an order decides who is first, and the version that it returns says so in the event.
+//! Now and then a transaction is rolled back: its events must never be seen.
+
+use std::time::{Duration, Instant};
+
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio::time::MissedTickBehavior;
+use tokio_postgres::Statement;
+
+use super::ledger::{OrderId, Step};
+use super::{SharedLedger, failed, lock};
+use crate::error::Result;
+use crate::postgres::{Sql, Target, connect};
+
+/// Enough to compete for orders, few enough for a small machine.
+pub(super) const WRITERS: u32 = 4;
+/// So many that a batch is rarely of one order, so few that each gets a long history.
+pub(super) const ORDERS: u32 = 200;
+
+/// Transactions hold one to three events, two on average.
+const EVENTS_PER_TRANSACTION: u32 = 2;
+/// One transaction in so many is rolled back.
+const ROLLBACK_EVERY: u32 = 50;
+const STATEMENT_TIMEOUT: Duration = Duration::from_secs(30);
+
+const MOVE_ON: &str = "\
+    update orders set version = version + 1, changed_at = now(), status = case status \
+        when 'placed' then 'paid' when 'paid' then 'packed' when 'packed' then 'shipped' \
+        when 'shipped' then 'delivered' else 'placed' end \
+    where id = $1 returning version, status";
+
+const EMIT: &str = "\
+    select outbox.emit('order', $1::int::text, 'Order' || initcap($2::text), \
+        jsonb_build_object('order', $1::int, 'status', $2::text), version => $3::bigint)";
+
+/// Running writers; they end when dropped.
+#[derive(Debug)]
+pub(super) struct Writers {
+    tasks: JoinSet<Result<()>>,
+    stop: watch::Sender<bool>,
+}
+
+impl Writers {
+    /// Starts them, at `rate` events per second together.
+    pub(super) fn start(target: &Target, rate: u32, ledger: &SharedLedger) -> Self {
+        let (stop, stopped) = watch::channel(false);
+        let pause = Duration::from_secs(1) * WRITERS * EVENTS_PER_TRANSACTION / rate;
+        let mut tasks = JoinSet::new();
+        for number in 0..WRITERS {
+            let (target, ledger, stopped) = (target.clone(), ledger.clone(), stopped.clone());
+            tasks.spawn(async move {
+                let writer = Writer::connect(number, &target, ledger).await?;
+                writer.run(pause, stopped).await
+            });
+        }
+        Self { tasks, stop }
+    }
+
+    /// An error when one of them has ended.
+    pub(super) fn must_run(&mut self) -> Result<()> {
+        match self.tasks.try_join_next() {
+            None => Ok(()),
+            Some(Ok(Err(error))) => Err(failed("a writer has ended").caused_by(error)),
+            Some(Ok(Ok(()))) => Err(failed("a writer has ended")),
+            Some(Err(panic)) => Err(failed("a writer has ended").caused_by(panic)),
+        }
+    }
+
+    /// Lets each finish its transaction, and waits for that.
+    pub(super) async fn finish(mut self) -> Result<()> {
+        // Fails only when all have ended; the results below tell why.
+        let _ = self.stop.send(true);
+        while let Some(ended) = self.tasks.join_next().await {
+            ended.map_err(|panic| failed("a writer has ended").caused_by(panic))??;
+        }
+        Ok(())
+    }
+}
+
+struct Writer {
+    number: u32,
+    sql: Sql,
+    move_on: Statement,
+    emit: Statement,
+    ledger: SharedLedger,
+}
+
+impl Writer {
+    async fn connect(number: u32, target: &Target, ledger: SharedLedger) -> Result<Self> {
+        let sql = connect(target, "shop", STATEMENT_TIMEOUT).await?;
+        let (move_on, emit) = (sql.prepare(MOVE_ON).await?, sql.prepare(EMIT).await?);
+        Ok(Self { number, sql, move_on, emit, ledger })
+    }
+
+    async fn run(mut self, pause: Duration, stopped: watch::Receiver<bool>) -> Result<()> {
+        let mut beat = tokio::time::interval(pause);
+        beat.set_missed_tick_behavior(MissedTickBehavior::Burst);
+        let mut transaction = 0;
+        while !*stopped.borrow() {
+            beat.tick().await;
+            self.transact(transaction).await?;
+            transaction += 1;
+        }
+        Ok(())
+    }
+
+    /// What a service does: business rows and events, in one transaction.
+    async fn transact(&mut self, number: u32) -> Result<()> {
+        let orders = orders_of(self.number, number);
+        let transaction = self.sql.client_mut().transaction().await?;
+        let mut steps = Vec::with_capacity(orders.len());
+        for order in orders {
+            let row = transaction.query_one(&self.move_on, &[&order]).await?;
+            let (version, status): (i64, String) = (row.get(0), row.get(1));
+            transaction.execute(&self.emit, &[&order, &status, &version]).await?;
+            steps.push(Step { order, version });
+        }
+        if number % ROLLBACK_EVERY == ROLLBACK_EVERY - 1 {
+            transaction.rollback().await?;
+            lock(&self.ledger).rolled_back(steps.len());
+            return Ok(());
+        }
+        lock(&self.ledger).committing(&steps, Instant::now());
+        transaction.commit().await?;
+        lock(&self.ledger).committed(steps.len());
+        Ok(())
+    }
+}
+
+/// One to three different orders, in ascending order, so that no two writers can wait for each
+/// other.
+fn orders_of(writer: u32, transaction: u32) -> Vec<OrderId> {
+    /// Multipliers that spread consecutive numbers over the orders; any large odd ones do.
+    const SPREAD: (u32, u32) = (2_654_435_761, 2_246_822_519);
+    let count = 1 + transaction % (2 * EVENTS_PER_TRANSACTION - 1);
+    let mixed = writer.wrapping_mul(SPREAD.0) ^ transaction.wrapping_mul(SPREAD.1);
+    let start = (mixed >> 8) % ORDERS;
+    let mut orders: Vec<OrderId> =
+        (0..count).map(|n| (1 + (start + n * ORDERS / 3) % ORDERS).cast_signed()).collect();
+    orders.sort_unstable();
+    orders
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn every_order_is_moved_on_and_no_transaction_takes_one_twice() {
+        let mut seen = BTreeSet::new();
+        let mut events = 0;
+        for transaction in 0..3_000 {
+            let orders = orders_of(transaction % WRITERS, transaction);
+            assert!(orders.is_sorted_by(|a, b| a < b), "{orders:?}");
+            events += orders.len() as u32;
+            seen.extend(orders);
+        }
+        assert_eq!(events, 3_000 * EVENTS_PER_TRANSACTION);
+        assert_eq!(seen, (1..=ORDERS.cast_signed()).collect());
+    }
+}

@@ -1,0 +1,176 @@
+//! Keeps what is written in Markdown true: settings, links, paths, examples, names.
+//!
+//! `cargo xtask settings-doc` (this file with `UPDATE_DOCS=1`) writes `docs/settings.md`.
+
+use std::collections::BTreeSet;
+use std::fmt::Write;
+use std::path::{Path, PathBuf};
+
+use postrider::metrics::{Kind as Label, Metrics};
+use postrider::settings::{Environment, KEYS, Kind, Settings};
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+fn read(path: impl AsRef<Path>) -> String {
+    let path = root().join(path);
+    std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
+}
+
+/// Files below a folder whose names end so; build output and dot folders are left out.
+fn files(folder: &Path, ending: &str) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(folder).expect("a folder of the repository") {
+        let path = entry.expect("an entry").path();
+        let name = path.file_name().expect("a name").to_string_lossy().into_owned();
+        if path.is_dir() {
+            if name != "target" && !name.starts_with('.') {
+                found.extend(files(&path, ending));
+            }
+        } else if name.ends_with(ending) {
+            found.push(path);
+        }
+    }
+    found
+}
+
+/// What stands between backticks on one line.
+fn code_spans(text: &str) -> impl Iterator<Item = &str> {
+    text.lines().flat_map(|line| line.split('`').skip(1).step_by(2))
+}
+
+const SETTINGS_HEAD: &str = "\
+# Settings
+
+Made from `src/settings/keys.rs` by `cargo xtask settings-doc`: change the settings there.
+
+Each setting can stand in a TOML file (named by `--config` or `POSTRIDER_CONFIG`), in the
+environment and in a flag. A flag wins over the environment, the environment over the file, the
+file over the default. Unknown names are errors, in the file and with the prefix `POSTRIDER_`.
+
+`table`, `topic`, `ordering` and `envelope` describe the one outbox table of a set-up without
+`[[tables]]`; with `[[tables]]` in the file each table has its own: see [mapping.md](mapping.md).
+
+Read as well: the variables of libpq (`PGHOST`, `PGPORT`, `PGUSER`, `PGPASSWORD`, `PGDATABASE`,
+`PGSSLMODE`, `PGSSLROOTCERT`, `PGSSLCERT`, `PGSSLKEY`) for what the URL leaves out, `RUST_LOG` for
+the level of the log, `GOOGLE_APPLICATION_CREDENTIALS` for Google's credentials, and
+`POSTRIDER_PG_BIN`, the folder of PostgreSQL's programs for `postrider demo` and the tests.
+";
+
+fn settings_page() -> String {
+    let mut page = SETTINGS_HEAD.to_owned();
+    for key in KEYS {
+        let values = match key.kind {
+            Kind::Text => "Text".to_owned(),
+            Kind::Number(min, max) => format!("{min} to {max}"),
+            Kind::Switch => "`true` or `false`".to_owned(),
+        };
+        let default = match key.default {
+            "" => "no default".to_owned(),
+            default => format!("default `{default}`"),
+        };
+        let variables = std::iter::once(key.variable())
+            .chain(key.aliases.iter().map(ToString::to_string))
+            .map(|name| format!("`{name}`"));
+        let variables = variables.collect::<Vec<_>>().join(", else ");
+        let (name, flag, reason) = (key.name, key.flag(), key.reason);
+        write!(page, "\n## `{name}`\n\n{values}, {default}. {variables}; `--{flag}`.\n\n{reason}.\n")
+            .expect("writing to a String");
+    }
+    page
+}
+
+#[test]
+fn settings_page_is_the_table_of_settings() {
+    let path = root().join("docs/settings.md");
+    let rendered = settings_page();
+    if std::env::var_os("UPDATE_DOCS").is_some() {
+        std::fs::write(&path, &rendered).expect("docs/settings.md can be written");
+    }
+    let written = std::fs::read_to_string(&path).unwrap_or_default();
+    assert!(written == rendered, "docs/settings.md is stale: run `cargo xtask settings-doc`");
+}
+
+#[test]
+fn every_relative_link_leads_to_a_file() {
+    for page in files(root(), ".md") {
+        let text = read(&page);
+        for link in text.split("](").skip(1) {
+            let target = link.split(')').next().unwrap_or_default();
+            let file = target.split('#').next().unwrap_or_default();
+            if file.is_empty() || target.contains("://") {
+                continue;
+            }
+            let path = page.parent().expect("a page has a folder").join(file);
+            assert!(path.exists(), "{} links to {target}", page.display());
+        }
+    }
+}
+
+#[test]
+fn every_path_in_the_architecture_exists() {
+    let text = read("ARCHITECTURE.md");
+    let is_path = |span: &&str| {
+        !span.contains([' ', '*', '<', '{']) && (span.ends_with('/') || span.contains(".rs"))
+    };
+    let mut paths = 0;
+    for path in code_spans(&text).filter(is_path) {
+        assert!(root().join(path).exists(), "ARCHITECTURE.md names {path}");
+        paths += 1;
+    }
+    assert!(paths > 50, "only {paths} paths were recognised");
+}
+
+#[test]
+fn every_test_that_a_guarantee_cites_exists() {
+    let page = read("docs/guarantees.md");
+    let in_list = page.lines().filter_map(|line| line.strip_prefix("- `")?.strip_suffix('`'));
+    let cited: BTreeSet<_> = in_list.collect();
+    let sources: String = files(root(), ".rs").iter().map(read).collect();
+    assert!(cited.len() > 20, "only {} tests were recognised", cited.len());
+    for name in cited {
+        assert!(sources.contains(&format!("fn {name}(")), "guarantees.md cites {name}");
+    }
+}
+
+#[test]
+fn every_toml_example_is_accepted_as_settings() {
+    let mut examples = 0;
+    for page in files(&root().join("docs"), ".md") {
+        for block in read(&page).split("```toml\n").skip(1) {
+            let example = block.split("```").next().unwrap_or_default();
+            let file = tempfile::NamedTempFile::new().expect("a temporary file");
+            std::fs::write(file.path(), example).expect("it can be written");
+            if let Err(error) = Settings::load(Some(file.path()), &Environment::new(), &[]) {
+                panic!("{}: {error}\n{example}", page.display());
+            }
+            examples += 1;
+        }
+    }
+    assert!(examples >= 4, "only {examples} examples were found");
+}
+
+#[test]
+fn every_metric_that_is_written_about_exists() {
+    let metrics = Metrics::default();
+    let label = Label { kind: "x" };
+    metrics.publish_failures.get_or_create(&label).inc();
+    metrics.unexpected_changes.get_or_create(&label).inc();
+    metrics.slot_health.get_or_create(&label).set(1);
+    metrics.lag_bytes.set(Some(0.0));
+    metrics.retained_bytes.set(Some(0.0));
+    metrics.oldest_pending.set(None);
+    let exported = metrics.encode().expect("metrics can be encoded");
+    for page in ["deploy/prometheus-alerts.yml", "docs/operations.md", "README.md"] {
+        let text = read(page);
+        for (at, _) in text.match_indices("postrider_") {
+            let name: String = text[at..]
+                .chars()
+                .take_while(|c| c.is_ascii_alphanumeric() || *c == '_')
+                .collect();
+            let is_role = ["postrider_relay", "postrider_writer"].contains(&name.as_str());
+            assert!(is_role || exported.contains(&name), "{page} names {name}");
+        }
+    }
+}
