@@ -23,7 +23,11 @@ fn files(folder: &Path, ending: &str) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(folder).expect("a folder of the repository") {
         let path = entry.expect("an entry").path();
-        let name = path.file_name().expect("a name").to_string_lossy().into_owned();
+        let name = path
+            .file_name()
+            .expect("a name")
+            .to_string_lossy()
+            .into_owned();
         if path.is_dir() {
             if name != "target" && !name.starts_with('.') {
                 found.extend(files(&path, ending));
@@ -37,7 +41,8 @@ fn files(folder: &Path, ending: &str) -> Vec<PathBuf> {
 
 /// What stands between backticks on one line.
 fn code_spans(text: &str) -> impl Iterator<Item = &str> {
-    text.lines().flat_map(|line| line.split('`').skip(1).step_by(2))
+    text.lines()
+        .flat_map(|line| line.split('`').skip(1).step_by(2))
 }
 
 const SETTINGS_HEAD: &str = "\
@@ -75,8 +80,11 @@ fn settings_page() -> String {
             .map(|name| format!("`{name}`"));
         let variables = variables.collect::<Vec<_>>().join(", else ");
         let (name, flag, reason) = (key.name, key.flag(), key.reason);
-        write!(page, "\n## `{name}`\n\n{values}, {default}. {variables}; `--{flag}`.\n\n{reason}.\n")
-            .expect("writing to a String");
+        write!(
+            page,
+            "\n## `{name}`\n\n{values}, {default}. {variables}; `--{flag}`.\n\n{reason}.\n"
+        )
+        .expect("writing to a String");
     }
     page
 }
@@ -89,7 +97,10 @@ fn settings_page_is_the_table_of_settings() {
         std::fs::write(&path, &rendered).expect("docs/settings.md can be written");
     }
     let written = std::fs::read_to_string(&path).unwrap_or_default();
-    assert!(written == rendered, "docs/settings.md is stale: run `cargo xtask settings-doc`");
+    assert!(
+        written == rendered,
+        "docs/settings.md is stale: run `cargo xtask settings-doc`"
+    );
 }
 
 #[test]
@@ -125,12 +136,21 @@ fn every_path_in_the_architecture_exists() {
 #[test]
 fn every_test_that_a_guarantee_cites_exists() {
     let page = read("docs/guarantees.md");
-    let in_list = page.lines().filter_map(|line| line.strip_prefix("- `")?.strip_suffix('`'));
+    let in_list = page
+        .lines()
+        .filter_map(|line| line.strip_prefix("- `")?.strip_suffix('`'));
     let cited: BTreeSet<_> = in_list.collect();
     let sources: String = files(root(), ".rs").iter().map(read).collect();
-    assert!(cited.len() > 20, "only {} tests were recognised", cited.len());
+    assert!(
+        cited.len() > 20,
+        "only {} tests were recognised",
+        cited.len()
+    );
     for name in cited {
-        assert!(sources.contains(&format!("fn {name}(")), "guarantees.md cites {name}");
+        assert!(
+            sources.contains(&format!("fn {name}(")),
+            "guarantees.md cites {name}"
+        );
     }
 }
 
@@ -162,7 +182,11 @@ fn every_metric_that_is_written_about_exists() {
     metrics.retained_bytes.set(Some(0.0));
     metrics.oldest_pending.set(None);
     let exported = metrics.encode().expect("metrics can be encoded");
-    for page in ["deploy/prometheus-alerts.yml", "docs/operations.md", "README.md"] {
+    for page in [
+        "deploy/prometheus-alerts.yml",
+        "docs/operations.md",
+        "README.md",
+    ] {
         let text = read(page);
         for (at, _) in text.match_indices("postrider_") {
             let name: String = text[at..]

@@ -175,6 +175,9 @@ async fn others_can_do_nothing_at_all() {
         .batch_execute("create role nobody_special; set role nobody_special")
         .await
         .unwrap();
+    // A transaction of its own: it may not follow a write.
+    let slot = "select pg_create_logical_replication_slot('of_the_relay', 'pgoutput', true)";
+    client.batch_execute(slot).await.unwrap();
     refused_for_lack_of_rights(&client, "select outbox.emit('order', '1', 'Placed', '{}')").await;
     refused_for_lack_of_rights(&client, "select from outbox.events").await;
 }
@@ -296,8 +299,7 @@ async fn the_relay_can_read_events_and_record_outcomes_but_never_write_an_event(
                  values ('postrider', '18446744073709551615', 1, 'host:1')
                  on conflict (slot) do update set instance = excluded.instance;
              update outbox.relay set confirmed_lsn = '0/1', updated_at = now();
-             select * from outbox.relay;
-             select pg_create_logical_replication_slot('of_the_relay', 'pgoutput', true)",
+             select * from outbox.relay",
         )
         .await
         .unwrap();

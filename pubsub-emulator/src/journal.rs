@@ -4,87 +4,17 @@
 //! what `checks.rs` judges. It grows without bound; a benchmark switches it to counting only.
 //! Nothing here decides what is stored or answered.
 
+mod attempt;
+
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use tokio::sync::Notify;
-use tonic::Code;
 
+pub use self::attempt::{Answer, Attempt, Counts, Recording};
 use crate::wire::MessageView;
-
-/// One `Publish` request.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Attempt {
-    /// Place in the order of processing, from 0.
-    pub sequence: u64,
-    /// The client's address.
-    pub peer: Option<SocketAddr>,
-    /// `projects/{project}/topics/{topic}`.
-    pub topic: Arc<str>,
-    /// The ordering key of the first message; empty if it has none.
-    pub ordering_key: Arc<str>,
-    /// Ordering keys of later messages that differ from the first one's. The emulator refuses such
-    /// requests, so this is empty for stored ones.
-    pub other_keys: Vec<String>,
-    /// The messages in the order of the request.
-    pub event_ids: Arc<[Option<Box<str>>]>,
-    /// When the request had been read, since the start of the emulator.
-    pub received: Duration,
-    /// When it was answered or given up, since the start of the emulator; `None` until then.
-    pub ended: Option<Duration>,
-    /// The id of the first message if the request was stored; message `n` has this id plus `n`.
-    pub first_message_id: Option<u64>,
-    /// What the client was told.
-    pub answer: Answer,
-}
-
-/// What a client was told about its attempt.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Answer {
-    /// Nothing yet.
-    Pending,
-    /// The message ids. Whether the answer reached the client is not known here.
-    MessageIds,
-    /// An error, by a rule of the service or by an injected fault.
-    Error(Code),
-    /// Nothing, for ever: the client went away, or a fault withheld the answer.
-    Never,
-}
-
-impl Attempt {
-    /// Whether subscribers get the messages.
-    pub fn is_stored(&self) -> bool {
-        self.first_message_id.is_some()
-    }
-}
-
-/// Totals since the start or the last [`Journal::clear`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Counts {
-    /// `Publish` requests.
-    pub attempts: u64,
-    /// Messages in them.
-    pub messages: u64,
-    /// Messages that were stored, whatever was answered.
-    pub stored_messages: u64,
-    /// Messages that were stored and whose ids were answered.
-    pub answered_messages: u64,
-    /// Requests that were answered with an error.
-    pub error_answers: u64,
-    /// Requests that were never answered.
-    pub withheld_answers: u64,
-}
-
-/// How much the journal keeps.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Recording {
-    /// Every attempt with its event ids. Grows for ever.
-    Attempts,
-    /// Only [`Counts`]. Costs next to nothing.
-    Counts,
-}
 
 /// A handle to the journal of one emulator. Clones share it.
 #[derive(Debug, Clone)]
@@ -350,90 +280,4 @@ impl Drop for Entry {
 }
 
 #[cfg(test)]
-mod tests {
-    use prost::Message;
-
-    use super::*;
-    use crate::proto::PubsubMessage;
-
-    fn message(key: &str, attribute: &str, id: &str) -> Vec<u8> {
-        PubsubMessage {
-            ordering_key: key.to_owned(),
-            attributes: [(attribute.to_owned(), id.to_owned())].into(),
-            ..Default::default()
-        }
-        .encode_to_vec()
-    }
-
-    fn enter(journal: &Journal, messages: &[Vec<u8>]) -> Entry {
-        let views: Vec<_> = messages
-            .iter()
-            .map(|bytes| MessageView::parse(bytes).expect("valid"))
-            .collect();
-        journal.enter(None, "projects/p/topics/abc", &views)
-    }
-
-    #[test]
-    fn an_attempt_is_kept_with_what_came_and_what_became_of_it() {
-        let journal = Journal::new(Recording::Attempts);
-        let mut entry = enter(
-            &journal,
-            &[message("k", "event_id", "e1"), message("k", "ce-id", "e2")],
-        );
-        assert_eq!(journal.attempts()[0].answer, Answer::Pending);
-        entry.stored(7);
-        entry.answered(Answer::MessageIds);
-
-        let attempt = journal.attempts().remove(0);
-        assert_eq!(&*attempt.ordering_key, "k");
-        assert_eq!(&*attempt.event_ids, &[Some("e1".into()), Some("e2".into())]);
-        assert_eq!(attempt.first_message_id, Some(7));
-        assert_eq!(attempt.answer, Answer::MessageIds);
-        assert!(attempt.ended >= Some(attempt.received));
-        let counts = journal.counts();
-        assert_eq!((counts.stored_messages, counts.answered_messages), (2, 2));
-    }
-
-    #[test]
-    fn an_entry_that_is_dropped_was_never_answered() {
-        let journal = Journal::new(Recording::Attempts);
-        drop(enter(&journal, &[message("k", "event_id", "e1")]));
-        assert_eq!(journal.attempts()[0].answer, Answer::Never);
-        assert_eq!(journal.counts().withheld_answers, 1);
-    }
-
-    #[test]
-    fn other_keys_of_a_mixed_request_are_kept() {
-        let journal = Journal::new(Recording::Attempts);
-        enter(&journal, &[message("a", "x", ""), message("b", "x", "")])
-            .answered(Answer::Error(Code::FailedPrecondition));
-        let attempt = journal.attempts().remove(0);
-        assert_eq!(
-            (&*attempt.ordering_key, attempt.other_keys),
-            ("a", vec!["b".to_owned()])
-        );
-    }
-
-    #[test]
-    fn counting_only_keeps_totals_and_no_attempts() {
-        let journal = Journal::new(Recording::Counts);
-        let mut entry = enter(&journal, &[message("k", "event_id", "e1")]);
-        entry.stored(1);
-        entry.answered(Answer::MessageIds);
-        assert_eq!(journal.attempts(), []);
-        assert_eq!(journal.counts().answered_messages, 1);
-    }
-
-    #[test]
-    fn an_answer_after_a_clear_changes_no_later_attempt() {
-        let journal = Journal::new(Recording::Attempts);
-        let before = enter(&journal, &[message("k", "event_id", "e1")]);
-        journal.clear();
-        let after = enter(&journal, &[message("k", "event_id", "e2")]);
-        before.answered(Answer::MessageIds);
-        let attempts = journal.attempts();
-        assert_eq!((attempts.len(), attempts[0].sequence), (1, 1));
-        assert_eq!(attempts[0].answer, Answer::Pending);
-        drop(after);
-    }
-}
+mod tests;

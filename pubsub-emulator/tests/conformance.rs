@@ -2,8 +2,8 @@
 //!
 //! The same cases run against both; Google's is the independent referee for what is written here.
 //! Where its emulator is lax or wrong (mixed keys, limits, filters, flow control, redelivery in
-//! order) there is no case: see `strict.rs`. Without its jar, which comes with the Debian package
-//! `google-cloud-cli-pubsub-emulator`, and Java that half is skipped.
+//! order) there is no case: see `strict.rs` and `deliveries.rs`. Its jar comes with the Debian
+//! package `google-cloud-cli-pubsub-emulator`; without it and Java that half is skipped.
 
 mod raw;
 

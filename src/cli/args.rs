@@ -2,10 +2,11 @@
 
 use std::path::PathBuf;
 
+use clap::error::{ContextKind, ErrorKind};
 use clap::{Arg, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use super::emulator::EmulatorArgs;
-use crate::error::Code;
+use crate::error::{Code, Error, Report};
 use crate::settings::{KEYS, Kind};
 
 /// Delivers a PostgreSQL transactional outbox to Google Cloud Pub/Sub, in order per key, losing
@@ -89,7 +90,7 @@ impl Cli {
     /// Reads the arguments of the process; the second part is the settings given as flags.
     /// Prints help and leaves the process when they cannot be read.
     pub fn from_process() -> (Self, Vec<(String, String)>) {
-        let matches = command().get_matches();
+        let matches = command().try_get_matches().unwrap_or_else(|error| leave(&error));
         let cli = match Cli::from_arg_matches(&matches) {
             Ok(cli) => cli,
             Err(error) => error.exit(),
@@ -99,6 +100,23 @@ impl Cli {
             Some((key.name.to_owned(), text.clone()))
         });
         (cli, flags.collect())
+    }
+}
+
+/// Prints help or what is wrong, and leaves. A flag that is not known is an unknown setting.
+fn leave(error: &clap::Error) -> ! {
+    let context = |kind| error.get(kind).map(ToString::to_string);
+    match (error.kind(), context(ContextKind::InvalidArg)) {
+        (ErrorKind::UnknownArgument, Some(flag)) if flag.starts_with("--") => {
+            let unknown = Error::new(Code::SettingUnknown, format!("unknown flag `{flag}`"));
+            let unknown = match context(ContextKind::SuggestedArg) {
+                Some(known) => unknown.hint(format!("did you mean `{known}`?")),
+                None => unknown,
+            };
+            eprintln!("{}", Report(&unknown));
+            std::process::exit(unknown.code().exit_status().into());
+        }
+        _ => error.exit(),
     }
 }
 

@@ -29,8 +29,11 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(args: &Args) -> Result<ExitCode> {
-    let shown_on_terminal =
-        if args.json { std::io::stderr().is_terminal() } else { std::io::stdout().is_terminal() };
+    let shown_on_terminal = if args.json {
+        std::io::stderr().is_terminal()
+    } else {
+        std::io::stdout().is_terminal()
+    };
     let no_color = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
     let options = Options {
         seconds: args.seconds,

@@ -23,7 +23,7 @@ pub use args::Cli;
 use std::process::ExitCode;
 
 use crate::error::{Code, Error, Report, Result};
-use crate::settings::Settings;
+use crate::settings::{Environment, Settings};
 use args::Command;
 
 /// Runs the command that the process was started with.
@@ -42,7 +42,7 @@ pub fn main() -> ExitCode {
 }
 
 fn dispatch(cli: Cli, flags: &[(String, String)]) -> Result<ExitCode> {
-    let load = || Settings::load(cli.config.as_deref(), &std::env::vars().collect(), flags);
+    let load = || Settings::load(cli.config.as_deref(), &environment(), flags);
     match cli.command {
         Command::Run => run::run(load()?),
         Command::Init(args) => init::run(&load()?, &args),
@@ -56,6 +56,13 @@ fn dispatch(cli: Cli, flags: &[(String, String)]) -> Result<ExitCode> {
             Ok(ExitCode::SUCCESS)
         }
     }
+}
+
+/// The environment. What is not UTF-8 cannot be a setting of ours, and must not be a panic.
+fn environment() -> Environment {
+    std::env::vars_os()
+        .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
+        .collect()
 }
 
 /// Runs a command that does one thing after the other, on this thread.

@@ -67,7 +67,6 @@ impl Totals {
 pub(super) struct Window {
     pub(super) committed: u64,
     pub(super) delivered: u64,
-    pub(super) repeated: u64,
     /// From sending COMMIT to having the message, one for each first copy.
     pub(super) latencies: Vec<Duration>,
 }
@@ -119,7 +118,12 @@ impl Ledger {
 
     /// The subscriber has received a copy of an event.
     pub(super) fn received(&mut self, arrival: Arrival) {
-        let Arrival { step, event_id, message_id, at } = arrival;
+        let Arrival {
+            step,
+            event_id,
+            message_id,
+            at,
+        } = arrival;
         if let Some(first) = self.first_message.get(&event_id) {
             if *first == message_id {
                 self.totals.redelivered += 1;
@@ -153,7 +157,10 @@ impl Ledger {
 
     /// Sets the goal that everything committed until now is delivered.
     pub(super) fn set_goal(&mut self, now: Instant) {
-        self.goal = Some(Goal { delivered: self.totals.committed, reached: None });
+        self.goal = Some(Goal {
+            delivered: self.totals.committed,
+            reached: None,
+        });
         self.look_at_goal(now);
     }
 
@@ -178,14 +185,15 @@ impl Ledger {
         Window {
             committed: self.totals.committed - before.committed,
             delivered: self.totals.delivered - before.delivered,
-            repeated: self.totals.repeated - before.repeated,
             latencies: std::mem::take(&mut self.latencies),
         }
     }
 
     /// The events of an order in the order in which their first copies arrived.
     pub(super) fn first_copies(&self, order: OrderId) -> &[Uuid] {
-        self.first_copies.get(&order).map_or(&[], |copies| &copies.event_ids)
+        self.first_copies
+            .get(&order)
+            .map_or(&[], |copies| &copies.event_ids)
     }
 
     /// The orders of which anything has arrived.
@@ -225,7 +233,13 @@ mod tests {
     #[test]
     fn orders_may_be_interleaved() {
         let totals = totals_after(&[(1, 1, "a"), (2, 1, "b"), (2, 2, "c"), (1, 2, "d")]);
-        assert_eq!(totals, Totals { delivered: 4, ..Totals::default() });
+        assert_eq!(
+            totals,
+            Totals {
+                delivered: 4,
+                ..Totals::default()
+            }
+        );
     }
 
     #[test]
@@ -236,33 +250,63 @@ mod tests {
 
     #[test]
     fn a_skipped_version_is_noticed_when_the_next_one_comes() {
-        assert_eq!(totals_after(&[(1, 1, "a"), (1, 3, "b"), (1, 4, "c")]).out_of_order, 1);
+        assert_eq!(
+            totals_after(&[(1, 1, "a"), (1, 3, "b"), (1, 4, "c")]).out_of_order,
+            1
+        );
     }
 
     #[test]
     fn a_repeated_block_is_not_out_of_order() {
-        let totals =
-            totals_after(&[(1, 1, "a"), (1, 2, "b"), (1, 1, "c"), (1, 2, "d"), (1, 3, "e")]);
-        assert_eq!(totals, Totals { delivered: 3, repeated: 2, ..Totals::default() });
+        let totals = totals_after(&[
+            (1, 1, "a"),
+            (1, 2, "b"),
+            (1, 1, "c"),
+            (1, 2, "d"),
+            (1, 3, "e"),
+        ]);
+        assert_eq!(
+            totals,
+            Totals {
+                delivered: 3,
+                repeated: 2,
+                ..Totals::default()
+            }
+        );
     }
 
     #[test]
     fn a_redelivered_message_is_not_a_second_publish() {
         let totals = totals_after(&[(1, 1, "a"), (1, 1, "a"), (1, 1, "b")]);
-        assert_eq!((totals.redelivered, totals.repeated, totals.delivered), (1, 1, 1));
+        assert_eq!(
+            (totals.redelivered, totals.repeated, totals.delivered),
+            (1, 1, 1)
+        );
     }
 
     #[test]
     fn latency_counts_from_the_commit_to_the_first_copy_only() {
         let mut ledger = Ledger::default();
         let sent = Instant::now();
-        ledger.committing(&[Step { order: 1, version: 1 }], sent);
+        ledger.committing(
+            &[Step {
+                order: 1,
+                version: 1,
+            }],
+            sent,
+        );
         for (message_id, ms) in [("a", 5), ("b", 900)] {
             let at = sent + Duration::from_millis(ms);
-            ledger.received(Arrival { at, ..arrival(1, 1, message_id) });
+            ledger.received(Arrival {
+                at,
+                ..arrival(1, 1, message_id)
+            });
         }
         assert_eq!(ledger.look().latencies, [Duration::from_millis(5)]);
-        assert!(ledger.look().latencies.is_empty(), "a window is looked at once");
+        assert!(
+            ledger.look().latencies.is_empty(),
+            "a window is looked at once"
+        );
     }
 
     #[test]
@@ -273,7 +317,10 @@ mod tests {
         ledger.set_goal(start);
         ledger.received(arrival(1, 1, "a"));
         assert_eq!(ledger.goal_reached(), None);
-        ledger.received(Arrival { at: start, ..arrival(1, 2, "b") });
+        ledger.received(Arrival {
+            at: start,
+            ..arrival(1, 2, "b")
+        });
         ledger.received(arrival(1, 3, "c"));
         assert_eq!(ledger.goal_reached(), Some(start));
     }
@@ -281,8 +328,14 @@ mod tests {
     #[test]
     fn percentiles_are_by_nearest_rank() {
         let mut values: Vec<_> = (1..=200).rev().map(Duration::from_millis).collect();
-        assert_eq!(percentile(&mut values, 50), Some(Duration::from_millis(100)));
-        assert_eq!(percentile(&mut values, 99), Some(Duration::from_millis(198)));
+        assert_eq!(
+            percentile(&mut values, 50),
+            Some(Duration::from_millis(100))
+        );
+        assert_eq!(
+            percentile(&mut values, 99),
+            Some(Duration::from_millis(198))
+        );
         assert!(percentile(&mut values[..1], 99).is_some());
         assert_eq!(percentile(&mut [], 50), None);
     }

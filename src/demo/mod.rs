@@ -127,7 +127,10 @@ struct Show<'a> {
 
 impl<'a> Show<'a> {
     async fn set_up(options: &'a Options) -> Result<Self> {
-        let screen = Screen { colours: options.colours, on_stderr: options.json };
+        let screen = Screen {
+            colours: options.colours,
+            on_stderr: options.json,
+        };
         screen.print(&screen.title())?;
         let world = World::start(options.keep, |text| screen.print(&screen.step(&text))).await?;
         let (ledger, playing) = (SharedLedger::default(), Arc::new(AtomicBool::new(false)));
@@ -137,7 +140,16 @@ impl<'a> Show<'a> {
             Subscriber::start(&emulator, world::TOPIC, world::SUBSCRIPTION, on_message).await?;
         screen.print(&screen.step("a subscriber: Google's Rust client, ordered subscription"))?;
         let began = Instant::now();
-        Ok(Self { options, screen, subscriber, playing, ledger, world, began, last_look: began })
+        Ok(Self {
+            options,
+            screen,
+            subscriber,
+            playing,
+            ledger,
+            world,
+            began,
+            last_look: began,
+        })
     }
 
     /// The script.
@@ -145,7 +157,10 @@ impl<'a> Show<'a> {
         let time = Duration::from_secs(self.options.seconds);
         let before_kill = time / 2;
         self.world.start_relay().await?;
-        self.step(&format!("the relay: `postrider run`, process {}", self.relay_pid()))?;
+        self.step(&format!(
+            "the relay: `postrider run`, process {}",
+            self.relay_pid()
+        ))?;
         let target = self.world.writers_target()?;
         let mut writers = Writers::start(&target, self.options.rate, &self.ledger);
         self.step(&format!(
@@ -160,11 +175,14 @@ impl<'a> Show<'a> {
 
         let pid = self.relay_pid();
         self.world.kill_relay().await?;
-        self.news(&format!("kill -9 {pid}: no relay any more. The shop does not notice."))?;
+        self.news(&format!(
+            "kill -9 {pid}: no relay any more. The shop does not notice."
+        ))?;
         self.watch(&mut writers, OUTAGE).await?;
 
         let restart = self.restart_relay().await?;
-        self.watch(&mut writers, time.saturating_sub(before_kill + OUTAGE)).await?;
+        self.watch(&mut writers, time.saturating_sub(before_kill + OUTAGE))
+            .await?;
         writers.finish().await?;
         self.news("The writers have stopped; the rest must arrive.")?;
         self.drain().await?;
@@ -180,21 +198,31 @@ impl<'a> Show<'a> {
         lock(&self.ledger).set_goal(at);
         let backlog = lock(&self.ledger).totals().behind();
         self.world.start_relay().await?;
+        let repeats = match published_unrecorded {
+            0 => "Every published event is recorded there: none comes twice.".into(),
+            count => format!(
+                "{} were published but not recorded yet: they come twice.",
+                grouped(count)
+            ),
+        };
         self.news(&format!(
-            "A new relay, process {}: {} events wait. It goes on from the slot, and skips what\n\
-             outbox.dispatch has. {} were published but not recorded yet: they come twice.",
+            "A new relay, process {}: {} events wait. It goes on from the slot and skips\n\
+             what outbox.dispatch has. {repeats}",
             self.relay_pid(),
             grouped(backlog),
-            grouped(published_unrecorded),
         ))?;
-        Ok(Restart { at, backlog, published_unrecorded })
+        Ok(Restart {
+            at,
+            backlog,
+            published_unrecorded,
+        })
     }
 
     /// A line each second, for so long.
     async fn watch(&mut self, writers: &mut Writers, time: Duration) -> Result<Vec<Window>> {
         let mut windows = Vec::new();
-        let end = tokio::time::Instant::now() + time;
-        let mut next = tokio::time::Instant::now() + LINE_INTERVAL;
+        let start = tokio::time::Instant::now();
+        let (mut next, end) = (start + LINE_INTERVAL, start + time);
         while next <= end {
             tokio::time::sleep_until(next).await;
             writers.must_run()?;
@@ -238,11 +266,16 @@ impl<'a> Show<'a> {
         let shop = &self.world.shop;
         let committed = shop.committed().await?;
         let delivered: u64 = steady.iter().map(|window| window.delivered).sum();
-        let mut latencies: Vec<Duration> =
-            steady.iter().flat_map(|window| &window.latencies).copied().collect();
+        let mut latencies: Vec<Duration> = steady
+            .iter()
+            .flat_map(|window| &window.latencies)
+            .copied()
+            .collect();
         let mut ms = |percent| percentile(&mut latencies, percent).map(|t| t.as_secs_f64() * 1e3);
         let ledger = lock(&self.ledger);
-        let caught_up = ledger.goal_reached().map(|at| at.duration_since(restart.at));
+        let caught_up = ledger
+            .goal_reached()
+            .map(|at| at.duration_since(restart.at));
         let (totals, verdict) = (ledger.totals(), Verdict::reach(&ledger, &committed));
         drop(ledger);
         #[expect(clippy::cast_precision_loss, reason = "counts of events")]
@@ -265,14 +298,21 @@ impl<'a> Show<'a> {
         if self.options.json {
             let text = serde_json::to_string_pretty(&summary);
             let text = text.expect("invariant: the summary has a JSON form");
-            Screen { on_stderr: false, ..self.screen }.print(&(text + "\n"))?;
+            Screen {
+                on_stderr: false,
+                ..self.screen
+            }
+            .print(&(text + "\n"))?;
         }
         if !summary.verdict.is_good() {
-            return Err(failed(format!("the promise was broken: {}", summary.verdict.complaint())));
+            return Err(failed(format!(
+                "the promise was broken: {}",
+                summary.verdict.complaint()
+            )));
         }
         match self.options.keep {
             true => Ok(()),
-            false => self.print(&self.screen.what_next()),
+            false => self.print(&self.screen.what_next(&program()?)),
         }
     }
 
@@ -311,7 +351,7 @@ impl<'a> Show<'a> {
             project: world::PROJECT,
             http_addr: self.world.http_addr.clone(),
             relay_pid: self.world.relay_pid(),
-            program: relay_process::own_program()?.display().to_string(),
+            program: program()?,
         };
         self.print(&self.screen.playground(&playground))
     }
@@ -333,6 +373,18 @@ impl<'a> Show<'a> {
     }
 }
 
+/// How this program is called from a shell.
+fn program() -> Result<String> {
+    let program = relay_process::own_program()?;
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let found = std::env::split_paths(&path).any(|folder| Some(&*folder) == program.parent());
+    Ok(if found {
+        "postrider".into()
+    } else {
+        program.display().to_string()
+    })
+}
+
 /// How things stood when the second relay was started.
 struct Restart {
     at: Instant,
@@ -348,7 +400,10 @@ fn receiver(
 ) -> impl FnMut(&Message) + Send {
     move |message| {
         if playing.load(Ordering::Relaxed) {
-            let event_type = message.attributes.get("event_type").map_or("", String::as_str);
+            let event_type = message
+                .attributes
+                .get("event_type")
+                .map_or("", String::as_str);
             let text = screen.message(&message.ordering_key, event_type, &message.data);
             // Nobody reads it: then it need not be shown.
             let _ = screen.print(&text);

@@ -30,7 +30,10 @@ pub(super) struct RelayProcess {
 impl RelayProcess {
     /// Starts it with these variables alone; its log is appended to a file.
     pub(super) fn start(environment: &[(&str, String)], log: &Path) -> Result<Self> {
-        let file = std::fs::OpenOptions::new().create(true).append(true).open(log);
+        let file = std::fs::OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(log);
         let file = file.map_err(|e| failed("cannot write the relay's log").caused_by(e))?;
         let mut watchdog = Watchdog::start()?;
         let child = Command::new(own_program()?)
@@ -55,7 +58,10 @@ impl RelayProcess {
 
     /// SIGKILL, and waits until it is gone.
     pub(super) async fn kill_9(mut self) -> Result<()> {
-        self.child.kill().await.map_err(|e| failed("cannot kill the relay").caused_by(e))?;
+        self.child
+            .kill()
+            .await
+            .map_err(|e| failed("cannot kill the relay").caused_by(e))?;
         self.watchdog.tell(None)
     }
 
@@ -94,7 +100,11 @@ impl Watchdog {
     }
 
     fn tell(&mut self, pid: Option<u32>) -> Result<()> {
-        let pipe = self.shell.stdin.as_mut().expect("invariant: stdin is piped and never taken");
+        let pipe = self
+            .shell
+            .stdin
+            .as_mut()
+            .expect("invariant: stdin is piped and never taken");
         let line = pid.map(|pid| pid.to_string()).unwrap_or_default();
         writeln!(pipe, "{line}").map_err(cannot_guard)
     }

@@ -60,16 +60,28 @@ impl Screen {
             std::io::stderr().write_all(text.as_bytes())
         } else {
             let mut stdout = std::io::stdout().lock();
-            stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush())
+            stdout
+                .write_all(text.as_bytes())
+                .and_then(|()| stdout.flush())
         };
-        written.map_err(|e| Error::new(Code::DemoFailed, "nobody reads the output").caused_by(e))
+        written.map_err(|e| {
+            Error::new(Code::DemoFailed, "nobody reads the output any more")
+                .caused_by(e)
+                .hint("everything is cleaned up; leave the output open until the end")
+        })
     }
 
     pub(super) fn title(self) -> String {
         format!(
             "\n{}\n{}\n\n",
-            self.paint(BOLD, "Postrider: from a committed row to an ordered Pub/Sub message"),
-            self.paint(FAINT, "Everything here is thrown away at the end. Ctrl-C ends it early."),
+            self.paint(
+                BOLD,
+                "Postrider: from a committed row to an ordered Pub/Sub message"
+            ),
+            self.paint(
+                FAINT,
+                "Everything here is thrown away at the end. Ctrl-C ends it early."
+            ),
         )
     }
 
@@ -81,19 +93,31 @@ impl Screen {
     /// Something that happens.
     pub(super) fn news(self, text: &str) -> String {
         let text = text.replace('\n', "\n     ");
-        format!("\n  {} {}\n\n", self.paint(CYAN, ">>"), self.paint(BOLD, &text))
+        format!(
+            "\n  {} {}\n\n",
+            self.paint(CYAN, ">>"),
+            self.paint(BOLD, &text)
+        )
     }
 
     pub(super) fn table_head(self) -> String {
         let head = format!(
-            "\n{:>6} {:>12} {:>12} {:>10} {:>10} {:>9} {:>9}  order\n",
+            "{:>6} {:>12} {:>12} {:>10} {:>10} {:>9} {:>9}  order",
             "time", "committed/s", "delivered/s", "on the way", "slot lag", "p50", "p99"
         );
-        self.paint(FAINT, &head)
+        format!("\n{}\n", self.paint(FAINT, &head))
     }
 
     pub(super) fn line(self, line: &Line) -> String {
-        let Line { time, committed, delivered, totals, lag_bytes, p50, p99 } = line;
+        let Line {
+            time,
+            committed,
+            delivered,
+            totals,
+            lag_bytes,
+            p50,
+            p99,
+        } = line;
         let latency = |value: &Option<Duration>| value.map_or("-".into(), milliseconds);
         let order = match totals.out_of_order {
             0 => self.paint(GREEN, "ok"),
@@ -120,26 +144,43 @@ impl Screen {
         for (name, value) in rows(summary) {
             text += &format!("  {name:<16} {value}\n");
         }
-        text + "\n" + &match summary.verdict.is_good() {
-            true => self.paint(GREEN, "Nothing lost, nothing out of order.") + "\n",
-            false => self.paint(RED, &format!("FAILED: {}.", summary.verdict.complaint())) + "\n",
-        }
+        text + "\n"
+            + &match summary.verdict.is_good() {
+                true => self.paint(GREEN, "Nothing lost, nothing out of order.") + "\n",
+                false => {
+                    self.paint(RED, &format!("FAILED: {}.", summary.verdict.complaint())) + "\n"
+                }
+            }
     }
 
-    pub(super) fn what_next(self) -> String {
+    /// `program` is how this program is called from here.
+    pub(super) fn what_next(self, program: &str) -> String {
+        let where_it_is = match program {
+            "postrider" => String::new(),
+            path => format!(
+                "  {}\n",
+                self.paint(FAINT, &format!("(postrider is {path})"))
+            ),
+        };
         format!(
             "\n{}\n  \
              postrider demo --keep   leave it running: look at it with psql and curl, break it\n  \
              postrider init          the SQL that your database needs; --apply runs it\n  \
              postrider check         what your PostgreSQL and your Pub/Sub still lack\n  \
-             postrider run           the relay, for real\n",
+             postrider run           the relay, for real\n{where_it_is}",
             self.paint(BOLD, "What next"),
         )
     }
 
     pub(super) fn playground(self, playground: &Playground) -> String {
-        let Playground { database_url, emulator, project, http_addr, relay_pid, program } =
-            playground;
+        let Playground {
+            database_url,
+            emulator,
+            project,
+            http_addr,
+            relay_pid,
+            program,
+        } = playground;
         let pid = relay_pid.map_or("PID".into(), |pid| pid.to_string());
         format!(
             "\n{}\n\
@@ -163,7 +204,10 @@ impl Screen {
     /// A message, while people play.
     pub(super) fn message(self, ordering_key: &str, event_type: &str, data: &[u8]) -> String {
         let data = String::from_utf8_lossy(data);
-        format!("  {} {ordering_key}: {event_type} {data}\n", self.paint(GREEN, "received"))
+        format!(
+            "  {} {ordering_key}: {event_type} {data}\n",
+            self.paint(GREEN, "received")
+        )
     }
 
     /// The end of the relay's log, after a failure.
@@ -173,12 +217,18 @@ impl Screen {
     }
 
     fn paint(self, code: &str, text: &str) -> String {
-        if self.colours { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_owned() }
+        if self.colours {
+            format!("\x1b[{code}m{text}\x1b[0m")
+        } else {
+            text.to_owned()
+        }
     }
 }
 
 fn rows(summary: &Summary) -> Vec<(&'static str, String)> {
-    let Summary { totals, verdict, .. } = summary;
+    let Summary {
+        totals, verdict, ..
+    } = summary;
     let opt = |value: Option<f64>| value.map_or("-".into(), |ms| format!("{} ms", decimals(ms)));
     let mut twice = grouped(totals.repeated);
     if totals.repeated > 0 || summary.published_unrecorded > 0 {
@@ -189,7 +239,9 @@ fn rows(summary: &Summary) -> Vec<(&'static str, String)> {
             ""
         );
     }
-    let caught_up = summary.caught_up_seconds.map_or("never".into(), |s| format!("{s:.1} s"));
+    let caught_up = summary
+        .caught_up_seconds
+        .map_or("for ever".into(), |s| format!("{s:.1} s"));
     let dispatch: Vec<String> = summary
         .dispatch
         .iter()
@@ -198,7 +250,11 @@ fn rows(summary: &Summary) -> Vec<(&'static str, String)> {
     vec![
         (
             "committed",
-            format!("{} events in {} transactions", grouped(summary.events), grouped(totals.transactions)),
+            format!(
+                "{} events in {} transactions",
+                grouped(summary.events),
+                grouped(totals.transactions)
+            ),
         ),
         (
             "rolled back",
@@ -209,7 +265,14 @@ fn rows(summary: &Summary) -> Vec<(&'static str, String)> {
                 grouped(verdict.never_committed)
             ),
         ),
-        ("delivered", format!("{} events of {} orders", grouped(totals.delivered), summary.orders)),
+        (
+            "delivered",
+            format!(
+                "{} events of {} orders",
+                grouped(totals.delivered),
+                summary.orders
+            ),
+        ),
         ("lost", grouped(verdict.lost)),
         ("out of order", grouped(verdict.out_of_order)),
         ("delivered twice", twice),
@@ -224,23 +287,38 @@ fn rows(summary: &Summary) -> Vec<(&'static str, String)> {
         (
             "throughput",
             format!(
-                "{} events/s before the kill; {} after it caught up in {caught_up}{}",
+                "{} events/s before the kill; the {} that waited took {caught_up}{}",
                 grouped(rounded(summary.steady_per_second)),
                 grouped(summary.backlog),
-                if cfg!(debug_assertions) { " (debug build)" } else { "" }
+                if cfg!(debug_assertions) {
+                    " (debug build)"
+                } else {
+                    ""
+                }
             ),
         ),
         (
             "outbox.dispatch",
-            format!("{}; {} without a row", dispatch.join(", "), grouped(verdict.unrecorded)),
+            format!(
+                "{}; {} without a row",
+                dispatch.join(", "),
+                grouped(verdict.unrecorded)
+            ),
         ),
         (
             "slot",
             format!(
                 "{}, {}, confirmed up to {}, lag {}",
                 summary.slot.slot_name,
-                if summary.slot.active { "active" } else { "inactive" },
-                summary.slot.confirmed_flush_lsn.map_or("-".into(), |lsn| lsn.to_string()),
+                if summary.slot.active {
+                    "active"
+                } else {
+                    "inactive"
+                },
+                summary
+                    .slot
+                    .confirmed_flush_lsn
+                    .map_or("-".into(), |lsn| lsn.to_string()),
                 size(summary.slot.lag_bytes.unwrap_or_default())
             ),
         ),
@@ -262,7 +340,11 @@ pub(super) fn grouped(number: u64) -> String {
 
 /// In kB, PostgreSQL's own unit for what is not large.
 fn size(bytes: u64) -> String {
-    if bytes < 1024 { format!("{bytes} B") } else { format!("{} kB", grouped(bytes / 1024)) }
+    if bytes < 1024 {
+        format!("{bytes} B")
+    } else {
+        format!("{} kB", grouped(bytes / 1024))
+    }
 }
 
 fn milliseconds(time: Duration) -> String {
@@ -271,10 +353,18 @@ fn milliseconds(time: Duration) -> String {
 
 /// A decimal below ten, none above.
 fn decimals(value: f64) -> String {
-    if value < 9.95 { format!("{value:.1}") } else { grouped(rounded(value)) }
+    if value < 9.95 {
+        format!("{value:.1}")
+    } else {
+        grouped(rounded(value))
+    }
 }
 
-#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "small and positive")]
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "small and positive"
+)]
 fn rounded(value: f64) -> u64 {
     value.round() as u64
 }
@@ -283,7 +373,10 @@ fn rounded(value: f64) -> u64 {
 mod tests {
     use super::*;
 
-    const PLAIN: Screen = Screen { colours: false, on_stderr: false };
+    const PLAIN: Screen = Screen {
+        colours: false,
+        on_stderr: false,
+    };
 
     fn line(totals: Totals) -> Line {
         Line {
@@ -299,32 +392,54 @@ mod tests {
 
     #[test]
     fn a_line_stands_under_the_head_of_the_table() {
-        let totals = Totals { committed: 1_300, delivered: 100, repeated: 44, ..Totals::default() };
+        let totals = Totals {
+            committed: 1_300,
+            delivered: 100,
+            repeated: 44,
+            ..Totals::default()
+        };
         let head = PLAIN.table_head();
         let text = PLAIN.line(&line(totals));
         assert_eq!(
             text,
             "  12 s        2,004        1,987      1,200   1,367 kB    3.1 ms         -  ok, 44 twice\n"
         );
-        assert_eq!(head.find("order").map(|at| at - 1), text.find("ok"), "{head}{text}");
+        assert_eq!(
+            head.trim_start_matches('\n').find("order"),
+            text.find("ok"),
+            "{head}{text}"
+        );
     }
 
     #[test]
     fn a_violation_is_told_at_once() {
-        let totals = Totals { out_of_order: 2, ..Totals::default() };
+        let totals = Totals {
+            out_of_order: 2,
+            ..Totals::default()
+        };
         assert!(PLAIN.line(&line(totals)).ends_with("  2 VIOLATED\n"));
     }
 
     #[test]
     fn without_a_terminal_there_are_no_colours() {
-        let coloured = Screen { colours: true, ..PLAIN };
+        let coloured = Screen {
+            colours: true,
+            ..PLAIN
+        };
         assert!(coloured.title().contains('\x1b'));
-        assert!(!(PLAIN.title() + &PLAIN.news("x") + &PLAIN.what_next()).contains('\x1b'));
+        assert!(
+            !(PLAIN.title() + &PLAIN.news("x") + &PLAIN.what_next("postrider")).contains('\x1b')
+        );
     }
 
     #[test]
     fn numbers_are_grouped_by_thousands() {
-        for (number, text) in [(0, "0"), (999, "999"), (1_000, "1,000"), (12_345_678, "12,345,678")] {
+        for (number, text) in [
+            (0, "0"),
+            (999, "999"),
+            (1_000, "1,000"),
+            (12_345_678, "12,345,678"),
+        ] {
             assert_eq!(grouped(number), text);
         }
     }

@@ -34,8 +34,10 @@ impl Shop {
     /// Makes the database itself; `maintenance` names another one of the same server.
     pub(super) async fn create(maintenance: &Target) -> Result<()> {
         let sql = connect(maintenance, "postrider demo", STATEMENT_TIMEOUT).await?;
-        sql.batch_execute(&format!("create role {RELAY} login replication")).await?;
-        sql.batch_execute(&format!("create database {DATABASE}")).await?;
+        sql.batch_execute(&format!("create role {RELAY} login replication"))
+            .await?;
+        sql.batch_execute(&format!("create database {DATABASE}"))
+            .await?;
         Ok(())
     }
 
@@ -55,7 +57,9 @@ impl Shop {
              grant select, update on orders to {WRITER}"
         ))
         .await?;
-        let slot = "postrider".parse().expect("invariant: the default slot has a valid name");
+        let slot = "postrider"
+            .parse()
+            .expect("invariant: the default slot has a valid name");
         Ok(Self { sql, slot })
     }
 
@@ -72,7 +76,8 @@ impl Shop {
 
     /// Events with a dispatch row.
     pub(super) async fn recorded(&self) -> Result<u64> {
-        self.count("select count(*) from outbox.dispatch where state = 'published'").await
+        self.count("select count(*) from outbox.dispatch where state = 'published'")
+            .await
     }
 
     /// What the subscriber must have received by now, and what the relay must have recorded.
@@ -80,10 +85,20 @@ impl Shop {
         let mut committed = Committed::default();
         let events = "select aggregateid::int, id from outbox.events order by 1, version";
         for row in self.sql.query(events, &[]).await? {
-            committed.events.entry(row.get(0)).or_default().push(row.get(1));
+            committed
+                .events
+                .entry(row.get(0))
+                .or_default()
+                .push(row.get(1));
         }
-        let versions = self.sql.query("select id, version from orders", &[]).await?;
-        committed.versions = versions.iter().map(|row| (row.get(0), row.get(1))).collect();
+        let versions = self
+            .sql
+            .query("select id, version from orders", &[])
+            .await?;
+        committed.versions = versions
+            .iter()
+            .map(|row| (row.get(0), row.get(1)))
+            .collect();
         committed.unrecorded = self
             .count(
                 "select count(*) from outbox.events e \
@@ -97,7 +112,10 @@ impl Shop {
     pub(super) async fn dispatch(&self) -> Result<BTreeMap<String, u64>> {
         let states = "select state, count(*) from outbox.dispatch group by state";
         let rows = self.sql.query(states, &[]).await?;
-        Ok(rows.iter().map(|row| (row.get(0), row.get::<_, i64>(1).unsigned_abs())).collect())
+        Ok(rows
+            .iter()
+            .map(|row| (row.get(0), row.get::<_, i64>(1).unsigned_abs()))
+            .collect())
     }
 
     async fn count(&self, sql: &str) -> Result<u64> {

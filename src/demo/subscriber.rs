@@ -86,7 +86,10 @@ async fn subscribe(endpoint: &str, topic: &str, subscription: &str) -> Result<()
         ack_deadline_seconds: ACK_DEADLINE.as_secs().try_into().unwrap_or(i32::MAX),
         ..Subscription::default()
     };
-    match SubscriberClient::new(channel).create_subscription(ordered).await {
+    match SubscriberClient::new(channel)
+        .create_subscription(ordered)
+        .await
+    {
         Ok(_) => Ok(()),
         Err(status) => Err(failed("cannot make the subscription").caused_by(status)),
     }

@@ -44,7 +44,10 @@ impl Verdict {
             unrecorded: committed.unrecorded,
             ..Self::default()
         };
-        for order in ledger.orders().filter(|order| !committed.events.contains_key(order)) {
+        for order in ledger
+            .orders()
+            .filter(|order| !committed.events.contains_key(order))
+        {
             verdict.never_committed += ledger.first_copies(order).len() as u64;
         }
         for (order, events) in &committed.events {
@@ -58,8 +61,11 @@ impl Verdict {
     }
 
     fn add_order(&mut self, arrived: &[Uuid], committed: &[Uuid]) {
-        let places: HashMap<&Uuid, usize> =
-            committed.iter().enumerate().map(|(place, id)| (id, place)).collect();
+        let places: HashMap<&Uuid, usize> = committed
+            .iter()
+            .enumerate()
+            .map(|(place, id)| (id, place))
+            .collect();
         let mut found = 0;
         let mut last = None;
         for place in arrived.iter().map(|id| places.get(id).copied()) {
@@ -90,7 +96,9 @@ impl Verdict {
             (self.unrecorded, "without a dispatch row"),
         ];
         let told = parts.iter().filter(|(count, _)| *count > 0);
-        told.map(|(count, what)| format!("{count} {what}")).collect::<Vec<_>>().join(", ")
+        told.map(|(count, what)| format!("{count} {what}"))
+            .collect::<Vec<_>>()
+            .join(", ")
     }
 }
 
@@ -111,7 +119,10 @@ mod tests {
         let mut ledger = Ledger::default();
         for (n, version) in versions.iter().enumerate() {
             ledger.received(Arrival {
-                step: Step { order: ORDER, version: version.cast_signed() },
+                step: Step {
+                    order: ORDER,
+                    version: version.cast_signed(),
+                },
                 event_id: id(*version),
                 message_id: n.to_string(),
                 at: Instant::now(),
@@ -146,25 +157,43 @@ mod tests {
     #[test]
     fn a_missing_event_is_lost_and_its_order_is_wrong() {
         for arrived in [&[1, 3][..], &[1, 2], &[2, 3]] {
-            let expected = Verdict { lost: 1, wrong_orders: 1, ..Verdict::default() };
+            let expected = Verdict {
+                lost: 1,
+                wrong_orders: 1,
+                ..Verdict::default()
+            };
             assert_eq!(verdict(arrived, 3), expected, "{arrived:?}");
         }
     }
 
     #[test]
     fn an_order_of_which_nothing_arrived_is_lost() {
-        let expected = Verdict { lost: 3, wrong_orders: 1, ..Verdict::default() };
+        let expected = Verdict {
+            lost: 3,
+            wrong_orders: 1,
+            ..Verdict::default()
+        };
         assert_eq!(verdict(&[], 3), expected);
     }
 
     #[test]
     fn a_swapped_pair_is_out_of_order() {
-        assert_eq!(verdict(&[1, 3, 2], 3), Verdict { out_of_order: 1, ..Verdict::default() });
+        assert_eq!(
+            verdict(&[1, 3, 2], 3),
+            Verdict {
+                out_of_order: 1,
+                ..Verdict::default()
+            }
+        );
     }
 
     #[test]
     fn an_event_that_was_rolled_back_must_not_arrive() {
-        let expected = Verdict { never_committed: 1, wrong_orders: 1, ..Verdict::default() };
+        let expected = Verdict {
+            never_committed: 1,
+            wrong_orders: 1,
+            ..Verdict::default()
+        };
         assert_eq!(verdict(&[1, 2, 99], 2), expected);
         let nothing = Verdict::reach(&received(&[1, 2]), &Committed::default());
         assert_eq!(nothing.never_committed, 2);
@@ -172,7 +201,10 @@ mod tests {
 
     #[test]
     fn an_event_without_a_dispatch_row_is_not_good() {
-        let committed = Committed { unrecorded: 4, ..committed(1) };
+        let committed = Committed {
+            unrecorded: 4,
+            ..committed(1)
+        };
         let verdict = Verdict::reach(&received(&[1]), &committed);
         assert_eq!(verdict.complaint(), "4 without a dispatch row");
     }

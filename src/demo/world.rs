@@ -12,9 +12,9 @@ use pubsub_emulator::{Emulator, Recording, RunningEmulator};
 use scratch_postgres::ScratchPostgres;
 use tokio::net::TcpListener;
 
+use super::failed;
 use super::relay_process::{RelayProcess, own_program};
 use super::shop::{self, Shop};
-use super::failed;
 use crate::error::{Error, Result};
 use crate::postgres::Target;
 
@@ -42,10 +42,7 @@ pub(super) struct World {
 
 impl World {
     /// Starts PostgreSQL and the emulator; the relay comes later. `say` is told of each step.
-    pub(super) async fn start(
-        with_http: bool,
-        say: impl Fn(String) -> Result<()>,
-    ) -> Result<Self> {
+    pub(super) async fn start(with_http: bool, say: impl Fn(String) -> Result<()>) -> Result<Self> {
         let server = tokio::task::spawn_blocking(|| ScratchPostgres::builder().start())
             .await
             .map_err(|panic| failed("PostgreSQL does not start").caused_by(panic))?
@@ -68,9 +65,22 @@ impl World {
             .create_topic(TOPIC)
             .await
             .map_err(|status| failed("cannot make the topic").caused_by(status))?;
-        say(format!("a Pub/Sub emulator on port {}, topic {TOPIC}", emulator.addr().port()))?;
-        let http_addr = if with_http { free_address().await? } else { "off".into() };
-        Ok(Self { relay: None, emulator, shop, http_addr, server })
+        say(format!(
+            "a Pub/Sub emulator on port {}, topic {TOPIC}",
+            emulator.addr().port()
+        ))?;
+        let http_addr = if with_http {
+            free_address().await?
+        } else {
+            "off".into()
+        };
+        Ok(Self {
+            relay: None,
+            emulator,
+            shop,
+            http_addr,
+            server,
+        })
     }
 
     /// Starts a relay and waits until it streams.
@@ -86,7 +96,9 @@ impl World {
         while !self.shop.slot().await?.active {
             self.relay_must_run()?;
             if Instant::now() >= deadline {
-                return Err(failed(format!("the relay does not stream after {START_LIMIT:?}")));
+                return Err(failed(format!(
+                    "the relay does not stream after {START_LIMIT:?}"
+                )));
             }
             tokio::time::sleep(LOOK_INTERVAL).await;
         }
@@ -116,7 +128,10 @@ impl World {
         let log = std::fs::read(self.relay_log()).unwrap_or_default();
         let log = String::from_utf8_lossy(&log);
         let all: Vec<&str> = log.lines().collect();
-        all[all.len().saturating_sub(lines)..].iter().map(|&line| line.into()).collect()
+        all[all.len().saturating_sub(lines)..]
+            .iter()
+            .map(|&line| line.into())
+            .collect()
     }
 
     /// The database's URL for a role.
@@ -160,7 +175,9 @@ async fn free_address() -> Result<String> {
     for address in [HTTP_ADDR, "127.0.0.1:0"] {
         if let Ok(listener) = TcpListener::bind(address).await {
             let address = listener.local_addr();
-            return Ok(address.map_err(|e| failed("no free port").caused_by(e))?.to_string());
+            return Ok(address
+                .map_err(|e| failed("no free port").caused_by(e))?
+                .to_string());
         }
     }
     Err(failed("no free port on 127.0.0.1"))
@@ -173,12 +190,13 @@ fn target(url: &str) -> Result<Target> {
 
 fn server_failed(error: scratch_postgres::Error) -> Error {
     match error {
-        scratch_postgres::Error::NoServerPrograms { .. }
-        | scratch_postgres::Error::NoAccount => {
-            failed("there is no PostgreSQL here to start").caused_by(error).hint(
-                "run `make demo`, which installs it; or apt-get install postgresql; or set \
+        scratch_postgres::Error::NoServerPrograms { .. } | scratch_postgres::Error::NoAccount => {
+            failed("there is no PostgreSQL here to start")
+                .caused_by(error)
+                .hint(
+                    "run `make demo`, which installs it; or apt-get install postgresql; or set \
                  POSTRIDER_PG_BIN to the folder with initdb and postgres",
-            )
+                )
         }
         error => failed("PostgreSQL does not start").caused_by(error),
     }

@@ -93,7 +93,13 @@ impl Writer {
     async fn connect(number: u32, target: &Target, ledger: SharedLedger) -> Result<Self> {
         let sql = connect(target, "shop", STATEMENT_TIMEOUT).await?;
         let (move_on, emit) = (sql.prepare(MOVE_ON).await?, sql.prepare(EMIT).await?);
-        Ok(Self { number, sql, move_on, emit, ledger })
+        Ok(Self {
+            number,
+            sql,
+            move_on,
+            emit,
+            ledger,
+        })
     }
 
     async fn run(mut self, pause: Duration, stopped: watch::Receiver<bool>) -> Result<()> {
@@ -116,7 +122,9 @@ impl Writer {
         for order in orders {
             let row = transaction.query_one(&self.move_on, &[&order]).await?;
             let (version, status): (i64, String) = (row.get(0), row.get(1));
-            transaction.execute(&self.emit, &[&order, &status, &version]).await?;
+            transaction
+                .execute(&self.emit, &[&order, &status, &version])
+                .await?;
             steps.push(Step { order, version });
         }
         if number % ROLLBACK_EVERY == ROLLBACK_EVERY - 1 {
@@ -139,8 +147,9 @@ fn orders_of(writer: u32, transaction: u32) -> Vec<OrderId> {
     let count = 1 + transaction % (2 * EVENTS_PER_TRANSACTION - 1);
     let mixed = writer.wrapping_mul(SPREAD.0) ^ transaction.wrapping_mul(SPREAD.1);
     let start = (mixed >> 8) % ORDERS;
-    let mut orders: Vec<OrderId> =
-        (0..count).map(|n| (1 + (start + n * ORDERS / 3) % ORDERS).cast_signed()).collect();
+    let mut orders: Vec<OrderId> = (0..count)
+        .map(|n| (1 + (start + n * ORDERS / 3) % ORDERS).cast_signed())
+        .collect();
     orders.sort_unstable();
     orders
 }

@@ -1,6 +1,7 @@
 //! From the slot manager's errors to ours.
 
 use slot_manager::Error as SlotError;
+use slot_manager::publication::Problem;
 
 use super::{Code, Error};
 
@@ -38,7 +39,24 @@ impl From<SlotError> for Error {
             SlotError::CreationBlocked { .. } => {
                 own.hint("end those transactions or wait for them, then try again")
             }
+            SlotError::Backwards { .. } => own.hint("take a position beyond the confirmed one"),
             _ => own,
         }
+    }
+}
+
+impl From<&Problem> for Error {
+    fn from(problem: &Problem) -> Self {
+        let code = match problem {
+            Problem::PublicationMissing { .. } => Code::PublicationMissing,
+            Problem::TableMissing { .. } => Code::SchemaMissing,
+            Problem::ColumnsMissing { .. } => Code::ColumnMissing,
+            Problem::InsertsNotPublished { .. }
+            | Problem::NotViaPartitionRoot { .. }
+            | Problem::TableNotPublished { .. }
+            | Problem::RowFilter { .. }
+            | Problem::ColumnsNotPublished { .. } => Code::PublicationDrift,
+        };
+        Error::new(code, problem.to_string()).hint(problem.remedy())
     }
 }

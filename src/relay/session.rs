@@ -160,13 +160,7 @@ async fn check_publication(relay: &Relay, sql: &Sql) -> Result<PublicationState>
     let state = publication::inspect(sql, publication, &relay.captured).await?;
     match state.problems().first() {
         None => Ok(state),
-        Some(problem) => {
-            let code = match state.publication {
-                None => Code::PublicationMissing,
-                Some(_) => Code::PublicationDrift,
-            };
-            Err(Error::new(code, problem.to_string()).hint(problem.remedy()))
-        }
+        Some(problem) => Err(problem.into()),
     }
 }
 

@@ -5,6 +5,8 @@
 
 mod connections;
 mod delivery;
+mod google_emulator;
 mod harness;
+mod mapping;
 mod outage;
 mod restart;

@@ -3,6 +3,7 @@
 //! What is delivered when is decided by [`backlog::Backlog`], which knows neither locks nor
 //! clocks; here it gets both, and its tokens become ack ids.
 
+mod ack_id;
 mod backlog;
 mod lane;
 mod settings;
@@ -14,8 +15,9 @@ use std::time::{Duration, Instant, SystemTime};
 use tokio::sync::Notify;
 use tonic::Status;
 
+use self::ack_id::AckId;
 pub(crate) use self::backlog::ConsumerId;
-use self::backlog::{Backlog, Room};
+use self::backlog::{Backlog, Room, Token};
 pub(crate) use self::settings::{ACK_DEADLINE_SECONDS, MUTABLE_FIELDS};
 use crate::filter::Filter;
 use crate::names;
@@ -162,27 +164,28 @@ impl Subscription {
     pub(crate) fn connect(&self, client_id: &str) -> ConsumerId {
         let mut state = self.state();
         let State {
-            clients, backlog, ..
+            clients,
+            backlog,
+            next_consumer,
+            ..
         } = &mut *state;
         clients.retain(|_, client| client.connected || backlog.held(client.consumer).messages > 0);
-        if let Some(client) = clients.get_mut(client_id)
-            && !client.connected
-        {
-            client.connected = true;
-            return client.consumer;
+        let consumer = ConsumerId(*next_consumer);
+        *next_consumer += 1;
+        if client_id.is_empty() {
+            return consumer;
         }
-        let consumer = ConsumerId(state.next_consumer);
-        state.next_consumer += 1;
-        if !client_id.is_empty() {
-            state.clients.insert(
-                client_id.to_owned(),
-                Client {
-                    consumer,
-                    connected: true,
-                },
-            );
+        // While the client's first stream is open, its other streams are strangers to it.
+        let client = clients.entry(client_id.to_owned());
+        let client = client.or_insert(Client {
+            consumer,
+            connected: false,
+        });
+        if client.connected {
+            return consumer;
         }
-        consumer
+        client.connected = true;
+        client.consumer
     }
 
     /// Notes that a consumer is gone. What it holds stays its own until the ack deadlines end.
@@ -221,7 +224,11 @@ impl Subscription {
         let messages = leased
             .into_iter()
             .map(|(token, message)| ReceivedMessage {
-                ack_id: format!("{:x}-{:x}", self.incarnation, token),
+                ack_id: AckId {
+                    incarnation: self.incarnation,
+                    token,
+                }
+                .to_string(),
                 message: message.encoded.clone(),
             })
             .collect();
@@ -306,21 +313,12 @@ impl Subscription {
     }
 
     /// The tokens of ack ids; `None` for one of an earlier subscription of this name.
-    fn tokens(&self, ack_ids: &[String]) -> Result<Vec<Option<u64>>, Status> {
-        let parse = |ack_id: &String| {
-            let (incarnation, token) = ack_id.split_once('-')?;
-            let incarnation = u64::from_str_radix(incarnation, 16).ok()?;
-            let token = u64::from_str_radix(token, 16).ok()?;
-            Some((incarnation == self.incarnation).then_some(token))
+    fn tokens(&self, ack_ids: &[String]) -> Result<Vec<Option<Token>>, Status> {
+        let token = |ack_id: &String| {
+            let AckId { incarnation, token } = ack_id.parse()?;
+            Ok((incarnation == self.incarnation).then_some(token))
         };
-        let parse = |ack_id| {
-            parse(ack_id).ok_or_else(|| {
-                Status::invalid_argument(format!(
-                    "You have passed an invalid ack ID to the service (ack_id={ack_id})."
-                ))
-            })
-        };
-        ack_ids.iter().map(parse).collect()
+        ack_ids.iter().map(token).collect()
     }
 
     fn state(&self) -> MutexGuard<'_, State> {

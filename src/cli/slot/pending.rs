@@ -2,8 +2,10 @@
 //!
 //! A row waits when its transaction is not older than those that the slot still has to stream
 //! (`catalog_xmin`), and the dispatch table has no record of it. Rows from before the slot do not
-//! count: they are never streamed. There is no index for this, on purpose (writers would pay for
-//! it), so that tables beyond [`LARGEST_BYTES`] are not read and the answer is not known.
+//! count: they are never streamed. (A slot that is made while an older logical slot lags begins
+//! with that one's `catalog_xmin`: until it has been read from for a while, some rows from before
+//! it count too.) There is no index for this, on purpose (writers would pay for it), so that
+//! tables beyond [`LARGEST_BYTES`] are not read and the answer is not known.
 
 use std::time::Duration;
 

@@ -30,13 +30,18 @@ pub(crate) struct BenchArgs {
     /// Runs of relay and baseline, by turns; the medians are reported
     #[arg(long, default_value_t = 3)]
     runs: u32,
+    /// Measure target/release/postrider as it is
+    #[arg(long)]
+    no_build: bool,
     /// Print JSON instead of a table
     #[arg(long)]
     json: bool,
 }
 
 pub(crate) fn run(args: &BenchArgs) -> Result<(), String> {
-    step::run(step::cargo(&["build", "--release", "--locked", "--package", "postrider"]))?;
+    if !args.no_build {
+        step::run(step::cargo(&["build", "--release", "--locked", "--package", "postrider"]))?;
+    }
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()

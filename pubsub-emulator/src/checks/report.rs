@@ -1,0 +1,178 @@
+//! What a check can find, and how it reads.
+
+use std::fmt;
+
+/// A report shows so many violations; the rest is only counted.
+const SHOWN: usize = 20;
+
+/// What has an order: an ordering key of a topic.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Stream {
+    /// `projects/{project}/topics/{topic}`.
+    pub topic: String,
+    /// Empty for messages without order.
+    pub ordering_key: String,
+}
+
+impl Stream {
+    /// The stream of a topic's ordering key.
+    pub fn new(topic: impl Into<String>, ordering_key: impl Into<String>) -> Self {
+        Self {
+            topic: topic.into(),
+            ordering_key: ordering_key.into(),
+        }
+    }
+}
+
+impl fmt::Display for Stream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} key {:?}", self.topic, self.ordering_key)
+    }
+}
+
+/// A broken promise. `sequence` numbers are those of the journal's attempts.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Violation {
+    /// An expected event was never stored.
+    #[error("missing: event {event_id} of {stream} was never stored")]
+    Missing {
+        /// Where it belongs.
+        stream: Stream,
+        /// The event.
+        event_id: String,
+    },
+    /// An event was stored that nobody expected there.
+    #[error("unexpected: attempt {sequence} stored event {event_id} in {stream}")]
+    Unexpected {
+        /// Where it was stored.
+        stream: Stream,
+        /// The event.
+        event_id: String,
+        /// The attempt that stored it.
+        sequence: u64,
+    },
+    /// A message without an event id was stored, so nothing can be said about it.
+    #[error("unnamed: message {index} of attempt {sequence} has no event id")]
+    Unnamed {
+        /// The attempt.
+        sequence: u64,
+        /// The message's place in it, from 0.
+        index: usize,
+    },
+    /// The first copy of an event came after the first copy of a later event.
+    #[error("out of order: attempt {sequence} stored {event_id} of {stream} first after {after}")]
+    OutOfOrder {
+        /// The stream.
+        stream: Stream,
+        /// The event that came too late.
+        event_id: String,
+        /// The later event that was already there.
+        after: String,
+        /// The attempt that stored it.
+        sequence: u64,
+    },
+    /// Events were jumped over: neither the next event followed nor an earlier one.
+    #[error("skipped: attempt {sequence} stored {event_id} of {stream} right after {after}")]
+    Skipped {
+        /// The stream.
+        stream: Stream,
+        /// The event that came too early.
+        event_id: String,
+        /// What was stored before it; empty at the beginning.
+        after: String,
+        /// The attempt that stored it.
+        sequence: u64,
+    },
+    /// Two requests for one ordering key were under way at the same time.
+    #[error("in flight together: attempts {first} and {second} of {stream}")]
+    InFlightTogether {
+        /// The stream.
+        stream: Stream,
+        /// The earlier attempt.
+        first: u64,
+        /// The one that came before the first had ended.
+        second: u64,
+    },
+    /// A request mixed ordering keys.
+    #[error("mixed keys: attempt {sequence} has the ordering keys {keys:?}")]
+    MixedKeys {
+        /// The attempt.
+        sequence: u64,
+        /// Its ordering keys.
+        keys: Vec<String>,
+    },
+}
+
+/// Why an event was stored again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reason {
+    /// The copy before it was not answered with its message id, so the client had to repeat it.
+    NotAnswered,
+    /// The copy before it was answered. Right after a crash of the client, at most.
+    Unexplained,
+}
+
+/// A second or later copy of an event.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Duplicate {
+    /// The stream.
+    pub stream: Stream,
+    /// The event.
+    pub event_id: String,
+    /// The attempt that stored this copy.
+    pub sequence: u64,
+    /// Why.
+    pub reason: Reason,
+}
+
+/// What [`check`] found.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Report {
+    /// Attempts that were looked at.
+    pub attempts: usize,
+    /// Events that were expected.
+    pub expected_events: usize,
+    /// Messages that were stored, duplicates included.
+    pub stored_messages: usize,
+    /// Broken promises.
+    pub violations: Vec<Violation>,
+    /// Repeated events. Not a violation in themselves: delivery is at least once.
+    pub duplicates: Vec<Duplicate>,
+}
+
+impl Report {
+    /// Whether every promise was kept.
+    pub fn is_clean(&self) -> bool {
+        self.violations.is_empty()
+    }
+
+    /// How many duplicates no missing answer explains.
+    pub fn unexplained_duplicates(&self) -> usize {
+        let unexplained = |duplicate: &&Duplicate| duplicate.reason == Reason::Unexplained;
+        self.duplicates.iter().filter(unexplained).count()
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let unexplained = self.unexplained_duplicates();
+        writeln!(
+            f,
+            "{} events expected, {} messages stored by {} attempts: {} violations, {} duplicates \
+             ({} after a missing answer, {unexplained} unexplained)",
+            self.expected_events,
+            self.stored_messages,
+            self.attempts,
+            self.violations.len(),
+            self.duplicates.len(),
+            self.duplicates.len() - unexplained,
+        )?;
+        for violation in self.violations.iter().take(SHOWN) {
+            writeln!(f, "  {violation}")?;
+        }
+        if self.violations.len() > SHOWN {
+            writeln!(f, "  … and {} more", self.violations.len() - SHOWN)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,188 @@
+//! Whatever is wrong at the start of `run`: one coded message with a hint, the documented exit
+//! status, soon, and no crash.
+
+use std::net::TcpListener;
+use std::time::{Duration, Instant};
+
+use crate::support::{Database, LOCKED_PASSWORD, LOCKED_ROLE, Ran, assert_contains, postrider};
+
+/// Gives up soon, and needs neither a port nor a Pub/Sub.
+pub(crate) const FAST: [(&str, &str); 3] = [
+    ("POSTRIDER_START_TIMEOUT_S", "1"),
+    ("POSTRIDER_HTTP_ADDR", "off"),
+    ("PUBSUB_EMULATOR_HOST", "127.0.0.1:1"),
+];
+
+/// What a person waits for, with room for a machine under load.
+const SOON: Duration = Duration::from_secs(25);
+
+async fn run_without_database(env: &[(&str, &str)]) -> Ran {
+    let began = Instant::now();
+    let project = [("PUBSUB_PROJECT_ID", "demo")];
+    let ran = postrider(&["run"], &[&FAST[..], &project, env].concat()).await;
+    assert!(began.elapsed() < SOON, "took {:?}: {ran}", began.elapsed());
+    ran
+}
+
+async fn run(database: &Database, env: &[(&str, &str)]) -> Ran {
+    let all: Vec<(&str, &str)> = database.env().into_iter().chain(env.iter().copied()).collect();
+    run_without_database(&all).await
+}
+
+#[tokio::test]
+async fn a_url_that_cannot_be_read() {
+    for url in ["shop", "mysql://u@h/d", "postgres://u:s3cret@h:port/d", "postgres://h?sslmode=no"] {
+        let ran = run_without_database(&[("DATABASE_URL", url)]).await;
+        ran.assert_error("database-url-invalid", 2);
+        assert!(!ran.stderr.contains("s3cret"), "{ran}");
+    }
+    run_without_database(&[]).await.assert_error("database-url-invalid", 2);
+}
+
+#[tokio::test]
+async fn a_server_that_cannot_be_reached() {
+    for url in ["postgres://u:s3cret@127.0.0.1:1/d", "postgres://u:s3cret@no-such-host.invalid/d"] {
+        let ran = run_without_database(&[("DATABASE_URL", url)]).await;
+        ran.assert_error("postgres-unreachable", 3);
+        assert!(!ran.stderr.contains("s3cret"), "{ran}");
+    }
+}
+
+#[tokio::test]
+async fn a_wrong_password_and_none() {
+    let database = Database::initialised().await;
+    let exists = format!(
+        "do $$ begin create role {LOCKED_ROLE} login replication password '{LOCKED_PASSWORD}'; \
+         exception when duplicate_object or unique_violation then null; end $$"
+    );
+    database.execute(&exists).await;
+    let url = database.url_as(&format!("{LOCKED_ROLE}:s3cret"));
+    let ran = run(&database, &[("DATABASE_URL", &url)]).await;
+    ran.assert_error("postgres-authentication", 3);
+    assert!(!ran.stderr.contains("s3cret"), "{ran}");
+    let ran = run(&database, &[("DATABASE_URL", &database.url_as(LOCKED_ROLE))]).await;
+    ran.assert_error("postgres-authentication", 3);
+    // The right one gets further.
+    let url = database.url_as(&format!("{LOCKED_ROLE}:{LOCKED_PASSWORD}"));
+    run(&database, &[("DATABASE_URL", &url)]).await.assert_error("privilege-missing", 3);
+}
+
+#[tokio::test]
+async fn a_database_that_does_not_exist() {
+    let database = Database::new().await;
+    let url = database.url.replace(&database.name, "no_such_database");
+    let ran = run(&database, &[("DATABASE_URL", &url)]).await;
+    ran.assert_error("database-url-invalid", 2);
+    assert_contains(&ran.stderr, "no_such_database");
+}
+
+#[tokio::test]
+async fn a_role_without_replication() {
+    let database = Database::new().await;
+    let role = format!("{}_relay", database.name);
+    database.execute(&format!("create role {role} login")).await;
+    database.run(&["init", "--apply", "--relay-user", &role]).await.assert_status(1);
+    let url = database.url_as(&role);
+    let ran = run(&database, &[("DATABASE_URL", &url)]).await;
+    ran.assert_error("replication-right", 3);
+    // Without a slot it fails earlier, with the same code.
+    database.run(&["slot", "drop", "--yes"]).await.assert_status(0);
+    run(&database, &[("DATABASE_URL", &url)]).await.assert_error("replication-right", 3);
+}
+
+#[tokio::test]
+async fn a_schema_that_was_never_made() {
+    let database = Database::new().await;
+    let ran = run(&database, &[]).await;
+    ran.assert_error("schema-missing", 3);
+    assert_contains(&ran.stderr, "postrider init --apply");
+}
+
+#[tokio::test]
+async fn no_publication_and_one_without_the_table() {
+    let database = Database::initialised().await;
+    database.execute("alter publication postrider drop table outbox.events").await;
+    let ran = run(&database, &[]).await;
+    ran.assert_error("publication-drift", 3);
+    assert_contains(&ran.stderr, "alter publication postrider add table outbox.events");
+    database.execute("drop publication postrider").await;
+    let ran = run(&database, &[]).await;
+    ran.assert_error("publication-missing", 3);
+    assert_contains(&ran.stderr, "create publication");
+}
+
+#[tokio::test]
+async fn a_slot_of_another_plugin_and_a_physical_one() {
+    let database = Database::initialised().await;
+    let other = format!("{}_other", database.name);
+    let physical = format!("select pg_create_physical_replication_slot('{other}')");
+    database.execute(&physical).await;
+    let ran = run(&database, &[("POSTRIDER_SLOT", &other)]).await;
+    ran.assert_error("slot-foreign", 3);
+    database.execute(&format!("select pg_drop_replication_slot('{other}')")).await;
+
+    let plugin = format!("select pg_create_logical_replication_slot('{other}', 'test_decoding')");
+    if let Err(error) = database.client.batch_execute(&plugin).await {
+        eprintln!("SKIPPED: the plugin test_decoding is not installed: {error}");
+        return;
+    }
+    let ran = run(&database, &[("POSTRIDER_SLOT", &other)]).await;
+    ran.assert_error("slot-foreign", 3);
+    assert_contains(&ran.stderr, "test_decoding");
+}
+
+#[tokio::test]
+async fn a_column_in_the_settings_that_the_table_lacks() {
+    let database = Database::initialised().await;
+    let mut file = tempfile::NamedTempFile::new().unwrap();
+    let text = b"[[tables]]\ntable = 'outbox.events'\ncolumns = { event_type = 'kind' }\n";
+    std::io::Write::write_all(&mut file, text).unwrap();
+    let path = file.path().to_str().unwrap();
+    let ran = run(&database, &[("POSTRIDER_CONFIG", path)]).await;
+    ran.assert_error("column-missing", 5);
+    assert_contains(&ran.stderr, "kind");
+}
+
+#[tokio::test]
+async fn an_unknown_setting_in_the_environment_a_file_and_a_flag() {
+    let ran = run_without_database(&[("POSTRIDER_PUBLICATON", "x")]).await;
+    ran.assert_error("setting-unknown", 2);
+    assert_contains(&ran.stderr, "did you mean `publication`?");
+
+    let mut file = tempfile::NamedTempFile::new().unwrap();
+    std::io::Write::write_all(&mut file, b"colour = 'red'\n").unwrap();
+    let path = file.path().to_str().unwrap();
+    run_without_database(&[("POSTRIDER_CONFIG", path)]).await.assert_error("setting-unknown", 2);
+
+    let ran = postrider(&["run", "--publicaton", "x"], &[]).await;
+    ran.assert_error("setting-unknown", 2);
+    assert_contains(&ran.stderr, "--publication");
+}
+
+#[tokio::test]
+async fn a_setting_out_of_bounds_and_a_file_that_is_none() {
+    let ran = postrider(&["run", "--in-flight-mib", "0"], &[]).await;
+    ran.assert_error("setting-invalid", 2);
+    let ran = run_without_database(&[("POSTRIDER_CONFIG", "/no/such/file.toml")]).await;
+    ran.assert_error("setting-invalid", 2);
+    let ran = run_without_database(&[("POSTRIDER_SLOT", "Not-A-Slot")]).await;
+    ran.assert_error("setting-invalid", 2);
+}
+
+#[tokio::test]
+async fn a_port_that_is_in_use() {
+    let database = Database::initialised().await;
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let addr = listener.local_addr().unwrap().to_string();
+    let ran = run(&database, &[("POSTRIDER_HTTP_ADDR", &addr)]).await;
+    ran.assert_error("port-in-use", 2);
+    assert_contains(&ran.stderr, &addr);
+}
+
+#[tokio::test]
+async fn no_project() {
+    let database = Database::initialised().await;
+    let ran = run(&database, &[("PUBSUB_PROJECT_ID", "")]).await;
+    ran.assert_error("project-missing", 2);
+    assert_contains(&ran.stderr, "PUBSUB_PROJECT_ID");
+}

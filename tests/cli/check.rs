@@ -1,0 +1,146 @@
+//! `postrider check`.
+
+use googleapis_tonic_google_pubsub_v1::google::pubsub::v1::Subscription;
+use googleapis_tonic_google_pubsub_v1::google::pubsub::v1::subscriber_client::SubscriberClient;
+use pubsub_emulator::{Emulator, RunningEmulator};
+use tonic::transport::Endpoint;
+
+use crate::support::{Database, Ran, assert_contains, postrider};
+
+const TOPIC: &str = "projects/demo/topics/order.events";
+
+async fn emulator() -> (RunningEmulator, String) {
+    let builder = Emulator::builder().listen("127.0.0.1:0".parse().unwrap());
+    let emulator = builder.start().await.unwrap();
+    let host = emulator.addr().to_string();
+    (emulator, host)
+}
+
+async fn subscribe(host: &str) {
+    let endpoint = Endpoint::from_shared(format!("http://{host}")).unwrap();
+    let mut client = SubscriberClient::new(endpoint.connect().await.unwrap());
+    let subscription = Subscription {
+        name: "projects/demo/subscriptions/orders".into(),
+        topic: TOPIC.into(),
+        ..Subscription::default()
+    };
+    client.create_subscription(subscription).await.unwrap();
+}
+
+async fn check(database: &Database, host: &str, more: &[(&str, &str)]) -> Ran {
+    let env = [("PUBSUB_EMULATOR_HOST", host), ("PUBSUB_PROJECT_ID", "demo")];
+    database.run_with(&["check", "--json"], &[&env[..], more].concat()).await
+}
+
+#[tokio::test]
+async fn a_database_and_topics_that_are_ready_give_exit_code_0() {
+    let database = Database::initialised().await;
+    database.emit(10).await;
+    let (emulator, host) = emulator().await;
+    emulator.create_topic(TOPIC).await.unwrap();
+    subscribe(&host).await;
+    let ran = check(&database, &host, &[]).await;
+    ran.assert_status(0);
+    assert_contains(&ran.finding("topic")["what"].to_string(), TOPIC);
+    assert_contains(&ran.finding("mapping")["what"].to_string(), "10 sampled events");
+    assert!(["ok", "info"].iter().any(|worst| ran.json()["worst"] == *worst), "{ran}");
+}
+
+#[tokio::test]
+async fn a_topic_of_sampled_events_that_is_missing_is_an_error_unless_it_is_to_be_created() {
+    let database = Database::initialised().await;
+    database.emit(1).await;
+    let (emulator, host) = emulator().await;
+    let ran = check(&database, &host, &[]).await;
+    ran.assert_status(2);
+    assert_eq!(ran.finding("topic-missing")["severity"], "error");
+    let ran = check(&database, &host, &[("POSTRIDER_CREATE_TOPICS", "true")]).await;
+    ran.assert_status(1);
+    emulator.create_topic(TOPIC).await.unwrap();
+    let ran = check(&database, &host, &[]).await;
+    ran.assert_status(1);
+    assert_contains(&ran.finding("topic-without-subscription")["what"].to_string(), TOPIC);
+}
+
+#[tokio::test]
+async fn a_fixed_topic_is_looked_up_without_any_event() {
+    let database = Database::initialised().await;
+    let (_emulator, host) = emulator().await;
+    let ran = check(&database, &host, &[("POSTRIDER_TOPIC", "everything")]).await;
+    ran.assert_status(2);
+    let what = ran.finding("topic-missing")["what"].to_string();
+    assert_contains(&what, "projects/demo/topics/everything");
+}
+
+#[tokio::test]
+async fn events_that_cannot_be_sent_are_found_before_the_relay_meets_them() {
+    let database = Database::initialised().await;
+    database.execute("select outbox.emit('no topic name', '1', 'Placed', '{}')").await;
+    let (_emulator, host) = emulator().await;
+    let ran = check(&database, &host, &[]).await;
+    ran.assert_status(1);
+    let finding = ran.finding("event-invalid");
+    assert_contains(&finding["what"].to_string(), "1 of 1 sampled events");
+    assert_contains(&finding["remedy"].to_string(), "topic_rules");
+}
+
+#[tokio::test]
+async fn what_is_wrong_in_the_database_is_an_error_with_its_remedy() {
+    let database = Database::new().await;
+    let (_emulator, host) = emulator().await;
+    let ran = check(&database, &host, &[]).await;
+    ran.assert_status(2);
+    assert_contains(&ran.finding("publication-missing")["remedy"].to_string(), "create publication");
+    assert_contains(&ran.finding("dispatch-table-missing")["remedy"].to_string(), "init --apply");
+
+    database.run(&["init", "--apply"]).await.assert_status(0);
+    database.execute("alter table outbox.events rename column aggregateid to key").await;
+    let ran = check(&database, &host, &[]).await;
+    ran.assert_status(2);
+    assert_contains(&ran.finding("column-missing")["what"].to_string(), "aggregateid");
+}
+
+#[tokio::test]
+async fn a_role_that_lacks_rights_is_told_which() {
+    let database = Database::initialised().await;
+    let role = format!("{}_poor", database.name);
+    database.execute(&format!("create role {role} login")).await;
+    let (_emulator, host) = emulator().await;
+    let ran = check(&database, &host, &[("DATABASE_URL", &database.url_as(&role))]).await;
+    ran.assert_status(2);
+    assert_contains(&ran.finding("replication-right-missing")["remedy"].to_string(), &role);
+    assert_contains(&ran.finding("table-not-readable")["remedy"].to_string(), "grant");
+}
+
+#[tokio::test]
+async fn what_cannot_be_reached_is_a_finding() {
+    let env = [
+        ("DATABASE_URL", "postgres://u@127.0.0.1:1/d"),
+        ("PUBSUB_EMULATOR_HOST", "127.0.0.1:1"),
+        ("PUBSUB_PROJECT_ID", "demo"),
+    ];
+    let ran = postrider(&["check", "--json"], &env).await;
+    ran.assert_status(2);
+    ran.finding("postgres-unreachable");
+    ran.finding("pubsub-unreachable");
+    assert_eq!(ran.json()["worst"], "error");
+}
+
+#[tokio::test]
+async fn the_global_endpoint_is_warned_of_when_events_are_ordered() {
+    let ran = postrider(&["check", "--json"], &[]).await;
+    assert_eq!(ran.finding("endpoint-global")["severity"], "warning");
+    ran.finding("project-missing");
+    let ran = postrider(&["check", "--json", "--ordering", "none"], &[]).await;
+    assert!(!ran.stdout.contains("endpoint-global"), "{ran}");
+}
+
+#[tokio::test]
+async fn people_get_a_line_for_each_finding_and_a_verdict() {
+    let database = Database::initialised().await;
+    let ran = database.run(&["check"]).await;
+    ran.assert_status(2);
+    assert_contains(&ran.stdout, "  ok       wal-level ");
+    assert_contains(&ran.stdout, "-> set PUBSUB_PROJECT_ID");
+    assert_contains(&ran.stdout, "`postrider run` would not work.");
+}

@@ -1,0 +1,45 @@
+//! What needs no database.
+
+use crate::support::{assert_contains, postrider};
+
+#[tokio::test]
+async fn every_command_explains_itself_with_an_example() {
+    for command in [
+        &["init"][..],
+        &["check"],
+        &["slot"],
+        &["slot", "show"],
+        &["slot", "list"],
+        &["slot", "create"],
+        &["slot", "drop"],
+        &["slot", "advance"],
+    ] {
+        let ran = postrider(&[command, &["--help"]].concat(), &[]).await;
+        ran.assert_status(0);
+        assert!(ran.stdout.contains("Example"), "{ran}");
+    }
+}
+
+#[tokio::test]
+async fn init_prints_the_whole_script_without_a_database() {
+    let ran = postrider(&["init", "--slot", "mine", "--relay-user", "Shop Relay"], &[]).await;
+    ran.assert_status(0);
+    let order: Vec<usize> = [
+        "create table if not exists outbox.migrations",
+        "create table if not exists outbox.events",
+        "create table if not exists outbox.dispatch",
+        "create publication postrider",
+        "grant postrider_relay to \"Shop Relay\"",
+        "slot_name => 'mine'",
+    ]
+    .map(|part| ran.stdout.find(part).unwrap_or_else(|| panic!("{part} is not in {ran}")))
+    .into();
+    assert!(order.is_sorted(), "{order:?}");
+}
+
+#[tokio::test]
+async fn no_colours_are_written_into_a_pipe() {
+    let ran = postrider(&["check"], &[]).await;
+    assert!(!ran.stdout.contains('\x1b'), "{ran}");
+    assert_contains(&ran.stdout, "database-url-invalid");
+}

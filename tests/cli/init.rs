@@ -1,0 +1,156 @@
+//! `postrider init --apply`.
+
+use scratch_postgres::ScratchPostgres;
+
+use crate::support::{Database, assert_contains, connect, execute, postrider};
+
+#[tokio::test]
+async fn a_second_init_changes_nothing_and_says_so() {
+    let database = Database::new().await;
+    let first = database.run(&["init", "--apply"]).await;
+    first.assert_status(0);
+    assert_contains(&first.stdout, "0001 events: applied");
+    assert_contains(&first.stdout, &format!("slot {} created at ", database.name));
+    database.emit(3).await;
+    let second = database.run(&["init", "--apply"]).await;
+    second.assert_status(0);
+    assert!(!second.stdout.contains("applied"), "{second}");
+    assert_contains(&second.stdout, "is there already");
+    assert_eq!(database.number("select count(*) from outbox.events").await, 3);
+    assert_eq!(database.number("select count(*) from outbox.migrations").await, 4);
+}
+
+#[tokio::test]
+async fn two_inits_at_once_both_succeed() {
+    let database = Database::new().await;
+    let init = ["init", "--apply", "--no-slot"];
+    let (a, b) = tokio::join!(database.run(&init), database.run(&init));
+    a.assert_status(0);
+    b.assert_status(0);
+    assert_eq!(database.number("select count(*) from outbox.migrations").await, 4);
+}
+
+#[tokio::test]
+async fn the_printed_script_makes_what_apply_makes() {
+    let database = Database::new().await;
+    let printed = database.run(&["init", "--no-slot"]).await;
+    database.execute(&printed.stdout).await;
+    let applied = database.run(&["init", "--apply"]).await;
+    applied.assert_status(0);
+    assert_contains(&applied.stdout, "0002 dispatch: is there already");
+}
+
+#[tokio::test]
+async fn a_bytea_payload_is_chosen_at_the_first_init_only() {
+    let database = Database::new().await;
+    database.run(&["init", "--apply", "--payload", "bytea"]).await.assert_status(0);
+    let of_type = "select count(*) from pg_attribute where attrelid = 'outbox.events'::regclass \
+                   and attname = 'payload' and atttypid = 'bytea'::regtype";
+    assert_eq!(database.number(of_type).await, 1);
+    database.execute("select outbox.emit('order', '1', 'Placed', '\\x00ff'::bytea)").await;
+    let again = database.run(&["init", "--apply", "--json", "--payload", "jsonb"]).await;
+    again.assert_status(1);
+    assert_eq!(again.finding("payload-type")["severity"], "warning");
+}
+
+#[tokio::test]
+async fn a_relay_user_gets_its_rights_and_is_told_what_it_still_needs() {
+    let database = Database::new().await;
+    let role = format!("{}_relay", database.name);
+    let missing = database.run(&["init", "--apply", "--relay-user", &role]).await;
+    missing.assert_error("setting-invalid", 2);
+    assert_contains(&missing.stderr, &format!("create role {role} login replication"));
+
+    database.execute(&format!("create role {role} login")).await;
+    let init = ["init", "--apply", "--json", "--relay-user", &role];
+    let ran = database.run(&init).await;
+    ran.assert_status(1);
+    let remedy = ran.finding("replication-right-missing")["remedy"].to_string();
+    assert_contains(&remedy, &format!("alter role {role} with replication"));
+
+    database.execute(&format!("alter role {role} with replication")).await;
+    database.run(&init).await.assert_status(0);
+    let relay = connect(&database.url_as(&role)).await;
+    execute(&relay, "select * from outbox.events; update outbox.relay set timeline = 1").await;
+}
+
+#[tokio::test]
+async fn other_tables_and_publications_come_from_the_settings() {
+    let database = Database::new().await;
+    database
+        .execute("create schema sales; create table sales.outbox (like pg_class); create table sales.more (id int)")
+        .await;
+    let env = [("POSTRIDER_PUBLICATION", "Sales"), ("POSTRIDER_TABLE", "sales.outbox")];
+    database.run_with(&["init", "--apply", "--no-slot"], &env).await.assert_status(2); // its columns are not those of an outbox
+    let published = |table: &str| {
+        format!(
+            "select count(*) from pg_publication_tables \
+             where pubname = 'Sales' and schemaname = 'sales' and tablename = '{table}'"
+        )
+    };
+    assert_eq!(database.number(&published("outbox")).await, 1);
+    // A table that is added to the settings is added to the publication.
+    let env = [("POSTRIDER_PUBLICATION", "Sales"), ("POSTRIDER_TABLE", "sales.more")];
+    database.run_with(&["init", "--apply", "--no-slot"], &env).await.assert_status(2); // its columns are not those of an outbox
+    assert_eq!(database.number(&published("more")).await, 1);
+    let env = [("POSTRIDER_PUBLICATION", "Sales"), ("POSTRIDER_TABLE", "sales.none")];
+    let ran = database.run_with(&["init", "--apply", "--no-slot"], &env).await;
+    ran.assert_error("schema-missing", 3);
+}
+
+#[tokio::test]
+async fn without_logical_wal_everything_but_the_slot_is_made() {
+    let server = ScratchPostgres::builder().setting("wal_level", "replica").start().unwrap();
+    let url = server.url("postgres");
+    let ran = postrider(&["init", "--apply", "--json"], &[("DATABASE_URL", &url)]).await;
+    ran.assert_status(1);
+    let remedy = ran.finding("wal-level-not-logical")["remedy"].to_string();
+    assert_contains(&remedy, "alter system set wal_level = 'logical'");
+    let client = connect(&url).await;
+    execute(&client, "select * from outbox.events, outbox.dispatch, outbox.relay").await;
+
+    let env = [("DATABASE_URL", url.as_str()), ("PUBSUB_PROJECT_ID", "demo")];
+    let run = [&env[..], &crate::bad_input::FAST].concat();
+    postrider(&["run"], &run).await.assert_error("wal-level", 3);
+}
+
+#[tokio::test]
+async fn an_owner_without_replication_gets_everything_but_the_slot() {
+    let database = Database::new().await;
+    let (name, owner) = (&database.name, format!("{}_owner", database.name));
+    let sql = format!("create role {owner} login; alter database {name} owner to {owner}");
+    database.execute(&sql).await;
+    let url = database.url_as(&owner);
+    let ran = database.run_with(&["init", "--apply", "--json"], &[("DATABASE_URL", &url)]).await;
+    ran.assert_status(1);
+    ran.finding("replication-right-missing");
+    assert_eq!(database.number("select count(*) from outbox.migrations").await, 4);
+}
+
+#[tokio::test]
+async fn a_role_that_may_not_create_is_told_to_use_the_owner() {
+    let database = Database::new().await;
+    let guest = format!("{}_guest", database.name);
+    database.execute(&format!("create role {guest} login")).await;
+    let url = database.url_as(&guest);
+    let ran = database.run_with(&["init", "--apply"], &[("DATABASE_URL", &url)]).await;
+    ran.assert_error("privilege-missing", 3);
+    assert_contains(&ran.stderr, "owner of the database");
+}
+
+#[tokio::test]
+async fn a_slot_that_served_and_is_gone_is_not_made_anew_without_a_word() {
+    let database = Database::initialised().await;
+    let name = &database.name;
+    let served = format!(
+        "insert into outbox.relay (slot, system_identifier, timeline, confirmed_lsn, instance) \
+         select '{name}', system_identifier::text, 1, '0/1', 'test' from pg_control_system(); \
+         select pg_drop_replication_slot('{name}')"
+    );
+    database.execute(&served).await;
+    let ran = database.run(&["init", "--apply", "--json"]).await;
+    ran.assert_status(1);
+    assert_contains(&ran.finding("slot-missing")["what"].to_string(), "0/1");
+    database.run(&["slot", "create"]).await.assert_error("slot-missing", 3);
+    database.run(&["slot", "create", "--yes"]).await.assert_status(0);
+}

@@ -1,0 +1,186 @@
+//! `postrider slot`.
+
+use scratch_postgres::ScratchPostgres;
+use tokio::io::{AsyncBufReadExt, BufReader};
+
+use crate::support::{Database, assert_contains, PATIENCE, command, connect, execute, postrider};
+
+/// What scripts may rely on.
+const CONTRACT: [&str; 10] = [
+    "slot_name",
+    "active",
+    "active_pid",
+    "wal_status",
+    "confirmed_flush_lsn",
+    "restart_lsn",
+    "lag_bytes",
+    "retained_bytes",
+    "safe_wal_size",
+    "health",
+];
+
+#[tokio::test]
+async fn show_as_json_has_every_field_of_the_contract() {
+    let database = Database::initialised().await;
+    let ran = database.run(&["slot", "show", "--json"]).await;
+    ran.assert_status(1); // nobody reads from it yet
+    let json = ran.json();
+    for field in CONTRACT {
+        assert!(json.get(field).is_some(), "{field}: {ran}");
+    }
+    assert_eq!(json["slot_name"], database.name.as_str());
+    assert_eq!(json["active"], false);
+    assert_eq!(json["wal_status"], "reserved");
+    assert_eq!(json["health"], "inactive");
+    assert!(json["lag_bytes"].is_u64() && json["retained_bytes"].is_u64(), "{ran}");
+    assert_contains(json["confirmed_flush_lsn"].as_str().unwrap(), "/");
+}
+
+#[tokio::test]
+async fn waiting_events_are_counted_and_old_ones_raise_the_alarm() {
+    let server = ScratchPostgres::builder().start().unwrap();
+    let database = Database::on(&server).await;
+    database.run(&["init", "--apply", "--no-slot"]).await.assert_status(0);
+    database.emit(5).await; // from before the slot: never streamed, so they do not wait
+    database.run(&["slot", "create"]).await.assert_status(0);
+    let idle = database.run(&["slot", "show", "--json"]).await.json();
+    assert_eq!((&idle["pending_events"], &idle["lag_seconds"]), (&0.into(), &0.0.into()));
+
+    database.emit(2).await;
+    let old = "insert into outbox.events (aggregatetype, event_type, occurred_at) \
+               values ('order', 'Placed', now() - interval '1 hour')";
+    database.execute(old).await;
+    let ran = database.run(&["slot", "show", "--json"]).await;
+    let json = ran.json();
+    assert_eq!(json["pending_events"], 3);
+    assert!((3_600.0..3_700.0).contains(&json["lag_seconds"].as_f64().unwrap()), "{ran}");
+    ran.assert_status(1);
+    database.run(&["slot", "show", "--critical-seconds", "3000"]).await.assert_status(2);
+    database.run(&["slot", "show", "--critical-bytes", "1B"]).await.assert_status(2);
+    let shown = database.run(&["slot"]).await;
+    assert_contains(&shown.stdout, "3 events not recorded yet, the oldest 1 h");
+
+    database
+        .execute(
+            "insert into outbox.dispatch (commit_lsn, committed_at, ordinal, attempts, event_id, state) \
+             select pg_current_wal_lsn(), now(), row_number() over (), 1, id, 'published' \
+             from outbox.events",
+        )
+        .await;
+    let recorded = database.run(&["slot", "show", "--json"]).await.json();
+    assert_eq!(recorded["pending_events"], 0);
+}
+
+#[tokio::test]
+async fn the_screen_says_health_what_to_do_lag_reader_and_who_holds_wal_back() {
+    let database = Database::initialised().await;
+    let ran = database.run(&["slot", "show"]).await;
+    ran.assert_status(1);
+    for part in ["INACTIVE", "postrider run", "lag ", "WAL kept", "reader", "held by"] {
+        assert_contains(&ran.stdout, part);
+    }
+}
+
+#[tokio::test]
+async fn a_watched_slot_is_shown_again_and_again_with_rates() {
+    let database = Database::initialised().await;
+    let watch = ["slot", "show", "--watch", "1", "--json"];
+    let mut watching = command(&watch, &database.env()).spawn().unwrap();
+    let mut lines = BufReader::new(watching.stdout.take().unwrap()).lines();
+    for look in 0..2 {
+        let line = tokio::time::timeout(PATIENCE, lines.next_line()).await.unwrap();
+        let json: serde_json::Value = serde_json::from_str(&line.unwrap().unwrap()).unwrap();
+        assert_eq!(json["slot_name"], database.name.as_str());
+        assert_eq!(json["written_bytes_per_second"].is_u64(), look == 1, "{json}");
+    }
+}
+
+#[tokio::test]
+async fn a_missing_slot_is_one_object_and_exit_code_3() {
+    let database = Database::new().await;
+    let ran = database.run(&["slot", "show", "--json"]).await;
+    ran.assert_status(3);
+    let expected = serde_json::json!({ "slot_name": database.name, "health": "missing" });
+    assert_eq!(ran.json(), expected);
+    let shown = database.run(&["slot"]).await;
+    shown.assert_status(3);
+    assert_contains(&shown.stdout, "MISSING");
+}
+
+#[tokio::test]
+async fn a_server_that_is_gone_is_unknown_in_json_and_an_error_for_people() {
+    let env = [("DATABASE_URL", "postgres://u@127.0.0.1:1/d")];
+    let ran = postrider(&["slot", "show", "--json"], &env).await;
+    ran.assert_error("postgres-unreachable", 3);
+    assert_eq!(ran.json()["health"], "unknown");
+    assert_eq!(ran.json()["error"]["code"], "postgres-unreachable");
+}
+
+#[tokio::test]
+async fn list_shows_every_slot_of_the_cluster() {
+    let database = Database::initialised().await;
+    let physical = format!("{}_physical", database.name);
+    database.execute(&format!("select pg_create_physical_replication_slot('{physical}')")).await;
+    let ran = database.run(&["slot", "list"]).await;
+    ran.assert_status(0);
+    assert_contains(&ran.stdout, &physical);
+    let json = database.run(&["slot", "list", "--json"]).await.json();
+    let names: Vec<_> = json["slots"].as_array().unwrap().iter().map(|s| &s["slot_name"]).collect();
+    assert!(names.contains(&&database.name.clone().into()), "{names:?}");
+}
+
+#[tokio::test]
+async fn drop_and_advance_say_what_is_lost_and_want_yes() {
+    let database = Database::initialised().await;
+    let position = format!(
+        "select (confirmed_flush_lsn - '0/0')::bigint from pg_replication_slots \
+         where slot_name = '{}'",
+        database.name
+    );
+    database.emit(4).await;
+    let before = database.number(&position).await;
+    for change in ["drop", "advance"] {
+        let ran = database.run(&["slot", change]).await;
+        ran.assert_error("setting-invalid", 2);
+        assert_contains(&ran.stderr, "4 events not recorded");
+        assert_contains(&ran.stderr, "--yes");
+    }
+    assert_eq!(database.number(&position).await, before);
+
+    let ran = database.run(&["slot", "advance", "--yes"]).await;
+    ran.assert_status(0);
+    assert_contains(&ran.stdout, "4 events not recorded");
+    assert!(database.number(&position).await > before);
+    let ran = database.run(&["slot", "advance", "--to", "0/1", "--yes"]).await;
+    ran.assert_error("setting-invalid", 2);
+
+    let ran = database.run(&["slot", "drop", "--yes", "--json"]).await;
+    ran.assert_status(0);
+    assert_eq!(ran.json()["slot_name"], database.name.as_str());
+    database.run(&["slot", "show"]).await.assert_status(3);
+    database.run(&["slot", "drop", "--yes"]).await.assert_error("slot-missing", 3);
+}
+
+#[tokio::test]
+async fn a_slot_is_created_after_its_publication_only() {
+    let database = Database::new().await;
+    let ran = database.run(&["slot", "create"]).await;
+    ran.assert_error("publication-missing", 3);
+    assert_contains(&ran.stderr, "postrider init --apply");
+    database.run(&["init", "--apply", "--no-slot"]).await.assert_status(0);
+    let ran = database.run(&["slot", "create", "--json"]).await;
+    ran.assert_status(0);
+    assert_eq!(ran.json()["slot_name"], database.name.as_str());
+    database.run(&["slot", "create"]).await.assert_error("slot-foreign", 3);
+}
+
+#[tokio::test]
+async fn a_slot_that_cannot_be_made_names_the_transaction_in_the_way() {
+    let database = Database::new().await;
+    database.run(&["init", "--apply", "--no-slot"]).await.assert_status(0);
+    let other = connect(&database.url).await;
+    execute(&other, "begin; select pg_current_xact_id()").await;
+    let ran = database.run(&["slot", "create", "--wait-seconds", "1"]).await;
+    ran.assert_error("slot-busy", 3);
+    assert_contains(&ran.stderr, "server process");
+}

@@ -1,0 +1,189 @@
+//! A database per test on one shared server, and the binary in a bare environment.
+
+use std::process::Stdio;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use scratch_postgres::ScratchPostgres;
+use tokio::process::Command;
+use tokio_postgres::{Client, NoTls};
+
+/// For anything that may take long on a machine under load.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Has to prove itself by SCRAM; everybody else is trusted.
+pub(crate) const LOCKED_ROLE: &str = "locked";
+pub(crate) const LOCKED_PASSWORD: &str = "c0rrect-horse";
+
+/// The server of all tests that need no other one. Its watchdog removes it with the process.
+fn server() -> &'static ScratchPostgres {
+    static SERVER: OnceLock<ScratchPostgres> = OnceLock::new();
+    SERVER.get_or_init(|| {
+        ScratchPostgres::builder()
+            .setting("max_replication_slots", "60")
+            .setting("max_wal_senders", "60")
+            .hba_line(&format!("host all {LOCKED_ROLE} 127.0.0.1/32 scram-sha-256"))
+            .start()
+            .unwrap()
+    })
+}
+
+/// A database of its own, with a slot and roles named after it.
+pub(crate) struct Database {
+    pub(crate) name: String,
+    pub(crate) url: String,
+    pub(crate) client: Client,
+}
+
+impl Database {
+    pub(crate) async fn new() -> Self {
+        Self::on(server()).await
+    }
+
+    /// On a server of the test's own, where no other slot stands.
+    pub(crate) async fn on(server: &ScratchPostgres) -> Self {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let name = format!("cli_{}", COUNT.fetch_add(1, Ordering::Relaxed));
+        let maintenance = connect(&server.url("postgres")).await;
+        execute(&maintenance, &format!("create database {name}")).await;
+        let url = server.url(&name);
+        Self { client: connect(&url).await, url, name }
+    }
+
+    /// The same, after `postrider init --apply`.
+    pub(crate) async fn initialised() -> Self {
+        let database = Self::new().await;
+        database.run(&["init", "--apply"]).await.assert_status(0);
+        database
+    }
+
+    /// The URL for another role.
+    pub(crate) fn url_as(&self, user_info: &str) -> String {
+        let (_, rest) = self.url.split_once('@').unwrap();
+        format!("postgres://{user_info}@{rest}")
+    }
+
+    pub(crate) async fn execute(&self, sql: &str) {
+        execute(&self.client, sql).await;
+    }
+
+    /// Inserts events as a service would.
+    pub(crate) async fn emit(&self, events: u32) {
+        let emit = "select outbox.emit('order', (i % 7)::text, 'OrderPlaced', '{\"a\": 1}') \
+                    from generate_series(1, $1::bigint) i";
+        self.client.query(emit, &[&i64::from(events)]).await.unwrap();
+    }
+
+    pub(crate) async fn number(&self, sql: &str) -> i64 {
+        self.client.query_one(sql, &[]).await.unwrap().get(0)
+    }
+
+    /// What every command needs to know of this database.
+    pub(crate) fn env(&self) -> Vec<(&str, &str)> {
+        vec![("DATABASE_URL", &self.url), ("POSTRIDER_SLOT", &self.name)]
+    }
+
+    pub(crate) async fn run(&self, args: &[&str]) -> Ran {
+        self.run_with(args, &[]).await
+    }
+
+    /// With more variables, or the same ones with other values.
+    pub(crate) async fn run_with(&self, args: &[&str], env: &[(&str, &str)]) -> Ran {
+        let env: Vec<(&str, &str)> = self.env().into_iter().chain(env.iter().copied()).collect();
+        postrider(args, &env).await
+    }
+}
+
+pub(crate) async fn connect(url: &str) -> Client {
+    let (client, connection) = tokio_postgres::connect(url, NoTls).await.unwrap();
+    tokio::spawn(connection);
+    client
+}
+
+pub(crate) async fn execute(client: &Client, sql: &str) {
+    client.batch_execute(sql).await.unwrap_or_else(|error| panic!("{sql}: {error:?}"));
+}
+
+/// The binary with `args`, and nothing in its environment but `env`.
+pub(crate) fn command(args: &[&str], env: &[(&str, &str)]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_postrider"));
+    command
+        .args(args)
+        .env_clear()
+        .envs(env.iter().copied())
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .kill_on_drop(true);
+    command
+}
+
+/// Runs the binary to its end, which must come.
+pub(crate) async fn postrider(args: &[&str], env: &[(&str, &str)]) -> Ran {
+    let output = tokio::time::timeout(PATIENCE, command(args, env).output());
+    let output = output.await.unwrap_or_else(|_| panic!("{args:?} ran for longer than {PATIENCE:?}"));
+    let output = output.unwrap();
+    Ran {
+        what: args.join(" "),
+        status: output.status.code(),
+        stdout: String::from_utf8(output.stdout).unwrap(),
+        stderr: String::from_utf8(output.stderr).unwrap(),
+    }
+}
+
+/// What came of a command.
+#[derive(Debug)]
+pub(crate) struct Ran {
+    what: String,
+    status: Option<i32>,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
+}
+
+impl Ran {
+    #[track_caller]
+    pub(crate) fn assert_status(&self, status: i32) {
+        assert_eq!(self.status, Some(status), "{self}");
+    }
+
+    /// Exactly one coded message, with its hint, and nothing that looks like a crash.
+    #[track_caller]
+    pub(crate) fn assert_error(&self, code: &str, status: i32) {
+        let blocks = self.stderr.matches("error[").count();
+        assert!(self.stderr.contains(&format!("error[{code}]: ")) && blocks == 1, "{self}");
+        assert!(self.stderr.contains("\n  hint:  "), "{self}");
+        assert!(self.stderr.ends_with(&format!("postrider explain {code}\n")), "{self}");
+        for crash in ["panicked", "RUST_BACKTRACE", "stack backtrace"] {
+            assert!(!self.stderr.contains(crash), "{self}");
+        }
+        self.assert_status(status);
+    }
+
+    /// Standard output as JSON.
+    #[track_caller]
+    pub(crate) fn json(&self) -> serde_json::Value {
+        serde_json::from_str(&self.stdout).unwrap_or_else(|error| panic!("{error}: {self}"))
+    }
+
+    /// The finding of this code in the JSON of `check` and `init`.
+    #[track_caller]
+    pub(crate) fn finding(&self, code: &str) -> serde_json::Value {
+        let json = self.json();
+        let findings = json["findings"].as_array().unwrap();
+        let found = findings.iter().find(|finding| finding["code"] == code);
+        found.unwrap_or_else(|| panic!("no finding {code}: {self}")).clone()
+    }
+}
+
+impl std::fmt::Display for Ran {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { what, status, stdout, stderr } = self;
+        write!(f, "postrider {what}: {status:?}\n{stdout}\n--- stderr\n{stderr}")
+    }
+}
+
+#[track_caller]
+pub(crate) fn assert_contains(text: &str, part: &str) {
+    assert!(text.contains(part), "{part:?} is not in:\n{text}");
+}
