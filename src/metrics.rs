@@ -16,8 +16,9 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
 /// Upper bounds of the latency buckets, seconds: from half a millisecond to ten minutes.
-const LATENCY_BUCKETS: [f64; 14] =
-    [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0, 30.0, 120.0, 600.0];
+const LATENCY_BUCKETS: [f64; 14] = [
+    0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0, 30.0, 120.0, 600.0,
+];
 
 /// The class of a failed attempt, the kind of an unexpected change, or the health of the slot.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -54,7 +55,10 @@ const NONE: i64 = -1;
 impl OldestPending {
     /// Says when the oldest pending transaction was committed, if there is one.
     pub fn set(&self, commit_time: Option<PgTimestamp>) {
-        self.0.store(commit_time.map_or(NONE, |at| at.as_unix_micros().max(1)), Ordering::Relaxed);
+        self.0.store(
+            commit_time.map_or(NONE, |at| at.as_unix_micros().max(1)),
+            Ordering::Relaxed,
+        );
     }
 
     /// Its age in seconds: 0 when nothing is pending, `None` when that is not known.
@@ -64,7 +68,9 @@ impl OldestPending {
             NONE => Some(0.0),
             micros => {
                 let committed = Duration::from_micros(micros.unsigned_abs());
-                let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+                let now = SystemTime::now()
+                    .duration_since(UNIX_EPOCH)
+                    .unwrap_or_default();
                 Some(now.saturating_sub(committed).as_secs_f64())
             }
         }
@@ -88,7 +94,10 @@ impl LastStatus {
 
     /// How long ago that was; `None` before the first.
     pub fn age(&self) -> Option<Duration> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).map(|at| at.elapsed())
+        self.0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .map(|at| at.elapsed())
     }
 }
 
@@ -163,14 +172,39 @@ impl Metrics {
     }
 
     fn register_counters(&self, registry: &mut Registry) {
-        let mut add = |name, help, counter: &Counter| registry.register(name, help, counter.clone());
-        add("events_read", "Events read from the stream that had no outcome yet", &self.events_read);
-        add("events_published", "Events that Pub/Sub has stored", &self.events_published);
-        add("events_skipped", "Events skipped, as their outcome is recorded", &self.events_skipped);
-        add("events_recorded", "Events with a durable dispatch row", &self.events_recorded);
-        add("publish_requests", "Publish requests answered with success", &self.publish_requests);
+        let mut add =
+            |name, help, counter: &Counter| registry.register(name, help, counter.clone());
+        add(
+            "events_read",
+            "Events read from the stream that had no outcome yet",
+            &self.events_read,
+        );
+        add(
+            "events_published",
+            "Events that Pub/Sub has stored",
+            &self.events_published,
+        );
+        add(
+            "events_skipped",
+            "Events skipped, as their outcome is recorded",
+            &self.events_skipped,
+        );
+        add(
+            "events_recorded",
+            "Events with a durable dispatch row",
+            &self.events_recorded,
+        );
+        add(
+            "publish_requests",
+            "Publish requests answered with success",
+            &self.publish_requests,
+        );
         add("sessions", "Replication sessions started", &self.sessions);
-        add("received_bytes", "Bytes read from the replication stream", &self.received_bytes);
+        add(
+            "received_bytes",
+            "Bytes read from the replication stream",
+            &self.received_bytes,
+        );
         registry.register(
             "publish_failures",
             "Failed publish attempts by class; each is made again",
@@ -191,12 +225,32 @@ impl Metrics {
     fn register_gauges(&self, registry: &mut Registry) {
         let mut add = |name, help, gauge: &Gauge| registry.register(name, help, gauge.clone());
         add("in_flight_bytes", "Events in memory", &self.in_flight_bytes);
-        add("in_flight_requests", "Publish requests on their way", &self.in_flight_requests);
+        add(
+            "in_flight_requests",
+            "Publish requests on their way",
+            &self.in_flight_requests,
+        );
         add("lanes", "Ordering keys with work", &self.lanes);
-        add("lanes_waiting", "Ordering keys that wait to try again", &self.lanes_waiting);
-        add("holds_slot", "1 while this relay streams from the slot", &self.holds_slot);
-        add("publication_ok", "1 while the publication is known to be right", &self.publication_ok);
-        registry.register("slot_health", "1 for the present health", self.slot_health.clone());
+        add(
+            "lanes_waiting",
+            "Ordering keys that wait to try again",
+            &self.lanes_waiting,
+        );
+        add(
+            "holds_slot",
+            "1 while this relay streams from the slot",
+            &self.holds_slot,
+        );
+        add(
+            "publication_ok",
+            "1 while the publication is known to be right",
+            &self.publication_ok,
+        );
+        registry.register(
+            "slot_health",
+            "1 for the present health",
+            self.slot_health.clone(),
+        );
         let mut add = |name, help, value: Option<f64>| {
             if let Some(value) = value {
                 let gauge = Gauge::<f64, AtomicU64>::default();
@@ -204,8 +258,16 @@ impl Metrics {
                 registry.register(name, help, gauge);
             }
         };
-        add("slot_lag_bytes", "WAL beyond the confirmed position", self.lag_bytes.get());
-        add("slot_retained_bytes", "WAL that the slot holds back", self.retained_bytes.get());
+        add(
+            "slot_lag_bytes",
+            "WAL beyond the confirmed position",
+            self.lag_bytes.get(),
+        );
+        add(
+            "slot_retained_bytes",
+            "WAL that the slot holds back",
+            self.retained_bytes.get(),
+        );
         add(
             "lag_seconds",
             "Age of the oldest event without outcome, 0 if none",
@@ -221,11 +283,26 @@ mod tests {
     #[test]
     fn lag_is_absent_until_it_is_known() {
         let metrics = Metrics::default();
-        assert!(!metrics.encode().unwrap().contains("postrider_slot_lag_bytes 0"));
+        assert!(
+            !metrics
+                .encode()
+                .unwrap()
+                .contains("postrider_slot_lag_bytes 0")
+        );
         metrics.lag_bytes.set(Some(0.0));
-        assert!(metrics.encode().unwrap().contains("postrider_slot_lag_bytes 0"));
+        assert!(
+            metrics
+                .encode()
+                .unwrap()
+                .contains("postrider_slot_lag_bytes 0")
+        );
         metrics.lag_bytes.set(None);
-        assert!(!metrics.encode().unwrap().contains("postrider_slot_lag_bytes 0"));
+        assert!(
+            !metrics
+                .encode()
+                .unwrap()
+                .contains("postrider_slot_lag_bytes 0")
+        );
     }
 
     #[test]

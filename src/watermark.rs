@@ -89,7 +89,14 @@ impl Watermark {
         debug_assert!(self.open.is_none(), "transactions come one after the other");
         self.open = Some(transaction);
         let floor = self.position;
-        self.pending.insert(transaction, Pending { floor, commit_time, unresolved: 1 });
+        self.pending.insert(
+            transaction,
+            Pending {
+                floor,
+                commit_time,
+                unresolved: 1,
+            },
+        );
     }
 
     /// The open transaction has one more event to resolve.
@@ -109,12 +116,15 @@ impl Watermark {
 
     /// `events` events of `transaction` have a durable outcome.
     pub fn resolve(&mut self, transaction: CommitLsn, events: u64) {
-        let Some(pending) = self.pending.get_mut(&transaction) else { return };
+        let Some(pending) = self.pending.get_mut(&transaction) else {
+            return;
+        };
         debug_assert!(pending.unresolved >= events, "more outcomes than events");
         pending.unresolved = pending.unresolved.saturating_sub(events);
         if pending.unresolved == 0 {
-            self.last_resolved_commit_time =
-                self.last_resolved_commit_time.max(Some(pending.commit_time));
+            self.last_resolved_commit_time = self
+                .last_resolved_commit_time
+                .max(Some(pending.commit_time));
             self.pending.remove(&transaction);
         }
     }
@@ -146,7 +156,10 @@ impl Watermark {
 
     /// When the oldest unresolved transaction was committed; `None` when nothing is pending.
     pub fn oldest_pending(&self) -> Option<PgTimestamp> {
-        self.pending.values().next().map(|pending| pending.commit_time)
+        self.pending
+            .values()
+            .next()
+            .map(|pending| pending.commit_time)
     }
 
     /// When the newest resolved transaction with events was committed.

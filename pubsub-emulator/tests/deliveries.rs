@@ -9,7 +9,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use googleapis_tonic_google_pubsub_v1::google::pubsub::v1 as proto;
 use proto::seek_request::Target;
-use pubsub_emulator::{Answer, Emulator, RunningEmulator};
+use pubsub_emulator::{Emulator, RunningEmulator};
 use raw::{Clients, ack_ids, data, event, message, refused};
 use tonic::Code;
 
@@ -212,7 +212,7 @@ async fn a_stream_never_holds_more_messages_than_its_flow_control_allows() {
         assert!(received.len() <= 3, "{}", received.len());
         seen.extend(received.iter().map(data));
         // By turns on the stream and beside it.
-        if seen.len() % 2 == 0 {
+        if seen.len().is_multiple_of(2) {
             stream.acknowledge(ack_ids(&received)).await;
         } else {
             clients

@@ -16,7 +16,12 @@ use crate::settings::{KEYS, Kind};
 /// check` what is missing, `postrider run` relays. Settings come from flags, from the environment
 /// (DATABASE_URL, PUBSUB_PROJECT_ID, POSTRIDER_...) or from a TOML file, in this order.
 #[derive(Debug, Parser)]
-#[command(name = "postrider", version, propagate_version = false, max_term_width = 100)]
+#[command(
+    name = "postrider",
+    version,
+    propagate_version = false,
+    max_term_width = 100
+)]
 pub struct Cli {
     /// TOML file with settings
     #[arg(long, value_name = "FILE", global = true, env = "POSTRIDER_CONFIG")]
@@ -90,7 +95,9 @@ impl Cli {
     /// Reads the arguments of the process; the second part is the settings given as flags.
     /// Prints help and leaves the process when they cannot be read.
     pub fn from_process() -> (Self, Vec<(String, String)>) {
-        let matches = command().try_get_matches().unwrap_or_else(|error| leave(&error));
+        let matches = command()
+            .try_get_matches()
+            .unwrap_or_else(|error| leave(&error));
         let cli = match Cli::from_arg_matches(&matches) {
             Ok(cli) => cli,
             Err(error) => error.exit(),
@@ -164,9 +171,15 @@ mod tests {
 
     #[test]
     fn a_setting_may_stand_before_or_after_the_command() {
-        for line in [["postrider", "--slot", "a", "run"], ["postrider", "run", "--slot", "a"]] {
+        for line in [
+            ["postrider", "--slot", "a", "run"],
+            ["postrider", "run", "--slot", "a"],
+        ] {
             let matches = command().try_get_matches_from(line).unwrap();
-            assert_eq!(matches.get_one::<String>("slot").map(String::as_str), Some("a"));
+            assert_eq!(
+                matches.get_one::<String>("slot").map(String::as_str),
+                Some("a")
+            );
         }
     }
 }

@@ -58,9 +58,16 @@ async fn serve(args: EmulatorArgs) -> Result<()> {
         })?;
     }
     if args.delay_ms > 0 {
-        emulator.faults().inject(Fault::new(Action::Delay(Duration::from_millis(args.delay_ms))));
+        emulator
+            .faults()
+            .inject(Fault::new(Action::Delay(Duration::from_millis(
+                args.delay_ms,
+            ))));
     }
-    println!("Pub/Sub emulator: export PUBSUB_EMULATOR_HOST={}", emulator.addr());
+    println!(
+        "Pub/Sub emulator: export PUBSUB_EMULATOR_HOST={}",
+        emulator.addr()
+    );
     // An error means that the signals are not watched any more: stop as well.
     let _ = shutdown.wait_for(|stop| *stop).await;
     emulator.shutdown().await;

@@ -49,8 +49,12 @@ pub(super) fn parse_bytes(text: &str) -> Result<u64, String> {
         "tb" | "tib" => 40,
         _ => return Err("the unit is one of B, kB, MB, GB, TB".to_owned()),
     };
-    let number: u64 = number.parse().map_err(|_| "write it as 256MB, or in bytes".to_owned())?;
-    number.checked_mul(1 << shift).ok_or_else(|| "that is too large".to_owned())
+    let number: u64 = number
+        .parse()
+        .map_err(|_| "write it as 256MB, or in bytes".to_owned())?;
+    number
+        .checked_mul(1 << shift)
+        .ok_or_else(|| "that is too large".to_owned())
 }
 
 #[cfg(test)]

@@ -33,7 +33,10 @@ impl Findings {
 
     /// The worst severity; `Ok` when there is nothing.
     pub(super) fn worst(&self) -> Severity {
-        self.all().map(|finding| finding.severity).max().unwrap_or(Severity::Ok)
+        self.all()
+            .map(|finding| finding.severity)
+            .max()
+            .unwrap_or(Severity::Ok)
     }
 
     /// 0 when all is well, 1 with a warning, 2 with an error.
@@ -43,7 +46,10 @@ impl Findings {
 
     /// One object: `{"findings": [...], "worst": "..."}`.
     pub(super) fn print_json(&self) {
-        let json = Json { findings: self.all().collect(), worst: self.worst() };
+        let json = Json {
+            findings: self.all().collect(),
+            worst: self.worst(),
+        };
         output::write_json(&json);
     }
 
@@ -53,15 +59,30 @@ impl Findings {
     }
 
     fn to_text(&self, paint: Paint) -> String {
-        let width = self.all().map(|finding| finding.code.len()).max().unwrap_or(0);
+        let width = self
+            .all()
+            .map(|finding| finding.code.len())
+            .max()
+            .unwrap_or(0);
         let mut text = String::new();
         for (heading, findings) in &self.sections {
             text += &format!("{heading}\n");
-            for Finding { code, severity, what, remedy } in findings {
+            for Finding {
+                code,
+                severity,
+                what,
+                remedy,
+            } in findings
+            {
                 let word = paint.severity(*severity, &format!("{:<7}", name(*severity)));
                 text += &format!("  {word}  {code:<width$}  {what}\n");
                 if let Some(remedy) = remedy {
-                    text += &format!("  {:7}  {:width$}  {}\n", "", "", paint.faint(&format!("-> {remedy}")));
+                    text += &format!(
+                        "  {:7}  {:width$}  {}\n",
+                        "",
+                        "",
+                        paint.faint(&format!("-> {remedy}"))
+                    );
                 }
             }
             text.push('\n');
@@ -71,7 +92,11 @@ impl Findings {
 
     /// How many findings of each kind that asks for something, such as `1 error, 2 warnings`.
     pub(super) fn summary(&self) -> String {
-        let count = |severity| self.all().filter(|finding| finding.severity == severity).count();
+        let count = |severity| {
+            self.all()
+                .filter(|finding| finding.severity == severity)
+                .count()
+        };
         let counted = [(Severity::Error, "error"), (Severity::Warning, "warning")];
         let parts: Vec<String> = counted
             .into_iter()
@@ -103,7 +128,12 @@ pub(super) fn name(severity: Severity) -> &'static str {
 
 /// A finding of our own.
 pub(super) fn finding(severity: Severity, code: &'static str, what: impl Into<String>) -> Finding {
-    Finding { code, severity, what: what.into(), remedy: None }
+    Finding {
+        code,
+        severity,
+        what: what.into(),
+        remedy: None,
+    }
 }
 
 /// A finding of our own with something to do about it.
@@ -113,7 +143,10 @@ pub(super) fn finding_with_remedy(
     what: impl Into<String>,
     remedy: impl Into<String>,
 ) -> Finding {
-    Finding { remedy: Some(remedy.into()), ..finding(severity, code, what) }
+    Finding {
+        remedy: Some(remedy.into()),
+        ..finding(severity, code, what)
+    }
 }
 
 /// An error as a finding: its code, the whole chain of causes, its hint.
@@ -129,7 +162,12 @@ mod tests {
     fn findings() -> Findings {
         let mut findings = Findings::default();
         let fine = finding(Severity::Ok, "wal-level", "wal_level is logical");
-        let short = finding_with_remedy(Severity::Warning, "wal-senders-short", "1 is left", "raise it");
+        let short = finding_with_remedy(
+            Severity::Warning,
+            "wal-senders-short",
+            "1 is left",
+            "raise it",
+        );
         findings.section("PostgreSQL a@b:1/c", vec![fine, short]);
         findings
     }

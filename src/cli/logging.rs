@@ -9,10 +9,15 @@ const DEFAULT_FILTER: &str = "warn,postrider=info,pubsub_emulator=info";
 
 pub(super) fn start(json: bool) {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| DEFAULT_FILTER.into());
-    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    let builder = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr);
     // An error means that a subscriber is set already, as in a test: that one is as good.
     let _ = match json {
         true => builder.json().flatten_event(true).try_init(),
-        false => builder.with_target(false).with_ansi(std::io::stderr().is_terminal()).try_init(),
+        false => builder
+            .with_target(false)
+            .with_ansi(std::io::stderr().is_terminal())
+            .try_init(),
     };
 }

@@ -8,7 +8,11 @@ use serde::Serialize;
 /// Writes text. When nobody reads any more the process ends, as other tools do by SIGPIPE.
 pub(super) fn write(text: &str) {
     let mut stdout = std::io::stdout().lock();
-    if stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()).is_err() {
+    if stdout
+        .write_all(text.as_bytes())
+        .and_then(|()| stdout.flush())
+        .is_err()
+    {
         process::exit(141); // 128 + SIGPIPE, what a shell reports for it
     }
 }

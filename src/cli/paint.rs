@@ -16,12 +16,15 @@ impl Paint {
 
     /// The same text, in the colour of a severity. Pad it before: colours have a width to `format!`.
     pub(super) fn severity(self, severity: Severity, text: &str) -> String {
-        self.paint(text, match severity {
-            Severity::Ok => "32",
-            Severity::Info => "36",
-            Severity::Warning => "33",
-            Severity::Error => "1;31",
-        })
+        self.paint(
+            text,
+            match severity {
+                Severity::Ok => "32",
+                Severity::Info => "36",
+                Severity::Warning => "33",
+                Severity::Error => "1;31",
+            },
+        )
     }
 
     pub(super) fn faint(self, text: &str) -> String {
@@ -29,7 +32,11 @@ impl Paint {
     }
 
     fn paint(self, text: &str, code: &str) -> String {
-        if self.0 { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_owned() }
+        if self.0 {
+            format!("\x1b[{code}m{text}\x1b[0m")
+        } else {
+            text.to_owned()
+        }
     }
 }
 
@@ -40,6 +47,9 @@ mod tests {
     #[test]
     fn without_a_terminal_a_text_stays_as_it_is() {
         assert_eq!(Paint(false).severity(Severity::Error, "lost"), "lost");
-        assert_eq!(Paint(true).severity(Severity::Error, "lost"), "\x1b[1;31mlost\x1b[0m");
+        assert_eq!(
+            Paint(true).severity(Severity::Error, "lost"),
+            "\x1b[1;31mlost\x1b[0m"
+        );
     }
 }

@@ -21,7 +21,9 @@ pub(super) fn watch() -> Result<watch::Receiver<bool>> {
                 tracing::warn!("second signal: leaving at once");
                 std::process::exit(1);
             }
-            tracing::info!("stopping: what is on its way is finished; a second signal ends at once");
+            tracing::info!(
+                "stopping: what is on its way is finished; a second signal ends at once"
+            );
             // The receiver lives as long as the relay.
             let _ = sender.send(true);
         }

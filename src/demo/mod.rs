@@ -1,8 +1,8 @@
 //! The demonstration: real parts, a real SIGKILL, and a check that nothing was lost or swapped.
 //!
-//! This file is the script, [`world`] the stage. [`writers`] commit business rows together with
-//! events, [`subscriber`] receives them, [`ledger`] keeps what was seen and [`verdict`] compares it
-//! with the database. [`screen`] makes text of it all.
+//! This file is the script, `world` the stage. `writers` commit business rows together with
+//! events, `subscriber` receives them, `ledger` keeps what was seen and `verdict` compares it
+//! with the database. `screen` makes text of it all.
 //!
 //! **Not here:** anything that a relay needs in earnest. What runs here as `postrider init` and
 //! `postrider run` are the same commands that everybody uses.
@@ -272,12 +272,14 @@ impl<'a> Show<'a> {
             .copied()
             .collect();
         let mut ms = |percent| percentile(&mut latencies, percent).map(|t| t.as_secs_f64() * 1e3);
-        let ledger = lock(&self.ledger);
-        let caught_up = ledger
-            .goal_reached()
-            .map(|at| at.duration_since(restart.at));
-        let (totals, verdict) = (ledger.totals(), Verdict::reach(&ledger, &committed));
-        drop(ledger);
+        let (totals, verdict, caught_up) = {
+            let ledger = lock(&self.ledger);
+            (
+                ledger.totals(),
+                Verdict::reach(&ledger, &committed),
+                ledger.goal_reached(),
+            )
+        };
         #[expect(clippy::cast_precision_loss, reason = "counts of events")]
         let steady_per_second = delivered as f64 / steady.len().max(1) as f64;
         let summary = Summary {
@@ -287,7 +289,7 @@ impl<'a> Show<'a> {
             verdict,
             published_unrecorded: restart.published_unrecorded,
             backlog: restart.backlog,
-            caught_up_seconds: caught_up.map(|time| time.as_secs_f64()),
+            caught_up_seconds: caught_up.map(|at| at.duration_since(restart.at).as_secs_f64()),
             steady_per_second,
             p50_ms: ms(50),
             p99_ms: ms(99),

@@ -51,18 +51,28 @@ impl Recorded {
     pub(crate) async fn after(sql: &Sql, confirmed: Lsn) -> Result<Self> {
         let start = PgLsn::from(confirmed.as_u64());
         let row = sql
-            .query_one("SELECT max(commit_lsn) FROM outbox.dispatch WHERE commit_lsn >= $1", &[&start])
+            .query_one(
+                "SELECT max(commit_lsn) FROM outbox.dispatch WHERE commit_lsn >= $1",
+                &[&start],
+            )
             .await?;
         let last: Option<PgLsn> = row.get(0);
         let read_to = (confirmed.as_u64().saturating_sub(1), i32::MAX);
-        Ok(Self { page: VecDeque::new(), read_to, last: last.map(u64::from) })
+        Ok(Self {
+            page: VecDeque::new(),
+            read_to,
+            last: last.map(u64::from),
+        })
     }
 
     /// Whether a page must be read before this place can be looked up.
     pub(crate) fn needs_page(&self, commit: CommitLsn, ordinal: u32) -> bool {
         let place = (commit.lsn().as_u64(), ordinal as i32);
         self.last.is_some_and(|last| place.0 <= last)
-            && self.page.back().is_none_or(|row| (row.commit, row.ordinal) < place)
+            && self
+                .page
+                .back()
+                .is_none_or(|row| (row.commit, row.ordinal) < place)
     }
 
     /// Reads the next page.
@@ -70,7 +80,10 @@ impl Recorded {
         let Some(last) = self.last else { return Ok(()) };
         let (commit, ordinal) = self.read_to;
         let rows = sql
-            .query(SELECT_PAGE, &[&PgLsn::from(commit), &ordinal, &PgLsn::from(last), &PAGE])
+            .query(
+                SELECT_PAGE,
+                &[&PgLsn::from(commit), &ordinal, &PgLsn::from(last), &PAGE],
+            )
             .await?;
         if (rows.len() as i64) < PAGE {
             self.last = None;
@@ -95,14 +108,26 @@ impl Recorded {
     }
 
     /// Looks up the next event of the stream.
-    pub(crate) fn look_up(&mut self, commit: CommitLsn, ordinal: u32, event_id: &[u8; 16]) -> Lookup {
+    pub(crate) fn look_up(
+        &mut self,
+        commit: CommitLsn,
+        ordinal: u32,
+        event_id: &[u8; 16],
+    ) -> Lookup {
         let place = (commit.lsn().as_u64(), ordinal as i32);
-        while self.page.front().is_some_and(|row| (row.commit, row.ordinal) < place) {
+        while self
+            .page
+            .front()
+            .is_some_and(|row| (row.commit, row.ordinal) < place)
+        {
             self.page.pop_front();
         }
         match self.page.front() {
             Some(row) if (row.commit, row.ordinal) == place => {
-                let row = self.page.pop_front().expect("invariant: the page has a front");
+                let row = self
+                    .page
+                    .pop_front()
+                    .expect("invariant: the page has a front");
                 if row.event_id == *event_id {
                     return Lookup::Done;
                 }
@@ -122,15 +147,27 @@ mod tests {
     use super::*;
 
     fn row(commit: u64, ordinal: i32) -> Row {
-        Row { commit, ordinal, event_id: [commit as u8; 16] }
+        Row {
+            commit,
+            ordinal,
+            event_id: [commit as u8; 16],
+        }
     }
 
     fn recorded(rows: &[Row], last: Option<u64>) -> Recorded {
-        Recorded { page: rows.to_vec().into(), read_to: (0, 0), last }
+        Recorded {
+            page: rows.to_vec().into(),
+            read_to: (0, 0),
+            last,
+        }
     }
 
     fn look_up(recorded: &mut Recorded, commit: u64, ordinal: u32) -> Lookup {
-        recorded.look_up(CommitLsn::new(Lsn::new(commit)), ordinal, &[commit as u8; 16])
+        recorded.look_up(
+            CommitLsn::new(Lsn::new(commit)),
+            ordinal,
+            &[commit as u8; 16],
+        )
     }
 
     #[test]
@@ -160,7 +197,8 @@ mod tests {
     #[test]
     fn the_next_page_is_read_when_the_stream_has_passed_this_one() {
         let recorded = recorded(&[row(10, 1), row(20, 5)], Some(50));
-        let needs = |commit, ordinal| recorded.needs_page(CommitLsn::new(Lsn::new(commit)), ordinal);
+        let needs =
+            |commit, ordinal| recorded.needs_page(CommitLsn::new(Lsn::new(commit)), ordinal);
         assert!(!needs(10, 1) && !needs(20, 5));
         assert!(needs(20, 6) && needs(50, 1));
         assert!(!needs(60, 1));

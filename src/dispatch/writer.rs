@@ -224,16 +224,22 @@ impl Batch {
                 Some((commit, count)) if *commit == event.commit => *count += 1,
                 Some(_) | None => self.commits.push((event.commit, 1)),
             }
-            self.commit_lsns.push(PgLsn::from(event.commit.lsn().as_u64()));
+            self.commit_lsns
+                .push(PgLsn::from(event.commit.lsn().as_u64()));
             self.ordinals.push(event.ordinal as i32);
-            self.event_ids.push(uuid::Uuid::from_bytes(event.event_id.uuid));
+            self.event_ids
+                .push(uuid::Uuid::from_bytes(event.event_id.uuid));
             self.source_ids.push(event.event_id.source_id);
             self.topics.push(Shared(published.topic.clone()));
             self.ordering_keys.push(key.clone().map(Shared));
             self.message_ids.push(message_id);
             self.attempts.push(published.attempts);
-            self.committed_at
-                .push(event.commit_time.to_system_time().unwrap_or(SystemTime::UNIX_EPOCH));
+            self.committed_at.push(
+                event
+                    .commit_time
+                    .to_system_time()
+                    .unwrap_or(SystemTime::UNIX_EPOCH),
+            );
             self.dispatched_at.push(published.at);
         }
     }

@@ -128,7 +128,10 @@ mod tests {
     fn every_code_has_a_page_that_names_it_and_says_what_to_do() {
         for code in Code::ALL {
             let page = code.page();
-            assert!(page.starts_with(&format!("# {code}\n")), "docs/errors/{code}.md");
+            assert!(
+                page.starts_with(&format!("# {code}\n")),
+                "docs/errors/{code}.md"
+            );
             assert!(page.contains("## What to do"), "docs/errors/{code}.md");
         }
     }

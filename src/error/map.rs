@@ -9,7 +9,10 @@ impl From<MapError> for Error {
             MapError::ColumnMissing { .. } => Code::ColumnMissing,
             MapError::Setting { .. } => Code::SettingInvalid,
             MapError::Event(event) => match &event.fault {
-                EventFault::OverLimit { limit: Limit::Request, .. } => Code::EventTooLarge,
+                EventFault::OverLimit {
+                    limit: Limit::Request,
+                    ..
+                } => Code::EventTooLarge,
                 _ => Code::EventInvalid,
             },
         };

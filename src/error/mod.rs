@@ -30,7 +30,12 @@ impl Error {
     ///
     /// `what` says what happened and where; it must hold no password, token or payload.
     pub fn new(code: Code, what: impl Into<String>) -> Self {
-        Self { code, what: what.into(), hint: None, source: None }
+        Self {
+            code,
+            what: what.into(),
+            hint: None,
+            source: None,
+        }
     }
 
     /// Replaces the code's general hint by one for this very case.
@@ -68,7 +73,10 @@ impl Error {
     /// The errors underneath, outermost first, without repeating a text.
     pub fn causes(&self) -> Vec<String> {
         let mut causes: Vec<String> = Vec::new();
-        let mut next = self.source.as_ref().map(|s| &**s as &(dyn std::error::Error + 'static));
+        let mut next = self
+            .source
+            .as_ref()
+            .map(|s| &**s as &(dyn std::error::Error + 'static));
         while let Some(cause) = next {
             let text = cause.to_string();
             if causes.last().is_none_or(|last| !last.contains(&text)) && !self.what.contains(&text)

@@ -30,7 +30,10 @@ pub(super) fn code_of(sqlstate: &str) -> Code {
 impl Error {
     /// What PostgreSQL reported under `sqlstate` while the relay was doing `what`.
     pub fn from_sqlstate(sqlstate: &str, message: &str, what: &str) -> Self {
-        Error::new(code_of(sqlstate), format!("{what}: {message} (SQLSTATE {sqlstate})"))
+        Error::new(
+            code_of(sqlstate),
+            format!("{what}: {message} (SQLSTATE {sqlstate})"),
+        )
     }
 }
 
@@ -39,8 +42,11 @@ impl From<PgError> for Error {
         if let Some(db) = error.as_db_error() {
             let detail = db.detail().map(|d| format!("; {d}")).unwrap_or_default();
             let code = code_of(db.code().code());
-            let what =
-                format!("PostgreSQL: {}{detail} (SQLSTATE {})", db.message(), db.code().code());
+            let what = format!(
+                "PostgreSQL: {}{detail} (SQLSTATE {})",
+                db.message(),
+                db.code().code()
+            );
             return match db.hint() {
                 Some(hint) if *db.code() != SqlState::INSUFFICIENT_PRIVILEGE => {
                     Error::new(code, what).hint(format!("{} ({hint})", code.hint()))
@@ -49,11 +55,17 @@ impl From<PgError> for Error {
             };
         }
         if error.is_closed() {
-            return Error::new(Code::PostgresConnectionLost, "the connection to PostgreSQL closed")
-                .caused_by(error);
+            return Error::new(
+                Code::PostgresConnectionLost,
+                "the connection to PostgreSQL closed",
+            )
+            .caused_by(error);
         }
-        Error::new(Code::PostgresConnectionLost, "the connection to PostgreSQL failed")
-            .caused_by(error)
+        Error::new(
+            Code::PostgresConnectionLost,
+            "the connection to PostgreSQL failed",
+        )
+        .caused_by(error)
     }
 }
 

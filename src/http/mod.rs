@@ -43,7 +43,12 @@ pub async fn serve(
     state: Arc<State>,
     wal_sender_timeout: Duration,
 ) {
-    let port = Port { metrics, state, wal_sender_timeout, slot: slot.into() };
+    let port = Port {
+        metrics,
+        state,
+        wal_sender_timeout,
+        slot: slot.into(),
+    };
     let router = Router::new()
         .route("/metrics", get(metrics_page))
         .route("/livez", get(livez))
@@ -71,7 +76,10 @@ async fn livez(Shared(port): Shared<Port>) -> (StatusCode, String) {
     match (port.state.phase(), silent) {
         (Phase::Streaming, Some(silent)) if silent > port.wal_sender_timeout => (
             StatusCode::SERVICE_UNAVAILABLE,
-            format!("no status message to PostgreSQL for {} s\n", silent.as_secs()),
+            format!(
+                "no status message to PostgreSQL for {} s\n",
+                silent.as_secs()
+            ),
         ),
         (phase, _) => (StatusCode::OK, format!("{}\n", phase.name())),
     }

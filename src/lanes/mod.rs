@@ -166,12 +166,19 @@ impl Lanes {
         } else {
             0
         };
-        let key = LaneKey { topic, ordering_key, unordered };
+        let key = LaneKey {
+            topic,
+            ordering_key,
+            unordered,
+        };
         let place = match self.index.get(&key) {
             Some(place) => *place,
             None => self.open(key),
         };
-        let lane = self.places[place].lane.as_mut().expect("invariant: an indexed lane exists");
+        let lane = self.places[place]
+            .lane
+            .as_mut()
+            .expect("invariant: an indexed lane exists");
         lane.queue.push_back(event);
         if lane.queue.len() == WORTHWHILE_MESSAGES && matches!(lane.state, State::Ready) {
             self.worthwhile.push_back(place);
@@ -179,7 +186,11 @@ impl Lanes {
     }
 
     fn open(&mut self, key: LaneKey) -> usize {
-        let lane = Lane { key: key.clone(), queue: VecDeque::new(), state: State::Ready };
+        let lane = Lane {
+            key: key.clone(),
+            queue: VecDeque::new(),
+            state: State::Ready,
+        };
         let place = self.free.pop().unwrap_or_else(|| {
             self.places.push(Place::default());
             self.places.len() - 1
@@ -221,7 +232,10 @@ impl Lanes {
             return None;
         }
         self.waiting.pop_first();
-        let lane = self.places[place].lane.as_mut().expect("invariant: a waiting lane exists");
+        let lane = self.places[place]
+            .lane
+            .as_mut()
+            .expect("invariant: a waiting lane exists");
         match std::mem::replace(&mut lane.state, State::InFlight) {
             State::Waiting(_, request) => {
                 self.in_flight += 1;
@@ -247,7 +261,12 @@ impl Lanes {
         let events = lane.queue.drain(..count).collect();
         lane.state = State::InFlight;
         self.in_flight += 1;
-        Some(Request { lane: place, key: lane.key.clone(), events, failed_attempts: 0 })
+        Some(Request {
+            lane: place,
+            key: lane.key.clone(),
+            events,
+            failed_attempts: 0,
+        })
     }
 
     /// A request was published: its lane goes on, or ends when nothing waits in it.
@@ -255,7 +274,10 @@ impl Lanes {
         self.concurrency.succeeded();
         self.in_flight -= 1;
         let place = request.lane;
-        let lane = self.places[place].lane.as_mut().expect("invariant: a lane in flight exists");
+        let lane = self.places[place]
+            .lane
+            .as_mut()
+            .expect("invariant: a lane in flight exists");
         if lane.queue.is_empty() {
             self.index.remove(&lane.key);
             self.places[place].lane = None;
@@ -281,7 +303,10 @@ impl Lanes {
         request.failed_attempts += 1;
         let place = request.lane;
         self.waiting.insert((again_at, place));
-        let lane = self.places[place].lane.as_mut().expect("invariant: a lane in flight exists");
+        let lane = self.places[place]
+            .lane
+            .as_mut()
+            .expect("invariant: a lane in flight exists");
         lane.state = State::Waiting(again_at, request);
     }
 
@@ -289,7 +314,9 @@ impl Lanes {
     /// has come about.
     pub fn hasten(&mut self, topic: &str, at: Instant) {
         for place in 0..self.places.len() {
-            let Some(lane) = self.places[place].lane.as_mut() else { continue };
+            let Some(lane) = self.places[place].lane.as_mut() else {
+                continue;
+            };
             if let State::Waiting(until, _) = &mut lane.state
                 && &*lane.key.topic == topic
                 && *until > at

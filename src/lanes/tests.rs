@@ -13,17 +13,31 @@ fn event(n: u32) -> Event {
         commit: CommitLsn::new(Lsn::new(1)),
         ordinal: n,
         commit_time: PgTimestamp::from_micros(0),
-        event_id: EventId { uuid: [0; 16], source_id: None },
+        event_id: EventId {
+            uuid: [0; 16],
+            source_id: None,
+        },
     };
-    Event { origin, message: Bytes::from_static(b"message") }
+    Event {
+        origin,
+        message: Bytes::from_static(b"message"),
+    }
 }
 
 fn push(lanes: &mut Lanes, key: &str, n: u32) {
-    lanes.push("projects/p/topics/t".into(), OrderingKey::from(key), event(n));
+    lanes.push(
+        "projects/p/topics/t".into(),
+        OrderingKey::from(key),
+        event(n),
+    );
 }
 
 fn ordinals(request: &Request) -> Vec<u32> {
-    request.events.iter().map(|event| event.origin.ordinal).collect()
+    request
+        .events
+        .iter()
+        .map(|event| event.origin.ordinal)
+        .collect()
 }
 
 #[test]
@@ -36,7 +50,10 @@ fn a_key_has_one_request_on_its_way_and_the_rest_goes_into_the_next() {
     push(&mut lanes, "a", 3);
     assert!(lanes.next_request(now, Serve::All).is_none());
     lanes.finished(&first);
-    assert_eq!(ordinals(&lanes.next_request(now, Serve::All).unwrap()), [2, 3]);
+    assert_eq!(
+        ordinals(&lanes.next_request(now, Serve::All).unwrap()),
+        [2, 3]
+    );
 }
 
 #[test]
@@ -54,7 +71,10 @@ fn a_failed_request_goes_again_unchanged_before_what_came_later_and_blocks_only_
     let again = lanes.next_request(later, Serve::All).unwrap();
     assert_eq!((ordinals(&again), again.failed_attempts), (vec![1], 1));
     lanes.finished(&again);
-    assert_eq!(ordinals(&lanes.next_request(later, Serve::All).unwrap()), [2]);
+    assert_eq!(
+        ordinals(&lanes.next_request(later, Serve::All).unwrap()),
+        [2]
+    );
 }
 
 #[test]
@@ -87,9 +107,15 @@ fn a_request_holds_at_most_1000_messages_and_9_mb() {
     let now = Instant::now();
     let mut lanes = Lanes::new(10);
     (0..1_500).for_each(|n| push(&mut lanes, "many", n));
-    assert_eq!(lanes.next_request(now, Serve::All).unwrap().events.len(), 1_000);
+    assert_eq!(
+        lanes.next_request(now, Serve::All).unwrap().events.len(),
+        1_000
+    );
     for n in 0..4 {
-        let large = Event { message: vec![0; 4_000_000].into(), ..event(n) };
+        let large = Event {
+            message: vec![0; 4_000_000].into(),
+            ..event(n)
+        };
         lanes.push("t".into(), OrderingKey::from("large"), large);
     }
     assert_eq!(lanes.next_request(now, Serve::All).unwrap().events.len(), 2);

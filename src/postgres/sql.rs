@@ -101,7 +101,10 @@ fn config(target: &Target, application_name: &str, statement_timeout: Duration) 
 }
 
 pub(super) fn unreachable(target: &Target) -> Error {
-    Error::new(Code::PostgresUnreachable, format!("cannot reach PostgreSQL as {target}"))
+    Error::new(
+        Code::PostgresUnreachable,
+        format!("cannot reach PostgreSQL as {target}"),
+    )
 }
 
 /// Tells refused connections, TLS trouble and refused logins apart by type.
@@ -110,22 +113,32 @@ fn classify(error: tokio_postgres::Error, target: &Target) -> Error {
     if error.as_db_error().is_some() {
         return Error::from(error);
     }
-    let io = error.source().and_then(|source| source.downcast_ref::<std::io::Error>());
+    let io = error
+        .source()
+        .and_then(|source| source.downcast_ref::<std::io::Error>());
     match io {
-        Some(io) if io.get_ref().is_some_and(|inner| inner.is::<rustls::Error>()) => {
+        Some(io)
+            if io
+                .get_ref()
+                .is_some_and(|inner| inner.is::<rustls::Error>()) =>
+        {
             tls_failed(target).caused_by(error)
         }
         Some(_) => unreachable(target).caused_by(error),
         // Neither the server's word nor the network's: TLS that was demanded is not offered, or
         // the server wants a password and none is set.
-        None if matches!(target.ssl_mode, SslMode::Disable | SslMode::Prefer) => {
-            Error::new(Code::PostgresAuthentication, format!("cannot log in as {target}"))
-                .caused_by(error)
-        }
+        None if matches!(target.ssl_mode, SslMode::Disable | SslMode::Prefer) => Error::new(
+            Code::PostgresAuthentication,
+            format!("cannot log in as {target}"),
+        )
+        .caused_by(error),
         None => tls_failed(target).caused_by(error),
     }
 }
 
 fn tls_failed(target: &Target) -> Error {
-    Error::new(Code::PostgresTls, format!("no TLS session with PostgreSQL as {target}"))
+    Error::new(
+        Code::PostgresTls,
+        format!("no TLS session with PostgreSQL as {target}"),
+    )
 }

@@ -66,9 +66,8 @@ impl FromStr for SslMode {
             "verify-ca" => SslMode::VerifyCa,
             "verify-full" => SslMode::VerifyFull,
             _ => {
-                return Err(url_invalid("sslmode is not known").hint(
-                    "sslmode is one of disable, prefer, require, verify-ca, verify-full",
-                ));
+                return Err(url_invalid("sslmode is not known")
+                    .hint("sslmode is one of disable, prefer, require, verify-ca, verify-full"));
             }
         })
     }
@@ -95,9 +94,10 @@ impl Target {
             return Ok(None);
         }
         let (plain, mut ssl) = split_ssl(url)?;
-        let config: tokio_postgres::Config = plain
-            .parse()
-            .map_err(|e: tokio_postgres::Error| url_invalid("DATABASE_URL cannot be read").caused_by(e))?;
+        let config: tokio_postgres::Config =
+            plain.parse().map_err(|e: tokio_postgres::Error| {
+                url_invalid("DATABASE_URL cannot be read").caused_by(e)
+            })?;
         if config.get_hosts().len() > 1 {
             return Err(url_invalid("DATABASE_URL names several hosts")
                 .hint("name one host: the primary, or an address that follows it"));
@@ -114,7 +114,9 @@ impl Target {
         let port = match config.get_ports().first() {
             Some(port) => *port,
             None => match var("PGPORT") {
-                Some(text) => text.parse().map_err(|_| url_invalid("PGPORT is not a port number"))?,
+                Some(text) => text
+                    .parse()
+                    .map_err(|_| url_invalid("PGPORT is not a port number"))?,
                 None => 5432,
             },
         };
@@ -136,7 +138,10 @@ impl Target {
             password,
             database,
             ssl_mode: ssl.mode.as_deref().unwrap_or("prefer").parse()?,
-            ssl_root_cert: ssl.root_cert.filter(|path| path != "system").map(PathBuf::from),
+            ssl_root_cert: ssl
+                .root_cert
+                .filter(|path| path != "system")
+                .map(PathBuf::from),
             ssl_client: client_certificate(ssl.cert, ssl.key)?,
         }))
     }
@@ -177,7 +182,11 @@ fn url_invalid(what: &str) -> Error {
 }
 
 fn host(text: &str) -> Host {
-    if text.starts_with('/') { Host::Unix(text.into()) } else { Host::Tcp(text.to_owned()) }
+    if text.starts_with('/') {
+        Host::Unix(text.into())
+    } else {
+        Host::Tcp(text.to_owned())
+    }
 }
 
 fn client_certificate(
@@ -187,7 +196,9 @@ fn client_certificate(
     match (cert, key) {
         (None, None) => Ok(None),
         (Some(cert), Some(key)) => Ok(Some((cert.into(), key.into()))),
-        _ => Err(url_invalid("a client certificate needs both sslcert and sslkey")),
+        _ => Err(url_invalid(
+            "a client certificate needs both sslcert and sslkey",
+        )),
     }
 }
 
@@ -197,7 +208,9 @@ fn split_ssl(url: &str) -> Result<(String, Ssl)> {
     if !url.is_empty() && !url.starts_with("postgres://") && !url.starts_with("postgresql://") {
         return Err(url_invalid("DATABASE_URL does not start with postgres://"));
     }
-    let Some((base, query)) = url.split_once('?') else { return Ok((url.into(), ssl)) };
+    let Some((base, query)) = url.split_once('?') else {
+        return Ok((url.into(), ssl));
+    };
     let mut rest = Vec::new();
     for pair in query.split('&').filter(|pair| !pair.is_empty()) {
         let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
@@ -214,7 +227,14 @@ fn split_ssl(url: &str) -> Result<(String, Ssl)> {
         *slot = Some(percent_decode(value)?);
     }
     let joined = rest.join("&");
-    Ok((if joined.is_empty() { base.into() } else { format!("{base}?{joined}") }, ssl))
+    Ok((
+        if joined.is_empty() {
+            base.into()
+        } else {
+            format!("{base}?{joined}")
+        },
+        ssl,
+    ))
 }
 
 fn percent_decode(text: &str) -> Result<String> {
@@ -239,7 +259,10 @@ mod tests {
     use super::*;
 
     fn target(url: &str, env: &[(&str, &str)]) -> Result<Option<Target>> {
-        let env = env.iter().map(|(k, v)| ((*k).into(), (*v).into())).collect();
+        let env = env
+            .iter()
+            .map(|(k, v)| ((*k).into(), (*v).into()))
+            .collect();
         Target::from_settings(url, &env)
     }
 
@@ -256,7 +279,11 @@ mod tests {
 
     #[test]
     fn the_environment_fills_in_what_the_url_leaves_out() {
-        let env = [("PGUSER", "relay"), ("PGPASSWORD", "p"), ("PGSSLMODE", "require")];
+        let env = [
+            ("PGUSER", "relay"),
+            ("PGPASSWORD", "p"),
+            ("PGSSLMODE", "require"),
+        ];
         let target = target("postgres://db/shop", &env).unwrap().unwrap();
         assert_eq!((target.user.as_str(), target.port), ("relay", 5432));
         assert_eq!(target.ssl_mode, SslMode::Require);
@@ -264,9 +291,16 @@ mod tests {
 
     #[test]
     fn libpq_variables_alone_are_enough_and_a_folder_means_a_unix_socket() {
-        let env = [("PGHOST", "/run/postgresql"), ("PGPORT", "5433"), ("PGUSER", "relay")];
+        let env = [
+            ("PGHOST", "/run/postgresql"),
+            ("PGPORT", "5433"),
+            ("PGUSER", "relay"),
+        ];
         let target = target("", &env).unwrap().unwrap();
-        assert_eq!(target.socket_path(), Some("/run/postgresql/.s.PGSQL.5433".into()));
+        assert_eq!(
+            target.socket_path(),
+            Some("/run/postgresql/.s.PGSQL.5433".into())
+        );
         assert_eq!(target.database, "relay");
         assert!(!target.may_use_tls());
     }
@@ -280,11 +314,17 @@ mod tests {
     fn a_password_is_in_no_debug_output_and_in_no_error() {
         let good = target("postgres://u:hunter2@h/d", &[]).unwrap().unwrap();
         assert!(!format!("{good:?} {good}").contains("hunter2"));
-        for bad in ["postgres://u:hunter2@h:port/d", "http://u:hunter2@h/d", "postgres://u:hunter2@h/d?sslmode=x"]
-        {
+        for bad in [
+            "postgres://u:hunter2@h:port/d",
+            "http://u:hunter2@h/d",
+            "postgres://u:hunter2@h/d?sslmode=x",
+        ] {
             let error = target(bad, &[]).unwrap_err();
             assert_eq!(error.code(), Code::DatabaseUrlInvalid);
-            assert!(!format!("{error} {error:?}").contains("hunter2"), "{error:?}");
+            assert!(
+                !format!("{error} {error:?}").contains("hunter2"),
+                "{error:?}"
+            );
         }
     }
 }

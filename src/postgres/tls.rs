@@ -50,7 +50,10 @@ fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>> {
         .collect::<Result<Vec<_>, _>>()
         .map_err(|e| unreadable(e.to_string()))?;
     if list.is_empty() {
-        return Err(tls_error(format!("{} holds no certificate", path.display())));
+        return Err(tls_error(format!(
+            "{} holds no certificate",
+            path.display()
+        )));
     }
     Ok(list)
 }
@@ -125,12 +128,16 @@ impl ServerCertVerifier for Verifier {
     ) -> Result<ServerCertVerified, TlsError> {
         match self {
             Verifier::Anything(_) => Ok(ServerCertVerified::assertion()),
-            Verifier::Full(chain) => chain.verify_server_cert(
-                end_entity, intermediates, server_name, ocsp_response, now,
-            ),
+            Verifier::Full(chain) => {
+                chain.verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now)
+            }
             // webpki looks at the name last: an error about it says that the chain is good.
             Verifier::Authority(chain) => match chain.verify_server_cert(
-                end_entity, intermediates, server_name, ocsp_response, now,
+                end_entity,
+                intermediates,
+                server_name,
+                ocsp_response,
+                now,
             ) {
                 Err(TlsError::InvalidCertificate(
                     CertificateError::NotValidForName
@@ -149,7 +156,10 @@ impl ServerCertVerifier for Verifier {
     ) -> Result<HandshakeSignatureValid, TlsError> {
         match self {
             Verifier::Anything(provider) => verify_tls12_signature(
-                message, cert, dss, &provider.signature_verification_algorithms,
+                message,
+                cert,
+                dss,
+                &provider.signature_verification_algorithms,
             ),
             Verifier::Authority(chain) | Verifier::Full(chain) => {
                 chain.verify_tls12_signature(message, cert, dss)
@@ -165,7 +175,10 @@ impl ServerCertVerifier for Verifier {
     ) -> Result<HandshakeSignatureValid, TlsError> {
         match self {
             Verifier::Anything(provider) => verify_tls13_signature(
-                message, cert, dss, &provider.signature_verification_algorithms,
+                message,
+                cert,
+                dss,
+                &provider.signature_verification_algorithms,
             ),
             Verifier::Authority(chain) | Verifier::Full(chain) => {
                 chain.verify_tls13_signature(message, cert, dss)
@@ -175,9 +188,9 @@ impl ServerCertVerifier for Verifier {
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
         match self {
-            Verifier::Anything(provider) => {
-                provider.signature_verification_algorithms.supported_schemes()
-            }
+            Verifier::Anything(provider) => provider
+                .signature_verification_algorithms
+                .supported_schemes(),
             Verifier::Authority(chain) | Verifier::Full(chain) => chain.supported_verify_schemes(),
         }
     }

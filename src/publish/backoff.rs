@@ -57,15 +57,18 @@ mod tests {
 
     #[test]
     fn the_ceiling_grows_fourfold_up_to_ten_seconds_and_never_overflows() {
-        let ceilings: Vec<u128> = [1, 2, 3, 4, 5, u32::MAX].map(|n| ceiling(n).as_millis()).into();
+        let ceilings: Vec<u128> = [1, 2, 3, 4, 5, u32::MAX]
+            .map(|n| ceiling(n).as_millis())
+            .into();
         assert_eq!(ceilings, [100, 400, 1_600, 6_400, 10_000, 10_000]);
     }
 
     #[test]
     fn pauses_spread_over_the_whole_range() {
         let mut backoff = Backoff::new(7);
-        let pauses: Vec<_> =
-            (0..1_000).map(|_| backoff.pause(Class::UnknownOutcome, 9)).collect();
+        let pauses: Vec<_> = (0..1_000)
+            .map(|_| backoff.pause(Class::UnknownOutcome, 9))
+            .collect();
         assert!(pauses.iter().all(|pause| *pause <= LAST));
         assert!(pauses.iter().any(|pause| *pause < LAST / 10));
         assert!(pauses.iter().any(|pause| *pause > LAST / 10 * 9));

@@ -78,11 +78,20 @@ mod tests {
             .collect();
         let request = PublishRequest {
             topic: "projects/p/topics/t".into(),
-            messages: messages.iter().map(|m| Bytes::from(m.encode_to_vec())).collect(),
+            messages: messages
+                .iter()
+                .map(|m| Bytes::from(m.encode_to_vec()))
+                .collect(),
         };
         let mut bytes = Vec::new();
         encode(&request, &mut bytes);
         let read = pubsub::PublishRequest::decode(bytes.as_slice()).unwrap();
-        assert_eq!(read, pubsub::PublishRequest { topic: "projects/p/topics/t".into(), messages });
+        assert_eq!(
+            read,
+            pubsub::PublishRequest {
+                topic: "projects/p/topics/t".into(),
+                messages
+            }
+        );
     }
 }

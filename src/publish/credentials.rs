@@ -24,9 +24,12 @@ impl Credentials {
     pub(crate) fn for_endpoint(endpoint: &Endpoint) -> Result<Self> {
         match endpoint {
             Endpoint::Service(url) if url.starts_with("https://") => {
-                let credentials = Builder::default().with_scopes([SCOPE]).build().map_err(|e| {
-                    Error::new(Code::CredentialsMissing, "no Google credentials").caused_by(e)
-                })?;
+                let credentials = Builder::default()
+                    .with_scopes([SCOPE])
+                    .build()
+                    .map_err(|e| {
+                        Error::new(Code::CredentialsMissing, "no Google credentials").caused_by(e)
+                    })?;
                 Ok(Self(Some(credentials)))
             }
             Endpoint::Service(_) | Endpoint::Emulator(_) => Ok(Self(None)),
@@ -35,7 +38,9 @@ impl Credentials {
 
     /// Headers for one call.
     pub(super) async fn metadata(&self) -> Result<MetadataMap, Failure> {
-        let Some(credentials) = &self.0 else { return Ok(MetadataMap::new()) };
+        let Some(credentials) = &self.0 else {
+            return Ok(MetadataMap::new());
+        };
         match credentials.headers(Extensions::new()).await {
             Ok(CacheableResource::New { data, .. }) => Ok(MetadataMap::from_headers(data)),
             Ok(CacheableResource::NotModified) => {

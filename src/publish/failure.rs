@@ -30,12 +30,20 @@ pub struct Failure {
 impl Failure {
     /// A failure that says nothing about the messages.
     pub(crate) fn unknown(message: impl Into<String>) -> Self {
-        Self { class: Class::UnknownOutcome, code: None, message: message.into() }
+        Self {
+            class: Class::UnknownOutcome,
+            code: None,
+            message: message.into(),
+        }
     }
 
     /// No usable credentials at the moment.
     pub(crate) fn credentials(message: impl Into<String>) -> Self {
-        Self { class: Class::Environment, code: None, message: message.into() }
+        Self {
+            class: Class::Environment,
+            code: None,
+            message: message.into(),
+        }
     }
 
     pub(crate) fn from_status(status: &Status) -> Self {
@@ -48,7 +56,11 @@ impl Failure {
             }
             source = cause.source();
         }
-        Self { class: class_of(status.code()), code: Some(status.code()), message }
+        Self {
+            class: class_of(status.code()),
+            code: Some(status.code()),
+            message,
+        }
     }
 
     /// The gRPC code, when the other side answered with one.

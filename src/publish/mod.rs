@@ -12,8 +12,8 @@ mod endpoint;
 mod failure;
 mod topics;
 
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -23,8 +23,8 @@ use tonic::metadata::{AsciiMetadataValue, MetadataMap};
 use tonic::transport::Channel;
 
 pub(crate) use backoff::Backoff;
-pub use failure::{Class, Failure};
 pub(crate) use endpoint::is_global;
+pub use failure::{Class, Failure};
 pub(crate) use topics::Topics;
 
 use crate::error::{Code, Error, Result};
@@ -91,7 +91,9 @@ impl Publisher {
         route(&request.topic, &mut metadata);
         let channel = self.next.fetch_add(1, Ordering::Relaxed) % self.channels.len();
         let mut grpc = Grpc::new(self.channels[channel].clone());
-        grpc.ready().await.map_err(|e| Failure::unknown(e.to_string()))?;
+        grpc.ready()
+            .await
+            .map_err(|e| Failure::unknown(e.to_string()))?;
         let mut call = tonic::Request::new(request);
         *call.metadata_mut() = metadata;
         let response = grpc

@@ -34,7 +34,15 @@ impl Topics {
     /// # Errors
     /// `pubsub-permission`, `pubsub-unreachable`.
     pub(crate) async fn create(&self, topic: &str) -> Result<()> {
-        let request = self.request(Topic { name: topic.into(), ..Topic::default() }, topic).await?;
+        let request = self
+            .request(
+                Topic {
+                    name: topic.into(),
+                    ..Topic::default()
+                },
+                topic,
+            )
+            .await?;
         match self.client().create_topic(request).await {
             Ok(_) => {
                 tracing::info!(topic, "created the topic");
@@ -50,7 +58,14 @@ impl Topics {
     /// # Errors
     /// `pubsub-permission`, `pubsub-unreachable`.
     pub(crate) async fn exists(&self, topic: &str) -> Result<bool> {
-        let request = self.request(GetTopicRequest { topic: topic.into() }, topic).await?;
+        let request = self
+            .request(
+                GetTopicRequest {
+                    topic: topic.into(),
+                },
+                topic,
+            )
+            .await?;
         match self.client().get_topic(request).await {
             Ok(_) => Ok(true),
             Err(status) if status.code() == GrpcCode::NotFound => Ok(false),
@@ -80,8 +95,11 @@ impl Topics {
     }
 
     async fn request<T>(&self, message: T, topic: &str) -> Result<Request<T>> {
-        let metadata =
-            self.credentials.metadata().await.map_err(|failure| super::error(&failure, topic))?;
+        let metadata = self
+            .credentials
+            .metadata()
+            .await
+            .map_err(|failure| super::error(&failure, topic))?;
         let mut request = Request::new(message);
         *request.metadata_mut() = metadata;
         Ok(request)

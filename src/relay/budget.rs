@@ -32,7 +32,9 @@ impl Budget {
 
     /// So many events are recorded.
     pub(super) fn give_back_records(&mut self, events: u64) {
-        let bytes = usize::try_from(events).unwrap_or(usize::MAX).saturating_mul(OVERHEAD);
+        let bytes = usize::try_from(events)
+            .unwrap_or(usize::MAX)
+            .saturating_mul(OVERHEAD);
         self.used = self.used.saturating_sub(bytes);
     }
 

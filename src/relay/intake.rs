@@ -7,7 +7,9 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use decoder::{CacheChange, Lsn, Message, Oid, OwnedRelation, PgTimestamp, Relation, RelationCache};
+use decoder::{
+    CacheChange, Lsn, Message, Oid, OwnedRelation, PgTimestamp, Relation, RelationCache,
+};
 
 use crate::error::{Code, Error, Result};
 use crate::lanes::{Event, EventRef};
@@ -37,7 +39,9 @@ pub(super) enum Step {
 enum Table {
     Captured(Box<Mapper>),
     /// Not in our settings.
-    Ignored { rows: u64 },
+    Ignored {
+        rows: u64,
+    },
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -82,7 +86,11 @@ impl Intake {
         match message {
             Message::Begin(begin) => {
                 let commit = CommitLsn::new(begin.final_lsn);
-                self.open = Some(Open { commit, commit_time: begin.commit_time, inserts: 0 });
+                self.open = Some(Open {
+                    commit,
+                    commit_time: begin.commit_time,
+                    inserts: 0,
+                });
                 Ok(Step::Begin(commit, begin.commit_time))
             }
             Message::Commit(commit) => {
@@ -107,7 +115,10 @@ impl Intake {
         if self.relations.insert(relation) == CacheChange::Unchanged {
             return Ok(Step::Nothing);
         }
-        let known = self.relations.get(relation.oid).ok_or_else(|| unknown(relation.oid))?;
+        let known = self
+            .relations
+            .get(relation.oid)
+            .ok_or_else(|| unknown(relation.oid))?;
         let table = match settings_of(&self.settings, known) {
             Some(settings) => {
                 let mapper = Mapper::resolve(known, settings, &self.project)?;
@@ -122,11 +133,18 @@ impl Intake {
 
     fn insert(&mut self, relation: Oid, tuple: &decoder::Tuple<'_>) -> Result<Step> {
         let outside = || {
-            Error::new(Code::ReplicationProtocol, "an insert came outside of a transaction")
+            Error::new(
+                Code::ReplicationProtocol,
+                "an insert came outside of a transaction",
+            )
         };
         let open = self.open.as_mut().ok_or_else(outside)?;
         open.inserts += 1;
-        let Open { commit, commit_time, inserts: ordinal } = *open;
+        let Open {
+            commit,
+            commit_time,
+            inserts: ordinal,
+        } = *open;
         let mapper = match self.tables.get_mut(&relation) {
             Some(Table::Captured(mapper)) => mapper,
             Some(Table::Ignored { rows }) => {
@@ -142,29 +160,49 @@ impl Intake {
             }
             None => return Err(unknown(relation)),
         };
-        let at = EventPosition { commit_lsn: commit.lsn(), ordinal, commit_time };
+        let at = EventPosition {
+            commit_lsn: commit.lsn(),
+            ordinal,
+            commit_time,
+        };
         let mapped = mapper.map(tuple, at)?;
-        let origin = EventRef { commit, ordinal, commit_time, event_id: mapped.event_id };
+        let origin = EventRef {
+            commit,
+            ordinal,
+            commit_time,
+            event_id: mapped.event_id,
+        };
         Ok(Step::Event {
             topic: mapped.topic,
             ordering_key: mapped.ordering_key,
-            event: Event { origin, message: mapped.message },
+            event: Event {
+                origin,
+                message: mapped.message,
+            },
         })
     }
 
     fn name_of(&self, relation: Oid) -> String {
         let known = self.relations.get(relation);
-        known.map(|r| format!("{}.{}", r.namespace, r.name)).unwrap_or_default()
+        known
+            .map(|r| format!("{}.{}", r.namespace, r.name))
+            .unwrap_or_default()
     }
 
     /// Counts a change that an append-only outbox should not see; warns at the first of a kind
     /// and then at each thousandth.
     fn unexpected(&self, kind: &'static str, relation: Oid) -> Step {
         if matches!(self.tables.get(&relation), Some(Table::Captured(_))) {
-            let count = self.metrics.unexpected_changes.get_or_create(&Kind { kind }).inc();
+            let count = self
+                .metrics
+                .unexpected_changes
+                .get_or_create(&Kind { kind })
+                .inc();
             if count % 1_000 == 0 {
                 tracing::warn!(
-                    table = self.name_of(relation), kind, count = count + 1,
+                    table = self.name_of(relation),
+                    kind,
+                    count = count + 1,
                     "a captured table was changed other than by INSERT: this is never published; \
                      set the publication to publish = 'insert' alone"
                 );
@@ -174,7 +212,10 @@ impl Intake {
     }
 }
 
-fn settings_of<'a>(all: &'a [TableSettings], relation: &OwnedRelation) -> Option<&'a TableSettings> {
+fn settings_of<'a>(
+    all: &'a [TableSettings],
+    relation: &OwnedRelation,
+) -> Option<&'a TableSettings> {
     all.iter().find(|settings| {
         settings.table.schema == relation.namespace && settings.table.name == relation.name
     })

@@ -65,7 +65,15 @@ impl Relay {
         });
         let captured = captured.collect();
         let instance = format!("postrider {}:{}", host_name(), std::process::id());
-        Ok(Self { settings, captured, publisher, topics, metrics, state, instance })
+        Ok(Self {
+            settings,
+            captured,
+            publisher,
+            topics,
+            metrics,
+            state,
+            instance,
+        })
     }
 
     /// Runs until `shutdown` turns true, or until an error that needs a person.

@@ -22,7 +22,7 @@ use crate::postgres::Sql;
 use crate::publish::{self, Backoff, Class, Failure, PublishRequest, Publisher};
 use crate::source::{Chunk, Source, copy_data_bodies};
 use crate::throttled_log::ThrottledLog;
-use crate::watermark::Watermark;
+use crate::watermark::{Confirmable, Watermark};
 
 /// Everything one session works with.
 pub(super) struct Pipeline {
@@ -91,8 +91,15 @@ impl Pipeline {
         let now = Instant::now();
         while let Some(request) = self.lanes.next_request(now, serve) {
             let publisher = self.publisher.clone();
-            let messages = request.events.iter().map(|event| event.message.clone()).collect();
-            let call = PublishRequest { topic: request.key.topic.clone(), messages };
+            let messages = request
+                .events
+                .iter()
+                .map(|event| event.message.clone())
+                .collect();
+            let call = PublishRequest {
+                topic: request.key.topic.clone(),
+                messages,
+            };
             self.publishing.spawn(async move {
                 let result = publisher.publish(call).await;
                 Answer { request, result }
@@ -101,8 +108,8 @@ impl Pipeline {
     }
 
     fn on_answer(&mut self, answer: Result<Answer, tokio::task::JoinError>) -> Result<()> {
-        let Answer { request, result } = answer
-            .map_err(|e| Error::new(Code::Internal, "a publish task ended").caused_by(e))?;
+        let Answer { request, result } =
+            answer.map_err(|e| Error::new(Code::Internal, "a publish task ended").caused_by(e))?;
         match result {
             Ok(message_ids) => {
                 self.on_published(request, message_ids);
@@ -116,7 +123,9 @@ impl Pipeline {
         self.lanes.finished(&request);
         let at = SystemTime::now();
         self.metrics.publish_requests.inc();
-        self.metrics.events_published.inc_by(request.events.len() as u64);
+        self.metrics
+            .events_published
+            .inc_by(request.events.len() as u64);
         let bytes = request.events.iter().map(|event| event.message.len()).sum();
         self.budget.give_back_messages(bytes);
         if let Some(committed) = request.events[0].origin.commit_time.to_system_time() {
@@ -128,7 +137,11 @@ impl Pipeline {
             ordering_key: request.key.ordering_key,
             attempts: i32::try_from(request.failed_attempts).unwrap_or(i32::MAX - 1) + 1,
             at,
-            events: request.events.into_iter().map(|event| event.origin).collect(),
+            events: request
+                .events
+                .into_iter()
+                .map(|event| event.origin)
+                .collect(),
             message_ids,
         });
     }
@@ -138,7 +151,10 @@ impl Pipeline {
         let topic = request.key.topic.clone();
         let error = publish::error(failure, &topic);
         let kind = error.code().name();
-        self.metrics.publish_failures.get_or_create(&Kind { kind }).inc();
+        self.metrics
+            .publish_failures
+            .get_or_create(&Kind { kind })
+            .inc();
         let load = match failure.class {
             Class::Content => {
                 let first = &request.events[0].origin;
@@ -159,11 +175,17 @@ impl Pipeline {
             self.topic_maker.make(topic);
         } else if let Some(more) = self.log.due(error.code()) {
             tracing::warn!(
-                code = kind, attempt = request.failed_attempts + 1, hint = error.hint_text(),
-                lanes_waiting = self.lanes.waiting() + 1, since_last = more, "{error}"
+                code = kind,
+                attempt = request.failed_attempts + 1,
+                hint = error.hint_text(),
+                lanes_waiting = self.lanes.waiting() + 1,
+                since_last = more,
+                "{error}"
             );
         }
-        let pause = self.backoff.pause(failure.class, request.failed_attempts + 1);
+        let pause = self
+            .backoff
+            .pause(failure.class, request.failed_attempts + 1);
         self.lanes.failed(request, Instant::now() + pause, load);
         Ok(())
     }
@@ -195,8 +217,9 @@ impl Pipeline {
                     }
                 }
                 Err(e) => {
-                    return Err(Error::new(Code::ReplicationProtocol, "a frame of the stream")
-                        .caused_by(e));
+                    return Err(
+                        Error::new(Code::ReplicationProtocol, "a frame of the stream").caused_by(e),
+                    );
                 }
             }
         }
@@ -208,7 +231,11 @@ impl Pipeline {
             Step::Nothing => {}
             Step::Begin(commit, commit_time) => self.watermark.begin(commit, commit_time),
             Step::Commit(end_lsn) => self.watermark.commit(end_lsn),
-            Step::Event { topic, ordering_key, event } => {
+            Step::Event {
+                topic,
+                ordering_key,
+                event,
+            } => {
                 if self.is_recorded(&event).await? {
                     self.metrics.events_skipped.inc();
                     return Ok(());
@@ -224,12 +251,16 @@ impl Pipeline {
 
     /// Whether an earlier run has recorded an outcome for this event.
     async fn is_recorded(&mut self, event: &Event) -> Result<bool> {
-        let Some(sql) = &self.sql else { return Ok(false) };
+        let Some(sql) = &self.sql else {
+            return Ok(false);
+        };
         let origin = &event.origin;
         while self.recorded.needs_page(origin.commit, origin.ordinal) {
             self.recorded.read_page(sql).await?;
         }
-        let found = self.recorded.look_up(origin.commit, origin.ordinal, &origin.event_id.uuid);
+        let found = self
+            .recorded
+            .look_up(origin.commit, origin.ordinal, &origin.event_id.uuid);
         if self.recorded.is_over() {
             self.sql = None;
         }
@@ -237,18 +268,32 @@ impl Pipeline {
     }
 
     /// Lets requests that are on their way end, records them and confirms; starts nothing new.
-    pub(super) async fn drain(mut self, limit: Duration) {
+    /// Returns the position that was confirmed last.
+    pub(super) async fn drain(mut self, limit: Duration) -> Confirmable {
         let deadline = tokio::time::Instant::now() + limit;
         while let Ok(Some(answer)) =
             tokio::time::timeout_at(deadline, self.publishing.join_next()).await
         {
             // A failure here is met again by the next session.
-            if let Ok(Answer { request, result: Ok(ids) }) = answer {
+            if let Ok(Answer {
+                request,
+                result: Ok(ids),
+            }) = answer
+            {
                 self.on_published(request, ids);
             }
         }
-        let Self { writer, mut written, mut watermark, source, metrics, .. } = self;
-        writer.finish(deadline.saturating_duration_since(tokio::time::Instant::now())).await;
+        let Self {
+            writer,
+            mut written,
+            mut watermark,
+            source,
+            metrics,
+            ..
+        } = self;
+        writer
+            .finish(deadline.saturating_duration_since(tokio::time::Instant::now()))
+            .await;
         while let Ok(event) = written.try_recv() {
             if let WriterEvent::Recorded(commits) = event {
                 for (commit, events) in commits {
@@ -257,17 +302,23 @@ impl Pipeline {
                 }
             }
         }
-        source.confirm(watermark.confirmable());
-        tracing::info!(confirmed = %watermark.confirmable().lsn(), "closing the session");
+        let confirmed = watermark.confirmable();
+        source.confirm(confirmed);
+        tracing::info!(confirmed = %confirmed.lsn(), "closing the session");
         source.close().await;
+        confirmed
     }
 
     fn measure(&self) {
         self.metrics.in_flight_bytes.set(self.budget.used() as i64);
-        self.metrics.in_flight_requests.set(self.lanes.in_flight() as i64);
+        self.metrics
+            .in_flight_requests
+            .set(self.lanes.in_flight() as i64);
         self.metrics.lanes.set(self.lanes.len() as i64);
         self.metrics.lanes_waiting.set(self.lanes.waiting() as i64);
-        self.metrics.oldest_pending.set(self.watermark.oldest_pending());
+        self.metrics
+            .oldest_pending
+            .set(self.watermark.oldest_pending());
     }
 }
 

@@ -35,7 +35,9 @@ pub(super) async fn read(
     slot: &SlotName,
     cluster: &Cluster,
 ) -> Result<Option<Recorded>> {
-    let Some(row) = sql.query_opt(SELECT, &[&slot.as_str()]).await? else { return Ok(None) };
+    let Some(row) = sql.query_opt(SELECT, &[&slot.as_str()]).await? else {
+        return Ok(None);
+    };
     let expected: String = row.get(0);
     let found = cluster.system_identifier.to_string();
     if expected != found {
@@ -47,7 +49,9 @@ pub(super) async fn read(
             ),
         ));
     }
-    Ok(Some(Recorded { confirmed_lsn: row.get(1) }))
+    Ok(Some(Recorded {
+        confirmed_lsn: row.get(1),
+    }))
 }
 
 /// Writes down that this process serves the slot from now on.
@@ -60,7 +64,17 @@ pub(super) async fn take(
 ) -> Result<()> {
     let identifier = cluster.system_identifier.to_string();
     let timeline = i32::try_from(cluster.timeline).unwrap_or(i32::MAX);
-    sql.execute(TAKE, &[&slot.as_str(), &identifier, &timeline, &confirmed, &instance]).await?;
+    sql.execute(
+        TAKE,
+        &[
+            &slot.as_str(),
+            &identifier,
+            &timeline,
+            &confirmed,
+            &instance,
+        ],
+    )
+    .await?;
     Ok(())
 }
 

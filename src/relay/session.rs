@@ -38,6 +38,9 @@ const CREATE_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long what is on its way may take to end when a session broke, before the next begins.
 const BROKEN_SESSION_DRAIN: Duration = Duration::from_secs(10);
 
+/// Writing down the last position must not hold a shutdown up.
+const WRITE_DOWN_LIMIT: Duration = Duration::from_secs(2);
+
 /// Runs one session until shutdown or an error. `started` is told when it streams.
 pub(super) async fn run(
     relay: &Relay,
@@ -57,12 +60,36 @@ pub(super) async fn run(
     relay.metrics.holds_slot.set(0);
     relay.metrics.oldest_pending.forget();
     match &ended {
-        Ok(End::Shutdown) => pipeline.drain(relay.settings.shutdown_timeout).await,
+        Ok(End::Shutdown) => {
+            let confirmed = pipeline.drain(relay.settings.shutdown_timeout).await;
+            write_down(relay, confirmed).await;
+        }
         // The slot may be another's soon: leave everything at once, requests included.
         Err(error) if error.code() == Code::LeaseLost => drop(pipeline),
-        Err(_) => pipeline.drain(BROKEN_SESSION_DRAIN).await,
+        Err(_) => {
+            pipeline.drain(BROKEN_SESSION_DRAIN).await;
+        }
     }
     ended
+}
+
+/// Leaves the last position behind for whoever looks; nothing depends on it.
+async fn write_down(relay: &Relay, confirmed: Confirmable) {
+    let writing = async {
+        let sql = connect(relay.settings.database()?, "postrider", STATEMENT_TIMEOUT).await?;
+        record::update(
+            &sql,
+            &relay.settings.slot,
+            PgLsn::from(confirmed.lsn().as_u64()),
+        )
+        .await
+    };
+    if !matches!(
+        tokio::time::timeout(WRITE_DOWN_LIMIT, writing).await,
+        Ok(Ok(()))
+    ) {
+        tracing::debug!("the last position was not written to outbox.relay");
+    }
 }
 
 async fn wait_for_stop(mut shutdown: watch::Receiver<bool>) {
@@ -86,7 +113,10 @@ async fn open(relay: &Relay) -> Result<(Pipeline, supervisor::Supervisor)> {
     let state = check_publication(relay, &sql).await?;
     let slot = ready_slot(relay, &sql, &cluster, earlier.as_ref()).await?;
     let confirmed = slot.confirmed_flush_lsn.ok_or_else(|| {
-        Error::new(Code::SlotLost, format!("slot \"{}\" has no position", settings.slot))
+        Error::new(
+            Code::SlotLost,
+            format!("slot \"{}\" has no position", settings.slot),
+        )
     })?;
     let start = Confirmable::by_slot(confirmed);
     let recorded = Recorded::after(&sql, confirmed).await?;
@@ -102,8 +132,14 @@ async fn open(relay: &Relay) -> Result<(Pipeline, supervisor::Supervisor)> {
         relay.metrics.last_status.clone(),
     )
     .await?;
-    record::take(&sql, &settings.slot, &cluster, PgLsn::from(confirmed.as_u64()), &relay.instance)
-        .await?;
+    record::take(
+        &sql,
+        &settings.slot,
+        &cluster,
+        PgLsn::from(confirmed.as_u64()),
+        &relay.instance,
+    )
+    .await?;
     tracing::info!(slot = %settings.slot, %confirmed, server = cluster.major_version(), "streaming");
     assemble(relay, sql, state, source, recorded, start, &cluster).await
 }
@@ -147,7 +183,9 @@ async fn assemble(
         topic_maker: TopicMaker::new(relay.topics.clone()),
         supervision,
         budget: Budget::new(settings.in_flight_bytes),
-        backoff: Backoff::new(u64::from(std::process::id()) << 32 | start.lsn().as_u64() & 0xFFFF_FFFF),
+        backoff: Backoff::new(
+            u64::from(std::process::id()) << 32 | start.lsn().as_u64() & 0xFFFF_FFFF,
+        ),
         metrics: relay.metrics.clone(),
         log: ThrottledLog::default(),
         publishing: JoinSet::new(),
@@ -179,7 +217,9 @@ async fn ready_slot(
                 format!("slot \"{name}\" has served before and is gone"),
             ));
         }
-        let options = CreateOptions { failover: relay.settings.slot_failover };
+        let options = CreateOptions {
+            failover: relay.settings.slot_failover,
+        };
         let at = slots::create(sql, name, options, CREATE_TIMEOUT).await?;
         tracing::warn!(
             slot = %name, %at,
@@ -189,7 +229,10 @@ async fn ready_slot(
     let slot = standby::wait_until_free(relay, sql).await?;
     let health = super::health_of(&slot, Viewer::Waiting, cluster.system_identifier);
     if matches!(health, Health::Lost | Health::Invalidated { .. }) {
-        return Err(Error::new(Code::SlotLost, format!("slot \"{name}\" is {}", health.name())));
+        return Err(Error::new(
+            Code::SlotLost,
+            format!("slot \"{name}\" is {}", health.name()),
+        ));
     }
     Ok(slot)
 }

@@ -21,8 +21,10 @@ pub(super) async fn wait_until_free(relay: &Relay, sql: &Sql) -> Result<Slot> {
         {
             logged = Some(Instant::now());
             tracing::info!(
-                code = "slot-held", slot = slot.slot_name,
-                "standby for {:.0} s: the slot is held by {holder}", began.elapsed().as_secs_f64()
+                code = "slot-held",
+                slot = slot.slot_name,
+                "standby for {:.0} s: the slot is held by {holder}",
+                began.elapsed().as_secs_f64()
             );
         }
     };

@@ -58,6 +58,8 @@ impl State {
     }
 
     pub(super) fn standby(&self, holder: Option<&Holder>) {
-        self.set(Phase::Standby(holder.map(ToString::to_string).unwrap_or_default()));
+        self.set(Phase::Standby(
+            holder.map(ToString::to_string).unwrap_or_default(),
+        ));
     }
 }

@@ -59,10 +59,19 @@ pub(super) fn start(
     let (sender, receiver) = watch::channel(Supervision::PublicationRight);
     metrics.publication_ok.set(1);
     let task = tokio::spawn(async move {
-        let mut watcher = Watcher { subject, sql: Some(sql), state, metrics, recorded: 0 };
+        let mut watcher = Watcher {
+            subject,
+            sql: Some(sql),
+            state,
+            metrics,
+            recorded: 0,
+        };
         loop {
             let found = watcher.look().await;
-            watcher.metrics.publication_ok.set(i64::from(found.publication_is_right()));
+            watcher
+                .metrics
+                .publication_ok
+                .set(i64::from(found.publication_is_right()));
             sender.send_if_modified(|known| std::mem::replace(known, found) != found);
             tokio::time::sleep(INTERVAL).await;
         }
@@ -108,7 +117,13 @@ impl Watcher {
     }
 
     async fn try_look(&mut self) -> Result<Supervision> {
-        let Subject { target, slot, publication, tables, .. } = &self.subject;
+        let Subject {
+            target,
+            slot,
+            publication,
+            tables,
+            ..
+        } = &self.subject;
         let sql = match &self.sql {
             Some(sql) => sql,
             None => self
@@ -118,13 +133,23 @@ impl Watcher {
         let state = publication::inspect(sql, publication, tables).await?;
         if let Some(slot) = slots::find(sql, slot).await? {
             self.metrics.lag_bytes.set(slot.lag_bytes.map(|n| n as f64));
-            self.metrics.retained_bytes.set(slot.retained_bytes.map(|n| n as f64));
+            self.metrics
+                .retained_bytes
+                .set(slot.retained_bytes.map(|n| n as f64));
             let health = super::health_of(&slot, Viewer::Streaming, self.subject.system_identifier);
             self.metrics.slot_health.clear();
-            self.metrics.slot_health.get_or_create(&Kind { kind: health.name() }).set(1);
+            self.metrics
+                .slot_health
+                .get_or_create(&Kind {
+                    kind: health.name(),
+                })
+                .set(1);
             let recorded = self.metrics.events_recorded.get();
             // Only when something was delivered: an idle relay writes nothing.
-            if let Some(lsn) = slot.confirmed_flush_lsn.filter(|_| recorded != self.recorded) {
+            if let Some(lsn) = slot
+                .confirmed_flush_lsn
+                .filter(|_| recorded != self.recorded)
+            {
                 record::update(sql, &self.subject.slot, PgLsn::from(lsn.as_u64())).await?;
                 self.recorded = recorded;
             }
@@ -136,7 +161,8 @@ impl Watcher {
         let problems = state.problems();
         for problem in &problems {
             tracing::error!(
-                code = "publication-drift", hint = problem.remedy(),
+                code = "publication-drift",
+                hint = problem.remedy(),
                 "rows are not streamed: {problem}"
             );
         }

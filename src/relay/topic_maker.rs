@@ -25,7 +25,13 @@ pub(super) struct TopicMaker {
 impl TopicMaker {
     pub(super) fn new(topics: Option<Topics>) -> Self {
         let (ready, made) = mpsc::unbounded_channel();
-        Self { topics, under_way: HashSet::new(), tasks: JoinSet::new(), ready, made }
+        Self {
+            topics,
+            under_way: HashSet::new(),
+            tasks: JoinSet::new(),
+            ready,
+            made,
+        }
     }
 
     /// Whether creating a topic is the answer to this error.
@@ -35,7 +41,9 @@ impl TopicMaker {
 
     /// Starts to make `topic`, unless that is under way.
     pub(super) fn make(&mut self, topic: Arc<str>) {
-        let Some(topics) = self.topics.clone() else { return };
+        let Some(topics) = self.topics.clone() else {
+            return;
+        };
         if !self.under_way.insert(topic.clone()) {
             return;
         }

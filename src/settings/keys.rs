@@ -48,7 +48,13 @@ const fn key(
     aliases: &'static [&'static str],
     reason: &'static str,
 ) -> Key {
-    Key { name, kind, default, reason, aliases }
+    Key {
+        name,
+        kind,
+        default,
+        reason,
+        aliases,
+    }
 }
 
 /// Every setting that is a plain value; `[[tables]]` of the file comes on top.
@@ -82,7 +88,13 @@ pub const KEYS: &[Key] = &[
         &[],
         "Create the slot with `failover`, so that PostgreSQL 17 and newer copy it to standbys",
     ),
-    key("table", Kind::Text, "outbox.events", &[], "Outbox table when the file has no [[tables]]"),
+    key(
+        "table",
+        Kind::Text,
+        "outbox.events",
+        &[],
+        "Outbox table when the file has no [[tables]]",
+    ),
     key(
         "topic",
         Kind::Text,
@@ -196,7 +208,13 @@ pub const KEYS: &[Key] = &[
         &[],
         "Address of /metrics, /livez, /readyz and /status; `off` opens no port",
     ),
-    key("log_format", Kind::Text, "text", &[], "`text` or `json`; RUST_LOG sets the level"),
+    key(
+        "log_format",
+        Kind::Text,
+        "text",
+        &[],
+        "`text` or `json`; RUST_LOG sets the level",
+    ),
 ];
 
 /// The key of that name.

@@ -24,7 +24,9 @@ pub(super) fn file(path: &Path) -> Result<Table> {
     let table: Table = text.parse().map_err(|e: toml::de::Error| {
         invalid(format!("{}: {}", path.display(), e.message())).hint(format!(
             "correct the TOML syntax{}",
-            e.span().map(|s| format!(" near byte {}", s.start)).unwrap_or_default()
+            e.span()
+                .map(|s| format!(" near byte {}", s.start))
+                .unwrap_or_default()
         ))
     })?;
     for name in table.keys().filter(|name| *name != "tables") {
@@ -46,7 +48,9 @@ pub(super) fn environment(table: &mut Table, env: &Environment) -> Result<()> {
     for key in KEYS {
         let names = std::iter::once(key.variable()).chain(key.aliases.iter().map(|a| (*a).into()));
         let found = names.into_iter().find_map(|name| {
-            env.get(&name).filter(|text| !text.is_empty()).map(|text| (name, text))
+            env.get(&name)
+                .filter(|text| !text.is_empty())
+                .map(|text| (name, text))
         });
         if let Some((name, text)) = found {
             table.insert(key.name.into(), parse(key, text, &name)?);
@@ -57,7 +61,10 @@ pub(super) fn environment(table: &mut Table, env: &Environment) -> Result<()> {
 
 /// Lays one flag over `table`.
 pub(super) fn flag(table: &mut Table, key: &Key, text: &str) -> Result<()> {
-    table.insert(key.name.into(), parse(key, text, &format!("--{}", key.flag()))?);
+    table.insert(
+        key.name.into(),
+        parse(key, text, &format!("--{}", key.flag()))?,
+    );
     Ok(())
 }
 
@@ -80,7 +87,11 @@ pub(super) fn check(key: &Key, value: &Value, place: &str) -> Result<()> {
         }
         _ => false,
     };
-    if fits { Ok(()) } else { Err(invalid(key, place)) }
+    if fits {
+        Ok(())
+    } else {
+        Err(invalid(key, place))
+    }
 }
 
 fn parse(key: &Key, text: &str, place: &str) -> Result<Value> {
@@ -104,11 +115,17 @@ fn invalid(key: &Key, place: &str) -> Error {
         Kind::Number(min, max) => format!("a whole number from {min} to {max}"),
         Kind::Switch => "true or false".into(),
     };
-    Error::new(Code::SettingInvalid, format!("{place}: setting `{}` must be {wanted}", key.name))
+    Error::new(
+        Code::SettingInvalid,
+        format!("{place}: setting `{}` must be {wanted}", key.name),
+    )
 }
 
 fn unknown(name: &str, place: &str) -> Error {
-    let error = Error::new(Code::SettingUnknown, format!("{place}: unknown setting `{name}`"));
+    let error = Error::new(
+        Code::SettingUnknown,
+        format!("{place}: unknown setting `{name}`"),
+    );
     match keys::nearest(name) {
         Some(known) => error.hint(format!("did you mean `{known}`?")),
         None => error,
@@ -120,13 +137,19 @@ mod tests {
     use super::*;
 
     fn env(pairs: &[(&str, &str)]) -> Environment {
-        pairs.iter().map(|(k, v)| ((*k).into(), (*v).into())).collect()
+        pairs
+            .iter()
+            .map(|(k, v)| ((*k).into(), (*v).into()))
+            .collect()
     }
 
     #[test]
     fn our_own_variable_wins_over_the_standard_one() {
         let mut table = Table::new();
-        let env = env(&[("PUBSUB_PROJECT_ID", "standard"), ("POSTRIDER_PROJECT", "ours")]);
+        let env = env(&[
+            ("PUBSUB_PROJECT_ID", "standard"),
+            ("POSTRIDER_PROJECT", "ours"),
+        ]);
         environment(&mut table, &env).unwrap();
         assert_eq!(table["project"].as_str(), Some("ours"));
     }
@@ -141,8 +164,11 @@ mod tests {
 
     #[test]
     fn a_number_out_of_its_bound_is_refused_without_showing_the_value() {
-        let error = environment(&mut Table::new(), &env(&[("POSTRIDER_IN_FLIGHT_MIB", "99999")]))
-            .unwrap_err();
+        let error = environment(
+            &mut Table::new(),
+            &env(&[("POSTRIDER_IN_FLIGHT_MIB", "99999")]),
+        )
+        .unwrap_err();
         assert_eq!(error.code(), Code::SettingInvalid);
         assert!(error.what().contains("from 1 to 4096"));
         assert!(!error.to_string().contains("99999"));

@@ -73,7 +73,11 @@ impl Settings {
     ///
     /// # Errors
     /// `setting-unknown`, `setting-invalid`, `database-url-invalid`: each names the place.
-    pub fn load(file: Option<&Path>, env: &Environment, flags: &[(String, String)]) -> Result<Self> {
+    pub fn load(
+        file: Option<&Path>,
+        env: &Environment,
+        flags: &[(String, String)],
+    ) -> Result<Self> {
         let mut table = match file {
             Some(path) => layers::file(path)?,
             None => Table::new(),
@@ -98,7 +102,9 @@ impl Settings {
         let switch = |name: &str| table.get(name).and_then(Value::as_bool).unwrap_or_default();
         let settings = Settings {
             database: Target::from_settings(text("database_url"), env)?,
-            slot: text("slot").parse().map_err(|e| setting_invalid("slot").caused_by(e))?,
+            slot: text("slot")
+                .parse()
+                .map_err(|e| setting_invalid("slot").caused_by(e))?,
             publication: text("publication").to_owned(),
             slot_failover: switch("slot_failover"),
             tables: tables(table)?,
@@ -128,15 +134,18 @@ impl Settings {
 
     /// The database, or the error that says how to name it.
     pub fn database(&self) -> Result<&Target> {
-        self.database.as_ref().ok_or_else(|| {
-            Error::new(Code::DatabaseUrlInvalid, "no database is set")
-        })
+        self.database
+            .as_ref()
+            .ok_or_else(|| Error::new(Code::DatabaseUrlInvalid, "no database is set"))
     }
 
     /// The project, or the error that says how to name it.
     pub fn project(&self) -> Result<&str> {
         if self.project.is_empty() {
-            return Err(Error::new(Code::ProjectMissing, "no Google Cloud project is set"));
+            return Err(Error::new(
+                Code::ProjectMissing,
+                "no Google Cloud project is set",
+            ));
         }
         Ok(&self.project)
     }
@@ -148,13 +157,19 @@ fn number(table: &Table, name: &str) -> u64 {
 }
 
 fn setting_invalid(name: &str) -> Error {
-    Error::new(Code::SettingInvalid, format!("setting `{name}` is not valid"))
+    Error::new(
+        Code::SettingInvalid,
+        format!("setting `{name}` is not valid"),
+    )
 }
 
 /// `[[tables]]` of the file, or the one table that the plain settings describe.
 fn tables(table: &Table) -> Result<Vec<TableSettings>> {
     let invalid = |e: toml::de::Error| {
-        Error::new(Code::SettingInvalid, format!("the settings of the tables: {}", e.message()))
+        Error::new(
+            Code::SettingInvalid,
+            format!("the settings of the tables: {}", e.message()),
+        )
     };
     let tables: Vec<TableSettings> = match table.get("tables") {
         Some(list) => list.clone().try_into().map_err(invalid)?,
@@ -184,7 +199,10 @@ fn endpoint(emulator: &str, service: &str) -> Result<Endpoint> {
         Ok(uri) if matches!(uri.scheme_str(), Some("http" | "https")) && uri.host().is_some() => {
             Ok(Endpoint::Service(service.trim_end_matches('/').to_owned()))
         }
-        _ => Err(Error::new(Code::PubsubEndpoint, "setting `pubsub_endpoint` is not a URL")),
+        _ => Err(Error::new(
+            Code::PubsubEndpoint,
+            "setting `pubsub_endpoint` is not a URL",
+        )),
     }
 }
 
@@ -193,7 +211,9 @@ fn http_addr(text: &str) -> Result<Option<SocketAddr>> {
         return Ok(None);
     }
     text.parse().map(Some).map_err(|e| {
-        setting_invalid("http_addr").caused_by(e).hint("write it as ADDRESS:PORT, or `off`")
+        setting_invalid("http_addr")
+            .caused_by(e)
+            .hint("write it as ADDRESS:PORT, or `off`")
     })
 }
 
@@ -202,7 +222,10 @@ mod tests {
     use super::*;
 
     fn load(pairs: &[(&str, &str)]) -> Result<Settings> {
-        let env = pairs.iter().map(|(k, v)| ((*k).into(), (*v).into())).collect();
+        let env = pairs
+            .iter()
+            .map(|(k, v)| ((*k).into(), (*v).into()))
+            .collect();
         Settings::load(None, &env, &[])
     }
 
@@ -225,7 +248,8 @@ mod tests {
     #[test]
     fn a_flag_wins_over_the_environment_and_the_file() {
         let mut file = tempfile::NamedTempFile::new().unwrap();
-        std::io::Write::write_all(&mut file, b"slot = \"from_file\"\npublication = \"p\"\n").unwrap();
+        std::io::Write::write_all(&mut file, b"slot = \"from_file\"\npublication = \"p\"\n")
+            .unwrap();
         let env = [("POSTRIDER_SLOT".to_owned(), "from_env".to_owned())].into();
         let flags = [("slot".to_owned(), "from_flag".to_owned())];
         let settings = Settings::load(Some(file.path()), &env, &flags).unwrap();

@@ -84,7 +84,9 @@ impl Feedback {
         };
         let changed = confirmed > self.sent && since_status >= STATUS_INTERVAL;
         if self.owes_reply || changed || since_status >= probe {
-            return Due::Status { ask: silent >= self.quarter };
+            return Due::Status {
+                ask: silent >= self.quarter,
+            };
         }
         Due::Nothing
     }
@@ -117,13 +119,19 @@ mod tests {
     fn a_new_position_is_reported_within_250_ms_and_an_old_one_is_not_repeated() {
         let start = Instant::now();
         let mut feedback = Feedback::new(TIMEOUT, Lsn::new(5), start);
-        assert_eq!(feedback.due(at(start, 0.2), Lsn::new(9), Reading::Open), Due::Nothing);
+        assert_eq!(
+            feedback.due(at(start, 0.2), Lsn::new(9), Reading::Open),
+            Due::Nothing
+        );
         assert_eq!(
             feedback.due(at(start, 0.25), Lsn::new(9), Reading::Open),
             Due::Status { ask: false }
         );
         feedback.sent(at(start, 0.25), Lsn::new(9));
-        assert_eq!(feedback.due(at(start, 1.0), Lsn::new(9), Reading::Open), Due::Nothing);
+        assert_eq!(
+            feedback.due(at(start, 1.0), Lsn::new(9), Reading::Open),
+            Due::Nothing
+        );
     }
 
     #[test]
@@ -131,7 +139,10 @@ mod tests {
         let start = Instant::now();
         let mut feedback = Feedback::new(TIMEOUT, Lsn::new(5), start);
         feedback.reply_requested();
-        assert_eq!(feedback.due(start, Lsn::new(5), Reading::Open), Due::Status { ask: false });
+        assert_eq!(
+            feedback.due(start, Lsn::new(5), Reading::Open),
+            Due::Status { ask: false }
+        );
     }
 
     #[test]
@@ -143,9 +154,15 @@ mod tests {
             feedback.due(at(start, 14.5), Lsn::new(5), Reading::Open),
             Due::Status { ask: true }
         );
-        assert_eq!(feedback.due(at(start, 20.0), Lsn::new(5), Reading::Open), Due::LeaseLost);
+        assert_eq!(
+            feedback.due(at(start, 20.0), Lsn::new(5), Reading::Open),
+            Due::LeaseLost
+        );
         feedback.heard(at(start, 19.0));
-        assert_ne!(feedback.due(at(start, 20.0), Lsn::new(5), Reading::Open), Due::LeaseLost);
+        assert_ne!(
+            feedback.due(at(start, 20.0), Lsn::new(5), Reading::Open),
+            Due::LeaseLost
+        );
     }
 
     #[test]

@@ -44,7 +44,9 @@ pub(super) fn scan(buffer: &[u8]) -> Result<Scan> {
     let mut reply_requested = false;
     let then = loop {
         let rest = &buffer[at..];
-        let Some(length) = frame_length(rest)? else { break Then::More(HEADER) };
+        let Some(length) = frame_length(rest)? else {
+            break Then::More(HEADER);
+        };
         if rest.len() < length {
             break Then::More(length);
         }
@@ -52,21 +54,30 @@ pub(super) fn scan(buffer: &[u8]) -> Result<Scan> {
             break Then::Other(rest[0], length);
         }
         if rest.get(HEADER) == Some(&b'k')
-            && let Ok(Frame::Keepalive { reply_requested: true, .. }) =
-                decode_frame(&rest[HEADER..length])
+            && let Ok(Frame::Keepalive {
+                reply_requested: true,
+                ..
+            }) = decode_frame(&rest[HEADER..length])
         {
             reply_requested = true;
         }
         at += length;
     };
-    Ok(Scan { copy_data: at, reply_requested, then })
+    Ok(Scan {
+        copy_data: at,
+        reply_requested,
+        then,
+    })
 }
 
 /// The bodies of the CopyData frames of a chunk that [`scan`] has measured.
 pub(crate) fn copy_data_bodies(chunk: &[u8]) -> impl Iterator<Item = &[u8]> {
     let mut rest = chunk;
     std::iter::from_fn(move || {
-        let length = frame_length(rest).ok().flatten().filter(|length| *length <= rest.len())?;
+        let length = frame_length(rest)
+            .ok()
+            .flatten()
+            .filter(|length| *length <= rest.len())?;
         let (frame, tail) = rest.split_at(length);
         rest = tail;
         Some(&frame[HEADER..])
@@ -75,12 +86,17 @@ pub(crate) fn copy_data_bodies(chunk: &[u8]) -> impl Iterator<Item = &[u8]> {
 
 /// Length of the frame at the front, header included; `None` when not even a header is there.
 fn frame_length(bytes: &[u8]) -> Result<Option<usize>> {
-    let Some(header) = bytes.first_chunk::<HEADER>() else { return Ok(None) };
+    let Some(header) = bytes.first_chunk::<HEADER>() else {
+        return Ok(None);
+    };
     let counted = u32::from_be_bytes([header[1], header[2], header[3], header[4]]) as usize;
     if !(4..=MAX_FRAME).contains(&counted) {
         return Err(Error::new(
             Code::ReplicationProtocol,
-            format!("the server sent a frame of tag {:#04x} and {counted} bytes", header[0]),
+            format!(
+                "the server sent a frame of tag {:#04x} and {counted} bytes",
+                header[0]
+            ),
         ));
     }
     Ok(Some(counted + 1))
@@ -108,7 +124,13 @@ mod tests {
 
     #[test]
     fn a_keepalive_that_wants_a_reply_is_seen_in_the_middle_of_a_run() {
-        let buffer = [frame(b'd', b"wxyz"), keepalive(0), keepalive(1), frame(b'd', b"w")].concat();
+        let buffer = [
+            frame(b'd', b"wxyz"),
+            keepalive(0),
+            keepalive(1),
+            frame(b'd', b"w"),
+        ]
+        .concat();
         let scan = scan(&buffer).unwrap();
         assert_eq!(scan.copy_data, buffer.len());
         assert!(scan.reply_requested);

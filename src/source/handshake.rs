@@ -29,7 +29,10 @@ pub(super) struct Connection {
 
 /// Logs in and starts the replication.
 pub(super) async fn start(stream: Box<dyn Duplex>, options: &Options) -> Result<Connection> {
-    let mut connection = Connection { stream, buffer: BytesMut::with_capacity(8 << 10) };
+    let mut connection = Connection {
+        stream,
+        buffer: BytesMut::with_capacity(8 << 10),
+    };
     connection.start_up(options).await?;
     connection.login(&options.target).await?;
     connection.start_replication(options).await?;
@@ -61,7 +64,10 @@ impl Connection {
             match self.message().await? {
                 // Without its proof the server may be anybody.
                 Message::AuthenticationOk if scram.is_some() => {
-                    return Err(refused(target, "the server did not prove that it knows the password"));
+                    return Err(refused(
+                        target,
+                        "the server did not prove that it knows the password",
+                    ));
                 }
                 Message::AuthenticationOk
                 | Message::BackendKeyData(_)
@@ -75,8 +81,10 @@ impl Connection {
                     frontend::password_message(hash.as_bytes(), &mut reply).map_err(protocol)?;
                 }
                 Message::AuthenticationSasl(body) => {
-                    let offered =
-                        body.mechanisms().any(|m| Ok(m == SCRAM_SHA_256)).map_err(protocol)?;
+                    let offered = body
+                        .mechanisms()
+                        .any(|m| Ok(m == SCRAM_SHA_256))
+                        .map_err(protocol)?;
                     if !offered {
                         return Err(refused(target, "the server offers no SCRAM-SHA-256"));
                     }
@@ -88,18 +96,30 @@ impl Connection {
                 }
                 Message::AuthenticationSaslContinue(body) => {
                     let exchange = scram.as_mut().ok_or_else(|| unexpected("login"))?;
-                    exchange.update(body.data()).map_err(|e| login_failed(target, e))?;
+                    exchange
+                        .update(body.data())
+                        .map_err(|e| login_failed(target, e))?;
                     frontend::sasl_response(exchange.message(), &mut reply).map_err(protocol)?;
                 }
                 Message::AuthenticationSaslFinal(body) => {
                     let mut exchange = scram.take().ok_or_else(|| unexpected("login"))?;
-                    exchange.finish(body.data()).map_err(|e| login_failed(target, e))?;
+                    exchange
+                        .finish(body.data())
+                        .map_err(|e| login_failed(target, e))?;
                 }
                 Message::ErrorResponse(body) => {
-                    return Err(server_error(body.fields(), &format!("cannot log in as {target}")));
+                    return Err(server_error(
+                        body.fields(),
+                        &format!("cannot log in as {target}"),
+                    ));
                 }
                 Message::NoticeResponse(_) => {}
-                _ => return Err(refused(target, "the server wants a login that is not supported")),
+                _ => {
+                    return Err(refused(
+                        target,
+                        "the server wants a login that is not supported",
+                    ));
+                }
             }
             if !reply.is_empty() {
                 self.send(&reply).await?;
@@ -219,12 +239,18 @@ fn code_and_message(mut fields: ErrorFields<'_>) -> (String, String) {
 fn password(target: &Target) -> Result<&[u8]> {
     match &target.password {
         Some(password) => Ok(password.as_bytes()),
-        None => Err(refused(target, "the server wants a password and none is set")),
+        None => Err(refused(
+            target,
+            "the server wants a password and none is set",
+        )),
     }
 }
 
 fn refused(target: &Target, why: &str) -> Error {
-    Error::new(Code::PostgresAuthentication, format!("cannot log in as {target}: {why}"))
+    Error::new(
+        Code::PostgresAuthentication,
+        format!("cannot log in as {target}: {why}"),
+    )
 }
 
 fn login_failed(target: &Target, error: std::io::Error) -> Error {
@@ -232,13 +258,23 @@ fn login_failed(target: &Target, error: std::io::Error) -> Error {
 }
 
 fn protocol(error: std::io::Error) -> Error {
-    Error::new(Code::ReplicationProtocol, "PostgreSQL's answer cannot be read").caused_by(error)
+    Error::new(
+        Code::ReplicationProtocol,
+        "PostgreSQL's answer cannot be read",
+    )
+    .caused_by(error)
 }
 
 fn unexpected(during: &str) -> Error {
-    Error::new(Code::ReplicationProtocol, format!("unexpected message during {during}"))
+    Error::new(
+        Code::ReplicationProtocol,
+        format!("unexpected message during {during}"),
+    )
 }
 
 pub(super) fn lost(what: &str) -> Error {
-    Error::new(Code::PostgresConnectionLost, format!("replication session: {what}"))
+    Error::new(
+        Code::PostgresConnectionLost,
+        format!("replication session: {what}"),
+    )
 }

@@ -99,11 +99,22 @@ impl Source {
         let thread = std::thread::Builder::new()
             .name("source".into())
             .spawn(move || {
-                let ends = session::Ends { chunks: chunk_sender, started, end, close: closed };
+                let ends = session::Ends {
+                    chunks: chunk_sender,
+                    started,
+                    end,
+                    close: closed,
+                };
                 session::run(options, shared, ends);
             })
             .map_err(|e| Error::new(Code::Internal, "cannot start a thread").caused_by(e))?;
-        let source = Self { chunks, ended, control, close: Some(close), thread: Some(thread) };
+        let source = Self {
+            chunks,
+            ended,
+            control,
+            close: Some(close),
+            thread: Some(thread),
+        };
         match wait_started.await {
             Ok(Ok(())) => Ok(source),
             Ok(Err(error)) => Err(error),
@@ -131,7 +142,9 @@ impl Source {
 
     /// Reports `position` as flushed with the next status message.
     pub(crate) fn confirm(&self, position: Confirmable) {
-        self.control.confirmed.fetch_max(position.lsn().as_u64(), Ordering::AcqRel);
+        self.control
+            .confirmed
+            .fetch_max(position.lsn().as_u64(), Ordering::AcqRel);
     }
 
     /// Reports the last position and ends the session in good order, or gives up after 3 s.
@@ -143,7 +156,10 @@ impl Source {
         }
         if let Some(thread) = self.thread.take() {
             let joined = tokio::task::spawn_blocking(move || thread.join());
-            if tokio::time::timeout(CLOSE_TIMEOUT * 2, joined).await.is_err() {
+            if tokio::time::timeout(CLOSE_TIMEOUT * 2, joined)
+                .await
+                .is_err()
+            {
                 tracing::warn!("the replication session did not end in time");
             }
         }

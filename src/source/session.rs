@@ -33,8 +33,16 @@ pub(super) struct Ends {
 
 /// Body of the thread: its own runtime, one session, and the reason of its end as last word.
 pub(super) fn run(options: Options, control: Arc<Control>, ends: Ends) {
-    let Ends { chunks, started, end, close } = ends;
-    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+    let Ends {
+        chunks,
+        started,
+        end,
+        close,
+    } = ends;
+    let runtime = match tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+    {
         Ok(runtime) => runtime,
         Err(e) => {
             let error = Error::new(Code::Internal, "cannot start a runtime").caused_by(e);
@@ -72,10 +80,15 @@ async fn connect(options: &Options) -> Result<Connection> {
         let stream = wire::open(&options.target, options.wal_sender_timeout / 2).await?;
         handshake::start(stream, options).await
     };
-    tokio::time::timeout(START_TIMEOUT, connecting).await.unwrap_or_else(|_| {
-        Err(Error::new(Code::PostgresUnreachable, "the replication session did not start")
+    tokio::time::timeout(START_TIMEOUT, connecting)
+        .await
+        .unwrap_or_else(|_| {
+            Err(Error::new(
+                Code::PostgresUnreachable,
+                "the replication session did not start",
+            )
             .caused_by(format!("no answer in {START_TIMEOUT:?}")))
-    })
+        })
 }
 
 struct Session {
@@ -150,7 +163,11 @@ impl Session {
     /// A frame that is not CopyData: a notice, or the end.
     fn other(&mut self) -> Result<()> {
         let unreadable = |e| {
-            Error::new(Code::ReplicationProtocol, "PostgreSQL's answer cannot be read").caused_by(e)
+            Error::new(
+                Code::ReplicationProtocol,
+                "PostgreSQL's answer cannot be read",
+            )
+            .caused_by(e)
         };
         match Message::parse(&mut self.connection.buffer).map_err(unreadable)? {
             Some(Message::NoticeResponse(body)) => {
@@ -166,8 +183,15 @@ impl Session {
     }
 
     async fn report(&mut self) -> Result<()> {
-        let reading = if self.waiting.is_some() { Reading::HeldBack } else { Reading::Open };
-        match self.feedback.due(Instant::now(), self.control.confirmed(), reading) {
+        let reading = if self.waiting.is_some() {
+            Reading::HeldBack
+        } else {
+            Reading::Open
+        };
+        match self
+            .feedback
+            .due(Instant::now(), self.control.confirmed(), reading)
+        {
             Due::Nothing => Ok(()),
             Due::Status { ask } => self.send_status(ask).await,
             Due::LeaseLost => Err(Error::new(
@@ -218,7 +242,12 @@ impl Session {
             // What still comes is of no interest: the server ends with CommandComplete.
             loop {
                 self.connection.buffer.clear();
-                if self.connection.stream.read_buf(&mut self.connection.buffer).await? == 0
+                if self
+                    .connection
+                    .stream
+                    .read_buf(&mut self.connection.buffer)
+                    .await?
+                    == 0
                     || self.connection.buffer.ends_with(&READY_FOR_QUERY)
                 {
                     break;

@@ -23,8 +23,11 @@ impl<T: AsyncRead + AsyncWrite + Unpin + Send> Duplex for T {}
 /// `postgres-unreachable`, `postgres-tls`.
 pub(super) async fn open(target: &Target, user_timeout: Duration) -> Result<Box<dyn Duplex>> {
     let unreachable = |e: io::Error| {
-        Error::new(Code::PostgresUnreachable, format!("cannot reach PostgreSQL as {target}"))
-            .caused_by(e)
+        Error::new(
+            Code::PostgresUnreachable,
+            format!("cannot reach PostgreSQL as {target}"),
+        )
+        .caused_by(e)
     };
     let host = match &target.host {
         Host::Unix(folder) => {
@@ -34,11 +37,15 @@ pub(super) async fn open(target: &Target, user_timeout: Duration) -> Result<Box<
         }
         Host::Tcp(host) => host,
     };
-    let stream = TcpStream::connect((host.as_str(), target.port)).await.map_err(unreachable)?;
+    let stream = TcpStream::connect((host.as_str(), target.port))
+        .await
+        .map_err(unreachable)?;
     stream.set_nodelay(true).map_err(unreachable)?;
     let socket = socket2::SockRef::from(&stream);
     #[cfg(target_os = "linux")]
-    socket.set_tcp_user_timeout(Some(user_timeout)).map_err(unreachable)?;
+    socket
+        .set_tcp_user_timeout(Some(user_timeout))
+        .map_err(unreachable)?;
     socket
         .set_tcp_keepalive(&socket2::TcpKeepalive::new().with_time(user_timeout))
         .map_err(unreachable)?;
@@ -57,7 +64,10 @@ async fn encrypt(mut stream: TcpStream, host: &str, target: &Target) -> Result<B
         stream.write_all(&request).await?;
         stream.read_u8().await
     };
-    match answer.await.map_err(|e| failed("no answer to the request for TLS").caused_by(e))? {
+    match answer
+        .await
+        .map_err(|e| failed("no answer to the request for TLS").caused_by(e))?
+    {
         b'S' => {}
         b'N' if target.ssl_mode == SslMode::Prefer => return Ok(Box::new(stream)),
         b'N' => return Err(failed("the server offers no TLS")),
@@ -66,7 +76,9 @@ async fn encrypt(mut stream: TcpStream, host: &str, target: &Target) -> Result<B
     let mut make = connector(target)?;
     let connect = MakeTlsConnect::<TcpStream>::make_tls_connect(&mut make, host)
         .map_err(|e| failed("no TLS session").caused_by(e))?;
-    let stream =
-        connect.connect(stream).await.map_err(|e| failed("no TLS session").caused_by(e))?;
+    let stream = connect
+        .connect(stream)
+        .await
+        .map_err(|e| failed("no TLS session").caused_by(e))?;
     Ok(Box::new(stream))
 }

@@ -25,23 +25,37 @@ async fn run_without_database(env: &[(&str, &str)]) -> Ran {
 }
 
 async fn run(database: &Database, env: &[(&str, &str)]) -> Ran {
-    let all: Vec<(&str, &str)> = database.env().into_iter().chain(env.iter().copied()).collect();
+    let all: Vec<(&str, &str)> = database
+        .env()
+        .into_iter()
+        .chain(env.iter().copied())
+        .collect();
     run_without_database(&all).await
 }
 
 #[tokio::test]
 async fn a_url_that_cannot_be_read() {
-    for url in ["shop", "mysql://u@h/d", "postgres://u:s3cret@h:port/d", "postgres://h?sslmode=no"] {
+    for url in [
+        "shop",
+        "mysql://u@h/d",
+        "postgres://u:s3cret@h:port/d",
+        "postgres://h?sslmode=no",
+    ] {
         let ran = run_without_database(&[("DATABASE_URL", url)]).await;
         ran.assert_error("database-url-invalid", 2);
         assert!(!ran.stderr.contains("s3cret"), "{ran}");
     }
-    run_without_database(&[]).await.assert_error("database-url-invalid", 2);
+    run_without_database(&[])
+        .await
+        .assert_error("database-url-invalid", 2);
 }
 
 #[tokio::test]
 async fn a_server_that_cannot_be_reached() {
-    for url in ["postgres://u:s3cret@127.0.0.1:1/d", "postgres://u:s3cret@no-such-host.invalid/d"] {
+    for url in [
+        "postgres://u:s3cret@127.0.0.1:1/d",
+        "postgres://u:s3cret@no-such-host.invalid/d",
+    ] {
         let ran = run_without_database(&[("DATABASE_URL", url)]).await;
         ran.assert_error("postgres-unreachable", 3);
         assert!(!ran.stderr.contains("s3cret"), "{ran}");
@@ -60,11 +74,17 @@ async fn a_wrong_password_and_none() {
     let ran = run(&database, &[("DATABASE_URL", &url)]).await;
     ran.assert_error("postgres-authentication", 3);
     assert!(!ran.stderr.contains("s3cret"), "{ran}");
-    let ran = run(&database, &[("DATABASE_URL", &database.url_as(LOCKED_ROLE))]).await;
+    let ran = run(
+        &database,
+        &[("DATABASE_URL", &database.url_as(LOCKED_ROLE))],
+    )
+    .await;
     ran.assert_error("postgres-authentication", 3);
     // The right one gets further.
     let url = database.url_as(&format!("{LOCKED_ROLE}:{LOCKED_PASSWORD}"));
-    run(&database, &[("DATABASE_URL", &url)]).await.assert_error("privilege-missing", 3);
+    run(&database, &[("DATABASE_URL", &url)])
+        .await
+        .assert_error("privilege-missing", 3);
 }
 
 #[tokio::test]
@@ -81,13 +101,21 @@ async fn a_role_without_replication() {
     let database = Database::new().await;
     let role = format!("{}_relay", database.name);
     database.execute(&format!("create role {role} login")).await;
-    database.run(&["init", "--apply", "--relay-user", &role]).await.assert_status(1);
+    database
+        .run(&["init", "--apply", "--relay-user", &role])
+        .await
+        .assert_status(1);
     let url = database.url_as(&role);
     let ran = run(&database, &[("DATABASE_URL", &url)]).await;
     ran.assert_error("replication-right", 3);
     // Without a slot it fails earlier, with the same code.
-    database.run(&["slot", "drop", "--yes"]).await.assert_status(0);
-    run(&database, &[("DATABASE_URL", &url)]).await.assert_error("replication-right", 3);
+    database
+        .run(&["slot", "drop", "--yes"])
+        .await
+        .assert_status(0);
+    run(&database, &[("DATABASE_URL", &url)])
+        .await
+        .assert_error("replication-right", 3);
 }
 
 #[tokio::test]
@@ -101,10 +129,15 @@ async fn a_schema_that_was_never_made() {
 #[tokio::test]
 async fn no_publication_and_one_without_the_table() {
     let database = Database::initialised().await;
-    database.execute("alter publication postrider drop table outbox.events").await;
+    database
+        .execute("alter publication postrider drop table outbox.events")
+        .await;
     let ran = run(&database, &[]).await;
     ran.assert_error("publication-drift", 3);
-    assert_contains(&ran.stderr, "alter publication postrider add table outbox.events");
+    assert_contains(
+        &ran.stderr,
+        "alter publication postrider add table outbox.events",
+    );
     database.execute("drop publication postrider").await;
     let ran = run(&database, &[]).await;
     ran.assert_error("publication-missing", 3);
@@ -119,7 +152,9 @@ async fn a_slot_of_another_plugin_and_a_physical_one() {
     database.execute(&physical).await;
     let ran = run(&database, &[("POSTRIDER_SLOT", &other)]).await;
     ran.assert_error("slot-foreign", 3);
-    database.execute(&format!("select pg_drop_replication_slot('{other}')")).await;
+    database
+        .execute(&format!("select pg_drop_replication_slot('{other}')"))
+        .await;
 
     let plugin = format!("select pg_create_logical_replication_slot('{other}', 'test_decoding')");
     if let Err(error) = database.client.batch_execute(&plugin).await {
@@ -152,7 +187,9 @@ async fn an_unknown_setting_in_the_environment_a_file_and_a_flag() {
     let mut file = tempfile::NamedTempFile::new().unwrap();
     std::io::Write::write_all(&mut file, b"colour = 'red'\n").unwrap();
     let path = file.path().to_str().unwrap();
-    run_without_database(&[("POSTRIDER_CONFIG", path)]).await.assert_error("setting-unknown", 2);
+    run_without_database(&[("POSTRIDER_CONFIG", path)])
+        .await
+        .assert_error("setting-unknown", 2);
 
     let ran = postrider(&["run", "--publicaton", "x"], &[]).await;
     ran.assert_error("setting-unknown", 2);

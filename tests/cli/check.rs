@@ -28,8 +28,13 @@ async fn subscribe(host: &str) {
 }
 
 async fn check(database: &Database, host: &str, more: &[(&str, &str)]) -> Ran {
-    let env = [("PUBSUB_EMULATOR_HOST", host), ("PUBSUB_PROJECT_ID", "demo")];
-    database.run_with(&["check", "--json"], &[&env[..], more].concat()).await
+    let env = [
+        ("PUBSUB_EMULATOR_HOST", host),
+        ("PUBSUB_PROJECT_ID", "demo"),
+    ];
+    database
+        .run_with(&["check", "--json"], &[&env[..], more].concat())
+        .await
 }
 
 #[tokio::test]
@@ -42,8 +47,16 @@ async fn a_database_and_topics_that_are_ready_give_exit_code_0() {
     let ran = check(&database, &host, &[]).await;
     ran.assert_status(0);
     assert_contains(&ran.finding("topic")["what"].to_string(), TOPIC);
-    assert_contains(&ran.finding("mapping")["what"].to_string(), "10 sampled events");
-    assert!(["ok", "info"].iter().any(|worst| ran.json()["worst"] == *worst), "{ran}");
+    assert_contains(
+        &ran.finding("mapping")["what"].to_string(),
+        "10 sampled events",
+    );
+    assert!(
+        ["ok", "info"]
+            .iter()
+            .any(|worst| ran.json()["worst"] == *worst),
+        "{ran}"
+    );
 }
 
 #[tokio::test]
@@ -59,7 +72,10 @@ async fn a_topic_of_sampled_events_that_is_missing_is_an_error_unless_it_is_to_b
     emulator.create_topic(TOPIC).await.unwrap();
     let ran = check(&database, &host, &[]).await;
     ran.assert_status(1);
-    assert_contains(&ran.finding("topic-without-subscription")["what"].to_string(), TOPIC);
+    assert_contains(
+        &ran.finding("topic-without-subscription")["what"].to_string(),
+        TOPIC,
+    );
 }
 
 #[tokio::test]
@@ -75,7 +91,9 @@ async fn a_fixed_topic_is_looked_up_without_any_event() {
 #[tokio::test]
 async fn events_that_cannot_be_sent_are_found_before_the_relay_meets_them() {
     let database = Database::initialised().await;
-    database.execute("select outbox.emit('no topic name', '1', 'Placed', '{}')").await;
+    database
+        .execute("select outbox.emit('no topic name', '1', 'Placed', '{}')")
+        .await;
     let (_emulator, host) = emulator().await;
     let ran = check(&database, &host, &[]).await;
     ran.assert_status(1);
@@ -90,14 +108,25 @@ async fn what_is_wrong_in_the_database_is_an_error_with_its_remedy() {
     let (_emulator, host) = emulator().await;
     let ran = check(&database, &host, &[]).await;
     ran.assert_status(2);
-    assert_contains(&ran.finding("publication-missing")["remedy"].to_string(), "create publication");
-    assert_contains(&ran.finding("dispatch-table-missing")["remedy"].to_string(), "init --apply");
+    assert_contains(
+        &ran.finding("publication-missing")["remedy"].to_string(),
+        "create publication",
+    );
+    assert_contains(
+        &ran.finding("dispatch-table-missing")["remedy"].to_string(),
+        "init --apply",
+    );
 
     database.run(&["init", "--apply"]).await.assert_status(0);
-    database.execute("alter table outbox.events rename column aggregateid to key").await;
+    database
+        .execute("alter table outbox.events rename column aggregateid to key")
+        .await;
     let ran = check(&database, &host, &[]).await;
     ran.assert_status(2);
-    assert_contains(&ran.finding("column-missing")["what"].to_string(), "aggregateid");
+    assert_contains(
+        &ran.finding("column-missing")["what"].to_string(),
+        "aggregateid",
+    );
 }
 
 #[tokio::test]
@@ -106,10 +135,21 @@ async fn a_role_that_lacks_rights_is_told_which() {
     let role = format!("{}_poor", database.name);
     database.execute(&format!("create role {role} login")).await;
     let (_emulator, host) = emulator().await;
-    let ran = check(&database, &host, &[("DATABASE_URL", &database.url_as(&role))]).await;
+    let ran = check(
+        &database,
+        &host,
+        &[("DATABASE_URL", &database.url_as(&role))],
+    )
+    .await;
     ran.assert_status(2);
-    assert_contains(&ran.finding("replication-right-missing")["remedy"].to_string(), &role);
-    assert_contains(&ran.finding("table-not-readable")["remedy"].to_string(), "grant");
+    assert_contains(
+        &ran.finding("replication-right-missing")["remedy"].to_string(),
+        &role,
+    );
+    assert_contains(
+        &ran.finding("table-not-readable")["remedy"].to_string(),
+        "grant",
+    );
 }
 
 #[tokio::test]

@@ -22,7 +22,11 @@ async fn every_row_inserted_between_init_and_the_first_run_is_delivered() {
     let env: Vec<_> = database.env().into_iter().chain(more).collect();
     let _relay = command(&["run"], &env).spawn().unwrap();
     let deadline = Instant::now() + PATIENCE;
-    while database.number("select count(*) from outbox.dispatch").await < 250 {
+    while database
+        .number("select count(*) from outbox.dispatch")
+        .await
+        < 250
+    {
         assert!(Instant::now() < deadline, "not delivered in {PATIENCE:?}");
         tokio::time::sleep(std::time::Duration::from_millis(50)).await;
     }

@@ -22,7 +22,11 @@ async fn every_command_explains_itself_with_an_example() {
 
 #[tokio::test]
 async fn init_prints_the_whole_script_without_a_database() {
-    let ran = postrider(&["init", "--slot", "mine", "--relay-user", "Shop Relay"], &[]).await;
+    let ran = postrider(
+        &["init", "--slot", "mine", "--relay-user", "Shop Relay"],
+        &[],
+    )
+    .await;
     ran.assert_status(0);
     let order: Vec<usize> = [
         "create table if not exists outbox.migrations",
@@ -32,7 +36,11 @@ async fn init_prints_the_whole_script_without_a_database() {
         "grant postrider_relay to \"Shop Relay\"",
         "slot_name => 'mine'",
     ]
-    .map(|part| ran.stdout.find(part).unwrap_or_else(|| panic!("{part} is not in {ran}")))
+    .map(|part| {
+        ran.stdout
+            .find(part)
+            .unwrap_or_else(|| panic!("{part} is not in {ran}"))
+    })
     .into();
     assert!(order.is_sorted(), "{order:?}");
 }

@@ -10,14 +10,25 @@ async fn a_second_init_changes_nothing_and_says_so() {
     let first = database.run(&["init", "--apply"]).await;
     first.assert_status(0);
     assert_contains(&first.stdout, "0001 events: applied");
-    assert_contains(&first.stdout, &format!("slot {} created at ", database.name));
+    assert_contains(
+        &first.stdout,
+        &format!("slot {} created at ", database.name),
+    );
     database.emit(3).await;
     let second = database.run(&["init", "--apply"]).await;
     second.assert_status(0);
     assert!(!second.stdout.contains("applied"), "{second}");
     assert_contains(&second.stdout, "is there already");
-    assert_eq!(database.number("select count(*) from outbox.events").await, 3);
-    assert_eq!(database.number("select count(*) from outbox.migrations").await, 4);
+    assert_eq!(
+        database.number("select count(*) from outbox.events").await,
+        3
+    );
+    assert_eq!(
+        database
+            .number("select count(*) from outbox.migrations")
+            .await,
+        4
+    );
 }
 
 #[tokio::test]
@@ -27,7 +38,12 @@ async fn two_inits_at_once_both_succeed() {
     let (a, b) = tokio::join!(database.run(&init), database.run(&init));
     a.assert_status(0);
     b.assert_status(0);
-    assert_eq!(database.number("select count(*) from outbox.migrations").await, 4);
+    assert_eq!(
+        database
+            .number("select count(*) from outbox.migrations")
+            .await,
+        4
+    );
 }
 
 #[tokio::test]
@@ -43,12 +59,19 @@ async fn the_printed_script_makes_what_apply_makes() {
 #[tokio::test]
 async fn a_bytea_payload_is_chosen_at_the_first_init_only() {
     let database = Database::new().await;
-    database.run(&["init", "--apply", "--payload", "bytea"]).await.assert_status(0);
+    database
+        .run(&["init", "--apply", "--payload", "bytea"])
+        .await
+        .assert_status(0);
     let of_type = "select count(*) from pg_attribute where attrelid = 'outbox.events'::regclass \
                    and attname = 'payload' and atttypid = 'bytea'::regtype";
     assert_eq!(database.number(of_type).await, 1);
-    database.execute("select outbox.emit('order', '1', 'Placed', '\\x00ff'::bytea)").await;
-    let again = database.run(&["init", "--apply", "--json", "--payload", "jsonb"]).await;
+    database
+        .execute("select outbox.emit('order', '1', 'Placed', '\\x00ff'::bytea)")
+        .await;
+    let again = database
+        .run(&["init", "--apply", "--json", "--payload", "jsonb"])
+        .await;
     again.assert_status(1);
     assert_eq!(again.finding("payload-type")["severity"], "warning");
 }
@@ -57,9 +80,14 @@ async fn a_bytea_payload_is_chosen_at_the_first_init_only() {
 async fn a_relay_user_gets_its_rights_and_is_told_what_it_still_needs() {
     let database = Database::new().await;
     let role = format!("{}_relay", database.name);
-    let missing = database.run(&["init", "--apply", "--relay-user", &role]).await;
+    let missing = database
+        .run(&["init", "--apply", "--relay-user", &role])
+        .await;
     missing.assert_error("setting-invalid", 2);
-    assert_contains(&missing.stderr, &format!("create role {role} login replication"));
+    assert_contains(
+        &missing.stderr,
+        &format!("create role {role} login replication"),
+    );
 
     database.execute(&format!("create role {role} login")).await;
     let init = ["init", "--apply", "--json", "--relay-user", &role];
@@ -68,10 +96,16 @@ async fn a_relay_user_gets_its_rights_and_is_told_what_it_still_needs() {
     let remedy = ran.finding("replication-right-missing")["remedy"].to_string();
     assert_contains(&remedy, &format!("alter role {role} with replication"));
 
-    database.execute(&format!("alter role {role} with replication")).await;
+    database
+        .execute(&format!("alter role {role} with replication"))
+        .await;
     database.run(&init).await.assert_status(0);
     let relay = connect(&database.url_as(&role)).await;
-    execute(&relay, "select * from outbox.events; update outbox.relay set timeline = 1").await;
+    execute(
+        &relay,
+        "select * from outbox.events; update outbox.relay set timeline = 1",
+    )
+    .await;
 }
 
 #[tokio::test]
@@ -80,8 +114,14 @@ async fn other_tables_and_publications_come_from_the_settings() {
     database
         .execute("create schema sales; create table sales.outbox (like pg_class); create table sales.more (id int)")
         .await;
-    let env = [("POSTRIDER_PUBLICATION", "Sales"), ("POSTRIDER_TABLE", "sales.outbox")];
-    database.run_with(&["init", "--apply", "--no-slot"], &env).await.assert_status(2); // its columns are not those of an outbox
+    let env = [
+        ("POSTRIDER_PUBLICATION", "Sales"),
+        ("POSTRIDER_TABLE", "sales.outbox"),
+    ];
+    database
+        .run_with(&["init", "--apply", "--no-slot"], &env)
+        .await
+        .assert_status(2); // its columns are not those of an outbox
     let published = |table: &str| {
         format!(
             "select count(*) from pg_publication_tables \
@@ -90,26 +130,47 @@ async fn other_tables_and_publications_come_from_the_settings() {
     };
     assert_eq!(database.number(&published("outbox")).await, 1);
     // A table that is added to the settings is added to the publication.
-    let env = [("POSTRIDER_PUBLICATION", "Sales"), ("POSTRIDER_TABLE", "sales.more")];
-    database.run_with(&["init", "--apply", "--no-slot"], &env).await.assert_status(2); // its columns are not those of an outbox
+    let env = [
+        ("POSTRIDER_PUBLICATION", "Sales"),
+        ("POSTRIDER_TABLE", "sales.more"),
+    ];
+    database
+        .run_with(&["init", "--apply", "--no-slot"], &env)
+        .await
+        .assert_status(2); // its columns are not those of an outbox
     assert_eq!(database.number(&published("more")).await, 1);
-    let env = [("POSTRIDER_PUBLICATION", "Sales"), ("POSTRIDER_TABLE", "sales.none")];
-    let ran = database.run_with(&["init", "--apply", "--no-slot"], &env).await;
+    let env = [
+        ("POSTRIDER_PUBLICATION", "Sales"),
+        ("POSTRIDER_TABLE", "sales.none"),
+    ];
+    let ran = database
+        .run_with(&["init", "--apply", "--no-slot"], &env)
+        .await;
     ran.assert_error("schema-missing", 3);
 }
 
 #[tokio::test]
 async fn without_logical_wal_everything_but_the_slot_is_made() {
-    let server = ScratchPostgres::builder().setting("wal_level", "replica").start().unwrap();
+    let server = ScratchPostgres::builder()
+        .setting("wal_level", "replica")
+        .start()
+        .unwrap();
     let url = server.url("postgres");
     let ran = postrider(&["init", "--apply", "--json"], &[("DATABASE_URL", &url)]).await;
     ran.assert_status(1);
     let remedy = ran.finding("wal-level-not-logical")["remedy"].to_string();
     assert_contains(&remedy, "alter system set wal_level = 'logical'");
     let client = connect(&url).await;
-    execute(&client, "select * from outbox.events, outbox.dispatch, outbox.relay").await;
+    execute(
+        &client,
+        "select * from outbox.events, outbox.dispatch, outbox.relay",
+    )
+    .await;
 
-    let env = [("DATABASE_URL", url.as_str()), ("PUBSUB_PROJECT_ID", "demo")];
+    let env = [
+        ("DATABASE_URL", url.as_str()),
+        ("PUBSUB_PROJECT_ID", "demo"),
+    ];
     let run = [&env[..], &crate::bad_input::FAST].concat();
     postrider(&["run"], &run).await.assert_error("wal-level", 3);
 }
@@ -121,19 +182,30 @@ async fn an_owner_without_replication_gets_everything_but_the_slot() {
     let sql = format!("create role {owner} login; alter database {name} owner to {owner}");
     database.execute(&sql).await;
     let url = database.url_as(&owner);
-    let ran = database.run_with(&["init", "--apply", "--json"], &[("DATABASE_URL", &url)]).await;
+    let ran = database
+        .run_with(&["init", "--apply", "--json"], &[("DATABASE_URL", &url)])
+        .await;
     ran.assert_status(1);
     ran.finding("replication-right-missing");
-    assert_eq!(database.number("select count(*) from outbox.migrations").await, 4);
+    assert_eq!(
+        database
+            .number("select count(*) from outbox.migrations")
+            .await,
+        4
+    );
 }
 
 #[tokio::test]
 async fn a_role_that_may_not_create_is_told_to_use_the_owner() {
     let database = Database::new().await;
     let guest = format!("{}_guest", database.name);
-    database.execute(&format!("create role {guest} login")).await;
+    database
+        .execute(&format!("create role {guest} login"))
+        .await;
     let url = database.url_as(&guest);
-    let ran = database.run_with(&["init", "--apply"], &[("DATABASE_URL", &url)]).await;
+    let ran = database
+        .run_with(&["init", "--apply"], &[("DATABASE_URL", &url)])
+        .await;
     ran.assert_error("privilege-missing", 3);
     assert_contains(&ran.stderr, "owner of the database");
 }
@@ -151,6 +223,12 @@ async fn a_slot_that_served_and_is_gone_is_not_made_anew_without_a_word() {
     let ran = database.run(&["init", "--apply", "--json"]).await;
     ran.assert_status(1);
     assert_contains(&ran.finding("slot-missing")["what"].to_string(), "0/1");
-    database.run(&["slot", "create"]).await.assert_error("slot-missing", 3);
-    database.run(&["slot", "create", "--yes"]).await.assert_status(0);
+    database
+        .run(&["slot", "create"])
+        .await
+        .assert_error("slot-missing", 3);
+    database
+        .run(&["slot", "create", "--yes"])
+        .await
+        .assert_status(0);
 }

@@ -3,7 +3,7 @@
 use scratch_postgres::ScratchPostgres;
 use tokio::io::{AsyncBufReadExt, BufReader};
 
-use crate::support::{Database, assert_contains, PATIENCE, command, connect, execute, postrider};
+use crate::support::{Database, PATIENCE, assert_contains, command, connect, execute, postrider};
 
 /// What scripts may rely on.
 const CONTRACT: [&str; 10] = [
@@ -32,7 +32,10 @@ async fn show_as_json_has_every_field_of_the_contract() {
     assert_eq!(json["active"], false);
     assert_eq!(json["wal_status"], "reserved");
     assert_eq!(json["health"], "inactive");
-    assert!(json["lag_bytes"].is_u64() && json["retained_bytes"].is_u64(), "{ran}");
+    assert!(
+        json["lag_bytes"].is_u64() && json["retained_bytes"].is_u64(),
+        "{ran}"
+    );
     assert_contains(json["confirmed_flush_lsn"].as_str().unwrap(), "/");
 }
 
@@ -40,11 +43,17 @@ async fn show_as_json_has_every_field_of_the_contract() {
 async fn waiting_events_are_counted_and_old_ones_raise_the_alarm() {
     let server = ScratchPostgres::builder().start().unwrap();
     let database = Database::on(&server).await;
-    database.run(&["init", "--apply", "--no-slot"]).await.assert_status(0);
+    database
+        .run(&["init", "--apply", "--no-slot"])
+        .await
+        .assert_status(0);
     database.emit(5).await; // from before the slot: never streamed, so they do not wait
     database.run(&["slot", "create"]).await.assert_status(0);
     let idle = database.run(&["slot", "show", "--json"]).await.json();
-    assert_eq!((&idle["pending_events"], &idle["lag_seconds"]), (&0.into(), &0.0.into()));
+    assert_eq!(
+        (&idle["pending_events"], &idle["lag_seconds"]),
+        (&0.into(), &0.0.into())
+    );
 
     database.emit(2).await;
     let old = "insert into outbox.events (aggregatetype, event_type, occurred_at) \
@@ -53,10 +62,19 @@ async fn waiting_events_are_counted_and_old_ones_raise_the_alarm() {
     let ran = database.run(&["slot", "show", "--json"]).await;
     let json = ran.json();
     assert_eq!(json["pending_events"], 3);
-    assert!((3_600.0..3_700.0).contains(&json["lag_seconds"].as_f64().unwrap()), "{ran}");
+    assert!(
+        (3_600.0..3_700.0).contains(&json["lag_seconds"].as_f64().unwrap()),
+        "{ran}"
+    );
     ran.assert_status(1);
-    database.run(&["slot", "show", "--critical-seconds", "3000"]).await.assert_status(2);
-    database.run(&["slot", "show", "--critical-bytes", "1B"]).await.assert_status(2);
+    database
+        .run(&["slot", "show", "--critical-seconds", "3000"])
+        .await
+        .assert_status(2);
+    database
+        .run(&["slot", "show", "--critical-bytes", "1B"])
+        .await
+        .assert_status(2);
     let shown = database.run(&["slot"]).await;
     assert_contains(&shown.stdout, "3 events not recorded yet, the oldest 1 h");
 
@@ -76,7 +94,14 @@ async fn the_screen_says_health_what_to_do_lag_reader_and_who_holds_wal_back() {
     let database = Database::initialised().await;
     let ran = database.run(&["slot", "show"]).await;
     ran.assert_status(1);
-    for part in ["INACTIVE", "postrider run", "lag ", "WAL kept", "reader", "held by"] {
+    for part in [
+        "INACTIVE",
+        "postrider run",
+        "lag ",
+        "WAL kept",
+        "reader",
+        "held by",
+    ] {
         assert_contains(&ran.stdout, part);
     }
 }
@@ -88,10 +113,16 @@ async fn a_watched_slot_is_shown_again_and_again_with_rates() {
     let mut watching = command(&watch, &database.env()).spawn().unwrap();
     let mut lines = BufReader::new(watching.stdout.take().unwrap()).lines();
     for look in 0..2 {
-        let line = tokio::time::timeout(PATIENCE, lines.next_line()).await.unwrap();
+        let line = tokio::time::timeout(PATIENCE, lines.next_line())
+            .await
+            .unwrap();
         let json: serde_json::Value = serde_json::from_str(&line.unwrap().unwrap()).unwrap();
         assert_eq!(json["slot_name"], database.name.as_str());
-        assert_eq!(json["written_bytes_per_second"].is_u64(), look == 1, "{json}");
+        assert_eq!(
+            json["written_bytes_per_second"].is_u64(),
+            look == 1,
+            "{json}"
+        );
     }
 }
 
@@ -120,12 +151,21 @@ async fn a_server_that_is_gone_is_unknown_in_json_and_an_error_for_people() {
 async fn list_shows_every_slot_of_the_cluster() {
     let database = Database::initialised().await;
     let physical = format!("{}_physical", database.name);
-    database.execute(&format!("select pg_create_physical_replication_slot('{physical}')")).await;
+    database
+        .execute(&format!(
+            "select pg_create_physical_replication_slot('{physical}')"
+        ))
+        .await;
     let ran = database.run(&["slot", "list"]).await;
     ran.assert_status(0);
     assert_contains(&ran.stdout, &physical);
     let json = database.run(&["slot", "list", "--json"]).await.json();
-    let names: Vec<_> = json["slots"].as_array().unwrap().iter().map(|s| &s["slot_name"]).collect();
+    let names: Vec<_> = json["slots"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|s| &s["slot_name"])
+        .collect();
     assert!(names.contains(&&database.name.clone().into()), "{names:?}");
 }
 
@@ -151,14 +191,19 @@ async fn drop_and_advance_say_what_is_lost_and_want_yes() {
     ran.assert_status(0);
     assert_contains(&ran.stdout, "4 events not recorded");
     assert!(database.number(&position).await > before);
-    let ran = database.run(&["slot", "advance", "--to", "0/1", "--yes"]).await;
+    let ran = database
+        .run(&["slot", "advance", "--to", "0/1", "--yes"])
+        .await;
     ran.assert_error("setting-invalid", 2);
 
     let ran = database.run(&["slot", "drop", "--yes", "--json"]).await;
     ran.assert_status(0);
     assert_eq!(ran.json()["slot_name"], database.name.as_str());
     database.run(&["slot", "show"]).await.assert_status(3);
-    database.run(&["slot", "drop", "--yes"]).await.assert_error("slot-missing", 3);
+    database
+        .run(&["slot", "drop", "--yes"])
+        .await
+        .assert_error("slot-missing", 3);
 }
 
 #[tokio::test]
@@ -167,20 +212,31 @@ async fn a_slot_is_created_after_its_publication_only() {
     let ran = database.run(&["slot", "create"]).await;
     ran.assert_error("publication-missing", 3);
     assert_contains(&ran.stderr, "postrider init --apply");
-    database.run(&["init", "--apply", "--no-slot"]).await.assert_status(0);
+    database
+        .run(&["init", "--apply", "--no-slot"])
+        .await
+        .assert_status(0);
     let ran = database.run(&["slot", "create", "--json"]).await;
     ran.assert_status(0);
     assert_eq!(ran.json()["slot_name"], database.name.as_str());
-    database.run(&["slot", "create"]).await.assert_error("slot-foreign", 3);
+    database
+        .run(&["slot", "create"])
+        .await
+        .assert_error("slot-foreign", 3);
 }
 
 #[tokio::test]
 async fn a_slot_that_cannot_be_made_names_the_transaction_in_the_way() {
     let database = Database::new().await;
-    database.run(&["init", "--apply", "--no-slot"]).await.assert_status(0);
+    database
+        .run(&["init", "--apply", "--no-slot"])
+        .await
+        .assert_status(0);
     let other = connect(&database.url).await;
     execute(&other, "begin; select pg_current_xact_id()").await;
-    let ran = database.run(&["slot", "create", "--wait-seconds", "1"]).await;
+    let ran = database
+        .run(&["slot", "create", "--wait-seconds", "1"])
+        .await;
     ran.assert_error("slot-busy", 3);
     assert_contains(&ran.stderr, "server process");
 }

@@ -23,7 +23,9 @@ fn server() -> &'static ScratchPostgres {
         ScratchPostgres::builder()
             .setting("max_replication_slots", "60")
             .setting("max_wal_senders", "60")
-            .hba_line(&format!("host all {LOCKED_ROLE} 127.0.0.1/32 scram-sha-256"))
+            .hba_line(&format!(
+                "host all {LOCKED_ROLE} 127.0.0.1/32 scram-sha-256"
+            ))
             .start()
             .unwrap()
     })
@@ -48,7 +50,11 @@ impl Database {
         let maintenance = connect(&server.url("postgres")).await;
         execute(&maintenance, &format!("create database {name}")).await;
         let url = server.url(&name);
-        Self { client: connect(&url).await, url, name }
+        Self {
+            client: connect(&url).await,
+            url,
+            name,
+        }
     }
 
     /// The same, after `postrider init --apply`.
@@ -72,7 +78,10 @@ impl Database {
     pub(crate) async fn emit(&self, events: u32) {
         let emit = "select outbox.emit('order', (i % 7)::text, 'OrderPlaced', '{\"a\": 1}') \
                     from generate_series(1, $1::bigint) i";
-        self.client.query(emit, &[&i64::from(events)]).await.unwrap();
+        self.client
+            .query(emit, &[&i64::from(events)])
+            .await
+            .unwrap();
     }
 
     pub(crate) async fn number(&self, sql: &str) -> i64 {
@@ -102,7 +111,10 @@ pub(crate) async fn connect(url: &str) -> Client {
 }
 
 pub(crate) async fn execute(client: &Client, sql: &str) {
-    client.batch_execute(sql).await.unwrap_or_else(|error| panic!("{sql}: {error:?}"));
+    client
+        .batch_execute(sql)
+        .await
+        .unwrap_or_else(|error| panic!("{sql}: {error:?}"));
 }
 
 /// The binary with `args`, and nothing in its environment but `env`.
@@ -122,7 +134,9 @@ pub(crate) fn command(args: &[&str], env: &[(&str, &str)]) -> Command {
 /// Runs the binary to its end, which must come.
 pub(crate) async fn postrider(args: &[&str], env: &[(&str, &str)]) -> Ran {
     let output = tokio::time::timeout(PATIENCE, command(args, env).output());
-    let output = output.await.unwrap_or_else(|_| panic!("{args:?} ran for longer than {PATIENCE:?}"));
+    let output = output
+        .await
+        .unwrap_or_else(|_| panic!("{args:?} ran for longer than {PATIENCE:?}"));
     let output = output.unwrap();
     Ran {
         what: args.join(" "),
@@ -151,9 +165,16 @@ impl Ran {
     #[track_caller]
     pub(crate) fn assert_error(&self, code: &str, status: i32) {
         let blocks = self.stderr.matches("error[").count();
-        assert!(self.stderr.contains(&format!("error[{code}]: ")) && blocks == 1, "{self}");
+        assert!(
+            self.stderr.contains(&format!("error[{code}]: ")) && blocks == 1,
+            "{self}"
+        );
         assert!(self.stderr.contains("\n  hint:  "), "{self}");
-        assert!(self.stderr.ends_with(&format!("postrider explain {code}\n")), "{self}");
+        assert!(
+            self.stderr
+                .ends_with(&format!("postrider explain {code}\n")),
+            "{self}"
+        );
         for crash in ["panicked", "RUST_BACKTRACE", "stack backtrace"] {
             assert!(!self.stderr.contains(crash), "{self}");
         }
@@ -172,14 +193,24 @@ impl Ran {
         let json = self.json();
         let findings = json["findings"].as_array().unwrap();
         let found = findings.iter().find(|finding| finding["code"] == code);
-        found.unwrap_or_else(|| panic!("no finding {code}: {self}")).clone()
+        found
+            .unwrap_or_else(|| panic!("no finding {code}: {self}"))
+            .clone()
     }
 }
 
 impl std::fmt::Display for Ran {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { what, status, stdout, stderr } = self;
-        write!(f, "postrider {what}: {status:?}\n{stdout}\n--- stderr\n{stderr}")
+        let Self {
+            what,
+            status,
+            stdout,
+            stderr,
+        } = self;
+        write!(
+            f,
+            "postrider {what}: {status:?}\n{stdout}\n--- stderr\n{stderr}"
+        )
     }
 }
 

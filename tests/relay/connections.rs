@@ -1,7 +1,9 @@
 //! Every way to PostgreSQL that libpq's `sslmode` knows, for both kinds of session, and the
 //! passwords that must not be seen.
 
-use rcgen::{BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair};
+use rcgen::{
+    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
+};
 use scratch_postgres::{ScratchPostgres, Tls};
 use tempfile::TempDir;
 
@@ -20,20 +22,35 @@ impl Authority {
     fn new() -> Self {
         let mut params = CertificateParams::default();
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        params.distinguished_name.push(DnType::CommonName, "test authority");
+        params
+            .distinguished_name
+            .push(DnType::CommonName, "test authority");
         let key = KeyPair::generate().unwrap();
         let pem = params.self_signed(&key).unwrap().pem();
-        Self { issuer: Issuer::new(params, key), pem }
+        Self {
+            issuer: Issuer::new(params, key),
+            pem,
+        }
     }
 
     /// Certificate and key for `names`, with `common_name`.
-    fn sign(&self, common_name: &str, names: &[&str], usage: ExtendedKeyUsagePurpose) -> (String, String) {
+    fn sign(
+        &self,
+        common_name: &str,
+        names: &[&str],
+        usage: ExtendedKeyUsagePurpose,
+    ) -> (String, String) {
         let names: Vec<String> = names.iter().map(|name| (*name).into()).collect();
         let mut params = CertificateParams::new(names).unwrap();
-        params.distinguished_name.push(DnType::CommonName, common_name);
+        params
+            .distinguished_name
+            .push(DnType::CommonName, common_name);
         params.extended_key_usages.push(usage);
         let key = KeyPair::generate().unwrap();
-        (params.signed_by(&key, &self.issuer).unwrap().pem(), key.serialize_pem())
+        (
+            params.signed_by(&key, &self.issuer).unwrap().pem(),
+            key.serialize_pem(),
+        )
     }
 }
 
@@ -52,7 +69,11 @@ impl Secured {
         let server = ScratchPostgres::builder()
             .setting("wal_level", "logical")
             .setting("password_encryption", "scram-sha-256")
-            .tls(Tls { cert_pem, key_pem, client_ca_pem: Some(authority.pem.clone()) })
+            .tls(Tls {
+                cert_pem,
+                key_pem,
+                client_ca_pem: Some(authority.pem.clone()),
+            })
             .hba_line("hostssl all relay 127.0.0.1/32 scram-sha-256")
             .hba_line("hostssl all certified 127.0.0.1/32 cert")
             .start()
@@ -66,7 +87,11 @@ impl Secured {
                 ))
                 .await;
         }
-        let secured = Self { database, authority, files: TempDir::new().unwrap() };
+        let secured = Self {
+            database,
+            authority,
+            files: TempDir::new().unwrap(),
+        };
         secured.write("ca.pem", &secured.authority.pem);
         secured
     }
@@ -89,7 +114,9 @@ impl Secured {
     /// A relay that connects like this delivers.
     async fn delivers(&self, environment: &[(&str, &str)]) {
         let emulator = harness::emulator().await;
-        self.database.execute("DELETE FROM outbox.events; DELETE FROM outbox.dispatch").await;
+        self.database
+            .execute("DELETE FROM outbox.events; DELETE FROM outbox.dispatch")
+            .await;
         insert_orders(&self.database, 20, 3).await;
         let addr = emulator.addr().to_string();
         let mut all = vec![("RUST_LOG", "trace")];
@@ -97,10 +124,20 @@ impl Secured {
         let relay = Relay::start_with(&self.database, &addr, &all);
         self.database.wait_until_recorded().await;
         let report = harness::check(&self.database, &emulator).await;
-        assert!(report.is_clean(), "{environment:?}: {report}\n{}", relay.log());
+        assert!(
+            report.is_clean(),
+            "{environment:?}: {report}\n{}",
+            relay.log()
+        );
         let log = relay.log();
-        assert!(log.contains("TRACE"), "the test looks at everything that can be logged");
-        assert!(!log.contains(PASSWORD) && !log.contains(PASSWORD_IN_URL), "a password in the log");
+        assert!(
+            log.contains("TRACE"),
+            "the test looks at everything that can be logged"
+        );
+        assert!(
+            !log.contains(PASSWORD) && !log.contains(PASSWORD_IN_URL),
+            "a password in the log"
+        );
         assert!(relay.stop().await.success());
     }
 
@@ -110,7 +147,10 @@ impl Secured {
         let relay = Relay::start_with(&self.database, "127.0.0.1:9", &more);
         relay.wait_for_log(&format!("error[{code}]")).await;
         let log = relay.log();
-        assert!(!log.contains(PASSWORD) && !log.contains("panicked"), "{log}");
+        assert!(
+            !log.contains(PASSWORD) && !log.contains("panicked"),
+            "{log}"
+        );
         assert_eq!(relay.wait().await.code(), Some(3), "{log}");
     }
 }
@@ -126,9 +166,16 @@ async fn a_server_with_the_right_name_serves_under_every_sslmode_with_tls() {
         ("localhost", "sslmode=require".to_owned()),
         ("localhost", String::new()),
     ] {
-        secured.delivers(&[("DATABASE_URL", &secured.url(host, &parameters))]).await;
+        secured
+            .delivers(&[("DATABASE_URL", &secured.url(host, &parameters))])
+            .await;
     }
-    secured.is_refused(&secured.url("localhost", "sslmode=disable"), "postgres-authentication").await;
+    secured
+        .is_refused(
+            &secured.url("localhost", "sslmode=disable"),
+            "postgres-authentication",
+        )
+        .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -137,7 +184,10 @@ async fn a_server_with_another_name_passes_verify_ca_and_fails_verify_full() {
     let ca = secured.ca();
     let url = secured.url("localhost", &format!("sslmode=verify-ca&sslrootcert={ca}"));
     secured.delivers(&[("DATABASE_URL", &url)]).await;
-    let url = secured.url("localhost", &format!("sslmode=verify-full&sslrootcert={ca}"));
+    let url = secured.url(
+        "localhost",
+        &format!("sslmode=verify-full&sslrootcert={ca}"),
+    );
     secured.is_refused(&url, "postgres-tls").await;
 }
 
@@ -149,16 +199,22 @@ async fn a_server_of_another_authority_is_refused_and_a_wrong_password_too() {
         let url = secured.url("localhost", &format!("sslmode={mode}&sslrootcert={other}"));
         secured.is_refused(&url, "postgres-tls").await;
     }
-    let url = secured.url("localhost", "sslmode=require").replace("s3cret", "guess");
+    let url = secured
+        .url("localhost", "sslmode=require")
+        .replace("s3cret", "guess");
     secured.is_refused(&url, "postgres-authentication").await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_client_certificate_logs_in() {
     let secured = Secured::start(&["localhost"]).await;
-    let (cert, key) =
-        secured.authority.sign("certified", &[], ExtendedKeyUsagePurpose::ClientAuth);
-    let (cert, key) = (secured.write("client.pem", &cert), secured.write("client.key", &key));
+    let (cert, key) = secured
+        .authority
+        .sign("certified", &[], ExtendedKeyUsagePurpose::ClientAuth);
+    let (cert, key) = (
+        secured.write("client.pem", &cert),
+        secured.write("client.key", &key),
+    );
     let port = secured.database.server.port();
     let ca = secured.ca();
     let url = format!(

@@ -12,7 +12,11 @@ async fn every_committed_row_is_published_once_in_order_recorded_and_confirmed()
     database.wait_until_recorded().await;
     database.wait_until_confirmed().await;
     let report = harness::check(&database, &emulator).await;
-    assert!(report.is_clean() && report.duplicates.is_empty(), "{report}\n{}", relay.log());
+    assert!(
+        report.is_clean() && report.duplicates.is_empty(),
+        "{report}\n{}",
+        relay.log()
+    );
     assert_eq!(report.stored_messages, 1_000);
     let row = database
         .client
@@ -24,7 +28,14 @@ async fn every_committed_row_is_published_once_in_order_recorded_and_confirmed()
         )
         .await
         .unwrap();
-    assert_eq!((row.get::<_, i64>(0), row.get::<_, i64>(1), row.get::<_, i64>(2)), (1000, 1000, 1000));
+    assert_eq!(
+        (
+            row.get::<_, i64>(0),
+            row.get::<_, i64>(1),
+            row.get::<_, i64>(2)
+        ),
+        (1000, 1000, 1000)
+    );
     assert_eq!(row.get::<_, i32>(3), 1);
     assert!(row.get::<_, bool>(4) && row.get::<_, bool>(5) && row.get::<_, bool>(6));
     assert!(relay.stop().await.success());
@@ -68,7 +79,11 @@ async fn one_large_transaction_is_published_whole_and_in_order() {
     database.wait_until_recorded().await;
     database.wait_until_confirmed().await;
     let report = harness::check(&database, &emulator).await;
-    assert!(report.is_clean() && report.duplicates.is_empty(), "{report}\n{}", relay.log());
+    assert!(
+        report.is_clean() && report.duplicates.is_empty(),
+        "{report}\n{}",
+        relay.log()
+    );
     assert_eq!(report.stored_messages, 50_000);
 }
 
@@ -80,7 +95,9 @@ async fn an_idle_outbox_holds_no_wal_back_while_other_tables_are_busy_and_writes
     relay.wait_for_log("streaming").await;
     database.execute("CREATE TABLE other (n int)").await;
     for _ in 0..5 {
-        database.execute("INSERT INTO other SELECT generate_series(1, 20000)").await;
+        database
+            .execute("INSERT INTO other SELECT generate_series(1, 20000)")
+            .await;
         database.wait_until_confirmed().await;
     }
     database.execute("CHECKPOINT").await;
@@ -91,7 +108,12 @@ async fn an_idle_outbox_holds_no_wal_back_while_other_tables_are_busy_and_writes
     let before = written().await;
     tokio::time::sleep(std::time::Duration::from_secs(12)).await;
     assert_eq!(written().await, before);
-    assert_eq!(database.number("SELECT count(*) FROM outbox.dispatch").await, 0);
+    assert_eq!(
+        database
+            .number("SELECT count(*) FROM outbox.dispatch")
+            .await,
+        0
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -100,11 +122,20 @@ async fn a_fast_shutdown_of_the_server_does_not_wait_for_the_relay() {
     let emulator = harness::emulator().await;
     let relay = Relay::start(&database, &emulator);
     insert_orders(&database, 100, 3).await;
-    database.execute("CREATE TABLE other AS SELECT generate_series(1, 50000) n").await;
+    database
+        .execute("CREATE TABLE other AS SELECT generate_series(1, 50000) n")
+        .await;
     database.wait_until_recorded().await;
     let began = std::time::Instant::now();
-    database.server.stop(scratch_postgres::StopMode::Fast, harness::PATIENCE).unwrap();
-    assert!(began.elapsed() < std::time::Duration::from_secs(10), "took {:?}", began.elapsed());
+    database
+        .server
+        .stop(scratch_postgres::StopMode::Fast, harness::PATIENCE)
+        .unwrap();
+    assert!(
+        began.elapsed() < std::time::Duration::from_secs(10),
+        "took {:?}",
+        began.elapsed()
+    );
     drop(relay);
 }
 
@@ -127,9 +158,12 @@ async fn missing_topics_are_created_when_that_is_allowed_and_waited_for_when_not
     })
     .await;
     relay.kill_9();
-    let relay =
-        Relay::start_with(&database, &addr, &[("POSTRIDER_CREATE_TOPICS", "true")]);
+    let relay = Relay::start_with(&database, &addr, &[("POSTRIDER_CREATE_TOPICS", "true")]);
     database.wait_until_recorded().await;
     let report = harness::check(&database, &emulator).await;
-    assert!(report.is_clean() && report.duplicates.is_empty(), "{report}\n{}", relay.log());
+    assert!(
+        report.is_clean() && report.duplicates.is_empty(),
+        "{report}\n{}",
+        relay.log()
+    );
 }

@@ -9,7 +9,7 @@ use googleapis_tonic_google_pubsub_v1::google::pubsub::v1::{
     AcknowledgeRequest, PullRequest, Subscription, Topic,
 };
 
-use crate::harness::{Database, PATIENCE, Relay, eventually, insert_orders};
+use crate::harness::{self, Database, PATIENCE, Relay, insert_orders};
 
 /// Google's emulator on a free port; ends with the test.
 struct GoogleEmulator {
@@ -18,24 +18,30 @@ struct GoogleEmulator {
 }
 
 impl GoogleEmulator {
-    async fn start() -> Option<Self> {
-        let files = Command::new("dpkg").args(["-L", "google-cloud-cli-pubsub-emulator"]).output();
+    fn start() -> Option<Self> {
+        let files = Command::new("dpkg")
+            .args(["-L", "google-cloud-cli-pubsub-emulator"])
+            .output();
         let files = String::from_utf8(files.ok()?.stdout).ok()?;
-        let jar = files.lines().find(|file| file.ends_with("-all.jar"))?.to_owned();
-        let port = std::net::TcpListener::bind("127.0.0.1:0").ok()?.local_addr().ok()?.port();
+        let jar = files
+            .lines()
+            .find(|file| file.ends_with("-all.jar"))?
+            .to_owned();
+        let port = std::net::TcpListener::bind("127.0.0.1:0")
+            .ok()?
+            .local_addr()
+            .ok()?
+            .port();
         let child = Command::new("java")
             .args(["-jar", &jar, "--host=127.0.0.1", &format!("--port={port}")])
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn()
             .ok()?;
-        let emulator = Self { child, host: format!("127.0.0.1:{port}") };
-        let url = format!("http://{}", emulator.host);
-        eventually("Google's emulator answers", || async {
-            PublisherClient::connect(url.clone()).await.ok().map(drop)
+        Some(Self {
+            child,
+            host: format!("127.0.0.1:{port}"),
         })
-        .await;
-        Some(emulator)
     }
 }
 
@@ -48,16 +54,22 @@ impl Drop for GoogleEmulator {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn googles_own_emulator_gets_every_event_once_in_order() {
-    let Some(emulator) = GoogleEmulator::start().await else {
+    let Some(emulator) = GoogleEmulator::start() else {
         eprintln!("SKIPPED: Google's Pub/Sub emulator (or Java) is not installed");
         return;
     };
-    let url = format!("http://{}", emulator.host);
+    let channel = harness::channel(&emulator.host).await;
     let topic = "projects/demo/topics/order.events";
-    let mut publisher = PublisherClient::connect(url.clone()).await.unwrap();
-    publisher.create_topic(Topic { name: topic.into(), ..Topic::default() }).await.unwrap();
-    let mut subscriber = SubscriberClient::connect(url).await.unwrap();
-    let subscription = "projects/demo/subscriptions/s".to_owned();
+    let mut publisher = PublisherClient::new(channel.clone());
+    publisher
+        .create_topic(Topic {
+            name: topic.into(),
+            ..Topic::default()
+        })
+        .await
+        .unwrap();
+    let mut subscriber = SubscriberClient::new(channel);
+    let subscription = "projects/demo/subscriptions/orders".to_owned();
     subscriber
         .create_subscription(Subscription {
             name: subscription.clone(),
@@ -77,18 +89,32 @@ async fn googles_own_emulator_gets_every_event_once_in_order() {
     let mut seen: BTreeMap<String, Vec<String>> = BTreeMap::new();
     let deadline = std::time::Instant::now() + PATIENCE;
     while seen.values().map(Vec::len).sum::<usize>() < 500 {
-        assert!(std::time::Instant::now() < deadline, "{seen:?}\n{}", relay.log());
+        assert!(
+            std::time::Instant::now() < deadline,
+            "{seen:?}\n{}",
+            relay.log()
+        );
         let request = PullRequest {
             subscription: subscription.clone(),
             max_messages: 1_000,
             ..PullRequest::default()
         };
-        let received = subscriber.pull(request).await.unwrap().into_inner().received_messages;
+        let received = subscriber
+            .pull(request)
+            .await
+            .unwrap()
+            .into_inner()
+            .received_messages;
         let ack_ids = received.iter().map(|m| m.ack_id.clone()).collect();
-        let ack = AcknowledgeRequest { subscription: subscription.clone(), ack_ids };
+        let ack = AcknowledgeRequest {
+            subscription: subscription.clone(),
+            ack_ids,
+        };
         subscriber.acknowledge(ack).await.unwrap();
         for message in received.into_iter().filter_map(|m| m.message) {
-            seen.entry(message.ordering_key).or_default().push(message.attributes["event_id"].clone());
+            seen.entry(message.ordering_key)
+                .or_default()
+                .push(message.attributes["event_id"].clone());
         }
     }
     let expected = database.expected().await;

@@ -38,15 +38,31 @@ pub(crate) struct Database {
 
 impl Database {
     pub(crate) async fn start() -> Self {
-        Self::on(ScratchPostgres::builder().setting("wal_level", "logical").start().unwrap()).await
+        Self::on(
+            ScratchPostgres::builder()
+                .setting("wal_level", "logical")
+                .start()
+                .unwrap(),
+        )
+        .await
     }
 
     pub(crate) async fn on(server: ScratchPostgres) -> Self {
         let socket_url = server.socket_url("postgres");
         let client = connect(&socket_url).await;
-        let init = postrider(&["init", "--apply"], &[("DATABASE_URL", &socket_url)]).output().unwrap();
-        assert!(init.status.success(), "{}", String::from_utf8_lossy(&init.stderr));
-        Self { url: server.url("postgres"), server, client }
+        let init = postrider(&["init", "--apply"], &[("DATABASE_URL", &socket_url)])
+            .output()
+            .unwrap();
+        assert!(
+            init.status.success(),
+            "{}",
+            String::from_utf8_lossy(&init.stderr)
+        );
+        Self {
+            url: server.url("postgres"),
+            server,
+            client,
+        }
     }
 
     /// Connects again after the server was restarted.
@@ -111,7 +127,8 @@ impl Database {
     }
 
     pub(crate) async fn current_wal(&self) -> i64 {
-        self.number("SELECT (pg_current_wal_lsn() - '0/0')::bigint").await
+        self.number("SELECT (pg_current_wal_lsn() - '0/0')::bigint")
+            .await
     }
 
     /// Waits until the slot has confirmed everything written until now.
@@ -140,15 +157,25 @@ pub(crate) async fn check(database: &Database, emulator: &RunningEmulator) -> Re
 
 /// An emulator with the topic `order.events` of project `demo`.
 pub(crate) async fn emulator() -> RunningEmulator {
-    let emulator = Emulator::builder().listen("127.0.0.1:0".parse().unwrap()).start().await.unwrap();
-    emulator.create_topic("projects/demo/topics/order.events").await.unwrap();
+    let emulator = Emulator::builder()
+        .listen("127.0.0.1:0".parse().unwrap())
+        .start()
+        .await
+        .unwrap();
+    emulator
+        .create_topic("projects/demo/topics/order.events")
+        .await
+        .unwrap();
     emulator
 }
 
 /// The binary under test with an environment of its own.
 pub(crate) fn postrider(arguments: &[&str], environment: &[(&str, &str)]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_postrider"));
-    command.args(arguments).env_clear().envs(environment.iter().copied());
+    command
+        .args(arguments)
+        .env_clear()
+        .envs(environment.iter().copied());
     command
 }
 
@@ -171,8 +198,10 @@ impl Relay {
             ("POSTRIDER_HTTP_ADDR", "off"),
         ];
         environment.extend(more);
-        let mut child =
-            postrider(&["run"], &environment).stderr(Stdio::piped()).spawn().unwrap();
+        let mut child = postrider(&["run"], &environment)
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
         let log = Arc::new(Mutex::new(Vec::new()));
         let lines = BufReader::new(child.stderr.take().unwrap()).lines();
         let sink = log.clone();
@@ -189,9 +218,10 @@ impl Relay {
     }
 
     pub(crate) async fn wait_for_log(&self, text: &str) {
-        eventually(&format!("the log says {text:?}; it says\n{}", self.log()), || async {
-            self.log().contains(text).then_some(())
-        })
+        eventually(
+            &format!("the log says {text:?}; it says\n{}", self.log()),
+            || async { self.log().contains(text).then_some(()) },
+        )
         .await;
     }
 
@@ -203,7 +233,13 @@ impl Relay {
     /// Sends SIGTERM.
     pub(crate) fn terminate(&self) {
         let pid = self.child.id().to_string();
-        assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
+        assert!(
+            Command::new("kill")
+                .args(["-TERM", &pid])
+                .status()
+                .unwrap()
+                .success()
+        );
     }
 
     /// Sends SIGTERM and waits for the end.
@@ -219,7 +255,11 @@ impl Relay {
             if let Some(status) = self.child.try_wait().unwrap() {
                 return status;
             }
-            assert!(Instant::now() < deadline, "the relay did not end:\n{}", self.log());
+            assert!(
+                Instant::now() < deadline,
+                "the relay did not end:\n{}",
+                self.log()
+            );
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     }
@@ -243,4 +283,13 @@ pub(crate) async fn insert_orders(database: &Database, count: u32, keys: u32) {
              COMMIT; END LOOP; END $$"
         ))
         .await;
+}
+
+/// A gRPC connection to an emulator at `host:port`.
+pub(crate) async fn channel(host: &str) -> tonic::transport::Channel {
+    let endpoint = tonic::transport::Endpoint::from_shared(format!("http://{host}")).unwrap();
+    eventually("the emulator takes connections", || async {
+        endpoint.connect().await.ok()
+    })
+    .await
 }

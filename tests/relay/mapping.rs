@@ -22,9 +22,11 @@ struct Subscriber {
 impl Subscriber {
     async fn new(emulator: &RunningEmulator, topic: &str) -> Self {
         // The topic may be there already.
-        let _ = emulator.create_topic(&format!("projects/demo/topics/{topic}")).await;
-        let url = format!("http://{}", emulator.addr());
-        let mut client = SubscriberClient::connect(url).await.unwrap();
+        let _ = emulator
+            .create_topic(&format!("projects/demo/topics/{topic}"))
+            .await;
+        let channel = harness::channel(&emulator.addr().to_string()).await;
+        let mut client = SubscriberClient::new(channel);
         let name = format!("projects/demo/subscriptions/{topic}");
         let subscription = Subscription {
             name: name.clone(),
@@ -54,7 +56,10 @@ impl Subscriber {
             })
             .await;
             let ack_ids = received.iter().map(|m| m.ack_id.clone()).collect();
-            let ack = AcknowledgeRequest { subscription: name.clone(), ack_ids };
+            let ack = AcknowledgeRequest {
+                subscription: name.clone(),
+                ack_ids,
+            };
             client.clone().acknowledge(ack).await.unwrap();
             messages.extend(received.into_iter().filter_map(|m| m.message));
         }
@@ -73,7 +78,11 @@ fn settings(toml: &str) -> NamedTempFile {
 }
 
 fn attributes(message: &PubsubMessage) -> HashMap<&str, &str> {
-    message.attributes.iter().map(|(k, v)| (k.as_str(), v.as_str())).collect()
+    message
+        .attributes
+        .iter()
+        .map(|(k, v)| (k.as_str(), v.as_str()))
+        .collect()
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -90,7 +99,12 @@ async fn the_default_table_gives_payload_key_and_all_default_attributes() {
         )
         .await;
     let message = orders.take_one().await;
-    assert_eq!(message.data, "{\"total\": 12.50}".as_bytes(), "{}", relay.log());
+    assert_eq!(
+        message.data,
+        "{\"total\": 12.50}".as_bytes(),
+        "{}",
+        relay.log()
+    );
     assert_eq!(message.ordering_key, "o-1");
     let attributes = attributes(&message);
     for (name, value) in [
@@ -100,14 +114,24 @@ async fn the_default_table_gives_payload_key_and_all_default_attributes() {
         ("version", "7"),
         ("schema_version", "1"),
         ("tenant", "acme"),
-        ("traceparent", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"),
-        ("googclient_traceparent", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"),
+        (
+            "traceparent",
+            "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+        ),
+        (
+            "googclient_traceparent",
+            "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+        ),
     ] {
         assert_eq!(attributes.get(name), Some(&value), "{name}");
     }
     let id = database.text("SELECT id::text FROM outbox.events").await;
     assert_eq!(attributes["event_id"], id);
-    assert!(attributes["occurred_at"].ends_with('Z'), "{}", attributes["occurred_at"]);
+    assert!(
+        attributes["occurred_at"].ends_with('Z'),
+        "{}",
+        attributes["occurred_at"]
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -162,14 +186,28 @@ async fn tables_with_other_names_ids_types_and_partitions_are_captured_together(
     assert_eq!(legacy.data, "plain text".as_bytes());
     assert_eq!(attributes(&legacy)["event_id"], "1");
     let blob = blobs.take_one().await;
-    assert_eq!(blob.data.as_ref(), [0x00, 0xff, 0x10], "bytes go out exactly as they are");
-    assert!(blob.ordering_key.starts_with("bucket-"), "{}", blob.ordering_key);
+    assert_eq!(
+        blob.data.as_ref(),
+        [0x00, 0xff, 0x10],
+        "bytes go out exactly as they are"
+    );
+    assert!(
+        blob.ordering_key.starts_with("bucket-"),
+        "{}",
+        blob.ordering_key
+    );
     let mut both = parts.take(2).await;
     both.sort_by(|a, b| a.data.cmp(&b.data));
-    assert_eq!(both[0].data, "{\"a\":  1}".as_bytes(), "json keeps its spaces");
+    assert_eq!(
+        both[0].data,
+        "{\"a\":  1}".as_bytes(),
+        "json keeps its spaces"
+    );
     assert!(both.iter().all(|message| message.ordering_key.is_empty()));
     eventually("every event has its row", || async {
-        let rows = database.number("SELECT count(*) FROM outbox.dispatch").await;
+        let rows = database
+            .number("SELECT count(*) FROM outbox.dispatch")
+            .await;
         (rows == 4).then_some(())
     })
     .await;
@@ -180,13 +218,20 @@ async fn tables_with_other_names_ids_types_and_partitions_are_captured_together(
         )
         .await;
     assert_eq!(found, "public.legacy:1");
-    assert!(!relay.log().contains("not in the settings"), "{}", relay.log());
+    assert!(
+        !relay.log().contains("not in the settings"),
+        "{}",
+        relay.log()
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn every_envelope_arrives_in_its_form() {
     for (envelope, check) in [
-        ("cloudevents-binary", check_cloudevents_binary as fn(&PubsubMessage)),
+        (
+            "cloudevents-binary",
+            check_cloudevents_binary as fn(&PubsubMessage),
+        ),
         ("cloudevents-structured", check_cloudevents_structured),
         ("protobuf", check_protobuf),
     ] {
@@ -250,36 +295,59 @@ async fn changes_other_than_inserts_are_counted_and_warned_about_and_never_publi
         relay.wait_for_log(&format!("kind=\"{kind}\"")).await;
     }
     database.wait_until_confirmed().await;
-    assert_eq!(emulator.journal().counts().stored_messages, 3, "{}", relay.log());
+    assert_eq!(
+        emulator.journal().counts().stored_messages,
+        3,
+        "{}",
+        relay.log()
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_cannot_be_mapped_or_is_too_large_stops_with_a_code_and_nothing_is_lost() {
     for (insert, code) in [
-        ("INSERT INTO outbox.events (aggregatetype, aggregateid, event_type, payload) \
-          VALUES ('order', 'o-1', 'Big', to_jsonb(repeat('x', 10000001)))", "event-too-large"),
-        ("INSERT INTO outbox.events (aggregatetype, aggregateid, event_type) \
-          VALUES ('order', repeat('k', 1025), 'LongKey')", "event-invalid"),
-        ("INSERT INTO outbox.events (aggregatetype, aggregateid, event_type) \
-          VALUES ('', 'o-1', 'NoTopic')", "event-invalid"),
+        (
+            "INSERT INTO outbox.events (aggregatetype, aggregateid, event_type, payload) \
+          VALUES ('order', 'o-1', 'Big', to_jsonb(repeat('x', 10000001)))",
+            "event-too-large",
+        ),
+        (
+            "INSERT INTO outbox.events (aggregatetype, aggregateid, event_type) \
+          VALUES ('order', repeat('k', 1025), 'LongKey')",
+            "event-invalid",
+        ),
+        (
+            "INSERT INTO outbox.events (aggregatetype, aggregateid, event_type) \
+          VALUES ('', 'o-1', 'NoTopic')",
+            "event-invalid",
+        ),
     ] {
         let database = Database::start().await;
         let emulator = harness::emulator().await;
         harness::insert_orders(&database, 5, 1).await;
         database.execute(insert).await;
-        let before_bad = database.number(
-            "SELECT count(*) FROM outbox.events WHERE event_type = 'OrderPlaced'").await;
+        let before_bad = database
+            .number("SELECT count(*) FROM outbox.events WHERE event_type = 'OrderPlaced'")
+            .await;
         let relay = Relay::start(&database, &emulator);
         relay.wait_for_log(&format!("error[{code}]")).await;
         let log = relay.log();
         assert_eq!(relay.wait().await.code(), Some(5), "{log}");
-        assert!(!log.contains("xxxxxxxx") && !log.contains("panicked"), "{log}");
-        assert!(log.contains("outbox.events") && log.contains("hint:"), "{log}");
+        assert!(
+            !log.contains("xxxxxxxx") && !log.contains("panicked"),
+            "{log}"
+        );
+        assert!(
+            log.contains("outbox.events") && log.contains("hint:"),
+            "{log}"
+        );
         // The slot still stands before the bad row: it comes again.
         let relay = Relay::start(&database, &emulator);
         relay.wait_for_log(&format!("error[{code}]")).await;
         assert_eq!(relay.wait().await.code(), Some(5));
-        let recorded = database.number("SELECT count(*) FROM outbox.dispatch").await;
+        let recorded = database
+            .number("SELECT count(*) FROM outbox.dispatch")
+            .await;
         assert!(recorded <= before_bad);
         let report = harness::check(&database, &emulator).await;
         assert!(report.duplicates.is_empty(), "{report}");
@@ -298,11 +366,16 @@ async fn a_least_privileged_role_is_enough_and_cannot_change_the_outbox() {
     let relay = Relay::start(&database, &emulator);
     database.wait_until_recorded().await;
     assert!(relay.stop().await.success());
-    let (client, connection) =
-        tokio_postgres::connect(&database.url, tokio_postgres::NoTls).await.unwrap();
+    let (client, connection) = tokio_postgres::connect(&database.url, tokio_postgres::NoTls)
+        .await
+        .unwrap();
     tokio::spawn(connection);
-    for sql in ["UPDATE outbox.events SET version = 0", "DELETE FROM outbox.events",
-                "TRUNCATE outbox.events", "INSERT INTO outbox.events DEFAULT VALUES"] {
+    for sql in [
+        "UPDATE outbox.events SET version = 0",
+        "DELETE FROM outbox.events",
+        "TRUNCATE outbox.events",
+        "INSERT INTO outbox.events DEFAULT VALUES",
+    ] {
         let error = client.batch_execute(sql).await.unwrap_err();
         assert_eq!(error.code().unwrap().code(), "42501", "{sql}");
     }

@@ -12,18 +12,26 @@ use crate::harness::{self, Database, Relay, eventually, insert_orders};
 async fn kill_9_in_mid_stream_loses_nothing_and_repeats_only_what_had_no_record() {
     let database = Database::start().await;
     let emulator = harness::emulator().await;
-    emulator.faults().inject(Fault::new(Action::Delay(Duration::from_millis(3))));
+    emulator
+        .faults()
+        .inject(Fault::new(Action::Delay(Duration::from_millis(3))));
     insert_orders(&database, 3_000, 40).await;
     for round in 1..=5 {
         let relay = Relay::start(&database, &emulator);
         let target = round * 500;
         eventually("some more events are recorded", || async {
-            (database.number("SELECT count(*) FROM outbox.dispatch").await >= target).then_some(())
+            (database
+                .number("SELECT count(*) FROM outbox.dispatch")
+                .await
+                >= target)
+                .then_some(())
         })
         .await;
         relay.kill_9();
     }
-    let recorded_before = database.number("SELECT count(*) FROM outbox.dispatch").await;
+    let recorded_before = database
+        .number("SELECT count(*) FROM outbox.dispatch")
+        .await;
     let stored_before = emulator.journal().counts().stored_messages;
     let relay = Relay::start(&database, &emulator);
     database.wait_until_recorded().await;
@@ -42,12 +50,18 @@ async fn kill_9_in_mid_stream_loses_nothing_and_repeats_only_what_had_no_record(
 async fn a_clean_stop_repeats_nothing() {
     let database = Database::start().await;
     let emulator = harness::emulator().await;
-    emulator.faults().inject(Fault::new(Action::Delay(Duration::from_millis(5))));
+    emulator
+        .faults()
+        .inject(Fault::new(Action::Delay(Duration::from_millis(5))));
     insert_orders(&database, 2_000, 20).await;
     for target in [100, 700, 1_300] {
         let relay = Relay::start(&database, &emulator);
         eventually("some events are recorded", || async {
-            (database.number("SELECT count(*) FROM outbox.dispatch").await >= target).then_some(())
+            (database
+                .number("SELECT count(*) FROM outbox.dispatch")
+                .await
+                >= target)
+                .then_some(())
         })
         .await;
         assert!(relay.stop().await.success());
@@ -55,7 +69,11 @@ async fn a_clean_stop_repeats_nothing() {
     let relay = Relay::start(&database, &emulator);
     database.wait_until_recorded().await;
     let report = harness::check(&database, &emulator).await;
-    assert!(report.is_clean() && report.duplicates.is_empty(), "{report}\n{}", relay.log());
+    assert!(
+        report.is_clean() && report.duplicates.is_empty(),
+        "{report}\n{}",
+        relay.log()
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -111,9 +129,16 @@ async fn a_second_relay_stands_by_and_takes_over_within_seconds() {
     first.kill_9();
     let began = std::time::Instant::now();
     second.wait_for_log("streaming").await;
-    assert!(began.elapsed() < Duration::from_secs(10), "took {:?}", began.elapsed());
+    assert!(
+        began.elapsed() < Duration::from_secs(10),
+        "took {:?}",
+        began.elapsed()
+    );
     insert_orders(&database, 300, 10).await;
     database.wait_until_recorded().await;
     let report = harness::check(&database, &emulator).await;
-    assert!(report.is_clean() && report.unexplained_duplicates() == 0, "{report}");
+    assert!(
+        report.is_clean() && report.unexplained_duplicates() == 0,
+        "{report}"
+    );
 }

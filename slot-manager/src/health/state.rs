@@ -127,12 +127,12 @@ impl Health {
     /// What to do; `None` when there is nothing to do.
     #[must_use]
     pub fn remedy(&self) -> Option<String> {
-        const DELIVERED: &str = "what was not delivered is still in the outbox table and is \
-                                 delivered from there";
+        const DELIVERED: &str = "what was not delivered is still in the outbox table: deliver it \
+                                 from there (`postrider explain slot-lost` shows how)";
         let text = match self {
             Self::Active | Self::StandbyHeld { .. } => return None,
-            Self::Lagging(_) => "see in `postrider status` whether Pub/Sub is slow or refuses, \
-                                 and in `postrider slot show` what keeps the WAL"
+            Self::Lagging(_) => "see in the relay's log or at its /status whether Pub/Sub is slow \
+                                 or refuses, and in `postrider slot show` what keeps the WAL"
                 .to_owned(),
             Self::Inactive(_) => "start the relay (`postrider run`); if it shall never run again, \
                                   `postrider slot drop` releases the WAL"
@@ -146,18 +146,21 @@ impl Health {
                                     checkpoint; then let the relay catch up"
                 .to_owned(),
             Self::Lost => format!(
-                "drop the slot and create a new one (`postrider recover`), and raise \
-                 max_slot_wal_keep_size; {DELIVERED}"
+                "drop the slot and create a new one (`postrider slot drop`, `postrider slot \
+                 create`), and raise max_slot_wal_keep_size; {DELIVERED}"
             ),
             Self::Invalidated { cause } => format!(
-                "{}, then drop the slot and create a new one (`postrider recover`); {DELIVERED}",
+                "{}, then `postrider slot drop` and `postrider slot create`; {DELIVERED}",
                 cause.remedy()
             ),
             Self::Missing => format!("create it with `postrider slot create`; {DELIVERED}"),
-            Self::Recreated { .. } => format!("run `postrider recover`; {DELIVERED}"),
+            Self::Recreated { .. } => {
+                format!("find out who advanced the slot or made it anew; {DELIVERED}")
+            }
             Self::ForeignCluster { .. } => "check that this is the right database: if it is a \
                                             copy, do not run the relay on it; if it took the \
-                                            place of the original, run with --adopt"
+                                            place of the original, delete the slot's row in \
+                                            outbox.relay"
                 .to_owned(),
         };
         Some(text)

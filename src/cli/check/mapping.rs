@@ -46,12 +46,19 @@ pub(super) async fn check(sql: &Sql, settings: &TableSettings, project: &str) ->
     let Some(relation) = describe(sql, &settings.table).await? else {
         return Ok(Looked::default());
     };
-    let project = if project.is_empty() { NO_PROJECT } else { project };
+    let project = if project.is_empty() {
+        NO_PROJECT
+    } else {
+        project
+    };
     let mut mapper = match Mapper::resolve(&relation, settings, project) {
         Ok(mapper) => mapper,
         Err(error) => {
             let findings = vec![from_error(&Error::from(error))];
-            return Ok(Looked { findings, ..Looked::default() });
+            return Ok(Looked {
+                findings,
+                ..Looked::default()
+            });
         }
     };
     let mut topics = plain_topics(settings, project);
@@ -77,7 +84,10 @@ pub(super) async fn check(sql: &Sql, settings: &TableSettings, project: &str) ->
             Err(error) => refused.push(error),
         }
     }
-    Ok(Looked { findings: vec![judge(settings, rows.len(), &refused)], topics })
+    Ok(Looked {
+        findings: vec![judge(settings, rows.len(), &refused)],
+        topics,
+    })
 }
 
 async fn describe(sql: &Sql, table: &QualifiedName) -> Result<Option<OwnedRelation>> {
@@ -108,7 +118,11 @@ fn plain_topics(settings: &TableSettings, project: &str) -> BTreeSet<String> {
         true => topic,
         false => format!("projects/{project}/topics/{topic}"),
     };
-    plain.into_iter().chain(settings.topic_rules.values().cloned()).map(full).collect()
+    plain
+        .into_iter()
+        .chain(settings.topic_rules.values().cloned())
+        .map(full)
+        .collect()
 }
 
 /// Rows as text, in the order of the columns, with the payload left out.

@@ -75,7 +75,10 @@ async fn check_database(settings: &Settings) -> Result<(Vec<Finding>, Vec<String
         relay: QualifiedName::new("outbox", "relay"),
     };
     let mut findings = preflight::check(&sql, &expectation).await?;
-    if findings.iter().any(|finding| finding.code == "server-too-old") {
+    if findings
+        .iter()
+        .any(|finding| finding.code == "server-too-old")
+    {
         return Ok((findings, Vec::new()));
     }
     let mut topics = Vec::new();
@@ -83,7 +86,8 @@ async fn check_database(settings: &Settings) -> Result<(Vec<Finding>, Vec<String
         let looked = mapping::check(&sql, table, &settings.project).await?;
         // The publication's check names missing columns too.
         let is_known = |code| findings.iter().any(|finding| finding.code == code);
-        let is_new = |finding: &Finding| finding.code != "column-missing" || !is_known(finding.code);
+        let is_new =
+            |finding: &Finding| finding.code != "column-missing" || !is_known(finding.code);
         let new: Vec<Finding> = looked.findings.into_iter().filter(is_new).collect();
         findings.extend(new);
         topics.extend(looked.topics);

@@ -26,7 +26,11 @@ pub(super) async fn check(settings: &Settings, topics: Vec<String>) -> Vec<Findi
     findings.extend(region(settings));
     let project = match settings.project() {
         Ok(project) => {
-            findings.push(finding(Severity::Ok, "project", format!("the project is {project}")));
+            findings.push(finding(
+                Severity::Ok,
+                "project",
+                format!("the project is {project}"),
+            ));
             project
         }
         Err(error) => {
@@ -42,7 +46,11 @@ pub(super) async fn check(settings: &Settings, topics: Vec<String>) -> Vec<Findi
         }
     };
     if matches!(&settings.pubsub, Endpoint::Service(url) if url.starts_with("https://")) {
-        findings.push(finding(Severity::Ok, "credentials", "Google credentials are set up"));
+        findings.push(finding(
+            Severity::Ok,
+            "credentials",
+            "Google credentials are set up",
+        ));
     }
     let endpoint = endpoint(&client, project).await;
     let answers = endpoint.severity == Severity::Ok;
@@ -54,7 +62,10 @@ pub(super) async fn check(settings: &Settings, topics: Vec<String>) -> Vec<Findi
 }
 
 fn region(settings: &Settings) -> Option<Finding> {
-    let ordered = settings.tables.iter().any(|table| table.ordering != Ordering::None);
+    let ordered = settings
+        .tables
+        .iter()
+        .any(|table| table.ordering != Ordering::None);
     (ordered && is_global(&settings.pubsub)).then(|| {
         finding_with_remedy(
             Severity::Warning,
@@ -81,7 +92,9 @@ async fn endpoint(client: &Topics, project: &str) -> Finding {
             "grant roles/pubsub.viewer for the check; the relay itself needs roles/pubsub.publisher",
         ),
         Code::PubsubUnreachable => Finding {
-            remedy: Some("check POSTRIDER_PUBSUB_ENDPOINT or PUBSUB_EMULATOR_HOST, and the way there".into()),
+            remedy: Some(
+                "check POSTRIDER_PUBSUB_ENDPOINT or PUBSUB_EMULATOR_HOST, and the way there".into(),
+            ),
             ..from_error(&error)
         },
         // The probe's name is well formed but for the project in it.
@@ -137,13 +150,19 @@ async fn look_up_one(client: &Topics, settings: &Settings, topic: &str) -> Resul
         });
     }
     if in_time(client.has_subscription(topic)).await? {
-        return Ok(finding(Severity::Ok, "topic", format!("{topic} is there and subscribed to")));
+        return Ok(finding(
+            Severity::Ok,
+            "topic",
+            format!("{topic} is there and subscribed to"),
+        ));
     }
     Ok(finding_with_remedy(
         Severity::Warning,
         "topic-without-subscription",
         format!("{topic} has no subscription: unless it has a retention, it keeps nothing"),
-        format!("gcloud pubsub subscriptions create NAME --topic={topic} --enable-message-ordering"),
+        format!(
+            "gcloud pubsub subscriptions create NAME --topic={topic} --enable-message-ordering"
+        ),
     ))
 }
 

@@ -41,17 +41,28 @@ async fn apply(sql: &mut Sql, migration: &Migration) -> Result<&'static str> {
     let Migration { version, name, .. } = migration;
     let failed = |error| not_the_owner(error, &format!("migration {version:04} {name} failed"));
     let transaction = sql.client_mut().transaction().await?;
-    transaction.execute("select pg_advisory_xact_lock($1)", &[&LOCK]).await?;
-    transaction.batch_execute(script::VERSIONS).await.map_err(failed)?;
+    transaction
+        .execute("select pg_advisory_xact_lock($1)", &[&LOCK])
+        .await?;
+    transaction
+        .batch_execute(script::VERSIONS)
+        .await
+        .map_err(failed)?;
     let known = transaction
-        .query_opt("select from outbox.migrations where version = $1", &[version])
+        .query_opt(
+            "select from outbox.migrations where version = $1",
+            &[version],
+        )
         .await
         .map_err(failed)?
         .is_some();
     if known && !migration.repeats {
         return Ok("is there already");
     }
-    transaction.batch_execute(&migration.sql).await.map_err(failed)?;
+    transaction
+        .batch_execute(&migration.sql)
+        .await
+        .map_err(failed)?;
     transaction
         .execute(
             "insert into outbox.migrations (version, name) values ($1, $2) \
@@ -80,11 +91,15 @@ fn not_the_owner(error: tokio_postgres::Error, what: &str) -> Error {
 async fn tables_exist(sql: &Sql, settings: &Settings) -> Result<()> {
     for table in &settings.tables {
         let name = table.table.to_string();
-        let exists: bool =
-            sql.query_one("select to_regclass($1) is not null", &[&name]).await?.get(0);
+        let exists: bool = sql
+            .query_one("select to_regclass($1) is not null", &[&name])
+            .await?
+            .get(0);
         if !exists {
-            return Err(Error::new(Code::SchemaMissing, format!("table {name} does not exist"))
-                .hint("create it and run this again, or correct the setting that names it"));
+            return Err(
+                Error::new(Code::SchemaMissing, format!("table {name} does not exist"))
+                    .hint("create it and run this again, or correct the setting that names it"),
+            );
         }
     }
     Ok(())
@@ -98,12 +113,19 @@ pub(super) async fn publication(sql: &Sql, settings: &Settings) -> Result<Vec<Fi
     for problem in publication::inspect(sql, name, &tables).await?.problems() {
         if let Problem::TableNotPublished { table, .. } = &problem {
             let what = format!("cannot add {table} to publication {name}");
-            sql.batch_execute(&problem.remedy()).await.map_err(|e| not_the_owner(e, &what))?;
+            sql.batch_execute(&problem.remedy())
+                .await
+                .map_err(|e| not_the_owner(e, &what))?;
             let what = format!("added {table} to publication {name}");
             findings.push(finding(Severity::Ok, "publication", what));
         } else {
             let (what, remedy) = (problem.to_string(), problem.remedy());
-            findings.push(finding_with_remedy(Severity::Error, "publication-drift", what, remedy));
+            findings.push(finding_with_remedy(
+                Severity::Error,
+                "publication-drift",
+                what,
+                remedy,
+            ));
         }
     }
     if findings.is_empty() {
@@ -153,7 +175,10 @@ async fn role(sql: &Sql, name: &str) -> Result<Option<Role>> {
             &[&name],
         )
         .await?;
-    Ok(row.map(|row| Role { may_log_in: row.get(0), may_replicate: row.get(1) }))
+    Ok(row.map(|row| Role {
+        may_log_in: row.get(0),
+        may_replicate: row.get(1),
+    }))
 }
 
 /// Refuses, before anything is done, a relay user that does not exist.
@@ -161,12 +186,14 @@ pub(super) async fn relay_user_exists(sql: &Sql, name: &str) -> Result<()> {
     if role(sql, name).await?.is_some() {
         return Ok(());
     }
-    Err(Error::new(Code::SettingInvalid, format!("--relay-user: there is no role {name}")).hint(
-        format!(
-            "create it: create role {} login replication password '...'",
-            quoted_identifier(name)
-        ),
-    ))
+    Err(Error::new(
+        Code::SettingInvalid,
+        format!("--relay-user: there is no role {name}"),
+    )
+    .hint(format!(
+        "create it: create role {} login replication password '...'",
+        quoted_identifier(name)
+    )))
 }
 
 /// Whether the group roles are there, and what the relay's own role still needs.
@@ -190,14 +217,23 @@ pub(super) async fn roles(sql: &Sql, relay_user: Option<&str>) -> Result<Vec<Fin
 
 async fn grant(sql: &Sql, name: &str) -> Result<Vec<Finding>> {
     let quoted = quoted_identifier(name);
-    let granting = sql.batch_execute(&format!("grant postrider_relay to {quoted}")).await;
+    let granting = sql
+        .batch_execute(&format!("grant postrider_relay to {quoted}"))
+        .await;
     if let Err(error) = granting {
         let error = not_the_owner(error, &format!("cannot grant postrider_relay to {name}"));
         return Ok(vec![from_error(&error)]);
     }
-    let mut findings =
-        vec![finding(Severity::Ok, "role", format!("role {name} is a member of postrider_relay"))];
-    let Some(Role { may_log_in, may_replicate }) = role(sql, name).await? else {
+    let mut findings = vec![finding(
+        Severity::Ok,
+        "role",
+        format!("role {name} is a member of postrider_relay"),
+    )];
+    let Some(Role {
+        may_log_in,
+        may_replicate,
+    }) = role(sql, name).await?
+    else {
         return Ok(findings);
     };
     if !may_log_in {

@@ -56,7 +56,9 @@ pub(super) fn run(settings: &Settings, args: &Args) -> Result<ExitCode> {
             Severity::Ok | Severity::Info if args.no_slot => {
                 "Ready. `postrider slot create` starts the count of what is delivered.\n"
             }
-            Severity::Ok | Severity::Info => "Ready. Next: `postrider check`, then `postrider run`.\n",
+            Severity::Ok | Severity::Info => {
+                "Ready. Next: `postrider check`, then `postrider run`.\n"
+            }
             Severity::Warning | Severity::Error => {
                 "Not ready yet: do what stands behind the arrows above.\n"
             }
@@ -73,9 +75,11 @@ async fn apply(settings: &Settings, args: &Args) -> Result<Findings> {
     }
     let mut done = schema(&mut sql, settings, args.payload.unwrap_or(Payload::Jsonb)).await?;
     if let Some(wanted) = args.payload {
-        done.findings.extend(apply::payload_type(&sql, wanted).await?);
+        done.findings
+            .extend(apply::payload_type(&sql, wanted).await?);
     }
-    done.findings.extend(apply::roles(&sql, args.relay_user.as_deref()).await?);
+    done.findings
+        .extend(apply::roles(&sql, args.relay_user.as_deref()).await?);
     if !args.no_slot {
         let cluster = cluster::inspect(&sql).await?;
         let slot = slot::ensure(&sql, settings, &cluster, done.new_publication).await?;
@@ -102,11 +106,17 @@ pub(super) struct Schema {
 pub(super) async fn schema(sql: &mut Sql, settings: &Settings, payload: Payload) -> Result<Schema> {
     let major = cluster::inspect(sql).await?.major_version();
     if major < 14 {
-        return Err(Error::new(Code::PostgresVersion, format!("the server is PostgreSQL {major}")));
+        return Err(Error::new(
+            Code::PostgresVersion,
+            format!("the server is PostgreSQL {major}"),
+        ));
     }
     let captured = super::check::captured(settings);
     let before = publication::inspect(sql, &settings.publication, &captured).await?;
     let mut findings = apply::migrations(sql, settings, payload).await?;
     findings.extend(apply::publication(sql, settings).await?);
-    Ok(Schema { findings, new_publication: before.publication.is_none() })
+    Ok(Schema {
+        findings,
+        new_publication: before.publication.is_none(),
+    })
 }

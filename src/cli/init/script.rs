@@ -50,7 +50,12 @@ comment on table outbox.migrations is 'Which migrations `postrider init` has app
 
 /// Every migration, in order.
 pub(super) fn migrations(settings: &Settings, payload: Payload) -> Vec<Migration> {
-    let migration = |version, name, sql: String, repeats| Migration { version, name, sql, repeats };
+    let migration = |version, name, sql: String, repeats| Migration {
+        version,
+        name,
+        sql,
+        repeats,
+    };
     vec![
         migration(1, "events", events(payload), false),
         migration(2, "dispatch", DISPATCH.to_owned(), false),
@@ -75,12 +80,19 @@ fn events(payload: Payload) -> String {
 
 fn publication(settings: &Settings) -> String {
     let is_default = settings.publication == DEFAULT_PUBLICATION
-        && settings.tables.iter().all(|table| table.table.to_string() == DEFAULT_TABLE);
+        && settings
+            .tables
+            .iter()
+            .all(|table| table.table.to_string() == DEFAULT_TABLE);
     if is_default {
         return PUBLICATION.to_owned();
     }
     let name = &settings.publication;
-    let tables: Vec<String> = settings.tables.iter().map(|t| t.table.to_string()).collect();
+    let tables: Vec<String> = settings
+        .tables
+        .iter()
+        .map(|t| t.table.to_string())
+        .collect();
     let mut sql = format!(
         "-- What the relay streams. Must exist before the slot: rows that are inserted between the\n\
          -- two cannot be streamed.\n\
@@ -158,8 +170,14 @@ pub(super) fn script(
          -- psql -v ON_ERROR_STOP=1 -f FILE, as the owner of the database. Running them again changes\n\
          -- nothing.\n",
     );
-    for Migration { version, name, sql, .. } in migrations(settings, payload) {
-        text += &format!("\n-- {version:04} {name} {}\n\nbegin;\n\n", "-".repeat(80 - name.len()));
+    for Migration {
+        version, name, sql, ..
+    } in migrations(settings, payload)
+    {
+        text += &format!(
+            "\n-- {version:04} {name} {}\n\nbegin;\n\n",
+            "-".repeat(80 - name.len())
+        );
         if version == 1 {
             text += &format!("{VERSIONS}\n");
         }
@@ -213,7 +231,10 @@ mod tests {
     use super::*;
 
     fn settings(pairs: &[(&str, &str)]) -> Settings {
-        let env = pairs.iter().map(|(k, v)| ((*k).into(), (*v).into())).collect();
+        let env = pairs
+            .iter()
+            .map(|(k, v)| ((*k).into(), (*v).into()))
+            .collect();
         Settings::load(None, &env, &[]).unwrap()
     }
 
@@ -229,8 +250,16 @@ mod tests {
     #[test]
     fn an_opaque_payload_is_bytea_in_the_table_and_in_the_function() {
         let sql = events(Payload::Bytea);
-        assert_eq!(sql.lines().filter(|line| line.trim() == "payload bytea,").count(), 2);
-        assert!(!sql.lines().any(|line| !line.starts_with("--") && line.contains("payload jsonb")));
+        assert_eq!(
+            sql.lines()
+                .filter(|line| line.trim() == "payload bytea,")
+                .count(),
+            2
+        );
+        assert!(
+            !sql.lines()
+                .any(|line| !line.starts_with("--") && line.contains("payload jsonb"))
+        );
     }
 
     #[test]
@@ -240,7 +269,9 @@ mod tests {
             ("POSTRIDER_TABLE", "sales.\"Outbox\""),
         ]);
         let sql = publication(&settings);
-        assert!(sql.contains("create publication \"Shop's \"\"events\"\"\" for table sales.\"Outbox\""));
+        assert!(
+            sql.contains("create publication \"Shop's \"\"events\"\"\" for table sales.\"Outbox\"")
+        );
         assert!(sql.contains("where pubname = 'Shop''s \"events\"'"));
         assert!(sql.contains("schemaname = 'sales' and tablename = 'Outbox'"));
         assert!(grants(&settings).contains("grant select on sales.\"Outbox\" to postrider_relay;"));

@@ -35,7 +35,9 @@ pub(super) async fn ensure(
             "`postrider explain slot-missing`, then `postrider slot create --yes`",
         ));
     }
-    let options = CreateOptions { failover: settings.slot_failover };
+    let options = CreateOptions {
+        failover: settings.slot_failover,
+    };
     match slots::create(sql, name, options, CREATE_TIMEOUT).await {
         Ok(at) => Ok(finding(
             Severity::Ok,
@@ -67,7 +69,9 @@ fn existing(slot: &Slot, cluster: &Cluster, new_publication: bool) -> Finding {
         return finding_with_remedy(
             Severity::Warning,
             "slot-before-publication",
-            format!("slot {name} is older than the publication: PostgreSQL cannot decode the rows in between"),
+            format!(
+                "slot {name} is older than the publication: PostgreSQL cannot decode the rows in between"
+            ),
             "if nothing was delivered through it yet: `postrider slot drop --yes`, then run this again",
         );
     }
@@ -88,8 +92,6 @@ fn existing(slot: &Slot, cluster: &Cluster, new_publication: bool) -> Finding {
             format!("{what}, but {}", health.name()),
             health.remedy().unwrap_or_default(),
         ),
-        Severity::Ok | Severity::Info | Severity::Warning => {
-            finding(Severity::Ok, "slot", what)
-        }
+        Severity::Ok | Severity::Info | Severity::Warning => finding(Severity::Ok, "slot", what),
     }
 }

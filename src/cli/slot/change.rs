@@ -10,8 +10,8 @@ use slot_manager::slots::{self, CreateOptions};
 use slot_manager::{Slot, publication};
 
 use super::{CHANGE_TIMEOUT, STATEMENT_TIMEOUT, pending, served_before, session};
-use crate::cli::{figures, output};
 use crate::cli::check::captured;
+use crate::cli::{figures, output};
 use crate::error::{Code, Error, Result};
 use crate::postgres::Sql;
 use crate::settings::Settings;
@@ -81,7 +81,10 @@ pub(super) async fn create(settings: &Settings, args: &CreateArgs) -> Result<Exi
         ));
     }
     let missing = slots::find(&sql, name).await?.is_none();
-    if let Some(confirmed) = served_before(&sql, name).await?.filter(|_| missing && !args.yes) {
+    if let Some(confirmed) = served_before(&sql, name)
+        .await?
+        .filter(|_| missing && !args.yes)
+    {
         let what = format!(
             "slot {name} has served up to {confirmed} and is gone: what was committed between that \
              and a new slot is not streamed"
@@ -91,7 +94,9 @@ pub(super) async fn create(settings: &Settings, args: &CreateArgs) -> Result<Exi
              without a row in outbox.dispatch",
         ));
     }
-    let options = CreateOptions { failover: settings.slot_failover };
+    let options = CreateOptions {
+        failover: settings.slot_failover,
+    };
     let at = slots::create(&sql, name, options, Duration::from_secs(args.wait_seconds)).await?;
     match args.json {
         true => output::write_json(
@@ -135,7 +140,10 @@ pub(super) async fn advance(settings: &Settings, args: &AdvanceArgs) -> Result<E
         left_out.pending_events = None; // how many lie before that position is not known
     }
     if !args.yes {
-        return Err(not_confirmed(&format!("advancing {} to {to}", left_out.text())));
+        return Err(not_confirmed(&format!(
+            "advancing {} to {to}",
+            left_out.text()
+        )));
     }
     let text = left_out.text();
     left_out.confirmed_flush_lsn = slots::advance(&sql, &settings.slot, to).await?;
@@ -177,14 +185,21 @@ impl LeftOut {
             None => String::new(),
         };
         let bytes = figures::bytes(self.lag_bytes);
-        let Self { slot_name, confirmed_flush_lsn, .. } = self;
+        let Self {
+            slot_name,
+            confirmed_flush_lsn,
+            ..
+        } = self;
         format!("slot {slot_name} at {confirmed_flush_lsn} ({bytes} of WAL not confirmed{events})")
     }
 }
 
 fn not_confirmed(what: &str) -> Error {
-    Error::new(Code::SettingInvalid, format!("{what} needs --yes; nothing was done"))
-        .hint("add --yes if what is not delivered yet need not be streamed")
+    Error::new(
+        Code::SettingInvalid,
+        format!("{what} needs --yes; nothing was done"),
+    )
+    .hint("add --yes if what is not delivered yet need not be streamed")
 }
 
 fn as_text<S: serde::Serializer>(lsn: &Lsn, serializer: S) -> Result<S::Ok, S::Error> {

@@ -38,12 +38,20 @@ fn row(slot: &Slot) -> [String; 7] {
     let status = serde_json::to_value(slot.wal_status).ok();
     [
         slot.slot_name.clone(),
-        slot.plugin.clone().unwrap_or_else(|| slot.slot_type.clone()),
+        slot.plugin
+            .clone()
+            .unwrap_or_else(|| slot.slot_type.clone()),
         slot.database.clone().unwrap_or_else(|| "-".to_owned()),
-        status.as_ref().and_then(|s| s.as_str()).unwrap_or("-").to_owned(),
+        status
+            .as_ref()
+            .and_then(|s| s.as_str())
+            .unwrap_or("-")
+            .to_owned(),
         bytes(slot.lag_bytes),
         bytes(slot.retained_bytes),
-        slot.holder.as_ref().map_or("none".to_owned(), ToString::to_string),
+        slot.holder
+            .as_ref()
+            .map_or("none".to_owned(), ToString::to_string),
     ]
 }
 
@@ -55,7 +63,10 @@ fn aligned(rows: &[[String; 7]]) -> String {
     let widths: Vec<usize> = (0..HEADINGS.len()).map(width).collect();
     all()
         .map(|row| {
-            let cells = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:<width$}"));
+            let cells = row
+                .iter()
+                .zip(&widths)
+                .map(|(cell, width)| format!("{cell:<width$}"));
             cells.collect::<Vec<_>>().join("  ").trim_end().to_owned() + "\n"
         })
         .collect()
@@ -67,7 +78,15 @@ mod tests {
 
     #[test]
     fn columns_line_up_under_their_headings() {
-        let row = ["a_long_slot_name", "pgoutput", "shop", "reserved", "0 B", "56 B", "none"];
+        let row = [
+            "a_long_slot_name",
+            "pgoutput",
+            "shop",
+            "reserved",
+            "0 B",
+            "56 B",
+            "none",
+        ];
         let text = aligned(&[row.map(str::to_owned)]);
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(lines[0].find("PLUGIN"), lines[1].find("pgoutput"));

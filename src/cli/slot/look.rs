@@ -62,7 +62,10 @@ pub(super) struct Rates {
 #[derive(Serialize)]
 #[serde(untagged)]
 pub(super) enum Json<'a> {
-    Missing { slot_name: &'a SlotName, health: &'a Health },
+    Missing {
+        slot_name: &'a SlotName,
+        health: &'a Health,
+    },
     Found(Box<Found<'a>>),
 }
 
@@ -111,7 +114,10 @@ impl Look {
             holders = retention::holders(sql, &name, HOLDERS_OLDER_THAN).await?;
         }
         let earlier = before.and_then(|before| {
-            Some(Earlier { slot: before.slot.as_ref()?, ago: at.duration_since(before.at) })
+            Some(Earlier {
+                slot: before.slot.as_ref()?,
+                ago: at.duration_since(before.at),
+            })
         });
         let recorded = relay.as_ref().and_then(RelayRow::position);
         let observation = Observation {
@@ -123,17 +129,35 @@ impl Look {
             recorded: recorded.as_ref(),
         };
         let health = health::judge(&observation, thresholds);
-        let rates = slot.as_ref().zip(earlier).and_then(|(slot, earlier)| Rates::of(slot, earlier));
-        let time_to_loss =
-            slot.as_ref().and_then(|slot| health::headroom(slot, earlier).time_to_loss);
-        Ok(Self { name, cluster, at, slot, health, pending, holders, relay, rates, time_to_loss })
+        let rates = slot
+            .as_ref()
+            .zip(earlier)
+            .and_then(|(slot, earlier)| Rates::of(slot, earlier));
+        let time_to_loss = slot
+            .as_ref()
+            .and_then(|slot| health::headroom(slot, earlier).time_to_loss);
+        Ok(Self {
+            name,
+            cluster,
+            at,
+            slot,
+            health,
+            pending,
+            holders,
+            relay,
+            rates,
+            time_to_loss,
+        })
     }
 
     /// One JSON object; of a missing slot its name and health alone.
     pub(super) fn json(&self) -> Json<'_> {
         let health = &self.health;
         let Some(slot) = &self.slot else {
-            return Json::Missing { slot_name: &self.name, health };
+            return Json::Missing {
+                slot_name: &self.name,
+                health,
+            };
         };
         Json::Found(Box::new(Found {
             slot,

@@ -45,7 +45,10 @@ pub(super) async fn look(sql: &Sql, settings: &Settings, slot: &Slot) -> Result<
     let Some(catalog_xmin) = slot.catalog_xmin.filter(|_| slot.lag_bytes.is_some()) else {
         return Ok(None);
     };
-    let mut all = Pending { events: 0, oldest: Some(Duration::ZERO) };
+    let mut all = Pending {
+        events: 0,
+        oldest: Some(Duration::ZERO),
+    };
     for table in &settings.tables {
         match look_at(sql, table, catalog_xmin).await {
             Ok(Some(one)) => {
@@ -66,7 +69,11 @@ async fn look_at(
     catalog_xmin: i64,
 ) -> Result<Option<Pending>, tokio_postgres::Error> {
     let id = settings.columns.id.as_deref().unwrap_or("id");
-    let time = settings.columns.occurred_at.as_deref().unwrap_or("occurred_at");
+    let time = settings
+        .columns
+        .occurred_at
+        .as_deref()
+        .unwrap_or("occurred_at");
     let table = settings.table.to_string();
     let Some(row) = sql.query_opt(DESCRIPTION, &[&table, &id, &time]).await? else {
         return Ok(None);
@@ -78,22 +85,22 @@ async fn look_at(
         return Ok(None);
     };
     let statement = statement(settings, id, id_is_uuid, has_time.then_some(time));
-    let row = sql.query_one(&statement, &[&catalog_xmin.to_string()]).await?;
+    let row = sql
+        .query_one(&statement, &[&catalog_xmin.to_string()])
+        .await?;
     let (events, age): (i64, Option<f64>) = (row.get(0), row.get(1));
     let oldest = match (events, age) {
         (0, _) => Some(Duration::ZERO),
         (_, age) => age.map(|seconds| Duration::try_from_secs_f64(seconds).unwrap_or_default()),
     };
-    Ok(Some(Pending { events: events.unsigned_abs(), oldest }))
+    Ok(Some(Pending {
+        events: events.unsigned_abs(),
+        oldest,
+    }))
 }
 
 /// Counts one table. Parameter: the slot's `catalog_xmin` (text).
-fn statement(
-    settings: &TableSettings,
-    id: &str,
-    id_is_uuid: bool,
-    time: Option<&str>,
-) -> String {
+fn statement(settings: &TableSettings, id: &str, id_is_uuid: bool, time: Option<&str>) -> String {
     let table = &settings.table;
     let id = format!("e.{}", quoted_identifier(id));
     let event_id = match id_is_uuid {

@@ -12,7 +12,12 @@ use crate::cli::paint::Paint;
 const LABEL: usize = 10;
 
 pub(super) fn text(look: &Look, paint: Paint) -> String {
-    let Look { name, cluster, health, .. } = look;
+    let Look {
+        name,
+        cluster,
+        health,
+        ..
+    } = look;
     let mut text = format!(
         "slot {name}, database {}, PostgreSQL {}\n\n",
         cluster.database,
@@ -73,14 +78,16 @@ fn meaning(health: &Health) -> String {
         }
         Health::Unreserved(_) => "the next checkpoint may remove WAL that is needed".to_owned(),
         Health::Lost => "WAL that it needs is removed: it can never be read again".to_owned(),
-        Health::Invalidated { .. } => "the server gave it up: it can never be read again".to_owned(),
+        Health::Invalidated { .. } => {
+            "the server gave it up: it can never be read again".to_owned()
+        }
         Health::Missing => "there is no slot of this name: nothing is delivered".to_owned(),
         Health::Recreated { recorded, found } => {
             format!("it stands at {found}, the relay had confirmed {recorded}: events are left out")
         }
-        Health::ForeignCluster { expected, found } => format!(
-            "the relay's records come from cluster {expected}, this is cluster {found}"
-        ),
+        Health::ForeignCluster { expected, found } => {
+            format!("the relay's records come from cluster {expected}, this is cluster {found}")
+        }
     }
 }
 
@@ -91,9 +98,14 @@ fn lag(look: &Look, slot: &Slot) -> String {
         (Some(0), _) => text += ", no event waits",
         (Some(events), Some(oldest)) => {
             let events = figures::count(events, "event");
-            text += &format!("; {events} not recorded yet, the oldest {} old", figures::time(oldest));
+            text += &format!(
+                "; {events} not recorded yet, the oldest {} old",
+                figures::time(oldest)
+            );
         }
-        (Some(events), None) => text += &format!("; {} not recorded yet", figures::count(events, "event")),
+        (Some(events), None) => {
+            text += &format!("; {} not recorded yet", figures::count(events, "event"))
+        }
         (None, _) => text += "; age not known (see the relay's /metrics)",
     }
     text
@@ -133,7 +145,9 @@ fn reader(look: &Look, slot: &Slot) -> String {
 }
 
 fn kept(look: &Look, slot: &Slot) -> String {
-    let kept = slot.retained_bytes.map_or("unknown".to_owned(), figures::bytes);
+    let kept = slot
+        .retained_bytes
+        .map_or("unknown".to_owned(), figures::bytes);
     let status = match slot.wal_status {
         Some(WalStatus::Reserved) | None => "",
         Some(WalStatus::Extended) => " (more than max_wal_size)",

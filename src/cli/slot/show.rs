@@ -59,7 +59,9 @@ impl ShowArgs {
         Thresholds {
             warn_lag_bytes: self.warn_bytes.unwrap_or(default.warn_lag_bytes),
             error_lag_bytes: self.critical_bytes,
-            warn_lag: self.warn_seconds.map_or(default.warn_lag, Duration::from_secs),
+            warn_lag: self
+                .warn_seconds
+                .map_or(default.warn_lag, Duration::from_secs),
             error_lag: self.critical_seconds.map(Duration::from_secs),
             ..default
         }

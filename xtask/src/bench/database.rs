@@ -28,8 +28,9 @@ impl Database {
             .start()
             .map_err(|e| e.to_string())?;
         let url = server.url("postgres");
-        let (client, connection) =
-            tokio_postgres::connect(&url, NoTls).await.map_err(|e| e.to_string())?;
+        let (client, connection) = tokio_postgres::connect(&url, NoTls)
+            .await
+            .map_err(|e| e.to_string())?;
         tokio::spawn(connection);
         let init = Command::new(binary())
             .args(["init", "--apply", "--no-slot"])
@@ -41,7 +42,9 @@ impl Database {
         }
         let database = Self { server, client };
         database
-            .execute(&format!("SELECT pg_create_logical_replication_slot('{ORIGIN}', 'pgoutput')"))
+            .execute(&format!(
+                "SELECT pg_create_logical_replication_slot('{ORIGIN}', 'pgoutput')"
+            ))
             .await?;
         Ok(database)
     }
@@ -51,11 +54,18 @@ impl Database {
     }
 
     pub(super) async fn execute(&self, sql: &str) -> Result<(), String> {
-        self.client.batch_execute(sql).await.map_err(|e| format!("{e:?}"))
+        self.client
+            .batch_execute(sql)
+            .await
+            .map_err(|e| format!("{e:?}"))
     }
 
     pub(super) async fn text(&self, sql: &str) -> Result<String, String> {
-        let row = self.client.query_one(sql, &[]).await.map_err(|e| format!("{e:?}"))?;
+        let row = self
+            .client
+            .query_one(sql, &[])
+            .await
+            .map_err(|e| format!("{e:?}"))?;
         row.try_get(0).map_err(|e| e.to_string())
     }
 
@@ -63,7 +73,8 @@ impl Database {
     pub(super) async fn load(&self, scenario: &Scenario, events: u64) -> Result<(), String> {
         self.execute("SET synchronous_commit = off").await?;
         self.execute(&scenario.sql(events)).await?;
-        self.execute("SET synchronous_commit = on; ANALYZE; CHECKPOINT").await
+        self.execute("SET synchronous_commit = on; ANALYZE; CHECKPOINT")
+            .await
     }
 
     pub(super) async fn wal_position(&self) -> Result<String, String> {

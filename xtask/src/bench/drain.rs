@@ -13,7 +13,8 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(20);
 /// The release binary under test.
 pub(super) fn binary() -> PathBuf {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent();
-    root.expect("invariant: xtask is a folder of the root").join("target/release/postrider")
+    root.expect("invariant: xtask is a folder of the root")
+        .join("target/release/postrider")
 }
 
 /// `pg_recvlogical` to /dev/null until `end`.
@@ -22,17 +23,34 @@ pub(super) async fn baseline(database: &Database, end: &str) -> Result<Drain, St
     database.copy_slot(SLOT).await?;
     let began = Instant::now();
     let mut child = Command::new(pg_recvlogical()?)
-        .args(["--dbname", &database.url(), "--slot", SLOT, "--start", "--endpos", end])
+        .args([
+            "--dbname",
+            &database.url(),
+            "--slot",
+            SLOT,
+            "--start",
+            "--endpos",
+            end,
+        ])
         .args(["-o", "proto_version=1", "-o", "publication_names=postrider"])
-        .args(["--fsync-interval=0", "--status-interval=1", "--file=/dev/null"])
+        .args([
+            "--fsync-interval=0",
+            "--status-interval=1",
+            "--file=/dev/null",
+        ])
         .stdout(Stdio::null())
         .stderr(Stdio::piped())
         .spawn()
         .map_err(|e| format!("pg_recvlogical: {e}"))?;
     let peak_rss_kib = wait(&mut child)?;
     let seconds = began.elapsed().as_secs_f64();
-    database.execute(&format!("SELECT pg_drop_replication_slot('{SLOT}')")).await?;
-    Ok(Drain { seconds, peak_rss_kib })
+    database
+        .execute(&format!("SELECT pg_drop_replication_slot('{SLOT}')"))
+        .await?;
+    Ok(Drain {
+        seconds,
+        peak_rss_kib,
+    })
 }
 
 fn wait(child: &mut Child) -> Result<u64, String> {
@@ -50,7 +68,9 @@ fn wait(child: &mut Child) -> Result<u64, String> {
 /// The relay with full dispatch rows, until its slot has confirmed `end`.
 pub(super) async fn relay(database: &Database, end: &str, events: u64) -> Result<Drain, String> {
     const SLOT: &str = "postrider";
-    database.execute("TRUNCATE outbox.dispatch; DELETE FROM outbox.relay; CHECKPOINT").await?;
+    database
+        .execute("TRUNCATE outbox.dispatch; DELETE FROM outbox.relay; CHECKPOINT")
+        .await?;
     database.copy_slot(SLOT).await?;
     let (_emulator, host) = emulator()?;
     let began = Instant::now();
@@ -77,7 +97,9 @@ pub(super) async fn relay(database: &Database, end: &str, events: u64) -> Result
     }
     let seconds = began.elapsed().as_secs_f64();
     let peak_rss_kib = peak_rss_kib(relay.0.id()).unwrap_or(0);
-    let recorded = database.text("SELECT count(*)::text FROM outbox.dispatch").await?;
+    let recorded = database
+        .text("SELECT count(*)::text FROM outbox.dispatch")
+        .await?;
     if recorded != events.to_string() {
         return Err(format!("{recorded} of {events} events have a dispatch row"));
     }
@@ -88,7 +110,10 @@ pub(super) async fn relay(database: &Database, end: &str, events: u64) -> Result
              WHERE active_pid IS NOT NULL",
         )
         .await?;
-    Ok(Drain { seconds, peak_rss_kib })
+    Ok(Drain {
+        seconds,
+        peak_rss_kib,
+    })
 }
 
 /// Our own emulator as a process, on a free port.
@@ -100,12 +125,23 @@ fn emulator() -> Result<(Running, String), String> {
         .stdout(Stdio::piped())
         .spawn()
         .map_err(|e| e.to_string())?;
-    let stdout = child.stdout.take().expect("invariant: the output is a pipe");
+    let stdout = child
+        .stdout
+        .take()
+        .expect("invariant: the output is a pipe");
     let running = Running(child);
     let mut line = String::new();
-    BufReader::new(stdout).read_line(&mut line).map_err(|e| e.to_string())?;
-    let host = line.trim().rsplit_once('=').map(|(_, host)| host.to_owned());
-    Ok((running, host.ok_or("the emulator did not say where it listens")?))
+    BufReader::new(stdout)
+        .read_line(&mut line)
+        .map_err(|e| e.to_string())?;
+    let host = line
+        .trim()
+        .rsplit_once('=')
+        .map(|(_, host)| host.to_owned());
+    Ok((
+        running,
+        host.ok_or("the emulator did not say where it listens")?,
+    ))
 }
 
 /// A process that ends with us.
@@ -121,7 +157,9 @@ impl Drop for Running {
 
 fn peak_rss_kib(pid: u32) -> Option<u64> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix("VmHWM:"))?;
     line.trim().strip_suffix(" kB")?.trim().parse().ok()
 }
 
@@ -130,6 +168,11 @@ fn pg_recvlogical() -> Result<PathBuf, String> {
         return Ok(PathBuf::from(folder).join("pg_recvlogical"));
     }
     let versions = std::fs::read_dir("/usr/lib/postgresql").map_err(|e| e.to_string())?;
-    let found = versions.flatten().map(|version| version.path().join("bin/pg_recvlogical"));
-    found.filter(|path| path.exists()).max().ok_or_else(|| "no pg_recvlogical".into())
+    let found = versions
+        .flatten()
+        .map(|version| version.path().join("bin/pg_recvlogical"));
+    found
+        .filter(|path| path.exists())
+        .max()
+        .ok_or_else(|| "no pg_recvlogical".into())
 }

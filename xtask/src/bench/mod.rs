@@ -40,14 +40,22 @@ pub(crate) struct BenchArgs {
 
 pub(crate) fn run(args: &BenchArgs) -> Result<(), String> {
     if !args.no_build {
-        step::run(step::cargo(&["build", "--release", "--locked", "--package", "postrider"]))?;
+        step::run(step::cargo(&[
+            "build",
+            "--release",
+            "--locked",
+            "--package",
+            "postrider",
+        ]))?;
     }
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .map_err(|e| e.to_string())?;
     let wanted = args.only.as_deref().unwrap_or_default();
-    let scenarios = scenario::all().into_iter().filter(|s| s.name.contains(wanted));
+    let scenarios = scenario::all()
+        .into_iter()
+        .filter(|s| s.name.contains(wanted));
     let mut outcomes = Vec::new();
     for scenario in scenarios {
         eprintln!("{}: {} events", scenario.name, args.events);
@@ -77,5 +85,9 @@ async fn measure(scenario: &Scenario, args: &BenchArgs) -> Result<Outcome, Strin
         );
         runs.push(Run { baseline, relay });
     }
-    Ok(Outcome { scenario: scenario.name, events: args.events, runs })
+    Ok(Outcome {
+        scenario: scenario.name,
+        events: args.events,
+        runs,
+    })
 }

@@ -24,16 +24,29 @@ pub(super) struct Outcome {
 
 impl Outcome {
     fn rate(&self, drain: impl Fn(&Run) -> &Drain) -> f64 {
-        median(self.runs.iter().map(|run| self.events as f64 / drain(run).seconds))
+        median(
+            self.runs
+                .iter()
+                .map(|run| self.events as f64 / drain(run).seconds),
+        )
     }
 
     /// Median of the ratios of neighbouring runs.
     fn ratio(&self) -> f64 {
-        median(self.runs.iter().map(|run| run.baseline.seconds / run.relay.seconds))
+        median(
+            self.runs
+                .iter()
+                .map(|run| run.baseline.seconds / run.relay.seconds),
+        )
     }
 
     fn peak_mib(&self) -> u64 {
-        self.runs.iter().map(|run| run.relay.peak_rss_kib).max().unwrap_or(0) / 1024
+        self.runs
+            .iter()
+            .map(|run| run.relay.peak_rss_kib)
+            .max()
+            .unwrap_or(0)
+            / 1024
     }
 }
 

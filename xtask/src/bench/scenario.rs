@@ -12,10 +12,26 @@ pub(super) struct Scenario {
 
 pub(super) fn all() -> Vec<Scenario> {
     vec![
-        Scenario { name: "1-row-1000-keys", rows_per_transaction: Some(1), keys: Some(1_000) },
-        Scenario { name: "100-row-1000-keys", rows_per_transaction: Some(100), keys: Some(1_000) },
-        Scenario { name: "one-transaction", rows_per_transaction: None, keys: Some(1_000) },
-        Scenario { name: "1-row-every-key", rows_per_transaction: Some(1), keys: None },
+        Scenario {
+            name: "1-row-1000-keys",
+            rows_per_transaction: Some(1),
+            keys: Some(1_000),
+        },
+        Scenario {
+            name: "100-row-1000-keys",
+            rows_per_transaction: Some(100),
+            keys: Some(1_000),
+        },
+        Scenario {
+            name: "one-transaction",
+            rows_per_transaction: None,
+            keys: Some(1_000),
+        },
+        Scenario {
+            name: "1-row-every-key",
+            rows_per_transaction: Some(1),
+            keys: None,
+        },
     ]
 }
 
@@ -39,7 +55,9 @@ impl Scenario {
             Some(rows) => format!(
                 "DO $$ BEGIN FOR t IN 0..{} LOOP {}; COMMIT; END LOOP; END $$",
                 events / rows - 1,
-                insert(&format!("t::bigint * {rows} + 1, t::bigint * {rows} + {rows}")),
+                insert(&format!(
+                    "t::bigint * {rows} + 1, t::bigint * {rows} + {rows}"
+                )),
             ),
         }
     }
