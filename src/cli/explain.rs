@@ -2,6 +2,7 @@
 
 use std::process::ExitCode;
 
+use super::output;
 use crate::error::Code;
 
 pub(super) fn explain(code: Option<Code>) -> ExitCode {

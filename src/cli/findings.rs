@@ -174,7 +174,7 @@ mod tests {
 
     #[test]
     fn every_finding_is_a_line_with_what_to_do_below() {
-        let text = findings().to_text(Paint::stdout());
+        let text = findings().to_text(Paint::PLAIN);
         let expected = "PostgreSQL a@b:1/c\n  \
             ok       wal-level          wal_level is logical\n  \
             warning  wal-senders-short  1 is left\n                              \

@@ -14,6 +14,10 @@ impl Paint {
         Self(std::io::stdout().is_terminal() && !asked_not_to)
     }
 
+    /// No colours, whatever standard output is.
+    #[cfg(test)]
+    pub(super) const PLAIN: Self = Self(false);
+
     /// The same text, in the colour of a severity. Pad it before: colours have a width to `format!`.
     pub(super) fn severity(self, severity: Severity, text: &str) -> String {
         self.paint(

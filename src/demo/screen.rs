@@ -5,6 +5,7 @@
 use std::io::Write;
 use std::time::Duration;
 
+use super::figures::{grouped, milliseconds, rounded, size};
 use super::ledger::Totals;
 use super::summary::Summary;
 use crate::error::{Code, Error, Result};
@@ -118,7 +119,9 @@ impl Screen {
             p50,
             p99,
         } = line;
-        let latency = |value: &Option<Duration>| value.map_or("-".into(), milliseconds);
+        let latency = |value: &Option<Duration>| {
+            value.map_or("-".into(), |time| milliseconds(time.as_secs_f64() * 1e3))
+        };
         let order = match totals.out_of_order {
             0 => self.paint(GREEN, "ok"),
             violations => self.paint(RED, &format!("{violations} VIOLATED")),
@@ -141,7 +144,7 @@ impl Screen {
 
     pub(super) fn summary(self, summary: &Summary) -> String {
         let mut text = format!("\n{}\n", self.paint(BOLD, "Summary"));
-        for (name, value) in rows(summary) {
+        for (name, value) in summary.rows() {
             text += &format!("  {name:<16} {value}\n");
         }
         text + "\n"
@@ -225,150 +228,6 @@ impl Screen {
     }
 }
 
-fn rows(summary: &Summary) -> Vec<(&'static str, String)> {
-    let Summary {
-        totals, verdict, ..
-    } = summary;
-    let opt = |value: Option<f64>| value.map_or("-".into(), |ms| format!("{} ms", decimals(ms)));
-    let mut twice = grouped(totals.repeated);
-    if totals.repeated > 0 || summary.published_unrecorded > 0 {
-        twice += &format!(
-            "; at the kill {} were published but not recorded. Consumers drop\n{:19}them by the \
-             attribute event_id",
-            grouped(summary.published_unrecorded),
-            ""
-        );
-    }
-    let caught_up = summary
-        .caught_up_seconds
-        .map_or("for ever".into(), |s| format!("{s:.1} s"));
-    let dispatch: Vec<String> = summary
-        .dispatch
-        .iter()
-        .map(|(state, count)| format!("{} {state}", grouped(*count)))
-        .collect();
-    vec![
-        (
-            "committed",
-            format!(
-                "{} events in {} transactions",
-                grouped(summary.events),
-                grouped(totals.transactions)
-            ),
-        ),
-        (
-            "rolled back",
-            format!(
-                "{} events in {} transactions; {} of them arrived",
-                grouped(totals.rolled_back),
-                grouped(totals.rolled_back_transactions),
-                grouped(verdict.never_committed)
-            ),
-        ),
-        (
-            "delivered",
-            format!(
-                "{} events of {} orders",
-                grouped(totals.delivered),
-                summary.orders
-            ),
-        ),
-        ("lost", grouped(verdict.lost)),
-        ("out of order", grouped(verdict.out_of_order)),
-        ("delivered twice", twice),
-        (
-            "latency",
-            format!(
-                "p50 {}, p99 {} from COMMIT to the subscriber, before the kill",
-                opt(summary.p50_ms),
-                opt(summary.p99_ms)
-            ),
-        ),
-        (
-            "throughput",
-            format!(
-                "{} events/s before the kill; the {} that waited took {caught_up}{}",
-                grouped(rounded(summary.steady_per_second)),
-                grouped(summary.backlog),
-                if cfg!(debug_assertions) {
-                    " (debug build)"
-                } else {
-                    ""
-                }
-            ),
-        ),
-        (
-            "outbox.dispatch",
-            format!(
-                "{}; {} without a row",
-                dispatch.join(", "),
-                grouped(verdict.unrecorded)
-            ),
-        ),
-        (
-            "slot",
-            format!(
-                "{}, {}, confirmed up to {}, lag {}",
-                summary.slot.slot_name,
-                if summary.slot.active {
-                    "active"
-                } else {
-                    "inactive"
-                },
-                summary
-                    .slot
-                    .confirmed_flush_lsn
-                    .map_or("-".into(), |lsn| lsn.to_string()),
-                size(summary.slot.lag_bytes.unwrap_or_default())
-            ),
-        ),
-    ]
-}
-
-/// `12,345`.
-pub(super) fn grouped(number: u64) -> String {
-    let digits = number.to_string();
-    let mut text = String::with_capacity(digits.len() + digits.len() / 3);
-    for (place, digit) in digits.chars().enumerate() {
-        if place > 0 && (digits.len() - place).is_multiple_of(3) {
-            text.push(',');
-        }
-        text.push(digit);
-    }
-    text
-}
-
-/// In kB, PostgreSQL's own unit for what is not large.
-fn size(bytes: u64) -> String {
-    if bytes < 1024 {
-        format!("{bytes} B")
-    } else {
-        format!("{} kB", grouped(bytes / 1024))
-    }
-}
-
-fn milliseconds(time: Duration) -> String {
-    format!("{} ms", decimals(time.as_secs_f64() * 1e3))
-}
-
-/// A decimal below ten, none above.
-fn decimals(value: f64) -> String {
-    if value < 9.95 {
-        format!("{value:.1}")
-    } else {
-        grouped(rounded(value))
-    }
-}
-
-#[expect(
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    reason = "small and positive"
-)]
-fn rounded(value: f64) -> u64 {
-    value.round() as u64
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -430,17 +289,5 @@ mod tests {
         assert!(
             !(PLAIN.title() + &PLAIN.news("x") + &PLAIN.what_next("postrider")).contains('\x1b')
         );
-    }
-
-    #[test]
-    fn numbers_are_grouped_by_thousands() {
-        for (number, text) in [
-            (0, "0"),
-            (999, "999"),
-            (1_000, "1,000"),
-            (12_345_678, "12,345,678"),
-        ] {
-            assert_eq!(grouped(number), text);
-        }
     }
 }

@@ -3,7 +3,7 @@
 //! The subscription is made over plain gRPC, since that library speaks REST for administration,
 //! which emulators need not offer.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use google_cloud_auth::credentials::anonymous;
 use google_cloud_pubsub::client::Subscriber as Client;
@@ -14,6 +14,7 @@ use tokio::task::JoinHandle;
 use tonic::transport::Endpoint;
 
 use super::failed;
+use super::ledger::{Arrival, Step};
 use crate::error::Result;
 
 /// Longer than any pause of the demonstration, so that nothing is delivered again for slowness.
@@ -73,6 +74,20 @@ impl Drop for Subscriber {
     fn drop(&mut self) {
         self.task.abort();
     }
+}
+
+/// Reads a message as an event of ours; `None` when it is none.
+pub(super) fn arrival(message: &Message) -> Option<Arrival> {
+    let attribute = |name: &str| message.attributes.get(name);
+    Some(Arrival {
+        step: Step {
+            order: message.ordering_key.parse().ok()?,
+            version: attribute("version")?.parse().ok()?,
+        },
+        event_id: attribute("event_id")?.parse().ok()?,
+        message_id: message.message_id.clone(),
+        at: Instant::now(),
+    })
 }
 
 async fn subscribe(endpoint: &str, topic: &str, subscription: &str) -> Result<()> {

@@ -1,10 +1,11 @@
-//! What came out, in figures; also the form of `--json`.
+//! What came out, in figures: for people, and as the JSON of `--json`.
 
 use std::collections::BTreeMap;
 
 use serde::Serialize;
 use slot_manager::Slot;
 
+use super::figures::{grouped, milliseconds, rounded, size};
 use super::ledger::Totals;
 use super::verdict::Verdict;
 
@@ -31,4 +32,101 @@ pub(super) struct Summary {
     /// Rows of `outbox.dispatch` by state.
     pub(super) dispatch: BTreeMap<String, u64>,
     pub(super) slot: Slot,
+}
+
+impl Summary {
+    /// Names and values, one for each line.
+    pub(super) fn rows(&self) -> Vec<(&'static str, String)> {
+        let Self {
+            totals,
+            verdict,
+            slot,
+            ..
+        } = self;
+        let transactions = |events, count| {
+            format!(
+                "{} events in {} transactions",
+                grouped(events),
+                grouped(count)
+            )
+        };
+        let committed = transactions(self.events, totals.transactions);
+        let rolled_back = transactions(totals.rolled_back, totals.rolled_back_transactions);
+        let arrived = grouped(verdict.never_committed);
+        let state = if slot.active { "active" } else { "inactive" };
+        let confirmed = slot
+            .confirmed_flush_lsn
+            .map_or("-".into(), |lsn| lsn.to_string());
+        let lag = size(slot.lag_bytes.unwrap_or_default());
+        vec![
+            ("committed", committed),
+            (
+                "rolled back",
+                format!("{rolled_back}; {arrived} of them arrived"),
+            ),
+            (
+                "delivered",
+                format!(
+                    "{} events of {} orders",
+                    grouped(totals.delivered),
+                    self.orders
+                ),
+            ),
+            ("lost", grouped(verdict.lost)),
+            ("out of order", grouped(verdict.out_of_order)),
+            ("delivered twice", self.delivered_twice()),
+            ("latency", self.latency()),
+            ("throughput", self.throughput()),
+            ("outbox.dispatch", self.recorded()),
+            (
+                "slot",
+                format!(
+                    "{}, {state}, confirmed {confirmed}, lag {lag}",
+                    slot.slot_name
+                ),
+            ),
+        ]
+    }
+
+    fn delivered_twice(&self) -> String {
+        let repeated = grouped(self.totals.repeated);
+        match self.published_unrecorded {
+            0 => repeated,
+            count => format!(
+                "{repeated}; at the kill {} were published but not recorded\n{:19}\
+                 (consumers drop repeats by the attribute event_id)",
+                grouped(count),
+                ""
+            ),
+        }
+    }
+
+    fn latency(&self) -> String {
+        let [p50, p99] = [self.p50_ms, self.p99_ms].map(|ms| ms.map_or("-".into(), milliseconds));
+        format!("p50 {p50}, p99 {p99} from COMMIT to the subscriber, before the kill")
+    }
+
+    fn throughput(&self) -> String {
+        let steady = grouped(rounded(self.steady_per_second));
+        let backlog = grouped(self.backlog);
+        let caught_up = match self.caught_up_seconds {
+            Some(seconds) => format!("{backlog} that waited came within {seconds:.1} s"),
+            None => format!("{backlog} that waited did not all come"),
+        };
+        let build = if cfg!(debug_assertions) {
+            " (debug build)"
+        } else {
+            ""
+        };
+        format!("{steady} events/s before the kill; the {caught_up}{build}")
+    }
+
+    fn recorded(&self) -> String {
+        let states = self.dispatch.iter();
+        let states: Vec<String> = states
+            .map(|(state, count)| format!("{} {state}", grouped(*count)))
+            .collect();
+        let missing = grouped(self.verdict.unrecorded);
+        format!("{}; {missing} without a row", states.join(", "))
+    }
 }

@@ -125,7 +125,7 @@ pub struct Duplicate {
     pub reason: Reason,
 }
 
-/// What [`check`] found.
+/// What [`check`](super::check) found.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Report {
     /// Attempts that were looked at.

@@ -52,7 +52,7 @@ impl Attempt {
     }
 }
 
-/// Totals since the start or the last [`Journal::clear`].
+/// Totals since the start or the last [`Journal::clear`](super::Journal::clear).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Counts {
     /// `Publish` requests.

@@ -5,10 +5,13 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use super::database::Database;
-use super::report::Drain;
+use super::report::{Drain, Usage};
 
 /// How often the position of the slot is looked at; small against any drain.
 const LOOK_INTERVAL: Duration = Duration::from_millis(20);
+
+/// The unit of times in /proc on Linux.
+const TICKS_PER_SECOND: f64 = 100.0;
 
 /// The release binary under test.
 pub(super) fn binary() -> PathBuf {
@@ -42,23 +45,20 @@ pub(super) async fn baseline(database: &Database, end: &str) -> Result<Drain, St
         .stderr(Stdio::piped())
         .spawn()
         .map_err(|e| format!("pg_recvlogical: {e}"))?;
-    let peak_rss_kib = wait(&mut child)?;
+    let usage = wait(&mut child)?;
     let seconds = began.elapsed().as_secs_f64();
     database
         .execute(&format!("SELECT pg_drop_replication_slot('{SLOT}')"))
         .await?;
-    Ok(Drain {
-        seconds,
-        peak_rss_kib,
-    })
+    Ok(Drain { seconds, usage })
 }
 
-fn wait(child: &mut Child) -> Result<u64, String> {
-    let mut peak = 0;
+fn wait(child: &mut Child) -> Result<Usage, String> {
+    let mut last = Usage::default();
     loop {
-        peak = peak_rss_kib(child.id()).unwrap_or(0).max(peak);
+        last = usage(child.id()).unwrap_or(last);
         match child.try_wait().map_err(|e| e.to_string())? {
-            Some(status) if status.success() => return Ok(peak),
+            Some(status) if status.success() => return Ok(last),
             Some(status) => return Err(format!("pg_recvlogical ended with {status}")),
             None => std::thread::sleep(LOOK_INTERVAL),
         }
@@ -96,7 +96,7 @@ pub(super) async fn relay(database: &Database, end: &str, events: u64) -> Result
         tokio::time::sleep(LOOK_INTERVAL).await;
     }
     let seconds = began.elapsed().as_secs_f64();
-    let peak_rss_kib = peak_rss_kib(relay.0.id()).unwrap_or(0);
+    let usage = usage(relay.0.id()).unwrap_or_default();
     let recorded = database
         .text("SELECT count(*)::text FROM outbox.dispatch")
         .await?;
@@ -110,10 +110,7 @@ pub(super) async fn relay(database: &Database, end: &str, events: u64) -> Result
              WHERE active_pid IS NOT NULL",
         )
         .await?;
-    Ok(Drain {
-        seconds,
-        peak_rss_kib,
-    })
+    Ok(Drain { seconds, usage })
 }
 
 /// Our own emulator as a process, on a free port.
@@ -155,12 +152,21 @@ impl Drop for Running {
     }
 }
 
-fn peak_rss_kib(pid: u32) -> Option<u64> {
+/// What the process has used until now; `None` when it is gone.
+fn usage(pid: u32) -> Option<Usage> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-    let line = status
+    let peak = status
         .lines()
         .find_map(|line| line.strip_prefix("VmHWM:"))?;
-    line.trim().strip_suffix(" kB")?.trim().parse().ok()
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // After the name in parentheses come the state and, as 12th and 13th from there, user and
+    // system time.
+    let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
+    let ticks = |n: usize| fields.get(n)?.parse::<f64>().ok();
+    Some(Usage {
+        peak_rss_kib: peak.trim().strip_suffix(" kB")?.trim().parse().ok()?,
+        cpu_seconds: (ticks(11)? + ticks(12)?) / TICKS_PER_SECOND,
+    })
 }
 
 fn pg_recvlogical() -> Result<PathBuf, String> {

@@ -77,11 +77,12 @@ async fn measure(scenario: &Scenario, args: &BenchArgs) -> Result<Outcome, Strin
         let baseline = drain::baseline(&database, &end).await?;
         let relay = drain::relay(&database, &end, args.events).await?;
         eprintln!(
-            "  run {}: pg_recvlogical {:.0}/s, postrider {:.0}/s, peak {} MiB",
+            "  run {}: pg_recvlogical {:.0}/s, postrider {:.0}/s, {:.1} us CPU, peak {} MiB",
             n + 1,
             args.events as f64 / baseline.seconds,
             args.events as f64 / relay.seconds,
-            relay.peak_rss_kib / 1024,
+            relay.usage.cpu_seconds * 1e6 / args.events as f64,
+            relay.usage.peak_rss_kib / 1024,
         );
         runs.push(Run { baseline, relay });
     }

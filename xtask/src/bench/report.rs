@@ -6,7 +6,14 @@ use serde_json::json;
 #[derive(Debug)]
 pub(super) struct Drain {
     pub(super) seconds: f64,
+    pub(super) usage: Usage,
+}
+
+/// What a process has used.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Usage {
     pub(super) peak_rss_kib: u64,
+    pub(super) cpu_seconds: f64,
 }
 
 #[derive(Debug)]
@@ -40,10 +47,16 @@ impl Outcome {
         )
     }
 
+    /// Microseconds of CPU for each event.
+    fn cpu_us(&self, drain: impl Fn(&Run) -> &Drain) -> f64 {
+        let cpu = self.runs.iter().map(|run| drain(run).usage.cpu_seconds);
+        median(cpu) * 1e6 / self.events as f64
+    }
+
     fn peak_mib(&self) -> u64 {
         self.runs
             .iter()
-            .map(|run| run.relay.peak_rss_kib)
+            .map(|run| run.relay.usage.peak_rss_kib)
             .max()
             .unwrap_or(0)
             / 1024
@@ -56,20 +69,30 @@ fn median(values: impl Iterator<Item = f64>) -> f64 {
     values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
+/// "its us" and "our us" are the readers' own CPU time for each event, microseconds.
 pub(super) fn print_table(outcomes: &[Outcome]) {
     println!(
-        "{:20} {:>10} {:>18} {:>14} {:>7} {:>10}",
-        "scenario", "events", "pg_recvlogical/s", "postrider/s", "ratio", "peak MiB"
+        "{:20} {:>10} {:>18} {:>14} {:>7} {:>10} {:>8} {:>8}",
+        "scenario",
+        "events",
+        "pg_recvlogical/s",
+        "postrider/s",
+        "ratio",
+        "peak MiB",
+        "its us",
+        "our us"
     );
     for outcome in outcomes {
         println!(
-            "{:20} {:>10} {:>18.0} {:>14.0} {:>7.2} {:>10}",
+            "{:20} {:>10} {:>18.0} {:>14.0} {:>7.2} {:>10} {:>8.1} {:>8.1}",
             outcome.scenario,
             outcome.events,
             outcome.rate(|run| &run.baseline),
             outcome.rate(|run| &run.relay),
             outcome.ratio(),
             outcome.peak_mib(),
+            outcome.cpu_us(|run| &run.baseline),
+            outcome.cpu_us(|run| &run.relay),
         );
     }
 }
@@ -87,6 +110,8 @@ pub(super) fn print_json(outcomes: &[Outcome]) {
                 "events_per_second": outcome.rate(|run| &run.relay),
                 "ratio": outcome.ratio(),
                 "peak_rss_mib": outcome.peak_mib(),
+                "baseline_cpu_us_per_event": outcome.cpu_us(|run| &run.baseline),
+                "cpu_us_per_event": outcome.cpu_us(|run| &run.relay),
             })
         })
         .collect();

@@ -1,0 +1,342 @@
+//! The script: what happens when, and what is said about it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use google_cloud_pubsub::model::Message;
+
+use super::figures::grouped;
+use super::ledger::{Window, percentile};
+use super::relay_process::own_program;
+use super::screen::{Line, Playground, Screen};
+use super::subscriber::{Subscriber, arrival};
+use super::summary::Summary;
+use super::verdict::Verdict;
+use super::world::{self, World};
+use super::writers::{ORDERS, WRITERS, Writers};
+use super::{Options, SharedLedger, failed, lock};
+use crate::error::Result;
+
+/// Between two lines.
+const LINE_INTERVAL: Duration = Duration::from_secs(1);
+/// How long there is no relay.
+const OUTAGE: Duration = Duration::from_secs(2);
+/// Nothing new for so long: what is missing will not come.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// Between two looks whether everything has arrived.
+const LOOK_INTERVAL: Duration = Duration::from_millis(100);
+/// How much of the relay's log is shown after a failure.
+const LOG_LINES: usize = 30;
+
+/// The demonstration while it runs. Fields are dropped in their order.
+pub(super) struct Show<'a> {
+    options: &'a Options,
+    screen: Screen,
+    subscriber: Subscriber,
+    /// Whether messages are shown instead of counted.
+    playing: Arc<AtomicBool>,
+    ledger: SharedLedger,
+    world: World,
+    began: Instant,
+    last_look: Instant,
+}
+
+impl<'a> Show<'a> {
+    pub(super) async fn set_up(options: &'a Options) -> Result<Self> {
+        let screen = Screen {
+            colours: options.colours,
+            on_stderr: options.json,
+        };
+        screen.print(&screen.title())?;
+        let world = World::start(options.keep, |text| screen.print(&screen.step(&text))).await?;
+        let (ledger, playing) = (SharedLedger::default(), Arc::new(AtomicBool::new(false)));
+        let emulator = world.emulator.addr().to_string();
+        let on_message = receiver(ledger.clone(), playing.clone(), screen);
+        let subscriber =
+            Subscriber::start(&emulator, world::TOPIC, world::SUBSCRIPTION, on_message).await?;
+        screen.print(&screen.step("a subscriber: Google's Rust client, ordered subscription"))?;
+        let began = Instant::now();
+        Ok(Self {
+            options,
+            screen,
+            subscriber,
+            playing,
+            ledger,
+            world,
+            began,
+            last_look: began,
+        })
+    }
+
+    /// The script.
+    pub(super) async fn play(&mut self) -> Result<()> {
+        let time = Duration::from_secs(self.options.seconds);
+        let before_kill = time / 2;
+        self.world.start_relay().await?;
+        self.step(&format!(
+            "the relay: `postrider run`, process {}",
+            self.relay_pid()
+        ))?;
+        let target = self.world.writers_target()?;
+        let mut writers = Writers::start(&target, self.options.rate, &self.ledger);
+        self.step(&format!(
+            "{WRITERS} writers, {} events a second on {ORDERS} orders: each transaction changes \
+             orders\n    and inserts an event for each; one in 50 is rolled back",
+            grouped(self.options.rate.into())
+        ))?;
+        self.began = Instant::now();
+        self.last_look = self.began;
+        self.print(&self.screen.table_head())?;
+        let steady = self.watch(&mut writers, before_kill).await?;
+
+        let pid = self.relay_pid();
+        self.world.kill_relay().await?;
+        self.news(&format!(
+            "kill -9 {pid}: no relay any more. The shop does not notice."
+        ))?;
+        self.watch(&mut writers, OUTAGE).await?;
+
+        let restart = self.restart_relay().await?;
+        self.watch(&mut writers, time.saturating_sub(before_kill + OUTAGE))
+            .await?;
+        writers.finish().await?;
+        self.news("The writers have stopped; the rest must arrive.")?;
+        self.drain().await?;
+        self.finish(steady, &restart).await
+    }
+
+    /// Starts a second relay, and tells what the first one has left.
+    async fn restart_relay(&mut self) -> Result<Restart> {
+        // Nothing is on its way any more: there has been no relay for a while.
+        let stored = self.world.emulator.journal().counts().stored_messages;
+        let published_unrecorded = stored.saturating_sub(self.world.shop.recorded().await?);
+        let at = Instant::now();
+        lock(&self.ledger).set_goal(at);
+        let backlog = lock(&self.ledger).totals().behind();
+        self.world.start_relay().await?;
+        let repeats = match published_unrecorded {
+            0 => "Every published event is recorded there: none comes twice.".into(),
+            count => format!(
+                "{} were published but not recorded yet: they come twice.",
+                grouped(count)
+            ),
+        };
+        self.news(&format!(
+            "A new relay, process {}: {} events wait. It goes on from the slot and skips\n\
+             what outbox.dispatch has. {repeats}",
+            self.relay_pid(),
+            grouped(backlog),
+        ))?;
+        Ok(Restart {
+            at,
+            backlog,
+            published_unrecorded,
+        })
+    }
+
+    /// A line each second, for so long.
+    async fn watch(&mut self, writers: &mut Writers, time: Duration) -> Result<Vec<Window>> {
+        let mut windows = Vec::new();
+        let start = tokio::time::Instant::now();
+        let (mut next, end) = (start + LINE_INTERVAL, start + time);
+        while next <= end {
+            tokio::time::sleep_until(next).await;
+            writers.must_run()?;
+            windows.push(self.show_line().await?);
+            next += LINE_INTERVAL;
+        }
+        tokio::time::sleep_until(end).await;
+        Ok(windows)
+    }
+
+    /// Waits until everything has arrived, is recorded and confirmed, or nothing new comes.
+    async fn drain(&mut self) -> Result<()> {
+        let events = self.world.shop.events().await?;
+        let end = self.world.shop.slot().await?.server_lsn;
+        let mut messages = lock(&self.ledger).totals().messages();
+        let mut last_progress = Instant::now();
+        while last_progress.elapsed() < PATIENCE {
+            let second = Instant::now();
+            while second.elapsed() < LINE_INTERVAL {
+                let totals = lock(&self.ledger).totals();
+                let stored = self.world.emulator.journal().counts().stored_messages;
+                if totals.delivered >= events
+                    && totals.messages() >= stored
+                    && self.world.shop.recorded().await? >= events
+                    && self.world.shop.slot().await?.confirmed_flush_lsn >= end
+                {
+                    return self.show_line().await.map(drop);
+                }
+                tokio::time::sleep(LOOK_INTERVAL).await;
+            }
+            self.show_line().await?;
+            let now = lock(&self.ledger).totals().messages();
+            if now > messages {
+                (messages, last_progress) = (now, Instant::now());
+            }
+        }
+        Ok(())
+    }
+
+    async fn finish(&mut self, steady: Vec<Window>, restart: &Restart) -> Result<()> {
+        let shop = &self.world.shop;
+        let committed = shop.committed().await?;
+        let delivered: u64 = steady.iter().map(|window| window.delivered).sum();
+        let mut latencies: Vec<Duration> = steady
+            .iter()
+            .flat_map(|window| &window.latencies)
+            .copied()
+            .collect();
+        let mut ms = |percent| percentile(&mut latencies, percent).map(|t| t.as_secs_f64() * 1e3);
+        let (totals, verdict, caught_up) = {
+            let ledger = lock(&self.ledger);
+            (
+                ledger.totals(),
+                Verdict::reach(&ledger, &committed),
+                ledger.goal_reached(),
+            )
+        };
+        #[expect(clippy::cast_precision_loss, reason = "counts of events")]
+        let steady_per_second = delivered as f64 / steady.len().max(1) as f64;
+        let summary = Summary {
+            events: shop.events().await?,
+            orders: ORDERS,
+            totals,
+            verdict,
+            published_unrecorded: restart.published_unrecorded,
+            backlog: restart.backlog,
+            caught_up_seconds: caught_up.map(|at| at.duration_since(restart.at).as_secs_f64()),
+            steady_per_second,
+            p50_ms: ms(50),
+            p99_ms: ms(99),
+            dispatch: shop.dispatch().await?,
+            slot: shop.slot().await?,
+        };
+        self.print(&self.screen.summary(&summary))?;
+        if self.options.json {
+            let text = serde_json::to_string_pretty(&summary);
+            let text = text.expect("invariant: the summary has a JSON form");
+            Screen {
+                on_stderr: false,
+                ..self.screen
+            }
+            .print(&(text + "\n"))?;
+        }
+        if !summary.verdict.is_good() {
+            return Err(failed(format!(
+                "the promise was broken: {}",
+                summary.verdict.complaint()
+            )));
+        }
+        match self.options.keep {
+            true => Ok(()),
+            false => self.print(&self.screen.what_next(&program()?)),
+        }
+    }
+
+    /// One line of the table; an error when anything that should run does not.
+    async fn show_line(&mut self) -> Result<Window> {
+        self.world.relay_must_run()?;
+        self.subscriber.must_run().await?;
+        let slot = self.world.shop.slot().await?;
+        let (mut window, totals) = {
+            let mut ledger = lock(&self.ledger);
+            (ledger.look(), ledger.totals())
+        };
+        let now = Instant::now();
+        let seconds = now.duration_since(self.last_look).as_secs_f64();
+        self.last_look = now;
+        #[expect(clippy::cast_precision_loss, reason = "counts of events")]
+        let per_second = |count: u64| count as f64 / seconds;
+        let line = Line {
+            time: now.duration_since(self.began),
+            committed: per_second(window.committed),
+            delivered: per_second(window.delivered),
+            totals,
+            lag_bytes: slot.lag_bytes.unwrap_or_default(),
+            p50: percentile(&mut window.latencies, 50),
+            p99: percentile(&mut window.latencies, 99),
+        };
+        self.print(&self.screen.line(&line))?;
+        Ok(window)
+    }
+
+    /// Tells what can be done now, and shows each message from here on.
+    pub(super) fn open_playground(&self) -> Result<()> {
+        self.playing.store(true, Ordering::Relaxed);
+        let playground = Playground {
+            database_url: self.world.url("postgres"),
+            emulator: self.world.emulator.addr().to_string(),
+            project: world::PROJECT,
+            http_addr: self.world.http_addr.clone(),
+            relay_pid: self.world.relay_pid(),
+            program: program()?,
+        };
+        self.print(&self.screen.playground(&playground))
+    }
+
+    /// The end of the relay's log.
+    pub(super) fn print_relay_log(&self) -> Result<()> {
+        self.print(&self.screen.log_tail(&self.world.relay_log_tail(LOG_LINES)))
+    }
+
+    fn relay_pid(&self) -> u32 {
+        self.world.relay_pid().unwrap_or_default()
+    }
+
+    fn print(&self, text: &str) -> Result<()> {
+        self.screen.print(text)
+    }
+
+    fn step(&self, text: &str) -> Result<()> {
+        self.print(&self.screen.step(text))
+    }
+
+    fn news(&self, text: &str) -> Result<()> {
+        self.print(&self.screen.news(text))
+    }
+}
+
+/// How things stood when the second relay was started.
+struct Restart {
+    at: Instant,
+    backlog: u64,
+    published_unrecorded: u64,
+}
+
+/// What to do with a message: count it, or show it to those who play.
+fn receiver(
+    ledger: SharedLedger,
+    playing: Arc<AtomicBool>,
+    screen: Screen,
+) -> impl FnMut(&Message) + Send {
+    move |message| {
+        if playing.load(Ordering::Relaxed) {
+            let event_type = message
+                .attributes
+                .get("event_type")
+                .map_or("", String::as_str);
+            let text = screen.message(&message.ordering_key, event_type, &message.data);
+            // Nobody reads it: then it need not be shown.
+            let _ = screen.print(&text);
+            return;
+        }
+        match arrival(message) {
+            Some(arrival) => lock(&ledger).received(arrival),
+            None => lock(&ledger).received_unreadable(),
+        }
+    }
+}
+
+/// How this program is called from a shell.
+fn program() -> Result<String> {
+    let program = own_program()?;
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let found = std::env::split_paths(&path).any(|folder| Some(&*folder) == program.parent());
+    Ok(if found {
+        "postrider".into()
+    } else {
+        program.display().to_string()
+    })
+}
