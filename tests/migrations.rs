@@ -175,9 +175,6 @@ async fn others_can_do_nothing_at_all() {
         .batch_execute("create role nobody_special; set role nobody_special")
         .await
         .unwrap();
-    // A transaction of its own: it may not follow a write.
-    let slot = "select pg_create_logical_replication_slot('of_the_relay', 'pgoutput', true)";
-    client.batch_execute(slot).await.unwrap();
     refused_for_lack_of_rights(&client, "select outbox.emit('order', '1', 'Placed', '{}')").await;
     refused_for_lack_of_rights(&client, "select from outbox.events").await;
 }
@@ -303,6 +300,9 @@ async fn the_relay_can_read_events_and_record_outcomes_but_never_write_an_event(
         )
         .await
         .unwrap();
+    // A transaction of its own: it may not follow a write.
+    let slot = "select pg_create_logical_replication_slot('of_the_relay', 'pgoutput', true)";
+    client.batch_execute(slot).await.unwrap();
     for sql in [
         "insert into outbox.events (aggregatetype, event_type) values ('a', 'b')",
         "update outbox.events set version = 1",

@@ -7,10 +7,11 @@ use crate::error::Code;
 
 pub(super) fn explain(code: Option<Code>) -> ExitCode {
     match code {
-        Some(code) => print!("{}", code.page()),
-        None => Code::ALL
-            .iter()
-            .for_each(|code| println!("{code:32} {}", code.hint())),
+        Some(code) => output::write(code.page()),
+        None => {
+            let line = |code: &Code| format!("{code:32} {}\n", code.hint());
+            output::write(&Code::ALL.iter().map(line).collect::<String>());
+        }
     }
     ExitCode::SUCCESS
 }

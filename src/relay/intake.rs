@@ -59,6 +59,7 @@ pub(super) struct Intake {
     relations: RelationCache,
     tables: HashMap<Oid, Table>,
     open: Option<Open>,
+    last_commit_time: Option<PgTimestamp>,
     metrics: Metrics,
 }
 
@@ -70,8 +71,14 @@ impl Intake {
             relations: RelationCache::new(),
             tables: HashMap::new(),
             open: None,
+            last_commit_time: None,
             metrics,
         }
+    }
+
+    /// When the transaction was committed that the last message belonged to.
+    pub(super) fn last_commit_time(&self) -> Option<PgTimestamp> {
+        self.last_commit_time
     }
 
     /// Takes one message of the stream.
@@ -86,6 +93,7 @@ impl Intake {
         match message {
             Message::Begin(begin) => {
                 let commit = CommitLsn::new(begin.final_lsn);
+                self.last_commit_time = Some(begin.commit_time);
                 self.open = Some(Open {
                     commit,
                     commit_time: begin.commit_time,

@@ -5,6 +5,7 @@
 //! relay holds. What ends a session is an error; whether another one follows is decided by its
 //! code alone.
 
+mod backlog;
 mod budget;
 mod intake;
 mod pipeline;

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant, SystemTime};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
+use super::backlog::Backlog;
 use super::budget::Budget;
 use super::intake::{Intake, Step};
 use super::supervisor::Supervision;
@@ -39,6 +40,7 @@ pub(super) struct Pipeline {
     pub(super) topic_maker: TopicMaker,
     pub(super) supervision: watch::Receiver<Supervision>,
     pub(super) budget: Budget,
+    pub(super) backlog: Backlog,
     pub(super) backoff: Backoff,
     pub(super) metrics: Metrics,
     pub(super) log: ThrottledLog,
@@ -61,10 +63,7 @@ impl Pipeline {
     /// Runs until shutdown, or until an error ends the session.
     pub(super) async fn run(&mut self, shutdown: &mut watch::Receiver<bool>) -> Result<End> {
         loop {
-            let serve = match self.source.has_more() && self.budget.is_half_empty() {
-                true => Serve::Worthwhile,
-                false => Serve::All,
-            };
+            let serve = self.backlog.serve(self.budget.is_half_empty());
             self.send_requests(serve);
             self.source.confirm(self.watermark.confirmable());
             self.measure();
@@ -81,6 +80,9 @@ impl Pipeline {
                 }
                 topic = self.topic_maker.made() => self.lanes.hasten(&topic, Instant::now()),
                 _ = until(next_due), if next_due.is_some() => {}
+                _ = until(self.backlog.pause_ends()), if serve == Serve::Worthwhile => {
+                    self.backlog.paused();
+                }
                 chunk = self.source.recv(self.budget.has_room()) => self.on_chunk(&chunk?).await?,
             }
         }
@@ -206,9 +208,15 @@ impl Pipeline {
 
     async fn on_chunk(&mut self, chunk: &Chunk) -> Result<()> {
         self.metrics.received_bytes.inc_by(chunk.len() as u64);
+        let mut sent_at = None;
         for body in copy_data_bodies(chunk) {
             match decoder::frame::decode_frame(body) {
-                Ok(decoder::frame::Frame::XLogData { payload, .. }) => {
+                Ok(decoder::frame::Frame::XLogData {
+                    payload,
+                    sent_at: at,
+                    ..
+                }) => {
+                    sent_at = Some(at);
                     self.on_message(payload).await?;
                 }
                 Ok(decoder::frame::Frame::Keepalive { wal_end, .. }) => {
@@ -222,6 +230,9 @@ impl Pipeline {
                     );
                 }
             }
+        }
+        if let (Some(sent_at), Some(committed)) = (sent_at, self.intake.last_commit_time()) {
+            self.backlog.received(sent_at, committed, Instant::now());
         }
         Ok(())
     }

@@ -14,6 +14,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio_postgres::types::PgLsn;
 
+use super::backlog::Backlog;
 use super::budget::Budget;
 use super::intake::Intake;
 use super::pipeline::{End, Pipeline};
@@ -183,6 +184,7 @@ async fn assemble(
         topic_maker: TopicMaker::new(relay.topics.clone()),
         supervision,
         budget: Budget::new(settings.in_flight_bytes),
+        backlog: Backlog::default(),
         backoff: Backoff::new(
             u64::from(std::process::id()) << 32 | start.lsn().as_u64() & 0xFFFF_FFFF,
         ),

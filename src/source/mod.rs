@@ -10,6 +10,7 @@
 mod feedback;
 mod framing;
 mod handshake;
+mod pace;
 mod session;
 mod wire;
 
@@ -133,11 +134,6 @@ impl Source {
             })),
             Some(chunk) = self.chunks.recv(), if take_chunks => Ok(chunk),
         }
-    }
-
-    /// Whether a chunk is at hand already.
-    pub(crate) fn has_more(&self) -> bool {
-        !self.chunks.is_empty()
     }
 
     /// Reports `position` as flushed with the next status message.

@@ -14,6 +14,7 @@ use tokio::sync::{mpsc, oneshot};
 use super::feedback::{Due, Feedback, Reading, STATUS_INTERVAL};
 use super::framing::{Then, scan};
 use super::handshake::{self, Connection, log_notice, lost, server_error};
+use super::pace::Pace;
 use super::{CLOSE_TIMEOUT, Chunk, Control, Options, wire};
 use crate::error::{Code, Error, Result};
 
@@ -67,6 +68,7 @@ pub(super) fn run(options: Options, control: Arc<Control>, ends: Ends) {
             connection,
             feedback: Feedback::new(options.wal_sender_timeout, control.confirmed(), now),
             control,
+            pace: Pace::new(now),
             waiting: None,
         };
         if let Err(error) = session.stream(&chunks, close).await {
@@ -95,6 +97,7 @@ struct Session {
     connection: Connection,
     feedback: Feedback,
     control: Arc<Control>,
+    pace: Pace,
     /// A chunk that the relay had no room for.
     waiting: Option<Chunk>,
 }
@@ -111,6 +114,7 @@ impl Session {
         loop {
             self.report().await?;
             let held_back = self.waiting.is_some();
+            let mut linger = None;
             tokio::select! {
                 biased;
                 _ = &mut close => return self.close().await,
@@ -125,13 +129,20 @@ impl Session {
                 {
                     match read {
                         Ok(0) => return Err(lost("the server closed the connection")),
-                        Ok(_) => {}
+                        Ok(bytes) => {
+                            let now = Instant::now();
+                            self.feedback.heard(now);
+                            linger = self.pace.read(bytes, now);
+                        }
                         Err(e) => return Err(lost("reading failed").caused_by(e)),
                     }
-                    self.feedback.heard(Instant::now());
                 }
             }
             self.cut(chunks)?;
+            if let Some(linger) = linger {
+                // The thread is the session's alone, and tokio's timers are too coarse.
+                std::thread::sleep(linger);
+            }
         }
     }
 

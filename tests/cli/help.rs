@@ -1,6 +1,6 @@
 //! What needs no database.
 
-use crate::support::{assert_contains, postrider};
+use crate::support::{PATIENCE, assert_contains, command, postrider};
 
 #[tokio::test]
 async fn every_command_explains_itself_with_an_example() {
@@ -50,4 +50,17 @@ async fn no_colours_are_written_into_a_pipe() {
     let ran = postrider(&["check"], &[]).await;
     assert!(!ran.stdout.contains('\x1b'), "{ran}");
     assert_contains(&ran.stdout, "database-url-invalid");
+}
+
+#[tokio::test]
+async fn a_reader_that_leaves_early_is_no_crash() {
+    for args in [&["explain"][..], &["init"], &["check"]] {
+        let mut child = command(args, &[]).spawn().unwrap();
+        drop(child.stdout.take());
+        let output = tokio::time::timeout(PATIENCE, child.wait_with_output())
+            .await
+            .unwrap();
+        let stderr = String::from_utf8(output.unwrap().stderr).unwrap();
+        assert!(stderr.is_empty(), "{args:?}: {stderr}");
+    }
 }

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 const PYTHON_CLIENT: &str = "google-cloud-pubsub==2.44.0";
-const NODE_CLIENT: &str = "@google-cloud/pubsub@6.3.2";
+const NODE_CLIENT: &str = "@google-cloud/pubsub@6.3.0";
 
 /// The interpreter of a virtual environment that has the client.
 pub(crate) fn python_client() -> Option<PathBuf> {
@@ -84,9 +84,13 @@ fn run(command: &mut Command) -> Result<(), String> {
         return Ok(());
     }
     let stderr = String::from_utf8_lossy(&output.stderr);
-    let last_line = stderr.trim_end().lines().last().unwrap_or_default();
-    Err(format!(
-        "{program} failed with {}: {last_line}",
-        output.status
-    ))
+    // The last lines of npm tell only where its log is.
+    let says_why = |line: &&str| line.to_lowercase().contains("no matching");
+    let is_error = |line: &&str| line.to_lowercase().contains("error");
+    let reason = stderr
+        .lines()
+        .find(says_why)
+        .or_else(|| stderr.lines().find(is_error));
+    let reason = reason.unwrap_or("it does not say why");
+    Err(format!("{program} failed with {}: {reason}", output.status))
 }
