@@ -1,5 +1,7 @@
 //! `postrider demo` as a newcomer runs it, only shorter.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};

@@ -206,7 +206,7 @@ impl Intake {
                 .unexpected_changes
                 .get_or_create(&Kind { kind })
                 .inc();
-            if count % 1_000 == 0 {
+            if count.is_multiple_of(1_000) {
                 tracing::warn!(
                     table = self.name_of(relation),
                     kind,

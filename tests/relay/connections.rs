@@ -138,7 +138,7 @@ impl Secured {
             !log.contains(PASSWORD) && !log.contains(PASSWORD_IN_URL),
             "a password in the log"
         );
-        assert!(relay.stop().await.success());
+        relay.stop().await;
     }
 
     /// A relay that connects like this ends with this code and exit status 3.

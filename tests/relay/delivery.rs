@@ -38,7 +38,7 @@ async fn every_committed_row_is_published_once_in_order_recorded_and_confirmed()
     );
     assert_eq!(row.get::<_, i32>(3), 1);
     assert!(row.get::<_, bool>(4) && row.get::<_, bool>(5) && row.get::<_, bool>(6));
-    assert!(relay.stop().await.success());
+    relay.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

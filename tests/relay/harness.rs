@@ -242,10 +242,12 @@ impl Relay {
         );
     }
 
-    /// Sends SIGTERM and waits for the end.
-    pub(crate) async fn stop(self) -> ExitStatus {
+    /// Sends SIGTERM and waits for the end, which must be a success.
+    pub(crate) async fn stop(self) {
         self.terminate();
-        self.wait().await
+        let log = self.log.clone();
+        let status = self.wait().await;
+        assert!(status.success(), "{status}:\n{}", log.lock().unwrap().join("\n"));
     }
 
     /// Waits until the process ends by itself.

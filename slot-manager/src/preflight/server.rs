@@ -121,7 +121,7 @@ fn slot_wal_keep_size(facts: &Facts) -> Finding {
             "slot-wal-unlimited",
             "max_slot_wal_keep_size is unlimited: while the relay is down WAL can fill the disk",
             "watch retained_bytes (`postrider slot show`), or set a limit below the free disk \
-             space; beyond it the slot is lost and delivery goes on from the outbox table",
+             space; beyond it the slot is lost and what was not delivered is in the outbox table alone",
         ),
         Some(mb @ 0..SMALL_KEEP_SIZE_MB) => Finding::warning(
             "slot-wal-limit-small",

@@ -120,7 +120,7 @@ fn failover(facts: &Facts, slot: &Slot) -> Option<Finding> {
             "slot-failover-off",
             format!("slot {name} is not kept on standbys: a promotion loses it"),
             "if there are standbys, create the slot with --failover; after a promotion without it \
-             delivery goes on from the outbox table",
+             what was not delivered is in the outbox table alone",
         )
     })
 }
