@@ -61,6 +61,26 @@ pub struct Event {
     pub message: Bytes,
 }
 
+#[cfg(test)]
+impl Event {
+    /// The event of this ordinal, with seven bytes of message.
+    pub(crate) fn for_tests(ordinal: u32) -> Self {
+        let origin = EventRef {
+            commit: CommitLsn::new(decoder::Lsn::new(1)),
+            ordinal,
+            commit_time: PgTimestamp::from_micros(0),
+            event_id: EventId {
+                uuid: [0; 16],
+                source_id: None,
+            },
+        };
+        Self {
+            origin,
+            message: Bytes::from_static(b"message"),
+        }
+    }
+}
+
 /// Names a lane.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct LaneKey {

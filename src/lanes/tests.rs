@@ -3,25 +3,12 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use decoder::Lsn;
 use proptest::prelude::*;
 
 use super::*;
 
 fn event(n: u32) -> Event {
-    let origin = EventRef {
-        commit: CommitLsn::new(Lsn::new(1)),
-        ordinal: n,
-        commit_time: PgTimestamp::from_micros(0),
-        event_id: EventId {
-            uuid: [0; 16],
-            source_id: None,
-        },
-    };
-    Event {
-        origin,
-        message: Bytes::from_static(b"message"),
-    }
+    Event::for_tests(n)
 }
 
 fn push(lanes: &mut Lanes, key: &str, n: u32) {

@@ -153,7 +153,7 @@ pub(super) struct EventColumns {
     event_type: Option<Column>,
     version: Option<Column>,
     schema_version: Option<Column>,
-    payload: Column,
+    pub(super) payload: Column,
     occurred_at: Option<Column>,
 }
 
@@ -208,19 +208,22 @@ impl EventColumns {
         })
     }
 
-    /// The event type, where an envelope cannot do without.
-    pub(super) fn needed_event_type<'r>(
+    /// The event type; empty when it is null and nothing needs it.
+    pub(super) fn event_type<'r>(
         &self,
         row: &'r OutboxRow<'_>,
-        needed_for: &'static str,
+        needed_for: Option<&'static str>,
     ) -> Result<&'r str, EventFault> {
-        let column = self.event_type.as_ref().map_or("event_type", Column::name);
-        row.event_type
-            .as_deref()
-            .filter(|text| !text.is_empty())
-            .ok_or_else(|| EventFault::Null {
-                column: column.to_owned(),
-                needed_for,
-            })
+        let event_type = row.event_type.as_deref().unwrap_or_default();
+        match needed_for {
+            Some(needed_for) if event_type.is_empty() => {
+                let column = self.event_type.as_ref().map_or("event_type", Column::name);
+                Err(EventFault::Null {
+                    column: column.to_owned(),
+                    needed_for,
+                })
+            }
+            _ => Ok(event_type),
+        }
     }
 }

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use decoder::{Lsn, OwnedRelation, PgTimestamp, Tuple, Value};
 
 use super::attributes::{Attributes, FIXED};
-use super::columns::{Column, EventColumns, Finder};
+use super::columns::{Column, EventColumns, Finder, OutboxRow};
 use super::envelope::{Envelope, EventContext};
 use super::error::{EventError, EventFault, Limit, MapError, SettingFault};
 use super::event_id::{EventId, EventIds};
@@ -69,15 +69,22 @@ pub struct Mapper {
     ordering: OrderingKeys,
     envelope: Envelope,
     source: String,
-    scratch: Scratch,
+    inputs: Inputs,
+    output: Output,
 }
 
-/// Buffers that are used again for every row.
+/// What is derived from a row before its message; the buffers are used again for the next row.
 #[derive(Debug, Clone, Default)]
-struct Scratch {
+struct Inputs {
     headers: Headers,
-    attributes: Attributes,
+    /// The column `occurred_at` in RFC 3339, if it is a point in time.
     occurred_at: String,
+}
+
+/// The parts of a message; the buffers are used again for the next row.
+#[derive(Debug, Clone, Default)]
+struct Output {
+    attributes: Attributes,
     body: Vec<u8>,
 }
 
@@ -116,7 +123,8 @@ impl Mapper {
                 .source
                 .clone()
                 .unwrap_or_else(|| format!("/{table}")),
-            scratch: Scratch::default(),
+            inputs: Inputs::default(),
+            output: Output::default(),
             table: table.into(),
             columns,
         })
@@ -163,68 +171,23 @@ impl Mapper {
         // A payload that is too large by itself is refused before anything is made of it.
         check_size(&topic, outbox_row.payload.as_ref().map_or(0, Body::len))?;
 
-        let Scratch {
-            headers,
-            attributes,
-            occurred_at,
-            body,
-        } = &mut self.scratch;
-        headers
-            .read(outbox_row.headers.as_deref())
-            .map_err(|place| {
-                let column = self
-                    .columns
-                    .headers
-                    .as_ref()
-                    .map_or("", Column::name)
-                    .to_owned();
-                EventFault::HeadersMalformed {
-                    column,
-                    line: place.line,
-                    at_column: place.column,
-                }
-            })?;
-        let time = match &outbox_row.occurred_at {
-            Some(text) => timestamp::to_rfc3339(text, occurred_at),
-            None => None,
-        };
-        let event_type = match self.envelope.needs_event_type() {
-            Some(needed_for) => self.columns.needed_event_type(&outbox_row, needed_for)?,
-            None => outbox_row.event_type.as_deref().unwrap_or_default(),
-        };
+        let time = self.inputs.read(&self.columns, &outbox_row)?;
         let event = EventContext {
             row: &outbox_row,
-            event_type,
+            event_type: self
+                .columns
+                .event_type(&outbox_row, self.envelope.needs_event_type())?,
+            payload_column: self.columns.payload.name(),
             source: &self.source,
-            headers,
-            occurred_at: time.map(|time| (time, occurred_at.as_str())),
+            headers: &self.inputs.headers,
+            occurred_at: time.map(|time| (time, self.inputs.occurred_at.as_str())),
             at,
         };
-
-        attributes.clear();
-        let occurred_at_out = event.occurred_at.map(|(_, rfc3339)| rfc3339);
-        attributes.add_fixed(
-            &outbox_row,
-            occurred_at_out.or(outbox_row.occurred_at.as_deref()),
-        )?;
-        self.envelope.add_attributes(&event, attributes)?;
-        for column in &self.extra_attributes {
-            if let Some(value) = column.text(row)? {
-                attributes.add(column.name(), &value)?;
-            }
-        }
-        attributes.add_headers(headers)?;
-        attributes.add_trace_aliases()?;
-
-        body.clear();
-        body.shrink_to(KEPT_BYTES);
-        let body = self.envelope.body(&event, attributes, body)?;
-        let key = ordering_key.as_str();
-        check_size(
-            &topic,
-            wire::message_size(body.len(), attributes.wire().len(), key.len()),
-        )?;
-        let message = wire::message(body, attributes.wire(), key);
+        self.output
+            .set_attributes(self.envelope, &event, &self.extra_attributes, row)?;
+        let message = self
+            .output
+            .message(self.envelope, &event, &topic, ordering_key.as_str())?;
         Ok(Mapped {
             topic,
             ordering_key,
@@ -246,6 +209,69 @@ impl Mapper {
             at,
             fault,
         }))
+    }
+}
+
+impl Inputs {
+    /// Reads headers and time of a row; gives the time, if there is one.
+    fn read(
+        &mut self,
+        columns: &EventColumns,
+        row: &OutboxRow<'_>,
+    ) -> Result<Option<PgTimestamp>, EventFault> {
+        self.headers.read(row.headers.as_deref()).map_err(|place| {
+            let column = columns.headers.as_ref().map_or("", Column::name).to_owned();
+            EventFault::HeadersMalformed {
+                column,
+                line: place.line,
+                at_column: place.column,
+            }
+        })?;
+        let text = row.occurred_at.as_deref();
+        Ok(text.and_then(|text| timestamp::to_rfc3339(text, &mut self.occurred_at)))
+    }
+}
+
+impl Output {
+    /// Writes all attributes; of two with one name the first stays.
+    fn set_attributes(
+        &mut self,
+        envelope: Envelope,
+        event: &EventContext<'_>,
+        extra: &[Column],
+        row: &[Value<'_>],
+    ) -> Result<(), EventFault> {
+        let attributes = &mut self.attributes;
+        let rfc3339 = event.occurred_at.map(|(_, rfc3339)| rfc3339);
+        attributes.clear();
+        attributes.add_fixed(event.row, rfc3339.or(event.row.occurred_at.as_deref()))?;
+        envelope.add_attributes(event, attributes)?;
+        for column in extra {
+            if let Some(value) = column.text(row)? {
+                attributes.add(column.name(), &value)?;
+            }
+        }
+        attributes.add_headers(event.headers)?;
+        attributes.add_trace_aliases()
+    }
+
+    /// Encodes the message with the attributes that were set.
+    fn message(
+        &mut self,
+        envelope: Envelope,
+        event: &EventContext<'_>,
+        topic: &str,
+        key: &str,
+    ) -> Result<Bytes, EventFault> {
+        self.body.clear();
+        self.body.shrink_to(KEPT_BYTES);
+        let body = envelope.body(event, &self.attributes, &mut self.body)?;
+        let attributes = self.attributes.wire();
+        check_size(
+            topic,
+            wire::message_size(body.len(), attributes.len(), key.len()),
+        )?;
+        Ok(wire::message(body, attributes, key))
     }
 }
 

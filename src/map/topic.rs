@@ -19,6 +19,8 @@ use super::template::Part;
 /// Distinct topics that are remembered: as many as a project may have. When there are more, the
 /// memory starts afresh.
 const INTERNED_MAX: usize = 10_000;
+/// The buffer for a name is given back when a row made it larger than this, bytes.
+const KEPT_BYTES: usize = 4 * 1024;
 
 /// Why Pub/Sub would refuse a topic name
 /// (<https://cloud.google.com/pubsub/docs/pubsub-basics#resource_names>).
@@ -160,6 +162,7 @@ impl Topics {
 
     /// The full name of the topic that stands in `rendered`.
     fn intern(&mut self) -> Result<Arc<str>, EventFault> {
+        self.rendered.shrink_to(KEPT_BYTES);
         if let Some(topic) = self.interned.get(self.rendered.as_str()) {
             return Ok(Arc::clone(topic));
         }

@@ -15,6 +15,9 @@ use super::PublishRequest;
 const TOPIC: u32 = 1;
 const MESSAGES: u32 = 2;
 
+/// Tag and length of a field, at most.
+const FRAMING: usize = 6;
+
 #[derive(Debug, Clone, Copy)]
 pub(super) struct PublishCodec;
 
@@ -41,6 +44,11 @@ impl Encoder for PublishEncoder {
     type Error = Status;
 
     fn encode(&mut self, request: PublishRequest, out: &mut EncodeBuf<'_>) -> Result<(), Status> {
+        let messages = request
+            .messages
+            .iter()
+            .map(|message| message.len() + FRAMING);
+        out.reserve(request.topic.len() + FRAMING + messages.sum::<usize>());
         encode(&request, out);
         Ok(())
     }

@@ -1,54 +1,78 @@
 //! Bytes of events in memory: one owner, one limit.
 //!
 //! An event weighs its message until Pub/Sub has stored it, and its record until the dispatch row
-//! is durable. While the budget is spent nothing more is read from PostgreSQL.
+//! is durable. When the budget is spent nothing more is read from PostgreSQL until half of it is
+//! free again: in between there is time for full requests instead of a trickle of small ones.
 
 use crate::lanes::Event;
 
-/// What an event weighs beside its message: its place in a lane or a batch, ids, its share of a
-/// lane's own memory, and the message's in the buffers of the connection.
-const OVERHEAD: usize = 400;
+/// What a waiting event weighs beside its message: its place in a lane, its share of the lane's
+/// own memory, and its message in the buffers of the connection.
+const WAITING_OVERHEAD: usize = 300;
+
+/// What an event weighs until it is recorded: ids, times, Pub/Sub's message id.
+const RECORD: usize = 200;
 
 #[derive(Debug)]
 pub(super) struct Budget {
     used: usize,
     limit: usize,
+    spent: bool,
 }
 
 impl Budget {
     pub(super) fn new(limit: usize) -> Self {
-        Self { used: 0, limit }
+        Self {
+            used: 0,
+            limit,
+            spent: false,
+        }
     }
 
     /// An event has come into memory.
     pub(super) fn take(&mut self, event: &Event) {
-        self.used += event.message.len() + OVERHEAD;
+        self.used += event.message.len() + WAITING_OVERHEAD + RECORD;
+        self.spent |= self.used >= self.limit;
     }
 
-    /// Messages of so many bytes in all are not needed any more.
-    pub(super) fn give_back_messages(&mut self, bytes: usize) {
-        self.used = self.used.saturating_sub(bytes);
+    /// So many messages, of so many bytes in all, are not needed any more.
+    pub(super) fn give_back_messages(&mut self, messages: usize, bytes: usize) {
+        self.give_back(bytes + messages * WAITING_OVERHEAD);
     }
 
     /// So many events are recorded.
-    pub(super) fn give_back_records(&mut self, events: u64) {
-        let bytes = usize::try_from(events)
-            .unwrap_or(usize::MAX)
-            .saturating_mul(OVERHEAD);
+    pub(super) fn give_back_records(&mut self, events: usize) {
+        self.give_back(events * RECORD);
+    }
+
+    fn give_back(&mut self, bytes: usize) {
         self.used = self.used.saturating_sub(bytes);
+        self.spent &= self.used >= self.limit / 2;
     }
 
     pub(super) fn used(&self) -> usize {
         self.used
     }
 
-    /// Whether more may be read. One event may always come, however large.
-    pub(super) fn has_room(&self) -> bool {
-        self.used < self.limit
+    /// Whether nothing more may be read for now. One event may always come, however large.
+    pub(super) fn is_spent(&self) -> bool {
+        self.spent
     }
+}
 
-    /// Whether there is time to let requests fill up.
-    pub(super) fn is_half_empty(&self) -> bool {
-        self.used < self.limit / 2
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_spent_budget_stays_spent_until_half_of_it_is_free() {
+        let mut budget = Budget::new(1_000);
+        budget.used = 900;
+        budget.take(&Event::for_tests(0));
+        assert!(budget.is_spent());
+        budget.give_back_records(2);
+        assert!(budget.is_spent());
+        budget.give_back_messages(1, 500);
+        assert!(!budget.is_spent());
     }
 }

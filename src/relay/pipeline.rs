@@ -63,7 +63,7 @@ impl Pipeline {
     /// Runs until shutdown, or until an error ends the session.
     pub(super) async fn run(&mut self, shutdown: &mut watch::Receiver<bool>) -> Result<End> {
         loop {
-            let serve = self.backlog.serve(self.budget.is_half_empty());
+            let serve = self.backlog.serve(self.budget.is_spent());
             self.send_requests(serve);
             self.source.confirm(self.watermark.confirmable());
             self.measure();
@@ -83,7 +83,7 @@ impl Pipeline {
                 _ = until(self.backlog.pause_ends()), if serve == Serve::Worthwhile => {
                     self.backlog.paused();
                 }
-                chunk = self.source.recv(self.budget.has_room()) => self.on_chunk(&chunk?).await?,
+                chunk = self.source.recv(!self.budget.is_spent()) => self.on_chunk(&chunk?).await?,
             }
         }
     }
@@ -129,7 +129,7 @@ impl Pipeline {
             .events_published
             .inc_by(request.events.len() as u64);
         let bytes = request.events.iter().map(|event| event.message.len()).sum();
-        self.budget.give_back_messages(bytes);
+        self.budget.give_back_messages(request.events.len(), bytes);
         if let Some(committed) = request.events[0].origin.commit_time.to_system_time() {
             let latency = at.duration_since(committed).unwrap_or_default();
             self.metrics.latency.observe(latency.as_secs_f64());
@@ -197,7 +197,7 @@ impl Pipeline {
             WriterEvent::Recorded(commits) => {
                 for (commit, events) in commits {
                     self.watermark.resolve(commit, events);
-                    self.budget.give_back_records(events);
+                    self.budget.give_back_records(events as usize);
                     self.metrics.events_recorded.inc_by(events);
                 }
                 Ok(())

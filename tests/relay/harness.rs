@@ -247,7 +247,11 @@ impl Relay {
         self.terminate();
         let log = self.log.clone();
         let status = self.wait().await;
-        assert!(status.success(), "{status}:\n{}", log.lock().unwrap().join("\n"));
+        assert!(
+            status.success(),
+            "{status}:\n{}",
+            log.lock().unwrap().join("\n")
+        );
     }
 
     /// Waits until the process ends by itself.

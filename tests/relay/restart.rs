@@ -56,6 +56,7 @@ async fn a_clean_stop_repeats_nothing() {
     insert_orders(&database, 2_000, 20).await;
     for target in [100, 700, 1_300] {
         let relay = Relay::start(&database, &emulator);
+        relay.wait_for_log("streaming").await;
         eventually("some events are recorded", || async {
             (database
                 .number("SELECT count(*) FROM outbox.dispatch")

@@ -70,21 +70,25 @@ pub(super) fn write_document(
     }
     if let Some(payload) = event.row.payload {
         member(out, "datacontenttype", event.content_type());
-        write_data(payload, event.row.content_kind, out)?;
+        write_data(payload, event, out)?;
     }
     out.push(b'}');
     Ok(())
 }
 
-fn write_data(payload: Body<'_>, kind: ContentKind, out: &mut Vec<u8>) -> Result<(), EventFault> {
-    match (kind, payload) {
+fn write_data(
+    payload: Body<'_>,
+    event: &EventContext<'_>,
+    out: &mut Vec<u8>,
+) -> Result<(), EventFault> {
+    match (event.row.content_kind, payload) {
         (ContentKind::Json, json) => {
             out.extend_from_slice(b",\"data\":");
             json.write(out);
         }
         (ContentKind::Text, Body::Plain(text)) => {
             let text = std::str::from_utf8(text).map_err(|_| EventFault::NotUtf8 {
-                column: "payload".to_owned(),
+                column: event.payload_column.to_owned(),
             })?;
             member(out, "data", text);
         }

@@ -85,6 +85,8 @@ pub(super) struct EventContext<'a> {
     pub(super) row: &'a OutboxRow<'a>,
     /// Checked to be there by the envelopes that need it; else empty when null.
     pub(super) event_type: &'a str,
+    /// What the payload's column is called.
+    pub(super) payload_column: &'a str,
     /// CloudEvents' `source`.
     pub(super) source: &'a str,
     pub(super) headers: &'a Headers,

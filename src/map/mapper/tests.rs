@@ -402,6 +402,24 @@ fn structured_cloudevents_carry_text_as_a_string_and_bytes_in_base64() {
 }
 
 #[test]
+fn a_text_payload_that_is_no_text_is_an_error_that_names_its_column() {
+    let mut columns = OUTBOX;
+    columns[6] = ("body", pg_type::TEXT);
+    let toml = "envelope = 'cloudevents-structured'\ncolumns.payload = 'body'";
+    let row = outbox_row(&[("payload", Value::Text(b"\xFF"))]);
+    let refused = mapper(&columns, toml).map_row(&row, AT).unwrap_err();
+    let MapError::Event(event) = refused else {
+        unreachable!()
+    };
+    assert_eq!(
+        event.fault,
+        EventFault::NotUtf8 {
+            column: "body".to_owned()
+        }
+    );
+}
+
+#[test]
 fn the_protobuf_envelope_carries_everything_that_is_known() {
     let message = map("envelope = 'protobuf'", &[]);
     let event = Event::decode(message.data).unwrap();
