@@ -2,7 +2,7 @@
 //!
 //! Messages come encoded and go out as they are; a retry costs no second encoding. Which request
 //! goes when, and again, is decided by the lanes; what a failure means is one table in
-//! [`failure`]. Why not the official publisher: it keeps a task for each key it has ever seen,
+//! `failure`. Why not the official publisher: it keeps a task for each key it has ever seen,
 //! queues without bound and retries unseen (`docs/adr/0002-own-publish-call.md`).
 
 mod backoff;

@@ -7,6 +7,8 @@ mod connections;
 mod delivery;
 mod google_emulator;
 mod harness;
+mod http;
 mod mapping;
 mod outage;
 mod restart;
+mod service;

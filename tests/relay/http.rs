@@ -1,0 +1,83 @@
+//! The HTTP port: what it says while streaming, standing by, and during an outage.
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+use crate::harness::{self, Database, Relay, eventually, insert_orders};
+
+/// A free port of this machine; taken again at once by the relay.
+fn free_addr() -> String {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.local_addr().unwrap().to_string()
+}
+
+/// Status code and body of a GET; `None` while nobody listens.
+async fn get(addr: &str, path: &str) -> Option<(u16, String)> {
+    let mut stream = TcpStream::connect(addr).await.ok()?;
+    let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).await.ok()?;
+    let mut text = String::new();
+    stream.read_to_string(&mut text).await.ok()?;
+    let (head, body) = text.split_once("\r\n\r\n")?;
+    Some((head.split(' ').nth(1)?.parse().ok()?, body.to_owned()))
+}
+
+async fn wait_for(addr: &str, path: &str, code: u16) -> String {
+    eventually(&format!("{path} answers {code}"), || async {
+        get(addr, path)
+            .await
+            .filter(|(found, _)| *found == code)
+            .map(|(_, body)| body)
+    })
+    .await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_port_tells_phase_lag_and_counts_and_an_outage_of_pubsub_leaves_the_relay_alive() {
+    let database = Database::start().await;
+    let emulator = harness::emulator().await;
+    let (addr, host) = (free_addr(), emulator.addr().to_string());
+    let relay = Relay::start_with(&database, &host, &[("POSTRIDER_HTTP_ADDR", &addr)]);
+    wait_for(&addr, "/readyz", 200).await;
+    insert_orders(&database, 50, 5).await;
+    database.wait_until_recorded().await;
+    let metrics = wait_for(&addr, "/metrics", 200).await;
+    for line in [
+        "postrider_events_published_total 50",
+        "postrider_holds_slot 1",
+    ] {
+        assert!(metrics.contains(line), "{line} in\n{metrics}");
+    }
+    let status: serde_json::Value =
+        serde_json::from_str(&wait_for(&addr, "/status", 200).await).unwrap();
+    assert_eq!(status["phase"], "streaming");
+    assert_eq!(status["events_recorded"], 50);
+    assert_eq!(status["lag_seconds"], 0.0);
+
+    emulator.faults().refuse_connections(true);
+    emulator.faults().reset_connections();
+    insert_orders(&database, 10, 5).await;
+    relay.wait_for_log("pubsub-unreachable").await;
+    assert_eq!(
+        get(&addr, "/livez").await.unwrap().0,
+        200,
+        "an outage is no reason to restart"
+    );
+    assert_eq!(get(&addr, "/readyz").await.unwrap().0, 200);
+    eventually("the lag grows", || async {
+        let (_, body) = get(&addr, "/status").await?;
+        let status: serde_json::Value = serde_json::from_str(&body).ok()?;
+        (status["lag_seconds"].as_f64()? > 0.5).then_some(())
+    })
+    .await;
+
+    let standby_addr = free_addr();
+    let _standby = Relay::start_with(&database, &host, &[("POSTRIDER_HTTP_ADDR", &standby_addr)]);
+    let body = eventually("the second relay stands by", || async {
+        let (code, body) = get(&standby_addr, "/readyz").await?;
+        (code == 200 && body.contains("standby")).then_some(body)
+    })
+    .await;
+    assert!(body.contains("held by"), "{body}");
+    assert_eq!(get(&addr, "/nothing").await.unwrap().0, 404);
+}
