@@ -2,7 +2,7 @@
 --
 -- Insert-only by design. The relay reads inserts from the write-ahead log and keeps its own
 -- record of what became of each event in outbox.dispatch (0002), so nobody needs to update a row.
--- Pruning deletes old rows, as the owner of the table, through `postrider prune`.
+-- Pruning deletes old rows that are recorded, as the owner of the table, in small steps.
 --
 -- Plain SQL for PostgreSQL 14 to 18; running it again changes nothing.
 -- With opaque payloads (Protobuf, Avro) each `payload jsonb` below becomes `payload bytea`;
@@ -49,7 +49,7 @@ begin
         using errcode = 'restrict_violation',
               hint = case tg_op
                   when 'TRUNCATE' then
-                      'Rows that were not published yet would be lost. Remove old rows with: postrider prune --older-than 7d'
+                      'Rows that were not published yet would be lost. To prune, DELETE old rows that outbox.dispatch records, in small steps, as the owner.'
                   else
                       'An event is a fact: insert a new one that corrects it. What became of an event stands in outbox.dispatch.'
               end;

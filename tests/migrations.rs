@@ -206,7 +206,7 @@ async fn changing_an_event_is_refused_with_a_hint_even_for_the_owner() {
             .message()
             .starts_with("TRUNCATE on outbox.events refused")
     );
-    assert!(error.hint().unwrap().contains("postrider prune"));
+    assert!(error.hint().unwrap().contains("To prune"));
     client
         .batch_execute("delete from outbox.events")
         .await

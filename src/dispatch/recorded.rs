@@ -78,6 +78,8 @@ impl Recorded {
     /// Reads the next page.
     pub(crate) async fn read_page(&mut self, sql: &Sql) -> Result<()> {
         let Some(last) = self.last else { return Ok(()) };
+        // Every row of the last page has been passed.
+        self.page.clear();
         let (commit, ordinal) = self.read_to;
         let rows = sql
             .query(

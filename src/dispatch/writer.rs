@@ -13,7 +13,7 @@ use tokio::task::JoinHandle;
 use tokio_postgres::Statement;
 use tokio_postgres::types::{IsNull, PgLsn, ToSql, Type, to_sql_checked};
 
-use crate::error::{Disposition, Result};
+use crate::error::{Code, Disposition, Result};
 use crate::lanes::EventRef;
 use crate::map::OrderingKey;
 use crate::postgres::{Sql, Target, connect};
@@ -58,7 +58,7 @@ pub(crate) enum WriterEvent {
 #[derive(Debug)]
 pub(crate) struct Writer {
     /// Unbounded, as what it holds is within the budget of bytes in flight.
-    queue: mpsc::UnboundedSender<Published>,
+    queue: Option<mpsc::UnboundedSender<Published>>,
     task: JoinHandle<()>,
 }
 
@@ -72,23 +72,30 @@ impl Writer {
                 let _ = events.send(WriterEvent::Failed(error));
             }
         });
-        Self { queue, task }
+        Self {
+            queue: Some(queue),
+            task,
+        }
     }
 
     /// Hands a request over.
     pub(crate) fn record(&self, published: Published) {
         // The task ends early only with an error, which it has reported by itself.
-        let _ = self.queue.send(published);
+        let _ = self.queue.as_ref().map(|queue| queue.send(published));
     }
 
     /// Writes what was handed over, or gives up after `limit`.
-    pub(crate) async fn finish(self, limit: Duration) {
-        let Self { queue, mut task } = self;
-        drop(queue);
-        if tokio::time::timeout(limit, &mut task).await.is_err() {
+    pub(crate) async fn finish(mut self, limit: Duration) {
+        self.queue = None;
+        if tokio::time::timeout(limit, &mut self.task).await.is_err() {
             tracing::warn!("the dispatch table could not be written in time: events may repeat");
-            task.abort();
         }
+    }
+}
+
+impl Drop for Writer {
+    fn drop(&mut self) {
+        self.task.abort();
     }
 }
 
@@ -132,6 +139,8 @@ async fn write_until_done(
                 let _ = events.send(WriterEvent::Recorded(done.commits));
                 return Ok(());
             }
+            // The server will not come back before this session has ended.
+            Err(error) if error.code() == Code::PostgresStopping => return Err(error),
             Err(error) if error.code().disposition() == Disposition::Retry => {
                 tracing::warn!(code = %error.code(), "cannot write outbox.dispatch, again: {error}");
                 *sql = None;

@@ -73,6 +73,8 @@ codes! {
     PostgresTls "postgres-tls" Stop 3 "check sslmode and sslrootcert; sslmode=verify-full needs the host name in the certificate"
     PostgresConnectionLost "postgres-connection-lost" Retry 3 "no action needed: the relay connects again by itself"
     PostgresTooManyConnections "postgres-too-many-connections" Retry 3 "raise max_connections or max_wal_senders, or close other sessions"
+    PostgresStopping "postgres-stopping" Retry 3 "no action needed: the relay connects again when PostgreSQL is back"
+    PostgresStandby "postgres-standby" Retry 3 "let DATABASE_URL lead to the primary; the relay waits for it"
     PostgresVersion "postgres-version" Stop 3 "postrider needs PostgreSQL 14 or newer"
     PostgresStatement "postgres-statement" Stop 3 "look at the server's message above"
     LeaseLost "lease-lost" Retry 3 "no action needed; if it repeats, look for network trouble between relay and PostgreSQL"

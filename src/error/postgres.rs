@@ -16,6 +16,8 @@ pub(super) fn code_of(sqlstate: &str) -> Code {
         "55006" => Code::SlotHeld,
         "53300" | "53400" => Code::PostgresTooManyConnections,
         "3D000" => Code::DatabaseUrlInvalid,
+        "57P03" => Code::PostgresStopping,
+        "25006" => Code::PostgresStandby,
         // Shutdown, crash, starting up, and connections cut from the server's side.
         s if s.starts_with("57P") || s.starts_with("08") => Code::PostgresConnectionLost,
         // Resources (disk, memory), deadlocks and cancelled statements pass.

@@ -348,8 +348,12 @@ impl Lanes {
         }
     }
 
-    /// When the next waiting request may go.
+    /// When the next waiting request may go; `None` while the limit lets nothing go anyway, since
+    /// then it is an answer that makes the difference.
     pub fn next_due(&self) -> Option<Instant> {
+        if self.in_flight >= self.concurrency.limit() {
+            return None;
+        }
         self.waiting.first().map(|(at, _)| *at)
     }
 

@@ -121,6 +121,26 @@ fn messages_without_a_key_may_go_in_parallel() {
 }
 
 #[test]
+fn what_is_overdue_is_not_due_while_the_limit_lets_nothing_go() {
+    let now = Instant::now();
+    let mut lanes = Lanes::new(2);
+    push(&mut lanes, "a", 1);
+    push(&mut lanes, "b", 2);
+    let (a, b) = (
+        lanes.next_request(now, Serve::All),
+        lanes.next_request(now, Serve::All),
+    );
+    lanes.failed(a.unwrap(), now, Load::Reduce);
+    assert_eq!(
+        lanes.next_due(),
+        None,
+        "the limit is one, and one is on its way"
+    );
+    lanes.finished(&b.unwrap());
+    assert_eq!(lanes.next_due(), Some(now));
+}
+
+#[test]
 fn lanes_of_a_topic_that_has_come_back_do_not_wait_any_longer() {
     let now = Instant::now();
     let mut lanes = Lanes::new(10);

@@ -85,8 +85,11 @@ fn config(target: &Target, application_name: &str, statement_timeout: Duration) 
         .application_name(application_name)
         .connect_timeout(CONNECT_TIMEOUT)
         .tcp_user_timeout(TCP_USER_TIMEOUT)
+        .keepalives_idle(Duration::from_secs(10))
+        .keepalives_interval(Duration::from_secs(5))
+        .keepalives_retries(2)
         .options(format!(
-            "-c timezone=UTC -c datestyle=ISO -c statement_timeout={}",
+            "-c timezone=UTC -c datestyle=ISO -c synchronous_commit=on -c statement_timeout={}",
             statement_timeout.as_millis()
         ))
         .ssl_mode(match (target.may_use_tls(), target.ssl_mode) {
@@ -100,7 +103,14 @@ fn config(target: &Target, application_name: &str, statement_timeout: Duration) 
     config
 }
 
-pub(super) fn unreachable(target: &Target) -> Error {
+/// Whether an error of a stream is TLS' own, and not the network's.
+pub(crate) fn is_tls(error: &std::io::Error) -> bool {
+    error
+        .get_ref()
+        .is_some_and(|inner| inner.is::<rustls::Error>())
+}
+
+pub(crate) fn unreachable(target: &Target) -> Error {
     Error::new(
         Code::PostgresUnreachable,
         format!("cannot reach PostgreSQL as {target}"),
@@ -112,6 +122,9 @@ fn classify(error: tokio_postgres::Error, target: &Target) -> Error {
     use std::error::Error as _;
     if error.as_db_error().is_some() {
         return Error::from(error);
+    }
+    if error.is_closed() {
+        return unreachable(target).caused_by(error);
     }
     let io = error
         .source()

@@ -82,6 +82,19 @@ struct Ssl {
     key: Option<String>,
 }
 
+impl Ssl {
+    /// As in libpq, `sslrootcert=system` means `verify-full` and allows nothing weaker.
+    fn mode(&self) -> Result<SslMode> {
+        let system = self.root_cert.as_deref() == Some("system");
+        let mode = self.mode.as_deref().map(str::parse).transpose()?;
+        match (system, mode) {
+            (false, mode) => Ok(mode.unwrap_or(SslMode::Prefer)),
+            (true, None | Some(SslMode::VerifyFull)) => Ok(SslMode::VerifyFull),
+            (true, Some(_)) => Err(url_invalid("sslrootcert=system needs sslmode=verify-full")),
+        }
+    }
+}
+
 impl Target {
     /// From a URL, with the environment filling in what it leaves out; `None` when neither names
     /// a database.
@@ -106,6 +119,7 @@ impl Target {
         ssl.root_cert = ssl.root_cert.or_else(|| var("PGSSLROOTCERT"));
         ssl.cert = ssl.cert.or_else(|| var("PGSSLCERT"));
         ssl.key = ssl.key.or_else(|| var("PGSSLKEY"));
+        let ssl_mode = ssl.mode()?;
         let host = match config.get_hosts().first() {
             Some(tokio_postgres::config::Host::Tcp(name)) => Host::Tcp(name.clone()),
             Some(tokio_postgres::config::Host::Unix(path)) => Host::Unix(path.clone()),
@@ -137,7 +151,7 @@ impl Target {
             user,
             password,
             database,
-            ssl_mode: ssl.mode.as_deref().unwrap_or("prefer").parse()?,
+            ssl_mode,
             ssl_root_cert: ssl
                 .root_cert
                 .filter(|path| path != "system")
@@ -303,6 +317,15 @@ mod tests {
         );
         assert_eq!(target.database, "relay");
         assert!(!target.may_use_tls());
+    }
+
+    #[test]
+    fn the_authorities_of_the_system_are_never_used_without_full_verification() {
+        let found = target("postgres://u@h/d?sslrootcert=system", &[])
+            .unwrap()
+            .unwrap();
+        assert_eq!(found.ssl_mode, SslMode::VerifyFull);
+        assert!(target("postgres://u@h/d?sslrootcert=system&sslmode=require", &[]).is_err());
     }
 
     #[test]

@@ -54,6 +54,11 @@ impl Budget {
         self.used
     }
 
+    /// Whether there is any room at all.
+    pub(super) fn has_room(&self) -> bool {
+        self.used < self.limit
+    }
+
     /// Whether nothing more may be read for now. One event may always come, however large.
     pub(super) fn is_spent(&self) -> bool {
         self.spent

@@ -84,7 +84,7 @@ impl Relay {
     /// PostgreSQL never answered within `start_timeout_s`.
     pub async fn run(&self, mut shutdown: watch::Receiver<bool>) -> Result<()> {
         let began = Instant::now();
-        let mut ever_started = false;
+        let mut server_answered = false;
         let mut pause = FIRST_PAUSE;
         loop {
             self.state.set(Phase::Connecting);
@@ -94,14 +94,13 @@ impl Relay {
                 self.state.set(Phase::Streaming);
             })
             .await;
-            ever_started |= started;
+
             let error = match ended {
                 Ok(pipeline::End::Shutdown) => return Ok(()),
                 Err(error) => error,
             };
-            let gives_up = !ever_started
-                && error.code() == Code::PostgresUnreachable
-                && began.elapsed() >= self.settings.start_timeout;
+            server_answered |= started || error.code() != Code::PostgresUnreachable;
+            let gives_up = !server_answered && began.elapsed() >= self.settings.start_timeout;
             if error.code().disposition() != Disposition::Retry || gives_up {
                 return Err(error);
             }

@@ -25,6 +25,10 @@ use crate::source::{Chunk, Source, copy_data_bodies};
 use crate::throttled_log::ThrottledLog;
 use crate::watermark::{Confirmable, Watermark};
 
+/// What the dispatch rows get at least of the time in which a session ends, so that an answer
+/// that never comes does not cost the records of those that came.
+const WRITER_LIMIT: Duration = Duration::from_secs(3);
+
 /// Everything one session works with.
 pub(super) struct Pipeline {
     pub(super) source: Source,
@@ -68,10 +72,23 @@ impl Pipeline {
             self.source.confirm(self.watermark.confirmable());
             self.measure();
             let next_due = self.lanes.next_due();
+            let takes_chunks = self.takes_chunks();
+            let (ended, chunks) = self.source.split();
             tokio::select! {
                 biased;
                 _ = shutdown.wait_for(|stop| *stop) => return Ok(End::Shutdown),
-                Some(event) = self.written.recv() => self.on_written(event)?,
+                error = ended => return Err(error.unwrap_or_else(|_| {
+                    Error::new(Code::Internal, "the replication thread ended without a word")
+                })),
+                event = self.written.recv() => match event {
+                    Some(event) => self.on_written(event)?,
+                    None => return Err(Error::new(Code::Internal, "the dispatch writer ended")),
+                },
+                Ok(()) = self.supervision.changed() => {
+                    if *self.supervision.borrow_and_update() == Supervision::ServerStopping {
+                        return Err(Error::new(Code::PostgresStopping, "PostgreSQL is shutting down"));
+                    }
+                }
                 Some(answer) = self.publishing.join_next(), if !self.publishing.is_empty() => {
                     self.on_answer(answer)?;
                     while let Some(answer) = self.publishing.try_join_next() {
@@ -83,9 +100,21 @@ impl Pipeline {
                 _ = until(self.backlog.pause_ends()), if serve == Serve::Worthwhile => {
                     self.backlog.paused();
                 }
-                chunk = self.source.recv(!self.budget.is_spent()) => self.on_chunk(&chunk?).await?,
+                Some(chunk) = chunks.recv(), if takes_chunks => {
+                    if let Err(error) = self.on_chunk(&chunk).await {
+                        // What came before an event that cannot be delivered is delivered.
+                        self.send_requests(Serve::All);
+                        return Err(error);
+                    }
+                }
             }
         }
+    }
+
+    /// Whether more of the stream may come into memory. Events that wait for a topic or a key to
+    /// heal must not keep the others from the room that is left.
+    fn takes_chunks(&self) -> bool {
+        !self.budget.is_spent() || (self.budget.has_room() && self.lanes.waiting() > 0)
     }
 
     /// Starts as many requests as the lanes and the limit allow.
@@ -302,9 +331,8 @@ impl Pipeline {
             metrics,
             ..
         } = self;
-        writer
-            .finish(deadline.saturating_duration_since(tokio::time::Instant::now()))
-            .await;
+        let left = deadline.saturating_duration_since(tokio::time::Instant::now());
+        writer.finish(left.max(WRITER_LIMIT.min(limit))).await;
         while let Ok(event) = written.try_recv() {
             if let WriterEvent::Recorded(commits) = event {
                 for (commit, events) in commits {

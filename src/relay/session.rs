@@ -9,7 +9,7 @@ use std::time::Duration;
 use slot_manager::health::Viewer;
 use slot_manager::publication::{self, PublicationState};
 use slot_manager::slots::CreateOptions;
-use slot_manager::{Cluster, Health, Slot, cluster, slots};
+use slot_manager::{Cluster, Error as SlotError, Health, Slot, cluster, slots};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio_postgres::types::PgLsn;
@@ -67,6 +67,10 @@ pub(super) async fn run(
         }
         // The slot may be another's soon: leave everything at once, requests included.
         Err(error) if error.code() == Code::LeaseLost => drop(pipeline),
+        // The server waits for the end of this session, and nothing can be recorded.
+        Err(error) if error.code() == Code::PostgresStopping => {
+            pipeline.drain(Duration::ZERO).await;
+        }
         Err(_) => {
             pipeline.drain(BROKEN_SESSION_DRAIN).await;
         }
@@ -110,9 +114,14 @@ async fn open(relay: &Relay) -> Result<(Pipeline, supervisor::Supervisor)> {
             format!("the server is PostgreSQL {}", cluster.major_version()),
         ));
     }
+    if cluster.in_recovery {
+        return Err(Error::new(Code::PostgresStandby, "the server is a standby"));
+    }
     let earlier = record::read(&sql, &settings.slot, &cluster).await?;
-    let state = check_publication(relay, &sql).await?;
+    check_publication(relay, &sql).await?;
     let slot = ready_slot(relay, &sql, &cluster, earlier.as_ref()).await?;
+    // Again, since waiting for the slot may have taken days.
+    let state = check_publication(relay, &sql).await?;
     let confirmed = slot.confirmed_flush_lsn.ok_or_else(|| {
         Error::new(
             Code::SlotLost,
@@ -121,6 +130,8 @@ async fn open(relay: &Relay) -> Result<(Pipeline, supervisor::Supervisor)> {
     })?;
     let start = Confirmable::by_slot(confirmed);
     let recorded = Recorded::after(&sql, confirmed).await?;
+    // From here on the session serves the pipeline, which must not wait for long.
+    sql.batch_execute("SET statement_timeout = '5s'").await?;
     let source = Source::open(
         Options {
             target: target.clone(),
@@ -163,9 +174,7 @@ async fn assemble(
         tables: relay.captured.clone(),
         system_identifier: cluster.system_identifier,
     };
-    let looker = connect(target, "postrider supervisor", STATEMENT_TIMEOUT).await?;
-    let (supervisor, supervision) =
-        supervisor::start(subject, looker, state, relay.metrics.clone());
+    let (supervisor, supervision) = supervisor::start(subject, state, relay.metrics.clone());
     let (written_sender, written) = mpsc::unbounded_channel();
     let pipeline = Pipeline {
         source,
@@ -222,11 +231,15 @@ async fn ready_slot(
         let options = CreateOptions {
             failover: relay.settings.slot_failover,
         };
-        let at = slots::create(sql, name, options, CREATE_TIMEOUT).await?;
-        tracing::warn!(
-            slot = %name, %at,
-            "created the slot: rows that were committed before are not streamed"
-        );
+        match slots::create(sql, name, options, CREATE_TIMEOUT).await {
+            Ok(at) => tracing::warn!(
+                slot = %name, %at,
+                "created the slot: rows that were committed before are not streamed"
+            ),
+            // Another relay was faster.
+            Err(SlotError::SlotExists { .. }) => {}
+            Err(error) => return Err(error.into()),
+        }
     }
     let slot = standby::wait_until_free(relay, sql).await?;
     let health = super::health_of(&slot, Viewer::Waiting, cluster.system_identifier);

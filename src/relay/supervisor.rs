@@ -15,7 +15,7 @@ use tokio::task::JoinHandle;
 use tokio_postgres::types::PgLsn;
 
 use super::record;
-use crate::error::Result;
+use crate::error::{Code, Error, Result};
 use crate::metrics::{Kind, Metrics};
 use crate::postgres::{Sql, Target, connect};
 
@@ -24,13 +24,16 @@ use crate::postgres::{Sql, Target, connect};
 const INTERVAL: Duration = Duration::from_secs(5);
 
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(4);
+const LOOK_LIMIT: Duration = Duration::from_secs(5);
 
 /// What the supervisor has found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Supervision {
     PublicationRight,
-    /// Wrong, changed under way, or not to be seen.
+    /// Wrong, or not to be seen.
     PublicationUnsure,
+    /// The server takes no new sessions: it waits for us to confirm, and cannot be written to.
+    ServerStopping,
 }
 
 impl Supervision {
@@ -49,10 +52,9 @@ pub(super) struct Subject {
     pub(super) system_identifier: SystemIdentifier,
 }
 
-/// Starts to look. `sql` is the session that found all well just now, with `state`.
+/// Starts to look; just now all was well, with `state`.
 pub(super) fn start(
     subject: Subject,
-    sql: Sql,
     state: PublicationState,
     metrics: Metrics,
 ) -> (Supervisor, watch::Receiver<Supervision>) {
@@ -61,7 +63,7 @@ pub(super) fn start(
     let task = tokio::spawn(async move {
         let mut watcher = Watcher {
             subject,
-            sql: Some(sql),
+            sql: None,
             state,
             metrics,
             recorded: 0,
@@ -101,19 +103,44 @@ struct Watcher {
 
 impl Watcher {
     async fn look(&mut self) -> Supervision {
-        match self.try_look().await {
+        let had_session = self.sql.is_some();
+        match self.look_in_time().await {
             Ok(found) => found,
-            Err(error) => {
-                tracing::warn!(
-                    code = %error.code(), hint = error.hint_text(),
-                    "cannot look at the publication, so idle positions are not confirmed: {error}"
-                );
-                self.sql = None;
-                self.metrics.lag_bytes.set(None);
-                self.metrics.retained_bytes.set(None);
-                Supervision::PublicationUnsure
-            }
+            // A session that was cut may mean a restart or a shutdown: a new one tells.
+            Err(_) if had_session => match self.look_in_time().await {
+                Ok(found) => found,
+                Err(error) => self.unsure(&error),
+            },
+            Err(error) => self.unsure(&error),
         }
+    }
+
+    fn unsure(&mut self, error: &Error) -> Supervision {
+        tracing::warn!(
+            code = %error.code(), hint = error.hint_text(),
+            "cannot look at the publication, so idle positions are not confirmed: {error}"
+        );
+        self.metrics.lag_bytes.set(None);
+        self.metrics.retained_bytes.set(None);
+        match error.code() == Code::PostgresStopping {
+            true => Supervision::ServerStopping,
+            false => Supervision::PublicationUnsure,
+        }
+    }
+
+    /// One look with a limit of its own, since a server that is gone does not keep to its own.
+    async fn look_in_time(&mut self) -> Result<Supervision> {
+        let looked = tokio::time::timeout(LOOK_LIMIT, self.try_look()).await;
+        let found = looked.unwrap_or_else(|_| {
+            Err(Error::new(
+                Code::PostgresConnectionLost,
+                "PostgreSQL does not answer",
+            ))
+        });
+        if found.is_err() {
+            self.sql = None;
+        }
+        found
     }
 
     async fn try_look(&mut self) -> Result<Supervision> {
@@ -150,8 +177,12 @@ impl Watcher {
                 .confirmed_flush_lsn
                 .filter(|_| recorded != self.recorded)
             {
-                record::update(sql, &self.subject.slot, PgLsn::from(lsn.as_u64())).await?;
-                self.recorded = recorded;
+                let written =
+                    record::update(sql, &self.subject.slot, PgLsn::from(lsn.as_u64())).await;
+                match written {
+                    Ok(()) => self.recorded = recorded,
+                    Err(error) => tracing::warn!(code = %error.code(), "outbox.relay: {error}"),
+                }
             }
         }
         Ok(self.judge(&state))

@@ -13,6 +13,9 @@ use crate::publish::Topics;
 /// How long one creation may take.
 const LIMIT: Duration = Duration::from_secs(30);
 
+/// After a creation that failed, for example for want of a grant.
+const PAUSE_AFTER_FAILURE: Duration = Duration::from_secs(10);
+
 pub(super) struct TopicMaker {
     /// `None` when topics are not to be created.
     topics: Option<Topics>,
@@ -58,6 +61,9 @@ impl TopicMaker {
                 Err(_) => tracing::error!(%topic, "creating the topic took longer than {LIMIT:?}"),
                 Ok(Ok(())) => {}
             }
+            if !made {
+                tokio::time::sleep(PAUSE_AFTER_FAILURE).await;
+            }
             // The receiver lives as long as this struct, and the task does not outlive it.
             let _ = ready.send((topic, made));
         });
@@ -68,6 +74,7 @@ impl TopicMaker {
         loop {
             match self.made.recv().await {
                 Some((topic, made)) => {
+                    while self.tasks.try_join_next().is_some() {}
                     self.under_way.remove(&topic);
                     if made {
                         return topic;

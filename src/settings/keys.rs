@@ -159,8 +159,7 @@ pub const KEYS: &[Key] = &[
         Kind::Number(1, 60),
         "10",
         &[],
-        "Seconds that one attempt to publish may take before it is made again. Must be less than \
-         half of wal_sender_timeout_s, so that no attempt outlives the right to the slot",
+        "Seconds that one attempt to publish may take before it is made again. Must be less than a quarter of wal_sender_timeout_s, so that no attempt outlives the right to the slot",
     ),
     key(
         "in_flight_requests",
@@ -180,11 +179,11 @@ pub const KEYS: &[Key] = &[
     ),
     key(
         "wal_sender_timeout_s",
-        Kind::Number(4, 3600),
-        "30",
+        Kind::Number(5, 3600),
+        "60",
         &[],
-        "wal_sender_timeout of the replication session, seconds: after half of it without a word \
-         from the server the relay gives the session up",
+        "wal_sender_timeout of the replication session, seconds: after three quarters of it without \
+         a word from the server the relay gives the session up",
     ),
     key(
         "start_timeout_s",

@@ -41,7 +41,8 @@ pub(super) fn file(path: &Path) -> Result<Table> {
 pub(super) fn environment(table: &mut Table, env: &Environment) -> Result<()> {
     for variable in env.keys().filter(|v| v.starts_with("POSTRIDER_")) {
         let name = variable["POSTRIDER_".len()..].to_lowercase();
-        if keys::find(&name).is_none() && !OTHER_VARIABLES.contains(&variable.as_str()) {
+        let is_other = OTHER_VARIABLES.contains(&variable.as_str()) || is_service_link(&name);
+        if keys::find(&name).is_none() && !is_other {
             return Err(unknown(&name, &format!("environment variable {variable}")));
         }
     }
@@ -57,6 +58,11 @@ pub(super) fn environment(table: &mut Table, env: &Environment) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// What Kubernetes sets by itself for a Service that is called `postrider`.
+fn is_service_link(name: &str) -> bool {
+    name == "port" || name.starts_with("port_") || name.starts_with("service_")
 }
 
 /// Lays one flag over `table`.
@@ -160,6 +166,15 @@ mod tests {
             environment(&mut Table::new(), &env(&[("POSTRIDER_PUBLICATON", "x")])).unwrap_err();
         assert_eq!(error.code(), Code::SettingUnknown);
         assert!(error.hint_text().contains("`publication`"));
+    }
+
+    #[test]
+    fn what_kubernetes_sets_for_a_service_of_our_name_is_no_setting() {
+        let links = [
+            ("POSTRIDER_PORT", "tcp://1"),
+            ("POSTRIDER_SERVICE_HOST", "10.0.0.1"),
+        ];
+        environment(&mut Table::new(), &env(&links)).unwrap();
     }
 
     #[test]

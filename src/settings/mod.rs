@@ -125,9 +125,9 @@ impl Settings {
                 _ => return Err(setting_invalid("log_format").hint("take `text` or `json`")),
             },
         };
-        if settings.publish_timeout * 2 >= settings.wal_sender_timeout {
+        if settings.publish_timeout * 4 >= settings.wal_sender_timeout {
             return Err(setting_invalid("publish_timeout_s")
-                .hint("publish_timeout_s must be less than half of wal_sender_timeout_s"));
+                .hint("publish_timeout_s must be less than a quarter of wal_sender_timeout_s"));
         }
         Ok(settings)
     }
@@ -261,7 +261,7 @@ mod tests {
     fn a_publish_attempt_may_not_outlive_the_right_to_the_slot() {
         let error = load(&[("POSTRIDER_PUBLISH_TIMEOUT_S", "15")]).unwrap_err();
         assert_eq!(error.code(), Code::SettingInvalid);
-        assert!(error.hint_text().contains("half"));
+        assert!(error.hint_text().contains("quarter"));
     }
 
     #[test]

@@ -42,8 +42,9 @@ pub(super) async fn start(stream: Box<dyn Duplex>, options: &Options) -> Result<
 impl Connection {
     async fn start_up(&mut self, options: &Options) -> Result<()> {
         let timeout_ms = options.wal_sender_timeout.as_millis();
-        let session =
-            format!("-c wal_sender_timeout={timeout_ms} -c timezone=UTC -c datestyle=ISO");
+        let session = format!(
+            "-c wal_sender_timeout={timeout_ms} -c timezone=UTC -c datestyle=ISO -c bytea_output=hex"
+        );
         let parameters = [
             ("user", options.target.user.as_str()),
             ("database", options.target.database.as_str()),

@@ -117,23 +117,19 @@ impl Source {
             thread: Some(thread),
         };
         match wait_started.await {
-            Ok(Ok(())) => Ok(source),
+            Ok(Ok(())) => {
+                source.control.last_status.sent();
+                Ok(source)
+            }
             Ok(Err(error)) => Err(error),
             Err(_) => Err(Error::new(Code::Internal, "the replication thread ended")),
         }
     }
 
-    /// The next chunk, or the error that ended the session, which goes first. Cancel-safe.
-    ///
-    /// Without `take_chunks` it only waits for the end.
-    pub(crate) async fn recv(&mut self, take_chunks: bool) -> Result<Chunk> {
-        tokio::select! {
-            biased;
-            error = &mut self.ended => Err(error.unwrap_or_else(|_| {
-                Error::new(Code::PostgresConnectionLost, "the replication session has ended")
-            })),
-            Some(chunk) = self.chunks.recv(), if take_chunks => Ok(chunk),
-        }
+    /// The session's last word, and its chunks: apart, so that the end is heard also while no
+    /// chunk is taken.
+    pub(crate) fn split(&mut self) -> (&mut oneshot::Receiver<Error>, &mut mpsc::Receiver<Chunk>) {
+        (&mut self.ended, &mut self.chunks)
     }
 
     /// Reports `position` as flushed with the next status message.

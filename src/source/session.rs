@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-use bytes::BytesMut;
+use bytes::{Buf, BytesMut};
 use decoder::PgTimestamp;
 use decoder::frame::StandbyStatus;
 use postgres_protocol::message::backend::Message;
@@ -187,7 +187,15 @@ impl Session {
             }
             Some(Message::ParameterStatus(_)) | None => Ok(()),
             Some(Message::ErrorResponse(body)) => {
-                Err(server_error(body.fields(), "the replication session ended"))
+                let error = server_error(body.fields(), "the replication session ended");
+                // While it streams, an object that is not there is the publication: it was not
+                // there yet, or any more, at this place of the WAL.
+                Err(match error.code() {
+                    Code::SlotMissing => {
+                        Error::new(Code::PublicationMissing, error.what().to_owned())
+                    }
+                    _ => error,
+                })
             }
             Some(_) => Err(lost("the server ended the stream")),
         }
@@ -207,7 +215,7 @@ impl Session {
             Due::Status { ask } => self.send_status(ask).await,
             Due::LeaseLost => Err(Error::new(
                 Code::LeaseLost,
-                "PostgreSQL has been silent for half of wal_sender_timeout",
+                "PostgreSQL has been silent for three quarters of wal_sender_timeout",
             )),
         }
     }
@@ -252,7 +260,12 @@ impl Session {
             self.connection.stream.flush().await?;
             // What still comes is of no interest: the server ends with CommandComplete.
             loop {
-                self.connection.buffer.clear();
+                let seen = self
+                    .connection
+                    .buffer
+                    .len()
+                    .saturating_sub(READY_FOR_QUERY.len());
+                self.connection.buffer.advance(seen);
                 if self
                     .connection
                     .stream

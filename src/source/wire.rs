@@ -10,7 +10,7 @@ use tokio::net::{TcpStream, UnixStream};
 use tokio_postgres::tls::{MakeTlsConnect, TlsConnect};
 
 use crate::error::{Code, Error, Result};
-use crate::postgres::{Host, SslMode, Target, connector};
+use crate::postgres::{Host, SslMode, Target, connector, is_tls, unreachable};
 
 /// A stream in both directions, whatever it runs over.
 pub(super) trait Duplex: AsyncRead + AsyncWrite + Unpin + Send {}
@@ -22,13 +22,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin + Send> Duplex for T {}
 /// # Errors
 /// `postgres-unreachable`, `postgres-tls`.
 pub(super) async fn open(target: &Target, user_timeout: Duration) -> Result<Box<dyn Duplex>> {
-    let unreachable = |e: io::Error| {
-        Error::new(
-            Code::PostgresUnreachable,
-            format!("cannot reach PostgreSQL as {target}"),
-        )
-        .caused_by(e)
-    };
+    let unreachable = |e: io::Error| unreachable(target).caused_by(e);
     let host = match &target.host {
         Host::Unix(folder) => {
             let path = folder.join(format!(".s.PGSQL.{}", target.port));
@@ -64,10 +58,7 @@ async fn encrypt(mut stream: TcpStream, host: &str, target: &Target) -> Result<B
         stream.write_all(&request).await?;
         stream.read_u8().await
     };
-    match answer
-        .await
-        .map_err(|e| failed("no answer to the request for TLS").caused_by(e))?
-    {
+    match answer.await.map_err(|e| unreachable(target).caused_by(e))? {
         b'S' => {}
         b'N' if target.ssl_mode == SslMode::Prefer => return Ok(Box::new(stream)),
         b'N' => return Err(failed("the server offers no TLS")),
@@ -79,6 +70,9 @@ async fn encrypt(mut stream: TcpStream, host: &str, target: &Target) -> Result<B
     let stream = connect
         .connect(stream)
         .await
-        .map_err(|e| failed("no TLS session").caused_by(e))?;
+        .map_err(|e| match is_tls(&e) {
+            true => failed("no TLS session").caused_by(e),
+            false => unreachable(target).caused_by(e),
+        })?;
     Ok(Box::new(stream))
 }

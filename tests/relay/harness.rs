@@ -280,15 +280,19 @@ impl Drop for Relay {
 
 /// Inserts `count` events in transactions of one row each, spread over `keys` keys.
 pub(crate) async fn insert_orders(database: &Database, count: u32, keys: u32) {
-    database
-        .execute(&format!(
-            "DO $$ BEGIN FOR i IN 1..{count} LOOP \
-             INSERT INTO outbox.events (aggregatetype, aggregateid, event_type, version, payload, occurred_at) \
-             VALUES ('order', 'o-' || (i % {keys}), 'OrderPlaced', i, \
-                     jsonb_build_object('n', i), clock_timestamp()); \
-             COMMIT; END LOOP; END $$"
-        ))
-        .await;
+    database.execute(&insert_orders_sql(count, keys)).await;
+}
+
+/// The statement that does so.
+pub(crate) fn insert_orders_sql(count: u32, keys: u32) -> String {
+    format!(
+        "DO $$ BEGIN FOR i IN 1..{count} LOOP \
+         INSERT INTO outbox.events \
+             (aggregatetype, aggregateid, event_type, version, payload, occurred_at) \
+         VALUES ('order', 'o-' || (i % {keys}), 'OrderPlaced', i, \
+                 jsonb_build_object('n', i), clock_timestamp()); \
+         COMMIT; END LOOP; END $$"
+    )
 }
 
 /// A gRPC connection to an emulator at `host:port`.

@@ -143,3 +143,71 @@ async fn a_second_relay_stands_by_and_takes_over_within_seconds() {
         "{report}"
     );
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_fast_shutdown_in_the_middle_of_writes_does_not_wait_for_the_relay_and_loses_nothing() {
+    let mut database = Database::start().await;
+    let emulator = harness::emulator().await;
+    let relay = Relay::start(&database, &emulator);
+    for _ in 0..3 {
+        let (writer, connection) = tokio_postgres::connect(&database.url, tokio_postgres::NoTls)
+            .await
+            .unwrap();
+        tokio::spawn(connection);
+        let insert = harness::insert_orders_sql(20_000, 50);
+        // Cut off by the shutdown: what was committed until then counts.
+        let writing = tokio::spawn(async move { writer.batch_execute(&insert).await });
+        let before = database
+            .number("SELECT count(*) FROM outbox.dispatch")
+            .await;
+        eventually("events flow", || async {
+            let now = database
+                .number("SELECT count(*) FROM outbox.dispatch")
+                .await;
+            (now > before + 100).then_some(())
+        })
+        .await;
+        let began = std::time::Instant::now();
+        database
+            .server
+            .stop(StopMode::Fast, harness::PATIENCE)
+            .unwrap();
+        assert!(
+            began.elapsed() < Duration::from_secs(20),
+            "took {:?}",
+            began.elapsed()
+        );
+        assert!(writing.await.unwrap().is_err());
+        database.server.start_again().unwrap();
+        database.reconnect().await;
+        database.wait_until_recorded().await;
+    }
+    database.wait_until_confirmed().await;
+    let report = harness::check(&database, &emulator).await;
+    assert!(report.is_clean(), "{report}\n{}", relay.log());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_standby_outlives_a_restart_of_postgresql() {
+    let mut database = Database::start().await;
+    let emulator = harness::emulator().await;
+    let host = emulator.addr().to_string();
+    let first = Relay::start(&database, &emulator);
+    first.wait_for_log("streaming").await;
+    let more = [("POSTRIDER_START_TIMEOUT_S", "1")];
+    let second = Relay::start_with(&database, &host, &more);
+    second.wait_for_log("standby").await;
+    database
+        .server
+        .stop(StopMode::Fast, harness::PATIENCE)
+        .unwrap();
+    second.wait_for_log("postgres-unreachable").await;
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    database.server.start_again().unwrap();
+    database.reconnect().await;
+    first.kill_9();
+    insert_orders(&database, 50, 5).await;
+    database.wait_until_recorded().await;
+    let report = harness::check(&database, &emulator).await;
+    assert!(report.is_clean(), "{report}\n{}", second.log());
+}
