@@ -59,6 +59,8 @@ struct Secured {
     database: Database,
     authority: Authority,
     files: TempDir,
+    port: u16,
+    socket_dir: String,
 }
 
 impl Secured {
@@ -78,6 +80,7 @@ impl Secured {
             .hba_line("hostssl all certified 127.0.0.1/32 cert")
             .start()
             .unwrap();
+        let (port, socket_dir) = (server.port(), server.socket_dir().display().to_string());
         let database = Database::on(server).await;
         for role in ["relay", "certified"] {
             database
@@ -91,6 +94,8 @@ impl Secured {
             database,
             authority,
             files: TempDir::new().unwrap(),
+            port,
+            socket_dir,
         };
         secured.write("ca.pem", &secured.authority.pem);
         secured
@@ -103,7 +108,7 @@ impl Secured {
     }
 
     fn url(&self, host: &str, parameters: &str) -> String {
-        let port = self.database.server.port();
+        let port = self.port;
         format!("postgres://relay:{PASSWORD_IN_URL}@{host}:{port}/postgres?{parameters}")
     }
 
@@ -215,7 +220,7 @@ async fn a_client_certificate_logs_in() {
         secured.write("client.pem", &cert),
         secured.write("client.key", &key),
     );
-    let port = secured.database.server.port();
+    let port = secured.port;
     let ca = secured.ca();
     let url = format!(
         "postgres://certified@localhost:{port}/postgres\
@@ -227,8 +232,8 @@ async fn a_client_certificate_logs_in() {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_variables_of_libpq_and_a_unix_socket_are_enough() {
     let secured = Secured::start(&["localhost"]).await;
-    let folder = secured.database.server.socket_dir().display().to_string();
-    let port = secured.database.server.port().to_string();
+    let folder = secured.socket_dir.clone();
+    let port = secured.port.to_string();
     secured
         .delivers(&[
             ("DATABASE_URL", ""),

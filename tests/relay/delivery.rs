@@ -89,7 +89,7 @@ async fn one_large_transaction_is_published_whole_and_in_order() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_idle_outbox_holds_no_wal_back_while_other_tables_are_busy_and_writes_nothing() {
-    let database = Database::start().await;
+    let database = Database::private().await;
     let emulator = harness::emulator().await;
     let relay = Relay::start(&database, &emulator);
     relay.wait_for_log("streaming").await;
@@ -118,7 +118,7 @@ async fn an_idle_outbox_holds_no_wal_back_while_other_tables_are_busy_and_writes
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_fast_shutdown_of_the_server_does_not_wait_for_the_relay() {
-    let mut database = Database::start().await;
+    let mut database = Database::private().await;
     let emulator = harness::emulator().await;
     let relay = Relay::start(&database, &emulator);
     insert_orders(&database, 100, 3).await;
@@ -128,7 +128,7 @@ async fn a_fast_shutdown_of_the_server_does_not_wait_for_the_relay() {
     database.wait_until_recorded().await;
     let began = std::time::Instant::now();
     database
-        .server
+        .server()
         .stop(scratch_postgres::StopMode::Fast, harness::PATIENCE)
         .unwrap();
     assert!(

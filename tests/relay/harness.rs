@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -29,45 +30,122 @@ pub(crate) async fn eventually<T, F: Future<Output = Option<T>>>(
     }
 }
 
-/// A server, prepared as `postrider init --apply` does it.
+/// A database, prepared as `postrider init --apply` does it.
 pub(crate) struct Database {
-    pub(crate) server: ScratchPostgres,
     pub(crate) client: Client,
     pub(crate) url: String,
+    slot: String,
+    home: Home,
+}
+
+/// Where the database lives.
+enum Home {
+    /// On a server of its own, which the test may stop and break.
+    Private(Box<ScratchPostgres>),
+    /// On the server that `DATABASE_URL` names, beside others.
+    Shared { _guest: Guest },
+}
+
+/// Database and slot on somebody's server; both are dropped at the end.
+struct Guest {
+    server_url: String,
+    name: String,
+}
+
+impl Drop for Guest {
+    fn drop(&mut self) {
+        let (url, name) = (self.server_url.clone(), self.name.clone());
+        let cleaner = std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build();
+            runtime.unwrap().block_on(async {
+                let client = connect(&url).await;
+                for sql in [
+                    "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots \
+                     WHERE slot_name = 'NAME' AND active",
+                    "SELECT pg_drop_replication_slot('NAME')",
+                    "DROP DATABASE NAME WITH (FORCE)",
+                ] {
+                    // Walsenders take a moment to end.
+                    eventually("the database is cleaned up", || async {
+                        client.batch_execute(&sql.replace("NAME", &name)).await.ok()
+                    })
+                    .await;
+                }
+            });
+        });
+        let _ = cleaner.join();
+    }
 }
 
 impl Database {
+    /// On the server that `DATABASE_URL` names, which needs `wal_level = logical` and a superuser,
+    /// or on one of its own.
     pub(crate) async fn start() -> Self {
-        Self::on(
-            ScratchPostgres::builder()
-                .setting("wal_level", "logical")
-                .start()
-                .unwrap(),
-        )
-        .await
+        match std::env::var("DATABASE_URL") {
+            Ok(url) if !url.is_empty() => Self::on_shared(url).await,
+            _ => Self::private().await,
+        }
+    }
+
+    /// On a server that the test has for itself.
+    pub(crate) async fn private() -> Self {
+        let builder = ScratchPostgres::builder().setting("wal_level", "logical");
+        Self::on(builder.start().unwrap()).await
     }
 
     pub(crate) async fn on(server: ScratchPostgres) -> Self {
         let socket_url = server.socket_url("postgres");
-        let client = connect(&socket_url).await;
-        let init = postrider(&["init", "--apply"], &[("DATABASE_URL", &socket_url)])
-            .output()
-            .unwrap();
-        assert!(
-            init.status.success(),
-            "{}",
-            String::from_utf8_lossy(&init.stderr)
-        );
+        init(&socket_url, "postrider");
         Self {
+            client: connect(&socket_url).await,
             url: server.url("postgres"),
-            server,
-            client,
+            slot: "postrider".into(),
+            home: Home::Private(Box::new(server)),
+        }
+    }
+
+    async fn on_shared(server_url: String) -> Self {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("postrider_test_{}_{count}", std::process::id());
+        let admin = connect(&server_url).await;
+        admin
+            .batch_execute(&format!("CREATE DATABASE {name}"))
+            .await
+            .unwrap();
+        let (base, query) = match server_url.split_once('?') {
+            Some((base, query)) => (base, format!("?{query}")),
+            None => (server_url.as_str(), String::new()),
+        };
+        let (server, _) = base
+            .rsplit_once('/')
+            .expect("DATABASE_URL names a database");
+        let url = format!("{server}/{name}{query}");
+        init(&url, &name);
+        Self {
+            client: connect(&url).await,
+            url,
+            slot: name.clone(),
+            home: Home::Shared {
+                _guest: Guest { server_url, name },
+            },
+        }
+    }
+
+    /// The private server.
+    pub(crate) fn server(&mut self) -> &mut ScratchPostgres {
+        match &mut self.home {
+            Home::Private(server) => server,
+            Home::Shared { .. } => panic!("a test that touches the server starts a private one"),
         }
     }
 
     /// Connects again after the server was restarted.
     pub(crate) async fn reconnect(&mut self) {
-        self.client = connect(&self.server.socket_url("postgres")).await;
+        let url = self.server().socket_url("postgres");
+        self.client = connect(&url).await;
     }
 
     pub(crate) async fn execute(&self, sql: &str) {
@@ -119,10 +197,11 @@ impl Database {
 
     /// The slot's confirmed position as a number.
     pub(crate) async fn confirmed(&self) -> i64 {
-        self.number(
+        self.number(&format!(
             "SELECT (confirmed_flush_lsn - '0/0')::bigint FROM pg_replication_slots \
-             WHERE slot_name = 'postrider'",
-        )
+             WHERE slot_name = '{}'",
+            self.slot
+        ))
         .await
     }
 
@@ -139,6 +218,19 @@ impl Database {
         })
         .await;
     }
+}
+
+/// Runs `postrider init --apply`.
+fn init(url: &str, slot: &str) {
+    let environment = [("DATABASE_URL", url), ("POSTRIDER_SLOT", slot)];
+    let done = postrider(&["init", "--apply"], &environment)
+        .output()
+        .unwrap();
+    assert!(
+        done.status.success(),
+        "{}",
+        String::from_utf8_lossy(&done.stderr)
+    );
 }
 
 async fn connect(url: &str) -> Client {
@@ -196,6 +288,7 @@ impl Relay {
             ("PUBSUB_EMULATOR_HOST", emulator),
             ("PUBSUB_PROJECT_ID", "demo"),
             ("POSTRIDER_HTTP_ADDR", "off"),
+            ("POSTRIDER_SLOT", database.slot.as_str()),
         ];
         environment.extend(more);
         let mut child = postrider(&["run"], &environment)

@@ -356,7 +356,7 @@ async fn what_cannot_be_mapped_or_is_too_large_stops_with_a_code_and_nothing_is_
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_least_privileged_role_is_enough_and_cannot_change_the_outbox() {
-    let mut database = Database::start().await;
+    let mut database = Database::private().await;
     let emulator = harness::emulator().await;
     database
         .execute("CREATE ROLE careful LOGIN REPLICATION; GRANT postrider_relay TO careful")

@@ -79,16 +79,16 @@ async fn a_clean_stop_repeats_nothing() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn restarts_and_crashes_of_postgresql_are_survived() {
-    let mut database = Database::start().await;
+    let mut database = Database::private().await;
     let emulator = harness::emulator().await;
     let relay = Relay::start(&database, &emulator);
     for mode in [Some(StopMode::Fast), Some(StopMode::Immediate), None] {
         insert_orders(&database, 300, 10).await;
         match mode {
-            Some(mode) => database.server.restart(mode).unwrap(),
+            Some(mode) => database.server().restart(mode).unwrap(),
             None => {
-                database.server.kill_9().unwrap();
-                database.server.start_again().unwrap();
+                database.server().kill_9().unwrap();
+                database.server().start_again().unwrap();
             }
         }
         database.reconnect().await;
@@ -102,7 +102,7 @@ async fn restarts_and_crashes_of_postgresql_are_survived() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_terminated_walsender_is_replaced() {
-    let database = Database::start().await;
+    let database = Database::private().await;
     let emulator = harness::emulator().await;
     let relay = Relay::start(&database, &emulator);
     for _ in 0..3 {
@@ -146,7 +146,7 @@ async fn a_second_relay_stands_by_and_takes_over_within_seconds() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_fast_shutdown_in_the_middle_of_writes_does_not_wait_for_the_relay_and_loses_nothing() {
-    let mut database = Database::start().await;
+    let mut database = Database::private().await;
     let emulator = harness::emulator().await;
     let relay = Relay::start(&database, &emulator);
     for _ in 0..3 {
@@ -169,7 +169,7 @@ async fn a_fast_shutdown_in_the_middle_of_writes_does_not_wait_for_the_relay_and
         .await;
         let began = std::time::Instant::now();
         database
-            .server
+            .server()
             .stop(StopMode::Fast, harness::PATIENCE)
             .unwrap();
         assert!(
@@ -178,7 +178,7 @@ async fn a_fast_shutdown_in_the_middle_of_writes_does_not_wait_for_the_relay_and
             began.elapsed()
         );
         assert!(writing.await.unwrap().is_err());
-        database.server.start_again().unwrap();
+        database.server().start_again().unwrap();
         database.reconnect().await;
         database.wait_until_recorded().await;
     }
@@ -189,7 +189,7 @@ async fn a_fast_shutdown_in_the_middle_of_writes_does_not_wait_for_the_relay_and
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_standby_outlives_a_restart_of_postgresql() {
-    let mut database = Database::start().await;
+    let mut database = Database::private().await;
     let emulator = harness::emulator().await;
     let host = emulator.addr().to_string();
     let first = Relay::start(&database, &emulator);
@@ -198,12 +198,12 @@ async fn a_standby_outlives_a_restart_of_postgresql() {
     let second = Relay::start_with(&database, &host, &more);
     second.wait_for_log("standby").await;
     database
-        .server
+        .server()
         .stop(StopMode::Fast, harness::PATIENCE)
         .unwrap();
     second.wait_for_log("postgres-unreachable").await;
     tokio::time::sleep(Duration::from_secs(2)).await;
-    database.server.start_again().unwrap();
+    database.server().start_again().unwrap();
     database.reconnect().await;
     first.kill_9();
     insert_orders(&database, 50, 5).await;
