@@ -6,6 +6,7 @@ use clap::error::{ContextKind, ErrorKind};
 use clap::{Arg, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use super::emulator::EmulatorArgs;
+use super::output;
 use crate::error::{Code, Error, Report};
 use crate::settings::{KEYS, Kind};
 
@@ -157,7 +158,9 @@ pub(super) fn command() -> clap::Command {
 }
 
 pub(super) fn print_completions(shell: clap_complete::Shell) {
-    clap_complete::generate(shell, &mut command(), "postrider", &mut std::io::stdout());
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut command(), "postrider", &mut script);
+    output::write(&String::from_utf8_lossy(&script));
 }
 
 #[cfg(test)]
