@@ -159,7 +159,8 @@ pub const KEYS: &[Key] = &[
         Kind::Number(1, 60),
         "10",
         &[],
-        "Seconds that one attempt to publish may take before it is made again. Must be less than a quarter of wal_sender_timeout_s, so that no attempt outlives the right to the slot",
+        "Seconds that one attempt to publish may take before it is made again. Must \
+         be less than a quarter of wal_sender_timeout_s, so that no attempt outlives the right to the slot",
     ),
     key(
         "in_flight_requests",

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use pubsub_emulator::{Action, Fault};
-use scratch_postgres::StopMode;
+use scratch_postgres::{ScratchPostgres, StopMode};
 
 use crate::harness::{self, Database, Relay, eventually, insert_orders};
 
@@ -210,4 +210,29 @@ async fn a_standby_outlives_a_restart_of_postgresql() {
     database.wait_until_recorded().await;
     let report = harness::check(&database, &emulator).await;
     assert!(report.is_clean(), "{report}\n{}", second.log());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_relay_that_reaches_a_standby_server_waits_for_the_primary_and_touches_nothing() {
+    let mut database = Database::private().await;
+    let emulator = harness::emulator().await;
+    database
+        .server()
+        .stop(StopMode::Fast, harness::PATIENCE)
+        .unwrap();
+    let standby = ScratchPostgres::builder()
+        .standby_of(database.server())
+        .start()
+        .unwrap();
+    database.server().start_again().unwrap();
+    database.reconnect().await;
+    let url = standby.url("postgres");
+    let host = emulator.addr().to_string();
+    let relay = Relay::start_with(&database, &host, &[("DATABASE_URL", &url)]);
+    relay.wait_for_log("postgres-standby").await;
+    insert_orders(&database, 10, 2).await;
+    relay.stop().await;
+    assert_eq!(emulator.journal().counts().attempts, 0);
+    let _relay = Relay::start(&database, &emulator);
+    database.wait_until_recorded().await;
 }
