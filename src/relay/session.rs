@@ -10,24 +10,20 @@ use slot_manager::health::Viewer;
 use slot_manager::publication::{self, PublicationState};
 use slot_manager::slots::CreateOptions;
 use slot_manager::{Cluster, Error as SlotError, Health, Slot, cluster, slots};
-use tokio::sync::{mpsc, watch};
-use tokio::task::JoinSet;
+use tokio::sync::watch;
 use tokio_postgres::types::PgLsn;
 
 use super::backlog::Backlog;
-use super::budget::Budget;
+use super::delivery::Delivery;
 use super::intake::Intake;
 use super::pipeline::{End, Pipeline};
 use super::supervisor::{self, Subject};
 use super::topic_maker::TopicMaker;
 use super::{Relay, record, standby};
-use crate::dispatch::{Recorded, Writer};
+use crate::dispatch::Recorded;
 use crate::error::{Code, Error, Result};
-use crate::lanes::Lanes;
 use crate::postgres::{Sql, connect};
-use crate::publish::Backoff;
 use crate::source::{Options, Source};
-use crate::throttled_log::ThrottledLog;
 use crate::watermark::{Confirmable, Watermark};
 
 /// For the statements of the start; looking up recorded events may take longer than most.
@@ -175,7 +171,14 @@ async fn assemble(
         system_identifier: cluster.system_identifier,
     };
     let (supervisor, supervision) = supervisor::start(subject, state, relay.metrics.clone());
-    let (written_sender, written) = mpsc::unbounded_channel();
+    let delivery = Delivery::new(
+        settings,
+        target.clone(),
+        relay.publisher.clone(),
+        TopicMaker::new(relay.topics.clone()),
+        relay.metrics.clone(),
+        u64::from(std::process::id()) << 32 | start.lsn().as_u64() & 0xFFFF_FFFF,
+    );
     let pipeline = Pipeline {
         source,
         intake: Intake::new(
@@ -184,22 +187,12 @@ async fn assemble(
             relay.metrics.clone(),
         ),
         watermark: Watermark::new(start),
-        lanes: Lanes::new(settings.in_flight_requests),
+        delivery,
         recorded,
         sql: Some(sql),
-        writer: Writer::start(target.clone(), written_sender),
-        written,
-        publisher: relay.publisher.clone(),
-        topic_maker: TopicMaker::new(relay.topics.clone()),
         supervision,
-        budget: Budget::new(settings.in_flight_bytes),
         backlog: Backlog::default(),
-        backoff: Backoff::new(
-            u64::from(std::process::id()) << 32 | start.lsn().as_u64() & 0xFFFF_FFFF,
-        ),
         metrics: relay.metrics.clone(),
-        log: ThrottledLog::default(),
-        publishing: JoinSet::new(),
     };
     Ok((pipeline, supervisor))
 }
