@@ -4,7 +4,7 @@
 //! other migration tool. What the settings change is rendered here: the payload's type, the
 //! publication's name and tables, and the grants on tables that are not ours.
 
-use slot_manager::{QualifiedName, SlotName, quoted_identifier};
+use slot_manager::{QualifiedName, SlotName, quoted_identifier, quoted_literal};
 
 use crate::settings::Settings;
 
@@ -102,7 +102,7 @@ fn publication(settings: &Settings) -> String {
                  create publication {identifier} for table {tables}\n            \
                      with (publish = 'insert', publish_via_partition_root = true);\n    \
              end if;\n",
-        literal = literal(name),
+        literal = quoted_literal(name),
         identifier = quoted_identifier(name),
         tables = tables.join(", "),
     );
@@ -118,9 +118,9 @@ fn add_table(publication: &str, table: &QualifiedName) -> String {
          where pubname = {} and schemaname = {} and tablename = {}) then\n        \
          alter publication {} add table {table};\n    \
          end if;\n",
-        literal(publication),
-        literal(&table.schema),
-        literal(&table.name),
+        quoted_literal(publication),
+        quoted_literal(&table.schema),
+        quoted_literal(&table.name),
         quoted_identifier(publication),
     )
 }
@@ -219,11 +219,6 @@ fn slot_statement(slot: &SlotName, failover: bool) -> String {
          slot_name => '{slot}', plugin => 'pgoutput'{failover})\n\
          where not exists (select from pg_catalog.pg_replication_slots where slot_name = '{slot}');"
     )
-}
-
-/// A text as an SQL literal.
-fn literal(text: &str) -> String {
-    format!("'{}'", text.replace('\'', "''"))
 }
 
 #[cfg(test)]
