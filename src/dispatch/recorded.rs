@@ -20,7 +20,7 @@ const SELECT_PAGE: &str = "\
     WHERE (commit_lsn, ordinal) > ($1, $2) AND commit_lsn <= $3 \
     ORDER BY commit_lsn, ordinal LIMIT $4";
 
-/// What [`Recorded::look_up`] knows of an event.
+/// What [`RecordedEarlier::look_up`] knows of an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Lookup {
     /// It has an outcome: do not send it again.
@@ -38,7 +38,7 @@ struct Row {
 
 /// The rows that were there when the session began.
 #[derive(Debug)]
-pub(crate) struct Recorded {
+pub(crate) struct RecordedEarlier {
     page: VecDeque<Row>,
     /// The last row that was read.
     read_to: (u64, i32),
@@ -46,7 +46,7 @@ pub(crate) struct Recorded {
     last: Option<u64>,
 }
 
-impl Recorded {
+impl RecordedEarlier {
     /// Looks which rows lie beyond `confirmed`.
     pub(crate) async fn after(sql: &Sql, confirmed: Lsn) -> Result<Self> {
         let start = PgLsn::from(confirmed.as_u64());
@@ -117,6 +117,7 @@ impl Recorded {
         event_id: &[u8; 16],
     ) -> Lookup {
         let place = (commit.lsn().as_u64(), ordinal as i32);
+        self.last = self.last.filter(|last| place.0 <= *last);
         while self
             .page
             .front()
@@ -156,15 +157,15 @@ mod tests {
         }
     }
 
-    fn recorded(rows: &[Row], last: Option<u64>) -> Recorded {
-        Recorded {
+    fn recorded(rows: &[Row], last: Option<u64>) -> RecordedEarlier {
+        RecordedEarlier {
             page: rows.to_vec().into(),
             read_to: (0, 0),
             last,
         }
     }
 
-    fn look_up(recorded: &mut Recorded, commit: u64, ordinal: u32) -> Lookup {
+    fn look_up(recorded: &mut RecordedEarlier, commit: u64, ordinal: u32) -> Lookup {
         recorded.look_up(
             CommitLsn::new(Lsn::new(commit)),
             ordinal,

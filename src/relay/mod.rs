@@ -10,6 +10,7 @@ mod budget;
 mod delivery;
 mod intake;
 mod pipeline;
+mod quarantine;
 mod record;
 mod session;
 mod standby;
@@ -58,6 +59,7 @@ impl Relay {
     pub fn new(settings: Settings, metrics: Metrics, state: Arc<State>) -> Result<Self> {
         settings.project()?;
         settings.database()?;
+        settings.dead_letter_topic()?;
         let publisher = Publisher::new(&settings)?;
         let topics = settings.create_topics.then(|| Topics::new(&publisher));
         warn_of_global_endpoint(&settings);

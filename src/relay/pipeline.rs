@@ -13,9 +13,10 @@ use super::backlog::Backlog;
 use super::delivery::{Delivery, until};
 use super::intake::{Intake, Step};
 use super::supervisor::Supervision;
-use crate::dispatch::{Lookup, Recorded};
+use crate::dispatch::{Lookup, RecordedEarlier};
 use crate::error::{Code, Error, Result};
-use crate::lanes::{Event, Serve};
+use crate::lanes::{EventRef, Serve};
+use crate::map::EventId;
 use crate::metrics::Metrics;
 use crate::postgres::Sql;
 use crate::source::{Chunk, Source, copy_data_bodies};
@@ -27,7 +28,7 @@ pub(super) struct Pipeline {
     pub(super) intake: Intake,
     pub(super) watermark: Watermark,
     pub(super) delivery: Delivery,
-    pub(super) recorded: Recorded,
+    pub(super) recorded: RecordedEarlier,
     /// For looking up recorded events; closed when there are none left.
     pub(super) sql: Option<Sql>,
     pub(super) supervision: watch::Receiver<Supervision>,
@@ -45,6 +46,9 @@ impl Pipeline {
     /// Runs until shutdown, or until an error ends the session.
     pub(super) async fn run(&mut self, shutdown: &mut watch::Receiver<bool>) -> Result<End> {
         loop {
+            if self.recorded.is_over() {
+                self.delivery.allow_releases();
+            }
             let serve = self.backlog.serve(self.delivery.budget_is_spent());
             self.delivery.send_requests(serve);
             self.source.confirm(self.watermark.confirmable());
@@ -124,31 +128,50 @@ impl Pipeline {
                 ordering_key,
                 event,
             } => {
-                if self.is_recorded(&event).await? {
-                    self.metrics.events_skipped.inc();
+                let EventRef {
+                    commit, ordinal, ..
+                } = event.origin;
+                if self
+                    .is_recorded(commit, ordinal, &event.origin.event_id)
+                    .await?
+                {
                     return Ok(());
                 }
                 self.watermark.add_event();
                 self.delivery.take(topic, ordering_key, event);
+            }
+            Step::Unmappable { error, payload } => {
+                let commit = CommitLsn::new(error.at.commit_lsn);
+                let event_id = &error.known.event_id;
+                if self.is_recorded(commit, error.at.ordinal, event_id).await? {
+                    return Ok(());
+                }
+                self.watermark.add_event();
+                self.delivery.take_unmappable(error, payload)?;
             }
         }
         Ok(())
     }
 
     /// Whether an earlier run has recorded an outcome for this event.
-    async fn is_recorded(&mut self, event: &Event) -> Result<bool> {
+    async fn is_recorded(
+        &mut self,
+        commit: CommitLsn,
+        ordinal: u32,
+        event_id: &EventId,
+    ) -> Result<bool> {
         let Some(sql) = &self.sql else {
             return Ok(false);
         };
-        let origin = &event.origin;
-        while self.recorded.needs_page(origin.commit, origin.ordinal) {
+        while self.recorded.needs_page(commit, ordinal) {
             self.recorded.read_page(sql).await?;
         }
-        let found = self
-            .recorded
-            .look_up(origin.commit, origin.ordinal, &origin.event_id.uuid);
+        let found = self.recorded.look_up(commit, ordinal, &event_id.uuid);
         if self.recorded.is_over() {
             self.sql = None;
+        }
+        if found == Lookup::Done {
+            self.metrics.events_skipped.inc();
         }
         Ok(found == Lookup::Done)
     }

@@ -17,12 +17,14 @@ use super::backlog::Backlog;
 use super::delivery::Delivery;
 use super::intake::Intake;
 use super::pipeline::{End, Pipeline};
+use super::quarantine::{MAX_BLOCKED, Quarantine};
 use super::supervisor::{self, Subject};
 use super::topic_maker::TopicMaker;
 use super::{Relay, record, standby};
-use crate::dispatch::Recorded;
+use crate::dispatch::{RecordedEarlier, quarantined};
 use crate::error::{Code, Error, Result};
 use crate::postgres::{Sql, connect};
+use crate::settings::OnBadEvent;
 use crate::source::{Options, Source};
 use crate::watermark::{Confirmable, Watermark};
 
@@ -125,7 +127,8 @@ async fn open(relay: &Relay) -> Result<(Pipeline, supervisor::Supervisor)> {
         )
     })?;
     let start = Confirmable::by_slot(confirmed);
-    let recorded = Recorded::after(&sql, confirmed).await?;
+    let recorded = RecordedEarlier::after(&sql, confirmed).await?;
+    let quarantine = quarantine_of(relay, &sql).await?;
     // From here on the session serves the pipeline, which must not wait for long.
     sql.batch_execute("SET statement_timeout = '5s'").await?;
     let source = Source::open(
@@ -149,7 +152,10 @@ async fn open(relay: &Relay) -> Result<(Pipeline, supervisor::Supervisor)> {
     )
     .await?;
     tracing::info!(slot = %settings.slot, %confirmed, server = cluster.major_version(), "streaming");
-    assemble(relay, sql, state, source, recorded, start, &cluster).await
+    assemble(
+        relay, sql, state, source, recorded, quarantine, start, &cluster,
+    )
+    .await
 }
 
 async fn assemble(
@@ -157,7 +163,8 @@ async fn assemble(
     sql: Sql,
     state: PublicationState,
     source: Source,
-    recorded: Recorded,
+    recorded: RecordedEarlier,
+    quarantine: Quarantine,
     start: Confirmable,
     cluster: &Cluster,
 ) -> Result<(Pipeline, supervisor::Supervisor)> {
@@ -176,9 +183,10 @@ async fn assemble(
         target.clone(),
         relay.publisher.clone(),
         TopicMaker::new(relay.topics.clone()),
+        quarantine,
         relay.metrics.clone(),
         u64::from(std::process::id()) << 32 | start.lsn().as_u64() & 0xFFFF_FFFF,
-    );
+    )?;
     let pipeline = Pipeline {
         source,
         intake: Intake::new(
@@ -195,6 +203,26 @@ async fn assemble(
         metrics: relay.metrics.clone(),
     };
     Ok((pipeline, supervisor))
+}
+
+/// The quarantine with the keys that earlier sessions have blocked.
+async fn quarantine_of(relay: &Relay, sql: &Sql) -> Result<Quarantine> {
+    let mut quarantine = Quarantine::new(relay.settings.on_bad_event);
+    // Also where nothing is blocked: it makes sure that the relay can look into the quarantine.
+    let keys = quarantined::blocked_keys(sql, MAX_BLOCKED).await?;
+    if relay.settings.on_bad_event == OnBadEvent::QuarantineKey {
+        for key in &keys {
+            quarantine.block(key.group.clone(), key.since, &key.first);
+        }
+    }
+    if quarantine.blocked() > 0 {
+        tracing::warn!(
+            blocked_keys = quarantine.blocked(),
+            hint = "`postrider quarantine list` shows them",
+            "events of these keys wait in quarantine"
+        );
+    }
+    Ok(quarantine)
 }
 
 async fn check_publication(relay: &Relay, sql: &Sql) -> Result<PublicationState> {

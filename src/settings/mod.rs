@@ -8,6 +8,7 @@ mod layers;
 
 use std::net::SocketAddr;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use slot_manager::SlotName;
@@ -39,6 +40,10 @@ pub struct Settings {
     pub pubsub: Endpoint,
     /// Whether missing topics are created.
     pub create_topics: bool,
+    /// What to do with an event that can never be published.
+    pub on_bad_event: OnBadEvent,
+    /// Where a copy of such an event goes; empty for nowhere.
+    pub dead_letter_topic: String,
     /// Connections to Pub/Sub.
     pub pubsub_channels: usize,
     /// Limit of one publish attempt.
@@ -57,6 +62,17 @@ pub struct Settings {
     pub http_addr: Option<SocketAddr>,
     /// Logs as JSON.
     pub log_json: bool,
+}
+
+/// What becomes of an event that can never be published.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OnBadEvent {
+    /// It is set aside, and so are later events of its ordering key: order is kept.
+    QuarantineKey,
+    /// It is set aside; later ones go on.
+    QuarantineEvent,
+    /// The relay stops.
+    Halt,
 }
 
 /// Where Pub/Sub is.
@@ -111,6 +127,16 @@ impl Settings {
             project: text("project").to_owned(),
             pubsub: endpoint(text("pubsub_emulator_host"), text("pubsub_endpoint"))?,
             create_topics: switch("create_topics"),
+            on_bad_event: match text("on_bad_event") {
+                "quarantine_key" => OnBadEvent::QuarantineKey,
+                "quarantine_event" => OnBadEvent::QuarantineEvent,
+                "halt" => OnBadEvent::Halt,
+                _ => {
+                    return Err(setting_invalid("on_bad_event")
+                        .hint("take `quarantine_key`, `quarantine_event` or `halt`"));
+                }
+            },
+            dead_letter_topic: text("dead_letter_topic").to_owned(),
             pubsub_channels: number(table, "pubsub_channels") as usize,
             publish_timeout: seconds("publish_timeout_s"),
             in_flight_requests: number(table, "in_flight_requests") as usize,
@@ -148,6 +174,21 @@ impl Settings {
             ));
         }
         Ok(&self.project)
+    }
+}
+
+impl Settings {
+    /// The full name of the dead-letter topic, if there is to be one.
+    ///
+    /// # Errors
+    /// `project-missing`; `setting-invalid` for a name that Pub/Sub would refuse.
+    pub fn dead_letter_topic(&self) -> Result<Option<Arc<str>>> {
+        if self.dead_letter_topic.is_empty() {
+            return Ok(None);
+        }
+        let name = crate::map::topic_name(self.project()?, &self.dead_letter_topic);
+        name.map(Some)
+            .map_err(|fault| setting_invalid("dead_letter_topic").caused_by(fault))
     }
 }
 

@@ -32,6 +32,7 @@ const EVENTS: &str = include_str!("../../../migrations/0001_events.sql");
 const DISPATCH: &str = include_str!("../../../migrations/0002_dispatch.sql");
 const PUBLICATION: &str = include_str!("../../../migrations/0003_publication.sql");
 const ROLES: &str = include_str!("../../../migrations/0004_roles.sql");
+const QUARANTINE: &str = include_str!("../../../migrations/0005_quarantine.sql");
 
 /// What the files are written for.
 const DEFAULT_PUBLICATION: &str = "postrider";
@@ -61,6 +62,7 @@ pub(super) fn migrations(settings: &Settings, payload: Payload) -> Vec<Migration
         migration(2, "dispatch", DISPATCH.to_owned(), false),
         migration(3, "publication", publication(settings), true),
         migration(4, "roles", ROLES.to_owned() + &grants(settings), true),
+        migration(5, "quarantine", QUARANTINE.to_owned(), false),
     ]
 }
 
@@ -237,7 +239,7 @@ mod tests {
     fn the_default_settings_give_the_files_as_they_are() {
         let rendered = migrations(&settings(&[]), Payload::Jsonb);
         let texts: Vec<&str> = rendered.iter().map(|m| m.sql.as_str()).collect();
-        assert_eq!(texts, [EVENTS, DISPATCH, PUBLICATION, ROLES]);
+        assert_eq!(texts, [EVENTS, DISPATCH, PUBLICATION, ROLES, QUARANTINE]);
         let versions: Vec<i32> = rendered.iter().map(|m| m.version).collect();
         assert_eq!(versions, [1, 2, 3, 4]);
     }
