@@ -7,8 +7,8 @@
 //!   the lanes never make.
 //! - INVALID_ARGUMENT is what a topic's schema answers to a whole request for one bad message: it
 //!   is the content's, unless the details say that something else is at fault (the name of the
-//!   topic, or Google's service infrastructure). Names of topics are checked before they are used,
-//!   so without details nothing but the content is left.
+//!   topic, or Google's service infrastructure). The names of project and topics are checked before
+//!   they are used, so without details nothing but the content is left.
 
 use std::fmt;
 

@@ -124,7 +124,7 @@ impl Settings {
             publication: text("publication").to_owned(),
             slot_failover: switch("slot_failover"),
             tables: tables(table)?,
-            project: text("project").to_owned(),
+            project: project(text("project"))?,
             pubsub: endpoint(text("pubsub_emulator_host"), text("pubsub_endpoint"))?,
             create_topics: switch("create_topics"),
             on_bad_event: match text("on_bad_event") {
@@ -228,6 +228,18 @@ fn tables(table: &Table) -> Result<Vec<TableSettings>> {
     Ok(tables)
 }
 
+/// Pub/Sub answers a malformed project as it answers a bad message: refused here, so that no event
+/// is blamed for it. Empty when it is not set.
+fn project(text: &str) -> Result<String> {
+    let allowed = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "-.:".contains(c);
+    match text.chars().all(allowed) {
+        true => Ok(text.to_owned()),
+        false => Err(setting_invalid("project").hint(
+            "take the project's id, such as my-project-123: lower-case letters, digits, hyphens",
+        )),
+    }
+}
+
 fn endpoint(emulator: &str, service: &str) -> Result<Endpoint> {
     if !emulator.is_empty() {
         let host = emulator.trim_start_matches("http://").trim_end_matches('/');
@@ -310,6 +322,41 @@ mod tests {
         let error = load(&[]).unwrap().project().map(str::to_owned).unwrap_err();
         assert_eq!(error.code(), Code::ProjectMissing);
         assert!(error.hint_text().contains("PUBSUB_PROJECT_ID"));
+    }
+
+    #[test]
+    fn a_projects_name_in_place_of_its_id_is_refused() {
+        for name in ["My Project", "Shop", "a/b"] {
+            let error = load(&[("PUBSUB_PROJECT_ID", name)]).unwrap_err();
+            assert_eq!(error.code(), Code::SettingInvalid, "{name}");
+        }
+        assert!(load(&[("PUBSUB_PROJECT_ID", "example.com:shop-1")]).is_ok());
+    }
+
+    #[test]
+    fn bad_events_are_quarantined_by_key_unless_set_otherwise() {
+        assert_eq!(load(&[]).unwrap().on_bad_event, OnBadEvent::QuarantineKey);
+        let halt = load(&[("POSTRIDER_ON_BAD_EVENT", "halt")]).unwrap();
+        assert_eq!(halt.on_bad_event, OnBadEvent::Halt);
+        let error = load(&[("POSTRIDER_ON_BAD_EVENT", "ignore")]).unwrap_err();
+        assert_eq!(error.code(), Code::SettingInvalid);
+    }
+
+    #[test]
+    fn a_dead_letter_topic_gets_the_project_and_is_checked() {
+        let topic = |name| {
+            let env = [
+                ("PUBSUB_PROJECT_ID", "demo"),
+                ("POSTRIDER_DEAD_LETTER_TOPIC", name),
+            ];
+            load(&env).unwrap().dead_letter_topic()
+        };
+        assert_eq!(
+            topic("dead").unwrap().as_deref(),
+            Some("projects/demo/topics/dead")
+        );
+        assert_eq!(topic("no good").unwrap_err().code(), Code::SettingInvalid);
+        assert!(topic("").unwrap().is_none());
     }
 
     #[test]

@@ -342,3 +342,288 @@ async fn kill_9_in_the_middle_of_the_search_and_a_restart_keep_the_key_blocked_a
     let report = check_published(&database, &emulator).await;
     assert!(report.is_clean(), "{report}");
 }
+
+/// A key with a bad event, and what waits behind it; the relay's settings are the default ones.
+async fn with_a_blocked_key(events: u32) -> (Database, RunningEmulator, FaultId) {
+    let database = Database::start().await;
+    let emulator = harness::emulator().await;
+    let fault = poison(&emulator, BAD);
+    insert_orders(&database, 10, 2).await;
+    insert_bad(&database, BAD, "o-1").await;
+    insert_orders(&database, events, 2).await;
+    (database, emulator, fault)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_released_key_goes_out_in_commit_order_while_services_keep_writing_to_it() {
+    let (database, emulator, fault) = with_a_blocked_key(1_000).await;
+    let relay = Relay::start(&database, &emulator);
+    wait_for_state(&database, "quarantined", 501).await;
+    emulator.faults().lift(fault);
+    let (writer, connection) = tokio_postgres::connect(&database.url, tokio_postgres::NoTls)
+        .await
+        .unwrap();
+    tokio::spawn(connection);
+    let writing = tokio::spawn(async move {
+        for _ in 0..60 {
+            writer
+                .batch_execute(&harness::insert_orders_sql(50, 2))
+                .await
+                .unwrap();
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    });
+    // Its first event: what is behind it goes with it.
+    let said = quarantine(&database, &["release", BAD]);
+    assert!(said.contains("first of key o-1"), "{said}");
+    relay.wait_for_log("is released from quarantine").await;
+    writing.await.unwrap();
+    database.wait_until_recorded().await;
+    wait_for_state(&database, "quarantined", 0).await;
+    wait_for_state(&database, "released", 0).await;
+    database.wait_until_confirmed().await;
+    let report = harness::check(&database, &emulator).await;
+    assert!(
+        report.is_clean() && report.duplicates.is_empty(),
+        "{report}\n{}",
+        relay.log()
+    );
+    assert_eq!(report.stored_messages, 4_011);
+    let cleared = "SELECT count(*) FROM outbox.dispatch WHERE error IS NOT NULL";
+    assert_eq!(database.number(cleared).await, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn kill_9_in_the_middle_of_a_release_goes_on_with_it_at_the_next_start() {
+    let (database, emulator, fault) = with_a_blocked_key(2_000).await;
+    let relay = Relay::start(&database, &emulator);
+    wait_for_state(&database, "quarantined", 1_001).await;
+    relay.kill_9();
+    // A relay that is down: it happens at its next start.
+    emulator.faults().lift(fault);
+    quarantine(&database, &["release", "--key", "o-1"]);
+    let slow = Fault::new(Action::Delay(Duration::from_millis(50)));
+    let slow = emulator.faults().inject(slow);
+    for left in [900, 600, 300] {
+        let relay = Relay::start(&database, &emulator);
+        insert_orders(&database, 20, 2).await;
+        eventually("some are sent", || async {
+            (in_state(&database, "released").await < left).then_some(())
+        })
+        .await;
+        relay.kill_9();
+    }
+    emulator.faults().lift(slow);
+    let relay = Relay::start(&database, &emulator);
+    database.wait_until_recorded().await;
+    wait_for_state(&database, "released", 0).await;
+    wait_for_state(&database, "quarantined", 0).await;
+    let report = harness::check(&database, &emulator).await;
+    assert!(report.is_clean(), "{report}\n{}", relay.log());
+    // The key is not blocked any more.
+    insert_orders(&database, 20, 2).await;
+    database.wait_until_recorded().await;
+    assert_eq!(in_state(&database, "quarantined").await, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_fails_again_goes_back_with_all_behind_it_and_the_key_stays_blocked() {
+    let (database, emulator, _fault) = with_a_blocked_key(600).await;
+    let relay = Relay::start(&database, &emulator);
+    wait_for_state(&database, "quarantined", 301).await;
+    let attempts = "SELECT attempts::bigint FROM outbox.dispatch WHERE event_id::text LIKE '%bad0'";
+    let before = database.number(attempts).await;
+    quarantine(&database, &["release", "--all"]);
+    eventually("it was tried again", || async {
+        (database.number(attempts).await > before).then_some(())
+    })
+    .await;
+    wait_for_state(&database, "quarantined", 301).await;
+    insert_orders(&database, 20, 2).await;
+    database.wait_until_recorded().await;
+    assert_eq!(
+        in_state(&database, "quarantined").await,
+        311,
+        "{}",
+        relay.log()
+    );
+    let report = check_published(&database, &emulator).await;
+    assert!(
+        report.is_clean() && report.duplicates.is_empty(),
+        "{report}"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_bad_event_discarded_and_its_key_released_leaves_out_nothing_else() {
+    let (database, emulator, _fault) = with_a_blocked_key(400).await;
+    let relay = Relay::start(&database, &emulator);
+    wait_for_state(&database, "quarantined", 201).await;
+    quarantine(&database, &["discard", BAD, "--yes"]);
+    quarantine(
+        &database,
+        &["release", "--key", "o-1", "--topic", "order.events"],
+    );
+    wait_for_state(&database, "quarantined", 0).await;
+    wait_for_state(&database, "released", 0).await;
+    insert_orders(&database, 20, 2).await;
+    database.wait_until_recorded().await;
+    assert_eq!(in_state(&database, "discarded").await, 1);
+    assert_eq!(
+        in_state(&database, "quarantined").await,
+        0,
+        "{}",
+        relay.log()
+    );
+    let report = check_published(&database, &emulator).await;
+    assert!(
+        report.is_clean() && report.duplicates.is_empty(),
+        "{report}"
+    );
+    assert_eq!(report.stored_messages, 430);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_key_of_which_everything_is_discarded_is_not_blocked_any_more() {
+    let (database, emulator, _fault) = with_a_blocked_key(40).await;
+    let relay = Relay::start(&database, &emulator);
+    wait_for_state(&database, "quarantined", 21).await;
+    quarantine(&database, &["discard", "--key", "o-1", "--yes"]);
+    relay.wait_for_log("nothing is left in quarantine").await;
+    insert_orders(&database, 20, 2).await;
+    database.wait_until_recorded().await;
+    assert_eq!(in_state(&database, "quarantined").await, 0);
+    assert_eq!(in_state(&database, "discarded").await, 21);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_row_that_was_pruned_stays_in_quarantine_with_the_reason() {
+    let (database, emulator, fault) = with_a_blocked_key(40).await;
+    let relay = Relay::start(&database, &emulator);
+    wait_for_state(&database, "quarantined", 21).await;
+    emulator.faults().lift(fault);
+    database
+        .execute(&format!("DELETE FROM outbox.events WHERE id = '{BAD}'"))
+        .await;
+    quarantine(&database, &["release", "--all"]);
+    relay
+        .wait_for_log("cannot be released from quarantine")
+        .await;
+    wait_for_state(&database, "quarantined", 21).await;
+    let shown = quarantine(&database, &["show", BAD]);
+    assert!(shown.contains("is not in its table any more"), "{shown}");
+    quarantine(&database, &["discard", BAD, "--yes"]);
+    quarantine(&database, &["release", "--all"]);
+    wait_for_state(&database, "published", 50).await;
+    let report = check_published(&database, &emulator).await;
+    assert!(
+        report.is_clean() && report.duplicates.is_empty(),
+        "{report}"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_row_that_could_not_be_mapped_goes_out_when_other_settings_can() {
+    let database = Database::start().await;
+    let emulator = harness::emulator().await;
+    let long = "repeat('k', 1025)";
+    for kind in ["First", "Second"] {
+        database
+            .execute(&format!(
+                "INSERT INTO outbox.events (aggregatetype, aggregateid, event_type, payload) \
+                 VALUES ('order', {long}, '{kind}', '{{}}')"
+            ))
+            .await;
+    }
+    // The aggregate id is an attribute as well, which may not be so long.
+    let relay = Relay::start(&database, &emulator);
+    wait_for_state(&database, "quarantined", 2).await;
+    relay.stop().await;
+    let mut file = tempfile::NamedTempFile::new().unwrap();
+    let settings = "[[tables]]\ntable = 'outbox.events'\nordering = 'none'\n\
+        topic = 'order.events'\ncolumns = { aggregateid = '', aggregatetype = '' }\n";
+    std::io::Write::write_all(&mut file, settings.as_bytes()).unwrap();
+    let path = file.path().display().to_string();
+    quarantine(&database, &["release", "--all"]);
+    let addr = emulator.addr().to_string();
+    let relay = Relay::start_with(&database, &addr, &[("POSTRIDER_CONFIG", &path)]);
+    wait_for_state(&database, "published", 2).await;
+    assert_eq!(
+        emulator.journal().counts().stored_messages,
+        2,
+        "{}",
+        relay.log()
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn under_quarantine_event_events_are_released_one_by_one() {
+    let database = Database::start().await;
+    let emulator = harness::emulator().await;
+    let first = poison(&emulator, BAD);
+    poison(&emulator, BAD_TOO);
+    insert_bad(&database, BAD, "o-1").await;
+    insert_bad(&database, BAD_TOO, "").await;
+    insert_orders(&database, 20, 2).await;
+    let policy = [("POSTRIDER_ON_BAD_EVENT", "quarantine_event")];
+    let addr = emulator.addr().to_string();
+    let relay = Relay::start_with(&database, &addr, &policy);
+    wait_for_state(&database, "quarantined", 2).await;
+    emulator.faults().lift(first);
+    quarantine(&database, &["release", "--all"]);
+    eventually("one is sent, the other fails again", || async {
+        let left = in_state(&database, "quarantined").await;
+        let released = in_state(&database, "released").await;
+        ((left, released) == (1, 0)).then_some(())
+    })
+    .await;
+    assert_eq!(
+        in_state(&database, "published").await,
+        21,
+        "{}",
+        relay.log()
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_quarantine_is_seen_in_metrics_and_status_without_the_names_of_keys() {
+    let (database, emulator, _fault) = with_a_blocked_key(20).await;
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let http = port.local_addr().unwrap().to_string();
+    drop(port);
+    let addr = emulator.addr().to_string();
+    let relay = Relay::start_with(&database, &addr, &[("POSTRIDER_HTTP_ADDR", &http)]);
+    wait_for_state(&database, "quarantined", 11).await;
+    let page = |path: &'static str| {
+        let http = http.clone();
+        async move {
+            use tokio::io::{AsyncReadExt, AsyncWriteExt};
+            let mut stream = tokio::net::TcpStream::connect(&http).await.ok()?;
+            let request = format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
+            stream.write_all(request.as_bytes()).await.ok()?;
+            let mut text = String::new();
+            stream.read_to_string(&mut text).await.ok()?;
+            Some(text)
+        }
+    };
+    let metrics = eventually("the gauge shows one key", || async {
+        let text = page("/metrics").await?;
+        text.contains("postrider_blocked_keys 1").then_some(text)
+    })
+    .await;
+    assert!(
+        metrics.contains("events_quarantined_total{kind=\"event-refused\"} 1"),
+        "{metrics}"
+    );
+    assert!(
+        metrics.contains("events_quarantined_total{kind=\"waits\"} 10"),
+        "{metrics}"
+    );
+    let status = page("/status").await.unwrap();
+    assert!(status.contains("\"blocked_keys\":1"), "{status}");
+    assert!(
+        !status.contains("o-1") && !metrics.contains("o-1"),
+        "{}",
+        relay.log()
+    );
+}

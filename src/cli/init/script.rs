@@ -241,7 +241,7 @@ mod tests {
         let texts: Vec<&str> = rendered.iter().map(|m| m.sql.as_str()).collect();
         assert_eq!(texts, [EVENTS, DISPATCH, PUBLICATION, ROLES, QUARANTINE]);
         let versions: Vec<i32> = rendered.iter().map(|m| m.version).collect();
-        assert_eq!(versions, [1, 2, 3, 4]);
+        assert_eq!(versions, [1, 2, 3, 4, 5]);
     }
 
     #[test]

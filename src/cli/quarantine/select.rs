@@ -12,10 +12,10 @@ pub(super) const IN_QUARANTINE: &str = "d.state in ('quarantined', 'released')";
 
 /// The arguments that say which events.
 #[derive(Debug, clap::Args)]
-#[group(id = "which", required = true, multiple = true, args = ["id", "key", "all"])]
 pub(super) struct Which {
     /// The event: its id, or `schema.table:id` where ids are not uuids
-    #[arg(value_name = "ID", conflicts_with_all = ["key", "topic", "all"])]
+    #[arg(value_name = "ID", conflicts_with_all = ["key", "topic", "all"],
+          required_unless_present_any = ["key", "all"])]
     pub(super) id: Option<String>,
     /// All events of this ordering key
     #[arg(long, value_name = "KEY", conflicts_with = "all")]

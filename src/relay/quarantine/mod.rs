@@ -518,3 +518,6 @@ fn full() -> Error {
         format!("more than {MAX_BLOCKED} keys or events are in quarantine"),
     )
 }
+
+#[cfg(test)]
+mod tests;
