@@ -619,6 +619,11 @@ async fn the_quarantine_is_seen_in_metrics_and_status_without_the_names_of_keys(
         metrics.contains("events_quarantined_total{kind=\"waits\"} 10"),
         "{metrics}"
     );
+    eventually("nothing is left in memory", || async {
+        let text = page("/metrics").await?;
+        text.contains("postrider_in_flight_bytes 0\n").then_some(())
+    })
+    .await;
     let status = page("/status").await.unwrap();
     assert!(status.contains("\"blocked_keys\":1"), "{status}");
     assert!(
