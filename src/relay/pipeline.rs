@@ -2,8 +2,9 @@
 //!
 //! One task owns all state; everything that can wake it stands in one `select!`, by priority:
 //! shutdown, the end of the replication session, progress of the delivery, the publication guard,
-//! and last the stream, which is the busiest. Nothing in the loop waits for the network except
-//! while the events of an earlier run are looked up.
+//! the end of a recovery, rows from the tables, and last the stream, which is the busiest. While a
+//! recovery lasts the stream is left alone. Nothing in the loop waits for the network except while
+//! the events of an earlier run are looked up.
 
 use std::time::{Duration, Instant};
 
@@ -11,7 +12,9 @@ use tokio::sync::watch;
 
 use super::backlog::Backlog;
 use super::delivery::{Delivery, until};
+use super::from_table::{FromTable, TableRows};
 use super::intake::{Intake, Step};
+use super::recovery::Seam;
 use super::supervisor::Supervision;
 use crate::dispatch::{Lookup, Recorded};
 use crate::error::{Code, Error, Result};
@@ -30,6 +33,10 @@ pub(super) struct Pipeline {
     pub(super) recorded: Recorded,
     /// For looking up recorded events; closed when there are none left.
     pub(super) sql: Option<Sql>,
+    /// What the stream does not bring.
+    pub(super) from_table: TableRows,
+    /// While it is there, everything comes from the tables.
+    pub(super) seam: Option<Seam>,
     pub(super) supervision: watch::Receiver<Supervision>,
     pub(super) backlog: Backlog,
     pub(super) metrics: Metrics,
@@ -49,7 +56,8 @@ impl Pipeline {
             self.delivery.send_requests(serve);
             self.source.confirm(self.watermark.confirmable());
             self.measure();
-            let takes_chunks = self.delivery.takes_events();
+            let takes_events = self.delivery.takes_events();
+            let takes_chunks = takes_events && self.seam.is_none();
             let (ended, chunks) = self.source.split();
             tokio::select! {
                 biased;
@@ -62,6 +70,13 @@ impl Pipeline {
                     if *self.supervision.borrow_and_update() == Supervision::ServerStopping {
                         return Err(Error::new(Code::PostgresStopping, "PostgreSQL is shutting down"));
                     }
+                }
+                closed = closed(&mut self.seam), if self.seam.is_some() => {
+                    closed?;
+                    self.seam = None;
+                }
+                Some(batch) = self.from_table.recv(), if takes_events => {
+                    self.on_table_rows(batch)?;
                 }
                 _ = until(self.backlog.pause_ends()), if serve == Serve::Worthwhile => {
                     self.backlog.paused();
@@ -79,8 +94,28 @@ impl Pipeline {
 
     fn on_recorded(&mut self, commits: Vec<(CommitLsn, u64)>) {
         for (commit, events) in commits {
-            self.watermark.resolve(commit, events);
+            if !self.from_table.resolve(commit, events) {
+                self.watermark.resolve(commit, events);
+            }
         }
+    }
+
+    fn on_table_rows(&mut self, batch: Vec<FromTable>) -> Result<()> {
+        for row in batch {
+            match row {
+                FromTable::Event(row) => {
+                    self.from_table.taken();
+                    self.delivery.take(row.topic, row.ordering_key, row.event);
+                }
+                FromTable::Unmappable(error) => {
+                    // What came before it is delivered.
+                    self.delivery.send_requests(Serve::All);
+                    return Err(error.into());
+                }
+                FromTable::Settle(answer) => self.from_table.settle(answer),
+            }
+        }
+        Ok(())
     }
 
     async fn on_chunk(&mut self, chunk: &Chunk) -> Result<()> {
@@ -177,5 +212,12 @@ impl Pipeline {
         self.metrics
             .oldest_pending
             .set(self.watermark.oldest_pending());
+    }
+}
+
+async fn closed(seam: &mut Option<Seam>) -> Result<()> {
+    match seam {
+        Some(seam) => seam.closed().await,
+        None => std::future::pending().await,
     }
 }

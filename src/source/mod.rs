@@ -7,6 +7,7 @@
 //! What is *not* here: pgoutput is not decoded, and no LSN of the stream is ever interpreted; the
 //! one LSN that is reported is the [`Confirmable`] that the watermark made.
 
+mod create;
 mod feedback;
 mod framing;
 mod handshake;
@@ -28,6 +29,7 @@ use crate::metrics::LastStatus;
 use crate::postgres::Target;
 use crate::watermark::Confirmable;
 
+pub(crate) use create::{CreateSlot, CreatedSlot, create_slot};
 pub(crate) use framing::copy_data_bodies;
 
 /// Chunks between the session and the relay; with the read buffer of the session this bounds the

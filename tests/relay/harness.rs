@@ -205,6 +205,15 @@ impl Database {
         .await
     }
 
+    /// Drops the slot, which nobody reads from any more.
+    pub(crate) async fn drop_slot(&self) {
+        let sql = format!("SELECT pg_drop_replication_slot('{}')", self.slot);
+        eventually("the slot is free and dropped", || async {
+            self.client.batch_execute(&sql).await.ok()
+        })
+        .await;
+    }
+
     pub(crate) async fn current_wal(&self) -> i64 {
         self.number("SELECT (pg_current_wal_lsn() - '0/0')::bigint")
             .await

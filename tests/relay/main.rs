@@ -10,5 +10,6 @@ mod harness;
 mod http;
 mod mapping;
 mod outage;
+mod recovery;
 mod restart;
 mod service;
