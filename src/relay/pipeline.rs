@@ -7,7 +7,7 @@
 
 use std::time::{Duration, Instant};
 
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 
 use super::backlog::Backlog;
 use super::delivery::{Delivery, until};
@@ -19,6 +19,7 @@ use crate::lanes::{Event, Serve};
 use crate::metrics::Metrics;
 use crate::postgres::Sql;
 use crate::source::{Chunk, Source, copy_data_bodies};
+use crate::table::TableEvent;
 use crate::watermark::{CommitLsn, Confirmable, Watermark};
 
 /// Everything one session works with.
@@ -31,6 +32,8 @@ pub(super) struct Pipeline {
     /// For looking up recorded events; closed when there are none left.
     pub(super) sql: Option<Sql>,
     pub(super) supervision: watch::Receiver<Supervision>,
+    /// Events that the auditor found in their table.
+    pub(super) from_table: mpsc::Receiver<TableEvent>,
     pub(super) backlog: Backlog,
     pub(super) metrics: Metrics,
 }
@@ -49,7 +52,7 @@ impl Pipeline {
             self.delivery.send_requests(serve);
             self.source.confirm(self.watermark.confirmable());
             self.measure();
-            let takes_chunks = self.delivery.takes_events();
+            let takes_events = self.delivery.takes_events();
             let (ended, chunks) = self.source.split();
             tokio::select! {
                 biased;
@@ -66,7 +69,10 @@ impl Pipeline {
                 _ = until(self.backlog.pause_ends()), if serve == Serve::Worthwhile => {
                     self.backlog.paused();
                 }
-                Some(chunk) = chunks.recv(), if takes_chunks => {
+                Some(found) = self.from_table.recv(), if takes_events => {
+                    self.delivery.take(found.topic, found.ordering_key, found.event);
+                }
+                Some(chunk) = chunks.recv(), if takes_events => {
                     if let Err(error) = self.on_chunk(&chunk).await {
                         // What came before an event that cannot be delivered is delivered.
                         self.delivery.send_requests(Serve::All);

@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod audit;
 mod connections;
 mod delivery;
 mod google_emulator;

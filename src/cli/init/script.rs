@@ -31,6 +31,7 @@ pub(super) struct Migration {
 const EVENTS: &str = include_str!("../../../migrations/0001_events.sql");
 const DISPATCH: &str = include_str!("../../../migrations/0002_dispatch.sql");
 const PUBLICATION: &str = include_str!("../../../migrations/0003_publication.sql");
+const AUDIT: &str = include_str!("../../../migrations/0007_audit.sql");
 const ROLES: &str = include_str!("../../../migrations/0004_roles.sql");
 
 /// What the files are written for.
@@ -61,6 +62,7 @@ pub(super) fn migrations(settings: &Settings, payload: Payload) -> Vec<Migration
         migration(2, "dispatch", DISPATCH.to_owned(), false),
         migration(3, "publication", publication(settings), true),
         migration(4, "roles", ROLES.to_owned() + &grants(settings), true),
+        migration(7, "audit", AUDIT.to_owned(), false),
     ]
 }
 
