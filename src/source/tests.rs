@@ -50,14 +50,16 @@ async fn server(tls: Tls) -> ScratchPostgres {
     let server = ScratchPostgres::builder().tls(tls).start().unwrap();
     let url = server.socket_url("postgres");
     let target = Target::from_settings(&url, &Environment::new()).unwrap();
-    connect(&target.unwrap(), "test", Duration::from_secs(10))
-        .await
-        .unwrap()
-        .batch_execute(
-            "CREATE PUBLICATION p; SELECT pg_create_logical_replication_slot('s', 'pgoutput')",
-        )
+    let target = target.unwrap();
+    let sql = connect(&target, "test", Duration::from_secs(10))
         .await
         .unwrap();
+    for statement in [
+        "CREATE PUBLICATION p",
+        "SELECT pg_create_logical_replication_slot('s', 'pgoutput')",
+    ] {
+        sql.batch_execute(statement).await.unwrap();
+    }
     server
 }
 
