@@ -322,6 +322,12 @@ impl Relay {
         .await;
     }
 
+    /// File descriptors that the process has open.
+    pub(crate) fn open_files(&self) -> usize {
+        let folder = format!("/proc/{}/fd", self.child.id());
+        std::fs::read_dir(folder).unwrap().count()
+    }
+
     pub(crate) fn kill_9(mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
