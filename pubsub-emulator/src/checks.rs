@@ -149,7 +149,9 @@ fn find_duplicates(stream: &Stream, copies: &[Copy<'_>], report: &mut Report) {
         };
         let reason = match answer_before {
             Answer::MessageIds => Reason::Unexplained,
-            Answer::Error(_) | Answer::Never | Answer::Pending => Reason::NotAnswered,
+            Answer::Error(_) | Answer::FewerIds | Answer::Never | Answer::Pending => {
+                Reason::NotAnswered
+            }
         };
         report.duplicates.push(Duplicate {
             stream: stream.clone(),
@@ -203,7 +205,10 @@ fn is_under_way(attempt: &Attempt, time: Duration) -> bool {
     match (attempt.answer, attempt.ended) {
         (_, None) => true,
         (Answer::Never, Some(ended)) => time + CANCEL_GRACE < ended,
-        (Answer::MessageIds | Answer::Error(_) | Answer::Pending, Some(ended)) => time < ended,
+        (
+            Answer::MessageIds | Answer::FewerIds | Answer::Error(_) | Answer::Pending,
+            Some(ended),
+        ) => time < ended,
     }
 }
 

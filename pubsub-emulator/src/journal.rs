@@ -82,6 +82,11 @@ impl Journal {
         self.inner.log().attempts.clone()
     }
 
+    /// The time by the journal's clock, in which attempts are stamped.
+    pub fn now(&self) -> Duration {
+        self.inner.started.elapsed()
+    }
+
     /// The totals so far.
     pub fn counts(&self) -> Counts {
         let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
@@ -244,7 +249,7 @@ impl Entry {
                     .answered_messages
                     .fetch_add(self.messages, Ordering::Relaxed);
             }
-            Answer::Error(_) => {
+            Answer::Error(_) | Answer::FewerIds => {
                 self.inner.error_answers.fetch_add(1, Ordering::Relaxed);
             }
             Answer::Never => {

@@ -4,6 +4,7 @@
 
 mod bench;
 mod ci;
+mod pg_matrix;
 mod settings_doc;
 mod step;
 
@@ -25,6 +26,8 @@ enum Command {
     Ci,
     /// Drain a backlog and compare with pg_recvlogical: events per second, ratio, peak memory
     Bench(bench::BenchArgs),
+    /// Run the suites that need a server on every supported major of PostgreSQL
+    PgMatrix(pg_matrix::PgMatrixArgs),
     /// Write docs/settings.md from the table of settings in src/settings/keys.rs
     SettingsDoc {
         /// Only say whether it is up to date
@@ -37,6 +40,7 @@ fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Ci => ci::run(),
         Command::Bench(args) => bench::run(&args),
+        Command::PgMatrix(args) => pg_matrix::run(&args),
         Command::SettingsDoc { check } => settings_doc::run(check),
     };
     match done {

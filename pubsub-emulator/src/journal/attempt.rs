@@ -39,6 +39,8 @@ pub enum Answer {
     Pending,
     /// The message ids. Whether the answer reached the client is not known here.
     MessageIds,
+    /// One id too few, by an injected fault: an answer that says nothing.
+    FewerIds,
     /// An error, by a rule of the service or by an injected fault.
     Error(Code),
     /// Nothing, for ever: the client went away, or a fault withheld the answer.
@@ -63,7 +65,7 @@ pub struct Counts {
     pub stored_messages: u64,
     /// Messages that were stored and whose ids were answered.
     pub answered_messages: u64,
-    /// Requests that were answered with an error.
+    /// Requests that were answered with an error, or with too few ids.
     pub error_answers: u64,
     /// Requests that were never answered.
     pub withheld_answers: u64,
