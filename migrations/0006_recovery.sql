@@ -5,7 +5,6 @@
 alter table outbox.relay
     add column if not exists confirmed_is_final boolean not null default false,
     add column if not exists recovering text,
-    add column if not exists audited_at timestamptz,
     -- Never written; max(committed_at) of outbox.dispatch says it.
     drop column if exists confirmed_commit_time;
 
@@ -15,5 +14,3 @@ comment on column outbox.relay.confirmed_is_final is
     'Whether nothing was confirmed after confirmed_lsn: written at a clean stop. A slot further on than that was made anew or advanced by somebody else.';
 comment on column outbox.relay.recovering is
     'Not null: the rows without a record are still to be delivered from the tables; why. The next session of the relay makes a new slot and does so.';
-comment on column outbox.relay.audited_at is
-    'When the tables were last found to have no row without a record; null: rows from before the first start are still to be looked at.';

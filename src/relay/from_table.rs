@@ -100,7 +100,11 @@ impl TableSender {
         settled.await.map_err(|_| SessionEnded)
     }
 
-    async fn flush(&mut self) -> Result<(), SessionEnded> {
+    /// Hands on what was kept for a fuller batch.
+    pub(super) async fn flush(&mut self) -> Result<(), SessionEnded> {
+        if self.batch.is_empty() {
+            return Ok(());
+        }
         self.bytes = 0;
         let batch = std::mem::take(&mut self.batch);
         self.batches.send(batch).await.map_err(|_| SessionEnded)

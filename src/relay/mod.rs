@@ -2,14 +2,10 @@
 //!
 //! `session` opens one, `pipeline` is its loop, `intake` turns the stream into events, `delivery`
 //! brings each event to its recorded outcome, `supervisor` looks at the database from beside it,
-<<<<<<< HEAD
-//! `standby` waits for a slot that another relay holds, `opening` compares the slot with what was
-//! written down (`record`), and `recovery` makes up for a slot that was lost. What ends a session
-//! is an error; whether another one follows is decided by its code alone.
-=======
-//! `auditor` for rows that the stream left out, `standby` waits for a slot that another relay holds. What ends a session is an error; whether
-//! another one follows is decided by its code alone.
->>>>>>> main
+//! `auditor` for rows that the stream left out, `standby` waits for a slot that another relay
+//! holds, `opening` compares the slot with what was written down (`record`), and `recovery` makes
+//! up for a slot that was lost. What ends a session is an error; whether another one follows is
+//! decided by its code alone.
 
 mod auditor;
 mod backlog;

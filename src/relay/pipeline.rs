@@ -8,7 +8,7 @@
 
 use std::time::{Duration, Instant};
 
-use tokio::sync::{mpsc, watch};
+use tokio::sync::watch;
 
 use super::backlog::Backlog;
 use super::delivery::{Delivery, until};
@@ -22,7 +22,6 @@ use crate::lanes::{Event, Serve};
 use crate::metrics::Metrics;
 use crate::postgres::Sql;
 use crate::source::{Chunk, Source, copy_data_bodies};
-use crate::table::TableEvent;
 use crate::watermark::{CommitLsn, Confirmable, Watermark};
 
 /// Everything one session works with.
@@ -39,8 +38,6 @@ pub(super) struct Pipeline {
     /// While it is there, everything comes from the tables.
     pub(super) seam: Option<Seam>,
     pub(super) supervision: watch::Receiver<Supervision>,
-    /// Events that the auditor found in their table.
-    pub(super) from_table: mpsc::Receiver<TableEvent>,
     pub(super) backlog: Backlog,
     pub(super) metrics: Metrics,
 }
@@ -60,10 +57,7 @@ impl Pipeline {
             self.source.confirm(self.watermark.confirmable());
             self.measure();
             let takes_events = self.delivery.takes_events();
-<<<<<<< HEAD
             let takes_chunks = takes_events && self.seam.is_none();
-=======
->>>>>>> main
             let (ended, chunks) = self.source.split();
             tokio::select! {
                 biased;
@@ -87,10 +81,7 @@ impl Pipeline {
                 _ = until(self.backlog.pause_ends()), if serve == Serve::Worthwhile => {
                     self.backlog.paused();
                 }
-                Some(found) = self.from_table.recv(), if takes_events => {
-                    self.delivery.take(found.topic, found.ordering_key, found.event);
-                }
-                Some(chunk) = chunks.recv(), if takes_events => {
+                Some(chunk) = chunks.recv(), if takes_chunks => {
                     if let Err(error) = self.on_chunk(&chunk).await {
                         // What came before an event that cannot be delivered is delivered.
                         self.delivery.send_requests(Serve::All);

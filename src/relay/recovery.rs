@@ -25,6 +25,7 @@ use super::from_table::{self, FromTable, SessionEnded, TableSender};
 use super::{Phase, Relay, State, record};
 use crate::error::{Code, Error, Result};
 use crate::map::TableSettings;
+use crate::metrics::{Kind, Metrics};
 use crate::postgres::{Sql, Target, connect};
 use crate::source::{self, CreatedSlot};
 use crate::watermark::CommitLsn;
@@ -70,6 +71,11 @@ pub(super) async fn new_slot(
         "recovering: {loss}; every row without a record in outbox.dispatch is delivered from the \
          tables, then the stream goes on"
     );
+    relay
+        .metrics
+        .recoveries
+        .get_or_create(&Kind { kind: loss.name() })
+        .inc();
     record::mark_recovering(sql, slot, cluster, &relay.instance, loss.name()).await?;
     match slots::drop(sql, slot).await {
         Ok(()) => tracing::warn!(%slot, "dropped the old slot"),
@@ -137,13 +143,13 @@ impl Drop for Seam {
 }
 
 /// Starts to send every row that is visible in the slot's snapshot, and has no record there, into
-/// the pipeline. The stream is open by now: the slot is held.
+/// the pipeline. The stream is open by now: the slot is held. The second part says when it is over.
 pub(super) async fn start(
     relay: &Relay,
     sql: &Sql,
     slot: NewSlot,
     rows: TableSender,
-) -> Result<Seam> {
+) -> Result<(Seam, oneshot::Receiver<()>)> {
     let settings = &relay.settings;
     let NewSlot {
         consistent_point,
@@ -159,21 +165,26 @@ pub(super) async fn start(
         tables: settings.tables.clone(),
         project: settings.project()?.to_owned(),
         state: relay.state.clone(),
+        metrics: relay.metrics.clone(),
         place,
         next_ordinal: first_ordinal(sql, place).await?,
         rows,
         progress: Progress::new(),
     };
     let (close, closed) = oneshot::channel();
+    let (tell, over) = oneshot::channel();
     let task = tokio::spawn(async move {
         // Nobody listens any more when the session has ended.
         let _ = match recovery.run(snapshot).await {
-            Ok(()) => close.send(Ok(())),
+            Ok(()) => {
+                let _ = tell.send(());
+                close.send(Ok(()))
+            }
             Err(Interrupted::Failed(error)) => close.send(Err(error)),
             Err(Interrupted::SessionEnded) => Ok(()),
         };
     });
-    Ok(Seam { closed, task })
+    Ok((Seam { closed, task }, over))
 }
 
 /// Places are used once.
@@ -205,6 +216,7 @@ struct Recovery {
     tables: Vec<TableSettings>,
     project: String,
     state: Arc<State>,
+    metrics: Metrics,
     place: CommitLsn,
     next_ordinal: u32,
     rows: TableSender,
@@ -244,6 +256,7 @@ impl Recovery {
         while let Some(row) = unrecorded.next(self.place, self.next_ordinal).await? {
             self.next_ordinal += 1;
             self.progress.row();
+            self.metrics.events_from_table.inc();
             let row = match row {
                 Ok(event) => FromTable::Event(event),
                 Err(error) => FromTable::Unmappable(error),

@@ -9,34 +9,23 @@ use std::time::Duration;
 
 use decoder::Lsn;
 use slot_manager::publication::{self, PublicationState};
-<<<<<<< HEAD
 use slot_manager::{Cluster, cluster};
-use tokio::sync::watch;
-=======
-use slot_manager::slots::CreateOptions;
-use slot_manager::{Cluster, Error as SlotError, Health, Slot, cluster, slots};
-use tokio::sync::{Notify, mpsc, watch};
->>>>>>> main
+use tokio::sync::{Notify, watch};
 use tokio_postgres::types::PgLsn;
 
 use super::auditor::{self, Auditor};
 use super::backlog::Backlog;
 use super::delivery::Delivery;
-use super::from_table::{self, TableSender};
+use super::from_table;
 use super::intake::Intake;
 use super::opening::{self, Plan};
 use super::pipeline::{End, Pipeline};
-<<<<<<< HEAD
 use super::recovery::loss::Audit;
-use super::supervisor::{self, Subject, Supervision};
-=======
-use super::supervisor::{self, Subject, Supervisor};
->>>>>>> main
+use super::supervisor::{self, Subject, Supervision, Supervisor};
 use super::topic_maker::TopicMaker;
 use super::{Phase, Relay, record, recovery};
 use crate::dispatch::Recorded;
 use crate::error::{Code, Error, Result};
-use crate::map::TableSettings;
 use crate::postgres::{Sql, connect};
 use crate::source::{Options, Source};
 use crate::watermark::{Confirmable, Watermark};
@@ -44,15 +33,6 @@ use crate::watermark::{Confirmable, Watermark};
 /// For the statements of the start; looking up recorded events may take longer than most.
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(60);
 
-<<<<<<< HEAD
-=======
-/// How long to wait for running transactions when a slot is created.
-const CREATE_TIMEOUT: Duration = Duration::from_secs(30);
-
-/// Events of a table that wait to be taken; few, since each may be large.
-const FROM_TABLE: usize = 16;
-
->>>>>>> main
 /// How long what is on its way may take to end when a session broke, before the next begins.
 const BROKEN_SESSION_DRAIN: Duration = Duration::from_secs(10);
 
@@ -66,21 +46,11 @@ pub(super) async fn run(
     started: impl FnOnce(Phase),
 ) -> Result<End> {
     let opening = open(relay);
-<<<<<<< HEAD
-    let Opened {
-        mut pipeline,
-        supervisor: _supervisor,
-        audit,
-        rows: _rows,
-    } = tokio::select! {
-=======
     let (mut pipeline, _beside) = tokio::select! {
->>>>>>> main
         biased;
         _ = wait_for_stop(shutdown.clone()) => return Ok(End::Shutdown),
         opened = opening => opened?,
     };
-    tracing::debug!(?audit, "opened");
     started(match pipeline.seam {
         Some(_) => Phase::Recovering,
         None => Phase::Streaming,
@@ -135,25 +105,10 @@ async fn wait_for_stop(mut shutdown: watch::Receiver<bool>) {
     }
 }
 
-<<<<<<< HEAD
-/// A session, ready to run.
-struct Opened {
-    pipeline: Pipeline,
-    /// Ends when dropped.
-    supervisor: supervisor::Supervisor,
-    /// What the auditor has to look at once the phase is [`Phase::Streaming`].
-    audit: Audit,
-    /// The auditor's way into the pipeline.
-    rows: TableSender,
-}
-
-async fn open(relay: &Relay) -> Result<Opened> {
-=======
 /// What runs beside the pipeline; ends when dropped.
 type Beside = (Supervisor, Auditor);
 
 async fn open(relay: &Relay) -> Result<(Pipeline, Beside)> {
->>>>>>> main
     let settings = &relay.settings;
     let sql = connect(settings.database()?, "postrider", STATEMENT_TIMEOUT).await?;
     let cluster = cluster::inspect(&sql).await?;
@@ -182,18 +137,26 @@ async fn open(relay: &Relay) -> Result<(Pipeline, Beside)> {
     let position = PgLsn::from(confirmed.as_u64());
     record::take(&sql, &settings.slot, &cluster, position, &relay.instance).await?;
     let (rows, from_table) = from_table::channel();
-    let seam = match new_slot {
-        Some(new) => Some(recovery::start(relay, &sql, new, rows.another()).await?),
+    let (seam, recovered) = match new_slot {
+        Some(new) => {
+            let (seam, recovered) = recovery::start(relay, &sql, new, rows.another()).await?;
+            (Some(seam), Some(recovered))
+        }
         None => {
             let server = cluster.major_version();
             tracing::info!(slot = %settings.slot, %confirmed, server, "streaming");
-            None
+            (None, None)
         }
     };
     // From here on the session serves the pipeline, which must not wait for long.
     sql.batch_execute("SET statement_timeout = '5s'").await?;
-<<<<<<< HEAD
-    let (supervisor, supervision) = supervise(relay, publication, &cluster)?;
+    let hasten = Arc::new(Notify::new());
+    let (supervisor, supervision) = supervise(relay, publication, &cluster, hasten.clone())?;
+    let audit = auditor::Start {
+        everything: audit == Audit::Everything,
+        after: recovered,
+    };
+    let auditor = auditor::start(audited(relay)?, audit, hasten, rows);
     let pipeline = Pipeline {
         source,
         intake: Intake::new(
@@ -203,96 +166,15 @@ async fn open(relay: &Relay) -> Result<(Pipeline, Beside)> {
         ),
         watermark: Watermark::new(Confirmable::by_slot(confirmed)),
         delivery: delivery(relay, confirmed)?,
-=======
-    let source = Source::open(
-        Options {
-            target: target.clone(),
-            slot: settings.slot.clone(),
-            publication: settings.publication.clone(),
-            application_name: relay.instance.clone(),
-            wal_sender_timeout: settings.wal_sender_timeout,
-            confirmed: start,
-        },
-        relay.metrics.last_status.clone(),
-    )
-    .await?;
-    record::take(
-        &sql,
-        &settings.slot,
-        &cluster,
-        PgLsn::from(confirmed.as_u64()),
-        &relay.instance,
-    )
-    .await?;
-    tracing::info!(slot = %settings.slot, %confirmed, server = cluster.major_version(), "streaming");
-    assemble(relay, sql, state, source, recorded, start, &cluster).await
-}
-
-async fn assemble(
-    relay: &Relay,
-    sql: Sql,
-    state: PublicationState,
-    source: Source,
-    recorded: Recorded,
-    start: Confirmable,
-    cluster: &Cluster,
-) -> Result<(Pipeline, Beside)> {
-    let settings = &relay.settings;
-    let target = settings.database()?;
-    let subject = Subject {
-        target: target.clone(),
-        slot: settings.slot.clone(),
-        publication: settings.publication.clone(),
-        tables: relay.captured.clone(),
-        system_identifier: cluster.system_identifier,
-    };
-    let audit = Arc::new(Notify::new());
-    let (supervisor, supervision) =
-        supervisor::start(subject, state, relay.metrics.clone(), audit.clone());
-    let (found, from_table) = mpsc::channel(FROM_TABLE);
-    let tables: Arc<[TableSettings]> = settings.tables.clone().into();
-    let project: Arc<str> = Arc::from(settings.project()?);
-    let subject = auditor::Subject {
-        target: target.clone(),
-        slot: settings.slot.clone(),
-        publication: settings.publication.clone(),
-        captured: relay.captured.clone(),
-        tables: tables.clone(),
-        project: project.clone(),
-        metrics: relay.metrics.clone(),
-        everything: false,
-    };
-    let auditor = auditor::start(subject, audit, found);
-    let delivery = Delivery::new(
-        settings,
-        target.clone(),
-        relay.publisher.clone(),
-        TopicMaker::new(relay.topics.clone()),
-        relay.metrics.clone(),
-        u64::from(std::process::id()) << 32 | start.lsn().as_u64() & 0xFFFF_FFFF,
-    );
-    let pipeline = Pipeline {
-        source,
-        intake: Intake::new(tables, project, relay.metrics.clone()),
-        watermark: Watermark::new(start),
-        delivery,
->>>>>>> main
         recorded,
         sql: Some(sql),
-        from_table,
-        seam,
         supervision,
         from_table,
+        seam,
         backlog: Backlog::default(),
         metrics: relay.metrics.clone(),
     };
-<<<<<<< HEAD
-    Ok(Opened {
-        pipeline,
-        supervisor,
-        audit,
-        rows,
-    })
+    Ok((pipeline, (supervisor, auditor)))
 }
 
 /// Opens the stream on the slot that was free just now.
@@ -323,7 +205,8 @@ fn supervise(
     relay: &Relay,
     publication: PublicationState,
     cluster: &Cluster,
-) -> Result<(supervisor::Supervisor, watch::Receiver<Supervision>)> {
+    hasten: Arc<Notify>,
+) -> Result<(Supervisor, watch::Receiver<Supervision>)> {
     let settings = &relay.settings;
     let subject = Subject {
         target: settings.database()?.clone(),
@@ -332,11 +215,21 @@ fn supervise(
         tables: relay.captured.clone(),
         system_identifier: cluster.system_identifier,
     };
-    Ok(supervisor::start(
-        subject,
-        publication,
-        relay.metrics.clone(),
-    ))
+    let metrics = relay.metrics.clone();
+    Ok(supervisor::start(subject, publication, metrics, hasten))
+}
+
+fn audited(relay: &Relay) -> Result<auditor::Subject> {
+    let settings = &relay.settings;
+    Ok(auditor::Subject {
+        target: settings.database()?.clone(),
+        slot: settings.slot.clone(),
+        publication: settings.publication.clone(),
+        captured: relay.captured.clone(),
+        tables: settings.tables.clone().into(),
+        project: Arc::from(settings.project()?),
+        metrics: relay.metrics.clone(),
+    })
 }
 
 fn delivery(relay: &Relay, confirmed: Lsn) -> Result<Delivery> {
@@ -349,9 +242,6 @@ fn delivery(relay: &Relay, confirmed: Lsn) -> Result<Delivery> {
         relay.metrics.clone(),
         u64::from(std::process::id()) << 32 | confirmed.as_u64() & 0xFFFF_FFFF,
     ))
-=======
-    Ok((pipeline, (supervisor, auditor)))
->>>>>>> main
 }
 
 async fn check_publication(relay: &Relay, sql: &Sql) -> Result<PublicationState> {

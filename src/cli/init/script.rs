@@ -63,11 +63,8 @@ pub(super) fn migrations(settings: &Settings, payload: Payload) -> Vec<Migration
         migration(2, "dispatch", DISPATCH.to_owned(), false),
         migration(3, "publication", publication(settings), true),
         migration(4, "roles", ROLES.to_owned() + &grants(settings), true),
-<<<<<<< HEAD
         migration(6, "recovery", RECOVERY.to_owned(), false),
-=======
         migration(7, "audit", AUDIT.to_owned(), false),
->>>>>>> main
     ]
 }
 
