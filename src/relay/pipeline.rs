@@ -21,7 +21,7 @@ use crate::lanes::{Event, Lanes, Load, Request, Serve};
 use crate::metrics::{Kind, Metrics};
 use crate::postgres::Sql;
 use crate::publish::{self, Backoff, Class, Failure, PublishRequest, Publisher};
-use crate::source::{Chunk, Source, copy_data_bodies};
+use crate::source::{self, Chunk, Source, copy_data_bodies};
 use crate::throttled_log::ThrottledLog;
 use crate::watermark::{Confirmable, Watermark};
 
@@ -67,6 +67,9 @@ impl Pipeline {
     /// Runs until shutdown, or until an error ends the session.
     pub(super) async fn run(&mut self, shutdown: &mut watch::Receiver<bool>) -> Result<End> {
         loop {
+            if self.source.lease_is_over() {
+                return Err(source::lease_lost());
+            }
             let serve = self.backlog.serve(self.budget.is_spent());
             self.send_requests(serve);
             self.source.confirm(self.watermark.confirmable());

@@ -173,6 +173,8 @@ async fn assemble(
         publication: settings.publication.clone(),
         tables: relay.captured.clone(),
         system_identifier: cluster.system_identifier,
+        lease: source.lease_proof(),
+        wal_sender_timeout: settings.wal_sender_timeout,
     };
     let (supervisor, supervision) = supervisor::start(subject, state, relay.metrics.clone());
     let (written_sender, written) = mpsc::unbounded_channel();

@@ -25,6 +25,8 @@ const HEADER: usize = 5;
 pub(super) struct Connection {
     pub(super) stream: Box<dyn Duplex>,
     pub(super) buffer: BytesMut,
+    /// The pid of the server process at the other end; 0 until it has said so.
+    pub(super) walsender: i32,
 }
 
 /// Logs in and starts the replication.
@@ -32,6 +34,7 @@ pub(super) async fn start(stream: Box<dyn Duplex>, options: &Options) -> Result<
     let mut connection = Connection {
         stream,
         buffer: BytesMut::with_capacity(8 << 10),
+        walsender: 0,
     };
     connection.start_up(options).await?;
     connection.login(&options.target).await?;
@@ -70,9 +73,8 @@ impl Connection {
                         "the server did not prove that it knows the password",
                     ));
                 }
-                Message::AuthenticationOk
-                | Message::BackendKeyData(_)
-                | Message::ParameterStatus(_) => {}
+                Message::BackendKeyData(body) => self.walsender = body.process_id(),
+                Message::AuthenticationOk | Message::ParameterStatus(_) => {}
                 Message::ReadyForQuery(_) => return Ok(()),
                 Message::AuthenticationCleartextPassword => {
                     frontend::password_message(password(target)?, &mut reply).map_err(protocol)?;
