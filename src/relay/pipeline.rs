@@ -19,7 +19,7 @@ use crate::dispatch::{Lookup, Published, Recorded, Writer, WriterEvent};
 use crate::error::{Code, Error, Result};
 use crate::lanes::{Event, Lanes, Load, Request, Serve};
 use crate::metrics::{Kind, Metrics};
-use crate::postgres::Sql;
+use crate::postgres::{Sql, answer_within};
 use crate::publish::{self, Backoff, Class, Failure, PublishRequest, Publisher};
 use crate::source::{self, Chunk, Source, copy_data_bodies};
 use crate::throttled_log::ThrottledLog;
@@ -28,6 +28,10 @@ use crate::watermark::{Confirmable, Watermark};
 /// What the dispatch rows get at least of the time in which a session ends, so that an answer
 /// that never comes does not cost the records of those that came.
 const WRITER_LIMIT: Duration = Duration::from_secs(3);
+
+/// Of a connection that leads nowhere, when recorded events are looked up; the server's own limit
+/// comes first.
+const LOOK_UP_LIMIT: Duration = Duration::from_secs(8);
 
 /// Everything one session works with.
 pub(super) struct Pipeline {
@@ -299,7 +303,7 @@ impl Pipeline {
         };
         let origin = &event.origin;
         while self.recorded.needs_page(origin.commit, origin.ordinal) {
-            self.recorded.read_page(sql).await?;
+            answer_within(LOOK_UP_LIMIT, self.recorded.read_page(sql)).await?;
         }
         let found = self
             .recorded

@@ -24,7 +24,7 @@ use super::{Relay, record, standby};
 use crate::dispatch::{Recorded, Writer};
 use crate::error::{Code, Error, Result};
 use crate::lanes::Lanes;
-use crate::postgres::{Sql, connect};
+use crate::postgres::{Sql, answer_within, connect};
 use crate::publish::Backoff;
 use crate::source::{Options, Source};
 use crate::throttled_log::ThrottledLog;
@@ -32,6 +32,9 @@ use crate::watermark::{Confirmable, Watermark};
 
 /// For the statements of the start; looking up recorded events may take longer than most.
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Of a connection that leads nowhere; the server's own limit comes first.
+const ANSWER_LIMIT: Duration = Duration::from_secs(65);
 
 /// How long to wait for running transactions when a slot is created.
 const CREATE_TIMEOUT: Duration = Duration::from_secs(30);
@@ -71,9 +74,10 @@ pub(super) async fn run(
         Err(error) if error.code() == Code::PostgresStopping => {
             pipeline.drain(Duration::ZERO).await;
         }
-        Err(_) => {
-            pipeline.drain(BROKEN_SESSION_DRAIN).await;
-        }
+        Err(_) => tokio::select! {
+            _ = pipeline.drain(BROKEN_SESSION_DRAIN) => {}
+            () = stop_is_due(shutdown.clone(), relay.settings.shutdown_timeout) => {}
+        },
     }
     ended
 }
@@ -97,6 +101,12 @@ async fn write_down(relay: &Relay, confirmed: Confirmable) {
     }
 }
 
+/// Over when a shutdown has had its time.
+async fn stop_is_due(shutdown: watch::Receiver<bool>, shutdown_timeout: Duration) {
+    wait_for_stop(shutdown).await;
+    tokio::time::sleep(shutdown_timeout).await;
+}
+
 async fn wait_for_stop(mut shutdown: watch::Receiver<bool>) {
     if shutdown.wait_for(|stop| *stop).await.is_err() {
         std::future::pending::<()>().await;
@@ -107,7 +117,7 @@ async fn open(relay: &Relay) -> Result<(Pipeline, supervisor::Supervisor)> {
     let settings = &relay.settings;
     let target = settings.database()?;
     let sql = connect(target, "postrider", STATEMENT_TIMEOUT).await?;
-    let cluster = cluster::inspect(&sql).await?;
+    let cluster = answer_within(ANSWER_LIMIT, cluster::inspect(&sql)).await?;
     if cluster.major_version() < 14 {
         return Err(Error::new(
             Code::PostgresVersion,
@@ -117,7 +127,8 @@ async fn open(relay: &Relay) -> Result<(Pipeline, supervisor::Supervisor)> {
     if cluster.in_recovery {
         return Err(Error::new(Code::PostgresStandby, "the server is a standby"));
     }
-    let earlier = record::read(&sql, &settings.slot, &cluster).await?;
+    let reading = record::read(&sql, &settings.slot, &cluster);
+    let earlier = answer_within(ANSWER_LIMIT, reading).await?;
     check_publication(relay, &sql).await?;
     let slot = ready_slot(relay, &sql, &cluster, earlier.as_ref()).await?;
     // Again, since waiting for the slot may have taken days.
@@ -129,9 +140,10 @@ async fn open(relay: &Relay) -> Result<(Pipeline, supervisor::Supervisor)> {
         )
     })?;
     let start = Confirmable::by_slot(confirmed);
-    let recorded = Recorded::after(&sql, confirmed).await?;
+    let recorded = answer_within(ANSWER_LIMIT, Recorded::after(&sql, confirmed)).await?;
     // From here on the session serves the pipeline, which must not wait for long.
-    sql.batch_execute("SET statement_timeout = '5s'").await?;
+    let set = sql.batch_execute("SET statement_timeout = '5s'");
+    answer_within(ANSWER_LIMIT, set).await?;
     let source = Source::open(
         Options {
             target: target.clone(),
@@ -144,14 +156,14 @@ async fn open(relay: &Relay) -> Result<(Pipeline, supervisor::Supervisor)> {
         relay.metrics.last_status.clone(),
     )
     .await?;
-    record::take(
+    let taking = record::take(
         &sql,
         &settings.slot,
         &cluster,
         PgLsn::from(confirmed.as_u64()),
         &relay.instance,
-    )
-    .await?;
+    );
+    answer_within(ANSWER_LIMIT, taking).await?;
     tracing::info!(slot = %settings.slot, %confirmed, server = cluster.major_version(), "streaming");
     assemble(relay, sql, state, source, recorded, start, &cluster).await
 }
@@ -208,7 +220,8 @@ async fn assemble(
 
 async fn check_publication(relay: &Relay, sql: &Sql) -> Result<PublicationState> {
     let publication = &relay.settings.publication;
-    let state = publication::inspect(sql, publication, &relay.captured).await?;
+    let looking = publication::inspect(sql, publication, &relay.captured);
+    let state = answer_within(ANSWER_LIMIT, looking).await?;
     match state.problems().first() {
         None => Ok(state),
         Some(problem) => Err(problem.into()),
@@ -223,7 +236,8 @@ async fn ready_slot(
     earlier: Option<&record::Recorded>,
 ) -> Result<Slot> {
     let name = &relay.settings.slot;
-    if slots::find(sql, name).await?.is_none() {
+    let found = answer_within(ANSWER_LIMIT, slots::find(sql, name)).await?;
+    if found.is_none() {
         if earlier.is_some_and(|row| row.confirmed_lsn.is_some()) {
             return Err(Error::new(
                 Code::SlotMissing,
