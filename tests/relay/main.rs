@@ -5,10 +5,16 @@
 
 mod connections;
 mod delivery;
+mod failover;
 mod google_emulator;
 mod harness;
 mod http;
+mod load;
 mod mapping;
 mod outage;
+mod postgres_events;
+mod pubsub_events;
 mod restart;
 mod service;
+mod shutdown;
+mod standby;
