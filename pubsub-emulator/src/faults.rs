@@ -24,6 +24,8 @@ pub enum Action {
     Fail(Code),
     /// Stores the messages and answers with the code all the same.
     StoreThenFail(Code),
+    /// Stores the messages and answers with one id fewer than there are messages.
+    TooFewIds,
     /// Stores the messages and answers as usual, but so much later.
     Delay(Duration),
     /// Stores nothing and never answers.

@@ -130,6 +130,7 @@ impl Publisher for PublisherService {
 enum Then {
     Answer,
     AnswerAfter(Duration),
+    AnswerOneIdLess,
     Fail(Code),
     Never,
 }
@@ -152,6 +153,7 @@ impl PublisherService {
             Verdict::Proceed => Then::Answer,
             Verdict::Delay(delay) => Then::AnswerAfter(delay),
             Verdict::StoreThenFail(code) => Then::Fail(code),
+            Verdict::TooFewIds => Then::AnswerOneIdLess,
             Verdict::StoreThenNeverAnswer => Then::Never,
             Verdict::Fail(code) => return refuse(entry, injected(code)),
             Verdict::NeverAnswer => return future::pending().await,
@@ -165,17 +167,22 @@ impl PublisherService {
         };
         entry.stored(first_id);
 
+        let mut ids = first_id..first_id + messages.len() as u64;
+        let mut answer = Answer::MessageIds;
         match then {
             Then::Answer => {}
             Then::AnswerAfter(delay) => tokio::time::sleep(delay).await,
+            Then::AnswerOneIdLess => {
+                ids.next_back();
+                answer = Answer::TooFewIds;
+            }
             Then::Fail(code) => return refuse(entry, injected(code)),
             Then::Never => return future::pending().await,
         }
-        let ids = first_id..first_id + messages.len() as u64;
         let response = PublishResponse {
             message_ids: ids.map(|id| id.to_string()).collect(),
         };
-        entry.answered(Answer::MessageIds);
+        entry.answered(answer);
         Ok(response)
     }
 

@@ -94,6 +94,33 @@ async fn a_stored_publish_that_fails_explains_its_duplicate() {
 }
 
 #[tokio::test]
+async fn an_answer_with_too_few_ids_stores_everything_and_explains_the_repetition() {
+    let (emulator, mut clients, topic, subscription) = start().await;
+    emulator
+        .faults()
+        .inject(Fault::new(Action::TooFewIds).times(1));
+    let messages = vec![event("k", "1"), event("k", "2")];
+    let ids = clients.publish(&topic, messages.clone()).await;
+    assert_eq!(ids.expect("answered").len(), 1);
+    let ids = clients.publish(&topic, messages).await;
+    assert_eq!(ids.expect("the fault is used up").len(), 2);
+    let received = clients.pull_all(&subscription, 4).await;
+    assert_eq!(
+        received.iter().map(data).collect::<Vec<_>>(),
+        ["1", "2", "1", "2"]
+    );
+
+    let attempts = emulator.journal().attempts();
+    assert_eq!(attempts[0].answer, Answer::TooFewIds);
+    let report = checks::check(&attempts, &expected(&topic, "k", &["1", "2"]));
+    assert!(report.is_clean(), "{report}");
+    assert_eq!(report.duplicates.len(), 2);
+    let duplicate = &report.duplicates[0];
+    assert_eq!((duplicate.before, duplicate.sequence), (0, 1));
+    assert_eq!(duplicate.reason, Reason::NotAnswered);
+}
+
+#[tokio::test]
 async fn a_delayed_answer_comes_late_but_its_message_does_not() {
     let (emulator, mut clients, topic, subscription) = start().await;
     emulator

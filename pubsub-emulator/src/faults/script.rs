@@ -41,6 +41,7 @@ pub(crate) enum Verdict {
     Proceed,
     Fail(Code),
     StoreThenFail(Code),
+    TooFewIds,
     Delay(Duration),
     NeverAnswer,
     StoreThenNeverAnswer,
@@ -116,6 +117,7 @@ impl Injected {
         match &self.fault.action {
             Action::Fail(code) => Some(Verdict::Fail(*code)),
             Action::StoreThenFail(code) => Some(Verdict::StoreThenFail(*code)),
+            Action::TooFewIds => Some(Verdict::TooFewIds),
             Action::Delay(delay) => Some(Verdict::Delay(*delay)),
             Action::NeverAnswer => Some(Verdict::NeverAnswer),
             Action::StoreThenNeverAnswer => Some(Verdict::StoreThenNeverAnswer),
