@@ -6,6 +6,7 @@ mod bench;
 mod ci;
 mod settings_doc;
 mod step;
+mod torture;
 
 use std::process::ExitCode;
 
@@ -25,6 +26,8 @@ enum Command {
     Ci,
     /// Drain a backlog and compare with pg_recvlogical: events per second, ratio, peak memory
     Bench(bench::BenchArgs),
+    /// Seeded schedules of crashes, outages and faults against the relay, judged afterwards
+    Torture(torture::TortureArgs),
     /// Write docs/settings.md from the table of settings in src/settings/keys.rs
     SettingsDoc {
         /// Only say whether it is up to date
@@ -37,6 +40,7 @@ fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Ci => ci::run(),
         Command::Bench(args) => bench::run(&args),
+        Command::Torture(args) => torture::run(&args),
         Command::SettingsDoc { check } => settings_doc::run(check),
     };
     match done {
