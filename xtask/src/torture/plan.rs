@@ -194,7 +194,7 @@ impl WorkloadPlan {
     fn draw(random: &mut Random) -> Self {
         Self {
             writers: random.within(2..=5),
-            transactions: random.within(15..=80),
+            transactions: random.within(10..=60),
             pause_ms: random.pick(&[0, 5, 20, 40]),
             hot_keys: random.pick(&[1, 2, 5, 20]),
             ddl: random.per_mille(250),

@@ -27,7 +27,7 @@ const SESSION: &str = "SET lock_timeout = '1s'; SET client_min_messages = 'error
 const POSITION: &str = "SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint";
 
 /// While faults are still to come, writers go on, but not past so many times their number.
-const MOST_ROUNDS: u64 = 3;
+const MOST_ROUNDS: u64 = 2;
 
 /// What the writers know.
 #[derive(Debug, Default)]

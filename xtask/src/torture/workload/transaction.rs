@@ -5,13 +5,14 @@
 //! the aggregate's row, whose lock orders the transactions that touch it.
 
 use std::fmt::Write;
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use super::super::plan::{KINDS, WorkloadPlan};
 use super::super::random::Random;
 
 /// Enough rows that the relay, its batches and the server's reorder buffer are all stretched.
-const BIG: std::ops::RangeInclusive<u64> = 800..=4_000;
+const BIG: RangeInclusive<u64> = 500..=2_500;
 
 /// A payload near Pub/Sub's limit of 10 MB for a request.
 const LARGE_ROW_BYTES: u64 = 9_000_000;
@@ -66,8 +67,8 @@ impl Transaction {
         random: &mut Random,
     ) -> Self {
         let shape = random.weighted(&[
-            (36, Shape::HotKeys),
-            (12, Shape::ManyKeys),
+            (40, Shape::HotKeys),
+            (8, Shape::ManyKeys),
             (6, Shape::NoKey),
             (4, Shape::Emit),
             (1, Shape::Big),
@@ -127,7 +128,7 @@ impl Sql<'_> {
             Shape::Emit => vec![self.emit()],
             Shape::Big => {
                 let rows = self.random.within(BIG);
-                vec![self.hot(rows), self.many_keys(BIG), self.some_hot()]
+                vec![self.hot(rows), self.many_keys(50..=250), self.some_hot()]
             }
             Shape::LargeRow => vec![self.large_row(), self.some_hot()],
             Shape::Savepoints => self.savepoints(),
@@ -166,7 +167,7 @@ impl Sql<'_> {
     }
 
     /// Events with a key of their own each.
-    fn many_keys(&mut self, rows: std::ops::RangeInclusive<u64>) -> String {
+    fn many_keys(&mut self, rows: RangeInclusive<u64>) -> String {
         let (kind, rows) = (self.random.pick(&KINDS), self.random.within(rows));
         let label = self.label;
         format!(
