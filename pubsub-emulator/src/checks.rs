@@ -149,7 +149,7 @@ fn find_duplicates(stream: &Stream, copies: &[Copy<'_>], report: &mut Report) {
         };
         let reason = match before.answer {
             Answer::MessageIds => Reason::Unexplained,
-            Answer::TooFewIds | Answer::Error(_) | Answer::Never | Answer::Pending => {
+            Answer::Error(_) | Answer::FewerIds | Answer::Never | Answer::Pending => {
                 Reason::NotAnswered
             }
         };
@@ -207,7 +207,7 @@ fn is_under_way(attempt: &Attempt, time: Duration) -> bool {
         (_, None) => true,
         (Answer::Never, Some(ended)) => time + CANCEL_GRACE < ended,
         (
-            Answer::MessageIds | Answer::TooFewIds | Answer::Error(_) | Answer::Pending,
+            Answer::MessageIds | Answer::FewerIds | Answer::Error(_) | Answer::Pending,
             Some(ended),
         ) => time < ended,
     }

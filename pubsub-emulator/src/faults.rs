@@ -24,14 +24,14 @@ pub enum Action {
     Fail(Code),
     /// Stores the messages and answers with the code all the same.
     StoreThenFail(Code),
-    /// Stores the messages and answers with one id fewer than there are messages.
-    TooFewIds,
     /// Stores the messages and answers as usual, but so much later.
     Delay(Duration),
     /// Stores nothing and never answers.
     NeverAnswer,
     /// Stores the messages and never answers.
     StoreThenNeverAnswer,
+    /// Stores the messages and answers with one id too few.
+    FewerIds,
     /// Answers RESOURCE_EXHAUSTED above so many messages per second, counted over bursts of up to
     /// a second. Requests that fit are left to later faults and do not count as a use.
     Throttle {

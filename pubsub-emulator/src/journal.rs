@@ -77,14 +77,14 @@ impl Journal {
             .store(recording == Recording::Counts, Ordering::Relaxed);
     }
 
-    /// The time on the clock of [`Attempt::received`] and the others.
-    pub fn now(&self) -> Duration {
-        self.inner.started.elapsed()
-    }
-
     /// All attempts so far, in the order of processing.
     pub fn attempts(&self) -> Vec<Attempt> {
         self.inner.log().attempts.clone()
+    }
+
+    /// The time by the journal's clock, in which attempts are stamped.
+    pub fn now(&self) -> Duration {
+        self.inner.started.elapsed()
     }
 
     /// The totals so far.
@@ -253,7 +253,7 @@ impl Entry {
                     .answered_messages
                     .fetch_add(self.messages, Ordering::Relaxed);
             }
-            Answer::TooFewIds | Answer::Error(_) => {
+            Answer::Error(_) | Answer::FewerIds => {
                 self.inner.error_answers.fetch_add(1, Ordering::Relaxed);
             }
             Answer::Never => {

@@ -130,7 +130,7 @@ impl Publisher for PublisherService {
 enum Then {
     Answer,
     AnswerAfter(Duration),
-    AnswerOneIdLess,
+    AnswerFewer,
     Fail(Code),
     Never,
 }
@@ -152,8 +152,8 @@ impl PublisherService {
         let then = match self.judge(request, messages) {
             Verdict::Proceed => Then::Answer,
             Verdict::Delay(delay) => Then::AnswerAfter(delay),
+            Verdict::FewerIds => Then::AnswerFewer,
             Verdict::StoreThenFail(code) => Then::Fail(code),
-            Verdict::TooFewIds => Then::AnswerOneIdLess,
             Verdict::StoreThenNeverAnswer => Then::Never,
             Verdict::Fail(code) => return refuse(entry, injected(code)),
             Verdict::NeverAnswer => return future::pending().await,
@@ -172,9 +172,9 @@ impl PublisherService {
         match then {
             Then::Answer => {}
             Then::AnswerAfter(delay) => tokio::time::sleep(delay).await,
-            Then::AnswerOneIdLess => {
-                ids.next_back();
-                answer = Answer::TooFewIds;
+            Then::AnswerFewer => {
+                ids.end = ids.end.saturating_sub(1).max(ids.start);
+                answer = Answer::FewerIds;
             }
             Then::Fail(code) => return refuse(entry, injected(code)),
             Then::Never => return future::pending().await,

@@ -94,33 +94,6 @@ async fn a_stored_publish_that_fails_explains_its_duplicate() {
 }
 
 #[tokio::test]
-async fn an_answer_with_too_few_ids_stores_everything_and_explains_the_repetition() {
-    let (emulator, mut clients, topic, subscription) = start().await;
-    emulator
-        .faults()
-        .inject(Fault::new(Action::TooFewIds).times(1));
-    let messages = vec![event("k", "1"), event("k", "2")];
-    let ids = clients.publish(&topic, messages.clone()).await;
-    assert_eq!(ids.expect("answered").len(), 1);
-    let ids = clients.publish(&topic, messages).await;
-    assert_eq!(ids.expect("the fault is used up").len(), 2);
-    let received = clients.pull_all(&subscription, 4).await;
-    assert_eq!(
-        received.iter().map(data).collect::<Vec<_>>(),
-        ["1", "2", "1", "2"]
-    );
-
-    let attempts = emulator.journal().attempts();
-    assert_eq!(attempts[0].answer, Answer::TooFewIds);
-    let report = checks::check(&attempts, &expected(&topic, "k", &["1", "2"]));
-    assert!(report.is_clean(), "{report}");
-    assert_eq!(report.duplicates.len(), 2);
-    let duplicate = &report.duplicates[0];
-    assert_eq!((duplicate.before, duplicate.sequence), (0, 1));
-    assert_eq!(duplicate.reason, Reason::NotAnswered);
-}
-
-#[tokio::test]
 async fn a_delayed_answer_comes_late_but_its_message_does_not() {
     let (emulator, mut clients, topic, subscription) = start().await;
     emulator
@@ -401,4 +374,47 @@ async fn dropping_it_closes_the_port() {
     tokio::time::timeout(PATIENCE, closed)
         .await
         .expect("the port is closed");
+}
+
+#[tokio::test]
+async fn an_answer_with_too_few_ids_is_stored_and_counts_as_no_answer() {
+    let (emulator, mut clients, topic, _) = start().await;
+    emulator
+        .faults()
+        .inject(Fault::new(Action::FewerIds).times(1));
+    for ids in [1, 2] {
+        let messages = vec![event("k", "1"), event("k", "2")];
+        let answer = clients.publish(&topic, messages).await.expect("stored");
+        assert_eq!(answer.len(), ids);
+    }
+    let attempts = emulator.journal().attempts();
+    assert_eq!(attempts[0].answer, Answer::FewerIds);
+    let report = checks::check(&attempts, &expected(&topic, "k", &["1", "2"]));
+    assert!(report.is_clean(), "{report}");
+    assert_eq!(
+        (report.duplicates.len(), report.unexplained_duplicates()),
+        (2, 0)
+    );
+}
+
+#[tokio::test]
+async fn a_connection_of_the_greatest_age_is_replaced_and_no_request_fails() {
+    let builder = Emulator::builder().max_connection_age(Duration::from_millis(200));
+    let emulator = builder.start().await.expect("a free port");
+    let mut clients = Clients::connect(emulator.addr(), "faults").await;
+    let (topic, _) = clients.create_ordered("orders").await;
+    let peers = || {
+        let attempts = emulator.journal().attempts();
+        let peers = attempts.iter().filter_map(|attempt| attempt.peer);
+        peers.collect::<std::collections::BTreeSet<_>>().len()
+    };
+    let began = Instant::now();
+    for n in 0.. {
+        assert!(began.elapsed() < PATIENCE);
+        let messages = vec![event("k", &n.to_string())];
+        clients.publish(&topic, messages).await.expect("published");
+        if peers() >= 3 {
+            break;
+        }
+    }
 }

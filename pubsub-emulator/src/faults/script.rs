@@ -41,10 +41,10 @@ pub(crate) enum Verdict {
     Proceed,
     Fail(Code),
     StoreThenFail(Code),
-    TooFewIds,
     Delay(Duration),
     NeverAnswer,
     StoreThenNeverAnswer,
+    FewerIds,
 }
 
 impl Script {
@@ -117,10 +117,10 @@ impl Injected {
         match &self.fault.action {
             Action::Fail(code) => Some(Verdict::Fail(*code)),
             Action::StoreThenFail(code) => Some(Verdict::StoreThenFail(*code)),
-            Action::TooFewIds => Some(Verdict::TooFewIds),
             Action::Delay(delay) => Some(Verdict::Delay(*delay)),
             Action::NeverAnswer => Some(Verdict::NeverAnswer),
             Action::StoreThenNeverAnswer => Some(Verdict::StoreThenNeverAnswer),
+            Action::FewerIds => Some(Verdict::FewerIds),
             Action::Poison { event_id } => {
                 (request.has_event)(event_id).then_some(Verdict::Fail(Code::InvalidArgument))
             }

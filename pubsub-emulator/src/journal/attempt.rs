@@ -41,8 +41,8 @@ pub enum Answer {
     Pending,
     /// The message ids. Whether the answer reached the client is not known here.
     MessageIds,
-    /// Fewer message ids than messages, by an injected fault: nothing that a client can use.
-    TooFewIds,
+    /// One id too few, by an injected fault: an answer that says nothing.
+    FewerIds,
     /// An error, by a rule of the service or by an injected fault.
     Error(Code),
     /// Nothing, for ever: the client went away, or a fault withheld the answer.

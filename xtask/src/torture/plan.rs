@@ -317,7 +317,7 @@ fn draw_unanswered(random: &mut Random) -> Fault {
     let times = random.within(1..=4);
     match random.within(0..=9) {
         0..=4 => Fault::Publish(Action::StoreThenFail(random.pick(&UNKNOWN_OUTCOME)), times),
-        5..=6 => Fault::Publish(Action::TooFewIds, times),
+        5..=6 => Fault::Publish(Action::FewerIds, times),
         7 => Fault::Publish(Action::NeverAnswer, 1),
         8 => Fault::Publish(Action::StoreThenNeverAnswer, 1),
         _ => Fault::Publish(Action::Delay(random.millis(100..=900)), times),
@@ -416,7 +416,7 @@ mod tests {
             with(|fault| matches!(fault, Fault::TerminateSql | Fault::TerminateWalsender)),
             with(|fault| matches!(fault, Fault::Server(Outage::Kill9, _))),
             with(|fault| matches!(fault, Fault::Publish(Action::StoreThenFail(_), _))),
-            with(|fault| matches!(fault, Fault::Publish(Action::TooFewIds, _))),
+            with(|fault| matches!(fault, Fault::Publish(Action::FewerIds, _))),
             with(|fault| matches!(fault, Fault::PublishFor(..) | Fault::TopicGone(..))),
             with(|fault| matches!(fault, Fault::CutPubsub | Fault::RefusePubsub(_))),
         ] {

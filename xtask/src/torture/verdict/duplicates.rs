@@ -75,7 +75,7 @@ pub(super) fn explain(evidence: &Evidence, duplicates: &[Duplicate]) -> Explaine
 }
 
 fn cause(evidence: &Evidence, before: &Attempt, again: &Attempt) -> Option<Cause> {
-    if matches!(before.answer, Answer::Error(_) | Answer::TooFewIds) {
+    if matches!(before.answer, Answer::Error(_) | Answer::FewerIds) {
         return Some(Cause::StoredButFailed);
     }
     let between = |occurrence: &&Occurrence| {
@@ -107,7 +107,7 @@ fn blame(fault: &Fault) -> Option<Cause> {
         Fault::Stop(_) | Fault::TerminateWalsender | Fault::TerminateSql => None,
         Fault::Publish(action, _) | Fault::PublishFor(action, _) => match action {
             // The copy itself shows what these did to it.
-            Action::StoreThenFail(_) | Action::TooFewIds => None,
+            Action::StoreThenFail(_) | Action::FewerIds => None,
             Action::StoreThenNeverAnswer | Action::NeverAnswer | Action::Delay(_) => None,
             Action::Fail(_) | Action::Throttle { .. } | Action::Poison { .. } => None,
         },
