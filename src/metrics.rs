@@ -109,6 +109,7 @@ pub struct Metrics {
     pub events_published: Counter,
     pub events_skipped: Counter,
     pub events_recorded: Counter,
+    pub events_from_table: Counter,
     pub publish_requests: Counter,
     pub publish_failures: Family<Kind, Counter>,
     pub unexpected_changes: Family<Kind, Counter>,
@@ -136,6 +137,7 @@ impl Default for Metrics {
             events_published: Counter::default(),
             events_skipped: Counter::default(),
             events_recorded: Counter::default(),
+            events_from_table: Counter::default(),
             publish_requests: Counter::default(),
             publish_failures: Family::default(),
             unexpected_changes: Family::default(),
@@ -193,6 +195,11 @@ impl Metrics {
             "events_recorded",
             "Events with a durable dispatch row",
             &self.events_recorded,
+        );
+        add(
+            "events_from_table",
+            "Events delivered from their table, since the stream did not bring them",
+            &self.events_from_table,
         );
         add(
             "publish_requests",

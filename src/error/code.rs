@@ -84,6 +84,7 @@ codes! {
     SchemaMissing "schema-missing" Stop 3 "run `postrider init --apply` as the owner of the database"
     PublicationMissing "publication-missing" Stop 3 "run `postrider init --apply` as the owner of the tables"
     PublicationDrift "publication-drift" Stop 3 "`postrider check` names the statement that puts the publication right"
+    PublicationGap "publication-gap" Retry 3 "no action needed: the relay delivers them from the table; find out who altered the publication"
     SlotMissing "slot-missing" Stop 3 "`postrider explain slot-missing` before creating a new one"
     SlotHeld "slot-held" Retry 3 "no action needed: this relay is a standby until the holder leaves"
     SlotForeign "slot-foreign" Stop 3 "choose another name with POSTRIDER_SLOT"

@@ -1,5 +1,10 @@
-//! The HTTP port: `/metrics`, `/livez`, `/readyz` and `/status`. Says nothing of payloads, keys or
-//! secrets.
+//! The HTTP port: `/metrics`, `/livez`, `/readyz` and `/status`.
+//!
+//! It has no authentication, so it tells nothing that helps an intruder: no payload, key, secret or
+//! setting, no version, no role and no address of the database. What a client can make it do is
+//! bounded in `listener`.
+
+mod listener;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -35,7 +40,7 @@ pub async fn listen(addr: SocketAddr) -> Result<TcpListener> {
     })
 }
 
-/// Answers requests until the process ends.
+/// Answers requests until it is dropped.
 pub async fn serve(
     listener: TcpListener,
     slot: &str,
@@ -55,9 +60,7 @@ pub async fn serve(
         .route("/readyz", get(readyz))
         .route("/status", get(status))
         .with_state(port);
-    if let Err(error) = axum::serve(listener, router).await {
-        tracing::error!(%error, "the HTTP port has closed");
-    }
+    match listener::serve(listener, router).await {}
 }
 
 /// Prometheus' text format.
@@ -103,7 +106,6 @@ async fn readyz(Shared(port): Shared<Port>) -> (StatusCode, String) {
 /// What `/status` shows.
 #[derive(Debug, Serialize)]
 struct Status {
-    version: &'static str,
     slot: String,
     phase: &'static str,
     /// The code of the error that ended the last session.
@@ -128,7 +130,6 @@ async fn status(Shared(port): Shared<Port>) -> Json<Status> {
     let phase = port.state.phase();
     let metrics = &port.metrics;
     Json(Status {
-        version: env!("CARGO_PKG_VERSION"),
         slot: port.slot.to_string(),
         phase: phase.name(),
         last_error: match &phase {

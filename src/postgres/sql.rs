@@ -89,7 +89,8 @@ fn config(target: &Target, application_name: &str, statement_timeout: Duration) 
         .keepalives_interval(Duration::from_secs(5))
         .keepalives_retries(2)
         .options(format!(
-            "-c timezone=UTC -c datestyle=ISO -c synchronous_commit=on -c statement_timeout={}",
+            "-c timezone=UTC -c datestyle=ISO -c bytea_output=hex -c synchronous_commit=on \
+             -c statement_timeout={}",
             statement_timeout.as_millis()
         ))
         .ssl_mode(match (target.may_use_tls(), target.ssl_mode) {

@@ -1,12 +1,14 @@
 //! The relay: sessions on the slot, one after the other, until it is told to stop.
 //!
-//! `session` opens one, `pipeline` is its loop, `intake` turns the stream into events,
-//! `supervisor` looks at the database from beside it, `standby` waits for a slot that another
-//! relay holds. What ends a session is an error; whether another one follows is decided by its
-//! code alone.
+//! `session` opens one, `pipeline` is its loop, `intake` turns the stream into events, `delivery`
+//! brings each event to its recorded outcome, `supervisor` looks at the database from beside it,
+//! `auditor` for rows that the stream left out, `standby` waits for a slot that another relay holds. What ends a session is an error; whether
+//! another one follows is decided by its code alone.
 
+mod auditor;
 mod backlog;
 mod budget;
+mod delivery;
 mod intake;
 mod pipeline;
 mod record;

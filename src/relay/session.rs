@@ -10,24 +10,22 @@ use slot_manager::health::Viewer;
 use slot_manager::publication::{self, PublicationState};
 use slot_manager::slots::CreateOptions;
 use slot_manager::{Cluster, Error as SlotError, Health, Slot, cluster, slots};
-use tokio::sync::{mpsc, watch};
-use tokio::task::JoinSet;
+use tokio::sync::{Notify, mpsc, watch};
 use tokio_postgres::types::PgLsn;
 
+use super::auditor::{self, Auditor};
 use super::backlog::Backlog;
-use super::budget::Budget;
+use super::delivery::Delivery;
 use super::intake::Intake;
 use super::pipeline::{End, Pipeline};
-use super::supervisor::{self, Subject};
+use super::supervisor::{self, Subject, Supervisor};
 use super::topic_maker::TopicMaker;
 use super::{Relay, record, standby};
-use crate::dispatch::{Recorded, Writer};
+use crate::dispatch::Recorded;
 use crate::error::{Code, Error, Result};
-use crate::lanes::Lanes;
+use crate::map::TableSettings;
 use crate::postgres::{Sql, connect};
-use crate::publish::Backoff;
 use crate::source::{Options, Source};
-use crate::throttled_log::ThrottledLog;
 use crate::watermark::{Confirmable, Watermark};
 
 /// For the statements of the start; looking up recorded events may take longer than most.
@@ -35,6 +33,9 @@ const STATEMENT_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// How long to wait for running transactions when a slot is created.
 const CREATE_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Events of a table that wait to be taken; few, since each may be large.
+const FROM_TABLE: usize = 16;
 
 /// How long what is on its way may take to end when a session broke, before the next begins.
 const BROKEN_SESSION_DRAIN: Duration = Duration::from_secs(10);
@@ -49,7 +50,7 @@ pub(super) async fn run(
     started: impl FnOnce(),
 ) -> Result<End> {
     let opening = open(relay);
-    let (mut pipeline, _supervisor) = tokio::select! {
+    let (mut pipeline, _beside) = tokio::select! {
         biased;
         _ = wait_for_stop(shutdown.clone()) => return Ok(End::Shutdown),
         opened = opening => opened?,
@@ -103,7 +104,10 @@ async fn wait_for_stop(mut shutdown: watch::Receiver<bool>) {
     }
 }
 
-async fn open(relay: &Relay) -> Result<(Pipeline, supervisor::Supervisor)> {
+/// What runs beside the pipeline; ends when dropped.
+type Beside = (Supervisor, Auditor);
+
+async fn open(relay: &Relay) -> Result<(Pipeline, Beside)> {
     let settings = &relay.settings;
     let target = settings.database()?;
     let sql = connect(target, "postrider", STATEMENT_TIMEOUT).await?;
@@ -164,7 +168,7 @@ async fn assemble(
     recorded: Recorded,
     start: Confirmable,
     cluster: &Cluster,
-) -> Result<(Pipeline, supervisor::Supervisor)> {
+) -> Result<(Pipeline, Beside)> {
     let settings = &relay.settings;
     let target = settings.database()?;
     let subject = Subject {
@@ -174,34 +178,44 @@ async fn assemble(
         tables: relay.captured.clone(),
         system_identifier: cluster.system_identifier,
     };
-    let (supervisor, supervision) = supervisor::start(subject, state, relay.metrics.clone());
-    let (written_sender, written) = mpsc::unbounded_channel();
+    let audit = Arc::new(Notify::new());
+    let (supervisor, supervision) =
+        supervisor::start(subject, state, relay.metrics.clone(), audit.clone());
+    let (found, from_table) = mpsc::channel(FROM_TABLE);
+    let tables: Arc<[TableSettings]> = settings.tables.clone().into();
+    let project: Arc<str> = Arc::from(settings.project()?);
+    let subject = auditor::Subject {
+        target: target.clone(),
+        slot: settings.slot.clone(),
+        publication: settings.publication.clone(),
+        captured: relay.captured.clone(),
+        tables: tables.clone(),
+        project: project.clone(),
+        metrics: relay.metrics.clone(),
+        everything: false,
+    };
+    let auditor = auditor::start(subject, audit, found);
+    let delivery = Delivery::new(
+        settings,
+        target.clone(),
+        relay.publisher.clone(),
+        TopicMaker::new(relay.topics.clone()),
+        relay.metrics.clone(),
+        u64::from(std::process::id()) << 32 | start.lsn().as_u64() & 0xFFFF_FFFF,
+    );
     let pipeline = Pipeline {
         source,
-        intake: Intake::new(
-            settings.tables.clone().into(),
-            Arc::from(settings.project()?),
-            relay.metrics.clone(),
-        ),
+        intake: Intake::new(tables, project, relay.metrics.clone()),
         watermark: Watermark::new(start),
-        lanes: Lanes::new(settings.in_flight_requests),
+        delivery,
         recorded,
         sql: Some(sql),
-        writer: Writer::start(target.clone(), written_sender),
-        written,
-        publisher: relay.publisher.clone(),
-        topic_maker: TopicMaker::new(relay.topics.clone()),
         supervision,
-        budget: Budget::new(settings.in_flight_bytes),
+        from_table,
         backlog: Backlog::default(),
-        backoff: Backoff::new(
-            u64::from(std::process::id()) << 32 | start.lsn().as_u64() & 0xFFFF_FFFF,
-        ),
         metrics: relay.metrics.clone(),
-        log: ThrottledLog::default(),
-        publishing: JoinSet::new(),
     };
-    Ok((pipeline, supervisor))
+    Ok((pipeline, (supervisor, auditor)))
 }
 
 async fn check_publication(relay: &Relay, sql: &Sql) -> Result<PublicationState> {

@@ -57,9 +57,16 @@ impl State {
         }
     }
 
+    /// Role and address of the holder are left out: this is shown to whoever reaches the HTTP
+    /// port. The log and `postrider slot` have them.
     pub(super) fn standby(&self, holder: Option<&Holder>) {
+        let shown = holder.map(|holder| Holder {
+            client_addr: None,
+            user: None,
+            ..holder.clone()
+        });
         self.set(Phase::Standby(
-            holder.map(ToString::to_string).unwrap_or_default(),
+            shown.map(|holder| holder.to_string()).unwrap_or_default(),
         ));
     }
 }

@@ -12,6 +12,8 @@ mod framing;
 mod handshake;
 mod pace;
 mod session;
+#[cfg(test)]
+mod tests;
 mod wire;
 
 use std::sync::Arc;

@@ -148,6 +148,10 @@ impl Database {
         self.client = connect(&url).await;
     }
 
+    pub(crate) fn slot(&self) -> &str {
+        &self.slot
+    }
+
     pub(crate) async fn execute(&self, sql: &str) {
         self.client.batch_execute(sql).await.unwrap();
     }
@@ -233,7 +237,7 @@ fn init(url: &str, slot: &str) {
     );
 }
 
-async fn connect(url: &str) -> Client {
+pub(crate) async fn connect(url: &str) -> Client {
     let (client, connection) = eventually("the server takes connections", || async {
         tokio_postgres::connect(url, NoTls).await.ok()
     })
@@ -316,6 +320,12 @@ impl Relay {
             || async { self.log().contains(text).then_some(()) },
         )
         .await;
+    }
+
+    /// File descriptors that the process has open.
+    pub(crate) fn open_files(&self) -> usize {
+        let folder = format!("/proc/{}/fd", self.child.id());
+        std::fs::read_dir(folder).unwrap().count()
     }
 
     pub(crate) fn kill_9(mut self) {

@@ -3,12 +3,17 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod audit;
 mod connections;
 mod delivery;
 mod google_emulator;
 mod harness;
+mod hostile_clients;
 mod http;
+mod identifiers;
 mod mapping;
 mod outage;
+mod privileges;
 mod restart;
+mod secrets;
 mod service;

@@ -4,6 +4,7 @@
 
 mod bench;
 mod ci;
+mod pg_matrix;
 mod settings_doc;
 mod step;
 mod torture;
@@ -28,6 +29,8 @@ enum Command {
     Bench(bench::BenchArgs),
     /// Seeded schedules of crashes, outages and faults against the relay, judged afterwards
     Torture(torture::TortureArgs),
+    /// Run the suites that need a server on every supported major of PostgreSQL
+    PgMatrix(pg_matrix::PgMatrixArgs),
     /// Write docs/settings.md from the table of settings in src/settings/keys.rs
     SettingsDoc {
         /// Only say whether it is up to date
@@ -41,6 +44,7 @@ fn main() -> ExitCode {
         Command::Ci => ci::run(),
         Command::Bench(args) => bench::run(&args),
         Command::Torture(args) => torture::run(&args),
+        Command::PgMatrix(args) => pg_matrix::run(&args),
         Command::SettingsDoc { check } => settings_doc::run(check),
     };
     match done {

@@ -6,11 +6,14 @@ use std::process::Command;
 /// A call of the cargo that runs us, in the root of the repository.
 pub(crate) fn cargo(arguments: &[&str]) -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.args(arguments).current_dir(root());
+    command
+}
+
+/// The root of the repository.
+pub(crate) fn root() -> &'static Path {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent();
-    command
-        .args(arguments)
-        .current_dir(root.expect("invariant: xtask is a folder of the root"));
-    command
+    root.expect("invariant: xtask is a folder of the root")
 }
 
 /// Where cargo puts what it builds.

@@ -1,11 +1,12 @@
 //! One drain of the backlog, by `pg_recvlogical` or by the relay, with its time and its memory.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use super::database::Database;
 use super::report::{Drain, Usage};
+use crate::step;
 
 /// How often the position of the slot is looked at; small against any drain.
 const LOOK_INTERVAL: Duration = Duration::from_millis(20);
@@ -15,9 +16,7 @@ const TICKS_PER_SECOND: f64 = 100.0;
 
 /// The release binary under test.
 pub(super) fn binary() -> PathBuf {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent();
-    root.expect("invariant: xtask is a folder of the root")
-        .join("target/release/postrider")
+    step::root().join("target/release/postrider")
 }
 
 /// `pg_recvlogical` to /dev/null until `end`.
