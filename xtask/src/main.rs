@@ -7,6 +7,7 @@ mod ci;
 mod pg_matrix;
 mod settings_doc;
 mod step;
+mod torture;
 
 use std::process::ExitCode;
 
@@ -26,6 +27,8 @@ enum Command {
     Ci,
     /// Drain a backlog and compare with pg_recvlogical: events per second, ratio, peak memory
     Bench(bench::BenchArgs),
+    /// Seeded schedules of crashes, outages and faults against the relay, judged afterwards
+    Torture(torture::TortureArgs),
     /// Run the suites that need a server on every supported major of PostgreSQL
     PgMatrix(pg_matrix::PgMatrixArgs),
     /// Write docs/settings.md from the table of settings in src/settings/keys.rs
@@ -40,6 +43,7 @@ fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Ci => ci::run(),
         Command::Bench(args) => bench::run(&args),
+        Command::Torture(args) => torture::run(&args),
         Command::PgMatrix(args) => pg_matrix::run(&args),
         Command::SettingsDoc { check } => settings_doc::run(check),
     };
