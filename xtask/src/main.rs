@@ -4,7 +4,9 @@
 
 mod bench;
 mod ci;
+mod memory;
 mod pg_matrix;
+mod process;
 mod settings_doc;
 mod step;
 
@@ -26,6 +28,8 @@ enum Command {
     Ci,
     /// Drain a backlog and compare with pg_recvlogical: events per second, ratio, peak memory
     Bench(bench::BenchArgs),
+    /// Measure the relay's peak memory under loads that would make a careless one grow
+    Memory(memory::MemoryArgs),
     /// Run the suites that need a server on every supported major of PostgreSQL
     PgMatrix(pg_matrix::PgMatrixArgs),
     /// Write docs/settings.md from the table of settings in src/settings/keys.rs
@@ -40,6 +44,7 @@ fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Ci => ci::run(),
         Command::Bench(args) => bench::run(&args),
+        Command::Memory(args) => memory::run(&args),
         Command::PgMatrix(args) => pg_matrix::run(&args),
         Command::SettingsDoc { check } => settings_doc::run(check),
     };
