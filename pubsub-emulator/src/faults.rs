@@ -30,6 +30,8 @@ pub enum Action {
     NeverAnswer,
     /// Stores the messages and never answers.
     StoreThenNeverAnswer,
+    /// Stores the messages and answers with one id too few.
+    FewerIds,
     /// Answers RESOURCE_EXHAUSTED above so many messages per second, counted over bursts of up to
     /// a second. Requests that fit are left to later faults and do not count as a use.
     Throttle {

@@ -82,6 +82,11 @@ impl Journal {
         self.inner.log().attempts.clone()
     }
 
+    /// The time by the journal's clock, in which attempts are stamped.
+    pub fn now(&self) -> Duration {
+        self.inner.started.elapsed()
+    }
+
     /// The totals so far.
     pub fn counts(&self) -> Counts {
         let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
@@ -183,6 +188,7 @@ impl Inner {
                 .map(|message| event_id(*message).map(Box::from))
                 .collect(),
             received: Duration::ZERO,
+            stored: None,
             ended: None,
             first_message_id: None,
             answer: Answer::Pending,
@@ -227,7 +233,10 @@ impl Entry {
         self.inner
             .stored_messages
             .fetch_add(self.messages, Ordering::Relaxed);
-        self.update(|attempt, _| attempt.first_message_id = Some(first_message_id));
+        self.update(|attempt, now| {
+            attempt.first_message_id = Some(first_message_id);
+            attempt.stored = Some(now);
+        });
         self.inner.changed.notify_waiters();
     }
 
@@ -244,7 +253,7 @@ impl Entry {
                     .answered_messages
                     .fetch_add(self.messages, Ordering::Relaxed);
             }
-            Answer::Error(_) => {
+            Answer::Error(_) | Answer::FewerIds => {
                 self.inner.error_answers.fetch_add(1, Ordering::Relaxed);
             }
             Answer::Never => {

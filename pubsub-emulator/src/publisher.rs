@@ -130,6 +130,7 @@ impl Publisher for PublisherService {
 enum Then {
     Answer,
     AnswerAfter(Duration),
+    AnswerFewer,
     Fail(Code),
     Never,
 }
@@ -151,6 +152,7 @@ impl PublisherService {
         let then = match self.judge(request, messages) {
             Verdict::Proceed => Then::Answer,
             Verdict::Delay(delay) => Then::AnswerAfter(delay),
+            Verdict::FewerIds => Then::AnswerFewer,
             Verdict::StoreThenFail(code) => Then::Fail(code),
             Verdict::StoreThenNeverAnswer => Then::Never,
             Verdict::Fail(code) => return refuse(entry, injected(code)),
@@ -165,17 +167,22 @@ impl PublisherService {
         };
         entry.stored(first_id);
 
+        let mut ids = first_id..first_id + messages.len() as u64;
+        let mut answer = Answer::MessageIds;
         match then {
             Then::Answer => {}
             Then::AnswerAfter(delay) => tokio::time::sleep(delay).await,
+            Then::AnswerFewer => {
+                ids.end = ids.end.saturating_sub(1).max(ids.start);
+                answer = Answer::FewerIds;
+            }
             Then::Fail(code) => return refuse(entry, injected(code)),
             Then::Never => return future::pending().await,
         }
-        let ids = first_id..first_id + messages.len() as u64;
         let response = PublishResponse {
             message_ids: ids.map(|id| id.to_string()).collect(),
         };
-        entry.answered(Answer::MessageIds);
+        entry.answered(answer);
         Ok(response)
     }
 

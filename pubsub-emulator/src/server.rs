@@ -45,6 +45,7 @@ impl Emulator {
         EmulatorBuilder {
             listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
             recording: Recording::Attempts,
+            max_connection_age: None,
         }
     }
 }
@@ -55,6 +56,7 @@ impl Emulator {
 pub struct EmulatorBuilder {
     listen: SocketAddr,
     recording: Recording,
+    max_connection_age: Option<Duration>,
 }
 
 /// Why the emulator did not start.
@@ -92,6 +94,13 @@ impl EmulatorBuilder {
         self
     }
 
+    /// Says GOAWAY to each connection of this age, as Google's front ends do: requests under way
+    /// are answered, and the client has to connect again.
+    pub fn max_connection_age(mut self, age: Duration) -> Self {
+        self.max_connection_age = Some(age);
+        self
+    }
+
     /// Listens, and serves in a task of the current tokio runtime.
     pub async fn start(self) -> Result<RunningEmulator, StartError> {
         let address = self.listen;
@@ -103,7 +112,13 @@ impl EmulatorBuilder {
         let address = listener.local_addr().map_err(refused)?;
         let registry = Arc::new(Registry::new(self.recording));
         let (stop, stopped) = oneshot::channel();
-        let server = tokio::spawn(serve(Arc::clone(&registry), listener, stopped));
+        let served = serve(
+            Arc::clone(&registry),
+            listener,
+            self.max_connection_age,
+            stopped,
+        );
+        let server = tokio::spawn(served);
         Ok(RunningEmulator {
             address,
             registry,
@@ -113,7 +128,12 @@ impl EmulatorBuilder {
     }
 }
 
-async fn serve(registry: Arc<Registry>, listener: TcpListener, stopped: oneshot::Receiver<()>) {
+async fn serve(
+    registry: Arc<Registry>,
+    listener: TcpListener,
+    max_connection_age: Option<Duration>,
+    stopped: oneshot::Receiver<()>,
+) {
     let incoming = registry.faults.connections().accept(listener);
     let publisher = PublisherServer::new(PublisherService {
         registry: Arc::clone(&registry),
@@ -132,7 +152,11 @@ async fn serve(registry: Arc<Registry>, listener: TcpListener, stopped: oneshot:
     let mut routes = Routes::new(publisher).add_service(subscriber);
     let router = std::mem::take(routes.axum_router_mut());
     *routes.axum_router_mut() = router.merge(rest::router(registry));
-    let served = Server::builder()
+    let mut server = Server::builder();
+    if let Some(age) = max_connection_age {
+        server = server.max_connection_age(age);
+    }
+    let served = server
         .accept_http1(true)
         .initial_stream_window_size(STREAM_WINDOW_BYTES)
         .initial_connection_window_size(CONNECTION_WINDOW_BYTES)

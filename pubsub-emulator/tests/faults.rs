@@ -375,3 +375,46 @@ async fn dropping_it_closes_the_port() {
         .await
         .expect("the port is closed");
 }
+
+#[tokio::test]
+async fn an_answer_with_too_few_ids_is_stored_and_counts_as_no_answer() {
+    let (emulator, mut clients, topic, _) = start().await;
+    emulator
+        .faults()
+        .inject(Fault::new(Action::FewerIds).times(1));
+    for ids in [1, 2] {
+        let messages = vec![event("k", "1"), event("k", "2")];
+        let answer = clients.publish(&topic, messages).await.expect("stored");
+        assert_eq!(answer.len(), ids);
+    }
+    let attempts = emulator.journal().attempts();
+    assert_eq!(attempts[0].answer, Answer::FewerIds);
+    let report = checks::check(&attempts, &expected(&topic, "k", &["1", "2"]));
+    assert!(report.is_clean(), "{report}");
+    assert_eq!(
+        (report.duplicates.len(), report.unexplained_duplicates()),
+        (2, 0)
+    );
+}
+
+#[tokio::test]
+async fn a_connection_of_the_greatest_age_is_replaced_and_no_request_fails() {
+    let builder = Emulator::builder().max_connection_age(Duration::from_millis(200));
+    let emulator = builder.start().await.expect("a free port");
+    let mut clients = Clients::connect(emulator.addr(), "faults").await;
+    let (topic, _) = clients.create_ordered("orders").await;
+    let peers = || {
+        let attempts = emulator.journal().attempts();
+        let peers = attempts.iter().filter_map(|attempt| attempt.peer);
+        peers.collect::<std::collections::BTreeSet<_>>().len()
+    };
+    let began = Instant::now();
+    for n in 0.. {
+        assert!(began.elapsed() < PATIENCE);
+        let messages = vec![event("k", &n.to_string())];
+        clients.publish(&topic, messages).await.expect("published");
+        if peers() >= 3 {
+            break;
+        }
+    }
+}

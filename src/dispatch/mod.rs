@@ -9,5 +9,5 @@ pub(crate) mod quarantined;
 mod recorded;
 mod writer;
 
-pub(crate) use recorded::{Lookup, RecordedEarlier};
-pub(crate) use writer::{Outcome, Record, Recorded, Writer, WriterEvent};
+pub(crate) use recorded::{Lookup, Recorded};
+pub(crate) use writer::{Outcome, Record, Writer, WriterEvent, Written};

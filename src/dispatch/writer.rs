@@ -20,13 +20,15 @@ use tokio_postgres::types::{IsNull, PgLsn, ToSql, Type, to_sql_checked};
 use crate::error::{Code, Disposition, Result};
 use crate::lanes::{EventRef, Standing};
 use crate::map::OrderingKey;
-use crate::postgres::{Sql, Target, connect};
+use crate::postgres::{Sql, Target, answer_within, connect};
 use crate::watermark::CommitLsn;
 
 /// Rows per statement: enough that a commit's cost is spread thin, small enough to be quick.
 const MAX_ROWS: usize = 2_000;
 
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(30);
+/// Of a connection that leads nowhere; the server's own limit comes first.
+const ANSWER_LIMIT: Duration = Duration::from_secs(35);
 const RETRY_PAUSE: Duration = Duration::from_millis(500);
 
 /// An array that is shorter than the others is filled up with nulls: as long as nothing is set
@@ -79,7 +81,7 @@ pub(crate) enum Outcome {
 
 /// What was durably recorded with one batch.
 #[derive(Debug, Default)]
-pub(crate) struct Recorded {
+pub(crate) struct Written {
     /// How many events of which transactions have their first outcome by it.
     pub(crate) commits: Vec<(CommitLsn, u64)>,
     /// Events in it.
@@ -92,7 +94,7 @@ pub(crate) struct Recorded {
 #[derive(Debug)]
 pub(crate) enum WriterEvent {
     /// These are durable.
-    Recorded(Recorded),
+    Recorded(Written),
     /// Writing cannot succeed until a person has changed something.
     Failed(crate::error::Error),
 }
@@ -175,7 +177,7 @@ async fn write_until_done(
     events: &mpsc::UnboundedSender<WriterEvent>,
 ) -> Result<()> {
     loop {
-        match write(target, sql, batch).await {
+        match answer_within(ANSWER_LIMIT, write(target, sql, batch)).await {
             Ok(()) => {
                 let done = std::mem::take(batch);
                 // Nobody listens any more when the session has ended.
@@ -270,7 +272,7 @@ struct Rows {
 struct Batch {
     new: Rows,
     released: Rows,
-    recorded: Recorded,
+    recorded: Written,
 }
 
 impl Batch {
@@ -305,7 +307,7 @@ impl Batch {
     }
 }
 
-impl Recorded {
+impl Written {
     /// One more event of `commit` has its first outcome; neighbours are put together.
     fn count(&mut self, commit: CommitLsn) {
         match self.commits.last_mut() {

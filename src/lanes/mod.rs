@@ -355,4 +355,6 @@ impl Lanes {
 }
 
 #[cfg(test)]
+mod promises;
+#[cfg(test)]
 mod tests;

@@ -258,7 +258,10 @@ impl Mapper {
                 .and_then(|id| self.ids.event_id(id, self.columns.id.name()).ok())
                 .unwrap_or_else(|| EventId::of_place(&self.table, at)),
             topic: whole.then(|| self.known_topic(row)).flatten(),
-            ordering_key: whole.then(|| self.known_key(row)).unwrap_or_default(),
+            ordering_key: match whole {
+                true => self.known_key(row),
+                false => OrderingKey::UNORDERED,
+            },
         };
         let event_id = id.map(|id| id.chars().take(SHOWN_ID_CHARS).collect());
         MapError::Event(Box::new(EventError {

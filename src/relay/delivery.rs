@@ -20,7 +20,7 @@ use super::quarantine::{self, Admission, Letter, Place, Quarantine, Releaser};
 use super::topic_maker::TopicMaker;
 use released::Releases;
 
-use crate::dispatch::{Outcome, Record, Recorded, Writer, WriterEvent};
+use crate::dispatch::{Outcome, Record, Writer, WriterEvent, Written};
 use crate::error::{Code, Error, Result};
 use crate::lanes::{Event, Lanes, Load, Request, Serve, Standing};
 use crate::map::OrderingKey;
@@ -271,7 +271,7 @@ impl Delivery {
 
     fn on_written(&mut self, event: WriterEvent) -> Result<Vec<(CommitLsn, u64)>> {
         match event {
-            WriterEvent::Recorded(Recorded {
+            WriterEvent::Recorded(Written {
                 commits,
                 events,
                 records,

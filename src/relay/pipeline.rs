@@ -2,25 +2,33 @@
 //!
 //! One task owns all state; everything that can wake it stands in one `select!`, by priority:
 //! shutdown, the end of the replication session, progress of the delivery, the publication guard,
-//! and last the stream, which is the busiest. Nothing in the loop waits for the network except
-//! while the events of an earlier run are looked up.
+//! the end of a recovery, rows from the tables, and last the stream, which is the busiest. While a
+//! recovery lasts the stream is left alone. Nothing in the loop waits for the network except while
+//! the events of an earlier run are looked up.
 
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
 use tokio::sync::watch;
 
 use super::backlog::Backlog;
 use super::delivery::{Delivery, until};
+use super::from_table::{FromTable, TableRows};
 use super::intake::{Intake, Step};
+use super::recovery::Seam;
 use super::supervisor::Supervision;
-use crate::dispatch::{Lookup, RecordedEarlier};
+use crate::dispatch::{Lookup, Recorded};
 use crate::error::{Code, Error, Result};
-use crate::lanes::{EventRef, Serve};
-use crate::map::EventId;
+use crate::lanes::Serve;
+use crate::map::{EventId, MapError};
 use crate::metrics::Metrics;
-use crate::postgres::Sql;
-use crate::source::{Chunk, Source, copy_data_bodies};
+use crate::postgres::{Sql, answer_within};
+use crate::source::{self, Chunk, Source, copy_data_bodies};
 use crate::watermark::{CommitLsn, Confirmable, Watermark};
+
+/// Of a connection that leads nowhere, when recorded events are looked up; the server's own limit
+/// comes first.
+const LOOK_UP_LIMIT: Duration = Duration::from_secs(8);
 
 /// Everything one session works with.
 pub(super) struct Pipeline {
@@ -28,9 +36,13 @@ pub(super) struct Pipeline {
     pub(super) intake: Intake,
     pub(super) watermark: Watermark,
     pub(super) delivery: Delivery,
-    pub(super) recorded: RecordedEarlier,
+    pub(super) recorded: Recorded,
     /// For looking up recorded events; closed when there are none left.
     pub(super) sql: Option<Sql>,
+    /// What the stream does not bring.
+    pub(super) from_table: TableRows,
+    /// While it is there, everything comes from the tables.
+    pub(super) seam: Option<Seam>,
     pub(super) supervision: watch::Receiver<Supervision>,
     pub(super) backlog: Backlog,
     pub(super) metrics: Metrics,
@@ -46,14 +58,18 @@ impl Pipeline {
     /// Runs until shutdown, or until an error ends the session.
     pub(super) async fn run(&mut self, shutdown: &mut watch::Receiver<bool>) -> Result<End> {
         loop {
-            if self.recorded.is_over() {
+            if self.source.lease_is_over() {
+                return Err(source::lease_lost());
+            }
+            if self.seam.is_none() && self.recorded.is_over() {
                 self.delivery.allow_releases();
             }
             let serve = self.backlog.serve(self.delivery.budget_is_spent());
             self.delivery.send_requests(serve);
             self.source.confirm(self.watermark.confirmable());
             self.measure();
-            let takes_chunks = self.delivery.takes_events();
+            let takes_events = self.delivery.takes_events();
+            let takes_chunks = takes_events && self.seam.is_none();
             let (ended, chunks) = self.source.split();
             tokio::select! {
                 biased;
@@ -66,6 +82,13 @@ impl Pipeline {
                     if *self.supervision.borrow_and_update() == Supervision::ServerStopping {
                         return Err(Error::new(Code::PostgresStopping, "PostgreSQL is shutting down"));
                     }
+                }
+                closed = closed(&mut self.seam), if self.seam.is_some() => {
+                    closed?;
+                    self.seam = None;
+                }
+                Some(batch) = self.from_table.recv(), if takes_events => {
+                    self.on_table_rows(batch)?;
                 }
                 _ = until(self.backlog.pause_ends()), if serve == Serve::Worthwhile => {
                     self.backlog.paused();
@@ -83,8 +106,32 @@ impl Pipeline {
 
     fn on_recorded(&mut self, commits: Vec<(CommitLsn, u64)>) {
         for (commit, events) in commits {
-            self.watermark.resolve(commit, events);
+            if !self.from_table.resolve(commit, events) {
+                self.watermark.resolve(commit, events);
+            }
         }
+    }
+
+    fn on_table_rows(&mut self, batch: Vec<FromTable>) -> Result<()> {
+        for row in batch {
+            match row {
+                FromTable::Event(row) => {
+                    self.from_table.taken();
+                    self.delivery.take(row.topic, row.ordering_key, row.event);
+                }
+                FromTable::Unmappable(MapError::Event(error)) if error.fault.is_of_the_row() => {
+                    self.from_table.taken();
+                    self.delivery.take_unmappable(error, Bytes::new())?;
+                }
+                FromTable::Unmappable(error) => {
+                    // What came before it is delivered.
+                    self.delivery.send_requests(Serve::All);
+                    return Err(error.into());
+                }
+                FromTable::Settle(answer) => self.from_table.settle(answer),
+            }
+        }
+        Ok(())
     }
 
     async fn on_chunk(&mut self, chunk: &Chunk) -> Result<()> {
@@ -128,26 +175,20 @@ impl Pipeline {
                 ordering_key,
                 event,
             } => {
-                let EventRef {
-                    commit, ordinal, ..
-                } = event.origin;
-                if self
-                    .is_recorded(commit, ordinal, &event.origin.event_id)
-                    .await?
-                {
-                    return Ok(());
+                let (commit, ordinal) = (event.origin.commit, event.origin.ordinal);
+                let event_id = &event.origin.event_id;
+                if !self.is_recorded(commit, ordinal, event_id).await? {
+                    self.watermark.add_event();
+                    self.delivery.take(topic, ordering_key, event);
                 }
-                self.watermark.add_event();
-                self.delivery.take(topic, ordering_key, event);
             }
             Step::Unmappable { error, payload } => {
-                let commit = CommitLsn::new(error.at.commit_lsn);
+                let (commit, ordinal) = (CommitLsn::new(error.at.commit_lsn), error.at.ordinal);
                 let event_id = &error.known.event_id;
-                if self.is_recorded(commit, error.at.ordinal, event_id).await? {
-                    return Ok(());
+                if !self.is_recorded(commit, ordinal, event_id).await? {
+                    self.watermark.add_event();
+                    self.delivery.take_unmappable(error, payload)?;
                 }
-                self.watermark.add_event();
-                self.delivery.take_unmappable(error, payload)?;
             }
         }
         Ok(())
@@ -164,7 +205,7 @@ impl Pipeline {
             return Ok(false);
         };
         while self.recorded.needs_page(commit, ordinal) {
-            self.recorded.read_page(sql).await?;
+            answer_within(LOOK_UP_LIMIT, self.recorded.read_page(sql)).await?;
         }
         let found = self.recorded.look_up(commit, ordinal, &event_id.uuid);
         if self.recorded.is_over() {
@@ -200,5 +241,12 @@ impl Pipeline {
         self.metrics
             .oldest_pending
             .set(self.watermark.oldest_pending());
+    }
+}
+
+async fn closed(seam: &mut Option<Seam>) -> Result<()> {
+    match seam {
+        Some(seam) => seam.closed().await,
+        None => std::future::pending().await,
     }
 }

@@ -68,12 +68,14 @@ pub(crate) struct TableEvent {
 pub(crate) struct TableReader {
     mapper: Mapper,
     columns: usize,
+    table: String,
     select: String,
     order: String,
     event_id: String,
     id: String,
     /// `schema.table:` in front of ids that are not uuids.
     source_prefix: Option<String>,
+    source_id: String,
 }
 
 impl TableReader {
@@ -110,12 +112,20 @@ impl TableReader {
         let of = |name: &str| format!("e.{}", quoted_identifier(name));
         let known = mapper.table_columns();
         let id = of(known.id);
-        let event_id = match known.id_is_uuid {
-            true => id.clone(),
-            false => {
-                let name = quoted_literal(&format!("{}.{}", table.schema, table.name));
-                format!("outbox.event_uuid({name}, format('%s', {id}))")
-            }
+        let name = format!("{}.{}", table.schema, table.name);
+        // `format` prints a value as the stream does; a cast to text prints some types otherwise.
+        let (event_id, source_id) = match known.id_is_uuid {
+            true => (id.clone(), "null::text".to_owned()),
+            false => (
+                format!(
+                    "case when {id} is not null then outbox.event_uuid({}, format('%s', {id})) end",
+                    quoted_literal(&name)
+                ),
+                format!(
+                    "{} || format('%s', {id})",
+                    quoted_literal(&format!("{name}:"))
+                ),
+            ),
         };
         let commit_time = has_commit_time.then_some("pg_xact_commit_timestamp(e.xmin)");
         let occurred_at = known.occurred_at.map(of);
@@ -136,11 +146,13 @@ impl TableReader {
         ];
         Self {
             columns: columns.len(),
+            table: table.to_string(),
             select: format!("select {}, {committed} from {table} e", columns.join(", ")),
             order: order.into_iter().flatten().collect::<Vec<_>>().join(", "),
             event_id,
             source_prefix: (!known.id_is_uuid).then(|| format!("{}.{}:", table.schema, table.name)),
             id: of(known.id),
+            source_id,
             mapper,
         }
     }
@@ -163,6 +175,11 @@ impl TableReader {
         &self.select
     }
 
+    /// The table, as SQL takes it.
+    pub(crate) fn table_sql(&self) -> &str {
+        &self.table
+    }
+
     /// What to order by: rows of one key in their order. By version where there is one, else by
     /// the order of commits as far as the table shows it.
     pub(crate) fn order_sql(&self) -> &str {
@@ -173,6 +190,12 @@ impl TableReader {
     /// no id.
     pub(crate) fn event_id_sql(&self) -> &str {
         &self.event_id
+    }
+
+    /// The expression for the column `source_id` of outbox.dispatch; null for an id that is a
+    /// uuid.
+    pub(crate) fn source_id_sql(&self) -> &str {
+        &self.source_id
     }
 
     /// Makes the event of a row that [`select_sql`](Self::select_sql) brought, standing at

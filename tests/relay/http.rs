@@ -6,13 +6,13 @@ use tokio::net::TcpStream;
 use crate::harness::{self, Database, Relay, eventually, insert_orders};
 
 /// A free port of this machine; taken again at once by the relay.
-fn free_addr() -> String {
+pub(crate) fn free_addr() -> String {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     listener.local_addr().unwrap().to_string()
 }
 
 /// Status code and body of a GET; `None` while nobody listens.
-async fn get(addr: &str, path: &str) -> Option<(u16, String)> {
+pub(crate) async fn get(addr: &str, path: &str) -> Option<(u16, String)> {
     let mut stream = TcpStream::connect(addr).await.ok()?;
     let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
     stream.write_all(request.as_bytes()).await.ok()?;
@@ -22,7 +22,7 @@ async fn get(addr: &str, path: &str) -> Option<(u16, String)> {
     Some((head.split(' ').nth(1)?.parse().ok()?, body.to_owned()))
 }
 
-async fn wait_for(addr: &str, path: &str, code: u16) -> String {
+pub(crate) async fn wait_for(addr: &str, path: &str, code: u16) -> String {
     eventually(&format!("{path} answers {code}"), || async {
         get(addr, path)
             .await

@@ -44,6 +44,7 @@ pub(crate) enum Verdict {
     Delay(Duration),
     NeverAnswer,
     StoreThenNeverAnswer,
+    FewerIds,
 }
 
 impl Script {
@@ -119,6 +120,7 @@ impl Injected {
             Action::Delay(delay) => Some(Verdict::Delay(*delay)),
             Action::NeverAnswer => Some(Verdict::NeverAnswer),
             Action::StoreThenNeverAnswer => Some(Verdict::StoreThenNeverAnswer),
+            Action::FewerIds => Some(Verdict::FewerIds),
             Action::Poison { event_id } => {
                 (request.has_event)(event_id).then_some(Verdict::Fail(Code::InvalidArgument))
             }

@@ -24,6 +24,8 @@ pub struct Attempt {
     pub event_ids: Arc<[Option<Box<str>>]>,
     /// When the request had been read, since the start of the emulator.
     pub received: Duration,
+    /// When the messages were stored, since the start of the emulator; `None` if they were not.
+    pub stored: Option<Duration>,
     /// When it was answered or given up, since the start of the emulator; `None` until then.
     pub ended: Option<Duration>,
     /// The id of the first message if the request was stored; message `n` has this id plus `n`.
@@ -39,6 +41,8 @@ pub enum Answer {
     Pending,
     /// The message ids. Whether the answer reached the client is not known here.
     MessageIds,
+    /// One id too few, by an injected fault: an answer that says nothing.
+    FewerIds,
     /// An error, by a rule of the service or by an injected fault.
     Error(Code),
     /// Nothing, for ever: the client went away, or a fault withheld the answer.
@@ -63,7 +67,7 @@ pub struct Counts {
     pub stored_messages: u64,
     /// Messages that were stored and whose ids were answered.
     pub answered_messages: u64,
-    /// Requests that were answered with an error.
+    /// Requests that were answered with an error, or with too few ids.
     pub error_answers: u64,
     /// Requests that were never answered.
     pub withheld_answers: u64,

@@ -31,8 +31,10 @@ pub(super) struct Migration {
 const EVENTS: &str = include_str!("../../../migrations/0001_events.sql");
 const DISPATCH: &str = include_str!("../../../migrations/0002_dispatch.sql");
 const PUBLICATION: &str = include_str!("../../../migrations/0003_publication.sql");
+const AUDIT: &str = include_str!("../../../migrations/0007_audit.sql");
 const ROLES: &str = include_str!("../../../migrations/0004_roles.sql");
 const QUARANTINE: &str = include_str!("../../../migrations/0005_quarantine.sql");
+const RECOVERY: &str = include_str!("../../../migrations/0006_recovery.sql");
 
 /// What the files are written for.
 const DEFAULT_PUBLICATION: &str = "postrider";
@@ -63,6 +65,8 @@ pub(super) fn migrations(settings: &Settings, payload: Payload) -> Vec<Migration
         migration(3, "publication", publication(settings), true),
         migration(4, "roles", ROLES.to_owned() + &grants(settings), true),
         migration(5, "quarantine", QUARANTINE.to_owned(), false),
+        migration(6, "recovery", RECOVERY.to_owned(), false),
+        migration(7, "audit", AUDIT.to_owned(), false),
     ]
 }
 
@@ -95,12 +99,8 @@ fn publication(settings: &Settings) -> String {
         .iter()
         .map(|t| t.table.to_string())
         .collect();
-    let mut sql = format!(
-        "-- What the relay streams. Must exist before the slot: rows that are inserted between the\n\
-         -- two cannot be streamed.\n\
-         do $$\n\
-         begin\n    \
-             if not exists (select from pg_catalog.pg_publication where pubname = {literal}) then\n        \
+    let mut body = format!(
+        "    if not exists (select from pg_catalog.pg_publication where pubname = {literal}) then\n        \
                  create publication {identifier} for table {tables}\n            \
                      with (publish = 'insert', publish_via_partition_root = true);\n    \
              end if;\n",
@@ -109,9 +109,22 @@ fn publication(settings: &Settings) -> String {
         tables = tables.join(", "),
     );
     for table in &settings.tables {
-        sql += &add_table(name, &table.table);
+        body += &add_table(name, &table.table);
     }
-    sql + "end\n$$;\n"
+    format!(
+        "-- What the relay streams. Must exist before the slot: rows that are inserted between the\n\
+         -- two cannot be streamed.\n{}",
+        do_block(&body)
+    )
+}
+
+/// Statements as an anonymous block. Its delimiter occurs nowhere in them: a quoted name may hold
+/// `$$`, which would end the block within the name.
+fn do_block(body: &str) -> String {
+    let tags = std::iter::once("$$".to_owned()).chain((1..).map(|n| format!("$block_{n}$")));
+    let tag = tags.into_iter().find(|tag| !body.contains(tag));
+    let tag = tag.expect("invariant: a finite text holds finitely many delimiters");
+    format!("do {tag}\nbegin\n{body}end\n{tag};\n")
 }
 
 fn add_table(publication: &str, table: &QualifiedName) -> String {
@@ -148,15 +161,14 @@ fn grants(settings: &Settings) -> String {
             )
         })
         .collect();
-    format!(
-        "\n-- The relay reads the other captured tables too; their writers are not its business.\n\
-         do $$\n\
-         begin\n    \
-             if exists (select from pg_catalog.pg_roles where rolname = 'postrider_relay') then\n\
-         {}    end if;\n\
-         end\n\
-         $$;\n",
+    let body = format!(
+        "    if exists (select from pg_catalog.pg_roles where rolname = 'postrider_relay') then\n\
+         {}    end if;\n",
         statements.concat()
+    );
+    format!(
+        "\n-- The relay reads the other captured tables too; their writers are not its business.\n{}",
+        do_block(&body)
     )
 }
 
@@ -239,9 +251,20 @@ mod tests {
     fn the_default_settings_give_the_files_as_they_are() {
         let rendered = migrations(&settings(&[]), Payload::Jsonb);
         let texts: Vec<&str> = rendered.iter().map(|m| m.sql.as_str()).collect();
-        assert_eq!(texts, [EVENTS, DISPATCH, PUBLICATION, ROLES, QUARANTINE]);
+        assert_eq!(
+            texts,
+            [
+                EVENTS,
+                DISPATCH,
+                PUBLICATION,
+                ROLES,
+                QUARANTINE,
+                RECOVERY,
+                AUDIT
+            ]
+        );
         let versions: Vec<i32> = rendered.iter().map(|m| m.version).collect();
-        assert_eq!(versions, [1, 2, 3, 4, 5]);
+        assert_eq!(versions, [1, 2, 3, 4, 5, 6, 7]);
     }
 
     #[test]
@@ -272,6 +295,16 @@ mod tests {
         assert!(sql.contains("where pubname = 'Shop''s \"events\"'"));
         assert!(sql.contains("schemaname = 'sales' and tablename = 'Outbox'"));
         assert!(grants(&settings).contains("grant select on sales.\"Outbox\" to postrider_relay;"));
+    }
+
+    #[test]
+    fn a_name_cannot_end_the_block_that_it_stands_in() {
+        let settings = settings(&[
+            ("POSTRIDER_PUBLICATION", "a$$b"),
+            ("POSTRIDER_TABLE", "sales.\"$block_1$\""),
+        ]);
+        assert!(publication(&settings).ends_with("end\n$block_2$;\n"));
+        assert!(grants(&settings).ends_with("end\n$$;\n"));
     }
 
     #[test]

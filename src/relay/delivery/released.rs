@@ -185,7 +185,7 @@ impl Delivery {
             return Ok(());
         }
         self.budget.take(&event);
-        self.quarantine.to_lane(group, at);
+        self.quarantine.goes_to_lane(group, at);
         let own = *topic == *group.topic && ordering_key == group.ordering_key;
         // Other settings may have given it another key, which has a quarantine of its own.
         let admission = match own {

@@ -375,7 +375,7 @@ impl Quarantine {
     }
 
     /// The event of a row goes into its lane.
-    pub(super) fn to_lane(&mut self, group: &Group, at: Place) {
+    pub(super) fn goes_to_lane(&mut self, group: &Group, at: Place) {
         if let Some(release) = self.releases.get_mut(group) {
             release.in_lanes += 1;
             self.in_lanes.insert(at, group.clone());

@@ -179,7 +179,7 @@ impl World {
                     let event = event(*n, Standing::Released);
                     let at = place(&event.origin);
                     if self.quarantine.read(&group, at) {
-                        self.quarantine.to_lane(&group, at);
+                        self.quarantine.goes_to_lane(&group, at);
                         self.lane.push_back(event);
                     }
                 }

@@ -1,0 +1,198 @@
+//! One connection: bytes in both directions, as the switch says.
+
+use std::collections::VecDeque;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use socket2::SockRef;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use crate::switch::{Cut, Direction, Flow, Switch};
+use crate::target::{Socket, Target};
+
+/// Most that one direction of a connection holds back.
+const QUEUE_BYTES: usize = 1 << 20;
+
+const READ_BUFFER: usize = 64 << 10;
+
+/// What has passed, over all connections.
+#[derive(Debug, Default)]
+pub(crate) struct Traffic {
+    pub(crate) accepted: AtomicU64,
+    pub(crate) open: AtomicUsize,
+    to_target: AtomicU64,
+    from_target: AtomicU64,
+}
+
+impl Traffic {
+    pub(crate) fn bytes(&self, direction: Direction) -> &AtomicU64 {
+        match direction {
+            Direction::ToTarget => &self.to_target,
+            Direction::FromTarget => &self.from_target,
+        }
+    }
+}
+
+/// Counts a connection as open while it lives.
+struct Counted(Arc<Traffic>);
+
+impl Counted {
+    fn new(traffic: Arc<Traffic>) -> Self {
+        traffic.accepted.fetch_add(1, Ordering::SeqCst);
+        traffic.open.fetch_add(1, Ordering::SeqCst);
+        Self(traffic)
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.open.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// Serves a client until one side ends it, or the proxy does.
+pub(crate) async fn serve(
+    mut client: TcpStream,
+    target: watch::Receiver<Target>,
+    mut switch: watch::Receiver<Switch>,
+    traffic: Arc<Traffic>,
+) {
+    let counted = Counted::new(traffic);
+    let cuts_before = switch.borrow().cuts;
+    let connecting = connect(target, switch.clone());
+    let connected = tokio::select! {
+        connected = connecting => connected,
+        cut = until_cut(&mut switch, cuts_before) => return end(&client, cut),
+    };
+    // The server is not there: so is the client's connection.
+    let Ok(mut socket) = connected else {
+        return end(&client, Cut::Reset);
+    };
+    let how = match &mut socket {
+        Socket::Tcp(server) => relay(&mut client, server, switch, cuts_before, &counted.0).await,
+        Socket::Unix(server) => relay(&mut client, server, switch, cuts_before, &counted.0).await,
+    };
+    end(&client, how);
+    if let Socket::Tcp(server) = &socket {
+        end(server, how);
+    }
+}
+
+/// Connects when a packet would get through.
+async fn connect(
+    target: watch::Receiver<Target>,
+    mut switch: watch::Receiver<Switch>,
+) -> io::Result<Socket> {
+    if switch.wait_for(Switch::lets_connect).await.is_err() {
+        return Err(io::ErrorKind::NotConnected.into());
+    }
+    let target = target.borrow().clone();
+    target.connect().await
+}
+
+/// Prepares how the socket ends when it is dropped.
+fn end(stream: &TcpStream, how: Cut) {
+    match how {
+        // Without lingering, closing sends RST. It fails only when the peer has ended it already.
+        Cut::Reset => drop(SockRef::from(stream).set_linger(Some(Duration::ZERO))),
+        Cut::Finish => drop(SockRef::from(stream).shutdown(std::net::Shutdown::Write)),
+    }
+}
+
+async fn until_cut(switch: &mut watch::Receiver<Switch>, cuts_before: u64) -> Cut {
+    match switch.wait_for(|switch| switch.cuts > cuts_before).await {
+        Ok(switch) => switch.last_cut.unwrap_or(Cut::Reset),
+        // The proxy is gone.
+        Err(_) => Cut::Reset,
+    }
+}
+
+/// Moves bytes both ways; says how the connection is to end.
+async fn relay<S: AsyncRead + AsyncWrite + Unpin>(
+    client: &mut TcpStream,
+    server: &mut S,
+    mut switch: watch::Receiver<Switch>,
+    cuts_before: u64,
+    traffic: &Traffic,
+) -> Cut {
+    let (from_client, to_client) = client.split();
+    let (from_server, to_server) = tokio::io::split(server);
+    let (there, back) = (switch.clone(), switch.clone());
+    let both = async {
+        tokio::try_join!(
+            pump(from_client, to_server, Direction::ToTarget, there, traffic),
+            pump(from_server, to_client, Direction::FromTarget, back, traffic),
+        )
+    };
+    tokio::select! {
+        ended = both => match ended {
+            Ok(_) => Cut::Finish,
+            Err(_) => Cut::Reset,
+        },
+        how = until_cut(&mut switch, cuts_before) => how,
+    }
+}
+
+/// Moves the bytes of one direction until their end, which is passed on.
+async fn pump(
+    mut from: impl AsyncRead + Unpin,
+    mut to: impl AsyncWrite + Unpin,
+    direction: Direction,
+    mut switch: watch::Receiver<Switch>,
+    traffic: &Traffic,
+) -> io::Result<()> {
+    let mut queue: VecDeque<(Instant, Bytes)> = VecDeque::new();
+    let mut queued = 0;
+    let mut buffer = BytesMut::new();
+    let mut ended = false;
+    let mut lost_bytes = false;
+    loop {
+        let flow = switch.borrow_and_update().flow(direction);
+        if lost_bytes && flow != Flow::Swallowed {
+            return Err(io::ErrorKind::ConnectionReset.into());
+        }
+        let due = match (flow, queue.front()) {
+            (Flow::Open, Some((read_at, _))) => Some(*read_at),
+            (Flow::Delayed(delay), Some((read_at, _))) => Some(*read_at + delay),
+            (Flow::Open | Flow::Delayed(_), None) if ended => return to.shutdown().await,
+            _ => None,
+        };
+        let reads = !ended && flow != Flow::Stalled && queued < QUEUE_BYTES;
+        buffer.reserve(READ_BUFFER);
+        tokio::select! {
+            biased;
+            changed = switch.changed() => {
+                changed.map_err(|_| io::ErrorKind::ConnectionReset)?;
+            }
+            () = until(due), if due.is_some() => {
+                let (_, mut bytes) = queue.pop_front().expect("invariant: what is due is queued");
+                queued -= bytes.len();
+                traffic.bytes(direction).fetch_add(bytes.len() as u64, Ordering::SeqCst);
+                to.write_all_buf(&mut bytes).await?;
+            }
+            read = from.read_buf(&mut buffer), if reads => {
+                ended = read? == 0;
+                let bytes = buffer.split().freeze();
+                if flow == Flow::Swallowed {
+                    lost_bytes = true;
+                } else if !ended {
+                    queued += bytes.len();
+                    queue.push_back((Instant::now(), bytes));
+                }
+            }
+        }
+    }
+}
+
+async fn until(due: Option<Instant>) {
+    match due {
+        Some(at) => tokio::time::sleep_until(at).await,
+        None => std::future::pending().await,
+    }
+}

@@ -1,0 +1,27 @@
+//! A TCP proxy inside the test's own process that does to connections what networks do.
+//!
+//! ```no_run
+//! # async fn example() -> std::io::Result<()> {
+//! use fault_proxy::{Cut, FaultProxy, Flow, Target};
+//! let proxy = FaultProxy::start(Target::tcp("127.0.0.1:5432")).await?;
+//! // Point the client at `proxy.addr()`, then:
+//! proxy.set_flow(Flow::Stalled); // a partition: nothing passes, nothing is closed
+//! proxy.heal(); // TCP would have sent it all again: what was held back comes now
+//! proxy.cut(Cut::Reset); // every connection breaks
+//! proxy.refuse(); // and no new one can be made
+//! # Ok(()) }
+//! ```
+//!
+//! `proxy.rs` listens and holds the handle, `switch.rs` is the state that all connections watch,
+//! `connection.rs` moves the bytes of one. It knows nothing of what passes through it: faults on
+//! the level of a protocol belong to the server behind it (`pubsub-emulator` has those of
+//! Pub/Sub). Only for tests: it is as fast as one task per connection is, and never encrypts.
+
+mod connection;
+mod proxy;
+mod switch;
+mod target;
+
+pub use proxy::FaultProxy;
+pub use switch::{Cut, Direction, Flow};
+pub use target::Target;

@@ -1,0 +1,185 @@
+//! The listener and the handle.
+
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use tokio::net::{TcpListener, TcpSocket};
+use tokio::sync::watch;
+use tokio::task::{JoinHandle, JoinSet};
+
+use crate::connection::{self, Traffic};
+use crate::switch::{Cut, Direction, Flow, Switch};
+use crate::target::Target;
+
+/// Connections that may wait to be accepted.
+const BACKLOG: u32 = 128;
+
+/// A running proxy; its connections and its port end with it.
+#[derive(Debug)]
+pub struct FaultProxy {
+    addr: SocketAddr,
+    switch: watch::Sender<Switch>,
+    target: watch::Sender<Target>,
+    traffic: Arc<Traffic>,
+    acceptor: JoinHandle<()>,
+}
+
+impl FaultProxy {
+    /// Starts a proxy on a free port of 127.0.0.1, on the runtime it is called from. Everything
+    /// passes at first.
+    ///
+    /// # Errors
+    /// No port can be had.
+    pub async fn start(target: impl Into<Target>) -> io::Result<Self> {
+        // A second socket holds the port while no listener does.
+        let holder = bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))?;
+        let addr = holder.local_addr()?;
+        let listener = bind(addr)?.listen(BACKLOG)?;
+        let (switch, switch_receiver) = watch::channel(Switch::default());
+        let (target, target_receiver) = watch::channel(target.into());
+        let traffic = Arc::new(Traffic::default());
+        let acceptor = Acceptor {
+            addr,
+            _holder: holder,
+            switch: switch_receiver,
+            target: target_receiver,
+            traffic: traffic.clone(),
+        };
+        Ok(Self {
+            addr,
+            switch,
+            target,
+            traffic,
+            acceptor: tokio::spawn(acceptor.run(listener)),
+        })
+    }
+
+    /// Where clients connect to.
+    pub fn addr(&self) -> SocketAddr {
+        self.addr
+    }
+
+    /// Says what happens to bytes in both directions, of all connections, now and later.
+    pub fn set_flow(&self, flow: Flow) {
+        self.switch.send_modify(|switch| {
+            switch.to_target = flow;
+            switch.from_target = flow;
+        });
+    }
+
+    /// Says what happens to bytes in one direction.
+    pub fn set_flow_of(&self, direction: Direction, flow: Flow) {
+        self.switch
+            .send_modify(|switch| switch.set_flow(direction, flow));
+    }
+
+    /// Breaks all connections; new ones can be made at once. Says how many there were.
+    pub fn cut(&self, how: Cut) -> usize {
+        let open = self.open_connections();
+        self.switch.send_modify(|switch| {
+            switch.cuts += 1;
+            switch.last_cut = Some(how);
+        });
+        open
+    }
+
+    /// Closes the port within moments ("connection refused"); the connections there are stay, see
+    /// [`FaultProxy::cut`].
+    pub fn refuse(&self) {
+        self.switch.send_modify(|switch| switch.refuse = true);
+    }
+
+    /// Lets everything through again and opens the port.
+    pub fn heal(&self) {
+        self.switch.send_modify(|switch| {
+            switch.to_target = Flow::Open;
+            switch.from_target = Flow::Open;
+            switch.refuse = false;
+        });
+    }
+
+    /// Leads new connections to another server, as a failover does.
+    pub fn retarget(&self, target: impl Into<Target>) {
+        self.target.send_replace(target.into());
+    }
+
+    /// Connections that are open now.
+    pub fn open_connections(&self) -> usize {
+        self.traffic.open.load(Ordering::SeqCst)
+    }
+
+    /// Connections that were ever accepted.
+    pub fn accepted(&self) -> u64 {
+        self.traffic.accepted.load(Ordering::SeqCst)
+    }
+
+    /// Bytes that have passed; not those that were swallowed or wait.
+    pub fn bytes(&self, direction: Direction) -> u64 {
+        self.traffic.bytes(direction).load(Ordering::SeqCst)
+    }
+}
+
+impl Drop for FaultProxy {
+    fn drop(&mut self) {
+        self.acceptor.abort();
+    }
+}
+
+/// A socket on `addr` that does not listen yet.
+fn bind(addr: SocketAddr) -> io::Result<TcpSocket> {
+    let socket = TcpSocket::new_v4()?;
+    socket.set_reuseaddr(true)?;
+    socket.set_reuseport(true)?;
+    socket.bind(addr)?;
+    Ok(socket)
+}
+
+struct Acceptor {
+    addr: SocketAddr,
+    _holder: TcpSocket,
+    switch: watch::Receiver<Switch>,
+    target: watch::Receiver<Target>,
+    traffic: Arc<Traffic>,
+}
+
+impl Acceptor {
+    /// Accepts until the proxy is dropped, which ends the connections, too.
+    async fn run(mut self, listener: TcpListener) {
+        let mut listener = Some(listener);
+        let mut connections = JoinSet::new();
+        loop {
+            let refuse = self.switch.borrow_and_update().refuse;
+            if refuse {
+                listener = None;
+            } else if listener.is_none() {
+                // Tried again at the next change; the port is held, so it works.
+                listener = bind(self.addr)
+                    .and_then(|socket| socket.listen(BACKLOG))
+                    .ok();
+            }
+            tokio::select! {
+                changed = self.switch.changed() => if changed.is_err() { return },
+                Some(_) = connections.join_next() => {}
+                Ok(client) = accept(listener.as_ref()) => {
+                    connections.spawn(connection::serve(
+                        client,
+                        self.target.clone(),
+                        self.switch.clone(),
+                        self.traffic.clone(),
+                    ));
+                }
+            }
+        }
+    }
+}
+
+async fn accept(listener: Option<&TcpListener>) -> io::Result<tokio::net::TcpStream> {
+    let Some(listener) = listener else {
+        return std::future::pending().await;
+    };
+    let (stream, _) = listener.accept().await?;
+    stream.set_nodelay(true)?;
+    Ok(stream)
+}
