@@ -158,3 +158,43 @@ async fn under_halt_a_refused_event_stops_the_relay_and_nothing_past_it_is_confi
         relay.log()
     );
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_topic_over_its_quota_slows_down_alone_and_comes_through_in_order() {
+    let database = Database::start().await;
+    let emulator = harness::emulator().await;
+    let slow = "projects/demo/topics/slow.events";
+    emulator.create_topic(slow).await.unwrap();
+    let quota = Action::Throttle {
+        messages_per_second: 5,
+    };
+    let quota = Fault::new(quota).on_topic("slow.events");
+    let quota = emulator.faults().inject(quota);
+    database
+        .execute(
+            "INSERT INTO outbox.events \
+                 (aggregatetype, aggregateid, event_type, version, occurred_at) \
+             SELECT 'slow', 's-' || (i % 400), 'Happened', i, clock_timestamp() \
+             FROM generate_series(1, 800) i",
+        )
+        .await;
+    insert_orders(&database, 3_000, 300).await;
+    let relay = Relay::start(&database, &emulator);
+    eventually("the other topic is through", || async {
+        let sql = "SELECT count(*) FROM outbox.dispatch WHERE topic LIKE '%order.events'";
+        (database.number(sql).await == 3_000).then_some(())
+    })
+    .await;
+    let sql = "SELECT count(*) FROM outbox.dispatch WHERE topic LIKE '%slow.events'";
+    let through = database.number(sql).await;
+    assert!(through < 700, "{through} of 800 at 5 a second");
+    assert!(relay.log().contains("pubsub-throttled"), "{}", relay.log());
+    emulator.faults().lift(quota);
+    database.wait_until_recorded().await;
+    let report = harness::check(&database, &emulator).await;
+    assert!(
+        report.is_clean() && report.duplicates.is_empty(),
+        "{report}\n{}",
+        relay.log()
+    );
+}

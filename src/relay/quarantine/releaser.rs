@@ -138,10 +138,7 @@ impl Worker {
     async fn answer(&mut self, ask: Ask, found: &mpsc::Sender<Found>) -> Result<Found> {
         let session = match &mut self.session {
             Some(session) => session,
-            none => none.insert(Session {
-                sql: connect(&self.target, "postrider quarantine", STATEMENT_TIMEOUT).await?,
-                readers: Vec::new(),
-            }),
+            none => none.insert(Session::open(&self.target).await?),
         };
         let sql = &session.sql;
         match ask {
@@ -191,6 +188,16 @@ impl Worker {
 }
 
 impl Session {
+    async fn open(target: &Target) -> Result<Self> {
+        let sql = connect(target, "postrider quarantine", STATEMENT_TIMEOUT).await?;
+        // What is in quarantine is a small part of a large table, whatever the statistics say.
+        sql.batch_execute("SET enable_seqscan = off").await?;
+        Ok(Self {
+            sql,
+            readers: Vec::new(),
+        })
+    }
+
     /// Reads the row of an event and maps it anew: the settings may have changed since.
     async fn find(&mut self, group: &Group, origin: EventRef) -> Result<Found> {
         for reader in &mut self.readers {
