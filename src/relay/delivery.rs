@@ -137,6 +137,12 @@ impl Delivery {
         let has_room = self.takes_events();
         tokio::select! {
             biased;
+            // The slowest by far, so that it keeps nothing else waiting.
+            found = self.releases.woken(has_room) => {
+                if let Some(found) = found {
+                    self.on_found(found)?;
+                }
+            }
             event = self.written.recv() => return match event {
                 Some(event) => self.on_written(event),
                 None => Err(Error::new(Code::Internal, "the dispatch writer ended")),
@@ -149,11 +155,6 @@ impl Delivery {
             }
             topic = self.topic_maker.made() => self.lanes.hasten(&topic, Instant::now()),
             () = until(next_due), if next_due.is_some() => {}
-            found = self.releases.woken(has_room) => {
-                if let Some(found) = found {
-                    self.on_found(found)?;
-                }
-            }
         }
         Ok(Vec::new())
     }
