@@ -15,6 +15,7 @@ mod from_table;
 mod intake;
 mod opening;
 mod pipeline;
+mod quarantine;
 pub(crate) mod record;
 pub(crate) mod recovery;
 mod session;
@@ -64,6 +65,7 @@ impl Relay {
     pub fn new(settings: Settings, metrics: Metrics, state: Arc<State>) -> Result<Self> {
         settings.project()?;
         settings.database()?;
+        settings.dead_letter_topic()?;
         let publisher = Publisher::new(&settings)?;
         let topics = settings.create_topics.then(|| Topics::new(&publisher));
         warn_of_global_endpoint(&settings);

@@ -20,14 +20,15 @@ use super::from_table;
 use super::intake::Intake;
 use super::opening::{self, Plan};
 use super::pipeline::{End, Pipeline};
+use super::quarantine::{MAX_BLOCKED, Quarantine};
 use super::recovery::loss::Audit;
 use super::supervisor::{self, Subject, Supervision, Supervisor};
 use super::topic_maker::TopicMaker;
 use super::{Phase, Relay, record, recovery};
-use crate::dispatch::Recorded;
+use crate::dispatch::{Recorded, quarantined};
 use crate::error::{Code, Error, Result};
 use crate::postgres::{Sql, answer_within, connect};
-use crate::settings::OnLoss;
+use crate::settings::{OnBadEvent, OnLoss};
 use crate::source::{Options, Source};
 use crate::watermark::{Confirmable, Watermark};
 
@@ -173,6 +174,7 @@ async fn open(relay: &Relay) -> Result<(Pipeline, Beside)> {
         }
     };
     let recorded = answer_within(ANSWER_LIMIT, Recorded::after(&sql, confirmed)).await?;
+    let quarantine = answer_within(ANSWER_LIMIT, quarantine_of(relay, &sql)).await?;
     let source = open_source(relay, confirmed).await?;
     let position = PgLsn::from(confirmed.as_u64());
     let taking = record::take(&sql, &settings.slot, &cluster, position, &relay.instance);
@@ -208,7 +210,7 @@ async fn open(relay: &Relay) -> Result<(Pipeline, Beside)> {
             relay.metrics.clone(),
         ),
         watermark: Watermark::new(Confirmable::by_slot(confirmed)),
-        delivery: delivery(relay, confirmed)?,
+        delivery: delivery(relay, quarantine, confirmed)?,
         recorded,
         sql: Some(sql),
         supervision,
@@ -278,16 +280,37 @@ fn audited(relay: &Relay) -> Result<auditor::Subject> {
     })
 }
 
-fn delivery(relay: &Relay, confirmed: Lsn) -> Result<Delivery> {
+fn delivery(relay: &Relay, quarantine: Quarantine, confirmed: Lsn) -> Result<Delivery> {
     let settings = &relay.settings;
-    Ok(Delivery::new(
+    Delivery::new(
         settings,
         settings.database()?.clone(),
         relay.publisher.clone(),
         TopicMaker::new(relay.topics.clone()),
+        quarantine,
         relay.metrics.clone(),
         u64::from(std::process::id()) << 32 | confirmed.as_u64() & 0xFFFF_FFFF,
-    ))
+    )
+}
+
+/// The quarantine with the keys that earlier sessions have blocked.
+async fn quarantine_of(relay: &Relay, sql: &Sql) -> Result<Quarantine> {
+    let mut quarantine = Quarantine::new(relay.settings.on_bad_event);
+    // Also where nothing is blocked: it makes sure that the relay can look into the quarantine.
+    let keys = quarantined::blocked_keys(sql, MAX_BLOCKED).await?;
+    if relay.settings.on_bad_event == OnBadEvent::QuarantineKey {
+        for key in &keys {
+            quarantine.block(key.group.clone(), key.since, &key.first);
+        }
+    }
+    if quarantine.blocked() > 0 {
+        tracing::warn!(
+            blocked_keys = quarantine.blocked(),
+            hint = "`postrider quarantine list` shows them",
+            "events of these keys wait in quarantine"
+        );
+    }
+    Ok(quarantine)
 }
 
 async fn check_publication(relay: &Relay, sql: &Sql) -> Result<PublicationState> {

@@ -27,7 +27,7 @@ async fn a_second_init_changes_nothing_and_says_so() {
         database
             .number("select count(*) from outbox.migrations")
             .await,
-        4
+        7
     );
 }
 
@@ -42,7 +42,7 @@ async fn two_inits_at_once_both_succeed() {
         database
             .number("select count(*) from outbox.migrations")
             .await,
-        4
+        7
     );
 }
 
@@ -191,7 +191,7 @@ async fn an_owner_without_replication_gets_everything_but_the_slot() {
         database
             .number("select count(*) from outbox.migrations")
             .await,
-        4
+        7
     );
 }
 

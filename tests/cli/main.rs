@@ -8,5 +8,6 @@ mod check;
 mod delivery;
 mod help;
 mod init;
+mod quarantine;
 mod slot;
 mod support;
