@@ -27,6 +27,7 @@ use super::{Phase, Relay, record, recovery};
 use crate::dispatch::Recorded;
 use crate::error::{Code, Error, Result};
 use crate::postgres::{Sql, connect};
+use crate::settings::OnLoss;
 use crate::source::{Options, Source};
 use crate::watermark::{Confirmable, Watermark};
 
@@ -75,7 +76,36 @@ pub(super) async fn run(
             pipeline.drain(BROKEN_SESSION_DRAIN).await;
         }
     }
-    ended
+    match ended {
+        Err(error) if error.code() == Code::PublicationMissing => Err(pass_gap(relay, error).await),
+        ended => ended,
+    }
+}
+
+/// The publication was not there at this place of the log, which the slot can therefore never
+/// pass (up to PostgreSQL 17). If it is there now, the next session recovers.
+async fn pass_gap(relay: &Relay, error: Error) -> Error {
+    let settings = &relay.settings;
+    let marking = async {
+        let sql = connect(settings.database()?, "postrider", STATEMENT_TIMEOUT).await?;
+        check_publication(relay, &sql).await?;
+        let cluster = cluster::inspect(&sql).await?;
+        let why = Code::PublicationGap.name();
+        record::mark_recovering(&sql, &settings.slot, &cluster, &relay.instance, why).await
+    };
+    if settings.slot_on_loss == OnLoss::Stop {
+        return error.hint("`postrider recover` delivers the rows from the tables");
+    }
+    match marking.await {
+        Ok(()) => Error::new(
+            Code::PublicationGap,
+            "the slot cannot pass a place of the log where the publication was not there",
+        )
+        .hint("no action needed: the slot is made anew, and the rows come from the tables")
+        .caused_by(error),
+        // It is still not there: a person has to see to it.
+        Err(_) => error,
+    }
 }
 
 /// Leaves the last position behind: a slot that is further on at the next start is not the one

@@ -8,5 +8,6 @@ mod check;
 mod delivery;
 mod help;
 mod init;
+mod recover;
 mod slot;
 mod support;
