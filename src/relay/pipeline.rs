@@ -20,9 +20,13 @@ use crate::dispatch::{Lookup, Recorded};
 use crate::error::{Code, Error, Result};
 use crate::lanes::{Event, Serve};
 use crate::metrics::Metrics;
-use crate::postgres::Sql;
-use crate::source::{Chunk, Source, copy_data_bodies};
+use crate::postgres::{Sql, answer_within};
+use crate::source::{self, Chunk, Source, copy_data_bodies};
 use crate::watermark::{CommitLsn, Confirmable, Watermark};
+
+/// Of a connection that leads nowhere, when recorded events are looked up; the server's own limit
+/// comes first.
+const LOOK_UP_LIMIT: Duration = Duration::from_secs(8);
 
 /// Everything one session works with.
 pub(super) struct Pipeline {
@@ -52,6 +56,9 @@ impl Pipeline {
     /// Runs until shutdown, or until an error ends the session.
     pub(super) async fn run(&mut self, shutdown: &mut watch::Receiver<bool>) -> Result<End> {
         loop {
+            if self.source.lease_is_over() {
+                return Err(source::lease_lost());
+            }
             let serve = self.backlog.serve(self.delivery.budget_is_spent());
             self.delivery.send_requests(serve);
             self.source.confirm(self.watermark.confirmable());
@@ -177,7 +184,7 @@ impl Pipeline {
         };
         let origin = &event.origin;
         while self.recorded.needs_page(origin.commit, origin.ordinal) {
-            self.recorded.read_page(sql).await?;
+            answer_within(LOOK_UP_LIMIT, self.recorded.read_page(sql)).await?;
         }
         let found = self
             .recorded

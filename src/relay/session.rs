@@ -26,13 +26,16 @@ use super::topic_maker::TopicMaker;
 use super::{Phase, Relay, record, recovery};
 use crate::dispatch::Recorded;
 use crate::error::{Code, Error, Result};
-use crate::postgres::{Sql, connect};
+use crate::postgres::{Sql, answer_within, connect};
 use crate::settings::OnLoss;
 use crate::source::{Options, Source};
 use crate::watermark::{Confirmable, Watermark};
 
 /// For the statements of the start; looking up recorded events may take longer than most.
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Of a connection that leads nowhere; the server's own limit comes first.
+pub(super) const ANSWER_LIMIT: Duration = Duration::from_secs(65);
 
 /// How long what is on its way may take to end when a session broke, before the next begins.
 const BROKEN_SESSION_DRAIN: Duration = Duration::from_secs(10);
@@ -72,9 +75,10 @@ pub(super) async fn run(
         Err(error) if error.code() == Code::PostgresStopping => {
             pipeline.drain(Duration::ZERO).await;
         }
-        Err(_) => {
-            pipeline.drain(BROKEN_SESSION_DRAIN).await;
-        }
+        Err(_) => tokio::select! {
+            _ = pipeline.drain(BROKEN_SESSION_DRAIN) => {}
+            () = stop_is_due(shutdown.clone(), relay.settings.shutdown_timeout) => {}
+        },
     }
     match ended {
         Err(error) if error.code() == Code::PublicationMissing => Err(pass_gap(relay, error).await),
@@ -129,6 +133,12 @@ async fn write_down(relay: &Relay, confirmed: Confirmable) {
     }
 }
 
+/// Over when a shutdown has had its time.
+async fn stop_is_due(shutdown: watch::Receiver<bool>, shutdown_timeout: Duration) {
+    wait_for_stop(shutdown).await;
+    tokio::time::sleep(shutdown_timeout).await;
+}
+
 async fn wait_for_stop(mut shutdown: watch::Receiver<bool>) {
     if shutdown.wait_for(|stop| *stop).await.is_err() {
         std::future::pending::<()>().await;
@@ -141,7 +151,7 @@ type Beside = (Supervisor, Auditor);
 async fn open(relay: &Relay) -> Result<(Pipeline, Beside)> {
     let settings = &relay.settings;
     let sql = connect(settings.database()?, "postrider", STATEMENT_TIMEOUT).await?;
-    let cluster = cluster::inspect(&sql).await?;
+    let cluster = answer_within(ANSWER_LIMIT, cluster::inspect(&sql)).await?;
     if cluster.major_version() < 14 {
         return Err(Error::new(
             Code::PostgresVersion,
@@ -162,10 +172,11 @@ async fn open(relay: &Relay) -> Result<(Pipeline, Beside)> {
             (new.consistent_point, Audit::Continue, Some(new))
         }
     };
-    let recorded = Recorded::after(&sql, confirmed).await?;
+    let recorded = answer_within(ANSWER_LIMIT, Recorded::after(&sql, confirmed)).await?;
     let source = open_source(relay, confirmed).await?;
     let position = PgLsn::from(confirmed.as_u64());
-    record::take(&sql, &settings.slot, &cluster, position, &relay.instance).await?;
+    let taking = record::take(&sql, &settings.slot, &cluster, position, &relay.instance);
+    answer_within(ANSWER_LIMIT, taking).await?;
     let (rows, from_table) = from_table::channel();
     let (seam, recovered) = match new_slot {
         Some(new) => {
@@ -179,9 +190,11 @@ async fn open(relay: &Relay) -> Result<(Pipeline, Beside)> {
         }
     };
     // From here on the session serves the pipeline, which must not wait for long.
-    sql.batch_execute("SET statement_timeout = '5s'").await?;
+    let set = sql.batch_execute("SET statement_timeout = '5s'");
+    answer_within(ANSWER_LIMIT, set).await?;
     let hasten = Arc::new(Notify::new());
-    let (supervisor, supervision) = supervise(relay, publication, &cluster, hasten.clone())?;
+    let (supervisor, supervision) =
+        supervise(relay, publication, &cluster, &source, hasten.clone())?;
     let audit = auditor::Start {
         everything: audit == Audit::Everything,
         after: recovered,
@@ -235,6 +248,7 @@ fn supervise(
     relay: &Relay,
     publication: PublicationState,
     cluster: &Cluster,
+    source: &Source,
     hasten: Arc<Notify>,
 ) -> Result<(Supervisor, watch::Receiver<Supervision>)> {
     let settings = &relay.settings;
@@ -244,6 +258,8 @@ fn supervise(
         publication: settings.publication.clone(),
         tables: relay.captured.clone(),
         system_identifier: cluster.system_identifier,
+        lease: source.lease_proof(),
+        wal_sender_timeout: settings.wal_sender_timeout,
     };
     let metrics = relay.metrics.clone();
     Ok(supervisor::start(subject, publication, metrics, hasten))
@@ -276,7 +292,8 @@ fn delivery(relay: &Relay, confirmed: Lsn) -> Result<Delivery> {
 
 async fn check_publication(relay: &Relay, sql: &Sql) -> Result<PublicationState> {
     let publication = &relay.settings.publication;
-    let state = publication::inspect(sql, publication, &relay.captured).await?;
+    let looking = publication::inspect(sql, publication, &relay.captured);
+    let state = answer_within(ANSWER_LIMIT, looking).await?;
     match state.problems().first() {
         None => Ok(state),
         Some(problem) => Err(problem.into()),

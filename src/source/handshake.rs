@@ -27,7 +27,7 @@ const HEADER: usize = 5;
 pub(super) struct Connection {
     pub(super) stream: Box<dyn Duplex>,
     pub(super) buffer: BytesMut,
-    /// Process id and secret: what it takes to cancel what the server is doing for us.
+    /// Process id of the walsender, and the secret that it takes to cancel what it is doing.
     pub(super) cancel_key: Option<(i32, i32)>,
 }
 

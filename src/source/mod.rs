@@ -11,7 +11,9 @@ mod create;
 mod feedback;
 mod framing;
 mod handshake;
+mod lease;
 mod pace;
+mod proof;
 mod session;
 #[cfg(test)]
 mod tests;
@@ -33,6 +35,7 @@ use crate::watermark::Confirmable;
 
 pub(crate) use create::{CreateSlot, CreatedSlot, create_slot};
 pub(crate) use framing::copy_data_bodies;
+pub(crate) use proof::LeaseProof;
 
 /// Chunks between the session and the relay; with the read buffer of the session this bounds the
 /// bytes that wait here to about 2 MiB, or two messages if these are larger.
@@ -65,6 +68,7 @@ pub(crate) struct Source {
     /// taken.
     ended: oneshot::Receiver<Error>,
     control: Arc<Control>,
+    walsender: i32,
     close: Option<oneshot::Sender<()>>,
     thread: Option<std::thread::JoinHandle<()>>,
 }
@@ -75,6 +79,7 @@ struct Control {
     /// The position to report as flushed.
     confirmed: AtomicU64,
     last_status: LastStatus,
+    lease: LeaseProof,
 }
 
 impl Control {
@@ -99,6 +104,7 @@ impl Source {
         let control = Arc::new(Control {
             confirmed: AtomicU64::new(start),
             last_status,
+            lease: LeaseProof::new(),
         });
         let shared = control.clone();
         let thread = std::thread::Builder::new()
@@ -113,15 +119,17 @@ impl Source {
                 session::run(options, shared, ends);
             })
             .map_err(|e| Error::new(Code::Internal, "cannot start a thread").caused_by(e))?;
-        let source = Self {
+        let mut source = Self {
             chunks,
             ended,
             control,
+            walsender: 0,
             close: Some(close),
             thread: Some(thread),
         };
         match wait_started.await {
-            Ok(Ok(())) => {
+            Ok(Ok(walsender)) => {
+                source.walsender = walsender;
                 source.control.last_status.sent();
                 Ok(source)
             }
@@ -134,6 +142,16 @@ impl Source {
     /// chunk is taken.
     pub(crate) fn split(&mut self) -> (&mut oneshot::Receiver<Error>, &mut mpsc::Receiver<Chunk>) {
         (&mut self.ended, &mut self.chunks)
+    }
+
+    /// Whether sending has to stop, since the slot may be another's soon.
+    pub(crate) fn lease_is_over(&self) -> bool {
+        self.control.lease.is_over()
+    }
+
+    /// Where a look at PostgreSQL says what it has heard from us; and the pid of our walsender.
+    pub(crate) fn lease_proof(&self) -> (LeaseProof, i32) {
+        (self.control.lease.clone(), self.walsender)
     }
 
     /// Reports `position` as flushed with the next status message.
@@ -160,4 +178,12 @@ impl Source {
             }
         }
     }
+}
+
+/// The error of a session whose slot may be another's soon.
+pub(crate) fn lease_lost() -> Error {
+    Error::new(
+        Code::LeaseLost,
+        "nothing has proven for three quarters of wal_sender_timeout that PostgreSQL hears us",
+    )
 }

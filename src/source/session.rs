@@ -27,7 +27,8 @@ const START_TIMEOUT: Duration = Duration::from_secs(20);
 /// The session's ends of the channels to the relay.
 pub(super) struct Ends {
     pub(super) chunks: mpsc::Sender<Chunk>,
-    pub(super) started: oneshot::Sender<Result<()>>,
+    /// Told the pid of the walsender.
+    pub(super) started: oneshot::Sender<Result<i32>>,
     pub(super) end: oneshot::Sender<Error>,
     pub(super) close: oneshot::Receiver<()>,
 }
@@ -60,13 +61,18 @@ pub(super) fn run(options: Options, control: Arc<Control>, ends: Ends) {
                 return;
             }
         };
-        if started.send(Ok(())).is_err() {
+        let now = Instant::now();
+        let feedback = Feedback::new(options.wal_sender_timeout, control.confirmed(), now);
+        control.lease.set_end(feedback.lease_ends_at());
+        if started
+            .send(Ok(connection.cancel_key.map_or(0, |(process, _)| process)))
+            .is_err()
+        {
             return;
         }
-        let now = Instant::now();
         let mut session = Session {
             connection,
-            feedback: Feedback::new(options.wal_sender_timeout, control.confirmed(), now),
+            feedback,
             control,
             pace: Pace::new(now),
             waiting: None,
@@ -122,7 +128,6 @@ impl Session {
                 permit = chunks.reserve(), if held_back => {
                     let Ok(permit) = permit else { return self.close().await };
                     permit.send(self.waiting.take().expect("invariant: a chunk waits"));
-                    self.feedback.reading_again(Instant::now());
                 }
                 read = self.connection.stream.read_buf(&mut self.connection.buffer),
                     if !held_back =>
@@ -130,9 +135,7 @@ impl Session {
                     match read {
                         Ok(0) => return Err(lost("the server closed the connection")),
                         Ok(bytes) => {
-                            let now = Instant::now();
-                            self.feedback.heard(now);
-                            linger = self.pace.read(bytes, now);
+                            linger = self.pace.read(bytes, Instant::now());
                         }
                         Err(e) => return Err(lost("reading failed").caused_by(e)),
                     }
@@ -154,6 +157,7 @@ impl Session {
                 self.feedback.reply_requested();
             }
             if scan.copy_data > 0 {
+                self.feedback.heard(scan.words, Instant::now());
                 let chunk = self.connection.buffer.split_to(scan.copy_data).freeze();
                 if let Err(mpsc::error::TrySendError::Full(chunk)) = chunks.try_send(chunk) {
                     self.waiting = Some(chunk);
@@ -207,16 +211,17 @@ impl Session {
         } else {
             Reading::Open
         };
+        if let Some(sent_at) = self.control.lease.proven() {
+            self.feedback.proven(sent_at);
+        }
+        self.control.lease.set_end(self.feedback.lease_ends_at());
         match self
             .feedback
             .due(Instant::now(), self.control.confirmed(), reading)
         {
             Due::Nothing => Ok(()),
             Due::Status { ask } => self.send_status(ask).await,
-            Due::LeaseLost => Err(Error::new(
-                Code::LeaseLost,
-                "PostgreSQL has been silent for three quarters of wal_sender_timeout",
-            )),
+            Due::LeaseLost => Err(super::lease_lost()),
         }
     }
 

@@ -96,8 +96,13 @@ impl Database {
     }
 
     pub(crate) async fn on(server: ScratchPostgres) -> Self {
+        Self::on_with(server, &[]).await
+    }
+
+    /// On that server, prepared with more settings than usual.
+    pub(crate) async fn on_with(server: ScratchPostgres, more: &[(&str, &str)]) -> Self {
         let socket_url = server.socket_url("postgres");
-        init(&socket_url, "postrider");
+        init(&socket_url, "postrider", more);
         Self {
             client: connect(&socket_url).await,
             url: server.url("postgres"),
@@ -123,7 +128,7 @@ impl Database {
             .rsplit_once('/')
             .expect("DATABASE_URL names a database");
         let url = format!("{server}/{name}{query}");
-        init(&url, &name);
+        init(&url, &name, &[]);
         Self {
             client: connect(&url).await,
             url,
@@ -234,8 +239,9 @@ impl Database {
 }
 
 /// Runs `postrider init --apply`.
-fn init(url: &str, slot: &str) {
-    let environment = [("DATABASE_URL", url), ("POSTRIDER_SLOT", slot)];
+fn init(url: &str, slot: &str, more: &[(&str, &str)]) {
+    let mut environment = vec![("DATABASE_URL", url), ("POSTRIDER_SLOT", slot)];
+    environment.extend(more);
     let done = postrider(&["init", "--apply"], &environment)
         .output()
         .unwrap();
@@ -344,14 +350,14 @@ impl Relay {
 
     /// Sends SIGTERM.
     pub(crate) fn terminate(&self) {
-        let pid = self.child.id().to_string();
-        assert!(
-            Command::new("kill")
-                .args(["-TERM", &pid])
-                .status()
-                .unwrap()
-                .success()
-        );
+        self.signal("TERM");
+    }
+
+    /// Sends a signal by its name.
+    pub(crate) fn signal(&self, name: &str) {
+        let (option, pid) = (format!("-{name}"), self.child.id().to_string());
+        let sent = Command::new("kill").args([option, pid]).status();
+        assert!(sent.unwrap().success());
     }
 
     /// Sends SIGTERM and waits for the end, which must be a success.
