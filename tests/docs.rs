@@ -177,6 +177,7 @@ fn every_metric_that_is_written_about_exists() {
     let label = Label { kind: "x" };
     metrics.publish_failures.get_or_create(&label).inc();
     metrics.unexpected_changes.get_or_create(&label).inc();
+    metrics.recoveries.get_or_create(&label).inc();
     metrics.slot_health.get_or_create(&label).set(1);
     metrics.lag_bytes.set(Some(0.0));
     metrics.retained_bytes.set(Some(0.0));
