@@ -178,6 +178,7 @@ fn every_metric_that_is_written_about_exists() {
     metrics.publish_failures.get_or_create(&label).inc();
     metrics.unexpected_changes.get_or_create(&label).inc();
     metrics.events_quarantined.get_or_create(&label).inc();
+    metrics.recoveries.get_or_create(&label).inc();
     metrics.slot_health.get_or_create(&label).set(1);
     metrics.events_in_quarantine.set(Some(0.0));
     metrics.lag_bytes.set(Some(0.0));

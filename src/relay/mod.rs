@@ -158,12 +158,13 @@ fn host_name() -> String {
         .unwrap_or_else(|| "localhost".into())
 }
 
-/// The health of a slot as a relay sees it.
-fn health_of(slot: &Slot, viewer: Viewer, system_identifier: SystemIdentifier) -> Health {
+/// The health of the slot that this relay streams from. What was written down about it is
+/// compared at the opening: nobody else can move the slot while we hold it.
+fn health_of(slot: &Slot, system_identifier: SystemIdentifier) -> Health {
     let observation = Observation {
         slot: Some(slot),
         earlier: None,
-        viewer,
+        viewer: Viewer::Streaming,
         time_lag: None,
         system_identifier,
         recorded: None,

@@ -162,6 +162,7 @@ async fn open(relay: &Relay) -> Result<(Pipeline, Beside)> {
     if cluster.in_recovery {
         return Err(Error::new(Code::PostgresStandby, "the server is a standby"));
     }
+    opening::refuse_a_copy(relay, &sql, &cluster).await?;
     check_publication(relay, &sql).await?;
     let plan = opening::plan(relay, &sql, &cluster).await?;
     // Again, since waiting for the slot may have taken days.
