@@ -10,7 +10,8 @@
 //! 4. [`map`] makes a Pub/Sub message of a row.
 //! 5. [`lanes`] keep the order per key and say which request goes next.
 //! 6. [`publish`] makes one attempt and says what its failure means.
-//! 7. `dispatch` records what became of each event.
+//! 7. `dispatch` records what became of each event; `table` reads rows that the stream does not
+//!    bring.
 //! 8. [`watermark`] says how far everything is resolved, which `source` then confirms.
 //!
 //! [`error`] has the codes that operators see, [`metrics`] and [`http`] what they watch, [`cli`]
@@ -31,5 +32,6 @@ pub mod publish;
 pub mod relay;
 pub mod settings;
 mod source;
+mod table;
 mod throttled_log;
 pub mod watermark;

@@ -109,6 +109,8 @@ pub struct Metrics {
     pub events_published: Counter,
     pub events_skipped: Counter,
     pub events_recorded: Counter,
+    pub events_from_table: Counter,
+    pub recoveries: Family<Kind, Counter>,
     pub publish_requests: Counter,
     pub publish_failures: Family<Kind, Counter>,
     pub unexpected_changes: Family<Kind, Counter>,
@@ -136,6 +138,8 @@ impl Default for Metrics {
             events_published: Counter::default(),
             events_skipped: Counter::default(),
             events_recorded: Counter::default(),
+            events_from_table: Counter::default(),
+            recoveries: Family::default(),
             publish_requests: Counter::default(),
             publish_failures: Family::default(),
             unexpected_changes: Family::default(),
@@ -195,6 +199,11 @@ impl Metrics {
             &self.events_recorded,
         );
         add(
+            "events_from_table",
+            "Events delivered from their table, since the stream did not bring them",
+            &self.events_from_table,
+        );
+        add(
             "publish_requests",
             "Publish requests answered with success",
             &self.publish_requests,
@@ -204,6 +213,11 @@ impl Metrics {
             "received_bytes",
             "Bytes read from the replication stream",
             &self.received_bytes,
+        );
+        registry.register(
+            "recoveries",
+            "Recoveries begun, by the loss that was noticed",
+            self.recoveries.clone(),
         );
         registry.register(
             "publish_failures",

@@ -142,12 +142,12 @@ fn check_stream(stream: &Stream, copies: &[Copy<'_>], expected: &[String], repor
 }
 
 fn find_duplicates(stream: &Stream, copies: &[Copy<'_>], report: &mut Report) {
-    let mut last_answer: HashMap<&str, Answer> = HashMap::new();
+    let mut last_copy: HashMap<&str, &Copy<'_>> = HashMap::new();
     for copy in copies {
-        let Some(answer_before) = last_answer.insert(copy.event_id, copy.answer) else {
+        let Some(before) = last_copy.insert(copy.event_id, copy) else {
             continue;
         };
-        let reason = match answer_before {
+        let reason = match before.answer {
             Answer::MessageIds => Reason::Unexplained,
             Answer::Error(_) | Answer::FewerIds | Answer::Never | Answer::Pending => {
                 Reason::NotAnswered
@@ -156,6 +156,7 @@ fn find_duplicates(stream: &Stream, copies: &[Copy<'_>], report: &mut Report) {
         report.duplicates.push(Duplicate {
             stream: stream.clone(),
             event_id: copy.event_id.to_owned(),
+            before: before.sequence,
             sequence: copy.sequence,
             reason,
         });

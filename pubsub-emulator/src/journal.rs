@@ -188,6 +188,7 @@ impl Inner {
                 .map(|message| event_id(*message).map(Box::from))
                 .collect(),
             received: Duration::ZERO,
+            stored: None,
             ended: None,
             first_message_id: None,
             answer: Answer::Pending,
@@ -232,7 +233,10 @@ impl Entry {
         self.inner
             .stored_messages
             .fetch_add(self.messages, Ordering::Relaxed);
-        self.update(|attempt, _| attempt.first_message_id = Some(first_message_id));
+        self.update(|attempt, now| {
+            attempt.first_message_id = Some(first_message_id);
+            attempt.stored = Some(now);
+        });
         self.inner.changed.notify_waiters();
     }
 

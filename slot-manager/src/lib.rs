@@ -38,6 +38,8 @@ pub use cluster::{Cluster, SystemIdentifier};
 pub use error::Error;
 pub use finding::{Finding, Severity};
 pub use health::Health;
-pub use qualified_name::{ParseQualifiedNameError, QualifiedName, quoted_identifier};
+pub use qualified_name::{
+    ParseQualifiedNameError, QualifiedName, quoted_identifier, quoted_literal,
+};
 pub use slot::{Holder, Slot, WalStatus};
 pub use slot_name::{InvalidSlotName, SlotName};

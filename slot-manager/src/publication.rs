@@ -222,6 +222,14 @@ impl PublicationState {
         inserts.into_iter().chain(of_tables).collect()
     }
 
+    /// The identities and versions of the publication, of its hold on each captured table and of
+    /// the tables: the same as long as [`has_changed_since`](Self::has_changed_since) is false. To
+    /// be compared, not read.
+    #[must_use]
+    pub fn fingerprint(&self) -> &str {
+        &self.fingerprint
+    }
+
     /// Whether the publication, its hold on a captured table, or a captured table itself was
     /// altered, dropped or recreated since `earlier`, also when all looks the same again. Rows
     /// written in between may be missing from the stream.

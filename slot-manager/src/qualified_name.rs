@@ -149,6 +149,12 @@ pub fn quoted_identifier(name: &str) -> String {
     }
 }
 
+/// A text as an SQL literal.
+#[must_use]
+pub fn quoted_literal(text: &str) -> String {
+    format!("'{}'", text.replace('\'', "''"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

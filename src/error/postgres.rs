@@ -11,8 +11,9 @@ pub(super) fn code_of(sqlstate: &str) -> Code {
     match sqlstate {
         "28000" | "28P01" => Code::PostgresAuthentication,
         "42501" => Code::PrivilegeMissing,
-        "42P01" | "3F000" | "42883" => Code::SchemaMissing,
-        "42703" => Code::ColumnMissing,
+        // A column that is not there is one of ours, of a newer version: those of captured tables
+        // are looked up in the catalog.
+        "42P01" | "3F000" | "42883" | "42703" => Code::SchemaMissing,
         "55006" => Code::SlotHeld,
         "53300" | "53400" => Code::PostgresTooManyConnections,
         "3D000" => Code::DatabaseUrlInvalid,

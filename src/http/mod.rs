@@ -1,5 +1,10 @@
-//! The HTTP port: `/metrics`, `/livez`, `/readyz` and `/status`. Says nothing of payloads, keys or
-//! secrets.
+//! The HTTP port: `/metrics`, `/livez`, `/readyz` and `/status`.
+//!
+//! It has no authentication, so it tells nothing that helps an intruder: no payload, key, secret or
+//! setting, no version, no role and no address of the database. What a client can make it do is
+//! bounded in `listener`.
+
+mod listener;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -35,7 +40,7 @@ pub async fn listen(addr: SocketAddr) -> Result<TcpListener> {
     })
 }
 
-/// Answers requests until the process ends.
+/// Answers requests until it is dropped.
 pub async fn serve(
     listener: TcpListener,
     slot: &str,
@@ -55,9 +60,7 @@ pub async fn serve(
         .route("/readyz", get(readyz))
         .route("/status", get(status))
         .with_state(port);
-    if let Err(error) = axum::serve(listener, router).await {
-        tracing::error!(%error, "the HTTP port has closed");
-    }
+    match listener::serve(listener, router).await {}
 }
 
 /// Prometheus' text format.
@@ -74,28 +77,32 @@ async fn metrics_page(Shared(port): Shared<Port>) -> impl IntoResponse {
 async fn livez(Shared(port): Shared<Port>) -> (StatusCode, String) {
     let silent = port.metrics.last_status.age();
     match (port.state.phase(), silent) {
-        (Phase::Streaming, Some(silent)) if silent > port.wal_sender_timeout => (
-            StatusCode::SERVICE_UNAVAILABLE,
-            format!(
-                "no status message to PostgreSQL for {} s\n",
-                silent.as_secs()
-            ),
-        ),
+        (Phase::Streaming | Phase::Recovering, Some(silent))
+            if silent > port.wal_sender_timeout =>
+        {
+            (
+                StatusCode::SERVICE_UNAVAILABLE,
+                format!(
+                    "no status message to PostgreSQL for {} s\n",
+                    silent.as_secs()
+                ),
+            )
+        }
         (phase, _) => (StatusCode::OK, format!("{}\n", phase.name())),
     }
 }
 
-/// 200 when the relay streams, or stands by for another one that does.
+/// 200 when the relay delivers, or stands by for another one that does.
 async fn readyz(Shared(port): Shared<Port>) -> (StatusCode, String) {
     let phase = port.state.phase();
     let code = match &phase {
-        Phase::Streaming | Phase::Standby(_) => StatusCode::OK,
+        Phase::Streaming | Phase::Recovering | Phase::Standby(_) => StatusCode::OK,
         Phase::Connecting | Phase::Broken(_) => StatusCode::SERVICE_UNAVAILABLE,
     };
     let text = match &phase {
         Phase::Standby(holder) => format!("standby: the slot is held by {holder}\n"),
         Phase::Broken(code) => format!("broken: {code}\n"),
-        Phase::Streaming | Phase::Connecting => format!("{}\n", phase.name()),
+        Phase::Streaming | Phase::Recovering | Phase::Connecting => format!("{}\n", phase.name()),
     };
     (code, text)
 }
@@ -103,7 +110,6 @@ async fn readyz(Shared(port): Shared<Port>) -> (StatusCode, String) {
 /// What `/status` shows.
 #[derive(Debug, Serialize)]
 struct Status {
-    version: &'static str,
     slot: String,
     phase: &'static str,
     /// The code of the error that ended the last session.
@@ -128,16 +134,15 @@ async fn status(Shared(port): Shared<Port>) -> Json<Status> {
     let phase = port.state.phase();
     let metrics = &port.metrics;
     Json(Status {
-        version: env!("CARGO_PKG_VERSION"),
         slot: port.slot.to_string(),
         phase: phase.name(),
         last_error: match &phase {
             Phase::Broken(code) => Some(code.name()),
-            Phase::Connecting | Phase::Standby(_) | Phase::Streaming => None,
+            Phase::Connecting | Phase::Standby(_) | Phase::Recovering | Phase::Streaming => None,
         },
         holder: match phase {
             Phase::Standby(holder) => Some(holder),
-            Phase::Connecting | Phase::Streaming | Phase::Broken(_) => None,
+            Phase::Connecting | Phase::Recovering | Phase::Streaming | Phase::Broken(_) => None,
         },
         lag_bytes: metrics.lag_bytes.get(),
         retained_bytes: metrics.retained_bytes.get(),

@@ -149,12 +149,12 @@ pub(super) struct EventColumns {
     pub(super) id: Column,
     pub(super) headers: Option<Column>,
     aggregate_type: Option<Column>,
-    aggregate_id: Option<Column>,
+    pub(super) aggregate_id: Option<Column>,
     event_type: Option<Column>,
-    version: Option<Column>,
+    pub(super) version: Option<Column>,
     schema_version: Option<Column>,
     pub(super) payload: Column,
-    occurred_at: Option<Column>,
+    pub(super) occurred_at: Option<Column>,
 }
 
 /// What the columns hold in one row; `None` is null or no such column.

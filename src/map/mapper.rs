@@ -57,6 +57,23 @@ pub struct Mapped {
     pub message: Bytes,
 }
 
+/// The columns by which rows are found and put in order when the table is read.
+#[derive(Debug, Clone, Copy)]
+pub struct TableColumns<'a> {
+    /// Identity of the event.
+    pub id: &'a str,
+    /// Whether its type is uuid: the event id itself.
+    pub id_is_uuid: bool,
+    /// Whether it is a whole number, such as a `bigserial`.
+    pub id_is_number: bool,
+    /// Where the ordering key comes from.
+    pub aggregate_id: Option<&'a str>,
+    /// Counts the events of an aggregate.
+    pub version: Option<&'a str>,
+    /// When it happened.
+    pub occurred_at: Option<&'a str>,
+}
+
 /// Makes messages from the rows of one table.
 #[derive(Debug, Clone)]
 pub struct Mapper {
@@ -128,6 +145,20 @@ impl Mapper {
             table: table.into(),
             columns,
         })
+    }
+
+    /// The columns by which rows are found and put in order when the table is read.
+    pub fn table_columns(&self) -> TableColumns<'_> {
+        let columns = &self.columns;
+        let id = &columns.id;
+        TableColumns {
+            id: id.name(),
+            id_is_uuid: id.type_oid() == pg_type::UUID,
+            id_is_number: [pg_type::INT2, pg_type::INT4, pg_type::INT8].contains(&id.type_oid()),
+            aggregate_id: columns.aggregate_id.as_ref().map(Column::name),
+            version: columns.version.as_ref().map(Column::name),
+            occurred_at: columns.occurred_at.as_ref().map(Column::name),
+        }
     }
 
     /// Makes the message of one inserted row.

@@ -41,7 +41,7 @@ mod wire;
 pub use envelope::{Envelope, ParseEnvelopeError};
 pub use error::{EventError, EventFault, Limit, MapError, SettingFault};
 pub use event_id::EventId;
-pub use mapper::{EventPosition, Mapped, Mapper};
+pub use mapper::{EventPosition, Mapped, Mapper, TableColumns};
 pub use ordering::{BUCKETS_MAX, Ordering, OrderingKey, ParseOrderingError};
 pub use settings::{Columns, TableSettings};
 pub use template::{ParseTemplateError, Template};

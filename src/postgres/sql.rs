@@ -111,7 +111,8 @@ fn config(target: &Target, application_name: &str, statement_timeout: Duration) 
         .keepalives_interval(Duration::from_secs(5))
         .keepalives_retries(2)
         .options(format!(
-            "-c timezone=UTC -c datestyle=ISO -c synchronous_commit=on -c idle_session_timeout=0 \
+            "-c timezone=UTC -c datestyle=ISO -c bytea_output=hex -c synchronous_commit=on \
+             -c idle_session_timeout=0 \
              -c statement_timeout={}",
             statement_timeout.as_millis()
         ))

@@ -13,6 +13,8 @@ pub enum Phase {
     Connecting,
     /// Another session holds the slot; with its description.
     Standby(String),
+    /// Holds a new slot, and delivers from the tables what lies before it.
+    Recovering,
     /// Streams from the slot.
     Streaming,
     /// The last session broke; another attempt follows.
@@ -25,6 +27,7 @@ impl Phase {
         match self {
             Phase::Connecting => "connecting",
             Phase::Standby(_) => "standby",
+            Phase::Recovering => "recovering",
             Phase::Streaming => "streaming",
             Phase::Broken(_) => "broken",
         }
@@ -57,9 +60,16 @@ impl State {
         }
     }
 
+    /// Role and address of the holder are left out: this is shown to whoever reaches the HTTP
+    /// port. The log and `postrider slot` have them.
     pub(super) fn standby(&self, holder: Option<&Holder>) {
+        let shown = holder.map(|holder| Holder {
+            client_addr: None,
+            user: None,
+            ..holder.clone()
+        });
         self.set(Phase::Standby(
-            holder.map(ToString::to_string).unwrap_or_default(),
+            shown.map(|holder| holder.to_string()).unwrap_or_default(),
         ));
     }
 }

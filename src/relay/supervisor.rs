@@ -5,12 +5,13 @@
 //! only protection: while it is wrong, or unknown, no keepalive may be confirmed. The same look
 //! brings the figures of the slot, and writes down who serves it.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use slot_manager::health::Viewer;
 use slot_manager::publication::{self, CapturedTable, PublicationState};
 use slot_manager::{SlotName, SystemIdentifier, slots};
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tokio::task::JoinHandle;
 use tokio_postgres::types::PgLsn;
 
@@ -56,11 +57,12 @@ pub(super) struct Subject {
     pub(super) wal_sender_timeout: Duration,
 }
 
-/// Starts to look; just now all was well, with `state`.
+/// Starts to look; just now all was well, with `state`. A change hastens the audit.
 pub(super) fn start(
     subject: Subject,
     state: PublicationState,
     metrics: Metrics,
+    audit: Arc<Notify>,
 ) -> (Supervisor, watch::Receiver<Supervision>) {
     let (sender, receiver) = watch::channel(Supervision::PublicationRight);
     metrics.publication_ok.set(1);
@@ -71,6 +73,7 @@ pub(super) fn start(
             sql: None,
             state,
             metrics,
+            audit,
             recorded: 0,
         };
         loop {
@@ -102,6 +105,7 @@ struct Watcher {
     /// How the publication looked when the session began.
     state: PublicationState,
     metrics: Metrics,
+    audit: Arc<Notify>,
     /// Events recorded when the relay's row was written last.
     recorded: u64,
 }
@@ -205,11 +209,12 @@ impl Watcher {
             );
         }
         if problems.is_empty() && state.has_changed_since(&self.state) {
-            tracing::error!(
+            tracing::warn!(
                 code = "publication-drift",
                 "the publication or a captured table was altered or made anew: rows inserted \
-                 meanwhile may not have been streamed; compare outbox.dispatch with the table"
+                 meanwhile may not have been streamed; comparing the tables with outbox.dispatch"
             );
+            self.audit.notify_one();
         }
         self.state = state.clone();
         match problems.is_empty() {

@@ -7,6 +7,7 @@
 //! What is *not* here: pgoutput is not decoded, and no LSN of the stream is ever interpreted; the
 //! one LSN that is reported is the [`Confirmable`] that the watermark made.
 
+mod create;
 mod feedback;
 mod framing;
 mod handshake;
@@ -14,6 +15,8 @@ mod lease;
 mod pace;
 mod proof;
 mod session;
+#[cfg(test)]
+mod tests;
 mod wire;
 
 use std::sync::Arc;
@@ -30,6 +33,7 @@ use crate::metrics::LastStatus;
 use crate::postgres::Target;
 use crate::watermark::Confirmable;
 
+pub(crate) use create::{CreateSlot, CreatedSlot, create_slot};
 pub(crate) use framing::copy_data_bodies;
 pub(crate) use proof::LeaseProof;
 

@@ -64,7 +64,10 @@ pub(super) fn run(options: Options, control: Arc<Control>, ends: Ends) {
         let now = Instant::now();
         let feedback = Feedback::new(options.wal_sender_timeout, control.confirmed(), now);
         control.lease.set_end(feedback.lease_ends_at());
-        if started.send(Ok(connection.walsender)).is_err() {
+        if started
+            .send(Ok(connection.cancel_key.map_or(0, |(process, _)| process)))
+            .is_err()
+        {
             return;
         }
         let mut session = Session {

@@ -1,5 +1,5 @@
-//! Every way to PostgreSQL that libpq's `sslmode` knows, for both kinds of session, and the
-//! passwords that must not be seen.
+//! Every way to PostgreSQL that libpq's `sslmode` knows, for the relay as a whole, and the
+//! passwords that must not be seen. `src/source/tests.rs` tests each kind of session by itself.
 
 use rcgen::{
     BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
@@ -9,8 +9,8 @@ use tempfile::TempDir;
 
 use crate::harness::{self, Database, Relay, insert_orders};
 
-const PASSWORD: &str = "s3cret/%&word";
-const PASSWORD_IN_URL: &str = "s3cret%2F%25%26word";
+pub(crate) const PASSWORD: &str = "s3cret/%&word";
+pub(crate) const PASSWORD_IN_URL: &str = "s3cret%2F%25%26word";
 
 /// An authority and what it has signed, as PEM.
 struct Authority {
@@ -55,16 +55,16 @@ impl Authority {
 }
 
 /// A server that speaks TLS only, whose certificate is for `names`.
-struct Secured {
-    database: Database,
+pub(crate) struct Secured {
+    pub(crate) database: Database,
     authority: Authority,
-    files: TempDir,
+    pub(crate) files: TempDir,
     port: u16,
     socket_dir: String,
 }
 
 impl Secured {
-    async fn start(names: &[&str]) -> Self {
+    pub(crate) async fn start(names: &[&str]) -> Self {
         let authority = Authority::new();
         let (cert_pem, key_pem) =
             authority.sign("server", names, ExtendedKeyUsagePurpose::ServerAuth);
@@ -101,18 +101,18 @@ impl Secured {
         secured
     }
 
-    fn write(&self, name: &str, text: &str) -> String {
+    pub(crate) fn write(&self, name: &str, text: &str) -> String {
         let path = self.files.path().join(name);
         std::fs::write(&path, text).unwrap();
         path.display().to_string()
     }
 
-    fn url(&self, host: &str, parameters: &str) -> String {
+    pub(crate) fn url(&self, host: &str, parameters: &str) -> String {
         let port = self.port;
         format!("postgres://relay:{PASSWORD_IN_URL}@{host}:{port}/postgres?{parameters}")
     }
 
-    fn ca(&self) -> String {
+    pub(crate) fn ca(&self) -> String {
         self.files.path().join("ca.pem").display().to_string()
     }
 

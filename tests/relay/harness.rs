@@ -153,6 +153,10 @@ impl Database {
         self.client = connect(&url).await;
     }
 
+    pub(crate) fn slot(&self) -> &str {
+        &self.slot
+    }
+
     pub(crate) async fn execute(&self, sql: &str) {
         self.client.batch_execute(sql).await.unwrap();
     }
@@ -208,6 +212,15 @@ impl Database {
             self.slot
         ))
         .await
+    }
+
+    /// Drops the slot, which nobody reads from any more.
+    pub(crate) async fn drop_slot(&self) {
+        let sql = format!("SELECT pg_drop_replication_slot('{}')", self.slot);
+        eventually("the slot is free and dropped", || async {
+            self.client.batch_execute(&sql).await.ok()
+        })
+        .await;
     }
 
     pub(crate) async fn current_wal(&self) -> i64 {
@@ -322,6 +335,12 @@ impl Relay {
             || async { self.log().contains(text).then_some(()) },
         )
         .await;
+    }
+
+    /// File descriptors that the process has open.
+    pub(crate) fn open_files(&self) -> usize {
+        let folder = format!("/proc/{}/fd", self.child.id());
+        std::fs::read_dir(folder).unwrap().count()
     }
 
     pub(crate) fn kill_9(mut self) {

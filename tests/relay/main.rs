@@ -3,18 +3,24 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod audit;
 mod connections;
 mod delivery;
 mod failover;
 mod google_emulator;
 mod harness;
+mod hostile_clients;
 mod http;
+mod identifiers;
 mod load;
 mod mapping;
 mod outage;
 mod postgres_events;
+mod privileges;
 mod pubsub_events;
+mod recovery;
 mod restart;
+mod secrets;
 mod service;
 mod shutdown;
 mod standby;

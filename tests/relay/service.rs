@@ -13,7 +13,7 @@ use tokio_rustls::TlsAcceptor;
 use crate::harness::{self, Database, Relay, insert_orders};
 
 /// An RSA key as PEM; `None` where openssl is not installed.
-fn rsa_key() -> Option<String> {
+pub(crate) fn rsa_key() -> Option<String> {
     let made = Command::new("openssl")
         .args([
             "genpkey",
@@ -30,8 +30,18 @@ fn rsa_key() -> Option<String> {
         .then(|| String::from_utf8(made.stdout).unwrap())
 }
 
+/// The key file of a service account.
+pub(crate) fn service_account(private_key: &str) -> String {
+    serde_json::json!({
+        "type": "service_account", "project_id": "demo", "private_key_id": "1",
+        "private_key": private_key, "client_email": "relay@demo.example", "client_id": "1",
+        "token_uri": "http://127.0.0.1:9/token",
+    })
+    .to_string()
+}
+
 /// Terminates TLS for `target` as `localhost`; gives its port and the authority's PEM.
-async fn tls_in_front_of(target: String) -> (u16, String) {
+pub(crate) async fn tls_in_front_of(target: String) -> (u16, String) {
     let mut params = CertificateParams::default();
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
     let key = KeyPair::generate().unwrap();
@@ -83,12 +93,7 @@ async fn a_tls_endpoint_with_application_default_credentials_is_published_to() {
     let ca = files.path().join("ca.pem").display().to_string();
     let account = files.path().join("account.json").display().to_string();
     std::fs::write(&ca, ca_pem).unwrap();
-    let json = serde_json::json!({
-        "type": "service_account", "project_id": "demo", "private_key_id": "1",
-        "private_key": private_key, "client_email": "relay@demo.example", "client_id": "1",
-        "token_uri": "http://127.0.0.1:9/token",
-    });
-    std::fs::write(&account, json.to_string()).unwrap();
+    std::fs::write(&account, service_account(&private_key)).unwrap();
     let endpoint = format!("https://localhost:{port}");
     insert_orders(&database, 100, 5).await;
     let environment = [

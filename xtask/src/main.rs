@@ -4,8 +4,12 @@
 
 mod bench;
 mod ci;
+mod memory;
+mod pg_matrix;
+mod process;
 mod settings_doc;
 mod step;
+mod torture;
 
 use std::process::ExitCode;
 
@@ -25,6 +29,12 @@ enum Command {
     Ci,
     /// Drain a backlog and compare with pg_recvlogical: events per second, ratio, peak memory
     Bench(bench::BenchArgs),
+    /// Seeded schedules of crashes, outages and faults against the relay, judged afterwards
+    Torture(torture::TortureArgs),
+    /// Measure the relay's peak memory under loads that would make a careless one grow
+    Memory(memory::MemoryArgs),
+    /// Run the suites that need a server on every supported major of PostgreSQL
+    PgMatrix(pg_matrix::PgMatrixArgs),
     /// Write docs/settings.md from the table of settings in src/settings/keys.rs
     SettingsDoc {
         /// Only say whether it is up to date
@@ -37,6 +47,9 @@ fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Ci => ci::run(),
         Command::Bench(args) => bench::run(&args),
+        Command::Torture(args) => torture::run(&args),
+        Command::Memory(args) => memory::run(&args),
+        Command::PgMatrix(args) => pg_matrix::run(&args),
         Command::SettingsDoc { check } => settings_doc::run(check),
     };
     match done {

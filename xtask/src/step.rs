@@ -1,16 +1,31 @@
 //! Runs a program in the root of the repository, with its output shown as it comes.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// A call of the cargo that runs us, in the root of the repository.
 pub(crate) fn cargo(arguments: &[&str]) -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.args(arguments).current_dir(root());
+    command
+}
+
+/// The root of the repository.
+pub(crate) fn root() -> &'static Path {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent();
-    command
-        .args(arguments)
-        .current_dir(root.expect("invariant: xtask is a folder of the root"));
-    command
+    root.expect("invariant: xtask is a folder of the root")
+}
+
+/// Where cargo puts what it builds.
+pub(crate) fn target_folder() -> PathBuf {
+    match std::env::var_os("CARGO_TARGET_DIR") {
+        Some(folder) => PathBuf::from(folder),
+        None => {
+            let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent();
+            root.expect("invariant: xtask is a folder of the root")
+                .join("target")
+        }
+    }
 }
 
 /// Runs it to its end.

@@ -119,6 +119,8 @@ pub struct Duplicate {
     pub stream: Stream,
     /// The event.
     pub event_id: String,
+    /// The attempt that stored the copy before it.
+    pub before: u64,
     /// The attempt that stored this copy.
     pub sequence: u64,
     /// Why.

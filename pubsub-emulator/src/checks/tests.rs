@@ -28,6 +28,7 @@ impl Script {
             other_keys: Vec::new(),
             event_ids: events.iter().map(|event| Some((*event).into())).collect(),
             received,
+            stored: stored.then_some(received),
             ended: Some(received + Duration::from_millis(1)),
             first_message_id: stored.then_some(self.next_message_id),
             answer,

@@ -24,6 +24,8 @@ pub struct Attempt {
     pub event_ids: Arc<[Option<Box<str>>]>,
     /// When the request had been read, since the start of the emulator.
     pub received: Duration,
+    /// When the messages were stored, since the start of the emulator; `None` if they were not.
+    pub stored: Option<Duration>,
     /// When it was answered or given up, since the start of the emulator; `None` until then.
     pub ended: Option<Duration>,
     /// The id of the first message if the request was stored; message `n` has this id plus `n`.

@@ -36,6 +36,8 @@ fn an_attempt_is_kept_with_what_came_and_what_became_of_it() {
     assert_eq!(&*attempt.ordering_key, "k");
     assert_eq!(&*attempt.event_ids, &[Some("e1".into()), Some("e2".into())]);
     assert_eq!(attempt.first_message_id, Some(7));
+    assert!(attempt.received <= attempt.stored.expect("stored") && attempt.stored <= attempt.ended);
+    assert!(attempt.ended <= Some(journal.now()));
     assert_eq!(attempt.answer, Answer::MessageIds);
     assert!(attempt.ended >= Some(attempt.received));
     let counts = journal.counts();

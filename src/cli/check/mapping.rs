@@ -6,14 +6,15 @@
 
 use std::collections::BTreeSet;
 
-use decoder::{Oid, OwnedColumn, OwnedRelation, ReplicaIdentity, Value};
-use slot_manager::{Finding, QualifiedName, Severity, quoted_identifier};
+use decoder::{OwnedRelation, Value};
+use slot_manager::{Finding, Severity, quoted_identifier};
 use tokio_postgres::Row;
 
 use crate::cli::findings::{finding, finding_with_remedy, from_error};
 use crate::error::{Error, Result};
 use crate::map::{EventPosition, MapError, Mapper, TableSettings};
 use crate::postgres::Sql;
+use crate::table;
 
 /// Rows of the sample; enough to meet every usual kind of event.
 const SAMPLE: usize = 500;
@@ -23,15 +24,6 @@ const SAMPLE_TIMEOUT: &str = "set statement_timeout = '2s'";
 
 /// Full names need some project; topics are looked up only when there is one.
 const NO_PROJECT: &str = "no-project";
-
-const COLUMNS: &str = "\
-    select a.attname::text, a.atttypid, a.atttypmod \
-    from pg_catalog.pg_attribute a \
-    join pg_catalog.pg_class c on c.oid = a.attrelid and c.relkind in ('r', 'p') \
-    join pg_catalog.pg_namespace n on n.oid = c.relnamespace \
-    where n.nspname = $1 and c.relname = $2 \
-      and a.attnum > 0 and not a.attisdropped and a.attgenerated = '' \
-    order by a.attnum";
 
 /// What was found for one table.
 #[derive(Debug, Default)]
@@ -43,7 +35,7 @@ pub(super) struct Looked {
 
 /// Looks at one captured table; a missing one is the publication's finding.
 pub(super) async fn check(sql: &Sql, settings: &TableSettings, project: &str) -> Result<Looked> {
-    let Some(relation) = describe(sql, &settings.table).await? else {
+    let Some(relation) = table::describe(sql, &settings.table).await? else {
         return Ok(Looked::default());
     };
     let project = if project.is_empty() {
@@ -88,26 +80,6 @@ pub(super) async fn check(sql: &Sql, settings: &TableSettings, project: &str) ->
         findings: vec![judge(settings, rows.len(), &refused)],
         topics,
     })
-}
-
-async fn describe(sql: &Sql, table: &QualifiedName) -> Result<Option<OwnedRelation>> {
-    let rows = sql.query(COLUMNS, &[&table.schema, &table.name]).await?;
-    let columns: Vec<OwnedColumn> = rows
-        .iter()
-        .map(|row| OwnedColumn {
-            is_key: false,
-            name: row.get(0),
-            type_oid: Oid(row.get(1)),
-            type_modifier: row.get(2),
-        })
-        .collect();
-    Ok((!columns.is_empty()).then(|| OwnedRelation {
-        oid: Oid(0),
-        namespace: table.schema.clone(),
-        name: table.name.clone(),
-        replica_identity: ReplicaIdentity::Default,
-        columns,
-    }))
 }
 
 /// Topics that need no row to be known.

@@ -4,7 +4,7 @@
 //! other migration tool. What the settings change is rendered here: the payload's type, the
 //! publication's name and tables, and the grants on tables that are not ours.
 
-use slot_manager::{QualifiedName, SlotName, quoted_identifier};
+use slot_manager::{QualifiedName, SlotName, quoted_identifier, quoted_literal};
 
 use crate::settings::Settings;
 
@@ -31,7 +31,9 @@ pub(super) struct Migration {
 const EVENTS: &str = include_str!("../../../migrations/0001_events.sql");
 const DISPATCH: &str = include_str!("../../../migrations/0002_dispatch.sql");
 const PUBLICATION: &str = include_str!("../../../migrations/0003_publication.sql");
+const AUDIT: &str = include_str!("../../../migrations/0007_audit.sql");
 const ROLES: &str = include_str!("../../../migrations/0004_roles.sql");
+const RECOVERY: &str = include_str!("../../../migrations/0006_recovery.sql");
 
 /// What the files are written for.
 const DEFAULT_PUBLICATION: &str = "postrider";
@@ -61,6 +63,8 @@ pub(super) fn migrations(settings: &Settings, payload: Payload) -> Vec<Migration
         migration(2, "dispatch", DISPATCH.to_owned(), false),
         migration(3, "publication", publication(settings), true),
         migration(4, "roles", ROLES.to_owned() + &grants(settings), true),
+        migration(6, "recovery", RECOVERY.to_owned(), false),
+        migration(7, "audit", AUDIT.to_owned(), false),
     ]
 }
 
@@ -93,23 +97,32 @@ fn publication(settings: &Settings) -> String {
         .iter()
         .map(|t| t.table.to_string())
         .collect();
-    let mut sql = format!(
-        "-- What the relay streams. Must exist before the slot: rows that are inserted between the\n\
-         -- two cannot be streamed.\n\
-         do $$\n\
-         begin\n    \
-             if not exists (select from pg_catalog.pg_publication where pubname = {literal}) then\n        \
+    let mut body = format!(
+        "    if not exists (select from pg_catalog.pg_publication where pubname = {literal}) then\n        \
                  create publication {identifier} for table {tables}\n            \
                      with (publish = 'insert', publish_via_partition_root = true);\n    \
              end if;\n",
-        literal = literal(name),
+        literal = quoted_literal(name),
         identifier = quoted_identifier(name),
         tables = tables.join(", "),
     );
     for table in &settings.tables {
-        sql += &add_table(name, &table.table);
+        body += &add_table(name, &table.table);
     }
-    sql + "end\n$$;\n"
+    format!(
+        "-- What the relay streams. Must exist before the slot: rows that are inserted between the\n\
+         -- two cannot be streamed.\n{}",
+        do_block(&body)
+    )
+}
+
+/// Statements as an anonymous block. Its delimiter occurs nowhere in them: a quoted name may hold
+/// `$$`, which would end the block within the name.
+fn do_block(body: &str) -> String {
+    let tags = std::iter::once("$$".to_owned()).chain((1..).map(|n| format!("$block_{n}$")));
+    let tag = tags.into_iter().find(|tag| !body.contains(tag));
+    let tag = tag.expect("invariant: a finite text holds finitely many delimiters");
+    format!("do {tag}\nbegin\n{body}end\n{tag};\n")
 }
 
 fn add_table(publication: &str, table: &QualifiedName) -> String {
@@ -118,9 +131,9 @@ fn add_table(publication: &str, table: &QualifiedName) -> String {
          where pubname = {} and schemaname = {} and tablename = {}) then\n        \
          alter publication {} add table {table};\n    \
          end if;\n",
-        literal(publication),
-        literal(&table.schema),
-        literal(&table.name),
+        quoted_literal(publication),
+        quoted_literal(&table.schema),
+        quoted_literal(&table.name),
         quoted_identifier(publication),
     )
 }
@@ -146,15 +159,14 @@ fn grants(settings: &Settings) -> String {
             )
         })
         .collect();
-    format!(
-        "\n-- The relay reads the other captured tables too; their writers are not its business.\n\
-         do $$\n\
-         begin\n    \
-             if exists (select from pg_catalog.pg_roles where rolname = 'postrider_relay') then\n\
-         {}    end if;\n\
-         end\n\
-         $$;\n",
+    let body = format!(
+        "    if exists (select from pg_catalog.pg_roles where rolname = 'postrider_relay') then\n\
+         {}    end if;\n",
         statements.concat()
+    );
+    format!(
+        "\n-- The relay reads the other captured tables too; their writers are not its business.\n{}",
+        do_block(&body)
     )
 }
 
@@ -221,11 +233,6 @@ fn slot_statement(slot: &SlotName, failover: bool) -> String {
     )
 }
 
-/// A text as an SQL literal.
-fn literal(text: &str) -> String {
-    format!("'{}'", text.replace('\'', "''"))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -275,6 +282,16 @@ mod tests {
         assert!(sql.contains("where pubname = 'Shop''s \"events\"'"));
         assert!(sql.contains("schemaname = 'sales' and tablename = 'Outbox'"));
         assert!(grants(&settings).contains("grant select on sales.\"Outbox\" to postrider_relay;"));
+    }
+
+    #[test]
+    fn a_name_cannot_end_the_block_that_it_stands_in() {
+        let settings = settings(&[
+            ("POSTRIDER_PUBLICATION", "a$$b"),
+            ("POSTRIDER_TABLE", "sales.\"$block_1$\""),
+        ]);
+        assert!(publication(&settings).ends_with("end\n$block_2$;\n"));
+        assert!(grants(&settings).ends_with("end\n$$;\n"));
     }
 
     #[test]

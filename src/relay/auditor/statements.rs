@@ -1,0 +1,116 @@
+//! What the auditor asks the database, apart from the comparison itself.
+
+use slot_manager::SlotName;
+
+use super::Earlier;
+use super::marks::{Leaf, Marks};
+use crate::error::Result;
+use crate::map::TableSettings;
+use crate::postgres::Sql;
+
+/// Ordinary tables, and the partitions of partitioned ones; without those that only the root gives
+/// a right to: their rows are compared when the whole table is.
+const LEAVES: &str = "\
+    with root as ( \
+        select c.oid, c.relkind from pg_catalog.pg_class c \
+        join pg_catalog.pg_namespace n on n.oid = c.relnamespace \
+        where n.nspname = $1 and c.relname = $2), \
+    leaf as ( \
+        select oid from root where relkind = 'r' \
+        union all \
+        select t.relid from root, pg_catalog.pg_partition_tree(root.oid) t \
+        where root.relkind = 'p' and t.isleaf) \
+    select oid, pg_catalog.pg_relation_filenode(oid) as file, \
+           pg_catalog.pg_relation_size(oid) / pg_catalog.current_setting('block_size')::int \
+               as blocks, \
+           coalesce(pg_catalog.pg_stat_get_tuples_inserted(oid), 0) as inserted, \
+           oid::regclass::text as name \
+    from leaf where pg_catalog.has_table_privilege(oid, 'select')";
+
+const EARLIER: &str = "\
+    select audited_at is not null, audited_publication, audit_marks::text \
+    from outbox.relay where slot = $1";
+
+const AUDITED: &str = "\
+    update outbox.relay set audited_at = now(), audited_publication = $2, \
+        audit_marks = $3::text::jsonb, updated_at = now() where slot = $1";
+
+const SAVE_MARKS: &str = "\
+    update outbox.relay set audit_marks = $2::text::jsonb where slot = $1";
+
+const RUNNING: &str = "\
+    select pg_catalog.pg_snapshot_xmin(s)::text::bigint, pg_catalog.pg_snapshot_xmax(s)::text::bigint \
+    from pg_catalog.pg_current_snapshot() s";
+
+/// Transactions that write at this moment.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Running {
+    /// All older ones have ended.
+    pub(super) oldest: i64,
+    /// The id that comes next.
+    pub(super) next: i64,
+}
+
+pub(super) async fn running(sql: &Sql) -> Result<Running> {
+    let row = sql.query_one(RUNNING, &[]).await?;
+    Ok(Running {
+        oldest: row.get(0),
+        next: row.get(1),
+    })
+}
+
+/// Every table with rows of its own that may be read.
+pub(super) async fn leaves(sql: &Sql, tables: &[TableSettings]) -> Result<Vec<Leaf>> {
+    let mut leaves = Vec::new();
+    for (table, settings) in tables.iter().enumerate() {
+        let name = &settings.table;
+        for row in sql.query(LEAVES, &[&name.schema, &name.name]).await? {
+            let blocks: i64 = row.get("blocks");
+            leaves.push(Leaf {
+                table,
+                oid: row.get("oid"),
+                file: row.get("file"),
+                blocks: u32::try_from(blocks).unwrap_or(u32::MAX),
+                inserted: row.get("inserted"),
+                name: row.get("name"),
+            });
+        }
+    }
+    Ok(leaves)
+}
+
+/// What earlier audits left behind. Marks that cannot be read count as none.
+pub(super) async fn earlier(sql: &Sql, slot: &SlotName) -> Result<Earlier> {
+    let row = sql.query_one(EARLIER, &[&slot.as_str()]).await?;
+    let marks: Option<&str> = row.get(2);
+    Ok(Earlier {
+        had_one: row.get(0),
+        publication: row.get(1),
+        marks: marks
+            .and_then(|text| serde_json::from_str(text).ok())
+            .unwrap_or_default(),
+    })
+}
+
+/// Every row has a record, with the publication as it is in `publication`.
+pub(super) async fn audited(
+    sql: &Sql,
+    slot: &SlotName,
+    publication: &str,
+    marks: &Marks,
+) -> Result<()> {
+    sql.execute(AUDITED, &[&slot.as_str(), &publication, &json(marks)])
+        .await?;
+    Ok(())
+}
+
+/// So far the tables are compared.
+pub(super) async fn save_marks(sql: &Sql, slot: &SlotName, marks: &Marks) -> Result<()> {
+    sql.execute(SAVE_MARKS, &[&slot.as_str(), &json(marks)])
+        .await?;
+    Ok(())
+}
+
+fn json(marks: &Marks) -> String {
+    serde_json::to_string(marks).expect("invariant: numbers by numbers are JSON")
+}

@@ -1,0 +1,280 @@
+//! From an event to its recorded outcome: lanes, requests, answers, dispatch rows.
+//!
+//! The part of a session that does not care where an event came from. What has been recorded
+//! comes back from [`Delivery::progress`]; what that means for the position is not decided here.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+
+use super::budget::Budget;
+use super::topic_maker::TopicMaker;
+use crate::dispatch::{Published, Writer, WriterEvent};
+use crate::error::{Code, Error, Result};
+use crate::lanes::{Event, Lanes, Load, Request, Serve};
+use crate::map::OrderingKey;
+use crate::metrics::{Kind, Metrics};
+use crate::postgres::Target;
+use crate::publish::{self, Backoff, Class, Failure, PublishRequest, Publisher};
+use crate::settings::Settings;
+use crate::throttled_log::ThrottledLog;
+use crate::watermark::CommitLsn;
+
+/// What the dispatch rows get at least of the time in which a session ends, so that an answer
+/// that never comes does not cost the records of those that came.
+const WRITER_LIMIT: Duration = Duration::from_secs(3);
+
+/// Delivers the events of one session.
+pub(super) struct Delivery {
+    lanes: Lanes,
+    writer: Writer,
+    written: mpsc::UnboundedReceiver<WriterEvent>,
+    publisher: Publisher,
+    topic_maker: TopicMaker,
+    budget: Budget,
+    backoff: Backoff,
+    metrics: Metrics,
+    log: ThrottledLog,
+    publishing: JoinSet<Answer>,
+}
+
+/// What came of one attempt.
+struct Answer {
+    request: Request,
+    result: Result<Vec<String>, Failure>,
+}
+
+impl Delivery {
+    /// Nothing to deliver yet. `seed` makes the pauses of this session differ from another's.
+    pub(super) fn new(
+        settings: &Settings,
+        target: Target,
+        publisher: Publisher,
+        topic_maker: TopicMaker,
+        metrics: Metrics,
+        seed: u64,
+    ) -> Self {
+        let (written_sender, written) = mpsc::unbounded_channel();
+        Self {
+            lanes: Lanes::new(settings.in_flight_requests),
+            writer: Writer::start(target, written_sender),
+            written,
+            publisher,
+            topic_maker,
+            budget: Budget::new(settings.in_flight_bytes),
+            backoff: Backoff::new(seed),
+            metrics,
+            log: ThrottledLog::default(),
+            publishing: JoinSet::new(),
+        }
+    }
+
+    /// Takes an event over; it goes behind all others of its key.
+    pub(super) fn take(&mut self, topic: Arc<str>, ordering_key: OrderingKey, event: Event) {
+        self.budget.take(&event);
+        self.metrics.events_read.inc();
+        self.lanes.push(topic, ordering_key, event);
+    }
+
+    /// Whether more events may come into memory. Events that wait for a topic or a key to heal
+    /// must not keep the others from the room that is left.
+    pub(super) fn takes_events(&self) -> bool {
+        !self.budget.is_spent() || (self.budget.has_room() && self.lanes.waiting() > 0)
+    }
+
+    /// Whether the memory for events is used up.
+    pub(super) fn budget_is_spent(&self) -> bool {
+        self.budget.is_spent()
+    }
+
+    /// Waits for whatever brings events forward, and returns how many of which transactions were
+    /// recorded by it: often none. Dropping the future loses nothing.
+    ///
+    /// # Errors
+    /// What only a person can mend.
+    pub(super) async fn progress(&mut self) -> Result<Vec<(CommitLsn, u64)>> {
+        let next_due = self.lanes.next_due();
+        tokio::select! {
+            biased;
+            event = self.written.recv() => return match event {
+                Some(event) => self.on_written(event),
+                None => Err(Error::new(Code::Internal, "the dispatch writer ended")),
+            },
+            Some(answer) = self.publishing.join_next(), if !self.publishing.is_empty() => {
+                self.on_answer(answer)?;
+                while let Some(answer) = self.publishing.try_join_next() {
+                    self.on_answer(answer)?;
+                }
+            }
+            topic = self.topic_maker.made() => self.lanes.hasten(&topic, Instant::now()),
+            () = until(next_due), if next_due.is_some() => {}
+        }
+        Ok(Vec::new())
+    }
+
+    /// Starts as many requests as the lanes and the limit allow.
+    pub(super) fn send_requests(&mut self, serve: Serve) {
+        let now = Instant::now();
+        while let Some(request) = self.lanes.next_request(now, serve) {
+            let publisher = self.publisher.clone();
+            let messages = request
+                .events
+                .iter()
+                .map(|event| event.message.clone())
+                .collect();
+            let call = PublishRequest {
+                topic: request.key.topic.clone(),
+                messages,
+            };
+            self.publishing.spawn(async move {
+                let result = publisher.publish(call).await;
+                Answer { request, result }
+            });
+        }
+    }
+
+    fn on_answer(&mut self, answer: Result<Answer, tokio::task::JoinError>) -> Result<()> {
+        let Answer { request, result } =
+            answer.map_err(|e| Error::new(Code::Internal, "a publish task ended").caused_by(e))?;
+        match result {
+            Ok(message_ids) => {
+                self.on_published(request, message_ids);
+                Ok(())
+            }
+            Err(failure) => self.on_failure(request, &failure),
+        }
+    }
+
+    fn on_published(&mut self, request: Request, message_ids: Vec<String>) {
+        self.lanes.finished(&request);
+        let at = SystemTime::now();
+        self.metrics.publish_requests.inc();
+        self.metrics
+            .events_published
+            .inc_by(request.events.len() as u64);
+        let bytes = request.events.iter().map(|event| event.message.len()).sum();
+        self.budget.give_back_messages(request.events.len(), bytes);
+        if let Some(committed) = request.events[0].origin.commit_time.to_system_time() {
+            let latency = at.duration_since(committed).unwrap_or_default();
+            self.metrics.latency.observe(latency.as_secs_f64());
+        }
+        self.writer.record(Published {
+            topic: request.key.topic,
+            ordering_key: request.key.ordering_key,
+            attempts: i32::try_from(request.failed_attempts).unwrap_or(i32::MAX - 1) + 1,
+            at,
+            events: request
+                .events
+                .into_iter()
+                .map(|event| event.origin)
+                .collect(),
+            message_ids,
+        });
+    }
+
+    /// A failed attempt waits and goes again; only what Pub/Sub will never take ends the session.
+    fn on_failure(&mut self, request: Request, failure: &Failure) -> Result<()> {
+        let topic = request.key.topic.clone();
+        let error = publish::error(failure, &topic);
+        let kind = error.code().name();
+        self.metrics
+            .publish_failures
+            .get_or_create(&Kind { kind })
+            .inc();
+        let load = match failure.class {
+            Class::Content => {
+                let first = &request.events[0].origin;
+                return Err(error.hint(format!(
+                    "one of {} events, the first of them {} (commit {}, ordinal {}), key {:?}; \
+                     nothing from there on has been confirmed",
+                    request.events.len(),
+                    first.event_id,
+                    first.commit.lsn(),
+                    first.ordinal,
+                    request.key.ordering_key,
+                )));
+            }
+            Class::UnknownOutcome | Class::Throttled => Load::Reduce,
+            Class::Environment => Load::Keep,
+        };
+        if self.topic_maker.can_help(error.code()) {
+            self.topic_maker.make(topic);
+        } else if let Some(more) = self.log.due(error.code()) {
+            tracing::warn!(
+                code = kind,
+                attempt = request.failed_attempts + 1,
+                hint = error.hint_text(),
+                lanes_waiting = self.lanes.waiting() + 1,
+                since_last = more,
+                "{error}"
+            );
+        }
+        let pause = self
+            .backoff
+            .pause(failure.class, request.failed_attempts + 1);
+        self.lanes.failed(request, Instant::now() + pause, load);
+        Ok(())
+    }
+
+    fn on_written(&mut self, event: WriterEvent) -> Result<Vec<(CommitLsn, u64)>> {
+        match event {
+            WriterEvent::Recorded(commits) => {
+                for (_, events) in &commits {
+                    self.budget.give_back_records(*events as usize);
+                    self.metrics.events_recorded.inc_by(*events);
+                }
+                Ok(commits)
+            }
+            WriterEvent::Failed(error) => Err(error),
+        }
+    }
+
+    /// Lets requests that are on their way end and records them; starts nothing new. Returns how
+    /// many events of which transactions were recorded.
+    pub(super) async fn drain(mut self, limit: Duration) -> Vec<(CommitLsn, u64)> {
+        let deadline = tokio::time::Instant::now() + limit;
+        while let Ok(Some(answer)) =
+            tokio::time::timeout_at(deadline, self.publishing.join_next()).await
+        {
+            // A failure here is met again by the next session.
+            if let Ok(Answer {
+                request,
+                result: Ok(ids),
+            }) = answer
+            {
+                self.on_published(request, ids);
+            }
+        }
+        let left = deadline.saturating_duration_since(tokio::time::Instant::now());
+        self.writer.finish(left.max(WRITER_LIMIT.min(limit))).await;
+        let mut recorded = Vec::new();
+        while let Ok(event) = self.written.try_recv() {
+            if let WriterEvent::Recorded(commits) = event {
+                let events = commits.iter().map(|(_, events)| events).sum();
+                self.metrics.events_recorded.inc_by(events);
+                recorded.extend(commits);
+            }
+        }
+        recorded
+    }
+
+    /// Sets the gauges.
+    pub(super) fn measure(&self) {
+        self.metrics.in_flight_bytes.set(self.budget.used() as i64);
+        self.metrics
+            .in_flight_requests
+            .set(self.lanes.in_flight() as i64);
+        self.metrics.lanes.set(self.lanes.len() as i64);
+        self.metrics.lanes_waiting.set(self.lanes.waiting() as i64);
+    }
+}
+
+/// Sleeps until then; for ever without a time.
+pub(super) async fn until(due: Option<Instant>) {
+    match due {
+        Some(at) => tokio::time::sleep_until(at.into()).await,
+        None => std::future::pending().await,
+    }
+}

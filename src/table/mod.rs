@@ -1,0 +1,223 @@
+//! Captured tables read over SQL, for what the stream does not bring: rows from before the slot,
+//! of a gap in the publication, or in quarantine.
+//!
+//! A row is described and mapped as the stream's rows are, so that the message is the same. The
+//! caller writes the rest of the statement and says where the event stands. Values must come as
+//! their types print them, as in the stream: read them with simple queries only.
+//!
+//! Not here: which rows are read, and when.
+
+use std::sync::Arc;
+
+use decoder::{Oid, OwnedColumn, OwnedRelation, PgTimestamp, ReplicaIdentity, Value};
+use slot_manager::{QualifiedName, quoted_identifier, quoted_literal};
+use tokio_postgres::SimpleQueryRow;
+
+use crate::error::{Code, Error, Result};
+use crate::lanes::{Event, EventRef};
+use crate::map::{EventPosition, MapError, Mapper, OrderingKey, TableSettings};
+use crate::postgres::Sql;
+use crate::watermark::CommitLsn;
+
+const COLUMNS: &str = "\
+    select a.attname::text, a.atttypid, a.atttypmod \
+    from pg_catalog.pg_attribute a \
+    join pg_catalog.pg_class c on c.oid = a.attrelid and c.relkind in ('r', 'p') \
+    join pg_catalog.pg_namespace n on n.oid = c.relnamespace \
+    where n.nspname = $1 and c.relname = $2 \
+      and a.attnum > 0 and not a.attisdropped and a.attgenerated = '' \
+    order by a.attnum";
+
+/// Microseconds between the Unix epoch and PostgreSQL's.
+const PG_EPOCH: &str = "946684800000000";
+
+/// Describes a table from the catalog as the stream would; `None` when there is none.
+///
+/// # Errors
+/// Those of a statement.
+pub(crate) async fn describe(sql: &Sql, table: &QualifiedName) -> Result<Option<OwnedRelation>> {
+    let rows = sql.query(COLUMNS, &[&table.schema, &table.name]).await?;
+    let columns: Vec<OwnedColumn> = rows
+        .iter()
+        .map(|row| OwnedColumn {
+            is_key: false,
+            name: row.get(0),
+            type_oid: Oid(row.get(1)),
+            type_modifier: row.get(2),
+        })
+        .collect();
+    Ok((!columns.is_empty()).then(|| OwnedRelation {
+        oid: Oid(0),
+        namespace: table.schema.clone(),
+        name: table.name.clone(),
+        replica_identity: ReplicaIdentity::Default,
+        columns,
+    }))
+}
+
+/// A row of a table as an event, with the lane that it belongs to.
+#[derive(Debug)]
+pub(crate) struct TableEvent {
+    pub(crate) topic: Arc<str>,
+    pub(crate) ordering_key: OrderingKey,
+    pub(crate) event: Event,
+}
+
+/// Reads rows of one captured table. In its statements the table is called `e`.
+#[derive(Debug)]
+pub(crate) struct TableReader {
+    mapper: Mapper,
+    columns: usize,
+    table: String,
+    select: String,
+    order: String,
+    event_id: String,
+    source_id: String,
+}
+
+impl TableReader {
+    /// Looks the table up in the catalog and resolves its mapping.
+    ///
+    /// # Errors
+    /// `publication-drift` when there is no such table, `column-missing`, `setting-invalid`,
+    /// those of a statement.
+    pub(crate) async fn resolve(
+        sql: &Sql,
+        settings: &TableSettings,
+        project: &str,
+    ) -> Result<Self> {
+        let table = &settings.table;
+        let relation = describe(sql, table).await?.ok_or_else(|| {
+            Error::new(Code::PublicationDrift, format!("there is no table {table}"))
+        })?;
+        let row = sql
+            .query_one(
+                "select current_setting('track_commit_timestamp') = 'on'",
+                &[],
+            )
+            .await?;
+        let mapper = Mapper::resolve(&relation, settings, project)?;
+        Ok(Self::new(mapper, &relation, table, row.get(0)))
+    }
+
+    fn new(
+        mapper: Mapper,
+        relation: &OwnedRelation,
+        table: &QualifiedName,
+        has_commit_time: bool,
+    ) -> Self {
+        let of = |name: &str| format!("e.{}", quoted_identifier(name));
+        let known = mapper.table_columns();
+        let id = of(known.id);
+        let name = format!("{}.{}", table.schema, table.name);
+        // `format` prints a value as the stream does; a cast to text prints some types otherwise.
+        let (event_id, source_id) = match known.id_is_uuid {
+            true => (id.clone(), "null::text".to_owned()),
+            false => (
+                format!(
+                    "case when {id} is not null then outbox.event_uuid({}, format('%s', {id})) end",
+                    quoted_literal(&name)
+                ),
+                format!(
+                    "{} || format('%s', {id})",
+                    quoted_literal(&format!("{name}:"))
+                ),
+            ),
+        };
+        let commit_time = has_commit_time.then_some("pg_xact_commit_timestamp(e.xmin)");
+        let occurred_at = known.occurred_at.map(of);
+        let times: Vec<&str> = commit_time.into_iter().chain(["now()"]).collect();
+        let committed = format!(
+            "(extract(epoch from coalesce({})) * 1000000)::bigint - {PG_EPOCH}",
+            times.join(", ")
+        );
+        let columns: Vec<String> = relation.columns.iter().map(|c| of(&c.name)).collect();
+        // A sequence shows the order of insertion better than a clock; a uuid does not at all.
+        let order = [
+            known.aggregate_id.map(of),
+            known.version.map(of),
+            commit_time.map(|time| format!("{time} nulls first")),
+            known.id_is_number.then_some(id),
+            occurred_at,
+            Some("e.tableoid, e.ctid".to_owned()),
+        ];
+        Self {
+            columns: columns.len(),
+            table: table.to_string(),
+            select: format!("select {}, {committed} from {table} e", columns.join(", ")),
+            order: order.into_iter().flatten().collect::<Vec<_>>().join(", "),
+            event_id,
+            source_id,
+            mapper,
+        }
+    }
+
+    /// `select … from table e`, to be completed and run as a simple query.
+    pub(crate) fn select_sql(&self) -> &str {
+        &self.select
+    }
+
+    /// The table, as SQL takes it.
+    pub(crate) fn table_sql(&self) -> &str {
+        &self.table
+    }
+
+    /// What to order by: rows of one key in their order. By version where there is one, else by
+    /// the order of commits as far as the table shows it.
+    pub(crate) fn order_sql(&self) -> &str {
+        &self.order
+    }
+
+    /// The expression for the id by which outbox.dispatch knows the row; null for a row that has
+    /// no id.
+    pub(crate) fn event_id_sql(&self) -> &str {
+        &self.event_id
+    }
+
+    /// The expression for the column `source_id` of outbox.dispatch; null for an id that is a
+    /// uuid.
+    pub(crate) fn source_id_sql(&self) -> &str {
+        &self.source_id
+    }
+
+    /// Makes the event of a row that [`select_sql`](Self::select_sql) brought, standing at
+    /// `commit` and `ordinal`.
+    ///
+    /// # Errors
+    /// [`MapError::Event`] when the row cannot become a message.
+    pub(crate) fn event(
+        &mut self,
+        row: &SimpleQueryRow,
+        commit: CommitLsn,
+        ordinal: u32,
+    ) -> Result<TableEvent, MapError> {
+        let values: Vec<Value<'_>> = (0..self.columns)
+            .map(|i| match row.get(i) {
+                Some(text) => Value::Text(text.as_bytes()),
+                None => Value::Null,
+            })
+            .collect();
+        let micros = row.get(self.columns).and_then(|text| text.parse().ok());
+        let commit_time = PgTimestamp::from_micros(micros.unwrap_or_default());
+        let at = EventPosition {
+            commit_lsn: commit.lsn(),
+            ordinal,
+            commit_time,
+        };
+        let mapped = self.mapper.map_row(&values, at)?;
+        let origin = EventRef {
+            commit,
+            ordinal,
+            commit_time,
+            event_id: mapped.event_id,
+        };
+        Ok(TableEvent {
+            topic: mapped.topic,
+            ordering_key: mapped.ordering_key,
+            event: Event {
+                origin,
+                message: mapped.message,
+            },
+        })
+    }
+}

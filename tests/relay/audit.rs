@@ -1,0 +1,156 @@
+//! Rows that the stream never brings, since the publication did not hold their table at their
+//! place in the log, are found and delivered from the table; those from before the first start
+//! are not.
+
+use pubsub_emulator::RunningEmulator;
+
+use crate::harness::{self, Database, Relay, eventually, insert_orders};
+
+const OUT: &str = "ALTER PUBLICATION postrider DROP TABLE outbox.events";
+const IN: &str = "ALTER PUBLICATION postrider ADD TABLE outbox.events";
+
+/// Rows of their own keys, so that their order can be judged apart from what was streamed.
+async fn insert_gap(database: &Database, rows: u32) {
+    database
+        .execute(&format!(
+            "INSERT INTO outbox.events \
+                 (aggregatetype, aggregateid, event_type, version, payload, occurred_at) \
+             SELECT 'order', 'gap-' || n % 3, 'OrderPlaced', n, '{{}}', clock_timestamp() \
+             FROM generate_series(1, {rows}) n"
+        ))
+        .await;
+}
+
+/// Waits until the relay has compared everything once.
+async fn wait_until_audited(database: &Database) {
+    eventually("the first audit is complete", || async {
+        (database
+            .number("SELECT count(*) FROM outbox.relay WHERE audited_at IS NOT NULL")
+            .await
+            == 1)
+            .then_some(())
+    })
+    .await;
+}
+
+async fn assert_everything_arrives(database: &Database, emulator: &RunningEmulator, relay: &Relay) {
+    database.wait_until_recorded().await;
+    let report = harness::check(database, emulator).await;
+    assert!(report.is_clean(), "{report}\n{}", relay.log());
+    assert!(report.duplicates.is_empty(), "{report}\n{}", relay.log());
+    let discarded = "SELECT count(*) FROM outbox.dispatch WHERE state <> 'published'";
+    assert_eq!(database.number(discarded).await, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_written_while_their_table_was_out_of_the_publication_are_delivered() {
+    let database = Database::start().await;
+    let emulator = harness::emulator().await;
+    let relay = Relay::start(&database, &emulator);
+    insert_orders(&database, 100, 5).await;
+    wait_until_audited(&database).await;
+    database.execute(OUT).await;
+    insert_gap(&database, 50).await;
+    database.execute(IN).await;
+    insert_orders(&database, 100, 5).await;
+    assert_everything_arrives(&database, &emulator, &relay).await;
+    relay.wait_for_log("publication-gap").await;
+    relay.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_gap_of_which_the_relay_saw_nothing_is_closed_at_its_next_start() {
+    let database = Database::start().await;
+    let emulator = harness::emulator().await;
+    let relay = Relay::start(&database, &emulator);
+    insert_orders(&database, 100, 5).await;
+    wait_until_audited(&database).await;
+    relay.stop().await;
+    database.execute(OUT).await;
+    insert_gap(&database, 50).await;
+    database.execute(IN).await;
+    insert_orders(&database, 100, 5).await;
+    let relay = Relay::start(&database, &emulator);
+    assert_everything_arrives(&database, &emulator, &relay).await;
+    relay.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_row_of_the_gap_that_is_committed_long_after_it_is_delivered_too() {
+    let mut database = Database::private().await;
+    let emulator = harness::emulator().await;
+    let relay = Relay::start(&database, &emulator);
+    insert_orders(&database, 10, 2).await;
+    wait_until_audited(&database).await;
+    let url = database.server().socket_url("postgres");
+    let slow = harness::connect(&url).await;
+    database.execute(OUT).await;
+    slow.batch_execute(
+        "BEGIN; INSERT INTO outbox.events (aggregatetype, aggregateid, event_type, version) \
+         VALUES ('order', 'slow', 'OrderPlaced', 1)",
+    )
+    .await
+    .unwrap();
+    database.execute(IN).await;
+    insert_gap(&database, 5).await;
+    // The whole table has been compared while the row could not be seen.
+    relay.wait_for_log("comparing the tables").await;
+    database.wait_until_recorded().await;
+    slow.batch_execute("COMMIT").await.unwrap();
+    assert_everything_arrives(&database, &emulator, &relay).await;
+    relay.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_from_before_the_first_start_are_recorded_as_discarded_and_not_sent() {
+    let database = Database::start().await;
+    let emulator = harness::emulator().await;
+    let slot = database.slot();
+    database
+        .execute(&format!("SELECT pg_drop_replication_slot('{slot}')"))
+        .await;
+    insert_orders(&database, 300, 5).await;
+    database
+        .execute(&format!(
+            "SELECT pg_create_logical_replication_slot('{slot}', 'pgoutput')"
+        ))
+        .await;
+    insert_orders(&database, 20, 5).await;
+    let relay = Relay::start(&database, &emulator);
+    database.wait_until_recorded().await;
+    wait_until_audited(&database).await;
+    let states = "SELECT string_agg(state || ' ' || n, ', ' ORDER BY state) FROM \
+                  (SELECT state, count(*) AS n FROM outbox.dispatch GROUP BY state) s";
+    assert_eq!(database.text(states).await, "discarded 300, published 20");
+    assert_eq!(emulator.journal().counts().stored_messages, 20);
+    relay.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_appended_row_without_a_record_is_found_though_the_publication_was_never_altered() {
+    let database = Database::start().await;
+    let emulator = harness::emulator().await;
+    let relay = Relay::start(&database, &emulator);
+    insert_orders(&database, 20, 5).await;
+    wait_until_audited(&database).await;
+    database.wait_until_recorded().await;
+    relay.stop().await;
+    insert_orders(&database, 20, 5).await;
+    // As if the stream had left one of the new rows out: it is confirmed without a record.
+    let relay = Relay::start(&database, &emulator);
+    database.wait_until_recorded().await;
+    database.wait_until_confirmed().await;
+    relay.kill_9();
+    database
+        .execute(
+            "DELETE FROM outbox.dispatch WHERE event_id = \
+             (SELECT id FROM outbox.events ORDER BY occurred_at DESC LIMIT 1); \
+             UPDATE outbox.relay SET audit_marks = '{}'",
+        )
+        .await;
+    let relay = Relay::start(&database, &emulator);
+    database.wait_until_recorded().await;
+    relay.wait_for_log("publication-gap").await;
+    assert_eq!(emulator.journal().counts().stored_messages, 41);
+    relay.stop().await;
+}

@@ -1,0 +1,160 @@
+//! The relay as the role that the migrations make for it: that is enough, it is no more than
+//! enough, and what is taken away is named.
+
+use tokio_postgres::NoTls;
+use tokio_postgres::error::SqlState;
+
+use crate::harness::{self, Database, Relay, insert_orders};
+
+/// A login role with the rights of `postrider_relay` and the URL to log in as it.
+async fn login_role(database: &Database) -> String {
+    database
+        .execute("CREATE ROLE shop_relay LOGIN REPLICATION IN ROLE postrider_relay")
+        .await;
+    database.url.replace("postgres@", "shop_relay@")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_whole_relay_runs_with_the_rights_of_its_role() {
+    let database = Database::private().await;
+    let emulator = harness::emulator().await;
+    let url = login_role(&database).await;
+    let host = emulator.addr().to_string();
+    let run = || Relay::start_with(&database, &host, &[("DATABASE_URL", url.as_str())]);
+    let relay = run();
+    insert_orders(&database, 100, 5).await;
+    database.wait_until_recorded().await;
+    relay.kill_9();
+    insert_orders(&database, 100, 5).await;
+    let relay = run();
+    database.wait_until_recorded().await;
+    database.wait_until_confirmed().await;
+    relay.stop().await;
+    let report = harness::check(&database, &emulator).await;
+    assert!(report.is_clean(), "{report}");
+}
+
+/// What the role may do to a table, in the words of GRANT.
+async fn rights(database: &Database, table: &str) -> String {
+    database
+        .text(&format!(
+            "SELECT coalesce(string_agg(right_, ' ' ORDER BY right_), '') FROM unnest('{{SELECT, \
+             INSERT, UPDATE, DELETE, TRUNCATE, REFERENCES, TRIGGER}}'::text[]) right_ \
+             WHERE has_table_privilege('shop_relay', '{table}', right_)"
+        ))
+        .await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_role_has_no_right_beyond_reading_the_outbox_and_writing_its_own_records() {
+    let database = Database::private().await;
+    let url = login_role(&database).await;
+    assert_eq!(rights(&database, "outbox.events").await, "SELECT");
+    for own in ["outbox.dispatch", "outbox.relay"] {
+        assert_eq!(
+            rights(&database, own).await,
+            "INSERT SELECT UPDATE",
+            "{own}"
+        );
+    }
+    for (claim, sql) in [
+        (
+            "no right to delete, truncate, reference or hook anything in the schema",
+            "SELECT count(*) FROM pg_class WHERE relnamespace = 'outbox'::regnamespace \
+             AND relkind IN ('r', 'p') \
+             AND has_table_privilege('shop_relay', oid, 'DELETE, TRUNCATE, REFERENCES, TRIGGER')",
+        ),
+        (
+            "owns nothing",
+            "SELECT (SELECT count(*) FROM pg_class c JOIN pg_roles r ON r.oid = c.relowner \
+                     WHERE pg_has_role('shop_relay', r.oid, 'USAGE')) \
+                  + (SELECT count(*) FROM pg_proc p JOIN pg_roles r ON r.oid = p.proowner \
+                     WHERE pg_has_role('shop_relay', r.oid, 'USAGE'))",
+        ),
+        (
+            "creates nothing, in its schema or in the database",
+            "SELECT has_schema_privilege('shop_relay', 'outbox', 'CREATE')::int::bigint \
+                  + has_database_privilege('shop_relay', current_database(), 'CREATE')::int",
+        ),
+        (
+            "has no attribute but REPLICATION",
+            "SELECT count(*) FROM pg_roles WHERE rolname IN ('shop_relay', 'postrider_relay') \
+             AND (rolsuper OR rolcreaterole OR rolcreatedb OR rolbypassrls)",
+        ),
+        (
+            "cannot emit events",
+            "SELECT count(*) FROM pg_proc WHERE pronamespace = 'outbox'::regnamespace \
+             AND proname = 'emit' AND has_function_privilege('shop_relay', oid, 'EXECUTE')",
+        ),
+    ] {
+        assert_eq!(database.number(sql).await, 0, "{claim}");
+    }
+
+    let (client, connection) = tokio_postgres::connect(&url, NoTls).await.unwrap();
+    tokio::spawn(connection);
+    for sql in [
+        "INSERT INTO outbox.events (aggregatetype, event_type) VALUES ('a', 'b')",
+        "UPDATE outbox.events SET payload = NULL",
+        "DELETE FROM outbox.events",
+        "TRUNCATE outbox.events",
+        "DELETE FROM outbox.dispatch",
+        "DELETE FROM outbox.relay",
+        "ALTER TABLE outbox.events DISABLE TRIGGER ALL",
+        "ALTER PUBLICATION postrider DROP TABLE outbox.events",
+        "CREATE TABLE outbox.mine (id int)",
+        "CREATE ROLE another",
+        "ALTER SYSTEM SET wal_level = 'replica'",
+        "COPY (SELECT 1) TO PROGRAM 'true'",
+        "SELECT pg_read_file('PG_VERSION')",
+    ] {
+        let error = client.batch_execute(sql).await.expect_err(sql);
+        let refused = [
+            &SqlState::INSUFFICIENT_PRIVILEGE,
+            // The trigger that keeps the outbox insert-only may be faster.
+            &SqlState::RESTRICT_VIOLATION,
+        ];
+        let code = error.code().unwrap_or_else(|| panic!("{sql}: {error:?}"));
+        assert!(refused.contains(&code), "{sql}: {error:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn each_right_that_is_taken_away_is_missed_and_named() {
+    let database = Database::private().await;
+    let emulator = harness::emulator().await;
+    let host = emulator.addr().to_string();
+    let url = login_role(&database).await;
+    let of = |right: &str, table: &str| {
+        (
+            format!("REVOKE {right} ON {table} FROM postrider_relay"),
+            format!("GRANT {right} ON {table} TO postrider_relay"),
+            "privilege-missing",
+        )
+    };
+    let cases = [
+        (
+            "ALTER ROLE shop_relay NOREPLICATION".to_owned(),
+            "ALTER ROLE shop_relay REPLICATION".to_owned(),
+            "replication-right",
+        ),
+        of("USAGE", "SCHEMA outbox"),
+        of("SELECT", "outbox.relay"),
+        of("INSERT", "outbox.relay"),
+        of("UPDATE", "outbox.relay"),
+        of("SELECT", "outbox.dispatch"),
+        of("INSERT", "outbox.dispatch"),
+    ];
+    for (revoke, restore, code) in cases {
+        database.execute(&revoke).await;
+        insert_orders(&database, 1, 1).await;
+        let relay = Relay::start_with(&database, &host, &[("DATABASE_URL", url.as_str())]);
+        relay.wait_for_log(&format!("error[{code}]")).await;
+        let log = relay.log();
+        assert!(log.contains("hint"), "{revoke}:\n{log}");
+        assert_eq!(relay.wait().await.code(), Some(3), "{revoke}:\n{log}");
+        database.execute(&restore).await;
+    }
+    let relay = Relay::start_with(&database, &host, &[("DATABASE_URL", url.as_str())]);
+    database.wait_until_recorded().await;
+    relay.stop().await;
+}

@@ -1,0 +1,255 @@
+//! Everything that the program can log, at the most talkative level, with every library's lines:
+//! no password, token, key or payload in it, on good days and on bad ones.
+
+use std::process::{Child, Stdio};
+use std::time::Instant;
+
+use pubsub_emulator::{Action, Fault};
+use tempfile::NamedTempFile;
+use tonic::Code;
+
+use crate::connections::{PASSWORD, PASSWORD_IN_URL, Secured};
+use crate::harness::{self, Database, PATIENCE, eventually};
+use crate::service::{rsa_key, service_account, tls_in_front_of};
+
+/// In every payload, and as the value of a header.
+const PAYLOAD: &str = "tell-nobody-4711";
+const HEADER: &str = "nor-this-0815";
+
+/// A relay whose standard output and error go to one file.
+struct Traced {
+    child: Child,
+    output: NamedTempFile,
+}
+
+impl Traced {
+    fn start(environment: &[(&str, &str)]) -> Self {
+        let output = NamedTempFile::new().unwrap();
+        let all = [
+            &[("RUST_LOG", "trace"), ("POSTRIDER_HTTP_ADDR", "off")],
+            environment,
+        ]
+        .concat();
+        let child = harness::postrider(&["run"], &all)
+            .stdout(output.reopen().unwrap())
+            // The same description, hence one position for both.
+            .stderr(Stdio::from(output.as_file().try_clone().unwrap()))
+            .spawn()
+            .unwrap();
+        Self { child, output }
+    }
+
+    fn text(&self) -> String {
+        String::from_utf8_lossy(&std::fs::read(self.output.path()).unwrap()).into_owned()
+    }
+
+    async fn wait_for(&self, what: &str) {
+        eventually(&format!("the output says {what:?}"), || async {
+            self.text().contains(what).then_some(())
+        })
+        .await;
+    }
+
+    async fn ended(mut self) -> String {
+        let deadline = Instant::now() + PATIENCE;
+        while self.child.try_wait().unwrap().is_none() {
+            assert!(
+                Instant::now() < deadline,
+                "the relay did not end:\n{}",
+                self.text()
+            );
+            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+        }
+        self.text()
+    }
+}
+
+impl Drop for Traced {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// What must never be seen: the passwords, every line of the private key, tokens, payload, header.
+struct Secrets(Vec<String>);
+
+impl Secrets {
+    fn new(private_key: &str) -> Self {
+        let key = private_key.lines().map(ToOwned::to_owned);
+        let others = [PASSWORD, PASSWORD_IN_URL, PAYLOAD, HEADER, "Bearer ey"];
+        Self(key.chain(others.map(ToOwned::to_owned)).collect())
+    }
+
+    fn assert_unseen(&self, output: &str, when: &str) {
+        // As debug output of bytes would show it.
+        let listed = PAYLOAD.bytes().map(|b| b.to_string()).collect::<Vec<_>>();
+        let listed = listed.join(", ");
+        for secret in self.0.iter().chain([&listed]) {
+            if let Some(line) = output.lines().find(|line| line.contains(secret.as_str())) {
+                panic!("{secret:?} was printed {when}:\n{line}");
+            }
+        }
+    }
+}
+
+async fn insert(database: &Database, count: u32) {
+    database
+        .execute(&format!(
+            "INSERT INTO outbox.events (aggregatetype, aggregateid, event_type, payload, headers) \
+             SELECT 'order', 'o-' || i % 3, 'OrderPlaced', '{{\"note\": \"{PAYLOAD}\"}}', \
+                    '{{\"tenant\": \"{HEADER}\"}}' FROM generate_series(1, {count}) i"
+        ))
+        .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_secret_is_printed_at_trace_level_whatever_goes_wrong() {
+    let Some(private_key) = rsa_key() else {
+        eprintln!("SKIPPED: openssl is not installed, so no service account can be made");
+        return;
+    };
+    let secrets = Secrets::new(&private_key);
+    let secured = Secured::start(&["localhost"]).await;
+    let database = &secured.database;
+    let emulator = harness::emulator().await;
+    let (port, ca_pem) = tls_in_front_of(emulator.addr().to_string()).await;
+    let pubsub_ca = secured.write("pubsub-ca.pem", &ca_pem);
+    let account = secured.write("account.json", &service_account(&private_key));
+    let endpoint = format!("https://localhost:{port}");
+    let parameters = format!("sslmode=verify-full&sslrootcert={}", secured.ca());
+    let url = secured.url("localhost", &parameters);
+    let environment = |url, account| {
+        [
+            ("DATABASE_URL", url),
+            ("PUBSUB_PROJECT_ID", "demo"),
+            ("POSTRIDER_PUBSUB_ENDPOINT", endpoint.as_str()),
+            ("POSTRIDER_START_TIMEOUT_S", "1"),
+            ("GOOGLE_APPLICATION_CREDENTIALS", account),
+            ("SSL_CERT_FILE", pubsub_ca.as_str()),
+        ]
+    };
+
+    let wrong_password = url.replace("s3cret", "s3cretguess");
+    let secrets = Secrets([secrets.0, vec!["guess".to_owned()]].concat());
+    let broken_key = private_key.replacen("MII", "MII*", 1);
+    let broken_account = secured.write("broken.json", &service_account(&broken_key));
+    let half = service_account(&private_key);
+    let half_account = secured.write("half.json", &half[..half.len() / 2]);
+    insert(database, 1).await;
+    for (when, url, account, code) in [
+        (
+            "after a wrong password",
+            &wrong_password,
+            &account,
+            "postgres-authentication",
+        ),
+        (
+            "after half a key file",
+            &url,
+            &half_account,
+            "credentials-missing",
+        ),
+        (
+            "after a broken key",
+            &url,
+            &broken_account,
+            "pubsub-unauthenticated",
+        ),
+    ] {
+        let relay = Traced::start(&environment(url, account));
+        relay.wait_for(code).await;
+        secrets.assert_unseen(&relay.text(), when);
+    }
+
+    let relay = Traced::start(&environment(&url, &account));
+    insert(database, 30).await;
+    database.wait_until_recorded().await;
+    // Failed and unclear attempts, and a walsender that is gone.
+    for action in [
+        Action::Fail(Code::Unavailable),
+        Action::StoreThenFail(Code::Internal),
+    ] {
+        emulator.faults().inject(Fault::new(action).times(3));
+    }
+    emulator.faults().reset_connections();
+    insert(database, 30).await;
+    database.wait_until_recorded().await;
+    database
+        .execute("SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots")
+        .await;
+    insert(database, 30).await;
+    database.wait_until_recorded().await;
+    // An event that cannot become a message: an attribute that is too long.
+    database
+        .execute(&format!(
+            "INSERT INTO outbox.events (aggregatetype, aggregateid, event_type, payload, headers) \
+             VALUES ('order', 'o-1', 'OrderPlaced', '{{\"note\": \"{PAYLOAD}\"}}', \
+                     jsonb_build_object('long', repeat('{HEADER}', 100)))"
+        ))
+        .await;
+    relay.wait_for("event-invalid").await;
+    let output = relay.text();
+    assert!(
+        output.contains("TRACE"),
+        "the test reads everything that can be logged"
+    );
+    assert!(
+        output.contains("SCRAM") || output.contains("postgres"),
+        "{output}"
+    );
+    secrets.assert_unseen(&output, "while running");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn settings_that_cannot_be_read_do_not_show_the_password_in_them() {
+    let secrets = Secrets::new("-----BEGIN PRIVATE KEY-----");
+    let url = format!("postgres://relay:{PASSWORD_IN_URL}@localhost:1/db");
+    let files = tempfile::TempDir::new().unwrap();
+    let file = |name: &str, text: String| {
+        let path = files.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        path.display().to_string()
+    };
+    let cases = [
+        (
+            "POSTRIDER_CONFIG",
+            file("unclosed", format!("database_url = \"{url}\nslot = 1")),
+        ),
+        (
+            "POSTRIDER_CONFIG",
+            file("two", format!("database_url = \"{url}\" \"{url}\"")),
+        ),
+        (
+            "POSTRIDER_CONFIG",
+            file("bare", format!("database_url = {url}")),
+        ),
+        (
+            "POSTRIDER_CONFIG",
+            file("format", format!("log_format = \"{PASSWORD}\"")),
+        ),
+        (
+            "POSTRIDER_CONFIG",
+            file("list", format!("database_url = [\"{url}\"]")),
+        ),
+        (
+            "DATABASE_URL",
+            url.replace("localhost:1", "localhost:notaport"),
+        ),
+        ("DATABASE_URL", url.replace("postgres://", "mysql://")),
+        ("DATABASE_URL", format!("{url}?sslmode={PASSWORD_IN_URL}")),
+        ("POSTRIDER_WAL_SENDER_TIMEOUT_S", PASSWORD.to_owned()),
+        ("POSTRIDER_LOG_FORMAT", PASSWORD.to_owned()),
+        ("POSTRIDER_HTTP_ADDR", url.clone()),
+        (
+            "POSTRIDER_PUBSUB_ENDPOINT",
+            format!("ftp://x:{PASSWORD_IN_URL}@y"),
+        ),
+        ("PUBSUB_EMULATOR_HOST", url.clone()),
+    ];
+    for (variable, value) in cases {
+        let output = Traced::start(&[(variable, value.as_str())]).ended().await;
+        assert!(output.contains("error["), "{variable}={value}:\n{output}");
+        secrets.assert_unseen(&output, &format!("for {variable}={value}"));
+    }
+}

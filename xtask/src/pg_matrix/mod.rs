@@ -1,0 +1,117 @@
+//! `cargo xtask pg-matrix`: the suites that need a server, on every supported major of PostgreSQL.
+//!
+//! The test programs are built once and run again for each major; `POSTRIDER_PG_BIN` tells them
+//! which server to start. Majors that this machine lacks are fetched (`servers`). The outcome is a
+//! table of major by suite; the full output of each run stays in `target/pg-matrix/`.
+//!
+//! Not here: what the suites claim. A claim that a major cannot show is skipped by the test itself,
+//! with a line that begins with `SKIPPED`, and counted as such.
+
+mod servers;
+mod suites;
+
+use std::path::PathBuf;
+use std::time::Instant;
+
+use clap::Args;
+
+use suites::{Outcome, Suite};
+
+use crate::step;
+
+/// What to run on what.
+#[derive(Debug, Args)]
+pub(crate) struct PgMatrixArgs {
+    /// Only these majors
+    #[arg(long, value_delimiter = ',', default_values_t = servers::MAJORS)]
+    majors: Vec<u32>,
+    /// The folder with initdb and postgres of a major, such as 16=/opt/pg16/bin; may be repeated.
+    /// The variable POSTRIDER_PG_BIN_16 says the same
+    #[arg(long, value_name = "MAJOR=FOLDER", value_parser = parse_folder)]
+    pg_bin: Vec<(u32, PathBuf)>,
+    /// Only suites whose name contains this
+    #[arg(long, value_name = "TEXT")]
+    only: Option<String>,
+    /// Only tests whose name contains this
+    #[arg(long, value_name = "TEXT")]
+    test: Option<String>,
+    /// Tests that run side by side
+    #[arg(long, default_value_t = 4)]
+    threads: usize,
+    /// Never fetch a server: a major that is not on this machine is an error
+    #[arg(long)]
+    offline: bool,
+}
+
+fn parse_folder(text: &str) -> Result<(u32, PathBuf), String> {
+    let (major, folder) = text
+        .split_once('=')
+        .ok_or("write it as MAJOR=FOLDER, such as 16=/opt/pg16/bin")?;
+    let major = major
+        .parse()
+        .map_err(|_| format!("`{major}` is not a major version"))?;
+    Ok((major, folder.into()))
+}
+
+/// One line of the table.
+struct Row {
+    major: u32,
+    version: String,
+    cells: Vec<(&'static str, Outcome, f64)>,
+}
+
+pub(crate) fn run(args: &PgMatrixArgs) -> Result<(), String> {
+    let logs = step::root().join("target/pg-matrix");
+    std::fs::create_dir_all(&logs).map_err(|e| format!("{}: {e}", logs.display()))?;
+    let wanted = args.only.as_deref().unwrap_or_default();
+    let suites = suites::build(|name| name.contains(wanted))?;
+    let mut rows = Vec::new();
+    for &major in &args.majors {
+        let folder = servers::folder(major, &args.pg_bin, args.offline)?;
+        let version = servers::version(&folder)?;
+        println!("\n== {version} in {}", folder.display());
+        let mut cells = Vec::new();
+        for suite in &suites {
+            let began = Instant::now();
+            let log = logs.join(format!("{major}-{}.log", suite.name));
+            let outcome = suite.run(&folder, &log, args.threads, args.test.as_deref())?;
+            let seconds = began.elapsed().as_secs_f64();
+            println!("{:<14} {outcome} in {seconds:.0} s", suite.name);
+            for name in &outcome.failures {
+                println!("    FAILED {name} ({})", log.display());
+            }
+            cells.push((suite.name, outcome, seconds));
+        }
+        rows.push(Row {
+            major,
+            version,
+            cells,
+        });
+    }
+    print_table(&suites, &rows);
+    match rows.iter().flat_map(|row| &row.cells).any(|c| c.1.is_bad()) {
+        true => Err("not every suite passes on every major".into()),
+        false => Ok(()),
+    }
+}
+
+/// As Markdown, fit for docs/matrix.md.
+fn print_table(suites: &[Suite], rows: &[Row]) {
+    println!("\nPassed / failed / skipped, and seconds:\n");
+    let names: Vec<_> = suites.iter().map(|suite| suite.name).collect();
+    println!("| PostgreSQL | {} |", names.join(" | "));
+    println!("|---|{}", "---|".repeat(names.len()));
+    for row in rows {
+        let cells: Vec<_> = row
+            .cells
+            .iter()
+            .map(|(_, outcome, seconds)| format!("{} ({seconds:.0} s)", outcome.short()))
+            .collect();
+        println!(
+            "| {} ({}) | {} |",
+            row.major,
+            row.version,
+            cells.join(" | ")
+        );
+    }
+}

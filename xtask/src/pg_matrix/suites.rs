@@ -1,0 +1,206 @@
+//! The suites: built once, then run as programs, and counted by what the test harness prints.
+
+use std::fmt;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use serde::Deserialize;
+
+use crate::step;
+
+/// Package and test target of each suite that starts servers.
+const SUITES: [(&str, &str); 4] = [
+    ("postrider", "relay"),
+    ("postrider", "cli"),
+    ("postrider", "migrations"),
+    ("slot-manager", "integration"),
+];
+
+/// A suite, built.
+pub(super) struct Suite {
+    pub(super) name: &'static str,
+    program: PathBuf,
+    /// Where cargo would run it.
+    folder: PathBuf,
+}
+
+/// What a run of a suite came to.
+#[derive(Debug, Default)]
+pub(super) struct Outcome {
+    passed: usize,
+    skipped: usize,
+    pub(super) failures: Vec<String>,
+    /// The program ended without the line that sums up.
+    broken: bool,
+}
+
+impl Outcome {
+    pub(super) fn is_bad(&self) -> bool {
+        self.broken || !self.failures.is_empty()
+    }
+
+    /// `passed / failed / skipped`.
+    pub(super) fn short(&self) -> String {
+        match self.broken {
+            true => "no result".into(),
+            false => format!(
+                "{} / {} / {}",
+                self.passed,
+                self.failures.len(),
+                self.skipped
+            ),
+        }
+    }
+
+    /// Reads what the test harness printed with `--show-output`.
+    fn read(output: &str) -> Self {
+        let mut outcome = Self {
+            broken: true,
+            ..Self::default()
+        };
+        for line in output.lines() {
+            if let Some(name) = line.strip_prefix("test ").and_then(failed) {
+                outcome.failures.push(name.to_owned());
+            } else if line.starts_with("SKIPPED") {
+                outcome.skipped += 1;
+            } else if let Some(sums) = line.strip_prefix("test result: ") {
+                outcome.broken = false;
+                let count = |what: &str| {
+                    let words: Vec<_> = sums.split([' ', ';']).collect();
+                    let at = words.iter().position(|word| *word == what)?;
+                    words.get(at.checked_sub(1)?)?.parse::<usize>().ok()
+                };
+                outcome.passed = count("passed").unwrap_or(0);
+                outcome.skipped += count("ignored").unwrap_or(0);
+            }
+        }
+        // A claim that was skipped did not pass.
+        outcome.passed = outcome.passed.saturating_sub(outcome.skipped);
+        outcome
+    }
+}
+
+fn failed(line: &str) -> Option<&str> {
+    line.strip_suffix(" ... FAILED")
+}
+
+impl fmt::Display for Outcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.broken {
+            return f.write_str("ended without a result");
+        }
+        let (passed, failed, skipped) = (self.passed, self.failures.len(), self.skipped);
+        write!(f, "{passed} passed, {failed} failed, {skipped} skipped")
+    }
+}
+
+/// A line of `cargo test --message-format json`, as far as it matters.
+#[derive(Debug, Deserialize)]
+struct Artifact {
+    executable: Option<PathBuf>,
+    manifest_path: Option<PathBuf>,
+    target: Option<Target>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Target {
+    name: String,
+    kind: Vec<String>,
+}
+
+/// Builds the suites whose names are wanted.
+pub(super) fn build(wanted: impl Fn(&str) -> bool) -> Result<Vec<Suite>, String> {
+    let suites: Vec<_> = SUITES
+        .into_iter()
+        .filter(|(_, name)| wanted(name))
+        .collect();
+    if suites.is_empty() {
+        return Err("no suite has such a name".into());
+    }
+    let mut command = step::cargo(&["test", "--locked", "--no-run"]);
+    command.args(["--message-format", "json-render-diagnostics"]);
+    for (package, name) in &suites {
+        command.args(["--package", package, "--test", name]);
+    }
+    let done = command
+        .stderr(Stdio::inherit())
+        .output()
+        .map_err(|e| format!("cargo did not start: {e}"))?;
+    if !done.status.success() {
+        return Err("the suites do not build".into());
+    }
+    let output = String::from_utf8_lossy(&done.stdout);
+    suites
+        .into_iter()
+        .map(|(_, name)| find(&output, name).ok_or_else(|| format!("cargo built no test {name}")))
+        .collect()
+}
+
+fn find(output: &str, name: &'static str) -> Option<Suite> {
+    output
+        .lines()
+        .filter_map(|line| serde_json::from_str::<Artifact>(line).ok())
+        .find_map(|artifact| {
+            let target = artifact.target?;
+            let is_it = target.name == name && target.kind.iter().any(|kind| kind == "test");
+            Some(Suite {
+                name,
+                program: is_it.then_some(artifact.executable?)?,
+                folder: artifact.manifest_path?.parent()?.to_owned(),
+            })
+        })
+}
+
+impl Suite {
+    /// Runs it on the server programs in `pg_bin`; the whole output goes to `log`.
+    pub(super) fn run(
+        &self,
+        pg_bin: &Path,
+        log: &Path,
+        threads: usize,
+        test: Option<&str>,
+    ) -> Result<Outcome, String> {
+        let failure = |e| format!("{}: {e}", log.display());
+        let file = fs::File::create(log).map_err(failure)?;
+        let errors = file.try_clone().map_err(failure)?;
+        Command::new(&self.program)
+            .args(test)
+            .args(["--show-output", "--test-threads", &threads.to_string()])
+            .env("POSTRIDER_PG_BIN", pg_bin)
+            // The tests' own servers, never one that the caller happens to work with.
+            .env_remove("DATABASE_URL")
+            .current_dir(&self.folder)
+            .stdin(Stdio::null())
+            .stdout(file)
+            .stderr(errors)
+            .status()
+            .map_err(|e| format!("{}: {e}", self.program.display()))?;
+        let output = fs::read(log).map_err(failure)?;
+        Ok(Outcome::read(&String::from_utf8_lossy(&output)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn failures_are_named_and_skipped_claims_do_not_count_as_passed() {
+        let outcome = Outcome::read(
+            "running 4 tests\ntest a::b ... ok\ntest c ... FAILED\ntest d ... ok\n\
+             test e ... ignored\nSKIPPED slots fail over: needs 17\n\
+             test result: FAILED. 2 passed; 1 failed; 1 ignored; 0 measured; 0 filtered out\n",
+        );
+        assert_eq!(outcome.short(), "0 / 1 / 2");
+        assert_eq!(outcome.failures, ["c"]);
+        assert!(outcome.is_bad());
+    }
+
+    #[test]
+    fn a_program_that_dies_on_the_way_is_bad() {
+        let outcome = Outcome::read("running 4 tests\ntest a ... ok\n");
+        assert!(outcome.is_bad());
+        assert_eq!(outcome.short(), "no result");
+    }
+}

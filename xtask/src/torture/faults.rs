@@ -1,0 +1,222 @@
+//! Makes the faults of a plan happen, one after the other, and notes when they did.
+
+use std::time::Duration;
+
+use pubsub_emulator::{Action, Fault as PublishFault, FaultId, Faults, Journal};
+use tokio::task::JoinSet;
+
+use super::ground::{Database, Ground, execute};
+use super::plan::{Fault, Plan, Step, When};
+use super::random::Random;
+use super::relay::{Launch, Log, Relay};
+use super::schedule::topic;
+use super::watch::Watch;
+
+/// How long a step waits for messages that may never come, as when the writers have ended.
+const STORED_LIMIT: Duration = Duration::from_millis(400);
+
+const WALSENDER: &str = "pg_stat_replication";
+
+/// Dispatch writer, supervisor and main session; the walsender is no client backend.
+const SQL_SESSIONS: &str = "pg_stat_activity WHERE datname = current_database() \
+    AND application_name LIKE 'postrider%' AND backend_type = 'client backend'";
+
+/// Something that went wrong, and when, on the journal's clock.
+#[derive(Debug, Clone)]
+pub(super) struct Occurrence {
+    pub(super) from: Duration,
+    pub(super) to: Duration,
+    pub(super) fault: Fault,
+}
+
+/// The actors of a schedule that faults act upon.
+pub(super) struct Stage<'a> {
+    pub(super) ground: &'a Ground,
+    pub(super) database: &'a Database,
+    pub(super) watch: &'a Watch,
+    pub(super) launch: Launch,
+    pub(super) log: Log,
+    pub(super) relays: Vec<Relay>,
+    pub(super) pubsub: Faults,
+    pub(super) journal: Journal,
+    pub(super) answer_delay: Duration,
+    /// The fault that delays every answer.
+    pub(super) slow: Option<FaultId>,
+    pub(super) occurrences: Vec<Occurrence>,
+    /// Ends of faults that last for a while.
+    pub(super) ends: JoinSet<()>,
+    pub(super) random: Random,
+}
+
+impl Stage<'_> {
+    /// Starts so many relays.
+    pub(super) fn start_relays(&mut self, plan: &Plan) -> Result<(), String> {
+        for _ in 0..plan.relay.count {
+            self.relays
+                .push(Relay::start(&self.launch, self.log.clone())?);
+        }
+        Ok(())
+    }
+
+    /// All steps of the plan.
+    pub(super) async fn run(&mut self, steps: &[Step]) -> Result<(), String> {
+        for step in steps {
+            match step.when {
+                When::After(pause) => tokio::time::sleep(pause).await,
+                When::Stored(more) => {
+                    let wanted = self.journal.counts().stored_messages + more;
+                    let reached =
+                        |counts: &pubsub_emulator::Counts| counts.stored_messages >= wanted;
+                    // Either way is a moment.
+                    let _ = self.journal.wait_until(STORED_LIMIT, reached).await;
+                }
+            }
+            self.relays_must_run()?;
+            let from = self.journal.now();
+            self.perform(&step.fault).await?;
+            self.occurrences.push(Occurrence {
+                from,
+                to: self.journal.now(),
+                fault: step.fault.clone(),
+            });
+        }
+        Ok(())
+    }
+
+    /// A relay ends when it is told to, and for nothing that a plan has in store.
+    pub(super) fn relays_must_run(&mut self) -> Result<(), String> {
+        for relay in &mut self.relays {
+            if let Some(status) = relay.has_ended()? {
+                return Err(format!("relay {} ended by itself: {status}", relay.pid()));
+            }
+        }
+        Ok(())
+    }
+
+    async fn perform(&mut self, fault: &Fault) -> Result<(), String> {
+        match fault {
+            Fault::Kill(gap) => {
+                self.take_relay().await?.kill_9().await?;
+                self.replace(*gap).await
+            }
+            Fault::Stop(gap) => {
+                self.take_relay().await?.stop().await?;
+                self.replace(*gap).await
+            }
+            Fault::Freeze(span) => {
+                let relay = self.take_relay().await?;
+                relay.signal("STOP").await?;
+                tokio::time::sleep(*span).await;
+                relay.signal("CONT").await?;
+                self.relays.push(relay);
+                Ok(())
+            }
+            Fault::TerminateWalsender => self.terminate(WALSENDER).await,
+            Fault::TerminateSql => self.terminate(SQL_SESSIONS).await,
+            Fault::Server(outage, span) => self.ground.outage(*outage, *span).await,
+            Fault::Publish(action, times) => {
+                self.inject(action.clone(), Some(*times));
+                Ok(())
+            }
+            Fault::PublishFor(action, span) => {
+                let id = self.inject(action.clone(), None);
+                let pubsub = self.pubsub.clone();
+                self.later(*span, move || pubsub.lift(id));
+                Ok(())
+            }
+            Fault::TopicGone(kind, span) => {
+                let (pubsub, topic) = (self.pubsub.clone(), topic(kind));
+                pubsub.remove_topic(&topic);
+                self.later(*span, move || {
+                    pubsub.restore_topic(&topic);
+                });
+                Ok(())
+            }
+            Fault::CutPubsub => {
+                self.pubsub.reset_connections();
+                Ok(())
+            }
+            Fault::RefusePubsub(span) => {
+                let pubsub = self.pubsub.clone();
+                pubsub.refuse_connections(true);
+                pubsub.reset_connections();
+                self.later(*span, move || pubsub.refuse_connections(false));
+                Ok(())
+            }
+        }
+    }
+
+    /// One of the relays, mostly the one that holds the slot.
+    async fn take_relay(&mut self) -> Result<Relay, String> {
+        let active = match self.relays.len() {
+            1 => None,
+            _ => self.active_relay().await?,
+        };
+        let at_random = self.random.within(0..=self.relays.len() as u64 - 1) as usize;
+        let index = active.filter(|_| self.random.per_mille(750));
+        Ok(self.relays.swap_remove(index.unwrap_or(at_random)))
+    }
+
+    /// By the name that the walsender has from its relay, which ends with the relay's pid.
+    async fn active_relay(&self) -> Result<Option<usize>, String> {
+        let sql = "SELECT s.application_name FROM pg_replication_slots r \
+                   JOIN pg_stat_replication s ON s.pid = r.active_pid WHERE r.slot_name = $1";
+        let client = self.database.connect().await?;
+        let row = client
+            .query_opt(sql, &[&self.database.name])
+            .await
+            .map_err(|e| format!("{e:?}"))?;
+        let name: Option<String> = row.map(|row| row.get(0));
+        Ok(name.and_then(|name| {
+            let is_active = |relay: &Relay| name.ends_with(&format!(":{}", relay.pid()));
+            self.relays.iter().position(is_active)
+        }))
+    }
+
+    /// Starts a relay in the place of one that is gone.
+    async fn replace(&mut self, gap: Duration) -> Result<(), String> {
+        tokio::time::sleep(gap).await;
+        let client = self.database.connect().await?;
+        self.watch.note_records(&client).await?;
+        self.relays
+            .push(Relay::start(&self.launch, self.log.clone())?);
+        Ok(())
+    }
+
+    async fn terminate(&self, which: &str) -> Result<(), String> {
+        let client = self.database.connect().await?;
+        execute(
+            &client,
+            &format!("SELECT pg_terminate_backend(pid) FROM {which}"),
+        )
+        .await
+    }
+
+    fn inject(&mut self, action: Action, times: Option<u64>) -> FaultId {
+        let fault = PublishFault::new(action);
+        let id = self
+            .pubsub
+            .inject(times.into_iter().fold(fault, PublishFault::times));
+        // The first fault that applies is used, so what slows every answer down comes last.
+        self.slow_down();
+        id
+    }
+
+    /// Makes every answer take its time.
+    pub(super) fn slow_down(&mut self) {
+        if let Some(id) = self.slow.take() {
+            self.pubsub.lift(id);
+        }
+        if !self.answer_delay.is_zero() {
+            let slow = PublishFault::new(Action::Delay(self.answer_delay));
+            self.slow = Some(self.pubsub.inject(slow));
+        }
+    }
+
+    fn later(&mut self, span: Duration, end: impl FnOnce() + Send + 'static) {
+        self.ends.spawn(async move {
+            tokio::time::sleep(span).await;
+            end();
+        });
+    }
+}

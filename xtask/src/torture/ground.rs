@@ -1,0 +1,238 @@
+//! What the schedules of one job stand on: a PostgreSQL server of the job's own.
+//!
+//! Each schedule gets a new database, publication and slot on it, so the server is made once and
+//! may be stopped and crashed by any of them.
+
+use std::process::Stdio;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use scratch_postgres::{ScratchPostgres, StopMode};
+use tokio::process::Command;
+use tokio_postgres::{Client, NoTls};
+
+use super::plan::{Outage, Plan};
+use super::relay::binary;
+
+/// A database that nobody captures, beside those that are tested.
+const BYSTANDER: &str = "bystander";
+
+/// How long PostgreSQL may take to stop while a relay streams from it (G6).
+const STOP_LIMIT: Duration = Duration::from_secs(30);
+
+/// How long a server that is coming up may be waited for.
+const CONNECT_LIMIT: Duration = Duration::from_secs(60);
+
+const RETRY_PAUSE: Duration = Duration::from_millis(20);
+
+/// The server of one job.
+#[derive(Debug)]
+pub(super) struct Ground {
+    server: Arc<Mutex<ScratchPostgres>>,
+    tcp: String,
+    socket: String,
+}
+
+impl Ground {
+    pub(super) async fn start() -> Result<Self, String> {
+        let started = tokio::task::spawn_blocking(|| {
+            ScratchPostgres::builder()
+                .setting("max_prepared_transactions", "50")
+                .setting("deadlock_timeout", "100ms")
+                .setting("max_wal_size", "256MB")
+                .start()
+        });
+        let server = started
+            .await
+            .map_err(|e| e.to_string())?
+            .map_err(|e| e.to_string())?;
+        let ground = Self {
+            tcp: server.url(""),
+            socket: server.socket_url(""),
+            server: Arc::new(Mutex::new(server)),
+        };
+        let admin = connect(&ground.socket_url("postgres")).await?;
+        execute(&admin, &format!("CREATE DATABASE {BYSTANDER}")).await?;
+        let bystander = connect(&ground.socket_url(BYSTANDER)).await?;
+        execute(&bystander, "CREATE TABLE noise (n int, pad text)").await?;
+        Ok(ground)
+    }
+
+    fn socket_url(&self, database: &str) -> String {
+        format!("{}{database}", self.socket)
+    }
+
+    /// A new database with everything that `postrider init --apply` makes, and the shop's tables.
+    pub(super) async fn database(&self, plan: &Plan) -> Result<Database, String> {
+        let name = format!("torture_{}", plan.index);
+        let admin = connect(&self.socket_url("postgres")).await?;
+        execute(&admin, &format!("CREATE DATABASE {name}")).await?;
+        execute(
+            &admin,
+            &format!(
+                "ALTER DATABASE {name} SET logical_decoding_work_mem = '{}kB'",
+                plan.workload.decoding_work_mem_kb
+            ),
+        )
+        .await?;
+        let database = Database {
+            url: self.socket_url(&name),
+            relay_url: format!("{}{name}", self.tcp),
+            bystander_url: self.socket_url(BYSTANDER),
+            name,
+        };
+        database.init().await?;
+        database.make_shop(plan).await?;
+        Ok(database)
+    }
+
+    /// Takes the server down, and up again after `span`.
+    pub(super) async fn outage(&self, outage: Outage, span: Duration) -> Result<(), String> {
+        let server = self.server.clone();
+        let done = tokio::task::spawn_blocking(move || {
+            let mut server = server.lock().unwrap_or_else(PoisonError::into_inner);
+            match outage {
+                Outage::Fast => server.stop(StopMode::Fast, STOP_LIMIT)?,
+                Outage::Immediate => server.stop(StopMode::Immediate, STOP_LIMIT)?,
+                Outage::Kill9 => server.kill_9()?,
+            }
+            std::thread::sleep(span);
+            server.start_again()
+        });
+        done.await
+            .map_err(|e| e.to_string())?
+            .map_err(|e| e.to_string())
+    }
+
+    /// Removes everything of a schedule.
+    pub(super) async fn clear(&self, database: &Database) -> Result<(), String> {
+        let name = &database.name;
+        let own = connect(&database.url).await?;
+        roll_prepared_back(&own).await?;
+        drop(own);
+        let admin = connect(&self.socket_url("postgres")).await?;
+        for sql in [
+            format!(
+                "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots \
+                 WHERE slot_name = '{name}' AND active"
+            ),
+            format!(
+                "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots \
+                 WHERE slot_name = '{name}'"
+            ),
+            format!("DROP DATABASE {name} WITH (FORCE)"),
+        ] {
+            // A walsender that was told to end takes a moment.
+            let deadline = Instant::now() + CONNECT_LIMIT;
+            while let Err(error) = execute(&admin, &sql).await {
+                if Instant::now() > deadline {
+                    return Err(error);
+                }
+                tokio::time::sleep(RETRY_PAUSE).await;
+            }
+        }
+        Ok(())
+    }
+
+    /// The end of the server's log.
+    pub(super) fn log_tail(&self, lines: usize) -> String {
+        let server = self.server.lock().unwrap_or_else(PoisonError::into_inner);
+        let log = server.log().unwrap_or_else(|e| e.to_string());
+        let all: Vec<&str> = log.lines().collect();
+        all[all.len().saturating_sub(lines)..].join("\n")
+    }
+}
+
+/// The database of one schedule; its name is the slot's, too.
+#[derive(Debug, Clone)]
+pub(super) struct Database {
+    pub(super) name: String,
+    /// For the harness, over the Unix socket.
+    pub(super) url: String,
+    /// For the relay, over TCP.
+    pub(super) relay_url: String,
+    pub(super) bystander_url: String,
+}
+
+impl Database {
+    async fn init(&self) -> Result<(), String> {
+        let done = Command::new(binary()?)
+            .args(["init", "--apply"])
+            .env_clear()
+            .env("DATABASE_URL", &self.relay_url)
+            .env("POSTRIDER_SLOT", &self.name)
+            .stdin(Stdio::null())
+            .output()
+            .await
+            .map_err(|e| format!("postrider init: {e}"))?;
+        match done.status.success() {
+            true => Ok(()),
+            false => Err(format!(
+                "postrider init: {}",
+                String::from_utf8_lossy(&done.stderr)
+            )),
+        }
+    }
+
+    /// Aggregates with a version that writers count up: the row lock makes the order of versions
+    /// the order of commits.
+    async fn make_shop(&self, plan: &Plan) -> Result<(), String> {
+        let kinds = super::plan::KINDS
+            .map(|kind| format!("'{kind}'"))
+            .join(", ");
+        let sql = format!(
+            "CREATE SCHEMA shop; \
+             CREATE TABLE shop.noise (n int, pad text); \
+             CREATE TABLE shop.aggregate \
+                 (kind text, id text, version bigint NOT NULL, PRIMARY KEY (kind, id)) \
+                 WITH (fillfactor = 20); \
+             INSERT INTO shop.aggregate SELECT kind, 'hot-' || n, 0 \
+             FROM unnest(ARRAY[{kinds}]) kind, generate_series(1, {}) n",
+            plan.workload.hot_keys
+        );
+        execute(&connect(&self.url).await?, &sql).await
+    }
+
+    pub(super) async fn connect(&self) -> Result<Client, String> {
+        connect(&self.url).await
+    }
+}
+
+/// Connects, with patience for a server that is coming up.
+pub(super) async fn connect(url: &str) -> Result<Client, String> {
+    let deadline = Instant::now() + CONNECT_LIMIT;
+    loop {
+        match tokio_postgres::connect(url, NoTls).await {
+            Ok((client, connection)) => {
+                // It ends with the client, and with the server; either is noticed by the client.
+                tokio::spawn(connection);
+                return Ok(client);
+            }
+            Err(error) if Instant::now() > deadline => return Err(format!("{error:?}")),
+            Err(_) => tokio::time::sleep(RETRY_PAUSE).await,
+        }
+    }
+}
+
+pub(super) async fn execute(client: &Client, sql: &str) -> Result<(), String> {
+    client
+        .batch_execute(sql)
+        .await
+        .map_err(|e| format!("{sql}: {e:?}"))
+}
+
+/// Prepared transactions whose writer did not come back.
+pub(super) async fn roll_prepared_back(client: &Client) -> Result<(), String> {
+    let rows = client
+        .query(
+            "SELECT gid FROM pg_prepared_xacts WHERE database = current_database()",
+            &[],
+        )
+        .await
+        .map_err(|e| format!("{e:?}"))?;
+    for row in rows {
+        let gid: String = row.get(0);
+        execute(client, &format!("ROLLBACK PREPARED '{gid}'")).await?;
+    }
+    Ok(())
+}

@@ -1,0 +1,242 @@
+//! The relays of a schedule: `postrider run` as processes, with their logs.
+//!
+//! They end with us, however we end: by `Drop`, or by a shell that waits on a pipe of ours.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{ExitStatus, Stdio};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
+
+use pubsub_emulator::Journal;
+use tokio::io::{AsyncBufReadExt, BufReader};
+use tokio::process::{Child, Command};
+
+use super::ground::Database;
+use super::plan::RelayPlan;
+
+/// How long a relay may take to end after SIGTERM; its own limit is shorter.
+const STOP_LIMIT: Duration = Duration::from_secs(30);
+const SHUTDOWN_TIMEOUT_S: &str = "15";
+
+static BINARY: OnceLock<PathBuf> = OnceLock::new();
+
+/// Says which program is tested.
+pub(super) fn set_binary(path: PathBuf) -> Result<(), String> {
+    let path = std::fs::canonicalize(&path).map_err(|e| format!("{}: {e}", path.display()))?;
+    BINARY
+        .set(path)
+        .map_err(|_| "the program under test is set already".to_owned())
+}
+
+pub(super) fn binary() -> Result<&'static Path, String> {
+    let path = BINARY.get().ok_or("no program to test was named")?;
+    Ok(path)
+}
+
+/// What a relay is started with.
+#[derive(Debug, Clone)]
+pub(super) struct Launch {
+    environment: Vec<(&'static str, String)>,
+    journal: Journal,
+}
+
+impl Launch {
+    pub(super) fn new(
+        plan: &RelayPlan,
+        database: &Database,
+        emulator: &str,
+        journal: Journal,
+    ) -> Self {
+        let environment = vec![
+            ("DATABASE_URL", database.relay_url.clone()),
+            ("PUBSUB_EMULATOR_HOST", emulator.to_owned()),
+            ("PUBSUB_PROJECT_ID", super::schedule::PROJECT.to_owned()),
+            ("POSTRIDER_SLOT", database.name.clone()),
+            ("POSTRIDER_HTTP_ADDR", "off".to_owned()),
+            ("POSTRIDER_START_TIMEOUT_S", "120".to_owned()),
+            (
+                "POSTRIDER_SHUTDOWN_TIMEOUT_S",
+                SHUTDOWN_TIMEOUT_S.to_owned(),
+            ),
+            (
+                "POSTRIDER_IN_FLIGHT_REQUESTS",
+                plan.in_flight_requests.to_string(),
+            ),
+            ("POSTRIDER_IN_FLIGHT_MIB", plan.in_flight_mib.to_string()),
+            ("POSTRIDER_PUBSUB_CHANNELS", plan.channels.to_string()),
+            (
+                "POSTRIDER_PUBLISH_TIMEOUT_S",
+                plan.publish_timeout.as_secs().to_string(),
+            ),
+            (
+                "POSTRIDER_WAL_SENDER_TIMEOUT_S",
+                plan.wal_sender_timeout.as_secs().to_string(),
+            ),
+            ("RUST_BACKTRACE", "1".to_owned()),
+        ];
+        Self {
+            environment,
+            journal,
+        }
+    }
+}
+
+/// The lines that a relay has logged, each with the time of the journal's clock.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Log {
+    lines: Arc<Mutex<Vec<String>>>,
+}
+
+impl Log {
+    fn push(&self, line: String) {
+        self.lines
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(line);
+    }
+
+    pub(super) fn lines(&self) -> Vec<String> {
+        self.lines
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
+    }
+}
+
+/// One running relay; killed when dropped.
+#[derive(Debug)]
+pub(super) struct Relay {
+    child: Child,
+    pid: u32,
+    log: Log,
+    reader: tokio::task::JoinHandle<()>,
+}
+
+impl Relay {
+    pub(super) fn start(launch: &Launch, log: Log) -> Result<Self, String> {
+        let mut child = Command::new(binary()?)
+            .arg("run")
+            .env_clear()
+            .envs(launch.environment.iter().map(|(k, v)| (k, v)))
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .process_group(0) // a Ctrl-C on the terminal is for us
+            .kill_on_drop(true)
+            .spawn()
+            .map_err(|e| format!("cannot start the relay: {e}"))?;
+        let pid = child.id().expect("invariant: it has not been waited for");
+        watchdog(&format!("{pid}"))?;
+        log.push(format!("-- relay {pid} starts"));
+        let stderr = child
+            .stderr
+            .take()
+            .expect("invariant: a pipe was asked for");
+        let (sink, journal) = (log.clone(), launch.journal.clone());
+        let reader = tokio::spawn(async move {
+            let mut lines = BufReader::new(stderr).lines();
+            while let Ok(Some(line)) = lines.next_line().await {
+                sink.push(format!(
+                    "{:8.3} [{pid}] {line}",
+                    journal.now().as_secs_f64()
+                ));
+            }
+        });
+        Ok(Self {
+            child,
+            pid,
+            log,
+            reader,
+        })
+    }
+
+    pub(super) fn pid(&self) -> u32 {
+        self.pid
+    }
+
+    /// Sends SIGTERM, SIGSTOP or SIGCONT.
+    pub(super) async fn signal(&self, name: &str) -> Result<(), String> {
+        let pid = self.pid.to_string();
+        let done = Command::new("kill").args(["-s", name, &pid]).status().await;
+        match done {
+            Ok(status) if status.success() => Ok(()),
+            Ok(status) => Err(format!("kill -s {name} {pid}: {status}")),
+            Err(error) => Err(format!("kill: {error}")),
+        }
+    }
+
+    /// SIGKILL, and waits until it is gone.
+    pub(super) async fn kill_9(mut self) -> Result<(), String> {
+        self.child
+            .kill()
+            .await
+            .map_err(|e| format!("cannot kill the relay: {e}"))?;
+        self.log.push(format!("-- relay {} was killed", self.pid));
+        self.ended().await
+    }
+
+    /// SIGTERM, and waits until it is gone; it must have succeeded.
+    pub(super) async fn stop(mut self) -> Result<(), String> {
+        self.signal("TERM").await?;
+        let waited = tokio::time::timeout(STOP_LIMIT, self.child.wait()).await;
+        let status = waited
+            .map_err(|_| format!("the relay did not end within {STOP_LIMIT:?} after SIGTERM"))?
+            .map_err(|e| e.to_string())?;
+        self.log
+            .push(format!("-- relay {} ended with {status}", self.pid));
+        self.ended().await?;
+        match status.success() {
+            true => Ok(()),
+            false => Err(format!("the relay ended with {status} after SIGTERM")),
+        }
+    }
+
+    /// Its status, if it has ended by itself.
+    pub(super) fn has_ended(&mut self) -> Result<Option<ExitStatus>, String> {
+        self.child.try_wait().map_err(|e| e.to_string())
+    }
+
+    /// Waits for the end of the log.
+    async fn ended(mut self) -> Result<(), String> {
+        (&mut self.reader).await.map_err(|e| e.to_string())
+    }
+}
+
+impl Drop for Relay {
+    fn drop(&mut self) {
+        // The child is killed right after this. Without the shell nobody is left to be told.
+        let _ = watchdog(&format!("-{}", self.pid));
+    }
+}
+
+/// A shell that knows the running relays and kills them when our end of the pipe closes.
+fn watchdog(word: &str) -> Result<(), String> {
+    const SCRIPT: &str = r#"
+        pids=" "
+        while read -r word; do
+            case $word in
+                -*) gone=${word#-}; pids="${pids%%" $gone "*} ${pids#*" $gone "}" ;;
+                *) pids="$pids$word " ;;
+            esac
+        done
+        for pid in $pids; do kill -s KILL "$pid"; done
+    "#;
+    static SHELL: Mutex<Option<std::process::Child>> = Mutex::new(None);
+    let mut shell = SHELL.lock().unwrap_or_else(PoisonError::into_inner);
+    if shell.is_none() {
+        use std::os::unix::process::CommandExt;
+        let child = std::process::Command::new("sh")
+            .args(["-c", SCRIPT])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .process_group(0)
+            .spawn()
+            .map_err(|e| format!("cannot guard the relays with a shell: {e}"))?;
+        *shell = Some(child);
+    }
+    let pipe = shell.as_mut().and_then(|shell| shell.stdin.as_mut());
+    let pipe = pipe.expect("invariant: the shell was started with a pipe");
+    writeln!(pipe, "{word}").map_err(|e| format!("the shell that guards the relays: {e}"))
+}

@@ -1,0 +1,167 @@
+//! What is printed: a line for each schedule, everything about one that failed, and the totals.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use serde_json::json;
+
+use super::plan::{Fault, Outage};
+use super::schedule::Outcome;
+use super::verdict::Cause;
+
+const VIOLATIONS_SHOWN: usize = 20;
+const LOG_LINES_SHOWN: usize = 60;
+
+/// Sums over schedules.
+#[derive(Debug, Default)]
+pub(super) struct Totals {
+    pub(super) schedules: u64,
+    pub(super) failed: u64,
+    pub(super) took: Duration,
+    faults: BTreeMap<&'static str, u64>,
+    transactions: u64,
+    events: u64,
+    stored_messages: u64,
+    attempts: u64,
+    looks: u64,
+    lost: u64,
+    swapped: u64,
+    duplicates: BTreeMap<Cause, u64>,
+    longest: Duration,
+}
+
+impl Totals {
+    pub(super) fn add(&mut self, outcome: &Outcome) {
+        let verdict = &outcome.verdict;
+        self.schedules += 1;
+        self.failed += u64::from(!verdict.is_clean());
+        for occurrence in &outcome.occurrences {
+            *self.faults.entry(name(&occurrence.fault)).or_default() += 1;
+        }
+        self.transactions += outcome.written.transactions.values().sum::<u64>();
+        self.events += verdict.events;
+        self.stored_messages += verdict.stored_messages;
+        self.attempts += verdict.attempts;
+        self.looks += outcome.looks;
+        self.lost += verdict.lost();
+        self.swapped += verdict.swapped();
+        for (cause, count) in &verdict.duplicates {
+            *self.duplicates.entry(*cause).or_default() += count;
+        }
+        self.longest = self.longest.max(outcome.took);
+    }
+
+    fn rows(&self) -> Vec<(String, u64)> {
+        let mut rows = vec![
+            ("schedules".to_owned(), self.schedules),
+            ("schedules failed".to_owned(), self.failed),
+        ];
+        rows.extend(self.faults.iter().map(|(name, n)| ((*name).to_owned(), *n)));
+        rows.extend([
+            ("transactions".to_owned(), self.transactions),
+            ("events committed".to_owned(), self.events),
+            ("messages stored".to_owned(), self.stored_messages),
+            ("publish requests".to_owned(), self.attempts),
+            ("looks at the slot".to_owned(), self.looks),
+            ("events lost".to_owned(), self.lost),
+            ("events swapped".to_owned(), self.swapped),
+            ("duplicates".to_owned(), self.duplicates.values().sum()),
+        ]);
+        let causes = self.duplicates.iter();
+        rows.extend(causes.map(|(cause, n)| (format!("  {cause}"), *n)));
+        rows
+    }
+
+    pub(super) fn print_table(&self, seed: u64) {
+        println!("{:40} {:>12}", "seed", seed);
+        for (name, count) in self.rows() {
+            println!("{name:40} {count:>12}");
+        }
+        println!("{:40} {:>12.0}", "seconds", self.took.as_secs_f64());
+        println!(
+            "{:40} {:>12.1}",
+            "longest schedule, seconds",
+            self.longest.as_secs_f64()
+        );
+    }
+
+    pub(super) fn print_json(&self, seed: u64) {
+        let counts: serde_json::Map<String, serde_json::Value> = self
+            .rows()
+            .into_iter()
+            .map(|(name, count)| (name.trim().to_owned(), json!(count)))
+            .collect();
+        println!(
+            "{}",
+            json!({
+                "seed": seed,
+                "seconds": self.took.as_secs_f64(),
+                "longest schedule": self.longest.as_secs_f64(),
+                "counts": counts,
+            })
+        );
+    }
+}
+
+/// What the totals count a fault as.
+fn name(fault: &Fault) -> &'static str {
+    match fault {
+        Fault::Kill(_) => "kill -9 of a relay",
+        Fault::Stop(_) => "SIGTERM to a relay",
+        Fault::Freeze(_) => "SIGSTOP to a relay",
+        Fault::TerminateWalsender => "walsender terminated",
+        Fault::TerminateSql => "SQL sessions terminated",
+        Fault::Server(Outage::Fast, _) => "PostgreSQL restarted, fast",
+        Fault::Server(Outage::Immediate, _) => "PostgreSQL restarted, immediate",
+        Fault::Server(Outage::Kill9, _) => "kill -9 of PostgreSQL",
+        Fault::Publish(..) | Fault::PublishFor(..) | Fault::TopicGone(..) => {
+            "faults of Pub/Sub's answers"
+        }
+        Fault::CutPubsub | Fault::RefusePubsub(_) => "Pub/Sub cut off",
+    }
+}
+
+/// A schedule in a line.
+pub(super) fn line(outcome: &Outcome) -> String {
+    let verdict = &outcome.verdict;
+    format!(
+        "schedule {:>5}  {:8}  {:>6} events  {:>6} stored  {:>5.1} s  {}",
+        outcome.plan.index,
+        format!("{:?}", outcome.plan.temper),
+        verdict.events,
+        verdict.stored_messages,
+        outcome.took.as_secs_f64(),
+        match verdict.violations.len() {
+            0 => "ok".to_owned(),
+            count => format!("FAILED: {count} violations"),
+        }
+    )
+}
+
+/// All that helps to understand a failure, and the command that plays it again.
+pub(super) fn print_failure(seed: u64, outcome: &Outcome, server_log: &str) {
+    let index = outcome.plan.index;
+    eprintln!("\n== schedule {index} of seed {seed} failed");
+    eprintln!("again: cargo xtask torture --seed {seed} --only {index}");
+    eprintln!("{}", outcome.plan);
+    eprintln!("-- what happened, seconds on the journal's clock");
+    for occurrence in &outcome.occurrences {
+        eprintln!(
+            "{:8.3} to {:8.3}  {}",
+            occurrence.from.as_secs_f64(),
+            occurrence.to.as_secs_f64(),
+            occurrence.fault
+        );
+    }
+    eprintln!("-- the end of the relay's log");
+    let log = &outcome.relay_log;
+    for line in &log[log.len().saturating_sub(LOG_LINES_SHOWN)..] {
+        eprintln!("{line}");
+    }
+    eprintln!("-- the end of PostgreSQL's log\n{server_log}");
+    let violations = &outcome.verdict.violations;
+    eprintln!("-- {} violations", violations.len());
+    for violation in violations.iter().take(VIOLATIONS_SHOWN) {
+        eprintln!("{violation}");
+    }
+}

@@ -1,0 +1,133 @@
+//! Why was an event stored twice? Each repetition needs a reason that stands in the plan.
+//!
+//! A copy whose answer was an error, or had too few ids, must be repeated. One that was answered
+//! may be repeated only if the relay died, or lost its connections or its database, between the
+//! two. A copy that was recorded may not be repeated at all.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fmt;
+
+use pubsub_emulator::checks::Duplicate;
+use pubsub_emulator::{Action, Answer, Attempt};
+
+use super::super::faults::Occurrence;
+use super::super::plan::Fault;
+use super::{Evidence, Violation};
+
+/// The reason for a duplicate.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(in crate::torture) enum Cause {
+    /// The relay was killed between the two copies.
+    Killed,
+    /// PostgreSQL went down between the two.
+    ServerDown,
+    /// The relay was frozen, and another may have gone on in its place.
+    Frozen,
+    /// The connections to Pub/Sub were cut.
+    Cut,
+    /// Pub/Sub answered a stored request with an error, or with too few ids.
+    StoredButFailed,
+    /// No answer within the publish timeout.
+    NoAnswer,
+}
+
+impl fmt::Display for Cause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Cause::Killed => "after kill -9",
+            Cause::ServerDown => "after PostgreSQL went down",
+            Cause::Frozen => "after a freeze",
+            Cause::Cut => "after cut connections",
+            Cause::StoredButFailed => "after a failure that had stored",
+            Cause::NoAnswer => "after no answer in time",
+        })
+    }
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Explained {
+    pub(super) causes: BTreeMap<Cause, u64>,
+    pub(super) violations: Vec<Violation>,
+}
+
+pub(super) fn explain(evidence: &Evidence, duplicates: &[Duplicate]) -> Explained {
+    let attempts: HashMap<u64, &Attempt> = evidence
+        .attempts
+        .iter()
+        .map(|attempt| (attempt.sequence, attempt))
+        .collect();
+    let mut explained = Explained {
+        violations: sent_after_recorded(evidence),
+        ..Explained::default()
+    };
+    for duplicate in duplicates {
+        let (before, again) = (attempts[&duplicate.before], attempts[&duplicate.sequence]);
+        match cause(evidence, before, again) {
+            Some(cause) => *explained.causes.entry(cause).or_default() += 1,
+            None => explained.violations.push(Violation::UnexplainedDuplicate {
+                event_id: duplicate.event_id.clone(),
+                before: before.sequence,
+                attempt: again.sequence,
+            }),
+        }
+    }
+    explained
+}
+
+fn cause(evidence: &Evidence, before: &Attempt, again: &Attempt) -> Option<Cause> {
+    if matches!(before.answer, Answer::Error(_) | Answer::FewerIds) {
+        return Some(Cause::StoredButFailed);
+    }
+    let between = |occurrence: &&Occurrence| {
+        occurrence.from <= again.received && occurrence.to >= before.received
+    };
+    let by_fault = evidence
+        .occurrences
+        .iter()
+        .filter(between)
+        .filter_map(|occurrence| blame(&occurrence.fault))
+        .min();
+    // The relay's clock runs a little ahead of the journal's: the request was on its way first.
+    let waited = again.received.saturating_sub(before.received);
+    let timed_out = waited >= evidence.publish_timeout.mul_f64(0.9)
+        && before
+            .ended
+            .is_none_or(|ended| ended - before.received >= evidence.publish_timeout.mul_f64(0.9));
+    by_fault.or(timed_out.then_some(Cause::NoAnswer))
+}
+
+/// What a fault may be blamed for, when it lies between two copies.
+fn blame(fault: &Fault) -> Option<Cause> {
+    match fault {
+        Fault::Kill(_) => Some(Cause::Killed),
+        Fault::Server(..) => Some(Cause::ServerDown),
+        Fault::Freeze(_) => Some(Cause::Frozen),
+        Fault::CutPubsub | Fault::RefusePubsub(_) => Some(Cause::Cut),
+        // A clean stop finishes what is on its way, and so does a session that was cut.
+        Fault::Stop(_) | Fault::TerminateWalsender | Fault::TerminateSql => None,
+        Fault::Publish(action, _) | Fault::PublishFor(action, _) => match action {
+            // The copy itself shows what these did to it.
+            Action::StoreThenFail(_) | Action::FewerIds => None,
+            Action::StoreThenNeverAnswer | Action::NeverAnswer | Action::Delay(_) => None,
+            Action::Fail(_) | Action::Throttle { .. } | Action::Poison { .. } => None,
+        },
+        Fault::TopicGone(..) => None,
+    }
+}
+
+/// Attempts with events that had a dispatch row before.
+fn sent_after_recorded(evidence: &Evidence) -> Vec<Violation> {
+    let mut violations = Vec::new();
+    for attempt in &evidence.attempts {
+        for event_id in attempt.event_ids.iter().flatten() {
+            let recorded = evidence.recorded_at.get(&**event_id);
+            if recorded.is_some_and(|at| *at < attempt.received) {
+                violations.push(Violation::SentAfterRecorded {
+                    event_id: event_id.to_string(),
+                    attempt: attempt.sequence,
+                });
+            }
+        }
+    }
+    violations
+}

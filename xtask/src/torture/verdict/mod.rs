@@ -1,0 +1,235 @@
+//! Judges what a schedule has left behind. Pure functions over plain data: no IO, no clock.
+//!
+//! `pubsub_emulator::checks` says whether everything was published, in order, one request at a
+//! time for each key. The files here add what needs the database: `positions` (nothing was
+//! confirmed too early), `records` (the dispatch table tells the truth), `duplicates` (whatever
+//! was sent twice has its reason in the plan).
+
+mod duplicates;
+mod positions;
+mod records;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, HashMap};
+use std::fmt;
+use std::time::Duration;
+
+use pubsub_emulator::Attempt;
+use pubsub_emulator::checks::{self, Expected, Stream};
+
+pub(super) use duplicates::Cause;
+
+use super::faults::Occurrence;
+use super::watch::Sample;
+
+/// A row of the outbox: committed, since it is there.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Event {
+    pub(super) id: String,
+    /// The full name.
+    pub(super) topic: String,
+    /// Empty without a key.
+    pub(super) key: String,
+    /// Order among the events of the key.
+    pub(super) version: i64,
+    /// Label of the writer's transaction.
+    pub(super) transaction: String,
+}
+
+/// A row of the dispatch table.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Record {
+    pub(super) event_id: String,
+    pub(super) commit_lsn: u64,
+    pub(super) ordinal: i32,
+    pub(super) state: String,
+    pub(super) topic: String,
+    pub(super) key: String,
+    pub(super) message_id: Option<u64>,
+}
+
+impl Record {
+    fn is_published(&self) -> bool {
+        self.state == "published"
+    }
+}
+
+/// Everything that was gathered. Times are those of the journal's clock.
+#[derive(Debug, Default)]
+pub(super) struct Evidence {
+    pub(super) attempts: Vec<Attempt>,
+    pub(super) events: Vec<Event>,
+    pub(super) records: Vec<Record>,
+    /// Label of a transaction to a position at or after its end.
+    pub(super) committed_by: HashMap<String, u64>,
+    pub(super) samples: Vec<Sample>,
+    /// Event id to a time at which it had a record for certain.
+    pub(super) recorded_at: HashMap<String, Duration>,
+    pub(super) occurrences: Vec<Occurrence>,
+    pub(super) publish_timeout: Duration,
+    /// What the relays have logged.
+    pub(super) log: Vec<String>,
+}
+
+/// A broken promise.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Violation {
+    /// Completeness, order or form of what was published.
+    Delivery(checks::Violation),
+    /// The slot had confirmed an event that was not stored by then (G1).
+    ConfirmedBeforeStored { event_id: String, sample: Sample },
+    /// The slot had confirmed events without a dispatch row (G4).
+    ConfirmedBeforeRecorded { unrecorded: u64, sample: Sample },
+    /// The dispatch table does not tell the truth.
+    Record { event_id: String, what: String },
+    /// An event was sent although its dispatch row stood (G3).
+    SentAfterRecorded { event_id: String, attempt: u64 },
+    /// An event was stored again, and no fault of the plan is to blame.
+    UnexplainedDuplicate {
+        event_id: String,
+        before: u64,
+        attempt: u64,
+    },
+    /// The relay did what it must not, or did not do what it must.
+    Behaviour(String),
+}
+
+/// What was found.
+#[derive(Debug, Default)]
+pub(super) struct Verdict {
+    pub(super) violations: Vec<Violation>,
+    pub(super) events: u64,
+    pub(super) stored_messages: u64,
+    pub(super) attempts: u64,
+    pub(super) duplicates: BTreeMap<Cause, u64>,
+}
+
+impl Verdict {
+    pub(super) fn is_clean(&self) -> bool {
+        self.violations.is_empty()
+    }
+
+    /// Something that the schedule has met on its way.
+    pub(super) fn add_misbehaviour(&mut self, what: Option<String>) {
+        self.violations.extend(what.map(Violation::Behaviour));
+    }
+
+    pub(super) fn lost(&self) -> u64 {
+        self.count(|found| matches!(found, checks::Violation::Missing { .. }))
+    }
+
+    pub(super) fn swapped(&self) -> u64 {
+        self.count(|found| {
+            matches!(
+                found,
+                checks::Violation::OutOfOrder { .. } | checks::Violation::Skipped { .. }
+            )
+        })
+    }
+
+    fn count(&self, wanted: impl Fn(&checks::Violation) -> bool) -> u64 {
+        let meets = |violation: &&Violation| match violation {
+            Violation::Delivery(found) => wanted(found),
+            _ => false,
+        };
+        self.violations.iter().filter(meets).count() as u64
+    }
+}
+
+/// Judges a schedule.
+pub(super) fn judge(evidence: &Evidence) -> Verdict {
+    let report = checks::check(&evidence.attempts, &expected(evidence));
+    let mut violations: Vec<Violation> = report
+        .violations
+        .into_iter()
+        .map(Violation::Delivery)
+        .collect();
+    violations.extend(positions::check(evidence));
+    violations.extend(records::check(evidence));
+    let explained = duplicates::explain(evidence, &report.duplicates);
+    violations.extend(explained.violations);
+    violations.extend(panics(&evidence.log));
+    Verdict {
+        violations,
+        events: evidence.events.len() as u64,
+        stored_messages: report.stored_messages as u64,
+        attempts: report.attempts as u64,
+        duplicates: explained.causes,
+    }
+}
+
+/// What should have been published: every row that is not set aside, per key by version. (Where
+/// events stand in quarantine, `records` sees to it that they say so.)
+fn expected(evidence: &Evidence) -> Expected {
+    let set_aside: std::collections::HashSet<&str> = evidence
+        .records
+        .iter()
+        .filter(|record| !record.is_published())
+        .map(|record| record.event_id.as_str())
+        .collect();
+    let mut streams: BTreeMap<Stream, Vec<&Event>> = BTreeMap::new();
+    for event in &evidence.events {
+        if !set_aside.contains(event.id.as_str()) {
+            let stream = Stream::new(&*event.topic, &*event.key);
+            streams.entry(stream).or_default().push(event);
+        }
+    }
+    streams
+        .into_iter()
+        .map(|(stream, mut events)| {
+            events.sort_by_key(|event| event.version);
+            (
+                stream,
+                events.iter().map(|event| event.id.clone()).collect(),
+            )
+        })
+        .collect()
+}
+
+fn panics(log: &[String]) -> Vec<Violation> {
+    log.iter()
+        .filter(|line| line.contains("panicked at"))
+        .map(|line| Violation::Behaviour(format!("the relay panicked: {line}")))
+        .collect()
+}
+
+impl fmt::Display for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Violation::Delivery(found) => found.fmt(f),
+            Violation::ConfirmedBeforeStored { event_id, sample } => write!(
+                f,
+                "confirmed before stored: at {:.3} s the slot had confirmed {:X}, past event \
+                 {event_id}, which was not stored by then",
+                sample.at.as_secs_f64(),
+                sample.confirmed
+            ),
+            Violation::ConfirmedBeforeRecorded { unrecorded, sample } => write!(
+                f,
+                "confirmed before recorded: at {:.3} s the slot had confirmed {:X}, and \
+                 {unrecorded} events before that had no dispatch row",
+                sample.at.as_secs_f64(),
+                sample.confirmed
+            ),
+            Violation::Record { event_id, what } => {
+                write!(f, "dispatch row of event {event_id}: {what}")
+            }
+            Violation::SentAfterRecorded { event_id, attempt } => write!(
+                f,
+                "sent after recorded: attempt {attempt} has event {event_id}, whose dispatch row \
+                 stood already"
+            ),
+            Violation::UnexplainedDuplicate {
+                event_id,
+                before,
+                attempt,
+            } => write!(
+                f,
+                "duplicate without a reason: event {event_id} was stored by attempt {before} and \
+                 again by attempt {attempt}"
+            ),
+            Violation::Behaviour(what) => f.write_str(what),
+        }
+    }
+}

@@ -1,0 +1,97 @@
+//! Nothing is confirmed before it is stored (G1) and recorded (G4).
+//!
+//! A sample says that the slot had confirmed a position by a certain time. Every event whose
+//! transaction ends at or before that position must have been stored by then; where a transaction
+//! ends is known from its writer, who asked for the position right after COMMIT, and more exactly
+//! from the dispatch row, which has the position of the commit record itself.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use super::{Evidence, Violation};
+
+pub(super) fn check(evidence: &Evidence) -> Vec<Violation> {
+    let mut violations = before_stored(evidence);
+    violations.extend(before_recorded(evidence));
+    violations
+}
+
+fn before_stored(evidence: &Evidence) -> Vec<Violation> {
+    let stored = first_stored(evidence);
+    let records: HashMap<&str, _> = evidence
+        .records
+        .iter()
+        .map(|record| (record.event_id.as_str(), record))
+        .collect();
+    // Events by the first position that proves them confirmed.
+    let mut events: Vec<(u64, &str)> = Vec::new();
+    for event in &evidence.events {
+        let record = records.get(event.id.as_str());
+        if record.is_some_and(|record| !record.is_published()) {
+            continue;
+        }
+        let by_writer = evidence.committed_by.get(&event.transaction).copied();
+        let by_record = record.map(|record| record.commit_lsn + 1);
+        if let Some(proof) = by_writer.into_iter().chain(by_record).min() {
+            events.push((proof, &event.id));
+        }
+    }
+    events.sort_unstable();
+    let mut samples = evidence.samples.clone();
+    samples.sort_by_key(|sample| sample.at);
+    let mut violations = Vec::new();
+    // Once an event was judged by the first sample past it, later samples say no more.
+    let mut judged = 0;
+    for sample in samples {
+        while let Some((_, event_id)) = events
+            .get(judged)
+            .filter(|(proof, _)| *proof <= sample.confirmed)
+        {
+            judged += 1;
+            if stored.get(event_id).is_none_or(|at| *at > sample.at) {
+                violations.push(Violation::ConfirmedBeforeStored {
+                    event_id: (*event_id).to_owned(),
+                    sample,
+                });
+            }
+        }
+    }
+    violations
+}
+
+/// Rows that were missing when a sample was taken can be told by their number: there are more of
+/// them in the end than there were.
+fn before_recorded(evidence: &Evidence) -> Vec<Violation> {
+    let mut commits: Vec<u64> = evidence
+        .records
+        .iter()
+        .map(|record| record.commit_lsn)
+        .collect();
+    commits.sort_unstable();
+    let mut violations = Vec::new();
+    for sample in &evidence.samples {
+        let in_the_end = commits.partition_point(|commit| *commit < sample.confirmed) as u64;
+        if in_the_end > sample.records_below {
+            violations.push(Violation::ConfirmedBeforeRecorded {
+                unrecorded: in_the_end - sample.records_below,
+                sample: *sample,
+            });
+        }
+    }
+    violations
+}
+
+/// When the first copy of each event was stored.
+fn first_stored(evidence: &Evidence) -> HashMap<&str, Duration> {
+    let mut first: HashMap<&str, Duration> = HashMap::new();
+    for attempt in &evidence.attempts {
+        let Some(stored) = attempt.stored else {
+            continue;
+        };
+        for event_id in attempt.event_ids.iter().flatten() {
+            let at = first.entry(event_id).or_insert(stored);
+            *at = stored.min(*at);
+        }
+    }
+    first
+}

@@ -1,0 +1,103 @@
+//! The dispatch table tells the truth: one row for each event, about a message that exists, and
+//! in the order of the log.
+
+use std::collections::{HashMap, HashSet};
+
+use super::{Event, Evidence, Record, Violation};
+
+pub(super) fn check(evidence: &Evidence) -> Vec<Violation> {
+    let events: HashMap<&str, &Event> = evidence
+        .events
+        .iter()
+        .map(|event| (event.id.as_str(), event))
+        .collect();
+    let messages = messages(evidence);
+    let mut violations = Vec::new();
+    let mut recorded: HashSet<&str> = HashSet::new();
+    for record in &evidence.records {
+        let mut complain = |what: &str| {
+            violations.push(Violation::Record {
+                event_id: record.event_id.clone(),
+                what: what.to_owned(),
+            });
+        };
+        if !recorded.insert(&record.event_id) {
+            complain("it is not the only one");
+        }
+        let Some(event) = events.get(record.event_id.as_str()) else {
+            complain("the outbox has no such event");
+            continue;
+        };
+        if record.is_published() {
+            let message = record.message_id.map(|id| (record.event_id.as_str(), id));
+            if !message.is_some_and(|message| messages.contains(&message)) {
+                complain("Pub/Sub has no message of that id for this event");
+            }
+            if (&record.topic, &record.key) != (&event.topic, &event.key) {
+                complain("it names another topic or ordering key");
+            }
+        }
+    }
+    for event in &evidence.events {
+        if !recorded.contains(event.id.as_str()) {
+            violations.push(Violation::Record {
+                event_id: event.id.clone(),
+                what: "there is none".to_owned(),
+            });
+        }
+    }
+    violations.extend(out_of_order(evidence, &events));
+    violations
+}
+
+/// Every stored message: event and id.
+fn messages(evidence: &Evidence) -> HashSet<(&str, u64)> {
+    let mut messages = HashSet::new();
+    for attempt in &evidence.attempts {
+        let Some(first) = attempt.first_message_id else {
+            continue;
+        };
+        for (event_id, id) in attempt.event_ids.iter().zip(first..) {
+            messages.extend(event_id.as_deref().map(|event_id| (event_id, id)));
+        }
+    }
+    messages
+}
+
+/// The place in the log of an event: by it a restart knows what is done. Within a key it must
+/// grow with the version, and never be at or past where the writer knows its transaction ended.
+fn out_of_order(evidence: &Evidence, events: &HashMap<&str, &Event>) -> Vec<Violation> {
+    let mut violations = Vec::new();
+    let mut last: HashMap<(&str, &str), (i64, &Record)> = HashMap::new();
+    let mut places: Vec<(&Record, &Event)> = evidence
+        .records
+        .iter()
+        .filter_map(|record| Some((record, *events.get(record.event_id.as_str())?)))
+        .collect();
+    places.sort_by_key(|(record, _)| (record.commit_lsn, record.ordinal));
+    for (record, event) in places {
+        let mut complain = |what: String| {
+            violations.push(Violation::Record {
+                event_id: record.event_id.clone(),
+                what,
+            });
+        };
+        let end = evidence.committed_by.get(&event.transaction);
+        if end.is_some_and(|end| record.commit_lsn >= *end) {
+            complain("its place in the log is past the end of its transaction".to_owned());
+        }
+        if event.key.is_empty() {
+            continue;
+        }
+        let stream = (event.topic.as_str(), event.key.as_str());
+        if let Some((version, before)) = last.insert(stream, (event.version, record))
+            && version >= event.version
+        {
+            complain(format!(
+                "by its place in the log it comes after event {}, which is later in its key",
+                before.event_id
+            ));
+        }
+    }
+    violations
+}

@@ -1,0 +1,144 @@
+//! What can only be seen while it happens: how far the slot was confirmed, and what was recorded.
+//!
+//! One connection looks at the slot every few milliseconds. Times are those of the journal's clock
+//! and are taken *after* the answer, so that a look is never believed to be earlier than it was:
+//! a fault of the relay may slip through a gap of a millisecond, but nothing is accused wrongly.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use pubsub_emulator::Journal;
+use tokio::task::JoinHandle;
+use tokio_postgres::Client;
+use tokio_postgres::types::PgLsn;
+
+use super::ground::Database;
+
+const LOOK_INTERVAL: Duration = Duration::from_millis(4);
+
+/// Every so many looks the recorded events are read as a whole.
+const RECORDS_EVERY: u32 = 40;
+
+/// A look at the slot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Sample {
+    /// The look was over by then.
+    pub(super) at: Duration,
+    pub(super) confirmed: u64,
+    /// Dispatch rows of transactions before that position, counted right afterwards.
+    pub(super) records_below: u64,
+}
+
+/// What was seen.
+#[derive(Debug, Default, Clone)]
+pub(super) struct Seen {
+    /// One for each position that was seen.
+    pub(super) samples: Vec<Sample>,
+    /// Event id to the time at which it was known to have a dispatch row.
+    pub(super) recorded_at: HashMap<String, Duration>,
+    pub(super) looks: u64,
+}
+
+/// The running watch; ends when dropped.
+#[derive(Debug)]
+pub(super) struct Watch {
+    task: JoinHandle<()>,
+    journal: Journal,
+    seen: Arc<Mutex<Seen>>,
+}
+
+impl Watch {
+    pub(super) fn start(database: Database, journal: Journal) -> Self {
+        let seen = Arc::new(Mutex::new(Seen::default()));
+        let task = tokio::spawn(run(database, journal.clone(), seen.clone()));
+        Self {
+            task,
+            journal,
+            seen,
+        }
+    }
+
+    /// Reads the recorded events now, as before a relay is started again.
+    pub(super) async fn note_records(&self, client: &Client) -> Result<(), String> {
+        note_records(client, &self.journal, &self.seen)
+            .await
+            .map_err(|e| format!("{e:?}"))
+    }
+
+    pub(super) fn seen(&self) -> Seen {
+        lock(&self.seen).clone()
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+fn lock(seen: &Mutex<Seen>) -> std::sync::MutexGuard<'_, Seen> {
+    seen.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+async fn run(database: Database, journal: Journal, seen: Arc<Mutex<Seen>>) {
+    loop {
+        // The server may be down for a while, on purpose.
+        if let Ok(client) = database.connect().await {
+            let _ = look_until_error(&client, &database.name, &journal, &seen).await;
+        }
+        tokio::time::sleep(LOOK_INTERVAL).await;
+    }
+}
+
+async fn look_until_error(
+    client: &Client,
+    slot: &str,
+    journal: &Journal,
+    seen: &Mutex<Seen>,
+) -> Result<(), tokio_postgres::Error> {
+    let position = client
+        .prepare("SELECT confirmed_flush_lsn FROM pg_replication_slots WHERE slot_name = $1")
+        .await?;
+    // A statement of its own: its snapshot must not be older than the position.
+    let records = client
+        .prepare("SELECT count(*) FROM outbox.dispatch WHERE commit_lsn < $1")
+        .await?;
+    let mut last = None;
+    for look in 0u32.. {
+        let row = client.query_one(&position, &[&slot]).await?;
+        let confirmed: PgLsn = row.get(0);
+        let at = journal.now();
+        lock(seen).looks += 1;
+        if last.replace(confirmed) != Some(confirmed) {
+            let row = client.query_one(&records, &[&confirmed]).await?;
+            let records_below: i64 = row.get(0);
+            lock(seen).samples.push(Sample {
+                at,
+                confirmed: confirmed.into(),
+                records_below: records_below as u64,
+            });
+        }
+        if look % RECORDS_EVERY == 0 {
+            note_records(client, journal, seen).await?;
+        }
+        tokio::time::sleep(LOOK_INTERVAL).await;
+    }
+    Ok(())
+}
+
+async fn note_records(
+    client: &Client,
+    journal: &Journal,
+    seen: &Mutex<Seen>,
+) -> Result<(), tokio_postgres::Error> {
+    let rows = client
+        .query("SELECT event_id::text FROM outbox.dispatch", &[])
+        .await?;
+    let at = journal.now();
+    let mut seen = lock(seen);
+    for row in rows {
+        seen.recorded_at.entry(row.get(0)).or_insert(at);
+    }
+    Ok(())
+}

@@ -1,0 +1,93 @@
+//! What else goes on in the database: DDL on the outbox table, other tables, another database,
+//! checkpoints.
+//!
+//! Everything here may fail, as on a lock that is not to be had: it is noise, and nothing of it
+//! is expected to be published.
+
+use std::time::Duration;
+
+use tokio::task::JoinSet;
+
+use super::super::ground::{self, Database};
+use super::super::plan::WorkloadPlan;
+use super::super::random::Random;
+
+/// DDL waits for writers; it must not make them wait for long.
+const SESSION: &str = "SET lock_timeout = '200ms'; SET client_min_messages = 'error'";
+
+const DDL: [&str; 8] = [
+    "ALTER TABLE outbox.events ADD COLUMN IF NOT EXISTS extra text",
+    "ALTER TABLE outbox.events DROP COLUMN IF EXISTS extra",
+    "ALTER TABLE outbox.events ADD COLUMN IF NOT EXISTS more bigint",
+    "ALTER TABLE outbox.events DROP COLUMN IF EXISTS more",
+    "CREATE INDEX IF NOT EXISTS by_time ON outbox.events (occurred_at)",
+    "DROP INDEX IF EXISTS outbox.by_time",
+    "CREATE TABLE IF NOT EXISTS shop.passing (n int); DROP TABLE shop.passing",
+    "ANALYZE outbox.events",
+];
+
+const NOISE: [&str; 5] = [
+    "INSERT INTO noise SELECT i, repeat('n', 50) FROM generate_series(1, 500) i",
+    "UPDATE noise SET pad = pad || 'u' WHERE n < 50",
+    "BEGIN; INSERT INTO noise SELECT i FROM generate_series(1, 300) i; ROLLBACK",
+    "TRUNCATE noise",
+    "INSERT INTO noise VALUES (1, 'one')",
+];
+
+/// Of the server: what makes slots save their positions, and WAL that belongs to no table.
+const SERVER: [&str; 4] = [
+    "CHECKPOINT",
+    "SELECT pg_switch_wal()",
+    "SELECT pg_logical_emit_message(true, 'torture', 'inside')",
+    "SELECT pg_logical_emit_message(false, 'torture', 'beside')",
+];
+
+pub(super) fn start(database: &Database, plan: &WorkloadPlan, random: &mut Random) -> JoinSet<()> {
+    let mut tasks = JoinSet::new();
+    if plan.ddl {
+        tasks.spawn(repeat(
+            database.url.clone(),
+            "public",
+            &DDL,
+            80,
+            random.fork(),
+        ));
+    }
+    if plan.noise {
+        let (own, other) = (database.url.clone(), database.bystander_url.clone());
+        tasks.spawn(repeat(own, "shop", &NOISE, 40, random.fork()));
+        tasks.spawn(repeat(other, "public", &NOISE, 40, random.fork()));
+    }
+    tasks.spawn(repeat(
+        database.url.clone(),
+        "public",
+        &SERVER,
+        300,
+        random.fork(),
+    ));
+    tasks
+}
+
+/// One of the statements after the other, with pauses of up to so many milliseconds, for ever.
+async fn repeat(
+    url: String,
+    schema: &'static str,
+    statements: &'static [&'static str],
+    pause_ms: u64,
+    mut random: Random,
+) {
+    let session = format!("{SESSION}; SET search_path = {schema}");
+    loop {
+        let Ok(client) = ground::connect(&url).await else {
+            continue;
+        };
+        let mut ready = client.batch_execute(&session).await.is_ok();
+        while ready && !client.is_closed() {
+            tokio::time::sleep(random.millis(1..=pause_ms)).await;
+            if client.batch_execute(random.pick(statements)).await.is_err() {
+                ready = client.batch_execute("ROLLBACK").await.is_ok();
+            }
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}

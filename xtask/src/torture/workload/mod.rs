@@ -1,0 +1,211 @@
+//! What is written while things go wrong: several writers, and what else a database is busy with.
+//!
+//! Writers come and go with the server: a connection that breaks is made again, and what became of
+//! a transaction whose COMMIT was not answered is left to the table, which alone decides what
+//! should have been published.
+
+mod beside;
+mod transaction;
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use tokio::task::JoinSet;
+use tokio_postgres::{Client, SimpleQueryMessage};
+
+use super::ground::{Database, roll_prepared_back};
+use super::plan::WorkloadPlan;
+use super::random::Random;
+pub(super) use transaction::Shape;
+use transaction::{Ending, Transaction};
+
+/// A writer that waits for a lock held by a prepared transaction gives up.
+const SESSION: &str = "SET lock_timeout = '1s'; SET client_min_messages = 'error'";
+
+/// Asked right after a COMMIT: the transaction ends at or before this position.
+const POSITION: &str = "SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint";
+
+/// While faults are still to come, writers go on, but not past so many times their number.
+const MOST_ROUNDS: u64 = 2;
+
+/// What the writers know.
+#[derive(Debug, Default)]
+pub(super) struct Written {
+    /// For each transaction whose COMMIT was answered: a position at or after its end.
+    pub(super) committed_by: HashMap<String, u64>,
+    /// Transactions by shape, whatever became of them.
+    pub(super) transactions: BTreeMap<Shape, u64>,
+}
+
+impl Written {
+    fn merge(&mut self, other: Self) {
+        self.committed_by.extend(other.committed_by);
+        for (shape, count) in other.transactions {
+            *self.transactions.entry(shape).or_default() += count;
+        }
+    }
+}
+
+/// The running writers.
+#[derive(Debug)]
+pub(super) struct Writers {
+    tasks: JoinSet<Result<Written, String>>,
+    beside: JoinSet<()>,
+    /// Told that no more faults will come.
+    faults_are_over: Arc<AtomicBool>,
+}
+
+impl Writers {
+    pub(super) fn start(database: &Database, plan: &WorkloadPlan, random: &mut Random) -> Self {
+        let faults_are_over = Arc::new(AtomicBool::new(false));
+        let mut tasks = JoinSet::new();
+        for number in 0..plan.writers {
+            let writer = Writer {
+                number,
+                in_doubt: None,
+                database: database.clone(),
+                plan: plan.clone(),
+                random: random.fork(),
+                written: Written::default(),
+            };
+            tasks.spawn(writer.run(faults_are_over.clone()));
+        }
+        let beside = beside::start(database, plan, random);
+        Self {
+            tasks,
+            beside,
+            faults_are_over,
+        }
+    }
+
+    /// Lets the writers end, now that the faults are over.
+    pub(super) async fn finish(mut self) -> Result<Written, String> {
+        self.faults_are_over.store(true, Ordering::Relaxed);
+        let mut all = Written::default();
+        while let Some(ended) = self.tasks.join_next().await {
+            all.merge(ended.map_err(|e| format!("a writer: {e}"))??);
+        }
+        self.beside.shutdown().await;
+        Ok(all)
+    }
+}
+
+struct Writer {
+    number: u64,
+    /// A transaction that may be prepared, and would hold its locks for ever.
+    in_doubt: Option<String>,
+    database: Database,
+    plan: WorkloadPlan,
+    random: Random,
+    written: Written,
+}
+
+impl Writer {
+    async fn run(mut self, faults_are_over: Arc<AtomicBool>) -> Result<Written, String> {
+        let mut client: Option<Client> = None;
+        for n in 0..self.plan.transactions * MOST_ROUNDS {
+            if n >= self.plan.transactions && faults_are_over.load(Ordering::Relaxed) {
+                break;
+            }
+            let connected = match client.take().filter(|client| !client.is_closed()) {
+                Some(client) => client,
+                None => self.connect().await?,
+            };
+            if let Some(gid) = self.in_doubt.take() {
+                // Fails if it is not there; what is left over in the end is rolled back by `tidy`.
+                let undo = format!("ROLLBACK PREPARED '{gid}'");
+                let _ = connected.batch_execute(&undo).await;
+            }
+            let label = format!("{}-{n}", self.number);
+            let transaction =
+                Transaction::draw(&self.database.name, label, &self.plan, &mut self.random);
+            *self
+                .written
+                .transactions
+                .entry(transaction.shape)
+                .or_default() += 1;
+            match run(&connected, &transaction).await {
+                Ok(Some(position)) => {
+                    self.written
+                        .committed_by
+                        .insert(transaction.label, position);
+                }
+                Ok(None) => {}
+                // A lock that was not to be had, a deadlock, a division by zero on purpose, a
+                // server that went away: the transaction is not there, or the table shows it.
+                Err(_) => {
+                    // Fails with the connection, which is then made anew.
+                    let _ = connected.batch_execute("ROLLBACK").await;
+                    if let Ending::Prepare { gid, .. } = transaction.ending {
+                        self.in_doubt = Some(gid);
+                    }
+                }
+            }
+            client = Some(connected);
+            tokio::time::sleep(self.random.millis(0..=self.plan.pause_ms)).await;
+        }
+        Ok(self.written)
+    }
+
+    async fn connect(&self) -> Result<Client, String> {
+        // Ends, since `connect` gives up on a server that stays away.
+        loop {
+            let client = self.database.connect().await?;
+            if client.batch_execute(SESSION).await.is_ok() {
+                return Ok(client);
+            }
+        }
+    }
+}
+
+/// Runs it; `Some` with a position at or after its end if its commit was answered.
+async fn run(
+    client: &Client,
+    transaction: &Transaction,
+) -> Result<Option<u64>, tokio_postgres::Error> {
+    let mut parts = transaction.parts.iter();
+    // Without a pause the whole transaction is one message, as many drivers send it.
+    let mut batch = String::from("BEGIN");
+    for part in parts.by_ref() {
+        batch = format!("{batch}; {part}");
+        if !transaction.pause.is_zero() {
+            client.batch_execute(&batch).await?;
+            tokio::time::sleep(transaction.pause).await;
+            batch = String::from("SELECT 1");
+        }
+    }
+    match &transaction.ending {
+        Ending::Commit => position(client, &format!("{batch}; COMMIT; {POSITION}")).await,
+        Ending::Rollback => {
+            client.batch_execute(&format!("{batch}; ROLLBACK")).await?;
+            Ok(None)
+        }
+        Ending::Prepare { gid, pause, commit } => {
+            let prepare = format!("{batch}; PREPARE TRANSACTION '{gid}'");
+            client.batch_execute(&prepare).await?;
+            tokio::time::sleep(*pause).await;
+            if *commit {
+                return position(client, &format!("COMMIT PREPARED '{gid}'; {POSITION}")).await;
+            }
+            let undo = format!("ROLLBACK PREPARED '{gid}'");
+            client.batch_execute(&undo).await?;
+            Ok(None)
+        }
+    }
+}
+
+/// The position that the last statement of `sql` asks for.
+async fn position(client: &Client, sql: &str) -> Result<Option<u64>, tokio_postgres::Error> {
+    let messages = client.simple_query(sql).await?;
+    let row = messages.iter().rev().find_map(|message| match message {
+        SimpleQueryMessage::Row(row) => row.get(0),
+        _ => None,
+    });
+    Ok(row.and_then(|text| text.parse().ok()))
+}
+
+/// Ends what the writers have left behind.
+pub(super) async fn tidy(database: &Database) -> Result<(), String> {
+    roll_prepared_back(&database.connect().await?).await
+}

@@ -1,0 +1,273 @@
+//! One transaction of a writer: SQL in parts, with pauses between them, and how it ends.
+//!
+//! Every event carries its transaction's label in the payload (`t`), so that what the writer knows
+//! of the transaction can be joined to its rows. Events of an aggregate take their version from
+//! the aggregate's row, whose lock orders the transactions that touch it.
+
+use std::fmt::Write;
+use std::ops::RangeInclusive;
+use std::time::Duration;
+
+use super::super::plan::{KINDS, WorkloadPlan};
+use super::super::random::Random;
+
+/// Enough rows that the relay, its batches and the server's reorder buffer are all stretched.
+const BIG: RangeInclusive<u64> = 500..=2_500;
+
+/// A payload near Pub/Sub's limit of 10 MB for a request.
+const LARGE_ROW_BYTES: u64 = 9_000_000;
+
+/// What kind of transaction it is; for the totals.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(in crate::torture) enum Shape {
+    HotKeys,
+    ManyKeys,
+    NoKey,
+    Emit,
+    Big,
+    LargeRow,
+    RolledBack,
+    Savepoints,
+    Subtransactions,
+    Prepared,
+    Failing,
+    Empty,
+}
+
+/// How it ends.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Ending {
+    Commit,
+    Rollback,
+    /// Two-phase: prepared under this name, and after a pause committed or rolled back.
+    Prepare {
+        gid: String,
+        pause: Duration,
+        commit: bool,
+    },
+}
+
+/// A transaction, ready to run.
+#[derive(Debug, Clone)]
+pub(super) struct Transaction {
+    pub(super) shape: Shape,
+    pub(super) label: String,
+    /// SQL after BEGIN, in parts that are sent one after the other with this pause between.
+    pub(super) parts: Vec<String>,
+    pub(super) pause: Duration,
+    pub(super) ending: Ending,
+}
+
+impl Transaction {
+    /// The next transaction of a writer.
+    pub(super) fn draw(
+        database: &str,
+        label: String,
+        plan: &WorkloadPlan,
+        random: &mut Random,
+    ) -> Self {
+        let shape = random.weighted(&[
+            (40, Shape::HotKeys),
+            (8, Shape::ManyKeys),
+            (6, Shape::NoKey),
+            (4, Shape::Emit),
+            (1, Shape::Big),
+            (u64::from(plan.large_rows), Shape::LargeRow),
+            (10, Shape::RolledBack),
+            (8, Shape::Savepoints),
+            (6, Shape::Subtransactions),
+            (6, Shape::Prepared),
+            (3, Shape::Failing),
+            (6, Shape::Empty),
+        ]);
+        let mut sql = Sql {
+            label: &label,
+            hot_keys: plan.hot_keys,
+            random,
+        };
+        let parts = sql.parts(shape);
+        let ending = match shape {
+            Shape::RolledBack => Ending::Rollback,
+            Shape::Prepared => Ending::Prepare {
+                gid: format!("{database}-{label}"),
+                pause: random.millis(0..=60),
+                commit: random.per_mille(700),
+            },
+            _ => Ending::Commit,
+        };
+        let pause = match random.per_mille(100) {
+            true => random.millis(1..=60),
+            false => Duration::ZERO,
+        };
+        Self {
+            shape,
+            label,
+            parts,
+            pause,
+            ending,
+        }
+    }
+}
+
+/// Writes the SQL of a transaction.
+struct Sql<'a> {
+    label: &'a str,
+    hot_keys: u64,
+    random: &'a mut Random,
+}
+
+impl Sql<'_> {
+    fn parts(&mut self, shape: Shape) -> Vec<String> {
+        match shape {
+            Shape::HotKeys | Shape::RolledBack | Shape::Prepared => {
+                let keys = self.random.within(1..=3);
+                (0..keys).map(|_| self.some_hot()).collect()
+            }
+            Shape::ManyKeys => vec![self.many_keys(1..=40)],
+            Shape::NoKey => vec![self.no_key()],
+            Shape::Emit => vec![self.emit()],
+            Shape::Big => {
+                let rows = self.random.within(BIG);
+                vec![self.hot(rows), self.many_keys(50..=250), self.some_hot()]
+            }
+            Shape::LargeRow => vec![self.large_row(), self.some_hot()],
+            Shape::Savepoints => self.savepoints(),
+            Shape::Subtransactions => vec![self.subtransactions()],
+            Shape::Failing => vec![self.some_hot(), "SELECT 1 / 0".to_owned()],
+            Shape::Empty => self.random.pick(&[
+                vec![],
+                vec!["SELECT txid_current()".to_owned()],
+                vec!["INSERT INTO shop.noise VALUES (1, 'alone')".to_owned()],
+            ]),
+        }
+    }
+
+    fn aggregate(&mut self) -> (&'static str, u64) {
+        let kind = self.random.pick(&KINDS);
+        (kind, self.random.within(1..=self.hot_keys))
+    }
+
+    fn some_hot(&mut self) -> String {
+        let rows = self.random.weighted(&[(6, 1), (2, 2), (1, 5), (1, 25)]);
+        self.hot(rows)
+    }
+
+    /// So many events of one aggregate.
+    fn hot(&mut self, rows: u64) -> String {
+        let (kind, id) = self.aggregate();
+        let (label, pad) = (self.label, self.random.pick(&[0, 10, 200, 2_000]));
+        format!(
+            "WITH a AS (UPDATE shop.aggregate SET version = version + {rows} \
+                 WHERE kind = '{kind}' AND id = 'hot-{id}' RETURNING version) \
+             INSERT INTO outbox.events (aggregatetype, aggregateid, event_type, version, payload) \
+             SELECT '{kind}', 'hot-{id}', 'Changed', a.version - {rows} + i, \
+                 jsonb_build_object('t', '{label}', 'pad', repeat('x', {pad})) \
+             FROM a, generate_series(1, {rows}) i ORDER BY i"
+        )
+    }
+
+    /// Events with a key of their own each.
+    fn many_keys(&mut self, rows: RangeInclusive<u64>) -> String {
+        let (kind, rows) = (self.random.pick(&KINDS), self.random.within(rows));
+        let label = self.label;
+        format!(
+            "INSERT INTO outbox.events (aggregatetype, aggregateid, event_type, version, payload) \
+             SELECT '{kind}', 'own-{label}-' || i, 'Placed', 1, jsonb_build_object('t', '{label}') \
+             FROM generate_series(1, {rows}) i"
+        )
+    }
+
+    /// Events without a key: no order to keep.
+    fn no_key(&mut self) -> String {
+        let (kind, rows) = (self.random.pick(&KINDS), self.random.within(1..=10));
+        let label = self.label;
+        format!(
+            "INSERT INTO outbox.events (aggregatetype, aggregateid, event_type, payload) \
+             SELECT '{kind}', NULL, 'Seen', jsonb_build_object('t', '{label}') \
+             FROM generate_series(1, {rows}) i"
+        )
+    }
+
+    /// By the function that services may use.
+    fn emit(&mut self) -> String {
+        let ((kind, id), label) = (self.aggregate(), self.label);
+        format!(
+            "WITH a AS (UPDATE shop.aggregate SET version = version + 1 \
+                 WHERE kind = '{kind}' AND id = 'hot-{id}' RETURNING version) \
+             SELECT outbox.emit('{kind}', 'hot-{id}', 'Emitted', \
+                 jsonb_build_object('t', '{label}'), '{{\"by\": \"emit\"}}', a.version) FROM a"
+        )
+    }
+
+    fn large_row(&mut self) -> String {
+        let label = self.label;
+        format!(
+            "INSERT INTO outbox.events (aggregatetype, aggregateid, event_type, version, payload) \
+             VALUES ('order', 'own-{label}-0', 'Scanned', 1, \
+                 jsonb_build_object('t', '{label}', 'pad', repeat('x', {LARGE_ROW_BYTES})))"
+        )
+    }
+
+    /// Some of it is taken back.
+    fn savepoints(&mut self) -> Vec<String> {
+        let mut parts = vec![self.some_hot()];
+        for n in 0..self.random.within(1..=3) {
+            let undone = self.random.per_mille(600);
+            let inner = self.some_hot();
+            let end = if undone { "ROLLBACK TO" } else { "RELEASE" };
+            parts.push(format!("SAVEPOINT s{n}; {inner}; {end} SAVEPOINT s{n}"));
+        }
+        parts.push(self.some_hot());
+        parts
+    }
+
+    /// Blocks with exception handlers, one subtransaction each; some fail. Above 64 of them the
+    /// server's cache of subtransactions overflows.
+    fn subtransactions(&mut self) -> String {
+        let blocks = self.random.pick(&[3, 10, 70]);
+        let mut sql = String::from("DO $$ BEGIN ");
+        for _ in 0..blocks {
+            let fails = self.random.per_mille(300);
+            let (inner, error) = (self.hot(1), if fails { "PERFORM 1 / 0; " } else { "" });
+            // Writing to a String cannot fail.
+            let _ = write!(
+                sql,
+                "BEGIN {inner}; {error}EXCEPTION WHEN division_by_zero THEN NULL; END; "
+            );
+        }
+        sql + "END $$"
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_shape_comes_and_only_some_end_in_a_commit() {
+        let mut random = Random::new(11);
+        let plan = WorkloadPlan {
+            writers: 1,
+            transactions: 1,
+            pause_ms: 0,
+            hot_keys: 2,
+            ddl: false,
+            noise: false,
+            large_rows: true,
+            decoding_work_mem_kb: 64,
+        };
+        let drawn: Vec<Transaction> = (0..2_000)
+            .map(|n| Transaction::draw("db", format!("1-{n}"), &plan, &mut random))
+            .collect();
+        let mut shapes: Vec<Shape> = drawn.iter().map(|transaction| transaction.shape).collect();
+        shapes.sort();
+        shapes.dedup();
+        assert_eq!(shapes.len(), 12);
+        let prepared = |wanted| {
+            let is = |t: &&Transaction| matches!(&t.ending, Ending::Prepare { commit, .. } if *commit == wanted);
+            drawn.iter().filter(is).count()
+        };
+        assert!(prepared(true) > 0 && prepared(false) > 0);
+        assert!(drawn.iter().any(|t| t.ending == Ending::Rollback));
+    }
+}
