@@ -155,6 +155,21 @@ fn every_test_that_a_guarantee_cites_exists() {
 }
 
 #[test]
+fn every_test_that_stands_beside_a_bug_of_others_exists() {
+    let page = read("docs/peer-bugs.md");
+    let sources: String = files(root(), ".rs").iter().map(read).collect();
+    let is_test = |span: &&str| span.matches('_').count() > 3 && !span.contains('(');
+    let cited: BTreeSet<_> = code_spans(&page).filter(is_test).collect();
+    assert!(cited.len() > 20, "only {} were recognised", cited.len());
+    for name in cited {
+        assert!(
+            sources.contains(&format!("fn {name}(")),
+            "peer-bugs.md cites {name}"
+        );
+    }
+}
+
+#[test]
 fn every_toml_example_is_accepted_as_settings() {
     let mut examples = 0;
     for page in files(&root().join("docs"), ".md") {
