@@ -25,6 +25,7 @@ mod dispatch;
 pub mod error;
 pub mod http;
 pub mod lanes;
+mod lease;
 pub mod map;
 pub mod metrics;
 pub mod postgres;

@@ -14,6 +14,7 @@ use super::topic_maker::TopicMaker;
 use crate::dispatch::{Published, Writer, WriterEvent};
 use crate::error::{Code, Error, Result};
 use crate::lanes::{Event, Lanes, Load, Request, Serve};
+use crate::lease::Lease;
 use crate::map::OrderingKey;
 use crate::metrics::{Kind, Metrics};
 use crate::postgres::Target;
@@ -32,6 +33,7 @@ pub(super) struct Delivery {
     writer: Writer,
     written: mpsc::UnboundedReceiver<WriterEvent>,
     publisher: Publisher,
+    lease: Lease,
     topic_maker: TopicMaker,
     budget: Budget,
     backoff: Backoff,
@@ -52,6 +54,7 @@ impl Delivery {
         settings: &Settings,
         target: Target,
         publisher: Publisher,
+        lease: Lease,
         topic_maker: TopicMaker,
         metrics: Metrics,
         seed: u64,
@@ -62,6 +65,7 @@ impl Delivery {
             writer: Writer::start(target, written_sender),
             written,
             publisher,
+            lease,
             topic_maker,
             budget: Budget::new(settings.in_flight_bytes),
             backoff: Backoff::new(seed),
@@ -118,7 +122,7 @@ impl Delivery {
     pub(super) fn send_requests(&mut self, serve: Serve) {
         let now = Instant::now();
         while let Some(request) = self.lanes.next_request(now, serve) {
-            let publisher = self.publisher.clone();
+            let (publisher, lease) = (self.publisher.clone(), self.lease.clone());
             let messages = request
                 .events
                 .iter()
@@ -129,7 +133,7 @@ impl Delivery {
                 messages,
             };
             self.publishing.spawn(async move {
-                let result = publisher.publish(call).await;
+                let result = publisher.publish(call, &lease).await;
                 Answer { request, result }
             });
         }

@@ -199,6 +199,7 @@ async fn assemble(
         settings,
         target.clone(),
         relay.publisher.clone(),
+        source.lease(),
         TopicMaker::new(relay.topics.clone()),
         relay.metrics.clone(),
         u64::from(std::process::id()) << 32 | start.lsn().as_u64() & 0xFFFF_FFFF,

@@ -7,6 +7,10 @@
 //! every publish attempt, which is shorter than the last quarter, is over before the slot changes
 //! hands. Not sooner: while it decodes a large transaction of which it sends nothing, a walsender
 //! looks at our messages only every half of its time-out.
+//!
+//! A process that was frozen or starved for half of the time-out has not sent a status message
+//! meanwhile, and cannot know since when the bytes that it now reads have lain there: it gives the
+//! session up as well.
 
 use std::time::{Duration, Instant};
 
@@ -62,9 +66,18 @@ impl Feedback {
         }
     }
 
-    /// Bytes came from the server.
-    pub(super) fn heard(&mut self, now: Instant) {
-        self.heard_at = now;
+    /// Bytes came from the server, at this time or later.
+    pub(super) fn heard(&mut self, at: Instant) {
+        self.heard_at = at;
+    }
+
+    /// Until when the slot is certainly ours, if nothing more is heard and nothing more sent.
+    pub(super) fn held_until(&self, now: Instant, reading: Reading) -> Instant {
+        let unfrozen = now + self.eighth * 4;
+        match reading {
+            Reading::Open => unfrozen.min(self.heard_at + self.eighth * 6),
+            Reading::HeldBack => unfrozen,
+        }
     }
 
     /// A keepalive asked for a reply.
@@ -160,6 +173,16 @@ mod tests {
         assert_eq!(due(&feedback, 30.0), Due::LeaseLost);
         feedback.heard(at(start, 29.0));
         assert_ne!(due(&feedback, 30.0), Due::LeaseLost);
+    }
+
+    #[test]
+    fn the_slot_is_ours_for_half_the_timeout_after_we_last_ran_and_three_quarters_after_a_word() {
+        let start = Instant::now();
+        let feedback = Feedback::new(TIMEOUT, Lsn::new(5), start);
+        let until = |seconds, reading| feedback.held_until(at(start, seconds), reading) - start;
+        assert_eq!(until(1.0, Reading::Open), Duration::from_secs(21));
+        assert_eq!(until(29.0, Reading::Open), Duration::from_secs(30));
+        assert_eq!(until(29.0, Reading::HeldBack), Duration::from_secs(49));
     }
 
     #[test]

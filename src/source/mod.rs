@@ -18,7 +18,7 @@ mod wire;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use decoder::Lsn;
@@ -26,6 +26,7 @@ use slot_manager::SlotName;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::error::{Code, Error, Result};
+use crate::lease::Lease;
 use crate::metrics::LastStatus;
 use crate::postgres::Target;
 use crate::watermark::Confirmable;
@@ -72,6 +73,7 @@ pub(crate) struct Source {
 struct Control {
     /// The position to report as flushed.
     confirmed: AtomicU64,
+    lease: Lease,
     last_status: LastStatus,
 }
 
@@ -96,6 +98,7 @@ impl Source {
         let start = options.confirmed.lsn().as_u64();
         let control = Arc::new(Control {
             confirmed: AtomicU64::new(start),
+            lease: Lease::new(Instant::now()),
             last_status,
         });
         let shared = control.clone();
@@ -132,6 +135,11 @@ impl Source {
     /// chunk is taken.
     pub(crate) fn split(&mut self) -> (&mut oneshot::Receiver<Error>, &mut mpsc::Receiver<Chunk>) {
         (&mut self.ended, &mut self.chunks)
+    }
+
+    /// The right to send, which every attempt to publish must look at.
+    pub(crate) fn lease(&self) -> Lease {
+        self.control.lease.clone()
     }
 
     /// Reports `position` as flushed with the next status message.

@@ -17,6 +17,7 @@ use super::handshake::{self, Connection, log_notice, lost, server_error};
 use super::pace::Pace;
 use super::{CLOSE_TIMEOUT, Chunk, Control, Options, wire};
 use crate::error::{Code, Error, Result};
+use crate::lease::Lease;
 
 /// Read buffer: large enough that a read takes hundreds of small rows while catching up.
 const READ_BUFFER: usize = 256 << 10;
@@ -60,13 +61,18 @@ pub(super) fn run(options: Options, control: Arc<Control>, ends: Ends) {
                 return;
             }
         };
+        let now = Instant::now();
+        let feedback = Feedback::new(options.wal_sender_timeout, control.confirmed(), now);
+        control
+            .lease
+            .extend(feedback.held_until(now, Reading::Open));
         if started.send(Ok(())).is_err() {
             return;
         }
-        let now = Instant::now();
         let mut session = Session {
             connection,
-            feedback: Feedback::new(options.wal_sender_timeout, control.confirmed(), now),
+            feedback,
+            lease: control.lease.clone(),
             control,
             pace: Pace::new(now),
             waiting: None,
@@ -96,6 +102,7 @@ async fn connect(options: &Options) -> Result<Connection> {
 struct Session {
     connection: Connection,
     feedback: Feedback,
+    lease: Lease,
     control: Arc<Control>,
     pace: Pace,
     /// A chunk that the relay had no room for.
@@ -112,7 +119,8 @@ impl Session {
         let mut tick = tokio::time::interval(STATUS_INTERVAL);
         tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
-            self.report().await?;
+            let turn = Instant::now();
+            self.report(turn).await?;
             let held_back = self.waiting.is_some();
             let mut linger = None;
             tokio::select! {
@@ -130,9 +138,9 @@ impl Session {
                     match read {
                         Ok(0) => return Err(lost("the server closed the connection")),
                         Ok(bytes) => {
-                            let now = Instant::now();
-                            self.feedback.heard(now);
-                            linger = self.pace.read(bytes, now);
+                            // They may have lain there since the turn began.
+                            self.feedback.heard(turn);
+                            linger = self.pace.read(bytes, Instant::now());
                         }
                         Err(e) => return Err(lost("reading failed").caused_by(e)),
                     }
@@ -201,23 +209,26 @@ impl Session {
         }
     }
 
-    async fn report(&mut self) -> Result<()> {
+    async fn report(&mut self, now: Instant) -> Result<()> {
+        if !self.lease.is_held(now) {
+            return Err(lease_lost("the relay was frozen for too long"));
+        }
         let reading = if self.waiting.is_some() {
             Reading::HeldBack
         } else {
             Reading::Open
         };
-        match self
-            .feedback
-            .due(Instant::now(), self.control.confirmed(), reading)
-        {
-            Due::Nothing => Ok(()),
-            Due::Status { ask } => self.send_status(ask).await,
-            Due::LeaseLost => Err(Error::new(
-                Code::LeaseLost,
-                "PostgreSQL has been silent for three quarters of wal_sender_timeout",
-            )),
+        match self.feedback.due(now, self.control.confirmed(), reading) {
+            Due::Nothing => {}
+            Due::Status { ask } => self.send_status(ask).await?,
+            Due::LeaseLost => {
+                return Err(lease_lost(
+                    "PostgreSQL has been silent for three quarters of wal_sender_timeout",
+                ));
+            }
         }
+        self.lease.extend(self.feedback.held_until(now, reading));
+        Ok(())
     }
 
     async fn send_status(&mut self, ask: bool) -> Result<()> {
@@ -287,6 +298,10 @@ impl Session {
             Ok(Err(e)) => Err(lost("closing failed").caused_by(e)),
         }
     }
+}
+
+fn lease_lost(why: &str) -> Error {
+    Error::new(Code::LeaseLost, why)
 }
 
 /// ReadyForQuery, idle: the copy has ended and the session could be used for something else.
