@@ -12,7 +12,6 @@ use pubsub_emulator::Journal;
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, Command};
 
-use super::ground::Database;
 use super::plan::RelayPlan;
 
 /// How long a relay may take to end after SIGTERM; its own limit is shorter.
@@ -44,15 +43,16 @@ pub(super) struct Launch {
 impl Launch {
     pub(super) fn new(
         plan: &RelayPlan,
-        database: &Database,
-        emulator: &str,
+        slot: &str,
+        postgres: &str,
+        pubsub: &str,
         journal: Journal,
     ) -> Self {
         let environment = vec![
-            ("DATABASE_URL", database.relay_url.clone()),
-            ("PUBSUB_EMULATOR_HOST", emulator.to_owned()),
+            ("DATABASE_URL", postgres.to_owned()),
+            ("PUBSUB_EMULATOR_HOST", pubsub.to_owned()),
             ("PUBSUB_PROJECT_ID", super::schedule::PROJECT.to_owned()),
-            ("POSTRIDER_SLOT", database.name.clone()),
+            ("POSTRIDER_SLOT", slot.to_owned()),
             ("POSTRIDER_HTTP_ADDR", "off".to_owned()),
             ("POSTRIDER_START_TIMEOUT_S", "120".to_owned()),
             (
@@ -109,12 +109,14 @@ impl Log {
 pub(super) struct Relay {
     child: Child,
     pid: u32,
+    /// Number of the seat it was started in.
+    seat: usize,
     log: Log,
     reader: tokio::task::JoinHandle<()>,
 }
 
 impl Relay {
-    pub(super) fn start(launch: &Launch, log: Log) -> Result<Self, String> {
+    pub(super) fn start(launch: &Launch, seat: usize, log: Log) -> Result<Self, String> {
         let mut child = Command::new(binary()?)
             .arg("run")
             .env_clear()
@@ -146,6 +148,7 @@ impl Relay {
         Ok(Self {
             child,
             pid,
+            seat,
             log,
             reader,
         })
@@ -153,6 +156,10 @@ impl Relay {
 
     pub(super) fn pid(&self) -> u32 {
         self.pid
+    }
+
+    pub(super) fn seat(&self) -> usize {
+        self.seat
     }
 
     /// Sends SIGTERM, SIGSTOP or SIGCONT.

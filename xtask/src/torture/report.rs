@@ -1,16 +1,13 @@
-//! What is printed: a line for each schedule, everything about one that failed, and the totals.
+//! What is printed when all goes well: a line for each schedule, and the totals.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use serde_json::json;
 
-use super::plan::{Fault, Outage};
+use super::fault::{Fault, Outage, Side};
 use super::schedule::Outcome;
 use super::verdict::Cause;
-
-const VIOLATIONS_SHOWN: usize = 20;
-const LOG_LINES_SHOWN: usize = 60;
 
 /// Sums over schedules.
 #[derive(Debug, Default)]
@@ -118,6 +115,8 @@ fn name(fault: &Fault) -> &'static str {
             "faults of Pub/Sub's answers"
         }
         Fault::CutPubsub | Fault::RefusePubsub(_) => "Pub/Sub cut off",
+        Fault::Network(Side::Postgres, ..) => "network to PostgreSQL disturbed",
+        Fault::Network(Side::Pubsub, ..) => "network to Pub/Sub disturbed",
     }
 }
 
@@ -136,32 +135,4 @@ pub(super) fn line(outcome: &Outcome) -> String {
             count => format!("FAILED: {count} violations"),
         }
     )
-}
-
-/// All that helps to understand a failure, and the command that plays it again.
-pub(super) fn print_failure(seed: u64, outcome: &Outcome, server_log: &str) {
-    let index = outcome.plan.index;
-    eprintln!("\n== schedule {index} of seed {seed} failed");
-    eprintln!("again: cargo xtask torture --seed {seed} --only {index}");
-    eprintln!("{}", outcome.plan);
-    eprintln!("-- what happened, seconds on the journal's clock");
-    for occurrence in &outcome.occurrences {
-        eprintln!(
-            "{:8.3} to {:8.3}  {}",
-            occurrence.from.as_secs_f64(),
-            occurrence.to.as_secs_f64(),
-            occurrence.fault
-        );
-    }
-    eprintln!("-- the end of the relay's log");
-    let log = &outcome.relay_log;
-    for line in &log[log.len().saturating_sub(LOG_LINES_SHOWN)..] {
-        eprintln!("{line}");
-    }
-    eprintln!("-- the end of PostgreSQL's log\n{server_log}");
-    let violations = &outcome.verdict.violations;
-    eprintln!("-- {} violations", violations.len());
-    for violation in violations.iter().take(VIOLATIONS_SHOWN) {
-        eprintln!("{violation}");
-    }
 }

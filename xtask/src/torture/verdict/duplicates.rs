@@ -6,12 +6,13 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
+use std::time::Duration;
 
-use pubsub_emulator::checks::Duplicate;
+use pubsub_emulator::checks::{self, Duplicate};
 use pubsub_emulator::{Action, Answer, Attempt};
 
-use super::super::faults::Occurrence;
-use super::super::plan::Fault;
+use super::super::fault::{Fault, Side, Trouble};
+use super::super::stage::Occurrence;
 use super::{Evidence, Violation};
 
 /// The reason for a duplicate.
@@ -19,7 +20,7 @@ use super::{Evidence, Violation};
 pub(in crate::torture) enum Cause {
     /// The relay was killed between the two copies.
     Killed,
-    /// PostgreSQL went down between the two.
+    /// PostgreSQL went down, or out of reach for longer than the lease, between the two.
     ServerDown,
     /// The relay was frozen, and another may have gone on in its place.
     Frozen,
@@ -35,7 +36,7 @@ impl fmt::Display for Cause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Cause::Killed => "after kill -9",
-            Cause::ServerDown => "after PostgreSQL went down",
+            Cause::ServerDown => "after PostgreSQL was down or out of reach",
             Cause::Frozen => "after a freeze",
             Cause::Cut => "after cut connections",
             Cause::StoredButFailed => "after a failure that had stored",
@@ -43,6 +44,10 @@ impl fmt::Display for Cause {
         })
     }
 }
+
+/// A request that was on its way when its sender died or its connection broke may be read, and
+/// stored, a little later.
+const LATE: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Default)]
 pub(super) struct Explained {
@@ -78,13 +83,7 @@ fn cause(evidence: &Evidence, before: &Attempt, again: &Attempt) -> Option<Cause
     if matches!(before.answer, Answer::Error(_) | Answer::FewerIds) {
         return Some(Cause::StoredButFailed);
     }
-    let between = |occurrence: &&Occurrence| {
-        occurrence.from <= again.received && occurrence.to >= before.received
-    };
-    let by_fault = evidence
-        .occurrences
-        .iter()
-        .filter(between)
+    let by_fault = between(evidence, before, again)
         .filter_map(|occurrence| blame(&occurrence.fault))
         .min();
     // The relay's clock runs a little ahead of the journal's: the request was on its way first.
@@ -96,6 +95,32 @@ fn cause(evidence: &Evidence, before: &Attempt, again: &Attempt) -> Option<Cause
     by_fault.or(timed_out.then_some(Cause::NoAnswer))
 }
 
+/// What happened between two attempts.
+fn between<'a>(
+    evidence: &'a Evidence,
+    before: &'a Attempt,
+    again: &'a Attempt,
+) -> impl Iterator<Item = &'a Occurrence> {
+    evidence.occurrences.iter().filter(|occurrence| {
+        occurrence.from <= again.received && occurrence.to + LATE >= before.received
+    })
+}
+
+/// Two requests of one key under way together are no fault of the relay if the one that sent the
+/// first was dead, or had seen its connection break, when the second was sent.
+pub(super) fn is_of_a_dead_client(evidence: &Evidence, found: &checks::Violation) -> bool {
+    let checks::Violation::InFlightTogether { first, second, .. } = found else {
+        return false;
+    };
+    let attempt = |sequence: &u64| evidence.attempts.iter().find(|a| a.sequence == *sequence);
+    let (Some(first), Some(second)) = (attempt(first), attempt(second)) else {
+        return false;
+    };
+    between(evidence, first, second)
+        .filter_map(|occurrence| blame(&occurrence.fault))
+        .any(|cause| matches!(cause, Cause::Killed | Cause::Cut))
+}
+
 /// What a fault may be blamed for, when it lies between two copies.
 fn blame(fault: &Fault) -> Option<Cause> {
     match fault {
@@ -103,6 +128,9 @@ fn blame(fault: &Fault) -> Option<Cause> {
         Fault::Server(..) => Some(Cause::ServerDown),
         Fault::Freeze(_) => Some(Cause::Frozen),
         Fault::CutPubsub | Fault::RefusePubsub(_) => Some(Cause::Cut),
+        Fault::Network(_, Trouble::Delayed(_), _) => None,
+        Fault::Network(Side::Pubsub, ..) => Some(Cause::Cut),
+        Fault::Network(Side::Postgres, ..) => Some(Cause::ServerDown),
         // A clean stop finishes what is on its way, and so does a session that was cut.
         Fault::Stop(_) | Fault::TerminateWalsender | Fault::TerminateSql => None,
         Fault::Publish(action, _) | Fault::PublishFor(action, _) => match action {

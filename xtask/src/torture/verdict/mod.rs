@@ -20,7 +20,7 @@ use pubsub_emulator::checks::{self, Expected, Stream};
 
 pub(super) use duplicates::Cause;
 
-use super::faults::Occurrence;
+use super::stage::Occurrence;
 use super::watch::Sample;
 
 /// A row of the outbox: committed, since it is there.
@@ -140,9 +140,9 @@ impl Verdict {
 /// Judges a schedule.
 pub(super) fn judge(evidence: &Evidence) -> Verdict {
     let report = checks::check(&evidence.attempts, &expected(evidence));
-    let mut violations: Vec<Violation> = report
-        .violations
-        .into_iter()
+    let found = report.violations.into_iter();
+    let mut violations: Vec<Violation> = found
+        .filter(|found| !duplicates::is_of_a_dead_client(evidence, found))
         .map(Violation::Delivery)
         .collect();
     violations.extend(positions::check(evidence));
