@@ -25,7 +25,6 @@ mod dispatch;
 pub mod error;
 pub mod http;
 pub mod lanes;
-mod lease;
 pub mod map;
 pub mod metrics;
 pub mod postgres;

@@ -110,6 +110,7 @@ pub struct Metrics {
     pub events_skipped: Counter,
     pub events_recorded: Counter,
     pub events_from_table: Counter,
+    pub recoveries: Family<Kind, Counter>,
     pub publish_requests: Counter,
     pub publish_failures: Family<Kind, Counter>,
     pub unexpected_changes: Family<Kind, Counter>,
@@ -138,6 +139,7 @@ impl Default for Metrics {
             events_skipped: Counter::default(),
             events_recorded: Counter::default(),
             events_from_table: Counter::default(),
+            recoveries: Family::default(),
             publish_requests: Counter::default(),
             publish_failures: Family::default(),
             unexpected_changes: Family::default(),
@@ -211,6 +213,11 @@ impl Metrics {
             "received_bytes",
             "Bytes read from the replication stream",
             &self.received_bytes,
+        );
+        registry.register(
+            "recoveries",
+            "Recoveries begun, by the loss that was noticed",
+            self.recoveries.clone(),
         );
         registry.register(
             "publish_failures",

@@ -169,4 +169,6 @@ impl Watermark {
 }
 
 #[cfg(test)]
+mod promises;
+#[cfg(test)]
 mod tests;

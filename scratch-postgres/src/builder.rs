@@ -113,7 +113,8 @@ impl Builder {
         self
     }
 
-    /// Makes a hot standby of a *stopped* server, which may be started again afterwards.
+    /// Makes a hot standby of a *stopped* server, which may be started again afterwards. It gets
+    /// none of its slots.
     #[must_use]
     pub fn standby_of(mut self, primary: &ScratchPostgres) -> Self {
         let conninfo = format!(
@@ -170,7 +171,12 @@ impl Builder {
         if source.join("postmaster.pid").exists() {
             return Err(Error::Running);
         }
-        process::run(Command::new("cp").arg("-a").arg(source).arg(folder.data()))
+        process::run(Command::new("cp").arg("-a").arg(source).arg(folder.data()))?;
+        match &self.data {
+            Data::Initdb | Data::CopyOf(_) => Ok(()),
+            // A standby has slots of its own, or copies that it keeps up to date itself.
+            Data::StandbyOf { .. } => remove_slots(&folder.data()),
+        }
     }
 
     fn write_files(&self, account: Account, data: &Path) -> Result<(), Error> {
@@ -222,6 +228,17 @@ impl Builder {
         }
         lines.join("\n") + "\n"
     }
+}
+
+/// Removes the replication slots of a data folder, as `pg_basebackup` leaves them out.
+fn remove_slots(data: &Path) -> Result<(), Error> {
+    let folder = data.join("pg_replslot");
+    let failed = || Error::io(format!("removing the slots in {}", folder.display()));
+    for slot in fs::read_dir(&folder).map_err(failed())? {
+        let slot = slot.map_err(failed())?;
+        fs::remove_dir_all(slot.path()).map_err(failed())?;
+    }
+    Ok(())
 }
 
 /// One line of a configuration file, quoted.

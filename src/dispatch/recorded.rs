@@ -146,6 +146,8 @@ impl Recorded {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     fn row(commit: u64, ordinal: i32) -> Row {
@@ -204,5 +206,82 @@ mod tests {
         assert!(!needs(10, 1) && !needs(20, 5));
         assert!(needs(20, 6) && needs(50, 1));
         assert!(!needs(60, 1));
+    }
+
+    /// A table of rows, and a stream that comes again from an earlier point.
+    #[derive(Debug, Clone)]
+    struct Restart {
+        /// Place, and whether its row is of this very event, of another, or missing.
+        events: Vec<((u64, u32), Option<bool>)>,
+        /// Rows of events that do not come again, such as of an aborted or filtered transaction.
+        strangers: Vec<(u64, u32)>,
+        page: usize,
+    }
+
+    fn restart() -> impl Strategy<Value = Restart> {
+        let place = || (1u64..40, 1u32..6);
+        let row = prop_oneof![
+            3 => Just(Some(true)), 1 => Just(Some(false)), 2 => Just(None),
+        ];
+        (
+            prop::collection::btree_map(place(), row, 0..80),
+            prop::collection::btree_set(place(), 0..20),
+            1usize..8,
+        )
+            .prop_map(|(events, mut strangers, page)| {
+                strangers.retain(|place| !events.contains_key(place));
+                Restart {
+                    events: events.into_iter().collect(),
+                    strangers: strangers.into_iter().collect(),
+                    page,
+                }
+            })
+    }
+
+    fn id(place: (u64, u32), is_same: bool) -> [u8; 16] {
+        let mut id = [0; 16];
+        id[..8].copy_from_slice(&place.0.to_be_bytes());
+        id[8..12].copy_from_slice(&place.1.to_be_bytes());
+        id[15] = u8::from(!is_same);
+        id
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(1_000))]
+
+        /// Reads pages as [`Recorded::read_page`] does, from a list instead of a server.
+        #[test]
+        fn an_event_is_skipped_if_and_only_if_its_own_row_is_there(restart in restart()) {
+            let mut table: Vec<Row> = restart
+                .events
+                .iter()
+                .filter_map(|&(place, row)| Some((place, row?)))
+                .chain(restart.strangers.iter().map(|&place| (place, true)))
+                .map(|(place, is_same)| Row {
+                    commit: place.0,
+                    ordinal: place.1 as i32,
+                    event_id: id(place, is_same),
+                })
+                .collect();
+            table.sort_by_key(|row| (row.commit, row.ordinal));
+            let mut recorded = recorded(&[], table.last().map(|row| row.commit));
+            for (place, row) in restart.events {
+                let commit = CommitLsn::new(Lsn::new(place.0));
+                while recorded.needs_page(commit, place.1) {
+                    let read_to = recorded.read_to;
+                    let rest = table.iter().filter(|row| (row.commit, row.ordinal) > read_to);
+                    recorded.page = rest.take(restart.page).copied().collect();
+                    if recorded.page.len() < restart.page {
+                        recorded.last = None;
+                    }
+                    if let Some(row) = recorded.page.back() {
+                        recorded.read_to = (row.commit, row.ordinal);
+                    }
+                }
+                let expected = if row == Some(true) { Lookup::Done } else { Lookup::New };
+                prop_assert_eq!(recorded.look_up(commit, place.1, &id(place, true)), expected);
+                prop_assert!(recorded.page.len() <= restart.page);
+            }
+        }
     }
 }

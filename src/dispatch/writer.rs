@@ -16,13 +16,15 @@ use tokio_postgres::types::{IsNull, PgLsn, ToSql, Type, to_sql_checked};
 use crate::error::{Code, Disposition, Result};
 use crate::lanes::EventRef;
 use crate::map::OrderingKey;
-use crate::postgres::{Sql, Target, connect};
+use crate::postgres::{Sql, Target, answer_within, connect};
 use crate::watermark::CommitLsn;
 
 /// Rows per statement: enough that a commit's cost is spread thin, small enough to be quick.
 const MAX_ROWS: usize = 2_000;
 
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(30);
+/// Of a connection that leads nowhere; the server's own limit comes first.
+const ANSWER_LIMIT: Duration = Duration::from_secs(35);
 const RETRY_PAUSE: Duration = Duration::from_millis(500);
 
 const INSERT: &str = "\
@@ -132,7 +134,7 @@ async fn write_until_done(
     events: &mpsc::UnboundedSender<WriterEvent>,
 ) -> Result<()> {
     loop {
-        match write(target, sql, batch).await {
+        match answer_within(ANSWER_LIMIT, write(target, sql, batch)).await {
             Ok(()) => {
                 let done = std::mem::take(batch);
                 // Nobody listens any more when the session has ended.

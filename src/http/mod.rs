@@ -77,28 +77,32 @@ async fn metrics_page(Shared(port): Shared<Port>) -> impl IntoResponse {
 async fn livez(Shared(port): Shared<Port>) -> (StatusCode, String) {
     let silent = port.metrics.last_status.age();
     match (port.state.phase(), silent) {
-        (Phase::Streaming, Some(silent)) if silent > port.wal_sender_timeout => (
-            StatusCode::SERVICE_UNAVAILABLE,
-            format!(
-                "no status message to PostgreSQL for {} s\n",
-                silent.as_secs()
-            ),
-        ),
+        (Phase::Streaming | Phase::Recovering, Some(silent))
+            if silent > port.wal_sender_timeout =>
+        {
+            (
+                StatusCode::SERVICE_UNAVAILABLE,
+                format!(
+                    "no status message to PostgreSQL for {} s\n",
+                    silent.as_secs()
+                ),
+            )
+        }
         (phase, _) => (StatusCode::OK, format!("{}\n", phase.name())),
     }
 }
 
-/// 200 when the relay streams, or stands by for another one that does.
+/// 200 when the relay delivers, or stands by for another one that does.
 async fn readyz(Shared(port): Shared<Port>) -> (StatusCode, String) {
     let phase = port.state.phase();
     let code = match &phase {
-        Phase::Streaming | Phase::Standby(_) => StatusCode::OK,
+        Phase::Streaming | Phase::Recovering | Phase::Standby(_) => StatusCode::OK,
         Phase::Connecting | Phase::Broken(_) => StatusCode::SERVICE_UNAVAILABLE,
     };
     let text = match &phase {
         Phase::Standby(holder) => format!("standby: the slot is held by {holder}\n"),
         Phase::Broken(code) => format!("broken: {code}\n"),
-        Phase::Streaming | Phase::Connecting => format!("{}\n", phase.name()),
+        Phase::Streaming | Phase::Recovering | Phase::Connecting => format!("{}\n", phase.name()),
     };
     (code, text)
 }
@@ -134,11 +138,11 @@ async fn status(Shared(port): Shared<Port>) -> Json<Status> {
         phase: phase.name(),
         last_error: match &phase {
             Phase::Broken(code) => Some(code.name()),
-            Phase::Connecting | Phase::Standby(_) | Phase::Streaming => None,
+            Phase::Connecting | Phase::Standby(_) | Phase::Recovering | Phase::Streaming => None,
         },
         holder: match phase {
             Phase::Standby(holder) => Some(holder),
-            Phase::Connecting | Phase::Streaming | Phase::Broken(_) => None,
+            Phase::Connecting | Phase::Recovering | Phase::Streaming | Phase::Broken(_) => None,
         },
         lag_bytes: metrics.lag_bytes.get(),
         retained_bytes: metrics.retained_bytes.get(),

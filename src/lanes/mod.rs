@@ -398,4 +398,6 @@ impl Lanes {
 }
 
 #[cfg(test)]
+mod promises;
+#[cfg(test)]
 mod tests;

@@ -8,6 +8,6 @@ mod target;
 mod tls;
 
 pub use sql::{Sql, connect};
-pub(crate) use sql::{is_tls, unreachable};
+pub(crate) use sql::{answer_within, is_tls, unreachable};
 pub use target::{Host, SslMode, Target};
 pub(crate) use tls::connector;

@@ -72,6 +72,28 @@ pub async fn connect(
     Ok(Sql { client, driver })
 }
 
+/// What `asking` brings within `limit`. The limit has to be longer than the server's own for a
+/// statement: past it the connection leads nowhere, although something on the way, such as a
+/// proxy, keeps it alive.
+///
+/// # Errors
+/// Those of `asking`; `postgres-connection-lost` when the time is over.
+pub(crate) async fn answer_within<T, E>(
+    limit: Duration,
+    asking: impl Future<Output = Result<T, E>>,
+) -> Result<T>
+where
+    Error: From<E>,
+{
+    match tokio::time::timeout(limit, asking).await {
+        Ok(answer) => Ok(answer?),
+        Err(_) => Err(Error::new(
+            Code::PostgresConnectionLost,
+            format!("PostgreSQL has not answered in {limit:?}"),
+        )),
+    }
+}
+
 fn config(target: &Target, application_name: &str, statement_timeout: Duration) -> Config {
     let mut config = Config::new();
     match &target.host {
@@ -90,6 +112,7 @@ fn config(target: &Target, application_name: &str, statement_timeout: Duration) 
         .keepalives_retries(2)
         .options(format!(
             "-c timezone=UTC -c datestyle=ISO -c bytea_output=hex -c synchronous_commit=on \
+             -c idle_session_timeout=0 \
              -c statement_timeout={}",
             statement_timeout.as_millis()
         ))

@@ -14,7 +14,7 @@ mod topics;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::Bytes;
 use tonic::client::Grpc;
@@ -28,7 +28,6 @@ pub use failure::{Class, Failure};
 pub(crate) use topics::Topics;
 
 use crate::error::{Code, Error, Result};
-use crate::lease::Lease;
 use crate::settings::Settings;
 use codec::PublishCodec;
 use credentials::Credentials;
@@ -74,13 +73,9 @@ impl Publisher {
     /// # Errors
     /// A [`Failure`] with its class; unless it is of [`Class::Content`] or
     /// [`Class::Environment`], the messages may have been stored all the same.
-    pub(crate) async fn publish(
-        &self,
-        request: PublishRequest,
-        lease: &Lease,
-    ) -> Result<Vec<String>, Failure> {
+    pub(crate) async fn publish(&self, request: PublishRequest) -> Result<Vec<String>, Failure> {
         let sent = request.messages.len();
-        match tokio::time::timeout(self.timeout, self.attempt(request, lease)).await {
+        match tokio::time::timeout(self.timeout, self.attempt(request)).await {
             Ok(Ok(ids)) if ids.len() == sent => Ok(ids),
             Ok(Ok(ids)) => Err(Failure::unknown(format!(
                 "Pub/Sub answered with {} ids for {sent} messages",
@@ -91,11 +86,7 @@ impl Publisher {
         }
     }
 
-    async fn attempt(
-        &self,
-        request: PublishRequest,
-        lease: &Lease,
-    ) -> Result<Vec<String>, Failure> {
+    async fn attempt(&self, request: PublishRequest) -> Result<Vec<String>, Failure> {
         let mut metadata = self.credentials.metadata().await?;
         route(&request.topic, &mut metadata);
         let channel = self.next.fetch_add(1, Ordering::Relaxed) % self.channels.len();
@@ -105,11 +96,6 @@ impl Publisher {
             .map_err(|e| Failure::unknown(e.to_string()))?;
         let mut call = tonic::Request::new(request);
         *call.metadata_mut() = metadata;
-        if !lease.is_held(Instant::now()) {
-            return Err(Failure::unknown(
-                "not sent: the slot may be another relay's",
-            ));
-        }
         let response = grpc
             .unary(call, PathAndQuery::from_static(METHOD), PublishCodec)
             .await

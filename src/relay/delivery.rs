@@ -14,7 +14,6 @@ use super::topic_maker::TopicMaker;
 use crate::dispatch::{Published, Writer, WriterEvent};
 use crate::error::{Code, Error, Result};
 use crate::lanes::{Event, Lanes, Load, Request, Serve};
-use crate::lease::Lease;
 use crate::map::OrderingKey;
 use crate::metrics::{Kind, Metrics};
 use crate::postgres::Target;
@@ -33,7 +32,6 @@ pub(super) struct Delivery {
     writer: Writer,
     written: mpsc::UnboundedReceiver<WriterEvent>,
     publisher: Publisher,
-    lease: Lease,
     topic_maker: TopicMaker,
     budget: Budget,
     backoff: Backoff,
@@ -54,7 +52,6 @@ impl Delivery {
         settings: &Settings,
         target: Target,
         publisher: Publisher,
-        lease: Lease,
         topic_maker: TopicMaker,
         metrics: Metrics,
         seed: u64,
@@ -65,7 +62,6 @@ impl Delivery {
             writer: Writer::start(target, written_sender),
             written,
             publisher,
-            lease,
             topic_maker,
             budget: Budget::new(settings.in_flight_bytes),
             backoff: Backoff::new(seed),
@@ -122,7 +118,7 @@ impl Delivery {
     pub(super) fn send_requests(&mut self, serve: Serve) {
         let now = Instant::now();
         while let Some(request) = self.lanes.next_request(now, serve) {
-            let (publisher, lease) = (self.publisher.clone(), self.lease.clone());
+            let publisher = self.publisher.clone();
             let messages = request
                 .events
                 .iter()
@@ -133,7 +129,7 @@ impl Delivery {
                 messages,
             };
             self.publishing.spawn(async move {
-                let result = publisher.publish(call, &lease).await;
+                let result = publisher.publish(call).await;
                 Answer { request, result }
             });
         }

@@ -2,16 +2,21 @@
 //!
 //! `session` opens one, `pipeline` is its loop, `intake` turns the stream into events, `delivery`
 //! brings each event to its recorded outcome, `supervisor` looks at the database from beside it,
-//! `auditor` for rows that the stream left out, `standby` waits for a slot that another relay holds. What ends a session is an error; whether
-//! another one follows is decided by its code alone.
+//! `auditor` for rows that the stream left out, `standby` waits for a slot that another relay
+//! holds, `opening` compares the slot with what was written down (`record`), and `recovery` makes
+//! up for a slot that was lost. What ends a session is an error; whether another one follows is
+//! decided by its code alone.
 
 mod auditor;
 mod backlog;
 mod budget;
 mod delivery;
+mod from_table;
 mod intake;
+mod opening;
 mod pipeline;
-mod record;
+pub(crate) mod record;
+pub(crate) mod recovery;
 mod session;
 mod standby;
 mod state;
@@ -91,9 +96,9 @@ impl Relay {
         loop {
             self.state.set(Phase::Connecting);
             let mut started = false;
-            let ended = session::run(self, &mut shutdown, || {
+            let ended = session::run(self, &mut shutdown, |phase| {
                 started = true;
-                self.state.set(Phase::Streaming);
+                self.state.set(phase);
             })
             .await;
 

@@ -2,25 +2,31 @@
 //!
 //! One task owns all state; everything that can wake it stands in one `select!`, by priority:
 //! shutdown, the end of the replication session, progress of the delivery, the publication guard,
-//! and last the stream, which is the busiest. Nothing in the loop waits for the network except
-//! while the events of an earlier run are looked up.
+//! the end of a recovery, rows from the tables, and last the stream, which is the busiest. While a
+//! recovery lasts the stream is left alone. Nothing in the loop waits for the network except while
+//! the events of an earlier run are looked up.
 
 use std::time::{Duration, Instant};
 
-use tokio::sync::{mpsc, watch};
+use tokio::sync::watch;
 
 use super::backlog::Backlog;
 use super::delivery::{Delivery, until};
+use super::from_table::{FromTable, TableRows};
 use super::intake::{Intake, Step};
+use super::recovery::Seam;
 use super::supervisor::Supervision;
 use crate::dispatch::{Lookup, Recorded};
 use crate::error::{Code, Error, Result};
 use crate::lanes::{Event, Serve};
 use crate::metrics::Metrics;
-use crate::postgres::Sql;
-use crate::source::{Chunk, Source, copy_data_bodies};
-use crate::table::TableEvent;
+use crate::postgres::{Sql, answer_within};
+use crate::source::{self, Chunk, Source, copy_data_bodies};
 use crate::watermark::{CommitLsn, Confirmable, Watermark};
+
+/// Of a connection that leads nowhere, when recorded events are looked up; the server's own limit
+/// comes first.
+const LOOK_UP_LIMIT: Duration = Duration::from_secs(8);
 
 /// Everything one session works with.
 pub(super) struct Pipeline {
@@ -31,9 +37,11 @@ pub(super) struct Pipeline {
     pub(super) recorded: Recorded,
     /// For looking up recorded events; closed when there are none left.
     pub(super) sql: Option<Sql>,
+    /// What the stream does not bring.
+    pub(super) from_table: TableRows,
+    /// While it is there, everything comes from the tables.
+    pub(super) seam: Option<Seam>,
     pub(super) supervision: watch::Receiver<Supervision>,
-    /// Events that the auditor found in their table.
-    pub(super) from_table: mpsc::Receiver<TableEvent>,
     pub(super) backlog: Backlog,
     pub(super) metrics: Metrics,
 }
@@ -48,11 +56,15 @@ impl Pipeline {
     /// Runs until shutdown, or until an error ends the session.
     pub(super) async fn run(&mut self, shutdown: &mut watch::Receiver<bool>) -> Result<End> {
         loop {
+            if self.source.lease_is_over() {
+                return Err(source::lease_lost());
+            }
             let serve = self.backlog.serve(self.delivery.budget_is_spent());
             self.delivery.send_requests(serve);
             self.source.confirm(self.watermark.confirmable());
             self.measure();
             let takes_events = self.delivery.takes_events();
+            let takes_chunks = takes_events && self.seam.is_none();
             let (ended, chunks) = self.source.split();
             tokio::select! {
                 biased;
@@ -66,13 +78,17 @@ impl Pipeline {
                         return Err(Error::new(Code::PostgresStopping, "PostgreSQL is shutting down"));
                     }
                 }
+                closed = closed(&mut self.seam), if self.seam.is_some() => {
+                    closed?;
+                    self.seam = None;
+                }
+                Some(batch) = self.from_table.recv(), if takes_events => {
+                    self.on_table_rows(batch)?;
+                }
                 _ = until(self.backlog.pause_ends()), if serve == Serve::Worthwhile => {
                     self.backlog.paused();
                 }
-                Some(found) = self.from_table.recv(), if takes_events => {
-                    self.delivery.take(found.topic, found.ordering_key, found.event);
-                }
-                Some(chunk) = chunks.recv(), if takes_events => {
+                Some(chunk) = chunks.recv(), if takes_chunks => {
                     if let Err(error) = self.on_chunk(&chunk).await {
                         // What came before an event that cannot be delivered is delivered.
                         self.delivery.send_requests(Serve::All);
@@ -85,8 +101,28 @@ impl Pipeline {
 
     fn on_recorded(&mut self, commits: Vec<(CommitLsn, u64)>) {
         for (commit, events) in commits {
-            self.watermark.resolve(commit, events);
+            if !self.from_table.resolve(commit, events) {
+                self.watermark.resolve(commit, events);
+            }
         }
+    }
+
+    fn on_table_rows(&mut self, batch: Vec<FromTable>) -> Result<()> {
+        for row in batch {
+            match row {
+                FromTable::Event(row) => {
+                    self.from_table.taken();
+                    self.delivery.take(row.topic, row.ordering_key, row.event);
+                }
+                FromTable::Unmappable(error) => {
+                    // What came before it is delivered.
+                    self.delivery.send_requests(Serve::All);
+                    return Err(error.into());
+                }
+                FromTable::Settle(answer) => self.from_table.settle(answer),
+            }
+        }
+        Ok(())
     }
 
     async fn on_chunk(&mut self, chunk: &Chunk) -> Result<()> {
@@ -148,7 +184,7 @@ impl Pipeline {
         };
         let origin = &event.origin;
         while self.recorded.needs_page(origin.commit, origin.ordinal) {
-            self.recorded.read_page(sql).await?;
+            answer_within(LOOK_UP_LIMIT, self.recorded.read_page(sql)).await?;
         }
         let found = self
             .recorded
@@ -183,5 +219,12 @@ impl Pipeline {
         self.metrics
             .oldest_pending
             .set(self.watermark.oldest_pending());
+    }
+}
+
+async fn closed(seam: &mut Option<Seam>) -> Result<()> {
+    match seam {
+        Some(seam) => seam.closed().await,
+        None => std::future::pending().await,
     }
 }

@@ -1,57 +1,110 @@
 //! The relay's own row in `outbox.relay`: a tripwire, and something for an operator to look at.
 //!
-//! Never a source of the position to resume from: that is the slot's alone.
+//! Never a source of the position to resume from: that is the slot's alone. What it is good for
+//! is to notice that the slot is not the one that was served before (`recovery/loss.rs`), and to
+//! remember across crashes that a recovery has not ended.
 
-use slot_manager::{Cluster, SlotName};
+use decoder::Lsn;
+use slot_manager::health::RecordedPosition;
+use slot_manager::{Cluster, SlotName, SystemIdentifier};
+use tokio_postgres::error::SqlState;
 use tokio_postgres::types::PgLsn;
 
 use crate::error::{Code, Error, Result};
 use crate::postgres::Sql;
 
-const SELECT: &str = "SELECT system_identifier, confirmed_lsn FROM outbox.relay WHERE slot = $1";
+const SELECT: &str = "\
+    SELECT system_identifier, timeline, confirmed_lsn, confirmed_is_final, recovering \
+    FROM outbox.relay WHERE slot = $1";
 
 const TAKE: &str = "\
     INSERT INTO outbox.relay (slot, system_identifier, timeline, confirmed_lsn, instance) \
     VALUES ($1, $2, $3, $4, $5) \
     ON CONFLICT (slot) DO UPDATE SET system_identifier = excluded.system_identifier, \
         timeline = excluded.timeline, confirmed_lsn = excluded.confirmed_lsn, \
-        instance = excluded.instance, since = now(), updated_at = now()";
+        confirmed_is_final = false, instance = excluded.instance, since = now(), \
+        updated_at = now()";
 
+/// A final position is the last act of a session: what comes later than that is out of date.
 const UPDATE: &str = "\
-    UPDATE outbox.relay SET confirmed_lsn = $2, updated_at = now() WHERE slot = $1";
+    UPDATE outbox.relay SET confirmed_lsn = $2, updated_at = now() \
+    WHERE slot = $1 AND NOT confirmed_is_final";
+
+/// Another relay may have taken the slot since we left it.
+const WRITE_FINAL: &str = "\
+    UPDATE outbox.relay SET confirmed_lsn = $2, confirmed_is_final = true, updated_at = now() \
+    WHERE slot = $1 AND instance = $3";
+
+const MARK_RECOVERING: &str = "\
+    INSERT INTO outbox.relay (slot, system_identifier, timeline, instance, recovering) \
+    VALUES ($1, $2, $3, $4, $5) \
+    ON CONFLICT (slot) DO UPDATE SET instance = excluded.instance, \
+        recovering = coalesce(relay.recovering, excluded.recovering), since = now(), \
+        updated_at = now()";
+
+/// Everything has been looked at; another relay that came in between does it again.
+const RECOVERED: &str = "\
+    UPDATE outbox.relay SET recovering = NULL, audited_at = now(), updated_at = now() \
+    WHERE slot = $1 AND instance = $2";
 
 /// What an earlier session wrote down.
-#[derive(Debug)]
-pub(super) struct Recorded {
-    pub(super) confirmed_lsn: Option<PgLsn>,
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Recorded {
+    pub(crate) system_identifier: SystemIdentifier,
+    pub(crate) timeline: u32,
+    /// `None`: the slot was never served.
+    pub(crate) confirmed_lsn: Option<Lsn>,
+    /// Whether nothing was confirmed after `confirmed_lsn`.
+    pub(crate) confirmed_is_final: bool,
+    /// Why a recovery was begun, or asked for, that has not ended.
+    pub(crate) recovering: Option<String>,
 }
 
-/// Reads the row, and makes sure that it was written on this cluster.
+impl Recorded {
+    /// What a judgement of the slot's health needs.
+    pub(crate) fn position(&self) -> RecordedPosition {
+        RecordedPosition {
+            system_identifier: self.system_identifier,
+            confirmed_lsn: self.confirmed_lsn,
+            is_final: self.confirmed_is_final,
+        }
+    }
+}
+
+/// Reads the row.
 ///
 /// # Errors
-/// `foreign-cluster`: a restored copy must not publish by accident. `schema-missing`.
-pub(super) async fn read(
-    sql: &Sql,
-    slot: &SlotName,
-    cluster: &Cluster,
-) -> Result<Option<Recorded>> {
-    let Some(row) = sql.query_opt(SELECT, &[&slot.as_str()]).await? else {
-        return Ok(None);
-    };
-    let expected: String = row.get(0);
-    let found = cluster.system_identifier.to_string();
-    if expected != found {
-        return Err(Error::new(
-            Code::ForeignCluster,
-            format!(
-                "slot \"{slot}\" was served on cluster {expected}, and this is cluster {found}: \
-                 a restored copy?"
-            ),
-        ));
-    }
+/// `schema-missing`, also when the table is of an older version.
+pub(crate) async fn read(sql: &Sql, slot: &SlotName) -> Result<Option<Recorded>> {
+    let row = sql
+        .query_opt(SELECT, &[&slot.as_str()])
+        .await
+        .map_err(outdated)?;
+    let Some(row) = row else { return Ok(None) };
+    let identifier: String = row.get(0);
+    let confirmed: Option<PgLsn> = row.get(2);
     Ok(Some(Recorded {
-        confirmed_lsn: row.get(1),
+        system_identifier: identifier.parse().map_err(|e| {
+            Error::new(
+                Code::PostgresStatement,
+                format!("outbox.relay holds the system identifier {identifier:?}"),
+            )
+            .caused_by(e)
+        })?,
+        timeline: row.get::<_, i32>(1).unsigned_abs(),
+        confirmed_lsn: confirmed.map(|lsn| Lsn::new(lsn.into())),
+        confirmed_is_final: row.get(3),
+        recovering: row.get(4),
     }))
+}
+
+fn outdated(error: tokio_postgres::Error) -> Error {
+    match error.code() {
+        Some(state) if *state == SqlState::UNDEFINED_COLUMN => {
+            Error::new(Code::SchemaMissing, "outbox.relay is of an older version").caused_by(error)
+        }
+        _ => error.into(),
+    }
 }
 
 /// Writes down that this process serves the slot from now on.
@@ -62,8 +115,7 @@ pub(super) async fn take(
     confirmed: PgLsn,
     instance: &str,
 ) -> Result<()> {
-    let identifier = cluster.system_identifier.to_string();
-    let timeline = i32::try_from(cluster.timeline).unwrap_or(i32::MAX);
+    let (identifier, timeline) = names(cluster);
     sql.execute(
         TAKE,
         &[
@@ -82,4 +134,48 @@ pub(super) async fn take(
 pub(super) async fn update(sql: &Sql, slot: &SlotName, confirmed: PgLsn) -> Result<()> {
     sql.execute(UPDATE, &[&slot.as_str(), &confirmed]).await?;
     Ok(())
+}
+
+/// Writes down the position that was confirmed last, at a clean stop.
+pub(super) async fn write_final(
+    sql: &Sql,
+    slot: &SlotName,
+    confirmed: PgLsn,
+    instance: &str,
+) -> Result<()> {
+    sql.execute(WRITE_FINAL, &[&slot.as_str(), &confirmed, &instance])
+        .await?;
+    Ok(())
+}
+
+/// Marks the slot: until [`recovered`] every session begins with a recovery. An older mark keeps
+/// its reason.
+pub(crate) async fn mark_recovering(
+    sql: &Sql,
+    slot: &SlotName,
+    cluster: &Cluster,
+    instance: &str,
+    why: &str,
+) -> Result<()> {
+    let (identifier, timeline) = names(cluster);
+    sql.execute(
+        MARK_RECOVERING,
+        &[&slot.as_str(), &identifier, &timeline, &instance, &why],
+    )
+    .await
+    .map_err(outdated)?;
+    Ok(())
+}
+
+/// Takes the mark away. Returns whether it was ours to take.
+pub(super) async fn recovered(sql: &Sql, slot: &SlotName, instance: &str) -> Result<bool> {
+    let rows = sql.execute(RECOVERED, &[&slot.as_str(), &instance]).await?;
+    Ok(rows == 1)
+}
+
+fn names(cluster: &Cluster) -> (String, i32) {
+    (
+        cluster.system_identifier.to_string(),
+        i32::try_from(cluster.timeline).unwrap_or(i32::MAX),
+    )
 }

@@ -1,41 +1,40 @@
 //! One session on the slot: make sure of everything, stream, and end in good order.
 //!
 //! The order of the steps is the argument: the cluster is ours, the publication is right, the
-//! slot is ours and free, what has an outcome is known, and only then the stream starts.
+//! slot is ours, free and the one that we left (`opening`), or made anew with what is in the
+//! tables before it (`recovery`), what has an outcome is known, and only then the stream starts.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use slot_manager::health::Viewer;
+use decoder::Lsn;
 use slot_manager::publication::{self, PublicationState};
-use slot_manager::slots::CreateOptions;
-use slot_manager::{Cluster, Error as SlotError, Health, Slot, cluster, slots};
-use tokio::sync::{Notify, mpsc, watch};
+use slot_manager::{Cluster, cluster};
+use tokio::sync::{Notify, watch};
 use tokio_postgres::types::PgLsn;
 
 use super::auditor::{self, Auditor};
 use super::backlog::Backlog;
 use super::delivery::Delivery;
+use super::from_table;
 use super::intake::Intake;
+use super::opening::{self, Plan};
 use super::pipeline::{End, Pipeline};
-use super::supervisor::{self, Subject, Supervisor};
+use super::recovery::loss::Audit;
+use super::supervisor::{self, Subject, Supervision, Supervisor};
 use super::topic_maker::TopicMaker;
-use super::{Relay, record, standby};
+use super::{Phase, Relay, record, recovery};
 use crate::dispatch::Recorded;
 use crate::error::{Code, Error, Result};
-use crate::map::TableSettings;
-use crate::postgres::{Sql, connect};
+use crate::postgres::{Sql, answer_within, connect};
 use crate::source::{Options, Source};
 use crate::watermark::{Confirmable, Watermark};
 
 /// For the statements of the start; looking up recorded events may take longer than most.
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// How long to wait for running transactions when a slot is created.
-const CREATE_TIMEOUT: Duration = Duration::from_secs(30);
-
-/// Events of a table that wait to be taken; few, since each may be large.
-const FROM_TABLE: usize = 16;
+/// Of a connection that leads nowhere; the server's own limit comes first.
+pub(super) const ANSWER_LIMIT: Duration = Duration::from_secs(65);
 
 /// How long what is on its way may take to end when a session broke, before the next begins.
 const BROKEN_SESSION_DRAIN: Duration = Duration::from_secs(10);
@@ -43,11 +42,11 @@ const BROKEN_SESSION_DRAIN: Duration = Duration::from_secs(10);
 /// Writing down the last position must not hold a shutdown up.
 const WRITE_DOWN_LIMIT: Duration = Duration::from_secs(2);
 
-/// Runs one session until shutdown or an error. `started` is told when it streams.
+/// Runs one session until shutdown or an error. `started` is told when it has begun.
 pub(super) async fn run(
     relay: &Relay,
     shutdown: &mut watch::Receiver<bool>,
-    started: impl FnOnce(),
+    started: impl FnOnce(Phase),
 ) -> Result<End> {
     let opening = open(relay);
     let (mut pipeline, _beside) = tokio::select! {
@@ -55,7 +54,10 @@ pub(super) async fn run(
         _ = wait_for_stop(shutdown.clone()) => return Ok(End::Shutdown),
         opened = opening => opened?,
     };
-    started();
+    started(match pipeline.seam {
+        Some(_) => Phase::Recovering,
+        None => Phase::Streaming,
+    });
     relay.metrics.sessions.inc();
     relay.metrics.holds_slot.set(1);
     let ended = pipeline.run(shutdown).await;
@@ -72,21 +74,24 @@ pub(super) async fn run(
         Err(error) if error.code() == Code::PostgresStopping => {
             pipeline.drain(Duration::ZERO).await;
         }
-        Err(_) => {
-            pipeline.drain(BROKEN_SESSION_DRAIN).await;
-        }
+        Err(_) => tokio::select! {
+            _ = pipeline.drain(BROKEN_SESSION_DRAIN) => {}
+            () = stop_is_due(shutdown.clone(), relay.settings.shutdown_timeout) => {}
+        },
     }
     ended
 }
 
-/// Leaves the last position behind for whoever looks; nothing depends on it.
+/// Leaves the last position behind: a slot that is further on at the next start is not the one
+/// that was left. Without it the next start only audits more.
 async fn write_down(relay: &Relay, confirmed: Confirmable) {
     let writing = async {
         let sql = connect(relay.settings.database()?, "postrider", STATEMENT_TIMEOUT).await?;
-        record::update(
+        record::write_final(
             &sql,
             &relay.settings.slot,
             PgLsn::from(confirmed.lsn().as_u64()),
+            &relay.instance,
         )
         .await
     };
@@ -96,6 +101,12 @@ async fn write_down(relay: &Relay, confirmed: Confirmable) {
     ) {
         tracing::debug!("the last position was not written to outbox.relay");
     }
+}
+
+/// Over when a shutdown has had its time.
+async fn stop_is_due(shutdown: watch::Receiver<bool>, shutdown_timeout: Duration) {
+    wait_for_stop(shutdown).await;
+    tokio::time::sleep(shutdown_timeout).await;
 }
 
 async fn wait_for_stop(mut shutdown: watch::Receiver<bool>) {
@@ -109,9 +120,8 @@ type Beside = (Supervisor, Auditor);
 
 async fn open(relay: &Relay) -> Result<(Pipeline, Beside)> {
     let settings = &relay.settings;
-    let target = settings.database()?;
-    let sql = connect(target, "postrider", STATEMENT_TIMEOUT).await?;
-    let cluster = cluster::inspect(&sql).await?;
+    let sql = connect(settings.database()?, "postrider", STATEMENT_TIMEOUT).await?;
+    let cluster = answer_within(ANSWER_LIMIT, cluster::inspect(&sql)).await?;
     if cluster.major_version() < 14 {
         return Err(Error::new(
             Code::PostgresVersion,
@@ -121,148 +131,141 @@ async fn open(relay: &Relay) -> Result<(Pipeline, Beside)> {
     if cluster.in_recovery {
         return Err(Error::new(Code::PostgresStandby, "the server is a standby"));
     }
-    let earlier = record::read(&sql, &settings.slot, &cluster).await?;
     check_publication(relay, &sql).await?;
-    let slot = ready_slot(relay, &sql, &cluster, earlier.as_ref()).await?;
+    let plan = opening::plan(relay, &sql, &cluster).await?;
     // Again, since waiting for the slot may have taken days.
-    let state = check_publication(relay, &sql).await?;
-    let confirmed = slot.confirmed_flush_lsn.ok_or_else(|| {
-        Error::new(
-            Code::SlotLost,
-            format!("slot \"{}\" has no position", settings.slot),
-        )
-    })?;
-    let start = Confirmable::by_slot(confirmed);
-    let recorded = Recorded::after(&sql, confirmed).await?;
+    let publication = check_publication(relay, &sql).await?;
+    let (confirmed, audit, new_slot) = match plan {
+        Plan::Stream { confirmed, audit } => (confirmed, audit, None),
+        Plan::Recover(loss) => {
+            let new = recovery::new_slot(relay, &sql, &cluster, &loss).await?;
+            (new.consistent_point, Audit::Continue, Some(new))
+        }
+    };
+    let recorded = answer_within(ANSWER_LIMIT, Recorded::after(&sql, confirmed)).await?;
+    let source = open_source(relay, confirmed).await?;
+    let position = PgLsn::from(confirmed.as_u64());
+    let taking = record::take(&sql, &settings.slot, &cluster, position, &relay.instance);
+    answer_within(ANSWER_LIMIT, taking).await?;
+    let (rows, from_table) = from_table::channel();
+    let (seam, recovered) = match new_slot {
+        Some(new) => {
+            let (seam, recovered) = recovery::start(relay, &sql, new, rows.another()).await?;
+            (Some(seam), Some(recovered))
+        }
+        None => {
+            let server = cluster.major_version();
+            tracing::info!(slot = %settings.slot, %confirmed, server, "streaming");
+            (None, None)
+        }
+    };
     // From here on the session serves the pipeline, which must not wait for long.
-    sql.batch_execute("SET statement_timeout = '5s'").await?;
-    let source = Source::open(
-        Options {
-            target: target.clone(),
-            slot: settings.slot.clone(),
-            publication: settings.publication.clone(),
-            application_name: relay.instance.clone(),
-            wal_sender_timeout: settings.wal_sender_timeout,
-            confirmed: start,
-        },
-        relay.metrics.last_status.clone(),
-    )
-    .await?;
-    record::take(
-        &sql,
-        &settings.slot,
-        &cluster,
-        PgLsn::from(confirmed.as_u64()),
-        &relay.instance,
-    )
-    .await?;
-    tracing::info!(slot = %settings.slot, %confirmed, server = cluster.major_version(), "streaming");
-    assemble(relay, sql, state, source, recorded, start, &cluster).await
-}
-
-async fn assemble(
-    relay: &Relay,
-    sql: Sql,
-    state: PublicationState,
-    source: Source,
-    recorded: Recorded,
-    start: Confirmable,
-    cluster: &Cluster,
-) -> Result<(Pipeline, Beside)> {
-    let settings = &relay.settings;
-    let target = settings.database()?;
-    let subject = Subject {
-        target: target.clone(),
-        slot: settings.slot.clone(),
-        publication: settings.publication.clone(),
-        tables: relay.captured.clone(),
-        system_identifier: cluster.system_identifier,
-    };
-    let audit = Arc::new(Notify::new());
+    let set = sql.batch_execute("SET statement_timeout = '5s'");
+    answer_within(ANSWER_LIMIT, set).await?;
+    let hasten = Arc::new(Notify::new());
     let (supervisor, supervision) =
-        supervisor::start(subject, state, relay.metrics.clone(), audit.clone());
-    let (found, from_table) = mpsc::channel(FROM_TABLE);
-    let tables: Arc<[TableSettings]> = settings.tables.clone().into();
-    let project: Arc<str> = Arc::from(settings.project()?);
-    let subject = auditor::Subject {
-        target: target.clone(),
-        slot: settings.slot.clone(),
-        publication: settings.publication.clone(),
-        captured: relay.captured.clone(),
-        tables: tables.clone(),
-        project: project.clone(),
-        metrics: relay.metrics.clone(),
-        everything: false,
+        supervise(relay, publication, &cluster, &source, hasten.clone())?;
+    let audit = auditor::Start {
+        everything: audit == Audit::Everything,
+        after: recovered,
     };
-    let auditor = auditor::start(subject, audit, found);
-    let delivery = Delivery::new(
-        settings,
-        target.clone(),
-        relay.publisher.clone(),
-        source.lease(),
-        TopicMaker::new(relay.topics.clone()),
-        relay.metrics.clone(),
-        u64::from(std::process::id()) << 32 | start.lsn().as_u64() & 0xFFFF_FFFF,
-    );
+    let auditor = auditor::start(audited(relay)?, audit, hasten, rows);
     let pipeline = Pipeline {
         source,
-        intake: Intake::new(tables, project, relay.metrics.clone()),
-        watermark: Watermark::new(start),
-        delivery,
+        intake: Intake::new(
+            settings.tables.clone().into(),
+            Arc::from(settings.project()?),
+            relay.metrics.clone(),
+        ),
+        watermark: Watermark::new(Confirmable::by_slot(confirmed)),
+        delivery: delivery(relay, confirmed)?,
         recorded,
         sql: Some(sql),
         supervision,
         from_table,
+        seam,
         backlog: Backlog::default(),
         metrics: relay.metrics.clone(),
     };
     Ok((pipeline, (supervisor, auditor)))
 }
 
+/// Opens the stream on the slot that was free just now.
+async fn open_source(relay: &Relay, confirmed: Lsn) -> Result<Source> {
+    let settings = &relay.settings;
+    let options = Options {
+        target: settings.database()?.clone(),
+        slot: settings.slot.clone(),
+        publication: settings.publication.clone(),
+        application_name: relay.instance.clone(),
+        wal_sender_timeout: settings.wal_sender_timeout,
+        confirmed: Confirmable::by_slot(confirmed),
+    };
+    let opened = Source::open(options, relay.metrics.last_status.clone()).await;
+    opened.map_err(|error| match error.code() {
+        // It was there just now: the next session looks what has become of it.
+        Code::SlotMissing | Code::SlotLost => Error::new(
+            Code::SlotBusy,
+            "the slot has changed while it was being opened",
+        )
+        .caused_by(error)
+        .hint("no action needed: the relay looks at it again"),
+        _ => error,
+    })
+}
+
+fn supervise(
+    relay: &Relay,
+    publication: PublicationState,
+    cluster: &Cluster,
+    source: &Source,
+    hasten: Arc<Notify>,
+) -> Result<(Supervisor, watch::Receiver<Supervision>)> {
+    let settings = &relay.settings;
+    let subject = Subject {
+        target: settings.database()?.clone(),
+        slot: settings.slot.clone(),
+        publication: settings.publication.clone(),
+        tables: relay.captured.clone(),
+        system_identifier: cluster.system_identifier,
+        lease: source.lease_proof(),
+        wal_sender_timeout: settings.wal_sender_timeout,
+    };
+    let metrics = relay.metrics.clone();
+    Ok(supervisor::start(subject, publication, metrics, hasten))
+}
+
+fn audited(relay: &Relay) -> Result<auditor::Subject> {
+    let settings = &relay.settings;
+    Ok(auditor::Subject {
+        target: settings.database()?.clone(),
+        slot: settings.slot.clone(),
+        publication: settings.publication.clone(),
+        captured: relay.captured.clone(),
+        tables: settings.tables.clone().into(),
+        project: Arc::from(settings.project()?),
+        metrics: relay.metrics.clone(),
+    })
+}
+
+fn delivery(relay: &Relay, confirmed: Lsn) -> Result<Delivery> {
+    let settings = &relay.settings;
+    Ok(Delivery::new(
+        settings,
+        settings.database()?.clone(),
+        relay.publisher.clone(),
+        TopicMaker::new(relay.topics.clone()),
+        relay.metrics.clone(),
+        u64::from(std::process::id()) << 32 | confirmed.as_u64() & 0xFFFF_FFFF,
+    ))
+}
+
 async fn check_publication(relay: &Relay, sql: &Sql) -> Result<PublicationState> {
     let publication = &relay.settings.publication;
-    let state = publication::inspect(sql, publication, &relay.captured).await?;
+    let looking = publication::inspect(sql, publication, &relay.captured);
+    let state = answer_within(ANSWER_LIMIT, looking).await?;
     match state.problems().first() {
         None => Ok(state),
         Some(problem) => Err(problem.into()),
     }
-}
-
-/// The slot, existing, ours and free. Waits as a standby while another session holds it.
-async fn ready_slot(
-    relay: &Relay,
-    sql: &Sql,
-    cluster: &Cluster,
-    earlier: Option<&record::Recorded>,
-) -> Result<Slot> {
-    let name = &relay.settings.slot;
-    if slots::find(sql, name).await?.is_none() {
-        if earlier.is_some_and(|row| row.confirmed_lsn.is_some()) {
-            return Err(Error::new(
-                Code::SlotMissing,
-                format!("slot \"{name}\" has served before and is gone"),
-            ));
-        }
-        let options = CreateOptions {
-            failover: relay.settings.slot_failover,
-        };
-        match slots::create(sql, name, options, CREATE_TIMEOUT).await {
-            Ok(at) => tracing::warn!(
-                slot = %name, %at,
-                "created the slot: rows that were committed before are not streamed"
-            ),
-            // Another relay was faster.
-            Err(SlotError::SlotExists { .. }) => {}
-            Err(error) => return Err(error.into()),
-        }
-    }
-    let slot = standby::wait_until_free(relay, sql).await?;
-    let health = super::health_of(&slot, Viewer::Waiting, cluster.system_identifier);
-    if matches!(health, Health::Lost | Health::Invalidated { .. }) {
-        return Err(Error::new(
-            Code::SlotLost,
-            format!("slot \"{name}\" is {}", health.name()),
-        ));
-    }
-    Ok(slot)
 }

@@ -2,19 +2,24 @@
 
 use std::time::{Duration, Instant};
 
-use slot_manager::{Slot, slots};
+use slot_manager::{Error as SlotError, Slot, slots};
 
 use super::Relay;
 use crate::error::Result;
-use crate::postgres::Sql;
+use crate::postgres::{Sql, answer_within};
 
 const LOG_INTERVAL: Duration = Duration::from_secs(10);
+
+/// So often the wait begins anew, and so long an answer may take: a standby whose connection
+/// leads nowhere would wait for ever.
+const ROUND: Duration = Duration::from_secs(5);
+const ANSWER_LIMIT: Duration = Duration::from_secs(5);
 
 /// Waits without end until nobody reads from the slot.
 pub(super) async fn wait_until_free(relay: &Relay, sql: &Sql) -> Result<Slot> {
     let began = Instant::now();
     let mut logged: Option<Instant> = None;
-    let observe = |slot: &Slot| {
+    let mut observe = |slot: &Slot| {
         relay.state.standby(slot.holder.as_ref());
         if logged.is_none_or(|at| at.elapsed() >= LOG_INTERVAL)
             && let Some(holder) = &slot.holder
@@ -28,5 +33,17 @@ pub(super) async fn wait_until_free(relay: &Relay, sql: &Sql) -> Result<Slot> {
             );
         }
     };
-    Ok(slots::wait_until_free(sql, &relay.settings.slot, None, observe).await?)
+    loop {
+        let round = async {
+            let deadline = Some(Instant::now() + ROUND);
+            match slots::wait_until_free(sql, &relay.settings.slot, deadline, &mut observe).await {
+                Ok(slot) => Ok(Some(slot)),
+                Err(SlotError::StillHeld { .. }) => Ok(None),
+                Err(error) => Err(error),
+            }
+        };
+        if let Some(slot) = answer_within(ROUND + ANSWER_LIMIT, round).await? {
+            return Ok(slot);
+        }
+    }
 }

@@ -13,6 +13,8 @@ pub enum Phase {
     Connecting,
     /// Another session holds the slot; with its description.
     Standby(String),
+    /// Holds a new slot, and delivers from the tables what lies before it.
+    Recovering,
     /// Streams from the slot.
     Streaming,
     /// The last session broke; another attempt follows.
@@ -25,6 +27,7 @@ impl Phase {
         match self {
             Phase::Connecting => "connecting",
             Phase::Standby(_) => "standby",
+            Phase::Recovering => "recovering",
             Phase::Streaming => "streaming",
             Phase::Broken(_) => "broken",
         }

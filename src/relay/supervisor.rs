@@ -6,7 +6,7 @@
 //! brings the figures of the slot, and writes down who serves it.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant, SystemTime};
 
 use slot_manager::health::Viewer;
 use slot_manager::publication::{self, CapturedTable, PublicationState};
@@ -19,6 +19,7 @@ use super::record;
 use crate::error::{Code, Error, Result};
 use crate::metrics::{Kind, Metrics};
 use crate::postgres::{Sql, Target, connect};
+use crate::source::LeaseProof;
 
 /// Between two looks. Rows that come while the publication is wrong must be fetched from the
 /// table: the shorter, the fewer.
@@ -51,6 +52,9 @@ pub(super) struct Subject {
     pub(super) publication: String,
     pub(super) tables: Vec<CapturedTable>,
     pub(super) system_identifier: SystemIdentifier,
+    /// What it is told by [`prove_lease`], and our walsender's pid.
+    pub(super) lease: (LeaseProof, i32),
+    pub(super) wal_sender_timeout: Duration,
 }
 
 /// Starts to look; just now all was well, with `state`. A change hastens the audit.
@@ -62,6 +66,7 @@ pub(super) fn start(
 ) -> (Supervisor, watch::Receiver<Supervision>) {
     let (sender, receiver) = watch::channel(Supervision::PublicationRight);
     metrics.publication_ok.set(1);
+    let interval = INTERVAL.min(subject.wal_sender_timeout / 8);
     let task = tokio::spawn(async move {
         let mut watcher = Watcher {
             subject,
@@ -78,7 +83,7 @@ pub(super) fn start(
                 .publication_ok
                 .set(i64::from(found.publication_is_right()));
             sender.send_if_modified(|known| std::mem::replace(known, found) != found);
-            tokio::time::sleep(INTERVAL).await;
+            tokio::time::sleep(interval).await;
         }
     });
     (Supervisor(task), receiver)
@@ -153,6 +158,7 @@ impl Watcher {
             slot,
             publication,
             tables,
+            lease: (proof, walsender),
             ..
         } = &self.subject;
         let sql = match &self.sql {
@@ -161,6 +167,7 @@ impl Watcher {
                 .sql
                 .insert(connect(target, "postrider supervisor", STATEMENT_TIMEOUT).await?),
         };
+        prove_lease(sql, proof, *walsender).await?;
         let state = publication::inspect(sql, publication, tables).await?;
         if let Some(slot) = slots::find(sql, slot).await? {
             self.metrics.lag_bytes.set(slot.lag_bytes.map(|n| n as f64));
@@ -215,4 +222,18 @@ impl Watcher {
             false => Supervision::PublicationUnsure,
         }
     }
+}
+
+/// Asks which of our status messages PostgreSQL has taken in last: it shows our own time of
+/// sending.
+async fn prove_lease(sql: &Sql, proof: &LeaseProof, walsender: i32) -> Result<()> {
+    const REPLY_TIME: &str = "SELECT reply_time FROM pg_stat_replication WHERE pid = $1";
+    let row = sql.query_opt(REPLY_TIME, &[&walsender]).await?;
+    let sent_at: Option<SystemTime> = row.and_then(|row| row.get(0));
+    // A clock that was set back since makes it look newer than it is, at most as new as now.
+    let age = sent_at.map(|sent_at| sent_at.elapsed().unwrap_or_default());
+    if let Some(sent_at) = age.and_then(|age| Instant::now().checked_sub(age)) {
+        proof.prove(sent_at);
+    }
+    Ok(())
 }

@@ -89,6 +89,24 @@ pub const KEYS: &[Key] = &[
         "Create the slot with `failover`, so that PostgreSQL 17 and newer copy it to standbys",
     ),
     key(
+        "start",
+        Kind::Text,
+        "new",
+        &[],
+        "What the first start on a database delivers: `new` (rows committed from then on) or `all` \
+         (also the rows that are in the tables and have no record). `new`, since a table that was \
+         served by something else before holds what was delivered long ago",
+    ),
+    key(
+        "slot_on_loss",
+        Kind::Text,
+        "recover",
+        &[],
+        "When the slot is missing, lost or not the one that was left: `recover` (make a new one, \
+         and deliver what has no record from the tables) or `stop` (leave with the reason). \
+         `recover` loses nothing and repeats only what had no record",
+    ),
+    key(
         "table",
         Kind::Text,
         "outbox.events",

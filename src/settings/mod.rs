@@ -31,6 +31,10 @@ pub struct Settings {
     pub publication: String,
     /// Whether a slot that we create is copied to standbys.
     pub slot_failover: bool,
+    /// What the first start delivers.
+    pub start: Start,
+    /// What to do when the slot is lost.
+    pub slot_on_loss: OnLoss,
     /// The captured tables, at least one.
     pub tables: Vec<TableSettings>,
     /// Google Cloud project; empty when not set.
@@ -57,6 +61,24 @@ pub struct Settings {
     pub http_addr: Option<SocketAddr>,
     /// Logs as JSON.
     pub log_json: bool,
+}
+
+/// What the first start on a database delivers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Start {
+    /// Rows that are committed from then on.
+    New,
+    /// Also the rows that are in the tables and have no record.
+    All,
+}
+
+/// What to do when the slot is missing, lost or not the one that was left.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OnLoss {
+    /// Make a new one, and deliver what has no record from the tables.
+    Recover,
+    /// Leave with the reason.
+    Stop,
 }
 
 /// Where Pub/Sub is.
@@ -107,6 +129,16 @@ impl Settings {
                 .map_err(|e| setting_invalid("slot").caused_by(e))?,
             publication: text("publication").to_owned(),
             slot_failover: switch("slot_failover"),
+            start: match text("start") {
+                "new" => Start::New,
+                "all" => Start::All,
+                _ => return Err(setting_invalid("start").hint("take `new` or `all`")),
+            },
+            slot_on_loss: match text("slot_on_loss") {
+                "recover" => OnLoss::Recover,
+                "stop" => OnLoss::Stop,
+                _ => return Err(setting_invalid("slot_on_loss").hint("take `recover` or `stop`")),
+            },
             tables: tables(table)?,
             project: text("project").to_owned(),
             pubsub: endpoint(text("pubsub_emulator_host"), text("pubsub_endpoint"))?,

@@ -1,20 +1,14 @@
 //! When to send a status message, and when the slot can no longer be taken for ours.
 //!
 //! A state machine without IO; the clock is passed in. The walsender ends a session that has been
-//! silent for `wal_sender_timeout`, and only then can another session take the slot. So the slot
-//! is a lease: each word from the server proves that we had it then. After an eighth of the
-//! time-out without a word we ask for one; after three quarters of it we give the session up, and
-//! every publish attempt, which is shorter than the last quarter, is over before the slot changes
-//! hands. Not sooner: while it decodes a large transaction of which it sends nothing, a walsender
-//! looks at our messages only every half of its time-out.
-//!
-//! A process that was frozen or starved for half of the time-out has not sent a status message
-//! meanwhile, and cannot know since when the bytes that it now reads have lain there: it gives the
-//! session up as well.
+//! silent for `wal_sender_timeout`; after an eighth of it without a word we ask for one. How long
+//! the slot is ours meanwhile, see [`Lease`].
 
 use std::time::{Duration, Instant};
 
 use decoder::Lsn;
+
+use super::lease::{Lease, Words};
 
 /// How long a new confirmed position may wait for its status message.
 pub(super) const STATUS_INTERVAL: Duration = Duration::from_millis(250);
@@ -31,7 +25,7 @@ pub(super) enum Due {
     Status {
         ask: bool,
     },
-    /// The server has been silent for too long.
+    /// The server has not been heard, or has not heard us, for too long.
     LeaseLost,
 }
 
@@ -48,6 +42,7 @@ pub(super) enum Reading {
 #[derive(Debug)]
 pub(super) struct Feedback {
     eighth: Duration,
+    lease: Lease,
     heard_at: Instant,
     sent_at: Instant,
     sent: Lsn,
@@ -59,6 +54,7 @@ impl Feedback {
     pub(super) fn new(wal_sender_timeout: Duration, confirmed: Lsn, now: Instant) -> Self {
         Self {
             eighth: wal_sender_timeout / 8,
+            lease: Lease::new(wal_sender_timeout, now),
             heard_at: now,
             sent_at: now,
             sent: confirmed,
@@ -66,18 +62,20 @@ impl Feedback {
         }
     }
 
-    /// Bytes came from the server, at this time or later.
-    pub(super) fn heard(&mut self, at: Instant) {
-        self.heard_at = at;
+    /// Frames came from the server.
+    pub(super) fn heard(&mut self, words: Words, now: Instant) {
+        self.heard_at = now;
+        self.lease.words(words, now);
     }
 
-    /// Until when the slot is certainly ours, if nothing more is heard and nothing more sent.
-    pub(super) fn held_until(&self, now: Instant, reading: Reading) -> Instant {
-        let unfrozen = now + self.eighth * 4;
-        match reading {
-            Reading::Open => unfrozen.min(self.heard_at + self.eighth * 6),
-            Reading::HeldBack => unfrozen,
-        }
+    /// PostgreSQL shows a status message of ours that was sent then.
+    pub(super) fn proven(&mut self, sent_at: Instant) {
+        self.lease.proven(sent_at);
+    }
+
+    /// When sending has to stop.
+    pub(super) fn lease_ends_at(&self) -> Instant {
+        self.lease.ends_at()
     }
 
     /// A keepalive asked for a reply.
@@ -89,9 +87,8 @@ impl Feedback {
     pub(super) fn due(&self, now: Instant, confirmed: Lsn, reading: Reading) -> Due {
         let silent = now.saturating_duration_since(self.heard_at);
         let since_status = now.saturating_duration_since(self.sent_at);
-        match reading {
-            Reading::Open if silent >= self.eighth * 6 => return Due::LeaseLost,
-            Reading::Open | Reading::HeldBack => {}
+        if now >= self.lease.ends_at() {
+            return Due::LeaseLost;
         }
         let probe = match reading {
             Reading::Open => self.eighth,
@@ -100,7 +97,7 @@ impl Feedback {
         let changed = confirmed > self.sent && since_status >= STATUS_INTERVAL;
         if self.owes_reply || changed || since_status >= probe {
             return Due::Status {
-                ask: silent >= self.eighth,
+                ask: silent >= self.eighth || self.lease.is_unheard(),
             };
         }
         Due::Nothing
@@ -111,12 +108,6 @@ impl Feedback {
         self.sent_at = now;
         self.sent = confirmed;
         self.owes_reply = false;
-    }
-
-    /// The reader was held back until now: what was not heard since cannot be held against the
-    /// server.
-    pub(super) fn reading_again(&mut self, now: Instant) {
-        self.heard_at = now;
     }
 }
 
@@ -171,27 +162,28 @@ mod tests {
         feedback.sent(at(start, 5.0), Lsn::new(5));
         assert_eq!(due(&feedback, 29.9), Due::Status { ask: true });
         assert_eq!(due(&feedback, 30.0), Due::LeaseLost);
-        feedback.heard(at(start, 29.0));
+        let words = Words {
+            last_sent_at: Some(decoder::PgTimestamp::from_micros(0)),
+            keepalive: None,
+        };
+        feedback.heard(words, at(start, 29.0));
         assert_ne!(due(&feedback, 30.0), Due::LeaseLost);
     }
 
     #[test]
-    fn the_slot_is_ours_for_half_the_timeout_after_we_last_ran_and_three_quarters_after_a_word() {
+    fn a_reader_that_is_held_back_keeps_the_walsender_alive_and_its_lease_by_what_postgresql_shows()
+    {
         let start = Instant::now();
-        let feedback = Feedback::new(TIMEOUT, Lsn::new(5), start);
-        let until = |seconds, reading| feedback.held_until(at(start, seconds), reading) - start;
-        assert_eq!(until(1.0, Reading::Open), Duration::from_secs(21));
-        assert_eq!(until(29.0, Reading::Open), Duration::from_secs(30));
-        assert_eq!(until(29.0, Reading::HeldBack), Duration::from_secs(49));
-    }
-
-    #[test]
-    fn a_reader_that_is_held_back_keeps_the_walsender_alive_and_does_not_lose_its_lease() {
-        let start = Instant::now();
-        let feedback = Feedback::new(TIMEOUT, Lsn::new(5), start);
-        assert_eq!(
-            feedback.due(at(start, 100.0), Lsn::new(5), Reading::HeldBack),
-            Due::Status { ask: true }
-        );
+        let mut feedback = Feedback::new(TIMEOUT, Lsn::new(5), start);
+        let due = |feedback: &Feedback, seconds| {
+            feedback.due(at(start, seconds), Lsn::new(5), Reading::HeldBack)
+        };
+        for second in (2..1_000).step_by(2).map(f64::from) {
+            assert_eq!(due(&feedback, second), Due::Status { ask: second >= 5.0 });
+            feedback.sent(at(start, second), Lsn::new(5));
+            feedback.proven(at(start, second - 1.0));
+        }
+        assert_ne!(due(&feedback, 1_026.0), Due::LeaseLost);
+        assert_eq!(due(&feedback, 1_027.5), Due::LeaseLost);
     }
 }

@@ -5,6 +5,7 @@
 
 use decoder::frame::{Frame, decode_frame};
 
+use super::lease::Words;
 use crate::error::{Code, Error, Result};
 
 /// Tag and length.
@@ -22,6 +23,8 @@ pub(super) struct Scan {
     pub(super) copy_data: usize,
     /// Whether one of them is a keepalive that asks for a reply.
     pub(super) reply_requested: bool,
+    /// What they tell of the server.
+    pub(super) words: Words,
     /// What follows them.
     pub(super) then: Then,
 }
@@ -41,7 +44,9 @@ pub(super) enum Then {
 /// `replication-protocol` on a length that cannot be.
 pub(super) fn scan(buffer: &[u8]) -> Result<Scan> {
     let mut at = 0;
+    let mut last = 0..0;
     let mut reply_requested = false;
+    let mut words = Words::default();
     let then = loop {
         let rest = &buffer[at..];
         let Some(length) = frame_length(rest)? else {
@@ -55,17 +60,26 @@ pub(super) fn scan(buffer: &[u8]) -> Result<Scan> {
         }
         if rest.get(HEADER) == Some(&b'k')
             && let Ok(Frame::Keepalive {
-                reply_requested: true,
+                reply_requested: asks,
+                sent_at,
                 ..
             }) = decode_frame(&rest[HEADER..length])
         {
-            reply_requested = true;
+            reply_requested |= asks;
+            words.keepalive = Some((sent_at, asks));
         }
+        last = at + HEADER..at + length;
         at += length;
+    };
+    words.last_sent_at = match decode_frame(&buffer[last]) {
+        Ok(Frame::XLogData { sent_at, .. } | Frame::Keepalive { sent_at, .. }) => Some(sent_at),
+        // Nothing has come, or what the relay refuses.
+        Err(_) => None,
     };
     Ok(Scan {
         copy_data: at,
         reply_requested,
+        words,
         then,
     })
 }
@@ -134,6 +148,16 @@ mod tests {
         let scan = scan(&buffer).unwrap();
         assert_eq!(scan.copy_data, buffer.len());
         assert!(scan.reply_requested);
+        let sent_at = decoder::PgTimestamp::from_micros(0);
+        assert_eq!(scan.words.keepalive, Some((sent_at, true)));
+        assert_eq!(scan.words.last_sent_at, None, "the last frame is none");
+        let end = scan_of(&keepalive(0));
+        assert_eq!(end.words.last_sent_at, Some(sent_at));
+        assert_eq!(end.words.keepalive, Some((sent_at, false)));
+    }
+
+    fn scan_of(buffer: &[u8]) -> Scan {
+        scan(buffer).unwrap()
     }
 
     #[test]

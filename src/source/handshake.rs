@@ -3,6 +3,8 @@
 //! Source: manual, "Message Flow" and "Streaming Replication Protocol". Binding the login to the
 //! TLS channel is not offered here, as the stream does not show the server's certificate.
 
+use std::time::Duration;
+
 use bytes::BytesMut;
 use fallible_iterator::FallibleIterator;
 use postgres_protocol::authentication::md5_hash;
@@ -25,31 +27,53 @@ const HEADER: usize = 5;
 pub(super) struct Connection {
     pub(super) stream: Box<dyn Duplex>,
     pub(super) buffer: BytesMut,
+    /// Process id of the walsender, and the secret that it takes to cancel what it is doing.
+    pub(super) cancel_key: Option<(i32, i32)>,
+}
+
+/// Who logs in, and where.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Login<'a> {
+    pub(super) target: &'a Target,
+    pub(super) application_name: &'a str,
+    pub(super) wal_sender_timeout: Duration,
 }
 
 /// Logs in and starts the replication.
 pub(super) async fn start(stream: Box<dyn Duplex>, options: &Options) -> Result<Connection> {
-    let mut connection = Connection {
-        stream,
-        buffer: BytesMut::with_capacity(8 << 10),
+    let login = Login {
+        target: &options.target,
+        application_name: &options.application_name,
+        wal_sender_timeout: options.wal_sender_timeout,
     };
-    connection.start_up(options).await?;
-    connection.login(&options.target).await?;
+    let mut connection = log_in(stream, login).await?;
     connection.start_replication(options).await?;
     Ok(connection)
 }
 
+/// Logs in as a walsender, which then takes replication commands.
+pub(super) async fn log_in(stream: Box<dyn Duplex>, login: Login<'_>) -> Result<Connection> {
+    let mut connection = Connection {
+        stream,
+        buffer: BytesMut::with_capacity(8 << 10),
+        cancel_key: None,
+    };
+    connection.start_up(login).await?;
+    connection.login(login.target).await?;
+    Ok(connection)
+}
+
 impl Connection {
-    async fn start_up(&mut self, options: &Options) -> Result<()> {
-        let timeout_ms = options.wal_sender_timeout.as_millis();
+    async fn start_up(&mut self, login: Login<'_>) -> Result<()> {
+        let timeout_ms = login.wal_sender_timeout.as_millis();
         let session = format!(
             "-c wal_sender_timeout={timeout_ms} -c timezone=UTC -c datestyle=ISO -c bytea_output=hex"
         );
         let parameters = [
-            ("user", options.target.user.as_str()),
-            ("database", options.target.database.as_str()),
+            ("user", login.target.user.as_str()),
+            ("database", login.target.database.as_str()),
             ("replication", "database"),
-            ("application_name", options.application_name.as_str()),
+            ("application_name", login.application_name),
             ("client_encoding", "UTF8"),
             ("options", session.as_str()),
         ];
@@ -70,9 +94,10 @@ impl Connection {
                         "the server did not prove that it knows the password",
                     ));
                 }
-                Message::AuthenticationOk
-                | Message::BackendKeyData(_)
-                | Message::ParameterStatus(_) => {}
+                Message::BackendKeyData(body) => {
+                    self.cancel_key = Some((body.process_id(), body.secret_key()));
+                }
+                Message::AuthenticationOk | Message::ParameterStatus(_) => {}
                 Message::ReadyForQuery(_) => return Ok(()),
                 Message::AuthenticationCleartextPassword => {
                     frontend::password_message(password(target)?, &mut reply).map_err(protocol)?;
@@ -164,7 +189,7 @@ impl Connection {
         Ok(())
     }
 
-    async fn message(&mut self) -> Result<Message> {
+    pub(super) async fn message(&mut self) -> Result<Message> {
         loop {
             if let Some(message) = Message::parse(&mut self.buffer).map_err(protocol)? {
                 return Ok(message);
@@ -181,7 +206,7 @@ impl Connection {
         }
     }
 
-    async fn send(&mut self, bytes: &[u8]) -> Result<()> {
+    pub(super) async fn send(&mut self, bytes: &[u8]) -> Result<()> {
         let sent = async {
             self.stream.write_all(bytes).await?;
             self.stream.flush().await
@@ -223,7 +248,7 @@ pub(super) fn log_notice(fields: ErrorFields<'_>) {
     tracing::warn!(%sqlstate, "PostgreSQL's walsender says: {message}");
 }
 
-fn code_and_message(mut fields: ErrorFields<'_>) -> (String, String) {
+pub(super) fn code_and_message(mut fields: ErrorFields<'_>) -> (String, String) {
     let (mut code, mut message) = (String::new(), String::new());
     while let Ok(Some(field)) = fields.next() {
         let value = String::from_utf8_lossy(field.value_bytes());
@@ -258,7 +283,7 @@ fn login_failed(target: &Target, error: std::io::Error) -> Error {
     refused(target, "SCRAM failed").caused_by(error)
 }
 
-fn protocol(error: std::io::Error) -> Error {
+pub(super) fn protocol(error: std::io::Error) -> Error {
     Error::new(
         Code::ReplicationProtocol,
         "PostgreSQL's answer cannot be read",
@@ -266,7 +291,7 @@ fn protocol(error: std::io::Error) -> Error {
     .caused_by(error)
 }
 
-fn unexpected(during: &str) -> Error {
+pub(super) fn unexpected(during: &str) -> Error {
     Error::new(
         Code::ReplicationProtocol,
         format!("unexpected message during {during}"),

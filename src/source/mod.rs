@@ -7,10 +7,13 @@
 //! What is *not* here: pgoutput is not decoded, and no LSN of the stream is ever interpreted; the
 //! one LSN that is reported is the [`Confirmable`] that the watermark made.
 
+mod create;
 mod feedback;
 mod framing;
 mod handshake;
+mod lease;
 mod pace;
+mod proof;
 mod session;
 #[cfg(test)]
 mod tests;
@@ -18,7 +21,7 @@ mod wire;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::Bytes;
 use decoder::Lsn;
@@ -26,12 +29,13 @@ use slot_manager::SlotName;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::error::{Code, Error, Result};
-use crate::lease::Lease;
 use crate::metrics::LastStatus;
 use crate::postgres::Target;
 use crate::watermark::Confirmable;
 
+pub(crate) use create::{CreateSlot, CreatedSlot, create_slot};
 pub(crate) use framing::copy_data_bodies;
+pub(crate) use proof::LeaseProof;
 
 /// Chunks between the session and the relay; with the read buffer of the session this bounds the
 /// bytes that wait here to about 2 MiB, or two messages if these are larger.
@@ -64,6 +68,7 @@ pub(crate) struct Source {
     /// taken.
     ended: oneshot::Receiver<Error>,
     control: Arc<Control>,
+    walsender: i32,
     close: Option<oneshot::Sender<()>>,
     thread: Option<std::thread::JoinHandle<()>>,
 }
@@ -73,8 +78,8 @@ pub(crate) struct Source {
 struct Control {
     /// The position to report as flushed.
     confirmed: AtomicU64,
-    lease: Lease,
     last_status: LastStatus,
+    lease: LeaseProof,
 }
 
 impl Control {
@@ -98,8 +103,8 @@ impl Source {
         let start = options.confirmed.lsn().as_u64();
         let control = Arc::new(Control {
             confirmed: AtomicU64::new(start),
-            lease: Lease::new(Instant::now()),
             last_status,
+            lease: LeaseProof::new(),
         });
         let shared = control.clone();
         let thread = std::thread::Builder::new()
@@ -114,15 +119,17 @@ impl Source {
                 session::run(options, shared, ends);
             })
             .map_err(|e| Error::new(Code::Internal, "cannot start a thread").caused_by(e))?;
-        let source = Self {
+        let mut source = Self {
             chunks,
             ended,
             control,
+            walsender: 0,
             close: Some(close),
             thread: Some(thread),
         };
         match wait_started.await {
-            Ok(Ok(())) => {
+            Ok(Ok(walsender)) => {
+                source.walsender = walsender;
                 source.control.last_status.sent();
                 Ok(source)
             }
@@ -137,9 +144,14 @@ impl Source {
         (&mut self.ended, &mut self.chunks)
     }
 
-    /// The right to send, which every attempt to publish must look at.
-    pub(crate) fn lease(&self) -> Lease {
-        self.control.lease.clone()
+    /// Whether sending has to stop, since the slot may be another's soon.
+    pub(crate) fn lease_is_over(&self) -> bool {
+        self.control.lease.is_over()
+    }
+
+    /// Where a look at PostgreSQL says what it has heard from us; and the pid of our walsender.
+    pub(crate) fn lease_proof(&self) -> (LeaseProof, i32) {
+        (self.control.lease.clone(), self.walsender)
     }
 
     /// Reports `position` as flushed with the next status message.
@@ -166,4 +178,12 @@ impl Source {
             }
         }
     }
+}
+
+/// The error of a session whose slot may be another's soon.
+pub(crate) fn lease_lost() -> Error {
+    Error::new(
+        Code::LeaseLost,
+        "nothing has proven for three quarters of wal_sender_timeout that PostgreSQL hears us",
+    )
 }

@@ -17,7 +17,6 @@ use super::handshake::{self, Connection, log_notice, lost, server_error};
 use super::pace::Pace;
 use super::{CLOSE_TIMEOUT, Chunk, Control, Options, wire};
 use crate::error::{Code, Error, Result};
-use crate::lease::Lease;
 
 /// Read buffer: large enough that a read takes hundreds of small rows while catching up.
 const READ_BUFFER: usize = 256 << 10;
@@ -28,7 +27,8 @@ const START_TIMEOUT: Duration = Duration::from_secs(20);
 /// The session's ends of the channels to the relay.
 pub(super) struct Ends {
     pub(super) chunks: mpsc::Sender<Chunk>,
-    pub(super) started: oneshot::Sender<Result<()>>,
+    /// Told the pid of the walsender.
+    pub(super) started: oneshot::Sender<Result<i32>>,
     pub(super) end: oneshot::Sender<Error>,
     pub(super) close: oneshot::Receiver<()>,
 }
@@ -63,16 +63,16 @@ pub(super) fn run(options: Options, control: Arc<Control>, ends: Ends) {
         };
         let now = Instant::now();
         let feedback = Feedback::new(options.wal_sender_timeout, control.confirmed(), now);
-        control
-            .lease
-            .extend(feedback.held_until(now, Reading::Open));
-        if started.send(Ok(())).is_err() {
+        control.lease.set_end(feedback.lease_ends_at());
+        if started
+            .send(Ok(connection.cancel_key.map_or(0, |(process, _)| process)))
+            .is_err()
+        {
             return;
         }
         let mut session = Session {
             connection,
             feedback,
-            lease: control.lease.clone(),
             control,
             pace: Pace::new(now),
             waiting: None,
@@ -102,7 +102,6 @@ async fn connect(options: &Options) -> Result<Connection> {
 struct Session {
     connection: Connection,
     feedback: Feedback,
-    lease: Lease,
     control: Arc<Control>,
     pace: Pace,
     /// A chunk that the relay had no room for.
@@ -119,8 +118,7 @@ impl Session {
         let mut tick = tokio::time::interval(STATUS_INTERVAL);
         tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
-            let turn = Instant::now();
-            self.report(turn).await?;
+            self.report().await?;
             let held_back = self.waiting.is_some();
             let mut linger = None;
             tokio::select! {
@@ -130,7 +128,6 @@ impl Session {
                 permit = chunks.reserve(), if held_back => {
                     let Ok(permit) = permit else { return self.close().await };
                     permit.send(self.waiting.take().expect("invariant: a chunk waits"));
-                    self.feedback.reading_again(Instant::now());
                 }
                 read = self.connection.stream.read_buf(&mut self.connection.buffer),
                     if !held_back =>
@@ -138,8 +135,6 @@ impl Session {
                     match read {
                         Ok(0) => return Err(lost("the server closed the connection")),
                         Ok(bytes) => {
-                            // They may have lain there since the turn began.
-                            self.feedback.heard(turn);
                             linger = self.pace.read(bytes, Instant::now());
                         }
                         Err(e) => return Err(lost("reading failed").caused_by(e)),
@@ -162,6 +157,7 @@ impl Session {
                 self.feedback.reply_requested();
             }
             if scan.copy_data > 0 {
+                self.feedback.heard(scan.words, Instant::now());
                 let chunk = self.connection.buffer.split_to(scan.copy_data).freeze();
                 if let Err(mpsc::error::TrySendError::Full(chunk)) = chunks.try_send(chunk) {
                     self.waiting = Some(chunk);
@@ -209,26 +205,24 @@ impl Session {
         }
     }
 
-    async fn report(&mut self, now: Instant) -> Result<()> {
-        if !self.lease.is_held(now) {
-            return Err(lease_lost("the relay was frozen for too long"));
-        }
+    async fn report(&mut self) -> Result<()> {
         let reading = if self.waiting.is_some() {
             Reading::HeldBack
         } else {
             Reading::Open
         };
-        match self.feedback.due(now, self.control.confirmed(), reading) {
-            Due::Nothing => {}
-            Due::Status { ask } => self.send_status(ask).await?,
-            Due::LeaseLost => {
-                return Err(lease_lost(
-                    "PostgreSQL has been silent for three quarters of wal_sender_timeout",
-                ));
-            }
+        if let Some(sent_at) = self.control.lease.proven() {
+            self.feedback.proven(sent_at);
         }
-        self.lease.extend(self.feedback.held_until(now, reading));
-        Ok(())
+        self.control.lease.set_end(self.feedback.lease_ends_at());
+        match self
+            .feedback
+            .due(Instant::now(), self.control.confirmed(), reading)
+        {
+            Due::Nothing => Ok(()),
+            Due::Status { ask } => self.send_status(ask).await,
+            Due::LeaseLost => Err(super::lease_lost()),
+        }
     }
 
     async fn send_status(&mut self, ask: bool) -> Result<()> {
@@ -298,10 +292,6 @@ impl Session {
             Ok(Err(e)) => Err(lost("closing failed").caused_by(e)),
         }
     }
-}
-
-fn lease_lost(why: &str) -> Error {
-    Error::new(Code::LeaseLost, why)
 }
 
 /// ReadyForQuery, idle: the copy has ended and the session could be used for something else.

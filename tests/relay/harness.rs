@@ -96,8 +96,13 @@ impl Database {
     }
 
     pub(crate) async fn on(server: ScratchPostgres) -> Self {
+        Self::on_with(server, &[]).await
+    }
+
+    /// On that server, prepared with more settings than usual.
+    pub(crate) async fn on_with(server: ScratchPostgres, more: &[(&str, &str)]) -> Self {
         let socket_url = server.socket_url("postgres");
-        init(&socket_url, "postrider");
+        init(&socket_url, "postrider", more);
         Self {
             client: connect(&socket_url).await,
             url: server.url("postgres"),
@@ -123,7 +128,7 @@ impl Database {
             .rsplit_once('/')
             .expect("DATABASE_URL names a database");
         let url = format!("{server}/{name}{query}");
-        init(&url, &name);
+        init(&url, &name, &[]);
         Self {
             client: connect(&url).await,
             url,
@@ -209,6 +214,15 @@ impl Database {
         .await
     }
 
+    /// Drops the slot, which nobody reads from any more.
+    pub(crate) async fn drop_slot(&self) {
+        let sql = format!("SELECT pg_drop_replication_slot('{}')", self.slot);
+        eventually("the slot is free and dropped", || async {
+            self.client.batch_execute(&sql).await.ok()
+        })
+        .await;
+    }
+
     pub(crate) async fn current_wal(&self) -> i64 {
         self.number("SELECT (pg_current_wal_lsn() - '0/0')::bigint")
             .await
@@ -225,8 +239,9 @@ impl Database {
 }
 
 /// Runs `postrider init --apply`.
-fn init(url: &str, slot: &str) {
-    let environment = [("DATABASE_URL", url), ("POSTRIDER_SLOT", slot)];
+fn init(url: &str, slot: &str, more: &[(&str, &str)]) {
+    let mut environment = vec![("DATABASE_URL", url), ("POSTRIDER_SLOT", slot)];
+    environment.extend(more);
     let done = postrider(&["init", "--apply"], &environment)
         .output()
         .unwrap();
@@ -335,14 +350,14 @@ impl Relay {
 
     /// Sends SIGTERM.
     pub(crate) fn terminate(&self) {
-        let pid = self.child.id().to_string();
-        assert!(
-            Command::new("kill")
-                .args(["-TERM", &pid])
-                .status()
-                .unwrap()
-                .success()
-        );
+        self.signal("TERM");
+    }
+
+    /// Sends a signal by its name.
+    pub(crate) fn signal(&self, name: &str) {
+        let (option, pid) = (format!("-{name}"), self.child.id().to_string());
+        let sent = Command::new("kill").args([option, pid]).status();
+        assert!(sent.unwrap().success());
     }
 
     /// Sends SIGTERM and waits for the end, which must be a success.

@@ -122,11 +122,12 @@ async fn slow_clients_neither_keep_others_out_nor_their_places() {
             assert_alive(&addr, &format!("{n} slow connections")).await;
         }
     }
-    let open = relay.open_files();
-    assert!(
-        open <= before + CONNECTIONS_MAX + 8,
-        "{open} files are open, {before} before the slow clients came"
-    );
+    // Those that gave way are closed a moment later.
+    let bound = before + CONNECTIONS_MAX + 8;
+    harness::eventually("the oldest connections are closed", || async {
+        (relay.open_files() <= bound).then_some(())
+    })
+    .await;
     // The youngest one was not pushed out: it meets the deadline, although it sends on.
     let mut youngest = slow.pop().unwrap();
     let began = Instant::now();

@@ -4,7 +4,9 @@
 
 mod bench;
 mod ci;
+mod memory;
 mod pg_matrix;
+mod process;
 mod settings_doc;
 mod step;
 mod torture;
@@ -29,6 +31,8 @@ enum Command {
     Bench(bench::BenchArgs),
     /// Seeded schedules of crashes, outages and faults against the relay, judged afterwards
     Torture(torture::TortureArgs),
+    /// Measure the relay's peak memory under loads that would make a careless one grow
+    Memory(memory::MemoryArgs),
     /// Run the suites that need a server on every supported major of PostgreSQL
     PgMatrix(pg_matrix::PgMatrixArgs),
     /// Write docs/settings.md from the table of settings in src/settings/keys.rs
@@ -44,6 +48,7 @@ fn main() -> ExitCode {
         Command::Ci => ci::run(),
         Command::Bench(args) => bench::run(&args),
         Command::Torture(args) => torture::run(&args),
+        Command::Memory(args) => memory::run(&args),
         Command::PgMatrix(args) => pg_matrix::run(&args),
         Command::SettingsDoc { check } => settings_doc::run(check),
     };

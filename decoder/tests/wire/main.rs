@@ -1,9 +1,11 @@
-//! The decoder against bytes: captured from real servers, made up by proptest, and damaged.
+//! The decoder against bytes: captured from real servers, made up by proptest, and damaged; and against
+//! another decoder.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod captured;
 mod damage;
+mod differential;
 mod encoder;
 mod fixture;
 mod made_up;

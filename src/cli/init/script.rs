@@ -33,6 +33,7 @@ const DISPATCH: &str = include_str!("../../../migrations/0002_dispatch.sql");
 const PUBLICATION: &str = include_str!("../../../migrations/0003_publication.sql");
 const AUDIT: &str = include_str!("../../../migrations/0007_audit.sql");
 const ROLES: &str = include_str!("../../../migrations/0004_roles.sql");
+const RECOVERY: &str = include_str!("../../../migrations/0006_recovery.sql");
 
 /// What the files are written for.
 const DEFAULT_PUBLICATION: &str = "postrider";
@@ -62,6 +63,7 @@ pub(super) fn migrations(settings: &Settings, payload: Payload) -> Vec<Migration
         migration(2, "dispatch", DISPATCH.to_owned(), false),
         migration(3, "publication", publication(settings), true),
         migration(4, "roles", ROLES.to_owned() + &grants(settings), true),
+        migration(6, "recovery", RECOVERY.to_owned(), false),
         migration(7, "audit", AUDIT.to_owned(), false),
     ]
 }

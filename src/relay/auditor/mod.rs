@@ -28,14 +28,15 @@ use std::time::Duration;
 
 use slot_manager::SlotName;
 use slot_manager::publication::{self, CapturedTable};
-use tokio::sync::{Notify, mpsc};
+use tokio::sync::{Notify, oneshot};
 use tokio::task::JoinHandle;
 
+use super::from_table::TableSender;
 use crate::error::{Code, Result};
 use crate::map::TableSettings;
 use crate::metrics::Metrics;
 use crate::postgres::{Sql, Target, connect};
-use crate::table::{TableEvent, TableReader};
+use crate::table::TableReader;
 use marks::Marks;
 use pass::{Missing, Outcome, Pass};
 
@@ -59,9 +60,16 @@ pub(super) struct Subject {
     pub(super) tables: Arc<[TableSettings]>,
     pub(super) project: Arc<str>,
     pub(super) metrics: Metrics,
+}
+
+/// How a session begins.
+#[derive(Debug)]
+pub(super) struct Start {
     /// Compare everything, though the publication looks as it did: the slot may have left events
     /// out.
     pub(super) everything: bool,
+    /// Not before this: a recovery delivers from the tables.
+    pub(super) after: Option<oneshot::Receiver<()>>,
 }
 
 /// The running task; ends when dropped.
@@ -77,12 +85,19 @@ impl Drop for Auditor {
 /// Starts to audit; `hasten` asks for a look at once, and what was found comes through `events`.
 pub(super) fn start(
     subject: Subject,
+    start: Start,
     hasten: Arc<Notify>,
-    events: mpsc::Sender<TableEvent>,
+    events: TableSender,
 ) -> Auditor {
     Auditor(tokio::spawn(async move {
+        if let Some(after) = start.after
+            && after.await.is_err()
+        {
+            // The recovery failed, and the session ends.
+            return;
+        }
         let mut audit = Audit {
-            everything: subject.everything,
+            everything: start.everything,
             subject,
             events,
             sent: HashSet::new(),
@@ -120,7 +135,7 @@ struct Earlier {
 
 struct Audit {
     subject: Subject,
-    events: mpsc::Sender<TableEvent>,
+    events: TableSender,
     /// Ids of rows that were handed over and had no record when last seen.
     sent: HashSet<uuid::Uuid>,
     everything: bool,
@@ -227,7 +242,7 @@ impl Audit {
             slot: &self.subject.slot,
             reader,
             missing,
-            events: &self.events,
+            events: &mut self.events,
             sent: &mut self.sent,
         };
         let (outcome, found) = pass.run(range).await?;

@@ -9,14 +9,14 @@ use std::time::{Duration, Instant};
 
 use decoder::Lsn;
 use slot_manager::SlotName;
-use tokio::sync::mpsc;
 use tokio_postgres::SimpleQueryMessage;
 use tokio_postgres::types::PgLsn;
 
 use super::marks::Range;
 use crate::error::{Code, Error, Result};
 use crate::postgres::Sql;
-use crate::table::{TableEvent, TableReader};
+use crate::relay::from_table::{FromTable, SessionEnded, TableSender, place_before};
+use crate::table::TableReader;
 use crate::watermark::CommitLsn;
 
 /// Rows without a record that are looked at together.
@@ -93,7 +93,7 @@ pub(super) struct Pass<'a> {
     pub(super) slot: &'a SlotName,
     pub(super) reader: TableReader,
     pub(super) missing: Missing,
-    pub(super) events: &'a mpsc::Sender<TableEvent>,
+    pub(super) events: &'a mut TableSender,
     pub(super) sent: &'a mut HashSet<uuid::Uuid>,
 }
 
@@ -142,8 +142,7 @@ impl Pass<'_> {
         if !self.is_up_to_date(end).await? {
             return Ok((Outcome::Behind, 0));
         }
-        // Records begin at multiples of eight: no commit of the stream ever has this position.
-        let commit = CommitLsn::new(Lsn::new(end.as_u64() - 1));
+        let commit = place_before(end);
         let mut ordinal = self.last_ordinal(commit).await?;
         let (mut found, mut waiting) = (0, HashSet::new());
         while !page.is_empty() {
@@ -255,12 +254,11 @@ impl Pass<'_> {
                 *ordinal += 1;
                 let event = self.reader.event(&row, commit, *ordinal)?;
                 bytes += event.event.message.len();
-                if self.events.send(event).await.is_err() {
-                    return Err(Error::new(
-                        Code::PostgresConnectionLost,
-                        "the session has ended",
-                    ));
-                }
+                let row = FromTable::Event(event);
+                self.events
+                    .send(row)
+                    .await
+                    .map_err(|SessionEnded| ended())?;
             }
             portion = match bytes > MANY_BYTES {
                 true => (portion / 8).max(1),
@@ -269,7 +267,8 @@ impl Pass<'_> {
             self.sent.extend(now.iter().map(|row| row.id));
             rest = later;
         }
-        Ok(())
+        let flushed = self.events.flush().await;
+        flushed.map_err(|SessionEnded| ended())
     }
 
     fn read_sql(&self, rows: &[Row]) -> String {
@@ -305,4 +304,8 @@ impl Pass<'_> {
         *ordinal += u32::try_from(rows.len()).unwrap_or(u32::MAX);
         Ok(())
     }
+}
+
+fn ended() -> Error {
+    Error::new(Code::PostgresConnectionLost, "the session has ended")
 }

@@ -1,24 +1,24 @@
 //! The server of one scenario: loaded once, drained again and again.
 
+use std::path::Path;
 use std::process::Command;
 
 use scratch_postgres::ScratchPostgres;
 use tokio_postgres::{Client, NoTls};
 
-use super::drain::binary;
 use super::scenario::Scenario;
 
 /// The slot that stands before the backlog and is never read: the others are copies of it.
 const ORIGIN: &str = "origin";
 
-pub(super) struct Database {
+pub(crate) struct Database {
     server: ScratchPostgres,
     client: Client,
 }
 
 impl Database {
     /// A durable server, prepared by `postrider init --apply`.
-    pub(super) async fn start() -> Result<Self, String> {
+    pub(crate) async fn start(binary: &Path) -> Result<Self, String> {
         let server = ScratchPostgres::builder()
             .durable()
             .setting("wal_level", "logical")
@@ -32,7 +32,7 @@ impl Database {
             .await
             .map_err(|e| e.to_string())?;
         tokio::spawn(connection);
-        let init = Command::new(binary())
+        let init = Command::new(binary)
             .args(["init", "--apply", "--no-slot"])
             .env("DATABASE_URL", &url)
             .output()
@@ -49,18 +49,18 @@ impl Database {
         Ok(database)
     }
 
-    pub(super) fn url(&self) -> String {
+    pub(crate) fn url(&self) -> String {
         self.server.url("postgres")
     }
 
-    pub(super) async fn execute(&self, sql: &str) -> Result<(), String> {
+    pub(crate) async fn execute(&self, sql: &str) -> Result<(), String> {
         self.client
             .batch_execute(sql)
             .await
             .map_err(|e| format!("{e:?}"))
     }
 
-    pub(super) async fn text(&self, sql: &str) -> Result<String, String> {
+    pub(crate) async fn text(&self, sql: &str) -> Result<String, String> {
         let row = self
             .client
             .query_one(sql, &[])
@@ -69,20 +69,30 @@ impl Database {
         row.try_get(0).map_err(|e| e.to_string())
     }
 
+    pub(crate) async fn count(&self, sql: &str) -> Result<u64, String> {
+        let row = self
+            .client
+            .query_one(sql, &[])
+            .await
+            .map_err(|e| format!("{e:?}"))?;
+        let count: i64 = row.try_get(0).map_err(|e| e.to_string())?;
+        u64::try_from(count).map_err(|e| e.to_string())
+    }
+
     /// Writes the backlog, and lets the server settle.
-    pub(super) async fn load(&self, scenario: &Scenario, events: u64) -> Result<(), String> {
+    pub(crate) async fn load(&self, scenario: &Scenario, events: u64) -> Result<(), String> {
         self.execute("SET synchronous_commit = off").await?;
         self.execute(&scenario.sql(events)).await?;
         self.execute("SET synchronous_commit = on; ANALYZE; CHECKPOINT")
             .await
     }
 
-    pub(super) async fn wal_position(&self) -> Result<String, String> {
+    pub(crate) async fn wal_position(&self) -> Result<String, String> {
         self.text("SELECT pg_current_wal_lsn()::text").await
     }
 
     /// A new slot at the start of the backlog; one of the same name is dropped.
-    pub(super) async fn copy_slot(&self, name: &str) -> Result<(), String> {
+    pub(crate) async fn copy_slot(&self, name: &str) -> Result<(), String> {
         self.execute(&format!(
             "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots \
              WHERE slot_name = '{name}'; \

@@ -5,19 +5,11 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use super::database::Database;
-use super::report::{Drain, Usage};
-use crate::step;
+use super::report::Drain;
+use crate::process::{self, Usage, binary, usage};
 
 /// How often the position of the slot is looked at; small against any drain.
 const LOOK_INTERVAL: Duration = Duration::from_millis(20);
-
-/// The unit of times in /proc on Linux.
-const TICKS_PER_SECOND: f64 = 100.0;
-
-/// The release binary under test.
-pub(super) fn binary() -> PathBuf {
-    step::root().join("target/release/postrider")
-}
 
 /// `pg_recvlogical` to /dev/null until `end`.
 pub(super) async fn baseline(database: &Database, end: &str) -> Result<Drain, String> {
@@ -71,31 +63,20 @@ pub(super) async fn relay(database: &Database, end: &str, events: u64) -> Result
         .execute("TRUNCATE outbox.dispatch; DELETE FROM outbox.relay; CHECKPOINT")
         .await?;
     database.copy_slot(SLOT).await?;
-    let (_emulator, host) = emulator()?;
+    let binary = binary();
+    let (_emulator, host) = process::emulator(&binary, "127.0.0.1:0")?;
     let began = Instant::now();
-    let mut relay = Running(
-        Command::new(binary())
-            .arg("run")
-            .env("DATABASE_URL", database.url())
-            .env("PUBSUB_EMULATOR_HOST", host)
-            .env("PUBSUB_PROJECT_ID", "bench")
-            .env("POSTRIDER_HTTP_ADDR", "off")
-            .env("RUST_LOG", "error")
-            .spawn()
-            .map_err(|e| e.to_string())?,
-    );
+    let mut relay = process::relay(&binary, &database.url(), &host)?;
     let reached = format!(
         "SELECT (confirmed_flush_lsn >= '{end}')::text FROM pg_replication_slots \
          WHERE slot_name = '{SLOT}'"
     );
     while database.text(&reached).await? != "true" {
-        if let Some(status) = relay.0.try_wait().map_err(|e| e.to_string())? {
-            return Err(format!("the relay ended with {status}"));
-        }
+        relay.usage()?;
         tokio::time::sleep(LOOK_INTERVAL).await;
     }
     let seconds = began.elapsed().as_secs_f64();
-    let usage = usage(relay.0.id()).unwrap_or_default();
+    let usage = relay.usage()?;
     let recorded = database
         .text("SELECT count(*)::text FROM outbox.dispatch")
         .await?;
@@ -110,62 +91,6 @@ pub(super) async fn relay(database: &Database, end: &str, events: u64) -> Result
         )
         .await?;
     Ok(Drain { seconds, usage })
-}
-
-/// Our own emulator as a process, on a free port.
-fn emulator() -> Result<(Running, String), String> {
-    use std::io::{BufRead, BufReader};
-    let mut child = Command::new(binary())
-        .args(["emulator", "--listen", "127.0.0.1:0"])
-        .args(["--topic", "projects/bench/topics/order.events"])
-        .stdout(Stdio::piped())
-        .spawn()
-        .map_err(|e| e.to_string())?;
-    let stdout = child
-        .stdout
-        .take()
-        .expect("invariant: the output is a pipe");
-    let running = Running(child);
-    let mut line = String::new();
-    BufReader::new(stdout)
-        .read_line(&mut line)
-        .map_err(|e| e.to_string())?;
-    let host = line
-        .trim()
-        .rsplit_once('=')
-        .map(|(_, host)| host.to_owned());
-    Ok((
-        running,
-        host.ok_or("the emulator did not say where it listens")?,
-    ))
-}
-
-/// A process that ends with us.
-struct Running(Child);
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        // It may have ended by itself.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-/// What the process has used until now; `None` when it is gone.
-fn usage(pid: u32) -> Option<Usage> {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-    let peak = status
-        .lines()
-        .find_map(|line| line.strip_prefix("VmHWM:"))?;
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // After the name in parentheses come the state and, as 12th and 13th from there, user and
-    // system time.
-    let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
-    let ticks = |n: usize| fields.get(n)?.parse::<f64>().ok();
-    Some(Usage {
-        peak_rss_kib: peak.trim().strip_suffix(" kB")?.trim().parse().ok()?,
-        cpu_seconds: (ticks(11)? + ticks(12)?) / TICKS_PER_SECOND,
-    })
 }
 
 fn pg_recvlogical() -> Result<PathBuf, String> {

@@ -5,10 +5,10 @@
 //! relay writes full dispatch rows. Each run drains its own copy of one slot, so that relay and
 //! baseline read the same WAL; they take turns.
 
-mod database;
+pub(crate) mod database;
 mod drain;
 mod report;
-mod scenario;
+pub(crate) mod scenario;
 
 use clap::Args;
 
@@ -16,7 +16,7 @@ use database::Database;
 use report::{Outcome, Run};
 use scenario::Scenario;
 
-use crate::step;
+use crate::{process, step};
 
 /// What to measure.
 #[derive(Debug, Args)]
@@ -69,7 +69,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<(), String> {
 }
 
 async fn measure(scenario: &Scenario, args: &BenchArgs) -> Result<Outcome, String> {
-    let database = Database::start().await?;
+    let database = Database::start(&process::binary()).await?;
     database.load(scenario, args.events).await?;
     let end = database.wal_position().await?;
     let mut runs = Vec::new();

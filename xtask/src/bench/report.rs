@@ -2,18 +2,13 @@
 
 use serde_json::json;
 
+use crate::process::Usage;
+
 /// One drain.
 #[derive(Debug)]
 pub(super) struct Drain {
     pub(super) seconds: f64,
     pub(super) usage: Usage,
-}
-
-/// What a process has used.
-#[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Usage {
-    pub(super) peak_rss_kib: u64,
-    pub(super) cpu_seconds: f64,
 }
 
 #[derive(Debug)]

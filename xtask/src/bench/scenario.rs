@@ -2,15 +2,15 @@
 
 /// A backlog.
 #[derive(Debug)]
-pub(super) struct Scenario {
-    pub(super) name: &'static str,
+pub(crate) struct Scenario {
+    pub(crate) name: &'static str,
     /// Rows per transaction; `None` puts all into one.
-    pub(super) rows_per_transaction: Option<u64>,
+    pub(crate) rows_per_transaction: Option<u64>,
     /// Distinct ordering keys; `None` gives each row its own.
-    pub(super) keys: Option<u64>,
+    pub(crate) keys: Option<u64>,
 }
 
-pub(super) fn all() -> Vec<Scenario> {
+pub(crate) fn all() -> Vec<Scenario> {
     vec![
         Scenario {
             name: "1-row-1000-keys",
@@ -37,7 +37,7 @@ pub(super) fn all() -> Vec<Scenario> {
 
 impl Scenario {
     /// SQL that writes `events` rows.
-    pub(super) fn sql(&self, events: u64) -> String {
+    pub(crate) fn sql(&self, events: u64) -> String {
         let key = match self.keys {
             Some(keys) => format!("'k-' || (i % {keys})"),
             None => "'k-' || i".to_owned(),

@@ -372,12 +372,12 @@ mod tests {
 
     #[test]
     fn nearly_every_schedule_kills_the_relay_and_every_family_of_faults_comes() {
-        let plans: Vec<Plan> = (0..1_000).map(|index| Plan::draw(3, index)).collect();
+        let plans: Vec<Plan> = (0..3_000).map(|index| Plan::draw(3, index)).collect();
         let with = |wanted: fn(&Fault) -> bool| {
             let meets = |plan: &&Plan| plan.steps.iter().any(|step| wanted(&step.fault));
             plans.iter().filter(meets).count()
         };
-        assert!(with(|fault| matches!(fault, Fault::Kill(_))) > 850);
+        assert!(with(|fault| matches!(fault, Fault::Kill(_))) > 2_600);
         for count in [
             with(|fault| matches!(fault, Fault::Stop(_))),
             with(|fault| matches!(fault, Fault::Freeze(_))),

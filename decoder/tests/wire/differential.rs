@@ -1,0 +1,230 @@
+//! The decoder against another one that we did not write: `pg_walstream`, whose parser can be used
+//! without its connection. Field by field, on every message that servers sent, on made-up ones, and
+//! on damaged ones that both of them accept.
+//!
+//! What both get wrong in the same way is not seen here; the captured messages of `captured.rs`
+//! are held against what the server itself says.
+
+use decoder::frame::{Frame, decode_frame};
+use decoder::{
+    Begin, Commit, Lsn, Oid, OwnedColumn, OwnedRelation, PgTimestamp, ReplicaIdentity, Xid, decode,
+};
+use pg_walstream::{
+    LogicalReplicationMessage as Theirs, LogicalReplicationParser, TupleData,
+    parse_keepalive_message,
+};
+use proptest::prelude::*;
+
+use crate::encoder::{Old, OwnedMessage, OwnedValue, Row, encode_frame};
+use crate::fixture::every_scenario;
+use crate::made_up;
+
+/// What the other decoder makes of a message, in our own terms; `None` where it refuses.
+fn other(payload: &[u8]) -> Option<OwnedMessage> {
+    let mut parser = LogicalReplicationParser::with_protocol_version(1);
+    in_our_terms(parser.parse_wal_message(payload).ok()?.message)
+}
+
+/// `None` for what protocol 1 does not have.
+fn in_our_terms(message: Theirs) -> Option<OwnedMessage> {
+    Some(match message {
+        Theirs::Begin {
+            final_lsn,
+            timestamp,
+            xid,
+        } => OwnedMessage::Begin(Begin {
+            final_lsn: Lsn::new(final_lsn),
+            commit_time: PgTimestamp::from_micros(timestamp),
+            xid: Xid(xid),
+        }),
+        Theirs::Commit {
+            flags,
+            commit_lsn,
+            end_lsn,
+            timestamp,
+        } => OwnedMessage::Commit(Commit {
+            flags,
+            commit_lsn: Lsn::new(commit_lsn),
+            end_lsn: Lsn::new(end_lsn),
+            commit_time: PgTimestamp::from_micros(timestamp),
+        }),
+        Theirs::Origin {
+            origin_lsn,
+            origin_name,
+        } => OwnedMessage::Origin {
+            commit_lsn: Lsn::new(origin_lsn),
+            name: origin_name,
+        },
+        Theirs::Relation {
+            relation_id,
+            namespace,
+            relation_name,
+            replica_identity,
+            columns,
+        } => OwnedMessage::Relation(OwnedRelation {
+            oid: Oid(relation_id),
+            namespace: schema(&namespace),
+            name: relation_name.to_string(),
+            replica_identity: identity(replica_identity)?,
+            columns: columns
+                .into_iter()
+                .map(|column| OwnedColumn {
+                    is_key: column.is_key(),
+                    name: column.name.to_string(),
+                    type_oid: Oid(column.type_id),
+                    type_modifier: column.type_modifier,
+                })
+                .collect(),
+        }),
+        Theirs::Type {
+            type_id,
+            namespace,
+            type_name,
+        } => OwnedMessage::Type {
+            oid: Oid(type_id),
+            namespace: schema(&namespace),
+            name: type_name,
+        },
+        Theirs::Insert { relation_id, tuple } => OwnedMessage::Insert {
+            relation: Oid(relation_id),
+            new: row(&tuple)?,
+        },
+        Theirs::Update {
+            relation_id,
+            old_tuple,
+            new_tuple,
+            key_type,
+        } => OwnedMessage::Update {
+            relation: Oid(relation_id),
+            old: match (key_type, old_tuple) {
+                (Some(kind), Some(tuple)) => Some(old(kind, &tuple)?),
+                _ => None,
+            },
+            new: row(&new_tuple)?,
+        },
+        Theirs::Delete {
+            relation_id,
+            old_tuple,
+            key_type,
+        } => OwnedMessage::Delete {
+            relation: Oid(relation_id),
+            old: old(key_type, &old_tuple)?,
+        },
+        Theirs::Truncate {
+            relation_ids,
+            flags,
+        } => OwnedMessage::Truncate {
+            cascade: flags & 1 != 0,
+            restart_identity: flags & 2 != 0,
+            relations: relation_ids.into_iter().map(Oid).collect(),
+        },
+        Theirs::Message {
+            flags,
+            lsn,
+            prefix,
+            content,
+        } => OwnedMessage::Logical {
+            is_transactional: flags & 1 != 0,
+            lsn: Lsn::new(lsn),
+            prefix,
+            content: content.to_vec(),
+        },
+        _ => return None,
+    })
+}
+
+/// On the wire `pg_catalog` is the empty string, and the other decoder leaves it so.
+fn schema(namespace: &str) -> String {
+    match namespace {
+        "" => "pg_catalog".to_owned(),
+        other => other.to_owned(),
+    }
+}
+
+fn identity(letter: u8) -> Option<ReplicaIdentity> {
+    Some(match letter {
+        b'd' => ReplicaIdentity::Default,
+        b'n' => ReplicaIdentity::Nothing,
+        b'f' => ReplicaIdentity::Full,
+        b'i' => ReplicaIdentity::Index,
+        _ => return None,
+    })
+}
+
+fn old(kind: char, tuple: &TupleData) -> Option<Old> {
+    Some(match kind {
+        'K' => Old::Key(row(tuple)?),
+        'O' => Old::Full(row(tuple)?),
+        _ => return None,
+    })
+}
+
+fn row(tuple: &TupleData) -> Option<Row> {
+    let value = |column: &pg_walstream::ColumnData| {
+        Some(match column.data_type {
+            b'n' => OwnedValue::Null,
+            b'u' => OwnedValue::UnchangedToast,
+            b't' => OwnedValue::Text(column.as_bytes().to_vec()),
+            b'b' => OwnedValue::Binary(column.as_bytes().to_vec()),
+            _ => return None,
+        })
+    };
+    tuple.columns.iter().map(value).collect()
+}
+
+#[test]
+fn another_decoder_reads_the_same_in_everything_that_servers_sent() {
+    let mut compared = 0;
+    for (major, name, messages) in every_scenario() {
+        for message in messages {
+            let ours = OwnedMessage::from(decode(&message.payload).unwrap());
+            assert_eq!(Some(ours), other(&message.payload), "{name} of pg{major}");
+            compared += 1;
+        }
+    }
+    assert!(compared > 500, "only {compared} messages were captured");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(5_000))]
+
+    #[test]
+    fn another_decoder_reads_the_same_in_every_made_up_message(message in made_up::message()) {
+        let payload = message.encode();
+        prop_assert_eq!(Some(OwnedMessage::from(decode(&payload)?)), other(&payload));
+    }
+
+    /// The other one is laxer, so that not everything that it takes is taken here; but whatever is
+    /// taken here is taken there, and as the same.
+    #[test]
+    fn another_decoder_reads_the_same_in_whatever_is_left_of_a_damaged_message(
+        message in made_up::message(),
+        place: prop::sample::Index,
+        byte: u8,
+        cut in prop::option::of(any::<prop::sample::Index>()),
+    ) {
+        let mut payload = message.encode();
+        let at = place.index(payload.len());
+        payload[at] = byte;
+        if let Some(cut) = cut {
+            payload.truncate(cut.index(payload.len()) + 1);
+        }
+        if let Ok(ours) = decode(&payload) {
+            prop_assert_eq!(Some(OwnedMessage::from(ours)), other(&payload));
+        }
+    }
+
+    #[test]
+    fn another_decoder_reads_the_same_in_every_keepalive(
+        wal_end in made_up::lsn(), sent_at in made_up::timestamp(), reply_requested: bool,
+    ) {
+        let body = encode_frame(&Frame::Keepalive { wal_end, sent_at, reply_requested });
+        let theirs = parse_keepalive_message(&body).unwrap();
+        let theirs = Frame::Keepalive {
+            wal_end: Lsn::new(theirs.wal_end),
+            sent_at: PgTimestamp::from_micros(theirs.timestamp),
+            reply_requested: theirs.reply_requested,
+        };
+        prop_assert_eq!(decode_frame(&body)?, theirs);
+    }
+}

@@ -1,0 +1,194 @@
+//! The second way into the pipeline: rows that the stream does not bring, read from the tables.
+//!
+//! Recovery and the auditor send them, in batches of bounded size through a channel that holds
+//! one; the pipeline takes a batch when the delivery has room. Events from a table have no place
+//! in the log, so they get one where no commit can be (records are aligned to 8 bytes): the
+//! watermark knows nothing of them, and how many are without an outcome is counted here.
+
+use decoder::Lsn;
+use tokio::sync::{mpsc, oneshot};
+
+use crate::map::MapError;
+use crate::table::TableEvent;
+use crate::watermark::CommitLsn;
+
+/// A batch is sent on when its messages have so many bytes; one message may have more.
+const BATCH_BYTES: usize = 256 << 10;
+/// A batch is sent on when it has so many rows.
+const BATCH_ROWS: usize = 1_000;
+
+/// WAL records begin at multiples of this.
+const RECORD_ALIGNMENT: u64 = 8;
+
+/// What comes through.
+#[derive(Debug)]
+pub(super) enum FromTable {
+    /// An event to deliver; it goes behind all others of its key.
+    Event(TableEvent),
+    /// A row that cannot become a message.
+    Unmappable(MapError),
+    /// To be answered when everything sent before has its recorded outcome.
+    Settle(oneshot::Sender<()>),
+}
+
+/// The place of the events that are known to have been committed before `position`.
+pub(super) fn place_before(position: Lsn) -> CommitLsn {
+    let aligned = position.as_u64() / RECORD_ALIGNMENT * RECORD_ALIGNMENT;
+    CommitLsn::new(Lsn::new(aligned.saturating_sub(1)))
+}
+
+/// Whether no commit can be at this place.
+fn is_of_a_table(place: CommitLsn) -> bool {
+    place.lsn().as_u64() % RECORD_ALIGNMENT == RECORD_ALIGNMENT - 1
+}
+
+/// Both ends of the channel.
+pub(super) fn channel() -> (TableSender, TableRows) {
+    let (sender, receiver) = mpsc::channel(1);
+    let sender = TableSender::new(sender);
+    let rows = TableRows {
+        batches: receiver,
+        unresolved: 0,
+        waiting: Vec::new(),
+    };
+    (sender, rows)
+}
+
+/// The session that was to deliver the rows has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct SessionEnded;
+
+/// Where rows go in.
+#[derive(Debug)]
+pub(super) struct TableSender {
+    batches: mpsc::Sender<Vec<FromTable>>,
+    batch: Vec<FromTable>,
+    bytes: usize,
+}
+
+impl TableSender {
+    fn new(batches: mpsc::Sender<Vec<FromTable>>) -> Self {
+        Self {
+            batches,
+            batch: Vec::new(),
+            bytes: 0,
+        }
+    }
+
+    /// A second one into the same pipeline; what is [`settled`](Self::settled) is all of both.
+    pub(super) fn another(&self) -> Self {
+        Self::new(self.batches.clone())
+    }
+
+    /// Hands a row over, or keeps it for a fuller batch.
+    pub(super) async fn send(&mut self, row: FromTable) -> Result<(), SessionEnded> {
+        if let FromTable::Event(row) = &row {
+            self.bytes += row.event.message.len();
+        }
+        self.batch.push(row);
+        if self.bytes >= BATCH_BYTES || self.batch.len() >= BATCH_ROWS {
+            return self.flush().await;
+        }
+        Ok(())
+    }
+
+    /// Waits until everything that was sent has its recorded outcome.
+    pub(super) async fn settled(&mut self) -> Result<(), SessionEnded> {
+        let (answer, settled) = oneshot::channel();
+        self.batch.push(FromTable::Settle(answer));
+        self.flush().await?;
+        settled.await.map_err(|_| SessionEnded)
+    }
+
+    /// Hands on what was kept for a fuller batch.
+    pub(super) async fn flush(&mut self) -> Result<(), SessionEnded> {
+        if self.batch.is_empty() {
+            return Ok(());
+        }
+        self.bytes = 0;
+        let batch = std::mem::take(&mut self.batch);
+        self.batches.send(batch).await.map_err(|_| SessionEnded)
+    }
+}
+
+/// Where the pipeline takes them out.
+#[derive(Debug)]
+pub(super) struct TableRows {
+    batches: mpsc::Receiver<Vec<FromTable>>,
+    /// Events that have no recorded outcome yet.
+    unresolved: u64,
+    waiting: Vec<oneshot::Sender<()>>,
+}
+
+impl TableRows {
+    /// The next batch; `None` when nobody sends any more. Dropping the future loses nothing.
+    pub(super) async fn recv(&mut self) -> Option<Vec<FromTable>> {
+        self.batches.recv().await
+    }
+
+    /// An event has gone into delivery.
+    pub(super) fn taken(&mut self) {
+        self.unresolved += 1;
+    }
+
+    /// Somebody wants to know when everything taken so far is resolved.
+    pub(super) fn settle(&mut self, answer: oneshot::Sender<()>) {
+        self.waiting.push(answer);
+        self.answer();
+    }
+
+    /// `events` events at `place` have a recorded outcome. Returns whether they came this way.
+    pub(super) fn resolve(&mut self, place: CommitLsn, events: u64) -> bool {
+        if !is_of_a_table(place) {
+            return false;
+        }
+        debug_assert!(self.unresolved >= events, "more outcomes than events");
+        self.unresolved = self.unresolved.saturating_sub(events);
+        self.answer();
+        true
+    }
+
+    fn answer(&mut self) {
+        if self.unresolved == 0 {
+            for waiting in self.waiting.drain(..) {
+                // Whoever asked may be gone.
+                let _ = waiting.send(());
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_place_of_a_table_lies_before_the_position_where_no_commit_can_be() {
+        for position in [8, 0x16_B374_D848, 0x16_B374_D84C] {
+            let place = place_before(Lsn::new(position));
+            assert!(place.lsn() < Lsn::new(position));
+            assert!(is_of_a_table(place));
+        }
+        assert!(!is_of_a_table(CommitLsn::new(Lsn::new(0x16_B374_D848))));
+    }
+
+    #[tokio::test]
+    async fn what_was_sent_is_settled_when_its_last_outcome_is_recorded_and_not_before() {
+        let (mut sender, mut rows) = channel();
+        let place = place_before(Lsn::new(800));
+        let settled = tokio::spawn(async move { sender.settled().await });
+        for row in rows.recv().await.unwrap() {
+            rows.taken();
+            rows.taken();
+            match row {
+                FromTable::Settle(answer) => rows.settle(answer),
+                FromTable::Event(_) | FromTable::Unmappable(_) => unreachable!("none was sent"),
+            }
+        }
+        assert!(rows.resolve(place, 1));
+        assert!(!rows.resolve(CommitLsn::new(Lsn::new(800)), 1));
+        assert!(!settled.is_finished());
+        assert!(rows.resolve(place, 1));
+        assert_eq!(settled.await.unwrap(), Ok(()));
+    }
+}

@@ -1,0 +1,147 @@
+//! How a session has to begin: waits until the slot is free, and compares it with what was
+//! written down and with the server.
+//!
+//! The row is read after the wait, never before: whoever held the slot has written it since.
+
+use decoder::Lsn;
+use slot_manager::slots::{self, CreateOptions};
+use slot_manager::{Cluster, Error as SlotError, Health, Slot};
+use tokio_postgres::types::PgLsn;
+
+use super::recovery::loss::{self, Audit, Loss, Seen, Verdict};
+use super::{Relay, record, standby};
+use crate::error::{Code, Error, Result};
+use crate::metrics::Kind;
+use crate::postgres::Sql;
+use crate::settings::OnLoss;
+
+use std::time::Duration;
+
+/// How long to wait for running transactions when a slot is created.
+const CREATE_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// How the session begins.
+#[derive(Debug)]
+pub(super) enum Plan {
+    /// On the slot as it is.
+    Stream { confirmed: Lsn, audit: Audit },
+    /// On a new slot, with what is in the tables before it.
+    Recover(Loss),
+}
+
+/// Decides, as soon as the slot is free. Creates it at the first start.
+///
+/// # Errors
+/// `foreign-cluster`; `slot-missing`, `slot-lost` and `slot-recreated` when `slot_on_loss` is
+/// `stop`; `slot-foreign`, `slot-busy`, those of a statement.
+pub(super) async fn plan(relay: &Relay, sql: &Sql, cluster: &Cluster) -> Result<Plan> {
+    let name = &relay.settings.slot;
+    // A copy must not even stand by.
+    if let Some(earlier) = record::read(sql, name).await? {
+        not_foreign(relay, &earlier, cluster)?;
+    }
+    loop {
+        let slot = free_slot(relay, sql).await?;
+        let earlier = record::read(sql, name).await?;
+        if let Some(earlier) = &earlier {
+            not_foreign(relay, earlier, cluster)?;
+        }
+        let seen = Seen {
+            earlier: earlier.as_ref(),
+            slot: slot.as_ref(),
+            cluster,
+            server_lsn: server_lsn(sql).await?,
+            start: relay.settings.start,
+        };
+        match loss::judge(seen) {
+            Verdict::Stream { confirmed, audit } => {
+                log_failover(earlier.as_ref(), cluster);
+                return Ok(Plan::Stream { confirmed, audit });
+            }
+            Verdict::CreateSlot => create(relay, sql).await?,
+            Verdict::Recover(loss) => return recover_or_stop(relay, loss).map(Plan::Recover),
+        }
+    }
+}
+
+/// The slot when nobody reads from it, or its absence.
+async fn free_slot(relay: &Relay, sql: &Sql) -> Result<Option<Slot>> {
+    match standby::wait_until_free(relay, sql).await {
+        Ok(slot) => Ok(Some(slot)),
+        Err(error) if error.code() == Code::SlotMissing => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+async fn server_lsn(sql: &Sql) -> Result<Lsn> {
+    let row = sql.query_one("SELECT pg_current_wal_lsn()", &[]).await?;
+    let lsn: PgLsn = row.get(0);
+    Ok(Lsn::new(lsn.into()))
+}
+
+fn not_foreign(relay: &Relay, earlier: &record::Recorded, cluster: &Cluster) -> Result<()> {
+    let (expected, found) = (earlier.system_identifier, cluster.system_identifier);
+    if expected == found {
+        return Ok(());
+    }
+    show(relay, Health::ForeignCluster { expected, found }.name());
+    Err(Error::new(
+        Code::ForeignCluster,
+        format!(
+            "slot \"{}\" was served on cluster {expected}, and this is cluster {found}: a \
+             restored copy?",
+            relay.settings.slot
+        ),
+    ))
+}
+
+fn recover_or_stop(relay: &Relay, loss: Loss) -> Result<Loss> {
+    if let Some(health) = loss.health_name() {
+        show(relay, health);
+    }
+    match (
+        relay.settings.slot_on_loss,
+        loss.stops(&relay.settings.slot),
+    ) {
+        (OnLoss::Stop, Some(error)) => Err(error),
+        (OnLoss::Stop, None) | (OnLoss::Recover, _) => Ok(loss),
+    }
+}
+
+/// Shows the health in the metrics; the supervisor, which does it else, does not run yet.
+fn show(relay: &Relay, kind: &'static str) {
+    let health = &relay.metrics.slot_health;
+    health.clear();
+    health.get_or_create(&Kind { kind }).set(1);
+}
+
+fn log_failover(earlier: Option<&record::Recorded>, cluster: &Cluster) {
+    if let Some(earlier) = earlier.filter(|earlier| earlier.timeline != cluster.timeline) {
+        tracing::warn!(
+            before = earlier.timeline,
+            now = cluster.timeline,
+            "the server was promoted from a standby, and has the slot: everything is audited, and \
+             events of the last moments may be repeated"
+        );
+    }
+}
+
+/// The first start. Another relay may be faster, which the next look shows.
+async fn create(relay: &Relay, sql: &Sql) -> Result<()> {
+    let name = &relay.settings.slot;
+    let options = CreateOptions {
+        failover: relay.settings.slot_failover,
+    };
+    match slots::create(sql, name, options, CREATE_TIMEOUT).await {
+        Ok(at) => {
+            tracing::warn!(
+                slot = %name, %at,
+                "first start: created the slot; rows that were committed before are not delivered \
+                 (`start = all` delivers them)"
+            );
+            Ok(())
+        }
+        Err(SlotError::SlotExists { .. }) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}

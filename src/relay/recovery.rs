@@ -1,0 +1,299 @@
+//! A lost slot is not lost data: a new slot with the snapshot that fits it, everything without a
+//! record from the tables in that snapshot, and then the stream.
+//!
+//! The order of the steps is the argument (docs/adr/0011-recovery.md). The mark in `outbox.relay`
+//! is durable before anything changes, and goes when every row has its record: whoever comes in
+//! between begins again, and sends only what has no record. The slot is held from before the
+//! first row is sent until the end, so that there is one sender. Nothing of the stream is taken
+//! before all rows from the tables are recorded, so that each key keeps its order over the seam.
+//!
+//! Not here: whether a recovery is needed (`loss`), and what becomes of an event (`delivery`).
+
+pub(crate) mod loss;
+pub(crate) mod unrecorded;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use decoder::Lsn;
+use slot_manager::{Cluster, Error as SlotError, retention, slots};
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+use tokio_postgres::types::PgLsn;
+
+use super::from_table::{self, FromTable, SessionEnded, TableSender};
+use super::{Phase, Relay, State, record};
+use crate::error::{Code, Error, Result};
+use crate::map::TableSettings;
+use crate::metrics::{Kind, Metrics};
+use crate::postgres::{Sql, Target, connect};
+use crate::source::{self, CreatedSlot};
+use crate::watermark::CommitLsn;
+use loss::Loss;
+use unrecorded::Unrecorded;
+
+/// How long to wait for running transactions when the slot is made.
+const CREATE_LIMIT: Duration = Duration::from_secs(30);
+
+/// Reading waits for Pub/Sub, which may be away for long.
+const NO_TIMEOUT: Duration = Duration::ZERO;
+
+const STATEMENT_TIMEOUT: Duration = Duration::from_secs(60);
+
+const LOG_INTERVAL: Duration = Duration::from_secs(10);
+
+/// Whatever would end a transaction that waits; settings that this major lacks give no row.
+const NO_TIMEOUTS: &str = "\
+    SELECT set_config(name, '0', false) FROM pg_catalog.pg_settings \
+    WHERE name IN ('idle_in_transaction_session_timeout', 'transaction_timeout')";
+
+/// A new slot, and a session that sees what was committed before it.
+pub(super) struct NewSlot {
+    pub(super) consistent_point: Lsn,
+    snapshot: Sql,
+    created: CreatedSlot,
+}
+
+/// Marks the slot, drops what is left of it, and makes a new one.
+///
+/// # Errors
+/// `slot-held` and `slot-busy` when another relay or a transaction is in the way; `slot-foreign`.
+pub(super) async fn new_slot(
+    relay: &Relay,
+    sql: &Sql,
+    cluster: &Cluster,
+    loss: &Loss,
+) -> Result<NewSlot> {
+    let settings = &relay.settings;
+    let (slot, target) = (&settings.slot, settings.database()?);
+    tracing::warn!(
+        code = loss.name(), %slot,
+        "recovering: {loss}; every row without a record in outbox.dispatch is delivered from the \
+         tables, then the stream goes on"
+    );
+    relay
+        .metrics
+        .recoveries
+        .get_or_create(&Kind { kind: loss.name() })
+        .inc();
+    record::mark_recovering(sql, slot, cluster, &relay.instance, loss.name()).await?;
+    match slots::drop(sql, slot).await {
+        Ok(()) => tracing::warn!(%slot, "dropped the old slot"),
+        Err(SlotError::SlotMissing { .. }) => {}
+        Err(error) => return Err(error.into()),
+    }
+    let wanted = source::CreateSlot {
+        target,
+        slot,
+        failover: settings.slot_failover,
+        application_name: &relay.instance,
+        wal_sender_timeout: settings.wal_sender_timeout,
+        limit: CREATE_LIMIT,
+    };
+    let Some(created) = source::create_slot(wanted).await? else {
+        let blockers = retention::blockers_of_creation(sql).await?;
+        return Err(SlotError::CreationBlocked {
+            slot: slot.clone(),
+            timeout: CREATE_LIMIT,
+            blockers,
+        }
+        .into());
+    };
+    let snapshot = import(target, &created.snapshot).await?;
+    Ok(NewSlot {
+        consistent_point: created.consistent_point,
+        snapshot,
+        created,
+    })
+}
+
+async fn import(target: &Target, snapshot: &str) -> Result<Sql> {
+    let sql = connect(target, "postrider recovery", NO_TIMEOUT).await?;
+    sql.batch_execute(NO_TIMEOUTS).await?;
+    let snapshot = slot_manager::quoted_literal(snapshot);
+    sql.batch_execute(&format!(
+        "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SET TRANSACTION SNAPSHOT {snapshot}"
+    ))
+    .await?;
+    Ok(sql)
+}
+
+/// The seam between the tables and the stream: while it is there, nothing of the stream is taken.
+#[derive(Debug)]
+pub(super) struct Seam {
+    closed: oneshot::Receiver<Result<()>>,
+    task: JoinHandle<()>,
+}
+
+impl Seam {
+    /// Waits until everything from the tables is recorded. Dropping the future loses nothing.
+    ///
+    /// # Errors
+    /// The session has to end; the next one begins the recovery again.
+    pub(super) async fn closed(&mut self) -> Result<()> {
+        let closed = (&mut self.closed).await;
+        closed.unwrap_or_else(|_| Err(Error::new(Code::Internal, "the recovery task ended")))
+    }
+}
+
+impl Drop for Seam {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+/// Starts to send every row that is visible in the slot's snapshot, and has no record there, into
+/// the pipeline. The stream is open by now: the slot is held. The second part says when it is over.
+pub(super) async fn start(
+    relay: &Relay,
+    sql: &Sql,
+    slot: NewSlot,
+    rows: TableSender,
+) -> Result<(Seam, oneshot::Receiver<()>)> {
+    let settings = &relay.settings;
+    let NewSlot {
+        consistent_point,
+        snapshot,
+        created,
+    } = slot;
+    created.close().await;
+    let place = from_table::place_before(consistent_point);
+    let recovery = Recovery {
+        target: settings.database()?.clone(),
+        slot: settings.slot.clone(),
+        instance: relay.instance.clone(),
+        tables: settings.tables.clone(),
+        project: settings.project()?.to_owned(),
+        state: relay.state.clone(),
+        metrics: relay.metrics.clone(),
+        place,
+        next_ordinal: first_ordinal(sql, place).await?,
+        rows,
+        progress: Progress::new(),
+    };
+    let (close, closed) = oneshot::channel();
+    let (tell, over) = oneshot::channel();
+    let task = tokio::spawn(async move {
+        // Nobody listens any more when the session has ended.
+        let _ = match recovery.run(snapshot).await {
+            Ok(()) => {
+                let _ = tell.send(());
+                close.send(Ok(()))
+            }
+            Err(Interrupted::Failed(error)) => close.send(Err(error)),
+            Err(Interrupted::SessionEnded) => Ok(()),
+        };
+    });
+    Ok((Seam { closed, task }, over))
+}
+
+/// Places are used once.
+async fn first_ordinal(sql: &Sql, place: CommitLsn) -> Result<u32> {
+    const STATEMENT: &str =
+        "SELECT coalesce(max(ordinal), 0) FROM outbox.dispatch WHERE commit_lsn = $1";
+    let place = PgLsn::from(place.lsn().as_u64());
+    let last: i32 = sql.query_one(STATEMENT, &[&place]).await?.get(0);
+    Ok(last.unsigned_abs() + 1)
+}
+
+/// Why reading ended early.
+enum Interrupted {
+    Failed(Error),
+    SessionEnded,
+}
+
+impl<E: Into<Error>> From<E> for Interrupted {
+    fn from(error: E) -> Self {
+        Self::Failed(error.into())
+    }
+}
+
+/// The task that reads.
+struct Recovery {
+    target: Target,
+    slot: slot_manager::SlotName,
+    instance: String,
+    tables: Vec<TableSettings>,
+    project: String,
+    state: Arc<State>,
+    metrics: Metrics,
+    place: CommitLsn,
+    next_ordinal: u32,
+    rows: TableSender,
+    progress: Progress,
+}
+
+impl Recovery {
+    async fn run(mut self, snapshot: Sql) -> Result<(), Interrupted> {
+        for n in 0..self.tables.len() {
+            self.read(n, &snapshot).await?;
+        }
+        // What it kept from vacuum is free again while the last events are on their way.
+        drop(snapshot);
+        if self.rows.settled().await == Err(SessionEnded) {
+            return Err(Interrupted::SessionEnded);
+        }
+        let sql = connect(&self.target, "postrider recovery", STATEMENT_TIMEOUT).await?;
+        let Progress { rows, began, .. } = self.progress;
+        tracing::warn!(
+            slot = %self.slot, rows, seconds = began.elapsed().as_secs(),
+            "recovered: everything in the tables has a record; the stream goes on"
+        );
+        if !record::recovered(&sql, &self.slot, &self.instance).await? {
+            tracing::warn!(
+                slot = %self.slot,
+                "another relay has marked the slot meanwhile: the next session looks again"
+            );
+        }
+        self.state.set(Phase::Streaming);
+        Ok(())
+    }
+
+    async fn read(&mut self, table: usize, snapshot: &Sql) -> Result<(), Interrupted> {
+        let table = &self.tables[table];
+        let mut unrecorded = Unrecorded::of(snapshot, table, &self.project).await?;
+        let before = self.progress.rows;
+        while let Some(row) = unrecorded.next(self.place, self.next_ordinal).await? {
+            self.next_ordinal += 1;
+            self.progress.row();
+            self.metrics.events_from_table.inc();
+            let row = match row {
+                Ok(event) => FromTable::Event(event),
+                Err(error) => FromTable::Unmappable(error),
+            };
+            if self.rows.send(row).await == Err(SessionEnded) {
+                return Err(Interrupted::SessionEnded);
+            }
+        }
+        let rows = self.progress.rows - before;
+        tracing::info!(table = %table.table, rows, "recovering: the table is read");
+        Ok(())
+    }
+}
+
+struct Progress {
+    began: Instant,
+    logged: Instant,
+    rows: u64,
+}
+
+impl Progress {
+    fn new() -> Self {
+        let now = Instant::now();
+        Self {
+            began: now,
+            logged: now,
+            rows: 0,
+        }
+    }
+
+    fn row(&mut self) {
+        self.rows += 1;
+        // Looking at the clock for each row would cost more than the row.
+        if self.rows.is_multiple_of(256) && self.logged.elapsed() >= LOG_INTERVAL {
+            self.logged = Instant::now();
+            let rows = self.rows;
+            tracing::info!(rows, "recovering: rows are being delivered from the tables");
+        }
+    }
+}

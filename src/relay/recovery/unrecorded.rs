@@ -1,0 +1,64 @@
+//! The rows of a captured table that have no record: what the stream alone would leave out when
+//! the slot is lost, and what a recovery would send.
+//!
+//! One statement for each table, whose rows are read as they are needed: neither the server's
+//! answer nor anything else is held in memory whole, however many rows there are. (A cursor would
+//! fetch by number of rows, and a row may have 9 MB.)
+
+use std::pin::Pin;
+
+use futures_util::TryStreamExt;
+use tokio_postgres::{SimpleQueryMessage, SimpleQueryRow, SimpleQueryStream};
+
+use crate::error::Result;
+use crate::map::{MapError, TableSettings};
+use crate::postgres::Sql;
+use crate::table::{TableEvent, TableReader};
+use crate::watermark::CommitLsn;
+
+/// Rows without a record, each key in its order.
+pub(crate) struct Unrecorded {
+    reader: TableReader,
+    rows: Pin<Box<SimpleQueryStream>>,
+}
+
+impl Unrecorded {
+    /// Starts the statement. Within a transaction of one snapshot the records are as old as the
+    /// rows.
+    ///
+    /// # Errors
+    /// Those of [`TableReader::resolve`], and of a statement.
+    pub(crate) async fn of(sql: &Sql, table: &TableSettings, project: &str) -> Result<Self> {
+        let reader = TableReader::resolve(sql, table, project).await?;
+        let statement = format!(
+            "{} where not exists (select from outbox.dispatch d where d.event_id = {}) order by {}",
+            reader.select_sql(),
+            reader.event_id_sql(),
+            reader.order_sql(),
+        );
+        let rows = Box::pin(sql.simple_query_raw(&statement).await?);
+        Ok(Self { reader, rows })
+    }
+
+    /// The next row as the event at this place; `None` after the last.
+    ///
+    /// # Errors
+    /// Those of the connection; a row that cannot be mapped is a result of its own.
+    pub(crate) async fn next(
+        &mut self,
+        commit: CommitLsn,
+        ordinal: u32,
+    ) -> Result<Option<Result<TableEvent, MapError>>> {
+        let row = self.next_row().await?;
+        Ok(row.map(|row| self.reader.event(&row, commit, ordinal)))
+    }
+
+    async fn next_row(&mut self) -> Result<Option<SimpleQueryRow>> {
+        while let Some(message) = self.rows.try_next().await? {
+            if let SimpleQueryMessage::Row(row) = message {
+                return Ok(Some(row));
+            }
+        }
+        Ok(None)
+    }
+}

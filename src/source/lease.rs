@@ -1,0 +1,236 @@
+//! For how long the slot is provably ours.
+//!
+//! A walsender gives the slot up when it has not heard from us for `wal_sender_timeout`. So the
+//! slot is a lease, and it runs from when we *sent* the last status message that the server has
+//! taken in; when its answer arrived says nothing, since proxies and full buffers deliver late.
+//! We stop after three quarters of the time-out, and a publish attempt is shorter than the last
+//! quarter, so that all is over before another session can have the slot. Two things prove that
+//! the server has heard us:
+//!
+//! - A frame of the stream, by the time at which the server *sent* it: we report every eighth of
+//!   the time-out, and a walsender that has not heard us for half of it says so, by a keepalive
+//!   that asks for a reply. Its clock is set against ours by the frame that came with the least
+//!   delay; a delay that was there from the first frame on cannot be seen.
+//! - `pg_stat_replication.reply_time`, which gives our own time of sending back. The only proof
+//!   there is while nothing is read, or while what is read is old.
+//!
+//! Not sooner than three quarters: while it decodes a large transaction of which it sends
+//! nothing, a walsender looks at our messages only every half of its time-out.
+
+use std::time::{Duration, Instant};
+
+use decoder::PgTimestamp;
+
+/// How fast the two clocks may drift apart: 1 s in 5,000 s.
+const DRIFT: u32 = 5_000;
+
+/// What some frames tell of the server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) struct Words {
+    /// When the last of them was sent, by the server's clock.
+    pub(super) last_sent_at: Option<PgTimestamp>,
+    /// The last keepalive among them: when it was sent, and whether it asks for a reply.
+    pub(super) keepalive: Option<(PgTimestamp, bool)>,
+}
+
+/// The lease of one session.
+#[derive(Debug)]
+pub(super) struct Lease {
+    wal_sender_timeout: Duration,
+    /// The server had heard, at least, what we sent then.
+    runs_from: Instant,
+    /// The frame with the least delay: when it came, and when it was sent.
+    reference: Option<(Instant, PgTimestamp)>,
+    /// The server has said that it does not hear us, and nothing since.
+    unheard: bool,
+}
+
+impl Lease {
+    pub(super) fn new(wal_sender_timeout: Duration, now: Instant) -> Self {
+        Self {
+            wal_sender_timeout,
+            runs_from: now,
+            reference: None,
+            unheard: false,
+        }
+    }
+
+    /// When we have to stop.
+    pub(super) fn ends_at(&self) -> Instant {
+        self.runs_from + self.wal_sender_timeout / 8 * 6
+    }
+
+    /// Whether the server says that it does not hear us.
+    pub(super) fn is_unheard(&self) -> bool {
+        self.unheard
+    }
+
+    /// The server has taken in a status message that we sent at that time.
+    pub(super) fn proven(&mut self, sent_at: Instant) {
+        self.runs_from = self.runs_from.max(sent_at);
+    }
+
+    /// Frames came.
+    pub(super) fn words(&mut self, words: Words, now: Instant) {
+        if let Some((sent_at, asks)) = words.keepalive {
+            self.unheard = asks;
+            let half_before = self
+                .on_our_clock(sent_at, now)
+                .checked_sub(self.wal_sender_timeout / 2);
+            if let Some(heard_last) = half_before.filter(|_| asks) {
+                self.runs_from = self.runs_from.min(heard_last);
+            }
+        }
+        if let Some(sent_at) = words.last_sent_at {
+            let said_at = self.on_our_clock(sent_at, now);
+            // We report every eighth: so much older is what it had heard by then.
+            let heard = said_at.checked_sub(self.wal_sender_timeout / 8);
+            if let Some(heard) = heard.filter(|_| !self.unheard) {
+                self.runs_from = self.runs_from.max(heard);
+            }
+        }
+    }
+
+    /// When a frame that has come by `now` was sent: not later than this, but for the delay of
+    /// the reference.
+    fn on_our_clock(&mut self, sent_at: PgTimestamp, now: Instant) -> Instant {
+        let Some((came, reference)) = self.reference else {
+            self.reference = Some((now, sent_at));
+            return now;
+        };
+        let micros = sent_at.as_micros().saturating_sub(reference.as_micros());
+        let apart = Duration::from_micros(micros.unsigned_abs());
+        let then = match micros >= 0 {
+            true => came.checked_add(apart),
+            false => came.checked_sub(apart),
+        };
+        let drift = now.saturating_duration_since(came) / DRIFT;
+        match then {
+            Some(then) if then + drift < now => then,
+            Some(_) | None => {
+                self.reference = Some((now, sent_at));
+                now
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TIMEOUT: Duration = Duration::from_secs(40);
+
+    /// Both clocks, with the server's an hour ahead.
+    struct World {
+        start: Instant,
+        lease: Lease,
+    }
+
+    impl World {
+        fn new() -> Self {
+            let start = Instant::now() + Duration::from_secs(1_000);
+            let lease = Lease::new(TIMEOUT, start);
+            let mut world = Self { start, lease };
+            world.data(0.0, 0.0);
+            world
+        }
+
+        fn at(&self, seconds: f64) -> Instant {
+            self.start + Duration::from_secs_f64(seconds)
+        }
+
+        fn stamp(seconds: f64) -> PgTimestamp {
+            PgTimestamp::from_micros(((3_600.0 + seconds) * 1e6) as i64)
+        }
+
+        /// A frame that was sent at one time came at another.
+        fn data(&mut self, sent: f64, came: f64) {
+            let words = Words {
+                last_sent_at: Some(Self::stamp(sent)),
+                keepalive: None,
+            };
+            self.lease.words(words, self.at(came));
+        }
+
+        fn keepalive(&mut self, sent: f64, came: f64, asks: bool) {
+            let words = Words {
+                last_sent_at: Some(Self::stamp(sent)),
+                keepalive: Some((Self::stamp(sent), asks)),
+            };
+            self.lease.words(words, self.at(came));
+        }
+
+        /// Seconds after the start.
+        fn ends(&self) -> f64 {
+            (self.lease.ends_at() - self.start).as_secs_f64()
+        }
+    }
+
+    #[track_caller]
+    fn near(left: f64, right: f64) {
+        assert!((left - right).abs() < 0.05, "{left} is not {right}");
+    }
+
+    #[test]
+    fn a_word_gives_three_quarters_of_the_timeout_less_the_eighth_in_which_we_report() {
+        let mut world = World::new();
+        near(world.ends(), 30.0);
+        world.data(20.0, 20.0);
+        near(world.ends(), 20.0 - 5.0 + 30.0);
+    }
+
+    #[test]
+    fn old_bytes_that_come_late_do_not_extend_the_lease() {
+        let mut world = World::new();
+        world.keepalive(20.0, 20.0, false);
+        let before = world.ends();
+        for late in 21..90 {
+            world.keepalive(20.0 + f64::from(late) / 1_000.0, f64::from(late), false);
+        }
+        near(world.ends(), before);
+    }
+
+    #[test]
+    fn a_server_that_does_not_hear_us_extends_nothing_whatever_else_it_sends() {
+        let mut world = World::new();
+        world.data(20.0, 20.0);
+        world.keepalive(30.0, 30.0, true);
+        near(world.ends(), 30.0 - 20.0 + 30.0);
+        for second in 31..60 {
+            world.data(f64::from(second), f64::from(second));
+        }
+        near(world.ends(), 40.0);
+        assert!(world.lease.is_unheard());
+        world.keepalive(60.0, 60.0, false);
+        near(world.ends(), 60.0 - 5.0 + 30.0);
+        assert!(!world.lease.is_unheard());
+    }
+
+    #[test]
+    fn a_message_that_the_server_gives_back_counts_from_when_it_was_sent() {
+        let mut world = World::new();
+        let sent_at = world.at(17.0);
+        world.lease.proven(sent_at);
+        near(world.ends(), 47.0);
+        let older = world.at(3.0);
+        world.lease.proven(older);
+        near(world.ends(), 47.0);
+    }
+
+    #[test]
+    fn drifting_clocks_and_a_step_of_the_servers_clock_do_not_end_a_lively_session() {
+        let mut world = World::new();
+        for second in 1..100_000 {
+            let came = f64::from(second);
+            // The server's clock loses 100 microseconds each second.
+            world.data(came * 0.999_9, came);
+            assert!(world.ends() > came + 20.0, "{second}");
+        }
+        // It is set ahead by a minute.
+        world.data(100_060.0, 100_000.0);
+        near(world.ends(), 100_025.0);
+        world.data(100_061.0, 100_001.0);
+        near(world.ends(), 100_026.0);
+    }
+}

@@ -1,0 +1,341 @@
+//! What happens to a database in its life, under load: nothing is lost, order holds, and the
+//! relay goes on by itself, or stops with the code that says what to do.
+
+use std::time::{Duration, Instant};
+
+use pubsub_emulator::{Action, Fault};
+use scratch_postgres::{ScratchPostgres, StopMode};
+use tonic::Code;
+
+use crate::harness::{self, Database, Relay, eventually, insert_orders};
+use crate::load::{Load, wait_for_more};
+
+/// A server that stops may wait for the next look of the relay, which notices that it stops.
+const STOP_LIMIT: Duration = Duration::from_secs(15);
+
+async fn all_is_delivered(
+    database: &Database,
+    emulator: &pubsub_emulator::RunningEmulator,
+    relay: &Relay,
+) {
+    database.wait_until_recorded().await;
+    database.wait_until_confirmed().await;
+    let report = harness::check(database, emulator).await;
+    assert!(report.is_clean(), "{report}\n{}", relay.log());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn restarts_of_every_kind_under_load_lose_nothing() {
+    let mut database = Database::private().await;
+    let emulator = harness::emulator().await;
+    let relay = Relay::start(&database, &emulator);
+    let load = Load::start(&database);
+    for mode in [Some(StopMode::Fast), Some(StopMode::Immediate), None] {
+        wait_for_more(&database, 100).await;
+        match mode {
+            Some(mode) => database.server().stop(mode, harness::PATIENCE).unwrap(),
+            None => database.server().kill_9().unwrap(),
+        }
+        database.server().start_again().unwrap();
+        database.reconnect().await;
+    }
+    wait_for_more(&database, 100).await;
+    load.stop().await;
+    all_is_delivered(&database, &emulator, &relay).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn sessions_that_are_terminated_again_and_again_under_load_lose_nothing() {
+    let database = Database::private().await;
+    let emulator = harness::emulator().await;
+    let relay = Relay::start(&database, &emulator);
+    let load = Load::start(&database);
+    for victims in [
+        "backend_type = 'walsender'",
+        "application_name = 'postrider dispatch'",
+        "application_name = 'postrider supervisor'",
+        "application_name LIKE 'postrider%'",
+        "backend_type = 'walsender'",
+        "application_name = 'postrider dispatch'",
+    ] {
+        wait_for_more(&database, 60).await;
+        let terminated = database
+            .number(&format!(
+                "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE {victims}"
+            ))
+            .await;
+        assert!(terminated > 0, "{victims}");
+    }
+    wait_for_more(&database, 60).await;
+    load.stop().await;
+    all_is_delivered(&database, &emulator, &relay).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_fast_shutdown_does_not_wait_for_a_relay_that_cannot_reach_pubsub() {
+    let mut database = Database::private().await;
+    let emulator = harness::emulator().await;
+    let relay = Relay::start(&database, &emulator);
+    relay.wait_for_log("streaming").await;
+    emulator
+        .faults()
+        .inject(Fault::new(Action::Fail(Code::Unavailable)));
+    insert_orders(&database, 500, 20).await;
+    relay.wait_for_log("pubsub-unreachable").await;
+    let began = Instant::now();
+    let stopped = database.server().stop(StopMode::Fast, STOP_LIMIT);
+    assert!(stopped.is_ok(), "{stopped:?}\n{}", relay.log());
+    relay.wait_for_log("postgres-stopping").await;
+    println!("the server stopped after {:?}", began.elapsed());
+    database.server().start_again().unwrap();
+    database.reconnect().await;
+    emulator.faults().lift_all();
+    all_is_delivered(&database, &emulator, &relay).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_fast_shutdown_in_the_middle_of_a_huge_transaction_does_not_wait_for_it() {
+    let mut database = Database::private().await;
+    let emulator = harness::emulator().await;
+    emulator
+        .faults()
+        .inject(Fault::new(Action::Delay(Duration::from_millis(200))));
+    let host = emulator.addr().to_string();
+    let relay = Relay::start_with(&database, &host, &[("POSTRIDER_IN_FLIGHT_MIB", "2")]);
+    relay.wait_for_log("streaming").await;
+    database
+        .execute(
+            "INSERT INTO outbox.events \
+                 (aggregatetype, aggregateid, event_type, version, payload, occurred_at) \
+             SELECT 'order', 'o-' || i % 100, 'OrderPlaced', i, \
+                    jsonb_build_object('filler', repeat(md5(i::text), 10)), now() \
+             FROM generate_series(1, 60000) i",
+        )
+        .await;
+    wait_for_more(&database, 3_000).await;
+    let stopped = database.server().stop(StopMode::Fast, STOP_LIMIT);
+    assert!(stopped.is_ok(), "{stopped:?}\n{}", relay.log());
+    database.server().start_again().unwrap();
+    database.reconnect().await;
+    let recorded = database
+        .number("SELECT count(*) FROM outbox.dispatch")
+        .await;
+    assert!(recorded < 60_000, "it was in the middle");
+    emulator.faults().lift_all();
+    all_is_delivered(&database, &emulator, &relay).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_column_that_is_added_under_way_changes_nothing() {
+    let database = Database::start().await;
+    let emulator = harness::emulator().await;
+    let relay = Relay::start(&database, &emulator);
+    let load = Load::start(&database);
+    wait_for_more(&database, 50).await;
+    database
+        .execute("ALTER TABLE outbox.events ADD COLUMN note text DEFAULT 'none'")
+        .await;
+    wait_for_more(&database, 100).await;
+    load.stop().await;
+    all_is_delivered(&database, &emulator, &relay).await;
+    assert!(!relay.log().contains("error["), "{}", relay.log());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_captured_column_that_is_renamed_stops_the_relay_and_renamed_back_all_is_delivered() {
+    let database = Database::start().await;
+    let emulator = harness::emulator().await;
+    let relay = Relay::start(&database, &emulator);
+    insert_orders(&database, 50, 5).await;
+    database.wait_until_recorded().await;
+    database
+        .execute(
+            "ALTER TABLE outbox.events RENAME COLUMN aggregateid TO aggregate_id; \
+             INSERT INTO outbox.events \
+                 (aggregatetype, aggregate_id, event_type, version, payload, occurred_at) \
+             SELECT 'order', 'o-' || i % 5, 'OrderPlaced', i, '{}', clock_timestamp() \
+             FROM generate_series(51, 60) i",
+        )
+        .await;
+    relay.wait_for_log("error[column-missing]").await;
+    let log = relay.log();
+    assert!(
+        log.contains("aggregateid") && log.contains("hint:"),
+        "{log}"
+    );
+    assert_eq!(relay.wait().await.code(), Some(5), "{log}");
+    database
+        .execute("ALTER TABLE outbox.events RENAME COLUMN aggregate_id TO aggregateid")
+        .await;
+    // The stream still describes these rows by the name of then; nothing of them is confirmed.
+    let relay = Relay::start(&database, &emulator);
+    let confirmed = database.confirmed().await;
+    relay.wait_for_log("error[column-missing]").await;
+    assert_eq!(database.confirmed().await, confirmed);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_partition_that_is_attached_under_way_is_delivered() {
+    let database = Database::start().await;
+    let emulator = harness::emulator().await;
+    database
+        .execute(
+            "CREATE TABLE outbox.parted (id uuid DEFAULT gen_random_uuid(), aggregatetype text, \
+                 aggregateid text, event_type text, version bigint, schema_version int DEFAULT 1, \
+                 payload jsonb, headers jsonb, occurred_at timestamptz DEFAULT clock_timestamp()) \
+                 PARTITION BY RANGE (version); \
+             CREATE TABLE outbox.parted_1 PARTITION OF outbox.parted FOR VALUES FROM (0) TO (100); \
+             GRANT SELECT ON outbox.parted TO postrider_relay; \
+             ALTER PUBLICATION postrider SET TABLE outbox.parted",
+        )
+        .await;
+    let host = emulator.addr().to_string();
+    let more = [("POSTRIDER_TABLE", "outbox.parted")];
+    let relay = Relay::start_with(&database, &host, &more);
+    relay.wait_for_log("streaming").await;
+    let insert = |from: u32, to: u32| {
+        format!(
+            "INSERT INTO outbox.parted (aggregatetype, aggregateid, event_type, version, payload) \
+             SELECT 'order', 'o-1', 'OrderPlaced', i, '{{}}' FROM generate_series({from}, {to}) i;"
+        )
+    };
+    database.execute(&insert(0, 49)).await;
+    database
+        .execute(&format!(
+            "CREATE TABLE outbox.parted_2 (LIKE outbox.parted INCLUDING DEFAULTS); \
+             ALTER TABLE outbox.parted ATTACH PARTITION outbox.parted_2 FOR VALUES FROM (100) TO (200); \
+             {}",
+            insert(100, 149)
+        ))
+        .await;
+    eventually("rows of both partitions are recorded", || async {
+        let recorded = "SELECT count(*) FROM outbox.dispatch";
+        (database.number(recorded).await == 100).then_some(())
+    })
+    .await;
+    let in_order = "SELECT bool_and(version = expected)::int::bigint FROM ( \
+         SELECT p.version, row_number() OVER (ORDER BY d.commit_lsn, d.ordinal) AS n, \
+                lag(p.version, 1, -1) OVER (ORDER BY d.commit_lsn, d.ordinal) AS before, \
+                CASE WHEN p.version = 100 THEN 100 ELSE lag(p.version, 1, -1::bigint) \
+                    OVER (ORDER BY d.commit_lsn, d.ordinal) + 1 END AS expected \
+         FROM outbox.dispatch d JOIN outbox.parted p ON p.id = d.event_id) o";
+    assert_eq!(database.number(in_order).await, 1);
+    assert!(!relay.log().contains("error["), "{}", relay.log());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_password_that_is_rotated_leaves_the_session_alone_and_ends_a_relay_that_only_has_the_old()
+ {
+    let server = ScratchPostgres::builder()
+        .hba_line("host all rotated 127.0.0.1/32 scram-sha-256")
+        .start()
+        .unwrap();
+    let database = Database::on(server).await;
+    let emulator = harness::emulator().await;
+    database
+        .execute(
+            "CREATE ROLE rotated LOGIN REPLICATION PASSWORD 'old-one'; \
+             GRANT postrider_relay TO rotated",
+        )
+        .await;
+    let host = emulator.addr().to_string();
+    let url = |password: &str| {
+        let credentials = format!("postgres://rotated:{password}@");
+        database.url.replace("postgres://postgres@", &credentials)
+    };
+    let relay = Relay::start_with(&database, &host, &[("DATABASE_URL", &url("old-one"))]);
+    insert_orders(&database, 50, 5).await;
+    database.wait_until_recorded().await;
+    database
+        .execute("ALTER ROLE rotated PASSWORD 'new-one'")
+        .await;
+    insert_orders(&database, 50, 5).await;
+    database.wait_until_recorded().await;
+    database
+        .execute("SELECT pg_terminate_backend(pid) FROM pg_stat_replication")
+        .await;
+    relay.wait_for_log("error[postgres-authentication]").await;
+    let log = relay.log();
+    assert!(!log.contains("old-one"), "a password in the log");
+    // Whoever runs it starts it again, with the environment or the file as it is now.
+    assert_eq!(relay.wait().await.code(), Some(3), "{log}");
+    insert_orders(&database, 50, 5).await;
+    let relay = Relay::start_with(&database, &host, &[("DATABASE_URL", &url("new-one"))]);
+    all_is_delivered(&database, &emulator, &relay).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_full_disk_under_the_dispatch_table_is_waited_out() {
+    let database = Database::start().await;
+    let emulator = harness::emulator().await;
+    let relay = Relay::start(&database, &emulator);
+    let load = Load::start(&database);
+    wait_for_more(&database, 50).await;
+    // What a full disk answers to a statement that wants a new page.
+    database
+        .execute(
+            "CREATE FUNCTION outbox.full_disk() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN \
+                 RAISE EXCEPTION 'could not extend file' USING ERRCODE = 'disk_full'; END $$; \
+             CREATE TRIGGER full_disk BEFORE INSERT ON outbox.dispatch \
+                 FOR EACH STATEMENT EXECUTE FUNCTION outbox.full_disk()",
+        )
+        .await;
+    relay.wait_for_log("SQLSTATE 53100").await;
+    let recorded = "SELECT count(*) FROM outbox.dispatch";
+    let (before, confirmed) = (database.number(recorded).await, database.confirmed().await);
+    load.wait_for_rows(300).await;
+    assert_eq!(database.number(recorded).await, before);
+    assert_eq!(
+        database.confirmed().await,
+        confirmed,
+        "what is not recorded is not confirmed"
+    );
+    database
+        .execute("DROP TRIGGER full_disk ON outbox.dispatch")
+        .await;
+    wait_for_more(&database, 50).await;
+    load.stop().await;
+    all_is_delivered(&database, &emulator, &relay).await;
+    let report = harness::check(&database, &emulator).await;
+    assert!(report.duplicates.is_empty(), "{report}\n{}", relay.log());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn timeouts_of_the_role_and_a_lock_on_the_dispatch_table_delay_and_lose_nothing() {
+    let database = Database::private().await;
+    let emulator = harness::emulator().await;
+    database
+        .execute(
+            "ALTER DATABASE postgres SET statement_timeout = '300ms'; \
+             ALTER ROLE postgres SET lock_timeout = '100ms'; \
+             ALTER ROLE postgres SET idle_session_timeout = '500ms'; \
+             ALTER ROLE postgres SET idle_in_transaction_session_timeout = '200ms'",
+        )
+        .await;
+    let relay = Relay::start(&database, &emulator);
+    relay.wait_for_log("streaming").await;
+    insert_orders(&database, 100, 5).await;
+    database.wait_until_recorded().await;
+    database
+        .execute("BEGIN; LOCK TABLE outbox.dispatch IN ACCESS EXCLUSIVE MODE")
+        .await;
+    insert_orders_in_another_session(&database).await;
+    relay.wait_for_log("SQLSTATE 55P03").await;
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    database.execute("COMMIT").await;
+    all_is_delivered(&database, &emulator, &relay).await;
+    // Idle for longer than the role's sessions may be.
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    insert_orders(&database, 100, 5).await;
+    all_is_delivered(&database, &emulator, &relay).await;
+    let report = harness::check(&database, &emulator).await;
+    assert!(report.duplicates.is_empty(), "{report}\n{}", relay.log());
+    assert_eq!(relay.log().matches("streaming").count(), 1, "one session");
+}
+
+/// The test's own session holds the lock.
+async fn insert_orders_in_another_session(database: &Database) {
+    let load = Load::start(database);
+    load.wait_for_rows(100).await;
+    load.stop().await;
+}

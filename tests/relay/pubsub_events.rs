@@ -1,0 +1,273 @@
+//! What happens to Pub/Sub and to the way there, under load: other topics and keys go on, nothing
+//! is lost, order holds, and the metrics tell.
+
+use std::time::{Duration, Instant};
+
+use fault_proxy::{Cut, FaultProxy, Flow};
+use pubsub_emulator::{Action, Emulator, Fault, RunningEmulator};
+use tonic::Code;
+
+use crate::harness::{self, Database, Relay, eventually, insert_orders};
+use crate::http::{free_addr, get};
+use crate::load::{Load, wait_for_more};
+
+const RECORDED: &str = "SELECT count(*) FROM outbox.dispatch";
+
+/// A relay under load, with a proxy before Pub/Sub and its metrics at hand.
+struct World {
+    database: Database,
+    emulator: RunningEmulator,
+    proxy: FaultProxy,
+    relay: Relay,
+    port: String,
+    load: Load,
+}
+
+impl World {
+    async fn start(more: &[(&str, &str)]) -> Self {
+        Self::with(harness::emulator().await, more).await
+    }
+
+    async fn with(emulator: RunningEmulator, more: &[(&str, &str)]) -> Self {
+        let database = Database::start().await;
+        let proxy = FaultProxy::start(emulator.addr()).await.unwrap();
+        let port = free_addr();
+        let mut environment = vec![
+            ("POSTRIDER_HTTP_ADDR", port.as_str()),
+            ("POSTRIDER_PUBLISH_TIMEOUT_S", "1"),
+        ];
+        environment.extend(more);
+        let relay = Relay::start_with(&database, &proxy.addr().to_string(), &environment);
+        let load = Load::start(&database);
+        wait_for_more(&database, 50).await;
+        Self {
+            database,
+            emulator,
+            proxy,
+            relay,
+            port,
+            load,
+        }
+    }
+
+    /// A line of `/metrics`.
+    async fn metric(&self, name: &str) -> Option<f64> {
+        let (_, text) = get(&self.port, "/metrics").await?;
+        let line = text.lines().find(|line| line.starts_with(name))?;
+        line.rsplit(' ').next()?.parse().ok()
+    }
+
+    async fn wait_for_metric(&self, name: &str, holds: impl Fn(f64) -> bool) {
+        eventually(&format!("{name} shows it"), || async {
+            holds(self.metric(name).await.unwrap_or(0.0)).then_some(())
+        })
+        .await;
+    }
+
+    /// Ends the load; everything is delivered and confirmed, and the relay lived all the time.
+    async fn ends_well(self) -> pubsub_emulator::checks::Report {
+        wait_for_more(&self.database, 50).await;
+        self.load.stop().await;
+        self.database.wait_until_recorded().await;
+        self.database.wait_until_confirmed().await;
+        let report = harness::check(&self.database, &self.emulator).await;
+        let log = self.relay.log();
+        assert!(report.is_clean(), "{report}\n{log}");
+        assert_eq!(log.matches("streaming").count(), 1, "one session:\n{log}");
+        report
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn refused_connections_cost_lag_alone_and_are_counted() {
+    let world = World::start(&[]).await;
+    world.proxy.refuse();
+    world.proxy.cut(Cut::Reset);
+    let failures = "postrider_publish_failures_total{kind=\"pubsub-unreachable\"}";
+    world.wait_for_metric(failures, |n| n >= 3.0).await;
+    world
+        .wait_for_metric("postrider_lag_seconds", |n| n > 2.0)
+        .await;
+    let (code, _) = get(&world.port, "/livez").await.unwrap();
+    assert_eq!(code, 200);
+    world.proxy.heal();
+    world
+        .wait_for_metric("postrider_lag_seconds", |n| n < 2.0)
+        .await;
+    world.ends_well().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_black_hole_is_left_after_the_publish_timeout_and_everything_comes_again() {
+    let world = World::start(&[]).await;
+    world.proxy.set_flow(Flow::Swallowed);
+    world.relay.wait_for_log("pubsub-unreachable").await;
+    world
+        .wait_for_metric("postrider_lag_seconds", |n| n > 2.0)
+        .await;
+    world.proxy.heal();
+    world.ends_well().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn requests_that_arrive_late_after_a_stall_are_repeats_in_order() {
+    let world = World::start(&[]).await;
+    for _ in 0..2 {
+        world.proxy.set_flow(Flow::Stalled);
+        world
+            .wait_for_metric("postrider_lag_seconds", |n| n > 2.0)
+            .await;
+        world.proxy.heal();
+        wait_for_more(&world.database, 50).await;
+    }
+    world.ends_well().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn connections_that_are_reset_in_mid_request_lose_and_swap_nothing() {
+    let world = World::start(&[]).await;
+    world
+        .emulator
+        .faults()
+        .inject(Fault::new(Action::Delay(Duration::from_millis(20))));
+    let mut cut = 0;
+    for how in [Cut::Reset, Cut::Finish].repeat(6) {
+        wait_for_more(&world.database, 20).await;
+        cut += world.proxy.cut(how);
+    }
+    assert!(cut >= 12, "{cut} connections were cut");
+    world.ends_well().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn front_ends_that_say_goaway_all_the_time_fail_no_request() {
+    let emulator = Emulator::builder()
+        .max_connection_age(Duration::from_millis(300))
+        .start()
+        .await
+        .unwrap();
+    emulator
+        .create_topic("projects/demo/topics/order.events")
+        .await
+        .unwrap();
+    let world = World::with(emulator, &[]).await;
+    let connections = world.proxy.accepted();
+    eventually("connections are replaced", || async {
+        (world.proxy.accepted() >= connections + 20).then_some(())
+    })
+    .await;
+    let report = world.ends_well().await;
+    assert_eq!(report.unexplained_duplicates(), 0, "{report}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_answer_with_too_few_ids_is_no_answer_and_the_batch_comes_again() {
+    let world = World::start(&[]).await;
+    world
+        .emulator
+        .faults()
+        .inject(Fault::new(Action::FewerIds).times(8));
+    world.relay.wait_for_log("ids for").await;
+    let report = world.ends_well().await;
+    assert!(!report.duplicates.is_empty(), "{report}");
+    assert_eq!(report.unexplained_duplicates(), 0, "{report}");
+}
+
+/// Inserts payments, which go to a topic of their own.
+async fn insert_payments(database: &Database, count: u32) {
+    database
+        .execute(&harness::insert_orders_sql(count, 5).replace("'order'", "'payment'"))
+        .await;
+}
+
+/// Payments that are recorded, while orders are in trouble.
+async fn payments_go_on(world: &World) {
+    insert_payments(&world.database, 200).await;
+    let recorded = format!("{RECORDED} WHERE topic LIKE '%/payment.events'");
+    let before = world.database.number(&recorded).await;
+    eventually("the other topic goes on", || async {
+        (world.database.number(&recorded).await >= before.max(200)).then_some(())
+    })
+    .await;
+}
+
+async fn world_with_payments() -> World {
+    let emulator = harness::emulator().await;
+    emulator
+        .create_topic("projects/demo/topics/payment.events")
+        .await
+        .unwrap();
+    World::with(emulator, &[]).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_storm_of_resource_exhausted_on_one_topic_slows_that_one_and_passes() {
+    let world = world_with_payments().await;
+    let storm = Fault::new(Action::Fail(Code::ResourceExhausted)).on_topic("order.events");
+    let storm = world.emulator.faults().inject(storm);
+    let throttled = "postrider_publish_failures_total{kind=\"pubsub-throttled\"}";
+    world.wait_for_metric(throttled, |n| n >= 20.0).await;
+    payments_go_on(&world).await;
+    let attempts = world.emulator.journal().counts().attempts;
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    let more = world.emulator.journal().counts().attempts - attempts;
+    assert!(more < 200, "{more} attempts in two seconds of throttling");
+    world.emulator.faults().lift(storm);
+    world.ends_well().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_topic_that_is_deleted_and_restored_holds_up_itself_alone() {
+    let world = world_with_payments().await;
+    let topic = "projects/demo/topics/order.events";
+    world.emulator.faults().remove_topic(topic);
+    world.relay.wait_for_log("topic-missing").await;
+    assert!(world.relay.log().contains(topic));
+    payments_go_on(&world).await;
+    let missing = "postrider_publish_failures_total{kind=\"topic-missing\"}";
+    world.wait_for_metric(missing, |n| n >= 1.0).await;
+    assert!(world.emulator.faults().restore_topic(topic));
+    world.ends_well().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_right_that_is_revoked_and_granted_again_holds_up_its_topic_alone() {
+    let world = world_with_payments().await;
+    let revoked = Fault::new(Action::Fail(Code::PermissionDenied)).on_topic("order.events");
+    let revoked = world.emulator.faults().inject(revoked);
+    world.relay.wait_for_log("pubsub-permission").await;
+    assert!(world.relay.log().contains("roles/pubsub.publisher"));
+    payments_go_on(&world).await;
+    world.emulator.faults().lift(revoked);
+    let report = world.ends_well().await;
+    assert!(report.duplicates.is_empty(), "{report}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_key_that_fails_for_ever_takes_no_room_and_no_speed_from_the_others() {
+    let world = World::start(&[("POSTRIDER_IN_FLIGHT_MIB", "2")]).await;
+    let stuck = Fault::new(Action::Fail(Code::Unavailable)).on_ordering_key("o-0");
+    let stuck = world.emulator.faults().inject(stuck);
+    world.relay.wait_for_log("pubsub-unreachable").await;
+    let others = format!("{RECORDED} WHERE ordering_key <> 'o-0'");
+    let before = world.database.number(&others).await;
+    let began = Instant::now();
+    insert_orders(&world.database, 3_000, 1_000).await;
+    eventually("the other keys are recorded", || async {
+        (world.database.number(&others).await >= before + 2_990).then_some(())
+    })
+    .await;
+    println!("the others took {:?}", began.elapsed());
+    let late = world
+        .database
+        .number(
+            "SELECT count(*) FROM outbox.dispatch \
+             WHERE ordering_key <> 'o-0' AND dispatched_at - committed_at > '10 s'",
+        )
+        .await;
+    assert_eq!(late, 0, "events of other keys were held up");
+    let used = world.metric("postrider_in_flight_bytes").await.unwrap();
+    assert!(used < f64::from(2 << 20), "{used} bytes");
+    world.emulator.faults().lift(stuck);
+    world.ends_well().await;
+}

@@ -1,0 +1,229 @@
+//! SIGTERM at any moment: the relay ends in time and in good order, and what follows repeats at
+//! most what had no record.
+
+use std::time::{Duration, Instant};
+
+use fault_proxy::Flow;
+use pubsub_emulator::{Action, Fault};
+use scratch_postgres::StopMode;
+
+use crate::harness::{self, Database, Relay, insert_orders};
+use crate::load::{Load, proxied, wait_for_more};
+
+const TIMEOUT: (&str, &str) = ("POSTRIDER_SHUTDOWN_TIMEOUT_S", "1");
+
+/// What the end may take beyond `shutdown_timeout_s`: three seconds to record what was answered,
+/// three to leave the session, two to write the last position down; and a slow machine.
+const BEYOND: Duration = Duration::from_secs(12);
+
+/// SIGTERM ends it in time, with success.
+async fn ends_in_time(relay: Relay) {
+    let began = Instant::now();
+    relay.stop().await;
+    let took = began.elapsed();
+    assert!(took < Duration::from_secs(1) + BEYOND, "{took:?}");
+}
+
+async fn the_next_one_delivers_all(
+    database: &Database,
+    emulator: &pubsub_emulator::RunningEmulator,
+) {
+    let relay = Relay::start(database, emulator);
+    database.wait_until_recorded().await;
+    database.wait_until_confirmed().await;
+    let report = harness::check(database, emulator).await;
+    assert!(report.is_clean(), "{report}\n{}", relay.log());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn while_it_connects_or_postgresql_is_away() {
+    let mut database = Database::private().await;
+    let emulator = harness::emulator().await;
+    let host = emulator.addr().to_string();
+    let (proxy, url) = proxied(&database).await;
+    let environment = [
+        TIMEOUT,
+        ("DATABASE_URL", &url),
+        ("POSTRIDER_START_TIMEOUT_S", "600"),
+    ];
+    proxy.set_flow(Flow::Stalled);
+    let connecting = Relay::start_with(&database, &host, &environment);
+    harness::eventually("it connects", || async {
+        (proxy.open_connections() > 0).then_some(())
+    })
+    .await;
+    ends_in_time(connecting).await;
+    proxy.heal();
+    proxy.refuse();
+    let refused = Relay::start_with(&database, &host, &environment);
+    refused.wait_for_log("postgres-unreachable").await;
+    ends_in_time(refused).await;
+    proxy.heal();
+    let cut_off = Relay::start_with(&database, &host, &environment);
+    cut_off.wait_for_log("streaming").await;
+    database
+        .server()
+        .stop(StopMode::Fast, harness::PATIENCE)
+        .unwrap();
+    cut_off.wait_for_log("postgres-unreachable").await;
+    ends_in_time(cut_off).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn while_it_stands_by_also_when_its_connection_leads_nowhere() {
+    let database = Database::private().await;
+    let emulator = harness::emulator().await;
+    let host = emulator.addr().to_string();
+    let first = Relay::start(&database, &emulator);
+    first.wait_for_log("streaming").await;
+    let (proxy, url) = proxied(&database).await;
+    for flow in [Flow::Open, Flow::Stalled] {
+        let standby = Relay::start_with(&database, &host, &[TIMEOUT, ("DATABASE_URL", &url)]);
+        standby.wait_for_log("standby").await;
+        proxy.set_flow(flow);
+        ends_in_time(standby).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn in_the_middle_of_a_big_transaction() {
+    let database = Database::start().await;
+    let emulator = harness::emulator().await;
+    emulator
+        .faults()
+        .inject(Fault::new(Action::Delay(Duration::from_millis(50))));
+    let host = emulator.addr().to_string();
+    let relay = Relay::start_with(
+        &database,
+        &host,
+        &[TIMEOUT, ("POSTRIDER_IN_FLIGHT_MIB", "1")],
+    );
+    relay.wait_for_log("streaming").await;
+    database
+        .execute(
+            "INSERT INTO outbox.events \
+                 (aggregatetype, aggregateid, event_type, version, payload, occurred_at) \
+             SELECT 'order', 'o-' || i % 50, 'OrderPlaced', i, '{}', now() \
+             FROM generate_series(1, 30000) i",
+        )
+        .await;
+    wait_for_more(&database, 500).await;
+    ends_in_time(relay).await;
+    let recorded = database
+        .number("SELECT count(*) FROM outbox.dispatch")
+        .await;
+    assert!(recorded < 30_000, "it was in the middle");
+    emulator.faults().lift_all();
+    the_next_one_delivers_all(&database, &emulator).await;
+    let report = harness::check(&database, &emulator).await;
+    assert!(report.duplicates.is_empty(), "{report}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn while_pubsub_does_not_answer_and_a_second_signal_ends_it_at_once() {
+    let database = Database::start().await;
+    let emulator = harness::emulator().await;
+    emulator.faults().inject(Fault::new(Action::NeverAnswer));
+    let host = emulator.addr().to_string();
+    insert_orders(&database, 100, 10).await;
+    let relay = Relay::start_with(&database, &host, &[TIMEOUT]);
+    emulator
+        .journal()
+        .wait_until(harness::PATIENCE, |counts| counts.attempts > 0)
+        .await
+        .unwrap();
+    ends_in_time(relay).await;
+    let patient = [("POSTRIDER_SHUTDOWN_TIMEOUT_S", "600")];
+    let relay = Relay::start_with(&database, &host, &patient);
+    let before = emulator.journal().counts().attempts;
+    emulator
+        .journal()
+        .wait_until(harness::PATIENCE, |counts| counts.attempts > before)
+        .await
+        .unwrap();
+    relay.terminate();
+    relay.wait_for_log("a second signal ends at once").await;
+    let began = Instant::now();
+    relay.terminate();
+    assert_eq!(relay.wait().await.code(), Some(1));
+    assert!(began.elapsed() < Duration::from_secs(5));
+    emulator.faults().lift_all();
+    the_next_one_delivers_all(&database, &emulator).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn while_a_broken_session_drains() {
+    let database = Database::private().await;
+    let emulator = harness::emulator().await;
+    let host = emulator.addr().to_string();
+    let relay = Relay::start_with(&database, &host, &[TIMEOUT]);
+    relay.wait_for_log("streaming").await;
+    emulator.faults().inject(Fault::new(Action::NeverAnswer));
+    insert_orders(&database, 100, 10).await;
+    emulator
+        .journal()
+        .wait_until(harness::PATIENCE, |counts| counts.attempts > 0)
+        .await
+        .unwrap();
+    database
+        .execute("SELECT pg_terminate_backend(pid) FROM pg_stat_replication")
+        .await;
+    harness::eventually("the session is gone", || async {
+        let streams = "SELECT count(*) FROM pg_stat_replication";
+        (database.number(streams).await == 0).then_some(())
+    })
+    .await;
+    let began = Instant::now();
+    relay.stop().await;
+    let took = began.elapsed();
+    assert!(
+        took < Duration::from_secs(6),
+        "{took:?}: the drain was waited for"
+    );
+    emulator.faults().lift_all();
+    the_next_one_delivers_all(&database, &emulator).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn while_the_dispatch_table_is_locked() {
+    let database = Database::start().await;
+    let emulator = harness::emulator().await;
+    let host = emulator.addr().to_string();
+    insert_orders(&database, 100, 10).await;
+    let relay = Relay::start_with(&database, &host, &[TIMEOUT]);
+    database.wait_until_recorded().await;
+    insert_orders(&database, 100, 10).await;
+    database
+        .execute("BEGIN; LOCK TABLE outbox.dispatch IN ACCESS EXCLUSIVE MODE")
+        .await;
+    ends_in_time(relay).await;
+    database.execute("COMMIT").await;
+    the_next_one_delivers_all(&database, &emulator).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn at_any_moment_under_load_nothing_is_repeated() {
+    let database = Database::start().await;
+    let emulator = harness::emulator().await;
+    emulator
+        .faults()
+        .inject(Fault::new(Action::Delay(Duration::from_millis(10))));
+    let seed = std::process::id();
+    println!("seed {seed}");
+    let mut random = u64::from(seed) | 1;
+    let load = Load::start(&database);
+    for _ in 0..6 {
+        // xorshift64
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        let relay = Relay::start(&database, &emulator);
+        // The moment itself is what is tested; there is nothing to wait for.
+        tokio::time::sleep(Duration::from_millis(random % 1_200)).await;
+        relay.stop().await;
+    }
+    load.stop().await;
+    the_next_one_delivers_all(&database, &emulator).await;
+    let report = harness::check(&database, &emulator).await;
+    assert!(report.duplicates.is_empty(), "seed {seed}: {report}");
+}

@@ -1,0 +1,256 @@
+//! One sender at a time: who stands by sees it, who takes over loses nothing, and who is cut off
+//! from PostgreSQL stops sending before another can begin.
+
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+use fault_proxy::{Direction, FaultProxy, Flow};
+use pubsub_emulator::{Action, Fault, RunningEmulator};
+
+use crate::harness::{self, Database, Relay, eventually, insert_orders};
+use crate::http::{free_addr, get};
+use crate::load::{Load, proxied, wait_for_more};
+
+/// The shortest lease that leaves room for an attempt of a second.
+const SHORT_LEASE: [(&str, &str); 2] = [
+    ("POSTRIDER_WAL_SENDER_TIMEOUT_S", "6"),
+    ("POSTRIDER_PUBLISH_TIMEOUT_S", "1"),
+];
+const LEASE: Duration = Duration::from_secs(6);
+
+/// For a machine that does other things, too.
+const LEEWAY: Duration = Duration::from_secs(10);
+
+fn with<'a>(more: &[(&'a str, &'a str)]) -> Vec<(&'a str, &'a str)> {
+    [&SHORT_LEASE[..], more].concat()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_standby_names_the_holder_in_its_log_and_on_its_port() {
+    let database = Database::start().await;
+    let emulator = harness::emulator().await;
+    let first = Relay::start(&database, &emulator);
+    first.wait_for_log("streaming").await;
+    let pid = database
+        .number("SELECT active_pid::bigint FROM pg_replication_slots WHERE active")
+        .await;
+    let (addr, host) = (free_addr(), emulator.addr().to_string());
+    let second = Relay::start_with(&database, &host, &[("POSTRIDER_HTTP_ADDR", &addr)]);
+    let holder = format!("held by server process {pid}, application postrider");
+    second.wait_for_log(&holder).await;
+    second.wait_for_log("standby for 0 s").await;
+    let (code, ready) = get(&addr, "/readyz").await.unwrap();
+    assert!(code == 200 && ready.contains(&holder), "{code} {ready}");
+    let (_, status) = get(&addr, "/status").await.unwrap();
+    let status: serde_json::Value = serde_json::from_str(&status).unwrap();
+    assert_eq!(status["phase"], "standby");
+    assert!(
+        status["holder"]
+            .as_str()
+            .unwrap()
+            .contains(&pid.to_string())
+    );
+    let (_, metrics) = get(&addr, "/metrics").await.unwrap();
+    assert!(metrics.contains("postrider_holds_slot 0"), "{metrics}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_rolling_deploy_under_load_loses_nothing_repeats_nothing_and_takes_over_in_seconds() {
+    let database = Database::start().await;
+    let emulator = harness::emulator().await;
+    let mut current = Relay::start(&database, &emulator);
+    current.wait_for_log("streaming").await;
+    let load = Load::start(&database);
+    for _ in 0..3 {
+        wait_for_more(&database, 200).await;
+        let next = Relay::start(&database, &emulator);
+        next.wait_for_log("standby").await;
+        current.stop().await;
+        let stopped = Instant::now();
+        next.wait_for_log("streaming").await;
+        assert!(stopped.elapsed() < LEEWAY, "{:?}", stopped.elapsed());
+        current = next;
+    }
+    wait_for_more(&database, 200).await;
+    load.stop().await;
+    database.wait_until_recorded().await;
+    database.wait_until_confirmed().await;
+    let report = harness::check(&database, &emulator).await;
+    assert!(
+        report.is_clean() && report.duplicates.is_empty(),
+        "{report}\n{}",
+        current.log()
+    );
+}
+
+/// When the walsender that holds the slot now began, by the journal's clock.
+async fn session_began(database: &Database, emulator: &RunningEmulator) -> Duration {
+    let row = database
+        .client
+        .query_one(
+            "SELECT extract(epoch FROM clock_timestamp() - backend_start)::float8 \
+             FROM pg_stat_replication",
+            &[],
+        )
+        .await
+        .unwrap();
+    let age: f64 = row.get(0);
+    emulator.journal().now() - Duration::from_secs_f64(age)
+}
+
+/// Two relays; the first one's way to PostgreSQL is disturbed under load, while Pub/Sub is slow.
+/// The second takes over, and nothing of the first arrives once the second's session has begun.
+async fn the_cut_off_relay_stops_before_the_other_begins(disturb: impl FnOnce(&FaultProxy)) {
+    let database = Database::private().await;
+    let emulator = harness::emulator().await;
+    let (proxy, url) = proxied(&database).await;
+    let host = emulator.addr().to_string();
+    let first = Relay::start_with(&database, &host, &with(&[("DATABASE_URL", &url)]));
+    first.wait_for_log("streaming").await;
+    let second = Relay::start_with(&database, &host, &with(&[]));
+    second.wait_for_log("standby").await;
+    let load = Load::start(&database);
+    wait_for_more(&database, 100).await;
+    // From now on each answer takes a good part of an attempt's time.
+    let slow = emulator
+        .faults()
+        .inject(Fault::new(Action::Delay(Duration::from_millis(400))));
+    wait_for_more(&database, 50).await;
+    let peers_of_first: BTreeSet<_> = peers(&emulator);
+    disturb(&proxy);
+    let disturbed = Instant::now();
+    first.wait_for_log("lease-lost").await;
+    second.wait_for_log("streaming").await;
+    let took = disturbed.elapsed();
+    assert!(took < LEASE + LEEWAY, "the second took over after {took:?}");
+    let began = session_began(&database, &emulator).await;
+    wait_for_more(&database, 100).await;
+    proxy.heal();
+    first.wait_for_log("standby").await;
+    emulator.faults().lift(slow);
+    load.stop().await;
+    database.wait_until_recorded().await;
+    let late: Vec<_> = emulator
+        .journal()
+        .attempts()
+        .into_iter()
+        .filter(|attempt| {
+            attempt
+                .peer
+                .is_some_and(|peer| peers_of_first.contains(&peer))
+        })
+        .filter(|attempt| attempt.received >= began)
+        .map(|attempt| attempt.received - began)
+        .collect();
+    assert!(late.is_empty(), "{late:?} after the second's session began");
+    let report = harness::check(&database, &emulator).await;
+    assert!(report.is_clean(), "{report}\n{}", first.log());
+}
+
+fn peers(emulator: &RunningEmulator) -> BTreeSet<std::net::SocketAddr> {
+    let attempts = emulator.journal().attempts();
+    attempts.iter().filter_map(|attempt| attempt.peer).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_relay_behind_a_partition_stops_before_its_standby_begins() {
+    the_cut_off_relay_stops_before_the_other_begins(|proxy| proxy.set_flow(Flow::Stalled)).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_relay_that_postgresql_no_longer_hears_stops_although_it_hears_postgresql() {
+    the_cut_off_relay_stops_before_the_other_begins(|proxy| {
+        proxy.set_flow_of(Direction::ToTarget, Flow::Swallowed);
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_relay_that_hears_everything_late_stops_before_its_standby_begins() {
+    the_cut_off_relay_stops_before_the_other_begins(|proxy| {
+        proxy.set_flow_of(Direction::ToTarget, Flow::Swallowed);
+        proxy.set_flow_of(Direction::FromTarget, Flow::Delayed(Duration::from_secs(4)));
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_relay_that_is_held_back_keeps_its_lease_while_postgresql_hears_it_and_loses_it_then() {
+    let database = Database::private().await;
+    let emulator = harness::emulator().await;
+    emulator.faults().inject(Fault::new(Action::NeverAnswer));
+    let (proxy, url) = proxied(&database).await;
+    let host = emulator.addr().to_string();
+    database
+        .execute(
+            "INSERT INTO outbox.events (aggregatetype, aggregateid, event_type, version, payload) \
+             SELECT 'order', 'o-' || i % 50, 'OrderPlaced', i, \
+                    jsonb_build_object('filler', repeat(md5(i::text), 30)) \
+             FROM generate_series(1, 20000) i",
+        )
+        .await;
+    let environment = with(&[("DATABASE_URL", &url), ("POSTRIDER_IN_FLIGHT_MIB", "1")]);
+    let relay = Relay::start_with(&database, &host, &environment);
+    relay.wait_for_log("streaming").await;
+    // What is read stays far below the 20 MB there are: reading is held back.
+    tokio::time::sleep(LEASE + LEASE / 3).await;
+    let log = relay.log();
+    assert!(!log.contains("lease-lost"), "{log}");
+    assert!(
+        proxy.bytes(Direction::FromTarget) < 16_000_000,
+        "reading is held back"
+    );
+    proxy.set_flow(Flow::Stalled);
+    let stalled = Instant::now();
+    relay.wait_for_log("lease-lost").await;
+    let took = stalled.elapsed();
+    assert!(took < LEASE, "lost after {took:?}");
+    let attempts = emulator.journal().counts().attempts;
+    eventually("PostgreSQL gives the slot up, too", || async {
+        let free = "SELECT count(*) FROM pg_replication_slots WHERE NOT active";
+        (database.number(free).await == 1).then_some(())
+    })
+    .await;
+    assert_eq!(emulator.journal().counts().attempts, attempts);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_frozen_relay_sends_nothing_when_it_wakes_up_after_its_standby_began() {
+    let database = Database::private().await;
+    let emulator = harness::emulator().await;
+    let host = emulator.addr().to_string();
+    let first = Relay::start_with(&database, &host, &with(&[]));
+    first.wait_for_log("streaming").await;
+    let second = Relay::start_with(&database, &host, &with(&[]));
+    second.wait_for_log("standby").await;
+    let load = Load::start(&database);
+    wait_for_more(&database, 100).await;
+    first.signal("STOP");
+    second.wait_for_log("streaming").await;
+    wait_for_more(&database, 100).await;
+    first.signal("CONT");
+    first.wait_for_log("standby").await;
+    load.stop().await;
+    database.wait_until_recorded().await;
+    let report = harness::check(&database, &emulator).await;
+    assert!(report.is_clean(), "{report}\n{}", first.log());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_standby_whose_connection_leads_nowhere_notices_and_takes_over_all_the_same() {
+    let database = Database::private().await;
+    let emulator = harness::emulator().await;
+    let first = Relay::start(&database, &emulator);
+    first.wait_for_log("streaming").await;
+    let (proxy, url) = proxied(&database).await;
+    let host = emulator.addr().to_string();
+    let second = Relay::start_with(&database, &host, &[("DATABASE_URL", &url)]);
+    second.wait_for_log("standby").await;
+    proxy.set_flow(Flow::Stalled);
+    second.wait_for_log("has not answered").await;
+    first.kill_9();
+    proxy.heal();
+    second.wait_for_log("streaming").await;
+    insert_orders(&database, 50, 5).await;
+    database.wait_until_recorded().await;
+}

@@ -1,0 +1,126 @@
+//! The loads, and how each is run.
+
+use std::path::Path;
+use std::time::Duration;
+
+use crate::bench::database::Database;
+use crate::bench::scenario::Scenario;
+use crate::process::{self, Running};
+
+const LOOK_INTERVAL: Duration = Duration::from_millis(200);
+
+/// How long Pub/Sub stays down after the last row: long enough for the relay to have read all
+/// that it is ever going to hold.
+const OUTAGE_AFTER_ROWS: Duration = Duration::from_secs(10);
+
+/// The relay that makes no progress for so long will make none.
+const STANDSTILL: Duration = Duration::from_secs(300);
+
+/// A load.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Load {
+    Outage,
+    Transaction,
+    Keys,
+}
+
+impl Load {
+    pub(super) const ALL: [Self; 3] = [Self::Outage, Self::Transaction, Self::Keys];
+
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Outage => "outage",
+            Self::Transaction => "one-transaction",
+            Self::Keys => "distinct-keys",
+        }
+    }
+
+    pub(super) fn describe(self) -> &'static str {
+        match self {
+            Self::Outage => "Pub/Sub is down while the rows arrive, and comes back",
+            Self::Transaction => "all rows in one transaction",
+            Self::Keys => "an ordering key for every row",
+        }
+    }
+
+    fn scenario(self) -> Scenario {
+        let (rows_per_transaction, keys) = match self {
+            Self::Outage => (Some(100), Some(1_000)),
+            Self::Transaction => (None, Some(1_000)),
+            Self::Keys => (Some(100), None),
+        };
+        Scenario {
+            name: self.name(),
+            rows_per_transaction,
+            keys,
+        }
+    }
+
+    /// Runs it; the relay's peak in KiB.
+    pub(super) async fn peak(self, binary: &Path, rows: u64) -> Result<u64, String> {
+        let database = Database::start(binary).await?;
+        database.copy_slot("postrider").await?;
+        let (mut emulator, host) = process::emulator(binary, "127.0.0.1:0")?;
+        if self == Self::Outage {
+            // From here on nobody listens at its address.
+            emulator.0.kill().map_err(|e| e.to_string())?;
+            emulator.0.wait().map_err(|e| e.to_string())?;
+        }
+        let mut relay = process::relay(binary, &database.url(), &host)?;
+        // The rows arrive while the relay runs.
+        database.load(&self.scenario(), rows).await?;
+        let end = database.wal_position().await?;
+        eprintln!("  the rows are written, peak {} MiB", mib(&mut relay)?);
+        if self == Self::Outage {
+            tokio::time::sleep(OUTAGE_AFTER_ROWS).await;
+            if database
+                .count("SELECT count(*) FROM outbox.dispatch")
+                .await?
+                > 0
+            {
+                return Err("something was published although Pub/Sub was down".into());
+            }
+            eprintln!("  Pub/Sub comes back, peak {} MiB", mib(&mut relay)?);
+            (emulator, _) = process::emulator(binary, &host)?;
+        }
+        wait_until_confirmed(&database, &end, &mut relay).await?;
+        let recorded = database
+            .count("SELECT count(*) FROM outbox.dispatch")
+            .await?;
+        if recorded != rows {
+            return Err(format!("{recorded} of {rows} events have a dispatch row"));
+        }
+        let peak = relay.usage()?.peak_rss_kib;
+        drop((relay, emulator));
+        Ok(peak)
+    }
+}
+
+fn mib(relay: &mut Running) -> Result<u64, String> {
+    Ok(relay.usage()?.peak_rss_kib / 1024)
+}
+
+async fn wait_until_confirmed(
+    database: &Database,
+    end: &str,
+    relay: &mut Running,
+) -> Result<(), String> {
+    let rest = format!(
+        "SELECT greatest('{end}' - confirmed_flush_lsn, 0)::bigint FROM pg_replication_slots \
+         WHERE slot_name = 'postrider'"
+    );
+    let mut best = u64::MAX;
+    let mut since = std::time::Instant::now();
+    loop {
+        relay.usage()?;
+        match database.count(&rest).await? {
+            0 => return Ok(()),
+            rest if rest < best => (best, since) = (rest, std::time::Instant::now()),
+            rest if since.elapsed() > STANDSTILL => {
+                return Err(format!("{rest} bytes of log stay unconfirmed"));
+            }
+            _ => {}
+        }
+        tokio::time::sleep(LOOK_INTERVAL).await;
+    }
+}

@@ -1,0 +1,82 @@
+//! `cargo xtask memory`: the peak memory of the relay where a careless one would grow without end.
+//!
+//! Three loads, each on a server of its own: rows that arrive while Pub/Sub is down, one huge
+//! transaction, and a key for every row. What is measured is the kernel's own high-water mark of
+//! resident memory (`VmHWM`) over the whole run, until every event is published, recorded and
+//! confirmed. A peak above the limit fails the command.
+//!
+//! Not here: speed. `cargo xtask bench` compares that.
+
+mod load;
+
+use std::path::PathBuf;
+use std::time::Instant;
+
+use clap::Args;
+
+use load::Load;
+
+use crate::{process, step};
+
+/// What to measure.
+#[derive(Debug, Args)]
+pub(crate) struct MemoryArgs {
+    /// Rows of each load
+    #[arg(long, default_value_t = 5_000_000)]
+    rows: u64,
+    /// Only loads whose name contains this
+    #[arg(long, value_name = "TEXT")]
+    only: Option<String>,
+    /// What the relay may use at most, MiB
+    #[arg(long, default_value_t = 128)]
+    limit_mib: u64,
+    /// Measure this program instead of a release build of the sources
+    #[arg(long, value_name = "FILE")]
+    binary: Option<PathBuf>,
+}
+
+pub(crate) fn run(args: &MemoryArgs) -> Result<(), String> {
+    let binary = match &args.binary {
+        Some(binary) => binary.clone(),
+        None => {
+            step::run(step::cargo(&[
+                "build",
+                "--release",
+                "--locked",
+                "--package",
+                "postrider",
+            ]))?;
+            process::binary()
+        }
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|e| e.to_string())?;
+    let wanted = args.only.as_deref().unwrap_or_default();
+    let mut peaks = Vec::new();
+    for load in Load::ALL.into_iter().filter(|l| l.name().contains(wanted)) {
+        eprintln!("{}: {} rows", load.name(), args.rows);
+        let began = Instant::now();
+        let peak_kib = runtime.block_on(load.peak(&binary, args.rows))?;
+        peaks.push((load, peak_kib, began.elapsed().as_secs()));
+    }
+    if peaks.is_empty() {
+        return Err("no load has such a name".into());
+    }
+    println!("| load | rows | peak memory of the relay | limit | seconds |");
+    println!("|---|---|---|---|---|");
+    for (load, peak_kib, seconds) in &peaks {
+        println!(
+            "| {} | {} | {:.1} MiB | {} MiB | {seconds} |",
+            load.describe(),
+            args.rows,
+            *peak_kib as f64 / 1024.0,
+            args.limit_mib
+        );
+    }
+    match peaks.iter().any(|(_, kib, _)| *kib > args.limit_mib * 1024) {
+        true => Err(format!("the relay used more than {} MiB", args.limit_mib)),
+        false => Ok(()),
+    }
+}

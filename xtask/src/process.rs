@@ -1,0 +1,106 @@
+//! The programs that are measured: started, looked at while they run, and ended with us.
+
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use crate::step;
+
+/// The unit of times in /proc on Linux.
+const TICKS_PER_SECOND: f64 = 100.0;
+
+/// What a process has used.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Usage {
+    pub(crate) peak_rss_kib: u64,
+    pub(crate) cpu_seconds: f64,
+}
+
+/// The release binary under test.
+pub(crate) fn binary() -> PathBuf {
+    step::root().join("target/release/postrider")
+}
+
+/// A process that ends with us.
+#[derive(Debug)]
+pub(crate) struct Running(pub(crate) Child);
+
+impl Running {
+    /// What it has used until now.
+    ///
+    /// # Errors
+    /// When it has ended.
+    pub(crate) fn usage(&mut self) -> Result<Usage, String> {
+        if let Some(status) = self.0.try_wait().map_err(|e| e.to_string())? {
+            return Err(format!("the process ended with {status}"));
+        }
+        usage(self.0.id()).ok_or_else(|| "the process cannot be looked at".into())
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// What the process has used until now; `None` when it is gone.
+pub(crate) fn usage(pid: u32) -> Option<Usage> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let peak = status
+        .lines()
+        .find_map(|line| line.strip_prefix("VmHWM:"))?;
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // After the name in parentheses come the state and, as 12th and 13th from there, user and
+    // system time.
+    let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
+    let ticks = |n: usize| fields.get(n)?.parse::<f64>().ok();
+    Some(Usage {
+        peak_rss_kib: peak.trim().strip_suffix(" kB")?.trim().parse().ok()?,
+        cpu_seconds: (ticks(11)? + ticks(12)?) / TICKS_PER_SECOND,
+    })
+}
+
+/// Our own emulator as a process that keeps counts alone, and where it listens; port 0 in `listen`
+/// is a free one.
+pub(crate) fn emulator(binary: &Path, listen: &str) -> Result<(Running, String), String> {
+    let mut child = Command::new(binary)
+        .args(["emulator", "--listen", listen])
+        .args(["--topic", "projects/bench/topics/order.events"])
+        .stdout(Stdio::piped())
+        .spawn()
+        .map_err(|e| format!("{}: {e}", binary.display()))?;
+    let stdout = child
+        .stdout
+        .take()
+        .expect("invariant: the output is a pipe");
+    let running = Running(child);
+    let mut line = String::new();
+    BufReader::new(stdout)
+        .read_line(&mut line)
+        .map_err(|e| e.to_string())?;
+    let host = line
+        .trim()
+        .rsplit_once('=')
+        .map(|(_, host)| host.to_owned());
+    Ok((
+        running,
+        host.ok_or("the emulator did not say where it listens")?,
+    ))
+}
+
+/// The relay on the slot `postrider` of the database at `url`, publishing to the emulator at `host`.
+pub(crate) fn relay(binary: &Path, url: &str, host: &str) -> Result<Running, String> {
+    Command::new(binary)
+        .arg("run")
+        .env("DATABASE_URL", url)
+        .env("PUBSUB_EMULATOR_HOST", host)
+        .env("PUBSUB_PROJECT_ID", "bench")
+        .env("POSTRIDER_HTTP_ADDR", "off")
+        .env("RUST_LOG", "error")
+        .spawn()
+        .map(Running)
+        .map_err(|e| format!("{}: {e}", binary.display()))
+}
