@@ -11,6 +11,7 @@
 mod dossier;
 mod fault;
 mod ground;
+mod log;
 mod plan;
 mod random;
 mod relay;

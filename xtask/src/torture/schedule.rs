@@ -12,8 +12,8 @@ use tokio_postgres::Client;
 use tokio_postgres::types::PgLsn;
 
 use super::ground::Ground;
+use super::log::Log;
 use super::plan::{KINDS, Plan};
-use super::relay::Log;
 use super::seat::Seat;
 use super::stage::{Occurrence, Stage};
 use super::verdict::{self, Event, Evidence, Record, Verdict};
@@ -99,7 +99,8 @@ pub(super) async fn run(plan: Plan, ground: &Ground) -> Result<Outcome, String> 
         recorded_at: seen.recorded_at,
         occurrences: stage.occurrences.clone(),
         publish_timeout: plan.relay.publish_timeout,
-        log: stage.log.lines(),
+        relays: plan.relay.count,
+        log: stage.log.all(),
     };
     let mut verdict = verdict::judge(&evidence);
     verdict.add_misbehaviour(misbehaviour);
@@ -108,7 +109,6 @@ pub(super) async fn run(plan: Plan, ground: &Ground) -> Result<Outcome, String> 
         false => evidence.attempts,
     };
     let occurrences = std::mem::take(&mut stage.occurrences);
-    let relay_log = stage.log.lines();
     drop(stage);
     drop(watch);
     emulator.shutdown().await;
@@ -120,7 +120,7 @@ pub(super) async fn run(plan: Plan, ground: &Ground) -> Result<Outcome, String> 
         written,
         looks,
         took: began.elapsed(),
-        relay_log,
+        relay_log: evidence.log.lines,
         attempts,
     })
 }

@@ -8,9 +8,10 @@ use tokio::task::JoinSet;
 
 use super::fault::Fault;
 use super::ground::{Database, Ground, execute};
+use super::log::Log;
 use super::plan::{Step, When};
 use super::random::Random;
-use super::relay::{Log, Relay};
+use super::relay::Relay;
 use super::schedule::topic;
 use super::seat::Seat;
 use super::watch::Watch;

@@ -5,6 +5,7 @@ use std::time::Duration;
 use pubsub_emulator::{Action, Answer, Code};
 
 use super::super::fault::{Fault, Outage, Side, Trouble};
+use super::super::log::Life;
 use super::*;
 
 const TOPIC: &str = "projects/torture/topics/order.events";
@@ -19,6 +20,7 @@ fn ms(milliseconds: u64) -> Duration {
 fn evidence() -> Evidence {
     let mut evidence = Evidence {
         publish_timeout: Duration::from_secs(10),
+        relays: 1,
         ..Evidence::default()
     };
     for n in 1..=3 {
@@ -230,12 +232,16 @@ fn the_place_of_a_dispatch_row_follows_the_order_of_commits() {
 }
 
 #[test]
-fn an_event_that_stands_in_quarantine_need_not_be_published() {
+fn an_event_that_is_set_aside_without_a_reason_is_a_violation() {
     let mut evidence = evidence();
     evidence.attempts.pop();
     evidence.records[2].state = "quarantined".to_owned();
     evidence.records[2].message_id = None;
-    assert_eq!(violations(&evidence), []);
+    let expected = Violation::Record {
+        event_id: "e3".to_owned(),
+        what: "it is quarantined, and no fault of the plan refuses it".to_owned(),
+    };
+    assert_eq!(violations(&evidence), [expected]);
 }
 
 /// Evidence with a second copy of e3 at 400 ms, and what happened.
@@ -294,6 +300,15 @@ fn a_clean_stop_and_a_terminated_session_explain_no_duplicate() {
 }
 
 #[test]
+fn a_terminated_session_explains_a_duplicate_where_another_relay_takes_over() {
+    let terminated = vec![happened(Fault::TerminateWalsender, 310, 320)];
+    let mut evidence = repeated(Answer::MessageIds, terminated);
+    evidence.relays = 2;
+    let found = judge(&evidence).duplicates;
+    assert_eq!(found.keys().collect::<Vec<_>>(), [&Cause::TakenOver]);
+}
+
+#[test]
 fn each_cause_of_a_duplicate_is_told_apart() {
     let error = Answer::Error(Code::Internal);
     assert_eq!(cause(error, vec![]), Some(Cause::StoredButFailed));
@@ -329,20 +344,45 @@ fn an_answer_that_took_longer_than_the_publish_timeout_explains_a_duplicate() {
     assert_eq!(found.keys().collect::<Vec<_>>(), [&Cause::NoAnswer]);
 }
 
-#[test]
-fn an_event_that_was_recorded_may_not_be_sent_again_whatever_happened() {
-    let mut evidence = repeated(
-        Answer::MessageIds,
-        vec![happened(Fault::Kill(ms(10)), 310, 390)],
-    );
-    evidence.recorded_at.insert("e3".to_owned(), ms(399));
-    let expected = Violation::SentAfterRecorded {
-        event_id: "e3".to_owned(),
-        attempt: 3,
+/// e3 was sent at 300, 400 and 500 ms, with the relay killed after the first time; its record was
+/// seen at `recorded_ms` and names the message of attempt `by`.
+fn sent_again(recorded_ms: u64, by: u64) -> Vec<Violation> {
+    let kill = happened(Fault::Kill(ms(10)), 310, 350);
+    let mut evidence = repeated(Answer::MessageIds, vec![kill]);
+    let life = |pid, born, died, streams| Life {
+        pid,
+        born: ms(born),
+        died,
+        streams: vec![ms(streams)],
     };
-    assert_eq!(violations(&evidence), [expected]);
-    evidence.recorded_at.insert("e3".to_owned(), ms(401));
-    assert_eq!(violations(&evidence), []);
+    evidence.log.lives = vec![life(1, 10, Some(ms(310)), 20), life(2, 350, None, 390)];
+    evidence
+        .recorded_at
+        .insert("e3".to_owned(), ms(recorded_ms));
+    evidence.records[2].message_id = Some(by);
+    evidence.attempts.push(attempt(4, 500, "e3"));
+    let is_meant = |violation: &Violation| matches!(violation, Violation::SentAfterRecorded { .. });
+    violations(&evidence).into_iter().filter(is_meant).collect()
+}
+
+fn after_recorded(attempt: u64) -> Violation {
+    Violation::SentAfterRecorded {
+        event_id: "e3".to_owned(),
+        attempt,
+    }
+}
+
+#[test]
+fn an_event_that_was_recorded_when_a_relay_started_may_not_be_sent_by_it() {
+    assert_eq!(sent_again(349, 2), [after_recorded(3), after_recorded(4)]);
+    // By the connection of the one that was killed, perhaps after the other had looked.
+    assert_eq!(sent_again(351, 2), []);
+}
+
+#[test]
+fn an_event_that_a_relay_has_recorded_itself_may_not_be_sent_by_it_again() {
+    assert_eq!(sent_again(450, 3), [after_recorded(4)]);
+    assert_eq!(sent_again(501, 3), []);
 }
 
 #[test]
@@ -371,7 +411,7 @@ fn two_requests_of_a_key_together_are_excused_only_by_the_death_of_the_first_sen
 #[test]
 fn a_panic_in_the_log_is_a_violation_and_so_is_whatever_the_schedule_met() {
     let mut evidence = evidence();
-    evidence.log = vec!["thread 'main' panicked at src/x.rs:1:1:".to_owned()];
+    evidence.log.lines = vec!["thread 'main' panicked at src/x.rs:1:1:".to_owned()];
     let mut verdict = judge(&evidence);
     assert_eq!(verdict.violations.len(), 1);
     verdict.add_misbehaviour(None);
