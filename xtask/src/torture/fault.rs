@@ -18,6 +18,8 @@ pub(super) enum Fault {
     TerminateWalsender,
     /// `pg_terminate_backend` of all SQL sessions of the relay.
     TerminateSql,
+    /// Nobody can write to the dispatch table for this time.
+    LockDispatch(Duration),
     /// PostgreSQL goes down for this time.
     Server(Outage, Duration),
     /// So many publishes meet this action.
@@ -89,6 +91,7 @@ impl Fault {
             Fault::PublishFor(_, span)
             | Fault::TopicGone(_, span)
             | Fault::RefusePubsub(span)
+            | Fault::LockDispatch(span)
             | Fault::Network(_, _, span) => *span,
             // Over when they have been caused.
             Fault::Kill(_)
@@ -111,6 +114,7 @@ impl fmt::Display for Fault {
             Fault::Freeze(span) => write!(f, "SIGSTOP to the relay for {span:?}"),
             Fault::TerminateWalsender => f.write_str("pg_terminate_backend of the walsender"),
             Fault::TerminateSql => f.write_str("pg_terminate_backend of the relay's SQL sessions"),
+            Fault::LockDispatch(span) => write!(f, "outbox.dispatch is locked for {span:?}"),
             Fault::Server(outage, span) => {
                 let how = match outage {
                     Outage::Fast => "fast shutdown",

@@ -218,7 +218,7 @@ fn draw_steps(temper: Temper, random: &mut Random) -> Vec<Step> {
 fn draw_fault(temper: Temper, random: &mut Random) -> Fault {
     let family = match temper {
         Temper::Gentle => random.pick(&[Family::Gentle, Family::Gentle, Family::Refusals]),
-        Temper::Crashes => random.pick(&[Family::Gentle, Family::Refusals]),
+        Temper::Crashes => random.pick(&[Family::Gentle, Family::Gentle, Family::Refusals]),
         Temper::Pubsub => random.pick(&[Family::Refusals, Family::Unanswered, Family::Cuts]),
         Temper::Postgres => random.pick(&[Family::Server, Family::Server, Family::Gentle]),
         Temper::Standby => random.pick(&[Family::Lease, Family::Gentle, Family::Gentle]),
@@ -237,6 +237,7 @@ fn draw_fault(temper: Temper, random: &mut Random) -> Fault {
             Fault::Stop(random.clone().millis(0..=150)),
             Fault::TerminateWalsender,
             Fault::TerminateSql,
+            Fault::LockDispatch(random.clone().millis(300..=900)),
         ]),
         Family::Refusals => draw_refusal(random),
         Family::Unanswered => draw_unanswered(random),
@@ -382,6 +383,7 @@ mod tests {
             with(|fault| matches!(fault, Fault::Stop(_))),
             with(|fault| matches!(fault, Fault::Freeze(_))),
             with(|fault| matches!(fault, Fault::TerminateSql | Fault::TerminateWalsender)),
+            with(|fault| matches!(fault, Fault::LockDispatch(_))),
             with(|fault| matches!(fault, Fault::Server(Outage::Kill9, _))),
             with(|fault| matches!(fault, Fault::Publish(Action::StoreThenFail(_), _))),
             with(|fault| matches!(fault, Fault::Publish(Action::FewerIds, _))),

@@ -108,6 +108,7 @@ fn name(fault: &Fault) -> &'static str {
         Fault::Freeze(_) => "SIGSTOP to a relay",
         Fault::TerminateWalsender => "walsender terminated",
         Fault::TerminateSql => "SQL sessions terminated",
+        Fault::LockDispatch(_) => "dispatch table locked",
         Fault::Server(Outage::Fast, _) => "PostgreSQL restarted, fast",
         Fault::Server(Outage::Immediate, _) => "PostgreSQL restarted, immediate",
         Fault::Server(Outage::Kill9, _) => "kill -9 of PostgreSQL",

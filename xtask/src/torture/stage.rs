@@ -123,6 +123,7 @@ impl Stage<'_> {
             }
             Fault::TerminateWalsender => self.terminate(WALSENDER).await,
             Fault::TerminateSql => self.terminate(SQL_SESSIONS).await,
+            Fault::LockDispatch(span) => self.lock_dispatch(*span).await,
             Fault::Server(outage, span) => self.ground.outage(*outage, *span).await,
             Fault::Publish(action, times) => {
                 self.inject(action.clone(), Some(*times));
@@ -206,6 +207,15 @@ impl Stage<'_> {
             &format!("SELECT pg_terminate_backend(pid) FROM {which}"),
         )
         .await
+    }
+
+    /// Lets reads pass, as DDL that takes its time would.
+    async fn lock_dispatch(&mut self, span: Duration) -> Result<(), String> {
+        let client = self.database.connect().await?;
+        let lock = "BEGIN; LOCK TABLE outbox.dispatch IN SHARE ROW EXCLUSIVE MODE";
+        execute(&client, lock).await?;
+        self.later(span, move || drop(client));
+        Ok(())
     }
 
     fn inject(&mut self, action: Action, times: Option<u64>) -> FaultId {

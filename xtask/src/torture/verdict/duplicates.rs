@@ -134,7 +134,10 @@ fn blame(evidence: &Evidence, fault: &Fault) -> Option<Cause> {
         // The slot is free at once, while what the relay has sent is still on its way.
         Fault::TerminateWalsender if evidence.relays > 1 => Some(Cause::TakenOver),
         // A clean stop finishes what is on its way, and so does a session that was cut.
-        Fault::Stop(_) | Fault::TerminateWalsender | Fault::TerminateSql => None,
+        Fault::Stop(_)
+        | Fault::TerminateWalsender
+        | Fault::TerminateSql
+        | Fault::LockDispatch(_) => None,
         Fault::Publish(action, _) | Fault::PublishFor(action, _) => match action {
             // The copy itself shows what these did to it.
             Action::StoreThenFail(_) | Action::FewerIds => None,

@@ -289,6 +289,7 @@ fn a_clean_stop_and_a_terminated_session_explain_no_duplicate() {
         Fault::Stop(ms(10)),
         Fault::TerminateWalsender,
         Fault::TerminateSql,
+        Fault::LockDispatch(ms(10)),
         Fault::Publish(Action::Fail(Code::Unavailable), 1),
         Fault::Network(Side::Postgres, Trouble::Delayed(ms(5)), ms(50)),
     ] {
