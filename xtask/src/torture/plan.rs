@@ -177,7 +177,7 @@ impl WorkloadPlan {
             hot_keys: random.pick(&[1, 2, 5, 20]),
             ddl: random.per_mille(250),
             noise: random.per_mille(400),
-            large_rows: random.per_mille(20),
+            large_rows: random.per_mille(40),
             decoding_work_mem_kb: random.pick(&[64, 64, 65_536]),
         }
     }
@@ -221,7 +221,7 @@ fn draw_fault(temper: Temper, random: &mut Random) -> Fault {
         Temper::Crashes => random.pick(&[Family::Gentle, Family::Gentle, Family::Refusals]),
         Temper::Pubsub => random.pick(&[Family::Refusals, Family::Unanswered, Family::Cuts]),
         Temper::Postgres => random.pick(&[Family::Server, Family::Server, Family::Gentle]),
-        Temper::Standby => random.pick(&[Family::Lease, Family::Gentle, Family::Gentle]),
+        Temper::Standby => random.pick(&[Family::Lease, Family::Lease, Family::Gentle]),
         Temper::Network => random.pick(&[Family::Network, Family::Network, Family::Gentle]),
         Temper::Everything => random.pick(&[
             Family::Gentle,

@@ -8,6 +8,7 @@ use serde_json::json;
 use super::fault::{Fault, Outage, Side};
 use super::schedule::Outcome;
 use super::verdict::Cause;
+use super::workload::Shape;
 
 /// Sums over schedules.
 #[derive(Debug, Default)]
@@ -16,7 +17,7 @@ pub(super) struct Totals {
     pub(super) failed: u64,
     pub(super) took: Duration,
     faults: BTreeMap<&'static str, u64>,
-    transactions: u64,
+    transactions: BTreeMap<Shape, u64>,
     events: u64,
     stored_messages: u64,
     attempts: u64,
@@ -35,7 +36,9 @@ impl Totals {
         for occurrence in &outcome.occurrences {
             *self.faults.entry(name(&occurrence.fault)).or_default() += 1;
         }
-        self.transactions += outcome.written.transactions.values().sum::<u64>();
+        for (shape, count) in &outcome.written.transactions {
+            *self.transactions.entry(*shape).or_default() += count;
+        }
         self.events += verdict.events;
         self.stored_messages += verdict.stored_messages;
         self.attempts += verdict.attempts;
@@ -54,8 +57,10 @@ impl Totals {
             ("schedules failed".to_owned(), self.failed),
         ];
         rows.extend(self.faults.iter().map(|(name, n)| ((*name).to_owned(), *n)));
+        rows.push(("transactions".to_owned(), self.transactions.values().sum()));
+        let shapes = self.transactions.iter();
+        rows.extend(shapes.map(|(shape, n)| (format!("  {shape:?}"), *n)));
         rows.extend([
-            ("transactions".to_owned(), self.transactions),
             ("events committed".to_owned(), self.events),
             ("messages stored".to_owned(), self.stored_messages),
             ("publish requests".to_owned(), self.attempts),
