@@ -86,6 +86,7 @@ codes! {
     PublicationDrift "publication-drift" Stop 3 "`postrider check` names the statement that puts the publication right"
     PublicationGap "publication-gap" Retry 3 "no action needed: the relay delivers them from the table; find out who altered the publication"
     SlotMissing "slot-missing" Stop 3 "`postrider recover --dry-run` shows what was not delivered; `postrider recover` delivers it"
+    SlotStuck "slot-stuck" Stop 3 "run `postrider recover`, then start the relay"
     SlotHeld "slot-held" Retry 3 "no action needed: this relay is a standby until the holder leaves"
     SlotForeign "slot-foreign" Stop 3 "choose another name with POSTRIDER_SLOT"
     SlotLost "slot-lost" Stop 3 "`postrider recover --dry-run` shows what was not delivered; `postrider recover` delivers it"

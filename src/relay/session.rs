@@ -28,7 +28,7 @@ use super::{Phase, Relay, record, recovery};
 use crate::dispatch::{Recorded, quarantined};
 use crate::error::{Code, Error, Result};
 use crate::postgres::{Sql, answer_within, connect};
-use crate::settings::OnBadEvent;
+use crate::settings::{OnBadEvent, OnLoss};
 use crate::source::{Options, Source};
 use crate::watermark::{Confirmable, Watermark};
 
@@ -81,7 +81,36 @@ pub(super) async fn run(
             () = stop_is_due(shutdown.clone(), relay.settings.shutdown_timeout) => {}
         },
     }
-    ended
+    match ended {
+        Err(error) if error.code() == Code::PublicationMissing => Err(stuck(relay, error).await),
+        ended => ended,
+    }
+}
+
+/// What to do about a stream that ended since there was no publication at the place in the WAL that
+/// was being decoded. PostgreSQL 14 to 17 never get past such a place, so that only a new slot
+/// helps, once the publication is there again.
+async fn stuck(relay: &Relay, ended: Error) -> Error {
+    let settings = &relay.settings;
+    let marking = async {
+        let sql = connect(settings.database()?, "postrider", STATEMENT_TIMEOUT).await?;
+        let cluster = answer_within(ANSWER_LIMIT, cluster::inspect(&sql)).await?;
+        check_publication(relay, &sql).await?;
+        let what = format!(
+            "slot \"{}\" cannot be read past a row that was inserted while the publication did \
+             not exist",
+            settings.slot
+        );
+        if settings.slot_on_loss == OnLoss::Stop {
+            return Err(Error::new(Code::SlotStuck, what));
+        }
+        let (slot, why) = (&settings.slot, Code::SlotStuck.name());
+        let marking = record::mark_recovering(&sql, slot, &cluster, &relay.instance, why);
+        answer_within(ANSWER_LIMIT, marking).await?;
+        Err(Error::new(Code::PublicationGap, what))
+    };
+    let told: Result<()> = marking.await;
+    told.err().unwrap_or(ended)
 }
 
 /// Leaves the last position behind: a slot that is further on at the next start is not the one
@@ -133,6 +162,7 @@ async fn open(relay: &Relay) -> Result<(Pipeline, Beside)> {
     if cluster.in_recovery {
         return Err(Error::new(Code::PostgresStandby, "the server is a standby"));
     }
+    opening::refuse_a_copy(relay, &sql, &cluster).await?;
     check_publication(relay, &sql).await?;
     let plan = opening::plan(relay, &sql, &cluster).await?;
     // Again, since waiting for the slot may have taken days.

@@ -68,6 +68,8 @@ pub(crate) struct TableEvent {
 pub(crate) struct TableReader {
     mapper: Mapper,
     columns: usize,
+    /// Place of the column that says when an event happened.
+    occurred_at: Option<usize>,
     table: String,
     select: String,
     order: String,
@@ -129,6 +131,8 @@ impl TableReader {
         };
         let commit_time = has_commit_time.then_some("pg_xact_commit_timestamp(e.xmin)");
         let occurred_at = known.occurred_at.map(of);
+        let names = || relation.columns.iter().map(|c| c.name.as_str());
+        let occurred_at_place = names().position(|name| known.occurred_at == Some(name));
         let times: Vec<&str> = commit_time.into_iter().chain(["now()"]).collect();
         let committed = format!(
             "(extract(epoch from coalesce({})) * 1000000)::bigint - {PG_EPOCH}",
@@ -146,6 +150,7 @@ impl TableReader {
         ];
         Self {
             columns: columns.len(),
+            occurred_at: occurred_at_place,
             table: table.to_string(),
             select: format!("select {}, {committed} from {table} e", columns.join(", ")),
             order: order.into_iter().flatten().collect::<Vec<_>>().join(", "),
@@ -196,6 +201,12 @@ impl TableReader {
     /// uuid.
     pub(crate) fn source_id_sql(&self) -> &str {
         &self.source_id
+    }
+
+    /// When the event of a row that [`select_sql`](Self::select_sql) brought happened, as its
+    /// column says.
+    pub(crate) fn occurred_at<'r>(&self, row: &'r SimpleQueryRow) -> Option<&'r str> {
+        row.get(self.occurred_at?)
     }
 
     /// Makes the event of a row that [`select_sql`](Self::select_sql) brought, standing at

@@ -9,5 +9,6 @@ mod delivery;
 mod help;
 mod init;
 mod quarantine;
+mod recover;
 mod slot;
 mod support;
