@@ -249,9 +249,12 @@ mod tests {
     fn the_default_settings_give_the_files_as_they_are() {
         let rendered = migrations(&settings(&[]), Payload::Jsonb);
         let texts: Vec<&str> = rendered.iter().map(|m| m.sql.as_str()).collect();
-        assert_eq!(texts, [EVENTS, DISPATCH, PUBLICATION, ROLES]);
+        assert_eq!(
+            texts,
+            [EVENTS, DISPATCH, PUBLICATION, ROLES, RECOVERY, AUDIT]
+        );
         let versions: Vec<i32> = rendered.iter().map(|m| m.version).collect();
-        assert_eq!(versions, [1, 2, 3, 4]);
+        assert_eq!(versions, [1, 2, 3, 4, 6, 7]);
     }
 
     #[test]
