@@ -86,8 +86,8 @@ pub enum Error {
     },
     /// The slot can never be read again.
     #[error(
-        "replication slot {slot} is lost ({reason}): drop it and create a new one; what was not \
-         delivered is still in the outbox table"
+        "replication slot {slot} is lost ({reason}): start the relay, which makes a new one and \
+         delivers what has no record from the outbox table"
     )]
     SlotLost {
         /// The slot.
@@ -98,7 +98,7 @@ pub enum Error {
     /// An advance would go backwards.
     #[error(
         "replication slot {slot} is confirmed up to {confirmed} and cannot go back to {to}: the \
-         WAL before is not kept; deliver old events again from the outbox table"
+         WAL before is not kept"
     )]
     Backwards {
         /// The slot.

@@ -3,6 +3,8 @@
 //!
 //! The row is read after the wait, never before: whoever held the slot has written it since.
 
+use std::time::Duration;
+
 use decoder::Lsn;
 use slot_manager::slots::{self, CreateOptions};
 use slot_manager::{Cluster, Error as SlotError, Health, Slot};
@@ -14,8 +16,6 @@ use crate::error::{Code, Error, Result};
 use crate::metrics::Kind;
 use crate::postgres::Sql;
 use crate::settings::OnLoss;
-
-use std::time::Duration;
 
 /// How long to wait for running transactions when a slot is created.
 const CREATE_TIMEOUT: Duration = Duration::from_secs(30);
@@ -29,6 +29,17 @@ pub(super) enum Plan {
     Recover(Loss),
 }
 
+/// Before anything else: a copy must not even stand by.
+///
+/// # Errors
+/// `foreign-cluster`, `schema-missing`.
+pub(super) async fn refuse_a_copy(relay: &Relay, sql: &Sql, cluster: &Cluster) -> Result<()> {
+    match record::read(sql, &relay.settings.slot).await? {
+        Some(earlier) => not_foreign(relay, &earlier, cluster),
+        None => Ok(()),
+    }
+}
+
 /// Decides, as soon as the slot is free. Creates it at the first start.
 ///
 /// # Errors
@@ -36,10 +47,6 @@ pub(super) enum Plan {
 /// `stop`; `slot-foreign`, `slot-busy`, those of a statement.
 pub(super) async fn plan(relay: &Relay, sql: &Sql, cluster: &Cluster) -> Result<Plan> {
     let name = &relay.settings.slot;
-    // A copy must not even stand by.
-    if let Some(earlier) = record::read(sql, name).await? {
-        not_foreign(relay, &earlier, cluster)?;
-    }
     loop {
         let slot = free_slot(relay, sql).await?;
         let earlier = record::read(sql, name).await?;

@@ -7,6 +7,7 @@
 use decoder::Lsn;
 use slot_manager::health::RecordedPosition;
 use slot_manager::{Cluster, SlotName, SystemIdentifier};
+use tokio_postgres::GenericClient;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::PgLsn;
 
@@ -41,6 +42,24 @@ const MARK_RECOVERING: &str = "\
     ON CONFLICT (slot) DO UPDATE SET instance = excluded.instance, \
         recovering = coalesce(relay.recovering, excluded.recovering), since = now(), \
         updated_at = now()";
+
+/// The relay that serves the slot stays its instance.
+const REQUEST: &str = "\
+    INSERT INTO outbox.relay (slot, system_identifier, timeline, instance, recovering) \
+    VALUES ($1, $2, $3, 'none yet', $4) \
+    ON CONFLICT (slot) DO UPDATE SET system_identifier = excluded.system_identifier, \
+        timeline = excluded.timeline, confirmed_is_final = false, \
+        recovering = coalesce(relay.recovering, excluded.recovering), updated_at = now()";
+
+/// Records whose place the WAL of this cluster will come to, put where no commit can be.
+const MOVE_RECORDS: &str = "\
+    UPDATE outbox.dispatch d SET commit_lsn = '0/1', ordinal = place.ordinal \
+    FROM (SELECT commit_lsn, ordinal AS old_ordinal, \
+                 (row_number() OVER (ORDER BY commit_lsn, ordinal) + ( \
+                     SELECT coalesce(max(ordinal), 0) FROM outbox.dispatch \
+                     WHERE commit_lsn = '0/1'))::int AS ordinal \
+          FROM outbox.dispatch WHERE commit_lsn >= pg_current_wal_lsn()) place \
+    WHERE d.commit_lsn = place.commit_lsn AND d.ordinal = place.old_ordinal";
 
 /// Everything has been looked at; another relay that came in between does it again.
 const RECOVERED: &str = "\
@@ -165,6 +184,27 @@ pub(crate) async fn mark_recovering(
     .await
     .map_err(outdated)?;
     Ok(())
+}
+
+/// Marks the slot on behalf of a person, for the next session of whichever relay. The cluster
+/// becomes the one that the slot is served on.
+pub(crate) async fn request_recovery(
+    sql: &impl GenericClient,
+    slot: &SlotName,
+    cluster: &Cluster,
+    why: &str,
+) -> Result<()> {
+    let (identifier, timeline) = names(cluster);
+    sql.execute(REQUEST, &[&slot.as_str(), &identifier, &timeline, &why])
+        .await
+        .map_err(outdated)?;
+    Ok(())
+}
+
+/// Makes room for the places of this cluster's log among the records that came from another one.
+/// Returns how many were moved.
+pub(crate) async fn move_records(sql: &impl GenericClient) -> Result<u64> {
+    Ok(sql.execute(MOVE_RECORDS, &[]).await?)
 }
 
 /// Takes the mark away. Returns whether it was ours to take.

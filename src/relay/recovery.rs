@@ -107,9 +107,18 @@ pub(super) async fn new_slot(
     })
 }
 
-async fn import(target: &Target, snapshot: &str) -> Result<Sql> {
+/// A session in which nothing is cut short, however long reading takes.
+///
+/// # Errors
+/// Those of the connection.
+pub(crate) async fn patient_session(target: &Target) -> Result<Sql> {
     let sql = connect(target, "postrider recovery", NO_TIMEOUT).await?;
     sql.batch_execute(NO_TIMEOUTS).await?;
+    Ok(sql)
+}
+
+async fn import(target: &Target, snapshot: &str) -> Result<Sql> {
+    let sql = patient_session(target).await?;
     let snapshot = slot_manager::quoted_literal(snapshot);
     sql.batch_execute(&format!(
         "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SET TRANSACTION SNAPSHOT {snapshot}"
@@ -253,7 +262,8 @@ impl Recovery {
         let table = &self.tables[table];
         let mut unrecorded = Unrecorded::of(snapshot, table, &self.project).await?;
         let before = self.progress.rows;
-        while let Some(row) = unrecorded.next(self.place, self.next_ordinal).await? {
+        while let Some(row) = unrecorded.next().await? {
+            let row = unrecorded.event(&row, self.place, self.next_ordinal);
             self.next_ordinal += 1;
             self.progress.row();
             self.metrics.events_from_table.inc();

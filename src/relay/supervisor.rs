@@ -8,7 +8,6 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-use slot_manager::health::Viewer;
 use slot_manager::publication::{self, CapturedTable, PublicationState};
 use slot_manager::{SlotName, SystemIdentifier, slots};
 use tokio::sync::{Notify, watch};
@@ -174,7 +173,7 @@ impl Watcher {
             self.metrics
                 .retained_bytes
                 .set(slot.retained_bytes.map(|n| n as f64));
-            let health = super::health_of(&slot, Viewer::Streaming, self.subject.system_identifier);
+            let health = super::health_of(&slot, self.subject.system_identifier);
             self.metrics.slot_health.clear();
             self.metrics
                 .slot_health

@@ -15,7 +15,7 @@ use tokio_postgres::SimpleQueryRow;
 
 use crate::error::{Code, Error, Result};
 use crate::lanes::{Event, EventRef};
-use crate::map::{EventPosition, MapError, Mapper, OrderingKey, TableSettings};
+use crate::map::{EventId, EventPosition, MapError, Mapper, OrderingKey, TableSettings};
 use crate::postgres::Sql;
 use crate::watermark::CommitLsn;
 
@@ -68,10 +68,15 @@ pub(crate) struct TableEvent {
 pub(crate) struct TableReader {
     mapper: Mapper,
     columns: usize,
+    /// Place of the column that says when an event happened.
+    occurred_at: Option<usize>,
     table: String,
     select: String,
     order: String,
     event_id: String,
+    id: String,
+    /// `schema.table:` in front of ids that are not uuids.
+    source_prefix: Option<String>,
     source_id: String,
 }
 
@@ -126,6 +131,8 @@ impl TableReader {
         };
         let commit_time = has_commit_time.then_some("pg_xact_commit_timestamp(e.xmin)");
         let occurred_at = known.occurred_at.map(of);
+        let names = || relation.columns.iter().map(|c| c.name.as_str());
+        let occurred_at_place = names().position(|name| known.occurred_at == Some(name));
         let times: Vec<&str> = commit_time.into_iter().chain(["now()"]).collect();
         let committed = format!(
             "(extract(epoch from coalesce({})) * 1000000)::bigint - {PG_EPOCH}",
@@ -143,13 +150,29 @@ impl TableReader {
         ];
         Self {
             columns: columns.len(),
+            occurred_at: occurred_at_place,
             table: table.to_string(),
             select: format!("select {}, {committed} from {table} e", columns.join(", ")),
             order: order.into_iter().flatten().collect::<Vec<_>>().join(", "),
             event_id,
+            source_prefix: (!known.id_is_uuid).then(|| format!("{}.{}:", table.schema, table.name)),
+            id: of(known.id),
             source_id,
             mapper,
         }
+    }
+
+    /// The statement for the row of one event; `None` when it cannot be of this table.
+    pub(crate) fn find_sql(&self, event_id: &EventId) -> Option<String> {
+        let id = match (&event_id.source_id, &self.source_prefix) {
+            (None, None) => event_id.to_string(),
+            (Some(source_id), Some(prefix)) => source_id.strip_prefix(prefix.as_str())?.to_owned(),
+            (Some(_), None) | (None, Some(_)) => return None,
+        };
+        let Self {
+            select, id: column, ..
+        } = self;
+        Some(format!("{select} where {column} = {}", quoted_literal(&id)))
     }
 
     /// `select … from table e`, to be completed and run as a simple query.
@@ -180,6 +203,12 @@ impl TableReader {
         &self.source_id
     }
 
+    /// When the event of a row that [`select_sql`](Self::select_sql) brought happened, as its
+    /// column says.
+    pub(crate) fn occurred_at<'r>(&self, row: &'r SimpleQueryRow) -> Option<&'r str> {
+        row.get(self.occurred_at?)
+    }
+
     /// Makes the event of a row that [`select_sql`](Self::select_sql) brought, standing at
     /// `commit` and `ordinal`.
     ///
@@ -205,12 +234,7 @@ impl TableReader {
             commit_time,
         };
         let mapped = self.mapper.map_row(&values, at)?;
-        let origin = EventRef {
-            commit,
-            ordinal,
-            commit_time,
-            event_id: mapped.event_id,
-        };
+        let origin = EventRef::new(commit, ordinal, commit_time, mapped.event_id);
         Ok(TableEvent {
             topic: mapped.topic,
             ordering_key: mapped.ordering_key,

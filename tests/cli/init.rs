@@ -4,6 +4,9 @@ use scratch_postgres::ScratchPostgres;
 
 use crate::support::{Database, assert_contains, connect, execute, postrider};
 
+/// Files in `migrations/`.
+const MIGRATIONS: i64 = 7;
+
 #[tokio::test]
 async fn a_second_init_changes_nothing_and_says_so() {
     let database = Database::new().await;
@@ -27,7 +30,7 @@ async fn a_second_init_changes_nothing_and_says_so() {
         database
             .number("select count(*) from outbox.migrations")
             .await,
-        4
+        MIGRATIONS
     );
 }
 
@@ -42,7 +45,7 @@ async fn two_inits_at_once_both_succeed() {
         database
             .number("select count(*) from outbox.migrations")
             .await,
-        4
+        MIGRATIONS
     );
 }
 
@@ -191,7 +194,7 @@ async fn an_owner_without_replication_gets_everything_but_the_slot() {
         database
             .number("select count(*) from outbox.migrations")
             .await,
-        4
+        MIGRATIONS
     );
 }
 

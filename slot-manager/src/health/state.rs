@@ -127,8 +127,10 @@ impl Health {
     /// What to do; `None` when there is nothing to do.
     #[must_use]
     pub fn remedy(&self) -> Option<String> {
-        const DELIVERED: &str = "what was not delivered is still in the outbox table: deliver it \
-                                 from there (`postrider explain slot-lost` shows how)";
+        // What the relay does about it unless `slot_on_loss` is `stop`.
+        const RECOVERS: &str = "start the relay: it makes a new slot and delivers what has no \
+                                record from the outbox table (`postrider recover --dry-run` shows \
+                                what that is)";
         let text = match self {
             Self::Active | Self::StandbyHeld { .. } => return None,
             Self::Lagging(_) => "see in the relay's log or at its /status whether Pub/Sub is slow \
@@ -145,22 +147,20 @@ impl Health {
             Self::Unreserved(_) => "raise max_slot_wal_keep_size now and reload, before the next \
                                     checkpoint; then let the relay catch up"
                 .to_owned(),
-            Self::Lost => format!(
-                "drop the slot and create a new one (`postrider slot drop`, `postrider slot \
-                 create`), and raise max_slot_wal_keep_size; {DELIVERED}"
+            Self::Lost => {
+                format!("raise max_slot_wal_keep_size (a reload suffices), then {RECOVERS}")
+            }
+            Self::Invalidated { cause } => format!("{}, then {RECOVERS}", cause.remedy()),
+            Self::Missing => format!(
+                "{RECOVERS}; before the first start: `postrider init --apply` or `postrider slot \
+                 create`"
             ),
-            Self::Invalidated { cause } => format!(
-                "{}, then `postrider slot drop` and `postrider slot create`; {DELIVERED}",
-                cause.remedy()
-            ),
-            Self::Missing => format!("create it with `postrider slot create`; {DELIVERED}"),
             Self::Recreated { .. } => {
-                format!("find out who advanced the slot or made it anew; {DELIVERED}")
+                format!("find out who advanced the slot or made it anew, then {RECOVERS}")
             }
             Self::ForeignCluster { .. } => "check that this is the right database: if it is a \
                                             copy, do not run the relay on it; if it took the \
-                                            place of the original, delete the slot's row in \
-                                            outbox.relay"
+                                            place of the original: `postrider recover --adopt`"
                 .to_owned(),
         };
         Some(text)

@@ -32,7 +32,8 @@ pub(super) async fn ensure(
             Severity::Warning,
             "slot-missing",
             format!("slot {name} has served up to {confirmed} and is gone: it is not made anew"),
-            "`postrider explain slot-missing`, then `postrider slot create --yes`",
+            "start the relay: it makes the slot anew and delivers what has no record from the tables \
+             (`postrider recover --dry-run` shows what that is)",
         ));
     }
     let options = CreateOptions {

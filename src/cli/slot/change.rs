@@ -90,8 +90,8 @@ pub(super) async fn create(settings: &Settings, args: &CreateArgs) -> Result<Exi
              and a new slot is not streamed"
         );
         return Err(Error::new(Code::SlotMissing, what).hint(
-            "add --yes to create it all the same; the rows in between stay in the outbox table, \
-             without a row in outbox.dispatch",
+            "the relay makes the slot anew by itself and delivers what has no record from the tables \
+             (`postrider recover --dry-run` shows what that is); add --yes to create it here",
         ));
     }
     let options = CreateOptions {
@@ -121,7 +121,7 @@ pub(super) async fn drop(settings: &Settings, args: &DropArgs) -> Result<ExitCod
     match args.json {
         true => output::write_json(&left_out),
         false => output::write(&format!(
-            "Dropped {}. Rows that were not delivered stay in the outbox table.\n",
+            "Dropped {}. A relay that starts delivers what has no record from the tables.\n",
             left_out.text()
         )),
     }
@@ -150,8 +150,8 @@ pub(super) async fn advance(settings: &Settings, args: &AdvanceArgs) -> Result<E
     match args.json {
         true => output::write_json(&left_out),
         false => output::write(&format!(
-            "Advanced {text} to {}. What lies between is never streamed; its rows stay in the outbox \
-             table.\n",
+            "Advanced {text} to {}. What lies between is never streamed; a relay that starts \
+             delivers what has no record of it from the tables.\n",
             left_out.confirmed_flush_lsn
         )),
     }
@@ -199,7 +199,7 @@ fn not_confirmed(what: &str) -> Error {
         Code::SettingInvalid,
         format!("{what} needs --yes; nothing was done"),
     )
-    .hint("add --yes if what is not delivered yet need not be streamed")
+    .hint("add --yes: what is not delivered yet comes from the tables when the relay starts")
 }
 
 fn as_text<S: serde::Serializer>(lsn: &Lsn, serializer: S) -> Result<S::Ok, S::Error> {

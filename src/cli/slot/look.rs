@@ -47,6 +47,10 @@ pub(super) struct RelayRow {
     pub(super) system_identifier: String,
     #[serde(skip)]
     confirmed_lsn: Option<Lsn>,
+    #[serde(skip)]
+    confirmed_is_final: bool,
+    /// Why a recovery is due or under way; absent when none is.
+    pub(super) recovering: Option<String>,
 }
 
 /// Bytes of WAL per second since the look before.
@@ -88,7 +92,7 @@ pub(super) struct Found<'a> {
 
 const RELAY: &str = "\
     select instance, to_char(since at time zone 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS\"Z\"'), \
-           system_identifier, confirmed_lsn \
+           system_identifier, confirmed_lsn, confirmed_is_final, recovering \
     from outbox.relay where slot = $1";
 
 impl Look {
@@ -188,6 +192,8 @@ async fn relay_row(sql: &Sql, slot: &SlotName) -> Result<Option<RelayRow>> {
                 since: row.get(1),
                 system_identifier: row.get(2),
                 confirmed_lsn: confirmed.map(|lsn| Lsn::new(lsn.into())),
+                confirmed_is_final: row.get(4),
+                recovering: row.get(5),
             }
         })),
         Err(error) if not_to_be_read(&error) => Ok(None),
@@ -200,8 +206,7 @@ impl RelayRow {
         Some(RecordedPosition {
             system_identifier: self.system_identifier.parse().ok()?,
             confirmed_lsn: self.confirmed_lsn,
-            // The row is written from time to time only.
-            is_final: false,
+            is_final: self.confirmed_is_final,
         })
     }
 }

@@ -29,6 +29,11 @@ pub(super) fn text(look: &Look, paint: Paint) -> String {
     if let Some(remedy) = health.remedy() {
         line("do", &remedy);
     }
+    let relay = look.relay.as_ref();
+    if let Some(why) = relay.and_then(|relay| relay.recovering.as_deref()) {
+        let text = format!("due or under way ({why}): rows come from the tables first");
+        line("recovery", &text);
+    }
     if let Some(slot) = &look.slot {
         line("lag", &lag(look, slot));
         if let Some(figures) = look.rates {

@@ -195,3 +195,6 @@ impl fmt::Display for Loss {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -40,25 +40,34 @@ impl Unrecorded {
         Ok(Self { reader, rows })
     }
 
-    /// The next row as the event at this place; `None` after the last.
+    /// The next row; `None` after the last. Dropping the future loses nothing.
     ///
     /// # Errors
-    /// Those of the connection; a row that cannot be mapped is a result of its own.
-    pub(crate) async fn next(
-        &mut self,
-        commit: CommitLsn,
-        ordinal: u32,
-    ) -> Result<Option<Result<TableEvent, MapError>>> {
-        let row = self.next_row().await?;
-        Ok(row.map(|row| self.reader.event(&row, commit, ordinal)))
-    }
-
-    async fn next_row(&mut self) -> Result<Option<SimpleQueryRow>> {
+    /// Those of the connection.
+    pub(crate) async fn next(&mut self) -> Result<Option<SimpleQueryRow>> {
         while let Some(message) = self.rows.try_next().await? {
             if let SimpleQueryMessage::Row(row) = message {
                 return Ok(Some(row));
             }
         }
         Ok(None)
+    }
+
+    /// The row as the event at this place.
+    ///
+    /// # Errors
+    /// It cannot become a message.
+    pub(crate) fn event(
+        &mut self,
+        row: &SimpleQueryRow,
+        commit: CommitLsn,
+        ordinal: u32,
+    ) -> Result<TableEvent, MapError> {
+        self.reader.event(row, commit, ordinal)
+    }
+
+    /// When the row's event happened, as its column says.
+    pub(crate) fn occurred_at<'r>(&self, row: &'r SimpleQueryRow) -> Option<&'r str> {
+        self.reader.occurred_at(row)
     }
 }

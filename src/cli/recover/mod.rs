@@ -1,0 +1,262 @@
+//! `postrider recover`: what recovery would send, and asking for it.
+//!
+//! The work itself is the relay's, which holds the slot and knows what is on its way: this
+//! command marks the slot, and ends the relay's session so that it begins anew.
+
+mod preview;
+
+use std::io::{IsTerminal, Write};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use decoder::Lsn;
+use slot_manager::{Cluster, Slot, SlotName, cluster, slots};
+use tokio_postgres::error::SqlState;
+use tokio_postgres::types::PgLsn;
+
+use crate::cli::output;
+use crate::error::{Code, Error, Result};
+use crate::postgres::{Sql, connect};
+use crate::relay::record::{self, Recorded};
+use crate::relay::recovery::loss::{self, Seen, Verdict};
+use crate::settings::Settings;
+
+/// Adopting may move many records.
+const STATEMENT_TIMEOUT: Duration = Duration::from_secs(3600);
+
+/// The arguments of `postrider recover`.
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    /// Only show whether recovery is needed and what it would send now; changes nothing
+    #[arg(long, conflicts_with_all = ["yes", "adopt"])]
+    dry_run: bool,
+    /// This server took the place of the one that was served before: make it the relay's own
+    #[arg(long)]
+    adopt: bool,
+    /// Do it without asking
+    #[arg(long)]
+    yes: bool,
+    /// Print JSON: {slot_name, needed, why, tables: [...]} or {slot_name, marked, relay}
+    #[arg(long)]
+    json: bool,
+}
+
+pub(super) fn run(settings: &Settings, args: &Args) -> Result<ExitCode> {
+    super::block_on(async {
+        let sql = connect(settings.database()?, "postrider recover", STATEMENT_TIMEOUT).await?;
+        let situation = Situation::look(&sql, settings).await?;
+        match args.dry_run {
+            true => preview::show(&situation, settings, args.json).await,
+            false => request(sql, &situation, settings, args).await,
+        }
+    })
+}
+
+/// How things stand.
+struct Situation {
+    cluster: Cluster,
+    slot: Option<Slot>,
+    earlier: Option<Recorded>,
+    /// Why a relay would recover at its next session; `None` when it would just stream.
+    why: Option<Why>,
+}
+
+/// A reason to recover.
+struct Why {
+    name: &'static str,
+    what: String,
+}
+
+impl Situation {
+    async fn look(sql: &Sql, settings: &Settings) -> Result<Self> {
+        let name = &settings.slot;
+        let cluster = cluster::inspect(sql).await?;
+        if cluster.in_recovery {
+            return Err(Error::new(Code::PostgresStandby, "the server is a standby"));
+        }
+        let slot = slots::find(sql, name).await?;
+        if let Some(slot) = &slot {
+            slot.require_ours()?;
+        }
+        let earlier = record::read(sql, name).await?;
+        let server_lsn: PgLsn = sql
+            .query_one("select pg_current_wal_lsn()", &[])
+            .await?
+            .get(0);
+        let mut situation = Self {
+            cluster,
+            slot,
+            earlier,
+            why: None,
+        };
+        situation.why = situation.why(Lsn::new(server_lsn.into()), settings);
+        Ok(situation)
+    }
+
+    fn is_foreign(&self) -> bool {
+        self.earlier
+            .as_ref()
+            .is_some_and(|row| row.system_identifier != self.cluster.system_identifier)
+    }
+
+    fn why(&self, server_lsn: Lsn, settings: &Settings) -> Option<Why> {
+        if let Some(earlier) = self.earlier.as_ref().filter(|_| self.is_foreign()) {
+            let what = format!(
+                "the slot was served on cluster {}, and this is cluster {}: a relay stops here \
+                 until `postrider recover --adopt`",
+                earlier.system_identifier, self.cluster.system_identifier
+            );
+            let name = Code::ForeignCluster.name();
+            return Some(Why { name, what });
+        }
+        let seen = Seen {
+            earlier: self.earlier.as_ref(),
+            slot: self.slot.as_ref(),
+            cluster: &self.cluster,
+            server_lsn,
+            start: settings.start,
+        };
+        match loss::judge(seen) {
+            Verdict::Stream { .. } | Verdict::CreateSlot => None,
+            Verdict::Recover(loss) => Some(Why {
+                name: loss.name(),
+                what: loss.to_string(),
+            }),
+        }
+    }
+}
+
+async fn request(
+    mut sql: Sql,
+    situation: &Situation,
+    settings: &Settings,
+    args: &Args,
+) -> Result<ExitCode> {
+    let name = &settings.slot;
+    let why = match (situation.is_foreign(), args.adopt) {
+        (true, true) => "adopted",
+        (false, false) => "requested",
+        (true, false) => {
+            let what = situation.why.as_ref().map(|why| why.what.clone());
+            return Err(
+                Error::new(Code::ForeignCluster, what.unwrap_or_default()).hint(
+                    "if no relay runs on the old server any more and events may be published from \
+                 this one: `postrider recover --adopt`",
+                ),
+            );
+        }
+        (false, true) => {
+            return Err(Error::new(
+                Code::SettingInvalid,
+                "--adopt: the slot was not served on another cluster",
+            )
+            .hint("leave --adopt out"));
+        }
+    };
+    confirmed(args, &question(situation, settings))?;
+    let transaction = sql.client_mut().transaction().await?;
+    let moved = match args.adopt {
+        true => record::move_records(&transaction).await?,
+        false => 0,
+    };
+    record::request_recovery(&transaction, name, &situation.cluster, why).await?;
+    transaction.commit().await?;
+    let relay = wake(&sql, name).await?;
+    match args.json {
+        true => output::write_json(&serde_json::json!({
+            "slot_name": name,
+            "marked": why,
+            "relay": relay.name(),
+            "records_moved": moved,
+        })),
+        false => output::write(&format!(
+            "Marked slot {name} for recovery: every row without a record in outbox.dispatch is \
+             delivered from the tables, then the stream goes on.\n{}\n",
+            relay.text()
+        )),
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn question(situation: &Situation, settings: &Settings) -> String {
+    let name = &settings.slot;
+    match situation.is_foreign() {
+        true => format!(
+            "cluster {} becomes the one on which slot {name} is served, and every row without a \
+             record is published to project {:?} from here",
+            situation.cluster.system_identifier, settings.project
+        ),
+        false => format!(
+            "slot {name} is made anew, and every row without a record is published from the tables"
+        ),
+    }
+}
+
+/// Asks on a terminal; without one, `--yes` has to say it.
+fn confirmed(args: &Args, what: &str) -> Result<()> {
+    if args.yes {
+        return Ok(());
+    }
+    let refused = || {
+        Error::new(
+            Code::SettingInvalid,
+            format!("this needs --yes: {what}; nothing was done"),
+        )
+        .hint("`postrider recover --dry-run` shows what would be sent; then add --yes")
+    };
+    if !std::io::stdin().is_terminal() {
+        return Err(refused());
+    }
+    eprint!("{what}. Go on? [y/N] ");
+    let mut answer = String::new();
+    let _ = std::io::stderr().flush(); // the answer counts, not the prompt
+    match std::io::stdin().read_line(&mut answer) {
+        Ok(_) if matches!(answer.trim(), "y" | "Y" | "yes") => Ok(()),
+        Ok(_) | Err(_) => Err(refused()),
+    }
+}
+
+/// What the relay does about the mark.
+enum Relay {
+    /// None runs.
+    Starts,
+    /// Its session was ended: it begins the next one at once.
+    BeginsAnew,
+    /// It runs on, and we may not end its session.
+    MustBeRestarted,
+}
+
+impl Relay {
+    fn name(&self) -> &'static str {
+        match self {
+            Relay::Starts => "starts",
+            Relay::BeginsAnew => "begins-anew",
+            Relay::MustBeRestarted => "must-be-restarted",
+        }
+    }
+
+    fn text(&self) -> &'static str {
+        match self {
+            Relay::Starts => "No relay holds the slot: it happens at the next `postrider run`.",
+            Relay::BeginsAnew => "The relay that holds the slot begins now; see its log.",
+            Relay::MustBeRestarted => {
+                "This role may not end the session of the relay that holds the slot: restart it."
+            }
+        }
+    }
+}
+
+/// Ends the session that holds the slot: the relay's next one finds the mark.
+async fn wake(sql: &Sql, slot: &SlotName) -> Result<Relay> {
+    const STATEMENT: &str = "\
+        select pg_terminate_backend(active_pid) from pg_catalog.pg_replication_slots \
+        where slot_name = $1 and active_pid is not null";
+    match sql.query_opt(STATEMENT, &[&slot.as_str()]).await {
+        Ok(None) => Ok(Relay::Starts),
+        Ok(Some(_)) => Ok(Relay::BeginsAnew),
+        Err(error) if error.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE) => {
+            Ok(Relay::MustBeRestarted)
+        }
+        Err(error) => Err(error.into()),
+    }
+}

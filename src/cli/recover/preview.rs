@@ -1,0 +1,182 @@
+//! What a recovery would send if it were done now: the very rows, read and mapped as it does it.
+
+use std::collections::BTreeMap;
+use std::process::ExitCode;
+
+use decoder::Lsn;
+use serde::Serialize;
+use slot_manager::SlotName;
+
+use super::{Situation, Why};
+use crate::cli::{figures, output};
+use crate::error::{Error, Result};
+use crate::postgres::Sql;
+use crate::relay::recovery::patient_session;
+use crate::relay::recovery::unrecorded::Unrecorded;
+use crate::settings::Settings;
+use crate::watermark::CommitLsn;
+
+/// Ids that are shown of each topic.
+const SHOWN_IDS: usize = 5;
+
+/// The contract of `recover --dry-run --json`.
+#[derive(Debug, Serialize)]
+struct Preview<'a> {
+    slot_name: &'a SlotName,
+    /// Whether a relay would recover at its next session.
+    needed: bool,
+    /// The loss, in kebab case.
+    why: Option<&'static str>,
+    what: Option<&'a str>,
+    tables: Vec<Table>,
+}
+
+/// Rows of one table without a record.
+#[derive(Debug, Serialize)]
+struct Table {
+    table: String,
+    rows: u64,
+    /// By topic.
+    topics: BTreeMap<String, Topic>,
+    /// Rows that cannot become a message.
+    unmappable: u64,
+    /// Why the first of them cannot.
+    first_error: Option<String>,
+}
+
+#[derive(Debug, Default, Serialize)]
+struct Topic {
+    rows: u64,
+    /// Of the encoded messages.
+    bytes: u64,
+    /// When the oldest and the newest happened, as the table says; absent when it does not.
+    oldest: Option<String>,
+    newest: Option<String>,
+    first_event_ids: Vec<String>,
+}
+
+pub(super) async fn show(
+    situation: &Situation,
+    settings: &Settings,
+    json: bool,
+) -> Result<ExitCode> {
+    let sql = patient_session(settings.database()?).await?;
+    sql.batch_execute("begin isolation level repeatable read read only")
+        .await?;
+    let mut tables = Vec::new();
+    for table in &settings.tables {
+        let unrecorded = Unrecorded::of(&sql, table, settings.project()?).await?;
+        tables.push(read(unrecorded, table.table.to_string()).await?);
+    }
+    let preview = Preview {
+        slot_name: &settings.slot,
+        needed: situation.why.is_some(),
+        why: situation.why.as_ref().map(|why| why.name),
+        what: situation.why.as_ref().map(|why| why.what.as_str()),
+        tables,
+    };
+    match json {
+        true => output::write_json(&preview),
+        false => output::write(&text(&preview, situation)),
+    }
+    finish(&sql).await?;
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn finish(sql: &Sql) -> Result<()> {
+    sql.batch_execute("rollback").await.map_err(Error::from)
+}
+
+async fn read(mut unrecorded: Unrecorded, name: String) -> Result<Table> {
+    // A place for the mapping; nothing is sent or recorded.
+    let place = CommitLsn::new(Lsn::new(1));
+    let mut table = Table {
+        table: name,
+        rows: 0,
+        topics: BTreeMap::new(),
+        unmappable: 0,
+        first_error: None,
+    };
+    while let Some(row) = unrecorded.next().await? {
+        table.rows += 1;
+        match unrecorded.event(&row, place, 1) {
+            Ok(event) => {
+                if !table.topics.contains_key(&*event.topic) {
+                    table
+                        .topics
+                        .insert(event.topic.to_string(), Topic::default());
+                }
+                let topic = table
+                    .topics
+                    .get_mut(&*event.topic)
+                    .expect("invariant: inserted just now");
+                topic.rows += 1;
+                topic.bytes += event.event.message.len() as u64;
+                if topic.first_event_ids.len() < SHOWN_IDS {
+                    topic
+                        .first_event_ids
+                        .push(event.event.origin.event_id.to_string());
+                }
+                if let Some(at) = unrecorded.occurred_at(&row) {
+                    topic.happened(at);
+                }
+            }
+            Err(error) => {
+                table.unmappable += 1;
+                table.first_error.get_or_insert_with(|| error.to_string());
+            }
+        }
+    }
+    Ok(table)
+}
+
+impl Topic {
+    /// Times of one session have one form, which sorts as text.
+    fn happened(&mut self, at: &str) {
+        if self.oldest.as_deref().is_none_or(|oldest| at < oldest) {
+            self.oldest = Some(at.to_owned());
+        }
+        if self.newest.as_deref().is_none_or(|newest| at > newest) {
+            self.newest = Some(at.to_owned());
+        }
+    }
+}
+
+fn text(preview: &Preview<'_>, situation: &Situation) -> String {
+    let mut text = match &situation.why {
+        Some(Why { name, what }) => format!(
+            "slot {}: recovery is needed ({name}): {what}\n\n",
+            preview.slot_name
+        ),
+        None => format!("slot {}: recovery is not needed\n\n", preview.slot_name),
+    };
+    if situation.slot.as_ref().is_some_and(|slot| slot.active) {
+        text += "A relay is at work: what is on its way has no record yet and is counted here.\n\n";
+    }
+    text += "Without a record in outbox.dispatch, which a recovery would publish now:\n";
+    for table in &preview.tables {
+        text += &format!("\n{}: {}\n", table.table, figures::count(table.rows, "row"));
+        for (name, topic) in &table.topics {
+            text += &topic_text(name, topic);
+        }
+        if let Some(error) = &table.first_error {
+            text += &format!(
+                "  {} cannot become a message, the first: {error}\n",
+                figures::count(table.unmappable, "row")
+            );
+        }
+    }
+    text + "\nNothing was changed.\n"
+}
+
+fn topic_text(name: &str, topic: &Topic) -> String {
+    let mut text = format!(
+        "  -> {name}: {}, {}\n",
+        figures::count(topic.rows, "message"),
+        figures::bytes(topic.bytes)
+    );
+    if let (Some(oldest), Some(newest)) = (&topic.oldest, &topic.newest) {
+        text += &format!("     happened {oldest} to {newest}\n");
+    }
+    text + &format!("     first {}\n", topic.first_event_ids.join(", "))
+}

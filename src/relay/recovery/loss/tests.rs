@@ -1,0 +1,156 @@
+use slot_manager::{SystemIdentifier, WalStatus};
+
+use super::*;
+
+fn slot(confirmed: u64) -> Slot {
+    Slot {
+        slot_name: "postrider".to_owned(),
+        plugin: Some("pgoutput".to_owned()),
+        slot_type: "logical".to_owned(),
+        database: Some("shop".to_owned()),
+        in_this_database: true,
+        temporary: false,
+        active: false,
+        active_pid: None,
+        wal_status: Some(WalStatus::Reserved),
+        safe_wal_size: None,
+        two_phase: false,
+        confirmed_flush_lsn: Some(Lsn::new(confirmed)),
+        restart_lsn: Some(Lsn::new(confirmed)),
+        catalog_xmin: Some(730),
+        xmin: None,
+        conflicting: None,
+        invalidation_reason: None,
+        inactive_since: None,
+        failover: None,
+        synced: None,
+        server_lsn: Some(Lsn::new(1_000)),
+        lag_bytes: Some(0),
+        retained_bytes: Some(0),
+        holder: None,
+    }
+}
+
+/// Left at 500.
+fn left(is_final: bool) -> Recorded {
+    Recorded {
+        system_identifier: SystemIdentifier::new(7),
+        timeline: 1,
+        confirmed_lsn: Some(Lsn::new(500)),
+        confirmed_is_final: is_final,
+        recovering: None,
+    }
+}
+
+fn judged(earlier: Option<&Recorded>, slot: Option<&Slot>, start: Start, timeline: u32) -> Verdict {
+    judge(Seen {
+        earlier,
+        slot,
+        cluster: &Cluster {
+            system_identifier: SystemIdentifier::new(7),
+            timeline,
+            version_num: 150_000,
+            in_recovery: false,
+            database: "shop".to_owned(),
+        },
+        server_lsn: Lsn::new(1_000),
+        start,
+    })
+}
+
+fn again(earlier: &Recorded, slot: Option<&Slot>) -> Verdict {
+    judged(Some(earlier), slot, Start::New, 1)
+}
+
+fn streams(confirmed: u64, audit: Audit) -> Verdict {
+    let confirmed = Lsn::new(confirmed);
+    Verdict::Stream { confirmed, audit }
+}
+
+#[test]
+fn the_slot_that_was_left_is_streamed_from() {
+    let expected = streams(500, Audit::Continue);
+    assert_eq!(again(&left(true), Some(&slot(500))), expected);
+    assert_eq!(again(&left(false), Some(&slot(500))), expected);
+}
+
+#[test]
+fn a_slot_behind_is_normal_after_a_crash_of_the_server() {
+    let expected = streams(400, Audit::Continue);
+    assert_eq!(again(&left(true), Some(&slot(400))), expected);
+}
+
+#[test]
+fn a_slot_further_on_is_another_one_if_the_record_is_final_and_else_a_reason_to_look() {
+    let recreated = Loss::SlotRecreated {
+        recorded: Lsn::new(500),
+        found: Lsn::new(600),
+    };
+    assert_eq!(
+        again(&left(true), Some(&slot(600))),
+        Verdict::Recover(recreated)
+    );
+    assert_eq!(
+        again(&left(false), Some(&slot(600))),
+        streams(600, Audit::Everything)
+    );
+}
+
+#[test]
+fn a_slot_that_served_and_is_gone_or_given_up_is_recovered() {
+    let missing = Verdict::Recover(Loss::SlotMissing);
+    assert_eq!(again(&left(false), None), missing);
+    let lost = Slot {
+        wal_status: Some(WalStatus::Lost),
+        ..slot(500)
+    };
+    let expected = Verdict::Recover(Loss::SlotLost(Health::Lost));
+    assert_eq!(again(&left(true), Some(&lost)), expected);
+}
+
+#[test]
+fn a_server_with_less_log_than_was_confirmed_was_rolled_back() {
+    let earlier = Recorded {
+        confirmed_lsn: Some(Lsn::new(1_500)),
+        ..left(true)
+    };
+    let rolled_back = Loss::WalMissing {
+        recorded: Lsn::new(1_500),
+        server: Lsn::new(1_000),
+    };
+    assert_eq!(
+        again(&earlier, Some(&slot(900))),
+        Verdict::Recover(rolled_back)
+    );
+}
+
+#[test]
+fn another_timeline_with_the_slot_is_looked_at_as_a_whole() {
+    let verdict = judged(Some(&left(true)), Some(&slot(500)), Start::New, 2);
+    assert_eq!(verdict, streams(500, Audit::Everything));
+}
+
+#[test]
+fn a_mark_goes_before_everything_and_is_recovered_even_where_losses_stop() {
+    let earlier = Recorded {
+        recovering: Some("slot-lost".to_owned()),
+        ..left(true)
+    };
+    let Verdict::Recover(loss) = again(&earlier, Some(&slot(500))) else {
+        panic!("the mark was not seen");
+    };
+    assert_eq!(loss, Loss::Unfinished("slot-lost".to_owned()));
+    assert!(loss.stops(&"postrider".parse().unwrap()).is_none());
+}
+
+#[test]
+fn a_first_start_takes_the_table_only_when_all_is_asked_for() {
+    let all = Verdict::Recover(Loss::FirstStart);
+    assert_eq!(judged(None, None, Start::All, 1), all);
+    assert_eq!(judged(None, Some(&slot(500)), Start::All, 1), all);
+    assert_eq!(judged(None, None, Start::New, 1), Verdict::CreateSlot);
+    assert_eq!(
+        judged(None, Some(&slot(500)), Start::New, 1),
+        streams(500, Audit::Continue)
+    );
+}
