@@ -64,6 +64,12 @@ impl Log {
         }
     }
 
+    /// Whether it has logged anything.
+    pub(super) fn has_spoken(&self, pid: u32) -> bool {
+        let name = format!(" [{pid}] ");
+        self.lock().lines.iter().any(|line| line.contains(&name))
+    }
+
     pub(super) fn all(&self) -> Logged {
         self.lock().clone()
     }

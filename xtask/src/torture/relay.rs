@@ -3,6 +3,7 @@
 //! They end with us, however we end: by `Drop`, or by a shell that waits on a pipe of ours.
 
 use std::io::Write;
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
 use std::sync::{Mutex, OnceLock, PoisonError};
@@ -17,6 +18,7 @@ use super::plan::RelayPlan;
 
 /// How long a relay may take to end after SIGTERM; its own limit is shorter.
 const STOP_LIMIT: Duration = Duration::from_secs(30);
+const SIGTERM: i32 = 15;
 const SHUTDOWN_TIMEOUT_S: &str = "15";
 
 static BINARY: OnceLock<PathBuf> = OnceLock::new();
@@ -170,10 +172,13 @@ impl Relay {
             .map_err(|e| e.to_string())?;
         let how = format!("ended with {status}");
         self.log.died(self.pid, self.journal.now(), &how);
+        // A process that has not got as far as to handle signals is ended by the kernel.
+        let ended_by_kernel = status.signal() == Some(SIGTERM) && !self.log.has_spoken(self.pid);
+        let pid = self.pid;
         self.ended().await?;
-        match status.success() {
+        match status.success() || ended_by_kernel {
             true => Ok(()),
-            false => Err(format!("the relay ended with {status} after SIGTERM")),
+            false => Err(format!("relay {pid} ended with {status} after SIGTERM")),
         }
     }
 

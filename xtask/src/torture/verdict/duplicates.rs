@@ -121,6 +121,36 @@ pub(super) fn is_of_a_dead_client(evidence: &Evidence, found: &checks::Violation
         .any(|cause| matches!(cause, Cause::Killed | Cause::Cut | Cause::TakenOver))
 }
 
+/// What a relay has sent to the dispatch table when it dies may be committed after the next one has
+/// looked there, and be seen by the one after that: then a repetition ends in the middle. Only of
+/// repetitions: nothing that was not stored before may be jumped over.
+pub(super) fn is_a_late_record(evidence: &Evidence, found: &checks::Violation) -> bool {
+    let checks::Violation::Skipped {
+        event_id, sequence, ..
+    } = found
+    else {
+        return false;
+    };
+    let has_it = |attempt: &&Attempt| {
+        attempt.stored.is_some()
+            && attempt
+                .event_ids
+                .iter()
+                .flatten()
+                .any(|id| **id == **event_id)
+    };
+    let mut copies = evidence.attempts.iter().filter(has_it);
+    let Some(first) = copies.next().filter(|first| first.sequence < *sequence) else {
+        return false;
+    };
+    let Some(again) = copies.find(|attempt| attempt.sequence == *sequence) else {
+        return false;
+    };
+    between(evidence, first, again)
+        .filter_map(|occurrence| blame(evidence, &occurrence.fault))
+        .any(|cause| cause < Cause::Cut)
+}
+
 /// What a fault may be blamed for, when it lies between two copies.
 fn blame(evidence: &Evidence, fault: &Fault) -> Option<Cause> {
     match fault {

@@ -147,6 +147,7 @@ pub(super) fn judge(evidence: &Evidence) -> Verdict {
     let found = report.violations.into_iter();
     let mut violations: Vec<Violation> = found
         .filter(|found| !duplicates::is_of_a_dead_client(evidence, found))
+        .filter(|found| !duplicates::is_a_late_record(evidence, found))
         .map(Violation::Delivery)
         .collect();
     violations.extend(positions::check(evidence));

@@ -387,6 +387,22 @@ fn an_event_that_a_relay_has_recorded_itself_may_not_be_sent_by_it_again() {
 }
 
 #[test]
+fn a_repetition_may_end_in_the_middle_after_a_death_but_nothing_new_may_be_jumped_over() {
+    // e1, e2, e3, then e1 again, then e3 again.
+    let mut evidence = evidence();
+    evidence.attempts.push(attempt(3, 400, "e1"));
+    evidence.attempts.push(attempt(4, 500, "e3"));
+    evidence.occurrences = vec![happened(Fault::Kill(ms(10)), 310, 350)];
+    assert_eq!(judge(&evidence).swapped(), 0);
+    evidence.occurrences = vec![happened(Fault::CutPubsub, 310, 350)];
+    assert_eq!(judge(&evidence).swapped(), 1);
+    evidence.occurrences = vec![happened(Fault::Kill(ms(10)), 110, 150)];
+    evidence.attempts.truncate(1);
+    evidence.attempts.push(attempt(1, 300, "e3"));
+    assert_eq!(judge(&evidence).swapped(), 1, "e2 was never there");
+}
+
+#[test]
 fn two_requests_of_a_key_together_are_excused_only_by_the_death_of_the_first_sender() {
     let mut evidence = repeated(Answer::MessageIds, vec![]);
     evidence.attempts[2].ended = Some(ms(410));

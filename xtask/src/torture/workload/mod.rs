@@ -185,12 +185,15 @@ async fn run(
             let prepare = format!("{batch}; PREPARE TRANSACTION '{gid}'");
             client.batch_execute(&prepare).await?;
             tokio::time::sleep(*pause).await;
-            if *commit {
-                return position(client, &format!("COMMIT PREPARED '{gid}'; {POSITION}")).await;
+            // Alone: several statements in one message would be a transaction block.
+            let end = if *commit { "COMMIT" } else { "ROLLBACK" };
+            client
+                .batch_execute(&format!("{end} PREPARED '{gid}'"))
+                .await?;
+            match commit {
+                true => position(client, POSITION).await,
+                false => Ok(None),
             }
-            let undo = format!("ROLLBACK PREPARED '{gid}'");
-            client.batch_execute(&undo).await?;
-            Ok(None)
         }
     }
 }
