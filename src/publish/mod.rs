@@ -15,7 +15,7 @@ mod topics;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use tonic::client::Grpc;
@@ -69,22 +69,34 @@ impl Publisher {
         })
     }
 
-    /// One attempt, at most `publish_timeout_s` long. The ids stand in the order of the messages.
+    /// One attempt, which ends `publish_timeout_s` after `asked_at`. The ids stand in the order of
+    /// the messages. A process may stand still between the two, and the right to send may end
+    /// meanwhile: what is overdue does not leave.
     ///
     /// # Errors
     /// A [`Failure`] with its class; unless it is of [`Class::Content`] or
     /// [`Class::Environment`], the messages may have been stored all the same.
-    pub(crate) async fn publish(&self, request: PublishRequest) -> Result<Vec<String>, Failure> {
+    pub(crate) async fn publish(
+        &self,
+        request: PublishRequest,
+        asked_at: Instant,
+    ) -> Result<Vec<String>, Failure> {
         let sent = request.messages.len();
-        match tokio::time::timeout(self.timeout, self.attempt(request)).await {
-            Ok(Ok(ids)) if ids.len() == sent => Ok(ids),
-            Ok(Ok(ids)) => Err(Failure::unknown(format!(
+        let deadline = tokio::time::Instant::from_std(asked_at) + self.timeout;
+        let ids = tokio::select! {
+            biased;
+            () = tokio::time::sleep_until(deadline) => {
+                return Err(Failure::unknown(format!("no answer in {:?}", self.timeout)));
+            }
+            answer = self.attempt(request) => answer?,
+        };
+        if ids.len() != sent {
+            return Err(Failure::unknown(format!(
                 "Pub/Sub answered with {} ids for {sent} messages",
                 ids.len()
-            ))),
-            Ok(Err(failure)) => Err(failure),
-            Err(_) => Err(Failure::unknown(format!("no answer in {:?}", self.timeout))),
+            )));
         }
+        Ok(ids)
     }
 
     async fn attempt(&self, request: PublishRequest) -> Result<Vec<String>, Failure> {

@@ -174,7 +174,7 @@ impl Delivery {
                 messages,
             };
             self.publishing.spawn(async move {
-                let result = publisher.publish(call).await;
+                let result = publisher.publish(call, now).await;
                 Answer { request, result }
             });
         }

@@ -186,7 +186,7 @@ mod tests {
         world.keepalive(20.0, 20.0, false);
         let before = world.ends();
         for late in 21..90 {
-            world.keepalive(20.0 + f64::from(late) / 1_000.0, f64::from(late), false);
+            world.keepalive(20.0 + f64::from(late) / 10_000.0, f64::from(late), false);
         }
         near(world.ends(), before);
     }
