@@ -85,6 +85,8 @@ pub struct Lanes {
     concurrency: Concurrency,
     slow_topics: SlowTopics,
     next_unordered: u32,
+    /// Whose turn it was.
+    full_lane_was_last: bool,
 }
 
 impl Lanes {
@@ -101,6 +103,7 @@ impl Lanes {
             concurrency: Concurrency::new(max_in_flight),
             slow_topics: SlowTopics::default(),
             next_unordered: 0,
+            full_lane_was_last: false,
         }
     }
 
@@ -153,18 +156,31 @@ impl Lanes {
             return Some(request);
         }
         loop {
-            let place = match (self.worthwhile.pop_front(), serve) {
-                (Some(place), _) => place,
-                (None, Serve::Worthwhile) => return None,
-                (None, Serve::All) => {
-                    let place = self.ready.pop_front()?;
-                    self.places[place].listed = false;
-                    place
-                }
+            let place = match serve {
+                Serve::Worthwhile => self.worthwhile.pop_front()?,
+                Serve::All => self.next_place()?,
             };
             if let Some(request) = self.take(place) {
                 return Some(request);
             }
+        }
+    }
+
+    /// The place whose turn it is: full lanes and all others by turns, so that lanes that are
+    /// always full leave room for small ones.
+    fn next_place(&mut self) -> Option<usize> {
+        self.full_lane_was_last = !self.full_lane_was_last;
+        if self.full_lane_was_last
+            && let Some(place) = self.worthwhile.pop_front()
+        {
+            return Some(place);
+        }
+        match self.ready.pop_front() {
+            Some(place) => {
+                self.places[place].listed = false;
+                Some(place)
+            }
+            None => self.worthwhile.pop_front(),
         }
     }
 

@@ -78,6 +78,21 @@ fn a_lane_vanishes_when_its_work_is_done() {
 }
 
 #[test]
+fn a_lane_that_is_always_full_leaves_room_for_a_small_one() {
+    let now = Instant::now();
+    let mut lanes = Lanes::new(1);
+    (0..200).for_each(|n| push(&mut lanes, "hot", n));
+    push(&mut lanes, "small", 1_000);
+    let served = (0..4).any(|_| {
+        let request = lanes.next_request(now, Serve::All).unwrap();
+        (0..200).for_each(|n| push(&mut lanes, "hot", n));
+        lanes.finished(&request);
+        request.key.ordering_key == OrderingKey::from("small")
+    });
+    assert!(served);
+}
+
+#[test]
 fn while_more_input_is_at_hand_only_worthwhile_lanes_are_served() {
     let now = Instant::now();
     let mut lanes = Lanes::new(10);
