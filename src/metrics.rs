@@ -114,6 +114,9 @@ pub struct Metrics {
     pub publish_requests: Counter,
     pub publish_failures: Family<Kind, Counter>,
     pub unexpected_changes: Family<Kind, Counter>,
+    pub events_quarantined: Family<Kind, Counter>,
+    pub blocked_keys: Gauge,
+    pub events_in_quarantine: Known,
     pub sessions: Counter,
     pub received_bytes: Counter,
     pub in_flight_bytes: Gauge,
@@ -143,6 +146,9 @@ impl Default for Metrics {
             publish_requests: Counter::default(),
             publish_failures: Family::default(),
             unexpected_changes: Family::default(),
+            events_quarantined: Family::default(),
+            blocked_keys: Gauge::default(),
+            events_in_quarantine: Known::default(),
             sessions: Counter::default(),
             received_bytes: Counter::default(),
             in_flight_bytes: Gauge::default(),
@@ -230,6 +236,11 @@ impl Metrics {
             self.unexpected_changes.clone(),
         );
         registry.register(
+            "events_quarantined",
+            "Events set aside, by the code of the error, or `waits` behind a blocked key",
+            self.events_quarantined.clone(),
+        );
+        registry.register(
             "commit_to_ack_seconds",
             "From the commit to the acknowledgement by Pub/Sub",
             self.latency.clone(),
@@ -249,6 +260,11 @@ impl Metrics {
             "lanes_waiting",
             "Ordering keys that wait to try again",
             &self.lanes_waiting,
+        );
+        add(
+            "blocked_keys",
+            "Ordering keys that wait in quarantine behind a bad event",
+            &self.blocked_keys,
         );
         add(
             "holds_slot",
@@ -281,6 +297,11 @@ impl Metrics {
             "slot_retained_bytes",
             "WAL that the slot holds back",
             self.retained_bytes.get(),
+        );
+        add(
+            "events_in_quarantine",
+            "Events in quarantine, bad ones and those that wait behind them, up to a million",
+            self.events_in_quarantine.get(),
         );
         add(
             "lag_seconds",

@@ -155,6 +155,21 @@ fn every_test_that_a_guarantee_cites_exists() {
 }
 
 #[test]
+fn every_test_that_stands_beside_a_bug_of_others_exists() {
+    let page = read("docs/peer-bugs.md");
+    let sources: String = files(root(), ".rs").iter().map(read).collect();
+    let is_test = |span: &&str| span.matches('_').count() > 3 && !span.contains('(');
+    let cited: BTreeSet<_> = code_spans(&page).filter(is_test).collect();
+    assert!(cited.len() > 20, "only {} were recognised", cited.len());
+    for name in cited {
+        assert!(
+            sources.contains(&format!("fn {name}(")),
+            "peer-bugs.md cites {name}"
+        );
+    }
+}
+
+#[test]
 fn every_toml_example_is_accepted_as_settings() {
     let mut examples = 0;
     for page in files(&root().join("docs"), ".md") {
@@ -177,8 +192,10 @@ fn every_metric_that_is_written_about_exists() {
     let label = Label { kind: "x" };
     metrics.publish_failures.get_or_create(&label).inc();
     metrics.unexpected_changes.get_or_create(&label).inc();
+    metrics.events_quarantined.get_or_create(&label).inc();
     metrics.recoveries.get_or_create(&label).inc();
     metrics.slot_health.get_or_create(&label).set(1);
+    metrics.events_in_quarantine.set(Some(0.0));
     metrics.lag_bytes.set(Some(0.0));
     metrics.retained_bytes.set(Some(0.0));
     metrics.oldest_pending.set(None);

@@ -15,11 +15,12 @@ use tokio_postgres::error::{DbError, SqlState};
 use tokio_postgres::{AsyncMessage, Client, NoTls};
 
 /// In the order in which a migration tool applies them.
-const MIGRATIONS: [&str; 4] = [
+const MIGRATIONS: [&str; 5] = [
     include_str!("../migrations/0001_events.sql"),
     include_str!("../migrations/0002_dispatch.sql"),
     include_str!("../migrations/0003_publication.sql"),
     include_str!("../migrations/0004_roles.sql"),
+    include_str!("../migrations/0005_quarantine.sql"),
 ];
 
 static SERVER: LazyLock<ScratchPostgres> = LazyLock::new(start);

@@ -79,6 +79,16 @@ pub(super) enum Command {
     ///                                                      3 missing or unknown)
     #[command(verbatim_doc_comment)]
     Slot(super::slot::Args),
+    /// Look at events that were set aside; release or discard them
+    ///
+    /// An event that can never be published is set aside in quarantine, and so are the later events
+    /// of its ordering key (on_bad_event). Works while the relay runs, and while it does not.
+    ///
+    /// Examples:
+    ///   postrider quarantine list
+    ///   postrider quarantine release --key order-17
+    #[command(verbatim_doc_comment)]
+    Quarantine(super::quarantine::Args),
     /// Deliver from the tables what has no record: after the loss of the slot, or of a cluster
     ///
     /// A relay does this by itself when it finds its slot missing, lost or made anew; this command

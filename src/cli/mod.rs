@@ -14,6 +14,7 @@ mod init;
 mod logging;
 mod output;
 mod paint;
+mod quarantine;
 mod recover;
 mod run;
 mod signals;
@@ -49,6 +50,7 @@ fn dispatch(cli: Cli, flags: &[(String, String)]) -> Result<ExitCode> {
         Command::Init(args) => init::run(&load()?, &args),
         Command::Check(args) => check::run(&load()?, &args),
         Command::Slot(args) => slot::run(&load()?, args),
+        Command::Quarantine(args) => quarantine::run(&load()?, args),
         Command::Recover(args) => recover::run(&load()?, &args),
         Command::Demo(args) => demo::run(&args),
         Command::Emulator(args) => emulator::run(args),

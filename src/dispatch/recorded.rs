@@ -117,6 +117,7 @@ impl Recorded {
         event_id: &[u8; 16],
     ) -> Lookup {
         let place = (commit.lsn().as_u64(), ordinal as i32);
+        self.last = self.last.filter(|last| place.0 <= *last);
         while self
             .page
             .front()

@@ -128,6 +128,9 @@ struct Status {
     in_flight_requests: i64,
     lanes: i64,
     lanes_waiting: i64,
+    blocked_keys: i64,
+    /// Absent while unknown.
+    events_in_quarantine: Option<f64>,
 }
 
 async fn status(Shared(port): Shared<Port>) -> Json<Status> {
@@ -155,5 +158,7 @@ async fn status(Shared(port): Shared<Port>) -> Json<Status> {
         in_flight_requests: metrics.in_flight_requests.get(),
         lanes: metrics.lanes.get(),
         lanes_waiting: metrics.lanes_waiting.get(),
+        blocked_keys: metrics.blocked_keys.get(),
+        events_in_quarantine: metrics.events_in_quarantine.get(),
     })
 }

@@ -1,26 +1,29 @@
 //! Lanes: one queue per (topic, ordering key), so that order holds per key and only there.
 //!
 //! A lane has at most one request on its way. Everything that waits in it goes into its next
-//! request, in order; a failed request stays whole and goes first again. Lanes take turns under
-//! one limit of requests on their way. A lane exists only while it has work, so memory follows
-//! the events in it and not the number of keys ever seen.
+//! request, in order; a failed request stays whole and goes first again. A request that is refused
+//! for good is taken apart until the one bad event is found (`lane`). Lanes take turns under one
+//! limit of requests on their way, and under one for each topic over its quota (`concurrency`). A
+//! lane exists only while it has work, so memory follows the events in it and not the number of
+//! keys ever seen.
 //!
 //! Messages without an ordering key have no order to keep: each topic has a few lanes for them.
 //!
 //! A state machine without IO; the clock is passed in.
 
 mod concurrency;
+mod event;
+mod lane;
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Instant;
 
-use bytes::Bytes;
-use decoder::PgTimestamp;
+pub use event::{Event, EventRef, Group, LaneKey, Request, Standing};
 
-use crate::map::{EventId, OrderingKey};
-use crate::watermark::CommitLsn;
-use concurrency::Concurrency;
+use crate::map::OrderingKey;
+use concurrency::{Concurrency, SlowTopics};
+use lane::{Lane, State};
 
 /// Pub/Sub's limit of messages in one request.
 const MAX_MESSAGES: usize = 1_000;
@@ -39,72 +42,6 @@ const WORTHWHILE_MESSAGES: usize = 100;
 /// Lanes of a topic for messages without an ordering key.
 const UNORDERED_LANES: u32 = 16;
 
-/// What is kept of an event until its outcome is recorded.
-#[derive(Debug, Clone)]
-pub struct EventRef {
-    /// Commit LSN: the first half of the event's identity.
-    pub commit: CommitLsn,
-    /// Place of the insert in its transaction, from 1: the second half.
-    pub ordinal: u32,
-    /// When its transaction was committed.
-    pub commit_time: PgTimestamp,
-    /// The id in the dispatch table.
-    pub event_id: EventId,
-}
-
-/// One event to publish.
-#[derive(Debug)]
-pub struct Event {
-    /// Which event it is.
-    pub origin: EventRef,
-    /// The encoded `PubsubMessage`.
-    pub message: Bytes,
-}
-
-#[cfg(test)]
-impl Event {
-    /// The event of this ordinal, with seven bytes of message.
-    pub(crate) fn for_tests(ordinal: u32) -> Self {
-        let origin = EventRef {
-            commit: CommitLsn::new(decoder::Lsn::new(1)),
-            ordinal,
-            commit_time: PgTimestamp::from_micros(0),
-            event_id: EventId {
-                uuid: [0; 16],
-                source_id: None,
-            },
-        };
-        Self {
-            origin,
-            message: Bytes::from_static(b"message"),
-        }
-    }
-}
-
-/// Names a lane.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct LaneKey {
-    /// Full topic name.
-    pub topic: Arc<str>,
-    /// Ordering key; empty for messages without order.
-    pub ordering_key: OrderingKey,
-    /// Which of the lanes for messages without order.
-    unordered: u32,
-}
-
-/// A request to publish. It is out of the lanes until it comes back through
-/// [`Lanes::finished`] or [`Lanes::failed`].
-#[derive(Debug)]
-pub struct Request {
-    lane: usize,
-    /// Topic and key of all its events.
-    pub key: LaneKey,
-    /// The events, in order; at least one.
-    pub events: Vec<Event>,
-    /// Attempts made before this one.
-    pub failed_attempts: u32,
-}
-
 /// How eagerly lanes are served.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Serve {
@@ -114,28 +51,15 @@ pub enum Serve {
     Worthwhile,
 }
 
-/// How a failed request bears on the limit of requests on their way.
+/// How a failed request bears on the limits of requests on their way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Load {
-    /// Pub/Sub as a whole does not keep up or does not answer: fewer at once.
+    /// Pub/Sub as a whole does not answer: fewer at once.
     Reduce,
-    /// The failure is this topic's own.
+    /// This topic is over its quota: fewer of it at once.
+    ReduceTopic,
+    /// As many as before.
     Keep,
-}
-
-#[derive(Debug)]
-enum State {
-    Ready,
-    InFlight,
-    /// A failed request that goes again at this time.
-    Waiting(Instant, Request),
-}
-
-#[derive(Debug)]
-struct Lane {
-    key: LaneKey,
-    queue: VecDeque<Event>,
-    state: State,
 }
 
 /// A place for a lane; places are used again.
@@ -159,6 +83,7 @@ pub struct Lanes {
     waiting: BTreeSet<(Instant, usize)>,
     in_flight: usize,
     concurrency: Concurrency,
+    slow_topics: SlowTopics,
     next_unordered: u32,
 }
 
@@ -174,6 +99,7 @@ impl Lanes {
             waiting: BTreeSet::new(),
             in_flight: 0,
             concurrency: Concurrency::new(max_in_flight),
+            slow_topics: SlowTopics::default(),
             next_unordered: 0,
         }
     }
@@ -195,22 +121,19 @@ impl Lanes {
             Some(place) => *place,
             None => self.open(key),
         };
-        let lane = self.places[place]
-            .lane
-            .as_mut()
-            .expect("invariant: an indexed lane exists");
-        lane.queue.push_back(event);
-        if lane.queue.len() == WORTHWHILE_MESSAGES && matches!(lane.state, State::Ready) {
+        if self.lane(place).push(event) {
             self.worthwhile.push_back(place);
         }
     }
 
+    /// The lane in use at `place`.
+    fn lane(&mut self, place: usize) -> &mut Lane {
+        let lane = self.places[place].lane.as_mut();
+        lane.expect("invariant: a lane that is indexed, on its way or waiting exists")
+    }
+
     fn open(&mut self, key: LaneKey) -> usize {
-        let lane = Lane {
-            key: key.clone(),
-            queue: VecDeque::new(),
-            state: State::Ready,
-        };
+        let lane = Lane::new(key.clone());
         let place = self.free.pop().unwrap_or_else(|| {
             self.places.push(Place::default());
             self.places.len() - 1
@@ -247,87 +170,120 @@ impl Lanes {
 
     /// The request of a waiting lane whose time has come.
     fn due(&mut self, now: Instant) -> Option<Request> {
-        let (at, place) = *self.waiting.first()?;
-        if at > now {
-            return None;
-        }
-        self.waiting.pop_first();
-        let lane = self.places[place]
-            .lane
-            .as_mut()
-            .expect("invariant: a waiting lane exists");
-        match std::mem::replace(&mut lane.state, State::InFlight) {
-            State::Waiting(_, request) => {
-                self.in_flight += 1;
-                Some(request)
+        while let Some((_, place)) = self.waiting.first().copied().filter(|(at, _)| *at <= now) {
+            self.waiting.pop_first();
+            self.lane(place).state = State::Ready;
+            if let Some(request) = self.take(place) {
+                return Some(request);
             }
-            State::Ready | State::InFlight => unreachable!("invariant: the lane was waiting"),
         }
+        None
     }
 
     /// A request with all that waits in the lane, as far as it fits; `None` when the lane is not
-    /// ready or gone, which happens to places that were served out of turn.
+    /// ready, may not go or is gone, which happens to places that were served out of turn.
     fn take(&mut self, place: usize) -> Option<Request> {
         let lane = self.places[place].lane.as_mut()?;
-        if !matches!(lane.state, State::Ready) || lane.queue.is_empty() {
+        if lane.state != State::Ready || lane.is_empty() {
             return None;
         }
-        let mut bytes = 0;
-        let fitting = lane.queue.iter().take(MAX_MESSAGES).take_while(|event| {
-            bytes += event.message.len() + MESSAGE_FRAMING;
-            bytes <= MAX_BYTES
-        });
-        let count = fitting.count().max(1);
-        let events = lane.queue.drain(..count).collect();
-        lane.state = State::InFlight;
+        if !self.slow_topics.admit(&lane.key.topic, place) {
+            lane.state = State::Parked;
+            return None;
+        }
         self.in_flight += 1;
-        Some(Request {
-            lane: place,
-            key: lane.key.clone(),
-            events,
-            failed_attempts: 0,
-        })
+        Some(lane.next_request(place))
     }
 
     /// A request was published: its lane goes on, or ends when nothing waits in it.
     pub fn finished(&mut self, request: &Request) {
         self.concurrency.succeeded();
-        self.in_flight -= 1;
-        let place = request.lane;
-        let lane = self.places[place]
-            .lane
-            .as_mut()
-            .expect("invariant: a lane in flight exists");
-        if lane.queue.is_empty() {
-            self.index.remove(&lane.key);
-            self.places[place].lane = None;
-            self.free.push(place);
-        } else {
-            lane.state = State::Ready;
-            if lane.queue.len() >= WORTHWHILE_MESSAGES {
-                self.worthwhile.push_back(place);
-            }
-            self.list(place);
-        }
+        let max = self.concurrency.max();
+        self.slow_topics.succeeded(&request.key.topic, max);
+        self.lane(request.lane).stored(request.events.len());
+        self.ended(&request.key.topic);
+        self.go_on(request.lane);
         self.shrink_when_empty();
     }
 
     /// A request was not published: the same goes again at `again_at`, before all else in its
     /// lane.
     pub fn failed(&mut self, mut request: Request, again_at: Instant, load: Load) {
+        request.count_failure();
+        let (place, topic) = (request.lane, request.key.topic.clone());
+        self.waiting.insert((again_at, place));
+        self.lane(place).wait(again_at, request);
         match load {
             Load::Reduce => self.concurrency.failed(),
+            Load::ReduceTopic => self.throttled(&topic),
             Load::Keep => {}
         }
-        self.in_flight -= 1;
-        request.failed_attempts += 1;
+        self.ended(&topic);
+    }
+
+    /// A request will never be published. `None` while it is not known which of its events is the
+    /// reason: they go again in smaller requests, before all else in their lane. Else that one
+    /// event, which is out of the lanes then.
+    pub fn refused(&mut self, mut request: Request) -> Option<Event> {
+        request.count_failure();
         let place = request.lane;
-        self.waiting.insert((again_at, place));
-        let lane = self.places[place]
-            .lane
-            .as_mut()
-            .expect("invariant: a lane in flight exists");
-        lane.state = State::Waiting(again_at, request);
+        let bad = self.lane(place).refused(request.events);
+        self.ended(&request.key.topic);
+        self.go_on(place);
+        bad
+    }
+
+    /// Takes all events out of a lane that has no request on its way, and ends it.
+    pub fn close(&mut self, key: &LaneKey) -> Vec<Event> {
+        let Some(place) = self.index.remove(key) else {
+            return Vec::new();
+        };
+        let lane = self.places[place].lane.take();
+        let lane = lane.expect("invariant: an indexed lane exists");
+        debug_assert!(lane.state != State::InFlight, "its request would be lost");
+        if let State::Waiting(at) = lane.state {
+            self.waiting.remove(&(at, place));
+        }
+        self.free.push(place);
+        lane.into_events().collect()
+    }
+
+    /// A request of `topic` is not on its way any more.
+    fn ended(&mut self, topic: &str) {
+        self.in_flight -= 1;
+        for place in self.slow_topics.ended(topic) {
+            // The lane may have ended meanwhile.
+            if let Some(lane) = self.places.get_mut(place).and_then(|p| p.lane.as_mut())
+                && lane.state == State::Parked
+            {
+                lane.state = State::Ready;
+                self.worthwhile.push_back(place);
+            }
+        }
+    }
+
+    /// A lane whose request has ended takes its turn again, or ends.
+    fn go_on(&mut self, place: usize) {
+        let lane = self.lane(place);
+        if lane.is_empty() {
+            let key = lane.key.clone();
+            self.index.remove(&key);
+            self.places[place].lane = None;
+            self.free.push(place);
+            return;
+        }
+        if lane.is_worthwhile() {
+            self.worthwhile.push_back(place);
+        }
+        self.list(place);
+    }
+
+    fn throttled(&mut self, topic: &Arc<str>) {
+        let lanes = self.places.iter().filter_map(|place| place.lane.as_ref());
+        let in_flight =
+            lanes.filter(|lane| lane.state == State::InFlight && lane.key.topic == *topic);
+        // One more: the request that failed has not been taken off yet.
+        self.slow_topics.throttled(topic, || in_flight.count() + 1);
     }
 
     /// Lets the waiting requests of `topic` go at `at` if that is sooner: what they waited for
@@ -337,7 +293,7 @@ impl Lanes {
             let Some(lane) = self.places[place].lane.as_mut() else {
                 continue;
             };
-            if let State::Waiting(until, _) = &mut lane.state
+            if let State::Waiting(until) = &mut lane.state
                 && &*lane.key.topic == topic
                 && *until > at
             {
@@ -372,9 +328,9 @@ impl Lanes {
         self.index.is_empty()
     }
 
-    /// Lanes that wait to try again.
+    /// Lanes that wait to try again, or until their topic may have more requests on their way.
     pub fn waiting(&self) -> usize {
-        self.waiting.len()
+        self.waiting.len() + self.slow_topics.parked()
     }
 
     fn list(&mut self, place: usize) {
@@ -390,6 +346,7 @@ impl Lanes {
         if self.index.is_empty() && self.places.len() > KEPT {
             *self = Self {
                 concurrency: self.concurrency,
+                slow_topics: std::mem::take(&mut self.slow_topics),
                 next_unordered: self.next_unordered,
                 ..Self::new(self.concurrency.max())
             };

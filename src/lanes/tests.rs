@@ -152,6 +152,97 @@ fn lanes_of_a_topic_that_has_come_back_do_not_wait_any_longer() {
     assert!(lanes.next_request(now, Serve::All).is_some());
 }
 
+#[test]
+fn one_bad_event_among_a_thousand_is_found_in_about_log2_n_requests_and_the_rest_goes_on() {
+    let now = Instant::now();
+    for bad in [0, 1, 499, 500, 998, 999] {
+        let mut lanes = Lanes::new(10);
+        (0..1_000).for_each(|n| push(&mut lanes, "a", n));
+        let (mut requests, mut stored, mut found) = (0, Vec::new(), None);
+        while let Some(request) = lanes.next_request(now, Serve::Worthwhile) {
+            requests += 1;
+            if ordinals(&request).contains(&bad) {
+                found = lanes.refused(request).or(found);
+            } else {
+                stored.extend(ordinals(&request));
+                lanes.finished(&request);
+            }
+        }
+        while let Some(request) = lanes.next_request(now, Serve::All) {
+            requests += 1;
+            stored.extend(ordinals(&request));
+            lanes.finished(&request);
+        }
+        let found = found.expect("the bad one is found").origin;
+        assert_eq!(found.ordinal, bad);
+        assert!(requests <= 15, "{requests} requests for {bad}");
+        assert!(found.failed_attempts >= 2 && found.failed_attempts <= 12);
+        assert_eq!(stored, (0..1_000).filter(|n| *n != bad).collect::<Vec<_>>());
+        assert!(lanes.is_empty());
+    }
+}
+
+#[test]
+fn a_closed_lane_gives_all_its_events_in_order_and_is_gone() {
+    let now = Instant::now();
+    let mut lanes = Lanes::new(10);
+    (0..5).for_each(|n| push(&mut lanes, "a", n));
+    let request = lanes.next_request(now, Serve::All).unwrap();
+    let key = request.key.clone();
+    assert!(lanes.refused(request).is_none());
+    let half = lanes.next_request(now, Serve::All).unwrap();
+    assert_eq!(ordinals(&half), [0, 1]);
+    lanes.failed(half, now + Duration::from_secs(9), Load::Keep);
+    let waiting: Vec<u32> = lanes.close(&key).iter().map(|e| e.origin.ordinal).collect();
+    assert_eq!(waiting, [0, 1, 2, 3, 4]);
+    assert!(lanes.is_empty() && lanes.waiting() == 0);
+}
+
+#[test]
+fn a_topic_over_its_quota_slows_down_alone() {
+    let now = Instant::now();
+    let mut lanes = Lanes::new(100);
+    for n in 0..40 {
+        lanes.push(
+            "slow".into(),
+            OrderingKey::from(format!("k{n}").as_str()),
+            event(n),
+        );
+    }
+    let mut requests = Vec::new();
+    while let Some(request) = lanes.next_request(now, Serve::All) {
+        requests.push(request);
+    }
+    for request in requests {
+        lanes.failed(request, now, Load::ReduceTopic);
+    }
+    for n in 0..90 {
+        push(&mut lanes, &format!("k{n}"), n);
+    }
+    let (mut slow, mut others) = (Vec::new(), 0);
+    while let Some(request) = lanes.next_request(now, Serve::All) {
+        match &*request.key.topic {
+            "slow" => slow.push(request),
+            _ => others += 1,
+        }
+    }
+    assert_eq!((slow.len(), others), (1, 90));
+    assert_eq!(lanes.waiting(), 39, "the others are parked");
+    assert_eq!(lanes.next_due(), None, "and keep nobody busy");
+    let mut served = 0;
+    while let Some(request) = slow.pop() {
+        served += 1;
+        lanes.finished(&request);
+        while let Some(request) = lanes.next_request(now, Serve::Worthwhile) {
+            slow.push(request);
+        }
+    }
+    assert_eq!(
+        served, 40,
+        "every lane has its turn, also while more input is at hand"
+    );
+}
+
 #[derive(Debug, Clone)]
 enum Step {
     Push(u8),
@@ -226,5 +317,111 @@ proptest! {
         }
         prop_assert_eq!(stored, pushed);
         prop_assert!(lanes.is_empty());
+    }
+}
+
+/// What came of the events of one key.
+#[derive(Debug, Default, PartialEq)]
+struct Outcomes {
+    stored: Vec<u32>,
+    bad: Vec<u32>,
+}
+
+#[derive(Debug, Clone)]
+enum Turn {
+    Push {
+        key: u8,
+        bad: bool,
+    },
+    Send {
+        worthwhile: bool,
+    },
+    /// Pub/Sub judges a request by what is in it.
+    Judge(prop::sample::Index),
+    /// Something else goes wrong with it.
+    Fail(prop::sample::Index),
+    Wait,
+}
+
+fn turn() -> impl Strategy<Value = Turn> {
+    prop_oneof![
+        6 => (0u8..3, prop::bool::weighted(0.1)).prop_map(|(key, bad)| Turn::Push { key, bad }),
+        2 => any::<bool>().prop_map(|worthwhile| Turn::Send { worthwhile }),
+        2 => any::<prop::sample::Index>().prop_map(Turn::Judge),
+        1 => any::<prop::sample::Index>().prop_map(Turn::Fail),
+        1 => Just(Turn::Wait),
+    ]
+}
+
+proptest! {
+    #[test]
+    fn exactly_the_bad_events_are_found_and_the_good_ones_are_stored_once_in_order(
+        turns in prop::collection::vec(turn(), 0..400), limit in 1usize..4,
+    ) {
+        let mut now = Instant::now();
+        let mut lanes = Lanes::new(limit);
+        let mut bad: Vec<u32> = Vec::new();
+        let mut expected: HashMap<String, Outcomes> = HashMap::new();
+        let mut found: HashMap<String, Outcomes> = HashMap::new();
+        let mut on_their_way: Vec<Request> = Vec::new();
+        let (mut pushed, mut judged) = (0usize, 0usize);
+        let mut judge = |lanes: &mut Lanes, request: Request, bad: &[u32]| {
+            judged += 1;
+            let of_key = found.entry(request.key.ordering_key.to_string()).or_default();
+            if ordinals(&request).iter().any(|n| bad.contains(n)) {
+                of_key.bad.extend(lanes.refused(request).map(|event| event.origin.ordinal));
+            } else {
+                of_key.stored.extend(ordinals(&request));
+                lanes.finished(&request);
+            }
+        };
+        for (n, turn) in (0u32..).zip(turns) {
+            match turn {
+                Turn::Push { key, bad: is_bad } => {
+                    let key = format!("k{key}");
+                    push(&mut lanes, &key, n);
+                    pushed += 1;
+                    let of_key = expected.entry(key).or_default();
+                    if is_bad {
+                        bad.push(n);
+                        of_key.bad.push(n);
+                    } else {
+                        of_key.stored.push(n);
+                    }
+                }
+                Turn::Send { worthwhile } => {
+                    let serve = if worthwhile { Serve::Worthwhile } else { Serve::All };
+                    on_their_way.extend(lanes.next_request(now, serve));
+                }
+                Turn::Judge(which) if !on_their_way.is_empty() => {
+                    let request = on_their_way.swap_remove(which.index(on_their_way.len()));
+                    judge(&mut lanes, request, &bad);
+                }
+                Turn::Fail(which) if !on_their_way.is_empty() => {
+                    let request = on_their_way.swap_remove(which.index(on_their_way.len()));
+                    let load = if n % 2 == 0 { Load::ReduceTopic } else { Load::Reduce };
+                    lanes.failed(request, now + Duration::from_millis(u64::from(n % 50)), load);
+                }
+                Turn::Wait => now += Duration::from_millis(20),
+                Turn::Judge(_) | Turn::Fail(_) => {}
+            }
+            prop_assert_eq!(lanes.in_flight(), on_their_way.len());
+        }
+        now += Duration::from_secs(10);
+        loop {
+            if let Some(request) = on_their_way.pop() {
+                judge(&mut lanes, request, &bad);
+            } else if let Some(request) = lanes.next_request(now, Serve::All) {
+                on_their_way.push(request);
+            } else {
+                break;
+            }
+        }
+        // Without a bad event a request holds one event at least; each bad one costs two for each
+        // halving, and the requests that begin and end its search.
+        let most = pushed + bad.len() * (2 * (pushed.max(2).ilog2() as usize + 1) + 2);
+        prop_assert!(judged <= most, "{} requests, {} at most", judged, most);
+        prop_assert_eq!(found, expected);
+        prop_assert!(lanes.is_empty() && lanes.waiting() == 0);
     }
 }

@@ -24,6 +24,10 @@ impl Column {
         &self.name
     }
 
+    pub(super) fn position(&self) -> usize {
+        self.position
+    }
+
     pub(super) fn type_oid(&self) -> Oid {
         self.type_oid
     }
@@ -148,7 +152,7 @@ impl Finder<'_> {
 pub(super) struct EventColumns {
     pub(super) id: Column,
     pub(super) headers: Option<Column>,
-    aggregate_type: Option<Column>,
+    pub(super) aggregate_type: Option<Column>,
     pub(super) aggregate_id: Option<Column>,
     event_type: Option<Column>,
     pub(super) version: Option<Column>,

@@ -10,6 +10,8 @@ use decoder::Oid;
 use thiserror::Error;
 
 use super::EventPosition;
+use super::event_id::EventId;
+use super::ordering::OrderingKey;
 use super::topic::TopicNameFault;
 
 /// Why a table, or one of its rows, cannot be mapped to messages.
@@ -99,6 +101,40 @@ pub struct EventError {
     pub at: EventPosition,
     /// What is wrong.
     pub fault: EventFault,
+    /// What can be said of it all the same.
+    pub known: Known,
+}
+
+/// What can be said of a row that cannot become a message.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Known {
+    /// Its identity, made from its place in the log if its id cannot be read.
+    pub event_id: EventId,
+    /// The topic that it would go to, if the row tells.
+    pub topic: Option<Arc<str>>,
+    /// Its ordering key; unordered also if the row does not tell, or if Pub/Sub takes no such key.
+    pub ordering_key: OrderingKey,
+}
+
+impl EventFault {
+    /// Whether the row alone is at fault. Else the table, its settings or the server are: every
+    /// row would fail, and none is to be set aside for it.
+    pub fn is_of_the_row(&self) -> bool {
+        match self {
+            Self::Null { .. }
+            | Self::NotUtf8 { .. }
+            | Self::HeadersMalformed { .. }
+            | Self::Topic { .. }
+            | Self::AttributeReserved { .. }
+            | Self::OverLimit { .. } => true,
+            Self::ColumnCount { .. }
+            | Self::UnchangedToast { .. }
+            | Self::UuidMalformed { .. }
+            | Self::ByteaMalformed { .. }
+            | Self::BinaryTypeUnknown { .. }
+            | Self::BinaryMalformed { .. } => false,
+        }
+    }
 }
 
 /// What is wrong with a row.
@@ -327,6 +363,11 @@ mod tests {
             event_id: Some("42".to_owned()),
             at: EventPosition::default(),
             fault,
+            known: Known {
+                event_id: EventId::of_place("outbox.events", EventPosition::default()),
+                topic: None,
+                ordering_key: OrderingKey::UNORDERED,
+            },
         }))
     }
 

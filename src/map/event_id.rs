@@ -10,6 +10,7 @@ use std::fmt;
 use md5::{Digest, Md5};
 use uuid::Uuid;
 
+use super::EventPosition;
 use super::error::EventFault;
 
 /// The identity of an event, as the dispatch table records it.
@@ -19,6 +20,18 @@ pub struct EventId {
     pub uuid: [u8; 16],
     /// `schema.table:id` when the id is not a uuid, else `None`.
     pub source_id: Option<Box<str>>,
+}
+
+impl EventId {
+    /// The identity of a row of `schema.table` whose id cannot be read: its place in the log, as
+    /// `schema.table@commit LSN/ordinal`.
+    pub(super) fn of_place(table: &str, at: EventPosition) -> Self {
+        let source_id = format!("{table}@{}/{}", at.commit_lsn, at.ordinal);
+        Self {
+            uuid: Md5::digest(&source_id).into(),
+            source_id: Some(source_id.into()),
+        }
+    }
 }
 
 impl fmt::Display for EventId {

@@ -9,7 +9,7 @@ use decoder::{Lsn, OwnedRelation, PgTimestamp, Tuple, Value};
 use super::attributes::{Attributes, FIXED};
 use super::columns::{Column, EventColumns, Finder, OutboxRow};
 use super::envelope::{Envelope, EventContext};
-use super::error::{EventError, EventFault, Limit, MapError, SettingFault};
+use super::error::{EventError, EventFault, Known, Limit, MapError, SettingFault};
 use super::event_id::{EventId, EventIds};
 use super::headers::Headers;
 use super::ordering::{Ordering, OrderingKey, OrderingKeys};
@@ -17,7 +17,7 @@ use super::settings::{Role, TableSettings};
 use super::topic::Topics;
 use super::value::pg_type;
 use super::wire::Body;
-use super::{limits, timestamp, wire};
+use super::{limits, payload, timestamp, wire};
 
 /// Tables with up to this many columns are read without an allocation; `outbox.events` has nine.
 const INLINE_COLUMNS: usize = 16;
@@ -227,19 +227,65 @@ impl Mapper {
         })
     }
 
+    /// The payload of a row as it stands there, for a row that cannot become a message: empty
+    /// when it cannot be read, or is too large for any message.
     #[cold]
-    fn event_error(&self, row: &[Value<'_>], at: EventPosition, fault: EventFault) -> MapError {
+    pub fn payload(&self, tuple: &Tuple<'_>) -> Bytes {
+        let Some(value) = tuple.iter().nth(self.columns.payload.position()) else {
+            return Bytes::new();
+        };
+        let payload = &self.columns.payload;
+        match payload::read(value, payload.type_oid(), payload.name()) {
+            Ok(Some(body)) if body.len() <= limits::REQUEST_BYTES => {
+                let mut out = Vec::with_capacity(body.len());
+                body.write(&mut out);
+                out.into()
+            }
+            Ok(_) | Err(_) => Bytes::new(),
+        }
+    }
+
+    #[cold]
+    fn event_error(&mut self, row: &[Value<'_>], at: EventPosition, fault: EventFault) -> MapError {
         let whole = row.len() == self.relation_columns;
         let id = whole
             .then(|| self.columns.id.text(row).ok().flatten())
-            .flatten();
+            .flatten()
+            .filter(|id| !id.is_empty());
+        let known = Known {
+            event_id: id
+                .as_deref()
+                .and_then(|id| self.ids.event_id(id, self.columns.id.name()).ok())
+                .unwrap_or_else(|| EventId::of_place(&self.table, at)),
+            topic: whole.then(|| self.known_topic(row)).flatten(),
+            ordering_key: match whole {
+                true => self.known_key(row),
+                false => OrderingKey::UNORDERED,
+            },
+        };
         let event_id = id.map(|id| id.chars().take(SHOWN_ID_CHARS).collect());
         MapError::Event(Box::new(EventError {
             table: Arc::clone(&self.table),
             event_id,
             at,
             fault,
+            known,
         }))
+    }
+
+    fn known_topic(&mut self, row: &[Value<'_>]) -> Option<Arc<str>> {
+        let aggregate_type = self.columns.aggregate_type.as_ref();
+        let aggregate_type = aggregate_type.map(|column| column.text(row)).transpose();
+        let aggregate_type = aggregate_type.ok()?.flatten();
+        self.topics.topic(row, aggregate_type.as_deref()).ok()
+    }
+
+    fn known_key(&self, row: &[Value<'_>]) -> OrderingKey {
+        let aggregate_id = self.columns.aggregate_id.as_ref();
+        let aggregate_id = aggregate_id.and_then(|column| column.text(row).ok().flatten());
+        self.ordering
+            .key(aggregate_id.as_deref())
+            .unwrap_or_default()
     }
 }
 

@@ -39,10 +39,10 @@ mod value;
 mod wire;
 
 pub use envelope::{Envelope, ParseEnvelopeError};
-pub use error::{EventError, EventFault, Limit, MapError, SettingFault};
+pub use error::{EventError, EventFault, Known, Limit, MapError, SettingFault};
 pub use event_id::EventId;
 pub use mapper::{EventPosition, Mapped, Mapper, TableColumns};
 pub use ordering::{BUCKETS_MAX, Ordering, OrderingKey, ParseOrderingError};
 pub use settings::{Columns, TableSettings};
 pub use template::{ParseTemplateError, Template};
-pub use topic::TopicNameFault;
+pub use topic::{TopicNameFault, topic_name};

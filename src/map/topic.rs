@@ -184,6 +184,14 @@ impl Topics {
     }
 }
 
+/// The full name of a topic that a setting gives, by its id or in full.
+///
+/// # Errors
+/// Why Pub/Sub would refuse it.
+pub fn topic_name(project: &str, topic: &str) -> Result<Arc<str>, TopicNameFault> {
+    full_name(&format!("projects/{project}/topics/"), topic)
+}
+
 /// The full name of a topic given by its id, with the project's `prefix`, or already in full.
 fn full_name(prefix: &str, topic: &str) -> Result<Arc<str>, TopicNameFault> {
     if !topic.contains('/') {

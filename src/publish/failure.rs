@@ -1,8 +1,20 @@
-//! What a failed attempt means: one exhaustive table by gRPC code, never by text.
+//! What a failed attempt means: one exhaustive table by gRPC code and error details, never by text.
+//!
+//! Decisions that are not plain from the codes:
+//!
+//! - FAILED_PRECONDITION is the environment's: a disabled encryption key, a region that the topic's
+//!   storage policy excludes. Pub/Sub also answers it to a request with mixed ordering keys, which
+//!   the lanes never make.
+//! - INVALID_ARGUMENT is what a topic's schema answers to a whole request for one bad message: it
+//!   is the content's, unless the details say that something else is at fault (the name of the
+//!   topic, or Google's service infrastructure). The names of project and topics are checked before
+//!   they are used, so without details nothing but the content is left.
 
 use std::fmt;
 
 use tonic::{Code, Status};
+
+use super::details::Details;
 
 /// What is to be done about a failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -56,8 +68,14 @@ impl Failure {
             }
             source = cause.source();
         }
+        let details = Details::read(status.details());
+        if let Some(reason) = &details.reason
+            && !message.contains(reason.as_str())
+        {
+            message = format!("{message} ({reason})");
+        }
         Self {
-            class: class_of(status.code()),
+            class: class_of(status.code(), details.not_the_messages),
             code: Some(status.code()),
             message,
         }
@@ -81,8 +99,9 @@ impl fmt::Display for Failure {
 impl std::error::Error for Failure {}
 
 /// The table. Sources: Google's retry settings for `Publish` (the first two rows), and the
-/// meaning of the codes in the API's error reference.
-fn class_of(code: Code) -> Class {
+/// meaning of the codes in the API's error reference. The details can only take the blame off the
+/// messages.
+fn class_of(code: Code, not_the_messages: bool) -> Class {
     match code {
         Code::Unavailable
         | Code::Internal
@@ -96,6 +115,7 @@ fn class_of(code: Code) -> Class {
         | Code::Unauthenticated
         | Code::FailedPrecondition
         | Code::Unimplemented => Class::Environment,
+        Code::InvalidArgument | Code::OutOfRange if not_the_messages => Class::Environment,
         Code::InvalidArgument | Code::OutOfRange => Class::Content,
         // Codes that `Publish` has no use for. What is not understood is not dropped: again.
         Code::Ok | Code::AlreadyExists | Code::DataLoss => Class::UnknownOutcome,
@@ -104,12 +124,13 @@ fn class_of(code: Code) -> Class {
 
 #[cfg(test)]
 mod tests {
+    use super::super::details::made_up;
     use super::*;
 
     #[test]
     fn what_google_retries_is_retried_and_only_content_is_ever_given_up() {
         for code in (0..=16).map(Code::from) {
-            let class = class_of(code);
+            let class = class_of(code, false);
             let retried = [1, 2, 4, 10, 13, 14].contains(&(code as i32));
             if retried {
                 assert_eq!(class, Class::UnknownOutcome, "{code:?}");
@@ -119,6 +140,47 @@ mod tests {
                 matches!(code, Code::InvalidArgument | Code::OutOfRange),
                 "{code:?}"
             );
+            assert_ne!(class_of(code, true), Class::Content, "{code:?}");
         }
+    }
+
+    #[test]
+    fn details_take_the_blame_off_the_messages_and_never_put_it_on_them() {
+        let class = |code, details: Vec<u8>| {
+            let status = Status::with_details(code, "refused", details.into());
+            Failure::from_status(&status).class
+        };
+        let infrastructure = || made_up::error_info("googleapis.com", "API_KEY_INVALID");
+        let schema = || made_up::error_info("pubsub.googleapis.com", "INVALID_JSON_AVRO_MESSAGE");
+        assert_eq!(
+            class(Code::InvalidArgument, infrastructure()),
+            Class::Environment
+        );
+        assert_eq!(class(Code::InvalidArgument, schema()), Class::Content);
+        assert_eq!(
+            class(Code::InvalidArgument, made_up::bad_field("topic")),
+            Class::Environment
+        );
+        assert_eq!(
+            class(
+                Code::InvalidArgument,
+                made_up::bad_field("messages[3].data")
+            ),
+            Class::Content
+        );
+        assert_eq!(
+            class(Code::FailedPrecondition, schema()),
+            Class::Environment
+        );
+    }
+
+    #[test]
+    fn a_reason_is_told_once() {
+        let details = made_up::error_info("pubsub.googleapis.com", "INVALID_JSON_AVRO_MESSAGE");
+        let status = Status::with_details(Code::InvalidArgument, "bad data", details.into());
+        assert_eq!(
+            Failure::from_status(&status).to_string(),
+            "InvalidArgument: bad data (INVALID_JSON_AVRO_MESSAGE)"
+        );
     }
 }

@@ -8,6 +8,7 @@
 mod backoff;
 mod codec;
 mod credentials;
+mod details;
 mod endpoint;
 mod failure;
 mod topics;
@@ -124,5 +125,10 @@ pub(crate) fn error(failure: &Failure, topic: &str) -> Error {
         (Class::Environment, Some(_)) => Code::PubsubPermission,
         (Class::Content, _) => Code::EventRefused,
     };
-    Error::new(code, format!("Pub/Sub, {topic}: {failure}"))
+    let error = Error::new(code, format!("Pub/Sub, {topic}: {failure}"));
+    match (failure.class, failure.grpc_code()) {
+        (Class::Environment, Some(tonic::Code::InvalidArgument)) => error
+            .hint("correct the project and the topic settings, or what Google's message asks for"),
+        _ => error,
+    }
 }

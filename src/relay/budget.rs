@@ -35,6 +35,17 @@ impl Budget {
         self.spent |= self.used >= self.limit;
     }
 
+    /// An event has come into memory without a message.
+    pub(super) fn take_record(&mut self) {
+        self.used += RECORD;
+    }
+
+    /// A second message of an event has come into memory.
+    pub(super) fn take_message(&mut self, event: &Event) {
+        self.used += event.message.len() + WAITING_OVERHEAD;
+        self.spent |= self.used >= self.limit;
+    }
+
     /// So many messages, of so many bytes in all, are not needed any more.
     pub(super) fn give_back_messages(&mut self, messages: usize, bytes: usize) {
         self.give_back(bytes + messages * WAITING_OVERHEAD);

@@ -2,7 +2,13 @@
 //!
 //! The part of a session that does not care where an event came from. What has been recorded
 //! comes back from [`Delivery::progress`]; what that means for the position is not decided here.
+//! What becomes of an event that can never be published stands in `bad_events`, how events come
+//! back from quarantine in `released`.
 
+mod bad_events;
+mod released;
+
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -10,10 +16,13 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
 use super::budget::Budget;
+use super::quarantine::{self, Admission, Letter, Place, Quarantine, Releaser};
 use super::topic_maker::TopicMaker;
-use crate::dispatch::{Published, Writer, WriterEvent};
+use released::Releases;
+
+use crate::dispatch::{Outcome, Record, Writer, WriterEvent, Written};
 use crate::error::{Code, Error, Result};
-use crate::lanes::{Event, Lanes, Load, Request, Serve};
+use crate::lanes::{Event, Lanes, Load, Request, Serve, Standing};
 use crate::map::OrderingKey;
 use crate::metrics::{Kind, Metrics};
 use crate::postgres::Target;
@@ -38,6 +47,12 @@ pub(super) struct Delivery {
     metrics: Metrics,
     log: ThrottledLog,
     publishing: JoinSet<Answer>,
+    quarantine: Quarantine,
+    releases: Releases,
+    /// Where a copy of a bad event goes, by its full name.
+    dead_letter_topic: Option<Arc<str>>,
+    /// Dead letters on their way, by the place of their event.
+    letters: HashMap<Place, Letter>,
 }
 
 /// What came of one attempt.
@@ -53,11 +68,14 @@ impl Delivery {
         target: Target,
         publisher: Publisher,
         topic_maker: TopicMaker,
+        quarantine: Quarantine,
         metrics: Metrics,
         seed: u64,
-    ) -> Self {
+    ) -> Result<Self> {
         let (written_sender, written) = mpsc::unbounded_channel();
-        Self {
+        let project = Arc::from(settings.project()?);
+        let releaser = Releaser::start(target.clone(), settings.tables.clone(), project);
+        Ok(Self {
             lanes: Lanes::new(settings.in_flight_requests),
             writer: Writer::start(target, written_sender),
             written,
@@ -68,14 +86,33 @@ impl Delivery {
             metrics,
             log: ThrottledLog::default(),
             publishing: JoinSet::new(),
-        }
+            quarantine,
+            releases: Releases::new(releaser),
+            dead_letter_topic: settings.dead_letter_topic()?,
+            letters: HashMap::new(),
+        })
     }
 
     /// Takes an event over; it goes behind all others of its key.
     pub(super) fn take(&mut self, topic: Arc<str>, ordering_key: OrderingKey, event: Event) {
         self.budget.take(&event);
         self.metrics.events_read.inc();
-        self.lanes.push(topic, ordering_key, event);
+        let at = quarantine::place(&event.origin);
+        match self.quarantine.admit(&topic, &ordering_key, at) {
+            Admission::Open => self.lanes.push(topic, ordering_key, event),
+            Admission::Quarantined(why) => {
+                self.set_aside_behind(topic, ordering_key, event, Outcome::Quarantined(why));
+            }
+            Admission::Released(why) => {
+                self.set_aside_behind(topic, ordering_key, event, Outcome::Released(why));
+            }
+            Admission::Held => {
+                self.quarantine.hold(topic, ordering_key, event);
+                if self.budget.is_spent() {
+                    self.unhold();
+                }
+            }
+        }
     }
 
     /// Whether more events may come into memory. Events that wait for a topic or a key to heal
@@ -95,7 +132,9 @@ impl Delivery {
     /// # Errors
     /// What only a person can mend.
     pub(super) async fn progress(&mut self) -> Result<Vec<(CommitLsn, u64)>> {
+        self.ask();
         let next_due = self.lanes.next_due();
+        let has_room = self.takes_events();
         tokio::select! {
             biased;
             event = self.written.recv() => return match event {
@@ -110,6 +149,11 @@ impl Delivery {
             }
             topic = self.topic_maker.made() => self.lanes.hasten(&topic, Instant::now()),
             () = until(next_due), if next_due.is_some() => {}
+            found = self.releases.woken(has_room) => {
+                if let Some(found) = found {
+                    self.on_found(found)?;
+                }
+            }
         }
         Ok(Vec::new())
     }
@@ -147,34 +191,39 @@ impl Delivery {
         }
     }
 
-    fn on_published(&mut self, request: Request, message_ids: Vec<String>) {
+    fn on_published(&mut self, mut request: Request, mut message_ids: Vec<String>) {
         self.lanes.finished(&request);
         let at = SystemTime::now();
         self.metrics.publish_requests.inc();
+        let bytes = request.events.iter().map(|event| event.message.len()).sum();
+        self.budget.give_back_messages(request.events.len(), bytes);
+        if !self.letters.is_empty() {
+            self.letters_published(&mut request, &mut message_ids);
+        }
+        let Some(first) = request.events.first() else {
+            return;
+        };
         self.metrics
             .events_published
             .inc_by(request.events.len() as u64);
-        let bytes = request.events.iter().map(|event| event.message.len()).sum();
-        self.budget.give_back_messages(request.events.len(), bytes);
-        if let Some(committed) = request.events[0].origin.commit_time.to_system_time() {
+        if first.origin.standing == Standing::New
+            && let Some(committed) = first.origin.commit_time.to_system_time()
+        {
             let latency = at.duration_since(committed).unwrap_or_default();
             self.metrics.latency.observe(latency.as_secs_f64());
         }
-        self.writer.record(Published {
-            topic: request.key.topic,
+        let events = request.events.into_iter().map(|event| event.origin);
+        self.record(Record {
+            topic: Some(request.key.topic),
             ordering_key: request.key.ordering_key,
-            attempts: i32::try_from(request.failed_attempts).unwrap_or(i32::MAX - 1) + 1,
             at,
-            events: request
-                .events
-                .into_iter()
-                .map(|event| event.origin)
-                .collect(),
-            message_ids,
+            events: events.collect(),
+            outcome: Outcome::Published(message_ids),
         });
     }
 
-    /// A failed attempt waits and goes again; only what Pub/Sub will never take ends the session.
+    /// A failed attempt waits and goes again. What Pub/Sub will never take is searched for and
+    /// set aside.
     fn on_failure(&mut self, request: Request, failure: &Failure) -> Result<()> {
         let topic = request.key.topic.clone();
         let error = publish::error(failure, &topic);
@@ -185,18 +234,14 @@ impl Delivery {
             .inc();
         let load = match failure.class {
             Class::Content => {
-                let first = &request.events[0].origin;
-                return Err(error.hint(format!(
-                    "one of {} events, the first of them {} (commit {}, ordinal {}), key {:?}; \
-                     nothing from there on has been confirmed",
-                    request.events.len(),
-                    first.event_id,
-                    first.commit.lsn(),
-                    first.ordinal,
-                    request.key.ordering_key,
-                )));
+                let key = request.key.clone();
+                return match self.lanes.refused(request) {
+                    Some(event) => self.on_refused(&key, event, error, failure),
+                    None => Ok(()),
+                };
             }
-            Class::UnknownOutcome | Class::Throttled => Load::Reduce,
+            Class::UnknownOutcome => Load::Reduce,
+            Class::Throttled => Load::ReduceTopic,
             Class::Environment => Load::Keep,
         };
         if self.topic_maker.can_help(error.code()) {
@@ -218,13 +263,22 @@ impl Delivery {
         Ok(())
     }
 
+    /// Hands outcomes to the writer.
+    fn record(&mut self, record: Record) {
+        self.quarantine.handed(&record);
+        self.writer.record(record);
+    }
+
     fn on_written(&mut self, event: WriterEvent) -> Result<Vec<(CommitLsn, u64)>> {
         match event {
-            WriterEvent::Recorded(commits) => {
-                for (_, events) in &commits {
-                    self.budget.give_back_records(*events as usize);
-                    self.metrics.events_recorded.inc_by(*events);
-                }
+            WriterEvent::Recorded(Written {
+                commits,
+                events,
+                records,
+            }) => {
+                self.budget.give_back_records(events);
+                self.metrics.events_recorded.inc_by(events as u64);
+                self.quarantine.durable(records);
                 Ok(commits)
             }
             WriterEvent::Failed(error) => Err(error),
@@ -251,10 +305,9 @@ impl Delivery {
         self.writer.finish(left.max(WRITER_LIMIT.min(limit))).await;
         let mut recorded = Vec::new();
         while let Ok(event) = self.written.try_recv() {
-            if let WriterEvent::Recorded(commits) = event {
-                let events = commits.iter().map(|(_, events)| events).sum();
-                self.metrics.events_recorded.inc_by(events);
-                recorded.extend(commits);
+            if let WriterEvent::Recorded(batch) = event {
+                self.metrics.events_recorded.inc_by(batch.events as u64);
+                recorded.extend(batch.commits);
             }
         }
         recorded
@@ -268,6 +321,8 @@ impl Delivery {
             .set(self.lanes.in_flight() as i64);
         self.metrics.lanes.set(self.lanes.len() as i64);
         self.metrics.lanes_waiting.set(self.lanes.waiting() as i64);
+        let blocked = self.quarantine.blocked();
+        self.metrics.blocked_keys.set(blocked as i64);
     }
 }
 

@@ -7,13 +7,14 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use bytes::Bytes;
 use decoder::{
     CacheChange, Lsn, Message, Oid, OwnedRelation, PgTimestamp, Relation, RelationCache,
 };
 
 use crate::error::{Code, Error, Result};
 use crate::lanes::{Event, EventRef};
-use crate::map::{EventPosition, Mapper, OrderingKey, TableSettings};
+use crate::map::{EventError, EventPosition, MapError, Mapper, OrderingKey, TableSettings};
 use crate::metrics::{Kind, Metrics};
 use crate::watermark::CommitLsn;
 
@@ -29,6 +30,12 @@ pub(super) enum Step {
         topic: Arc<str>,
         ordering_key: OrderingKey,
         event: Event,
+    },
+    /// A row of the open transaction that cannot become a message, and its payload as far as it
+    /// can be read.
+    Unmappable {
+        error: Box<EventError>,
+        payload: Bytes,
     },
     /// The open transaction ends here.
     Commit(Lsn),
@@ -84,8 +91,8 @@ impl Intake {
     /// Takes one message of the stream.
     ///
     /// # Errors
-    /// `replication-protocol` when it cannot be decoded, `column-missing` and `event-…` when a
-    /// row cannot be mapped. Nothing of the message has taken effect then.
+    /// `replication-protocol` when it cannot be decoded, `column-missing` and the like when the
+    /// rows of a table cannot be mapped. Nothing of the message has taken effect then.
     pub(super) fn message(&mut self, payload: &[u8]) -> Result<Step> {
         let message = decoder::decode(payload).map_err(|e| {
             Error::new(Code::ReplicationProtocol, "a message of the stream").caused_by(e)
@@ -173,13 +180,15 @@ impl Intake {
             ordinal,
             commit_time,
         };
-        let mapped = mapper.map(tuple, at)?;
-        let origin = EventRef {
-            commit,
-            ordinal,
-            commit_time,
-            event_id: mapped.event_id,
+        let mapped = match mapper.map(tuple, at) {
+            Ok(mapped) => mapped,
+            Err(MapError::Event(error)) if error.fault.is_of_the_row() => {
+                let payload = mapper.payload(tuple);
+                return Ok(Step::Unmappable { error, payload });
+            }
+            Err(error) => return Err(error.into()),
         };
+        let origin = EventRef::new(commit, ordinal, commit_time, mapped.event_id);
         Ok(Step::Event {
             topic: mapped.topic,
             ordering_key: mapped.ordering_key,

@@ -15,6 +15,7 @@ mod from_table;
 mod intake;
 mod opening;
 mod pipeline;
+mod quarantine;
 pub(crate) mod record;
 pub(crate) mod recovery;
 mod session;
@@ -64,6 +65,7 @@ impl Relay {
     pub fn new(settings: Settings, metrics: Metrics, state: Arc<State>) -> Result<Self> {
         settings.project()?;
         settings.database()?;
+        settings.dead_letter_topic()?;
         let publisher = Publisher::new(&settings)?;
         let topics = settings.create_topics.then(|| Topics::new(&publisher));
         warn_of_global_endpoint(&settings);
@@ -92,6 +94,7 @@ impl Relay {
     pub async fn run(&self, mut shutdown: watch::Receiver<bool>) -> Result<()> {
         let began = Instant::now();
         let mut server_answered = false;
+        let mut has_streamed = false;
         let mut pause = FIRST_PAUSE;
         loop {
             self.state.set(Phase::Connecting);
@@ -108,7 +111,8 @@ impl Relay {
             };
             server_answered |= started || error.code() != Code::PostgresUnreachable;
             let gives_up = !server_answered && began.elapsed() >= self.settings.start_timeout;
-            if error.code().disposition() != Disposition::Retry || gives_up {
+            has_streamed |= started;
+            if !comes_back(error.code(), has_streamed) || gives_up {
                 return Err(error);
             }
             if started {
@@ -125,6 +129,15 @@ impl Relay {
             }
             pause = (pause * 2).min(LAST_PAUSE);
         }
+    }
+}
+
+/// Whether another session may follow an error. A publication that was right when this process
+/// began to stream is being altered, and will be right again.
+fn comes_back(code: Code, has_streamed: bool) -> bool {
+    match code {
+        Code::PublicationMissing | Code::PublicationDrift if has_streamed => true,
+        code => code.disposition() == Disposition::Retry,
     }
 }
 

@@ -8,6 +8,7 @@
 
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
 use tokio::sync::watch;
 
 use super::backlog::Backlog;
@@ -18,7 +19,8 @@ use super::recovery::Seam;
 use super::supervisor::Supervision;
 use crate::dispatch::{Lookup, Recorded};
 use crate::error::{Code, Error, Result};
-use crate::lanes::{Event, Serve};
+use crate::lanes::Serve;
+use crate::map::{EventId, MapError};
 use crate::metrics::Metrics;
 use crate::postgres::{Sql, answer_within};
 use crate::source::{self, Chunk, Source, copy_data_bodies};
@@ -58,6 +60,9 @@ impl Pipeline {
         loop {
             if self.source.lease_is_over() {
                 return Err(source::lease_lost());
+            }
+            if self.seam.is_none() && self.recorded.is_over() {
+                self.delivery.allow_releases();
             }
             let serve = self.backlog.serve(self.delivery.budget_is_spent());
             self.delivery.send_requests(serve);
@@ -114,6 +119,10 @@ impl Pipeline {
                     self.from_table.taken();
                     self.delivery.take(row.topic, row.ordering_key, row.event);
                 }
+                FromTable::Unmappable(MapError::Event(error)) if error.fault.is_of_the_row() => {
+                    self.from_table.taken();
+                    self.delivery.take_unmappable(error, Bytes::new())?;
+                }
                 FromTable::Unmappable(error) => {
                     // What came before it is delivered.
                     self.delivery.send_requests(Serve::All);
@@ -166,31 +175,44 @@ impl Pipeline {
                 ordering_key,
                 event,
             } => {
-                if self.is_recorded(&event).await? {
-                    self.metrics.events_skipped.inc();
-                    return Ok(());
+                let (commit, ordinal) = (event.origin.commit, event.origin.ordinal);
+                let event_id = &event.origin.event_id;
+                if !self.is_recorded(commit, ordinal, event_id).await? {
+                    self.watermark.add_event();
+                    self.delivery.take(topic, ordering_key, event);
                 }
-                self.watermark.add_event();
-                self.delivery.take(topic, ordering_key, event);
+            }
+            Step::Unmappable { error, payload } => {
+                let (commit, ordinal) = (CommitLsn::new(error.at.commit_lsn), error.at.ordinal);
+                let event_id = &error.known.event_id;
+                if !self.is_recorded(commit, ordinal, event_id).await? {
+                    self.watermark.add_event();
+                    self.delivery.take_unmappable(error, payload)?;
+                }
             }
         }
         Ok(())
     }
 
     /// Whether an earlier run has recorded an outcome for this event.
-    async fn is_recorded(&mut self, event: &Event) -> Result<bool> {
+    async fn is_recorded(
+        &mut self,
+        commit: CommitLsn,
+        ordinal: u32,
+        event_id: &EventId,
+    ) -> Result<bool> {
         let Some(sql) = &self.sql else {
             return Ok(false);
         };
-        let origin = &event.origin;
-        while self.recorded.needs_page(origin.commit, origin.ordinal) {
+        while self.recorded.needs_page(commit, ordinal) {
             answer_within(LOOK_UP_LIMIT, self.recorded.read_page(sql)).await?;
         }
-        let found = self
-            .recorded
-            .look_up(origin.commit, origin.ordinal, &origin.event_id.uuid);
+        let found = self.recorded.look_up(commit, ordinal, &event_id.uuid);
         if self.recorded.is_over() {
             self.sql = None;
+        }
+        if found == Lookup::Done {
+            self.metrics.events_skipped.inc();
         }
         Ok(found == Lookup::Done)
     }

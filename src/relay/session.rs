@@ -20,14 +20,15 @@ use super::from_table;
 use super::intake::Intake;
 use super::opening::{self, Plan};
 use super::pipeline::{End, Pipeline};
+use super::quarantine::{MAX_BLOCKED, Quarantine};
 use super::recovery::loss::Audit;
 use super::supervisor::{self, Subject, Supervision, Supervisor};
 use super::topic_maker::TopicMaker;
 use super::{Phase, Relay, record, recovery};
-use crate::dispatch::Recorded;
+use crate::dispatch::{Recorded, quarantined};
 use crate::error::{Code, Error, Result};
 use crate::postgres::{Sql, answer_within, connect};
-use crate::settings::OnLoss;
+use crate::settings::{OnBadEvent, OnLoss};
 use crate::source::{Options, Source};
 use crate::watermark::{Confirmable, Watermark};
 
@@ -81,35 +82,35 @@ pub(super) async fn run(
         },
     }
     match ended {
-        Err(error) if error.code() == Code::PublicationMissing => Err(pass_gap(relay, error).await),
+        Err(error) if error.code() == Code::PublicationMissing => Err(stuck(relay, error).await),
         ended => ended,
     }
 }
 
-/// The publication was not there at this place of the log, which the slot can therefore never
-/// pass (up to PostgreSQL 17). If it is there now, the next session recovers.
-async fn pass_gap(relay: &Relay, error: Error) -> Error {
+/// What to do about a stream that ended since there was no publication at the place in the WAL that
+/// was being decoded. PostgreSQL 14 to 17 never get past such a place, so that only a new slot
+/// helps, once the publication is there again.
+async fn stuck(relay: &Relay, ended: Error) -> Error {
     let settings = &relay.settings;
     let marking = async {
         let sql = connect(settings.database()?, "postrider", STATEMENT_TIMEOUT).await?;
+        let cluster = answer_within(ANSWER_LIMIT, cluster::inspect(&sql)).await?;
         check_publication(relay, &sql).await?;
-        let cluster = cluster::inspect(&sql).await?;
-        let why = Code::PublicationGap.name();
-        record::mark_recovering(&sql, &settings.slot, &cluster, &relay.instance, why).await
+        let what = format!(
+            "slot \"{}\" cannot be read past a row that was inserted while the publication did \
+             not exist",
+            settings.slot
+        );
+        if settings.slot_on_loss == OnLoss::Stop {
+            return Err(Error::new(Code::SlotStuck, what));
+        }
+        let (slot, why) = (&settings.slot, Code::SlotStuck.name());
+        let marking = record::mark_recovering(&sql, slot, &cluster, &relay.instance, why);
+        answer_within(ANSWER_LIMIT, marking).await?;
+        Err(Error::new(Code::PublicationGap, what))
     };
-    if settings.slot_on_loss == OnLoss::Stop {
-        return error.hint("`postrider recover` delivers the rows from the tables");
-    }
-    match marking.await {
-        Ok(()) => Error::new(
-            Code::PublicationGap,
-            "the slot cannot pass a place of the log where the publication was not there",
-        )
-        .hint("no action needed: the slot is made anew, and the rows come from the tables")
-        .caused_by(error),
-        // It is still not there: a person has to see to it.
-        Err(_) => error,
-    }
+    let told: Result<()> = marking.await;
+    told.err().unwrap_or(ended)
 }
 
 /// Leaves the last position behind: a slot that is further on at the next start is not the one
@@ -174,6 +175,7 @@ async fn open(relay: &Relay) -> Result<(Pipeline, Beside)> {
         }
     };
     let recorded = answer_within(ANSWER_LIMIT, Recorded::after(&sql, confirmed)).await?;
+    let quarantine = answer_within(ANSWER_LIMIT, quarantine_of(relay, &sql)).await?;
     let source = open_source(relay, confirmed).await?;
     let position = PgLsn::from(confirmed.as_u64());
     let taking = record::take(&sql, &settings.slot, &cluster, position, &relay.instance);
@@ -209,7 +211,7 @@ async fn open(relay: &Relay) -> Result<(Pipeline, Beside)> {
             relay.metrics.clone(),
         ),
         watermark: Watermark::new(Confirmable::by_slot(confirmed)),
-        delivery: delivery(relay, confirmed)?,
+        delivery: delivery(relay, quarantine, confirmed)?,
         recorded,
         sql: Some(sql),
         supervision,
@@ -279,16 +281,37 @@ fn audited(relay: &Relay) -> Result<auditor::Subject> {
     })
 }
 
-fn delivery(relay: &Relay, confirmed: Lsn) -> Result<Delivery> {
+fn delivery(relay: &Relay, quarantine: Quarantine, confirmed: Lsn) -> Result<Delivery> {
     let settings = &relay.settings;
-    Ok(Delivery::new(
+    Delivery::new(
         settings,
         settings.database()?.clone(),
         relay.publisher.clone(),
         TopicMaker::new(relay.topics.clone()),
+        quarantine,
         relay.metrics.clone(),
         u64::from(std::process::id()) << 32 | confirmed.as_u64() & 0xFFFF_FFFF,
-    ))
+    )
+}
+
+/// The quarantine with the keys that earlier sessions have blocked.
+async fn quarantine_of(relay: &Relay, sql: &Sql) -> Result<Quarantine> {
+    let mut quarantine = Quarantine::new(relay.settings.on_bad_event);
+    // Also where nothing is blocked: it makes sure that the relay can look into the quarantine.
+    let keys = quarantined::blocked_keys(sql, MAX_BLOCKED).await?;
+    if relay.settings.on_bad_event == OnBadEvent::QuarantineKey {
+        for key in &keys {
+            quarantine.block(key.group.clone(), key.since, &key.first);
+        }
+    }
+    if quarantine.blocked() > 0 {
+        tracing::warn!(
+            blocked_keys = quarantine.blocked(),
+            hint = "`postrider quarantine list` shows them",
+            "events of these keys wait in quarantine"
+        );
+    }
+    Ok(quarantine)
 }
 
 async fn check_publication(relay: &Relay, sql: &Sql) -> Result<PublicationState> {

@@ -166,6 +166,23 @@ pub const KEYS: &[Key] = &[
         "Create a topic when it is missing. Off, since a topic without subscription keeps nothing",
     ),
     key(
+        "on_bad_event",
+        Kind::Text,
+        "quarantine_key",
+        &[],
+        "What to do with an event that can never be published: `quarantine_key` sets it and all \
+         later events of its ordering key aside, in order, until an operator decides; \
+         `quarantine_event` it alone; `halt` stops the relay",
+    ),
+    key(
+        "dead_letter_topic",
+        Kind::Text,
+        "",
+        &[],
+        "Topic to which a copy of an event goes that is set aside, with the reason in its \
+         attributes",
+    ),
+    key(
         "pubsub_channels",
         Kind::Number(1, 32),
         "4",

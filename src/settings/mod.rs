@@ -8,6 +8,7 @@ mod layers;
 
 use std::net::SocketAddr;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use slot_manager::SlotName;
@@ -43,6 +44,10 @@ pub struct Settings {
     pub pubsub: Endpoint,
     /// Whether missing topics are created.
     pub create_topics: bool,
+    /// What to do with an event that can never be published.
+    pub on_bad_event: OnBadEvent,
+    /// Where a copy of such an event goes; empty for nowhere.
+    pub dead_letter_topic: String,
     /// Connections to Pub/Sub.
     pub pubsub_channels: usize,
     /// Limit of one publish attempt.
@@ -61,6 +66,17 @@ pub struct Settings {
     pub http_addr: Option<SocketAddr>,
     /// Logs as JSON.
     pub log_json: bool,
+}
+
+/// What becomes of an event that can never be published.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OnBadEvent {
+    /// It is set aside, and so are later events of its ordering key: order is kept.
+    QuarantineKey,
+    /// It is set aside; later ones go on.
+    QuarantineEvent,
+    /// The relay stops.
+    Halt,
 }
 
 /// What the first start on a database delivers.
@@ -140,9 +156,19 @@ impl Settings {
                 _ => return Err(setting_invalid("slot_on_loss").hint("take `recover` or `stop`")),
             },
             tables: tables(table)?,
-            project: text("project").to_owned(),
+            project: project(text("project"))?,
             pubsub: endpoint(text("pubsub_emulator_host"), text("pubsub_endpoint"))?,
             create_topics: switch("create_topics"),
+            on_bad_event: match text("on_bad_event") {
+                "quarantine_key" => OnBadEvent::QuarantineKey,
+                "quarantine_event" => OnBadEvent::QuarantineEvent,
+                "halt" => OnBadEvent::Halt,
+                _ => {
+                    return Err(setting_invalid("on_bad_event")
+                        .hint("take `quarantine_key`, `quarantine_event` or `halt`"));
+                }
+            },
+            dead_letter_topic: text("dead_letter_topic").to_owned(),
             pubsub_channels: number(table, "pubsub_channels") as usize,
             publish_timeout: seconds("publish_timeout_s"),
             in_flight_requests: number(table, "in_flight_requests") as usize,
@@ -183,6 +209,21 @@ impl Settings {
     }
 }
 
+impl Settings {
+    /// The full name of the dead-letter topic, if there is to be one.
+    ///
+    /// # Errors
+    /// `project-missing`; `setting-invalid` for a name that Pub/Sub would refuse.
+    pub fn dead_letter_topic(&self) -> Result<Option<Arc<str>>> {
+        if self.dead_letter_topic.is_empty() {
+            return Ok(None);
+        }
+        let name = crate::map::topic_name(self.project()?, &self.dead_letter_topic);
+        name.map(Some)
+            .map_err(|fault| setting_invalid("dead_letter_topic").caused_by(fault))
+    }
+}
+
 fn number(table: &Table, name: &str) -> u64 {
     let value = table.get(name).and_then(Value::as_integer);
     u64::try_from(value.expect("invariant: numbers have a default")).expect("invariant: checked")
@@ -217,6 +258,18 @@ fn tables(table: &Table) -> Result<Vec<TableSettings>> {
         return Err(setting_invalid("tables").hint("name at least one table in [[tables]]"));
     }
     Ok(tables)
+}
+
+/// Pub/Sub answers a malformed project as it answers a bad message: refused here, so that no event
+/// is blamed for it. Empty when it is not set.
+fn project(text: &str) -> Result<String> {
+    let allowed = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "-.:".contains(c);
+    match text.chars().all(allowed) {
+        true => Ok(text.to_owned()),
+        false => Err(setting_invalid("project").hint(
+            "take the project's id, such as my-project-123: lower-case letters, digits, hyphens",
+        )),
+    }
 }
 
 fn endpoint(emulator: &str, service: &str) -> Result<Endpoint> {
@@ -301,6 +354,41 @@ mod tests {
         let error = load(&[]).unwrap().project().map(str::to_owned).unwrap_err();
         assert_eq!(error.code(), Code::ProjectMissing);
         assert!(error.hint_text().contains("PUBSUB_PROJECT_ID"));
+    }
+
+    #[test]
+    fn a_projects_name_in_place_of_its_id_is_refused() {
+        for name in ["My Project", "Shop", "a/b"] {
+            let error = load(&[("PUBSUB_PROJECT_ID", name)]).unwrap_err();
+            assert_eq!(error.code(), Code::SettingInvalid, "{name}");
+        }
+        assert!(load(&[("PUBSUB_PROJECT_ID", "example.com:shop-1")]).is_ok());
+    }
+
+    #[test]
+    fn bad_events_are_quarantined_by_key_unless_set_otherwise() {
+        assert_eq!(load(&[]).unwrap().on_bad_event, OnBadEvent::QuarantineKey);
+        let halt = load(&[("POSTRIDER_ON_BAD_EVENT", "halt")]).unwrap();
+        assert_eq!(halt.on_bad_event, OnBadEvent::Halt);
+        let error = load(&[("POSTRIDER_ON_BAD_EVENT", "ignore")]).unwrap_err();
+        assert_eq!(error.code(), Code::SettingInvalid);
+    }
+
+    #[test]
+    fn a_dead_letter_topic_gets_the_project_and_is_checked() {
+        let topic = |name| {
+            let env = [
+                ("PUBSUB_PROJECT_ID", "demo"),
+                ("POSTRIDER_DEAD_LETTER_TOPIC", name),
+            ];
+            load(&env).unwrap().dead_letter_topic()
+        };
+        assert_eq!(
+            topic("dead").unwrap().as_deref(),
+            Some("projects/demo/topics/dead")
+        );
+        assert_eq!(topic("no good").unwrap_err().code(), Code::SettingInvalid);
+        assert!(topic("").unwrap().is_none());
     }
 
     #[test]

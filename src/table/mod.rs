@@ -15,7 +15,7 @@ use tokio_postgres::SimpleQueryRow;
 
 use crate::error::{Code, Error, Result};
 use crate::lanes::{Event, EventRef};
-use crate::map::{EventPosition, MapError, Mapper, OrderingKey, TableSettings};
+use crate::map::{EventId, EventPosition, MapError, Mapper, OrderingKey, TableSettings};
 use crate::postgres::Sql;
 use crate::watermark::CommitLsn;
 
@@ -74,6 +74,9 @@ pub(crate) struct TableReader {
     select: String,
     order: String,
     event_id: String,
+    id: String,
+    /// `schema.table:` in front of ids that are not uuids.
+    source_prefix: Option<String>,
     source_id: String,
 }
 
@@ -152,9 +155,24 @@ impl TableReader {
             select: format!("select {}, {committed} from {table} e", columns.join(", ")),
             order: order.into_iter().flatten().collect::<Vec<_>>().join(", "),
             event_id,
+            source_prefix: (!known.id_is_uuid).then(|| format!("{}.{}:", table.schema, table.name)),
+            id: of(known.id),
             source_id,
             mapper,
         }
+    }
+
+    /// The statement for the row of one event; `None` when it cannot be of this table.
+    pub(crate) fn find_sql(&self, event_id: &EventId) -> Option<String> {
+        let id = match (&event_id.source_id, &self.source_prefix) {
+            (None, None) => event_id.to_string(),
+            (Some(source_id), Some(prefix)) => source_id.strip_prefix(prefix.as_str())?.to_owned(),
+            (Some(_), None) | (None, Some(_)) => return None,
+        };
+        let Self {
+            select, id: column, ..
+        } = self;
+        Some(format!("{select} where {column} = {}", quoted_literal(&id)))
     }
 
     /// `select … from table e`, to be completed and run as a simple query.
@@ -216,12 +234,7 @@ impl TableReader {
             commit_time,
         };
         let mapped = self.mapper.map_row(&values, at)?;
-        let origin = EventRef {
-            commit,
-            ordinal,
-            commit_time,
-            event_id: mapped.event_id,
-        };
+        let origin = EventRef::new(commit, ordinal, commit_time, mapped.event_id);
         Ok(TableEvent {
             topic: mapped.topic,
             ordering_key: mapped.ordering_key,

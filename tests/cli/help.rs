@@ -13,6 +13,11 @@ async fn every_command_explains_itself_with_an_example() {
         &["slot", "create"],
         &["slot", "drop"],
         &["slot", "advance"],
+        &["quarantine"],
+        &["quarantine", "list"],
+        &["quarantine", "show"],
+        &["quarantine", "release"],
+        &["quarantine", "discard"],
     ] {
         let ran = postrider(&[command, &["--help"]].concat(), &[]).await;
         ran.assert_status(0);

@@ -8,6 +8,7 @@ mod check;
 mod delivery;
 mod help;
 mod init;
+mod quarantine;
 mod recover;
 mod slot;
 mod support;

@@ -167,3 +167,29 @@ async fn missing_topics_are_created_when_that_is_allowed_and_waited_for_when_not
         relay.log()
     );
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_table_of_the_same_name_in_another_schema_is_not_taken_for_the_outbox() {
+    let database = Database::start().await;
+    let emulator = harness::emulator().await;
+    database
+        .execute(
+            "CREATE SCHEMA other; CREATE TABLE other.events (LIKE outbox.events INCLUDING ALL); \
+             ALTER PUBLICATION postrider ADD TABLE other.events",
+        )
+        .await;
+    let relay = Relay::start(&database, &emulator);
+    relay.wait_for_log("streaming").await;
+    database
+        .execute(
+            "INSERT INTO other.events (aggregatetype, aggregateid, event_type, payload) \
+             VALUES ('order', 'o-1', 'NotAnOrder', '{}')",
+        )
+        .await;
+    insert_orders(&database, 20, 2).await;
+    database.wait_until_recorded().await;
+    database.wait_until_confirmed().await;
+    let report = harness::check(&database, &emulator).await;
+    assert!(report.is_clean(), "{report}\n{}", relay.log());
+    assert_eq!(report.stored_messages, 20);
+}

@@ -30,11 +30,13 @@ async fn pair() -> Option<Pair> {
     let standby = ScratchPostgres::builder()
         .standby_of(server)
         .setting("primary_slot_name", "standby")
-        .setting("sync_replication_slots", "on")
         .setting("hot_standby_feedback", "on");
     let standby = standby.start().unwrap();
     server.set("synchronized_standby_slots", "standby").unwrap();
     server.start_again().unwrap();
+    // Turned on while the primary runs: the worker that does it comes back late after a failure.
+    standby.set("sync_replication_slots", "on").unwrap();
+    standby.reload().unwrap();
     database.reconnect().await;
     let address = database.url.split('@').nth(1).unwrap();
     let (address, _) = address.split_once('/').unwrap();

@@ -18,6 +18,7 @@ mod outage;
 mod postgres_events;
 mod privileges;
 mod pubsub_events;
+mod quarantine;
 mod recovery;
 mod restart;
 mod secrets;

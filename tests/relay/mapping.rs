@@ -304,7 +304,7 @@ async fn changes_other_than_inserts_are_counted_and_warned_about_and_never_publi
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_cannot_be_mapped_or_is_too_large_stops_with_a_code_and_nothing_is_lost() {
+async fn under_halt_what_cannot_be_mapped_or_is_too_large_stops_and_nothing_is_lost() {
     for (insert, code) in [
         (
             "INSERT INTO outbox.events (aggregatetype, aggregateid, event_type, payload) \
@@ -329,7 +329,9 @@ async fn what_cannot_be_mapped_or_is_too_large_stops_with_a_code_and_nothing_is_
         let before_bad = database
             .number("SELECT count(*) FROM outbox.events WHERE event_type = 'OrderPlaced'")
             .await;
-        let relay = Relay::start(&database, &emulator);
+        let addr = emulator.addr().to_string();
+        let policy = [("POSTRIDER_ON_BAD_EVENT", "halt")];
+        let relay = Relay::start_with(&database, &addr, &policy);
         relay.wait_for_log(&format!("error[{code}]")).await;
         let log = relay.log();
         assert_eq!(relay.wait().await.code(), Some(5), "{log}");
@@ -342,7 +344,7 @@ async fn what_cannot_be_mapped_or_is_too_large_stops_with_a_code_and_nothing_is_
             "{log}"
         );
         // The slot still stands before the bad row: it comes again.
-        let relay = Relay::start(&database, &emulator);
+        let relay = Relay::start_with(&database, &addr, &policy);
         relay.wait_for_log(&format!("error[{code}]")).await;
         assert_eq!(relay.wait().await.code(), Some(5));
         let recorded = database

@@ -123,7 +123,7 @@ async fn an_answer_that_never_comes_is_given_up_after_the_publish_timeout() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_event_that_pubsub_refuses_stops_the_relay_and_nothing_past_it_is_confirmed() {
+async fn under_halt_a_refused_event_stops_the_relay_and_nothing_past_it_is_confirmed() {
     let database = Database::start().await;
     let emulator = harness::emulator().await;
     insert_orders(&database, 50, 1).await;
@@ -136,7 +136,9 @@ async fn an_event_that_pubsub_refuses_stops_the_relay_and_nothing_past_it_is_con
     let poison = emulator.faults().inject(Fault::new(Action::Poison {
         event_id: event_id.clone(),
     }));
-    let relay = Relay::start(&database, &emulator);
+    let addr = emulator.addr().to_string();
+    let policy = [("POSTRIDER_ON_BAD_EVENT", "halt")];
+    let relay = Relay::start_with(&database, &addr, &policy);
     relay.wait_for_log("error[event-refused]").await;
     let log = relay.log();
     let status = relay.wait().await;

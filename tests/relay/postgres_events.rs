@@ -142,7 +142,37 @@ async fn a_column_that_is_added_under_way_changes_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_captured_column_that_is_renamed_stops_the_relay_and_renamed_back_all_is_delivered() {
+async fn a_captured_column_that_is_renamed_and_back_without_a_row_in_between_is_survived() {
+    let database = Database::private().await;
+    let emulator = harness::emulator().await;
+    let relay = Relay::start(&database, &emulator);
+    insert_orders(&database, 50, 5).await;
+    database.wait_until_recorded().await;
+    database
+        .execute("ALTER TABLE outbox.events RENAME COLUMN aggregateid TO aggregate_id")
+        .await;
+    // The guard sees it without a row, and a new session does not begin.
+    relay.wait_for_log("publication-drift").await;
+    database
+        .execute("SELECT pg_terminate_backend(pid) FROM pg_stat_replication")
+        .await;
+    relay.wait_for_log("error[").await;
+    let log = relay.log();
+    assert!(
+        log.contains("aggregateid") && log.contains("hint:"),
+        "{log}"
+    );
+    assert_eq!(relay.wait().await.code(), Some(5), "{log}");
+    database
+        .execute("ALTER TABLE outbox.events RENAME COLUMN aggregate_id TO aggregateid")
+        .await;
+    insert_orders(&database, 50, 5).await;
+    let relay = Relay::start(&database, &emulator);
+    all_is_delivered(&database, &emulator, &relay).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_of_a_renamed_column_stop_the_relay_and_are_delivered_once_the_settings_name_it() {
     let database = Database::start().await;
     let emulator = harness::emulator().await;
     let relay = Relay::start(&database, &emulator);
@@ -150,9 +180,9 @@ async fn a_captured_column_that_is_renamed_stops_the_relay_and_renamed_back_all_
     database.wait_until_recorded().await;
     database
         .execute(
-            "ALTER TABLE outbox.events RENAME COLUMN aggregateid TO aggregate_id; \
+            "ALTER TABLE outbox.events RENAME COLUMN aggregateid TO subject; \
              INSERT INTO outbox.events \
-                 (aggregatetype, aggregate_id, event_type, version, payload, occurred_at) \
+                 (aggregatetype, subject, event_type, version, payload, occurred_at) \
              SELECT 'order', 'o-' || i % 5, 'OrderPlaced', i, '{}', clock_timestamp() \
              FROM generate_series(51, 60) i",
         )
@@ -164,14 +194,26 @@ async fn a_captured_column_that_is_renamed_stops_the_relay_and_renamed_back_all_
         "{log}"
     );
     assert_eq!(relay.wait().await.code(), Some(5), "{log}");
-    database
-        .execute("ALTER TABLE outbox.events RENAME COLUMN aggregate_id TO aggregateid")
-        .await;
-    // The stream still describes these rows by the name of then; nothing of them is confirmed.
-    let relay = Relay::start(&database, &emulator);
-    let confirmed = database.confirmed().await;
-    relay.wait_for_log("error[column-missing]").await;
-    assert_eq!(database.confirmed().await, confirmed);
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let settings = "[[tables]]\ntable = 'outbox.events'\ncolumns = { aggregateid = 'subject' }\n";
+    std::fs::write(file.path(), settings).unwrap();
+    let path = file.path().display().to_string();
+    let host = emulator.addr().to_string();
+    let relay = Relay::start_with(&database, &host, &[("POSTRIDER_CONFIG", &path)]);
+    database.wait_until_recorded().await;
+    database.wait_until_confirmed().await;
+    let attempts = emulator.journal().attempts();
+    let keys: std::collections::BTreeSet<_> = attempts
+        .iter()
+        .map(|attempt| &*attempt.ordering_key)
+        .collect();
+    assert_eq!(keys.len(), 5, "the new column is the key: {keys:?}");
+    assert_eq!(
+        emulator.journal().counts().stored_messages,
+        60,
+        "{}",
+        relay.log()
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -281,6 +323,8 @@ async fn a_full_disk_under_the_dispatch_table_is_waited_out() {
         )
         .await;
     relay.wait_for_log("SQLSTATE 53100").await;
+    // What was recorded before is confirmed with the next status message.
+    tokio::time::sleep(Duration::from_millis(600)).await;
     let recorded = "SELECT count(*) FROM outbox.dispatch";
     let (before, confirmed) = (database.number(recorded).await, database.confirmed().await);
     load.wait_for_rows(300).await;

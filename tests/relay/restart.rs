@@ -236,3 +236,75 @@ async fn a_relay_that_reaches_a_standby_server_waits_for_the_primary_and_touches
     let _relay = Relay::start(&database, &emulator);
     database.wait_until_recorded().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_transaction_that_began_before_others_were_confirmed_is_delivered_after_a_restart() {
+    let database = Database::private().await;
+    let emulator = harness::emulator().await;
+    let (early, connection) = tokio_postgres::connect(&database.url, tokio_postgres::NoTls)
+        .await
+        .unwrap();
+    tokio::spawn(connection);
+    // Its row stands in the WAL before those of the transactions that commit before it.
+    early
+        .batch_execute(
+            "BEGIN; INSERT INTO outbox.events \
+                 (aggregatetype, aggregateid, event_type, version, payload, occurred_at) \
+             VALUES ('order', 'early', 'OrderPlaced', 1, '{}', clock_timestamp())",
+        )
+        .await
+        .unwrap();
+    let relay = Relay::start(&database, &emulator);
+    insert_orders(&database, 200, 5).await;
+    database.wait_until_recorded().await;
+    database.wait_until_confirmed().await;
+    relay.kill_9();
+    early.batch_execute("COMMIT").await.unwrap();
+    let relay = Relay::start(&database, &emulator);
+    database.wait_until_recorded().await;
+    let report = harness::check(&database, &emulator).await;
+    assert!(
+        report.is_clean() && report.duplicates.is_empty(),
+        "{report}\n{}",
+        relay.log()
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn kill_9_within_one_transaction_repeats_only_those_of_its_events_that_had_no_record() {
+    let database = Database::start().await;
+    let emulator = harness::emulator().await;
+    emulator
+        .faults()
+        .inject(Fault::new(Action::Delay(Duration::from_millis(20))));
+    database
+        .execute(
+            "INSERT INTO outbox.events \
+                 (aggregatetype, aggregateid, event_type, version, payload, occurred_at) \
+             SELECT 'order', 'o-' || i % 200, 'OrderPlaced', i, '{}', now() \
+             FROM generate_series(1, 10000) i",
+        )
+        .await;
+    let recorded = "SELECT count(*) FROM outbox.dispatch";
+    let host = emulator.addr().to_string();
+    // Few at a time, so that it is in the middle for a while.
+    let slow = [("POSTRIDER_IN_FLIGHT_REQUESTS", "10")];
+    let relay = Relay::start_with(&database, &host, &slow);
+    eventually("some events are recorded", || async {
+        (database.number(recorded).await >= 500).then_some(())
+    })
+    .await;
+    relay.kill_9();
+    let recorded_before = database.number(recorded).await;
+    assert!(recorded_before < 10_000, "it was in the middle");
+    // What the killed relay has sent may still arrive.
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    let stored_before = emulator.journal().counts().stored_messages;
+    let relay = Relay::start(&database, &emulator);
+    database.wait_until_recorded().await;
+    database.wait_until_confirmed().await;
+    let report = harness::check(&database, &emulator).await;
+    assert!(report.is_clean(), "{report}\n{}", relay.log());
+    let stored = emulator.journal().counts().stored_messages - stored_before;
+    assert_eq!(stored, 10_000 - recorded_before as u64);
+}

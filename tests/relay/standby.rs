@@ -27,7 +27,7 @@ fn with<'a>(more: &[(&'a str, &'a str)]) -> Vec<(&'a str, &'a str)> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_standby_names_the_holder_in_its_log_and_on_its_port() {
-    let database = Database::start().await;
+    let database = Database::private().await;
     let emulator = harness::emulator().await;
     let first = Relay::start(&database, &emulator);
     first.wait_for_log("streaming").await;

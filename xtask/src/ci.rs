@@ -3,6 +3,7 @@
 //! One profile for everything: lints and documentation share their artifacts, and the tests build
 //! on top. PostgreSQL is started by the tests themselves.
 
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -19,6 +20,18 @@ const DEPENDENCIES: [&str; 6] = [
     "bans",
     "licenses",
     "sources",
+];
+
+/// Seeded schedules of faults, the same in every run.
+const TORTURE: [&str; 8] = [
+    "xtask",
+    "torture",
+    "--seed",
+    "1",
+    "--schedules",
+    "220",
+    "--jobs",
+    "4",
 ];
 
 pub(crate) fn run() -> Result<(), String> {
@@ -49,6 +62,12 @@ fn steps() -> Vec<(&'static str, Command)> {
         println!("SKIPPED: licences, bans, sources (cargo install --locked cargo-deny)");
     }
     steps.push(("tests", step::cargo(&["test", "--locked", "--workspace"])));
+    let mut torture = step::cargo(&TORTURE);
+    // The tests have built it.
+    torture
+        .arg("--binary")
+        .arg(step::target_folder().join(Path::new("debug/postrider")));
+    steps.push(("schedules of faults", torture));
     steps
 }
 

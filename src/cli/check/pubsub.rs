@@ -21,8 +21,14 @@ const LOOKED_UP_MAX: usize = 50;
 const PROBE: &str = "postrider-check";
 
 /// Looks at Pub/Sub; `topics` are the full names that the events in the tables go to.
-pub(super) async fn check(settings: &Settings, topics: Vec<String>) -> Vec<Finding> {
+pub(super) async fn check(settings: &Settings, mut topics: Vec<String>) -> Vec<Finding> {
     let mut findings = Vec::new();
+    match settings.dead_letter_topic() {
+        Ok(topic) => topics.extend(topic.map(|topic| topic.to_string())),
+        // Without a project there is a finding of its own.
+        Err(error) if error.code() == Code::ProjectMissing => {}
+        Err(error) => findings.push(from_error(&error)),
+    }
     findings.extend(region(settings));
     let project = match settings.project() {
         Ok(project) => {

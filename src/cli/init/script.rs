@@ -33,6 +33,7 @@ const DISPATCH: &str = include_str!("../../../migrations/0002_dispatch.sql");
 const PUBLICATION: &str = include_str!("../../../migrations/0003_publication.sql");
 const AUDIT: &str = include_str!("../../../migrations/0007_audit.sql");
 const ROLES: &str = include_str!("../../../migrations/0004_roles.sql");
+const QUARANTINE: &str = include_str!("../../../migrations/0005_quarantine.sql");
 const RECOVERY: &str = include_str!("../../../migrations/0006_recovery.sql");
 
 /// What the files are written for.
@@ -63,6 +64,7 @@ pub(super) fn migrations(settings: &Settings, payload: Payload) -> Vec<Migration
         migration(2, "dispatch", DISPATCH.to_owned(), false),
         migration(3, "publication", publication(settings), true),
         migration(4, "roles", ROLES.to_owned() + &grants(settings), true),
+        migration(5, "quarantine", QUARANTINE.to_owned(), false),
         migration(6, "recovery", RECOVERY.to_owned(), false),
         migration(7, "audit", AUDIT.to_owned(), false),
     ]
@@ -251,10 +253,18 @@ mod tests {
         let texts: Vec<&str> = rendered.iter().map(|m| m.sql.as_str()).collect();
         assert_eq!(
             texts,
-            [EVENTS, DISPATCH, PUBLICATION, ROLES, RECOVERY, AUDIT]
+            [
+                EVENTS,
+                DISPATCH,
+                PUBLICATION,
+                ROLES,
+                QUARANTINE,
+                RECOVERY,
+                AUDIT
+            ]
         );
         let versions: Vec<i32> = rendered.iter().map(|m| m.version).collect();
-        assert_eq!(versions, [1, 2, 3, 4, 6, 7]);
+        assert_eq!(versions, [1, 2, 3, 4, 5, 6, 7]);
     }
 
     #[test]

@@ -252,9 +252,13 @@ impl Pass<'_> {
                     continue;
                 };
                 *ordinal += 1;
-                let event = self.reader.event(&row, commit, *ordinal)?;
-                bytes += event.event.message.len();
-                let row = FromTable::Event(event);
+                let row = match self.reader.event(&row, commit, *ordinal) {
+                    Ok(event) => {
+                        bytes += event.event.message.len();
+                        FromTable::Event(event)
+                    }
+                    Err(error) => FromTable::Unmappable(error),
+                };
                 self.events
                     .send(row)
                     .await

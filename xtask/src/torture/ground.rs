@@ -3,6 +3,7 @@
 //! Each schedule gets a new database, publication and slot on it, so the server is made once and
 //! may be stopped and crashed by any of them.
 
+use std::net::{Ipv4Addr, SocketAddr};
 use std::process::Stdio;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -11,7 +12,8 @@ use scratch_postgres::{ScratchPostgres, StopMode};
 use tokio::process::Command;
 use tokio_postgres::{Client, NoTls};
 
-use super::plan::{Outage, Plan};
+use super::fault::Outage;
+use super::plan::Plan;
 use super::relay::binary;
 
 /// A database that nobody captures, beside those that are tested.
@@ -29,7 +31,7 @@ const RETRY_PAUSE: Duration = Duration::from_millis(20);
 #[derive(Debug)]
 pub(super) struct Ground {
     server: Arc<Mutex<ScratchPostgres>>,
-    tcp: String,
+    address: SocketAddr,
     socket: String,
 }
 
@@ -47,7 +49,7 @@ impl Ground {
             .map_err(|e| e.to_string())?
             .map_err(|e| e.to_string())?;
         let ground = Self {
-            tcp: server.url(""),
+            address: SocketAddr::from((Ipv4Addr::LOCALHOST, server.port())),
             socket: server.socket_url(""),
             server: Arc::new(Mutex::new(server)),
         };
@@ -56,6 +58,11 @@ impl Ground {
         let bystander = connect(&ground.socket_url(BYSTANDER)).await?;
         execute(&bystander, "CREATE TABLE noise (n int, pad text)").await?;
         Ok(ground)
+    }
+
+    /// Where the relay finds the server, if no proxy stands before it.
+    pub(super) fn address(&self) -> SocketAddr {
+        self.address
     }
 
     fn socket_url(&self, database: &str) -> String {
@@ -77,7 +84,7 @@ impl Ground {
         .await?;
         let database = Database {
             url: self.socket_url(&name),
-            relay_url: format!("{}{name}", self.tcp),
+            relay_url: relay_url(self.address, &name),
             bystander_url: self.socket_url(BYSTANDER),
             name,
         };
@@ -196,6 +203,15 @@ impl Database {
     pub(super) async fn connect(&self) -> Result<Client, String> {
         connect(&self.url).await
     }
+
+    /// The relay's URL of it at another address.
+    pub(super) fn url_at(&self, address: SocketAddr) -> String {
+        relay_url(address, &self.name)
+    }
+}
+
+fn relay_url(address: SocketAddr, database: &str) -> String {
+    format!("postgres://postgres@{address}/{database}")
 }
 
 /// Connects, with patience for a server that is coming up.

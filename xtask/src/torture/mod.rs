@@ -1,6 +1,6 @@
 //! `cargo xtask torture`: seeded schedules of faults against the real relay and a real PostgreSQL.
 //!
-//! A schedule is planned from its seed (`plan`), played (`schedule`, with `faults`, `workload` and
+//! A schedule is planned from its seed (`plan`), played (`schedule`, with `stage`, `workload` and
 //! `watch`), and judged from what it has left behind (`verdict`). Each job has a server of its own
 //! (`ground`) and plays one schedule after the other; each schedule has its own database, slot and
 //! emulator, and runs the program as its users do.
@@ -8,13 +8,17 @@
 //! **Not here:** recovery of lost slots and changed publications, which need other plans than
 //! "everything arrives by the stream".
 
-mod faults;
+mod dossier;
+mod fault;
 mod ground;
+mod log;
 mod plan;
 mod random;
 mod relay;
 mod report;
 mod schedule;
+mod seat;
+mod stage;
 mod verdict;
 mod watch;
 mod workload;
@@ -175,7 +179,7 @@ async fn job(board: Arc<Board>) -> Result<(), String> {
             .await
             .map_err(|e| format!("schedule {index}: {e}"))?;
         if !outcome.verdict.is_clean() {
-            report::print_failure(board.seed, &outcome, &ground.log_tail(30));
+            dossier::show(board.seed, &outcome, &ground.log_tail(200));
             if !board.keep_going {
                 board.stop.store(true, Ordering::Relaxed);
             }

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use pubsub_emulator::{Action, Code};
 
+use super::fault::{Fault, Outage, Side, Trouble};
 use super::random::Random;
 
 /// Kinds of aggregates; each has a topic of its own.
@@ -52,8 +53,10 @@ pub(super) enum Temper {
     Pubsub,
     /// The relay's crashes, with a PostgreSQL that stops, crashes and cuts connections.
     Postgres,
-    /// Two relays; the active one is killed, stopped or frozen.
+    /// Two relays; the active one is killed, stopped, frozen or cut off from PostgreSQL.
     Standby,
+    /// The relay's crashes, with networks that stall, swallow, delay and break.
+    Network,
     /// All of it.
     Everything,
 }
@@ -100,51 +103,17 @@ pub(super) enum When {
     Stored(u64),
 }
 
-/// What goes wrong.
-#[derive(Debug, Clone)]
-pub(super) enum Fault {
-    /// SIGKILL to a relay, and a new one after this time.
-    Kill(Duration),
-    /// SIGTERM to a relay, and a new one after this time.
-    Stop(Duration),
-    /// SIGSTOP to the relay that holds the slot, SIGCONT after this time.
-    Freeze(Duration),
-    /// `pg_terminate_backend` of the walsender.
-    TerminateWalsender,
-    /// `pg_terminate_backend` of all SQL sessions of the relay.
-    TerminateSql,
-    /// PostgreSQL goes down for this time.
-    Server(Outage, Duration),
-    /// So many publishes meet this action.
-    Publish(Action, u64),
-    /// Every publish meets this action for this time.
-    PublishFor(Action, Duration),
-    /// A topic is gone for this time.
-    TopicGone(&'static str, Duration),
-    /// All connections to Pub/Sub are cut.
-    CutPubsub,
-    /// Pub/Sub is cut and takes no connections for this time.
-    RefusePubsub(Duration),
-}
-
-/// How PostgreSQL goes down.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Outage {
-    Fast,
-    Immediate,
-    Kill9,
-}
-
 impl Plan {
     /// The plan of schedule `index` of `seed`.
     pub(super) fn draw(seed: u64, index: u64) -> Self {
         let mut random = Random::of_schedule(seed, index);
         let temper = random.weighted(&[
             (8, Temper::Gentle),
-            (38, Temper::Crashes),
-            (24, Temper::Pubsub),
-            (12, Temper::Postgres),
+            (36, Temper::Crashes),
+            (20, Temper::Pubsub),
+            (10, Temper::Postgres),
             (8, Temper::Standby),
+            (8, Temper::Network),
             (10, Temper::Everything),
         ]);
         let steps = draw_steps(temper, &mut random);
@@ -165,13 +134,21 @@ impl Plan {
     }
 }
 
+impl Plan {
+    /// Whether proxies have to stand between the relays and their peers.
+    pub(super) fn needs_network(&self) -> bool {
+        let is_network = |step: &Step| matches!(step.fault, Fault::Network(..));
+        self.steps.iter().any(is_network)
+    }
+}
+
 impl RelayPlan {
     fn draw(temper: Temper, steps: &[Step], random: &mut Random) -> Self {
         let has = |wanted: fn(&Fault) -> bool| steps.iter().any(|step| wanted(&step.fault));
         // Short where an answer or a session is to be waited out. Long elsewhere, so that a slow
         // machine is not taken for a fault. An attempt must be shorter than a quarter of the lease.
         let (publish, lease) = match () {
-            () if has(|fault| matches!(fault, Fault::Freeze(_))) => (1, 5),
+            () if has(Fault::tries_the_lease) => (1, 5),
             () if has(Fault::withholds_answers) => (1, 12),
             () => (10, 60),
         };
@@ -179,6 +156,7 @@ impl RelayPlan {
             count: match temper {
                 Temper::Standby => 2,
                 Temper::Everything => random.pick(&[1, 2]),
+                Temper::Network => random.pick(&[1, 1, 2]),
                 Temper::Gentle | Temper::Crashes | Temper::Pubsub | Temper::Postgres => 1,
             },
             in_flight_requests: random.pick(&[1, 2, 8, 64, 512]),
@@ -199,7 +177,7 @@ impl WorkloadPlan {
             hot_keys: random.pick(&[1, 2, 5, 20]),
             ddl: random.per_mille(250),
             noise: random.per_mille(400),
-            large_rows: random.per_mille(20),
+            large_rows: random.per_mille(40),
             decoding_work_mem_kb: random.pick(&[64, 64, 65_536]),
         }
     }
@@ -210,7 +188,9 @@ fn draw_steps(temper: Temper, random: &mut Random) -> Vec<Step> {
         Temper::Gentle => 0,
         Temper::Standby => random.within(1..=3),
         Temper::Crashes => random.within(2..=5),
-        Temper::Pubsub | Temper::Postgres | Temper::Everything => random.within(1..=3),
+        Temper::Pubsub | Temper::Postgres | Temper::Network | Temper::Everything => {
+            random.within(1..=3)
+        }
     };
     let others = match temper {
         Temper::Crashes => random.within(0..=1),
@@ -238,14 +218,16 @@ fn draw_steps(temper: Temper, random: &mut Random) -> Vec<Step> {
 fn draw_fault(temper: Temper, random: &mut Random) -> Fault {
     let family = match temper {
         Temper::Gentle => random.pick(&[Family::Gentle, Family::Gentle, Family::Refusals]),
-        Temper::Crashes => random.pick(&[Family::Gentle, Family::Refusals]),
-        Temper::Pubsub => random.pick(&[Family::Refusals, Family::Unanswered, Family::Network]),
+        Temper::Crashes => random.pick(&[Family::Gentle, Family::Gentle, Family::Refusals]),
+        Temper::Pubsub => random.pick(&[Family::Refusals, Family::Unanswered, Family::Cuts]),
         Temper::Postgres => random.pick(&[Family::Server, Family::Server, Family::Gentle]),
-        Temper::Standby => random.pick(&[Family::Frozen, Family::Gentle, Family::Gentle]),
+        Temper::Standby => random.pick(&[Family::Lease, Family::Lease, Family::Gentle]),
+        Temper::Network => random.pick(&[Family::Network, Family::Network, Family::Gentle]),
         Temper::Everything => random.pick(&[
             Family::Gentle,
             Family::Refusals,
             Family::Unanswered,
+            Family::Cuts,
             Family::Network,
             Family::Server,
         ]),
@@ -255,10 +237,11 @@ fn draw_fault(temper: Temper, random: &mut Random) -> Fault {
             Fault::Stop(random.clone().millis(0..=150)),
             Fault::TerminateWalsender,
             Fault::TerminateSql,
+            Fault::LockDispatch(random.clone().millis(300..=900)),
         ]),
         Family::Refusals => draw_refusal(random),
         Family::Unanswered => draw_unanswered(random),
-        Family::Network => match random.per_mille(700) {
+        Family::Cuts => match random.per_mille(700) {
             true => Fault::CutPubsub,
             false => Fault::RefusePubsub(random.millis(50..=500)),
         },
@@ -266,11 +249,21 @@ fn draw_fault(temper: Temper, random: &mut Random) -> Fault {
             random.pick(&[Outage::Fast, Outage::Immediate, Outage::Kill9]),
             random.millis(0..=300),
         ),
-        Family::Frozen => Fault::Freeze(match random.per_mille(300) {
-            // Long enough that PostgreSQL gives the slot to the other relay.
-            true => random.millis(6_000..=7_500),
-            false => random.millis(50..=600),
-        }),
+        Family::Network => draw_network(random),
+        Family::Lease => {
+            // Sometimes so long that PostgreSQL gives the slot to the other relay.
+            let span = match random.per_mille(300) {
+                true => random.millis(5_500..=7_500),
+                false => random.millis(50..=600),
+            };
+            match random.per_mille(500) {
+                true => Fault::Freeze(span),
+                false => {
+                    let trouble = random.pick(&[Trouble::Stalled, Trouble::Swallowed]);
+                    Fault::Network(Side::Postgres, trouble, span)
+                }
+            }
+        }
     }
 }
 
@@ -279,9 +272,22 @@ enum Family {
     Gentle,
     Refusals,
     Unanswered,
-    Network,
+    Cuts,
     Server,
-    Frozen,
+    Network,
+    Lease,
+}
+
+fn draw_network(random: &mut Random) -> Fault {
+    let side = random.pick(&[Side::Postgres, Side::Pubsub]);
+    let trouble = match random.within(0..=5) {
+        0 => Trouble::Stalled,
+        1 => Trouble::Swallowed,
+        2 => Trouble::Delayed(random.millis(2..=40)),
+        3 | 4 => Trouble::Reset,
+        _ => Trouble::Finished,
+    };
+    Fault::Network(side, trouble, random.millis(50..=700))
 }
 
 /// Nothing is stored, and the relay is told so.
@@ -321,43 +327,6 @@ fn draw_unanswered(random: &mut Random) -> Fault {
         7 => Fault::Publish(Action::NeverAnswer, 1),
         8 => Fault::Publish(Action::StoreThenNeverAnswer, 1),
         _ => Fault::Publish(Action::Delay(random.millis(100..=900)), times),
-    }
-}
-
-impl Fault {
-    /// Whether an attempt ends only by the relay's own limit.
-    pub(super) fn withholds_answers(&self) -> bool {
-        matches!(
-            self,
-            Fault::Publish(Action::NeverAnswer | Action::StoreThenNeverAnswer, _)
-        )
-    }
-}
-
-impl fmt::Display for Fault {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Fault::Kill(gap) => write!(f, "kill -9 of the relay, a new one after {gap:?}"),
-            Fault::Stop(gap) => write!(f, "SIGTERM to the relay, a new one after {gap:?}"),
-            Fault::Freeze(span) => write!(f, "SIGSTOP to the relay for {span:?}"),
-            Fault::TerminateWalsender => f.write_str("pg_terminate_backend of the walsender"),
-            Fault::TerminateSql => f.write_str("pg_terminate_backend of the relay's SQL sessions"),
-            Fault::Server(outage, span) => {
-                let how = match outage {
-                    Outage::Fast => "fast shutdown",
-                    Outage::Immediate => "immediate shutdown",
-                    Outage::Kill9 => "kill -9",
-                };
-                write!(f, "{how} of PostgreSQL, up again after {span:?}")
-            }
-            Fault::Publish(action, times) => write!(f, "the next {times} publishes: {action:?}"),
-            Fault::PublishFor(action, span) => {
-                write!(f, "every publish for {span:?}: {action:?}")
-            }
-            Fault::TopicGone(kind, span) => write!(f, "topic {kind}.events is gone for {span:?}"),
-            Fault::CutPubsub => f.write_str("all connections to Pub/Sub are cut"),
-            Fault::RefusePubsub(span) => write!(f, "Pub/Sub refuses connections for {span:?}"),
-        }
     }
 }
 
@@ -404,21 +373,24 @@ mod tests {
 
     #[test]
     fn nearly_every_schedule_kills_the_relay_and_every_family_of_faults_comes() {
-        let plans: Vec<Plan> = (0..1_000).map(|index| Plan::draw(3, index)).collect();
+        let plans: Vec<Plan> = (0..3_000).map(|index| Plan::draw(3, index)).collect();
         let with = |wanted: fn(&Fault) -> bool| {
             let meets = |plan: &&Plan| plan.steps.iter().any(|step| wanted(&step.fault));
             plans.iter().filter(meets).count()
         };
-        assert!(with(|fault| matches!(fault, Fault::Kill(_))) > 850);
+        assert!(with(|fault| matches!(fault, Fault::Kill(_))) > 2_600);
         for count in [
             with(|fault| matches!(fault, Fault::Stop(_))),
             with(|fault| matches!(fault, Fault::Freeze(_))),
             with(|fault| matches!(fault, Fault::TerminateSql | Fault::TerminateWalsender)),
+            with(|fault| matches!(fault, Fault::LockDispatch(_))),
             with(|fault| matches!(fault, Fault::Server(Outage::Kill9, _))),
             with(|fault| matches!(fault, Fault::Publish(Action::StoreThenFail(_), _))),
             with(|fault| matches!(fault, Fault::Publish(Action::FewerIds, _))),
             with(|fault| matches!(fault, Fault::PublishFor(..) | Fault::TopicGone(..))),
             with(|fault| matches!(fault, Fault::CutPubsub | Fault::RefusePubsub(_))),
+            with(|fault| matches!(fault, Fault::Network(Side::Postgres, Trouble::Stalled, _))),
+            with(|fault| matches!(fault, Fault::Network(Side::Pubsub, Trouble::Swallowed, _))),
         ] {
             assert!(count > 10, "{count}");
         }

@@ -5,14 +5,14 @@
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use pubsub_emulator::Journal;
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, Command};
 
-use super::ground::Database;
+use super::log::Log;
 use super::plan::RelayPlan;
 
 /// How long a relay may take to end after SIGTERM; its own limit is shorter.
@@ -44,15 +44,16 @@ pub(super) struct Launch {
 impl Launch {
     pub(super) fn new(
         plan: &RelayPlan,
-        database: &Database,
-        emulator: &str,
+        slot: &str,
+        postgres: &str,
+        pubsub: &str,
         journal: Journal,
     ) -> Self {
         let environment = vec![
-            ("DATABASE_URL", database.relay_url.clone()),
-            ("PUBSUB_EMULATOR_HOST", emulator.to_owned()),
+            ("DATABASE_URL", postgres.to_owned()),
+            ("PUBSUB_EMULATOR_HOST", pubsub.to_owned()),
             ("PUBSUB_PROJECT_ID", super::schedule::PROJECT.to_owned()),
-            ("POSTRIDER_SLOT", database.name.clone()),
+            ("POSTRIDER_SLOT", slot.to_owned()),
             ("POSTRIDER_HTTP_ADDR", "off".to_owned()),
             ("POSTRIDER_START_TIMEOUT_S", "120".to_owned()),
             (
@@ -82,39 +83,20 @@ impl Launch {
     }
 }
 
-/// The lines that a relay has logged, each with the time of the journal's clock.
-#[derive(Debug, Clone, Default)]
-pub(super) struct Log {
-    lines: Arc<Mutex<Vec<String>>>,
-}
-
-impl Log {
-    fn push(&self, line: String) {
-        self.lines
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .push(line);
-    }
-
-    pub(super) fn lines(&self) -> Vec<String> {
-        self.lines
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
-    }
-}
-
 /// One running relay; killed when dropped.
 #[derive(Debug)]
 pub(super) struct Relay {
     child: Child,
     pid: u32,
+    /// Number of the seat it was started in.
+    seat: usize,
     log: Log,
+    journal: Journal,
     reader: tokio::task::JoinHandle<()>,
 }
 
 impl Relay {
-    pub(super) fn start(launch: &Launch, log: Log) -> Result<Self, String> {
+    pub(super) fn start(launch: &Launch, seat: usize, log: Log) -> Result<Self, String> {
         let mut child = Command::new(binary()?)
             .arg("run")
             .env_clear()
@@ -128,7 +110,7 @@ impl Relay {
             .map_err(|e| format!("cannot start the relay: {e}"))?;
         let pid = child.id().expect("invariant: it has not been waited for");
         watchdog(&format!("{pid}"))?;
-        log.push(format!("-- relay {pid} starts"));
+        log.born(pid, launch.journal.now());
         let stderr = child
             .stderr
             .take()
@@ -137,22 +119,25 @@ impl Relay {
         let reader = tokio::spawn(async move {
             let mut lines = BufReader::new(stderr).lines();
             while let Ok(Some(line)) = lines.next_line().await {
-                sink.push(format!(
-                    "{:8.3} [{pid}] {line}",
-                    journal.now().as_secs_f64()
-                ));
+                sink.said(pid, journal.now(), &line);
             }
         });
         Ok(Self {
             child,
             pid,
+            seat,
             log,
+            journal: launch.journal.clone(),
             reader,
         })
     }
 
     pub(super) fn pid(&self) -> u32 {
         self.pid
+    }
+
+    pub(super) fn seat(&self) -> usize {
+        self.seat
     }
 
     /// Sends SIGTERM, SIGSTOP or SIGCONT.
@@ -172,7 +157,7 @@ impl Relay {
             .kill()
             .await
             .map_err(|e| format!("cannot kill the relay: {e}"))?;
-        self.log.push(format!("-- relay {} was killed", self.pid));
+        self.log.died(self.pid, self.journal.now(), "was killed");
         self.ended().await
     }
 
@@ -183,8 +168,8 @@ impl Relay {
         let status = waited
             .map_err(|_| format!("the relay did not end within {STOP_LIMIT:?} after SIGTERM"))?
             .map_err(|e| e.to_string())?;
-        self.log
-            .push(format!("-- relay {} ended with {status}", self.pid));
+        let how = format!("ended with {status}");
+        self.log.died(self.pid, self.journal.now(), &how);
         self.ended().await?;
         match status.success() {
             true => Ok(()),

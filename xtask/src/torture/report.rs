@@ -1,16 +1,14 @@
-//! What is printed: a line for each schedule, everything about one that failed, and the totals.
+//! What is printed when all goes well: a line for each schedule, and the totals.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use serde_json::json;
 
-use super::plan::{Fault, Outage};
+use super::fault::{Fault, Outage, Side};
 use super::schedule::Outcome;
 use super::verdict::Cause;
-
-const VIOLATIONS_SHOWN: usize = 20;
-const LOG_LINES_SHOWN: usize = 60;
+use super::workload::Shape;
 
 /// Sums over schedules.
 #[derive(Debug, Default)]
@@ -19,7 +17,7 @@ pub(super) struct Totals {
     pub(super) failed: u64,
     pub(super) took: Duration,
     faults: BTreeMap<&'static str, u64>,
-    transactions: u64,
+    transactions: BTreeMap<Shape, u64>,
     events: u64,
     stored_messages: u64,
     attempts: u64,
@@ -38,7 +36,9 @@ impl Totals {
         for occurrence in &outcome.occurrences {
             *self.faults.entry(name(&occurrence.fault)).or_default() += 1;
         }
-        self.transactions += outcome.written.transactions.values().sum::<u64>();
+        for (shape, count) in &outcome.written.transactions {
+            *self.transactions.entry(*shape).or_default() += count;
+        }
         self.events += verdict.events;
         self.stored_messages += verdict.stored_messages;
         self.attempts += verdict.attempts;
@@ -57,8 +57,10 @@ impl Totals {
             ("schedules failed".to_owned(), self.failed),
         ];
         rows.extend(self.faults.iter().map(|(name, n)| ((*name).to_owned(), *n)));
+        rows.push(("transactions".to_owned(), self.transactions.values().sum()));
+        let shapes = self.transactions.iter();
+        rows.extend(shapes.map(|(shape, n)| (format!("  {shape:?}"), *n)));
         rows.extend([
-            ("transactions".to_owned(), self.transactions),
             ("events committed".to_owned(), self.events),
             ("messages stored".to_owned(), self.stored_messages),
             ("publish requests".to_owned(), self.attempts),
@@ -111,6 +113,7 @@ fn name(fault: &Fault) -> &'static str {
         Fault::Freeze(_) => "SIGSTOP to a relay",
         Fault::TerminateWalsender => "walsender terminated",
         Fault::TerminateSql => "SQL sessions terminated",
+        Fault::LockDispatch(_) => "dispatch table locked",
         Fault::Server(Outage::Fast, _) => "PostgreSQL restarted, fast",
         Fault::Server(Outage::Immediate, _) => "PostgreSQL restarted, immediate",
         Fault::Server(Outage::Kill9, _) => "kill -9 of PostgreSQL",
@@ -118,6 +121,8 @@ fn name(fault: &Fault) -> &'static str {
             "faults of Pub/Sub's answers"
         }
         Fault::CutPubsub | Fault::RefusePubsub(_) => "Pub/Sub cut off",
+        Fault::Network(Side::Postgres, ..) => "network to PostgreSQL disturbed",
+        Fault::Network(Side::Pubsub, ..) => "network to Pub/Sub disturbed",
     }
 }
 
@@ -136,32 +141,4 @@ pub(super) fn line(outcome: &Outcome) -> String {
             count => format!("FAILED: {count} violations"),
         }
     )
-}
-
-/// All that helps to understand a failure, and the command that plays it again.
-pub(super) fn print_failure(seed: u64, outcome: &Outcome, server_log: &str) {
-    let index = outcome.plan.index;
-    eprintln!("\n== schedule {index} of seed {seed} failed");
-    eprintln!("again: cargo xtask torture --seed {seed} --only {index}");
-    eprintln!("{}", outcome.plan);
-    eprintln!("-- what happened, seconds on the journal's clock");
-    for occurrence in &outcome.occurrences {
-        eprintln!(
-            "{:8.3} to {:8.3}  {}",
-            occurrence.from.as_secs_f64(),
-            occurrence.to.as_secs_f64(),
-            occurrence.fault
-        );
-    }
-    eprintln!("-- the end of the relay's log");
-    let log = &outcome.relay_log;
-    for line in &log[log.len().saturating_sub(LOG_LINES_SHOWN)..] {
-        eprintln!("{line}");
-    }
-    eprintln!("-- the end of PostgreSQL's log\n{server_log}");
-    let violations = &outcome.verdict.violations;
-    eprintln!("-- {} violations", violations.len());
-    for violation in violations.iter().take(VIOLATIONS_SHOWN) {
-        eprintln!("{violation}");
-    }
 }

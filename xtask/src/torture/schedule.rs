@@ -6,15 +6,16 @@
 
 use std::time::{Duration, Instant};
 
-use pubsub_emulator::Emulator;
+use pubsub_emulator::{Attempt, Emulator};
 use tokio::task::JoinSet;
 use tokio_postgres::Client;
 use tokio_postgres::types::PgLsn;
 
-use super::faults::{Occurrence, Stage};
 use super::ground::Ground;
+use super::log::Log;
 use super::plan::{KINDS, Plan};
-use super::relay::{Launch, Log};
+use super::seat::Seat;
+use super::stage::{Occurrence, Stage};
 use super::verdict::{self, Event, Evidence, Record, Verdict};
 use super::watch::Watch;
 use super::workload::{self, Writers, Written};
@@ -42,6 +43,8 @@ pub(super) struct Outcome {
     pub(super) looks: u64,
     pub(super) took: Duration,
     pub(super) relay_log: Vec<String>,
+    /// Only of a schedule that failed.
+    pub(super) attempts: Vec<Attempt>,
 }
 
 /// Runs it on the job's ground.
@@ -63,16 +66,15 @@ pub(super) async fn run(plan: Plan, ground: &Ground) -> Result<Outcome, String> 
     }
     let watch = Watch::start(database.clone(), emulator.journal());
     let mut random = plan.random.clone();
+    let mut seats = Vec::new();
+    for _ in 0..plan.relay.count {
+        seats.push(Seat::new(&plan, ground, &database, &emulator).await?);
+    }
     let mut stage = Stage {
         ground,
         database: &database,
         watch: &watch,
-        launch: Launch::new(
-            &plan.relay,
-            &database,
-            &emulator.addr().to_string(),
-            emulator.journal(),
-        ),
+        seats,
         log: Log::default(),
         relays: Vec::new(),
         pubsub: emulator.faults(),
@@ -97,12 +99,16 @@ pub(super) async fn run(plan: Plan, ground: &Ground) -> Result<Outcome, String> 
         recorded_at: seen.recorded_at,
         occurrences: stage.occurrences.clone(),
         publish_timeout: plan.relay.publish_timeout,
-        log: stage.log.lines(),
+        relays: plan.relay.count,
+        log: stage.log.all(),
     };
     let mut verdict = verdict::judge(&evidence);
     verdict.add_misbehaviour(misbehaviour);
+    let attempts = match verdict.is_clean() {
+        true => Vec::new(),
+        false => evidence.attempts,
+    };
     let occurrences = std::mem::take(&mut stage.occurrences);
-    let relay_log = stage.log.lines();
     drop(stage);
     drop(watch);
     emulator.shutdown().await;
@@ -114,7 +120,8 @@ pub(super) async fn run(plan: Plan, ground: &Ground) -> Result<Outcome, String> 
         written,
         looks,
         took: began.elapsed(),
-        relay_log,
+        relay_log: evidence.log.lines,
+        attempts,
     })
 }
 
@@ -132,8 +139,7 @@ async fn play(
         let misbehaviour = faults(stage, plan).await.err();
         (writers.finish().await?, misbehaviour)
     };
-    stage.ends.shutdown().await;
-    stage.pubsub.lift_all();
+    stage.make_well().await;
     workload::tidy(stage.database).await?;
     let misbehaviour = match misbehaviour {
         None => deliver_and_stop(stage).await.err(),
@@ -143,7 +149,7 @@ async fn play(
 }
 
 async fn faults(stage: &mut Stage<'_>, plan: &Plan) -> Result<(), String> {
-    stage.start_relays(plan)?;
+    stage.start_relays()?;
     stage.run(&plan.steps).await
 }
 

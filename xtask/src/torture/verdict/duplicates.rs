@@ -2,16 +2,17 @@
 //!
 //! A copy whose answer was an error, or had too few ids, must be repeated. One that was answered
 //! may be repeated only if the relay died, or lost its connections or its database, between the
-//! two. A copy that was recorded may not be repeated at all.
+//! two. That a copy which was recorded is not repeated is judged in `senders`.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
+use std::time::Duration;
 
-use pubsub_emulator::checks::Duplicate;
+use pubsub_emulator::checks::{self, Duplicate};
 use pubsub_emulator::{Action, Answer, Attempt};
 
-use super::super::faults::Occurrence;
-use super::super::plan::Fault;
+use super::super::fault::{Fault, Side, Trouble};
+use super::super::stage::Occurrence;
 use super::{Evidence, Violation};
 
 /// The reason for a duplicate.
@@ -19,10 +20,12 @@ use super::{Evidence, Violation};
 pub(in crate::torture) enum Cause {
     /// The relay was killed between the two copies.
     Killed,
-    /// PostgreSQL went down between the two.
+    /// PostgreSQL went down, or out of reach for longer than the lease, between the two.
     ServerDown,
     /// The relay was frozen, and another may have gone on in its place.
     Frozen,
+    /// The relay's session was ended from outside, and another went on in its place.
+    TakenOver,
     /// The connections to Pub/Sub were cut.
     Cut,
     /// Pub/Sub answered a stored request with an error, or with too few ids.
@@ -35,14 +38,19 @@ impl fmt::Display for Cause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Cause::Killed => "after kill -9",
-            Cause::ServerDown => "after PostgreSQL went down",
+            Cause::ServerDown => "after PostgreSQL was down or out of reach",
             Cause::Frozen => "after a freeze",
+            Cause::TakenOver => "after a take-over from a living relay",
             Cause::Cut => "after cut connections",
             Cause::StoredButFailed => "after a failure that had stored",
             Cause::NoAnswer => "after no answer in time",
         })
     }
 }
+
+/// A request that was on its way when its sender died or its connection broke may be read, and
+/// stored, a little later.
+const LATE: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Default)]
 pub(super) struct Explained {
@@ -56,10 +64,7 @@ pub(super) fn explain(evidence: &Evidence, duplicates: &[Duplicate]) -> Explaine
         .iter()
         .map(|attempt| (attempt.sequence, attempt))
         .collect();
-    let mut explained = Explained {
-        violations: sent_after_recorded(evidence),
-        ..Explained::default()
-    };
+    let mut explained = Explained::default();
     for duplicate in duplicates {
         let (before, again) = (attempts[&duplicate.before], attempts[&duplicate.sequence]);
         match cause(evidence, before, again) {
@@ -78,14 +83,8 @@ fn cause(evidence: &Evidence, before: &Attempt, again: &Attempt) -> Option<Cause
     if matches!(before.answer, Answer::Error(_) | Answer::FewerIds) {
         return Some(Cause::StoredButFailed);
     }
-    let between = |occurrence: &&Occurrence| {
-        occurrence.from <= again.received && occurrence.to >= before.received
-    };
-    let by_fault = evidence
-        .occurrences
-        .iter()
-        .filter(between)
-        .filter_map(|occurrence| blame(&occurrence.fault))
+    let by_fault = between(evidence, before, again)
+        .filter_map(|occurrence| blame(evidence, &occurrence.fault))
         .min();
     // The relay's clock runs a little ahead of the journal's: the request was on its way first.
     let waited = again.received.saturating_sub(before.received);
@@ -96,15 +95,49 @@ fn cause(evidence: &Evidence, before: &Attempt, again: &Attempt) -> Option<Cause
     by_fault.or(timed_out.then_some(Cause::NoAnswer))
 }
 
+/// What happened between two attempts.
+fn between<'a>(
+    evidence: &'a Evidence,
+    before: &'a Attempt,
+    again: &'a Attempt,
+) -> impl Iterator<Item = &'a Occurrence> {
+    evidence.occurrences.iter().filter(|occurrence| {
+        occurrence.from <= again.received && occurrence.to + LATE >= before.received
+    })
+}
+
+/// Two requests of one key under way together are no fault of the relay if the one that sent the
+/// first was dead, had seen its connection break, or had lost the slot to another.
+pub(super) fn is_of_a_dead_client(evidence: &Evidence, found: &checks::Violation) -> bool {
+    let checks::Violation::InFlightTogether { first, second, .. } = found else {
+        return false;
+    };
+    let attempt = |sequence: &u64| evidence.attempts.iter().find(|a| a.sequence == *sequence);
+    let (Some(first), Some(second)) = (attempt(first), attempt(second)) else {
+        return false;
+    };
+    between(evidence, first, second)
+        .filter_map(|occurrence| blame(evidence, &occurrence.fault))
+        .any(|cause| matches!(cause, Cause::Killed | Cause::Cut | Cause::TakenOver))
+}
+
 /// What a fault may be blamed for, when it lies between two copies.
-fn blame(fault: &Fault) -> Option<Cause> {
+fn blame(evidence: &Evidence, fault: &Fault) -> Option<Cause> {
     match fault {
         Fault::Kill(_) => Some(Cause::Killed),
         Fault::Server(..) => Some(Cause::ServerDown),
         Fault::Freeze(_) => Some(Cause::Frozen),
         Fault::CutPubsub | Fault::RefusePubsub(_) => Some(Cause::Cut),
+        Fault::Network(_, Trouble::Delayed(_), _) => None,
+        Fault::Network(Side::Pubsub, ..) => Some(Cause::Cut),
+        Fault::Network(Side::Postgres, ..) => Some(Cause::ServerDown),
+        // The slot is free at once, while what the relay has sent is still on its way.
+        Fault::TerminateWalsender if evidence.relays > 1 => Some(Cause::TakenOver),
         // A clean stop finishes what is on its way, and so does a session that was cut.
-        Fault::Stop(_) | Fault::TerminateWalsender | Fault::TerminateSql => None,
+        Fault::Stop(_)
+        | Fault::TerminateWalsender
+        | Fault::TerminateSql
+        | Fault::LockDispatch(_) => None,
         Fault::Publish(action, _) | Fault::PublishFor(action, _) => match action {
             // The copy itself shows what these did to it.
             Action::StoreThenFail(_) | Action::FewerIds => None,
@@ -113,21 +146,4 @@ fn blame(fault: &Fault) -> Option<Cause> {
         },
         Fault::TopicGone(..) => None,
     }
-}
-
-/// Attempts with events that had a dispatch row before.
-fn sent_after_recorded(evidence: &Evidence) -> Vec<Violation> {
-    let mut violations = Vec::new();
-    for attempt in &evidence.attempts {
-        for event_id in attempt.event_ids.iter().flatten() {
-            let recorded = evidence.recorded_at.get(&**event_id);
-            if recorded.is_some_and(|at| *at < attempt.received) {
-                violations.push(Violation::SentAfterRecorded {
-                    event_id: event_id.to_string(),
-                    attempt: attempt.sequence,
-                });
-            }
-        }
-    }
-    violations
 }

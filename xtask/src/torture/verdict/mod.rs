@@ -3,11 +3,13 @@
 //! `pubsub_emulator::checks` says whether everything was published, in order, one request at a
 //! time for each key. The files here add what needs the database: `positions` (nothing was
 //! confirmed too early), `records` (the dispatch table tells the truth), `duplicates` (whatever
-//! was sent twice has its reason in the plan).
+//! was sent twice has its reason in the plan), `senders` (no relay sends what it has to know is
+//! recorded).
 
 mod duplicates;
 mod positions;
 mod records;
+mod senders;
 #[cfg(test)]
 mod tests;
 
@@ -20,7 +22,8 @@ use pubsub_emulator::checks::{self, Expected, Stream};
 
 pub(super) use duplicates::Cause;
 
-use super::faults::Occurrence;
+use super::log::Logged;
+use super::stage::Occurrence;
 use super::watch::Sample;
 
 /// A row of the outbox: committed, since it is there.
@@ -68,8 +71,9 @@ pub(super) struct Evidence {
     pub(super) recorded_at: HashMap<String, Duration>,
     pub(super) occurrences: Vec<Occurrence>,
     pub(super) publish_timeout: Duration,
-    /// What the relays have logged.
-    pub(super) log: Vec<String>,
+    /// Relays at the same time.
+    pub(super) relays: usize,
+    pub(super) log: Logged,
 }
 
 /// A broken promise.
@@ -140,16 +144,17 @@ impl Verdict {
 /// Judges a schedule.
 pub(super) fn judge(evidence: &Evidence) -> Verdict {
     let report = checks::check(&evidence.attempts, &expected(evidence));
-    let mut violations: Vec<Violation> = report
-        .violations
-        .into_iter()
+    let found = report.violations.into_iter();
+    let mut violations: Vec<Violation> = found
+        .filter(|found| !duplicates::is_of_a_dead_client(evidence, found))
         .map(Violation::Delivery)
         .collect();
     violations.extend(positions::check(evidence));
     violations.extend(records::check(evidence));
     let explained = duplicates::explain(evidence, &report.duplicates);
     violations.extend(explained.violations);
-    violations.extend(panics(&evidence.log));
+    violations.extend(senders::check(evidence));
+    violations.extend(panics(&evidence.log.lines));
     Verdict {
         violations,
         events: evidence.events.len() as u64,
@@ -159,8 +164,8 @@ pub(super) fn judge(evidence: &Evidence) -> Verdict {
     }
 }
 
-/// What should have been published: every row that is not set aside, per key by version. (Where
-/// events stand in quarantine, `records` sees to it that they say so.)
+/// What should have been published: every row that is not set aside, per key by version. (Whether
+/// it was set aside for a reason is judged in `records`.)
 fn expected(evidence: &Evidence) -> Expected {
     let set_aside: std::collections::HashSet<&str> = evidence
         .records

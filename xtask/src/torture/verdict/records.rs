@@ -28,7 +28,12 @@ pub(super) fn check(evidence: &Evidence) -> Vec<Violation> {
             complain("the outbox has no such event");
             continue;
         };
-        if record.is_published() {
+        if !record.is_published() {
+            complain(&format!(
+                "it is {}, and no fault of the plan refuses it",
+                record.state
+            ));
+        } else {
             let message = record.message_id.map(|id| (record.event_id.as_str(), id));
             if !message.is_some_and(|message| messages.contains(&message)) {
                 complain("Pub/Sub has no message of that id for this event");

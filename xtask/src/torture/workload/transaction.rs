@@ -72,7 +72,7 @@ impl Transaction {
             (6, Shape::NoKey),
             (4, Shape::Emit),
             (1, Shape::Big),
-            (u64::from(plan.large_rows), Shape::LargeRow),
+            (2 * u64::from(plan.large_rows), Shape::LargeRow),
             (10, Shape::RolledBack),
             (8, Shape::Savepoints),
             (6, Shape::Subtransactions),

@@ -1,15 +1,19 @@
-//! Makes the faults of a plan happen, one after the other, and notes when they did.
+//! The actors of a schedule while it is played: makes the faults of its plan happen, one after the
+//! other, and notes when they did.
 
 use std::time::Duration;
 
 use pubsub_emulator::{Action, Fault as PublishFault, FaultId, Faults, Journal};
 use tokio::task::JoinSet;
 
+use super::fault::Fault;
 use super::ground::{Database, Ground, execute};
-use super::plan::{Fault, Plan, Step, When};
+use super::log::Log;
+use super::plan::{Step, When};
 use super::random::Random;
-use super::relay::{Launch, Log, Relay};
+use super::relay::Relay;
 use super::schedule::topic;
+use super::seat::Seat;
 use super::watch::Watch;
 
 /// How long a step waits for messages that may never come, as when the writers have ended.
@@ -34,7 +38,7 @@ pub(super) struct Stage<'a> {
     pub(super) ground: &'a Ground,
     pub(super) database: &'a Database,
     pub(super) watch: &'a Watch,
-    pub(super) launch: Launch,
+    pub(super) seats: Vec<Seat>,
     pub(super) log: Log,
     pub(super) relays: Vec<Relay>,
     pub(super) pubsub: Faults,
@@ -49,12 +53,14 @@ pub(super) struct Stage<'a> {
 }
 
 impl Stage<'_> {
-    /// Starts so many relays.
-    pub(super) fn start_relays(&mut self, plan: &Plan) -> Result<(), String> {
-        for _ in 0..plan.relay.count {
-            self.relays
-                .push(Relay::start(&self.launch, self.log.clone())?);
-        }
+    /// Starts a relay in every seat.
+    pub(super) fn start_relays(&mut self) -> Result<(), String> {
+        (0..self.seats.len()).try_for_each(|seat| self.start_relay(seat))
+    }
+
+    fn start_relay(&mut self, seat: usize) -> Result<(), String> {
+        let relay = Relay::start(&self.seats[seat].launch, seat, self.log.clone())?;
+        self.relays.push(relay);
         Ok(())
     }
 
@@ -76,7 +82,7 @@ impl Stage<'_> {
             self.perform(&step.fault).await?;
             self.occurrences.push(Occurrence {
                 from,
-                to: self.journal.now(),
+                to: self.journal.now() + step.fault.lasts(),
                 fault: step.fault.clone(),
             });
         }
@@ -96,12 +102,16 @@ impl Stage<'_> {
     async fn perform(&mut self, fault: &Fault) -> Result<(), String> {
         match fault {
             Fault::Kill(gap) => {
-                self.take_relay().await?.kill_9().await?;
-                self.replace(*gap).await
+                let relay = self.take_relay().await?;
+                let seat = relay.seat();
+                relay.kill_9().await?;
+                self.replace(seat, *gap).await
             }
             Fault::Stop(gap) => {
-                self.take_relay().await?.stop().await?;
-                self.replace(*gap).await
+                let relay = self.take_relay().await?;
+                let seat = relay.seat();
+                relay.stop().await?;
+                self.replace(seat, *gap).await
             }
             Fault::Freeze(span) => {
                 let relay = self.take_relay().await?;
@@ -113,6 +123,7 @@ impl Stage<'_> {
             }
             Fault::TerminateWalsender => self.terminate(WALSENDER).await,
             Fault::TerminateSql => self.terminate(SQL_SESSIONS).await,
+            Fault::LockDispatch(span) => self.lock_dispatch(*span).await,
             Fault::Server(outage, span) => self.ground.outage(*outage, *span).await,
             Fault::Publish(action, times) => {
                 self.inject(action.clone(), Some(*times));
@@ -141,6 +152,14 @@ impl Stage<'_> {
                 pubsub.refuse_connections(true);
                 pubsub.reset_connections();
                 self.later(*span, move || pubsub.refuse_connections(false));
+                Ok(())
+            }
+            Fault::Network(side, trouble, span) => {
+                let relay = self.take_relay().await?;
+                if let Some(end) = self.seats[relay.seat()].trouble(*side, *trouble) {
+                    self.later(*span, end);
+                }
+                self.relays.push(relay);
                 Ok(())
             }
         }
@@ -174,13 +193,11 @@ impl Stage<'_> {
     }
 
     /// Starts a relay in the place of one that is gone.
-    async fn replace(&mut self, gap: Duration) -> Result<(), String> {
+    async fn replace(&mut self, seat: usize, gap: Duration) -> Result<(), String> {
         tokio::time::sleep(gap).await;
         let client = self.database.connect().await?;
         self.watch.note_records(&client).await?;
-        self.relays
-            .push(Relay::start(&self.launch, self.log.clone())?);
-        Ok(())
+        self.start_relay(seat)
     }
 
     async fn terminate(&self, which: &str) -> Result<(), String> {
@@ -190,6 +207,15 @@ impl Stage<'_> {
             &format!("SELECT pg_terminate_backend(pid) FROM {which}"),
         )
         .await
+    }
+
+    /// Lets reads pass, as DDL that takes its time would.
+    async fn lock_dispatch(&mut self, span: Duration) -> Result<(), String> {
+        let client = self.database.connect().await?;
+        let lock = "BEGIN; LOCK TABLE outbox.dispatch IN SHARE ROW EXCLUSIVE MODE";
+        execute(&client, lock).await?;
+        self.later(span, move || drop(client));
+        Ok(())
     }
 
     fn inject(&mut self, action: Action, times: Option<u64>) -> FaultId {
@@ -211,6 +237,13 @@ impl Stage<'_> {
             let slow = PublishFault::new(Action::Delay(self.answer_delay));
             self.slow = Some(self.pubsub.inject(slow));
         }
+    }
+
+    /// Ends every fault that still goes on.
+    pub(super) async fn make_well(&mut self) {
+        self.ends.shutdown().await;
+        self.pubsub.lift_all();
+        self.seats.iter().for_each(Seat::heal);
     }
 
     fn later(&mut self, span: Duration, end: impl FnOnce() + Send + 'static) {

@@ -1,0 +1,176 @@
+//! Releasing and discarding. What is given up is said before, and done only with `--yes`.
+
+use std::process::ExitCode;
+
+use super::select::{self, Condition, Event, Which};
+use super::session;
+use crate::cli::{figures, output};
+use crate::error::{Code, Error, Result};
+use crate::postgres::Sql;
+use crate::settings::{OnBadEvent, Settings};
+
+/// The arguments of `postrider quarantine release`.
+#[derive(Debug, clap::Args)]
+pub(super) struct ReleaseArgs {
+    #[command(flatten)]
+    which: Which,
+    /// Print JSON: {released, whole_key}
+    #[arg(long)]
+    json: bool,
+}
+
+/// The arguments of `postrider quarantine discard`.
+#[derive(Debug, clap::Args)]
+pub(super) struct DiscardArgs {
+    #[command(flatten)]
+    which: Which,
+    /// Do it; without this, only say how many events would never be sent
+    #[arg(long)]
+    yes: bool,
+    /// Print JSON: {discarded}
+    #[arg(long)]
+    json: bool,
+}
+
+pub(super) async fn release(settings: &Settings, args: &ReleaseArgs) -> Result<ExitCode> {
+    let sql = session(settings).await?;
+    let (released, why_whole) = match &args.which.id {
+        Some(id) => release_event(settings, &sql, id).await?,
+        None => (release_all(&sql, &args.which).await?, None),
+    };
+    if args.json {
+        output::write_json(
+            &serde_json::json!({ "released": released, "whole_key": why_whole.is_some() }),
+        );
+        return Ok(ExitCode::SUCCESS);
+    }
+    let why = why_whole.map(|why| format!(" {why}")).unwrap_or_default();
+    output::write(&format!(
+        "Released {}.{why} A running relay sends them within seconds; one that is down does so at \
+         its next start.\n",
+        figures::count(released, "event"),
+    ));
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Releases one event, or all of its key where order asks for it, with the reason.
+async fn release_event(settings: &Settings, sql: &Sql, id: &str) -> Result<(u64, Option<String>)> {
+    let event = select::in_quarantine(sql, id).await?;
+    let (before, behind) = select::neighbours(sql, &event).await?;
+    let blocks = settings.on_bad_event == OnBadEvent::QuarantineKey;
+    let why = match (before, behind) {
+        (0, 0) => None,
+        (0, behind) => blocks.then(|| {
+            format!(
+                "It is the first of key {}: the {} behind it {} with it, in order.",
+                event.key,
+                figures::count(behind, "event"),
+                if behind == 1 { "goes" } else { "go" },
+            )
+        }),
+        (before, _) => Some(format!(
+            "Order asks for the whole key {}: {} in quarantine before it.",
+            event.key,
+            match before {
+                1 => "1 event is".to_owned(),
+                n => format!("{n} events are"),
+            },
+        )),
+    };
+    let released = match &why {
+        None => {
+            let (commit, ordinal) = &event.place;
+            let statement = "update outbox.dispatch set state = 'released' \
+                where commit_lsn = $1 and ordinal = $2 and state in ('quarantined', 'released')";
+            sql.execute(statement, &[commit, ordinal]).await?
+        }
+        Some(_) => {
+            let Event { topic, key, .. } = &event;
+            let statement = "update outbox.dispatch d set state = 'released' \
+                where d.state in ('quarantined', 'released') \
+                  and coalesce(d.topic, '') = $1 and coalesce(d.ordering_key, '') = $2";
+            sql.execute(statement, &[topic, key]).await?
+        }
+    };
+    Ok((released, why))
+}
+
+async fn release_all(sql: &Sql, which: &Which) -> Result<u64> {
+    let condition = Condition::new(which.key.as_deref(), which.topic.as_deref());
+    let statement = format!(
+        "update outbox.dispatch d set state = 'released' where {}",
+        condition.sql()
+    );
+    let released = sql.execute(&statement, &condition.parameters()).await?;
+    match released {
+        0 => Err(nothing(which)),
+        released => Ok(released),
+    }
+}
+
+pub(super) async fn discard(settings: &Settings, args: &DiscardArgs) -> Result<ExitCode> {
+    let sql = session(settings).await?;
+    let which = &args.which;
+    let event = match &which.id {
+        Some(id) => Some(select::in_quarantine(&sql, id).await?),
+        None => None,
+    };
+    let condition = Condition::new(which.key.as_deref(), which.topic.as_deref());
+    if !args.yes {
+        let count = match &event {
+            Some(_) => 1,
+            None => {
+                let statement = format!(
+                    "select count(*) from outbox.dispatch d where {}",
+                    condition.sql()
+                );
+                let row = sql.query_one(&statement, &condition.parameters()).await?;
+                u64::try_from(row.get::<_, i64>(0)).unwrap_or_default()
+            }
+        };
+        let what = format!(
+            "discarding {} needs --yes; nothing was done",
+            figures::count(count, "event")
+        );
+        return Err(Error::new(Code::SettingInvalid, what)
+            .hint("add --yes if they need never be sent; their rows stay as they are"));
+    }
+    let discarded = match &event {
+        Some(Event {
+            place: (commit, ordinal),
+            ..
+        }) => {
+            let statement = "update outbox.dispatch set state = 'discarded', dispatched_at = now() \
+                where commit_lsn = $1 and ordinal = $2 and state in ('quarantined', 'released')";
+            sql.execute(statement, &[commit, ordinal]).await?
+        }
+        None => {
+            let statement = format!(
+                "update outbox.dispatch d set state = 'discarded', dispatched_at = now() where {}",
+                condition.sql()
+            );
+            sql.execute(&statement, &condition.parameters()).await?
+        }
+    };
+    if discarded == 0 {
+        return Err(nothing(which));
+    }
+    match args.json {
+        true => output::write_json(&serde_json::json!({ "discarded": discarded })),
+        false => output::write(&format!(
+            "Discarded {}: never sent; the rows say why. What waits behind them still waits: \
+             `postrider quarantine list`.\n",
+            figures::count(discarded, "event"),
+        )),
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn nothing(which: &Which) -> Error {
+    let what = match (&which.key, &which.topic) {
+        (Some(key), _) => format!("no event of key {key} is in quarantine"),
+        (None, Some(topic)) => format!("no event of topic {topic} is in quarantine"),
+        (None, None) => "nothing is in quarantine".to_owned(),
+    };
+    Error::new(Code::NotInQuarantine, what)
+}

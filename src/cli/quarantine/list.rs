@@ -1,0 +1,192 @@
+//! `postrider quarantine list`: one line for each key.
+
+use std::process::ExitCode;
+use std::time::{Duration, SystemTime};
+
+use serde::Serialize;
+use slot_manager::Severity;
+use tokio_postgres::Row;
+
+use super::select::Condition;
+use super::{session, short};
+use crate::cli::paint::Paint;
+use crate::cli::{figures, output};
+use crate::error::Result;
+use crate::settings::Settings;
+
+/// Characters of an error on the screen.
+const SHOWN_ERROR_CHARS: usize = 60;
+
+/// Characters of a key on the screen.
+const SHOWN_KEY_CHARS: usize = 36;
+
+/// The arguments of `postrider quarantine list`.
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    /// Only this ordering key
+    #[arg(long, value_name = "KEY")]
+    key: Option<String>,
+    /// Only this topic
+    #[arg(long, value_name = "TOPIC")]
+    topic: Option<String>,
+    /// At most so many keys, those that wait longest
+    #[arg(long, value_name = "N", default_value_t = 50,
+          value_parser = clap::value_parser!(i64).range(1..=100_000))]
+    limit: i64,
+    /// Print JSON: {keys: [...], total_keys, total_events}
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Serialize)]
+struct Key {
+    topic: Option<String>,
+    ordering_key: Option<String>,
+    events: i64,
+    /// Of these, asked for and not sent yet.
+    released: i64,
+    first_event: String,
+    /// Age of the first event's commit.
+    since_seconds: u64,
+    error: Option<String>,
+}
+
+#[derive(Debug, Serialize)]
+struct Listing {
+    keys: Vec<Key>,
+    total_keys: i64,
+    total_events: i64,
+}
+
+pub(super) async fn run(settings: &Settings, args: &Args) -> Result<ExitCode> {
+    let sql = session(settings).await?;
+    let condition = Condition::new(args.key.as_deref(), args.topic.as_deref());
+    let statement = format!(
+        "with q as (select * from outbox.dispatch d where {}), \
+         counted as (select topic, ordering_key, count(*) as events, \
+                            count(*) filter (where state = 'released') as released, \
+                            min(commit_lsn) as since from q group by 1, 2), \
+         shown as (select *, count(*) over () as total_keys, \
+                          sum(events) over ()::bigint as total_events \
+                   from counted order by since limit {}) \
+         select s.topic, s.ordering_key, s.events, s.released, f.id, f.committed_at, f.error, \
+                s.total_keys, s.total_events \
+         from shown s, lateral ( \
+             select coalesce(q.source_id, q.event_id::text) as id, q.committed_at, q.error from q \
+             where q.topic is not distinct from s.topic \
+               and q.ordering_key is not distinct from s.ordering_key \
+               and q.commit_lsn = s.since order by q.ordinal limit 1) f \
+         order by s.since",
+        condition.sql(),
+        args.limit
+    );
+    let rows = sql.query(&statement, &condition.parameters()).await?;
+    let total = |i| rows.first().map_or(0, |row| row.get(i));
+    let listing = Listing {
+        total_keys: total(7),
+        total_events: total(8),
+        keys: rows.iter().map(key).collect(),
+    };
+    match args.json {
+        true => output::write_json(&listing),
+        false => output::write(&text(&listing, Paint::stdout())),
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn key(row: &Row) -> Key {
+    let since: SystemTime = row.get(5);
+    Key {
+        topic: row.get(0),
+        ordering_key: row.get(1),
+        events: row.get(2),
+        released: row.get(3),
+        first_event: row.get(4),
+        since_seconds: since.elapsed().unwrap_or_default().as_secs(),
+        error: row.get(6),
+    }
+}
+
+fn text(listing: &Listing, paint: Paint) -> String {
+    if listing.keys.is_empty() {
+        return "Nothing is in quarantine.\n".to_owned();
+    }
+    let mut text = String::new();
+    for key in &listing.keys {
+        let name = key.ordering_key.as_deref().unwrap_or("(no key)");
+        let topic = key.topic.as_deref().map_or("(no topic)", short);
+        let events = figures::count(key.events.unsigned_abs(), "event");
+        let age = figures::time(Duration::from_secs(key.since_seconds));
+        let state = match key.released {
+            0 => paint.severity(Severity::Error, "waiting"),
+            _ => paint.severity(Severity::Warning, "being released"),
+        };
+        let error = key.error.as_deref().unwrap_or_default();
+        text += &format!(
+            "{}  {topic}  {events} {state} for {age}\n    {}  {}\n",
+            start_of(name, SHOWN_KEY_CHARS),
+            key.first_event,
+            paint.faint(&start_of(error, SHOWN_ERROR_CHARS)),
+        );
+    }
+    let shown = listing.keys.len() as u64;
+    let keys = listing.total_keys.unsigned_abs();
+    let more = match keys > shown {
+        true => format!(", {shown} shown (--limit)"),
+        false => String::new(),
+    };
+    text += &format!(
+        "\n{} of {}{more}. `postrider quarantine show ID` says more; `release` sends, `discard` \
+         gives up.\n",
+        figures::count(listing.total_events.unsigned_abs(), "event"),
+        figures::count(keys, "key"),
+    );
+    text
+}
+
+/// The first characters, with dots where some are left out.
+fn start_of(text: &str, chars: usize) -> String {
+    match text.char_indices().nth(chars) {
+        Some((end, _)) => format!("{}...", &text[..end]),
+        None => text.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_shows_how_many_wait_for_how_long_and_why() {
+        let listing = Listing {
+            keys: vec![Key {
+                topic: Some("projects/p/topics/order.events".into()),
+                ordering_key: Some("o-7".into()),
+                events: 12,
+                released: 0,
+                first_event: "4f2a".into(),
+                since_seconds: 303,
+                error: Some("event-refused: InvalidArgument".into()),
+            }],
+            total_keys: 3,
+            total_events: 40,
+        };
+        assert_eq!(
+            text(&listing, Paint::PLAIN),
+            "o-7  order.events  12 events waiting for 5 min 3 s\n    \
+             4f2a  event-refused: InvalidArgument\n\n\
+             40 events of 3 keys, 1 shown (--limit). `postrider quarantine show ID` says more; \
+             `release` sends, `discard` gives up.\n"
+        );
+    }
+
+    #[test]
+    fn an_empty_quarantine_says_so() {
+        let listing = Listing {
+            keys: Vec::new(),
+            total_keys: 0,
+            total_events: 0,
+        };
+        assert_eq!(text(&listing, Paint::PLAIN), "Nothing is in quarantine.\n");
+    }
+}

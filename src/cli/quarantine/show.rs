@@ -1,0 +1,132 @@
+//! `postrider quarantine show`: all that is recorded of one event.
+
+use std::process::ExitCode;
+use std::time::SystemTime;
+
+use serde::Serialize;
+use tokio_postgres::types::PgLsn;
+
+use super::select::{self, Event};
+use super::session;
+use crate::cli::{figures, output};
+use crate::error::{Code, Error, Result};
+use crate::postgres::Sql;
+use crate::settings::Settings;
+
+/// The arguments of `postrider quarantine show`.
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    /// The event: its id, or `schema.table:id` where ids are not uuids
+    #[arg(value_name = "ID")]
+    id: String,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Serialize)]
+struct Shown {
+    event_id: String,
+    state: String,
+    error: Option<String>,
+    topic: Option<String>,
+    ordering_key: Option<String>,
+    attempts: i32,
+    commit_lsn: String,
+    ordinal: i32,
+    committed_seconds_ago: u64,
+    dispatched_seconds_ago: u64,
+    message_id: Option<String>,
+    /// Events of its key in quarantine before and behind it.
+    earlier_in_quarantine: u64,
+    later_in_quarantine: u64,
+}
+
+const SELECT: &str = "\
+    select topic, ordering_key, error, attempts, committed_at, dispatched_at, message_id \
+    from outbox.dispatch where commit_lsn = $1 and ordinal = $2";
+
+pub(super) async fn run(settings: &Settings, args: &Args) -> Result<ExitCode> {
+    let sql = session(settings).await?;
+    let event = match select::in_quarantine(&sql, &args.id).await {
+        Ok(event) => event,
+        // What became of it is told wherever it stands.
+        Err(error) if error.code() == Code::NotInQuarantine => {
+            let mut rows = select::rows_of(&sql, &args.id).await?;
+            rows.pop().ok_or_else(|| {
+                let what = format!("event {} is not recorded", args.id);
+                Error::new(Code::NotInQuarantine, what)
+            })?
+        }
+        Err(error) => return Err(error),
+    };
+    let shown = shown(&sql, event).await?;
+    match args.json {
+        true => output::write_json(&shown),
+        false => output::write(&text(&shown)),
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn shown(sql: &Sql, event: Event) -> Result<Shown> {
+    let (earlier, later) = select::neighbours(sql, &event).await?;
+    let (commit, ordinal): (PgLsn, i32) = event.place;
+    let row = sql.query_one(SELECT, &[&commit, &ordinal]).await?;
+    let ago = |i| {
+        let at: SystemTime = row.get(i);
+        at.elapsed().unwrap_or_default().as_secs()
+    };
+    Ok(Shown {
+        event_id: event.id,
+        state: event.state,
+        error: row.get(2),
+        topic: row.get(0),
+        ordering_key: row.get(1),
+        attempts: row.get(3),
+        commit_lsn: commit.to_string(),
+        ordinal,
+        committed_seconds_ago: ago(4),
+        dispatched_seconds_ago: ago(5),
+        message_id: row.get(6),
+        earlier_in_quarantine: earlier,
+        later_in_quarantine: later,
+    })
+}
+
+fn text(shown: &Shown) -> String {
+    let none = "none".to_owned();
+    let ago = |seconds| {
+        let time = figures::time(std::time::Duration::from_secs(seconds));
+        format!("{time} ago")
+    };
+    let mut lines = vec![
+        ("event", shown.event_id.clone()),
+        ("state", shown.state.clone()),
+        ("error", shown.error.clone().unwrap_or_else(|| none.clone())),
+        ("topic", shown.topic.clone().unwrap_or_else(|| none.clone())),
+        ("key", shown.ordering_key.clone().unwrap_or(none)),
+        ("attempts", shown.attempts.to_string()),
+        (
+            "commit",
+            format!("{}, ordinal {}", shown.commit_lsn, shown.ordinal),
+        ),
+        ("committed", ago(shown.committed_seconds_ago)),
+        ("recorded", ago(shown.dispatched_seconds_ago)),
+    ];
+    if let Some(message_id) = &shown.message_id {
+        lines.push(("message", message_id.clone()));
+    }
+    if ["quarantined", "released"].contains(&shown.state.as_str()) {
+        let (before, behind) = (shown.earlier_in_quarantine, shown.later_in_quarantine);
+        lines.push((
+            "its key",
+            format!(
+                "{} before it in quarantine, {} behind it",
+                figures::count(before, "event"),
+                figures::count(behind, "event")
+            ),
+        ));
+    }
+    let line = |(name, value)| format!("{name:<10} {value}\n");
+    lines.into_iter().map(line).collect()
+}

@@ -1,0 +1,129 @@
+//! What Google's error details add to a gRPC code: `google.rpc.Status` in the trailers, read as
+//! far as it bears on what to do.
+//!
+//! Sources: google/rpc/status.proto and error_details.proto; google/api/error_reason.proto, which
+//! says that the error domain `googleapis.com` is reserved for Google's service infrastructure
+//! (API disabled, billing, keys, locations, consumers): never the content of a message. Pub/Sub
+//! itself answers in the domain `pubsub.googleapis.com`, for a message that its topic's schema
+//! refuses with a reason such as INVALID_JSON_AVRO_MESSAGE.
+
+use prost::Message;
+
+const ERROR_INFO: &str = "type.googleapis.com/google.rpc.ErrorInfo";
+const BAD_REQUEST: &str = "type.googleapis.com/google.rpc.BadRequest";
+
+/// The error domain of Google's service infrastructure.
+const INFRASTRUCTURE: &str = "googleapis.com";
+
+/// The field of a `PublishRequest` that comes from the settings, not from the row's content.
+const TOPIC_FIELD: &str = "topic";
+
+#[derive(Clone, PartialEq, Message)]
+struct RpcStatus {
+    #[prost(message, repeated, tag = "3")]
+    details: Vec<prost_types::Any>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct ErrorInfo {
+    #[prost(string, tag = "1")]
+    reason: String,
+    #[prost(string, tag = "2")]
+    domain: String,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct BadRequest {
+    #[prost(message, repeated, tag = "1")]
+    field_violations: Vec<FieldViolation>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct FieldViolation {
+    #[prost(string, tag = "1")]
+    field: String,
+}
+
+/// The details of one answer.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Details {
+    /// Google's name for the reason, if the answer has one.
+    pub(super) reason: Option<String>,
+    /// Whether they say that something other than the messages is at fault.
+    pub(super) not_the_messages: bool,
+}
+
+impl Details {
+    /// Reads the bytes of a `google.rpc.Status`. What cannot be read says nothing.
+    pub(super) fn read(bytes: &[u8]) -> Self {
+        let mut details = Self::default();
+        let status = RpcStatus::decode(bytes).unwrap_or_default();
+        for any in &status.details {
+            match any.type_url.as_str() {
+                ERROR_INFO => {
+                    let info = ErrorInfo::decode(any.value.as_slice()).unwrap_or_default();
+                    details.not_the_messages |= info.domain == INFRASTRUCTURE;
+                    details.reason = Some(info.reason).filter(|reason| !reason.is_empty());
+                }
+                BAD_REQUEST => {
+                    let bad = BadRequest::decode(any.value.as_slice()).unwrap_or_default();
+                    let mut fields = bad.field_violations.iter();
+                    details.not_the_messages |= fields.any(|at| at.field == TOPIC_FIELD);
+                }
+                _ => {}
+            }
+        }
+        details
+    }
+}
+
+/// A `google.rpc.Status` with an ErrorInfo, or a BadRequest of one field.
+#[cfg(test)]
+pub(super) mod made_up {
+    use super::*;
+
+    pub(in super::super) fn error_info(domain: &str, reason: &str) -> Vec<u8> {
+        let info = ErrorInfo {
+            reason: reason.into(),
+            domain: domain.into(),
+        };
+        status(ERROR_INFO, info.encode_to_vec())
+    }
+
+    pub(in super::super) fn bad_field(field: &str) -> Vec<u8> {
+        let violation = FieldViolation {
+            field: field.into(),
+        };
+        let bad = BadRequest {
+            field_violations: vec![violation],
+        };
+        status(BAD_REQUEST, bad.encode_to_vec())
+    }
+
+    fn status(type_url: &str, value: Vec<u8>) -> Vec<u8> {
+        let any = prost_types::Any {
+            type_url: type_url.into(),
+            value,
+        };
+        RpcStatus { details: vec![any] }.encode_to_vec()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn garbage_says_nothing() {
+        assert_eq!(Details::read(b"\xFF\xFF\x00"), Details::default());
+        assert_eq!(Details::read(b""), Details::default());
+    }
+
+    #[test]
+    fn the_reason_of_a_schema_that_does_not_fit_is_told_and_is_the_messages() {
+        let bytes = made_up::error_info("pubsub.googleapis.com", "INVALID_JSON_AVRO_MESSAGE");
+        let details = Details::read(&bytes);
+        assert_eq!(details.reason.as_deref(), Some("INVALID_JSON_AVRO_MESSAGE"));
+        assert!(!details.not_the_messages);
+    }
+}

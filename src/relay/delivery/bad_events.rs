@@ -1,0 +1,298 @@
+//! What becomes of an event that can never be published: set aside by policy, with a dead letter
+//! if there is a topic for it.
+//!
+//! Recorded in the order in which it is found: the bad event first, then what waits behind it. So
+//! whatever is durable at a crash, the rest is met again in order.
+
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use bytes::Bytes;
+use googleapis_tonic_google_pubsub_v1::google::pubsub::v1::PubsubMessage;
+use prost::Message;
+
+use super::Delivery;
+use crate::dispatch::{Outcome, Record};
+use crate::error::{Code, Error, Result};
+use crate::lanes::{Event, EventRef, Group, LaneKey, Request, Standing};
+use crate::map::{EventError, MapError, OrderingKey};
+use crate::metrics::Kind;
+use crate::publish::Failure;
+use crate::relay::quarantine::{self, Letter, letter};
+use crate::settings::OnBadEvent;
+
+/// Characters of a reason in the dispatch table.
+const REASON_CHARS: usize = 500;
+
+/// What `on_bad_event = halt` tells to do.
+const HALTED: &str = "nothing from it on has been confirmed. Mend what is wrong and start the relay \
+    again, or set on_bad_event = quarantine_key to set it aside and go on";
+
+impl Delivery {
+    /// Takes over a row that cannot become a message.
+    ///
+    /// # Errors
+    /// Its own under `halt`; `quarantine-full`.
+    pub(in crate::relay) fn take_unmappable(
+        &mut self,
+        error: Box<EventError>,
+        payload: Bytes,
+    ) -> Result<()> {
+        let known = error.known.clone();
+        let commit = crate::watermark::CommitLsn::new(error.at.commit_lsn);
+        let at = error.at;
+        let origin = EventRef::new(commit, at.ordinal, at.commit_time, known.event_id);
+        let error = Error::from(MapError::Event(error));
+        if self.quarantine.policy() == OnBadEvent::Halt {
+            return Err(error);
+        }
+        self.metrics.events_read.inc();
+        self.budget.take_record();
+        let group = Group {
+            topic: known.topic.unwrap_or_default(),
+            ordering_key: known.ordering_key,
+        };
+        let reason = reason(error.code(), &error.to_string());
+        self.block(&group, &origin, &error)?;
+        let message = PubsubMessage {
+            data: payload,
+            ..PubsubMessage::default()
+        };
+        self.set_aside(group, origin, reason, error.code(), message);
+        Ok(())
+    }
+
+    /// Pub/Sub has refused this one event, alone.
+    pub(super) fn on_refused(
+        &mut self,
+        key: &LaneKey,
+        event: Event,
+        error: Error,
+        failure: &Failure,
+    ) -> Result<()> {
+        if let Some(letter) = self.take_letter(&key.topic, &event.origin) {
+            self.budget.give_back_messages(1, event.message.len());
+            tracing::warn!(
+                code = %Code::EventRefused, event = %letter.origin.event_id,
+                "Pub/Sub refuses the dead letter, too: the event is set aside without"
+            );
+            self.letter_ended(letter);
+            return Ok(());
+        }
+        let Event { origin, message } = event;
+        if origin.standing == Standing::New && self.quarantine.policy() == OnBadEvent::Halt {
+            return Err(error.hint(format!(
+                "the event is {} (commit {}, ordinal {}), key {:?}; {HALTED}",
+                origin.event_id,
+                origin.commit.lsn(),
+                origin.ordinal,
+                key.ordering_key,
+            )));
+        }
+        let group = Group {
+            topic: key.topic.clone(),
+            ordering_key: key.ordering_key.clone(),
+        };
+        self.block(&group, &origin, &error)?;
+        self.budget.give_back_messages(1, message.len());
+        let behind = match self.quarantine.blocks(&group) {
+            true => self.lanes.close(key),
+            false => Vec::new(),
+        };
+        let reason = reason(error.code(), &failure.to_string());
+        let message = PubsubMessage::decode(message).unwrap_or_default();
+        let source = self.quarantine.source(quarantine::place(&origin));
+        self.set_aside(group.clone(), origin, reason, error.code(), message);
+        self.fail_release(&group);
+        if let Some(source) = source {
+            self.fail_release(&source);
+        }
+        for event in behind {
+            self.set_aside_waiting(&group, event);
+        }
+        Ok(())
+    }
+
+    /// Blocks the key of a bad event, if it has one, and says so loudly.
+    fn block(&mut self, group: &Group, origin: &EventRef, error: &Error) -> Result<()> {
+        let newly = match origin.standing {
+            Standing::New => self.quarantine.set_aside(group, origin)?,
+            // It was counted when it came; a key is blocked again, for what is behind it.
+            Standing::Released if self.quarantine.blocks(group) => {
+                self.quarantine.set_aside(group, origin)?
+            }
+            Standing::Released => false,
+        };
+        if let Some(more) = self.log.due(error.code()) {
+            tracing::error!(
+                code = %error.code(),
+                event = %origin.event_id,
+                topic = &*group.topic,
+                key = group.ordering_key.as_str(),
+                key_blocked = newly,
+                blocked_keys = self.quarantine.blocked(),
+                since_last = more,
+                hint = "`postrider quarantine list` shows what waits; mend it and release it, or \
+                        discard it",
+                "set aside in quarantine: {error}"
+            );
+        }
+        Ok(())
+    }
+
+    /// Records a bad event as quarantined, after its dead letter if there is to be one.
+    fn set_aside(
+        &mut self,
+        group: Group,
+        origin: EventRef,
+        error: Arc<str>,
+        code: Code,
+        message: PubsubMessage,
+    ) {
+        let kind = code.name();
+        let quarantined = &self.metrics.events_quarantined;
+        quarantined.get_or_create(&Kind { kind }).inc();
+        // A key that is being released must not get a row later than its turn. An event that was
+        // released had its letter when it was set aside first.
+        let releasing = self.quarantine.is_releasing(&group);
+        let topic = self.dead_letter_topic.clone();
+        let about = Letter {
+            group,
+            origin,
+            error,
+        };
+        match topic.filter(|_| !releasing && about.origin.standing == Standing::New) {
+            Some(topic) => self.send_letter(topic, about, message),
+            None => {
+                if releasing && about.origin.standing == Standing::New {
+                    self.unhold();
+                    self.record_aside(about, Outcome::Released);
+                } else {
+                    self.record_aside(about, Outcome::Quarantined);
+                }
+            }
+        }
+    }
+
+    fn send_letter(&mut self, topic: Arc<str>, about: Letter, message: PubsubMessage) {
+        let event = Event {
+            message: letter(&about, message),
+            origin: about.origin.clone(),
+        };
+        self.budget.take_message(&event);
+        self.quarantine.letters(&about.group, 1);
+        self.letters.insert(quarantine::place(&about.origin), about);
+        self.lanes.push(topic, OrderingKey::UNORDERED, event);
+    }
+
+    /// Records the events whose dead letters are among those just stored, and takes them out.
+    pub(super) fn letters_published(&mut self, request: &mut Request, ids: &mut Vec<String>) {
+        let events = std::mem::take(&mut request.events);
+        let all_ids = std::mem::take(ids);
+        for (event, id) in events.into_iter().zip(all_ids) {
+            match self.take_letter(&request.key.topic, &event.origin) {
+                Some(letter) => self.letter_ended(letter),
+                None => {
+                    request.events.push(event);
+                    ids.push(id);
+                }
+            }
+        }
+    }
+
+    fn take_letter(&mut self, topic: &Arc<str>, origin: &EventRef) -> Option<Letter> {
+        if self.dead_letter_topic.as_ref() != Some(topic) {
+            return None;
+        }
+        self.letters.remove(&quarantine::place(origin))
+    }
+
+    fn letter_ended(&mut self, letter: Letter) {
+        self.quarantine.letters(&letter.group, -1);
+        self.record_aside(letter, Outcome::Quarantined);
+    }
+
+    fn record_aside(&mut self, about: Letter, outcome: fn(Arc<str>) -> Outcome) {
+        let Letter {
+            group,
+            origin,
+            error,
+        } = about;
+        self.record(Record {
+            topic: Some(group.topic).filter(|topic| !topic.is_empty()),
+            ordering_key: group.ordering_key,
+            at: SystemTime::now(),
+            events: vec![origin],
+            outcome: outcome(error),
+        });
+    }
+
+    /// An event that waited in a lane which is blocked now.
+    fn set_aside_waiting(&mut self, group: &Group, event: Event) {
+        if event.origin.standing == Standing::Released {
+            self.drop_released(&event);
+            return;
+        }
+        let why = self.quarantine.waits_for(group);
+        let Group {
+            topic,
+            ordering_key,
+        } = group.clone();
+        self.set_aside_behind(topic, ordering_key, event, Outcome::Quarantined(why));
+    }
+
+    /// Records an event of a blocked key: it waits in quarantine.
+    pub(super) fn set_aside_behind(
+        &mut self,
+        topic: Arc<str>,
+        ordering_key: OrderingKey,
+        event: Event,
+        outcome: Outcome,
+    ) {
+        let quarantined = &self.metrics.events_quarantined;
+        quarantined.get_or_create(&Kind { kind: "waits" }).inc();
+        self.budget.give_back_messages(1, event.message.len());
+        self.record(Record {
+            topic: Some(topic),
+            ordering_key,
+            at: SystemTime::now(),
+            events: vec![event.origin],
+            outcome,
+        });
+    }
+
+    /// Records what is held for keys that are being released: there is no room for it in memory.
+    pub(super) fn unhold(&mut self) {
+        for (group, why, events) in self.quarantine.unhold() {
+            for event in events {
+                let Group {
+                    topic,
+                    ordering_key,
+                } = group.clone();
+                self.set_aside_behind(topic, ordering_key, event, Outcome::Released(why.clone()));
+            }
+        }
+    }
+
+    /// An event of the group is bad: its release, if there is one, goes no further.
+    pub(super) fn fail_release(&mut self, group: &Group) {
+        for event in self.quarantine.fail(group) {
+            self.set_aside_waiting(group, event);
+        }
+    }
+
+    /// A released event leaves its lane without a new outcome: its row is as it was.
+    fn drop_released(&mut self, event: &Event) {
+        self.budget.give_back_messages(1, event.message.len());
+        self.budget.give_back_records(1);
+        if let Some(group) = self.quarantine.left_lane(quarantine::place(&event.origin)) {
+            self.fail_release(&group);
+        }
+    }
+}
+
+/// Code and text, as far as the table is to hold it.
+pub(super) fn reason(code: Code, text: &str) -> Arc<str> {
+    let text = text.chars().filter(|c| *c != '\0').take(REASON_CHARS);
+    format!("{code}: {}", text.collect::<String>()).into()
+}

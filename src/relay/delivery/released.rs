@@ -1,0 +1,234 @@
+//! How events come back from quarantine: asks the table every two seconds what operators have
+//! released, and takes it into the lanes step by step as `quarantine` says.
+
+use std::time::{Duration, Instant, SystemTime};
+
+use super::bad_events::reason;
+use super::{Delivery, until};
+use crate::dispatch::{Outcome, Record};
+use crate::error::{Error, Result};
+use crate::lanes::{EventRef, Group};
+use crate::metrics::Kind;
+use crate::relay::quarantine::{self, Admission, Ask, Found, Releaser};
+use crate::table::TableEvent;
+
+/// Between two looks for what is released or discarded.
+const LOOK_INTERVAL: Duration = Duration::from_secs(2);
+
+/// Between two counts of what is in quarantine.
+const COUNT_INTERVAL: Duration = Duration::from_secs(30);
+
+/// After something that failed.
+const RETRY_PAUSE: Duration = Duration::from_secs(1);
+
+/// Blocked keys that one look asks for: 5 ms of the server's time.
+const LOOKED_AT: usize = 1_000;
+
+/// When to ask for what.
+#[derive(Debug)]
+pub(super) struct Releases {
+    releaser: Releaser,
+    /// Whether an answer is outstanding.
+    asked: bool,
+    /// Whether the stream has passed all that earlier sessions recorded: only then has everything
+    /// arrived that stands before it.
+    allowed: bool,
+    next_look: Instant,
+    next_count: Instant,
+    /// Nothing is asked before that.
+    not_before: Option<Instant>,
+    /// Blocked keys that were looked at in this round.
+    looked_at: usize,
+}
+
+impl Releases {
+    pub(super) fn new(releaser: Releaser) -> Self {
+        let now = Instant::now();
+        Self {
+            releaser,
+            asked: false,
+            allowed: false,
+            next_look: now,
+            next_count: now,
+            not_before: None,
+            looked_at: 0,
+        }
+    }
+
+    /// The next answer, or that it is time to look. Cancel-safe.
+    pub(super) async fn woken(&mut self, has_room: bool) -> Option<Found> {
+        let due = match (self.asked || !self.allowed, self.not_before) {
+            (true, _) => None,
+            (false, Some(pause)) => Some(pause),
+            (false, None) => Some(self.next_look),
+        };
+        tokio::select! {
+            biased;
+            found = self.releaser.found(), if has_room => Some(found),
+            () = until(due) => None,
+        }
+    }
+}
+
+impl Delivery {
+    /// All that earlier sessions recorded has passed: what is released may go.
+    pub(in crate::relay) fn allow_releases(&mut self) {
+        self.releases.allowed = true;
+    }
+
+    /// Asks for what is due, if nothing is being asked.
+    pub(super) fn ask(&mut self) {
+        let now = Instant::now();
+        let releases = &mut self.releases;
+        if releases.asked || !releases.allowed {
+            return;
+        }
+        if releases.not_before.is_some_and(|at| at > now) {
+            return;
+        }
+        releases.not_before = None;
+        let ask = if releases.next_look <= now {
+            let (blocked, durable) = self.quarantine.settled(releases.looked_at, LOOKED_AT);
+            releases.looked_at = match blocked.len() {
+                LOOKED_AT => releases.looked_at + LOOKED_AT,
+                _ => 0,
+            };
+            let count = releases.next_count <= now;
+            if count {
+                releases.next_count = now + COUNT_INTERVAL;
+            }
+            releases.next_look = now + LOOK_INTERVAL;
+            Some(Ask::Look {
+                blocked,
+                durable,
+                count,
+            })
+        } else {
+            self.quarantine.command().map(Ask::Do)
+        };
+        if let Some(ask) = ask {
+            releases.asked = true;
+            releases.releaser.ask(ask);
+        }
+    }
+
+    pub(super) fn on_found(&mut self, found: Found) -> Result<()> {
+        match found {
+            Found::Event(group, event) => return self.take_released(&group, event),
+            Found::Lost(group, origin, error) => {
+                self.lost(&group, origin, &error);
+                return Ok(());
+            }
+            Found::Looked {
+                released,
+                vanished,
+                durable,
+                count,
+            } => {
+                for group in released {
+                    self.quarantine.release(group);
+                }
+                for group in vanished {
+                    if self.quarantine.vanished(&group, durable) {
+                        tracing::info!(
+                            topic = &*group.topic,
+                            key = group.ordering_key.as_str(),
+                            "nothing is left in quarantine of this key: its events go on"
+                        );
+                    }
+                }
+                if let Some(count) = count {
+                    self.metrics.events_in_quarantine.set(Some(count as f64));
+                }
+            }
+            Found::Marked(group) => self.quarantine.marked(&group),
+            Found::SentBack(group) => self.quarantine.sent_back(&group),
+            Found::PageEnded(group, rows) => {
+                if let Some(held) = self.quarantine.page_ended(&group, rows) {
+                    tracing::info!(
+                        topic = &*group.topic,
+                        key = group.ordering_key.as_str(),
+                        "all of this key is released from quarantine: its events go on"
+                    );
+                    for event in held {
+                        let Group {
+                            topic,
+                            ordering_key,
+                        } = group.clone();
+                        self.lanes.push(topic, ordering_key, event);
+                    }
+                }
+            }
+            Found::Failed(error) => {
+                self.releases.not_before = Some(Instant::now() + RETRY_PAUSE);
+                if let Some(more) = self.log.due(error.code()) {
+                    tracing::warn!(
+                        code = %error.code(), hint = error.hint_text(), since_last = more,
+                        "cannot look into the quarantine, again: {error}"
+                    );
+                }
+            }
+        }
+        self.releases.asked = false;
+        Ok(())
+    }
+
+    /// Takes an event that comes back, behind those of its key that came back before.
+    fn take_released(&mut self, group: &Group, found: TableEvent) -> Result<()> {
+        let TableEvent {
+            topic,
+            ordering_key,
+            event,
+        } = found;
+        let at = quarantine::place(&event.origin);
+        if !self.quarantine.read(group, at) {
+            return Ok(());
+        }
+        self.budget.take(&event);
+        self.quarantine.goes_to_lane(group, at);
+        let own = *topic == *group.topic && ordering_key == group.ordering_key;
+        // Other settings may have given it another key, which has a quarantine of its own.
+        let admission = match own {
+            true => Admission::Open,
+            false => self.quarantine.admit(&topic, &ordering_key, at),
+        };
+        match admission {
+            Admission::Open => self.lanes.push(topic, ordering_key, event),
+            Admission::Quarantined(why) => {
+                self.set_aside_behind(topic, ordering_key, event, Outcome::Quarantined(why));
+            }
+            Admission::Released(why) => {
+                self.set_aside_behind(topic, ordering_key, event, Outcome::Released(why));
+            }
+            Admission::Held => {
+                self.unhold();
+                let why = self.quarantine.waits_for(group);
+                self.set_aside_behind(topic, ordering_key, event, Outcome::Released(why));
+            }
+        }
+        Ok(())
+    }
+
+    /// A released row that cannot be sent: it stays in quarantine, and what is behind it, too.
+    fn lost(&mut self, group: &Group, origin: EventRef, error: &Error) {
+        if !self.quarantine.read(group, quarantine::place(&origin)) {
+            return;
+        }
+        tracing::error!(
+            code = %error.code(), event = %origin.event_id, hint = error.hint_text(),
+            "cannot be released from quarantine: {error}"
+        );
+        let kind = error.code().name();
+        let quarantined = &self.metrics.events_quarantined;
+        quarantined.get_or_create(&Kind { kind }).inc();
+        self.budget.take_record();
+        self.record(Record {
+            topic: Some(group.topic.clone()).filter(|topic| !topic.is_empty()),
+            ordering_key: group.ordering_key.clone(),
+            at: SystemTime::now(),
+            events: vec![origin],
+            outcome: Outcome::Quarantined(reason(error.code(), &error.to_string())),
+        });
+        self.fail_release(group);
+    }
+}

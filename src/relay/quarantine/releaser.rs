@@ -1,0 +1,223 @@
+//! Asks the table what has been released, on a session of its own, one thing at a time.
+//!
+//! The rows of a page are found in their tables one by one, so that no more than one is in memory
+//! here, however large they are; the session takes each when it has room. What fails is told and
+//! asked for again later; a new connection is made for it.
+//!
+//! Not here: what is asked for and when, and what becomes of an event.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+use tokio_postgres::SimpleQueryMessage;
+
+use super::{Command, PAGE};
+use crate::dispatch::quarantined;
+use crate::error::{Code, Error, Result};
+use crate::lanes::{EventRef, Group};
+use crate::map::{MapError, TableSettings};
+use crate::postgres::{Sql, Target, connect};
+use crate::table::{TableEvent, TableReader};
+
+/// Marking a key with a million events takes a while.
+const STATEMENT_TIMEOUT: Duration = Duration::from_secs(600);
+
+/// Groups that one look brings.
+const GROUPS: i64 = 256;
+
+/// What to ask.
+#[derive(Debug)]
+pub(in crate::relay) enum Ask {
+    /// Which groups are released, and which of these blocked keys have nothing left in
+    /// quarantine, as of so many durable records.
+    Look {
+        blocked: Vec<Group>,
+        durable: u64,
+        count: bool,
+    },
+    Do(Command),
+}
+
+/// What came of it.
+#[derive(Debug)]
+pub(in crate::relay) enum Found {
+    Looked {
+        released: Vec<Group>,
+        vanished: Vec<Group>,
+        durable: u64,
+        count: Option<i64>,
+    },
+    Marked(Group),
+    SentBack(Group),
+    /// A row of the page of this group.
+    Event(Group, TableEvent),
+    /// A row that cannot be sent, and why.
+    Lost(Group, EventRef, Error),
+    PageEnded(Group, usize),
+    Failed(Error),
+}
+
+/// The running task; ends when dropped.
+#[derive(Debug)]
+pub(in crate::relay) struct Releaser {
+    asks: mpsc::Sender<Ask>,
+    found: mpsc::Receiver<Found>,
+    task: JoinHandle<()>,
+}
+
+impl Releaser {
+    pub(in crate::relay) fn start(
+        target: Target,
+        tables: Vec<TableSettings>,
+        project: Arc<str>,
+    ) -> Self {
+        let (asks, incoming) = mpsc::channel(1);
+        let (outgoing, found) = mpsc::channel(1);
+        let worker = Worker {
+            target,
+            tables,
+            project,
+            session: None,
+        };
+        Self {
+            asks,
+            found,
+            task: tokio::spawn(worker.run(incoming, outgoing)),
+        }
+    }
+
+    /// Asks; the answer comes through [`found`](Self::found). Only one thing at a time.
+    pub(in crate::relay) fn ask(&self, ask: Ask) {
+        let sent = self.asks.try_send(ask);
+        debug_assert!(sent.is_ok(), "one thing at a time");
+    }
+
+    /// The next answer. Cancel-safe; waits for ever when nothing is asked.
+    pub(in crate::relay) async fn found(&mut self) -> Found {
+        match self.found.recv().await {
+            Some(found) => found,
+            None => std::future::pending().await,
+        }
+    }
+}
+
+impl Drop for Releaser {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+struct Session {
+    sql: Sql,
+    /// Resolved when first needed.
+    readers: Vec<TableReader>,
+}
+
+struct Worker {
+    target: Target,
+    tables: Vec<TableSettings>,
+    project: Arc<str>,
+    session: Option<Session>,
+}
+
+impl Worker {
+    async fn run(mut self, mut asks: mpsc::Receiver<Ask>, found: mpsc::Sender<Found>) {
+        while let Some(ask) = asks.recv().await {
+            let answer = self.answer(ask, &found).await.unwrap_or_else(|error| {
+                self.session = None;
+                Found::Failed(error)
+            });
+            if found.send(answer).await.is_err() {
+                return;
+            }
+        }
+    }
+
+    async fn answer(&mut self, ask: Ask, found: &mpsc::Sender<Found>) -> Result<Found> {
+        let session = match &mut self.session {
+            Some(session) => session,
+            none => none.insert(Session {
+                sql: connect(&self.target, "postrider quarantine", STATEMENT_TIMEOUT).await?,
+                readers: Vec::new(),
+            }),
+        };
+        let sql = &session.sql;
+        match ask {
+            Ask::Look {
+                blocked,
+                durable,
+                count,
+            } => Ok(Found::Looked {
+                released: quarantined::released_groups(sql, GROUPS).await?,
+                vanished: match blocked.is_empty() {
+                    true => Vec::new(),
+                    false => quarantined::vanished(sql, &blocked).await?,
+                },
+                durable,
+                count: match count {
+                    true => Some(quarantined::count(sql).await?),
+                    false => None,
+                },
+            }),
+            Ask::Do(Command::Mark(group)) => {
+                quarantined::mark(sql, &group).await?;
+                Ok(Found::Marked(group))
+            }
+            Ask::Do(Command::SendBack(group)) => {
+                quarantined::send_back(sql, &group).await?;
+                Ok(Found::SentBack(group))
+            }
+            Ask::Do(Command::Page(group, after)) => {
+                let rows = quarantined::page(sql, &group, after, PAGE).await?;
+                let count = rows.len();
+                if count > 0 && session.readers.is_empty() {
+                    for table in &self.tables {
+                        let reader = TableReader::resolve(sql, table, &self.project).await?;
+                        session.readers.push(reader);
+                    }
+                }
+                for origin in rows {
+                    let one = session.find(&group, origin).await?;
+                    if found.send(one).await.is_err() {
+                        break;
+                    }
+                }
+                Ok(Found::PageEnded(group, count))
+            }
+        }
+    }
+}
+
+impl Session {
+    /// Reads the row of an event and maps it anew: the settings may have changed since.
+    async fn find(&mut self, group: &Group, origin: EventRef) -> Result<Found> {
+        for reader in &mut self.readers {
+            let Some(statement) = reader.find_sql(&origin.event_id) else {
+                continue;
+            };
+            let messages = self.sql.simple_query(&statement).await?;
+            let row = messages.iter().find_map(|message| match message {
+                SimpleQueryMessage::Row(row) => Some(row),
+                _ => None,
+            });
+            let Some(row) = row else { continue };
+            return match reader.event(row, origin.commit, origin.ordinal) {
+                Ok(mut found) => {
+                    found.event.origin = origin;
+                    Ok(Found::Event(group.clone(), found))
+                }
+                Err(MapError::Event(error)) if error.fault.is_of_the_row() => {
+                    let error = Error::from(MapError::Event(error));
+                    Ok(Found::Lost(group.clone(), origin, error))
+                }
+                Err(error) => Err(error.into()),
+            };
+        }
+        let what = format!("event {} is not in its table any more", origin.event_id);
+        let gone = Error::new(Code::EventInvalid, what)
+            .hint("discard it: `postrider quarantine discard ID --yes`");
+        Ok(Found::Lost(group.clone(), origin, gone))
+    }
+}

@@ -1,0 +1,370 @@
+//! The quarantine of one key against a model of everything around it: stream, lane, Pub/Sub, the
+//! writer, the table, an operator, and crashes.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::time::SystemTime;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::lanes::Standing;
+
+/// Rows of a page in the model.
+const MODEL_PAGE: usize = 3;
+
+fn group() -> Group {
+    Group {
+        topic: "t".into(),
+        ordering_key: OrderingKey::from("k"),
+    }
+}
+
+fn event(n: u32, standing: Standing) -> Event {
+    let mut event = Event::for_tests(n);
+    event.origin.standing = standing;
+    event
+}
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Row {
+    Published,
+    Quarantined,
+    Released,
+}
+
+#[derive(Debug)]
+struct World {
+    quarantine: Quarantine,
+    table: BTreeMap<u32, Row>,
+    writer: VecDeque<Record>,
+    lane: VecDeque<Event>,
+    /// What Pub/Sub refuses.
+    bad: BTreeSet<u32>,
+    published: Vec<u32>,
+    next: u32,
+    asked: Option<Command>,
+}
+
+impl World {
+    fn new() -> Self {
+        Self {
+            quarantine: Quarantine::new(OnBadEvent::QuarantineKey),
+            table: BTreeMap::new(),
+            writer: VecDeque::new(),
+            lane: VecDeque::new(),
+            bad: BTreeSet::new(),
+            published: Vec::new(),
+            next: 1,
+            asked: None,
+        }
+    }
+
+    fn arrive(&mut self, n: u32) {
+        let Group {
+            topic,
+            ordering_key,
+        } = group();
+        let event = event(n, Standing::New);
+        let at = place(&event.origin);
+        match self.quarantine.admit(&topic, &ordering_key, at) {
+            Admission::Open => self.lane.push_back(event),
+            Admission::Quarantined(why) => self.record(event.origin, Outcome::Quarantined(why)),
+            Admission::Released(why) => self.record(event.origin, Outcome::Released(why)),
+            Admission::Held => self.quarantine.hold(topic, ordering_key, event),
+        }
+    }
+
+    fn record(&mut self, origin: EventRef, outcome: Outcome) {
+        let record = Record {
+            topic: Some(group().topic),
+            ordering_key: group().ordering_key,
+            at: SystemTime::UNIX_EPOCH,
+            events: vec![origin],
+            outcome,
+        };
+        self.quarantine.handed(&record);
+        self.writer.push_back(record);
+    }
+
+    fn write(&mut self) {
+        let Some(record) = self.writer.pop_front() else {
+            return;
+        };
+        let row = match record.outcome {
+            Outcome::Published(_) => Row::Published,
+            Outcome::Quarantined(_) => Row::Quarantined,
+            Outcome::Released(_) => Row::Released,
+        };
+        let event = &record.events[0];
+        match event.standing {
+            Standing::New => self.table.entry(event.ordinal).or_insert(row),
+            Standing::Released => self.table.entry(event.ordinal).insert_entry(row).into_mut(),
+        };
+        self.quarantine.durable(1);
+    }
+
+    /// Pub/Sub judges the first event of the lane.
+    fn publish(&mut self) {
+        let Some(event) = self.lane.pop_front() else {
+            return;
+        };
+        let n = event.origin.ordinal;
+        if !self.bad.contains(&n) {
+            self.published.push(n);
+            return self.record(event.origin, Outcome::Published(Vec::new()));
+        }
+        self.quarantine.set_aside(&group(), &event.origin).unwrap();
+        let behind = std::mem::take(&mut self.lane);
+        self.record(event.origin, Outcome::Quarantined("bad".into()));
+        self.fail();
+        for event in behind {
+            match event.origin.standing {
+                Standing::New => {
+                    let why = self.quarantine.waits_for(&group());
+                    self.record(event.origin, Outcome::Quarantined(why));
+                }
+                Standing::Released => {
+                    self.quarantine.left_lane(place(&event.origin));
+                    self.fail();
+                }
+            }
+        }
+    }
+
+    fn fail(&mut self) {
+        for held in self.quarantine.fail(&group()) {
+            self.record(held.origin, Outcome::Quarantined("waits".into()));
+        }
+    }
+
+    fn unhold(&mut self) {
+        for (_, why, events) in self.quarantine.unhold() {
+            for event in events {
+                self.record(event.origin, Outcome::Released(why.clone()));
+            }
+        }
+    }
+
+    fn ask(&mut self) {
+        if self.asked.is_none() {
+            self.asked = self.quarantine.command();
+        }
+    }
+
+    fn replace(&mut self, from: Row, to: Row) {
+        for row in self.table.values_mut().filter(|row| **row == from) {
+            *row = to;
+        }
+    }
+
+    fn answer(&mut self) {
+        match self.asked.take() {
+            None => {}
+            Some(Command::Mark(group)) => {
+                self.replace(Row::Quarantined, Row::Released);
+                self.quarantine.marked(&group);
+            }
+            Some(Command::SendBack(group)) => {
+                self.replace(Row::Released, Row::Quarantined);
+                self.quarantine.sent_back(&group);
+            }
+            Some(Command::Page(group, after)) => {
+                let released = self.table.iter().filter(|(_, row)| **row == Row::Released);
+                let page: Vec<u32> = released
+                    .map(|(n, _)| *n)
+                    .filter(|n| (1, *n) > after)
+                    .take(MODEL_PAGE)
+                    .collect();
+                for n in &page {
+                    let event = event(*n, Standing::Released);
+                    let at = place(&event.origin);
+                    if self.quarantine.read(&group, at) {
+                        self.quarantine.goes_to_lane(&group, at);
+                        self.lane.push_back(event);
+                    }
+                }
+                let held = self.quarantine.page_ended(&group, page.len());
+                self.lane.extend(held.into_iter().flatten());
+            }
+        }
+    }
+
+    fn look(&mut self) {
+        if self.table.values().any(|row| *row == Row::Released) {
+            self.quarantine.release(group());
+        }
+    }
+
+    /// What is not in the table is lost, and the stream brings it again.
+    fn crash(&mut self) {
+        self.quarantine = Quarantine::new(OnBadEvent::QuarantineKey);
+        self.writer.clear();
+        self.lane.clear();
+        self.asked = None;
+        let waiting = self.table.iter().find(|(_, row)| **row != Row::Published);
+        if let Some((n, _)) = waiting {
+            self.quarantine.block(group(), (1, *n), &n.to_string());
+        }
+        for n in (1..self.next)
+            .filter(|n| !self.table.contains_key(n))
+            .collect::<Vec<_>>()
+        {
+            self.arrive(n);
+        }
+    }
+
+    /// All is well from now on, and everything is released.
+    fn settle(&mut self) {
+        self.bad.clear();
+        for _ in 0..10_000 {
+            self.look();
+            self.ask();
+            self.answer();
+            self.publish();
+            self.write();
+            let at_rest = self.writer.is_empty() && self.lane.is_empty();
+            if at_rest && self.quarantine.releases.is_empty() {
+                if self.table.values().all(|row| *row == Row::Published) {
+                    return;
+                }
+                self.replace(Row::Quarantined, Row::Released);
+            }
+        }
+        panic!("it does not settle: {self:?}");
+    }
+}
+
+#[derive(Debug, Clone)]
+enum Step {
+    Arrive { bad: bool },
+    Write,
+    Publish,
+    Ask,
+    Answer,
+    Operator,
+    Look,
+    Unhold,
+    Heal,
+    Crash,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        6 => prop::bool::weighted(0.2).prop_map(|bad| Step::Arrive { bad }),
+        6 => Just(Step::Write),
+        6 => Just(Step::Publish),
+        6 => Just(Step::Ask),
+        6 => Just(Step::Answer),
+        2 => Just(Step::Operator),
+        4 => Just(Step::Look),
+        1 => Just(Step::Unhold),
+        1 => Just(Step::Heal),
+        1 => Just(Step::Crash),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2_000))]
+
+    #[test]
+    fn whatever_is_released_and_when_a_key_goes_out_in_order_and_whole(
+        steps in prop::collection::vec(step(), 0..200),
+    ) {
+        let mut world = World::new();
+        let mut crashed = false;
+        for step in steps {
+            match step {
+                Step::Arrive { bad } => {
+                    if bad {
+                        world.bad.insert(world.next);
+                    }
+                    world.next += 1;
+                    world.arrive(world.next - 1);
+                }
+                Step::Write => world.write(),
+                Step::Publish => world.publish(),
+                Step::Ask => world.ask(),
+                Step::Answer => world.answer(),
+                Step::Operator => world.replace(Row::Quarantined, Row::Released),
+                Step::Look => world.look(),
+                Step::Unhold => world.unhold(),
+                Step::Heal => world.bad.clear(),
+                Step::Crash => {
+                    crashed = true;
+                    world.crash();
+                }
+            }
+        }
+        world.settle();
+        let mut seen = BTreeSet::new();
+        let first: Vec<u32> = world.published.iter().copied().filter(|n| seen.insert(*n)).collect();
+        prop_assert_eq!(&first, &(1..world.next).collect::<Vec<_>>());
+        prop_assert!(crashed || first.len() == world.published.len(), "nothing goes twice");
+        prop_assert_eq!(world.quarantine.blocked(), 0);
+        prop_assert!(world.quarantine.in_lanes.is_empty());
+    }
+}
+
+#[test]
+fn earlier_events_of_a_blocked_key_go_on_when_they_come_again() {
+    let mut quarantine = Quarantine::new(OnBadEvent::QuarantineKey);
+    quarantine.block(group(), (7, 3), "x");
+    let Group {
+        topic,
+        ordering_key,
+    } = group();
+    let admit = |at| quarantine.admit(&topic, &ordering_key, at);
+    assert_eq!(admit((7, 2)), Admission::Open);
+    assert_eq!(
+        admit((7, 3)),
+        Admission::Quarantined("waits for event x in quarantine".into())
+    );
+    let other = OrderingKey::from("other");
+    assert_eq!(quarantine.admit(&topic, &other, (9, 1)), Admission::Open);
+}
+
+#[test]
+fn only_an_ordering_key_blocks_and_only_under_its_policy() {
+    let origin = Event::for_tests(1).origin;
+    let unordered = Group {
+        ordering_key: OrderingKey::UNORDERED,
+        ..group()
+    };
+    let unknown = Group {
+        topic: "".into(),
+        ..group()
+    };
+    let mut quarantine = Quarantine::new(OnBadEvent::QuarantineKey);
+    assert!(!quarantine.set_aside(&unordered, &origin).unwrap());
+    assert!(!quarantine.set_aside(&unknown, &origin).unwrap());
+    assert!(quarantine.set_aside(&group(), &origin).unwrap());
+    assert!(
+        !quarantine.set_aside(&group(), &origin).unwrap(),
+        "only once"
+    );
+    let mut quarantine = Quarantine::new(OnBadEvent::QuarantineEvent);
+    assert!(!quarantine.set_aside(&group(), &origin).unwrap());
+    assert_eq!(quarantine.blocked(), 0);
+}
+
+#[test]
+fn a_failure_of_everything_stops_before_the_quarantine_is_without_bound() {
+    let mut quarantine = Quarantine::new(OnBadEvent::QuarantineKey);
+    let origin = Event::for_tests(1).origin;
+    let mut block = |n: usize| {
+        let ordering_key = OrderingKey::from(n.to_string().as_str());
+        let group = Group {
+            ordering_key,
+            ..group()
+        };
+        quarantine.set_aside(&group, &origin)
+    };
+    for n in 0..MAX_BLOCKED {
+        block(n).unwrap();
+    }
+    assert_eq!(block(MAX_BLOCKED).unwrap_err().code(), Code::QuarantineFull);
+    assert!(
+        !block(7).unwrap(),
+        "a key that is blocked already may go on"
+    );
+}

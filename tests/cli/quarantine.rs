@@ -1,0 +1,178 @@
+//! `postrider quarantine`, without a relay: what the commands read and write.
+
+use crate::support::{Database, assert_contains};
+
+const FIRST: &str = "00000000-0000-4000-8000-000000000001";
+const SECOND: &str = "00000000-0000-4000-8000-000000000002";
+
+/// Two events of key o-1 in quarantine, one of o-2, one without topic and key, one published.
+async fn filled() -> Database {
+    let database = Database::initialised().await;
+    database
+        .execute(
+            "insert into outbox.dispatch (commit_lsn, committed_at, ordinal, attempts, event_id, \
+                 state, topic, ordering_key, source_id, error) values \
+             ('0/10', now() - interval '1 hour', 1, 11, '00000000-0000-4000-8000-000000000001', \
+              'quarantined', 'projects/p/topics/order.events', 'o-1', null, \
+              'event-refused: InvalidArgument: no'), \
+             ('0/20', now(), 1, 0, '00000000-0000-4000-8000-000000000002', \
+              'quarantined', 'projects/p/topics/order.events', 'o-1', null, 'waits for event 1'), \
+             ('0/30', now(), 1, 1, md5('public.legacy:7')::uuid, \
+              'quarantined', 'projects/p/topics/legacy', 'o-2', 'public.legacy:7', 'event-refused'), \
+             ('0/40', now(), 1, 0, md5('outbox.events@0/40/1')::uuid, \
+              'quarantined', null, null, 'outbox.events@0/40/1', 'event-invalid: no id'), \
+             ('0/50', now(), 1, 1, '00000000-0000-4000-8000-000000000003', \
+              'published', 'projects/p/topics/order.events', 'o-1', null, null)",
+        )
+        .await;
+    database
+}
+
+async fn in_state(database: &Database, state: &str) -> i64 {
+    let sql = format!("select count(*) from outbox.dispatch where state = '{state}'");
+    database.number(&sql).await
+}
+
+#[tokio::test]
+async fn list_shows_each_key_with_what_waits_since_when_and_why() {
+    let database = filled().await;
+    let ran = database.run(&["quarantine", "list"]).await;
+    ran.assert_status(0);
+    for part in [
+        "o-1  order.events  2 events waiting for 1 h",
+        "event-refused: InvalidArgument: no",
+        "public.legacy:7",
+        "(no key)  (no topic)",
+        "4 events of 3 keys",
+    ] {
+        assert_contains(&ran.stdout, part);
+    }
+    let json = database.run(&["quarantine", "list", "--json"]).await.json();
+    assert_eq!(json["total_events"], 4);
+    assert_eq!(json["keys"][0]["ordering_key"], "o-1");
+    assert_eq!(json["keys"][0]["first_event"], FIRST);
+    let one = database
+        .run(&["quarantine", "list", "--topic", "legacy", "--json"])
+        .await
+        .json();
+    assert_eq!(one["total_keys"], 1);
+    let none = database.run(&["quarantine", "list", "--key", "x"]).await;
+    assert_contains(&none.stdout, "Nothing is in quarantine");
+}
+
+#[tokio::test]
+async fn show_says_all_that_is_recorded_of_an_event_by_either_of_its_names() {
+    let database = filled().await;
+    let ran = database.run(&["quarantine", "show", SECOND]).await;
+    ran.assert_status(0);
+    assert_contains(
+        &ran.stdout,
+        "1 event before it in quarantine, 0 events behind it",
+    );
+    let json = database
+        .run(&["quarantine", "show", "public.legacy:7", "--json"])
+        .await
+        .json();
+    assert_eq!(json["ordering_key"], "o-2");
+    assert_eq!(json["commit_lsn"], "0/30");
+    let published = "00000000-0000-4000-8000-000000000003";
+    let ran = database.run(&["quarantine", "show", published]).await;
+    assert_contains(&ran.stdout, "published");
+    database
+        .run(&["quarantine", "show", "nothing"])
+        .await
+        .assert_error("not-in-quarantine", 2);
+}
+
+#[tokio::test]
+async fn release_of_an_event_behind_others_releases_its_whole_key_and_says_so() {
+    let database = filled().await;
+    let ran = database.run(&["quarantine", "release", SECOND]).await;
+    ran.assert_status(0);
+    assert_contains(&ran.stdout, "Released 2 events");
+    assert_contains(&ran.stdout, "whole key o-1");
+    assert_eq!(in_state(&database, "released").await, 2);
+    let listed = database.run(&["quarantine", "list", "--key", "o-1"]).await;
+    assert_contains(&listed.stdout, "being released");
+    let ran = database
+        .run(&["quarantine", "release", "--all", "--json"])
+        .await;
+    assert_eq!(ran.json()["released"], 4);
+    database
+        .run(&["quarantine", "release", "--key", "o-9"])
+        .await
+        .assert_error("not-in-quarantine", 2);
+}
+
+#[tokio::test]
+async fn release_of_one_event_under_quarantine_event_is_of_that_event_alone() {
+    let database = filled().await;
+    let policy = [("POSTRIDER_ON_BAD_EVENT", "quarantine_event")];
+    let ran = database
+        .run_with(&["quarantine", "release", FIRST, "--json"], &policy)
+        .await;
+    assert_eq!(
+        ran.json(),
+        serde_json::json!({"released": 1, "whole_key": false})
+    );
+    assert_eq!(in_state(&database, "released").await, 1);
+}
+
+#[tokio::test]
+async fn discard_wants_yes_and_never_touches_what_is_published() {
+    let database = filled().await;
+    let ran = database.run(&["quarantine", "discard", "--all"]).await;
+    ran.assert_error("setting-invalid", 2);
+    assert_contains(&ran.stderr, "4 events");
+    assert_eq!(in_state(&database, "discarded").await, 0);
+    database
+        .run(&["quarantine", "discard", FIRST, "--yes"])
+        .await
+        .assert_status(0);
+    let error = "select count(*) from outbox.dispatch where state = 'discarded' \
+        and error like 'event-refused%'";
+    assert_eq!(database.number(error).await, 1, "the row says why");
+    let ran = database
+        .run(&["quarantine", "discard", "--all", "--yes", "--json"])
+        .await;
+    assert_eq!(ran.json()["discarded"], 3);
+    assert_eq!(in_state(&database, "published").await, 1);
+    database
+        .run(&["quarantine", "discard", FIRST, "--yes"])
+        .await
+        .assert_error("not-in-quarantine", 2);
+}
+
+#[tokio::test]
+async fn the_relays_own_role_may_do_all_of_it() {
+    let database = filled().await;
+    let role = format!("{}_operator", database.name);
+    database
+        .execute(&format!(
+            "create role {role} login; grant postrider_relay to {role}"
+        ))
+        .await;
+    let url = database.url_as(&role);
+    let as_role = [("DATABASE_URL", url.as_str())];
+    for args in [
+        &["quarantine", "list"][..],
+        &["quarantine", "show", FIRST],
+        &["quarantine", "release", FIRST],
+        &["quarantine", "discard", SECOND, "--yes"],
+    ] {
+        database.run_with(args, &as_role).await.assert_status(0);
+    }
+}
+
+#[tokio::test]
+async fn events_are_named_by_id_by_key_or_all_and_not_by_nothing() {
+    let database = filled().await;
+    for args in [
+        &["quarantine", "release"][..],
+        &["quarantine", "release", FIRST, "--all"],
+        &["quarantine", "discard", "--topic", "order.events", "--yes"],
+    ] {
+        database.run(args).await.assert_status(2);
+    }
+    assert_eq!(in_state(&database, "quarantined").await, 4);
+}

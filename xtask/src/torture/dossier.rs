@@ -1,0 +1,96 @@
+//! Everything about a schedule that failed: the end of it on the terminal, the whole in a file.
+
+use std::fmt::Write;
+use std::path::PathBuf;
+
+use pubsub_emulator::Attempt;
+
+use super::schedule::Outcome;
+use crate::step;
+
+const VIOLATIONS_SHOWN: usize = 20;
+const LOG_LINES_SHOWN: usize = 60;
+
+/// Writes the file and prints what helps most, with the command that plays the schedule again.
+pub(super) fn show(seed: u64, outcome: &Outcome, server_log: &str) {
+    let index = outcome.plan.index;
+    let file = step::target_folder()
+        .join("torture")
+        .join(format!("seed-{seed}-schedule-{index}.txt"));
+    let head = head(seed, outcome);
+    let log = &outcome.relay_log;
+    let violations: Vec<String> = outcome
+        .verdict
+        .violations
+        .iter()
+        .map(ToString::to_string)
+        .collect();
+    eprintln!("\n{head}-- the end of the relays' logs");
+    for line in &log[log.len().saturating_sub(LOG_LINES_SHOWN)..] {
+        eprintln!("{line}");
+    }
+    eprintln!("-- {} violations", violations.len());
+    for violation in violations.iter().take(VIOLATIONS_SHOWN) {
+        eprintln!("{violation}");
+    }
+    let whole = format!(
+        "{head}-- violations\n{}\n-- the relays' logs\n{}\n-- attempts to publish\n{}\n\
+         -- PostgreSQL's log\n{server_log}\n",
+        violations.join("\n"),
+        log.join("\n"),
+        attempts(&outcome.attempts),
+    );
+    match write(&file, &whole) {
+        Ok(()) => eprintln!("-- all of it: {}", file.display()),
+        Err(error) => eprintln!("-- {} was not written: {error}", file.display()),
+    }
+}
+
+fn write(file: &PathBuf, text: &str) -> std::io::Result<()> {
+    if let Some(folder) = file.parent() {
+        std::fs::create_dir_all(folder)?;
+    }
+    std::fs::write(file, text)
+}
+
+fn head(seed: u64, outcome: &Outcome) -> String {
+    let index = outcome.plan.index;
+    let mut text = format!(
+        "== schedule {index} of seed {seed} failed\n\
+         again: cargo xtask torture --seed {seed} --only {index}\n{}\n\
+         -- what happened, seconds on the journal's clock\n",
+        outcome.plan
+    );
+    for occurrence in &outcome.occurrences {
+        // Writing to a String cannot fail; so below.
+        let _ = writeln!(
+            text,
+            "{:8.3} to {:8.3}  {}",
+            occurrence.from.as_secs_f64(),
+            occurrence.to.as_secs_f64(),
+            occurrence.fault
+        );
+    }
+    text
+}
+
+fn attempts(attempts: &[Attempt]) -> String {
+    let mut text = String::new();
+    for attempt in attempts {
+        let _ = writeln!(
+            text,
+            "{:6} {:?} {:8.3} stored {:?} ended {:?} {:?} {} key {:?}: {} events, first {:?}",
+            attempt.sequence,
+            attempt.peer,
+            attempt.received.as_secs_f64(),
+            attempt.stored,
+            attempt.ended,
+            attempt.answer,
+            attempt.topic,
+            attempt.ordering_key,
+            attempt.event_ids.len(),
+            attempt.event_ids.first(),
+        );
+    }
+    text
+}

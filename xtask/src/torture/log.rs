@@ -1,0 +1,74 @@
+//! What the relays of a schedule have logged, and when they lived, by the journal's clock.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// What a relay logs once it has the slot.
+const STREAMS: &str = "streaming slot=";
+
+/// A handle to the log. Clones share it.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Log {
+    inner: Arc<Mutex<Logged>>,
+}
+
+/// All of it.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Logged {
+    pub(super) lines: Vec<String>,
+    pub(super) lives: Vec<Life>,
+}
+
+/// The life of one relay process.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Life {
+    pub(super) pid: u32,
+    pub(super) born: Duration,
+    pub(super) died: Option<Duration>,
+    /// When it said that it streams: a little before, it has looked up what is recorded.
+    pub(super) streams: Vec<Duration>,
+}
+
+impl Log {
+    /// A relay was started.
+    pub(super) fn born(&self, pid: u32, at: Duration) {
+        let mut log = self.lock();
+        let line = format!("{:8.3} -- relay {pid} starts", at.as_secs_f64());
+        log.lines.push(line);
+        log.lives.push(Life {
+            pid,
+            born: at,
+            died: None,
+            streams: Vec::new(),
+        });
+    }
+
+    /// It has logged a line.
+    pub(super) fn said(&self, pid: u32, at: Duration, line: &str) {
+        let mut log = self.lock();
+        log.lines
+            .push(format!("{:8.3} [{pid}] {line}", at.as_secs_f64()));
+        let life = log.lives.iter_mut().rfind(|life| life.pid == pid);
+        if let Some(life) = life.filter(|_| line.contains(STREAMS)) {
+            life.streams.push(at);
+        }
+    }
+
+    /// It is gone.
+    pub(super) fn died(&self, pid: u32, at: Duration, how: &str) {
+        let mut log = self.lock();
+        let line = format!("{:8.3} -- relay {pid} {how}", at.as_secs_f64());
+        log.lines.push(line);
+        if let Some(life) = log.lives.iter_mut().rfind(|life| life.pid == pid) {
+            life.died = Some(at);
+        }
+    }
+
+    pub(super) fn all(&self) -> Logged {
+        self.lock().clone()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Logged> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,71 @@
+//! No relay sends an event that it has to know is recorded (G3).
+//!
+//! A relay looks once, before it streams, which events after the slot's position have a dispatch
+//! row. So a process has to know the rows that were there when it was started, and those that come
+//! from its own requests. It cannot know what the connection of a relay that was killed, or has
+//! lost the slot, commits after that look: the journal does not tell, so nothing is claimed.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use super::super::log::Life;
+use super::{Evidence, Violation};
+
+pub(super) fn check(evidence: &Evidence) -> Vec<Violation> {
+    let recorded_by = recording_attempts(evidence);
+    let lives = &evidence.log.lives;
+    let mut violations = Vec::new();
+    for attempt in &evidence.attempts {
+        let Some(sender) = sender(lives, attempt.received) else {
+            continue;
+        };
+        for event_id in attempt.event_ids.iter().flatten() {
+            let Some(recorded_at) = evidence.recorded_at.get(&**event_id) else {
+                continue;
+            };
+            let is_its_own = recorded_by
+                .get(&**event_id)
+                .is_some_and(|sent| self::sender(lives, *sent) == Some(sender));
+            let knows_until = match is_its_own {
+                true => attempt.received,
+                false => sender.born,
+            };
+            if *recorded_at < knows_until {
+                violations.push(Violation::SentAfterRecorded {
+                    event_id: event_id.to_string(),
+                    attempt: attempt.sequence,
+                });
+            }
+        }
+    }
+    violations
+}
+
+/// When the message was sent that the dispatch row of an event names.
+fn recording_attempts(evidence: &Evidence) -> HashMap<&str, Duration> {
+    let mut by_message: HashMap<u64, Duration> = HashMap::new();
+    for attempt in &evidence.attempts {
+        if let Some(first) = attempt.first_message_id {
+            let ids = first..first + attempt.event_ids.len() as u64;
+            by_message.extend(ids.map(|id| (id, attempt.received)));
+        }
+    }
+    let sent = |id: Option<u64>| by_message.get(&id?).copied();
+    evidence
+        .records
+        .iter()
+        .filter_map(|record| Some((record.event_id.as_str(), sent(record.message_id)?)))
+        .collect()
+}
+
+/// The relay that sent at this time: the one that had said last that it streams. `None` when that
+/// one was dead by then, since the next may not have said so yet.
+fn sender(lives: &[Life], at: Duration) -> Option<&Life> {
+    let last_word = |life: &Life| life.streams.iter().rev().find(|said| **said <= at).copied();
+    let last = lives
+        .iter()
+        .filter_map(|life| Some((last_word(life)?, life)))
+        .max_by_key(|(said, _)| *said);
+    last.map(|(_, life)| life)
+        .filter(|life| life.died.is_none_or(|died| at < died))
+}
