@@ -52,7 +52,9 @@ impl Recorded {
         let start = PgLsn::from(confirmed.as_u64());
         let row = sql
             .query_one(
-                "SELECT max(commit_lsn) FROM outbox.dispatch WHERE commit_lsn >= $1",
+                // Records of events from a table stand where no commit of the stream can be.
+                "SELECT max(commit_lsn) FROM outbox.dispatch \
+                 WHERE commit_lsn >= $1 AND mod(commit_lsn - '0/0'::pg_lsn, 8) = 0",
                 &[&start],
             )
             .await?;

@@ -12,11 +12,13 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use bytes::BytesMut;
+use slot_manager::SlotName;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio_postgres::Statement;
 use tokio_postgres::types::{IsNull, PgLsn, ToSql, Type, to_sql_checked};
 
+use super::predecessor::writer_name;
 use crate::error::{Code, Disposition, Result};
 use crate::lanes::{EventRef, Standing};
 use crate::map::OrderingKey;
@@ -109,10 +111,18 @@ pub(crate) struct Writer {
 
 impl Writer {
     /// Starts the task; what it has to say comes through `events`.
-    pub(crate) fn start(target: Target, events: mpsc::UnboundedSender<WriterEvent>) -> Self {
+    pub(crate) fn start(
+        target: Target,
+        slot: &SlotName,
+        events: mpsc::UnboundedSender<WriterEvent>,
+    ) -> Self {
         let (queue, incoming) = mpsc::unbounded_channel();
+        let place = Place {
+            target,
+            name: writer_name(slot),
+        };
         let task = tokio::spawn(async move {
-            if let Err(error) = run(&target, incoming, &events).await {
+            if let Err(error) = run(&place, incoming, &events).await {
                 // Nobody listens any more when the session has ended.
                 let _ = events.send(WriterEvent::Failed(error));
             }
@@ -145,7 +155,7 @@ impl Drop for Writer {
 }
 
 async fn run(
-    target: &Target,
+    place: &Place,
     mut incoming: mpsc::UnboundedReceiver<Record>,
     events: &mpsc::UnboundedSender<WriterEvent>,
 ) -> Result<()> {
@@ -160,24 +170,24 @@ async fn run(
         for record in gathered.drain(..) {
             batch.add(record);
             if batch.recorded.events >= MAX_ROWS {
-                write_until_done(target, &mut sql, &mut batch, events).await?;
+                write_until_done(place, &mut sql, &mut batch, events).await?;
             }
         }
         if batch.recorded.events > 0 {
-            write_until_done(target, &mut sql, &mut batch, events).await?;
+            write_until_done(place, &mut sql, &mut batch, events).await?;
         }
     }
 }
 
 /// Writes the batch and empties it; tries again without end on what may pass.
 async fn write_until_done(
-    target: &Target,
+    place: &Place,
     sql: &mut Option<Connected>,
     batch: &mut Batch,
     events: &mpsc::UnboundedSender<WriterEvent>,
 ) -> Result<()> {
     loop {
-        match answer_within(ANSWER_LIMIT, write(target, sql, batch)).await {
+        match answer_within(ANSWER_LIMIT, write(place, sql, batch)).await {
             Ok(()) => {
                 let done = std::mem::take(batch);
                 // Nobody listens any more when the session has ended.
@@ -196,13 +206,19 @@ async fn write_until_done(
     }
 }
 
+/// Where the writer connects, and under which name.
+struct Place {
+    target: Target,
+    name: String,
+}
+
 struct Connected {
     sql: Sql,
     insert: Statement,
     update: Statement,
 }
 
-async fn write(target: &Target, connected: &mut Option<Connected>, batch: &Batch) -> Result<()> {
+async fn write(place: &Place, connected: &mut Option<Connected>, batch: &Batch) -> Result<()> {
     let Connected {
         sql,
         insert,
@@ -210,7 +226,7 @@ async fn write(target: &Target, connected: &mut Option<Connected>, batch: &Batch
     } = match connected {
         Some(connected) => connected,
         None => {
-            let sql = connect(target, "postrider dispatch", STATEMENT_TIMEOUT).await?;
+            let sql = connect(&place.target, &place.name, STATEMENT_TIMEOUT).await?;
             let insert = sql.prepare(INSERT).await?;
             let update = sql.prepare(UPDATE).await?;
             connected.insert(Connected {
@@ -220,11 +236,12 @@ async fn write(target: &Target, connected: &mut Option<Connected>, batch: &Batch
             })
         }
     };
-    if !batch.new.is_empty() {
-        sql.execute(insert, &batch.new.to_insert()).await?;
-    }
+    // Released events go before new ones of their key, and so do their outcomes.
     if !batch.released.is_empty() {
         sql.execute(update, &batch.released.to_update()).await?;
+    }
+    if !batch.new.is_empty() {
+        sql.execute(insert, &batch.new.to_insert()).await?;
     }
     Ok(())
 }

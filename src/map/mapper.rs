@@ -250,8 +250,7 @@ impl Mapper {
         let whole = row.len() == self.relation_columns;
         let id = whole
             .then(|| self.columns.id.text(row).ok().flatten())
-            .flatten()
-            .filter(|id| !id.is_empty());
+            .flatten();
         let known = Known {
             event_id: id
                 .as_deref()
@@ -263,7 +262,8 @@ impl Mapper {
                 false => OrderingKey::UNORDERED,
             },
         };
-        let event_id = id.map(|id| id.chars().take(SHOWN_ID_CHARS).collect());
+        let shown = id.filter(|id| !id.is_empty());
+        let event_id = shown.map(|id| id.chars().take(SHOWN_ID_CHARS).collect());
         MapError::Event(Box::new(EventError {
             table: Arc::clone(&self.table),
             event_id,

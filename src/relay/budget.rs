@@ -38,6 +38,7 @@ impl Budget {
     /// An event has come into memory without a message.
     pub(super) fn take_record(&mut self) {
         self.used += RECORD;
+        self.spent |= self.used >= self.limit;
     }
 
     /// A second message of an event has come into memory.

@@ -77,7 +77,7 @@ impl Delivery {
         let releaser = Releaser::start(target.clone(), settings.tables.clone(), project);
         Ok(Self {
             lanes: Lanes::new(settings.in_flight_requests),
-            writer: Writer::start(target, written_sender),
+            writer: Writer::start(target, &settings.slot, written_sender),
             written,
             publisher,
             topic_maker,
@@ -108,9 +108,6 @@ impl Delivery {
             }
             Admission::Held => {
                 self.quarantine.hold(topic, ordering_key, event);
-                if self.budget.is_spent() {
-                    self.unhold();
-                }
             }
         }
     }
@@ -132,6 +129,10 @@ impl Delivery {
     /// # Errors
     /// What only a person can mend.
     pub(super) async fn progress(&mut self) -> Result<Vec<(CommitLsn, u64)>> {
+        if self.budget.is_spent() {
+            // What is held would keep it spent, whoever spent it.
+            self.unhold();
+        }
         self.ask();
         let next_due = self.lanes.next_due();
         let has_room = self.takes_events();

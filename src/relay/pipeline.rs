@@ -96,7 +96,9 @@ impl Pipeline {
                 Some(chunk) = chunks.recv(), if takes_chunks => {
                     if let Err(error) = self.on_chunk(&chunk).await {
                         // What came before an event that cannot be delivered is delivered.
-                        self.delivery.send_requests(Serve::All);
+                        if !self.source.lease_is_over() {
+                            self.delivery.send_requests(Serve::All);
+                        }
                         return Err(error);
                     }
                 }

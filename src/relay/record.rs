@@ -11,6 +11,7 @@ use tokio_postgres::GenericClient;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::PgLsn;
 
+use super::recovery::loss::Audit;
 use crate::error::{Code, Error, Result};
 use crate::postgres::Sql;
 
@@ -24,7 +25,8 @@ const TAKE: &str = "\
     ON CONFLICT (slot) DO UPDATE SET system_identifier = excluded.system_identifier, \
         timeline = excluded.timeline, confirmed_lsn = excluded.confirmed_lsn, \
         confirmed_is_final = false, instance = excluded.instance, since = now(), \
-        updated_at = now()";
+        updated_at = now(), \
+        audited_publication = CASE WHEN NOT $6 THEN relay.audited_publication END";
 
 /// A final position is the last act of a session: what comes later than that is out of date.
 const UPDATE: &str = "\
@@ -53,12 +55,15 @@ const REQUEST: &str = "\
 
 /// Records whose place the WAL of this cluster will come to, put where no commit can be.
 const MOVE_RECORDS: &str = "\
-    UPDATE outbox.dispatch d SET commit_lsn = '0/1', ordinal = place.ordinal \
-    FROM (SELECT commit_lsn, ordinal AS old_ordinal, \
+    WITH below AS ( \
+        SELECT now.lsn, now.lsn - mod(now.lsn - '0/0'::pg_lsn, 8) - 1::numeric AS place \
+        FROM pg_current_wal_lsn() now (lsn)) \
+    UPDATE outbox.dispatch d SET commit_lsn = place.place, ordinal = place.ordinal \
+    FROM (SELECT commit_lsn, ordinal AS old_ordinal, below.place, \
                  (row_number() OVER (ORDER BY commit_lsn, ordinal) + ( \
                      SELECT coalesce(max(ordinal), 0) FROM outbox.dispatch \
-                     WHERE commit_lsn = '0/1'))::int AS ordinal \
-          FROM outbox.dispatch WHERE commit_lsn >= pg_current_wal_lsn()) place \
+                     WHERE commit_lsn = below.place))::int AS ordinal \
+          FROM outbox.dispatch, below WHERE commit_lsn >= below.lsn) place \
     WHERE d.commit_lsn = place.commit_lsn AND d.ordinal = place.old_ordinal";
 
 /// Everything has been looked at; another relay that came in between does it again.
@@ -133,6 +138,7 @@ pub(super) async fn take(
     cluster: &Cluster,
     confirmed: PgLsn,
     instance: &str,
+    audit: Audit,
 ) -> Result<()> {
     let (identifier, timeline) = names(cluster);
     sql.execute(
@@ -143,6 +149,7 @@ pub(super) async fn take(
             &timeline,
             &confirmed,
             &instance,
+            &(audit == Audit::Everything),
         ],
     )
     .await?;

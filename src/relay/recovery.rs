@@ -32,8 +32,9 @@ use crate::watermark::CommitLsn;
 use loss::Loss;
 use unrecorded::Unrecorded;
 
-/// How long to wait for running transactions when the slot is made.
-const CREATE_LIMIT: Duration = Duration::from_secs(30);
+/// How long to wait for running transactions when the slot is made. Long, since the old slot is
+/// gone, and each attempt waits anew.
+const CREATE_LIMIT: Duration = Duration::from_secs(300);
 
 /// Reading waits for Pub/Sub, which may be away for long.
 const NO_TIMEOUT: Duration = Duration::ZERO;
@@ -111,19 +112,30 @@ pub(super) async fn new_slot(
 ///
 /// # Errors
 /// Those of the connection.
-pub(crate) async fn patient_session(target: &Target) -> Result<Sql> {
-    let sql = connect(target, "postrider recovery", NO_TIMEOUT).await?;
+pub(crate) async fn patient_session(
+    target: &Target,
+    application_name: &str,
+    statement_timeout: Duration,
+) -> Result<Sql> {
+    let sql = connect(target, application_name, statement_timeout).await?;
     sql.batch_execute(NO_TIMEOUTS).await?;
     Ok(sql)
 }
 
 async fn import(target: &Target, snapshot: &str) -> Result<Sql> {
-    let sql = patient_session(target).await?;
+    let sql = patient_session(target, "postrider recovery", NO_TIMEOUT).await?;
     let snapshot = slot_manager::quoted_literal(snapshot);
-    sql.batch_execute(&format!(
-        "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SET TRANSACTION SNAPSHOT {snapshot}"
-    ))
-    .await?;
+    let imported = sql
+        .batch_execute(&format!(
+            "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SET TRANSACTION SNAPSHOT {snapshot}"
+        ))
+        .await;
+    // The session that exports it may have been ended: the next attempt makes a new one.
+    imported.map_err(|error| {
+        Error::new(Code::SlotBusy, "the snapshot of the new slot is gone")
+            .caused_by(error)
+            .hint("no action needed: the relay makes the slot anew")
+    })?;
     Ok(sql)
 }
 

@@ -25,10 +25,10 @@ use super::recovery::loss::Audit;
 use super::supervisor::{self, Subject, Supervision, Supervisor};
 use super::topic_maker::TopicMaker;
 use super::{Phase, Relay, record, recovery};
-use crate::dispatch::{Recorded, quarantined};
+use crate::dispatch::{Recorded, quarantined, wait_for_predecessor};
 use crate::error::{Code, Error, Result};
 use crate::postgres::{Sql, answer_within, connect};
-use crate::settings::{OnBadEvent, OnLoss};
+use crate::settings::{OnBadEvent, OnLoss, Settings};
 use crate::source::{Options, Source};
 use crate::watermark::{Confirmable, Watermark};
 
@@ -167,6 +167,7 @@ async fn open(relay: &Relay) -> Result<(Pipeline, Beside)> {
     let plan = opening::plan(relay, &sql, &cluster).await?;
     // Again, since waiting for the slot may have taken days.
     let publication = check_publication(relay, &sql).await?;
+    wait_for_predecessor(&sql, &settings.slot, settings.publish_timeout).await?;
     let (confirmed, audit, new_slot) = match plan {
         Plan::Stream { confirmed, audit } => (confirmed, audit, None),
         Plan::Recover(loss) => {
@@ -177,8 +178,11 @@ async fn open(relay: &Relay) -> Result<(Pipeline, Beside)> {
     let recorded = answer_within(ANSWER_LIMIT, Recorded::after(&sql, confirmed)).await?;
     let quarantine = answer_within(ANSWER_LIMIT, quarantine_of(relay, &sql)).await?;
     let source = open_source(relay, confirmed).await?;
+    let checking = still_the_slot(&sql, settings, &source, confirmed);
+    answer_within(ANSWER_LIMIT, checking).await?;
     let position = PgLsn::from(confirmed.as_u64());
-    let taking = record::take(&sql, &settings.slot, &cluster, position, &relay.instance);
+    let instance = &relay.instance;
+    let taking = record::take(&sql, &settings.slot, &cluster, position, instance, audit);
     answer_within(ANSWER_LIMIT, taking).await?;
     let (rows, from_table) = from_table::channel();
     let (seam, recovered) = match new_slot {
@@ -237,14 +241,33 @@ async fn open_source(relay: &Relay, confirmed: Lsn) -> Result<Source> {
     let opened = Source::open(options, relay.metrics.last_status.clone()).await;
     opened.map_err(|error| match error.code() {
         // It was there just now: the next session looks what has become of it.
-        Code::SlotMissing | Code::SlotLost => Error::new(
-            Code::SlotBusy,
-            "the slot has changed while it was being opened",
-        )
-        .caused_by(error)
-        .hint("no action needed: the relay looks at it again"),
+        Code::SlotMissing | Code::SlotLost => changed().caused_by(error),
         _ => error,
     })
+}
+
+fn changed() -> Error {
+    let what = "the slot has changed while it was being opened";
+    Error::new(Code::SlotBusy, what).hint("no action needed: the relay looks at it again")
+}
+
+/// Makes sure that what is streamed is the slot that was looked at: until the stream has begun
+/// another relay may make a new one of the same name.
+async fn still_the_slot(
+    sql: &Sql,
+    settings: &Settings,
+    source: &Source,
+    confirmed: Lsn,
+) -> Result<()> {
+    const SAME: &str = "\
+        SELECT FROM pg_replication_slots \
+        WHERE slot_name = $1 AND active_pid = $2 AND confirmed_flush_lsn = $3";
+    let (_, walsender) = source.lease_proof();
+    let position = PgLsn::from(confirmed.as_u64());
+    let found = sql
+        .query_opt(SAME, &[&settings.slot.as_str(), &walsender, &position])
+        .await?;
+    found.map(|_| ()).ok_or_else(changed)
 }
 
 fn supervise(
@@ -277,6 +300,7 @@ fn audited(relay: &Relay) -> Result<auditor::Subject> {
         captured: relay.captured.clone(),
         tables: settings.tables.clone().into(),
         project: Arc::from(settings.project()?),
+        start: settings.start,
         metrics: relay.metrics.clone(),
     })
 }

@@ -9,16 +9,21 @@ use crate::harness::{self, Database, Relay, eventually, insert_orders};
 const OUT: &str = "ALTER PUBLICATION postrider DROP TABLE outbox.events";
 const IN: &str = "ALTER PUBLICATION postrider ADD TABLE outbox.events";
 
-/// Rows of their own keys, so that their order can be judged apart from what was streamed.
-async fn insert_gap(database: &Database, rows: u32) {
+/// Rows of their own keys, so that their order can be judged apart from what was streamed; in one
+/// test each prefix once, since a table is delivered in the order of versions.
+async fn insert(database: &Database, prefix: &str, rows: u32) {
     database
         .execute(&format!(
             "INSERT INTO outbox.events \
                  (aggregatetype, aggregateid, event_type, version, payload, occurred_at) \
-             SELECT 'order', 'gap-' || n % 3, 'OrderPlaced', n, '{{}}', clock_timestamp() \
+             SELECT 'order', '{prefix}-' || n % 3, 'OrderPlaced', n, '{{}}', clock_timestamp() \
              FROM generate_series(1, {rows}) n"
         ))
         .await;
+}
+
+async fn insert_gap(database: &Database, rows: u32) {
+    insert(database, "gap", rows).await;
 }
 
 /// Waits until the relay has compared everything once.
@@ -103,7 +108,7 @@ async fn a_row_of_the_gap_that_is_committed_long_after_it_is_delivered_too() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn rows_from_before_the_first_start_are_recorded_as_discarded_and_not_sent() {
-    let database = Database::start().await;
+    let database = Database::private().await;
     let emulator = harness::emulator().await;
     let slot = database.slot();
     database
@@ -167,11 +172,10 @@ async fn a_publication_that_was_dropped_and_made_again_costs_no_event() {
     let emulator = harness::emulator().await;
     let relay = Relay::start(&database, &emulator);
     insert_orders(&database, 100, 5).await;
-    wait_until_audited(&database).await;
     database.execute(DROP).await;
     insert_gap(&database, 50).await;
     database.execute(CREATE).await;
-    insert_orders(&database, 100, 5).await;
+    insert(&database, "later", 100).await;
     database.wait_until_recorded().await;
     database.wait_until_confirmed().await;
     let report = harness::check(&database, &emulator).await;
@@ -195,5 +199,43 @@ async fn a_slot_that_is_older_than_its_publication_costs_no_event() {
     database.wait_until_confirmed().await;
     let report = harness::check(&database, &emulator).await;
     assert!(report.is_clean(), "{report}\n{}", relay.log());
+    relay.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_table_with_a_history_that_is_captured_later_is_delivered_from_then_on() {
+    let database = Database::private().await;
+    let emulator = harness::emulator().await;
+    let relay = Relay::start(&database, &emulator);
+    insert_orders(&database, 20, 5).await;
+    database.wait_until_recorded().await;
+    wait_until_audited(&database).await;
+    relay.stop().await;
+    database
+        .execute(
+            "CREATE TABLE older (LIKE outbox.events INCLUDING ALL); \
+             INSERT INTO older (aggregatetype, aggregateid, event_type) \
+                 SELECT 'order', 'old', 'OrderPlaced' FROM generate_series(1, 100); \
+             ALTER PUBLICATION postrider ADD TABLE older",
+        )
+        .await;
+    database
+        .execute(
+            "INSERT INTO older (aggregatetype, aggregateid, event_type) \
+             VALUES ('order', 'new', 'OrderPlaced')",
+        )
+        .await;
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let tables = "[[tables]]\n[[tables]]\ntable = 'public.older'\n";
+    std::fs::write(file.path(), tables).unwrap();
+    let path = file.path().display().to_string();
+    let addr = emulator.addr().to_string();
+    let relay = Relay::start_with(&database, &addr, &[("POSTRIDER_CONFIG", &path)]);
+    eventually("each row of both tables has a record", || async {
+        let records = "SELECT count(*) FROM outbox.dispatch";
+        (database.number(records).await == 121).then_some(())
+    })
+    .await;
+    assert_eq!(emulator.journal().counts().stored_messages, 21);
     relay.stop().await;
 }

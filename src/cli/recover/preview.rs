@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use decoder::Lsn;
 use serde::Serialize;
@@ -60,7 +61,7 @@ pub(super) async fn show(
     settings: &Settings,
     json: bool,
 ) -> Result<ExitCode> {
-    let sql = patient_session(settings.database()?).await?;
+    let sql = patient_session(settings.database()?, "postrider recover", Duration::ZERO).await?;
     sql.batch_execute("begin isolation level repeatable read read only")
         .await?;
     let mut tables = Vec::new();

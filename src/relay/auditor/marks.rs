@@ -65,6 +65,25 @@ impl Marks {
         marks
     }
 
+    /// Remembers captured tables themselves, which may be partitioned.
+    pub(super) fn and_tables(mut self, oids: &[u32]) -> Self {
+        for oid in oids {
+            let itself = Mark {
+                file: 0,
+                blocks: 0,
+                inserted: 0,
+            };
+            self.0.entry(*oid).or_insert(itself);
+        }
+        self
+    }
+
+    /// Whether a table is captured only since the last whole comparison. Without one nothing is
+    /// known.
+    pub(super) fn is_new(&self, table: u32) -> bool {
+        !self.0.is_empty() && !self.0.contains_key(&table)
+    }
+
     /// What of `leaf` is to be compared; `None` when nothing has been added.
     pub(super) fn due(&self, leaf: &Leaf) -> Option<Range> {
         let done = match self.0.get(&leaf.oid) {
@@ -111,6 +130,14 @@ mod tests {
         marks.done(&leaf(1, 5_000));
         assert_eq!(due(&marks, &leaf(1, 5_000)), None);
         assert_eq!(due(&marks, &leaf(1, 6_000)), Some((5_000 - OVERLAP, 6_000)));
+    }
+
+    #[test]
+    fn a_table_that_is_captured_later_is_new_and_without_marks_none_is() {
+        assert!(!Marks::default().is_new(7));
+        let marks = Marks::at_the_end(&[leaf(1, 1)]).and_tables(&[9]);
+        assert!(!marks.is_new(7) && !marks.is_new(9));
+        assert!(marks.is_new(8));
     }
 
     #[test]

@@ -14,7 +14,8 @@
 //!   what left no trace, at a small price; it may miss rows in pages that were used again.
 //!
 //! Before the first start there was no relay: rows of that time are not delivered (`start = new`),
-//! and the first whole audit records them as `discarded`. From then on each row has a record.
+//! and the first whole audit records them as `discarded`, by the transaction that inserted them.
+//! From then on each row has a record.
 //!
 //! Not here: the look at the publication itself (`supervisor`), the loss of the slot (`recovery`).
 
@@ -22,7 +23,7 @@ mod marks;
 mod pass;
 mod statements;
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -32,13 +33,15 @@ use tokio::sync::{Notify, oneshot};
 use tokio::task::JoinHandle;
 
 use super::from_table::TableSender;
+use super::recovery::patient_session;
 use crate::error::{Code, Result};
 use crate::map::TableSettings;
 use crate::metrics::Metrics;
-use crate::postgres::{Sql, Target, connect};
+use crate::postgres::{Sql, Target};
+use crate::settings::Start as FromWhere;
 use crate::table::TableReader;
 use marks::Marks;
-use pass::{Missing, Outcome, Pass};
+use pass::{Found, Outcome, Pass};
 
 /// Between two audits of what was appended.
 const INTERVAL: Duration = Duration::from_secs(300);
@@ -59,6 +62,8 @@ pub(super) struct Subject {
     pub(super) captured: Vec<CapturedTable>,
     pub(super) tables: Arc<[TableSettings]>,
     pub(super) project: Arc<str>,
+    /// Whether rows from before are wanted.
+    pub(super) start: FromWhere,
     pub(super) metrics: Metrics,
 }
 
@@ -100,8 +105,8 @@ pub(super) fn start(
             everything: start.everything,
             subject,
             events,
-            sent: HashSet::new(),
             horizon: None,
+            captured_since: HashMap::new(),
         };
         let mut sql = None;
         loop {
@@ -129,6 +134,8 @@ pub(super) fn start(
 struct Earlier {
     /// Whether every row had a record at some time since the first start.
     had_one: bool,
+    /// The oldest transaction of the time of the first start.
+    first_xid: i64,
     publication: Option<String>,
     marks: Marks,
 }
@@ -136,12 +143,21 @@ struct Earlier {
 struct Audit {
     subject: Subject,
     events: TableSender,
-    /// Ids of rows that were handed over and had no record when last seen.
-    sent: HashSet<uuid::Uuid>,
     everything: bool,
-    /// The publication as it was seen first after a change, and a transaction id: a whole audit
-    /// counts when no older transaction runs any more.
-    horizon: Option<(String, i64)>,
+    horizon: Option<Horizon>,
+    /// For tables that are captured since the last whole comparison, the oldest transaction of
+    /// the time when that was seen.
+    captured_since: HashMap<u32, i64>,
+}
+
+/// When a whole audit counts: rows of a gap may be committed long after it.
+struct Horizon {
+    /// The publication as it was seen first after a change.
+    publication: String,
+    /// Transactions of that time are older than this one.
+    next_xid: i64,
+    /// Everything had a record, but such a transaction was running still.
+    was_complete: bool,
 }
 
 impl Audit {
@@ -149,9 +165,10 @@ impl Audit {
     async fn round(&mut self, sql: &mut Option<Sql>) -> Result<Duration> {
         let sql = match sql {
             Some(sql) => sql,
-            None => sql.insert(
-                connect(&self.subject.target, "postrider auditor", STATEMENT_TIMEOUT).await?,
-            ),
+            None => {
+                let target = &self.subject.target;
+                sql.insert(patient_session(target, "postrider auditor", STATEMENT_TIMEOUT).await?)
+            }
         };
         let Subject {
             slot,
@@ -169,29 +186,38 @@ impl Audit {
         if is_as_it_was && earlier.had_one && !self.everything {
             return self.appended(sql, earlier.marks).await;
         }
-        self.full(sql, state.fingerprint(), earlier.had_one).await
+        self.full(sql, state.fingerprint(), &earlier).await
     }
 
     /// Compares whole tables.
-    async fn full(&mut self, sql: &Sql, publication: &str, had_one: bool) -> Result<Duration> {
+    async fn full(&mut self, sql: &Sql, publication: &str, earlier: &Earlier) -> Result<Duration> {
         let running = statements::running(sql).await?;
-        let horizon = match &self.horizon {
-            Some((seen, horizon)) if seen == publication => *horizon,
-            Some(_) | None => running.next,
+        let mut horizon = match self.horizon.take() {
+            Some(horizon) if horizon.publication == publication => horizon,
+            Some(_) | None => Horizon {
+                publication: publication.to_owned(),
+                next_xid: running.next,
+                was_complete: false,
+            },
         };
-        self.horizon = Some((publication.to_owned(), horizon));
-        let missing = match had_one {
-            true => Missing::Publish,
-            false => Missing::Discard,
-        };
-        let marks = Marks::at_the_end(&statements::leaves(sql, &self.subject.tables).await?);
-        let mut outcome = Outcome::Complete;
-        for table in self.subject.tables.clone().iter() {
-            let reader = TableReader::resolve(sql, table, &self.subject.project).await?;
-            outcome = outcome.and(self.pass(sql, reader, None, missing).await?);
+        let is_over = running.oldest >= horizon.next_xid;
+        if horizon.was_complete && !is_over {
+            self.horizon = Some(horizon);
+            return Ok(SOON);
         }
+        let tables = self.subject.tables.clone();
+        let oids = statements::tables(sql, &tables).await?;
+        let marks = Marks::at_the_end(&statements::leaves(sql, &tables).await?).and_tables(&oids);
+        let mut outcome = Outcome::Complete;
+        for (table, oid) in tables.iter().zip(oids) {
+            let first_xid = self.first_xid(earlier, oid, running.oldest);
+            let reader = TableReader::resolve(sql, table, &self.subject.project).await?;
+            outcome = outcome.and(self.pass(sql, reader, None, first_xid).await?);
+        }
+        horizon.was_complete = outcome == Outcome::Complete;
+        self.horizon = Some(horizon);
         match outcome {
-            Outcome::Complete if running.oldest >= horizon => {
+            Outcome::Complete if is_over => {
                 statements::audited(sql, &self.subject.slot, publication, &marks).await?;
                 tracing::debug!("every row of the captured tables has a record");
                 self.horizon = None;
@@ -201,6 +227,16 @@ impl Audit {
             Outcome::Complete | Outcome::Behind => Ok(SOON),
             Outcome::Found => Ok(AT_ONCE),
         }
+    }
+
+    /// From which transaction on the rows of a table are delivered; `None` for all of them. Before
+    /// it is what was there before the first start, or before the table was captured at all.
+    fn first_xid(&mut self, earlier: &Earlier, table: u32, oldest: i64) -> Option<i64> {
+        if !earlier.had_one {
+            return Some(earlier.first_xid);
+        }
+        let is_new = self.subject.start == FromWhere::New && earlier.marks.is_new(table);
+        is_new.then(|| *self.captured_since.entry(table).or_insert(oldest))
     }
 
     /// Compares what was appended since the last time.
@@ -214,10 +250,7 @@ impl Audit {
             };
             let table = &self.subject.tables[leaf.table];
             let reader = TableReader::resolve(sql, table, &self.subject.project).await?;
-            match self
-                .pass(sql, reader, Some(range), Missing::Publish)
-                .await?
-            {
+            match self.pass(sql, reader, Some(range), None).await? {
                 Outcome::Complete => marks.done(leaf),
                 Outcome::Behind => pause = pause.min(SOON),
                 Outcome::Found => pause = AT_ONCE,
@@ -235,32 +268,35 @@ impl Audit {
         sql: &Sql,
         reader: TableReader,
         range: Option<marks::Range>,
-        missing: Missing,
+        first_xid: Option<i64>,
     ) -> Result<Outcome> {
         let pass = Pass {
             sql,
             slot: &self.subject.slot,
             reader,
-            missing,
+            first_xid,
             events: &mut self.events,
-            sent: &mut self.sent,
         };
-        let (outcome, found) = pass.run(range).await?;
-        if found > 0 {
-            self.subject.metrics.events_from_table.inc_by(found);
-            match missing {
-                Missing::Publish => tracing::error!(
-                    code = Code::PublicationGap.name(),
-                    rows = found,
-                    hint = Code::PublicationGap.hint(),
-                    "rows were committed that the stream never brought: delivering them from \
-                     their table"
-                ),
-                Missing::Discard => tracing::warn!(
-                    rows = found,
-                    "rows from before the first start are recorded as discarded (start = new)"
-                ),
-            }
+        let Found {
+            outcome,
+            published,
+            discarded,
+        } = pass.run(range).await?;
+        if published > 0 {
+            self.subject.metrics.events_from_table.inc_by(published);
+            tracing::error!(
+                code = Code::PublicationGap.name(),
+                rows = published,
+                hint = Code::PublicationGap.hint(),
+                "rows were committed that the stream never brought: delivering them from their \
+                 table"
+            );
+        }
+        if discarded > 0 {
+            tracing::warn!(
+                rows = discarded,
+                "rows from before the first start are recorded as discarded (start = new)"
+            );
         }
         Ok(outcome)
     }

@@ -27,6 +27,9 @@ const PAGE: usize = 10_000;
 const PATIENCE: Duration = Duration::from_secs(30);
 const LOOK_INTERVAL: Duration = Duration::from_millis(200);
 
+/// Missing rows that one comparison finds; the next one goes on.
+const MAX_FOUND: usize = 100_000;
+
 /// Rows that are read at once, when they are small.
 const MAX_ROWS: usize = 128;
 /// Bytes of rows read at once, from which on fewer are read the next time.
@@ -47,15 +50,6 @@ const DISCARD: &str = "\
     select $1, $2 + w.n::int, w.id, w.source_id, 'discarded', 0, now(), \
            'committed before the first start of the relay' \
     from unnest($3::uuid[], $4::text[]) with ordinality as w (id, source_id, n)";
-
-/// What becomes of rows that are missing.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Missing {
-    /// They are delivered.
-    Publish,
-    /// They are recorded as discarded: they are from before the first start.
-    Discard,
-}
 
 /// How a comparison ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -79,6 +73,31 @@ impl Outcome {
     }
 }
 
+/// The transaction of a row, with its epoch: none is ahead of the next one, nor 2^32 behind.
+const ROW_XID: &str = "\
+    (next_xid::text::bigint - \
+     ((next_xid::text::bigint - e.xmin::text::bigint) % 4294967296 + 4294967296) % 4294967296)";
+
+/// What a comparison has found.
+#[derive(Debug)]
+pub(super) struct Found {
+    pub(super) outcome: Outcome,
+    /// Rows that are being delivered.
+    pub(super) published: u64,
+    /// Rows from before the first start.
+    pub(super) discarded: u64,
+}
+
+impl Found {
+    fn nothing(outcome: Outcome) -> Self {
+        Self {
+            outcome,
+            published: 0,
+            discarded: 0,
+        }
+    }
+}
+
 /// A row without a record.
 #[derive(Debug)]
 struct Row {
@@ -86,29 +105,36 @@ struct Row {
     place: String,
     id: uuid::Uuid,
     source_id: Option<String>,
+    /// Whether it is from before the first start.
+    is_old: bool,
 }
 
 pub(super) struct Pass<'a> {
     pub(super) sql: &'a Sql,
     pub(super) slot: &'a SlotName,
     pub(super) reader: TableReader,
-    pub(super) missing: Missing,
+    /// Rows of older transactions are from before the first start, and recorded as discarded.
+    pub(super) first_xid: Option<i64>,
     pub(super) events: &'a mut TableSender,
-    pub(super) sent: &'a mut HashSet<uuid::Uuid>,
 }
 
 impl Pass<'_> {
-    /// Compares `range` of a leaf, or the whole table; tells how many missing rows were found.
-    pub(super) async fn run(mut self, range: Option<Range>) -> Result<(Outcome, u64)> {
+    /// Compares `range` of a leaf, or the whole table.
+    pub(super) async fn run(mut self, range: Option<Range>) -> Result<Found> {
         if !self.is_up_to_date(self.wal_end().await?).await? {
-            return Ok((Outcome::Behind, 0));
+            return Ok(Found::nothing(Outcome::Behind));
         }
         let cursor = self.cursor(range.as_ref());
         self.sql.batch_execute(&cursor).await?;
         let ended = self.pages().await;
+        // Before anything is sent: that may take long, and a snapshot keeps vacuum from its work.
         let end = if ended.is_ok() { "commit" } else { "rollback" };
         self.sql.batch_execute(end).await?;
-        ended
+        let (found, missing, place) = ended?;
+        if !missing.is_empty() {
+            self.publish(&missing, place).await?;
+        }
+        Ok(found)
     }
 
     fn cursor(&self, range: Option<&Range>) -> String {
@@ -120,54 +146,51 @@ impl Pass<'_> {
             ),
             None => (self.reader.table_sql().to_owned(), String::new()),
         };
-        // Rows of before the first start may be many, and are not sent: their order is nothing.
-        let order = match self.missing {
-            Missing::Publish => format!("order by {}", self.reader.order_sql()),
-            Missing::Discard => String::new(),
+        let is_old = match self.first_xid {
+            Some(first_xid) => format!("{ROW_XID} < {first_xid}"),
+            None => "false".to_owned(),
         };
         format!(
             "begin; declare audit no scroll cursor for \
-             select e.tableoid, e.ctid::text, {id}, {source_id} from {table} e \
+             select e.tableoid, e.ctid::text, {id}, {source_id}, {is_old} from {table} e, \
+                 pg_catalog.pg_snapshot_xmax(pg_catalog.pg_current_snapshot()) next_xid \
              where {blocks} {id} is not null \
-               and not exists (select from outbox.dispatch d where d.event_id = {id}) {order}"
+               and not exists (select from outbox.dispatch d where d.event_id = {id}) \
+             order by {}",
+            self.reader.order_sql()
         )
     }
 
-    async fn pages(&mut self) -> Result<(Outcome, u64)> {
+    /// Looks at the rows without a record, and gives those that are to be sent with the place
+    /// that they get.
+    async fn pages(&mut self) -> Result<(Found, Vec<Row>, CommitLsn)> {
         let mut page = self.page().await?;
-        if page.is_empty() {
-            return Ok((Outcome::Complete, 0));
-        }
         let end = self.wal_end().await?;
-        if !self.is_up_to_date(end).await? {
-            return Ok((Outcome::Behind, 0));
+        let place = place_before(end);
+        if page.is_empty() {
+            return Ok((Found::nothing(Outcome::Complete), Vec::new(), place));
         }
-        let commit = place_before(end);
-        let mut ordinal = self.last_ordinal(commit).await?;
-        let (mut found, mut waiting) = (0, HashSet::new());
-        while !page.is_empty() {
-            let missing = self.still_missing(page).await?;
-            let (again, new): (Vec<Row>, Vec<Row>) = missing
+        if !self.is_up_to_date(end).await? {
+            return Ok((Found::nothing(Outcome::Behind), Vec::new(), place));
+        }
+        let mut found = Found::nothing(Outcome::Complete);
+        let mut missing = Vec::new();
+        while !page.is_empty() && missing.len() < MAX_FOUND {
+            let (old, new): (Vec<Row>, Vec<Row>) = self
+                .still_missing(page)
+                .await?
                 .into_iter()
-                .partition(|row| self.sent.contains(&row.id));
-            found += new.len() as u64;
-            waiting.extend(again.iter().chain(&new).map(|row| row.id));
-            match self.missing {
-                Missing::Publish => self.publish(&new, commit, &mut ordinal).await?,
-                Missing::Discard => self.discard(&new, commit, &mut ordinal).await?,
-            }
+                .partition(|row| row.is_old);
+            found.discarded += old.len() as u64;
+            self.discard(&old, place).await?;
+            missing.extend(new);
             page = self.page().await?;
         }
-        let is_complete = waiting.is_empty() || self.missing == Missing::Discard;
-        *self.sent = match self.missing {
-            Missing::Publish => waiting,
-            Missing::Discard => HashSet::new(),
-        };
-        let outcome = match is_complete {
-            true => Outcome::Complete,
-            false => Outcome::Found,
-        };
-        Ok((outcome, found))
+        if !missing.is_empty() {
+            found.outcome = Outcome::Found;
+            found.published = missing.len() as u64;
+        }
+        Ok((found, missing, place))
     }
 
     async fn page(&self) -> Result<Vec<Row>> {
@@ -180,6 +203,7 @@ impl Pass<'_> {
             place: row.get(1),
             id: row.get(2),
             source_id: row.get(3),
+            is_old: row.get(4),
         };
         Ok(rows.iter().map(row).collect())
     }
@@ -227,6 +251,7 @@ impl Pass<'_> {
             .collect())
     }
 
+    /// The last one in use. Everything that was sent before is recorded by now.
     async fn last_ordinal(&self, commit: CommitLsn) -> Result<u32> {
         let row = self
             .sql
@@ -238,8 +263,10 @@ impl Pass<'_> {
         Ok(row.get::<_, i32>(0).unsigned_abs())
     }
 
-    /// Reads rows in small portions, since each may be large, and hands them over in order.
-    async fn publish(&mut self, rows: &[Row], commit: CommitLsn, ordinal: &mut u32) -> Result<()> {
+    /// Reads rows in small portions, since each may be large, hands them over in order, and waits
+    /// until their outcome is recorded: only then can another comparison tell what is missing.
+    async fn publish(&mut self, rows: &[Row], commit: CommitLsn) -> Result<()> {
+        let mut ordinal = self.last_ordinal(commit).await?;
         let mut rest = rows;
         let mut portion = MAX_ROWS;
         while let Some(first) = rest.first() {
@@ -251,8 +278,8 @@ impl Pass<'_> {
                 let SimpleQueryMessage::Row(row) = message else {
                     continue;
                 };
-                *ordinal += 1;
-                let row = match self.reader.event(&row, commit, *ordinal) {
+                ordinal += 1;
+                let row = match self.reader.event(&row, commit, ordinal) {
                     Ok(event) => {
                         bytes += event.event.message.len();
                         FromTable::Event(event)
@@ -268,11 +295,10 @@ impl Pass<'_> {
                 true => (portion / 8).max(1),
                 false => (portion * 2).min(MAX_ROWS),
             };
-            self.sent.extend(now.iter().map(|row| row.id));
             rest = later;
         }
-        let flushed = self.events.flush().await;
-        flushed.map_err(|SessionEnded| ended())
+        let settled = self.events.settled().await;
+        settled.map_err(|SessionEnded| ended())
     }
 
     fn read_sql(&self, rows: &[Row]) -> String {
@@ -289,23 +315,18 @@ impl Pass<'_> {
         )
     }
 
-    async fn discard(&self, rows: &[Row], commit: CommitLsn, ordinal: &mut u32) -> Result<()> {
+    async fn discard(&self, rows: &[Row], commit: CommitLsn) -> Result<()> {
+        if rows.is_empty() {
+            return Ok(());
+        }
         let ids: Vec<uuid::Uuid> = rows.iter().map(|row| row.id).collect();
         let source_ids: Vec<Option<&str>> =
             rows.iter().map(|row| row.source_id.as_deref()).collect();
-        let last = i32::try_from(*ordinal).unwrap_or(i32::MAX);
+        let last = i32::try_from(self.last_ordinal(commit).await?).unwrap_or(i32::MAX);
+        let place = PgLsn::from(commit.lsn().as_u64());
         self.sql
-            .execute(
-                DISCARD,
-                &[
-                    &PgLsn::from(commit.lsn().as_u64()),
-                    &last,
-                    &ids,
-                    &source_ids,
-                ],
-            )
+            .execute(DISCARD, &[&place, &last, &ids, &source_ids])
             .await?;
-        *ordinal += u32::try_from(rows.len()).unwrap_or(u32::MAX);
         Ok(())
     }
 }

@@ -27,8 +27,13 @@ const LEAVES: &str = "\
            oid::regclass::text as name \
     from leaf where pg_catalog.has_table_privilege(oid, 'select')";
 
+const TABLE: &str = "\
+    select c.oid from pg_catalog.pg_class c \
+    join pg_catalog.pg_namespace n on n.oid = c.relnamespace \
+    where n.nspname = $1 and c.relname = $2";
+
 const EARLIER: &str = "\
-    select audited_at is not null, audited_publication, audit_marks::text \
+    select audited_at is not null, audited_publication, audit_marks::text, first_xid \
     from outbox.relay where slot = $1";
 
 const AUDITED: &str = "\
@@ -79,12 +84,23 @@ pub(super) async fn leaves(sql: &Sql, tables: &[TableSettings]) -> Result<Vec<Le
     Ok(leaves)
 }
 
+/// The oids of the captured tables, in their order; all are there, as the publication is right.
+pub(super) async fn tables(sql: &Sql, tables: &[TableSettings]) -> Result<Vec<u32>> {
+    let mut oids = Vec::with_capacity(tables.len());
+    for TableSettings { table, .. } in tables {
+        let row = sql.query_one(TABLE, &[&table.schema, &table.name]).await?;
+        oids.push(row.get(0));
+    }
+    Ok(oids)
+}
+
 /// What earlier audits left behind. Marks that cannot be read count as none.
 pub(super) async fn earlier(sql: &Sql, slot: &SlotName) -> Result<Earlier> {
     let row = sql.query_one(EARLIER, &[&slot.as_str()]).await?;
     let marks: Option<&str> = row.get(2);
     Ok(Earlier {
         had_one: row.get(0),
+        first_xid: row.get(3),
         publication: row.get(1),
         marks: marks
             .and_then(|text| serde_json::from_str(text).ok())

@@ -154,7 +154,7 @@ impl Delivery {
         quarantined.get_or_create(&Kind { kind }).inc();
         // A key that is being released must not get a row later than its turn. An event that was
         // released had its letter when it was set aside first.
-        let releasing = self.quarantine.is_releasing(&group);
+        let releasing = self.quarantine.blocks(&group) && self.quarantine.is_releasing(&group);
         let topic = self.dead_letter_topic.clone();
         let about = Letter {
             group,

@@ -31,10 +31,11 @@ impl Unrecorded {
     pub(crate) async fn of(sql: &Sql, table: &TableSettings, project: &str) -> Result<Self> {
         let reader = TableReader::resolve(sql, table, project).await?;
         let statement = format!(
-            "{} where not exists (select from outbox.dispatch d where d.event_id = {}) order by {}",
-            reader.select_sql(),
-            reader.event_id_sql(),
-            reader.order_sql(),
+            "{select} where {id} is not null \
+             and not exists (select from outbox.dispatch d where d.event_id = {id}) order by {order}",
+            select = reader.select_sql(),
+            id = reader.event_id_sql(),
+            order = reader.order_sql(),
         );
         let rows = Box::pin(sql.simple_query_raw(&statement).await?);
         Ok(Self { reader, rows })
