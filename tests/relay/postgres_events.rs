@@ -52,11 +52,11 @@ async fn sessions_that_are_terminated_again_and_again_under_load_lose_nothing() 
     let load = Load::start(&database);
     for victims in [
         "backend_type = 'walsender'",
-        "application_name = 'postrider dispatch'",
+        "application_name LIKE 'postrider dispatch%'",
         "application_name = 'postrider supervisor'",
         "application_name LIKE 'postrider%'",
         "backend_type = 'walsender'",
-        "application_name = 'postrider dispatch'",
+        "application_name LIKE 'postrider dispatch%'",
     ] {
         wait_for_more(&database, 60).await;
         let terminated = database
