@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use decoder::Lsn;
-use slot_manager::{Cluster, Error as SlotError, retention, slots};
+use slot_manager::{Cluster, Error as SlotError, SlotName, retention, slots};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tokio_postgres::types::PgLsn;
@@ -35,6 +35,9 @@ use unrecorded::Unrecorded;
 /// How long to wait for running transactions when the slot is made. Long, since the old slot is
 /// gone, and each attempt waits anew.
 const CREATE_LIMIT: Duration = Duration::from_secs(300);
+
+/// What holds it up is named every so often.
+const BLOCKERS_NAMED_AFTER: Duration = Duration::from_secs(15);
 
 /// Reading waits for Pub/Sub, which may be away for long.
 const NO_TIMEOUT: Duration = Duration::ZERO;
@@ -91,14 +94,19 @@ pub(super) async fn new_slot(
         wal_sender_timeout: settings.wal_sender_timeout,
         limit: CREATE_LIMIT,
     };
-    let Some(created) = source::create_slot(wanted).await? else {
-        let blockers = retention::blockers_of_creation(sql).await?;
-        return Err(SlotError::CreationBlocked {
-            slot: slot.clone(),
-            timeout: CREATE_LIMIT,
-            blockers,
+    let mut creating = std::pin::pin!(source::create_slot(wanted));
+    let began = Instant::now();
+    let created = loop {
+        tokio::select! {
+            created = &mut creating => break created?,
+            () = tokio::time::sleep(BLOCKERS_NAMED_AFTER) => {
+                let error = blocked(sql, slot, began.elapsed()).await?;
+                tracing::warn!(code = %error.code(), hint = error.hint_text(), "{error}");
+            }
         }
-        .into());
+    };
+    let Some(created) = created else {
+        return Err(blocked(sql, slot, CREATE_LIMIT).await?);
     };
     let snapshot = import(target, &created.snapshot).await?;
     Ok(NewSlot {
@@ -120,6 +128,19 @@ pub(crate) async fn patient_session(
     let sql = connect(target, application_name, statement_timeout).await?;
     sql.batch_execute(NO_TIMEOUTS).await?;
     Ok(sql)
+}
+
+/// Names the transactions that a new slot has waited for so long.
+async fn blocked(sql: &Sql, slot: &SlotName, waited: Duration) -> Result<Error> {
+    let blockers = retention::blockers_of_creation(sql).await?;
+    let timeout = Duration::from_secs(waited.as_secs());
+    let slot = slot.clone();
+    let blocked = SlotError::CreationBlocked {
+        slot,
+        timeout,
+        blockers,
+    };
+    Ok(blocked.into())
 }
 
 async fn import(target: &Target, snapshot: &str) -> Result<Sql> {
