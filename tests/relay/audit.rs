@@ -172,6 +172,8 @@ async fn a_publication_that_was_dropped_and_made_again_costs_no_event() {
     let emulator = harness::emulator().await;
     let relay = Relay::start(&database, &emulator);
     insert_orders(&database, 100, 5).await;
+    // A publication that is missing at the very start ends it.
+    relay.wait_for_log("streaming").await;
     database.execute(DROP).await;
     insert_gap(&database, 50).await;
     database.execute(CREATE).await;
