@@ -1,0 +1,247 @@
+//! How what is set aside comes back, step by step: see the head of the parent module.
+
+use std::sync::Arc;
+
+use super::{Blocked, Command, MAX_RELEASES, PAGE, Place, Quarantine, Release, Stage};
+use crate::lanes::{Event, Group};
+use crate::map::OrderingKey;
+
+impl Quarantine {
+    /// An operator has asked for events of this group.
+    pub(in crate::relay) fn release(&mut self, group: Group) {
+        if self.releases.contains_key(&group) || self.releases.len() >= MAX_RELEASES {
+            return;
+        }
+        let stage = match self.blocked.contains_key(&group) {
+            true => Stage::Begun(self.handed),
+            false => Stage::Paging,
+        };
+        let release = Release {
+            stage,
+            after: (0, 0),
+            asked_at: 0,
+            in_lanes: 0,
+            last_record: 0,
+        };
+        self.releases.insert(group.clone(), release);
+        self.turns.push_back(group);
+    }
+
+    /// Whether the group is being released by its key.
+    pub(in crate::relay) fn is_releasing(&self, group: &Group) -> bool {
+        self.releases.get(group).is_some_and(|release| {
+            matches!(
+                release.stage,
+                Stage::Begun(_) | Stage::Paging | Stage::Handover(_)
+            )
+        })
+    }
+
+    /// The next thing to ask of the table, if any is due.
+    pub(in crate::relay) fn command(&mut self) -> Option<Command> {
+        for _ in 0..self.turns.len() {
+            let group = self.turns.pop_front()?;
+            self.turns.push_back(group.clone());
+            let command = self.command_for(&group);
+            if command.is_some() {
+                return command;
+            }
+        }
+        None
+    }
+
+    fn command_for(&mut self, group: &Group) -> Option<Command> {
+        let blocked = self.blocked.get(group);
+        let last_record = blocked.map_or(0, |by| by.last_record);
+        let release = self.releases.get_mut(group)?;
+        if blocked.is_some_and(|by| by.letters > 0) {
+            return None;
+        }
+        let room = release.in_lanes < PAGE;
+        let all_durable = self.durable >= last_record.max(release.last_record);
+        match &release.stage {
+            Stage::Begun(at) if self.durable >= *at => Some(Command::Mark(group.clone())),
+            Stage::Paging if room => {
+                release.asked_at = self.durable;
+                Some(Command::Page(group.clone(), release.after))
+            }
+            Stage::Handover(_) if room && self.durable >= last_record => {
+                release.asked_at = self.durable;
+                Some(Command::Page(group.clone(), release.after))
+            }
+            Stage::Failed if all_durable && release.in_lanes == 0 => {
+                Some(Command::SendBack(group.clone()))
+            }
+            Stage::Begun(_) | Stage::Paging | Stage::Handover(_) | Stage::Ended | Stage::Failed => {
+                None
+            }
+        }
+    }
+
+    /// All rows of the group are marked as released.
+    pub(in crate::relay) fn marked(&mut self, group: &Group) {
+        if let Some(release) = self.releases.get_mut(group)
+            && matches!(release.stage, Stage::Begun(_))
+        {
+            release.stage = Stage::Paging;
+        }
+    }
+
+    /// A row of a page has been read. Whether its event is still wanted.
+    pub(in crate::relay) fn read(&mut self, group: &Group, at: Place) -> bool {
+        let Some(release) = self.releases.get_mut(group) else {
+            return false;
+        };
+        let wanted = matches!(release.stage, Stage::Paging | Stage::Handover(_));
+        if wanted {
+            release.after = at;
+        }
+        wanted
+    }
+
+    /// The event of a row goes into its lane.
+    pub(in crate::relay) fn goes_to_lane(&mut self, group: &Group, at: Place) {
+        if let Some(release) = self.releases.get_mut(group) {
+            release.in_lanes += 1;
+            self.in_lanes.insert(at, group.clone());
+        }
+    }
+
+    /// The page has ended, after so many rows. Gives the events that were held if the key is not
+    /// blocked any more by it.
+    pub(in crate::relay) fn page_ended(
+        &mut self,
+        group: &Group,
+        rows: usize,
+    ) -> Option<Vec<Event>> {
+        let release = self.releases.get_mut(group)?;
+        if rows > 0 {
+            return None;
+        }
+        let last_record = self.blocked.get(group).map(|by| by.last_record);
+        match (&mut release.stage, last_record) {
+            (Stage::Paging, Some(_)) => release.stage = Stage::Handover(Vec::new()),
+            (Stage::Handover(held), Some(last)) if release.asked_at >= last => {
+                let held = std::mem::take(held);
+                release.stage = Stage::Ended;
+                self.blocked.remove(group);
+                self.end_of_idle(group);
+                return Some(held);
+            }
+            (Stage::Paging | Stage::Handover(_), None) => {
+                release.stage = Stage::Ended;
+                self.end_of_idle(group);
+            }
+            (Stage::Handover(_), Some(_)) | (Stage::Begun(_) | Stage::Ended | Stage::Failed, _) => {
+            }
+        }
+        None
+    }
+
+    /// Forgets a release of which nothing is on its way.
+    fn end_of_idle(&mut self, group: &Group) {
+        let durable = self.durable;
+        let idle = |release: &Release| release.in_lanes == 0 && release.last_record <= durable;
+        if self.releases.get(group).is_some_and(idle) {
+            self.forget(group);
+        }
+    }
+
+    fn forget(&mut self, group: &Group) {
+        self.releases.remove(group);
+        self.turns.retain(|other| other != group);
+    }
+
+    /// Holds an event that [`admit`](Self::admit) wants held.
+    pub(in crate::relay) fn hold(
+        &mut self,
+        topic: Arc<str>,
+        ordering_key: OrderingKey,
+        event: Event,
+    ) {
+        let group = Group {
+            topic,
+            ordering_key,
+        };
+        if let Some(Stage::Handover(held)) = self.releases.get_mut(&group).map(|r| &mut r.stage) {
+            held.push(event);
+        }
+    }
+
+    /// Takes what is held back out of memory; the groups go on page by page. To be recorded as
+    /// released.
+    pub(in crate::relay) fn unhold(&mut self) -> Vec<(Group, Arc<str>, Vec<Event>)> {
+        let mut all = Vec::new();
+        for (group, release) in &mut self.releases {
+            if let Stage::Handover(held) = &mut release.stage
+                && let Some(blocked) = self.blocked.get(group)
+                && !held.is_empty()
+            {
+                all.push((group.clone(), blocked.waits.clone(), std::mem::take(held)));
+                release.stage = Stage::Paging;
+            }
+        }
+        all
+    }
+
+    /// A released event is not in a lane any more: its outcome was handed to the writer just now,
+    /// or it was dropped. Gives the group that it was read from.
+    pub(in crate::relay) fn left_lane(&mut self, at: Place) -> Option<Group> {
+        let group = self.in_lanes.remove(&at)?;
+        if let Some(release) = self.releases.get_mut(&group) {
+            release.in_lanes -= 1;
+            release.last_record = self.handed;
+        }
+        Some(group)
+    }
+
+    /// A released event of the group failed again, or an event before it. Gives what was held, to
+    /// be recorded as quarantined.
+    pub(in crate::relay) fn fail(&mut self, group: &Group) -> Vec<Event> {
+        if !self.blocked.contains_key(group) {
+            return Vec::new();
+        }
+        let Some(release) = self.releases.get_mut(group) else {
+            return Vec::new();
+        };
+        match std::mem::replace(&mut release.stage, Stage::Failed) {
+            Stage::Handover(held) => held,
+            Stage::Begun(_) | Stage::Paging | Stage::Ended | Stage::Failed => Vec::new(),
+        }
+    }
+
+    /// All released rows of a failed group are quarantined again.
+    pub(in crate::relay) fn sent_back(&mut self, group: &Group) {
+        if self
+            .releases
+            .get(group)
+            .is_some_and(|release| matches!(release.stage, Stage::Failed))
+        {
+            self.forget(group);
+        }
+    }
+
+    /// Blocked keys whose records are all durable and that are not being released: up to `limit`
+    /// of them, beginning after `skip`. With the number of records that were durable by then.
+    pub(in crate::relay) fn settled(&self, skip: usize, limit: usize) -> (Vec<Group>, u64) {
+        let settled = self.blocked.iter().filter(|(group, blocked)| {
+            blocked.letters == 0
+                && blocked.last_record <= self.durable
+                && !self.releases.contains_key(group)
+        });
+        let groups = settled
+            .skip(skip)
+            .take(limit)
+            .map(|(group, _)| group.clone());
+        (groups.collect(), self.durable)
+    }
+
+    /// The table has no row of this blocked key any more, as of `durable` records. Says whether
+    /// it is open by that.
+    pub(in crate::relay) fn vanished(&mut self, group: &Group, durable: u64) -> bool {
+        let unchanged = |blocked: &Blocked| blocked.letters == 0 && blocked.last_record <= durable;
+        self.blocked.get(group).is_some_and(unchanged)
+            && !self.releases.contains_key(group)
+            && self.blocked.remove(group).is_some()
+    }
+}
