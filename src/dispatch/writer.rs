@@ -35,6 +35,8 @@ const RETRY_PAUSE: Duration = Duration::from_millis(500);
 
 /// An array that is shorter than the others is filled up with nulls: as long as nothing is set
 /// aside, the arrays of errors and states are empty.
+/// A relay that has lost the slot records nothing any more: its successor has looked here already,
+/// and sends again what had no record. Half of that must not be taken from it later.
 const INSERT: &str = "\
     INSERT INTO outbox.dispatch (commit_lsn, ordinal, event_id, source_id, topic, ordering_key, \
         message_id, attempts, committed_at, dispatched_at, error, state) \
@@ -44,6 +46,8 @@ const INSERT: &str = "\
         $7::text[], $8::int[], $9::timestamptz[], $10::timestamptz[], $11::text[], $12::text[]) \
         u (commit_lsn, ordinal, event_id, source_id, topic, ordering_key, message_id, attempts, \
            committed_at, dispatched_at, error, state) \
+    WHERE NOT EXISTS (SELECT FROM pg_catalog.pg_replication_slots s \
+        WHERE s.slot_name = $13::text AND s.active_pid <> nullif($14::int, 0)) \
     ON CONFLICT (commit_lsn, ordinal) DO NOTHING";
 
 /// What was discarded while it was on its way is published all the same: the row says so.
@@ -57,7 +61,9 @@ const UPDATE: &str = "\
         u (commit_lsn, ordinal, topic, ordering_key, message_id, attempts, dispatched_at, error, \
            state) \
     WHERE d.commit_lsn = u.commit_lsn AND d.ordinal = u.ordinal \
-      AND (d.state IN ('quarantined', 'released') OR d.state = 'discarded' AND u.state IS NULL)";
+      AND (d.state IN ('quarantined', 'released') OR d.state = 'discarded' AND u.state IS NULL) \
+      AND NOT EXISTS (SELECT FROM pg_catalog.pg_replication_slots s \
+        WHERE s.slot_name = $10::text AND s.active_pid <> nullif($11::int, 0))";
 
 /// Outcomes of events of one topic and ordering key.
 #[derive(Debug)]
@@ -114,12 +120,15 @@ impl Writer {
     pub(crate) fn start(
         target: Target,
         slot: &SlotName,
+        walsender: i32,
         events: mpsc::UnboundedSender<WriterEvent>,
     ) -> Self {
         let (queue, incoming) = mpsc::unbounded_channel();
         let place = Place {
             target,
             name: writer_name(slot),
+            slot: slot.to_string(),
+            walsender,
         };
         let task = tokio::spawn(async move {
             if let Err(error) = run(&place, incoming, &events).await {
@@ -206,10 +215,13 @@ async fn write_until_done(
     }
 }
 
-/// Where the writer connects, and under which name.
+/// Where the writer connects, under which name, and for whom.
 struct Place {
     target: Target,
     name: String,
+    slot: String,
+    /// The process that reads the slot for this session; 0 when it is not known.
+    walsender: i32,
 }
 
 struct Connected {
@@ -238,10 +250,11 @@ async fn write(place: &Place, connected: &mut Option<Connected>, batch: &Batch) 
     };
     // Released events go before new ones of their key, and so do their outcomes.
     if !batch.released.is_empty() {
-        sql.execute(update, &batch.released.to_update()).await?;
+        sql.execute(update, &batch.released.to_update(place))
+            .await?;
     }
     if !batch.new.is_empty() {
-        sql.execute(insert, &batch.new.to_insert()).await?;
+        sql.execute(insert, &batch.new.to_insert(place)).await?;
     }
     Ok(())
 }
@@ -372,7 +385,7 @@ impl Rows {
         self.dispatched_at.push(at);
     }
 
-    fn to_insert(&self) -> [&(dyn ToSql + Sync); 12] {
+    fn to_insert<'a>(&'a self, place: &'a Place) -> [&'a (dyn ToSql + Sync); 14] {
         [
             &self.commit_lsns,
             &self.ordinals,
@@ -386,10 +399,12 @@ impl Rows {
             &self.dispatched_at,
             &self.errors,
             &self.states,
+            &place.slot,
+            &place.walsender,
         ]
     }
 
-    fn to_update(&self) -> [&(dyn ToSql + Sync); 9] {
+    fn to_update<'a>(&'a self, place: &'a Place) -> [&'a (dyn ToSql + Sync); 11] {
         [
             &self.commit_lsns,
             &self.ordinals,
@@ -400,6 +415,8 @@ impl Rows {
             &self.dispatched_at,
             &self.errors,
             &self.states,
+            &place.slot,
+            &place.walsender,
         ]
     }
 }

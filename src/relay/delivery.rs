@@ -25,7 +25,6 @@ use crate::error::{Code, Error, Result};
 use crate::lanes::{Event, Lanes, Load, Request, Serve, Standing};
 use crate::map::OrderingKey;
 use crate::metrics::{Kind, Metrics};
-use crate::postgres::Target;
 use crate::publish::{self, Backoff, Class, Failure, PublishRequest, Publisher};
 use crate::settings::Settings;
 use crate::throttled_log::ThrottledLog;
@@ -65,19 +64,20 @@ impl Delivery {
     /// Nothing to deliver yet. `seed` makes the pauses of this session differ from another's.
     pub(super) fn new(
         settings: &Settings,
-        target: Target,
         publisher: Publisher,
         topic_maker: TopicMaker,
         quarantine: Quarantine,
         metrics: Metrics,
+        walsender: i32,
         seed: u64,
     ) -> Result<Self> {
         let (written_sender, written) = mpsc::unbounded_channel();
+        let target = settings.database()?.clone();
         let project = Arc::from(settings.project()?);
         let releaser = Releaser::start(target.clone(), settings.tables.clone(), project);
         Ok(Self {
             lanes: Lanes::new(settings.in_flight_requests),
-            writer: Writer::start(target, &settings.slot, written_sender),
+            writer: Writer::start(target, &settings.slot, walsender, written_sender),
             written,
             publisher,
             topic_maker,

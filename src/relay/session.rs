@@ -175,11 +175,14 @@ async fn open(relay: &Relay) -> Result<(Pipeline, Beside)> {
             (new.consistent_point, Audit::Continue, Some(new))
         }
     };
-    let recorded = answer_within(ANSWER_LIMIT, Recorded::after(&sql, confirmed)).await?;
-    let quarantine = answer_within(ANSWER_LIMIT, quarantine_of(relay, &sql)).await?;
     let source = open_source(relay, confirmed).await?;
     let checking = still_the_slot(&sql, settings, &source, confirmed);
     answer_within(ANSWER_LIMIT, checking).await?;
+    // Only now that the slot is ours nobody else records anything.
+    wait_for_predecessor(&sql, &settings.slot, settings.publish_timeout).await?;
+    let recorded = answer_within(ANSWER_LIMIT, Recorded::after(&sql, confirmed)).await?;
+    let quarantine = answer_within(ANSWER_LIMIT, quarantine_of(relay, &sql)).await?;
+    let (_, walsender) = source.lease_proof();
     let position = PgLsn::from(confirmed.as_u64());
     let instance = &relay.instance;
     let taking = record::take(&sql, &settings.slot, &cluster, position, instance, audit);
@@ -215,7 +218,7 @@ async fn open(relay: &Relay) -> Result<(Pipeline, Beside)> {
             relay.metrics.clone(),
         ),
         watermark: Watermark::new(Confirmable::by_slot(confirmed)),
-        delivery: delivery(relay, quarantine, confirmed)?,
+        delivery: delivery(relay, quarantine, walsender, confirmed)?,
         recorded,
         sql: Some(sql),
         supervision,
@@ -305,15 +308,20 @@ fn audited(relay: &Relay) -> Result<auditor::Subject> {
     })
 }
 
-fn delivery(relay: &Relay, quarantine: Quarantine, confirmed: Lsn) -> Result<Delivery> {
+fn delivery(
+    relay: &Relay,
+    quarantine: Quarantine,
+    walsender: i32,
+    confirmed: Lsn,
+) -> Result<Delivery> {
     let settings = &relay.settings;
     Delivery::new(
         settings,
-        settings.database()?.clone(),
         relay.publisher.clone(),
         TopicMaker::new(relay.topics.clone()),
         quarantine,
         relay.metrics.clone(),
+        walsender,
         u64::from(std::process::id()) << 32 | confirmed.as_u64() & 0xFFFF_FFFF,
     )
 }
