@@ -7,8 +7,11 @@
 
 use decoder::Lsn;
 use tokio::sync::{mpsc, oneshot};
+use tokio_postgres::types::PgLsn;
 
+use crate::error::Error;
 use crate::map::MapError;
+use crate::postgres::Sql;
 use crate::table::TableEvent;
 use crate::watermark::CommitLsn;
 
@@ -40,6 +43,15 @@ pub(super) fn place_before(position: Lsn) -> CommitLsn {
 /// Whether no commit can be at this place.
 fn is_of_a_table(place: CommitLsn) -> bool {
     place.lsn().as_u64() % RECORD_ALIGNMENT == RECORD_ALIGNMENT - 1
+}
+
+/// The last ordinal in use at a place; the next event gets a higher one.
+pub(super) async fn last_ordinal(sql: &Sql, place: CommitLsn) -> Result<u32, Error> {
+    const STATEMENT: &str =
+        "SELECT coalesce(max(ordinal), 0) FROM outbox.dispatch WHERE commit_lsn = $1";
+    let place = PgLsn::from(place.lsn().as_u64());
+    let last: i32 = sql.query_one(STATEMENT, &[&place]).await?.get(0);
+    Ok(last.unsigned_abs())
 }
 
 /// Both ends of the channel.

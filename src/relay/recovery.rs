@@ -19,7 +19,6 @@ use decoder::Lsn;
 use slot_manager::{Cluster, Error as SlotError, SlotName, retention, slots};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
-use tokio_postgres::types::PgLsn;
 
 use super::from_table::{self, FromTable, SessionEnded, TableSender};
 use super::{Phase, Relay, State, record};
@@ -209,7 +208,7 @@ pub(super) async fn start(
         state: relay.state.clone(),
         metrics: relay.metrics.clone(),
         place,
-        next_ordinal: first_ordinal(sql, place).await?,
+        next_ordinal: from_table::last_ordinal(sql, place).await? + 1,
         rows,
         progress: Progress::new(),
     };
@@ -227,15 +226,6 @@ pub(super) async fn start(
         };
     });
     Ok((Seam { closed, task }, over))
-}
-
-/// Places are used once.
-async fn first_ordinal(sql: &Sql, place: CommitLsn) -> Result<u32> {
-    const STATEMENT: &str =
-        "SELECT coalesce(max(ordinal), 0) FROM outbox.dispatch WHERE commit_lsn = $1";
-    let place = PgLsn::from(place.lsn().as_u64());
-    let last: i32 = sql.query_one(STATEMENT, &[&place]).await?.get(0);
-    Ok(last.unsigned_abs() + 1)
 }
 
 /// Why reading ended early.

@@ -15,7 +15,7 @@ use tokio_postgres::types::PgLsn;
 use super::marks::Range;
 use crate::error::{Code, Error, Result};
 use crate::postgres::Sql;
-use crate::relay::from_table::{FromTable, SessionEnded, TableSender, place_before};
+use crate::relay::from_table::{FromTable, SessionEnded, TableSender, last_ordinal, place_before};
 use crate::table::TableReader;
 use crate::watermark::CommitLsn;
 
@@ -251,22 +251,10 @@ impl Pass<'_> {
             .collect())
     }
 
-    /// The last one in use. Everything that was sent before is recorded by now.
-    async fn last_ordinal(&self, commit: CommitLsn) -> Result<u32> {
-        let row = self
-            .sql
-            .query_one(
-                "select coalesce(max(ordinal), 0) from outbox.dispatch where commit_lsn = $1",
-                &[&PgLsn::from(commit.lsn().as_u64())],
-            )
-            .await?;
-        Ok(row.get::<_, i32>(0).unsigned_abs())
-    }
-
     /// Reads rows in small portions, since each may be large, hands them over in order, and waits
     /// until their outcome is recorded: only then can another comparison tell what is missing.
     async fn publish(&mut self, rows: &[Row], commit: CommitLsn) -> Result<()> {
-        let mut ordinal = self.last_ordinal(commit).await?;
+        let mut ordinal = last_ordinal(self.sql, commit).await?;
         let mut rest = rows;
         let mut portion = MAX_ROWS;
         while let Some(first) = rest.first() {
@@ -322,7 +310,7 @@ impl Pass<'_> {
         let ids: Vec<uuid::Uuid> = rows.iter().map(|row| row.id).collect();
         let source_ids: Vec<Option<&str>> =
             rows.iter().map(|row| row.source_id.as_deref()).collect();
-        let last = i32::try_from(self.last_ordinal(commit).await?).unwrap_or(i32::MAX);
+        let last = i32::try_from(last_ordinal(self.sql, commit).await?).unwrap_or(i32::MAX);
         let place = PgLsn::from(commit.lsn().as_u64());
         self.sql
             .execute(DISCARD, &[&place, &last, &ids, &source_ids])
