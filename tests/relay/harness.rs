@@ -266,6 +266,27 @@ pub(crate) async fn check(database: &Database, emulator: &RunningEmulator) -> Re
     checks::check(&emulator.journal().attempts(), &database.expected().await)
 }
 
+/// Waits until nothing of killed relays is under way: the server has ended their sessions, whose
+/// last statements may still record outcomes, and what they have sent is in the journal.
+pub(crate) async fn wait_until_killed_relays_are_gone(
+    database: &Database,
+    emulator: &RunningEmulator,
+) {
+    let sessions = "SELECT count(*) FROM pg_stat_activity \
+                    WHERE application_name LIKE 'postrider%' AND datname = current_database()";
+    eventually("nothing of the killed relays is left", || async {
+        (database.number(sessions).await == 0).then_some(())
+    })
+    .await;
+    eventually("the journal has been quiet for a while", || async {
+        let attempts = || emulator.journal().counts().attempts;
+        let before = attempts();
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        (before == attempts()).then_some(())
+    })
+    .await;
+}
+
 /// An emulator with the topic `order.events` of project `demo`.
 pub(crate) async fn emulator() -> RunningEmulator {
     let emulator = Emulator::builder()

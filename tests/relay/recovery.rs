@@ -286,13 +286,7 @@ async fn kill_9_in_the_middle_of_a_recovery_begins_it_again_and_repeats_only_wha
         relay.kill_9();
     }
     emulator.faults().lift_all();
-    // The server ends what a killed relay was writing.
-    eventually("nothing of the killed relays is left", || async {
-        let sessions = "SELECT count(*) FROM pg_stat_activity \
-                        WHERE application_name LIKE 'postrider%' AND datname = current_database()";
-        (database.number(sessions).await == 0).then_some(())
-    })
-    .await;
+    harness::wait_until_killed_relays_are_gone(&database, &emulator).await;
     let recorded_before = recorded(&database).await;
     let stored_before = emulator.journal().counts().stored_messages;
     let relay = Relay::start(&database, &emulator);

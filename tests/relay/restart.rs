@@ -29,6 +29,7 @@ async fn kill_9_in_mid_stream_loses_nothing_and_repeats_only_what_had_no_record(
         .await;
         relay.kill_9();
     }
+    harness::wait_until_killed_relays_are_gone(&database, &emulator).await;
     let recorded_before = database
         .number("SELECT count(*) FROM outbox.dispatch")
         .await;
@@ -295,10 +296,9 @@ async fn kill_9_within_one_transaction_repeats_only_those_of_its_events_that_had
     })
     .await;
     relay.kill_9();
+    harness::wait_until_killed_relays_are_gone(&database, &emulator).await;
     let recorded_before = database.number(recorded).await;
     assert!(recorded_before < 10_000, "it was in the middle");
-    // What the killed relay has sent may still arrive.
-    tokio::time::sleep(Duration::from_millis(200)).await;
     let stored_before = emulator.journal().counts().stored_messages;
     let relay = Relay::start(&database, &emulator);
     database.wait_until_recorded().await;
