@@ -1,31 +1,39 @@
-//! Records outcomes: one statement per batch, on a connection of its own.
+//! Records outcomes: one transaction per batch, on a connection of its own.
 //!
 //! While one batch is being written the next one gathers, so batches grow with the load and there
 //! is no delay without it. A batch that fails is written again, after a new connection if need
-//! be: rows that are there already are left as they are.
+//! be. It may have been committed all the same: rows that are there already are left as they are.
 //!
-//! An event that was released from quarantine has a row already: its new outcome is an update, a
-//! statement of its own. So what is usual stays as cheap as it is, and a batch that is written a
-//! second time cannot undo what an operator has asked for in between.
+//! A relay that has lost the slot records nothing any more: its successor has looked here already,
+//! and sends again what had no record. Half of that must not be taken from it later. So each
+//! transaction begins by asking who holds the slot, and the successor waits until those that began
+//! before it came are over (`predecessor`).
+//!
+//! An event that was released from quarantine has a row already: its new outcome is an update. So
+//! a batch that is written a second time cannot undo what an operator has asked for in between.
 
+use std::collections::HashSet;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use bytes::BytesMut;
+use futures_util::SinkExt;
 use slot_manager::SlotName;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio_postgres::Statement;
-use tokio_postgres::types::{IsNull, PgLsn, ToSql, Type, to_sql_checked};
+use tokio_postgres::error::SqlState;
+use tokio_postgres::types::{PgLsn, ToSql};
 
 use super::predecessor::writer_name;
+use super::rows::{COPY, RowKey, encode, row_key};
 use crate::error::{Code, Disposition, Result};
 use crate::lanes::{EventRef, Standing};
 use crate::map::OrderingKey;
 use crate::postgres::{Sql, Target, answer_within, connect};
 use crate::watermark::CommitLsn;
 
-/// Rows per statement: enough that a commit's cost is spread thin, small enough to be quick.
+/// Rows per transaction: enough that a commit's cost is spread thin, small enough to be quick.
 const MAX_ROWS: usize = 2_000;
 
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(30);
@@ -33,27 +41,22 @@ const STATEMENT_TIMEOUT: Duration = Duration::from_secs(30);
 const ANSWER_LIMIT: Duration = Duration::from_secs(35);
 const RETRY_PAUSE: Duration = Duration::from_millis(500);
 
-/// An array that is shorter than the others is filled up with nulls: as long as nothing is set
-/// aside, the arrays of errors and states are empty.
-/// A relay that has lost the slot records nothing any more: its successor has looked here already,
-/// and sends again what had no record. Half of that must not be taken from it later.
-const INSERT: &str = "\
-    INSERT INTO outbox.dispatch (commit_lsn, ordinal, event_id, source_id, topic, ordering_key, \
-        message_id, attempts, committed_at, dispatched_at, error, state) \
-    SELECT commit_lsn, ordinal, event_id, source_id, topic, ordering_key, \
-        message_id, attempts, committed_at, dispatched_at, error, coalesce(state, 'published') \
-    FROM unnest($1::pg_lsn[], $2::int[], $3::uuid[], $4::text[], $5::text[], $6::text[], \
-        $7::text[], $8::int[], $9::timestamptz[], $10::timestamptz[], $11::text[], $12::text[]) \
-        u (commit_lsn, ordinal, event_id, source_id, topic, ordering_key, message_id, attempts, \
-           committed_at, dispatched_at, error, state) \
-    WHERE NOT EXISTS (SELECT FROM pg_catalog.pg_replication_slots s \
-        WHERE s.slot_name = $13::text AND s.active_pid <> nullif($14::int, 0)) \
-    ON CONFLICT (commit_lsn, ordinal) DO NOTHING";
+/// A transaction that waits for us, because we stand still, holds our successor up.
+const BE_QUICK: &str = "SET idle_in_transaction_session_timeout = '5s'";
+
+const IS_HELD_BY_ANOTHER: &str = "\
+    SELECT EXISTS (SELECT FROM pg_catalog.pg_replication_slots s \
+        WHERE s.slot_name = $1::text AND s.active_pid <> nullif($2::int, 0))";
+
+const WHICH_ARE_THERE: &str = "\
+    SELECT d.commit_lsn, d.ordinal FROM outbox.dispatch d \
+    JOIN unnest($1::pg_lsn[], $2::int[]) u (commit_lsn, ordinal) \
+        ON d.commit_lsn = u.commit_lsn AND d.ordinal = u.ordinal";
 
 /// What was discarded while it was on its way is published all the same: the row says so.
 const UPDATE: &str = "\
     UPDATE outbox.dispatch d SET \
-        state = coalesce(u.state, 'published'), topic = u.topic, ordering_key = u.ordering_key, \
+        state = u.state, topic = u.topic, ordering_key = u.ordering_key, \
         message_id = u.message_id, attempts = d.attempts + u.attempts, \
         dispatched_at = u.dispatched_at, error = u.error \
     FROM unnest($1::pg_lsn[], $2::int[], $3::text[], $4::text[], $5::text[], $6::int[], \
@@ -61,9 +64,7 @@ const UPDATE: &str = "\
         u (commit_lsn, ordinal, topic, ordering_key, message_id, attempts, dispatched_at, error, \
            state) \
     WHERE d.commit_lsn = u.commit_lsn AND d.ordinal = u.ordinal \
-      AND (d.state IN ('quarantined', 'released') OR d.state = 'discarded' AND u.state IS NULL) \
-      AND NOT EXISTS (SELECT FROM pg_catalog.pg_replication_slots s \
-        WHERE s.slot_name = $10::text AND s.active_pid <> nullif($11::int, 0))";
+      AND (d.state IN ('quarantined', 'released') OR d.state = 'discarded' AND u.state = 'published')";
 
 /// Outcomes of events of one topic and ordering key.
 #[derive(Debug)]
@@ -85,6 +86,44 @@ pub(crate) enum Outcome {
     Quarantined(Arc<str>),
     /// Set aside behind events that are being released: it is released with them.
     Released(Arc<str>),
+}
+
+/// What an outcome says of one event.
+pub(super) struct Told<'a> {
+    pub(super) state: &'static str,
+    pub(super) message_id: Option<&'a str>,
+    pub(super) error: Option<&'a Arc<str>>,
+}
+
+impl Record {
+    /// The ordering key as it is recorded.
+    pub(super) fn key(&self) -> Option<&str> {
+        (!self.ordering_key.is_unordered()).then(|| self.ordering_key.as_str())
+    }
+}
+
+impl Outcome {
+    /// Of the event that stands at `n` in its record.
+    pub(super) fn of(&self, n: usize) -> Told<'_> {
+        let (state, message_id, error) = match self {
+            Self::Published(ids) => ("published", ids.get(n).map(String::as_str), None),
+            Self::Quarantined(error) => ("quarantined", None, Some(error)),
+            Self::Released(error) => ("released", None, Some(error)),
+        };
+        Told {
+            state,
+            message_id,
+            error,
+        }
+    }
+}
+
+impl Told<'_> {
+    /// Requests that carried the event.
+    pub(super) fn attempts(&self, event: &EventRef) -> i32 {
+        let carried = event.failed_attempts + u32::from(self.message_id.is_some());
+        i32::try_from(carried).unwrap_or(i32::MAX)
+    }
 }
 
 /// What was durably recorded with one batch.
@@ -226,114 +265,100 @@ struct Place {
 
 struct Connected {
     sql: Sql,
-    insert: Statement,
+    holder: Statement,
+    copy: Statement,
     update: Statement,
 }
 
+impl Connected {
+    async fn new(place: &Place) -> Result<Self> {
+        let sql = connect(&place.target, &place.name, STATEMENT_TIMEOUT).await?;
+        sql.batch_execute(BE_QUICK).await?;
+        Ok(Self {
+            holder: sql.prepare(IS_HELD_BY_ANOTHER).await?,
+            copy: sql.prepare(COPY).await?,
+            update: sql.prepare(UPDATE).await?,
+            sql,
+        })
+    }
+}
+
 async fn write(place: &Place, connected: &mut Option<Connected>, batch: &Batch) -> Result<()> {
-    let Connected {
-        sql,
-        insert,
-        update,
-    } = match connected {
+    let connected = match connected {
         Some(connected) => connected,
-        None => {
-            let sql = connect(&place.target, &place.name, STATEMENT_TIMEOUT).await?;
-            let insert = sql.prepare(INSERT).await?;
-            let update = sql.prepare(UPDATE).await?;
-            connected.insert(Connected {
-                sql,
-                insert,
-                update,
-            })
-        }
+        None => connected.insert(Connected::new(place).await?),
     };
+    match attempt(place, connected, batch, &HashSet::new()).await {
+        // It was written before, and the answer was lost.
+        Err(error) if error.code() == Some(&SqlState::UNIQUE_VIOLATION) => {
+            let there = rows_that_are_there(&connected.sql, batch).await?;
+            Ok(attempt(place, connected, batch, &there).await?)
+        }
+        done => Ok(done?),
+    }
+}
+
+/// One transaction with the whole batch, but for new rows that are `there`.
+async fn attempt(
+    place: &Place,
+    connected: &mut Connected,
+    batch: &Batch,
+    there: &HashSet<RowKey>,
+) -> Result<(), tokio_postgres::Error> {
+    let transaction = connected.sql.client_mut().transaction().await?;
+    let holder = transaction
+        .query_one(&connected.holder, &[&place.slot, &place.walsender])
+        .await?;
+    if holder.get(0) {
+        return transaction.rollback().await;
+    }
     // Released events go before new ones of their key, and so do their outcomes.
-    if !batch.released.is_empty() {
-        sql.execute(update, &batch.released.to_update(place))
+    if batch.holds_released {
+        let rows = ReleasedRows::of(&batch.records);
+        transaction
+            .execute(&connected.update, &rows.parameters())
             .await?;
     }
-    if !batch.new.is_empty() {
-        sql.execute(insert, &batch.new.to_insert(place)).await?;
+    if let Some(rows) = encode(&batch.records, there) {
+        let mut copy = pin!(transaction.copy_in(&connected.copy).await?);
+        copy.send(rows).await?;
+        copy.finish().await?;
     }
-    Ok(())
+    transaction.commit().await
 }
 
-/// A shared text as a parameter, without a copy.
-#[derive(Debug)]
-struct Shared<T>(T);
-
-impl<T: AsRef<str> + std::fmt::Debug> ToSql for Shared<T> {
-    fn to_sql(
-        &self,
-        ty: &Type,
-        out: &mut BytesMut,
-    ) -> Result<IsNull, Box<dyn std::error::Error + Sync + Send>> {
-        self.0.as_ref().to_sql(ty, out)
-    }
-
-    fn accepts(ty: &Type) -> bool {
-        <&str as ToSql>::accepts(ty)
-    }
-
-    to_sql_checked!();
-}
-
-/// The rows of one statement, by column.
-#[derive(Debug, Default)]
-struct Rows {
-    commit_lsns: Vec<PgLsn>,
-    ordinals: Vec<i32>,
-    event_ids: Vec<uuid::Uuid>,
-    source_ids: Vec<Option<Box<str>>>,
-    topics: Vec<Option<Shared<Arc<str>>>>,
-    ordering_keys: Vec<Option<Shared<OrderingKey>>>,
-    message_ids: Vec<Option<String>>,
-    attempts: Vec<i32>,
-    committed_at: Vec<SystemTime>,
-    dispatched_at: Vec<SystemTime>,
-    /// Up to the last event that was set aside.
-    errors: Vec<Option<Shared<Arc<str>>>>,
-    states: Vec<Option<&'static str>>,
+/// Which of the batch's new events have a row.
+async fn rows_that_are_there(sql: &Sql, batch: &Batch) -> Result<HashSet<RowKey>> {
+    let events = batch.records.iter().flat_map(|record| &record.events);
+    let new = events.filter(|event| event.standing == Standing::New);
+    let (lsns, ordinals): (Vec<_>, Vec<_>) = new
+        .map(row_key)
+        .map(|(lsn, ordinal)| (PgLsn::from(lsn), ordinal))
+        .unzip();
+    let rows = sql.query(WHICH_ARE_THERE, &[&lsns, &ordinals]).await?;
+    let key = |row: &tokio_postgres::Row| (row.get::<_, PgLsn>(0).into(), row.get(1));
+    Ok(rows.iter().map(key).collect())
 }
 
 /// One batch of outcomes.
 #[derive(Debug, Default)]
 struct Batch {
-    new: Rows,
-    released: Rows,
+    records: Vec<Record>,
+    holds_released: bool,
     recorded: Written,
 }
 
 impl Batch {
     fn add(&mut self, record: Record) {
-        let Record {
-            topic,
-            ordering_key,
-            at,
-            events,
-            outcome,
-        } = record;
-        let key = Some(ordering_key).filter(|key| !key.is_unordered());
         self.recorded.records += 1;
-        self.recorded.events += events.len();
-        let (mut message_ids, set_aside) = match outcome {
-            Outcome::Published(ids) => (ids.into_iter(), None),
-            Outcome::Quarantined(error) => (Vec::new().into_iter(), Some(("quarantined", error))),
-            Outcome::Released(error) => (Vec::new().into_iter(), Some(("released", error))),
-        };
-        for event in events {
-            let rows = match event.standing {
-                Standing::New => {
-                    self.recorded.count(event.commit);
-                    &mut self.new
-                }
-                Standing::Released => &mut self.released,
-            };
-            rows.topics.push(topic.clone().map(Shared));
-            rows.ordering_keys.push(key.clone().map(Shared));
-            rows.add(event, message_ids.next(), set_aside.as_ref(), at);
+        self.recorded.events += record.events.len();
+        for event in &record.events {
+            match event.standing {
+                Standing::New => self.recorded.count(event.commit),
+                Standing::Released => self.holds_released = true,
+            }
         }
+        self.records.push(record);
     }
 }
 
@@ -347,64 +372,48 @@ impl Written {
     }
 }
 
-impl Rows {
-    fn is_empty(&self) -> bool {
-        self.commit_lsns.is_empty()
-    }
+/// The rows of released events, by column.
+#[derive(Debug, Default)]
+struct ReleasedRows<'a> {
+    commit_lsns: Vec<PgLsn>,
+    ordinals: Vec<i32>,
+    topics: Vec<Option<&'a str>>,
+    ordering_keys: Vec<Option<&'a str>>,
+    message_ids: Vec<Option<&'a str>>,
+    attempts: Vec<i32>,
+    dispatched_at: Vec<SystemTime>,
+    errors: Vec<Option<&'a str>>,
+    states: Vec<&'static str>,
+}
 
-    fn add(
-        &mut self,
-        event: EventRef,
-        message_id: Option<String>,
-        set_aside: Option<&(&'static str, Arc<str>)>,
-        at: SystemTime,
-    ) {
-        let carried = event.failed_attempts + u32::from(message_id.is_some());
-        if let Some((state, error)) = set_aside {
-            let place = self.commit_lsns.len();
-            self.errors.resize_with(place, || None);
-            self.states.resize(place, None);
-            self.errors.push(Some(Shared(error.clone())));
-            self.states.push(Some(state));
+impl<'a> ReleasedRows<'a> {
+    fn of(records: &'a [Record]) -> Self {
+        let mut rows = Self::default();
+        for record in records {
+            for (n, event) in record.events.iter().enumerate() {
+                if event.standing == Standing::Released {
+                    rows.add(record, n, event);
+                }
+            }
         }
-        self.commit_lsns
-            .push(PgLsn::from(event.commit.lsn().as_u64()));
-        self.ordinals.push(event.ordinal as i32);
-        self.event_ids
-            .push(uuid::Uuid::from_bytes(event.event_id.uuid));
-        self.source_ids.push(event.event_id.source_id);
-        self.message_ids.push(message_id);
-        self.attempts
-            .push(i32::try_from(carried).unwrap_or(i32::MAX));
-        self.committed_at.push(
-            event
-                .commit_time
-                .to_system_time()
-                .unwrap_or(SystemTime::UNIX_EPOCH),
-        );
-        self.dispatched_at.push(at);
+        rows
     }
 
-    fn to_insert<'a>(&'a self, place: &'a Place) -> [&'a (dyn ToSql + Sync); 14] {
-        [
-            &self.commit_lsns,
-            &self.ordinals,
-            &self.event_ids,
-            &self.source_ids,
-            &self.topics,
-            &self.ordering_keys,
-            &self.message_ids,
-            &self.attempts,
-            &self.committed_at,
-            &self.dispatched_at,
-            &self.errors,
-            &self.states,
-            &place.slot,
-            &place.walsender,
-        ]
+    fn add(&mut self, record: &'a Record, n: usize, event: &EventRef) {
+        let told = record.outcome.of(n);
+        let (lsn, ordinal) = row_key(event);
+        self.commit_lsns.push(lsn.into());
+        self.ordinals.push(ordinal);
+        self.topics.push(record.topic.as_deref());
+        self.ordering_keys.push(record.key());
+        self.message_ids.push(told.message_id);
+        self.attempts.push(told.attempts(event));
+        self.dispatched_at.push(record.at);
+        self.errors.push(told.error.map(|error| &**error));
+        self.states.push(told.state);
     }
 
-    fn to_update<'a>(&'a self, place: &'a Place) -> [&'a (dyn ToSql + Sync); 11] {
+    fn parameters(&self) -> [&(dyn ToSql + Sync); 9] {
         [
             &self.commit_lsns,
             &self.ordinals,
@@ -415,8 +424,6 @@ impl Rows {
             &self.dispatched_at,
             &self.errors,
             &self.states,
-            &place.slot,
-            &place.walsender,
         ]
     }
 }

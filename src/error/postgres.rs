@@ -25,7 +25,8 @@ pub(super) fn code_of(sqlstate: &str) -> Code {
         s if s.starts_with("53") || s.starts_with("40") || s.starts_with("58") => {
             Code::PostgresConnectionLost
         }
-        "55P03" | "57014" => Code::PostgresConnectionLost,
+        // Locks, limits of a statement and of a transaction that stood still.
+        "55P03" | "57014" | "25P03" => Code::PostgresConnectionLost,
         _ => Code::PostgresStatement,
     }
 }

@@ -1,5 +1,9 @@
 //! From a committed row to an ordered message, a dispatch row and a confirmed position.
 
+use std::time::Duration;
+
+use pubsub_emulator::{Action, Fault};
+
 use crate::harness::{self, Database, Relay, eventually, insert_orders};
 
 #[tokio::test(flavor = "multi_thread")]
@@ -192,4 +196,56 @@ async fn a_table_of_the_same_name_in_another_schema_is_not_taken_for_the_outbox(
     let report = harness::check(&database, &emulator).await;
     assert!(report.is_clean(), "{report}\n{}", relay.log());
     assert_eq!(report.stored_messages, 20);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_batch_that_was_recorded_in_part_is_recorded_whole_and_no_row_is_replaced() {
+    let database = Database::start().await;
+    let emulator = harness::emulator().await;
+    // As long as it takes to write a row before the relay does.
+    emulator
+        .faults()
+        .inject(Fault::new(Action::Delay(Duration::from_secs(2))));
+    let peek = format!("{}_peek", database.slot());
+    database
+        .text(&format!(
+            "SELECT slot_name::text FROM pg_create_logical_replication_slot('{peek}', 'pgoutput')"
+        ))
+        .await;
+    let relay = Relay::start(&database, &emulator);
+    relay.wait_for_log("streaming").await;
+    database
+        .execute(
+            "INSERT INTO outbox.events (aggregatetype, aggregateid, event_type, version) \
+             SELECT 'order', 'o-1', 'Placed', i FROM generate_series(1, 3) i",
+        )
+        .await;
+    // The final_lsn of Begin, the first message, is the commit LSN.
+    let written = database
+        .number(&format!(
+            "WITH begun AS (SELECT encode(substr(data, 2, 8), 'hex') AS lsn \
+                 FROM pg_logical_slot_peek_binary_changes('{peek}', NULL, 1, \
+                     'proto_version', '1', 'publication_names', 'postrider') LIMIT 1), \
+             written AS (INSERT INTO outbox.dispatch \
+                 (commit_lsn, ordinal, event_id, attempts, committed_at, state, message_id) \
+                 SELECT (substr(lsn, 1, 8) || '/' || substr(lsn, 9))::pg_lsn, 2, \
+                     (SELECT id FROM outbox.events WHERE version = 2), 1, now(), 'published', \
+                     'of an earlier attempt' \
+                 FROM begun RETURNING 1) \
+             SELECT count(*) FROM written"
+        ))
+        .await;
+    assert_eq!(written, 1);
+    database.wait_until_recorded().await;
+    let rows = database
+        .text(
+            "SELECT string_agg(ordinal || ':' || (message_id = 'of an earlier attempt'), ' ' \
+                 ORDER BY ordinal) FROM outbox.dispatch",
+        )
+        .await;
+    assert_eq!(rows, "1:false 2:true 3:false", "{}", relay.log());
+    database
+        .text(&format!("SELECT pg_drop_replication_slot('{peek}')::text"))
+        .await;
+    database.wait_until_confirmed().await;
 }
