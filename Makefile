@@ -26,6 +26,9 @@ prerequisites:
 	    && ! ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1; then \
 	    missing="$${missing:+$$missing }postgresql"; \
 	fi; \
+	if [ -n "$$CI" ] && ! command -v valgrind >/dev/null; then \
+	    missing="$${missing:+$$missing }valgrind"; \
+	fi; \
 	[ -n "$$missing" ] || exit 0; \
 	as_root=; \
 	if [ "$$(id -u)" != 0 ]; then \

@@ -38,7 +38,9 @@ impl Lane {
         Self {
             key,
             state: State::Ready,
-            queue: VecDeque::new(),
+            // Where every event has a key of its own, a usual queue's first four places are most
+            // of what a lane takes.
+            queue: VecDeque::with_capacity(1),
             again: None,
             suspects: 0,
         }

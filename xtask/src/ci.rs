@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::step;
+use crate::{instructions, step};
 
 /// Warnings are errors here and nowhere else, so that a change can be tried out before it is tidy.
 const DENY_WARNINGS: [&str; 2] = ["-D", "warnings"];
@@ -60,6 +60,11 @@ fn steps() -> Vec<(&'static str, Command)> {
         steps.push(("licences, bans, sources", step::cargo(&DEPENDENCIES)));
     } else {
         println!("SKIPPED: licences, bans, sources (cargo install --locked cargo-deny)");
+    }
+    if instructions::can_count() {
+        steps.push(("instructions", step::cargo(&["xtask", "instructions"])));
+    } else {
+        println!("SKIPPED: instructions of the hot path (apt-get install valgrind)");
     }
     steps.push(("tests", step::cargo(&["test", "--locked", "--workspace"])));
     let mut torture = step::cargo(&TORTURE);

@@ -4,6 +4,7 @@
 
 mod bench;
 mod ci;
+mod instructions;
 mod memory;
 mod pg_matrix;
 mod process;
@@ -31,6 +32,8 @@ enum Command {
     Bench(bench::BenchArgs),
     /// Seeded schedules of crashes, outages and faults against the relay, judged afterwards
     Torture(torture::TortureArgs),
+    /// Count the instructions of the hot path per event, and fail when they have grown
+    Instructions(instructions::InstructionsArgs),
     /// Measure the relay's peak memory under loads that would make a careless one grow
     Memory(memory::MemoryArgs),
     /// Run the suites that need a server on every supported major of PostgreSQL
@@ -48,6 +51,7 @@ fn main() -> ExitCode {
         Command::Ci => ci::run(),
         Command::Bench(args) => bench::run(&args),
         Command::Torture(args) => torture::run(&args),
+        Command::Instructions(args) => instructions::run(&args),
         Command::Memory(args) => memory::run(&args),
         Command::PgMatrix(args) => pg_matrix::run(&args),
         Command::SettingsDoc { check } => settings_doc::run(check),

@@ -1,0 +1,217 @@
+//! What the hot path costs per event, part by part: decoder, mapping, lanes, watermark.
+//!
+//! `cargo bench --bench hot_path` prints nanoseconds. With the name of a part and a number of
+//! rounds it runs that part so often and says nothing: `cargo xtask instructions` counts what that
+//! takes, which tells a slower change from a busy machine. A round is 1,000 events.
+//!
+//! Not here: the whole, with PostgreSQL and Pub/Sub. `cargo xtask bench` has that.
+
+use std::hint::black_box;
+use std::sync::Arc;
+use std::time::Instant;
+
+use bytes::{BufMut, Bytes, BytesMut};
+use decoder::frame::{Frame, decode_frame};
+use decoder::{
+    Lsn, Message, Oid, OwnedColumn, OwnedRelation, PgTimestamp, ReplicaIdentity, decode,
+};
+use postrider::lanes::{Event, EventRef, Lanes, Serve};
+use postrider::map::{EventId, EventPosition, Mapper, OrderingKey, TableSettings};
+use postrider::watermark::{CommitLsn, Confirmable, Watermark};
+
+/// Events in one round.
+const EVENTS: u32 = 1_000;
+
+/// Ordering keys among them.
+const KEYS: u32 = 50;
+
+/// Rounds of a run that is timed.
+const TIMED_ROUNDS: u32 = 200;
+
+/// A part: its name, and what makes the code of one round.
+type Part = (&'static str, fn() -> Box<dyn FnMut()>);
+
+const PARTS: [Part; 4] = [
+    ("decoder", decoding),
+    ("mapping", mapping),
+    ("lanes", lanes),
+    ("watermark", watermark),
+];
+
+fn main() {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let rounds = arguments.get(1).and_then(|n| n.parse().ok());
+    let wanted = PARTS
+        .iter()
+        .find(|(name, _)| arguments.first().is_some_and(|a| a == name));
+    match (wanted, rounds) {
+        (Some((_, part)), Some(rounds)) => repeat(&mut part(), rounds),
+        (Some(_) | None, _) => PARTS.iter().for_each(time),
+    }
+}
+
+fn repeat(round: &mut Box<dyn FnMut()>, rounds: u32) {
+    for _ in 0..rounds {
+        round();
+    }
+}
+
+fn time((name, part): &Part) {
+    let mut round = part();
+    repeat(&mut round, TIMED_ROUNDS / 10);
+    let began = Instant::now();
+    repeat(&mut round, TIMED_ROUNDS);
+    let nanos = began.elapsed().as_nanos() as f64 / f64::from(TIMED_ROUNDS * EVENTS);
+    println!("{name:<10} {nanos:>8.1} ns per event");
+}
+
+const COLUMNS: [(&str, u32); 9] = [
+    ("id", 2950),
+    ("aggregatetype", 25),
+    ("aggregateid", 25),
+    ("event_type", 25),
+    ("version", 20),
+    ("schema_version", 23),
+    ("payload", 3802),
+    ("headers", 3802),
+    ("occurred_at", 1184),
+];
+
+/// A row of `outbox.events` as text, with about 150 bytes of payload.
+fn row(n: u32) -> [String; 9] {
+    [
+        format!("0af76519-16cd-43dd-8448-eb21{n:08x}"),
+        "order".into(),
+        format!("order-{}", n % KEYS),
+        "OrderPlaced".into(),
+        n.to_string(),
+        "1".into(),
+        format!("{{\"order\": {n}, \"note\": \"{}\"}}", "x".repeat(120)),
+        "{\"tenant\": \"acme\"}".into(),
+        "2026-11-21 11:40:44.123456+00".into(),
+    ]
+}
+
+/// XLogData frames with one Insert each (source: PostgreSQL manual, "Logical Replication Message
+/// Formats" and "Streaming Replication Protocol").
+fn frames() -> Vec<Bytes> {
+    let frame = |n| {
+        let mut frame = BytesMut::new();
+        frame.put_u8(b'w');
+        frame.put_u64(0x1000);
+        frame.put_u64(0x1000);
+        frame.put_i64(0);
+        frame.put_slice(b"I");
+        frame.put_u32(16_384);
+        frame.put_slice(b"N");
+        frame.put_i16(COLUMNS.len() as i16);
+        for text in row(n) {
+            frame.put_u8(b't');
+            frame.put_i32(text.len() as i32);
+            frame.put_slice(text.as_bytes());
+        }
+        frame.freeze()
+    };
+    (0..EVENTS).map(frame).collect()
+}
+
+fn insert_of(frame: &[u8]) -> decoder::Insert<'_> {
+    let Ok(Frame::XLogData { payload, .. }) = decode_frame(frame) else {
+        panic!("not XLogData")
+    };
+    let Ok(Message::Insert(insert)) = decode(payload) else {
+        panic!("not an Insert")
+    };
+    insert
+}
+
+fn decoding() -> Box<dyn FnMut()> {
+    let frames = frames();
+    Box::new(move || {
+        for frame in &frames {
+            black_box(insert_of(black_box(frame)).tuple.iter().count());
+        }
+    })
+}
+
+fn mapping() -> Box<dyn FnMut()> {
+    let column = |&(name, oid): &(&str, u32)| OwnedColumn {
+        is_key: false,
+        name: name.to_owned(),
+        type_oid: Oid(oid),
+        type_modifier: -1,
+    };
+    let relation = OwnedRelation {
+        oid: Oid(16_384),
+        namespace: "outbox".to_owned(),
+        name: "events".to_owned(),
+        replica_identity: ReplicaIdentity::Default,
+        columns: COLUMNS.iter().map(column).collect(),
+    };
+    let mut mapper = Mapper::resolve(&relation, &TableSettings::default(), "demo")
+        .expect("the usual table has every column");
+    let frames = frames();
+    Box::new(move || {
+        for (n, frame) in frames.iter().enumerate() {
+            let at = EventPosition {
+                commit_lsn: Lsn::new(n as u64),
+                ordinal: 1,
+                commit_time: PgTimestamp::from_micros(0),
+            };
+            let mapped = mapper.map(&insert_of(frame).tuple, at);
+            black_box(mapped.expect("a usual row"));
+        }
+    })
+}
+
+fn event(n: u32) -> Event {
+    let commit = CommitLsn::new(Lsn::new(u64::from(n)));
+    let event_id = EventId {
+        uuid: [7; 16],
+        source_id: None,
+    };
+    Event {
+        origin: EventRef::new(commit, 1, PgTimestamp::from_micros(0), event_id),
+        message: Bytes::from_static(b"a message, encoded"),
+    }
+}
+
+fn lanes() -> Box<dyn FnMut()> {
+    let mut lanes = Lanes::new(KEYS as usize);
+    let topic: Arc<str> = "projects/demo/topics/order.events".into();
+    let key = |n| OrderingKey::from(format!("order-{n}").as_str());
+    let keys: Vec<OrderingKey> = (0..KEYS).map(key).collect();
+    let now = Instant::now();
+    Box::new(move || {
+        for n in 0..EVENTS {
+            let key = keys[(n % KEYS) as usize].clone();
+            lanes.push(topic.clone(), key, event(n));
+        }
+        let requests = std::iter::from_fn(|| lanes.next_request(now, Serve::All));
+        for request in requests.collect::<Vec<_>>() {
+            lanes.finished(&request);
+        }
+        assert!(lanes.is_empty(), "one request for each key takes all");
+    })
+}
+
+fn watermark() -> Box<dyn FnMut()> {
+    let mut watermark = Watermark::new(Confirmable::by_slot(Lsn::new(1)));
+    let mut position = 8;
+    Box::new(move || {
+        let began = position;
+        for _ in 0..EVENTS {
+            watermark.begin(
+                CommitLsn::new(Lsn::new(position)),
+                PgTimestamp::from_micros(0),
+            );
+            watermark.add_event();
+            watermark.commit(Lsn::new(position + 4));
+            position += 8;
+        }
+        for commit in (began..position).step_by(8) {
+            watermark.resolve(CommitLsn::new(Lsn::new(commit)), 1);
+        }
+        assert_eq!(watermark.confirmable().lsn(), Lsn::new(position - 4));
+    })
+}

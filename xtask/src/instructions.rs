@@ -1,0 +1,159 @@
+//! `cargo xtask instructions`: what the hot path costs per event, in instructions.
+//!
+//! A count of instructions is the same on a busy machine and an idle one, so a change that costs
+//! more can be refused where a time could not be trusted. Cachegrind counts; each part runs twice,
+//! with different numbers of rounds, and the difference leaves out start and end of the process.
+//! The counts that are held stand in `benches/instructions.json`.
+//!
+//! Not here: the code that is measured. That is `benches/hot_path.rs`.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use clap::Args;
+use serde::Deserialize;
+
+use crate::step;
+
+/// A part that takes more than this over what is held fails the command.
+const ALLOWED_GROWTH: f64 = 1.05;
+
+const HELD: &str = "benches/instructions.json";
+const PARTS: [&str; 4] = ["decoder", "mapping", "lanes", "watermark"];
+
+/// Rounds of the two runs; a round is [`EVENTS`].
+const ROUNDS: (u32, u32) = (10, 30);
+const EVENTS: f64 = 1_000.0;
+
+/// What to do with the counts.
+#[derive(Debug, Args)]
+pub(crate) struct InstructionsArgs {
+    /// Hold the counts of this run from now on
+    #[arg(long)]
+    update: bool,
+}
+
+/// Whether the counting can be done here.
+pub(crate) fn can_count() -> bool {
+    let mut asked = Command::new("valgrind");
+    asked
+        .arg("--version")
+        .stdout(Stdio::null())
+        .stderr(Stdio::null());
+    asked.status().is_ok_and(|status| status.success())
+}
+
+pub(crate) fn run(args: &InstructionsArgs) -> Result<(), String> {
+    if !can_count() {
+        return Err("valgrind is missing: apt-get install valgrind".into());
+    }
+    let program = build()?;
+    let mut counts = BTreeMap::new();
+    for part in PARTS {
+        let (few, many) = (
+            count(&program, part, ROUNDS.0)?,
+            count(&program, part, ROUNDS.1)?,
+        );
+        let events = f64::from(ROUNDS.1 - ROUNDS.0) * EVENTS;
+        counts.insert(part.to_owned(), (many - few) as f64 / events);
+    }
+    if args.update {
+        let text = serde_json::to_string_pretty(&rounded(&counts)).map_err(|e| e.to_string())?;
+        std::fs::write(HELD, text + "\n").map_err(|e| format!("{HELD}: {e}"))?;
+    }
+    compare(&counts, &held()?)
+}
+
+fn rounded(counts: &BTreeMap<String, f64>) -> BTreeMap<&str, u64> {
+    counts
+        .iter()
+        .map(|(part, count)| (part.as_str(), count.round() as u64))
+        .collect()
+}
+
+fn held() -> Result<BTreeMap<String, f64>, String> {
+    let text = std::fs::read_to_string(HELD).map_err(|e| format!("{HELD}: {e}"))?;
+    serde_json::from_str(&text).map_err(|e| format!("{HELD}: {e}"))
+}
+
+fn compare(counts: &BTreeMap<String, f64>, held: &BTreeMap<String, f64>) -> Result<(), String> {
+    println!("instructions per event     now    held");
+    let mut dearer = Vec::new();
+    for (part, count) in counts {
+        let before = held
+            .get(part)
+            .ok_or_else(|| format!("{HELD} has no {part}"))?;
+        println!("{part:<22} {count:>7.0} {before:>7.0}");
+        if *count > before * ALLOWED_GROWTH {
+            dearer.push(part.as_str());
+        }
+    }
+    match dearer.is_empty() {
+        true => Ok(()),
+        false => Err(format!(
+            "more than 5 % over what is held: {}. Make it cheaper, or say in the commit why it is \
+             worth its price and run: cargo xtask instructions --update",
+            dearer.join(", ")
+        )),
+    }
+}
+
+#[derive(Deserialize)]
+struct Built {
+    executable: Option<PathBuf>,
+}
+
+/// Builds the benchmark and returns its program.
+fn build() -> Result<PathBuf, String> {
+    let mut cargo = step::cargo(&[
+        "bench",
+        "--locked",
+        "--package",
+        "postrider",
+        "--bench",
+        "hot_path",
+        "--no-run",
+        "--message-format",
+        "json",
+    ]);
+    let output = cargo
+        .stderr(Stdio::inherit())
+        .output()
+        .map_err(|e| e.to_string())?;
+    if !output.status.success() {
+        return Err("the benchmark does not build".into());
+    }
+    let text = String::from_utf8_lossy(&output.stdout);
+    let messages = text
+        .lines()
+        .filter_map(|line| serde_json::from_str::<Built>(line).ok());
+    messages
+        .filter_map(|message| message.executable)
+        .last()
+        .ok_or_else(|| "cargo names no program of the benchmark".into())
+}
+
+/// Instructions of a run of `part`.
+fn count(program: &Path, part: &str, rounds: u32) -> Result<u64, String> {
+    let output = Command::new("valgrind")
+        .args([
+            "--tool=cachegrind",
+            "--cache-sim=no",
+            "--cachegrind-out-file=/dev/null",
+        ])
+        .arg(program)
+        .args([part, &rounds.to_string()])
+        // Hash tables with random seeds differ from run to run by less than what is allowed.
+        .env_clear()
+        .env("PATH", std::env::var_os("PATH").unwrap_or_default())
+        .output()
+        .map_err(|e| format!("valgrind: {e}"))?;
+    let text = String::from_utf8_lossy(&output.stderr);
+    if !output.status.success() {
+        return Err(format!("valgrind failed:\n{text}"));
+    }
+    let line = text.lines().find_map(|line| line.split_once("I refs:"));
+    line.and_then(|(_, count)| count.trim().replace(',', "").parse().ok())
+        .ok_or_else(|| format!("valgrind does not tell a count:\n{text}"))
+}
