@@ -5,6 +5,7 @@
 //! tables before it (`recovery`), what has an outcome is known, and only then the stream starts.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use decoder::Lsn;
@@ -351,7 +352,10 @@ async fn check_publication(relay: &Relay, sql: &Sql) -> Result<PublicationState>
     let looking = publication::inspect(sql, publication, &relay.captured);
     let state = answer_within(ANSWER_LIMIT, looking).await?;
     match state.problems().first() {
-        None => Ok(state),
+        None => {
+            relay.publication_was_right.store(true, Ordering::Relaxed);
+            Ok(state)
+        }
         Some(problem) => Err(problem.into()),
     }
 }

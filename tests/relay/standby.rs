@@ -329,3 +329,32 @@ async fn an_outcome_that_comes_after_the_slot_has_changed_hands_is_not_recorded(
     );
     assert_eq!(report.duplicates.len(), 3, "each once, by the second relay");
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_standby_that_finds_the_publication_altered_at_take_over_waits_until_it_is_right() {
+    let database = Database::private().await;
+    let emulator = harness::emulator().await;
+    let first = Relay::start(&database, &emulator);
+    insert_orders(&database, 20, 5).await;
+    database.wait_until_recorded().await;
+    let second = Relay::start(&database, &emulator);
+    second.wait_for_log("standby").await;
+    database
+        .execute("ALTER PUBLICATION postrider DROP TABLE outbox.events")
+        .await;
+    first.stop().await;
+    second.wait_for_log("publication-drift").await;
+    second.wait_for_log("trying again").await;
+    database
+        .execute("ALTER PUBLICATION postrider ADD TABLE outbox.events")
+        .await;
+    second.wait_for_log("streaming").await;
+    insert_orders(&database, 20, 5).await;
+    database.wait_until_recorded().await;
+    let report = harness::check(&database, &emulator).await;
+    assert!(
+        report.is_clean() && report.duplicates.is_empty(),
+        "{report}"
+    );
+    second.stop().await;
+}
