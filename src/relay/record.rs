@@ -45,6 +45,13 @@ const MARK_RECOVERING: &str = "\
         recovering = coalesce(relay.recovering, excluded.recovering), since = now(), \
         updated_at = now()";
 
+/// Another relay may have taken the slot since, and have made up for what this one met.
+const MARK_OWN: &str = "\
+    UPDATE outbox.relay SET recovering = coalesce(recovering, $3), updated_at = now() \
+    WHERE slot = $1 AND instance = $2";
+
+const IS_OWN: &str = "SELECT FROM outbox.relay WHERE slot = $1 AND instance = $2";
+
 /// The relay that serves the slot stays its instance.
 const REQUEST: &str = "\
     INSERT INTO outbox.relay (slot, system_identifier, timeline, instance, recovering) \
@@ -191,6 +198,25 @@ pub(crate) async fn mark_recovering(
     .await
     .map_err(outdated)?;
     Ok(())
+}
+
+/// Whether `instance` is the last relay that has taken the slot.
+pub(super) async fn is_own(sql: &Sql, slot: &SlotName, instance: &str) -> Result<bool> {
+    let row = sql.query_opt(IS_OWN, &[&slot.as_str(), &instance]).await?;
+    Ok(row.is_some())
+}
+
+/// Marks the slot if `instance` is the last relay that has taken it. Returns whether it is.
+pub(super) async fn mark_own(
+    sql: &Sql,
+    slot: &SlotName,
+    instance: &str,
+    why: &str,
+) -> Result<bool> {
+    let rows = sql
+        .execute(MARK_OWN, &[&slot.as_str(), &instance, &why])
+        .await?;
+    Ok(rows == 1)
 }
 
 /// Marks the slot on behalf of a person, for the next session of whichever relay. The cluster

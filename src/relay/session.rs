@@ -90,28 +90,37 @@ pub(super) async fn run(
 
 /// What to do about a stream that ended since there was no publication at the place in the WAL that
 /// was being decoded. PostgreSQL 14 to 17 never get past such a place, so that only a new slot
-/// helps, once the publication is there again.
+/// helps, once the publication is there again. A relay that has taken the slot meanwhile sees to
+/// that: what it has made is left alone.
 async fn stuck(relay: &Relay, ended: Error) -> Error {
     let settings = &relay.settings;
     let marking = async {
         let sql = connect(settings.database()?, "postrider", STATEMENT_TIMEOUT).await?;
-        let cluster = answer_within(ANSWER_LIMIT, cluster::inspect(&sql)).await?;
         check_publication(relay, &sql).await?;
         let what = format!(
             "slot \"{}\" cannot be read past a row that was inserted while the publication did \
              not exist",
             settings.slot
         );
-        if settings.slot_on_loss == OnLoss::Stop {
-            return Err(Error::new(Code::SlotStuck, what));
-        }
-        let (slot, why) = (&settings.slot, Code::SlotStuck.name());
-        let marking = record::mark_recovering(&sql, slot, &cluster, &relay.instance, why);
-        answer_within(ANSWER_LIMIT, marking).await?;
-        Err(Error::new(Code::PublicationGap, what))
+        let (slot, instance) = (&settings.slot, &relay.instance);
+        let (own, code) = match settings.slot_on_loss {
+            OnLoss::Stop => {
+                let looking = record::is_own(&sql, slot, instance);
+                (answer_within(ANSWER_LIMIT, looking).await?, Code::SlotStuck)
+            }
+            OnLoss::Recover => {
+                let marking = record::mark_own(&sql, slot, instance, Code::SlotStuck.name());
+                let own = answer_within(ANSWER_LIMIT, marking).await?;
+                (own, Code::PublicationGap)
+            }
+        };
+        Ok(own.then(|| Error::new(code, what)))
     };
-    let told: Result<()> = marking.await;
-    told.err().unwrap_or(ended)
+    let told: Result<Option<Error>> = marking.await;
+    match told {
+        Ok(stuck) => stuck.unwrap_or(ended),
+        Err(error) => error,
+    }
 }
 
 /// Leaves the last position behind: a slot that is further on at the next start is not the one
