@@ -188,6 +188,10 @@ async fn open(relay: &Relay) -> Result<(Pipeline, Beside)> {
     let source = open_source(relay, confirmed).await?;
     let checking = still_the_slot(&sql, settings, &source, confirmed);
     answer_within(ANSWER_LIMIT, checking).await?;
+    // From here on it proves the lease, however long the rest takes: nobody reads the stream yet.
+    let hasten = Arc::new(Notify::new());
+    let (supervisor, supervision) =
+        supervise(relay, publication, &cluster, &source, hasten.clone())?;
     // Only now that the slot is ours nobody else records anything.
     wait_for_predecessor(&sql, &settings.slot, settings.publish_timeout).await?;
     let recorded = answer_within(ANSWER_LIMIT, Recorded::after(&sql, confirmed)).await?;
@@ -212,9 +216,6 @@ async fn open(relay: &Relay) -> Result<(Pipeline, Beside)> {
     // From here on the session serves the pipeline, which must not wait for long.
     let set = sql.batch_execute("SET statement_timeout = '5s'");
     answer_within(ANSWER_LIMIT, set).await?;
-    let hasten = Arc::new(Notify::new());
-    let (supervisor, supervision) =
-        supervise(relay, publication, &cluster, &source, hasten.clone())?;
     let audit = auditor::Start {
         everything: audit == Audit::Everything,
         after: recovered,
