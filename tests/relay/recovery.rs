@@ -630,6 +630,36 @@ async fn a_slot_that_is_made_anew_while_a_relay_is_opening_it_is_noticed_and_cos
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_recovery_that_may_not_use_enough_temporary_files_says_which_limit_to_raise() {
+    let (database, emulator) = served_by(Database::private().await).await;
+    database.drop_slot().await;
+    database
+        .execute(
+            "INSERT INTO outbox.events (aggregatetype, aggregateid, event_type, version, payload) \
+             SELECT 'order', 'o-' || n % 7, 'OrderPlaced', n, jsonb_build_object('n', n) \
+             FROM generate_series(201, 10000) n; \
+             ALTER ROLE postgres SET work_mem = '64kB'; \
+             ALTER ROLE postgres SET temp_file_limit = '64kB'",
+        )
+        .await;
+    let relay = Relay::start(&database, &emulator);
+    relay.wait_for_log("error[postgres-statement]").await;
+    let log = relay.log();
+    assert!(
+        log.contains("SQLSTATE 53400") && log.contains("raise temp_file_limit"),
+        "{log}"
+    );
+    assert_eq!(relay.wait().await.code(), Some(3), "{log}");
+    database
+        .execute("ALTER ROLE postgres RESET temp_file_limit")
+        .await;
+    let relay = Relay::start(&database, &emulator);
+    database.wait_until_recorded().await;
+    assert_eq!(emulator.journal().counts().stored_messages, 10_000);
+    relay.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_slot_that_vanishes_while_a_relay_is_opening_it_is_noticed_and_costs_nothing() {
     let (database, emulator) = served_and_stopped().await;
     insert(&database, 201, 100).await;
