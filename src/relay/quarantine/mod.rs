@@ -132,8 +132,10 @@ pub(super) struct Quarantine {
     /// Records handed to the writer, and those of them that are durable.
     handed: u64,
     durable: u64,
-    /// Bad events that block nothing.
+    /// Bad events that block nothing, of which some may have left the quarantine since.
     unblocking: usize,
+    /// How many of them are in the table for sure that is being counted.
+    counting: Option<usize>,
 }
 
 impl Quarantine {
@@ -147,6 +149,7 @@ impl Quarantine {
             handed: 0,
             durable: 0,
             unblocking: 0,
+            counting: None,
         }
     }
 
@@ -272,6 +275,20 @@ impl Quarantine {
                 && release.last_record <= durable)
         });
         self.turns.retain(|group| self.releases.contains_key(group));
+    }
+
+    /// The rows in quarantine are about to be counted, and no dead letter is on its way.
+    pub(super) fn counting(&mut self) {
+        // What is not durable yet is not among them.
+        let settled = self.durable == self.handed;
+        self.counting = settled.then_some(self.unblocking);
+    }
+
+    /// So many rows are in quarantine: what was set aside before and is more than that has left.
+    pub(super) fn counted(&mut self, rows: usize) {
+        if let Some(before) = self.counting.take() {
+            self.unblocking -= before.saturating_sub(rows);
+        }
     }
 
     /// A dead letter of the group is on its way, or has come to its end.

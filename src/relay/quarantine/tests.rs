@@ -368,3 +368,22 @@ fn a_failure_of_everything_stops_before_the_quarantine_is_without_bound() {
         "a key that is blocked already may go on"
     );
 }
+
+#[test]
+fn what_has_left_the_quarantine_makes_room_for_other_events_that_block_nothing() {
+    let mut quarantine = Quarantine::new(OnBadEvent::QuarantineEvent);
+    let origin = Event::for_tests(1).origin;
+    let set_aside = |quarantine: &mut Quarantine, events: usize| {
+        (0..events).try_for_each(|_| quarantine.set_aside(&group(), &origin).map(|_| ()))
+    };
+    set_aside(&mut quarantine, MAX_BLOCKED - 5).unwrap();
+    // All but ten of them were released or discarded, while five more came.
+    quarantine.counting();
+    set_aside(&mut quarantine, 5).unwrap();
+    quarantine.counted(10);
+    set_aside(&mut quarantine, MAX_BLOCKED - 15).unwrap();
+    quarantine.counting();
+    quarantine.counted(MAX_BLOCKED);
+    let full = set_aside(&mut quarantine, 1).unwrap_err();
+    assert_eq!(full.code(), Code::QuarantineFull);
+}
