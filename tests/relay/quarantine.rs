@@ -695,3 +695,70 @@ async fn fill_one_more(database: &Database) {
         )
         .await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_bad_event_that_comes_while_its_key_is_released_has_a_dead_letter_and_its_turn() {
+    let database = Database::start().await;
+    let emulator = harness::emulator().await;
+    let dead = "projects/demo/topics/dead";
+    emulator.create_topic(dead).await.unwrap();
+    let event_id = BAD.to_owned();
+    let fault = Fault::new(Action::Poison { event_id }).on_topic("order.events");
+    let fault = emulator.faults().inject(fault);
+    insert_bad(&database, BAD, "o-1").await;
+    insert_orders(&database, 1_000, 2).await;
+    let addr = emulator.addr().to_string();
+    let settings = [("POSTRIDER_DEAD_LETTER_TOPIC", "dead")];
+    let relay = Relay::start_with(&database, &addr, &settings);
+    wait_for_state(&database, "quarantined", 501).await;
+    emulator.faults().lift(fault);
+    let slow = Fault::new(Action::Delay(Duration::from_millis(1_500)));
+    let slow = emulator.faults().inject(slow);
+    quarantine(&database, &["release", "--all"]);
+    eventually("the release is under way", || async {
+        let released = in_state(&database, "released").await;
+        (released > 0 && in_state(&database, "quarantined").await == 0).then_some(())
+    })
+    .await;
+    database
+        .execute(&format!(
+            "INSERT INTO outbox.events (id, aggregatetype, aggregateid, event_type, headers) \
+             VALUES ('{BAD_TOO}', 'order', 'o-1', 'Headers', '[1]')"
+        ))
+        .await;
+    insert_orders(&database, 20, 2).await;
+    let is_released = format!(
+        "SELECT count(*) FROM outbox.dispatch WHERE event_id = '{BAD_TOO}' AND state = 'released'"
+    );
+    eventually("it stands behind what is released", || async {
+        (database.number(&is_released).await == 1).then_some(())
+    })
+    .await;
+    emulator.faults().lift(slow);
+    // All before it goes out; it stays, with what is behind it.
+    wait_for_state(&database, "quarantined", 11).await;
+    wait_for_state(&database, "released", 0).await;
+    let attempts = emulator.journal().attempts();
+    let letters = attempts
+        .iter()
+        .filter(|a| &*a.topic == dead && a.is_stored());
+    let letters: Vec<&str> = letters
+        .flat_map(|attempt| attempt.event_ids.iter().flatten())
+        .map(|id| &**id)
+        .collect();
+    assert_eq!(letters, [BAD, BAD_TOO], "{}", relay.log());
+    database.wait_until_recorded().await;
+    let to_orders = emulator.journal().attempts();
+    let to_orders: Vec<_> = to_orders
+        .into_iter()
+        .filter(|a| &*a.topic == TOPIC)
+        .collect();
+    let report = checks::check(&to_orders, &expected_published(&database).await);
+    assert!(
+        report.is_clean() && report.duplicates.is_empty(),
+        "{report}"
+    );
+    assert_eq!(report.stored_messages, 1_011);
+    database.wait_until_confirmed().await;
+    relay.stop().await;
+}

@@ -89,6 +89,9 @@ struct Release {
     after: Place,
     /// Records that were durable when the last page was asked for.
     asked_at: u64,
+    /// Pages count that were asked for with so many durable records: a bad event with a dead
+    /// letter is recorded later than those behind it, and must not be passed over.
+    asks_from: u64,
     /// Events in lanes.
     in_lanes: usize,
     /// The last record of an event of it that was handed to the writer.
@@ -291,10 +294,25 @@ impl Quarantine {
         }
     }
 
-    /// A dead letter of the group is on its way, or has come to its end.
-    pub(super) fn letters(&mut self, group: &Group, change: i32) {
+    /// A dead letter of the group is on its way: its event is recorded when it has ended.
+    pub(super) fn letter_sent(&mut self, group: &Group) {
         if let Some(blocked) = self.blocked.get_mut(group) {
-            blocked.letters = blocked.letters.saturating_add_signed(change);
+            blocked.letters += 1;
+            if let Some(release) = self.releases.get_mut(group) {
+                release.asks_from = u64::MAX;
+            }
+        }
+    }
+
+    /// The letter has come to its end, and its event was handed to the writer just now.
+    pub(super) fn letter_ended(&mut self, group: &Group) {
+        if let Some(blocked) = self.blocked.get_mut(group) {
+            blocked.letters = blocked.letters.saturating_sub(1);
+            if let Some(release) = self.releases.get_mut(group)
+                && blocked.letters == 0
+            {
+                release.asks_from = self.handed;
+            }
         }
     }
 }

@@ -12,14 +12,20 @@ impl Quarantine {
         if self.releases.contains_key(&group) || self.releases.len() >= MAX_RELEASES {
             return;
         }
-        let stage = match self.blocked.contains_key(&group) {
-            true => Stage::Begun(self.handed),
-            false => Stage::Paging,
+        let blocked = self.blocked.get(&group);
+        let stage = match blocked {
+            Some(_) => Stage::Begun(self.handed),
+            None => Stage::Paging,
+        };
+        let asks_from = match blocked.is_some_and(|by| by.letters > 0) {
+            true => u64::MAX,
+            false => 0,
         };
         let release = Release {
             stage,
             after: (0, 0),
             asked_at: 0,
+            asks_from,
             in_lanes: 0,
             last_record: 0,
         };
@@ -57,7 +63,7 @@ impl Quarantine {
         if blocked.is_some_and(|by| by.letters > 0) {
             return None;
         }
-        let room = release.in_lanes < PAGE;
+        let room = release.in_lanes < PAGE && self.durable >= release.asks_from;
         let all_durable = self.durable >= last_record.max(release.last_record);
         match &release.stage {
             Stage::Begun(at) if self.durable >= *at => Some(Command::Mark(group.clone())),
@@ -92,7 +98,8 @@ impl Quarantine {
         let Some(release) = self.releases.get_mut(group) else {
             return false;
         };
-        let wanted = matches!(release.stage, Stage::Paging | Stage::Handover(_));
+        let wanted = matches!(release.stage, Stage::Paging | Stage::Handover(_))
+            && release.asked_at >= release.asks_from;
         if wanted {
             release.after = at;
         }
@@ -115,7 +122,7 @@ impl Quarantine {
         rows: usize,
     ) -> Option<Vec<Event>> {
         let release = self.releases.get_mut(group)?;
-        if rows > 0 {
+        if rows > 0 || release.asked_at < release.asks_from {
             return None;
         }
         let last_record = self.blocked.get(group).map(|by| by.last_record);

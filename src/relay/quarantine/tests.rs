@@ -40,6 +40,9 @@ struct World {
     lane: VecDeque<Event>,
     /// What Pub/Sub refuses.
     bad: BTreeSet<u32>,
+    /// What could not be mapped when it came, and has a dead letter.
+    unmappable: BTreeSet<u32>,
+    letters: VecDeque<EventRef>,
     published: Vec<u32>,
     next: u32,
     asked: Option<Command>,
@@ -53,13 +56,40 @@ impl World {
             writer: VecDeque::new(),
             lane: VecDeque::new(),
             bad: BTreeSet::new(),
+            unmappable: BTreeSet::new(),
+            letters: VecDeque::new(),
             published: Vec::new(),
             next: 1,
             asked: None,
         }
     }
 
+    fn arrive_unmappable(&mut self, n: u32) {
+        let origin = event(n, Standing::New).origin;
+        self.quarantine.set_aside(&group(), &origin).unwrap();
+        if self.quarantine.is_releasing(&group()) {
+            self.unhold();
+        }
+        self.quarantine.letter_sent(&group());
+        self.letters.push_back(origin);
+    }
+
+    fn letter_ends(&mut self) {
+        let Some(origin) = self.letters.pop_front() else {
+            return;
+        };
+        let outcome = match self.quarantine.is_releasing(&group()) {
+            true => Outcome::Released,
+            false => Outcome::Quarantined,
+        };
+        self.record(origin, outcome("cannot be mapped".into()));
+        self.quarantine.letter_ended(&group());
+    }
+
     fn arrive(&mut self, n: u32) {
+        if self.unmappable.contains(&n) {
+            return self.arrive_unmappable(n);
+        }
         let Group {
             topic,
             ordering_key,
@@ -200,6 +230,7 @@ impl World {
         self.quarantine = Quarantine::new(OnBadEvent::QuarantineKey);
         self.writer.clear();
         self.lane.clear();
+        self.letters.clear();
         self.asked = None;
         let waiting = self.table.iter().find(|(_, row)| **row != Row::Published);
         if let Some((n, _)) = waiting {
@@ -221,8 +252,9 @@ impl World {
             self.ask();
             self.answer();
             self.publish();
+            self.letter_ends();
             self.write();
-            let at_rest = self.writer.is_empty() && self.lane.is_empty();
+            let at_rest = self.writer.is_empty() && self.lane.is_empty() && self.letters.is_empty();
             if at_rest && self.quarantine.releases.is_empty() {
                 if self.table.values().all(|row| *row == Row::Published) {
                     return;
@@ -237,6 +269,8 @@ impl World {
 #[derive(Debug, Clone)]
 enum Step {
     Arrive { bad: bool },
+    ArriveUnmappable,
+    LetterEnds,
     Write,
     Publish,
     Ask,
@@ -251,6 +285,8 @@ enum Step {
 fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         6 => prop::bool::weighted(0.2).prop_map(|bad| Step::Arrive { bad }),
+        1 => Just(Step::ArriveUnmappable),
+        2 => Just(Step::LetterEnds),
         6 => Just(Step::Write),
         6 => Just(Step::Publish),
         6 => Just(Step::Ask),
@@ -281,6 +317,13 @@ proptest! {
                     world.next += 1;
                     world.arrive(world.next - 1);
                 }
+                Step::ArriveUnmappable => {
+                    world.unmappable.insert(world.next);
+                    world.bad.insert(world.next);
+                    world.next += 1;
+                    world.arrive(world.next - 1);
+                }
+                Step::LetterEnds => world.letter_ends(),
                 Step::Write => world.write(),
                 Step::Publish => world.publish(),
                 Step::Ask => world.ask(),
