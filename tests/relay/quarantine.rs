@@ -762,3 +762,42 @@ async fn a_bad_event_that_comes_while_its_key_is_released_has_a_dead_letter_and_
     database.wait_until_confirmed().await;
     relay.stop().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn hundreds_of_released_keys_of_a_missing_topic_do_not_keep_another_key_waiting() {
+    let database = Database::start().await;
+    let emulator = harness::emulator().await;
+    let poisoned = poison(&emulator, BAD);
+    let relay = Relay::start(&database, &emulator);
+    // In the order of topics the missing one comes first.
+    database
+        .execute(
+            "INSERT INTO outbox.events (aggregatetype, aggregateid, event_type, headers) \
+             SELECT 'absent', 'a-' || n, 'Headers', '[1]' FROM generate_series(1, 600) n",
+        )
+        .await;
+    insert_bad(&database, BAD, "o-1").await;
+    wait_for_state(&database, "quarantined", 601).await;
+    database
+        .execute(
+            "ALTER TABLE outbox.events DISABLE TRIGGER ALL; \
+             UPDATE outbox.events SET headers = NULL; \
+             ALTER TABLE outbox.events ENABLE TRIGGER ALL",
+        )
+        .await;
+    emulator.faults().lift(poisoned);
+    quarantine(&database, &["release", "--all"]);
+    wait_for_state(&database, "published", 1).await;
+    assert_eq!(
+        in_state(&database, "released").await,
+        600,
+        "{}",
+        relay.log()
+    );
+    emulator
+        .create_topic("projects/demo/topics/absent.events")
+        .await
+        .unwrap();
+    wait_for_state(&database, "published", 601).await;
+    relay.stop().await;
+}

@@ -47,7 +47,8 @@ pub(super) const MAX_BLOCKED: usize = 100_000;
 /// Rows of a group that are on their way at once.
 pub(super) const PAGE: usize = 100;
 
-/// Groups that are released at once.
+/// Releases that may go forward at once. Those that wait for Pub/Sub do not count: they ask
+/// nothing of the table, and their events are in the budget of memory like all others.
 const MAX_RELEASES: usize = 256;
 
 /// Where an event stands in the log: commit LSN and ordinal.
@@ -98,6 +99,13 @@ struct Release {
     last_record: u64,
 }
 
+impl Release {
+    /// Whether it has ended and only the records of its last outcomes are to come.
+    fn has_left_lanes(&self) -> bool {
+        matches!(self.stage, Stage::Ended) && self.in_lanes == 0
+    }
+}
+
 /// What is to be asked of the table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Command {
@@ -128,8 +136,10 @@ pub(super) struct Quarantine {
     policy: OnBadEvent,
     blocked: HashMap<Group, Blocked>,
     releases: HashMap<Group, Release>,
-    /// The same groups, in turn.
+    /// The same groups, in turn, without those that have ended.
     turns: VecDeque<Group>,
+    /// Releases that have ended and whose last outcome is being recorded, in that order.
+    leaving: VecDeque<Group>,
     /// Released events in lanes.
     in_lanes: HashMap<Place, Group>,
     /// Records handed to the writer, and those of them that are durable.
@@ -148,6 +158,7 @@ impl Quarantine {
             blocked: HashMap::new(),
             releases: HashMap::new(),
             turns: VecDeque::new(),
+            leaving: VecDeque::new(),
             in_lanes: HashMap::new(),
             handed: 0,
             durable: 0,
@@ -268,16 +279,17 @@ impl Quarantine {
     /// So many more records are durable.
     pub(super) fn durable(&mut self, records: u64) {
         self.durable += records;
-        if self.releases.is_empty() {
-            return;
+        while let Some(group) = self.leaving.front() {
+            let release = self.releases.get(group);
+            let ended = release.filter(|release| release.has_left_lanes());
+            if ended.is_some_and(|release| release.last_record > self.durable) {
+                break;
+            }
+            if ended.is_some() {
+                self.releases.remove(group);
+            }
+            self.leaving.pop_front();
         }
-        let durable = self.durable;
-        self.releases.retain(|_, release| {
-            !(matches!(release.stage, Stage::Ended)
-                && release.in_lanes == 0
-                && release.last_record <= durable)
-        });
-        self.turns.retain(|group| self.releases.contains_key(group));
     }
 
     /// The rows in quarantine are about to be counted, and no dead letter is on its way.

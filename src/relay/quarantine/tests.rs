@@ -430,3 +430,53 @@ fn what_has_left_the_quarantine_makes_room_for_other_events_that_block_nothing()
     let full = set_aside(&mut quarantine, 1).unwrap_err();
     assert_eq!(full.code(), Code::QuarantineFull);
 }
+
+#[test]
+fn releases_that_do_not_move_leave_their_turn_to_others() {
+    let mut quarantine = Quarantine::new(OnBadEvent::QuarantineKey);
+    let nth = |n: u32| Group {
+        ordering_key: OrderingKey::from(n.to_string().as_str()),
+        ..group()
+    };
+    let groups = MAX_RELEASES as u32;
+    for n in 0..groups {
+        quarantine.release(nth(n));
+    }
+    quarantine.release(nth(groups));
+    assert!(!quarantine.releases.contains_key(&nth(groups)), "no room");
+    // Half of them have been read to their end, the others have a full page; nothing is published.
+    for n in 0..groups {
+        let events = if n % 2 == 0 { 1 } else { PAGE as u32 };
+        let Some(Command::Page(read, _)) = quarantine.command() else {
+            panic!("each has its turn");
+        };
+        assert_eq!(read, nth(n));
+        for event in 0..events {
+            let at = (u64::from(n + 1), event + 1);
+            assert!(quarantine.read(&read, at));
+            quarantine.goes_to_lane(&read, at);
+        }
+        assert!(quarantine.page_ended(&read, events as usize).is_none());
+    }
+    while let Some(Command::Page(read, _)) = quarantine.command() {
+        assert!(quarantine.page_ended(&read, 0).is_none());
+    }
+    quarantine.release(nth(groups));
+    let page = Command::Page(nth(groups), (0, 0));
+    assert_eq!(quarantine.command(), Some(page));
+    // They are as they were: what one has in its lane is published, and it is over.
+    let record = Record {
+        topic: Some(group().topic),
+        ordering_key: nth(0).ordering_key,
+        at: SystemTime::UNIX_EPOCH,
+        events: vec![EventRef {
+            commit: crate::watermark::CommitLsn::new(decoder::Lsn::new(1)),
+            ..event(1, Standing::Released).origin
+        }],
+        outcome: Outcome::Published(Vec::new()),
+    };
+    quarantine.handed(&record);
+    assert!(quarantine.releases.contains_key(&nth(0)));
+    quarantine.durable(1);
+    assert!(!quarantine.releases.contains_key(&nth(0)));
+}
