@@ -45,12 +45,18 @@ const MARK_RECOVERING: &str = "\
         recovering = coalesce(relay.recovering, excluded.recovering), since = now(), \
         updated_at = now()";
 
-/// Another relay may have taken the slot since, and have made up for what this one met.
-const MARK_OWN: &str = "\
-    UPDATE outbox.relay SET recovering = coalesce(recovering, $3), updated_at = now() \
-    WHERE slot = $1 AND instance = $2";
+/// A relay that has taken the slot meanwhile sees by itself whether it can be read.
+const MARK_STUCK: &str = "\
+    INSERT INTO outbox.relay (slot, system_identifier, timeline, instance, recovering) \
+    VALUES ($1, $2, $3, $4, $5) \
+    ON CONFLICT (slot) DO UPDATE SET \
+        recovering = coalesce(relay.recovering, excluded.recovering), updated_at = now() \
+    WHERE relay.instance = excluded.instance OR NOT EXISTS ( \
+        SELECT FROM pg_catalog.pg_replication_slots s WHERE s.slot_name = $1 AND s.active)";
 
-const IS_OWN: &str = "SELECT FROM outbox.relay WHERE slot = $1 AND instance = $2";
+const IS_ANOTHERS: &str = "\
+    SELECT FROM outbox.relay r JOIN pg_catalog.pg_replication_slots s ON s.slot_name = r.slot \
+    WHERE r.slot = $1 AND r.instance <> $2 AND s.active";
 
 /// The relay that serves the slot stays its instance.
 const REQUEST: &str = "\
@@ -200,21 +206,29 @@ pub(crate) async fn mark_recovering(
     Ok(())
 }
 
-/// Whether `instance` is the last relay that has taken the slot.
-pub(super) async fn is_own(sql: &Sql, slot: &SlotName, instance: &str) -> Result<bool> {
-    let row = sql.query_opt(IS_OWN, &[&slot.as_str(), &instance]).await?;
+/// Whether another relay than `instance` has taken the slot and reads from it.
+pub(super) async fn is_anothers(sql: &Sql, slot: &SlotName, instance: &str) -> Result<bool> {
+    let row = sql
+        .query_opt(IS_ANOTHERS, &[&slot.as_str(), &instance])
+        .await?;
     Ok(row.is_some())
 }
 
-/// Marks the slot if `instance` is the last relay that has taken it. Returns whether it is.
-pub(super) async fn mark_own(
+/// Marks the slot as [`mark_recovering`] does, unless another relay has taken it and reads from
+/// it. Returns whether it is marked.
+pub(super) async fn mark_stuck(
     sql: &Sql,
     slot: &SlotName,
+    cluster: &Cluster,
     instance: &str,
     why: &str,
 ) -> Result<bool> {
+    let (identifier, timeline) = names(cluster);
     let rows = sql
-        .execute(MARK_OWN, &[&slot.as_str(), &instance, &why])
+        .execute(
+            MARK_STUCK,
+            &[&slot.as_str(), &identifier, &timeline, &instance, &why],
+        )
         .await?;
     Ok(rows == 1)
 }

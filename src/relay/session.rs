@@ -12,7 +12,7 @@ use decoder::Lsn;
 use slot_manager::publication::{self, PublicationState};
 use slot_manager::{Cluster, cluster};
 use tokio::sync::{Notify, watch};
-use tokio_postgres::types::PgLsn;
+use tokio_postgres::types::{PgLsn, ToSql};
 
 use super::auditor::{self, Auditor};
 use super::backlog::Backlog;
@@ -29,7 +29,7 @@ use super::{Phase, Relay, record, recovery};
 use crate::dispatch::{Recorded, quarantined, wait_for_predecessor};
 use crate::error::{Code, Error, Result};
 use crate::postgres::{Sql, answer_within, connect};
-use crate::settings::{OnBadEvent, OnLoss, Settings};
+use crate::settings::{OnBadEvent, OnLoss};
 use crate::source::{Options, Source};
 use crate::watermark::{Confirmable, Watermark};
 
@@ -41,6 +41,9 @@ pub(super) const ANSWER_LIMIT: Duration = Duration::from_secs(65);
 
 /// How long what is on its way may take to end when a session broke, before the next begins.
 const BROKEN_SESSION_DRAIN: Duration = Duration::from_secs(10);
+
+/// The server has sent a stream's last word when it gives the slot up.
+const LAST_WORD_LIMIT: Duration = Duration::from_secs(1);
 
 /// Writing down the last position must not hold a shutdown up.
 const WRITE_DOWN_LIMIT: Duration = Duration::from_secs(2);
@@ -103,18 +106,21 @@ async fn stuck(relay: &Relay, ended: Error) -> Error {
             settings.slot
         );
         let (slot, instance) = (&settings.slot, &relay.instance);
-        let (own, code) = match settings.slot_on_loss {
+        let (ours, code) = match settings.slot_on_loss {
             OnLoss::Stop => {
-                let looking = record::is_own(&sql, slot, instance);
-                (answer_within(ANSWER_LIMIT, looking).await?, Code::SlotStuck)
+                let looking = record::is_anothers(&sql, slot, instance);
+                let anothers = answer_within(ANSWER_LIMIT, looking).await?;
+                (!anothers, Code::SlotStuck)
             }
             OnLoss::Recover => {
-                let marking = record::mark_own(&sql, slot, instance, Code::SlotStuck.name());
-                let own = answer_within(ANSWER_LIMIT, marking).await?;
-                (own, Code::PublicationGap)
+                let cluster = answer_within(ANSWER_LIMIT, cluster::inspect(&sql)).await?;
+                let why = Code::SlotStuck.name();
+                let marking = record::mark_stuck(&sql, slot, &cluster, instance, why);
+                let marked = answer_within(ANSWER_LIMIT, marking).await?;
+                (marked, Code::PublicationGap)
             }
         };
-        Ok(own.then(|| Error::new(code, what)))
+        Ok(ours.then(|| Error::new(code, what)))
     };
     let told: Result<Option<Error>> = marking.await;
     match told {
@@ -161,17 +167,7 @@ type Beside = (Supervisor, Auditor);
 
 async fn open(relay: &Relay) -> Result<(Pipeline, Beside)> {
     let settings = &relay.settings;
-    let sql = connect(settings.database()?, "postrider", STATEMENT_TIMEOUT).await?;
-    let cluster = answer_within(ANSWER_LIMIT, cluster::inspect(&sql)).await?;
-    if cluster.major_version() < 14 {
-        return Err(Error::new(
-            Code::PostgresVersion,
-            format!("the server is PostgreSQL {}", cluster.major_version()),
-        ));
-    }
-    if cluster.in_recovery {
-        return Err(Error::new(Code::PostgresStandby, "the server is a standby"));
-    }
+    let (sql, cluster) = primary(relay).await?;
     opening::refuse_a_copy(relay, &sql, &cluster).await?;
     check_publication(relay, &sql).await?;
     let plan = opening::plan(relay, &sql, &cluster).await?;
@@ -185,9 +181,8 @@ async fn open(relay: &Relay) -> Result<(Pipeline, Beside)> {
             (new.consistent_point, Audit::Continue, Some(new))
         }
     };
-    let source = open_source(relay, confirmed).await?;
-    let checking = still_the_slot(&sql, settings, &source, confirmed);
-    answer_within(ANSWER_LIMIT, checking).await?;
+    let mut source = open_source(relay, confirmed).await?;
+    still_the_slot(relay, &sql, &mut source, confirmed).await?;
     // From here on it proves the lease, however long the rest takes: nobody reads the stream yet.
     let hasten = Arc::new(Notify::new());
     let (supervisor, supervision) =
@@ -241,6 +236,23 @@ async fn open(relay: &Relay) -> Result<(Pipeline, Beside)> {
     Ok((pipeline, (supervisor, auditor)))
 }
 
+/// A session on a server that can be streamed from.
+async fn primary(relay: &Relay) -> Result<(Sql, Cluster)> {
+    let target = relay.settings.database()?;
+    let sql = connect(target, "postrider", STATEMENT_TIMEOUT).await?;
+    let cluster = answer_within(ANSWER_LIMIT, cluster::inspect(&sql)).await?;
+    if cluster.major_version() < 14 {
+        return Err(Error::new(
+            Code::PostgresVersion,
+            format!("the server is PostgreSQL {}", cluster.major_version()),
+        ));
+    }
+    if cluster.in_recovery {
+        return Err(Error::new(Code::PostgresStandby, "the server is a standby"));
+    }
+    Ok((sql, cluster))
+}
+
 /// Opens the stream on the slot that was free just now.
 async fn open_source(relay: &Relay, confirmed: Lsn) -> Result<Source> {
     let settings = &relay.settings;
@@ -268,9 +280,9 @@ fn changed() -> Error {
 /// Makes sure that what is streamed is the slot that was looked at: until the stream has begun
 /// another relay may make a new one of the same name.
 async fn still_the_slot(
+    relay: &Relay,
     sql: &Sql,
-    settings: &Settings,
-    source: &Source,
+    source: &mut Source,
     confirmed: Lsn,
 ) -> Result<()> {
     const SAME: &str = "\
@@ -278,10 +290,18 @@ async fn still_the_slot(
         WHERE slot_name = $1 AND active_pid = $2 AND confirmed_flush_lsn = $3";
     let (_, walsender) = source.lease_proof();
     let position = PgLsn::from(confirmed.as_u64());
-    let found = sql
-        .query_opt(SAME, &[&settings.slot.as_str(), &walsender, &position])
-        .await?;
-    found.map(|_| ()).ok_or_else(changed)
+    let slot = relay.settings.slot.as_str();
+    let parameters: [&(dyn ToSql + Sync); 3] = [&slot, &walsender, &position];
+    let looking = sql.query_opt(SAME, &parameters);
+    if answer_within(ANSWER_LIMIT, looking).await?.is_some() {
+        return Ok(());
+    }
+    // Or the stream has ended already, and what ended it says more.
+    Err(match source.end_within(LAST_WORD_LIMIT).await {
+        Some(ended) if ended.code() == Code::PublicationMissing => stuck(relay, ended).await,
+        Some(ended) => ended,
+        None => changed(),
+    })
 }
 
 fn supervise(

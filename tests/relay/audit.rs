@@ -2,9 +2,13 @@
 //! place in the log, are found and delivered from the table; those from before the first start
 //! are not.
 
+use std::time::Duration;
+
+use fault_proxy::Flow;
 use pubsub_emulator::RunningEmulator;
 
 use crate::harness::{self, Database, Relay, eventually, insert_orders};
+use crate::load::proxied;
 
 const OUT: &str = "ALTER PUBLICATION postrider DROP TABLE outbox.events";
 const IN: &str = "ALTER PUBLICATION postrider ADD TABLE outbox.events";
@@ -201,6 +205,31 @@ async fn a_slot_that_is_older_than_its_publication_costs_no_event() {
     database.wait_until_confirmed().await;
     let report = harness::check(&database, &emulator).await;
     assert!(report.is_clean(), "{report}\n{}", relay.log());
+    relay.stop().await;
+}
+
+/// The stream has ended with its error before the relay can look who has the slot.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stuck_slot_is_noticed_by_a_relay_that_is_far_from_its_server() {
+    let database = Database::private().await;
+    let emulator = harness::emulator().await;
+    let relay = Relay::start(&database, &emulator);
+    insert_orders(&database, 10, 2).await;
+    wait_until_audited(&database).await;
+    relay.stop().await;
+    database.execute(DROP).await;
+    insert_gap(&database, 5).await;
+    database.execute(CREATE).await;
+    let (proxy, url) = proxied(&database).await;
+    proxy.set_flow(Flow::Delayed(Duration::from_millis(100)));
+    let host = emulator.addr().to_string();
+    let relay = Relay::start_with(&database, &host, &[("DATABASE_URL", &url)]);
+    assert_everything_arrives(&database, &emulator, &relay).await;
+    assert!(
+        !relay.log().contains("has changed while"),
+        "{}",
+        relay.log()
+    );
     relay.stop().await;
 }
 
