@@ -23,11 +23,14 @@ const COUNTED: i64 = 1_000_000;
 /// Microseconds between the Unix epoch and PostgreSQL's.
 const PG_EPOCH_MICROS: i64 = 946_684_800_000_000;
 
-/// The first row of each group in a state, in the order of the groups.
-fn groups_sql(state: &str) -> String {
+/// Of groups beyond one with this topic and key.
+const BEYOND: &str = "AND (coalesce(d.topic, ''), coalesce(d.ordering_key, '')) > ($2, $3)";
+
+/// The first row of each group in a state, in the order of the groups; `which` leaves some out.
+fn groups_sql(state: &str, which: &str) -> String {
     format!(
         "WITH RECURSIVE g AS ( \
-             (SELECT d.* FROM outbox.dispatch d WHERE d.state = '{state}' \
+             (SELECT d.* FROM outbox.dispatch d WHERE d.state = '{state}' {which} \
               ORDER BY coalesce(d.topic, ''), coalesce(d.ordering_key, ''), d.commit_lsn, d.ordinal \
               LIMIT 1) \
              UNION ALL \
@@ -98,7 +101,7 @@ pub(crate) async fn blocked_keys(sql: &Sql, limit: usize) -> Result<Vec<BlockedK
     let mut keys: HashMap<Group, BlockedKey> = HashMap::new();
     for state in ["quarantined", "released"] {
         let most = i64::try_from(limit).unwrap_or(i64::MAX).saturating_add(1);
-        let rows = sql.query(&groups_sql(state), &[&most]).await?;
+        let rows = sql.query(&groups_sql(state, ""), &[&most]).await?;
         for row in rows.iter().filter(|row| group(row).is_ordered()) {
             let since = place(row, 2);
             if keys
@@ -123,12 +126,24 @@ pub(crate) async fn blocked_keys(sql: &Sql, limit: usize) -> Result<Vec<BlockedK
     Ok(keys.into_values().collect())
 }
 
-/// Groups of which something is released, up to `limit`.
+/// Groups of which something is released, in order, up to `limit`; those behind `after` if there
+/// is one.
 ///
 /// # Errors
 /// Those of a statement.
-pub(crate) async fn released_groups(sql: &Sql, limit: i64) -> Result<Vec<Group>> {
-    let rows = sql.query(&groups_sql("released"), &[&limit]).await?;
+pub(crate) async fn released_groups(
+    sql: &Sql,
+    after: Option<&Group>,
+    limit: i64,
+) -> Result<Vec<Group>> {
+    let rows = match after {
+        None => sql.query(&groups_sql("released", ""), &[&limit]).await?,
+        Some(after) => {
+            let (topic, key) = (&*after.topic, after.ordering_key.as_str());
+            let statement = groups_sql("released", BEYOND);
+            sql.query(&statement, &[&limit, &topic, &key]).await?
+        }
+    };
     Ok(rows.iter().map(group).collect())
 }
 

@@ -4,6 +4,10 @@ use tokio_postgres::error::{Error as PgError, SqlState};
 
 use super::{Code, Error};
 
+/// What 53400 means on an SQL session. (Where a slot is created it is mapped before.)
+const TEMP_FILES: &str = "raise temp_file_limit for the relay's role, as a superuser: ALTER ROLE \
+    <relay user> SET temp_file_limit = ...; or work_mem, so that it needs fewer temporary files";
+
 /// The code of a failure that the server reported with `sqlstate`.
 ///
 /// Source: PostgreSQL's Appendix A, and the cases in which a walsender uses each.
@@ -15,6 +19,7 @@ pub(super) fn code_of(sqlstate: &str) -> Code {
         // are looked up in the catalog.
         "42P01" | "3F000" | "42883" | "42703" => Code::SchemaMissing,
         "55006" => Code::SlotHeld,
+        // 53400 from a walsender: no replication slot is left. SQL sessions have another meaning.
         "53300" | "53400" => Code::PostgresTooManyConnections,
         "3D000" => Code::DatabaseUrlInvalid,
         "57P03" => Code::PostgresStopping,
@@ -51,6 +56,9 @@ impl From<PgError> for Error {
                 db.message(),
                 db.code().code()
             );
+            if *db.code() == SqlState::CONFIGURATION_LIMIT_EXCEEDED {
+                return Error::new(Code::PostgresStatement, what).hint(TEMP_FILES);
+            }
             return match db.hint() {
                 Some(hint) if *db.code() != SqlState::INSUFFICIENT_PRIVILEGE => {
                     Error::new(code, what).hint(format!("{} ({hint})", code.hint()))

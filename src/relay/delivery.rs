@@ -135,7 +135,8 @@ impl Delivery {
         }
         self.ask();
         let next_due = self.lanes.next_due();
-        let has_room = self.takes_events();
+        let has_room =
+            self.takes_events() && (!self.budget.is_spent() || !self.quarantine.crowds_lanes());
         tokio::select! {
             biased;
             // The slowest by far, so that it keeps nothing else waiting.

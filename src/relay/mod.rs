@@ -25,6 +25,7 @@ mod supervisor;
 mod topic_maker;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use slot_manager::health::{self, Observation, Thresholds, Viewer};
@@ -55,6 +56,8 @@ pub struct Relay {
     state: Arc<State>,
     /// Names this process to PostgreSQL and to other relays.
     instance: String,
+    /// Whether this process has found the publication right at some time.
+    publication_was_right: AtomicBool,
 }
 
 impl Relay {
@@ -83,6 +86,7 @@ impl Relay {
             metrics,
             state,
             instance,
+            publication_was_right: AtomicBool::new(false),
         })
     }
 
@@ -94,7 +98,6 @@ impl Relay {
     pub async fn run(&self, mut shutdown: watch::Receiver<bool>) -> Result<()> {
         let began = Instant::now();
         let mut server_answered = false;
-        let mut has_streamed = false;
         let mut pause = FIRST_PAUSE;
         loop {
             self.state.set(Phase::Connecting);
@@ -111,8 +114,8 @@ impl Relay {
             };
             server_answered |= started || error.code() != Code::PostgresUnreachable;
             let gives_up = !server_answered && began.elapsed() >= self.settings.start_timeout;
-            has_streamed |= started;
-            if !comes_back(error.code(), has_streamed) || gives_up {
+            let was_right = self.publication_was_right.load(Ordering::Relaxed);
+            if !comes_back(error.code(), was_right) || gives_up {
                 return Err(error);
             }
             if started {
@@ -132,11 +135,11 @@ impl Relay {
     }
 }
 
-/// Whether another session may follow an error. A publication that was right when this process
-/// began to stream is being altered, and will be right again.
-fn comes_back(code: Code, has_streamed: bool) -> bool {
+/// Whether another session may follow an error. A publication that was right since this process
+/// began, also while it was a standby, is being altered, and will be right again.
+fn comes_back(code: Code, publication_was_right: bool) -> bool {
     match code {
-        Code::PublicationMissing | Code::PublicationDrift if has_streamed => true,
+        Code::PublicationMissing | Code::PublicationDrift if publication_was_right => true,
         code => code.disposition() == Disposition::Retry,
     }
 }

@@ -45,6 +45,19 @@ const MARK_RECOVERING: &str = "\
         recovering = coalesce(relay.recovering, excluded.recovering), since = now(), \
         updated_at = now()";
 
+/// A relay that has taken the slot meanwhile sees by itself whether it can be read.
+const MARK_STUCK: &str = "\
+    INSERT INTO outbox.relay (slot, system_identifier, timeline, instance, recovering) \
+    VALUES ($1, $2, $3, $4, $5) \
+    ON CONFLICT (slot) DO UPDATE SET \
+        recovering = coalesce(relay.recovering, excluded.recovering), updated_at = now() \
+    WHERE relay.instance = excluded.instance OR NOT EXISTS ( \
+        SELECT FROM pg_catalog.pg_replication_slots s WHERE s.slot_name = $1 AND s.active)";
+
+const IS_ANOTHERS: &str = "\
+    SELECT FROM outbox.relay r JOIN pg_catalog.pg_replication_slots s ON s.slot_name = r.slot \
+    WHERE r.slot = $1 AND r.instance <> $2 AND s.active";
+
 /// The relay that serves the slot stays its instance.
 const REQUEST: &str = "\
     INSERT INTO outbox.relay (slot, system_identifier, timeline, instance, recovering) \
@@ -191,6 +204,33 @@ pub(crate) async fn mark_recovering(
     .await
     .map_err(outdated)?;
     Ok(())
+}
+
+/// Whether another relay than `instance` has taken the slot and reads from it.
+pub(super) async fn is_anothers(sql: &Sql, slot: &SlotName, instance: &str) -> Result<bool> {
+    let row = sql
+        .query_opt(IS_ANOTHERS, &[&slot.as_str(), &instance])
+        .await?;
+    Ok(row.is_some())
+}
+
+/// Marks the slot as [`mark_recovering`] does, unless another relay has taken it and reads from
+/// it. Returns whether it is marked.
+pub(super) async fn mark_stuck(
+    sql: &Sql,
+    slot: &SlotName,
+    cluster: &Cluster,
+    instance: &str,
+    why: &str,
+) -> Result<bool> {
+    let (identifier, timeline) = names(cluster);
+    let rows = sql
+        .execute(
+            MARK_STUCK,
+            &[&slot.as_str(), &identifier, &timeline, &instance, &why],
+        )
+        .await?;
+    Ok(rows == 1)
 }
 
 /// Marks the slot on behalf of a person, for the next session of whichever relay. The cluster

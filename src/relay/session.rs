@@ -5,13 +5,14 @@
 //! tables before it (`recovery`), what has an outcome is known, and only then the stream starts.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use decoder::Lsn;
 use slot_manager::publication::{self, PublicationState};
 use slot_manager::{Cluster, cluster};
 use tokio::sync::{Notify, watch};
-use tokio_postgres::types::PgLsn;
+use tokio_postgres::types::{PgLsn, ToSql};
 
 use super::auditor::{self, Auditor};
 use super::backlog::Backlog;
@@ -28,7 +29,7 @@ use super::{Phase, Relay, record, recovery};
 use crate::dispatch::{Recorded, quarantined, wait_for_predecessor};
 use crate::error::{Code, Error, Result};
 use crate::postgres::{Sql, answer_within, connect};
-use crate::settings::{OnBadEvent, OnLoss, Settings};
+use crate::settings::{OnBadEvent, OnLoss};
 use crate::source::{Options, Source};
 use crate::watermark::{Confirmable, Watermark};
 
@@ -40,6 +41,9 @@ pub(super) const ANSWER_LIMIT: Duration = Duration::from_secs(65);
 
 /// How long what is on its way may take to end when a session broke, before the next begins.
 const BROKEN_SESSION_DRAIN: Duration = Duration::from_secs(10);
+
+/// The server has sent a stream's last word when it gives the slot up.
+const LAST_WORD_LIMIT: Duration = Duration::from_secs(1);
 
 /// Writing down the last position must not hold a shutdown up.
 const WRITE_DOWN_LIMIT: Duration = Duration::from_secs(2);
@@ -89,28 +93,40 @@ pub(super) async fn run(
 
 /// What to do about a stream that ended since there was no publication at the place in the WAL that
 /// was being decoded. PostgreSQL 14 to 17 never get past such a place, so that only a new slot
-/// helps, once the publication is there again.
+/// helps, once the publication is there again. A relay that has taken the slot meanwhile sees to
+/// that: what it has made is left alone.
 async fn stuck(relay: &Relay, ended: Error) -> Error {
     let settings = &relay.settings;
     let marking = async {
         let sql = connect(settings.database()?, "postrider", STATEMENT_TIMEOUT).await?;
-        let cluster = answer_within(ANSWER_LIMIT, cluster::inspect(&sql)).await?;
         check_publication(relay, &sql).await?;
         let what = format!(
             "slot \"{}\" cannot be read past a row that was inserted while the publication did \
              not exist",
             settings.slot
         );
-        if settings.slot_on_loss == OnLoss::Stop {
-            return Err(Error::new(Code::SlotStuck, what));
-        }
-        let (slot, why) = (&settings.slot, Code::SlotStuck.name());
-        let marking = record::mark_recovering(&sql, slot, &cluster, &relay.instance, why);
-        answer_within(ANSWER_LIMIT, marking).await?;
-        Err(Error::new(Code::PublicationGap, what))
+        let (slot, instance) = (&settings.slot, &relay.instance);
+        let (ours, code) = match settings.slot_on_loss {
+            OnLoss::Stop => {
+                let looking = record::is_anothers(&sql, slot, instance);
+                let anothers = answer_within(ANSWER_LIMIT, looking).await?;
+                (!anothers, Code::SlotStuck)
+            }
+            OnLoss::Recover => {
+                let cluster = answer_within(ANSWER_LIMIT, cluster::inspect(&sql)).await?;
+                let why = Code::SlotStuck.name();
+                let marking = record::mark_stuck(&sql, slot, &cluster, instance, why);
+                let marked = answer_within(ANSWER_LIMIT, marking).await?;
+                (marked, Code::PublicationGap)
+            }
+        };
+        Ok(ours.then(|| Error::new(code, what)))
     };
-    let told: Result<()> = marking.await;
-    told.err().unwrap_or(ended)
+    let told: Result<Option<Error>> = marking.await;
+    match told {
+        Ok(stuck) => stuck.unwrap_or(ended),
+        Err(error) => error,
+    }
 }
 
 /// Leaves the last position behind: a slot that is further on at the next start is not the one
@@ -151,17 +167,7 @@ type Beside = (Supervisor, Auditor);
 
 async fn open(relay: &Relay) -> Result<(Pipeline, Beside)> {
     let settings = &relay.settings;
-    let sql = connect(settings.database()?, "postrider", STATEMENT_TIMEOUT).await?;
-    let cluster = answer_within(ANSWER_LIMIT, cluster::inspect(&sql)).await?;
-    if cluster.major_version() < 14 {
-        return Err(Error::new(
-            Code::PostgresVersion,
-            format!("the server is PostgreSQL {}", cluster.major_version()),
-        ));
-    }
-    if cluster.in_recovery {
-        return Err(Error::new(Code::PostgresStandby, "the server is a standby"));
-    }
+    let (sql, cluster) = primary(relay).await?;
     opening::refuse_a_copy(relay, &sql, &cluster).await?;
     check_publication(relay, &sql).await?;
     let plan = opening::plan(relay, &sql, &cluster).await?;
@@ -175,9 +181,12 @@ async fn open(relay: &Relay) -> Result<(Pipeline, Beside)> {
             (new.consistent_point, Audit::Continue, Some(new))
         }
     };
-    let source = open_source(relay, confirmed).await?;
-    let checking = still_the_slot(&sql, settings, &source, confirmed);
-    answer_within(ANSWER_LIMIT, checking).await?;
+    let mut source = open_source(relay, confirmed).await?;
+    still_the_slot(relay, &sql, &mut source, confirmed).await?;
+    // From here on it proves the lease, however long the rest takes: nobody reads the stream yet.
+    let hasten = Arc::new(Notify::new());
+    let (supervisor, supervision) =
+        supervise(relay, publication, &cluster, &source, hasten.clone())?;
     // Only now that the slot is ours nobody else records anything.
     wait_for_predecessor(&sql, &settings.slot, settings.publish_timeout).await?;
     let recorded = answer_within(ANSWER_LIMIT, Recorded::after(&sql, confirmed)).await?;
@@ -202,9 +211,6 @@ async fn open(relay: &Relay) -> Result<(Pipeline, Beside)> {
     // From here on the session serves the pipeline, which must not wait for long.
     let set = sql.batch_execute("SET statement_timeout = '5s'");
     answer_within(ANSWER_LIMIT, set).await?;
-    let hasten = Arc::new(Notify::new());
-    let (supervisor, supervision) =
-        supervise(relay, publication, &cluster, &source, hasten.clone())?;
     let audit = auditor::Start {
         everything: audit == Audit::Everything,
         after: recovered,
@@ -228,6 +234,23 @@ async fn open(relay: &Relay) -> Result<(Pipeline, Beside)> {
         metrics: relay.metrics.clone(),
     };
     Ok((pipeline, (supervisor, auditor)))
+}
+
+/// A session on a server that can be streamed from.
+async fn primary(relay: &Relay) -> Result<(Sql, Cluster)> {
+    let target = relay.settings.database()?;
+    let sql = connect(target, "postrider", STATEMENT_TIMEOUT).await?;
+    let cluster = answer_within(ANSWER_LIMIT, cluster::inspect(&sql)).await?;
+    if cluster.major_version() < 14 {
+        return Err(Error::new(
+            Code::PostgresVersion,
+            format!("the server is PostgreSQL {}", cluster.major_version()),
+        ));
+    }
+    if cluster.in_recovery {
+        return Err(Error::new(Code::PostgresStandby, "the server is a standby"));
+    }
+    Ok((sql, cluster))
 }
 
 /// Opens the stream on the slot that was free just now.
@@ -257,9 +280,9 @@ fn changed() -> Error {
 /// Makes sure that what is streamed is the slot that was looked at: until the stream has begun
 /// another relay may make a new one of the same name.
 async fn still_the_slot(
+    relay: &Relay,
     sql: &Sql,
-    settings: &Settings,
-    source: &Source,
+    source: &mut Source,
     confirmed: Lsn,
 ) -> Result<()> {
     const SAME: &str = "\
@@ -267,10 +290,18 @@ async fn still_the_slot(
         WHERE slot_name = $1 AND active_pid = $2 AND confirmed_flush_lsn = $3";
     let (_, walsender) = source.lease_proof();
     let position = PgLsn::from(confirmed.as_u64());
-    let found = sql
-        .query_opt(SAME, &[&settings.slot.as_str(), &walsender, &position])
-        .await?;
-    found.map(|_| ()).ok_or_else(changed)
+    let slot = relay.settings.slot.as_str();
+    let parameters: [&(dyn ToSql + Sync); 3] = [&slot, &walsender, &position];
+    let looking = sql.query_opt(SAME, &parameters);
+    if answer_within(ANSWER_LIMIT, looking).await?.is_some() {
+        return Ok(());
+    }
+    // Or the stream has ended already, and what ended it says more.
+    Err(match source.end_within(LAST_WORD_LIMIT).await {
+        Some(ended) if ended.code() == Code::PublicationMissing => stuck(relay, ended).await,
+        Some(ended) => ended,
+        None => changed(),
+    })
 }
 
 fn supervise(
@@ -351,7 +382,10 @@ async fn check_publication(relay: &Relay, sql: &Sql) -> Result<PublicationState>
     let looking = publication::inspect(sql, publication, &relay.captured);
     let state = answer_within(ANSWER_LIMIT, looking).await?;
     match state.problems().first() {
-        None => Ok(state),
+        None => {
+            relay.publication_was_right.store(true, Ordering::Relaxed);
+            Ok(state)
+        }
         Some(problem) => Err(problem.into()),
     }
 }

@@ -71,9 +71,10 @@ pub(super) fn start(
             subject,
             sql: None,
             state,
-            metrics,
             audit,
-            recorded: 0,
+            // Before this session has taken the row, what stands there is still to be compared.
+            recorded: metrics.events_recorded.get(),
+            metrics,
         };
         loop {
             let found = watcher.look().await;
@@ -105,7 +106,7 @@ struct Watcher {
     state: PublicationState,
     metrics: Metrics,
     audit: Arc<Notify>,
-    /// Events recorded when the relay's row was written last.
+    /// Events recorded when the relay's row was written last, or when this began.
     recorded: u64,
 }
 

@@ -144,6 +144,12 @@ impl Source {
         (&mut self.ended, &mut self.chunks)
     }
 
+    /// The session's last word, if it comes within `limit`.
+    pub(crate) async fn end_within(&mut self, limit: std::time::Duration) -> Option<Error> {
+        let ended = tokio::time::timeout(limit, &mut self.ended).await;
+        ended.ok().and_then(|word| word.ok())
+    }
+
     /// Whether sending has to stop, since the slot may be another's soon.
     pub(crate) fn lease_is_over(&self) -> bool {
         self.control.lease.is_over()

@@ -1,10 +1,11 @@
 //! The relay as the role that the migrations make for it: that is enough, it is no more than
 //! enough, and what is taken away is named.
 
+use pubsub_emulator::RunningEmulator;
 use tokio_postgres::NoTls;
 use tokio_postgres::error::SqlState;
 
-use crate::harness::{self, Database, Relay, insert_orders};
+use crate::harness::{self, Database, Relay, eventually, insert_orders, postrider};
 
 /// A login role with the rights of `postrider_relay` and the URL to log in as it.
 async fn login_role(database: &Database) -> String {
@@ -156,5 +157,116 @@ async fn each_right_that_is_taken_away_is_missed_and_named() {
     }
     let relay = Relay::start_with(&database, &host, &[("DATABASE_URL", url.as_str())]);
     database.wait_until_recorded().await;
+    relay.stop().await;
+}
+
+/// A relay whose role lacks a right that only some of its work needs.
+async fn run_without(database: &Database, emulator: &RunningEmulator, revoke: &str) -> Relay {
+    let url = login_role(database).await;
+    database.execute(revoke).await;
+    let host = emulator.addr().to_string();
+    Relay::start_with(database, &host, &[("DATABASE_URL", url.as_str())])
+}
+
+async fn wait_for_states(database: &Database, wanted: &str) {
+    let states = "SELECT coalesce(string_agg(state || ' ' || n, ', ' ORDER BY state), '') FROM \
+                  (SELECT state, count(*) AS n FROM outbox.dispatch GROUP BY state) s";
+    eventually(wanted, || async {
+        (database.text(states).await == wanted).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_select_on_the_outbox_events_flow_and_the_audit_names_what_is_missing() {
+    let database = Database::private().await;
+    let emulator = harness::emulator().await;
+    let revoke = "REVOKE SELECT ON outbox.events FROM postrider_relay";
+    let relay = run_without(&database, &emulator, revoke).await;
+    insert_orders(&database, 20, 5).await;
+    database.wait_until_recorded().await;
+    let audited = "SELECT count(*) FROM outbox.relay WHERE audited_at IS NOT NULL";
+    eventually("the audit says what it lacks", || async {
+        let log = relay.log();
+        let mut lines = log.lines();
+        lines
+            .any(|line| {
+                line.contains("cannot compare the tables")
+                    && line.contains("privilege-missing")
+                    && line.contains("GRANT postrider_relay")
+            })
+            .then_some(())
+    })
+    .await;
+    assert_eq!(database.number(audited).await, 0);
+    database
+        .execute("GRANT SELECT ON outbox.events TO postrider_relay")
+        .await;
+    eventually("the audit is made up for", || async {
+        (database.number(audited).await == 1).then_some(())
+    })
+    .await;
+    relay.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_select_on_the_outbox_a_recovery_stops_and_names_what_is_missing() {
+    let database = Database::private().await;
+    let emulator = harness::emulator().await;
+    let relay = Relay::start(&database, &emulator);
+    insert_orders(&database, 20, 5).await;
+    database.wait_until_recorded().await;
+    relay.stop().await;
+    database.drop_slot().await;
+    let revoke = "REVOKE SELECT ON outbox.events FROM postrider_relay";
+    let relay = run_without(&database, &emulator, revoke).await;
+    relay.wait_for_log("error[privilege-missing]").await;
+    let log = relay.log();
+    assert!(log.contains("GRANT postrider_relay"), "{log}");
+    assert_eq!(relay.wait().await.code(), Some(3), "{log}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_update_on_dispatch_events_flow_and_a_release_names_what_is_missing() {
+    let database = Database::private().await;
+    let emulator = harness::emulator().await;
+    let revoke = "REVOKE UPDATE ON outbox.dispatch FROM postrider_relay";
+    let relay = run_without(&database, &emulator, revoke).await;
+    database
+        .execute(
+            "INSERT INTO outbox.events (aggregatetype, aggregateid, event_type, headers) \
+             VALUES ('order', 'o-0', 'Headers', '[1]')",
+        )
+        .await;
+    insert_orders(&database, 20, 2).await;
+    wait_for_states(&database, "published 10, quarantined 11").await;
+    // An operator with more rights asks for it.
+    let environment = [("DATABASE_URL", database.url.as_str())];
+    let asked = postrider(&["quarantine", "release", "--all"], &environment).output();
+    assert!(asked.unwrap().status.success());
+    eventually("the relay says what it lacks", || async {
+        let log = relay.log();
+        let mut lines = log.lines();
+        lines
+            .any(|line| {
+                line.contains("cannot look into the quarantine")
+                    && line.contains("privilege-missing")
+                    && line.contains("GRANT postrider_relay")
+            })
+            .then_some(())
+    })
+    .await;
+    insert_orders(&database, 20, 2).await;
+    database.wait_until_recorded().await;
+    // What is wrong with the event is mended, and so is the right.
+    database
+        .execute(
+            "ALTER TABLE outbox.events DISABLE TRIGGER ALL; \
+             UPDATE outbox.events SET headers = NULL WHERE event_type = 'Headers'; \
+             ALTER TABLE outbox.events ENABLE TRIGGER ALL; \
+             GRANT UPDATE ON outbox.dispatch TO postrider_relay",
+        )
+        .await;
+    wait_for_states(&database, "published 41").await;
     relay.stop().await;
 }

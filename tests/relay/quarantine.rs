@@ -632,3 +632,172 @@ async fn the_quarantine_is_seen_in_metrics_and_status_without_the_names_of_keys(
         relay.log()
     );
 }
+
+/// Puts rows of so many keys into quarantine, as if each had had a bad event.
+async fn fill_quarantine(database: &Database, keys: u32) {
+    database
+        .execute(&format!(
+            "INSERT INTO outbox.dispatch (commit_lsn, ordinal, event_id, topic, ordering_key, \
+                 state, attempts, committed_at, error) \
+             SELECT '0/8', n, gen_random_uuid(), '{TOPIC}', 'full-' || n, 'quarantined', 1, \
+                    now(), 'event-refused: made by a test' \
+             FROM generate_series(1, {keys}) n; \
+             ANALYZE outbox.dispatch"
+        ))
+        .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_bad_key_too_many_stops_the_relay_and_nothing_of_it_is_confirmed() {
+    let database = Database::start().await;
+    let emulator = harness::emulator().await;
+    let poisoned = poison(&emulator, BAD);
+    fill_quarantine(&database, 100_000).await;
+    let relay = Relay::start(&database, &emulator);
+    insert_orders(&database, 20, 2).await;
+    database.wait_until_recorded().await;
+    insert_bad(&database, BAD, "o-1").await;
+    relay.wait_for_log("error[quarantine-full]").await;
+    let log = relay.log();
+    assert!(log.contains("postrider quarantine list"), "{log}");
+    assert_eq!(relay.wait().await.code(), Some(5), "{log}");
+    let of_it = format!("SELECT count(*) FROM outbox.dispatch WHERE event_id = '{BAD}'");
+    assert_eq!(database.number(&of_it).await, 0);
+    // It is met again, and goes when there is room.
+    let relay = Relay::start(&database, &emulator);
+    relay.wait_for_log("error[quarantine-full]").await;
+    assert_eq!(relay.wait().await.code(), Some(5));
+    emulator.faults().lift(poisoned);
+    let relay = Relay::start(&database, &emulator);
+    database.wait_until_recorded().await;
+    assert_eq!(emulator.journal().counts().stored_messages, 21);
+    relay.stop().await;
+    // A relay that starts with too many says so, too, and what the page says helps.
+    fill_one_more(&database).await;
+    let relay = Relay::start(&database, &emulator);
+    relay.wait_for_log("error[quarantine-full]").await;
+    assert_eq!(relay.wait().await.code(), Some(5));
+    quarantine(&database, &["discard", "--all", "--yes"]);
+    let relay = Relay::start(&database, &emulator);
+    insert_orders(&database, 20, 2).await;
+    database.wait_until_recorded().await;
+    assert_eq!(in_state(&database, "discarded").await, 100_001);
+    relay.stop().await;
+}
+
+async fn fill_one_more(database: &Database) {
+    database
+        .execute(
+            "INSERT INTO outbox.dispatch (commit_lsn, ordinal, event_id, topic, ordering_key, \
+                 state, attempts, committed_at, error) \
+             SELECT commit_lsn, 200000, gen_random_uuid(), topic, 'full-0', state, attempts, \
+                    committed_at, error FROM outbox.dispatch WHERE state = 'quarantined' LIMIT 1",
+        )
+        .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_bad_event_that_comes_while_its_key_is_released_has_a_dead_letter_and_its_turn() {
+    let database = Database::start().await;
+    let emulator = harness::emulator().await;
+    let dead = "projects/demo/topics/dead";
+    emulator.create_topic(dead).await.unwrap();
+    let event_id = BAD.to_owned();
+    let fault = Fault::new(Action::Poison { event_id }).on_topic("order.events");
+    let fault = emulator.faults().inject(fault);
+    insert_bad(&database, BAD, "o-1").await;
+    insert_orders(&database, 1_000, 2).await;
+    let addr = emulator.addr().to_string();
+    let settings = [("POSTRIDER_DEAD_LETTER_TOPIC", "dead")];
+    let relay = Relay::start_with(&database, &addr, &settings);
+    wait_for_state(&database, "quarantined", 501).await;
+    emulator.faults().lift(fault);
+    let slow = Fault::new(Action::Delay(Duration::from_millis(1_500)));
+    let slow = emulator.faults().inject(slow);
+    quarantine(&database, &["release", "--all"]);
+    eventually("the release is under way", || async {
+        let released = in_state(&database, "released").await;
+        (released > 0 && in_state(&database, "quarantined").await == 0).then_some(())
+    })
+    .await;
+    database
+        .execute(&format!(
+            "INSERT INTO outbox.events (id, aggregatetype, aggregateid, event_type, headers) \
+             VALUES ('{BAD_TOO}', 'order', 'o-1', 'Headers', '[1]')"
+        ))
+        .await;
+    insert_orders(&database, 20, 2).await;
+    let is_released = format!(
+        "SELECT count(*) FROM outbox.dispatch WHERE event_id = '{BAD_TOO}' AND state = 'released'"
+    );
+    eventually("it stands behind what is released", || async {
+        (database.number(&is_released).await == 1).then_some(())
+    })
+    .await;
+    emulator.faults().lift(slow);
+    // All before it goes out; it stays, with what is behind it.
+    wait_for_state(&database, "quarantined", 11).await;
+    wait_for_state(&database, "released", 0).await;
+    let attempts = emulator.journal().attempts();
+    let letters = attempts
+        .iter()
+        .filter(|a| &*a.topic == dead && a.is_stored());
+    let letters: Vec<&str> = letters
+        .flat_map(|attempt| attempt.event_ids.iter().flatten())
+        .map(|id| &**id)
+        .collect();
+    assert_eq!(letters, [BAD, BAD_TOO], "{}", relay.log());
+    database.wait_until_recorded().await;
+    let to_orders = emulator.journal().attempts();
+    let to_orders: Vec<_> = to_orders
+        .into_iter()
+        .filter(|a| &*a.topic == TOPIC)
+        .collect();
+    let report = checks::check(&to_orders, &expected_published(&database).await);
+    assert!(
+        report.is_clean() && report.duplicates.is_empty(),
+        "{report}"
+    );
+    assert_eq!(report.stored_messages, 1_011);
+    database.wait_until_confirmed().await;
+    relay.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn hundreds_of_released_keys_of_a_missing_topic_do_not_keep_another_key_waiting() {
+    let database = Database::start().await;
+    let emulator = harness::emulator().await;
+    let poisoned = poison(&emulator, BAD);
+    let relay = Relay::start(&database, &emulator);
+    // In the order of topics the missing one comes first.
+    database
+        .execute(
+            "INSERT INTO outbox.events (aggregatetype, aggregateid, event_type, headers) \
+             SELECT 'absent', 'a-' || n, 'Headers', '[1]' FROM generate_series(1, 600) n",
+        )
+        .await;
+    insert_bad(&database, BAD, "o-1").await;
+    wait_for_state(&database, "quarantined", 601).await;
+    database
+        .execute(
+            "ALTER TABLE outbox.events DISABLE TRIGGER ALL; \
+             UPDATE outbox.events SET headers = NULL; \
+             ALTER TABLE outbox.events ENABLE TRIGGER ALL",
+        )
+        .await;
+    emulator.faults().lift(poisoned);
+    quarantine(&database, &["release", "--all"]);
+    wait_for_state(&database, "published", 1).await;
+    assert_eq!(
+        in_state(&database, "released").await,
+        600,
+        "{}",
+        relay.log()
+    );
+    emulator
+        .create_topic("projects/demo/topics/absent.events")
+        .await
+        .unwrap();
+    wait_for_state(&database, "published", 601).await;
+    relay.stop().await;
+}

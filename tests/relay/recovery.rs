@@ -562,3 +562,144 @@ async fn rows_from_before_the_first_start_stay_where_they_are_unless_all_is_aske
     .await;
     relay.stop().await;
 }
+
+/// A session that looks like the dispatch writer of another relay with a statement running, which
+/// a relay that opens the slot waits for. Over when it is cancelled.
+async fn busy_writer(database: &Database) {
+    let writer = harness::connect(&database.url).await;
+    let name = format!(
+        "SET application_name = 'postrider dispatch {}'",
+        database.slot()
+    );
+    writer.batch_execute(&name).await.unwrap();
+    tokio::spawn(async move { writer.batch_execute("SELECT pg_sleep(60)").await });
+    eventually("the statement runs", || async {
+        (database.number(&busy_writers(database)).await == 1).then_some(())
+    })
+    .await;
+}
+
+/// A relay that has looked at the slot and not opened it: it waits for the writer.
+async fn opening_relay(database: &Database, emulator: &RunningEmulator) -> Relay {
+    let host = emulator.addr().to_string();
+    let patient = [
+        ("POSTRIDER_WAL_SENDER_TIMEOUT_S", "200"),
+        ("POSTRIDER_PUBLISH_TIMEOUT_S", "45"),
+    ];
+    let relay = Relay::start_with(database, &host, &patient);
+    eventually("the relay waits for the other writer", || async {
+        let waiting = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'postrider' \
+             AND datname = current_database() AND query LIKE '%where application_name = left(%'";
+        (database.number(waiting).await == 1).then_some(())
+    })
+    .await;
+    relay
+}
+
+fn busy_writers(database: &Database) -> String {
+    format!(
+        "SELECT count(*) FROM pg_stat_activity WHERE query = 'SELECT pg_sleep(60)' \
+         AND state = 'active' AND application_name = 'postrider dispatch {}'",
+        database.slot()
+    )
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_slot_that_is_made_anew_while_a_relay_is_opening_it_is_noticed_and_costs_nothing() {
+    let (database, emulator) = served_and_stopped().await;
+    insert(&database, 201, 100).await;
+    busy_writer(&database).await;
+    let relay = opening_relay(&database, &emulator).await;
+    database.drop_slot().await;
+    insert(&database, 301, 100).await;
+    create_slot(&database).await;
+    insert(&database, 401, 100).await;
+    let cancel = busy_writers(&database).replace("count(*)", "pg_cancel_backend(pid)");
+    database.execute(&cancel).await;
+    relay
+        .wait_for_log("the slot has changed while it was being opened")
+        .await;
+    assert_nothing_is_lost_or_repeated(&database, &emulator, &relay).await;
+    assert!(relay.log().contains("slot-recreated"), "{}", relay.log());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_recovery_that_may_not_use_enough_temporary_files_says_which_limit_to_raise() {
+    let (database, emulator) = served_by(Database::private().await).await;
+    database.drop_slot().await;
+    database
+        .execute(
+            "INSERT INTO outbox.events (aggregatetype, aggregateid, event_type, version, payload) \
+             SELECT 'order', 'o-' || n % 7, 'OrderPlaced', n, jsonb_build_object('n', n) \
+             FROM generate_series(201, 10000) n; \
+             ALTER ROLE postgres SET work_mem = '64kB'; \
+             ALTER ROLE postgres SET temp_file_limit = '64kB'",
+        )
+        .await;
+    let relay = Relay::start(&database, &emulator);
+    relay.wait_for_log("error[postgres-statement]").await;
+    let log = relay.log();
+    assert!(
+        log.contains("SQLSTATE 53400") && log.contains("raise temp_file_limit"),
+        "{log}"
+    );
+    assert_eq!(relay.wait().await.code(), Some(3), "{log}");
+    database
+        .execute("ALTER ROLE postgres RESET temp_file_limit")
+        .await;
+    let relay = Relay::start(&database, &emulator);
+    database.wait_until_recorded().await;
+    assert_eq!(emulator.journal().counts().stored_messages, 10_000);
+    relay.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_slot_that_vanishes_while_a_relay_is_opening_it_is_noticed_and_costs_nothing() {
+    let (database, emulator) = served_and_stopped().await;
+    insert(&database, 201, 100).await;
+    busy_writer(&database).await;
+    let relay = opening_relay(&database, &emulator).await;
+    database.drop_slot().await;
+    let cancel = busy_writers(&database).replace("count(*)", "pg_cancel_backend(pid)");
+    database.execute(&cancel).await;
+    relay
+        .wait_for_log("the slot has changed while it was being opened")
+        .await;
+    insert(&database, 301, 100).await;
+    assert_nothing_is_lost_or_repeated(&database, &emulator, &relay).await;
+    assert!(relay.log().contains("slot-missing"), "{}", relay.log());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_row_that_cannot_be_mapped_is_set_aside_by_a_recovery_and_blocks_its_key_alone() {
+    let (database, emulator) = served_and_stopped().await;
+    database.drop_slot().await;
+    insert(&database, 201, 70).await;
+    database
+        .execute(
+            "INSERT INTO outbox.events (aggregatetype, aggregateid, event_type, version, headers) \
+             VALUES ('order', 'o-1', 'Headers', 271, '[1]')",
+        )
+        .await;
+    insert(&database, 272, 70).await;
+    let relay = Relay::start(&database, &emulator);
+    database.wait_until_recorded().await;
+    wait_until_recovered(&database).await;
+    database.wait_until_confirmed().await;
+    let set_aside = "SELECT string_agg(DISTINCT split_part(d.error, ':', 1), ' ') \
+         FROM outbox.dispatch d JOIN outbox.events e ON e.id = d.event_id \
+         WHERE d.state = 'quarantined' AND e.event_type = 'Headers' AND d.ordering_key = 'o-1'";
+    assert_eq!(database.text(set_aside).await, "event-invalid");
+    let waiting = "SELECT count(*) FROM outbox.dispatch WHERE ordering_key = 'o-1' \
+         AND state = 'quarantined' AND error LIKE 'waits for event %'";
+    assert_eq!(database.number(waiting).await, 10, "{}", relay.log());
+    let others = "SELECT count(*) FROM outbox.dispatch WHERE ordering_key <> 'o-1' \
+         AND state <> 'published'";
+    assert_eq!(database.number(others).await, 0);
+    assert_eq!(emulator.journal().counts().stored_messages, 330);
+    // The key stays blocked in the stream, too.
+    insert(&database, 342, 7).await;
+    database.wait_until_recorded().await;
+    assert_eq!(database.number(waiting).await, 11, "{}", relay.log());
+    relay.stop().await;
+}

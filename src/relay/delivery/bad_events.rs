@@ -152,26 +152,28 @@ impl Delivery {
         let kind = code.name();
         let quarantined = &self.metrics.events_quarantined;
         quarantined.get_or_create(&Kind { kind }).inc();
-        // A key that is being released must not get a row later than its turn. An event that was
-        // released had its letter when it was set aside first.
-        let releasing = self.quarantine.blocks(&group) && self.quarantine.is_releasing(&group);
         let topic = self.dead_letter_topic.clone();
         let about = Letter {
             group,
             origin,
             error,
         };
-        match topic.filter(|_| !releasing && about.origin.standing == Standing::New) {
-            Some(topic) => self.send_letter(topic, about, message),
-            None => {
-                if releasing && about.origin.standing == Standing::New {
-                    self.unhold();
-                    self.record_aside(about, Outcome::Released);
-                } else {
-                    self.record_aside(about, Outcome::Quarantined);
-                }
-            }
+        if self.joins_a_release(&about) {
+            // What is held may stand before it.
+            self.unhold();
         }
+        // An event that was released had its letter when it was set aside first.
+        match topic.filter(|_| about.origin.standing == Standing::New) {
+            Some(topic) => self.send_letter(topic, about, message),
+            None => self.record_aside(about),
+        }
+    }
+
+    /// Whether a bad event belongs behind what is being released of its key.
+    fn joins_a_release(&self, about: &Letter) -> bool {
+        about.origin.standing == Standing::New
+            && self.quarantine.blocks(&about.group)
+            && self.quarantine.is_releasing(&about.group)
     }
 
     fn send_letter(&mut self, topic: Arc<str>, about: Letter, message: PubsubMessage) {
@@ -180,7 +182,7 @@ impl Delivery {
             origin: about.origin.clone(),
         };
         self.budget.take_message(&event);
-        self.quarantine.letters(&about.group, 1);
+        self.quarantine.letter_sent(&about.group);
         self.letters.insert(quarantine::place(&about.origin), about);
         self.lanes.push(topic, OrderingKey::UNORDERED, event);
     }
@@ -208,11 +210,16 @@ impl Delivery {
     }
 
     fn letter_ended(&mut self, letter: Letter) {
-        self.quarantine.letters(&letter.group, -1);
-        self.record_aside(letter, Outcome::Quarantined);
+        let group = letter.group.clone();
+        self.record_aside(letter);
+        self.quarantine.letter_ended(&group);
     }
 
-    fn record_aside(&mut self, about: Letter, outcome: fn(Arc<str>) -> Outcome) {
+    fn record_aside(&mut self, about: Letter) {
+        let outcome = match self.joins_a_release(&about) {
+            true => Outcome::Released,
+            false => Outcome::Quarantined,
+        };
         let Letter {
             group,
             origin,

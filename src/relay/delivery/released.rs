@@ -96,6 +96,9 @@ impl Delivery {
             let count = releases.next_count <= now;
             if count {
                 releases.next_count = now + COUNT_INTERVAL;
+                if self.letters.is_empty() {
+                    self.quarantine.counting();
+                }
             }
             releases.next_look = now + LOOK_INTERVAL;
             Some(Ask::Look {
@@ -139,6 +142,7 @@ impl Delivery {
                 }
                 if let Some(count) = count {
                     self.metrics.events_in_quarantine.set(Some(count as f64));
+                    self.quarantine.counted(usize::try_from(count).unwrap_or(0));
                 }
             }
             Found::Marked(group) => self.quarantine.marked(&group),

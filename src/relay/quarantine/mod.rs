@@ -47,7 +47,8 @@ pub(super) const MAX_BLOCKED: usize = 100_000;
 /// Rows of a group that are on their way at once.
 pub(super) const PAGE: usize = 100;
 
-/// Groups that are released at once.
+/// Releases that may go forward at once. Those that wait for Pub/Sub do not count: they ask
+/// nothing of the table, and their events are in the budget of memory like all others.
 const MAX_RELEASES: usize = 256;
 
 /// Where an event stands in the log: commit LSN and ordinal.
@@ -89,10 +90,20 @@ struct Release {
     after: Place,
     /// Records that were durable when the last page was asked for.
     asked_at: u64,
+    /// Pages count that were asked for with so many durable records: a bad event with a dead
+    /// letter is recorded later than those behind it, and must not be passed over.
+    asks_from: u64,
     /// Events in lanes.
     in_lanes: usize,
     /// The last record of an event of it that was handed to the writer.
     last_record: u64,
+}
+
+impl Release {
+    /// Whether it has ended and only the records of its last outcomes are to come.
+    fn has_left_lanes(&self) -> bool {
+        matches!(self.stage, Stage::Ended) && self.in_lanes == 0
+    }
 }
 
 /// What is to be asked of the table.
@@ -125,15 +136,19 @@ pub(super) struct Quarantine {
     policy: OnBadEvent,
     blocked: HashMap<Group, Blocked>,
     releases: HashMap<Group, Release>,
-    /// The same groups, in turn.
+    /// The same groups, in turn, without those that have ended.
     turns: VecDeque<Group>,
+    /// Releases that have ended and whose last outcome is being recorded, in that order.
+    leaving: VecDeque<Group>,
     /// Released events in lanes.
     in_lanes: HashMap<Place, Group>,
     /// Records handed to the writer, and those of them that are durable.
     handed: u64,
     durable: u64,
-    /// Bad events that block nothing.
+    /// Bad events that block nothing, of which some may have left the quarantine since.
     unblocking: usize,
+    /// How many of them are in the table for sure that is being counted.
+    counting: Option<usize>,
 }
 
 impl Quarantine {
@@ -143,10 +158,12 @@ impl Quarantine {
             blocked: HashMap::new(),
             releases: HashMap::new(),
             turns: VecDeque::new(),
+            leaving: VecDeque::new(),
             in_lanes: HashMap::new(),
             handed: 0,
             durable: 0,
             unblocking: 0,
+            counting: None,
         }
     }
 
@@ -262,22 +279,52 @@ impl Quarantine {
     /// So many more records are durable.
     pub(super) fn durable(&mut self, records: u64) {
         self.durable += records;
-        if self.releases.is_empty() {
-            return;
+        while let Some(group) = self.leaving.front() {
+            let release = self.releases.get(group);
+            let ended = release.filter(|release| release.has_left_lanes());
+            if ended.is_some_and(|release| release.last_record > self.durable) {
+                break;
+            }
+            if ended.is_some() {
+                self.releases.remove(group);
+            }
+            self.leaving.pop_front();
         }
-        let durable = self.durable;
-        self.releases.retain(|_, release| {
-            !(matches!(release.stage, Stage::Ended)
-                && release.in_lanes == 0
-                && release.last_record <= durable)
-        });
-        self.turns.retain(|group| self.releases.contains_key(group));
     }
 
-    /// A dead letter of the group is on its way, or has come to its end.
-    pub(super) fn letters(&mut self, group: &Group, change: i32) {
+    /// The rows in quarantine are about to be counted, and no dead letter is on its way.
+    pub(super) fn counting(&mut self) {
+        // What is not durable yet is not among them.
+        let settled = self.durable == self.handed;
+        self.counting = settled.then_some(self.unblocking);
+    }
+
+    /// So many rows are in quarantine: what was set aside before and is more than that has left.
+    pub(super) fn counted(&mut self, rows: usize) {
+        if let Some(before) = self.counting.take() {
+            self.unblocking -= before.saturating_sub(rows);
+        }
+    }
+
+    /// A dead letter of the group is on its way: its event is recorded when it has ended.
+    pub(super) fn letter_sent(&mut self, group: &Group) {
         if let Some(blocked) = self.blocked.get_mut(group) {
-            blocked.letters = blocked.letters.saturating_add_signed(change);
+            blocked.letters += 1;
+            if let Some(release) = self.releases.get_mut(group) {
+                release.asks_from = u64::MAX;
+            }
+        }
+    }
+
+    /// The letter has come to its end, and its event was handed to the writer just now.
+    pub(super) fn letter_ended(&mut self, group: &Group) {
+        if let Some(blocked) = self.blocked.get_mut(group) {
+            blocked.letters = blocked.letters.saturating_sub(1);
+            if let Some(release) = self.releases.get_mut(group)
+                && blocked.letters == 0
+            {
+                release.asks_from = self.handed;
+            }
         }
     }
 }

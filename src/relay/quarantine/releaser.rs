@@ -24,8 +24,8 @@ use crate::table::{TableEvent, TableReader};
 /// Marking a key with a million events takes a while.
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(600);
 
-/// Groups that one look brings.
-const GROUPS: i64 = 256;
+/// Groups that one look brings; the next look goes on behind them.
+const GROUPS: usize = 256;
 
 /// What to ask.
 #[derive(Debug)]
@@ -80,6 +80,7 @@ impl Releaser {
             tables,
             project,
             session: None,
+            looked_to: None,
         };
         Self {
             asks,
@@ -120,6 +121,9 @@ struct Worker {
     tables: Vec<TableSettings>,
     project: Arc<str>,
     session: Option<Session>,
+    /// The last group that a look has brought, unless it was the last of all: those that cannot be
+    /// published for now must not hide others.
+    looked_to: Option<Group>,
 }
 
 impl Worker {
@@ -146,18 +150,24 @@ impl Worker {
                 blocked,
                 durable,
                 count,
-            } => Ok(Found::Looked {
-                released: quarantined::released_groups(sql, GROUPS).await?,
-                vanished: match blocked.is_empty() {
-                    true => Vec::new(),
-                    false => quarantined::vanished(sql, &blocked).await?,
-                },
-                durable,
-                count: match count {
-                    true => Some(quarantined::count(sql).await?),
-                    false => None,
-                },
-            }),
+            } => {
+                let after = self.looked_to.take();
+                let released =
+                    quarantined::released_groups(sql, after.as_ref(), GROUPS as i64).await?;
+                self.looked_to = released.get(GROUPS - 1).cloned();
+                Ok(Found::Looked {
+                    released,
+                    vanished: match blocked.is_empty() {
+                        true => Vec::new(),
+                        false => quarantined::vanished(sql, &blocked).await?,
+                    },
+                    durable,
+                    count: match count {
+                        true => Some(quarantined::count(sql).await?),
+                        false => None,
+                    },
+                })
+            }
             Ask::Do(Command::Mark(group)) => {
                 quarantined::mark(sql, &group).await?;
                 Ok(Found::Marked(group))

@@ -9,22 +9,39 @@ use crate::map::OrderingKey;
 impl Quarantine {
     /// An operator has asked for events of this group.
     pub(in crate::relay) fn release(&mut self, group: Group) {
-        if self.releases.contains_key(&group) || self.releases.len() >= MAX_RELEASES {
+        let goes_forward = |group: &&Group| {
+            let release = self.releases.get(*group);
+            release.is_some_and(|release| release.in_lanes < PAGE)
+        };
+        if self.releases.contains_key(&group)
+            || self.turns.iter().filter(goes_forward).count() >= MAX_RELEASES
+        {
             return;
         }
-        let stage = match self.blocked.contains_key(&group) {
-            true => Stage::Begun(self.handed),
-            false => Stage::Paging,
+        let blocked = self.blocked.get(&group);
+        let stage = match blocked {
+            Some(_) => Stage::Begun(self.handed),
+            None => Stage::Paging,
+        };
+        let asks_from = match blocked.is_some_and(|by| by.letters > 0) {
+            true => u64::MAX,
+            false => 0,
         };
         let release = Release {
             stage,
             after: (0, 0),
             asked_at: 0,
+            asks_from,
             in_lanes: 0,
             last_record: 0,
         };
         self.releases.insert(group.clone(), release);
         self.turns.push_back(group);
+    }
+
+    /// Whether so many released events are in lanes that they must leave the last room to others.
+    pub(in crate::relay) fn crowds_lanes(&self) -> bool {
+        self.in_lanes.len() >= MAX_RELEASES * PAGE
     }
 
     /// Whether the group is being released by its key.
@@ -57,7 +74,7 @@ impl Quarantine {
         if blocked.is_some_and(|by| by.letters > 0) {
             return None;
         }
-        let room = release.in_lanes < PAGE;
+        let room = release.in_lanes < PAGE && self.durable >= release.asks_from;
         let all_durable = self.durable >= last_record.max(release.last_record);
         match &release.stage {
             Stage::Begun(at) if self.durable >= *at => Some(Command::Mark(group.clone())),
@@ -92,7 +109,8 @@ impl Quarantine {
         let Some(release) = self.releases.get_mut(group) else {
             return false;
         };
-        let wanted = matches!(release.stage, Stage::Paging | Stage::Handover(_));
+        let wanted = matches!(release.stage, Stage::Paging | Stage::Handover(_))
+            && release.asked_at >= release.asks_from;
         if wanted {
             release.after = at;
         }
@@ -115,7 +133,7 @@ impl Quarantine {
         rows: usize,
     ) -> Option<Vec<Event>> {
         let release = self.releases.get_mut(group)?;
-        if rows > 0 {
+        if rows > 0 || release.asked_at < release.asks_from {
             return None;
         }
         let last_record = self.blocked.get(group).map(|by| by.last_record);
@@ -125,12 +143,12 @@ impl Quarantine {
                 let held = std::mem::take(held);
                 release.stage = Stage::Ended;
                 self.blocked.remove(group);
-                self.end_of_idle(group);
+                self.ended(group);
                 return Some(held);
             }
             (Stage::Paging | Stage::Handover(_), None) => {
                 release.stage = Stage::Ended;
-                self.end_of_idle(group);
+                self.ended(group);
             }
             (Stage::Handover(_), Some(_)) | (Stage::Begun(_) | Stage::Ended | Stage::Failed, _) => {
             }
@@ -138,12 +156,16 @@ impl Quarantine {
         None
     }
 
-    /// Forgets a release of which nothing is on its way.
-    fn end_of_idle(&mut self, group: &Group) {
-        let durable = self.durable;
-        let idle = |release: &Release| release.in_lanes == 0 && release.last_record <= durable;
-        if self.releases.get(group).is_some_and(idle) {
-            self.forget(group);
+    /// A release has ended: it needs no turn any more, and goes when nothing of it is on its way.
+    fn ended(&mut self, group: &Group) {
+        self.turns.retain(|other| other != group);
+        if self
+            .releases
+            .get(group)
+            .is_some_and(Release::has_left_lanes)
+        {
+            self.leaving.push_back(group.clone());
+            self.durable(0);
         }
     }
 
@@ -191,6 +213,9 @@ impl Quarantine {
         if let Some(release) = self.releases.get_mut(&group) {
             release.in_lanes -= 1;
             release.last_record = self.handed;
+            if release.has_left_lanes() {
+                self.leaving.push_back(group.clone());
+            }
         }
         Some(group)
     }
@@ -206,7 +231,11 @@ impl Quarantine {
         };
         match std::mem::replace(&mut release.stage, Stage::Failed) {
             Stage::Handover(held) => held,
-            Stage::Begun(_) | Stage::Paging | Stage::Ended | Stage::Failed => Vec::new(),
+            Stage::Ended => {
+                self.turns.push_back(group.clone());
+                Vec::new()
+            }
+            Stage::Begun(_) | Stage::Paging | Stage::Failed => Vec::new(),
         }
     }
 

@@ -40,6 +40,9 @@ struct World {
     lane: VecDeque<Event>,
     /// What Pub/Sub refuses.
     bad: BTreeSet<u32>,
+    /// What could not be mapped when it came, and has a dead letter.
+    unmappable: BTreeSet<u32>,
+    letters: VecDeque<EventRef>,
     published: Vec<u32>,
     next: u32,
     asked: Option<Command>,
@@ -53,13 +56,40 @@ impl World {
             writer: VecDeque::new(),
             lane: VecDeque::new(),
             bad: BTreeSet::new(),
+            unmappable: BTreeSet::new(),
+            letters: VecDeque::new(),
             published: Vec::new(),
             next: 1,
             asked: None,
         }
     }
 
+    fn arrive_unmappable(&mut self, n: u32) {
+        let origin = event(n, Standing::New).origin;
+        self.quarantine.set_aside(&group(), &origin).unwrap();
+        if self.quarantine.is_releasing(&group()) {
+            self.unhold();
+        }
+        self.quarantine.letter_sent(&group());
+        self.letters.push_back(origin);
+    }
+
+    fn letter_ends(&mut self) {
+        let Some(origin) = self.letters.pop_front() else {
+            return;
+        };
+        let outcome = match self.quarantine.is_releasing(&group()) {
+            true => Outcome::Released,
+            false => Outcome::Quarantined,
+        };
+        self.record(origin, outcome("cannot be mapped".into()));
+        self.quarantine.letter_ended(&group());
+    }
+
     fn arrive(&mut self, n: u32) {
+        if self.unmappable.contains(&n) {
+            return self.arrive_unmappable(n);
+        }
         let Group {
             topic,
             ordering_key,
@@ -200,6 +230,7 @@ impl World {
         self.quarantine = Quarantine::new(OnBadEvent::QuarantineKey);
         self.writer.clear();
         self.lane.clear();
+        self.letters.clear();
         self.asked = None;
         let waiting = self.table.iter().find(|(_, row)| **row != Row::Published);
         if let Some((n, _)) = waiting {
@@ -221,8 +252,9 @@ impl World {
             self.ask();
             self.answer();
             self.publish();
+            self.letter_ends();
             self.write();
-            let at_rest = self.writer.is_empty() && self.lane.is_empty();
+            let at_rest = self.writer.is_empty() && self.lane.is_empty() && self.letters.is_empty();
             if at_rest && self.quarantine.releases.is_empty() {
                 if self.table.values().all(|row| *row == Row::Published) {
                     return;
@@ -237,6 +269,8 @@ impl World {
 #[derive(Debug, Clone)]
 enum Step {
     Arrive { bad: bool },
+    ArriveUnmappable,
+    LetterEnds,
     Write,
     Publish,
     Ask,
@@ -251,6 +285,8 @@ enum Step {
 fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         6 => prop::bool::weighted(0.2).prop_map(|bad| Step::Arrive { bad }),
+        1 => Just(Step::ArriveUnmappable),
+        2 => Just(Step::LetterEnds),
         6 => Just(Step::Write),
         6 => Just(Step::Publish),
         6 => Just(Step::Ask),
@@ -281,6 +317,13 @@ proptest! {
                     world.next += 1;
                     world.arrive(world.next - 1);
                 }
+                Step::ArriveUnmappable => {
+                    world.unmappable.insert(world.next);
+                    world.bad.insert(world.next);
+                    world.next += 1;
+                    world.arrive(world.next - 1);
+                }
+                Step::LetterEnds => world.letter_ends(),
                 Step::Write => world.write(),
                 Step::Publish => world.publish(),
                 Step::Ask => world.ask(),
@@ -367,4 +410,73 @@ fn a_failure_of_everything_stops_before_the_quarantine_is_without_bound() {
         !block(7).unwrap(),
         "a key that is blocked already may go on"
     );
+}
+
+#[test]
+fn what_has_left_the_quarantine_makes_room_for_other_events_that_block_nothing() {
+    let mut quarantine = Quarantine::new(OnBadEvent::QuarantineEvent);
+    let origin = Event::for_tests(1).origin;
+    let set_aside = |quarantine: &mut Quarantine, events: usize| {
+        (0..events).try_for_each(|_| quarantine.set_aside(&group(), &origin).map(|_| ()))
+    };
+    set_aside(&mut quarantine, MAX_BLOCKED - 5).unwrap();
+    // All but ten of them were released or discarded, while five more came.
+    quarantine.counting();
+    set_aside(&mut quarantine, 5).unwrap();
+    quarantine.counted(10);
+    set_aside(&mut quarantine, MAX_BLOCKED - 15).unwrap();
+    quarantine.counting();
+    quarantine.counted(MAX_BLOCKED);
+    let full = set_aside(&mut quarantine, 1).unwrap_err();
+    assert_eq!(full.code(), Code::QuarantineFull);
+}
+
+#[test]
+fn releases_that_do_not_move_leave_their_turn_to_others() {
+    let mut quarantine = Quarantine::new(OnBadEvent::QuarantineKey);
+    let nth = |n: u32| Group {
+        ordering_key: OrderingKey::from(n.to_string().as_str()),
+        ..group()
+    };
+    let groups = MAX_RELEASES as u32;
+    for n in 0..groups {
+        quarantine.release(nth(n));
+    }
+    quarantine.release(nth(groups));
+    assert!(!quarantine.releases.contains_key(&nth(groups)), "no room");
+    // Half of them have been read to their end, the others have a full page; nothing is published.
+    for n in 0..groups {
+        let events = if n % 2 == 0 { 1 } else { PAGE as u32 };
+        let Some(Command::Page(read, _)) = quarantine.command() else {
+            panic!("each has its turn");
+        };
+        assert_eq!(read, nth(n));
+        for event in 0..events {
+            let at = (u64::from(n + 1), event + 1);
+            assert!(quarantine.read(&read, at));
+            quarantine.goes_to_lane(&read, at);
+        }
+        assert!(quarantine.page_ended(&read, events as usize).is_none());
+    }
+    while let Some(Command::Page(read, _)) = quarantine.command() {
+        assert!(quarantine.page_ended(&read, 0).is_none());
+    }
+    quarantine.release(nth(groups));
+    let page = Command::Page(nth(groups), (0, 0));
+    assert_eq!(quarantine.command(), Some(page));
+    // They are as they were: what one has in its lane is published, and it is over.
+    let record = Record {
+        topic: Some(group().topic),
+        ordering_key: nth(0).ordering_key,
+        at: SystemTime::UNIX_EPOCH,
+        events: vec![EventRef {
+            commit: crate::watermark::CommitLsn::new(decoder::Lsn::new(1)),
+            ..event(1, Standing::Released).origin
+        }],
+        outcome: Outcome::Published(Vec::new()),
+    };
+    quarantine.handed(&record);
+    assert!(quarantine.releases.contains_key(&nth(0)));
+    quarantine.durable(1);
+    assert!(!quarantine.releases.contains_key(&nth(0)));
 }
