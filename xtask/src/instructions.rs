@@ -130,7 +130,7 @@ fn build() -> Result<PathBuf, String> {
         .filter_map(|line| serde_json::from_str::<Built>(line).ok());
     messages
         .filter_map(|message| message.executable)
-        .last()
+        .next_back()
         .ok_or_else(|| "cargo names no program of the benchmark".into())
 }
 
