@@ -60,19 +60,19 @@ impl Backlog {
         format!("{} events of {bytes} bytes, {rows}, {keys}", self.events)
     }
 
-    /// SQL that writes the rows.
-    pub(crate) fn sql(&self) -> String {
+    /// Statements that write the rows; one at a time, since a block that commits stands alone.
+    pub(crate) fn statements(&self) -> Vec<String> {
         let key = match self.keys {
             Some(keys) => format!("'k-' || (i % {keys})"),
             None => "'k-' || i".to_owned(),
         };
         let (prepare, text) = match self.text {
-            Text::Short => (String::new(), "repeat('x', 100)".to_owned()),
+            Text::Short => (None, "repeat('x', 100)".to_owned()),
             Text::Noise(bytes) => (
-                format!(
+                Some(format!(
                     "CREATE TABLE noise AS SELECT string_agg(md5(n::text), '') AS text \
-                     FROM generate_series(0, {bytes} / 32) n; "
-                ),
+                     FROM generate_series(0, {bytes} / 32) n"
+                )),
                 // The digest makes each row another one.
                 format!("left(md5(i::text) || (SELECT text FROM noise), {bytes})"),
             ),
@@ -95,6 +95,6 @@ impl Backlog {
                 )),
             ),
         };
-        prepare + &write
+        prepare.into_iter().chain([write]).collect()
     }
 }

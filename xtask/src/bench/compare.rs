@@ -29,8 +29,7 @@ impl Stock {
         }
         eprintln!("  writing {}", backlog.describe());
         let database = Database::start(&process::binary()).await?;
-        database.load(&backlog).await?;
-        let end = database.wal_position().await?;
+        let end = database.load(&backlog).await?;
         self.loaded.push(Loaded {
             backlog,
             database,
@@ -94,6 +93,7 @@ pub(super) async fn compare(
 fn line(scenario: &Scenario, baseline: &[Sample], ours: &[Sample]) -> Line {
     let value = |side: &Side, sample: &Sample| match scenario.unit {
         Unit::Events | Unit::Requests => sample.rate(),
+        Unit::EventsStreamed => sample.events as f64 / sample.streamed_seconds,
         Unit::Megabytes => sample.rate() * side.backlog.text_bytes() as f64 / 1e6,
     };
     let (their_side, our_side) = (&scenario.baseline, &scenario.ours);

@@ -108,12 +108,19 @@ impl Database {
         u64::try_from(count).map_err(|e| e.to_string())
     }
 
-    /// Writes the backlog, and lets the server settle.
-    pub(crate) async fn load(&self, backlog: &Backlog) -> Result<(), String> {
+    /// Writes the backlog, and lets the server settle. Returns where the last commit ends: a reader
+    /// that has it has everything, without waiting for word of what the server wrote after it.
+    pub(crate) async fn load(&self, backlog: &Backlog) -> Result<String, String> {
         self.execute("SET synchronous_commit = off").await?;
-        self.execute(&backlog.sql()).await?;
+        for statement in backlog.statements() {
+            self.execute(&statement).await?;
+        }
+        let end = self
+            .text("SELECT pg_current_wal_insert_lsn()::text")
+            .await?;
         self.execute("SET synchronous_commit = on; ANALYZE; CHECKPOINT")
-            .await
+            .await?;
+        Ok(end)
     }
 
     pub(crate) async fn wal_position(&self) -> Result<String, String> {

@@ -39,8 +39,12 @@ pub(super) async fn drain(
     let began = Instant::now();
     let mut program = process::start(&mut command)?;
     let mut spent = Spent::default();
+    let mut streams_since = None;
     let over = loop {
         let server = database.look(SLOT, end).await?;
+        if server.walsender.is_some() {
+            streams_since.get_or_insert_with(Instant::now);
+        }
         let ended = spent.look(&mut program, &server, emulator.as_mut(), contestant)?;
         match (ended, contestant.ends_by_itself()) {
             (true, true) => break Over::Drained,
@@ -52,6 +56,7 @@ pub(super) async fn drain(
         }
     };
     let seconds = began.elapsed().as_secs_f64();
+    let streamed_seconds = streams_since.unwrap_or(began).elapsed().as_secs_f64();
     drop(program);
     let told = match emulator {
         Some(emulator) => Some(emulator.finish()?),
@@ -79,6 +84,7 @@ pub(super) async fn drain(
         events,
         complete: over == Over::Drained,
         seconds,
+        streamed_seconds,
         program: spent.program,
         walsender_cpu: spent.walsender,
         dispatch_cpu: spent.dispatch,

@@ -29,9 +29,10 @@ pub(super) const RATES: [(u64, Aim); 3] = [
 /// Parts of a thousand, and their names.
 const PERCENTILES: [(usize, &str); 3] = [(500, "p50"), (990, "p99"), (999, "p99.9")];
 
-/// A session commits at most so many rows a second, since each waits for its flush.
-const ROWS_PER_WRITER: u64 = 500;
-const MAX_WRITERS: u64 = 24;
+/// Each commit waits for its flush, which may take milliseconds: so many rows a second are asked of
+/// a session, and of more only when there are as many sessions as a server takes easily.
+const ROWS_PER_WRITER: u64 = 50;
+const MAX_WRITERS: u64 = 64;
 
 /// What is left out at the start, while connections open.
 const WARM_UP: Duration = Duration::from_secs(1);
@@ -96,7 +97,10 @@ pub(super) async fn measure(
                 "baseline": baseline.iter().map(|r| r.percentile(thousandth)).collect::<Vec<_>>(),
                 "ours": ours.iter().map(|r| r.percentile(thousandth)).collect::<Vec<_>>(),
             }),
-            note: too_slow(rate, baseline.iter().chain(&ours)),
+            note: match name {
+                "p99" => too_slow(rate, baseline.iter().chain(&ours)),
+                _ => None,
+            },
         }
     };
     Ok(PERCENTILES.into_iter().map(line).collect())

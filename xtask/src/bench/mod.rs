@@ -154,12 +154,15 @@ pub(crate) fn run(args: &BenchArgs) -> Result<(), String> {
         .enable_all()
         .build()
         .map_err(|e| e.to_string())?;
-    let lines = runtime.block_on(measure_all(&measurements, extent, args.full))?;
+    let (lines, failed) = runtime.block_on(measure_all(&measurements, extent, args.full));
     match args.json {
         true => report::print_json(&lines),
         false => report::print_table(&lines),
     }
-    Ok(())
+    match failed.is_empty() {
+        true => Ok(()),
+        false => Err(format!("not measured: {}", failed.join("; "))),
+    }
 }
 
 /// The relay alone first: what is shipped shall not depend on what the examples need.
@@ -171,38 +174,49 @@ fn build() -> Result<(), String> {
     ))
 }
 
+/// The lines, and what could not be measured: hours of others are not lost by it.
 async fn measure_all(
     measurements: &[Measurement],
     extent: Extent,
     full: bool,
-) -> Result<Vec<Line>, String> {
-    let Extent {
-        runs, steady, idle, ..
-    } = extent;
+) -> (Vec<Line>, Vec<String>) {
     let mut stock = Stock::default();
-    let mut lines = Vec::new();
+    let (mut lines, mut failed) = (Vec::new(), Vec::new());
     for (n, measurement) in measurements.iter().enumerate() {
-        if let Some(why) = measurement.left_out(full)? {
-            eprintln!("{}: left out, {why}", measurement.name());
-            continue;
-        }
         eprintln!("{}", measurement.name());
-        let measured = match measurement {
-            Measurement::Drain(scenario) => {
-                vec![compare::compare(scenario, &mut stock, runs).await?]
+        match measure(measurement, &mut stock, extent, full).await {
+            Ok(measured) => lines.extend(measured),
+            Err(error) => {
+                eprintln!("  failed: {error}");
+                failed.push(format!("{}: {error}", measurement.name()));
             }
-            Measurement::Latency(rate, aim) => latency::measure(*rate, *aim, runs, steady).await?,
-            Measurement::Idle => idle::measure(runs, idle).await?,
-            Measurement::Start => start::measure(runs.max(5)).await?,
-        };
-        lines.extend(measured);
+        }
         let rest = measurements.iter().skip(n + 1);
         stock.keep_for(rest.filter_map(|measurement| match measurement {
             Measurement::Drain(scenario) => Some(&**scenario),
             _ => None,
         }));
     }
-    Ok(lines)
+    (lines, failed)
+}
+
+async fn measure(
+    measurement: &Measurement,
+    stock: &mut Stock,
+    extent: Extent,
+    full: bool,
+) -> Result<Vec<Line>, String> {
+    if let Some(why) = measurement.left_out(full)? {
+        eprintln!("  left out: {why}");
+        return Ok(Vec::new());
+    }
+    let runs = extent.runs;
+    match measurement {
+        Measurement::Drain(scenario) => Ok(vec![compare::compare(scenario, stock, runs).await?]),
+        Measurement::Latency(rate, aim) => latency::measure(*rate, *aim, runs, extent.steady).await,
+        Measurement::Idle => idle::measure(runs, extent.idle).await,
+        Measurement::Start => start::measure(runs).await,
+    }
 }
 
 /// Whether the relay knows a setting of this name.

@@ -13,6 +13,8 @@ pub(super) struct Sample {
     /// False when the program was stopped before the end.
     pub(super) complete: bool,
     pub(super) seconds: f64,
+    /// Those since a walsender served the slot; all of them where none did.
+    pub(super) streamed_seconds: f64,
     /// Of the program that drains.
     pub(super) program: Usage,
     /// CPU seconds of the server's processes and of the emulator; 0 where there are none.
@@ -38,6 +40,7 @@ impl Sample {
             "events": self.events,
             "complete": self.complete,
             "seconds": self.seconds,
+            "streamed_seconds": self.streamed_seconds,
             "peak_rss_kib": self.program.peak_rss_kib,
             "requests": self.requests,
             "cpu_us_per_event": self.us_per_event(self.program.cpu_seconds),

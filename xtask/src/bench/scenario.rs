@@ -36,6 +36,8 @@ pub(super) struct Side {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Unit {
     Events,
+    /// Events, by the time since the stream began: what the start takes is left out.
+    EventsStreamed,
     Requests,
     /// Of payload.
     Megabytes,
@@ -45,6 +47,7 @@ impl Unit {
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Events => "events/s",
+            Self::EventsStreamed => "events/s streamed",
             Self::Requests => "requests/s",
             Self::Megabytes => "MB/s",
         }
@@ -209,6 +212,7 @@ fn lengths(events: u64, all: &mut Vec<Scenario>) {
         );
         lengths.baseline.backlog = theirs;
         lengths.full_only = full_only;
+        lengths.unit = Unit::EventsStreamed;
         all.push(lengths);
     }
 }
