@@ -4,8 +4,8 @@
 //! brings each event to its recorded outcome, `supervisor` looks at the database from beside it,
 //! `auditor` for rows that the stream left out, `standby` waits for a slot that another relay
 //! holds, `opening` compares the slot with what was written down (`record`), and `recovery` makes
-//! up for a slot that was lost. What ends a session is an error; whether another one follows is
-//! decided by its code alone.
+//! up for a slot that was lost. `mapped_stream` is a session without delivery, for measuring. What
+//! ends a session is an error; whether another one follows is decided by its code alone.
 
 mod auditor;
 mod backlog;
@@ -13,6 +13,7 @@ mod budget;
 mod delivery;
 mod from_table;
 mod intake;
+mod mapped_stream;
 mod opening;
 mod pipeline;
 mod quarantine;
@@ -33,6 +34,7 @@ use slot_manager::publication::CapturedTable;
 use slot_manager::{Health, Slot, SystemIdentifier};
 use tokio::sync::watch;
 
+pub use mapped_stream::{MappedEvent, MappedStream};
 pub use state::{Phase, State};
 
 use crate::error::{Code, Disposition, Result};

@@ -9,6 +9,9 @@ use crate::step;
 /// The unit of times in /proc on Linux.
 const TICKS_PER_SECOND: f64 = 100.0;
 
+/// The topic that the outbox of the measurements is published to.
+pub(crate) const TOPIC: &str = "projects/bench/topics/order.events";
+
 /// What a process has used.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Usage {
@@ -68,7 +71,7 @@ pub(crate) fn usage(pid: u32) -> Option<Usage> {
 pub(crate) fn emulator(binary: &Path, listen: &str) -> Result<(Running, String), String> {
     let mut child = Command::new(binary)
         .args(["emulator", "--listen", listen])
-        .args(["--topic", "projects/bench/topics/order.events"])
+        .args(["--topic", TOPIC])
         .stdout(Stdio::piped())
         .spawn()
         .map_err(|e| format!("{}: {e}", binary.display()))?;
@@ -93,14 +96,25 @@ pub(crate) fn emulator(binary: &Path, listen: &str) -> Result<(Running, String),
 
 /// The relay on the slot `postrider` of the database at `url`, publishing to the emulator at `host`.
 pub(crate) fn relay(binary: &Path, url: &str, host: &str) -> Result<Running, String> {
-    Command::new(binary)
-        .arg("run")
-        .env("DATABASE_URL", url)
-        .env("PUBSUB_EMULATOR_HOST", host)
-        .env("PUBSUB_PROJECT_ID", "bench")
-        .env("POSTRIDER_HTTP_ADDR", "off")
-        .env("RUST_LOG", "error")
+    start(Command::new(binary).arg("run").envs(environment(url, host)))
+}
+
+/// Settings of whatever reads the slot `postrider` of the database at `url`.
+pub(crate) fn environment<'a>(url: &'a str, host: &'a str) -> [(&'static str, &'a str); 5] {
+    [
+        ("DATABASE_URL", url),
+        ("PUBSUB_EMULATOR_HOST", host),
+        ("PUBSUB_PROJECT_ID", "bench"),
+        ("POSTRIDER_HTTP_ADDR", "off"),
+        ("RUST_LOG", "error"),
+    ]
+}
+
+/// Starts a program that ends with us.
+pub(crate) fn start(command: &mut Command) -> Result<Running, String> {
+    let name = command.get_program().to_string_lossy().into_owned();
+    command
         .spawn()
         .map(Running)
-        .map_err(|e| format!("{}: {e}", binary.display()))
+        .map_err(|e| format!("{name}: {e}"))
 }

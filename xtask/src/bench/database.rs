@@ -1,15 +1,27 @@
-//! The server of one scenario: loaded once, drained again and again.
+//! The server of a measurement: loaded once, drained again and again.
 
 use std::path::Path;
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 use scratch_postgres::ScratchPostgres;
 use tokio_postgres::{Client, NoTls};
 
-use super::scenario::Scenario;
+use super::backlog::Backlog;
+use super::drain::Server;
 
 /// The slot that stands before the backlog and is never read: the others are copies of it.
 const ORIGIN: &str = "origin";
+
+/// How long the session of a reader that was ended may take to go.
+const FREE_LIMIT: Duration = Duration::from_secs(30);
+
+/// The relay's dispatch writer by the name of its session.
+const LOOK: &str = "\
+    SELECT coalesce(s.confirmed_flush_lsn >= $2::text::pg_lsn, false), s.active_pid, \
+           (SELECT pid FROM pg_stat_activity \
+            WHERE application_name = 'postrider dispatch ' || $1 LIMIT 1) \
+    FROM pg_replication_slots s WHERE s.slot_name = $1";
 
 pub(crate) struct Database {
     server: ScratchPostgres,
@@ -18,6 +30,8 @@ pub(crate) struct Database {
 
 impl Database {
     /// A durable server, prepared by `postrider init --apply`.
+    ///
+    /// Its own maintenance is off while it is measured: it would fall on whoever's turn it is.
     pub(crate) async fn start(binary: &Path) -> Result<Self, String> {
         let server = ScratchPostgres::builder()
             .durable()
@@ -25,13 +39,13 @@ impl Database {
             .setting("max_wal_size", "8GB")
             .setting("shared_buffers", "512MB")
             .setting("checkpoint_timeout", "1h")
+            .setting("autovacuum", "off")
+            // Costs the server nothing that can be measured; the latencies count from it.
+            .setting("track_commit_timestamp", "on")
             .start()
             .map_err(|e| e.to_string())?;
         let url = server.url("postgres");
-        let (client, connection) = tokio_postgres::connect(&url, NoTls)
-            .await
-            .map_err(|e| e.to_string())?;
-        tokio::spawn(connection);
+        let client = connect(&url).await?;
         let init = Command::new(binary)
             .args(["init", "--apply", "--no-slot"])
             .env("DATABASE_URL", &url)
@@ -51,6 +65,21 @@ impl Database {
 
     pub(crate) fn url(&self) -> String {
         self.server.url("postgres")
+    }
+
+    /// The same over the server's Unix socket.
+    pub(super) fn socket_url(&self) -> String {
+        self.server.socket_url("postgres")
+    }
+
+    /// Our own session.
+    pub(super) fn client(&self) -> &Client {
+        &self.client
+    }
+
+    /// Another session.
+    pub(super) async fn connect(&self) -> Result<Client, String> {
+        connect(&self.url()).await
     }
 
     pub(crate) async fn execute(&self, sql: &str) -> Result<(), String> {
@@ -79,12 +108,19 @@ impl Database {
         u64::try_from(count).map_err(|e| e.to_string())
     }
 
-    /// Writes the backlog, and lets the server settle.
-    pub(crate) async fn load(&self, scenario: &Scenario, events: u64) -> Result<(), String> {
+    /// Writes the backlog, and lets the server settle. Returns where the last commit ends: a reader
+    /// that has it has everything, without waiting for word of what the server wrote after it.
+    pub(crate) async fn load(&self, backlog: &Backlog) -> Result<String, String> {
         self.execute("SET synchronous_commit = off").await?;
-        self.execute(&scenario.sql(events)).await?;
+        for statement in backlog.statements() {
+            self.execute(&statement).await?;
+        }
+        let end = self
+            .text("SELECT pg_current_wal_insert_lsn()::text")
+            .await?;
         self.execute("SET synchronous_commit = on; ANALYZE; CHECKPOINT")
-            .await
+            .await?;
+        Ok(end)
     }
 
     pub(crate) async fn wal_position(&self) -> Result<String, String> {
@@ -93,11 +129,74 @@ impl Database {
 
     /// A new slot at the start of the backlog; one of the same name is dropped.
     pub(crate) async fn copy_slot(&self, name: &str) -> Result<(), String> {
+        self.free_slot(name).await?;
         self.execute(&format!(
-            "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots \
-             WHERE slot_name = '{name}'; \
-             SELECT pg_copy_logical_replication_slot('{ORIGIN}', '{name}')"
+            "SELECT pg_copy_logical_replication_slot('{ORIGIN}', '{name}')"
         ))
         .await
     }
+
+    /// A new slot at the present end of the WAL; one of the same name is dropped.
+    pub(super) async fn new_slot(&self, name: &str) -> Result<(), String> {
+        self.free_slot(name).await?;
+        self.execute(&format!(
+            "SELECT pg_create_logical_replication_slot('{name}', 'pgoutput')"
+        ))
+        .await
+    }
+
+    /// As if nothing had ever been drained: no records, no dirty pages, the slot at the start.
+    pub(super) async fn prepare_drain(&self, slot: &str) -> Result<(), String> {
+        self.forget().await?;
+        self.copy_slot(slot).await
+    }
+
+    /// Removes what a relay has written.
+    pub(super) async fn forget(&self) -> Result<(), String> {
+        self.execute("TRUNCATE outbox.dispatch; DELETE FROM outbox.relay; CHECKPOINT")
+            .await
+    }
+
+    /// Ends whoever reads the slot, and drops it.
+    pub(super) async fn free_slot(&self, name: &str) -> Result<(), String> {
+        let began = Instant::now();
+        let reader = format!(
+            "SELECT count(pg_terminate_backend(active_pid)) FROM pg_replication_slots \
+             WHERE slot_name = '{name}' AND active_pid IS NOT NULL"
+        );
+        while self.count(&reader).await? > 0 {
+            if began.elapsed() > FREE_LIMIT {
+                return Err(format!("slot {name} is still read"));
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        self.execute(&format!(
+            "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots \
+             WHERE slot_name = '{name}'"
+        ))
+        .await
+    }
+
+    /// How far the slot's reader is, and which processes of the server serve it.
+    pub(super) async fn look(&self, slot: &str, end: &str) -> Result<Server, String> {
+        let row = self
+            .client
+            .query_opt(LOOK, &[&slot, &end])
+            .await
+            .map_err(|e| format!("{e:?}"))?;
+        let pid = |pid: Option<i32>| pid.and_then(|pid| u32::try_from(pid).ok());
+        Ok(row.map_or_else(Server::default, |row| Server {
+            drained: row.get(0),
+            walsender: pid(row.get(1)),
+            dispatch: pid(row.get(2)),
+        }))
+    }
+}
+
+async fn connect(url: &str) -> Result<Client, String> {
+    let (client, connection) = tokio_postgres::connect(url, NoTls)
+        .await
+        .map_err(|e| e.to_string())?;
+    tokio::spawn(connection);
+    Ok(client)
 }

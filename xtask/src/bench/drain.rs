@@ -1,108 +1,147 @@
-//! One drain of the backlog, by `pg_recvlogical` or by the relay, with its time and its memory.
+//! One drain of a backlog: its time, and what each process spent on it.
+//!
+//! The clock runs from the start of the program. A program that ends by itself has drained the
+//! backlog when it has ended, the relay when its slot has confirmed the backlog's last event: it
+//! has then also published and recorded everything, and waited for its next status message.
 
-use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use super::backlog::Backlog;
+use super::contestant::{Contestant, SLOT};
 use super::database::Database;
-use super::report::Drain;
-use crate::process::{self, Usage, binary, usage};
+use super::peers::Emulator;
+use super::sample::Sample;
+use crate::process::{self, Running, Usage, usage};
 
-/// How often the position of the slot is looked at; small against any drain.
+/// How often everything is looked at; small against any drain.
 const LOOK_INTERVAL: Duration = Duration::from_millis(20);
 
-/// `pg_recvlogical` to /dev/null until `end`.
-pub(super) async fn baseline(database: &Database, end: &str) -> Result<Drain, String> {
-    const SLOT: &str = "baseline";
-    database.copy_slot(SLOT).await?;
-    let began = Instant::now();
-    let mut child = Command::new(pg_recvlogical()?)
-        .args([
-            "--dbname",
-            &database.url(),
-            "--slot",
-            SLOT,
-            "--start",
-            "--endpos",
-            end,
-        ])
-        .args(["-o", "proto_version=1", "-o", "publication_names=postrider"])
-        .args([
-            "--fsync-interval=0",
-            "--status-interval=1",
-            "--file=/dev/null",
-        ])
-        .stdout(Stdio::null())
-        .stderr(Stdio::piped())
-        .spawn()
-        .map_err(|e| format!("pg_recvlogical: {e}"))?;
-    let usage = wait(&mut child)?;
-    let seconds = began.elapsed().as_secs_f64();
-    database
-        .execute(&format!("SELECT pg_drop_replication_slot('{SLOT}')"))
-        .await?;
-    Ok(Drain { seconds, usage })
-}
+/// A program that grows beyond this is stopped and judged by what it has done until then.
+const MEMORY_LIMIT_KIB: u64 = 6 << 20;
 
-fn wait(child: &mut Child) -> Result<Usage, String> {
-    let mut last = Usage::default();
-    loop {
-        last = usage(child.id()).unwrap_or(last);
-        match child.try_wait().map_err(|e| e.to_string())? {
-            Some(status) if status.success() => return Ok(last),
-            Some(status) => return Err(format!("pg_recvlogical ended with {status}")),
-            None => std::thread::sleep(LOOK_INTERVAL),
+/// Without an end for so long something is wrong.
+const LIMIT: Duration = Duration::from_secs(3_600);
+
+/// Drains `backlog`, which ends at `end`.
+pub(super) async fn drain(
+    contestant: Contestant,
+    database: &Database,
+    backlog: &Backlog,
+    end: &str,
+) -> Result<Sample, String> {
+    database.prepare_drain(SLOT).await?;
+    let mut emulator = match contestant.emulator_delay_ms() {
+        Some(delay_ms) => Some(Emulator::start(delay_ms, false)?),
+        None => None,
+    };
+    let host = emulator.as_ref().map_or("127.0.0.1:1", |e| &e.host);
+    let mut command = contestant.command(database, end, host, backlog)?;
+    let began = Instant::now();
+    let mut program = process::start(&mut command)?;
+    let mut spent = Spent::default();
+    let mut streams_since = None;
+    let over = loop {
+        let server = database.look(SLOT, end).await?;
+        if server.walsender.is_some() {
+            streams_since.get_or_insert_with(Instant::now);
+        }
+        let ended = spent.look(&mut program, &server, emulator.as_mut(), contestant)?;
+        match (ended, contestant.ends_by_itself()) {
+            (true, true) => break Over::Drained,
+            (true, false) => return Err(format!("{} ended", contestant.describe())),
+            (false, false) if server.drained => break Over::Drained,
+            _ if spent.program.peak_rss_kib > MEMORY_LIMIT_KIB => break Over::TooLarge,
+            _ if began.elapsed() > LIMIT => return Err("it takes too long".into()),
+            _ => tokio::time::sleep(LOOK_INTERVAL).await,
+        }
+    };
+    let seconds = began.elapsed().as_secs_f64();
+    let streamed_seconds = streams_since.unwrap_or(began).elapsed().as_secs_f64();
+    drop(program);
+    let told = match emulator {
+        Some(emulator) => Some(emulator.finish()?),
+        None => None,
+    };
+    let events = match (over, &told) {
+        (Over::TooLarge, Some(told)) => told.stored,
+        _ => backlog.events,
+    };
+    if let Some(told) = &told
+        && told.stored != events
+    {
+        return Err(format!("{} of {events} events were published", told.stored));
+    }
+    if contestant.records_all() {
+        let rows = database
+            .count("SELECT count(*) FROM outbox.dispatch")
+            .await?;
+        if rows != events {
+            return Err(format!("{rows} of {events} events have a dispatch row"));
         }
     }
+    database.free_slot(SLOT).await?;
+    Ok(Sample {
+        events,
+        complete: over == Over::Drained,
+        seconds,
+        streamed_seconds,
+        program: spent.program,
+        walsender_cpu: spent.walsender,
+        dispatch_cpu: spent.dispatch,
+        emulator_cpu: spent.emulator,
+        requests: told.map(|told| told.requests),
+    })
 }
 
-/// The relay with full dispatch rows, until its slot has confirmed `end`.
-pub(super) async fn relay(database: &Database, end: &str, events: u64) -> Result<Drain, String> {
-    const SLOT: &str = "postrider";
-    database
-        .execute("TRUNCATE outbox.dispatch; DELETE FROM outbox.relay; CHECKPOINT")
-        .await?;
-    database.copy_slot(SLOT).await?;
-    let binary = binary();
-    let (_emulator, host) = process::emulator(&binary, "127.0.0.1:0")?;
-    let began = Instant::now();
-    let mut relay = process::relay(&binary, &database.url(), &host)?;
-    let reached = format!(
-        "SELECT (confirmed_flush_lsn >= '{end}')::text FROM pg_replication_slots \
-         WHERE slot_name = '{SLOT}'"
-    );
-    while database.text(&reached).await? != "true" {
-        relay.usage()?;
-        tokio::time::sleep(LOOK_INTERVAL).await;
-    }
-    let seconds = began.elapsed().as_secs_f64();
-    let usage = relay.usage()?;
-    let recorded = database
-        .text("SELECT count(*)::text FROM outbox.dispatch")
-        .await?;
-    if recorded != events.to_string() {
-        return Err(format!("{recorded} of {events} events have a dispatch row"));
-    }
-    drop(relay);
-    database
-        .execute(
-            "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots \
-             WHERE active_pid IS NOT NULL",
-        )
-        .await?;
-    Ok(Drain { seconds, usage })
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Over {
+    Drained,
+    TooLarge,
 }
 
-fn pg_recvlogical() -> Result<PathBuf, String> {
-    if let Some(folder) = std::env::var_os(scratch_postgres::BIN_FOLDER_VARIABLE) {
-        return Ok(PathBuf::from(folder).join("pg_recvlogical"));
+/// What the server says of a drain.
+#[derive(Debug, Default)]
+pub(super) struct Server {
+    pub(super) drained: bool,
+    pub(super) walsender: Option<u32>,
+    pub(super) dispatch: Option<u32>,
+}
+
+/// CPU seconds until the last look, by process.
+#[derive(Debug, Default)]
+struct Spent {
+    program: Usage,
+    walsender: f64,
+    dispatch: f64,
+    emulator: f64,
+}
+
+impl Spent {
+    /// Notes what all have used; says whether the program has ended well.
+    fn look(
+        &mut self,
+        program: &mut Running,
+        server: &Server,
+        emulator: Option<&mut Emulator>,
+        contestant: Contestant,
+    ) -> Result<bool, String> {
+        // A process that is gone keeps its last figure.
+        if let Some(usage) = usage(program.0.id()) {
+            self.program = usage;
+        }
+        if let Some(usage) = server.walsender.and_then(usage) {
+            self.walsender = usage.cpu_seconds;
+        }
+        if let Some(usage) = server.dispatch.and_then(usage) {
+            self.dispatch = usage.cpu_seconds;
+        }
+        if let Some(emulator) = emulator {
+            self.emulator = emulator.usage()?.cpu_seconds;
+        }
+        match program.0.try_wait().map_err(|e| e.to_string())? {
+            None => Ok(false),
+            Some(status) if status.success() => Ok(true),
+            Some(status) => Err(format!("{} ended with {status}", contestant.describe())),
+        }
     }
-    let versions = std::fs::read_dir("/usr/lib/postgresql").map_err(|e| e.to_string())?;
-    let found = versions
-        .flatten()
-        .map(|version| version.path().join("bin/pg_recvlogical"));
-    found
-        .filter(|path| path.exists())
-        .max()
-        .ok_or_else(|| "no pg_recvlogical".into())
 }

@@ -1,19 +1,34 @@
-//! `cargo xtask bench`: the relay against `pg_recvlogical` draining the same backlog.
+//! `cargo xtask bench`: the relay against `pg_recvlogical` and others, in the same run.
 //!
-//! Every figure is a ratio to a baseline of the same run, since machines differ and are shared.
-//! The server keeps its durable settings (fsync on), the emulator is a process of its own, and the
-//! relay writes full dispatch rows. Each run drains its own copy of one slot, so that relay and
-//! baseline read the same WAL; they take turns.
+//! Every figure stands beside a baseline of the same run, since machines differ and are shared:
+//! both take turns, and medians are compared. The server keeps its durable settings (fsync on),
+//! each program is a process of its own, and each drain starts from a copy of one slot, so that all
+//! read the same WAL. docs/performance.md tells the method.
+//!
+//! Not here: memory under loads that would make a careless relay grow (`cargo xtask memory`), and
+//! micro-benchmarks.
 
+pub(crate) mod backlog;
+mod compare;
+mod contestant;
 pub(crate) mod database;
 mod drain;
+mod idle;
+mod latency;
+mod output;
+mod peers;
 mod report;
-pub(crate) mod scenario;
+mod sample;
+mod scenario;
+mod start;
+
+use std::process::Command;
+use std::time::Duration;
 
 use clap::Args;
 
-use database::Database;
-use report::{Outcome, Run};
+use compare::Stock;
+use report::{Aim, Line};
 use scenario::Scenario;
 
 use crate::{process, step};
@@ -21,74 +36,196 @@ use crate::{process, step};
 /// What to measure.
 #[derive(Debug, Args)]
 pub(crate) struct BenchArgs {
-    /// Only scenarios whose name contains this
-    #[arg(long, value_name = "TEXT")]
-    only: Option<String>,
-    /// Events in each backlog
+    /// Only scenarios whose name contains one of these
+    #[arg(long, value_name = "TEXT", value_delimiter = ',')]
+    only: Vec<String>,
+    /// Events in a backlog; payloads and lengths scale with it
     #[arg(long, default_value_t = 1_000_000)]
     events: u64,
-    /// Runs of relay and baseline, by turns; the medians are reported
-    #[arg(long, default_value_t = 3)]
+    /// Runs of each side, by turns; the medians are reported
+    #[arg(long, default_value_t = 5)]
     runs: u32,
-    /// Measure target/release/postrider as it is
+    /// Also what takes very long: a backlog ten times as large
+    #[arg(long)]
+    full: bool,
+    /// Everything once with little, to see that it runs; the figures mean nothing
+    #[arg(long, conflicts_with_all = ["events", "runs", "full"])]
+    quick: bool,
+    /// Measure what target/release holds as it is
     #[arg(long)]
     no_build: bool,
     /// Print JSON instead of a table
     #[arg(long)]
     json: bool,
+    /// Only tell the names of the scenarios
+    #[arg(long)]
+    list: bool,
+}
+
+/// How much of everything.
+#[derive(Debug, Clone, Copy)]
+struct Extent {
+    events: u64,
+    runs: u32,
+    /// Of each run at a steady rate.
+    steady: Duration,
+    idle: Duration,
+}
+
+const QUICK: Extent = Extent {
+    events: 20_000,
+    runs: 1,
+    steady: Duration::from_secs(3),
+    idle: Duration::from_secs(3),
+};
+
+/// Something to measure.
+#[derive(Debug)]
+enum Measurement {
+    Drain(Box<Scenario>),
+    Latency(u64, Aim),
+    Idle,
+    Start,
+}
+
+impl Measurement {
+    fn all(events: u64) -> Vec<Self> {
+        let drains = scenario::all(events).into_iter();
+        let drains = drains.map(|scenario| Self::Drain(Box::new(scenario)));
+        let latencies = latency::RATES.map(|(rate, aim)| Self::Latency(rate, aim));
+        drains
+            .chain(latencies)
+            .chain([Self::Idle, Self::Start])
+            .collect()
+    }
+
+    fn name(&self) -> String {
+        match self {
+            Self::Drain(scenario) => scenario.name.clone(),
+            Self::Latency(rate, _) => format!("latency-{rate}"),
+            Self::Idle => "idle".into(),
+            Self::Start => "start".into(),
+        }
+    }
+
+    /// Why it is left out, if it is.
+    fn left_out(&self, full: bool) -> Result<Option<&'static str>, String> {
+        let Self::Drain(scenario) = self else {
+            return Ok(None);
+        };
+        if scenario.full_only && !full {
+            return Ok(Some("only with --full"));
+        }
+        match scenario.needs {
+            Some(setting) if !has_setting(setting)? => Ok(Some("the relay has no such setting")),
+            _ => Ok(None),
+        }
+    }
 }
 
 pub(crate) fn run(args: &BenchArgs) -> Result<(), String> {
+    let extent = match args.quick {
+        true => QUICK,
+        false => Extent {
+            events: args.events,
+            runs: args.runs.max(1),
+            steady: Duration::from_secs(11),
+            idle: Duration::from_secs(60),
+        },
+    };
+    let mut measurements = Measurement::all(extent.events);
+    measurements.retain(|measurement| {
+        let name = measurement.name();
+        args.only.is_empty() || args.only.iter().any(|text| name.contains(text))
+    });
+    if measurements.is_empty() {
+        return Err("no scenario has such a name; --list tells them".into());
+    }
+    if args.list {
+        for measurement in &measurements {
+            println!("{}", measurement.name());
+        }
+        return Ok(());
+    }
     if !args.no_build {
-        step::run(step::cargo(&[
-            "build",
-            "--release",
-            "--locked",
-            "--package",
-            "postrider",
-        ]))?;
+        build()?;
     }
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .map_err(|e| e.to_string())?;
-    let wanted = args.only.as_deref().unwrap_or_default();
-    let scenarios = scenario::all()
-        .into_iter()
-        .filter(|s| s.name.contains(wanted));
-    let mut outcomes = Vec::new();
-    for scenario in scenarios {
-        eprintln!("{}: {} events", scenario.name, args.events);
-        outcomes.push(runtime.block_on(measure(&scenario, args))?);
-    }
+    let (lines, failed) = runtime.block_on(measure_all(&measurements, extent, args.full));
     match args.json {
-        true => report::print_json(&outcomes),
-        false => report::print_table(&outcomes),
+        true => report::print_json(&lines),
+        false => report::print_table(&lines),
     }
-    Ok(())
+    match failed.is_empty() {
+        true => Ok(()),
+        false => Err(format!("not measured: {}", failed.join("; "))),
+    }
 }
 
-async fn measure(scenario: &Scenario, args: &BenchArgs) -> Result<Outcome, String> {
-    let database = Database::start(&process::binary()).await?;
-    database.load(scenario, args.events).await?;
-    let end = database.wal_position().await?;
-    let mut runs = Vec::new();
-    for n in 0..args.runs {
-        let baseline = drain::baseline(&database, &end).await?;
-        let relay = drain::relay(&database, &end, args.events).await?;
-        eprintln!(
-            "  run {}: pg_recvlogical {:.0}/s, postrider {:.0}/s, {:.1} us CPU, peak {} MiB",
-            n + 1,
-            args.events as f64 / baseline.seconds,
-            args.events as f64 / relay.seconds,
-            relay.usage.cpu_seconds * 1e6 / args.events as f64,
-            relay.usage.peak_rss_kib / 1024,
-        );
-        runs.push(Run { baseline, relay });
+/// The relay alone first: what is shipped shall not depend on what the examples need.
+fn build() -> Result<(), String> {
+    let release = ["build", "--release", "--locked", "--package", "postrider"];
+    step::run(step::cargo(&[&release[..], &["--bins"]].concat()))?;
+    step::run(step::cargo(
+        &[&release[..], &["--example", "bench_peers"]].concat(),
+    ))
+}
+
+/// The lines, and what could not be measured: hours of others are not lost by it.
+async fn measure_all(
+    measurements: &[Measurement],
+    extent: Extent,
+    full: bool,
+) -> (Vec<Line>, Vec<String>) {
+    let mut stock = Stock::default();
+    let (mut lines, mut failed) = (Vec::new(), Vec::new());
+    for (n, measurement) in measurements.iter().enumerate() {
+        eprintln!("{}", measurement.name());
+        match measure(measurement, &mut stock, extent, full).await {
+            Ok(measured) => lines.extend(measured),
+            Err(error) => {
+                eprintln!("  failed: {error}");
+                failed.push(format!("{}: {error}", measurement.name()));
+            }
+        }
+        let rest = measurements.iter().skip(n + 1);
+        stock.keep_for(rest.filter_map(|measurement| match measurement {
+            Measurement::Drain(scenario) => Some(&**scenario),
+            _ => None,
+        }));
     }
-    Ok(Outcome {
-        scenario: scenario.name,
-        events: args.events,
-        runs,
-    })
+    (lines, failed)
+}
+
+async fn measure(
+    measurement: &Measurement,
+    stock: &mut Stock,
+    extent: Extent,
+    full: bool,
+) -> Result<Vec<Line>, String> {
+    if let Some(why) = measurement.left_out(full)? {
+        eprintln!("  left out: {why}");
+        return Ok(Vec::new());
+    }
+    let runs = extent.runs;
+    match measurement {
+        Measurement::Drain(scenario) => Ok(vec![compare::compare(scenario, stock, runs).await?]),
+        Measurement::Latency(rate, aim) => latency::measure(*rate, *aim, runs, extent.steady).await,
+        Measurement::Idle => idle::measure(runs, extent.idle).await,
+        Measurement::Start => start::measure(runs).await,
+    }
+}
+
+/// Whether the relay knows a setting of this name.
+fn has_setting(name: &str) -> Result<bool, String> {
+    let help = Command::new(process::binary())
+        .args(["run", "--help"])
+        .output()
+        .map_err(|e| e.to_string())?;
+    let flag = format!("--{name}");
+    let words = String::from_utf8_lossy(&help.stdout).into_owned();
+    Ok(words.split_whitespace().any(|word| word == flag))
 }

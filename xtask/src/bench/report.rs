@@ -1,114 +1,245 @@
-//! What came out: medians, and ratios to the baseline.
+//! What came out, as a table and as JSON: medians, ratios to the baseline, and the aims.
 
-use serde_json::json;
+use std::fmt;
 
-use crate::process::Usage;
+use serde_json::{Value, json};
 
-/// One drain.
+/// One line: something of ours beside its baseline.
 #[derive(Debug)]
-pub(super) struct Drain {
-    pub(super) seconds: f64,
-    pub(super) usage: Usage,
+pub(super) struct Line {
+    pub(super) scenario: String,
+    pub(super) unit: &'static str,
+    pub(super) baseline_is: String,
+    pub(super) ours_is: String,
+    /// NaN where there is none.
+    pub(super) baseline: f64,
+    pub(super) ours: f64,
+    /// Ours divided by the baseline: the median over pairs of neighbouring runs.
+    pub(super) ratio: f64,
+    pub(super) aim: Aim,
+    /// Our share of the baseline's CPU that is aimed at.
+    pub(super) cpu_aim: Option<f64>,
+    pub(super) costs: Option<Costs>,
+    pub(super) runs: usize,
+    /// Everything that was measured.
+    pub(super) samples: Value,
+    pub(super) note: Option<String>,
 }
 
-#[derive(Debug)]
-pub(super) struct Run {
-    pub(super) baseline: Drain,
-    pub(super) relay: Drain,
+/// What one event cost, microseconds of CPU.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Costs {
+    pub(super) baseline_us: f64,
+    pub(super) ours_us: f64,
+    /// Of the walsender that served the baseline.
+    pub(super) baseline_walsender_us: f64,
+    /// Of ours.
+    pub(super) walsender_us: f64,
+    /// Of the backend that writes dispatch rows.
+    pub(super) dispatch_us: f64,
+    pub(super) emulator_us: f64,
+    /// The largest peak of ours, MiB.
+    pub(super) peak_mib: f64,
 }
 
-#[derive(Debug)]
-pub(super) struct Outcome {
-    pub(super) scenario: &'static str,
-    pub(super) events: u64,
-    pub(super) runs: Vec<Run>,
+/// What is aimed at.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) enum Aim {
+    /// Nothing: it is shown.
+    None,
+    RatioAtLeast(f64),
+    /// Of 1, as a fraction.
+    Within(f64),
+    /// In the unit of the line.
+    AtMost(f64),
+    /// More than the baseline, in the unit of the line.
+    AboveBaselineAtMost(f64),
 }
 
-impl Outcome {
-    fn rate(&self, drain: impl Fn(&Run) -> &Drain) -> f64 {
-        median(
-            self.runs
-                .iter()
-                .map(|run| self.events as f64 / drain(run).seconds),
-        )
+impl fmt::Display for Aim {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::None => f.write_str("-"),
+            Self::RatioAtLeast(ratio) => write!(f, ">= {ratio:.2}"),
+            Self::Within(part) => write!(f, "1 +- {part:.2}"),
+            Self::AtMost(most) => write!(f, "<= {most}"),
+            Self::AboveBaselineAtMost(more) => write!(f, "<= baseline + {more}"),
+        }
+    }
+}
+
+impl Line {
+    /// Whether all aims are met; `None` without any.
+    fn is_met(&self) -> Option<bool> {
+        let value = match self.aim {
+            Aim::None => None,
+            Aim::RatioAtLeast(least) => Some(self.ratio >= least),
+            Aim::Within(part) => Some((self.ratio - 1.0).abs() <= part),
+            Aim::AtMost(most) => Some(self.ours <= most),
+            Aim::AboveBaselineAtMost(more) => Some(self.ours - self.baseline <= more),
+        };
+        let cpu = self.cpu_aim.zip(self.costs);
+        let cpu = cpu.map(|(share, costs)| costs.ours_us <= share * costs.baseline_us);
+        match (value, cpu) {
+            (Some(value), Some(cpu)) => Some(value && cpu),
+            (value, cpu) => value.or(cpu),
+        }
     }
 
-    /// Median of the ratios of neighbouring runs.
-    fn ratio(&self) -> f64 {
-        median(
-            self.runs
-                .iter()
-                .map(|run| run.baseline.seconds / run.relay.seconds),
-        )
+    fn aims(&self) -> String {
+        match self.cpu_aim {
+            Some(share) => format!("{}, CPU <= {share:.2}", self.aim),
+            None => self.aim.to_string(),
+        }
     }
 
-    /// Microseconds of CPU for each event.
-    fn cpu_us(&self, drain: impl Fn(&Run) -> &Drain) -> f64 {
-        let cpu = self.runs.iter().map(|run| drain(run).usage.cpu_seconds);
-        median(cpu) * 1e6 / self.events as f64
-    }
-
-    fn peak_mib(&self) -> u64 {
-        self.runs
-            .iter()
-            .map(|run| run.relay.usage.peak_rss_kib)
-            .max()
-            .unwrap_or(0)
-            / 1024
+    fn to_json(&self) -> Value {
+        let costs = self.costs.map(|costs| {
+            json!({
+                "cpu_us_per_event": costs.ours_us,
+                "baseline_cpu_us_per_event": costs.baseline_us,
+                "walsender_cpu_us_per_event": costs.walsender_us,
+                "baseline_walsender_cpu_us_per_event": costs.baseline_walsender_us,
+                "dispatch_cpu_us_per_event": costs.dispatch_us,
+                "emulator_cpu_us_per_event": costs.emulator_us,
+                "peak_rss_mib": costs.peak_mib,
+            })
+        });
+        json!({
+            "scenario": self.scenario,
+            "unit": self.unit,
+            "baseline_is": self.baseline_is,
+            "ours_is": self.ours_is,
+            "baseline": self.baseline,
+            "ours": self.ours,
+            "ratio": self.ratio,
+            "aim": self.aims(),
+            "met": self.is_met(),
+            "runs": self.runs,
+            "costs": costs,
+            "samples": self.samples,
+            "note": self.note,
+        })
     }
 }
 
-fn median(values: impl Iterator<Item = f64>) -> f64 {
-    let mut values: Vec<f64> = values.collect();
-    values.sort_by(f64::total_cmp);
-    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
+/// A figure with three digits that count; a dash where there is none.
+fn figure(value: f64) -> String {
+    match value.abs() {
+        size if size.is_nan() => "-".into(),
+        size if size >= 100.0 => format!("{value:.0}"),
+        size if size >= 10.0 => format!("{value:.1}"),
+        _ => format!("{value:.2}"),
+    }
 }
 
-/// "its us" and "our us" are the readers' own CPU time for each event, microseconds.
-pub(super) fn print_table(outcomes: &[Outcome]) {
+/// The table, in Markdown. "us" columns are microseconds of CPU for each event.
+pub(super) fn print_table(lines: &[Line]) {
     println!(
-        "{:20} {:>10} {:>18} {:>14} {:>7} {:>10} {:>8} {:>8}",
-        "scenario",
-        "events",
-        "pg_recvlogical/s",
-        "postrider/s",
-        "ratio",
-        "peak MiB",
-        "its us",
-        "our us"
+        "| scenario | unit | baseline (what) | baseline | ours | ratio | aim | met? | our us \
+         | baseline us | walsender us (baseline's) | dispatch us | emulator us | peak MiB |"
     );
-    for outcome in outcomes {
+    println!("|---|---|---|---|---|---|---|---|---|---|---|---|---|---|");
+    for line in lines {
+        let met = match line.is_met() {
+            Some(true) => "yes",
+            Some(false) => "no",
+            None => "-",
+        };
         println!(
-            "{:20} {:>10} {:>18.0} {:>14.0} {:>7.2} {:>10} {:>8.1} {:>8.1}",
-            outcome.scenario,
-            outcome.events,
-            outcome.rate(|run| &run.baseline),
-            outcome.rate(|run| &run.relay),
-            outcome.ratio(),
-            outcome.peak_mib(),
-            outcome.cpu_us(|run| &run.baseline),
-            outcome.cpu_us(|run| &run.relay),
+            "| {} | {} | {} | {} | {} | {} | {} | {met} | {} |",
+            line.scenario,
+            line.unit,
+            line.baseline_is,
+            figure(line.baseline),
+            figure(line.ours),
+            figure(line.ratio),
+            line.aims(),
+            cost_cells(line.costs.as_ref()),
         );
     }
+    for line in lines {
+        if let Some(note) = &line.note {
+            println!("\n{}: {note}", line.scenario);
+        }
+    }
 }
 
-pub(super) fn print_json(outcomes: &[Outcome]) {
-    let rows: Vec<_> = outcomes
-        .iter()
-        .map(|outcome| {
-            json!({
-                "scenario": outcome.scenario,
-                "events": outcome.events,
-                "runs": outcome.runs.len(),
-                "baseline": "pg_recvlogical to /dev/null",
-                "baseline_events_per_second": outcome.rate(|run| &run.baseline),
-                "events_per_second": outcome.rate(|run| &run.relay),
-                "ratio": outcome.ratio(),
-                "peak_rss_mib": outcome.peak_mib(),
-                "baseline_cpu_us_per_event": outcome.cpu_us(|run| &run.baseline),
-                "cpu_us_per_event": outcome.cpu_us(|run| &run.relay),
-            })
-        })
-        .collect();
-    println!("{}", json!(rows));
+fn cost_cells(costs: Option<&Costs>) -> String {
+    let Some(costs) = costs else {
+        return ["-"; 6].join(" | ");
+    };
+    [
+        figure(costs.ours_us),
+        figure(costs.baseline_us),
+        format!(
+            "{} ({})",
+            figure(costs.walsender_us),
+            figure(costs.baseline_walsender_us)
+        ),
+        figure(costs.dispatch_us),
+        figure(costs.emulator_us),
+        format!("{:.0}", costs.peak_mib),
+    ]
+    .join(" | ")
+}
+
+pub(super) fn print_json(lines: &[Line]) {
+    println!("{}", Value::from_iter(lines.iter().map(Line::to_json)));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn line(aim: Aim, baseline: f64, ours: f64) -> Line {
+        Line {
+            scenario: "a".into(),
+            unit: "events/s",
+            baseline_is: String::new(),
+            ours_is: String::new(),
+            baseline,
+            ours,
+            ratio: ours / baseline,
+            aim,
+            cpu_aim: None,
+            costs: None,
+            runs: 1,
+            samples: Value::Null,
+            note: None,
+        }
+    }
+
+    #[test]
+    fn a_relay_of_half_the_speed_misses_every_kind_of_aim() {
+        for (aim, baseline, good, bad) in [
+            (Aim::RatioAtLeast(0.8), 100.0, 90.0, 45.0),
+            (Aim::Within(0.1), 100.0, 95.0, 47.5),
+            (Aim::AtMost(150.0), f64::NAN, 100.0, 200.0),
+            (Aim::AboveBaselineAtMost(2.0), 1.0, 2.5, 5.0),
+        ] {
+            assert_eq!(line(aim, baseline, good).is_met(), Some(true), "{aim}");
+            assert_eq!(line(aim, baseline, bad).is_met(), Some(false), "{aim}");
+        }
+        assert_eq!(line(Aim::None, 100.0, 1.0).is_met(), None);
+    }
+
+    #[test]
+    fn an_aim_for_cpu_counts_as_well() {
+        let costs = |ours_us| Costs {
+            baseline_us: 10.0,
+            ours_us,
+            baseline_walsender_us: 0.0,
+            walsender_us: 0.0,
+            dispatch_us: 0.0,
+            emulator_us: 0.0,
+            peak_mib: 0.0,
+        };
+        let mut line = line(Aim::RatioAtLeast(1.3), 100.0, 150.0);
+        line.cpu_aim = Some(0.5);
+        line.costs = Some(costs(4.0));
+        assert_eq!(line.is_met(), Some(true));
+        line.costs = Some(costs(6.0));
+        assert_eq!(line.is_met(), Some(false));
+    }
 }

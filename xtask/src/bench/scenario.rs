@@ -1,64 +1,218 @@
-//! The backlogs that are drained.
+//! The drains that are measured: who drains what, against whom, and what is aimed at.
 
-/// A backlog.
+use super::backlog::Backlog;
+use super::contestant::{Contestant, DISPATCH, Link};
+use super::report::Aim;
+
+const ROW: Option<u64> = Some(1);
+const HUNDRED: Option<u64> = Some(100);
+const ONE_TRANSACTION: Option<u64> = None;
+const THOUSAND_KEYS: Option<u64> = Some(1_000);
+const OWN_KEYS: Option<u64> = None;
+
+/// Two drains that are compared.
 #[derive(Debug)]
-pub(crate) struct Scenario {
-    pub(crate) name: &'static str,
-    /// Rows per transaction; `None` puts all into one.
-    pub(crate) rows_per_transaction: Option<u64>,
-    /// Distinct ordering keys; `None` gives each row its own.
-    pub(crate) keys: Option<u64>,
+pub(super) struct Scenario {
+    pub(super) name: String,
+    pub(super) baseline: Side,
+    pub(super) ours: Side,
+    pub(super) unit: Unit,
+    pub(super) aim: Aim,
+    /// How much CPU we may use at most, as a share of the baseline's.
+    pub(super) cpu_aim: Option<f64>,
+    /// A setting without which there is nothing to measure.
+    pub(super) needs: Option<&'static str>,
+    /// Takes so long that it has to be asked for.
+    pub(super) full_only: bool,
 }
 
-pub(crate) fn all() -> Vec<Scenario> {
-    vec![
-        Scenario {
-            name: "1-row-1000-keys",
-            rows_per_transaction: Some(1),
-            keys: Some(1_000),
-        },
-        Scenario {
-            name: "100-row-1000-keys",
-            rows_per_transaction: Some(100),
-            keys: Some(1_000),
-        },
-        Scenario {
-            name: "one-transaction",
-            rows_per_transaction: None,
-            keys: Some(1_000),
-        },
-        Scenario {
-            name: "1-row-every-key",
-            rows_per_transaction: Some(1),
-            keys: None,
-        },
-    ]
+/// One of the two.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Side {
+    pub(super) contestant: Contestant,
+    pub(super) backlog: Backlog,
 }
 
-impl Scenario {
-    /// SQL that writes `events` rows.
-    pub(crate) fn sql(&self, events: u64) -> String {
-        let key = match self.keys {
-            Some(keys) => format!("'k-' || (i % {keys})"),
-            None => "'k-' || i".to_owned(),
-        };
-        let insert = |series: &str| {
-            format!(
-                "INSERT INTO outbox.events (aggregatetype, aggregateid, event_type, version, payload) \
-                 SELECT 'order', {key}, 'OrderPlaced', i, \
-                        jsonb_build_object('order', i, 'note', repeat('x', 100)) \
-                 FROM generate_series({series}) i"
-            )
-        };
-        match self.rows_per_transaction {
-            None => insert(&format!("1, {events}")),
-            Some(rows) => format!(
-                "DO $$ BEGIN FOR t IN 0..{} LOOP {}; COMMIT; END LOOP; END $$",
-                events / rows - 1,
-                insert(&format!(
-                    "t::bigint * {rows} + 1, t::bigint * {rows} + {rows}"
-                )),
-            ),
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Unit {
+    Events,
+    /// Events, by the time since the stream began: what the start takes is left out.
+    EventsStreamed,
+    Requests,
+    /// Of payload.
+    Megabytes,
+}
+
+impl Unit {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Events => "events/s",
+            Self::EventsStreamed => "events/s streamed",
+            Self::Requests => "requests/s",
+            Self::Megabytes => "MB/s",
         }
+    }
+}
+
+/// All of them, for backlogs of `events` where nothing else is said.
+pub(super) fn all(events: u64) -> Vec<Scenario> {
+    let mut all = Vec::new();
+    reading(events, &mut all);
+    delivering(events, &mut all);
+    many_keys(events, &mut all);
+    late_answers(events, &mut all);
+    payloads(events, &mut all);
+    lengths(events, &mut all);
+    all
+}
+
+/// The same backlog for both.
+fn scenario(
+    name: impl Into<String>,
+    backlog: Backlog,
+    baseline: Contestant,
+    ours: Contestant,
+    aim: Aim,
+) -> Scenario {
+    let side = |contestant| Side {
+        contestant,
+        backlog,
+    };
+    Scenario {
+        name: name.into(),
+        baseline: side(baseline),
+        ours: side(ours),
+        unit: Unit::Events,
+        aim,
+        cpu_aim: None,
+        needs: None,
+        full_only: false,
+    }
+}
+
+/// Decoding and mapping only.
+fn reading(events: u64, all: &mut Vec<Scenario>) {
+    for (link, name, aim, cpu_aim) in [
+        (Link::Tcp, "null-tcp", Aim::RatioAtLeast(1.3), Some(0.5)),
+        (Link::Socket, "null-socket", Aim::RatioAtLeast(1.0), None),
+    ] {
+        for (rows, shape) in [(ROW, "1-row"), (HUNDRED, "100-row")] {
+            let backlog = Backlog::new(events, rows, THOUSAND_KEYS);
+            let (theirs, ours) = (Contestant::Recvlogical(link), Contestant::Null(link));
+            all.push(Scenario {
+                cpu_aim,
+                ..scenario(format!("{name}-{shape}"), backlog, theirs, ours, aim)
+            });
+        }
+    }
+}
+
+/// The whole way, with a row for each event and with rows for failures only.
+fn delivering(events: u64, all: &mut Vec<Scenario>) {
+    for (name, setting, least) in [("full", None, 0.80), ("exceptions", Some(DISPATCH), 0.95)] {
+        for (rows, shape) in [
+            (ROW, "1-row"),
+            (HUNDRED, "100-row"),
+            (ONE_TRANSACTION, "one-transaction"),
+        ] {
+            let backlog = Backlog::new(events, rows, THOUSAND_KEYS);
+            let relay = Contestant::Relay {
+                setting,
+                delay_ms: 0,
+            };
+            let theirs = Contestant::Recvlogical(Link::Tcp);
+            let aim = Aim::RatioAtLeast(least);
+            all.push(Scenario {
+                needs: setting.map(|_| "dispatch"),
+                ..scenario(format!("{name}-{shape}"), backlog, theirs, relay, aim)
+            });
+        }
+    }
+}
+
+/// As many keys as rows, and another publisher in place of ours.
+fn many_keys(events: u64, all: &mut Vec<Scenario>) {
+    let own = Backlog::new(events, ROW, OWN_KEYS);
+    let least = Aim::RatioAtLeast(0.90);
+    all.push(Scenario {
+        unit: Unit::Requests,
+        ..scenario("own-keys", own, Contestant::Bare, Contestant::RELAY, least)
+    });
+    let bucketed = Contestant::Relay {
+        setting: Some(("POSTRIDER_ORDERING", "bucketed(256)")),
+        delay_ms: 0,
+    };
+    let thousand = Backlog::new(events, ROW, THOUSAND_KEYS);
+    let mut buckets = scenario("bucketed", own, Contestant::RELAY, bucketed, least);
+    buckets.baseline.backlog = thousand;
+    all.push(buckets);
+    for (name, keys) in [
+        ("official-1000-keys", THOUSAND_KEYS),
+        ("official-own-keys", OWN_KEYS),
+    ] {
+        let backlog = Backlog::new(events, HUNDRED, keys);
+        let official = Contestant::Official;
+        all.push(scenario(
+            name,
+            backlog,
+            official,
+            Contestant::RELAY,
+            Aim::None,
+        ));
+    }
+}
+
+fn late_answers(events: u64, all: &mut Vec<Scenario>) {
+    let backlog = Backlog::new(events, ROW, THOUSAND_KEYS);
+    for delay_ms in [20, 100] {
+        let late = Contestant::Relay {
+            setting: None,
+            delay_ms,
+        };
+        let name = format!("answers-after-{delay_ms}-ms");
+        let aim = Aim::RatioAtLeast(0.90);
+        all.push(scenario(name, backlog, Contestant::RELAY, late, aim));
+    }
+}
+
+/// Payloads of many sizes; in all about a kilobyte for each event asked for, and transactions that
+/// are not larger than a megabyte.
+fn payloads(events: u64, all: &mut Vec<Scenario>) {
+    for (name, bytes, rows) in [
+        ("payload-100-B", 100, 100),
+        ("payload-1-kB", 1_000, 100),
+        ("payload-10-kB", 10_000, 10),
+        ("payload-1-MB", 1_000_000, 1),
+    ] {
+        let count = events.min(events * 1_000 / bytes);
+        let backlog = Backlog::new(count, Some(rows), THOUSAND_KEYS).with_noise(bytes);
+        let theirs = Contestant::Recvlogical(Link::Tcp);
+        let aim = Aim::RatioAtLeast(0.85);
+        all.push(Scenario {
+            unit: Unit::Megabytes,
+            ..scenario(name, backlog, theirs, Contestant::RELAY, aim)
+        });
+    }
+}
+
+/// A tenth of the backlog and ten times as much.
+fn lengths(events: u64, all: &mut Vec<Scenario>) {
+    let backlog = |events| Backlog::new(events, ROW, THOUSAND_KEYS);
+    for (name, count, full_only) in [
+        ("a-tenth", events / 10, false),
+        ("ten-times", events * 10, true),
+    ] {
+        let (theirs, aim) = (backlog(events), Aim::Within(0.10));
+        let mut lengths = scenario(
+            name,
+            backlog(count),
+            Contestant::RELAY,
+            Contestant::RELAY,
+            aim,
+        );
+        lengths.baseline.backlog = theirs;
+        lengths.full_only = full_only;
+        lengths.unit = Unit::EventsStreamed;
+        all.push(lengths);
     }
 }

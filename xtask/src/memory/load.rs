@@ -3,8 +3,8 @@
 use std::path::Path;
 use std::time::Duration;
 
+use crate::bench::backlog::Backlog;
 use crate::bench::database::Database;
-use crate::bench::scenario::Scenario;
 use crate::process::{self, Running};
 
 const LOOK_INTERVAL: Duration = Duration::from_millis(200);
@@ -43,17 +43,13 @@ impl Load {
         }
     }
 
-    fn scenario(self) -> Scenario {
+    fn backlog(self, rows: u64) -> Backlog {
         let (rows_per_transaction, keys) = match self {
             Self::Outage => (Some(100), Some(1_000)),
             Self::Transaction => (None, Some(1_000)),
             Self::Keys => (Some(100), None),
         };
-        Scenario {
-            name: self.name(),
-            rows_per_transaction,
-            keys,
-        }
+        Backlog::new(rows, rows_per_transaction, keys)
     }
 
     /// Runs it; the relay's peak in KiB.
@@ -68,7 +64,7 @@ impl Load {
         }
         let mut relay = process::relay(binary, &database.url(), &host)?;
         // The rows arrive while the relay runs.
-        database.load(&self.scenario(), rows).await?;
+        database.load(&self.backlog(rows)).await?;
         let end = database.wal_position().await?;
         eprintln!("  the rows are written, peak {} MiB", mib(&mut relay)?);
         if self == Self::Outage {

@@ -1,0 +1,66 @@
+//! Our emulator, which tells at its end what it got; it ends when its input does.
+//!
+//! Its first line is where it listens. Its last words are JSON: the totals, and with `--arrivals`
+//! when each event arrived, as microseconds since 1970 by event id.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use pubsub_emulator::{Action, Emulator, Fault, Recording, RunningEmulator};
+use serde_json::json;
+
+use crate::Done;
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Full name of the topic
+    #[arg(long)]
+    topic: String,
+    /// Milliseconds by which each answer is late
+    #[arg(long, default_value_t = 0)]
+    delay_ms: u64,
+    /// Tell when each event arrived
+    #[arg(long)]
+    arrivals: bool,
+}
+
+pub(crate) async fn run(args: Args) -> Done {
+    let recording = match args.arrivals {
+        true => Recording::Attempts,
+        false => Recording::Counts,
+    };
+    let emulator = Emulator::builder().recording(recording).start().await?;
+    emulator.create_topic(&args.topic).await?;
+    if args.delay_ms > 0 {
+        let late = Action::Delay(Duration::from_millis(args.delay_ms));
+        emulator.faults().inject(Fault::new(late));
+    }
+    println!("{}", emulator.addr());
+    // Whatever comes is nothing to us; its end is.
+    let end = || std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
+    tokio::task::spawn_blocking(end).await??;
+    let counts = emulator.journal().counts();
+    let report = json!({
+        "requests": counts.attempts,
+        "stored": counts.stored_messages,
+        "arrivals": arrivals(&emulator)?,
+    });
+    println!("{report}");
+    emulator.shutdown().await;
+    Ok(())
+}
+
+/// The first arrival of each event.
+fn arrivals(emulator: &RunningEmulator) -> Done<BTreeMap<String, u64>> {
+    let journal = emulator.journal();
+    let now = SystemTime::now().duration_since(UNIX_EPOCH)?;
+    let started = now.saturating_sub(journal.now());
+    let mut arrivals = BTreeMap::new();
+    for attempt in journal.attempts() {
+        let at = u64::try_from((started + attempt.received).as_micros())?;
+        for id in attempt.event_ids.iter().flatten() {
+            arrivals.entry(id.to_string()).or_insert(at);
+        }
+    }
+    Ok(arrivals)
+}

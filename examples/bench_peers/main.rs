@@ -1,0 +1,74 @@
+//! The programs that `cargo xtask bench` sets beside the relay and against it.
+//!
+//! They stand in one example of the root package, since they need its library and its
+//! dependencies, and since a release build of one is quicker than of four:
+//!
+//! - `null` reads a slot through the relay's own source, decoder and mapper, and publishes nothing.
+//! - `official` is the same with Google's own Publisher behind it.
+//! - `bare` sends requests of one message each with a plain tonic client, from memory.
+//! - `emulator` is our emulator, which tells at its end what it got.
+//!
+//! Settings come from the environment, as for `postrider run`. Not for users.
+
+mod bare;
+mod emulator;
+mod null;
+mod official;
+
+use std::error::Error;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use postrider::settings::{Environment, Settings};
+
+/// As many as the relay has (`src/cli/run.rs`).
+const WORKERS: usize = 2;
+
+type Done<T = ()> = Result<T, Box<dyn Error + Send + Sync>>;
+
+#[derive(Debug, Parser)]
+struct Cli {
+    #[command(subcommand)]
+    peer: Peer,
+}
+
+#[derive(Debug, Subcommand)]
+enum Peer {
+    Null(null::Args),
+    Official(official::Args),
+    Bare(bare::Args),
+    Emulator(emulator::Args),
+}
+
+fn main() -> ExitCode {
+    // Fails only when there is one already.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    match run(Cli::parse().peer) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("bench_peers: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(peer: Peer) -> Done {
+    let mut builder = tokio::runtime::Builder::new_multi_thread();
+    if !matches!(peer, Peer::Emulator(_)) {
+        builder.worker_threads(WORKERS);
+    }
+    builder.enable_all().build()?.block_on(async {
+        match peer {
+            Peer::Null(args) => null::run(args).await,
+            Peer::Official(args) => official::run(args).await,
+            Peer::Bare(args) => bare::run(args).await,
+            Peer::Emulator(args) => emulator::run(args).await,
+        }
+    })
+}
+
+/// What the relay would read from the environment.
+fn settings() -> Done<Settings> {
+    let environment: Environment = std::env::vars().collect();
+    Settings::load(None, &environment, &[]).map_err(|error| error.to_string().into())
+}

@@ -1,0 +1,38 @@
+//! The null publisher: decode and map until a position of the WAL, and count.
+
+use decoder::Lsn;
+use postrider::relay::MappedStream;
+
+use crate::{Done, settings};
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Position of the WAL at which to end
+    #[arg(long)]
+    until: Lsn,
+    /// Events that must have come by then
+    #[arg(long)]
+    events: u64,
+}
+
+pub(crate) async fn run(args: Args) -> Done {
+    let mut stream = MappedStream::open(&settings()?).await?;
+    let (mut events, mut bytes) = (0_u64, 0_usize);
+    loop {
+        let confirmed = stream
+            .next(|event| {
+                events += 1;
+                // So that the work for the message cannot be left out.
+                bytes += std::hint::black_box(&event).message.len();
+            })
+            .await?;
+        if confirmed >= args.until {
+            break;
+        }
+    }
+    stream.close().await;
+    if events != args.events || bytes == 0 {
+        return Err(format!("{events} of {} events came", args.events).into());
+    }
+    Ok(())
+}

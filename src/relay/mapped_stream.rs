@@ -1,0 +1,144 @@
+//! The stream of a slot, decoded and mapped, without publishing and without records.
+//!
+//! It is what is left of a session when everything after the mapping is taken away: the same
+//! replication session, decoder, mappers and watermark, called as `pipeline` calls them. So
+//! `cargo xtask bench` can tell what reading costs from what delivering costs, and can put another
+//! publisher in place of ours.
+//!
+//! What it hands out counts as resolved at once. Nothing here looks at the publication, holds the
+//! slot against a second relay, or keeps any promise of the relay: it is for measuring.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use decoder::Lsn;
+use decoder::frame::Frame;
+use slot_manager::slots;
+
+use super::intake::{Intake, Step};
+use crate::error::{Code, Error, Result};
+use crate::map::OrderingKey;
+use crate::metrics::{LastStatus, Metrics};
+use crate::postgres::connect;
+use crate::settings::Settings;
+use crate::source::{Chunk, Options, Source, copy_data_bodies};
+use crate::watermark::{Confirmable, Watermark};
+
+/// For the look at the slot.
+const STATEMENT_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// A stream that is read and confirmed, and delivered by nobody.
+#[derive(Debug)]
+pub struct MappedStream {
+    source: Source,
+    intake: Intake,
+    watermark: Watermark,
+}
+
+/// An event as the lanes would get it.
+#[derive(Debug)]
+pub struct MappedEvent {
+    /// The topic's full name.
+    pub topic: Arc<str>,
+    /// The key under which Pub/Sub keeps order.
+    pub ordering_key: OrderingKey,
+    /// The encoded `PubsubMessage`.
+    pub message: Bytes,
+}
+
+impl MappedStream {
+    /// Opens the slot of the settings where it stands.
+    ///
+    /// # Errors
+    /// Those of the connection; `slot-missing`, `slot-held`.
+    pub async fn open(settings: &Settings) -> Result<Self> {
+        let target = settings.database()?.clone();
+        let sql = connect(&target, "postrider", STATEMENT_TIMEOUT).await?;
+        let slot = slots::find(&sql, &settings.slot).await?;
+        let position = slot.and_then(|slot| slot.confirmed_flush_lsn);
+        let position = position.ok_or_else(|| {
+            let what = format!("there is no logical slot \"{}\"", settings.slot);
+            Error::new(Code::SlotMissing, what)
+        })?;
+        let confirmed = Confirmable::by_slot(position);
+        let options = Options {
+            target,
+            slot: settings.slot.clone(),
+            publication: settings.publication.clone(),
+            application_name: "postrider".into(),
+            wal_sender_timeout: settings.wal_sender_timeout,
+            confirmed,
+        };
+        let metrics = Metrics::default();
+        let project = Arc::from(settings.project()?);
+        Ok(Self {
+            source: Source::open(options, LastStatus::default()).await?,
+            intake: Intake::new(settings.tables.clone().into(), project, metrics),
+            watermark: Watermark::new(confirmed),
+        })
+    }
+
+    /// Waits for the next chunk of the stream and hands its events to `each`, in order; they count
+    /// as resolved. Returns the position that is confirmed from then on.
+    ///
+    /// # Errors
+    /// Those of the session, and of a row that cannot be mapped.
+    pub async fn next(&mut self, mut each: impl FnMut(MappedEvent)) -> Result<Lsn> {
+        let (ended, chunks) = self.source.split();
+        let chunk = tokio::select! {
+            biased;
+            error = ended => return Err(error.unwrap_or_else(|_| {
+                Error::new(Code::Internal, "the replication thread ended without a word")
+            })),
+            Some(chunk) = chunks.recv() => chunk,
+        };
+        self.on_chunk(&chunk, &mut each)?;
+        let confirmed = self.watermark.confirmable();
+        self.source.confirm(confirmed);
+        Ok(confirmed.lsn())
+    }
+
+    fn on_chunk(&mut self, chunk: &Chunk, each: &mut impl FnMut(MappedEvent)) -> Result<()> {
+        for body in copy_data_bodies(chunk) {
+            let frame = decoder::frame::decode_frame(body).map_err(|e| {
+                Error::new(Code::ReplicationProtocol, "a frame of the stream").caused_by(e)
+            })?;
+            match frame {
+                Frame::XLogData { payload, .. } => self.on_message(payload, each)?,
+                Frame::Keepalive { wal_end, .. } => self.watermark.keepalive(wal_end),
+            }
+        }
+        Ok(())
+    }
+
+    fn on_message(&mut self, payload: &[u8], each: &mut impl FnMut(MappedEvent)) -> Result<()> {
+        match self.intake.message(payload)? {
+            Step::Nothing => {}
+            Step::Begin(commit, commit_time) => self.watermark.begin(commit, commit_time),
+            Step::Commit(end_lsn) => self.watermark.commit(end_lsn),
+            Step::Event {
+                topic,
+                ordering_key,
+                event,
+            } => {
+                self.watermark.add_event();
+                self.watermark.resolve(event.origin.commit, 1);
+                each(MappedEvent {
+                    topic,
+                    ordering_key,
+                    message: event.message,
+                });
+            }
+            Step::Unmappable { error, .. } => {
+                return Err(crate::map::MapError::Event(error).into());
+            }
+        }
+        Ok(())
+    }
+
+    /// Reports the last position and ends the session.
+    pub async fn close(self) {
+        self.source.close().await;
+    }
+}

@@ -1,0 +1,162 @@
+//! Who drains a backlog, and how it is started.
+
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+use super::backlog::Backlog;
+use super::database::Database;
+use super::peers;
+use crate::process::{self, TOPIC};
+
+/// Slot of everything that reads as the relay does.
+pub(super) const SLOT: &str = "postrider";
+
+/// A program that drains a backlog.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Contestant {
+    /// PostgreSQL's own reader, to /dev/null.
+    Recvlogical(Link),
+    /// The relay's source, decoder and mapper, and nothing behind them.
+    Null(Link),
+    /// The relay, with one setting beside the defaults.
+    Relay {
+        setting: Option<(&'static str, &'static str)>,
+        /// By how much the emulator's answers are late, milliseconds.
+        delay_ms: u64,
+    },
+    /// The relay's reading, with Google's Publisher in place of ours.
+    Official,
+    /// A bare tonic client with one message per request, from memory.
+    Bare,
+}
+
+/// The way to the server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Link {
+    Tcp,
+    Socket,
+}
+
+impl Contestant {
+    /// The relay as it is.
+    pub(super) const RELAY: Self = Self::Relay {
+        setting: None,
+        delay_ms: 0,
+    };
+
+    pub(super) fn describe(self) -> String {
+        let over = |link| match link {
+            Link::Tcp => "TCP",
+            Link::Socket => "a Unix socket",
+        };
+        match self {
+            Self::Recvlogical(link) => format!("pg_recvlogical over {}", over(link)),
+            Self::Null(link) => format!("decode and map only over {}", over(link)),
+            Self::Relay { setting, delay_ms } => {
+                let setting = setting.map(|(name, value)| format!(", {name}={value}"));
+                let delay = (delay_ms > 0).then(|| format!(", answers after {delay_ms} ms"));
+                format!(
+                    "relay{}{}",
+                    setting.unwrap_or_default(),
+                    delay.unwrap_or_default()
+                )
+            }
+            Self::Official => "google-cloud-pubsub Publisher behind our reading".into(),
+            Self::Bare => "bare tonic client, one message per request".into(),
+        }
+    }
+
+    /// How late the emulator answers; `None` for those that need no emulator.
+    pub(super) fn emulator_delay_ms(self) -> Option<u64> {
+        match self {
+            Self::Recvlogical(_) | Self::Null(_) => None,
+            Self::Relay { delay_ms, .. } => Some(delay_ms),
+            Self::Official | Self::Bare => Some(0),
+        }
+    }
+
+    /// Whether each event has a row in `outbox.dispatch` afterwards.
+    pub(super) fn records_all(self) -> bool {
+        matches!(self, Self::Relay { setting, .. } if setting.is_none_or(|(name, _)| name != DISPATCH.0))
+    }
+
+    /// The relay serves on when it has drained the backlog; the others end.
+    pub(super) fn ends_by_itself(self) -> bool {
+        !matches!(self, Self::Relay { .. })
+    }
+
+    /// The program, which is to drain until `end`, publishing to the emulator at `host`.
+    pub(super) fn command(
+        self,
+        database: &Database,
+        end: &str,
+        host: &str,
+        backlog: &Backlog,
+    ) -> Result<Command, String> {
+        let events = backlog.events.to_string();
+        let url = match self {
+            Self::Recvlogical(Link::Socket) | Self::Null(Link::Socket) => database.socket_url(),
+            _ => database.url(),
+        };
+        let mut command = match self {
+            Self::Recvlogical(_) => {
+                let mut command = recvlogical(&url, "/dev/null")?;
+                command.args(["--endpos", end]);
+                command
+            }
+            Self::Null(_) => {
+                let mut command = Command::new(peers::binary());
+                command.args(["null", "--until", end, "--events", &events]);
+                command
+            }
+            Self::Official => {
+                let mut command = Command::new(peers::binary());
+                command.args(["official", "--until", end, "--emulator", host]);
+                command.args(["--topic", TOPIC]);
+                command
+            }
+            Self::Bare => {
+                let mut command = Command::new(peers::binary());
+                command.args(["bare", "--requests", &events, "--emulator", host]);
+                command.args(["--topic", TOPIC]);
+                command
+            }
+            Self::Relay { setting, .. } => {
+                let mut command = Command::new(process::binary());
+                command.arg("run").envs(setting);
+                command
+            }
+        };
+        command.envs(process::environment(&url, host));
+        Ok(command)
+    }
+}
+
+/// Only failures have a row then.
+pub(super) const DISPATCH: (&str, &str) = ("POSTRIDER_DISPATCH", "exceptions");
+
+/// `pg_recvlogical` on the slot, writing to `file`.
+pub(super) fn recvlogical(url: &str, file: &str) -> Result<Command, String> {
+    let mut command = Command::new(pg_recvlogical()?);
+    command
+        .args(["--dbname", url, "--slot", SLOT, "--start"])
+        .args(["-o", "proto_version=1", "-o", "publication_names=postrider"])
+        .args(["--fsync-interval=0", "--status-interval=1", "--no-loop"])
+        .args(["--file", file])
+        .stdin(Stdio::null());
+    Ok(command)
+}
+
+fn pg_recvlogical() -> Result<PathBuf, String> {
+    if let Some(folder) = std::env::var_os(scratch_postgres::BIN_FOLDER_VARIABLE) {
+        return Ok(PathBuf::from(folder).join("pg_recvlogical"));
+    }
+    let versions = std::fs::read_dir("/usr/lib/postgresql").map_err(|e| e.to_string())?;
+    let found = versions
+        .flatten()
+        .map(|version| version.path().join("bin/pg_recvlogical"));
+    found
+        .filter(|path| path.exists())
+        .max()
+        .ok_or_else(|| "no pg_recvlogical".into())
+}

@@ -1,0 +1,70 @@
+//! The programs of `examples/bench_peers`, and its emulator as a process that tells what it got.
+
+use std::collections::HashMap;
+use std::io::{BufRead, BufReader};
+use std::path::PathBuf;
+use std::process::{ChildStdout, Command, Stdio};
+
+use serde::Deserialize;
+
+use crate::process::{self, Running, TOPIC, Usage};
+use crate::step;
+
+pub(super) fn binary() -> PathBuf {
+    step::root().join("target/release/examples/bench_peers")
+}
+
+/// Our emulator in a process of its own.
+pub(super) struct Emulator {
+    running: Running,
+    said: BufReader<ChildStdout>,
+    pub(super) host: String,
+}
+
+/// What the emulator got.
+#[derive(Debug, Default, Deserialize)]
+pub(super) struct Told {
+    pub(super) requests: u64,
+    pub(super) stored: u64,
+    /// When each event arrived first, microseconds since 1970, by event id; empty unless asked for.
+    pub(super) arrivals: HashMap<String, i64>,
+}
+
+impl Emulator {
+    pub(super) fn start(delay_ms: u64, arrivals: bool) -> Result<Self, String> {
+        let mut command = Command::new(binary());
+        command
+            .args(["emulator", "--topic", TOPIC])
+            .args(["--delay-ms", &delay_ms.to_string()])
+            .args(arrivals.then_some("--arrivals"))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped());
+        let mut running = process::start(&mut command)?;
+        let stdout = running.0.stdout.take();
+        let mut said = BufReader::new(stdout.expect("invariant: the output is a pipe"));
+        let mut host = String::new();
+        said.read_line(&mut host).map_err(|e| e.to_string())?;
+        let host = host.trim().to_owned();
+        match host.is_empty() {
+            true => Err("the emulator did not start".into()),
+            false => Ok(Self {
+                running,
+                said,
+                host,
+            }),
+        }
+    }
+
+    pub(super) fn usage(&mut self) -> Result<Usage, String> {
+        self.running.usage()
+    }
+
+    /// Ends it.
+    pub(super) fn finish(mut self) -> Result<Told, String> {
+        // The end of its input is its sign.
+        drop(self.running.0.stdin.take());
+        let mut words = String::new();
+        self.said.read_line(&mut words).map_err(|e| e.to_string())?;
+        serde_json::from_str(&words).map_err(|e| format!("the emulator's last words: {e}"))
+    }
+}

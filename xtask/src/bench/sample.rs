@@ -1,0 +1,96 @@
+//! What one drain came to, and what several of them say together.
+
+use serde_json::{Value, json};
+
+use super::report::Costs;
+use crate::process::Usage;
+
+/// One drain.
+#[derive(Debug)]
+pub(super) struct Sample {
+    /// Events that were drained.
+    pub(super) events: u64,
+    /// False when the program was stopped before the end.
+    pub(super) complete: bool,
+    pub(super) seconds: f64,
+    /// Those since a walsender served the slot; all of them where none did.
+    pub(super) streamed_seconds: f64,
+    /// Of the program that drains.
+    pub(super) program: Usage,
+    /// CPU seconds of the server's processes and of the emulator; 0 where there are none.
+    pub(super) walsender_cpu: f64,
+    pub(super) dispatch_cpu: f64,
+    pub(super) emulator_cpu: f64,
+    /// Publish requests that the emulator got.
+    pub(super) requests: Option<u64>,
+}
+
+impl Sample {
+    /// Events per second.
+    pub(super) fn rate(&self) -> f64 {
+        self.events as f64 / self.seconds
+    }
+
+    fn us_per_event(&self, cpu_seconds: f64) -> f64 {
+        cpu_seconds * 1e6 / self.events as f64
+    }
+
+    pub(super) fn to_json(&self) -> Value {
+        json!({
+            "events": self.events,
+            "complete": self.complete,
+            "seconds": self.seconds,
+            "streamed_seconds": self.streamed_seconds,
+            "peak_rss_kib": self.program.peak_rss_kib,
+            "requests": self.requests,
+            "cpu_us_per_event": self.us_per_event(self.program.cpu_seconds),
+            "walsender_cpu_us_per_event": self.us_per_event(self.walsender_cpu),
+            "dispatch_cpu_us_per_event": self.us_per_event(self.dispatch_cpu),
+            "emulator_cpu_us_per_event": self.us_per_event(self.emulator_cpu),
+        })
+    }
+}
+
+/// Medians of what an event cost.
+pub(super) fn costs(baseline: &[Sample], ours: &[Sample]) -> Costs {
+    let of = |samples: &[Sample], cpu: fn(&Sample) -> f64| {
+        median(samples.iter().map(|s| s.us_per_event(cpu(s))))
+    };
+    Costs {
+        baseline_us: of(baseline, |s| s.program.cpu_seconds),
+        ours_us: of(ours, |s| s.program.cpu_seconds),
+        baseline_walsender_us: of(baseline, |s| s.walsender_cpu),
+        walsender_us: of(ours, |s| s.walsender_cpu),
+        dispatch_us: of(ours, |s| s.dispatch_cpu),
+        emulator_us: of(ours, |s| s.emulator_cpu),
+        peak_mib: ours
+            .iter()
+            .map(|s| s.program.peak_rss_kib as f64 / 1024.0)
+            .fold(0.0, f64::max),
+    }
+}
+
+/// The middle value, the mean of both where there are two; NaN of none.
+pub(super) fn median(values: impl Iterator<Item = f64>) -> f64 {
+    let mut values: Vec<f64> = values.collect();
+    values.sort_by(f64::total_cmp);
+    match (
+        values.get(values.len().saturating_sub(1) / 2),
+        values.get(values.len() / 2),
+    ) {
+        (Some(low), Some(high)) => f64::midpoint(*low, *high),
+        _ => f64::NAN,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::median;
+
+    #[test]
+    fn the_median_of_an_even_number_lies_between_the_two_in_the_middle() {
+        assert_eq!(median([3.0, 1.0, 2.0].into_iter()), 2.0);
+        assert_eq!(median([4.0, 1.0, 2.0, 3.0].into_iter()), 2.5);
+        assert!(median(std::iter::empty()).is_nan());
+    }
+}
