@@ -4,14 +4,13 @@
 //! `watch`), and judged from what it has left behind (`verdict`). Each job has a server of its own
 //! (`ground`) and plays one schedule after the other; each schedule has its own database, slot and
 //! emulator, and runs the program as its users do.
-//!
-//! **Not here:** recovery of lost slots and changed publications, which need other plans than
-//! "everything arrives by the stream".
 
 mod dossier;
 mod fault;
+mod gather;
 mod ground;
 mod log;
+mod loss;
 mod plan;
 mod random;
 mod relay;
