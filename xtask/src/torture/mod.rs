@@ -32,7 +32,7 @@ use tokio::task::JoinSet;
 
 use crate::step;
 use ground::Ground;
-use plan::Plan;
+use plan::{Plan, Temper};
 use report::Totals;
 
 /// How much to play.
@@ -50,6 +50,9 @@ pub(crate) struct TortureArgs {
     /// Play only the schedule of this number
     #[arg(long, value_name = "NUMBER")]
     only: Option<u64>,
+    /// Play only schedules with this family of faults
+    #[arg(long, value_enum)]
+    kind: Option<Temper>,
     /// Schedules at once, each job with a PostgreSQL server of its own; by default one per core
     #[arg(long)]
     jobs: Option<usize>,
@@ -119,6 +122,7 @@ struct Board {
     deadline: Option<Instant>,
     stop: AtomicBool,
     keep_going: bool,
+    kind: Option<Temper>,
     totals: Mutex<Totals>,
 }
 
@@ -154,6 +158,7 @@ async fn play(args: &TortureArgs, seed: u64) -> Result<Totals, String> {
         deadline,
         stop: AtomicBool::new(false),
         keep_going: args.keep_going,
+        kind: args.kind,
         totals: Mutex::new(Totals::default()),
     });
     let began = Instant::now();
@@ -174,6 +179,9 @@ async fn job(board: Arc<Board>) -> Result<(), String> {
     let ground = Ground::start().await?;
     while let Some(index) = board.take() {
         let plan = Plan::draw(board.seed, index);
+        if board.kind.is_some_and(|kind| kind != plan.temper) {
+            continue;
+        }
         let outcome = schedule::run(plan, &ground)
             .await
             .map_err(|e| format!("schedule {index}: {e}"))?;

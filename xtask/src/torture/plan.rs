@@ -36,7 +36,7 @@ pub(super) struct Plan {
 }
 
 /// The family of faults of a schedule.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(super) enum Temper {
     /// Nothing that may repeat an event: duplicates are violations.
     Gentle,

@@ -278,6 +278,12 @@ fn texts(evidence: &Evidence) -> Vec<String> {
 fn an_event_that_is_set_aside_without_a_reason_is_a_violation() {
     let mut evidence = evidence();
     set_aside(&mut evidence, 2);
+    // And so it was confirmed without having been stored.
+    assert!(matches!(
+        violations(&evidence)[0],
+        Violation::ConfirmedBeforeStored { .. }
+    ));
+    evidence.samples.clear();
     assert_eq!(
         texts(&evidence),
         ["dispatch row of event e3: it was set aside without a reason"]
@@ -291,6 +297,7 @@ fn what_is_refused_is_set_aside_with_all_that_is_behind_it_in_its_key_or_alone()
         assert_eq!(texts(&clean), [""; 0]);
         let mut other = refused(whole_key, Release::Never);
         other.quarantine.whole_key = !whole_key;
+        other.samples.clear();
         let found = texts(&other);
         let what = match whole_key {
             true => "it was set aside without a reason",
@@ -314,6 +321,7 @@ fn what_is_refused_is_set_aside_with_all_that_is_behind_it_in_its_key_or_alone()
 fn another_key_does_not_wait_behind_an_event_that_is_refused() {
     let mut evidence = refused(true, Release::Never);
     evidence.events[2].key = "other".to_owned();
+    evidence.samples.clear();
     assert_eq!(
         texts(&evidence),
         ["dispatch row of event e3: it was set aside without a reason"]
