@@ -128,6 +128,11 @@ impl Fault {
         }
     }
 
+    /// Whether the relay has to tell a slot that was made anew by what it left behind.
+    pub(super) fn follows_a_clean_stop(&self) -> bool {
+        matches!(self, Fault::SlotLost(Down::Stopped, Loss::Recreated))
+    }
+
     /// How long it goes on when it has been caused and left alone.
     pub(super) fn lasts(&self) -> Duration {
         match self {

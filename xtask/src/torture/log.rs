@@ -76,8 +76,14 @@ impl Log {
 
     /// Whether it has logged anything.
     pub(super) fn has_spoken(&self, pid: u32) -> bool {
+        self.says(pid, "")
+    }
+
+    /// Whether it has logged this.
+    pub(super) fn says(&self, pid: u32, what: &str) -> bool {
         let name = format!(" [{pid}] ");
-        self.lock().lines.iter().any(|line| line.contains(&name))
+        let is_meant = |line: &String| line.contains(&name) && line.contains(what);
+        self.lock().lines.iter().any(is_meant)
     }
 
     /// Whether it has ever said that it streams.

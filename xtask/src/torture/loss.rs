@@ -11,7 +11,7 @@ use tokio_postgres::types::PgLsn;
 use super::fault::{Down, Loss, Unpublished};
 use super::gather::{count, one};
 use super::ground::execute;
-use super::relay::binary;
+use super::relay::{Relay, binary};
 use super::stage::Stage;
 
 /// How long anything here may take that ends by itself.
@@ -42,6 +42,19 @@ impl Stage<'_> {
         Ok(())
     }
 
+    /// Waits until one of the relays has said that it streams.
+    async fn streams(&mut self) -> Result<(), String> {
+        let deadline = Instant::now() + LIMIT;
+        let log = self.log.clone();
+        let streams = |relay: &Relay| log.has_streamed(relay.pid());
+        while !self.relays.iter().any(streams) {
+            self.relays_must_run()?;
+            not_after(deadline, "no relay streams")?;
+            tokio::time::sleep(LOOK_INTERVAL).await;
+        }
+        Ok(())
+    }
+
     /// Stops all relays by SIGTERM.
     pub(super) async fn stop_relays(&mut self) -> Result<(), String> {
         for relay in std::mem::take(&mut self.relays) {
@@ -52,6 +65,10 @@ impl Stage<'_> {
 
     /// Behind the relay's back.
     pub(super) async fn lose_slot(&mut self, down: Down, loss: Loss) -> Result<(), String> {
+        if down == Down::Stopped {
+            // One that has not got as far leaves nothing behind by its clean stop.
+            self.streams().await?;
+        }
         let seat = self.take_down(down).await?;
         let client = self.database.connect().await?;
         let slot = &self.database.name;
@@ -77,14 +94,7 @@ impl Stage<'_> {
         span: Duration,
     ) -> Result<(), String> {
         // A relay that comes up while the publication is wrong ends, as it should.
-        let deadline = Instant::now() + LIMIT;
-        while let Some(relay) = self.relays.first()
-            && !self.log.has_streamed(relay.pid())
-        {
-            self.relays_must_run()?;
-            not_after(deadline, "the relay does not stream")?;
-            tokio::time::sleep(LOOK_INTERVAL).await;
-        }
+        self.streams().await?;
         let seat = self.take_down(down).await?;
         let client = self.database.connect().await?;
         let before: PgLsn = one(&client, "SELECT pg_current_wal_insert_lsn()").await?;

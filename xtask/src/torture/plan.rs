@@ -197,6 +197,8 @@ impl RelayPlan {
         };
         Self {
             count: match temper {
+                // A clean stop is the last word on a slot only if no other relay takes it.
+                Temper::Loss if has(Fault::follows_a_clean_stop) => 1,
                 Temper::Standby => 2,
                 Temper::Everything => random.pick(&[1, 2]),
                 Temper::Network | Temper::Loss => random.pick(&[1, 1, 2]),
