@@ -364,6 +364,15 @@ mod tests {
     }
 
     #[test]
+    fn a_slot_that_is_made_anew_after_a_clean_stop_has_one_relay() {
+        for index in 0..3_000 {
+            let plan = Plan::draw(6, index);
+            let clean = |step: &Step| step.fault.follows_a_clean_stop();
+            assert!(plan.relay.count == 1 || !plan.steps.iter().any(clean));
+        }
+    }
+
+    #[test]
     fn a_publish_attempt_is_shorter_than_a_quarter_of_the_lease() {
         for index in 0..200 {
             let relay = Plan::draw(5, index).relay;

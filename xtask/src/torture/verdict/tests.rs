@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use pubsub_emulator::{Action, Answer, Code};
 
-use super::super::fault::{Down, Fault, Loss, Outage, Side, Trouble};
+use super::super::fault::{Down, Fault, Loss, Outage, Side, Trouble, Unpublished};
 use super::super::log::Life;
 use super::super::plan::Release;
 use super::*;
@@ -538,6 +538,10 @@ fn a_clean_stop_and_a_terminated_session_explain_no_duplicate() {
         Fault::TerminateWalsender,
         Fault::TerminateSql,
         Fault::LockDispatch(ms(10)),
+        Fault::SlotLost(Down::Running, Loss::Dropped),
+        Fault::SlotLost(Down::Stopped, Loss::Recreated),
+        Fault::Gap(Down::Running, Unpublished::PublicationDropped, ms(10)),
+        Fault::Release,
         Fault::Publish(Action::Fail(Code::Unavailable), 1),
         Fault::Network(Side::Postgres, Trouble::Delayed(ms(5)), ms(50)),
     ] {
@@ -550,11 +554,13 @@ fn a_clean_stop_and_a_terminated_session_explain_no_duplicate() {
 
 #[test]
 fn a_terminated_session_explains_a_duplicate_where_another_relay_takes_over() {
-    let terminated = vec![happened(Fault::TerminateWalsender, 310, 320)];
-    let mut evidence = repeated(Answer::MessageIds, terminated);
-    evidence.relays = 2;
-    let found = judge(&evidence).duplicates;
-    assert_eq!(found.keys().collect::<Vec<_>>(), [&Cause::TakenOver]);
+    let dropped = Fault::SlotLost(Down::Running, Loss::Dropped);
+    for fault in [Fault::TerminateWalsender, dropped] {
+        let mut evidence = repeated(Answer::MessageIds, vec![happened(fault, 310, 320)]);
+        evidence.relays = 2;
+        let found = judge(&evidence).duplicates;
+        assert_eq!(found.keys().collect::<Vec<_>>(), [&Cause::TakenOver]);
+    }
 }
 
 #[test]
@@ -570,6 +576,11 @@ fn each_cause_of_a_duplicate_is_told_apart() {
         (
             Fault::Network(Side::Postgres, Trouble::Reset, ms(5)),
             Cause::ServerDown,
+        ),
+        (Fault::SlotLost(Down::Killed, Loss::Dropped), Cause::Killed),
+        (
+            Fault::Gap(Down::Killed, Unpublished::TableOut, ms(5)),
+            Cause::Killed,
         ),
         (Fault::Freeze(ms(5)), Cause::Frozen),
         (Fault::CutPubsub, Cause::Cut),
