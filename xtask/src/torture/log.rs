@@ -76,14 +76,8 @@ impl Log {
 
     /// Whether it has logged anything.
     pub(super) fn has_spoken(&self, pid: u32) -> bool {
-        self.says(pid, "")
-    }
-
-    /// Whether it has logged this.
-    pub(super) fn says(&self, pid: u32, what: &str) -> bool {
         let name = format!(" [{pid}] ");
-        let is_meant = |line: &String| line.contains(&name) && line.contains(what);
-        self.lock().lines.iter().any(is_meant)
+        self.lock().lines.iter().any(|line| line.contains(&name))
     }
 
     /// Whether it has ever said that it streams.

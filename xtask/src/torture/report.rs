@@ -8,7 +8,6 @@ use serde_json::json;
 use super::fault::{Fault, Loss, Outage, Side, Unpublished};
 use super::plan::Release;
 use super::schedule::Outcome;
-use super::stage::DECODER_FAILED;
 use super::verdict::Cause;
 use super::workload::Shape;
 
@@ -32,7 +31,6 @@ pub(super) struct Totals {
     released: u64,
     from_table: u64,
     recoveries: u64,
-    decoder_failed: u64,
     longest: Duration,
 }
 
@@ -63,8 +61,6 @@ impl Totals {
         }
         self.from_table += verdict.from_table;
         self.recoveries += outcome.recoveries;
-        let decoder_failed = |line: &&String| line.contains(DECODER_FAILED);
-        self.decoder_failed += outcome.relay_log.iter().filter(decoder_failed).count() as u64;
         self.longest = self.longest.max(outcome.took);
     }
 
@@ -86,10 +82,6 @@ impl Totals {
             ("events set aside".to_owned(), self.set_aside),
             ("  released in the end".to_owned(), self.released),
             ("recoveries".to_owned(), self.recoveries),
-            (
-                "  ended by PostgreSQL's decoder".to_owned(),
-                self.decoder_failed,
-            ),
             ("events read from the table".to_owned(), self.from_table),
             ("events lost".to_owned(), self.lost),
             ("events swapped".to_owned(), self.swapped),

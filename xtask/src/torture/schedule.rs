@@ -167,7 +167,7 @@ async fn play(stage: &mut Stage<'_>, plan: &Plan, random: &mut Random) -> Result
     if plan.loses_rows() {
         misbehaviour = serve_first(stage, plan).await.err();
     }
-    let writers = Writers::start(stage.database, &plan.workload, random);
+    let writers = Writers::start(stage.database, &plan.workload, plan.loses_rows(), random);
     let written = if plan.backlog {
         let written = writers.finish().await?;
         misbehaviour = misbehaviour.or(faults(stage, plan).await.err());

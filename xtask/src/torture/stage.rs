@@ -25,9 +25,6 @@ const WALSENDER: &str = "pg_stat_replication";
 const SQL_SESSIONS: &str = "pg_stat_activity WHERE datname = current_database() \
     AND application_name LIKE 'postrider%' AND backend_type = 'client backend'";
 
-/// Of PostgreSQL, by the relay that could not read on.
-pub(super) const DECODER_FAILED: &str = "could not map filenode";
-
 /// Something that went wrong, and when, on the journal's clock.
 #[derive(Debug, Clone)]
 pub(super) struct Occurrence {
@@ -98,21 +95,12 @@ impl Stage<'_> {
         Ok(())
     }
 
-    /// A relay ends when it is told to, and for nothing that a plan has in store. One exception:
-    /// when a slot was made while other transactions rewrote tables, PostgreSQL's decoder may lack
-    /// their catalog rows. The relay says so and ends, and is started again, as by its supervisor.
+    /// A relay ends when it is told to, and for nothing that a plan has in store.
     pub(super) fn relays_must_run(&mut self) -> Result<(), String> {
-        for index in 0..self.relays.len() {
-            let Some(status) = self.relays[index].has_ended()? else {
-                continue;
-            };
-            let (pid, seat) = (self.relays[index].pid(), self.relays[index].seat());
-            if !self.log.says(pid, DECODER_FAILED) {
-                return Err(format!("relay {pid} ended by itself: {status}"));
+        for relay in &mut self.relays {
+            if let Some(status) = relay.has_ended()? {
+                return Err(format!("relay {} ended by itself: {status}", relay.pid()));
             }
-            self.log
-                .died(pid, self.journal.now(), "ended by PostgreSQL's decoder");
-            self.relays[index] = Relay::start(&self.seats[seat].launch, seat, self.log.clone())?;
         }
         Ok(())
     }

@@ -57,7 +57,13 @@ pub(super) struct Writers {
 }
 
 impl Writers {
-    pub(super) fn start(database: &Database, plan: &WorkloadPlan, random: &mut Random) -> Self {
+    /// `makes_slots` where slots are made while the writers write.
+    pub(super) fn start(
+        database: &Database,
+        plan: &WorkloadPlan,
+        makes_slots: bool,
+        random: &mut Random,
+    ) -> Self {
         let faults_are_over = Arc::new(AtomicBool::new(false));
         let mut tasks = JoinSet::new();
         for number in 0..plan.writers {
@@ -71,7 +77,7 @@ impl Writers {
             };
             tasks.spawn(writer.run(faults_are_over.clone()));
         }
-        let beside = beside::start(database, plan, random);
+        let beside = beside::start(database, plan, makes_slots, random);
         Self {
             tasks,
             beside,
