@@ -22,6 +22,10 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(10);
 /// Segments that are filled while the slot may keep none.
 const SEGMENTS: usize = 4;
 
+/// What a clean stop leaves behind, or a recovery that has not ended.
+const LEFT: &str =
+    "SELECT count(*) FROM outbox.relay WHERE confirmed_is_final OR recovering IS NOT NULL";
+
 /// Events that wait for a person.
 const IN_QUARANTINE: &str = "SELECT count(*) FROM outbox.dispatch WHERE state = 'quarantined'";
 /// Events that are not published yet, though they should be.
@@ -72,8 +76,12 @@ impl Stage<'_> {
         let seat = self.take_down(down).await?;
         let client = self.database.connect().await?;
         let slot = &self.database.name;
+        // A relay that was stopped before its session had begun leaves no position behind, and a
+        // slot that is made anew then goes unnoticed, which is not what the plan has in mind.
+        let is_told = down != Down::Stopped || count(&client, LEFT).await? > 0;
         match loss {
             Loss::Dropped => drop_slot(&client, slot).await?,
+            Loss::Recreated if !is_told => drop_slot(&client, slot).await?,
             Loss::Recreated => {
                 drop_slot(&client, slot).await?;
                 let create =

@@ -418,6 +418,22 @@ fn an_event_is_read_from_its_table_only_where_the_plan_takes_the_stream_away() {
 }
 
 #[test]
+fn an_event_is_recorded_again_from_its_table_only_where_two_relays_may_meet() {
+    let mut evidence = from_table(FromTable::InOrder);
+    let again = Record {
+        ordinal: 2,
+        ..evidence.records[1].clone()
+    };
+    evidence.records.push(again);
+    assert_eq!(
+        texts(&evidence),
+        ["dispatch row of event e2: it is not the only one"]
+    );
+    evidence.relays = 2;
+    assert_eq!(texts(&evidence), [""; 0]);
+}
+
+#[test]
 fn what_was_committed_before_a_gap_does_not_come_from_the_table_unless_the_slot_is_new() {
     let mut evidence = from_table(FromTable::Late);
     evidence.gaps = vec![2_029];
