@@ -283,9 +283,10 @@ impl Recovery {
 
     async fn read(&mut self, table: usize, snapshot: &Sql) -> Result<(), Interrupted> {
         let table = &self.tables[table];
-        let mut unrecorded = Unrecorded::of(snapshot, table, &self.project).await?;
+        let unrecorded = Unrecorded::of(snapshot, table, &self.project).await;
+        let mut unrecorded = unrecorded.map_err(altered_since)?;
         let before = self.progress.rows;
-        while let Some(row) = unrecorded.next().await? {
+        while let Some(row) = unrecorded.next().await.map_err(altered_since)? {
             let row = unrecorded.event(&row, self.place, self.next_ordinal);
             self.next_ordinal += 1;
             self.progress.row();
@@ -302,6 +303,20 @@ impl Recovery {
         tracing::info!(table = %table.table, rows, "recovering: the table is read");
         Ok(())
     }
+}
+
+/// The snapshot shows the table as it was, and a statement is planned for the table as it is. What
+/// is missing for good is seen at the opening of the next session.
+fn altered_since(error: Error) -> Error {
+    if error.code() != Code::SchemaMissing {
+        return error;
+    }
+    Error::new(
+        Code::SlotBusy,
+        "a table was altered since the snapshot of the new slot",
+    )
+    .caused_by(error)
+    .hint("no action needed: the relay makes the slot anew")
 }
 
 struct Progress {

@@ -226,8 +226,9 @@ impl Pass<'_> {
             let row = self
                 .sql
                 .query_opt(
-                    "select confirmed_flush_lsn >= $2 from pg_catalog.pg_replication_slots \
-                     where slot_name = $1",
+                    // A slot that is being made has no position yet.
+                    "select coalesce(confirmed_flush_lsn >= $2, false) \
+                     from pg_catalog.pg_replication_slots where slot_name = $1",
                     &[&self.slot.as_str(), &PgLsn::from(end.as_u64())],
                 )
                 .await?;

@@ -34,6 +34,39 @@ pub(super) enum Fault {
     RefusePubsub(Duration),
     /// The network between a relay and one of its peers, for this time.
     Network(Side, Trouble, Duration),
+    /// The slot is lost behind a relay that is in this condition.
+    SlotLost(Down, Loss),
+    /// The publication does not carry the outbox table for this time.
+    Gap(Down, Unpublished, Duration),
+    /// Nothing is refused any more, and everything in quarantine is released.
+    Release,
+}
+
+/// What a relay does while something happens behind its back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Down {
+    Running,
+    /// By `kill -9`; started again afterwards.
+    Killed,
+    /// By SIGTERM; started again afterwards.
+    Stopped,
+}
+
+/// How a slot is lost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Loss {
+    Dropped,
+    /// Dropped, and made anew at once.
+    Recreated,
+    /// By `max_slot_wal_keep_size`.
+    Invalidated,
+}
+
+/// How the publication leaves the outbox table out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Unpublished {
+    TableOut,
+    PublicationDropped,
 }
 
 /// A peer of the relay.
@@ -85,6 +118,21 @@ impl Fault {
         )
     }
 
+    /// Whether rows that are left out come behind later ones of their key: a gap that the stream
+    /// has passed, or a slot that cannot be told from one that moved on.
+    pub(super) fn leaves_late_rows(&self) -> bool {
+        match self {
+            Fault::Gap(..) => true,
+            Fault::SlotLost(down, loss) => *down != Down::Stopped && *loss == Loss::Recreated,
+            _ => false,
+        }
+    }
+
+    /// Whether the relay has to tell a slot that was made anew by what it left behind.
+    pub(super) fn follows_a_clean_stop(&self) -> bool {
+        matches!(self, Fault::SlotLost(Down::Stopped, Loss::Recreated))
+    }
+
     /// How long it goes on when it has been caused and left alone.
     pub(super) fn lasts(&self) -> Duration {
         match self {
@@ -101,7 +149,10 @@ impl Fault {
             | Fault::TerminateSql
             | Fault::Server(..)
             | Fault::Publish(..)
-            | Fault::CutPubsub => Duration::ZERO,
+            | Fault::CutPubsub
+            | Fault::SlotLost(..)
+            | Fault::Gap(..)
+            | Fault::Release => Duration::ZERO,
         }
     }
 }
@@ -136,6 +187,37 @@ impl fmt::Display for Fault {
             Fault::Network(side, trouble, span) => {
                 write!(f, "network to {side:?} for {span:?}: {trouble:?}")
             }
+            Fault::SlotLost(down, loss) => write!(f, "the slot is {loss}, the relay {down}"),
+            Fault::Gap(down, Unpublished::TableOut, span) => {
+                write!(
+                    f,
+                    "the table is out of the publication for {span:?}, the relay {down}"
+                )
+            }
+            Fault::Gap(down, Unpublished::PublicationDropped, span) => {
+                write!(f, "there is no publication for {span:?}, the relay {down}")
+            }
+            Fault::Release => f.write_str("everything in quarantine is cured and released"),
         }
+    }
+}
+
+impl fmt::Display for Down {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Down::Running => "running",
+            Down::Killed => "killed before by kill -9",
+            Down::Stopped => "stopped before by SIGTERM",
+        })
+    }
+}
+
+impl fmt::Display for Loss {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Loss::Dropped => "dropped",
+            Loss::Recreated => "dropped and made anew",
+            Loss::Invalidated => "invalidated by the server",
+        })
     }
 }

@@ -3,8 +3,10 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// What a relay logs once it has the slot.
-const STREAMS: &str = "streaming slot=";
+/// What a relay logs once it has the slot, or has delivered what was in the tables before it.
+const STREAMS: [&str; 2] = ["streaming slot=", "recovered: everything"];
+/// What a relay logs when it begins to deliver from the tables.
+const RECOVERS: &str = "every row without a record in outbox.dispatch";
 
 /// A handle to the log. Clones share it.
 #[derive(Debug, Clone, Default)]
@@ -17,6 +19,14 @@ pub(super) struct Log {
 pub(super) struct Logged {
     pub(super) lines: Vec<String>,
     pub(super) lives: Vec<Life>,
+}
+
+impl Logged {
+    /// How often a relay has begun to deliver everything without a record from the tables.
+    pub(super) fn recoveries(&self) -> u64 {
+        let begun = |line: &&String| line.contains(RECOVERS);
+        self.lines.iter().filter(begun).count() as u64
+    }
 }
 
 /// The life of one relay process.
@@ -49,7 +59,7 @@ impl Log {
         log.lines
             .push(format!("{:8.3} [{pid}] {line}", at.as_secs_f64()));
         let life = log.lives.iter_mut().rfind(|life| life.pid == pid);
-        if let Some(life) = life.filter(|_| line.contains(STREAMS)) {
+        if let Some(life) = life.filter(|_| STREAMS.iter().any(|said| line.contains(said))) {
             life.streams.push(at);
         }
     }
@@ -68,6 +78,12 @@ impl Log {
     pub(super) fn has_spoken(&self, pid: u32) -> bool {
         let name = format!(" [{pid}] ");
         self.lock().lines.iter().any(|line| line.contains(&name))
+    }
+
+    /// Whether it has ever said that it streams.
+    pub(super) fn has_streamed(&self, pid: u32) -> bool {
+        let streams = |life: &Life| life.pid == pid && !life.streams.is_empty();
+        self.lock().lives.iter().any(streams)
     }
 
     pub(super) fn all(&self) -> Logged {

@@ -4,14 +4,13 @@
 //! `watch`), and judged from what it has left behind (`verdict`). Each job has a server of its own
 //! (`ground`) and plays one schedule after the other; each schedule has its own database, slot and
 //! emulator, and runs the program as its users do.
-//!
-//! **Not here:** recovery of lost slots and changed publications, which need other plans than
-//! "everything arrives by the stream".
 
 mod dossier;
 mod fault;
+mod gather;
 mod ground;
 mod log;
+mod loss;
 mod plan;
 mod random;
 mod relay;
@@ -33,7 +32,7 @@ use tokio::task::JoinSet;
 
 use crate::step;
 use ground::Ground;
-use plan::Plan;
+use plan::{Plan, Temper};
 use report::Totals;
 
 /// How much to play.
@@ -51,6 +50,9 @@ pub(crate) struct TortureArgs {
     /// Play only the schedule of this number
     #[arg(long, value_name = "NUMBER")]
     only: Option<u64>,
+    /// Play only schedules with this family of faults
+    #[arg(long, value_enum)]
+    kind: Option<Temper>,
     /// Schedules at once, each job with a PostgreSQL server of its own; by default one per core
     #[arg(long)]
     jobs: Option<usize>,
@@ -120,6 +122,7 @@ struct Board {
     deadline: Option<Instant>,
     stop: AtomicBool,
     keep_going: bool,
+    kind: Option<Temper>,
     totals: Mutex<Totals>,
 }
 
@@ -155,6 +158,7 @@ async fn play(args: &TortureArgs, seed: u64) -> Result<Totals, String> {
         deadline,
         stop: AtomicBool::new(false),
         keep_going: args.keep_going,
+        kind: args.kind,
         totals: Mutex::new(Totals::default()),
     });
     let began = Instant::now();
@@ -175,6 +179,9 @@ async fn job(board: Arc<Board>) -> Result<(), String> {
     let ground = Ground::start().await?;
     while let Some(index) = board.take() {
         let plan = Plan::draw(board.seed, index);
+        if board.kind.is_some_and(|kind| kind != plan.temper) {
+            continue;
+        }
         let outcome = schedule::run(plan, &ground)
             .await
             .map_err(|e| format!("schedule {index}: {e}"))?;

@@ -5,26 +5,17 @@
 //! same order at the same moments, the same transactions; how threads interleave is up to the
 //! machine.
 
+mod steps;
+
+use std::collections::BTreeSet;
 use std::fmt;
 use std::time::Duration;
 
-use pubsub_emulator::{Action, Code};
-
-use super::fault::{Fault, Outage, Side, Trouble};
+use super::fault::Fault;
 use super::random::Random;
 
 /// Kinds of aggregates; each has a topic of its own.
 pub(super) const KINDS: [&str; 3] = ["order", "invoice", "parcel"];
-
-/// Codes that leave open whether the messages were stored.
-const UNKNOWN_OUTCOME: [Code; 6] = [
-    Code::Unavailable,
-    Code::Internal,
-    Code::Unknown,
-    Code::Aborted,
-    Code::DeadlineExceeded,
-    Code::Cancelled,
-];
 
 /// Everything about one schedule.
 #[derive(Debug, Clone)]
@@ -37,13 +28,15 @@ pub(super) struct Plan {
     pub(super) backlog: bool,
     /// Each answer of Pub/Sub takes so long, so that there is something to interrupt.
     pub(super) answer_delay: Duration,
+    /// What becomes of events that Pub/Sub refuses.
+    pub(super) release: Release,
     pub(super) steps: Vec<Step>,
     /// For the writers and everything else beside.
     pub(super) random: Random,
 }
 
 /// The family of faults of a schedule.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(super) enum Temper {
     /// Nothing that may repeat an event: duplicates are violations.
     Gentle,
@@ -57,8 +50,22 @@ pub(super) enum Temper {
     Standby,
     /// The relay's crashes, with networks that stall, swallow, delay and break.
     Network,
-    /// All of it.
+    /// The relay's crashes, with a slot that is dropped, made anew or given up by the server.
+    Loss,
+    /// A publication that is altered, or dropped and made again, while rows are written.
+    Publication,
+    /// The relay's crashes, with Pub/Sub, PostgreSQL and networks that misbehave.
     Everything,
+}
+
+/// When events in quarantine are cured and released.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Release {
+    Never,
+    /// When everything else is delivered.
+    AtTheEnd,
+    /// By a step of the plan, and what is left at the end.
+    UnderWay,
 }
 
 /// How the relay is set.
@@ -70,6 +77,8 @@ pub(super) struct RelayPlan {
     pub(super) channels: u64,
     pub(super) publish_timeout: Duration,
     pub(super) wal_sender_timeout: Duration,
+    /// Whether later events of its key wait behind an event that is refused.
+    pub(super) quarantines_key: bool,
 }
 
 /// What is written.
@@ -86,6 +95,8 @@ pub(super) struct WorkloadPlan {
     pub(super) large_rows: bool,
     /// `logical_decoding_work_mem` of the walsender, kB: small ones make it spill.
     pub(super) decoding_work_mem_kb: u64,
+    /// Writers and numbers of their transactions with an event that Pub/Sub refuses.
+    pub(super) poison: BTreeSet<(u64, u64)>,
 }
 
 /// A fault and its moment.
@@ -109,28 +120,58 @@ impl Plan {
         let mut random = Random::of_schedule(seed, index);
         let temper = random.weighted(&[
             (8, Temper::Gentle),
-            (36, Temper::Crashes),
-            (20, Temper::Pubsub),
-            (10, Temper::Postgres),
+            (30, Temper::Crashes),
+            (18, Temper::Pubsub),
+            (9, Temper::Postgres),
             (8, Temper::Standby),
             (8, Temper::Network),
-            (10, Temper::Everything),
+            (9, Temper::Loss),
+            (5, Temper::Publication),
+            (9, Temper::Everything),
         ]);
-        let steps = draw_steps(temper, &mut random);
-        let backlog = random.per_mille(250);
+        let has_poison = !temper.loses_rows() && random.per_mille(180);
+        let quarantines_key = random.per_mille(650);
+        let release = match (has_poison, quarantines_key) {
+            (false, _) => Release::Never,
+            (true, true) => random.pick(&[Release::Never, Release::AtTheEnd, Release::UnderWay]),
+            // What is refused alone is released behind its key, in no order with what is cured.
+            (true, false) => random.pick(&[Release::Never, Release::AtTheEnd]),
+        };
+        let steps = steps::draw(temper, release, &mut random);
+        let backlog = temper != Temper::Publication && random.per_mille(250);
         Self {
             index,
             temper,
-            relay: RelayPlan::draw(temper, &steps, &mut random),
-            workload: WorkloadPlan::draw(&mut random),
+            relay: RelayPlan {
+                quarantines_key,
+                ..RelayPlan::draw(temper, &steps, &mut random)
+            },
+            workload: WorkloadPlan::draw(temper, has_poison, &mut random),
             backlog,
             answer_delay: match backlog {
                 true => random.millis(1..=8),
                 false => random.pick(&[0, 0, 1, 3, 10].map(Duration::from_millis)),
             },
+            release,
             steps,
             random,
         }
+    }
+
+    /// Whether rows may have to be delivered from their table.
+    pub(super) fn loses_rows(&self) -> bool {
+        self.temper.loses_rows()
+    }
+
+    /// Whether rows that the stream left out come behind later ones of their key.
+    pub(super) fn leaves_late_rows(&self) -> bool {
+        self.steps.iter().any(|step| step.fault.leaves_late_rows())
+    }
+}
+
+impl Temper {
+    fn loses_rows(self) -> bool {
+        matches!(self, Temper::Loss | Temper::Publication)
     }
 }
 
@@ -150,183 +191,57 @@ impl RelayPlan {
         let (publish, lease) = match () {
             () if has(Fault::tries_the_lease) => (1, 5),
             () if has(Fault::withholds_answers) => (1, 12),
+            // The publication is looked at eight times within a lease.
+            () if temper == Temper::Publication => (2, 10),
             () => (10, 60),
         };
         Self {
             count: match temper {
+                // A clean stop is the last word on a slot only if no other relay takes it.
+                Temper::Loss if has(Fault::follows_a_clean_stop) => 1,
                 Temper::Standby => 2,
                 Temper::Everything => random.pick(&[1, 2]),
-                Temper::Network => random.pick(&[1, 1, 2]),
-                Temper::Gentle | Temper::Crashes | Temper::Pubsub | Temper::Postgres => 1,
+                Temper::Network | Temper::Loss => random.pick(&[1, 1, 2]),
+                Temper::Publication
+                | Temper::Gentle
+                | Temper::Crashes
+                | Temper::Pubsub
+                | Temper::Postgres => 1,
             },
             in_flight_requests: random.pick(&[1, 2, 8, 64, 512]),
             in_flight_mib: random.pick(&[1, 4, 24]),
             channels: random.pick(&[1, 2, 4]),
             publish_timeout: Duration::from_secs(publish),
             wal_sender_timeout: Duration::from_secs(lease),
+            quarantines_key: true,
         }
     }
 }
 
 impl WorkloadPlan {
-    fn draw(random: &mut Random) -> Self {
+    fn draw(temper: Temper, has_poison: bool, random: &mut Random) -> Self {
+        let writers = random.within(2..=5);
+        // Writers must not be done before their table is out of the publication.
+        let (transactions, pause_ms) = match temper {
+            Temper::Publication => (random.within(30..=60), 40),
+            _ => (random.within(10..=60), random.pick(&[0, 5, 20, 40])),
+        };
+        let mut poison = BTreeSet::new();
+        while has_poison && poison.len() < 3 && (poison.is_empty() || random.per_mille(600)) {
+            let writer = random.within(0..=writers - 1);
+            poison.insert((writer, random.within(0..=transactions - 1)));
+        }
         Self {
-            writers: random.within(2..=5),
-            transactions: random.within(10..=60),
-            pause_ms: random.pick(&[0, 5, 20, 40]),
+            writers,
+            transactions,
+            pause_ms,
+            poison,
             hot_keys: random.pick(&[1, 2, 5, 20]),
             ddl: random.per_mille(250),
             noise: random.per_mille(400),
             large_rows: random.per_mille(40),
             decoding_work_mem_kb: random.pick(&[64, 64, 65_536]),
         }
-    }
-}
-
-fn draw_steps(temper: Temper, random: &mut Random) -> Vec<Step> {
-    let kills = match temper {
-        Temper::Gentle => 0,
-        Temper::Standby => random.within(1..=3),
-        Temper::Crashes => random.within(2..=5),
-        Temper::Pubsub | Temper::Postgres | Temper::Network | Temper::Everything => {
-            random.within(1..=3)
-        }
-    };
-    let others = match temper {
-        Temper::Crashes => random.within(0..=1),
-        _ => random.within(1..=4),
-    };
-    let mut faults: Vec<Fault> = Vec::new();
-    for _ in 0..kills {
-        faults.push(Fault::Kill(random.millis(0..=150)));
-    }
-    for _ in 0..others {
-        let fault = draw_fault(temper, random);
-        let place = random.within(0..=faults.len() as u64) as usize;
-        faults.insert(place, fault);
-    }
-    let step = |fault| Step {
-        when: match random.per_mille(500) {
-            true => When::After(random.millis(5..=250)),
-            false => When::Stored(random.within(1..=400)),
-        },
-        fault,
-    };
-    faults.into_iter().map(step).collect()
-}
-
-fn draw_fault(temper: Temper, random: &mut Random) -> Fault {
-    let family = match temper {
-        Temper::Gentle => random.pick(&[Family::Gentle, Family::Gentle, Family::Refusals]),
-        Temper::Crashes => random.pick(&[Family::Gentle, Family::Gentle, Family::Refusals]),
-        Temper::Pubsub => random.pick(&[Family::Refusals, Family::Unanswered, Family::Cuts]),
-        Temper::Postgres => random.pick(&[Family::Server, Family::Server, Family::Gentle]),
-        Temper::Standby => random.pick(&[Family::Lease, Family::Lease, Family::Gentle]),
-        Temper::Network => random.pick(&[Family::Network, Family::Network, Family::Gentle]),
-        Temper::Everything => random.pick(&[
-            Family::Gentle,
-            Family::Refusals,
-            Family::Unanswered,
-            Family::Cuts,
-            Family::Network,
-            Family::Server,
-        ]),
-    };
-    match family {
-        Family::Gentle => random.pick(&[
-            Fault::Stop(random.clone().millis(0..=150)),
-            Fault::TerminateWalsender,
-            Fault::TerminateSql,
-            Fault::LockDispatch(random.clone().millis(300..=900)),
-        ]),
-        Family::Refusals => draw_refusal(random),
-        Family::Unanswered => draw_unanswered(random),
-        Family::Cuts => match random.per_mille(700) {
-            true => Fault::CutPubsub,
-            false => Fault::RefusePubsub(random.millis(50..=500)),
-        },
-        Family::Server => Fault::Server(
-            random.pick(&[Outage::Fast, Outage::Immediate, Outage::Kill9]),
-            random.millis(0..=300),
-        ),
-        Family::Network => draw_network(random),
-        Family::Lease => {
-            // Sometimes so long that PostgreSQL gives the slot to the other relay.
-            let span = match random.per_mille(300) {
-                true => random.millis(5_500..=7_500),
-                false => random.millis(50..=600),
-            };
-            match random.per_mille(500) {
-                true => Fault::Freeze(span),
-                false => {
-                    let trouble = random.pick(&[Trouble::Stalled, Trouble::Swallowed]);
-                    Fault::Network(Side::Postgres, trouble, span)
-                }
-            }
-        }
-    }
-}
-
-#[derive(Debug, Clone, Copy)]
-enum Family {
-    Gentle,
-    Refusals,
-    Unanswered,
-    Cuts,
-    Server,
-    Network,
-    Lease,
-}
-
-fn draw_network(random: &mut Random) -> Fault {
-    let side = random.pick(&[Side::Postgres, Side::Pubsub]);
-    let trouble = match random.within(0..=5) {
-        0 => Trouble::Stalled,
-        1 => Trouble::Swallowed,
-        2 => Trouble::Delayed(random.millis(2..=40)),
-        3 | 4 => Trouble::Reset,
-        _ => Trouble::Finished,
-    };
-    Fault::Network(side, trouble, random.millis(50..=700))
-}
-
-/// Nothing is stored, and the relay is told so.
-fn draw_refusal(random: &mut Random) -> Fault {
-    // What waits for a person is asked for every few seconds: seldom, as it makes a schedule long.
-    if random.per_mille(60) {
-        let span = random.millis(50..=400);
-        return match random.per_mille(500) {
-            true => Fault::TopicGone(random.pick(&KINDS), span),
-            false => Fault::PublishFor(Action::Fail(Code::PermissionDenied), span),
-        };
-    }
-    match random.per_mille(250) {
-        true => {
-            let messages_per_second = random.pick(&[20, 200, 1_000]);
-            let storm = Action::Throttle {
-                messages_per_second,
-            };
-            Fault::PublishFor(storm, random.millis(100..=600))
-        }
-        false => {
-            let code = match random.per_mille(200) {
-                true => Code::ResourceExhausted,
-                false => random.pick(&UNKNOWN_OUTCOME),
-            };
-            Fault::Publish(Action::Fail(code), random.within(1..=6))
-        }
-    }
-}
-
-/// Stored, or perhaps stored, and the relay cannot know.
-fn draw_unanswered(random: &mut Random) -> Fault {
-    let times = random.within(1..=4);
-    match random.within(0..=9) {
-        0..=4 => Fault::Publish(Action::StoreThenFail(random.pick(&UNKNOWN_OUTCOME)), times),
-        5..=6 => Fault::Publish(Action::FewerIds, times),
-        7 => Fault::Publish(Action::NeverAnswer, 1),
-        8 => Fault::Publish(Action::StoreThenNeverAnswer, 1),
-        _ => Fault::Publish(Action::Delay(random.millis(100..=900)), times),
     }
 }
 
@@ -349,6 +264,18 @@ impl fmt::Display for Plan {
             if self.backlog { "; a backlog" } else { "" },
             self.answer_delay,
         )?;
+        if !workload.poison.is_empty() {
+            writeln!(
+                f,
+                "some events are refused: {} in quarantine, released {:?}",
+                if relay.quarantines_key {
+                    "keys"
+                } else {
+                    "events"
+                },
+                self.release,
+            )?;
+        }
         write!(f, "{workload:?}")?;
         for Step { when, fault } in &self.steps {
             match when {
@@ -362,6 +289,9 @@ impl fmt::Display for Plan {
 
 #[cfg(test)]
 mod tests {
+    use pubsub_emulator::Action;
+
+    use super::super::fault::{Down, Loss, Outage, Side, Trouble, Unpublished};
     use super::*;
 
     #[test]
@@ -378,7 +308,7 @@ mod tests {
             let meets = |plan: &&Plan| plan.steps.iter().any(|step| wanted(&step.fault));
             plans.iter().filter(meets).count()
         };
-        assert!(with(|fault| matches!(fault, Fault::Kill(_))) > 2_600);
+        assert!(with(|fault| matches!(fault, Fault::Kill(_))) > 2_500);
         for count in [
             with(|fault| matches!(fault, Fault::Stop(_))),
             with(|fault| matches!(fault, Fault::Freeze(_))),
@@ -391,8 +321,54 @@ mod tests {
             with(|fault| matches!(fault, Fault::CutPubsub | Fault::RefusePubsub(_))),
             with(|fault| matches!(fault, Fault::Network(Side::Postgres, Trouble::Stalled, _))),
             with(|fault| matches!(fault, Fault::Network(Side::Pubsub, Trouble::Swallowed, _))),
+            with(|fault| matches!(fault, Fault::SlotLost(Down::Running, Loss::Dropped))),
+            with(|fault| matches!(fault, Fault::SlotLost(Down::Killed, Loss::Recreated))),
+            with(|fault| matches!(fault, Fault::SlotLost(Down::Stopped, Loss::Recreated))),
+            with(|fault| matches!(fault, Fault::SlotLost(_, Loss::Invalidated))),
+            with(|fault| matches!(fault, Fault::Gap(_, Unpublished::TableOut, _))),
+            with(|fault| matches!(fault, Fault::Gap(_, Unpublished::PublicationDropped, _))),
+            with(|fault| matches!(fault, Fault::Release)),
         ] {
             assert!(count > 10, "{count}");
+        }
+    }
+
+    #[test]
+    fn rows_are_refused_under_both_settings_and_released_at_every_time() {
+        let plans: Vec<Plan> = (0..3_000).map(|index| Plan::draw(3, index)).collect();
+        let with = |key, release| {
+            let poisoned = plans.iter().filter(|plan| !plan.workload.poison.is_empty());
+            let meets = |plan: &&Plan| (plan.relay.quarantines_key, plan.release) == (key, release);
+            poisoned.filter(meets).count()
+        };
+        for count in [
+            with(true, Release::Never),
+            with(true, Release::AtTheEnd),
+            with(true, Release::UnderWay),
+            with(false, Release::Never),
+            with(false, Release::AtTheEnd),
+        ] {
+            assert!(count > 30, "{count}");
+        }
+    }
+
+    #[test]
+    fn what_leaves_rows_that_come_late_is_the_only_loss_of_its_schedule() {
+        for index in 0..3_000 {
+            let plan = Plan::draw(4, index);
+            let is_loss = |s: &&Step| matches!(s.fault, Fault::SlotLost(..) | Fault::Gap(..));
+            let losses = plan.steps.iter().filter(is_loss).count();
+            assert!(losses <= 1 || !plan.leaves_late_rows());
+            assert_eq!(losses > 0, plan.loses_rows());
+        }
+    }
+
+    #[test]
+    fn a_slot_that_is_made_anew_after_a_clean_stop_has_one_relay() {
+        for index in 0..3_000 {
+            let plan = Plan::draw(6, index);
+            let clean = |step: &Step| step.fault.follows_a_clean_stop();
+            assert!(plan.relay.count == 1 || !plan.steps.iter().any(clean));
         }
     }
 

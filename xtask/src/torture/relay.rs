@@ -76,6 +76,13 @@ impl Launch {
                 "POSTRIDER_WAL_SENDER_TIMEOUT_S",
                 plan.wal_sender_timeout.as_secs().to_string(),
             ),
+            (
+                "POSTRIDER_ON_BAD_EVENT",
+                match plan.quarantines_key {
+                    true => "quarantine_key".to_owned(),
+                    false => "quarantine_event".to_owned(),
+                },
+            ),
             ("RUST_BACKTRACE", "1".to_owned()),
         ];
         Self {

@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use super::fault::{Fault, Outage, Side};
+use super::fault::{Fault, Loss, Outage, Side, Unpublished};
+use super::plan::Release;
 use super::schedule::Outcome;
 use super::verdict::Cause;
 use super::workload::Shape;
@@ -25,6 +26,11 @@ pub(super) struct Totals {
     lost: u64,
     swapped: u64,
     duplicates: BTreeMap<Cause, u64>,
+    with_poison: u64,
+    set_aside: u64,
+    released: u64,
+    from_table: u64,
+    recoveries: u64,
     longest: Duration,
 }
 
@@ -48,6 +54,13 @@ impl Totals {
         for (cause, count) in &verdict.duplicates {
             *self.duplicates.entry(*cause).or_default() += count;
         }
+        self.with_poison += u64::from(!outcome.plan.workload.poison.is_empty());
+        self.set_aside += verdict.set_aside;
+        if outcome.plan.release != Release::Never {
+            self.released += verdict.set_aside;
+        }
+        self.from_table += verdict.from_table;
+        self.recoveries += outcome.recoveries;
         self.longest = self.longest.max(outcome.took);
     }
 
@@ -65,6 +78,11 @@ impl Totals {
             ("messages stored".to_owned(), self.stored_messages),
             ("publish requests".to_owned(), self.attempts),
             ("looks at the slot".to_owned(), self.looks),
+            ("schedules with refused events".to_owned(), self.with_poison),
+            ("events set aside".to_owned(), self.set_aside),
+            ("  released in the end".to_owned(), self.released),
+            ("recoveries".to_owned(), self.recoveries),
+            ("events read from the table".to_owned(), self.from_table),
             ("events lost".to_owned(), self.lost),
             ("events swapped".to_owned(), self.swapped),
             ("duplicates".to_owned(), self.duplicates.values().sum()),
@@ -121,6 +139,12 @@ fn name(fault: &Fault) -> &'static str {
             "faults of Pub/Sub's answers"
         }
         Fault::CutPubsub | Fault::RefusePubsub(_) => "Pub/Sub cut off",
+        Fault::SlotLost(_, Loss::Dropped) => "slot dropped",
+        Fault::SlotLost(_, Loss::Recreated) => "slot dropped and made anew",
+        Fault::SlotLost(_, Loss::Invalidated) => "slot invalidated",
+        Fault::Gap(_, Unpublished::TableOut, _) => "table out of the publication",
+        Fault::Gap(_, Unpublished::PublicationDropped, _) => "publication dropped and made anew",
+        Fault::Release => "released from quarantine under way",
         Fault::Network(Side::Postgres, ..) => "network to PostgreSQL disturbed",
         Fault::Network(Side::Pubsub, ..) => "network to Pub/Sub disturbed",
     }
@@ -130,7 +154,7 @@ fn name(fault: &Fault) -> &'static str {
 pub(super) fn line(outcome: &Outcome) -> String {
     let verdict = &outcome.verdict;
     format!(
-        "schedule {:>5}  {:8}  {:>6} events  {:>6} stored  {:>5.1} s  {}",
+        "schedule {:>5}  {:11}  {:>6} events  {:>6} stored  {:>5.1} s  {}",
         outcome.plan.index,
         format!("{:?}", outcome.plan.temper),
         verdict.events,

@@ -4,21 +4,23 @@
 //! the relay must deliver what there is, confirm it, and end when it is asked to. What was gathered
 //! on the way goes to the judges in `verdict`.
 
+use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
 use pubsub_emulator::{Attempt, Emulator};
 use tokio::task::JoinSet;
-use tokio_postgres::Client;
 use tokio_postgres::types::PgLsn;
 
+use super::gather::{self, one};
 use super::ground::Ground;
 use super::log::Log;
-use super::plan::{KINDS, Plan};
+use super::plan::{KINDS, Plan, Release};
+use super::random::Random;
 use super::seat::Seat;
 use super::stage::{Occurrence, Stage};
-use super::verdict::{self, Event, Evidence, Record, Verdict};
+use super::verdict::{self, Evidence, FromTable, Quarantine, Verdict};
 use super::watch::Watch;
-use super::workload::{self, Writers, Written};
+use super::workload::{self, Writers, Written, refused_id};
 
 pub(super) const PROJECT: &str = "torture";
 
@@ -41,6 +43,8 @@ pub(super) struct Outcome {
     pub(super) occurrences: Vec<Occurrence>,
     pub(super) written: Written,
     pub(super) looks: u64,
+    /// Times that a relay has begun to deliver everything without a record from the tables.
+    pub(super) recoveries: u64,
     pub(super) took: Duration,
     pub(super) relay_log: Vec<String>,
     /// Only of a schedule that failed.
@@ -64,7 +68,7 @@ pub(super) async fn run(plan: Plan, ground: &Ground) -> Result<Outcome, String> 
             .await
             .map_err(|e| e.to_string())?;
     }
-    let watch = Watch::start(database.clone(), emulator.journal());
+    let watch = Watch::start(database.clone(), emulator.journal(), plan.loses_rows());
     let mut random = plan.random.clone();
     let mut seats = Vec::new();
     for _ in 0..plan.relay.count {
@@ -81,29 +85,50 @@ pub(super) async fn run(plan: Plan, ground: &Ground) -> Result<Outcome, String> 
         journal: emulator.journal(),
         answer_delay: plan.answer_delay,
         slow: None,
+        injected: Vec::new(),
+        poison: Vec::new(),
+        gaps: Vec::new(),
         occurrences: Vec::new(),
         ends: JoinSet::new(),
         random: random.fork(),
     };
-    let writers = Writers::start(&database, &plan.workload, &mut random);
-    let (written, misbehaviour) = play(&mut stage, &plan, writers).await?;
+    let refused: HashSet<String> = plan
+        .workload
+        .poison
+        .iter()
+        .map(|(writer, transaction)| refused_id(*writer, *transaction))
+        .collect();
+    stage.refuse(refused.iter().cloned());
+    let played = play(&mut stage, &plan, &mut random).await?;
     let seen = watch.seen();
     let looks = seen.looks;
     let client = database.connect().await?;
     let evidence = Evidence {
         attempts: emulator.journal().attempts(),
-        events: events(&client).await?,
-        records: records(&client).await?,
-        committed_by: written.committed_by.clone(),
+        events: gather::events(&client).await?,
+        records: gather::records(&client).await?,
+        committed_by: played.written.committed_by.clone(),
         samples: seen.samples,
         recorded_at: seen.recorded_at,
         occurrences: stage.occurrences.clone(),
         publish_timeout: plan.relay.publish_timeout,
         relays: plan.relay.count,
+        from_table: match (plan.loses_rows(), plan.leaves_late_rows()) {
+            (false, _) => FromTable::Never,
+            (true, false) => FromTable::InOrder,
+            (true, true) => FromTable::Late,
+        },
+        gaps: stage.gaps.clone(),
+        quarantine: Quarantine {
+            refused,
+            whole_key: plan.relay.quarantines_key,
+            release: plan.release,
+            set_aside: played.set_aside,
+        },
         log: stage.log.all(),
     };
     let mut verdict = verdict::judge(&evidence);
-    verdict.add_misbehaviour(misbehaviour);
+    verdict.add_misbehaviour(played.misbehaviour);
     let attempts = match verdict.is_clean() {
         true => Vec::new(),
         false => evidence.attempts,
@@ -117,45 +142,88 @@ pub(super) async fn run(plan: Plan, ground: &Ground) -> Result<Outcome, String> 
         plan,
         verdict,
         occurrences,
-        written,
+        written: played.written,
         looks,
+        recoveries: evidence.log.recoveries(),
         took: began.elapsed(),
         relay_log: evidence.log.lines,
         attempts,
     })
 }
 
-/// The schedule proper. What the relay does not do as it should comes back as a text.
-async fn play(
-    stage: &mut Stage<'_>,
-    plan: &Plan,
-    writers: Writers,
-) -> Result<(Written, Option<String>), String> {
+/// What came of playing it.
+struct Played {
+    written: Written,
+    /// Events in quarantine when everything was delivered that can be.
+    set_aside: HashSet<String>,
+    /// What the relay does not do as it should.
+    misbehaviour: Option<String>,
+}
+
+/// The schedule proper.
+async fn play(stage: &mut Stage<'_>, plan: &Plan, random: &mut Random) -> Result<Played, String> {
     stage.slow_down();
-    let (written, misbehaviour) = if plan.backlog {
+    let mut misbehaviour = None;
+    if plan.loses_rows() {
+        misbehaviour = serve_first(stage, plan).await.err();
+    }
+    let writers = Writers::start(stage.database, &plan.workload, plan.loses_rows(), random);
+    let written = if plan.backlog {
         let written = writers.finish().await?;
-        (written, faults(stage, plan).await.err())
+        misbehaviour = misbehaviour.or(faults(stage, plan).await.err());
+        written
     } else {
-        let misbehaviour = faults(stage, plan).await.err();
-        (writers.finish().await?, misbehaviour)
+        misbehaviour = misbehaviour.or(faults(stage, plan).await.err());
+        writers.finish().await?
     };
     stage.make_well().await;
     workload::tidy(stage.database).await?;
-    let misbehaviour = match misbehaviour {
-        None => deliver_and_stop(stage).await.err(),
-        found => found,
-    };
-    Ok((written, misbehaviour))
+    let mut set_aside = HashSet::new();
+    if misbehaviour.is_none() {
+        misbehaviour = end(stage, plan, &mut set_aside).await.err();
+    }
+    Ok(Played {
+        written,
+        set_aside,
+        misbehaviour,
+    })
+}
+
+/// Only a slot that was served can be lost; and what is there before the first start belongs to
+/// no promise.
+async fn serve_first(stage: &mut Stage<'_>, plan: &Plan) -> Result<(), String> {
+    stage.start_relays()?;
+    stage.served().await?;
+    match plan.backlog {
+        true => stage.stop_relays().await,
+        false => Ok(()),
+    }
 }
 
 async fn faults(stage: &mut Stage<'_>, plan: &Plan) -> Result<(), String> {
-    stage.start_relays()?;
+    if stage.relays.is_empty() {
+        stage.start_relays()?;
+    }
     stage.run(&plan.steps).await
 }
 
-/// Waits until every event has its record and the slot has confirmed everything, then ends the
-/// relays.
-async fn deliver_and_stop(stage: &mut Stage<'_>) -> Result<(), String> {
+/// Everything that can be delivered is; then what is in quarantine, if the plan says so; then the
+/// relays end.
+async fn end(
+    stage: &mut Stage<'_>,
+    plan: &Plan,
+    set_aside: &mut HashSet<String>,
+) -> Result<(), String> {
+    deliver(stage).await?;
+    *set_aside = gather::set_aside(&stage.database.connect().await?).await?;
+    if plan.release != Release::Never {
+        stage.release_all().await?;
+    }
+    stage.stop_relays().await
+}
+
+/// Waits until every event has its record and the slot has confirmed everything.
+async fn deliver(stage: &mut Stage<'_>) -> Result<(), String> {
     let client = stage.database.connect().await?;
     let target: PgLsn = one(&client, "SELECT pg_current_wal_lsn()").await?;
     let deadline = Instant::now() + DELIVERY_LIMIT;
@@ -168,7 +236,7 @@ async fn deliver_and_stop(stage: &mut Stage<'_>) -> Result<(), String> {
         .await?;
         let confirmed: PgLsn = one(
             &client,
-            "SELECT confirmed_flush_lsn FROM pg_replication_slots \
+            "SELECT coalesce(max(confirmed_flush_lsn), '0/0') FROM pg_replication_slots \
              WHERE database = current_database()",
         )
         .await?;
@@ -184,62 +252,5 @@ async fn deliver_and_stop(stage: &mut Stage<'_>) -> Result<(), String> {
         }
         tokio::time::sleep(LOOK_INTERVAL).await;
     }
-    for relay in std::mem::take(&mut stage.relays) {
-        relay.stop().await?;
-    }
     Ok(())
-}
-
-async fn one<T>(client: &Client, sql: &str) -> Result<T, String>
-where
-    T: for<'a> tokio_postgres::types::FromSql<'a>,
-{
-    let row = client.query_one(sql, &[]).await;
-    row.and_then(|row| row.try_get(0))
-        .map_err(|e| format!("{sql}: {e:?}"))
-}
-
-/// What stands in the outbox: the truth about what was committed.
-async fn events(client: &Client) -> Result<Vec<Event>, String> {
-    let rows = client
-        .query(
-            "SELECT id::text, aggregatetype, coalesce(aggregateid, ''), coalesce(version, 0), \
-                    payload->>'t' \
-             FROM outbox.events",
-            &[],
-        )
-        .await
-        .map_err(|e| format!("{e:?}"))?;
-    let event = |row: &tokio_postgres::Row| Event {
-        id: row.get(0),
-        topic: topic(row.get(1)),
-        key: row.get(2),
-        version: row.get(3),
-        transaction: row.get(4),
-    };
-    Ok(rows.iter().map(event).collect())
-}
-
-async fn records(client: &Client) -> Result<Vec<Record>, String> {
-    let rows = client
-        .query(
-            "SELECT event_id::text, commit_lsn, ordinal, state, topic, coalesce(ordering_key, ''), \
-                    message_id \
-             FROM outbox.dispatch ORDER BY commit_lsn, ordinal",
-            &[],
-        )
-        .await
-        .map_err(|e| format!("{e:?}"))?;
-    let record = |row: &tokio_postgres::Row| Record {
-        event_id: row.get(0),
-        commit_lsn: row.get::<_, PgLsn>(1).into(),
-        ordinal: row.get(2),
-        state: row.get(3),
-        topic: row.get::<_, Option<String>>(4).unwrap_or_default(),
-        key: row.get(5),
-        message_id: row
-            .get::<_, Option<String>>(6)
-            .and_then(|id| id.parse().ok()),
-    };
-    Ok(rows.iter().map(record).collect())
 }

@@ -6,10 +6,10 @@ use std::time::Duration;
 use pubsub_emulator::{Action, Fault as PublishFault, FaultId, Faults, Journal};
 use tokio::task::JoinSet;
 
-use super::fault::Fault;
+use super::fault::{Down, Fault};
 use super::ground::{Database, Ground, execute};
 use super::log::Log;
-use super::plan::{Step, When};
+use super::plan::{KINDS, Step, When};
 use super::random::Random;
 use super::relay::Relay;
 use super::schedule::topic;
@@ -46,6 +46,12 @@ pub(super) struct Stage<'a> {
     pub(super) answer_delay: Duration,
     /// The fault that delays every answer.
     pub(super) slow: Option<FaultId>,
+    /// Faults of the plan that may still be there.
+    pub(super) injected: Vec<FaultId>,
+    /// The events that are refused; before all other faults.
+    pub(super) poison: Vec<FaultId>,
+    /// Ends of the WAL before the publication was altered.
+    pub(super) gaps: Vec<u64>,
     pub(super) occurrences: Vec<Occurrence>,
     /// Ends of faults that last for a while.
     pub(super) ends: JoinSet<()>,
@@ -102,15 +108,11 @@ impl Stage<'_> {
     async fn perform(&mut self, fault: &Fault) -> Result<(), String> {
         match fault {
             Fault::Kill(gap) => {
-                let relay = self.take_relay().await?;
-                let seat = relay.seat();
-                relay.kill_9().await?;
+                let seat = self.take_down(Down::Killed).await?;
                 self.replace(seat, *gap).await
             }
             Fault::Stop(gap) => {
-                let relay = self.take_relay().await?;
-                let seat = relay.seat();
-                relay.stop().await?;
+                let seat = self.take_down(Down::Stopped).await?;
                 self.replace(seat, *gap).await
             }
             Fault::Freeze(span) => {
@@ -154,6 +156,9 @@ impl Stage<'_> {
                 self.later(*span, move || pubsub.refuse_connections(false));
                 Ok(())
             }
+            Fault::SlotLost(down, loss) => self.lose_slot(*down, *loss).await,
+            Fault::Gap(down, how, span) => self.leave_out(*down, *how, *span).await,
+            Fault::Release => self.release().await,
             Fault::Network(side, trouble, span) => {
                 let relay = self.take_relay().await?;
                 if let Some(end) = self.seats[relay.seat()].trouble(*side, *trouble) {
@@ -163,6 +168,20 @@ impl Stage<'_> {
                 Ok(())
             }
         }
+    }
+
+    /// Takes a relay down, and says which seat is empty now.
+    pub(super) async fn take_down(&mut self, down: Down) -> Result<Option<usize>, String> {
+        if down == Down::Running {
+            return Ok(None);
+        }
+        let relay = self.take_relay().await?;
+        let seat = relay.seat();
+        match down {
+            Down::Stopped => relay.stop().await?,
+            Down::Running | Down::Killed => relay.kill_9().await?,
+        }
+        Ok(Some(seat))
     }
 
     /// One of the relays, mostly the one that holds the slot.
@@ -192,8 +211,13 @@ impl Stage<'_> {
         }))
     }
 
-    /// Starts a relay in the place of one that is gone.
-    async fn replace(&mut self, seat: usize, gap: Duration) -> Result<(), String> {
+    /// Starts a relay in the place of one that is gone, if one is.
+    pub(super) async fn replace(
+        &mut self,
+        seat: Option<usize>,
+        gap: Duration,
+    ) -> Result<(), String> {
+        let Some(seat) = seat else { return Ok(()) };
         tokio::time::sleep(gap).await;
         let client = self.database.connect().await?;
         self.watch.note_records(&client).await?;
@@ -223,9 +247,19 @@ impl Stage<'_> {
         let id = self
             .pubsub
             .inject(times.into_iter().fold(fault, PublishFault::times));
+        self.injected.push(id);
         // The first fault that applies is used, so what slows every answer down comes last.
         self.slow_down();
         id
+    }
+
+    /// Has these events refused, until they are cured. To be called before anything else is
+    /// injected.
+    pub(super) fn refuse(&mut self, event_ids: impl Iterator<Item = String>) {
+        for event_id in event_ids {
+            let refused = PublishFault::new(Action::Poison { event_id });
+            self.poison.push(self.pubsub.inject(refused));
+        }
     }
 
     /// Makes every answer take its time.
@@ -239,10 +273,16 @@ impl Stage<'_> {
         }
     }
 
-    /// Ends every fault that still goes on.
+    /// Ends every fault that still goes on, except that events are refused.
     pub(super) async fn make_well(&mut self) {
         self.ends.shutdown().await;
-        self.pubsub.lift_all();
+        for id in self.injected.drain(..).chain(self.slow.take()) {
+            self.pubsub.lift(id);
+        }
+        for kind in KINDS {
+            self.pubsub.restore_topic(&topic(kind));
+        }
+        self.pubsub.refuse_connections(false);
         self.seats.iter().for_each(Seat::heal);
     }
 

@@ -11,7 +11,7 @@ use std::time::Duration;
 use pubsub_emulator::checks::{self, Duplicate};
 use pubsub_emulator::{Action, Answer, Attempt};
 
-use super::super::fault::{Fault, Side, Trouble};
+use super::super::fault::{Down, Fault, Side, Trouble};
 use super::super::stage::Occurrence;
 use super::{Evidence, Violation};
 
@@ -121,36 +121,6 @@ pub(super) fn is_of_a_dead_client(evidence: &Evidence, found: &checks::Violation
         .any(|cause| matches!(cause, Cause::Killed | Cause::Cut | Cause::TakenOver))
 }
 
-/// What a relay has sent to the dispatch table when it dies may be committed after the next one has
-/// looked there, and be seen by the one after that: then a repetition ends in the middle. Only of
-/// repetitions: nothing that was not stored before may be jumped over.
-pub(super) fn is_a_late_record(evidence: &Evidence, found: &checks::Violation) -> bool {
-    let checks::Violation::Skipped {
-        event_id, sequence, ..
-    } = found
-    else {
-        return false;
-    };
-    let has_it = |attempt: &&Attempt| {
-        attempt.stored.is_some()
-            && attempt
-                .event_ids
-                .iter()
-                .flatten()
-                .any(|id| **id == **event_id)
-    };
-    let mut copies = evidence.attempts.iter().filter(has_it);
-    let Some(first) = copies.next().filter(|first| first.sequence < *sequence) else {
-        return false;
-    };
-    let Some(again) = copies.find(|attempt| attempt.sequence == *sequence) else {
-        return false;
-    };
-    between(evidence, first, again)
-        .filter_map(|occurrence| blame(evidence, &occurrence.fault))
-        .any(|cause| cause < Cause::Cut)
-}
-
 /// What a fault may be blamed for, when it lies between two copies.
 fn blame(evidence: &Evidence, fault: &Fault) -> Option<Cause> {
     match fault {
@@ -161,13 +131,20 @@ fn blame(evidence: &Evidence, fault: &Fault) -> Option<Cause> {
         Fault::Network(_, Trouble::Delayed(_), _) => None,
         Fault::Network(Side::Pubsub, ..) => Some(Cause::Cut),
         Fault::Network(Side::Postgres, ..) => Some(Cause::ServerDown),
-        // The slot is free at once, while what the relay has sent is still on its way.
-        Fault::TerminateWalsender if evidence.relays > 1 => Some(Cause::TakenOver),
+        Fault::SlotLost(Down::Killed, _) | Fault::Gap(Down::Killed, ..) => Some(Cause::Killed),
+        // The slot is free at once, while what the relay has sent is still on its way. Its outcome
+        // is not recorded once another relay has the slot.
+        Fault::TerminateWalsender | Fault::SlotLost(..) if evidence.relays > 1 => {
+            Some(Cause::TakenOver)
+        }
         // A clean stop finishes what is on its way, and so does a session that was cut.
         Fault::Stop(_)
         | Fault::TerminateWalsender
         | Fault::TerminateSql
-        | Fault::LockDispatch(_) => None,
+        | Fault::LockDispatch(_)
+        | Fault::SlotLost(..)
+        | Fault::Gap(..)
+        | Fault::Release => None,
         Fault::Publish(action, _) | Fault::PublishFor(action, _) => match action {
             // The copy itself shows what these did to it.
             Action::StoreThenFail(_) | Action::FewerIds => None,

@@ -1,13 +1,17 @@
 //! Judges what a schedule has left behind. Pure functions over plain data: no IO, no clock.
 //!
 //! `pubsub_emulator::checks` says whether everything was published, in order, one request at a
-//! time for each key. The files here add what needs the database: `positions` (nothing was
-//! confirmed too early), `records` (the dispatch table tells the truth), `duplicates` (whatever
-//! was sent twice has its reason in the plan), `senders` (no relay sends what it has to know is
-//! recorded).
+//! time for each key; `order` says what it has to expect. The files here add what needs the
+//! database: `positions` (nothing was confirmed too early), `records` (the dispatch table tells the
+//! truth), `quarantine` (set aside is what is refused, and what waits behind it), `from_table` (so
+//! comes only what the stream could not bring), `duplicates` (whatever was sent twice has its
+//! reason in the plan), `senders` (no relay sends what it has to know is recorded).
 
 mod duplicates;
+mod from_table;
+mod order;
 mod positions;
+mod quarantine;
 mod records;
 mod senders;
 #[cfg(test)]
@@ -18,9 +22,11 @@ use std::fmt;
 use std::time::Duration;
 
 use pubsub_emulator::Attempt;
-use pubsub_emulator::checks::{self, Expected, Stream};
+use pubsub_emulator::checks;
 
 pub(super) use duplicates::Cause;
+pub(super) use from_table::FromTable;
+pub(super) use quarantine::Quarantine;
 
 use super::log::Logged;
 use super::stage::Occurrence;
@@ -56,6 +62,12 @@ impl Record {
     fn is_published(&self) -> bool {
         self.state == "published"
     }
+
+    /// Records of the log begin at multiples of 8: events that were read from their table stand
+    /// where no commit can be (docs/adr/0011-recovery.md).
+    fn is_from_table(&self) -> bool {
+        self.commit_lsn % 8 == 7
+    }
 }
 
 /// Everything that was gathered. Times are those of the journal's clock.
@@ -73,6 +85,11 @@ pub(super) struct Evidence {
     pub(super) publish_timeout: Duration,
     /// Relays at the same time.
     pub(super) relays: usize,
+    /// Whether the plan has rows delivered from their table.
+    pub(super) from_table: FromTable,
+    /// Ends of the WAL before the publication was altered.
+    pub(super) gaps: Vec<u64>,
+    pub(super) quarantine: Quarantine,
     pub(super) log: Logged,
 }
 
@@ -107,6 +124,10 @@ pub(super) struct Verdict {
     pub(super) stored_messages: u64,
     pub(super) attempts: u64,
     pub(super) duplicates: BTreeMap<Cause, u64>,
+    /// Events that were set aside when everything else was delivered.
+    pub(super) set_aside: u64,
+    /// Events that were read from their table.
+    pub(super) from_table: u64,
 }
 
 impl Verdict {
@@ -143,15 +164,16 @@ impl Verdict {
 
 /// Judges a schedule.
 pub(super) fn judge(evidence: &Evidence) -> Verdict {
-    let report = checks::check(&evidence.attempts, &expected(evidence));
+    let report = order::check(evidence);
     let found = report.violations.into_iter();
     let mut violations: Vec<Violation> = found
         .filter(|found| !duplicates::is_of_a_dead_client(evidence, found))
-        .filter(|found| !duplicates::is_a_late_record(evidence, found))
         .map(Violation::Delivery)
         .collect();
     violations.extend(positions::check(evidence));
     violations.extend(records::check(evidence));
+    violations.extend(quarantine::check(evidence));
+    violations.extend(from_table::check(evidence));
     let explained = duplicates::explain(evidence, &report.duplicates);
     violations.extend(explained.violations);
     violations.extend(senders::check(evidence));
@@ -162,35 +184,9 @@ pub(super) fn judge(evidence: &Evidence) -> Verdict {
         stored_messages: report.stored_messages as u64,
         attempts: report.attempts as u64,
         duplicates: explained.causes,
+        set_aside: evidence.quarantine.set_aside.len() as u64,
+        from_table: from_table::count(evidence),
     }
-}
-
-/// What should have been published: every row that is not set aside, per key by version. (Whether
-/// it was set aside for a reason is judged in `records`.)
-fn expected(evidence: &Evidence) -> Expected {
-    let set_aside: std::collections::HashSet<&str> = evidence
-        .records
-        .iter()
-        .filter(|record| !record.is_published())
-        .map(|record| record.event_id.as_str())
-        .collect();
-    let mut streams: BTreeMap<Stream, Vec<&Event>> = BTreeMap::new();
-    for event in &evidence.events {
-        if !set_aside.contains(event.id.as_str()) {
-            let stream = Stream::new(&*event.topic, &*event.key);
-            streams.entry(stream).or_default().push(event);
-        }
-    }
-    streams
-        .into_iter()
-        .map(|(stream, mut events)| {
-            events.sort_by_key(|event| event.version);
-            (
-                stream,
-                events.iter().map(|event| event.id.clone()).collect(),
-            )
-        })
-        .collect()
 }
 
 fn panics(log: &[String]) -> Vec<Violation> {

@@ -4,30 +4,54 @@
 //! transaction ends at or before that position must have been stored by then; where a transaction
 //! ends is known from its writer, who asked for the position right after COMMIT, and more exactly
 //! from the dispatch row, which has the position of the commit record itself.
+//!
+//! Two kinds of events are behind the position from the beginning: those that wait in quarantine,
+//! which are recorded, and those that the stream does not bring. And a position that was not
+//! confirmed by a relay says nothing: that of a slot which was lost and made anew, until a relay
+//! has it again.
 
 use std::collections::HashMap;
 use std::time::Duration;
 
-use super::{Evidence, Violation};
+use super::super::fault::Fault;
+use super::super::stage::Occurrence;
+use super::{Evidence, Sample, Violation, quarantine};
 
 pub(super) fn check(evidence: &Evidence) -> Vec<Violation> {
-    let mut violations = before_stored(evidence);
-    violations.extend(before_recorded(evidence));
+    let samples: Vec<Sample> = evidence
+        .samples
+        .iter()
+        .filter(|sample| !is_of_a_lost_slot(evidence, sample.at))
+        .copied()
+        .collect();
+    let mut violations = before_stored(evidence, samples.clone());
+    violations.extend(before_recorded(evidence, &samples));
     violations
 }
 
-fn before_stored(evidence: &Evidence) -> Vec<Violation> {
+fn is_of_a_lost_slot(evidence: &Evidence, at: Duration) -> bool {
+    let lost = |occurrence: &&Occurrence| matches!(occurrence.fault, Fault::SlotLost(..));
+    evidence.occurrences.iter().filter(lost).any(|occurrence| {
+        let lives = evidence.log.lives.iter();
+        let streams = lives.flat_map(|life| &life.streams);
+        let again = streams.filter(|said| **said > occurrence.to).min();
+        at >= occurrence.from && again.is_none_or(|again| at <= *again)
+    })
+}
+
+fn before_stored(evidence: &Evidence, mut samples: Vec<Sample>) -> Vec<Violation> {
     let stored = first_stored(evidence);
     let records: HashMap<&str, _> = evidence
         .records
         .iter()
         .map(|record| (record.event_id.as_str(), record))
         .collect();
+    let concerned = quarantine::concerned(evidence);
     // Events by the first position that proves them confirmed.
     let mut events: Vec<(u64, &str)> = Vec::new();
     for event in &evidence.events {
         let record = records.get(event.id.as_str());
-        if record.is_some_and(|record| !record.is_published()) {
+        if concerned.contains(&*event.id) || record.is_some_and(|record| record.is_from_table()) {
             continue;
         }
         let by_writer = evidence.committed_by.get(&event.transaction).copied();
@@ -37,7 +61,6 @@ fn before_stored(evidence: &Evidence) -> Vec<Violation> {
         }
     }
     events.sort_unstable();
-    let mut samples = evidence.samples.clone();
     samples.sort_by_key(|sample| sample.at);
     let mut violations = Vec::new();
     // Once an event was judged by the first sample past it, later samples say no more.
@@ -61,15 +84,16 @@ fn before_stored(evidence: &Evidence) -> Vec<Violation> {
 
 /// Rows that were missing when a sample was taken can be told by their number: there are more of
 /// them in the end than there were.
-fn before_recorded(evidence: &Evidence) -> Vec<Violation> {
+fn before_recorded(evidence: &Evidence, samples: &[Sample]) -> Vec<Violation> {
     let mut commits: Vec<u64> = evidence
         .records
         .iter()
+        .filter(|record| !record.is_from_table())
         .map(|record| record.commit_lsn)
         .collect();
     commits.sort_unstable();
     let mut violations = Vec::new();
-    for sample in &evidence.samples {
+    for sample in samples {
         let in_the_end = commits.partition_point(|commit| *commit < sample.confirmed) as u64;
         if in_the_end > sample.records_below {
             violations.push(Violation::ConfirmedBeforeRecorded {

@@ -4,22 +4,29 @@
 //! row. So a process has to know the rows that were there when it was started, and those that come
 //! from its own requests. It cannot know what the connection of a relay that was killed, or has
 //! lost the slot, commits after that look: the journal does not tell, so nothing is claimed.
+//! Events that are released from quarantine have a record, and are sent all the same.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
 use super::super::log::Life;
-use super::{Evidence, Violation};
+use super::super::plan::Release;
+use super::{Evidence, Violation, quarantine};
 
 pub(super) fn check(evidence: &Evidence) -> Vec<Violation> {
     let recorded_by = recording_attempts(evidence);
     let lives = &evidence.log.lives;
+    let released = match evidence.quarantine.release {
+        Release::Never => HashSet::new(),
+        Release::AtTheEnd | Release::UnderWay => quarantine::concerned(evidence),
+    };
     let mut violations = Vec::new();
     for attempt in &evidence.attempts {
         let Some(sender) = sender(lives, attempt.received) else {
             continue;
         };
-        for event_id in attempt.event_ids.iter().flatten() {
+        let event_ids = attempt.event_ids.iter().flatten();
+        for event_id in event_ids.filter(|id| !released.contains(&***id)) {
             let Some(recorded_at) = evidence.recorded_at.get(&**event_id) else {
                 continue;
             };

@@ -17,8 +17,8 @@ use tokio_postgres::{Client, SimpleQueryMessage};
 use super::ground::{Database, roll_prepared_back};
 use super::plan::WorkloadPlan;
 use super::random::Random;
-pub(super) use transaction::Shape;
 use transaction::{Ending, Transaction};
+pub(super) use transaction::{Shape, refused_id};
 
 /// A writer that waits for a lock held by a prepared transaction gives up.
 const SESSION: &str = "SET lock_timeout = '1s'; SET client_min_messages = 'error'";
@@ -57,7 +57,13 @@ pub(super) struct Writers {
 }
 
 impl Writers {
-    pub(super) fn start(database: &Database, plan: &WorkloadPlan, random: &mut Random) -> Self {
+    /// `makes_slots` where slots are made while the writers write.
+    pub(super) fn start(
+        database: &Database,
+        plan: &WorkloadPlan,
+        makes_slots: bool,
+        random: &mut Random,
+    ) -> Self {
         let faults_are_over = Arc::new(AtomicBool::new(false));
         let mut tasks = JoinSet::new();
         for number in 0..plan.writers {
@@ -71,7 +77,7 @@ impl Writers {
             };
             tasks.spawn(writer.run(faults_are_over.clone()));
         }
-        let beside = beside::start(database, plan, random);
+        let beside = beside::start(database, plan, makes_slots, random);
         Self {
             tasks,
             beside,
@@ -118,8 +124,10 @@ impl Writer {
                 let _ = connected.batch_execute(&undo).await;
             }
             let label = format!("{}-{n}", self.number);
-            let transaction =
-                Transaction::draw(&self.database.name, label, &self.plan, &mut self.random);
+            let is_refused = self.plan.poison.contains(&(self.number, n));
+            let poison = is_refused.then(|| refused_id(self.number, n));
+            let (database, random) = (&self.database.name, &mut self.random);
+            let transaction = Transaction::draw(database, label, poison, &self.plan, random);
             *self
                 .written
                 .transactions

@@ -17,6 +17,11 @@ const BIG: RangeInclusive<u64> = 500..=2_500;
 /// A payload near Pub/Sub's limit of 10 MB for a request.
 const LARGE_ROW_BYTES: u64 = 9_000_000;
 
+/// The id of the event that is refused in a writer's transaction of this number.
+pub(in crate::torture) fn refused_id(writer: u64, transaction: u64) -> String {
+    format!("bad00000-0000-4000-8000-{writer:04x}{transaction:08x}")
+}
+
 /// What kind of transaction it is; for the totals.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(in crate::torture) enum Shape {
@@ -32,6 +37,8 @@ pub(in crate::torture) enum Shape {
     Prepared,
     Failing,
     Empty,
+    /// With an event that Pub/Sub refuses.
+    Refused,
 }
 
 /// How it ends.
@@ -63,10 +70,11 @@ impl Transaction {
     pub(super) fn draw(
         database: &str,
         label: String,
+        poison: Option<String>,
         plan: &WorkloadPlan,
         random: &mut Random,
     ) -> Self {
-        let shape = random.weighted(&[
+        let drawn = random.weighted(&[
             (40, Shape::HotKeys),
             (8, Shape::ManyKeys),
             (6, Shape::NoKey),
@@ -80,9 +88,11 @@ impl Transaction {
             (3, Shape::Failing),
             (6, Shape::Empty),
         ]);
+        let shape = poison.as_ref().map_or(drawn, |_| Shape::Refused);
         let mut sql = Sql {
             label: &label,
             hot_keys: plan.hot_keys,
+            refused_id: poison.unwrap_or_default(),
             random,
         };
         let parts = sql.parts(shape);
@@ -113,6 +123,8 @@ impl Transaction {
 struct Sql<'a> {
     label: &'a str,
     hot_keys: u64,
+    /// Of [`Shape::Refused`].
+    refused_id: String,
     random: &'a mut Random,
 }
 
@@ -134,6 +146,7 @@ impl Sql<'_> {
             Shape::Savepoints => self.savepoints(),
             Shape::Subtransactions => vec![self.subtransactions()],
             Shape::Failing => vec![self.some_hot(), "SELECT 1 / 0".to_owned()],
+            Shape::Refused => self.refused(),
             Shape::Empty => self.random.pick(&[
                 vec![],
                 vec!["SELECT txid_current()".to_owned()],
@@ -154,13 +167,41 @@ impl Sql<'_> {
 
     /// So many events of one aggregate.
     fn hot(&mut self, rows: u64) -> String {
+        self.hot_with_ids(rows, "gen_random_uuid()")
+    }
+
+    /// One of the events is refused, somewhere among others.
+    fn refused(&mut self) -> Vec<String> {
+        let id = std::mem::take(&mut self.refused_id);
+        let rows = self.random.within(1..=6);
+        let bad = self.random.within(1..=rows);
+        let ids = format!("CASE i WHEN {bad} THEN '{id}'::uuid ELSE gen_random_uuid() END");
+        let (kind, label) = (self.random.pick(&KINDS), self.label);
+        let elsewhere = |key: &str| {
+            format!(
+                "INSERT INTO outbox.events \
+                     (id, aggregatetype, aggregateid, event_type, version, payload) \
+                 SELECT {ids}, '{kind}', {key}, 'Refused', i, jsonb_build_object('t', '{label}') \
+                 FROM generate_series(1, {rows}) i ORDER BY i"
+            )
+        };
+        let refused = match self.random.within(0..=5) {
+            0 => elsewhere("NULL"),
+            1 => elsewhere(&format!("'own-{label}'")),
+            _ => self.hot_with_ids(rows, &ids),
+        };
+        vec![self.some_hot(), refused, self.some_hot()]
+    }
+
+    fn hot_with_ids(&mut self, rows: u64, ids: &str) -> String {
         let (kind, id) = self.aggregate();
         let (label, pad) = (self.label, self.random.pick(&[0, 10, 200, 2_000]));
         format!(
             "WITH a AS (UPDATE shop.aggregate SET version = version + {rows} \
                  WHERE kind = '{kind}' AND id = 'hot-{id}' RETURNING version) \
-             INSERT INTO outbox.events (aggregatetype, aggregateid, event_type, version, payload) \
-             SELECT '{kind}', 'hot-{id}', 'Changed', a.version - {rows} + i, \
+             INSERT INTO outbox.events \
+                 (id, aggregatetype, aggregateid, event_type, version, payload) \
+             SELECT {ids}, '{kind}', 'hot-{id}', 'Changed', a.version - {rows} + i, \
                  jsonb_build_object('t', '{label}', 'pad', repeat('x', {pad})) \
              FROM a, generate_series(1, {rows}) i ORDER BY i"
         )
@@ -255,14 +296,19 @@ mod tests {
             noise: false,
             large_rows: true,
             decoding_work_mem_kb: 64,
+            poison: [(1, 7)].into(),
         };
         let drawn: Vec<Transaction> = (0..2_000)
-            .map(|n| Transaction::draw("db", format!("1-{n}"), &plan, &mut random))
+            .map(|n| {
+                let poison = plan.poison.contains(&(1, n)).then(|| refused_id(1, n));
+                Transaction::draw("db", format!("1-{n}"), poison, &plan, &mut random)
+            })
             .collect();
         let mut shapes: Vec<Shape> = drawn.iter().map(|transaction| transaction.shape).collect();
         shapes.sort();
         shapes.dedup();
-        assert_eq!(shapes.len(), 12);
+        assert_eq!(shapes.len(), 13);
+        assert!(drawn[7].parts[1].contains(&refused_id(1, 7)));
         let prepared = |wanted| {
             let is = |t: &&Transaction| matches!(&t.ending, Ending::Prepare { commit, .. } if *commit == wanted);
             drawn.iter().filter(is).count()

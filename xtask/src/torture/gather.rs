@@ -1,0 +1,78 @@
+//! What the database of a schedule says in the end: the evidence that is read from tables.
+
+use std::collections::HashSet;
+
+use tokio_postgres::Client;
+use tokio_postgres::types::PgLsn;
+
+use super::schedule::topic;
+use super::verdict::{Event, Record};
+
+/// The one value that a statement asks for.
+pub(super) async fn one<T>(client: &Client, sql: &str) -> Result<T, String>
+where
+    T: for<'a> tokio_postgres::types::FromSql<'a>,
+{
+    let row = client.query_one(sql, &[]).await;
+    row.and_then(|row| row.try_get(0))
+        .map_err(|e| format!("{sql}: {e:?}"))
+}
+
+/// The number that a statement asks for.
+pub(super) async fn count(client: &Client, sql: &str) -> Result<i64, String> {
+    one(client, sql).await
+}
+
+/// Ids of events that are in quarantine.
+pub(super) async fn set_aside(client: &Client) -> Result<HashSet<String>, String> {
+    let sql = "SELECT event_id::text FROM outbox.dispatch WHERE state = 'quarantined'";
+    let rows = client.query(sql, &[]).await;
+    let rows = rows.map_err(|e| format!("{e:?}"))?;
+    Ok(rows.iter().map(|row| row.get(0)).collect())
+}
+
+/// What stands in the outbox: the truth about what was committed.
+pub(super) async fn events(client: &Client) -> Result<Vec<Event>, String> {
+    let rows = client
+        .query(
+            "SELECT id::text, aggregatetype, coalesce(aggregateid, ''), coalesce(version, 0), \
+                    payload->>'t' \
+             FROM outbox.events",
+            &[],
+        )
+        .await
+        .map_err(|e| format!("{e:?}"))?;
+    let event = |row: &tokio_postgres::Row| Event {
+        id: row.get(0),
+        topic: topic(row.get(1)),
+        key: row.get(2),
+        version: row.get(3),
+        transaction: row.get(4),
+    };
+    Ok(rows.iter().map(event).collect())
+}
+
+/// What the dispatch table says.
+pub(super) async fn records(client: &Client) -> Result<Vec<Record>, String> {
+    let rows = client
+        .query(
+            "SELECT event_id::text, commit_lsn, ordinal, state, topic, coalesce(ordering_key, ''), \
+                    message_id \
+             FROM outbox.dispatch ORDER BY commit_lsn, ordinal",
+            &[],
+        )
+        .await
+        .map_err(|e| format!("{e:?}"))?;
+    let record = |row: &tokio_postgres::Row| Record {
+        event_id: row.get(0),
+        commit_lsn: row.get::<_, PgLsn>(1).into(),
+        ordinal: row.get(2),
+        state: row.get(3),
+        topic: row.get::<_, Option<String>>(4).unwrap_or_default(),
+        key: row.get(5),
+        message_id: row
+            .get::<_, Option<String>>(6)
+            .and_then(|id| id.parse().ok()),
+    };
+    Ok(rows.iter().map(record).collect())
+}

@@ -1,0 +1,215 @@
+//! What befalls the slot and the publication of a schedule, and what a person does about events in
+//! quarantine.
+
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use tokio::process::Command;
+use tokio_postgres::Client;
+use tokio_postgres::types::PgLsn;
+
+use super::fault::{Down, Loss, Unpublished};
+use super::gather::{count, one};
+use super::ground::execute;
+use super::relay::{Relay, binary};
+use super::stage::Stage;
+
+/// How long anything here may take that ends by itself.
+const LIMIT: Duration = Duration::from_secs(60);
+
+const LOOK_INTERVAL: Duration = Duration::from_millis(10);
+
+/// Segments that are filled while the slot may keep none.
+const SEGMENTS: usize = 4;
+
+/// What a clean stop leaves behind, or a recovery that has not ended.
+const LEFT: &str =
+    "SELECT count(*) FROM outbox.relay WHERE confirmed_is_final OR recovering IS NOT NULL";
+
+/// Events that wait for a person.
+const IN_QUARANTINE: &str = "SELECT count(*) FROM outbox.dispatch WHERE state = 'quarantined'";
+/// Events that are not published yet, though they should be.
+const UNDELIVERED: &str =
+    "SELECT count(*) FROM outbox.dispatch WHERE state IN ('quarantined', 'released')";
+
+impl Stage<'_> {
+    /// Waits until the slot has been served: a slot that is lost before that is a first start.
+    pub(super) async fn served(&mut self) -> Result<(), String> {
+        let client = self.database.connect().await?;
+        let deadline = Instant::now() + LIMIT;
+        let served = "SELECT count(*) FROM outbox.relay WHERE confirmed_lsn IS NOT NULL";
+        while count(&client, served).await? == 0 {
+            self.relays_must_run()?;
+            not_after(deadline, "no relay has taken the slot")?;
+            tokio::time::sleep(LOOK_INTERVAL).await;
+        }
+        Ok(())
+    }
+
+    /// Waits until one of the relays has said that it streams.
+    async fn streams(&mut self) -> Result<(), String> {
+        let deadline = Instant::now() + LIMIT;
+        let log = self.log.clone();
+        let streams = |relay: &Relay| log.has_streamed(relay.pid());
+        while !self.relays.iter().any(streams) {
+            self.relays_must_run()?;
+            not_after(deadline, "no relay streams")?;
+            tokio::time::sleep(LOOK_INTERVAL).await;
+        }
+        Ok(())
+    }
+
+    /// Stops all relays by SIGTERM.
+    pub(super) async fn stop_relays(&mut self) -> Result<(), String> {
+        for relay in std::mem::take(&mut self.relays) {
+            relay.stop().await?;
+        }
+        Ok(())
+    }
+
+    /// Behind the relay's back.
+    pub(super) async fn lose_slot(&mut self, down: Down, loss: Loss) -> Result<(), String> {
+        if down == Down::Stopped {
+            // One that has not got as far leaves nothing behind by its clean stop.
+            self.streams().await?;
+        }
+        let seat = self.take_down(down).await?;
+        let client = self.database.connect().await?;
+        let slot = &self.database.name;
+        // A relay that was stopped before its session had begun leaves no position behind, and a
+        // slot that is made anew then goes unnoticed, which is not what the plan has in mind.
+        let is_told = down != Down::Stopped || count(&client, LEFT).await? > 0;
+        match loss {
+            Loss::Dropped => drop_slot(&client, slot).await?,
+            Loss::Recreated if !is_told => drop_slot(&client, slot).await?,
+            Loss::Recreated => {
+                drop_slot(&client, slot).await?;
+                let create =
+                    format!("SELECT pg_create_logical_replication_slot('{slot}', 'pgoutput')");
+                // A relay that runs may have been faster.
+                let _ = client.batch_execute(&create).await;
+            }
+            Loss::Invalidated => invalidate(&client).await?,
+        }
+        self.replace(seat, Duration::ZERO).await
+    }
+
+    /// Takes the outbox table out of the publication, and puts it back.
+    pub(super) async fn leave_out(
+        &mut self,
+        down: Down,
+        how: Unpublished,
+        span: Duration,
+    ) -> Result<(), String> {
+        // A relay that comes up while the publication is wrong ends, as it should.
+        self.streams().await?;
+        let seat = self.take_down(down).await?;
+        let client = self.database.connect().await?;
+        let before: PgLsn = one(&client, "SELECT pg_current_wal_insert_lsn()").await?;
+        self.gaps.push(before.into());
+        let (out, back) = match how {
+            Unpublished::TableOut => (
+                "ALTER PUBLICATION postrider DROP TABLE outbox.events",
+                "ALTER PUBLICATION postrider ADD TABLE outbox.events",
+            ),
+            Unpublished::PublicationDropped => (
+                "DROP PUBLICATION postrider",
+                "CREATE PUBLICATION postrider FOR TABLE outbox.events \
+                     WITH (publish = 'insert', publish_via_partition_root = true)",
+            ),
+        };
+        execute(&client, out).await?;
+        tokio::time::sleep(span).await;
+        execute(&client, back).await?;
+        self.replace(seat, Duration::ZERO).await
+    }
+
+    /// As a person does who has mended the reason: nothing is refused any more, and what is in
+    /// quarantine goes out.
+    pub(super) async fn release(&mut self) -> Result<(), String> {
+        for id in self.poison.drain(..) {
+            self.pubsub.lift(id);
+        }
+        let client = self.database.connect().await?;
+        if count(&client, IN_QUARANTINE).await? == 0 {
+            return Ok(());
+        }
+        let done = Command::new(binary()?)
+            .args(["quarantine", "release", "--all"])
+            .env_clear()
+            .env("DATABASE_URL", &self.database.relay_url)
+            .env("POSTRIDER_SLOT", &self.database.name)
+            .stdin(Stdio::null())
+            .output()
+            .await
+            .map_err(|e| format!("postrider quarantine: {e}"))?;
+        match done.status.success() {
+            true => Ok(()),
+            false => Err(format!(
+                "postrider quarantine release: {}",
+                String::from_utf8_lossy(&done.stderr)
+            )),
+        }
+    }
+
+    /// Releases until nothing is left: what was refused a moment before it was cured comes into
+    /// quarantine behind the first release.
+    pub(super) async fn release_all(&mut self) -> Result<(), String> {
+        let client = self.database.connect().await?;
+        let deadline = Instant::now() + LIMIT;
+        loop {
+            self.release().await?;
+            if count(&client, UNDELIVERED).await? == 0 {
+                return Ok(());
+            }
+            self.relays_must_run()?;
+            not_after(deadline, "released events are not published")?;
+            tokio::time::sleep(LOOK_INTERVAL).await;
+        }
+    }
+}
+
+/// Whoever reads from it is thrown out, until nobody was faster than we are.
+async fn drop_slot(client: &Client, slot: &str) -> Result<(), String> {
+    let deadline = Instant::now() + LIMIT;
+    let throw_out = format!(
+        "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots \
+         WHERE slot_name = '{slot}' AND active_pid IS NOT NULL"
+    );
+    let remove = format!(
+        "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots \
+         WHERE slot_name = '{slot}'"
+    );
+    loop {
+        execute(client, &throw_out).await?;
+        if execute(client, &remove).await.is_ok() {
+            return Ok(());
+        }
+        not_after(deadline, "the slot cannot be dropped")?;
+        tokio::time::sleep(LOOK_INTERVAL / 5).await;
+    }
+}
+
+/// Lets the server give up every slot that keeps more than the current segments.
+async fn invalidate(client: &Client) -> Result<(), String> {
+    execute(client, "ALTER SYSTEM SET max_slot_wal_keep_size = '1MB'").await?;
+    execute(client, "SELECT pg_reload_conf()").await?;
+    for _ in 0..SEGMENTS {
+        execute(
+            client,
+            "SELECT pg_logical_emit_message(false, 'torture', 'fill')",
+        )
+        .await?;
+        execute(client, "SELECT pg_switch_wal()").await?;
+    }
+    execute(client, "CHECKPOINT").await?;
+    execute(client, "ALTER SYSTEM RESET max_slot_wal_keep_size").await?;
+    execute(client, "SELECT pg_reload_conf()").await
+}
+
+fn not_after(deadline: Instant, what: &str) -> Result<(), String> {
+    match Instant::now() > deadline {
+        true => Err(format!("{what} within {LIMIT:?}")),
+        false => Ok(()),
+    }
+}

@@ -1,0 +1,138 @@
+//! What should have been published, and in which order.
+//!
+//! Per key the versions say it. Some events may come late, behind later ones of their key: those
+//! that the stream has left out, and those that were released alone. They are judged as a stream
+//! of their own, in which order holds too; and none of them may come *before* what is earlier in
+//! its key.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+use pubsub_emulator::Attempt;
+use pubsub_emulator::checks::{self, Expected, Report, Stream, Violation};
+
+use super::{Event, Evidence, from_table, quarantine};
+
+pub(super) fn check(evidence: &Evidence) -> Report {
+    let mut late: HashSet<&str> = from_table::late(evidence).collect();
+    late.extend(quarantine::late(evidence));
+    let is_late = |id: &str| late.contains(id);
+    let is_punctual = |id: &str| !late.contains(id);
+    if late.is_empty() {
+        return checks::check(&evidence.attempts, &expected(evidence, is_punctual));
+    }
+    let mut report = checks::check(
+        &only(&evidence.attempts, is_punctual),
+        &expected(evidence, is_punctual),
+    );
+    let of_late = checks::check(
+        &only(&evidence.attempts, is_late),
+        &expected(evidence, is_late),
+    );
+    report.stored_messages += of_late.stored_messages;
+    report.duplicates.extend(of_late.duplicates);
+    // What is wrong with requests as such was found above.
+    let of_events = |found: &Violation| {
+        !matches!(
+            found,
+            Violation::InFlightTogether { .. } | Violation::MixedKeys { .. }
+        )
+    };
+    let found = of_late.violations.into_iter().filter(of_events);
+    report.violations.extend(found);
+    report.violations.extend(too_early(evidence, &late));
+    report
+}
+
+/// Every row that is not set aside, per key by version. (Whether it was set aside for a reason is
+/// judged in `quarantine`.)
+fn expected(evidence: &Evidence, wanted: impl Fn(&str) -> bool) -> Expected {
+    let unpublished: HashSet<&str> = evidence
+        .records
+        .iter()
+        .filter(|record| !record.is_published())
+        .map(|record| record.event_id.as_str())
+        .collect();
+    let is_expected = |event: &Event| wanted(&event.id) && !unpublished.contains(&*event.id);
+    let ids = |events: Vec<&Event>| {
+        let expected = events.into_iter().filter(|event| is_expected(event));
+        expected.map(|event| event.id.clone()).collect()
+    };
+    let streams = streams(evidence).into_iter();
+    streams
+        .map(|(stream, events)| (stream, ids(events)))
+        .collect()
+}
+
+/// All rows per key, in order.
+fn streams(evidence: &Evidence) -> BTreeMap<Stream, Vec<&Event>> {
+    let mut streams: BTreeMap<Stream, Vec<&Event>> = BTreeMap::new();
+    for event in &evidence.events {
+        let stream = Stream::new(&*event.topic, &*event.key);
+        streams.entry(stream).or_default().push(event);
+    }
+    for events in streams.values_mut() {
+        events.sort_by_key(|event| event.version);
+    }
+    streams
+}
+
+/// The attempts without the other events; message ids keep their order.
+fn only(attempts: &[Attempt], wanted: impl Fn(&str) -> bool) -> Vec<Attempt> {
+    let only = |attempt: &Attempt| {
+        let ids = attempt.event_ids.iter();
+        let kept = ids.filter(|id| id.as_deref().is_none_or(&wanted));
+        Attempt {
+            event_ids: kept.cloned().collect(),
+            ..attempt.clone()
+        }
+    };
+    attempts.iter().map(only).collect()
+}
+
+/// Late events whose first copy came before that of an earlier event of their key.
+fn too_early(evidence: &Evidence, late: &HashSet<&str>) -> Vec<Violation> {
+    let first = first_copies(&evidence.attempts);
+    let mut violations = Vec::new();
+    for (stream, events) in streams(evidence) {
+        if stream.ordering_key.is_empty() {
+            continue;
+        }
+        // Of the earlier events that are not late, the one that came last.
+        let mut last: Option<(u64, u64, &Event)> = None;
+        for event in events {
+            let Some((message, sequence)) = first.get(&*event.id).copied() else {
+                continue;
+            };
+            if !late.contains(&*event.id) {
+                if last.is_none_or(|(latest, ..)| latest < message) {
+                    last = Some((message, sequence, event));
+                }
+            } else if let Some((_, sequence, earlier)) = last.filter(|(m, ..)| *m > message) {
+                violations.push(Violation::OutOfOrder {
+                    stream: stream.clone(),
+                    event_id: earlier.id.clone(),
+                    after: event.id.clone(),
+                    sequence,
+                });
+            }
+        }
+    }
+    violations
+}
+
+/// Message id and attempt of the first copy of each event.
+fn first_copies(attempts: &[Attempt]) -> HashMap<&str, (u64, u64)> {
+    let mut first: HashMap<&str, (u64, u64)> = HashMap::new();
+    for attempt in attempts {
+        let Some(first_id) = attempt.first_message_id else {
+            continue;
+        };
+        for (id, event_id) in (first_id..).zip(attempt.event_ids.iter()) {
+            if let Some(event_id) = event_id.as_deref() {
+                let copy = first.entry(event_id).or_insert((id, attempt.sequence));
+                *copy = (*copy).min((id, attempt.sequence));
+            }
+        }
+    }
+    first
+}
