@@ -1,9 +1,9 @@
 //! The dispatch table: what became of each event.
 //!
-//! [`writer`] records outcomes in batches ([`rows`]), off the hot path, before anything is confirmed (G4);
-//! [`recorded`] asks after a restart which events have an outcome already, so that they are not
-//! sent again (G3), and [`predecessor`] when it is time to ask; [`quarantined`] is what the relay asks of what is in quarantine. The outbox itself
-//! is never written.
+//! [`writer`] records outcomes in batches ([`rows`]), off the hot path, before anything is
+//! confirmed (G4); [`recorded`] asks after a restart which events have an outcome already, so that
+//! they are not sent again (G3), and [`predecessor`] when it is time to ask; [`quarantined`] is
+//! what the relay asks of what is in quarantine. The outbox itself is never written.
 
 mod predecessor;
 pub(crate) mod quarantined;

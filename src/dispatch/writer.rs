@@ -27,7 +27,7 @@ use tokio_postgres::types::{PgLsn, ToSql};
 
 use super::predecessor::writer_name;
 use super::rows::{COPY, RowKey, encode, row_key};
-use crate::error::{Code, Disposition, Result};
+use crate::error::{Code, Disposition, Error, Result};
 use crate::lanes::{EventRef, Standing};
 use crate::map::OrderingKey;
 use crate::postgres::{Sql, Target, answer_within, connect};
@@ -37,8 +37,11 @@ use crate::watermark::CommitLsn;
 const MAX_ROWS: usize = 2_000;
 
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(30);
-/// Of a connection that leads nowhere; the server's own limit comes first.
+/// Of connecting and of one transaction, when the connection leads nowhere: longer than the
+/// server's own limit for the one statement of it that may have to wait.
 const ANSWER_LIMIT: Duration = Duration::from_secs(35);
+/// How often a batch meets rows that were not there just before.
+const MAX_CONFLICTS: u32 = 3;
 const RETRY_PAUSE: Duration = Duration::from_millis(500);
 
 /// A transaction that waits for us, because we stand still, holds our successor up.
@@ -53,7 +56,8 @@ const WHICH_ARE_THERE: &str = "\
     JOIN unnest($1::pg_lsn[], $2::int[]) u (commit_lsn, ordinal) \
         ON d.commit_lsn = u.commit_lsn AND d.ordinal = u.ordinal";
 
-/// What was discarded while it was on its way is published all the same: the row says so.
+/// What was discarded while it was on its way is published all the same: the row says so. A row
+/// that was written before, and the answer was lost, has the time of this very outcome.
 const UPDATE: &str = "\
     UPDATE outbox.dispatch d SET \
         state = u.state, topic = u.topic, ordering_key = u.ordering_key, \
@@ -64,7 +68,8 @@ const UPDATE: &str = "\
         u (commit_lsn, ordinal, topic, ordering_key, message_id, attempts, dispatched_at, error, \
            state) \
     WHERE d.commit_lsn = u.commit_lsn AND d.ordinal = u.ordinal \
-      AND (d.state IN ('quarantined', 'released') OR d.state = 'discarded' AND u.state = 'published')";
+      AND (d.state IN ('quarantined', 'released') OR d.state = 'discarded' AND u.state = 'published') \
+      AND d.dispatched_at <> u.dispatched_at";
 
 /// Outcomes of events of one topic and ordering key.
 #[derive(Debug)]
@@ -235,7 +240,7 @@ async fn write_until_done(
     events: &mpsc::UnboundedSender<WriterEvent>,
 ) -> Result<()> {
     loop {
-        match answer_within(ANSWER_LIMIT, write(place, sql, batch)).await {
+        match write(place, sql, batch).await {
             Ok(()) => {
                 let done = std::mem::take(batch);
                 // Nobody listens any more when the session has ended.
@@ -286,16 +291,23 @@ impl Connected {
 async fn write(place: &Place, connected: &mut Option<Connected>, batch: &Batch) -> Result<()> {
     let connected = match connected {
         Some(connected) => connected,
-        None => connected.insert(Connected::new(place).await?),
+        None => connected.insert(answer_within(ANSWER_LIMIT, Connected::new(place)).await?),
     };
-    match attempt(place, connected, batch, &HashSet::new()).await {
-        // It was written before, and the answer was lost.
-        Err(error) if error.code() == Some(&SqlState::UNIQUE_VIOLATION) => {
-            let there = rows_that_are_there(&connected.sql, batch).await?;
-            Ok(attempt(place, connected, batch, &there).await?)
+    let mut there = HashSet::new();
+    for _ in 0..MAX_CONFLICTS {
+        let attempt = async { Ok::<_, Error>(attempt(place, connected, batch, &there).await) };
+        match answer_within(ANSWER_LIMIT, attempt).await? {
+            // It was written before, and the answer was lost. The transaction is rolled back, and
+            // the session is in step: the server had all of the COPY.
+            Err(error) if error.code() == Some(&SqlState::UNIQUE_VIOLATION) => {
+                let asking = rows_that_are_there(&connected.sql, batch);
+                there = answer_within(ANSWER_LIMIT, asking).await?;
+            }
+            done => return Ok(done?),
         }
-        done => Ok(done?),
     }
+    let what = "another session writes rows of the same events to outbox.dispatch";
+    Err(Error::new(Code::PostgresConnectionLost, what))
 }
 
 /// One transaction with the whole batch, but for new rows that are `there`.

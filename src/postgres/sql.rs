@@ -112,7 +112,8 @@ fn config(target: &Target, application_name: &str, statement_timeout: Duration) 
         .keepalives_retries(2)
         .options(format!(
             "-c timezone=UTC -c datestyle=ISO -c bytea_output=hex -c synchronous_commit=on \
-             -c idle_session_timeout=0 \
+             -c idle_session_timeout=0 -c tcp_keepalives_idle=10 \
+             -c tcp_keepalives_interval=5 -c tcp_keepalives_count=2 \
              -c statement_timeout={}",
             statement_timeout.as_millis()
         ))

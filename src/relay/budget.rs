@@ -20,6 +20,11 @@ pub(super) struct Budget {
     spent: bool,
 }
 
+/// What an event weighs from its arrival until Pub/Sub has stored it.
+pub(super) fn weight(event: &Event) -> usize {
+    event.message.len() + WAITING_OVERHEAD + RECORD
+}
+
 impl Budget {
     pub(super) fn new(limit: usize) -> Self {
         Self {
@@ -31,7 +36,7 @@ impl Budget {
 
     /// An event has come into memory.
     pub(super) fn take(&mut self, event: &Event) {
-        self.used += event.message.len() + WAITING_OVERHEAD + RECORD;
+        self.used += weight(event);
         self.spent |= self.used >= self.limit;
     }
 
@@ -64,6 +69,11 @@ impl Budget {
 
     pub(super) fn used(&self) -> usize {
         self.used
+    }
+
+    /// What may be used in all.
+    pub(super) fn limit(&self) -> usize {
+        self.limit
     }
 
     /// Whether there is any room at all.

@@ -135,8 +135,9 @@ impl Delivery {
         }
         self.ask();
         let next_due = self.lanes.next_due();
-        let has_room =
-            self.takes_events() && (!self.budget.is_spent() || !self.quarantine.crowds_lanes());
+        // What is released and cannot go must not take the last room from the stream.
+        let crowded = self.quarantine.crowds_lanes(self.budget.limit() / 2);
+        let has_room = self.takes_events() && !(self.budget.is_spent() && crowded);
         tokio::select! {
             biased;
             // The slowest by far, so that it keeps nothing else waiting.

@@ -26,7 +26,7 @@ mod supervisor;
 mod topic_maker;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use slot_manager::health::{self, Observation, Thresholds, Viewer};
@@ -60,6 +60,8 @@ pub struct Relay {
     instance: String,
     /// Whether this process has found the publication right at some time.
     publication_was_right: AtomicBool,
+    /// Where the slot stood when PostgreSQL failed to decode the last time.
+    undecodable_after: AtomicU64,
 }
 
 impl Relay {
@@ -89,6 +91,7 @@ impl Relay {
             state,
             instance,
             publication_was_right: AtomicBool::new(false),
+            undecodable_after: AtomicU64::new(u64::MAX),
         })
     }
 

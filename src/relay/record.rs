@@ -79,10 +79,14 @@ const MOVE_RECORDS: &str = "\
           FROM outbox.dispatch, below WHERE commit_lsn >= below.lsn) place \
     WHERE d.commit_lsn = place.commit_lsn AND d.ordinal = place.old_ordinal";
 
-/// Everything has been looked at; another relay that came in between does it again.
+/// Everything has been looked at; another relay that came in between does it again. One that came
+/// too late has left its mark alone: the slot is still ours.
 const RECOVERED: &str = "\
-    UPDATE outbox.relay SET recovering = NULL, audited_at = now(), updated_at = now() \
-    WHERE slot = $1 AND instance = $2";
+    UPDATE outbox.relay r SET recovering = NULL, instance = $2, audited_at = now(), \
+        updated_at = now() \
+    WHERE r.slot = $1 AND (r.instance = $2 OR EXISTS ( \
+        SELECT FROM pg_catalog.pg_replication_slots s \
+        WHERE s.slot_name = $1 AND s.active_pid = $3))";
 
 /// What an earlier session wrote down.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -255,8 +259,15 @@ pub(crate) async fn move_records(sql: &impl GenericClient) -> Result<u64> {
 }
 
 /// Takes the mark away. Returns whether it was ours to take.
-pub(super) async fn recovered(sql: &Sql, slot: &SlotName, instance: &str) -> Result<bool> {
-    let rows = sql.execute(RECOVERED, &[&slot.as_str(), &instance]).await?;
+pub(super) async fn recovered(
+    sql: &Sql,
+    slot: &SlotName,
+    instance: &str,
+    walsender: i32,
+) -> Result<bool> {
+    let rows = sql
+        .execute(RECOVERED, &[&slot.as_str(), &instance, &walsender])
+        .await?;
     Ok(rows == 1)
 }
 

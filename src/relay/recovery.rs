@@ -189,6 +189,7 @@ pub(super) async fn start(
     relay: &Relay,
     sql: &Sql,
     slot: NewSlot,
+    walsender: i32,
     rows: TableSender,
 ) -> Result<(Seam, oneshot::Receiver<()>)> {
     let settings = &relay.settings;
@@ -203,6 +204,7 @@ pub(super) async fn start(
         target: settings.database()?.clone(),
         slot: settings.slot.clone(),
         instance: relay.instance.clone(),
+        walsender,
         tables: settings.tables.clone(),
         project: settings.project()?.to_owned(),
         state: relay.state.clone(),
@@ -245,6 +247,8 @@ struct Recovery {
     target: Target,
     slot: slot_manager::SlotName,
     instance: String,
+    /// The process that reads the slot for this session.
+    walsender: i32,
     tables: Vec<TableSettings>,
     project: String,
     state: Arc<State>,
@@ -271,7 +275,7 @@ impl Recovery {
             slot = %self.slot, rows, seconds = began.elapsed().as_secs(),
             "recovered: everything in the tables has a record; the stream goes on"
         );
-        if !record::recovered(&sql, &self.slot, &self.instance).await? {
+        if !record::recovered(&sql, &self.slot, &self.instance, self.walsender).await? {
             tracing::warn!(
                 slot = %self.slot,
                 "another relay has marked the slot meanwhile: the next session looks again"
@@ -283,10 +287,9 @@ impl Recovery {
 
     async fn read(&mut self, table: usize, snapshot: &Sql) -> Result<(), Interrupted> {
         let table = &self.tables[table];
-        let unrecorded = Unrecorded::of(snapshot, table, &self.project).await;
-        let mut unrecorded = unrecorded.map_err(altered_since)?;
+        let mut unrecorded = Unrecorded::of(snapshot, table, &self.project).await?;
         let before = self.progress.rows;
-        while let Some(row) = unrecorded.next().await.map_err(altered_since)? {
+        while let Some(row) = unrecorded.next().await? {
             let row = unrecorded.event(&row, self.place, self.next_ordinal);
             self.next_ordinal += 1;
             self.progress.row();
@@ -303,20 +306,6 @@ impl Recovery {
         tracing::info!(table = %table.table, rows, "recovering: the table is read");
         Ok(())
     }
-}
-
-/// The snapshot shows the table as it was, and a statement is planned for the table as it is. What
-/// is missing for good is seen at the opening of the next session.
-fn altered_since(error: Error) -> Error {
-    if error.code() != Code::SchemaMissing {
-        return error;
-    }
-    Error::new(
-        Code::SlotBusy,
-        "a table was altered since the snapshot of the new slot",
-    )
-    .caused_by(error)
-    .hint("no action needed: the relay makes the slot anew")
 }
 
 struct Progress {

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use decoder::Lsn;
 use slot_manager::publication::{self, PublicationState};
-use slot_manager::{Cluster, cluster};
+use slot_manager::{Cluster, SlotName, cluster};
 use tokio::sync::{Notify, watch};
 use tokio_postgres::types::{PgLsn, ToSql};
 
@@ -69,6 +69,7 @@ pub(super) async fn run(
     let ended = pipeline.run(shutdown).await;
     relay.metrics.holds_slot.set(0);
     relay.metrics.oldest_pending.forget();
+    let confirmed = pipeline.watermark.confirmable().lsn();
     match &ended {
         Ok(End::Shutdown) => {
             let confirmed = pipeline.drain(relay.settings.shutdown_timeout).await;
@@ -86,46 +87,82 @@ pub(super) async fn run(
         },
     }
     match ended {
-        Err(error) if error.code() == Code::PublicationMissing => Err(stuck(relay, error).await),
+        Err(error) if is_of_this_place(&error) => Err(stuck(relay, confirmed, error).await),
         ended => ended,
     }
 }
 
-/// What to do about a stream that ended since there was no publication at the place in the WAL that
-/// was being decoded. PostgreSQL 14 to 17 never get past such a place, so that only a new slot
-/// helps, once the publication is there again. A relay that has taken the slot meanwhile sees to
-/// that: what it has made is left alone.
-async fn stuck(relay: &Relay, ended: Error) -> Error {
+/// Whether a stream ended for a reason that comes again at the same place of the WAL.
+fn is_of_this_place(error: &Error) -> bool {
+    matches!(error.code(), Code::PublicationMissing | Code::SlotStuck)
+}
+
+/// What to do about a stream that cannot get past the place in the WAL that was being decoded: on
+/// PostgreSQL 14 to 17 where there was no publication, on each where decoding fails. Only a new
+/// slot helps, once the publication is there again. A relay that has taken the slot meanwhile sees
+/// to that: what it has made is left alone.
+async fn stuck(relay: &Relay, confirmed: Lsn, ended: Error) -> Error {
     let settings = &relay.settings;
+    if ended.code() == Code::SlotStuck && !fails_again(relay, confirmed) {
+        return while_it_is_mended(&ended, ended.what().to_owned());
+    }
     let marking = async {
         let sql = connect(settings.database()?, "postrider", STATEMENT_TIMEOUT).await?;
         check_publication(relay, &sql).await?;
-        let what = format!(
-            "slot \"{}\" cannot be read past a row that was inserted while the publication did \
-             not exist",
-            settings.slot
-        );
+        let what = what_is_stuck(&settings.slot, &ended);
         let (slot, instance) = (&settings.slot, &relay.instance);
-        let (ours, code) = match settings.slot_on_loss {
+        let (ours, error) = match settings.slot_on_loss {
             OnLoss::Stop => {
                 let looking = record::is_anothers(&sql, slot, instance);
                 let anothers = answer_within(ANSWER_LIMIT, looking).await?;
-                (!anothers, Code::SlotStuck)
+                (!anothers, Error::new(Code::SlotStuck, what))
             }
             OnLoss::Recover => {
                 let cluster = answer_within(ANSWER_LIMIT, cluster::inspect(&sql)).await?;
                 let why = Code::SlotStuck.name();
                 let marking = record::mark_stuck(&sql, slot, &cluster, instance, why);
                 let marked = answer_within(ANSWER_LIMIT, marking).await?;
-                (marked, Code::PublicationGap)
+                (marked, while_it_is_mended(&ended, what))
             }
         };
-        Ok(ours.then(|| Error::new(code, what)))
+        Ok(ours.then_some(error))
     };
     let told: Result<Option<Error>> = marking.await;
     match told {
-        Ok(stuck) => stuck.unwrap_or(ended),
+        Ok(Some(stuck)) => stuck,
+        Ok(None) if ended.code() == Code::SlotStuck => {
+            while_it_is_mended(&ended, ended.what().to_owned())
+        }
+        Ok(None) => ended,
         Err(error) => error,
+    }
+}
+
+fn what_is_stuck(slot: &SlotName, ended: &Error) -> String {
+    match ended.code() {
+        Code::SlotStuck => format!(
+            "slot \"{slot}\" cannot be read past a place that PostgreSQL fails to decode: {}",
+            ended.what()
+        ),
+        _ => format!(
+            "slot \"{slot}\" cannot be read past a row that was inserted while the publication \
+             did not exist"
+        ),
+    }
+}
+
+/// An internal error may pass; one that comes again, with the slot where it was, does not.
+fn fails_again(relay: &Relay, confirmed: Lsn) -> bool {
+    let confirmed = confirmed.as_u64();
+    relay.undecodable_after.swap(confirmed, Ordering::Relaxed) == confirmed
+}
+
+/// Ends a session so that the next one tries again, or makes the slot anew.
+fn while_it_is_mended(ended: &Error, what: String) -> Error {
+    match ended.code() {
+        Code::SlotStuck => Error::new(Code::SlotBusy, what)
+            .hint("no action needed: the relay tries again, and makes the slot anew if need be"),
+        _ => Error::new(Code::PublicationGap, what),
     }
 }
 
@@ -199,7 +236,8 @@ async fn open(relay: &Relay) -> Result<(Pipeline, Beside)> {
     let (rows, from_table) = from_table::channel();
     let (seam, recovered) = match new_slot {
         Some(new) => {
-            let (seam, recovered) = recovery::start(relay, &sql, new, rows.another()).await?;
+            let (seam, recovered) =
+                recovery::start(relay, &sql, new, walsender, rows.another()).await?;
             (Some(seam), Some(recovered))
         }
         None => {
@@ -298,7 +336,7 @@ async fn still_the_slot(
     }
     // Or the stream has ended already, and what ended it says more.
     Err(match source.end_within(LAST_WORD_LIMIT).await {
-        Some(ended) if ended.code() == Code::PublicationMissing => stuck(relay, ended).await,
+        Some(ended) if is_of_this_place(&ended) => stuck(relay, confirmed, ended).await,
         Some(ended) => ended,
         None => changed(),
     })

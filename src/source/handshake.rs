@@ -230,8 +230,13 @@ fn start_statement(options: &Options) -> String {
 /// The operator's error for an ErrorResponse.
 pub(super) fn server_error(fields: ErrorFields<'_>, what: &str) -> Error {
     let (sqlstate, message) = code_and_message(fields);
-    let error = Error::from_sqlstate(&sqlstate, &message, what);
-    match sqlstate.as_str() {
+    walsender_error(&sqlstate, &message, what)
+}
+
+/// The same from its SQLSTATE and message.
+pub(super) fn walsender_error(sqlstate: &str, message: &str, what: &str) -> Error {
+    let error = Error::from_sqlstate(sqlstate, message, what);
+    match sqlstate {
         // For a walsender a refused privilege is always this one.
         "42501" => Error::new(Code::ReplicationRight, error.what().to_owned()),
         "42704" => Error::new(Code::SlotMissing, error.what().to_owned()),

@@ -13,7 +13,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::feedback::{Due, Feedback, Reading, STATUS_INTERVAL};
 use super::framing::{Then, scan};
-use super::handshake::{self, Connection, log_notice, lost, server_error};
+use super::handshake::{self, Connection, code_and_message, log_notice, lost, walsender_error};
 use super::pace::Pace;
 use super::{CLOSE_TIMEOUT, Chunk, Control, Options, wire};
 use crate::error::{Code, Error, Result};
@@ -191,15 +191,8 @@ impl Session {
             }
             Some(Message::ParameterStatus(_)) | None => Ok(()),
             Some(Message::ErrorResponse(body)) => {
-                let error = server_error(body.fields(), "the replication session ended");
-                // While it streams, an object that is not there is the publication: it was not
-                // there yet, or any more, at this place of the WAL.
-                Err(match error.code() {
-                    Code::SlotMissing => {
-                        Error::new(Code::PublicationMissing, error.what().to_owned())
-                    }
-                    _ => error,
-                })
+                let (sqlstate, message) = code_and_message(body.fields());
+                Err(stream_error(&sqlstate, &message))
             }
             Some(_) => Err(lost("the server ended the stream")),
         }
@@ -291,6 +284,21 @@ impl Session {
             Ok(Ok(())) | Err(_) => Ok(()),
             Ok(Err(e)) => Err(lost("closing failed").caused_by(e)),
         }
+    }
+}
+
+/// An error that ends the stream. Two of them come again at the same place of the WAL, however
+/// often the stream is opened.
+fn stream_error(sqlstate: &str, message: &str) -> Error {
+    let error = walsender_error(sqlstate, message, "the replication session ended");
+    match sqlstate {
+        // While it streams, an object that is not there is the publication: it was not there yet,
+        // or any more, at this place of the WAL.
+        "42704" => Error::new(Code::PublicationMissing, error.what().to_owned()),
+        // An internal error of decoding. Seen: "could not map filenode", where a table was
+        // rewritten while the slot was made.
+        "XX000" => Error::new(Code::SlotStuck, error.what().to_owned()),
+        _ => error,
     }
 }
 

@@ -412,6 +412,9 @@ impl Relay {
 
 impl Drop for Relay {
     fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("a relay of the failed test said:\n{}\n", self.log());
+        }
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -9,6 +9,7 @@ use crate::dispatch::{Outcome, Record};
 use crate::error::{Error, Result};
 use crate::lanes::{EventRef, Group};
 use crate::metrics::Kind;
+use crate::relay::budget;
 use crate::relay::quarantine::{self, Admission, Ask, Found, Releaser};
 use crate::table::TableEvent;
 
@@ -189,7 +190,8 @@ impl Delivery {
             return Ok(());
         }
         self.budget.take(&event);
-        self.quarantine.goes_to_lane(group, at);
+        let weight = budget::weight(&event);
+        self.quarantine.goes_to_lane(group, at, weight);
         let own = *topic == *group.topic && ordering_key == group.ordering_key;
         // Other settings may have given it another key, which has a quarantine of its own.
         let admission = match own {

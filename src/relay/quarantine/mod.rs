@@ -140,8 +140,9 @@ pub(super) struct Quarantine {
     turns: VecDeque<Group>,
     /// Releases that have ended and whose last outcome is being recorded, in that order.
     leaving: VecDeque<Group>,
-    /// Released events in lanes.
-    in_lanes: HashMap<Place, Group>,
+    /// Released events in lanes: from which group, and their bytes.
+    in_lanes: HashMap<Place, (Group, usize)>,
+    bytes_in_lanes: usize,
     /// Records handed to the writer, and those of them that are durable.
     handed: u64,
     durable: u64,
@@ -160,6 +161,7 @@ impl Quarantine {
             turns: VecDeque::new(),
             leaving: VecDeque::new(),
             in_lanes: HashMap::new(),
+            bytes_in_lanes: 0,
             handed: 0,
             durable: 0,
             unblocking: 0,
@@ -232,7 +234,7 @@ impl Quarantine {
 
     /// The group from which a released event in a lane was read.
     pub(super) fn source(&self, at: Place) -> Option<Group> {
-        self.in_lanes.get(&at).cloned()
+        self.in_lanes.get(&at).map(|(group, _)| group.clone())
     }
 
     /// Blocks a key by the event `first`, which stands at `since`.

@@ -39,9 +39,10 @@ impl Quarantine {
         self.turns.push_back(group);
     }
 
-    /// Whether so many released events are in lanes that they must leave the last room to others.
-    pub(in crate::relay) fn crowds_lanes(&self) -> bool {
-        self.in_lanes.len() >= MAX_RELEASES * PAGE
+    /// Whether released events in lanes, which take so much room in all, must leave what is left
+    /// to others.
+    pub(in crate::relay) fn crowds_lanes(&self, room: usize) -> bool {
+        self.bytes_in_lanes >= room
     }
 
     /// Whether the group is being released by its key.
@@ -117,11 +118,12 @@ impl Quarantine {
         wanted
     }
 
-    /// The event of a row goes into its lane.
-    pub(in crate::relay) fn goes_to_lane(&mut self, group: &Group, at: Place) {
+    /// The event of a row, of so many bytes, goes into its lane.
+    pub(in crate::relay) fn goes_to_lane(&mut self, group: &Group, at: Place, bytes: usize) {
         if let Some(release) = self.releases.get_mut(group) {
             release.in_lanes += 1;
-            self.in_lanes.insert(at, group.clone());
+            self.bytes_in_lanes += bytes;
+            self.in_lanes.insert(at, (group.clone(), bytes));
         }
     }
 
@@ -209,7 +211,8 @@ impl Quarantine {
     /// A released event is not in a lane any more: its outcome was handed to the writer just now,
     /// or it was dropped. Gives the group that it was read from.
     pub(in crate::relay) fn left_lane(&mut self, at: Place) -> Option<Group> {
-        let group = self.in_lanes.remove(&at)?;
+        let (group, bytes) = self.in_lanes.remove(&at)?;
+        self.bytes_in_lanes -= bytes;
         if let Some(release) = self.releases.get_mut(&group) {
             release.in_lanes -= 1;
             release.last_record = self.handed;

@@ -209,7 +209,7 @@ impl World {
                     let event = event(*n, Standing::Released);
                     let at = place(&event.origin);
                     if self.quarantine.read(&group, at) {
-                        self.quarantine.goes_to_lane(&group, at);
+                        self.quarantine.goes_to_lane(&group, at, 1);
                         self.lane.push_back(event);
                     }
                 }
@@ -345,6 +345,7 @@ proptest! {
         prop_assert!(crashed || first.len() == world.published.len(), "nothing goes twice");
         prop_assert_eq!(world.quarantine.blocked(), 0);
         prop_assert!(world.quarantine.in_lanes.is_empty());
+        prop_assert_eq!(world.quarantine.bytes_in_lanes, 0);
     }
 }
 
@@ -454,7 +455,7 @@ fn releases_that_do_not_move_leave_their_turn_to_others() {
         for event in 0..events {
             let at = (u64::from(n + 1), event + 1);
             assert!(quarantine.read(&read, at));
-            quarantine.goes_to_lane(&read, at);
+            quarantine.goes_to_lane(&read, at, 1);
         }
         assert!(quarantine.page_ended(&read, events as usize).is_none());
     }

@@ -8,9 +8,10 @@
 use std::pin::Pin;
 
 use futures_util::TryStreamExt;
+use tokio_postgres::error::SqlState;
 use tokio_postgres::{SimpleQueryMessage, SimpleQueryRow, SimpleQueryStream};
 
-use crate::error::Result;
+use crate::error::{Code, Error, Result};
 use crate::map::{MapError, TableSettings};
 use crate::postgres::Sql;
 use crate::table::{TableEvent, TableReader};
@@ -27,7 +28,8 @@ impl Unrecorded {
     /// rows.
     ///
     /// # Errors
-    /// Those of [`TableReader::resolve`], and of a statement.
+    /// Those of [`TableReader::resolve`], and of a statement; `slot-busy` when the table has been
+    /// altered since the snapshot.
     pub(crate) async fn of(sql: &Sql, table: &TableSettings, project: &str) -> Result<Self> {
         let reader = TableReader::resolve(sql, table, project).await?;
         let statement = format!(
@@ -37,7 +39,8 @@ impl Unrecorded {
             id = reader.event_id_sql(),
             order = reader.order_sql(),
         );
-        let rows = Box::pin(sql.simple_query_raw(&statement).await?);
+        let rows = sql.simple_query_raw(&statement).await;
+        let rows = Box::pin(rows.map_err(altered_since)?);
         Ok(Self { reader, rows })
     }
 
@@ -46,7 +49,7 @@ impl Unrecorded {
     /// # Errors
     /// Those of the connection.
     pub(crate) async fn next(&mut self) -> Result<Option<SimpleQueryRow>> {
-        while let Some(message) = self.rows.try_next().await? {
+        while let Some(message) = self.rows.try_next().await.map_err(altered_since)? {
             if let SimpleQueryMessage::Row(row) = message {
                 return Ok(Some(row));
             }
@@ -70,5 +73,19 @@ impl Unrecorded {
     /// When the row's event happened, as its column says.
     pub(crate) fn occurred_at<'r>(&self, row: &'r SimpleQueryRow) -> Option<&'r str> {
         self.reader.occurred_at(row)
+    }
+}
+
+/// The snapshot shows the table as it was, and a statement is planned for the table as it is. What
+/// is missing for good is seen when the columns are resolved the next time.
+fn altered_since(error: tokio_postgres::Error) -> Error {
+    match error.code() {
+        Some(&SqlState::UNDEFINED_COLUMN | &SqlState::UNDEFINED_TABLE) => Error::new(
+            Code::SlotBusy,
+            "a table was altered since the snapshot in which it is read",
+        )
+        .caused_by(error)
+        .hint("no action needed: the relay begins again with a new snapshot"),
+        _ => error.into(),
     }
 }
