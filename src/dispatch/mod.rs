@@ -13,4 +13,4 @@ mod writer;
 
 pub(crate) use predecessor::wait_for_predecessor;
 pub(crate) use recorded::{Lookup, Recorded};
-pub(crate) use writer::{Outcome, Record, Writer, WriterEvent, Written};
+pub(crate) use writer::{Outcome, Reader, Record, Writer, WriterEvent, Written};

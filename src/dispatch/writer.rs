@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use futures_util::SinkExt;
-use slot_manager::SlotName;
+use slot_manager::{SlotName, SystemIdentifier, cluster};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio_postgres::Statement;
@@ -151,6 +151,32 @@ pub(crate) enum WriterEvent {
     Failed(crate::error::Error),
 }
 
+/// Who reads the slot, and on which server.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Reader {
+    /// Process of the walsender; 0 when it is not known.
+    pub(crate) walsender: i32,
+    pub(crate) system_identifier: SystemIdentifier,
+    pub(crate) timeline: u32,
+}
+
+impl Reader {
+    /// A standby that was promoted may lack records that its primary had: what was recorded there
+    /// behind them would make the next session repeat these alone, out of order.
+    ///
+    /// # Errors
+    /// `postgres-stopping` on another server than that of the session, those of a statement.
+    async fn is_still_served_by(&self, sql: &Sql) -> Result<()> {
+        let cluster = cluster::inspect(sql).await?;
+        if cluster.system_identifier == self.system_identifier && cluster.timeline == self.timeline
+        {
+            return Ok(());
+        }
+        let what = "another server answers than the one that the session began on";
+        Err(Error::new(Code::PostgresStopping, what))
+    }
+}
+
 /// The writer's task.
 #[derive(Debug)]
 pub(crate) struct Writer {
@@ -164,7 +190,7 @@ impl Writer {
     pub(crate) fn start(
         target: Target,
         slot: &SlotName,
-        walsender: i32,
+        reader: Reader,
         events: mpsc::UnboundedSender<WriterEvent>,
     ) -> Self {
         let (queue, incoming) = mpsc::unbounded_channel();
@@ -172,7 +198,7 @@ impl Writer {
             target,
             name: writer_name(slot),
             slot: slot.to_string(),
-            walsender,
+            reader,
         };
         let task = tokio::spawn(async move {
             if let Err(error) = run(&place, incoming, &events).await {
@@ -264,8 +290,7 @@ struct Place {
     target: Target,
     name: String,
     slot: String,
-    /// The process that reads the slot for this session; 0 when it is not known.
-    walsender: i32,
+    reader: Reader,
 }
 
 struct Connected {
@@ -278,6 +303,7 @@ struct Connected {
 impl Connected {
     async fn new(place: &Place) -> Result<Self> {
         let sql = connect(&place.target, &place.name, STATEMENT_TIMEOUT).await?;
+        place.reader.is_still_served_by(&sql).await?;
         sql.batch_execute(BE_QUICK).await?;
         Ok(Self {
             holder: sql.prepare(IS_HELD_BY_ANOTHER).await?,
@@ -319,7 +345,7 @@ async fn attempt(
 ) -> Result<(), tokio_postgres::Error> {
     let transaction = connected.sql.client_mut().transaction().await?;
     let holder = transaction
-        .query_one(&connected.holder, &[&place.slot, &place.walsender])
+        .query_one(&connected.holder, &[&place.slot, &place.reader.walsender])
         .await?;
     if holder.get(0) {
         return transaction.rollback().await;

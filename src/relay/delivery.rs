@@ -20,7 +20,7 @@ use super::quarantine::{self, Admission, Letter, Place, Quarantine, Releaser};
 use super::topic_maker::TopicMaker;
 use released::Releases;
 
-use crate::dispatch::{Outcome, Record, Writer, WriterEvent, Written};
+use crate::dispatch::{Outcome, Reader, Record, Writer, WriterEvent, Written};
 use crate::error::{Code, Error, Result};
 use crate::lanes::{Event, Lanes, Load, Request, Serve, Standing};
 use crate::map::OrderingKey;
@@ -68,7 +68,7 @@ impl Delivery {
         topic_maker: TopicMaker,
         quarantine: Quarantine,
         metrics: Metrics,
-        walsender: i32,
+        reader: Reader,
         seed: u64,
     ) -> Result<Self> {
         let (written_sender, written) = mpsc::unbounded_channel();
@@ -77,7 +77,7 @@ impl Delivery {
         let releaser = Releaser::start(target.clone(), settings.tables.clone(), project);
         Ok(Self {
             lanes: Lanes::new(settings.in_flight_requests),
-            writer: Writer::start(target, &settings.slot, walsender, written_sender),
+            writer: Writer::start(target, &settings.slot, reader, written_sender),
             written,
             publisher,
             topic_maker,

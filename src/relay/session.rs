@@ -26,7 +26,7 @@ use super::recovery::loss::Audit;
 use super::supervisor::{self, Subject, Supervision, Supervisor};
 use super::topic_maker::TopicMaker;
 use super::{Phase, Relay, record, recovery};
-use crate::dispatch::{Recorded, quarantined, wait_for_predecessor};
+use crate::dispatch::{Reader, Recorded, quarantined, wait_for_predecessor};
 use crate::error::{Code, Error, Result};
 use crate::postgres::{Sql, answer_within, connect};
 use crate::settings::{OnBadEvent, OnLoss};
@@ -254,6 +254,11 @@ async fn open(relay: &Relay) -> Result<(Pipeline, Beside)> {
         after: recovered,
     };
     let auditor = auditor::start(audited(relay)?, audit, hasten, rows);
+    let reader = Reader {
+        walsender,
+        system_identifier: cluster.system_identifier,
+        timeline: cluster.timeline,
+    };
     let pipeline = Pipeline {
         source,
         intake: Intake::new(
@@ -262,7 +267,7 @@ async fn open(relay: &Relay) -> Result<(Pipeline, Beside)> {
             relay.metrics.clone(),
         ),
         watermark: Watermark::new(Confirmable::by_slot(confirmed)),
-        delivery: delivery(relay, quarantine, walsender, confirmed)?,
+        delivery: delivery(relay, quarantine, reader, confirmed)?,
         recorded,
         sql: Some(sql),
         supervision,
@@ -380,7 +385,7 @@ fn audited(relay: &Relay) -> Result<auditor::Subject> {
 fn delivery(
     relay: &Relay,
     quarantine: Quarantine,
-    walsender: i32,
+    reader: Reader,
     confirmed: Lsn,
 ) -> Result<Delivery> {
     let settings = &relay.settings;
@@ -390,7 +395,7 @@ fn delivery(
         TopicMaker::new(relay.topics.clone()),
         quarantine,
         relay.metrics.clone(),
-        walsender,
+        reader,
         u64::from(std::process::id()) << 32 | confirmed.as_u64() & 0xFFFF_FFFF,
     )
 }
