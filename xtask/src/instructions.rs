@@ -20,6 +20,7 @@ use crate::step;
 const ALLOWED_GROWTH: f64 = 1.05;
 
 const HELD: &str = "benches/instructions.json";
+const BENCHMARK: &str = "hot_path";
 const PARTS: [&str; 4] = ["decoder", "mapping", "lanes", "watermark"];
 
 /// Rounds of the two runs; a round is [`EVENTS`].
@@ -99,9 +100,16 @@ fn compare(counts: &BTreeMap<String, f64>, held: &BTreeMap<String, f64>) -> Resu
     }
 }
 
+/// What cargo says of each thing that it has built.
 #[derive(Deserialize)]
 struct Built {
+    target: Target,
     executable: Option<PathBuf>,
+}
+
+#[derive(Deserialize)]
+struct Target {
+    name: String,
 }
 
 /// Builds the benchmark and returns its program.
@@ -112,7 +120,7 @@ fn build() -> Result<PathBuf, String> {
         "--package",
         "postrider",
         "--bench",
-        "hot_path",
+        BENCHMARK,
         "--no-run",
         "--message-format",
         "json",
@@ -129,8 +137,8 @@ fn build() -> Result<PathBuf, String> {
         .lines()
         .filter_map(|line| serde_json::from_str::<Built>(line).ok());
     messages
-        .filter_map(|message| message.executable)
-        .next_back()
+        .filter(|message| message.target.name == BENCHMARK)
+        .find_map(|message| message.executable)
         .ok_or_else(|| "cargo names no program of the benchmark".into())
 }
 
