@@ -161,7 +161,7 @@ fn count(program: &Path, part: &str, rounds: u32) -> Result<u64, String> {
     if !output.status.success() {
         return Err(format!("valgrind failed:\n{text}"));
     }
-    let line = text.lines().find_map(|line| line.split_once("I refs:"));
+    let line = text.lines().find_map(|line| line.split_once(" refs:"));
     line.and_then(|(_, count)| count.trim().replace(',', "").parse().ok())
         .ok_or_else(|| format!("valgrind does not tell a count:\n{text}"))
 }
