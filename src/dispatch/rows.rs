@@ -9,7 +9,7 @@ use std::collections::HashSet;
 use bytes::{BufMut, Bytes, BytesMut};
 use decoder::PgTimestamp;
 
-use super::writer::Record;
+use super::outcome::Record;
 use crate::lanes::{EventRef, Standing};
 
 /// Takes the columns in the order in which [`encode`] writes them.

@@ -14,8 +14,7 @@
 
 use std::collections::HashSet;
 use std::pin::pin;
-use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use futures_util::SinkExt;
 use slot_manager::{SlotName, SystemIdentifier, cluster};
@@ -23,13 +22,14 @@ use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio_postgres::Statement;
 use tokio_postgres::error::SqlState;
-use tokio_postgres::types::{PgLsn, ToSql};
+use tokio_postgres::types::PgLsn;
 
+use super::outcome::Record;
 use super::predecessor::writer_name;
+use super::released::{ReleasedRows, UPDATE};
 use super::rows::{COPY, RowKey, encode, row_key};
 use crate::error::{Code, Disposition, Error, Result};
-use crate::lanes::{EventRef, Standing};
-use crate::map::OrderingKey;
+use crate::lanes::Standing;
 use crate::postgres::{Sql, Target, answer_within, connect};
 use crate::watermark::CommitLsn;
 
@@ -56,81 +56,6 @@ const WHICH_ARE_THERE: &str = "\
     JOIN unnest($1::pg_lsn[], $2::int[]) u (commit_lsn, ordinal) \
         ON d.commit_lsn = u.commit_lsn AND d.ordinal = u.ordinal";
 
-/// What was discarded while it was on its way is published all the same: the row says so. A row
-/// that was written before, and the answer was lost, has the time of this very outcome.
-const UPDATE: &str = "\
-    UPDATE outbox.dispatch d SET \
-        state = u.state, topic = u.topic, ordering_key = u.ordering_key, \
-        message_id = u.message_id, attempts = d.attempts + u.attempts, \
-        dispatched_at = u.dispatched_at, error = u.error \
-    FROM unnest($1::pg_lsn[], $2::int[], $3::text[], $4::text[], $5::text[], $6::int[], \
-        $7::timestamptz[], $8::text[], $9::text[]) \
-        u (commit_lsn, ordinal, topic, ordering_key, message_id, attempts, dispatched_at, error, \
-           state) \
-    WHERE d.commit_lsn = u.commit_lsn AND d.ordinal = u.ordinal \
-      AND (d.state IN ('quarantined', 'released') OR d.state = 'discarded' AND u.state = 'published') \
-      AND d.dispatched_at <> u.dispatched_at";
-
-/// Outcomes of events of one topic and ordering key.
-#[derive(Debug)]
-pub(crate) struct Record {
-    /// `None` when the row does not tell.
-    pub(crate) topic: Option<Arc<str>>,
-    pub(crate) ordering_key: OrderingKey,
-    pub(crate) at: SystemTime,
-    pub(crate) events: Vec<EventRef>,
-    pub(crate) outcome: Outcome,
-}
-
-/// What became of events.
-#[derive(Debug)]
-pub(crate) enum Outcome {
-    /// Stored, with Pub/Sub's ids in the order of the events.
-    Published(Vec<String>),
-    /// Set aside, and why.
-    Quarantined(Arc<str>),
-    /// Set aside behind events that are being released: it is released with them.
-    Released(Arc<str>),
-}
-
-/// What an outcome says of one event.
-pub(super) struct Told<'a> {
-    pub(super) state: &'static str,
-    pub(super) message_id: Option<&'a str>,
-    pub(super) error: Option<&'a Arc<str>>,
-}
-
-impl Record {
-    /// The ordering key as it is recorded.
-    pub(super) fn key(&self) -> Option<&str> {
-        (!self.ordering_key.is_unordered()).then(|| self.ordering_key.as_str())
-    }
-}
-
-impl Outcome {
-    /// Of the event that stands at `n` in its record.
-    pub(super) fn of(&self, n: usize) -> Told<'_> {
-        let (state, message_id, error) = match self {
-            Self::Published(ids) => ("published", ids.get(n).map(String::as_str), None),
-            Self::Quarantined(error) => ("quarantined", None, Some(error)),
-            Self::Released(error) => ("released", None, Some(error)),
-        };
-        Told {
-            state,
-            message_id,
-            error,
-        }
-    }
-}
-
-impl Told<'_> {
-    /// Requests that carried the event.
-    pub(super) fn attempts(&self, event: &EventRef) -> i32 {
-        let carried = event.failed_attempts + u32::from(self.message_id.is_some());
-        i32::try_from(carried).unwrap_or(i32::MAX)
-    }
-}
-
 /// What was durably recorded with one batch.
 #[derive(Debug, Default)]
 pub(crate) struct Written {
@@ -148,7 +73,7 @@ pub(crate) enum WriterEvent {
     /// These are durable.
     Recorded(Written),
     /// Writing cannot succeed until a person has changed something.
-    Failed(crate::error::Error),
+    Failed(Error),
 }
 
 /// Who reads the slot, and on which server.
@@ -173,7 +98,8 @@ impl Reader {
             return Ok(());
         }
         let what = "another server answers than the one that the session began on";
-        Err(Error::new(Code::PostgresStopping, what))
+        Err(Error::new(Code::PostgresStopping, what)
+            .hint("no action needed: the relay opens a session on the server that answers now"))
     }
 }
 
@@ -407,61 +333,5 @@ impl Written {
             Some((last, count)) if *last == commit => *count += 1,
             Some(_) | None => self.commits.push((commit, 1)),
         }
-    }
-}
-
-/// The rows of released events, by column.
-#[derive(Debug, Default)]
-struct ReleasedRows<'a> {
-    commit_lsns: Vec<PgLsn>,
-    ordinals: Vec<i32>,
-    topics: Vec<Option<&'a str>>,
-    ordering_keys: Vec<Option<&'a str>>,
-    message_ids: Vec<Option<&'a str>>,
-    attempts: Vec<i32>,
-    dispatched_at: Vec<SystemTime>,
-    errors: Vec<Option<&'a str>>,
-    states: Vec<&'static str>,
-}
-
-impl<'a> ReleasedRows<'a> {
-    fn of(records: &'a [Record]) -> Self {
-        let mut rows = Self::default();
-        for record in records {
-            for (n, event) in record.events.iter().enumerate() {
-                if event.standing == Standing::Released {
-                    rows.add(record, n, event);
-                }
-            }
-        }
-        rows
-    }
-
-    fn add(&mut self, record: &'a Record, n: usize, event: &EventRef) {
-        let told = record.outcome.of(n);
-        let (lsn, ordinal) = row_key(event);
-        self.commit_lsns.push(lsn.into());
-        self.ordinals.push(ordinal);
-        self.topics.push(record.topic.as_deref());
-        self.ordering_keys.push(record.key());
-        self.message_ids.push(told.message_id);
-        self.attempts.push(told.attempts(event));
-        self.dispatched_at.push(record.at);
-        self.errors.push(told.error.map(|error| &**error));
-        self.states.push(told.state);
-    }
-
-    fn parameters(&self) -> [&(dyn ToSql + Sync); 9] {
-        [
-            &self.commit_lsns,
-            &self.ordinals,
-            &self.topics,
-            &self.ordering_keys,
-            &self.message_ids,
-            &self.attempts,
-            &self.dispatched_at,
-            &self.errors,
-            &self.states,
-        ]
     }
 }

@@ -22,7 +22,7 @@ use crate::map::OrderingKey;
 use crate::metrics::{LastStatus, Metrics};
 use crate::postgres::connect;
 use crate::settings::Settings;
-use crate::source::{Chunk, Options, Source, copy_data_bodies};
+use crate::source::{Chunk, Options, Source, frames};
 use crate::watermark::{Confirmable, Watermark};
 
 /// For the look at the slot.
@@ -100,11 +100,8 @@ impl MappedStream {
     }
 
     fn on_chunk(&mut self, chunk: &Chunk, each: &mut impl FnMut(MappedEvent)) -> Result<()> {
-        for body in copy_data_bodies(chunk) {
-            let frame = decoder::frame::decode_frame(body).map_err(|e| {
-                Error::new(Code::ReplicationProtocol, "a frame of the stream").caused_by(e)
-            })?;
-            match frame {
+        for frame in frames(chunk) {
+            match frame? {
                 Frame::XLogData { payload, .. } => self.on_message(payload, each)?,
                 Frame::Keepalive { wal_end, .. } => self.watermark.keepalive(wal_end),
             }

@@ -9,6 +9,7 @@
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use decoder::frame::Frame;
 use tokio::sync::watch;
 
 use super::backlog::Backlog;
@@ -23,7 +24,7 @@ use crate::lanes::Serve;
 use crate::map::{EventId, MapError};
 use crate::metrics::Metrics;
 use crate::postgres::{Sql, answer_within};
-use crate::source::{self, Chunk, Source, copy_data_bodies};
+use crate::source::{self, Chunk, Source, frames};
 use crate::watermark::{CommitLsn, Confirmable, Watermark};
 
 /// Of a connection that leads nowhere, when recorded events are looked up; the server's own limit
@@ -139,25 +140,20 @@ impl Pipeline {
     async fn on_chunk(&mut self, chunk: &Chunk) -> Result<()> {
         self.metrics.received_bytes.inc_by(chunk.len() as u64);
         let mut sent_at = None;
-        for body in copy_data_bodies(chunk) {
-            match decoder::frame::decode_frame(body) {
-                Ok(decoder::frame::Frame::XLogData {
+        for frame in frames(chunk) {
+            match frame? {
+                Frame::XLogData {
                     payload,
                     sent_at: at,
                     ..
-                }) => {
+                } => {
                     sent_at = Some(at);
                     self.on_message(payload).await?;
                 }
-                Ok(decoder::frame::Frame::Keepalive { wal_end, .. }) => {
+                Frame::Keepalive { wal_end, .. } => {
                     if self.supervision.borrow().publication_is_right() {
                         self.watermark.keepalive(wal_end);
                     }
-                }
-                Err(e) => {
-                    return Err(
-                        Error::new(Code::ReplicationProtocol, "a frame of the stream").caused_by(e),
-                    );
                 }
             }
         }

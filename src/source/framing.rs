@@ -85,7 +85,7 @@ pub(super) fn scan(buffer: &[u8]) -> Result<Scan> {
 }
 
 /// The bodies of the CopyData frames of a chunk that [`scan`] has measured.
-pub(crate) fn copy_data_bodies(chunk: &[u8]) -> impl Iterator<Item = &[u8]> {
+fn copy_data_bodies(chunk: &[u8]) -> impl Iterator<Item = &[u8]> {
     let mut rest = chunk;
     std::iter::from_fn(move || {
         let length = frame_length(rest)
@@ -95,6 +95,18 @@ pub(crate) fn copy_data_bodies(chunk: &[u8]) -> impl Iterator<Item = &[u8]> {
         let (frame, tail) = rest.split_at(length);
         rest = tail;
         Some(&frame[HEADER..])
+    })
+}
+
+/// What these bodies say.
+///
+/// # Errors
+/// `replication-protocol` in place of one that cannot be read.
+pub(crate) fn frames(chunk: &[u8]) -> impl Iterator<Item = Result<Frame<'_>>> {
+    copy_data_bodies(chunk).map(|body| {
+        decode_frame(body).map_err(|e| {
+            Error::new(Code::ReplicationProtocol, "a frame of the stream").caused_by(e)
+        })
     })
 }
 

@@ -34,7 +34,7 @@ use crate::postgres::Target;
 use crate::watermark::Confirmable;
 
 pub(crate) use create::{CreateSlot, CreatedSlot, create_slot};
-pub(crate) use framing::copy_data_bodies;
+pub(crate) use framing::frames;
 pub(crate) use proof::LeaseProof;
 
 /// Chunks between the session and the relay; with the read buffer of the session this bounds the

@@ -1,0 +1,69 @@
+//! What became of events, and what their rows say of it.
+//!
+//! Not here: how it is written. `rows` has new rows, `released` those that are there already.
+
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use crate::lanes::EventRef;
+use crate::map::OrderingKey;
+
+/// Outcomes of events of one topic and ordering key.
+#[derive(Debug)]
+pub(crate) struct Record {
+    /// `None` when the row does not tell.
+    pub(crate) topic: Option<Arc<str>>,
+    pub(crate) ordering_key: OrderingKey,
+    pub(crate) at: SystemTime,
+    pub(crate) events: Vec<EventRef>,
+    pub(crate) outcome: Outcome,
+}
+
+/// What became of events.
+#[derive(Debug)]
+pub(crate) enum Outcome {
+    /// Stored, with Pub/Sub's ids in the order of the events.
+    Published(Vec<String>),
+    /// Set aside, and why.
+    Quarantined(Arc<str>),
+    /// Set aside behind events that are being released: it is released with them.
+    Released(Arc<str>),
+}
+
+/// What an outcome says of one event.
+pub(super) struct Told<'a> {
+    pub(super) state: &'static str,
+    pub(super) message_id: Option<&'a str>,
+    pub(super) error: Option<&'a Arc<str>>,
+}
+
+impl Record {
+    /// The ordering key as it is recorded.
+    pub(super) fn key(&self) -> Option<&str> {
+        (!self.ordering_key.is_unordered()).then(|| self.ordering_key.as_str())
+    }
+}
+
+impl Outcome {
+    /// Of the event that stands at `n` in its record.
+    pub(super) fn of(&self, n: usize) -> Told<'_> {
+        let (state, message_id, error) = match self {
+            Self::Published(ids) => ("published", ids.get(n).map(String::as_str), None),
+            Self::Quarantined(error) => ("quarantined", None, Some(error)),
+            Self::Released(error) => ("released", None, Some(error)),
+        };
+        Told {
+            state,
+            message_id,
+            error,
+        }
+    }
+}
+
+impl Told<'_> {
+    /// Requests that carried the event.
+    pub(super) fn attempts(&self, event: &EventRef) -> i32 {
+        let carried = event.failed_attempts + u32::from(self.message_id.is_some());
+        i32::try_from(carried).unwrap_or(i32::MAX)
+    }
+}

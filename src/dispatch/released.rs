@@ -1,0 +1,82 @@
+//! The new outcomes of released events: their rows are there already, so they are updated.
+//!
+//! Few beside the new ones, so they go as arrays by column in one statement.
+
+use std::time::SystemTime;
+
+use tokio_postgres::types::{PgLsn, ToSql};
+
+use super::outcome::Record;
+use super::rows::row_key;
+use crate::lanes::{EventRef, Standing};
+
+/// What was discarded while it was on its way is published all the same: the row says so. A row
+/// that was written before, and the answer was lost, has the time of this very outcome.
+pub(super) const UPDATE: &str = "\
+    UPDATE outbox.dispatch d SET \
+        state = u.state, topic = u.topic, ordering_key = u.ordering_key, \
+        message_id = u.message_id, attempts = d.attempts + u.attempts, \
+        dispatched_at = u.dispatched_at, error = u.error \
+    FROM unnest($1::pg_lsn[], $2::int[], $3::text[], $4::text[], $5::text[], $6::int[], \
+        $7::timestamptz[], $8::text[], $9::text[]) \
+        u (commit_lsn, ordinal, topic, ordering_key, message_id, attempts, dispatched_at, error, \
+           state) \
+    WHERE d.commit_lsn = u.commit_lsn AND d.ordinal = u.ordinal \
+      AND (d.state IN ('quarantined', 'released') OR d.state = 'discarded' AND u.state = 'published') \
+      AND d.dispatched_at <> u.dispatched_at";
+
+/// The rows of released events, by column.
+#[derive(Debug, Default)]
+pub(super) struct ReleasedRows<'a> {
+    commit_lsns: Vec<PgLsn>,
+    ordinals: Vec<i32>,
+    topics: Vec<Option<&'a str>>,
+    ordering_keys: Vec<Option<&'a str>>,
+    message_ids: Vec<Option<&'a str>>,
+    attempts: Vec<i32>,
+    dispatched_at: Vec<SystemTime>,
+    errors: Vec<Option<&'a str>>,
+    states: Vec<&'static str>,
+}
+
+impl<'a> ReleasedRows<'a> {
+    pub(super) fn of(records: &'a [Record]) -> Self {
+        let mut rows = Self::default();
+        for record in records {
+            for (n, event) in record.events.iter().enumerate() {
+                if event.standing == Standing::Released {
+                    rows.add(record, n, event);
+                }
+            }
+        }
+        rows
+    }
+
+    fn add(&mut self, record: &'a Record, n: usize, event: &EventRef) {
+        let told = record.outcome.of(n);
+        let (lsn, ordinal) = row_key(event);
+        self.commit_lsns.push(lsn.into());
+        self.ordinals.push(ordinal);
+        self.topics.push(record.topic.as_deref());
+        self.ordering_keys.push(record.key());
+        self.message_ids.push(told.message_id);
+        self.attempts.push(told.attempts(event));
+        self.dispatched_at.push(record.at);
+        self.errors.push(told.error.map(|error| &**error));
+        self.states.push(told.state);
+    }
+
+    pub(super) fn parameters(&self) -> [&(dyn ToSql + Sync); 9] {
+        [
+            &self.commit_lsns,
+            &self.ordinals,
+            &self.topics,
+            &self.ordering_keys,
+            &self.message_ids,
+            &self.attempts,
+            &self.dispatched_at,
+            &self.errors,
+            &self.states,
+        ]
+    }
+}
