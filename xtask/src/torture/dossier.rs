@@ -11,8 +11,9 @@ use crate::step;
 const VIOLATIONS_SHOWN: usize = 20;
 const LOG_LINES_SHOWN: usize = 60;
 
-/// Writes the file and prints what helps most, with the command that plays the schedule again.
-pub(super) fn show(seed: u64, outcome: &Outcome, server_log: &str) {
+/// Writes the file and prints what helps most. Returns what was planned, what happened and what is
+/// wrong, with the command that plays the schedule again.
+pub(super) fn show(seed: u64, outcome: &Outcome, server_log: &str) -> String {
     let index = outcome.plan.index;
     let file = step::target_folder()
         .join("torture")
@@ -25,14 +26,16 @@ pub(super) fn show(seed: u64, outcome: &Outcome, server_log: &str) {
         .iter()
         .map(ToString::to_string)
         .collect();
-    eprintln!("\n{head}-- the end of the relays' logs");
+    let summary = format!(
+        "{head}-- {} violations\n{}",
+        violations.len(),
+        violations[..violations.len().min(VIOLATIONS_SHOWN)].join("\n")
+    );
+    eprintln!("\n-- the end of the relays' logs");
     for line in &log[log.len().saturating_sub(LOG_LINES_SHOWN)..] {
         eprintln!("{line}");
     }
-    eprintln!("-- {} violations", violations.len());
-    for violation in violations.iter().take(VIOLATIONS_SHOWN) {
-        eprintln!("{violation}");
-    }
+    eprintln!("{summary}");
     let whole = format!(
         "{head}-- violations\n{}\n-- the relays' logs\n{}\n-- attempts to publish\n{}\n\
          -- PostgreSQL's log\n{server_log}\n",
@@ -44,6 +47,7 @@ pub(super) fn show(seed: u64, outcome: &Outcome, server_log: &str) {
         Ok(()) => eprintln!("-- all of it: {}", file.display()),
         Err(error) => eprintln!("-- {} was not written: {error}", file.display()),
     }
+    summary
 }
 
 fn write(file: &PathBuf, text: &str) -> std::io::Result<()> {

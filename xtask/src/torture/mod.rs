@@ -47,7 +47,7 @@ pub(crate) struct TortureArgs {
     /// End after so many schedules; 100 when no minutes are given
     #[arg(long)]
     schedules: Option<u64>,
-    /// Play only the schedule of this number
+    /// Play only the schedule of this number: once, or as often as the other options say
     #[arg(long, value_name = "NUMBER")]
     only: Option<u64>,
     /// Play only schedules with this family of faults
@@ -85,10 +85,18 @@ pub(crate) fn run(args: &TortureArgs) -> Result<(), String> {
         true => totals.print_json(seed),
         false => totals.print_table(seed),
     }
-    match totals.failed {
-        0 => Ok(()),
-        failed => Err(format!("{failed} of {} schedules failed", totals.schedules)),
+    if totals.failures.is_empty() {
+        return Ok(());
     }
+    // Again, after everything else: the end of a log is what is kept and read.
+    for failure in &totals.failures {
+        eprintln!("\n{failure}");
+    }
+    Err(format!(
+        "{} of {} schedules failed",
+        totals.failures.len(),
+        totals.schedules
+    ))
 }
 
 /// The program under test, built if it was not named.
@@ -117,8 +125,10 @@ fn seed_of_the_clock() -> u64 {
 /// What the jobs share.
 struct Board {
     seed: u64,
-    next: AtomicU64,
-    end: u64,
+    only: Option<u64>,
+    /// Schedules given out, and how many there are to give.
+    taken: AtomicU64,
+    schedules: u64,
     deadline: Option<Instant>,
     stop: AtomicBool,
     keep_going: bool,
@@ -135,7 +145,8 @@ impl Board {
         if over || self.stop.load(Ordering::Relaxed) {
             return None;
         }
-        Some(self.next.fetch_add(1, Ordering::Relaxed)).filter(|index| *index < self.end)
+        let turn = self.taken.fetch_add(1, Ordering::Relaxed);
+        (turn < self.schedules).then(|| self.only.unwrap_or(turn))
     }
 }
 
@@ -145,16 +156,16 @@ async fn play(args: &TortureArgs, seed: u64) -> Result<Totals, String> {
     let deadline = args
         .minutes
         .map(|minutes| Instant::now() + Duration::from_secs_f64(minutes * 60.0));
-    let (first, end) = match (args.only, args.schedules, args.minutes) {
-        (Some(only), _, _) => (only, only + 1),
-        (None, Some(schedules), _) => (0, schedules),
-        (None, None, Some(_)) => (0, u64::MAX),
-        (None, None, None) => (0, DEFAULT_SCHEDULES),
+    let schedules = match (args.schedules, args.minutes) {
+        (Some(schedules), _) => schedules,
+        (None, Some(_)) => u64::MAX,
+        (None, None) => args.only.map_or(DEFAULT_SCHEDULES, |_| 1),
     };
     let board = Arc::new(Board {
         seed,
-        next: AtomicU64::new(first),
-        end,
+        only: args.only,
+        taken: AtomicU64::new(0),
+        schedules,
         deadline,
         stop: AtomicBool::new(false),
         keep_going: args.keep_going,
@@ -163,7 +174,7 @@ async fn play(args: &TortureArgs, seed: u64) -> Result<Totals, String> {
     });
     let began = Instant::now();
     let mut workers = JoinSet::new();
-    for _ in 0..jobs.min((end - first).try_into().unwrap_or(usize::MAX)) {
+    for _ in 0..jobs.min(schedules.try_into().unwrap_or(usize::MAX)) {
         workers.spawn(job(board.clone()));
     }
     while let Some(ended) = workers.join_next().await {
@@ -185,14 +196,15 @@ async fn job(board: Arc<Board>) -> Result<(), String> {
         let outcome = schedule::run(plan, &ground)
             .await
             .map_err(|e| format!("schedule {index}: {e}"))?;
-        if !outcome.verdict.is_clean() {
-            dossier::show(board.seed, &outcome, &ground.log_tail(200));
+        let failure = (!outcome.verdict.is_clean()).then(|| {
             if !board.keep_going {
                 board.stop.store(true, Ordering::Relaxed);
             }
-        }
+            dossier::show(board.seed, &outcome, &ground.log_tail(200))
+        });
         let mut totals = board.totals.lock().unwrap_or_else(PoisonError::into_inner);
         totals.add(&outcome);
+        totals.failures.extend(failure);
         eprintln!("{}", report::line(&outcome));
     }
     Ok(())

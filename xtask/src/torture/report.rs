@@ -15,7 +15,8 @@ use super::workload::Shape;
 #[derive(Debug, Default)]
 pub(super) struct Totals {
     pub(super) schedules: u64,
-    pub(super) failed: u64,
+    /// What is known of each that failed.
+    pub(super) failures: Vec<String>,
     pub(super) took: Duration,
     faults: BTreeMap<&'static str, u64>,
     transactions: BTreeMap<Shape, u64>,
@@ -38,7 +39,6 @@ impl Totals {
     pub(super) fn add(&mut self, outcome: &Outcome) {
         let verdict = &outcome.verdict;
         self.schedules += 1;
-        self.failed += u64::from(!verdict.is_clean());
         for occurrence in &outcome.occurrences {
             *self.faults.entry(name(&occurrence.fault)).or_default() += 1;
         }
@@ -67,7 +67,7 @@ impl Totals {
     fn rows(&self) -> Vec<(String, u64)> {
         let mut rows = vec![
             ("schedules".to_owned(), self.schedules),
-            ("schedules failed".to_owned(), self.failed),
+            ("schedules failed".to_owned(), self.failures.len() as u64),
         ];
         rows.extend(self.faults.iter().map(|(name, n)| ((*name).to_owned(), *n)));
         rows.push(("transactions".to_owned(), self.transactions.values().sum()));

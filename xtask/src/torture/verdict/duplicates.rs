@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::time::Duration;
 
-use pubsub_emulator::checks::{self, Duplicate};
+use pubsub_emulator::checks::Duplicate;
 use pubsub_emulator::{Action, Answer, Attempt};
 
 use super::super::fault::{Down, Fault, Side, Trouble};
@@ -50,7 +50,7 @@ impl fmt::Display for Cause {
 
 /// A request that was on its way when its sender died or its connection broke may be read, and
 /// stored, a little later.
-const LATE: Duration = Duration::from_secs(1);
+pub(super) const LATE: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Default)]
 pub(super) struct Explained {
@@ -96,7 +96,7 @@ fn cause(evidence: &Evidence, before: &Attempt, again: &Attempt) -> Option<Cause
 }
 
 /// What happened between two attempts.
-fn between<'a>(
+pub(super) fn between<'a>(
     evidence: &'a Evidence,
     before: &'a Attempt,
     again: &'a Attempt,
@@ -106,23 +106,8 @@ fn between<'a>(
     })
 }
 
-/// Two requests of one key under way together are no fault of the relay if the one that sent the
-/// first was dead, had seen its connection break, or had lost the slot to another.
-pub(super) fn is_of_a_dead_client(evidence: &Evidence, found: &checks::Violation) -> bool {
-    let checks::Violation::InFlightTogether { first, second, .. } = found else {
-        return false;
-    };
-    let attempt = |sequence: &u64| evidence.attempts.iter().find(|a| a.sequence == *sequence);
-    let (Some(first), Some(second)) = (attempt(first), attempt(second)) else {
-        return false;
-    };
-    between(evidence, first, second)
-        .filter_map(|occurrence| blame(evidence, &occurrence.fault))
-        .any(|cause| matches!(cause, Cause::Killed | Cause::Cut | Cause::TakenOver))
-}
-
 /// What a fault may be blamed for, when it lies between two copies.
-fn blame(evidence: &Evidence, fault: &Fault) -> Option<Cause> {
+pub(super) fn blame(evidence: &Evidence, fault: &Fault) -> Option<Cause> {
     match fault {
         Fault::Kill(_) => Some(Cause::Killed),
         Fault::Server(..) => Some(Cause::ServerDown),

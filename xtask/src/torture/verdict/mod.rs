@@ -5,7 +5,8 @@
 //! database: `positions` (nothing was confirmed too early), `records` (the dispatch table tells the
 //! truth), `quarantine` (set aside is what is refused, and what waits behind it), `from_table` (so
 //! comes only what the stream could not bring), `duplicates` (whatever was sent twice has its
-//! reason in the plan), `senders` (no relay sends what it has to know is recorded).
+//! reason in the plan), `senders` (no relay sends what it has to know is recorded), `stragglers` (what
+//! a dead client has left on its way is not held against the living).
 
 mod duplicates;
 mod from_table;
@@ -14,6 +15,7 @@ mod positions;
 mod quarantine;
 mod records;
 mod senders;
+mod stragglers;
 #[cfg(test)]
 mod tests;
 
@@ -167,7 +169,7 @@ pub(super) fn judge(evidence: &Evidence) -> Verdict {
     let report = order::check(evidence);
     let found = report.violations.into_iter();
     let mut violations: Vec<Violation> = found
-        .filter(|found| !duplicates::is_of_a_dead_client(evidence, found))
+        .filter(|found| !stragglers::are_under_way_together(evidence, found))
         .map(Violation::Delivery)
         .collect();
     violations.extend(positions::check(evidence));

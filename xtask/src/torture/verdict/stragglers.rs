@@ -1,0 +1,96 @@
+//! Requests whose sender had died, lost its connection or lost the slot before they were stored.
+//!
+//! What left such a client is still read and stored by the server, in its own time: perhaps when
+//! the successor has sent the same events already. Nobody can call it back. Such a copy repeats,
+//! and what is said of order between requests of *living* senders says nothing about it.
+
+use std::collections::{HashMap, HashSet};
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use pubsub_emulator::Attempt;
+use pubsub_emulator::checks::Violation;
+
+use super::Evidence;
+use super::duplicates::{Cause, LATE, between, blame};
+
+fn is_the_end_of_a_client(cause: Cause) -> bool {
+    matches!(cause, Cause::Killed | Cause::Cut | Cause::TakenOver)
+}
+
+/// Two requests of one key under way together are no fault of the relay if the one that sent the
+/// first was dead, had seen its connection break, or had lost the slot to another.
+pub(super) fn are_under_way_together(evidence: &Evidence, found: &Violation) -> bool {
+    let Violation::InFlightTogether { first, second, .. } = found else {
+        return false;
+    };
+    let attempt = |sequence: &u64| evidence.attempts.iter().find(|a| a.sequence == *sequence);
+    let (Some(first), Some(second)) = (attempt(first), attempt(second)) else {
+        return false;
+    };
+    between(evidence, first, second)
+        .filter_map(|occurrence| blame(evidence, &occurrence.fault))
+        .any(is_the_end_of_a_client)
+}
+
+/// The attempts without those of stragglers that were stored behind another connection's copies of
+/// the same events.
+pub(super) fn without(evidence: &Evidence, attempts: &[Attempt]) -> Vec<Attempt> {
+    let opened = opened(attempts);
+    let mut in_order: Vec<&Attempt> = attempts.iter().filter(|a| a.is_stored()).collect();
+    in_order.sort_by_key(|attempt| attempt.first_message_id);
+    // Of each event, the connections that have stored it so far.
+    let mut stored_by: HashMap<&str, HashSet<SocketAddr>> = HashMap::new();
+    let mut stragglers: HashSet<u64> = HashSet::new();
+    for attempt in in_order {
+        let Some(peer) = attempt.peer else { continue };
+        let ends: Vec<(Duration, Duration)> = ends_before(evidence, attempt)
+            .filter(|(_, end)| opened[&peer] <= *end)
+            .collect();
+        let is_successor = |other: &SocketAddr| {
+            let began = opened[other];
+            began > opened[&peer] && ends.iter().any(|(from, _)| began >= *from)
+        };
+        let is_repeated = |event_id: &str| {
+            let stored = stored_by.get(event_id);
+            stored.is_some_and(|peers| peers.iter().any(is_successor))
+        };
+        let mut events = attempt.event_ids.iter().flatten();
+        if events.all(|event_id| is_repeated(event_id)) {
+            stragglers.insert(attempt.sequence);
+        }
+        for event_id in attempt.event_ids.iter().flatten() {
+            stored_by.entry(event_id).or_default().insert(peer);
+        }
+    }
+    let stays = |attempt: &&Attempt| !stragglers.contains(&attempt.sequence);
+    attempts.iter().filter(stays).cloned().collect()
+}
+
+/// When each connection has sent its first request.
+fn opened(attempts: &[Attempt]) -> HashMap<SocketAddr, Duration> {
+    let mut opened = HashMap::new();
+    for attempt in attempts {
+        if let Some(peer) = attempt.peer {
+            let first: &mut Duration = opened.entry(peer).or_insert(attempt.received);
+            *first = attempt.received.min(*first);
+        }
+    }
+    opened
+}
+
+/// The spans of faults that may have ended the sender while this attempt was on its way.
+fn ends_before(
+    evidence: &Evidence,
+    attempt: &Attempt,
+) -> impl Iterator<Item = (Duration, Duration)> {
+    let stored = attempt.stored.unwrap_or(attempt.received);
+    evidence
+        .occurrences
+        .iter()
+        .filter(move |occurrence| {
+            occurrence.from <= stored && occurrence.to + LATE >= attempt.received
+        })
+        .filter(|occurrence| blame(evidence, &occurrence.fault).is_some_and(is_the_end_of_a_client))
+        .map(|occurrence| (occurrence.from, occurrence.to))
+}
