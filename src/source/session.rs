@@ -304,3 +304,16 @@ fn stream_error(sqlstate: &str, message: &str) -> Error {
 
 /// ReadyForQuery, idle: the copy has ended and the session could be used for something else.
 const READY_FOR_QUERY: [u8; 6] = [b'Z', 0, 0, 0, 5, b'I'];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_that_ends_the_stream_is_told_apart_by_its_sqlstate_alone() {
+        let code = |sqlstate| stream_error(sqlstate, "whatever it says").code();
+        assert_eq!(code("42704"), Code::PublicationMissing);
+        assert_eq!(code("XX000"), Code::SlotStuck);
+        assert_eq!(code("57P01"), Code::PostgresStopping);
+    }
+}

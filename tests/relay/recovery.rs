@@ -1,6 +1,7 @@
 //! The slot is lost, made anew, or was never there, and nothing is lost with it: the rows without
 //! a record come from the tables, each key in its order, and then the stream goes on.
 
+use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
 use pubsub_emulator::{Action, Fault, RunningEmulator};
@@ -376,6 +377,44 @@ async fn rows_of_a_time_without_publication_that_the_slot_cannot_pass_come_from_
     let relay = Relay::start(&database, &emulator);
     assert_nothing_is_lost_or_repeated(&database, &emulator, &relay).await;
     relay.wait_for_log("publication-gap").await;
+}
+
+/// 200 events delivered, and 300 more of which the log can be read to the middle.
+async fn served_with_a_damaged_log() -> (Database, RunningEmulator) {
+    let (mut database, emulator) = served_by(Database::private().await).await;
+    let place = "SELECT file_name || ' ' || file_offset \
+                 FROM pg_walfile_name_offset(pg_current_wal_lsn())";
+    insert(&database, 201, 150).await;
+    let place = database.text(place).await;
+    insert(&database, 351, 150).await;
+    let (file, offset) = place.split_once(' ').unwrap();
+    let wal = database.server().data_dir().join("pg_wal").join(file);
+    let wal = std::fs::File::options().write(true).open(wal).unwrap();
+    wal.write_all_at(&[0xFF; 64], offset.parse().unwrap())
+        .unwrap();
+    (database, emulator)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_behind_a_place_of_the_log_that_cannot_be_decoded_come_from_the_table() {
+    let (database, emulator) = served_with_a_damaged_log().await;
+    let relay = Relay::start(&database, &emulator);
+    relay.wait_for_log("recovered").await;
+    insert(&database, 501, 100).await;
+    assert_nothing_is_lost_or_repeated(&database, &emulator, &relay).await;
+    assert!(relay.log().contains("slot-stuck"), "{}", relay.log());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_relay_that_may_not_recover_stops_where_the_log_cannot_be_decoded() {
+    let (database, emulator) = served_with_a_damaged_log().await;
+    let host = emulator.addr().to_string();
+    let more = [("POSTRIDER_SLOT_ON_LOSS", "stop")];
+    let relay = Relay::start_with(&database, &host, &more);
+    relay.wait_for_log("error[slot-stuck]").await;
+    assert_eq!(relay.wait().await.code(), Some(3));
+    let before = recorded(&database).await;
+    assert!((200..500).contains(&before), "{before}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
