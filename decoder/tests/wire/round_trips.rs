@@ -48,9 +48,10 @@ proptest! {
         }
     }
 
+    // To the year 9985 at most: from 10000 on a year is written with a sign.
     #[test]
     fn times_are_written_in_the_order_of_time(
-        earlier in 0..250_000_000_000_000_000_i64, micros in 1..4_000_000_000_000_000_i64,
+        earlier in 0..248_000_000_000_000_000_i64, micros in 1..4_000_000_000_000_000_i64,
     ) {
         let (earlier, later) =
             (PgTimestamp::from_micros(earlier), PgTimestamp::from_micros(earlier + micros));
