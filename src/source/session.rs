@@ -314,6 +314,6 @@ mod tests {
         let code = |sqlstate| stream_error(sqlstate, "whatever it says").code();
         assert_eq!(code("42704"), Code::PublicationMissing);
         assert_eq!(code("XX000"), Code::SlotStuck);
-        assert_eq!(code("57P01"), Code::PostgresStopping);
+        assert_eq!(code("57P01"), Code::PostgresConnectionLost);
     }
 }

@@ -66,7 +66,9 @@ fn steps() -> Vec<(&'static str, Command)> {
     } else {
         println!("SKIPPED: instructions of the hot path (apt-get install valgrind)");
     }
-    steps.push(("tests", step::cargo(&["test", "--locked", "--workspace"])));
+    // One run tells of all that fails.
+    let tests = ["test", "--locked", "--workspace", "--no-fail-fast"];
+    steps.push(("tests", step::cargo(&tests)));
     let mut torture = step::cargo(&TORTURE);
     // The tests have built it.
     torture
