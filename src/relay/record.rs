@@ -38,12 +38,15 @@ const WRITE_FINAL: &str = "\
     UPDATE outbox.relay SET confirmed_lsn = $2, confirmed_is_final = true, updated_at = now() \
     WHERE slot = $1 AND instance = $3";
 
+/// A relay that reads the slot by now has recovered what there was: a mark would outlive it.
 const MARK_RECOVERING: &str = "\
     INSERT INTO outbox.relay (slot, system_identifier, timeline, instance, recovering) \
     VALUES ($1, $2, $3, $4, $5) \
     ON CONFLICT (slot) DO UPDATE SET instance = excluded.instance, \
         recovering = coalesce(relay.recovering, excluded.recovering), since = now(), \
-        updated_at = now()";
+        updated_at = now() \
+    WHERE NOT EXISTS ( \
+        SELECT FROM pg_catalog.pg_replication_slots s WHERE s.slot_name = $1 AND s.active)";
 
 /// A relay that has taken the slot meanwhile sees by itself whether it can be read.
 const MARK_STUCK: &str = "\
@@ -193,7 +196,10 @@ pub(super) async fn write_final(
 
 /// Marks the slot: until [`recovered`] every session begins with a recovery. An older mark keeps
 /// its reason.
-pub(crate) async fn mark_recovering(
+///
+/// # Errors
+/// `slot-held` when the slot is read from by now, and nothing is marked.
+pub(super) async fn mark_recovering(
     sql: &Sql,
     slot: &SlotName,
     cluster: &Cluster,
@@ -201,13 +207,20 @@ pub(crate) async fn mark_recovering(
     why: &str,
 ) -> Result<()> {
     let (identifier, timeline) = names(cluster);
-    sql.execute(
-        MARK_RECOVERING,
-        &[&slot.as_str(), &identifier, &timeline, &instance, &why],
-    )
-    .await
-    .map_err(outdated)?;
-    Ok(())
+    let marked = sql
+        .execute(
+            MARK_RECOVERING,
+            &[&slot.as_str(), &identifier, &timeline, &instance, &why],
+        )
+        .await
+        .map_err(outdated)?;
+    match marked {
+        0 => Err(Error::new(
+            Code::SlotHeld,
+            format!("another relay has taken slot \"{slot}\" meanwhile"),
+        )),
+        _ => Ok(()),
+    }
 }
 
 /// Whether another relay than `instance` has taken the slot and reads from it.

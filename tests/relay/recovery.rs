@@ -330,12 +330,8 @@ async fn a_second_relay_stands_by_during_a_recovery_and_ends_it_when_the_first_d
     insert(&database, 201, 2_000).await;
     emulator.faults().refuse_connections(true);
     let first = Relay::start(&database, &emulator);
-    first.wait_for_log("recovering").await;
-    eventually("the first relay holds the new slot", || async {
-        let held = "SELECT count(*) FROM pg_replication_slots WHERE active";
-        (database.number(held).await == 1).then_some(())
-    })
-    .await;
+    // From then on it holds the new slot.
+    first.wait_for_log("the table is read").await;
     let second = Relay::start(&database, &emulator);
     second.wait_for_log("standby").await;
     insert(&database, 2_201, 300).await;
@@ -360,6 +356,46 @@ async fn two_relays_that_find_the_slot_missing_at_once_lose_and_swap_nothing() {
     }
     let report = harness::check(&database, &emulator).await;
     assert!(report.is_clean(), "{report}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_relay_that_finds_the_slot_missing_too_late_leaves_no_mark_behind() {
+    let database = Database::start().await;
+    let emulator = harness::emulator().await;
+    let relay = Relay::start(&database, &emulator);
+    insert(&database, 1, 200).await;
+    database.wait_until_recorded().await;
+    relay.kill_9();
+    harness::wait_until_killed_relays_are_gone(&database, &emulator).await;
+    database.drop_slot().await;
+    let mut other = harness::connect(&database.url).await;
+    let lock = other.transaction().await.unwrap();
+    // Of a kind that has no transaction id: the new slot would wait for it.
+    lock.batch_execute("LOCK TABLE outbox.relay IN SHARE MODE")
+        .await
+        .unwrap();
+    let late = Relay::start(&database, &emulator);
+    late.wait_for_log("slot-missing").await;
+    eventually("it waits to mark the slot", || async {
+        let waits = "SELECT count(*) FROM pg_stat_activity \
+                     WHERE wait_event_type = 'Lock' AND query LIKE '%INTO outbox.relay%'";
+        (database.number(waits).await == 1).then_some(())
+    })
+    .await;
+    // Meanwhile the slot is made, and another relay reads it.
+    create_slot(&database).await;
+    let reader = Relay::start(&database, &emulator);
+    eventually("the slot is read", || async {
+        let held = "SELECT count(*) FROM pg_replication_slots WHERE active";
+        (database.number(held).await == 1).then_some(())
+    })
+    .await;
+    lock.commit().await.unwrap();
+    late.wait_for_log("standby for").await;
+    let marked = "SELECT count(*) FROM outbox.relay WHERE recovering IS NOT NULL";
+    assert_eq!(database.number(marked).await, 0, "{}", late.log());
+    insert(&database, 201, 100).await;
+    assert_nothing_is_lost_or_repeated(&database, &emulator, &reader).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
