@@ -231,6 +231,32 @@ impl EventColumns {
     pub(super) fn read<'a>(
         &self,
         row: &[Value<'a>],
+        texts: &'a mut RowTexts,
+    ) -> Result<OutboxRow<'a>, EventFault> {
+        self.read_at_once(row, texts)
+            .map_err(|fault| self.first_fault(row).unwrap_or(fault))
+    }
+
+    /// The fault of the first column that has one: of several it is always the same that is told.
+    #[cold]
+    fn first_fault(&self, row: &[Value<'_>]) -> Option<EventFault> {
+        let fault = |column: &Column| column.text(row).err();
+        let payload = &self.payload;
+        match self.id.text(row) {
+            Ok(id) if id.as_deref().is_none_or(str::is_empty) => {
+                Some(self.id.null("the event's id"))
+            }
+            // Headers and time come after the payload.
+            Ok(_) => self.texts_before_payload().find_map(fault),
+            Err(fault) => Some(fault),
+        }
+        .or_else(|| payload::read(row[payload.position], payload.type_oid, &payload.name).err())
+        .or_else(|| self.texts().find_map(fault))
+    }
+
+    fn read_at_once<'a>(
+        &self,
+        row: &[Value<'a>],
         RowTexts(buffer): &'a mut RowTexts,
     ) -> Result<OutboxRow<'a>, EventFault> {
         buffer.clear();
@@ -286,14 +312,18 @@ impl EventColumns {
 
     /// The columns that are read as text.
     fn texts(&self) -> impl Iterator<Item = &Column> {
+        let others = [&self.headers, &self.occurred_at];
+        self.texts_before_payload()
+            .chain(others.into_iter().flatten())
+    }
+
+    fn texts_before_payload(&self) -> impl Iterator<Item = &Column> {
         let others = [
             &self.aggregate_type,
             &self.aggregate_id,
             &self.event_type,
             &self.version,
             &self.schema_version,
-            &self.headers,
-            &self.occurred_at,
         ];
         iter::once(&self.id).chain(others.into_iter().flatten())
     }
