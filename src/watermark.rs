@@ -12,12 +12,16 @@
 //!   watermark is the floor of the first transaction that is not resolved, and the last position
 //!   of the stream when there is none.
 //!
-//! Only transactions with unresolved events are kept, so that one stuck event costs one entry,
-//! however much flows past it. No IO, no clock.
+//! Only transactions with unresolved events are kept, and at most as many others, so that one stuck
+//! event costs little, however much flows past it. Transactions come in the order of their commits,
+//! so a queue holds them: no tree to keep in balance. No IO, no clock.
 
-use std::collections::BTreeMap;
+use std::collections::VecDeque;
 
 use decoder::{Lsn, PgTimestamp};
+
+/// Entries whose room is not worth the trouble of giving it back.
+const KEPT: usize = 64;
 
 /// A position that may be reported to PostgreSQL as flushed. Made in this module alone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -52,14 +56,23 @@ impl CommitLsn {
     }
 }
 
-/// A transaction with something unresolved.
+/// A transaction whose Commit has not come.
+#[derive(Debug)]
+struct Open {
+    commit: CommitLsn,
+    commit_time: PgTimestamp,
+    /// Events so far that have no durable outcome yet.
+    unresolved: u64,
+}
+
+/// A transaction that has ended.
 #[derive(Debug)]
 struct Pending {
+    commit: CommitLsn,
     /// The position that is safe while this transaction is not resolved.
     floor: Lsn,
     commit_time: PgTimestamp,
-    /// Events that have no durable outcome yet; a transaction whose Commit has not come counts
-    /// as one more.
+    /// Events that have no durable outcome yet; with none its entry waits to be taken away.
     unresolved: u64,
 }
 
@@ -68,8 +81,11 @@ struct Pending {
 pub struct Watermark {
     /// The last safe position of the stream: a commit's end, or a keepalive with nothing open.
     position: Lsn,
-    open: Option<CommitLsn>,
-    pending: BTreeMap<CommitLsn, Pending>,
+    open: Option<Open>,
+    /// In the order of their commits; the first one is not resolved.
+    pending: VecDeque<Pending>,
+    /// Entries of `pending` that are resolved.
+    resolved: usize,
     last_resolved_commit_time: Option<PgTimestamp>,
 }
 
@@ -79,7 +95,8 @@ impl Watermark {
         Self {
             position: start.0,
             open: None,
-            pending: BTreeMap::new(),
+            pending: VecDeque::new(),
+            resolved: 0,
             last_resolved_commit_time: None,
         }
     }
@@ -87,45 +104,90 @@ impl Watermark {
     /// A transaction begins.
     pub fn begin(&mut self, transaction: CommitLsn, commit_time: PgTimestamp) {
         debug_assert!(self.open.is_none(), "transactions come one after the other");
-        self.open = Some(transaction);
-        let floor = self.position;
-        self.pending.insert(
-            transaction,
-            Pending {
-                floor,
-                commit_time,
-                unresolved: 1,
-            },
+        debug_assert!(
+            self.pending
+                .back()
+                .is_none_or(|last| last.commit < transaction),
+            "transactions come in the order of their commits"
         );
+        self.open = Some(Open {
+            commit: transaction,
+            commit_time,
+            unresolved: 0,
+        });
     }
 
     /// The open transaction has one more event to resolve.
     pub fn add_event(&mut self) {
-        if let Some(pending) = self.open.and_then(|open| self.pending.get_mut(&open)) {
-            pending.unresolved += 1;
+        if let Some(open) = &mut self.open {
+            open.unresolved += 1;
         }
     }
 
     /// The open transaction ends; `end_lsn` is its Commit's.
     pub fn commit(&mut self, end_lsn: Lsn) {
+        let floor = self.position;
         self.position = self.position.max(end_lsn);
-        if let Some(open) = self.open.take() {
-            self.resolve(open, 1);
+        let Some(open) = self.open.take() else { return };
+        if open.unresolved == 0 {
+            self.is_resolved(open.commit_time);
+            return;
         }
+        self.pending.push_back(Pending {
+            commit: open.commit,
+            floor,
+            commit_time: open.commit_time,
+            unresolved: open.unresolved,
+        });
     }
 
     /// `events` events of `transaction` have a durable outcome.
     pub fn resolve(&mut self, transaction: CommitLsn, events: u64) {
-        let Some(pending) = self.pending.get_mut(&transaction) else {
+        if let Some(open) = self.open.as_mut().filter(|open| open.commit == transaction) {
+            debug_assert!(open.unresolved >= events, "more outcomes than events");
+            open.unresolved = open.unresolved.saturating_sub(events);
+            return;
+        }
+        let place = self
+            .pending
+            .binary_search_by_key(&transaction, |pending| pending.commit);
+        let Some(pending) = place.ok().and_then(|place| self.pending.get_mut(place)) else {
             return;
         };
+        if pending.unresolved == 0 {
+            return;
+        }
         debug_assert!(pending.unresolved >= events, "more outcomes than events");
         pending.unresolved = pending.unresolved.saturating_sub(events);
         if pending.unresolved == 0 {
-            self.last_resolved_commit_time = self
-                .last_resolved_commit_time
-                .max(Some(pending.commit_time));
-            self.pending.remove(&transaction);
+            let commit_time = pending.commit_time;
+            self.is_resolved(commit_time);
+            self.resolved += 1;
+            self.take_resolved_away();
+        }
+    }
+
+    fn is_resolved(&mut self, commit_time: PgTimestamp) {
+        self.last_resolved_commit_time = self.last_resolved_commit_time.max(Some(commit_time));
+    }
+
+    /// Takes resolved entries away: all at the front, and the others as soon as they are the
+    /// greater part, so that behind a stuck transaction there are hardly more of them
+    /// than of unresolved ones, and each costs the same whatever the order.
+    fn take_resolved_away(&mut self) {
+        while self
+            .pending
+            .front()
+            .is_some_and(|pending| pending.unresolved == 0)
+        {
+            self.pending.pop_front();
+            self.resolved -= 1;
+        }
+        if self.pending.is_empty() {
+            self.pending.shrink_to(KEPT);
+        } else if self.resolved > KEPT + self.pending.len() / 2 {
+            self.pending.retain(|pending| pending.unresolved > 0);
+            self.resolved = 0;
         }
     }
 
@@ -140,7 +202,7 @@ impl Watermark {
 
     /// The position up to which everything is resolved. Never moves back.
     pub fn confirmable(&self) -> Confirmable {
-        let first = self.pending.values().next();
+        let first = self.pending.front();
         Confirmable(first.map_or(self.position, |pending| pending.floor))
     }
 
@@ -151,15 +213,13 @@ impl Watermark {
 
     /// Transactions with something unresolved.
     pub fn pending_transactions(&self) -> usize {
-        self.pending.len()
+        self.pending.len() - self.resolved + usize::from(self.open.is_some())
     }
 
     /// When the oldest unresolved transaction was committed; `None` when nothing is pending.
     pub fn oldest_pending(&self) -> Option<PgTimestamp> {
-        self.pending
-            .values()
-            .next()
-            .map(|pending| pending.commit_time)
+        let first = self.pending.front().map(|pending| pending.commit_time);
+        first.or_else(|| self.open.as_ref().map(|open| open.commit_time))
     }
 
     /// When the newest resolved transaction with events was committed.

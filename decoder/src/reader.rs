@@ -117,6 +117,20 @@ impl<'a> Reader<'a> {
         Ok(head)
     }
 
+    /// The bytes after `tag` and their length, in one step; takes nothing when anything else
+    /// stands there, which is for the other methods to tell.
+    #[inline]
+    pub(crate) fn sized(&mut self, tag: u8) -> Option<&'a [u8]> {
+        let (&[found, length @ ..], after) = self.rest.split_first_chunk::<5>()?;
+        let length = usize::try_from(i32::from_be_bytes(length)).ok()?;
+        let (bytes, rest) = after.split_at_checked(length)?;
+        if found != tag {
+            return None;
+        }
+        self.rest = rest;
+        Some(bytes)
+    }
+
     /// A zero-terminated `String`, without the zero.
     pub(crate) fn string(&mut self, expected: &'static str) -> Result<&'a str, DecodeError> {
         let start = self.offset();

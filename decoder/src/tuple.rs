@@ -88,17 +88,28 @@ impl<'a> IntoIterator for &Tuple<'a> {
 impl<'a> Value<'a> {
     #[inline]
     fn read(reader: &mut Reader<'a>) -> Result<Self, DecodeError> {
+        if let Some(text) = reader.sized(b't') {
+            return Ok(Self::Text(text));
+        }
+        let (value, rest) = Self::read_other(reader.clone())?;
+        *reader = rest;
+        Ok(value)
+    }
+
+    /// By value, so that the reader of a caller's loop can stay in registers.
+    #[inline(never)]
+    fn read_other(mut reader: Reader<'a>) -> Result<(Self, Reader<'a>), DecodeError> {
         const KIND: &str = "a column's kind n, u, t or b (1 byte)";
         match reader.u8(KIND)? {
-            b't' => Self::sized_bytes(reader).map(Self::Text),
+            b't' => Self::sized_bytes(&mut reader).map(Self::Text),
             b'n' => Ok(Self::Null),
-            b'b' => Self::sized_bytes(reader).map(Self::Binary),
+            b'b' => Self::sized_bytes(&mut reader).map(Self::Binary),
             b'u' => Ok(Self::UnchangedToast),
             other => Err(reader.unexpected(KIND, other)),
         }
+        .map(|value| (value, reader))
     }
 
-    #[inline]
     fn sized_bytes(reader: &mut Reader<'a>) -> Result<&'a [u8], DecodeError> {
         let length = reader.length("the length of a value (4 bytes)")?;
         reader.bytes("a value of the length announced", length)

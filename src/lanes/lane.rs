@@ -38,9 +38,7 @@ impl Lane {
         Self {
             key,
             state: State::Ready,
-            // Where every event has a key of its own, a usual queue's first four places are most
-            // of what a lane takes.
-            queue: VecDeque::with_capacity(1),
+            queue: VecDeque::new(),
             again: None,
             suspects: 0,
         }
@@ -48,6 +46,11 @@ impl Lane {
 
     /// Puts an event at the end. Says whether the lane has become worthwhile by it.
     pub(super) fn push(&mut self, event: Event) -> bool {
+        if self.queue.capacity() == 0 {
+            // Where every event has a key of its own, a usual queue's first four places are most
+            // of what a lane takes.
+            self.queue.reserve_exact(1);
+        }
         self.queue.push_back(event);
         self.queue.len() == WORTHWHILE_MESSAGES && self.state == State::Ready
     }
@@ -78,10 +81,15 @@ impl Lane {
             bytes <= MAX_BYTES
         });
         let count = fitting.count().max(1);
+        let events = match count == self.queue.len() {
+            // The usual case: the memory goes along, nothing is copied.
+            true => std::mem::take(&mut self.queue).into(),
+            false => self.queue.drain(..count).collect(),
+        };
         Request {
             lane: place,
             key: self.key.clone(),
-            events: self.queue.drain(..count).collect(),
+            events,
             failed_attempts: 0,
         }
     }

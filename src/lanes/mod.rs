@@ -75,7 +75,8 @@ struct Place {
 pub struct Lanes {
     places: Vec<Place>,
     free: Vec<usize>,
-    index: HashMap<LaneKey, usize>,
+    /// With a fast hash: each event is looked up here.
+    index: HashMap<LaneKey, usize, foldhash::fast::RandomState>,
     /// Places whose lane may have something to send, in turn.
     ready: VecDeque<usize>,
     /// Places whose lane has become worthwhile since it was last served.
@@ -95,7 +96,7 @@ impl Lanes {
         Self {
             places: Vec::new(),
             free: Vec::new(),
-            index: HashMap::new(),
+            index: HashMap::default(),
             ready: VecDeque::new(),
             worthwhile: VecDeque::new(),
             waiting: BTreeSet::new(),

@@ -32,6 +32,9 @@ const TRACE_ALIASES: [(&str, &str); 2] = [
 #[derive(Debug, Clone, Default)]
 pub(super) struct Attributes {
     wire: Vec<u8>,
+    /// Which of [`FIXED`] were added as such, a bit for each.
+    fixed: u8,
+    /// All others.
     entries: Vec<Entry>,
 }
 
@@ -46,6 +49,7 @@ impl Attributes {
     /// Takes all attributes away.
     pub(super) fn clear(&mut self) {
         self.wire.clear();
+        self.fixed = 0;
         self.entries.clear();
     }
 
@@ -54,7 +58,7 @@ impl Attributes {
         &self.wire
     }
 
-    /// The value of the attribute called `key`.
+    /// The value of the attribute called `key`, which is not one of [`FIXED`].
     pub(super) fn get(&self, key: &str) -> Option<&str> {
         let entry = self.entry(key)?;
         std::str::from_utf8(&self.wire[entry.value.clone()]).ok()
@@ -62,22 +66,23 @@ impl Attributes {
 
     /// Adds an attribute unless there is one of that name.
     pub(super) fn add(&mut self, key: &str, value: &str) -> Result<(), EventFault> {
-        if self.entry(key).is_some() {
+        if self.contains(key) {
             return Ok(());
         }
-        self.push(key, value)
+        self.check(key, value.len())?;
+        self.put_key(key, value.len());
+        self.wire.extend_from_slice(value.as_bytes());
+        Ok(())
     }
 
-    /// Adds an attribute of a name that is not there yet.
-    fn push(&mut self, key: &str, value: &str) -> Result<(), EventFault> {
-        self.check(key, value)?;
-        let (key_start, value_start) =
-            wire::put_attribute(&mut self.wire, key.as_bytes(), value.as_bytes());
+    /// Writes the name of an attribute; its value has to follow.
+    fn put_key(&mut self, key: &str, value_len: usize) {
+        let key_start = wire::put_attribute_key(&mut self.wire, key.as_bytes(), value_len);
+        let value_start = self.wire.len();
         self.entries.push(Entry {
             key: key_start..key_start + key.len(),
-            value: value_start..value_start + value.len(),
+            value: value_start..value_start + value_len,
         });
-        Ok(())
     }
 
     /// Adds the attributes that every message carries, before any other. `occurred_at` is given as
@@ -87,20 +92,23 @@ impl Attributes {
         row: &OutboxRow<'_>,
         occurred_at: Option<&str>,
     ) -> Result<(), EventFault> {
-        let values = [
-            Some(row.id.as_ref()),
-            row.event_type.as_deref(),
-            row.aggregate_type.as_deref(),
-            row.aggregate_id.as_deref(),
-            row.version.as_deref(),
-            row.schema_version.as_deref(),
-            occurred_at,
-        ];
-        for (key, value) in FIXED.into_iter().zip(values) {
-            if let Some(value) = value {
-                self.push(key, value)?;
-            }
-        }
+        // One call for each, so that the compiler knows every name and its length.
+        self.put_fixed(0, Some(row.id))?;
+        self.put_fixed(1, row.event_type)?;
+        self.put_fixed(2, row.aggregate_type)?;
+        self.put_fixed(3, row.aggregate_id)?;
+        self.put_fixed(4, row.version)?;
+        self.put_fixed(5, row.schema_version)?;
+        self.put_fixed(6, occurred_at)
+    }
+
+    #[inline(always)]
+    fn put_fixed(&mut self, n: usize, value: Option<&str>) -> Result<(), EventFault> {
+        let Some(value) = value else { return Ok(()) };
+        check_value(FIXED[n], value.len())?;
+        wire::put_fixed_attribute_key(&mut self.wire, FIXED[n], value.len());
+        self.wire.extend_from_slice(value.as_bytes());
+        self.fixed |= 1 << n;
         Ok(())
     }
 
@@ -114,11 +122,20 @@ impl Attributes {
     /// Adds the trace context once more under the names that Google's client libraries read.
     pub(super) fn add_trace_aliases(&mut self) -> Result<(), EventFault> {
         for (key, alias) in TRACE_ALIASES {
-            if let Some(value) = self.get(key).map(str::to_owned) {
-                self.add(alias, &value)?;
-            }
+            let value = self.entry(key).map(|entry| entry.value.clone());
+            let Some(value) = value.filter(|_| !self.contains(alias)) else {
+                continue;
+            };
+            self.check(alias, value.len())?;
+            self.put_key(alias, value.len());
+            self.wire.extend_from_within(value);
         }
         Ok(())
+    }
+
+    fn contains(&self, key: &str) -> bool {
+        let fixed = FIXED.iter().position(|name| *name == key);
+        fixed.is_some_and(|n| self.fixed & 1 << n != 0) || self.entry(key).is_some()
     }
 
     fn entry(&self, key: &str) -> Option<&Entry> {
@@ -127,9 +144,9 @@ impl Attributes {
             .find(|entry| &self.wire[entry.key.clone()] == key.as_bytes())
     }
 
-    fn check(&self, key: &str, value: &str) -> Result<(), EventFault> {
+    fn check(&self, key: &str, value_len: usize) -> Result<(), EventFault> {
         let over = |limit, found| Err(EventFault::OverLimit { limit, found });
-        if self.entries.len() == limits::ATTRIBUTES {
+        if self.entries.len() + self.fixed.count_ones() as usize == limits::ATTRIBUTES {
             return over(Limit::Attributes, limits::ATTRIBUTES + 1);
         }
         if key.len() > limits::ATTRIBUTE_KEY_BYTES {
@@ -138,9 +155,7 @@ impl Attributes {
                 key.len(),
             );
         }
-        if value.len() > limits::ATTRIBUTE_VALUE_BYTES {
-            return over(Limit::AttributeValue(key.to_owned()), value.len());
-        }
+        check_value(key, value_len)?;
         if limits::is_reserved_attribute(key) {
             return Err(EventFault::AttributeReserved {
                 key: key.to_owned(),
@@ -148,6 +163,16 @@ impl Attributes {
         }
         Ok(())
     }
+}
+
+fn check_value(key: &str, len: usize) -> Result<(), EventFault> {
+    if len <= limits::ATTRIBUTE_VALUE_BYTES {
+        return Ok(());
+    }
+    Err(EventFault::OverLimit {
+        limit: Limit::AttributeValue(key.to_owned()),
+        found: len,
+    })
 }
 
 #[cfg(test)]

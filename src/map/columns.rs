@@ -2,6 +2,7 @@
 //! that a row is read by position.
 
 use std::borrow::Cow;
+use std::{iter, str};
 
 use decoder::{Oid, OwnedRelation, Value};
 
@@ -37,23 +38,49 @@ impl Column {
         value::text(row[self.position], self.type_oid, &self.name)
     }
 
-    /// The value in `row` as text, which must be there.
-    pub(super) fn needed_text<'a>(
+    /// Appends the value in `row` as text, of which nobody has seen yet whether it is UTF-8:
+    /// [`not_utf8`] tells. Gives its length in bytes, or `None` when it is null.
+    #[inline]
+    pub(super) fn append(
         &self,
-        row: &[Value<'a>],
-        needed_for: &'static str,
-    ) -> Result<Cow<'a, str>, EventFault> {
-        self.text(row)?
-            .filter(|text| !text.is_empty())
-            .ok_or_else(|| self.null(needed_for))
+        row: &[Value<'_>],
+        out: &mut Vec<u8>,
+    ) -> Result<Option<usize>, EventFault> {
+        if let Value::Text(bytes) = row[self.position] {
+            out.extend_from_slice(bytes);
+            return Ok(Some(bytes.len()));
+        }
+        self.append_other(row, out)
     }
 
-    fn null(&self, needed_for: &'static str) -> EventFault {
+    #[inline(never)]
+    fn append_other(
+        &self,
+        row: &[Value<'_>],
+        out: &mut Vec<u8>,
+    ) -> Result<Option<usize>, EventFault> {
+        let text = self.text(row)?;
+        out.extend_from_slice(text.as_deref().unwrap_or_default().as_bytes());
+        Ok(text.map(|text| text.len()))
+    }
+
+    /// The fault of a null or empty value.
+    pub(super) fn null(&self, needed_for: &'static str) -> EventFault {
         EventFault::Null {
             column: self.name.to_string(),
             needed_for,
         }
     }
+}
+
+/// The fault of the first of `columns` that holds something else than UTF-8.
+#[cold]
+pub(super) fn not_utf8<'c>(
+    mut columns: impl Iterator<Item = &'c Column>,
+    row: &[Value<'_>],
+) -> EventFault {
+    let fault = columns.find_map(|column| column.text(row).err());
+    fault.expect("invariant: what is UTF-8 piece by piece is so as a whole")
 }
 
 /// Looks columns up in one table.
@@ -164,17 +191,26 @@ pub(super) struct EventColumns {
 /// What the columns hold in one row; `None` is null or no such column.
 #[derive(Debug, Clone)]
 pub(super) struct OutboxRow<'a> {
-    pub(super) id: Cow<'a, str>,
-    pub(super) aggregate_type: Option<Cow<'a, str>>,
-    pub(super) aggregate_id: Option<Cow<'a, str>>,
-    pub(super) event_type: Option<Cow<'a, str>>,
-    pub(super) version: Option<Cow<'a, str>>,
-    pub(super) schema_version: Option<Cow<'a, str>>,
+    pub(super) id: &'a str,
+    pub(super) aggregate_type: Option<&'a str>,
+    pub(super) aggregate_id: Option<&'a str>,
+    pub(super) event_type: Option<&'a str>,
+    pub(super) version: Option<&'a str>,
+    pub(super) schema_version: Option<&'a str>,
     pub(super) payload: Option<Body<'a>>,
     pub(super) content_kind: ContentKind,
-    pub(super) headers: Option<Cow<'a, str>>,
-    pub(super) occurred_at: Option<Cow<'a, str>>,
+    pub(super) headers: Option<&'a str>,
+    pub(super) occurred_at: Option<&'a str>,
 }
+
+/// The texts of one row, one after the other, so that they are checked to be UTF-8 in one go: most
+/// are so short that checking each by itself costs several times as much. The buffer is used again
+/// for the next row.
+#[derive(Debug, Clone, Default)]
+pub(super) struct RowTexts(Vec<u8>);
+
+/// A buffer for texts that is larger than this is given back after a row that needed it, bytes.
+const KEPT_BYTES: usize = 64 * 1024;
 
 impl EventColumns {
     pub(super) fn find(finder: &Finder<'_>) -> Result<Self, MapError> {
@@ -192,33 +228,113 @@ impl EventColumns {
     }
 
     /// Reads one row, which must be as long as the table was described.
-    pub(super) fn read<'a>(&self, row: &[Value<'a>]) -> Result<OutboxRow<'a>, EventFault> {
-        let text = |column: &Option<Column>| match column {
-            Some(column) => column.text(row),
+    pub(super) fn read<'a>(
+        &self,
+        row: &[Value<'a>],
+        texts: &'a mut RowTexts,
+    ) -> Result<OutboxRow<'a>, EventFault> {
+        self.read_at_once(row, texts)
+            .map_err(|fault| self.first_fault(row).unwrap_or(fault))
+    }
+
+    /// The fault of the first column that has one: of several it is always the same that is told.
+    #[cold]
+    fn first_fault(&self, row: &[Value<'_>]) -> Option<EventFault> {
+        let fault = |column: &Column| column.text(row).err();
+        let payload = &self.payload;
+        match self.id.text(row) {
+            Ok(id) if id.as_deref().is_none_or(str::is_empty) => {
+                Some(self.id.null("the event's id"))
+            }
+            // Headers and time come after the payload.
+            Ok(_) => self.texts_before_payload().find_map(fault),
+            Err(fault) => Some(fault),
+        }
+        .or_else(|| payload::read(row[payload.position], payload.type_oid, &payload.name).err())
+        .or_else(|| self.texts().find_map(fault))
+    }
+
+    fn read_at_once<'a>(
+        &self,
+        row: &[Value<'a>],
+        RowTexts(buffer): &'a mut RowTexts,
+    ) -> Result<OutboxRow<'a>, EventFault> {
+        buffer.clear();
+        buffer.shrink_to(KEPT_BYTES);
+        let mut append = |column: Option<&Column>| match column {
+            Some(column) => column.append(row, buffer),
             None => Ok(None),
         };
+        let id = append(Some(&self.id))?;
+        let aggregate_type = append(self.aggregate_type.as_ref())?;
+        let aggregate_id = append(self.aggregate_id.as_ref())?;
+        let event_type = append(self.event_type.as_ref())?;
+        let version = append(self.version.as_ref())?;
+        let schema_version = append(self.schema_version.as_ref())?;
+        let headers = append(self.headers.as_ref())?;
+        let occurred_at = append(self.occurred_at.as_ref())?;
+
+        let mut rest = str::from_utf8(buffer).map_err(|_| not_utf8(self.texts(), row))?;
+        let mut take = |length: Option<usize>| {
+            let Some(length) = length else {
+                return Ok(None);
+            };
+            // Valid as a whole, but parted within a character: neither side is valid then.
+            let parts = rest.split_at_checked(length);
+            let (text, others) = parts.ok_or_else(|| not_utf8(self.texts(), row))?;
+            rest = others;
+            Ok(Some(text))
+        };
+        let id = take(id)?;
+        let aggregate_type = take(aggregate_type)?;
+        let aggregate_id = take(aggregate_id)?;
+        let event_type = take(event_type)?;
+        let version = take(version)?;
+        let schema_version = take(schema_version)?;
+        let headers = take(headers)?;
+        let occurred_at = take(occurred_at)?;
+
+        let id = id.filter(|id| !id.is_empty());
         let payload = &self.payload;
         Ok(OutboxRow {
-            id: self.id.needed_text(row, "the event's id")?,
-            aggregate_type: text(&self.aggregate_type)?,
-            aggregate_id: text(&self.aggregate_id)?,
-            event_type: text(&self.event_type)?,
-            version: text(&self.version)?,
-            schema_version: text(&self.schema_version)?,
+            id: id.ok_or_else(|| self.id.null("the event's id"))?,
+            aggregate_type,
+            aggregate_id,
+            event_type,
+            version,
+            schema_version,
             payload: payload::read(row[payload.position], payload.type_oid, &payload.name)?,
             content_kind: ContentKind::of(payload.type_oid),
-            headers: text(&self.headers)?,
-            occurred_at: text(&self.occurred_at)?,
+            headers,
+            occurred_at,
         })
+    }
+
+    /// The columns that are read as text.
+    fn texts(&self) -> impl Iterator<Item = &Column> {
+        let others = [&self.headers, &self.occurred_at];
+        self.texts_before_payload()
+            .chain(others.into_iter().flatten())
+    }
+
+    fn texts_before_payload(&self) -> impl Iterator<Item = &Column> {
+        let others = [
+            &self.aggregate_type,
+            &self.aggregate_id,
+            &self.event_type,
+            &self.version,
+            &self.schema_version,
+        ];
+        iter::once(&self.id).chain(others.into_iter().flatten())
     }
 
     /// The event type; empty when it is null and nothing needs it.
     pub(super) fn event_type<'r>(
         &self,
-        row: &'r OutboxRow<'_>,
+        row: &OutboxRow<'r>,
         needed_for: Option<&'static str>,
     ) -> Result<&'r str, EventFault> {
-        let event_type = row.event_type.as_deref().unwrap_or_default();
+        let event_type = row.event_type.unwrap_or_default();
         match needed_for {
             Some(needed_for) if event_type.is_empty() => {
                 let column = self.event_type.as_ref().map_or("event_type", Column::name);

@@ -7,17 +7,18 @@ use bytes::Bytes;
 use decoder::{Lsn, OwnedRelation, PgTimestamp, Tuple, Value};
 
 use super::attributes::{Attributes, FIXED};
-use super::columns::{Column, EventColumns, Finder, OutboxRow};
+use super::columns::{Column, EventColumns, Finder, OutboxRow, RowTexts};
 use super::envelope::{Envelope, EventContext};
 use super::error::{EventError, EventFault, Known, Limit, MapError, SettingFault};
 use super::event_id::{EventId, EventIds};
 use super::headers::Headers;
 use super::ordering::{Ordering, OrderingKey, OrderingKeys};
 use super::settings::{Role, TableSettings};
+use super::timestamp::{self, CivilTime};
 use super::topic::Topics;
 use super::value::pg_type;
 use super::wire::Body;
-use super::{limits, payload, timestamp, wire};
+use super::{limits, payload, wire};
 
 /// Tables with up to this many columns are read without an allocation; `outbox.events` has nine.
 const INLINE_COLUMNS: usize = 16;
@@ -86,6 +87,7 @@ pub struct Mapper {
     ordering: OrderingKeys,
     envelope: Envelope,
     source: String,
+    texts: RowTexts,
     inputs: Inputs,
     output: Output,
 }
@@ -140,6 +142,7 @@ impl Mapper {
                 .source
                 .clone()
                 .unwrap_or_else(|| format!("/{table}")),
+            texts: RowTexts::default(),
             inputs: Inputs::default(),
             output: Output::default(),
             table: table.into(),
@@ -193,12 +196,10 @@ impl Mapper {
                 found: row.len(),
             });
         }
-        let outbox_row = self.columns.read(row)?;
-        let event_id = self.ids.event_id(&outbox_row.id, self.columns.id.name())?;
-        let topic = self
-            .topics
-            .topic(row, outbox_row.aggregate_type.as_deref())?;
-        let ordering_key = self.ordering.key(outbox_row.aggregate_id.as_deref())?;
+        let outbox_row = self.columns.read(row, &mut self.texts)?;
+        let event_id = self.ids.event_id(outbox_row.id, self.columns.id.name())?;
+        let topic = self.topics.topic(row, outbox_row.aggregate_type)?;
+        let ordering_key = self.ordering.key(outbox_row.aggregate_id)?;
         // A payload that is too large by itself is refused before anything is made of it.
         check_size(&topic, outbox_row.payload.as_ref().map_or(0, Body::len))?;
 
@@ -295,8 +296,8 @@ impl Inputs {
         &mut self,
         columns: &EventColumns,
         row: &OutboxRow<'_>,
-    ) -> Result<Option<PgTimestamp>, EventFault> {
-        self.headers.read(row.headers.as_deref()).map_err(|place| {
+    ) -> Result<Option<CivilTime>, EventFault> {
+        self.headers.read(row.headers).map_err(|place| {
             let column = columns.headers.as_ref().map_or("", Column::name).to_owned();
             EventFault::HeadersMalformed {
                 column,
@@ -304,7 +305,7 @@ impl Inputs {
                 at_column: place.column,
             }
         })?;
-        let text = row.occurred_at.as_deref();
+        let text = row.occurred_at;
         Ok(text.and_then(|text| timestamp::to_rfc3339(text, &mut self.occurred_at)))
     }
 }
@@ -321,7 +322,7 @@ impl Output {
         let attributes = &mut self.attributes;
         let rfc3339 = event.occurred_at.map(|(_, rfc3339)| rfc3339);
         attributes.clear();
-        attributes.add_fixed(event.row, rfc3339.or(event.row.occurred_at.as_deref()))?;
+        attributes.add_fixed(event.row, rfc3339.or(event.row.occurred_at))?;
         envelope.add_attributes(event, attributes)?;
         for column in extra {
             if let Some(value) = column.text(row)? {

@@ -15,83 +15,108 @@ const SECONDS_PER_DAY: i64 = 86_400;
 const SECONDS_END: usize = 19;
 /// Decimals of a second that PostgreSQL keeps.
 const DECIMALS: usize = 6;
+const POWERS_OF_TEN: [i64; DECIMALS + 1] = [1, 10, 100, 1_000, 10_000, 100_000, 1_000_000];
+
+/// A time of a day in the Gregorian calendar, at an offset from UTC.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct CivilTime {
+    year: i64,
+    month: i64,
+    day: i64,
+    second_of_day: i64,
+    micros: i64,
+    /// East of UTC.
+    offset_s: i64,
+}
+
+impl CivilTime {
+    /// The point in time.
+    pub(super) fn instant(self) -> PgTimestamp {
+        let days = days_since_2000(self.year, self.month, self.day);
+        let seconds = days * SECONDS_PER_DAY + self.second_of_day - self.offset_s;
+        PgTimestamp::from_micros(seconds * MICROS_PER_SECOND + self.micros)
+    }
+}
 
 /// Reads `text` and puts its RFC 3339 form, in UTC with six decimals, in place of what `out` holds.
 ///
 /// Gives `None` and leaves `out` empty when `text` is not a timestamp.
-pub(super) fn to_rfc3339(text: &str, out: &mut String) -> Option<PgTimestamp> {
+pub(super) fn to_rfc3339(text: &str, out: &mut String) -> Option<CivilTime> {
     out.clear();
-    let parsed = parse(text)?;
-    if parsed.offset_s == 0 {
+    let (time, decimals) = parse(text)?;
+    if time.offset_s == 0 {
         // The usual case is a matter of copying: formatting numbers takes ten times as long.
         out.push_str(&text[..10]);
         out.push('T');
-        out.push_str(&text[11..SECONDS_END]);
-        out.push('.');
-        out.push_str(parsed.decimals);
-        out.push_str(&"000000"[parsed.decimals.len()..]);
+        if decimals.len() == DECIMALS {
+            out.push_str(&text[11..SECONDS_END + 1 + DECIMALS]);
+        } else {
+            out.push_str(&text[11..SECONDS_END]);
+            out.push('.');
+            out.push_str(decimals);
+            out.push_str(&"000000"[decimals.len()..]);
+        }
         out.push('Z');
     } else {
-        write!(out, "{}", parsed.time).expect("invariant: writing to a String never fails");
+        write!(out, "{}", time.instant()).expect("invariant: writing to a String never fails");
     }
-    Some(parsed.time)
+    Some(time)
 }
 
-struct Parsed<'a> {
-    time: PgTimestamp,
-    /// Decimals of the second as written, at most six.
-    decimals: &'a str,
-    offset_s: i64,
-}
-
-fn parse(text: &str) -> Option<Parsed<'_>> {
-    let bytes = text.as_bytes();
-    let (&clock, rest) = bytes.split_first_chunk::<SECONDS_END>()?;
-    let separators = [clock[4], clock[7], clock[10], clock[13], clock[16]];
-    if !matches!(separators, [b'-', b'-', b' ' | b'T' | b't', b':', b':']) {
+/// The time, and the decimals of its second as they are written, six at most.
+fn parse(text: &str) -> Option<(CivilTime, &str)> {
+    let (clock, rest) = text.as_bytes().split_first_chunk::<SECONDS_END>()?;
+    if !matches!(
+        [clock[4], clock[7], clock[10], clock[13], clock[16]],
+        [b'-', b'-', b' ' | b'T' | b't', b':', b':']
+    ) {
         return None;
     }
-    let year = number(&clock[0..4])?;
-    let month = number(&clock[5..7])?;
-    let day = number(&clock[8..10])?;
-    let (hour, minute, second) = (
-        number(&clock[11..13])?,
-        number(&clock[14..16])?,
-        number(&clock[17..19])?,
-    );
+    // One look for all digits: what is none is more than nine here.
+    let digit = |at: usize| clock[at].wrapping_sub(b'0');
+    let places = [0, 1, 2, 3, 5, 6, 8, 9, 11, 12, 14, 15, 17, 18];
+    if places.into_iter().fold(0, |most, at| digit(at).max(most)) > 9 {
+        return None;
+    }
+    let two = |at: usize| i64::from(digit(at) * 10 + digit(at + 1));
+    let year = two(0) * 100 + two(2);
+    let (month, day) = (two(5), two(8));
+    let (hour, minute, second) = (two(11), two(14), two(17));
     if !(1..=12).contains(&month) || !(1..=days_in_month(year, month)).contains(&day) {
         return None;
     }
     if hour > 23 || minute > 59 || second > 59 {
         return None;
     }
-    let decimals_len = match rest.split_first() {
-        Some((b'.', after)) => after
-            .iter()
-            .take_while(|byte| byte.is_ascii_digit())
-            .count(),
-        _ => 0,
+    let digits = match rest {
+        [b'.', digits @ ..] => digits,
+        _ => &[],
     };
-    let zone_start = SECONDS_END
-        + if decimals_len > 0 {
-            1 + decimals_len
-        } else {
-            0
-        };
-    let offset_s = offset(&bytes[zone_start..])?;
+    let (mut micros, mut written) = (0, 0);
+    for digit in digits.iter().map(|byte| byte.wrapping_sub(b'0')) {
+        if digit > 9 {
+            break;
+        }
+        if written < DECIMALS {
+            micros = micros * 10 + i64::from(digit);
+        }
+        written += 1;
+    }
+    let (start, zone) = match written {
+        0 => (SECONDS_END, rest),
+        _ => (SECONDS_END + 1, &digits[written..]),
+    };
+    let kept = written.min(DECIMALS);
+    let time = CivilTime {
+        year,
+        month,
+        day,
+        second_of_day: hour * 3_600 + minute * 60 + second,
+        micros: micros * POWERS_OF_TEN[DECIMALS - kept],
+        offset_s: offset(zone)?,
+    };
     // ASCII up to here, so these are boundaries of characters.
-    let kept = decimals_len.min(DECIMALS);
-    let decimals = &text[zone_start - decimals_len..zone_start - decimals_len + kept];
-    let micros = number(decimals.as_bytes())? * 10_i64.pow((DECIMALS - kept) as u32);
-    let seconds =
-        days_since_2000(year, month, day) * SECONDS_PER_DAY + hour * 3_600 + minute * 60 + second
-            - offset_s;
-    let time = PgTimestamp::from_micros(seconds * MICROS_PER_SECOND + micros);
-    Some(Parsed {
-        time,
-        decimals,
-        offset_s,
-    })
+    Some((time, &text[start..start + kept]))
 }
 
 /// Seconds east of UTC: nothing, `Z`, `+HH`, `+HHMM`, `+HH:MM` or `+HH:MM:SS`, either sign.
@@ -150,7 +175,7 @@ mod tests {
 
     fn rfc3339(text: &str) -> Option<String> {
         let mut out = "left over".to_owned();
-        let time = to_rfc3339(text, &mut out)?;
+        let time = to_rfc3339(text, &mut out)?.instant();
         assert_eq!(
             time.to_string(),
             out,
@@ -242,7 +267,8 @@ mod tests {
         ) {
             let time = PgTimestamp::from_micros(micros);
             let mut out = String::new();
-            prop_assert_eq!(to_rfc3339(&time.to_string(), &mut out), Some(time));
+            let read = to_rfc3339(&time.to_string(), &mut out);
+            prop_assert_eq!(read.map(CivilTime::instant), Some(time));
             prop_assert_eq!(out, time.to_string());
         }
 

@@ -5,12 +5,13 @@
 //! shared.
 
 use std::collections::HashMap;
+use std::str;
 use std::sync::Arc;
 
 use decoder::Value;
 use thiserror::Error;
 
-use super::columns::{Column, Finder};
+use super::columns::{Column, Finder, not_utf8};
 use super::error::{EventFault, MapError, SettingFault};
 use super::limits;
 use super::settings::{Role, TableSettings};
@@ -53,9 +54,10 @@ pub(super) struct Topics {
     /// Full names by aggregate type.
     rules: HashMap<Box<str>, Arc<str>>,
     pattern: Pattern,
-    /// Full names by what the settings or the row call them.
-    interned: HashMap<Box<str>, Arc<str>>,
-    rendered: String,
+    /// Full names by what the row calls them.
+    interned: HashMap<Box<[u8]>, Arc<str>, foldhash::fast::RandomState>,
+    /// What the row calls its topic; whether that is text is checked when it is new.
+    rendered: Vec<u8>,
 }
 
 #[derive(Debug, Clone)]
@@ -114,7 +116,7 @@ impl Topics {
             )
         };
         let column = finder.role(Role::Topic)?;
-        let (interned, rendered) = (HashMap::new(), String::new());
+        let (interned, rendered) = (HashMap::default(), Vec::new());
         Ok(Self {
             prefix,
             column,
@@ -131,12 +133,11 @@ impl Topics {
         row: &[Value<'_>],
         aggregate_type: Option<&str>,
     ) -> Result<Arc<str>, EventFault> {
+        self.rendered.clear();
         if let Some(column) = &self.column
-            && let Some(topic) = column.text(row)?.filter(|topic| !topic.is_empty())
+            && column.append(row, &mut self.rendered)?.unwrap_or(0) > 0
         {
-            self.rendered.clear();
-            self.rendered.push_str(&topic);
-            return self.intern();
+            return self.intern(row);
         }
         if !self.rules.is_empty()
             && let Some(topic) = aggregate_type.and_then(|name| self.rules.get(name))
@@ -147,29 +148,28 @@ impl Topics {
             Pattern::Fixed(topic) => return Ok(Arc::clone(topic)),
             Pattern::Rendered(pieces) => pieces,
         };
-        self.rendered.clear();
         for piece in pieces {
             match piece {
-                Piece::Text(text) => self.rendered.push_str(text),
-                Piece::Column(column) => {
-                    self.rendered
-                        .push_str(&column.needed_text(row, "the topic")?);
-                }
+                Piece::Text(text) => self.rendered.extend_from_slice(text.as_bytes()),
+                Piece::Column(column) => match column.append(row, &mut self.rendered)? {
+                    Some(1..) => {}
+                    Some(0) | None => return Err(column.null("the topic")),
+                },
             }
         }
-        self.intern()
+        self.intern(row)
     }
 
     /// The full name of the topic that stands in `rendered`.
-    fn intern(&mut self) -> Result<Arc<str>, EventFault> {
+    fn intern(&mut self, row: &[Value<'_>]) -> Result<Arc<str>, EventFault> {
         self.rendered.shrink_to(KEPT_BYTES);
-        if let Some(topic) = self.interned.get(self.rendered.as_str()) {
+        if let Some(topic) = self.interned.get(self.rendered.as_slice()) {
             return Ok(Arc::clone(topic));
         }
-        let topic = full_name(&self.prefix, &self.rendered).map_err(|fault| {
+        let rendered = str::from_utf8(&self.rendered).map_err(|_| not_utf8(self.columns(), row))?;
+        let topic = full_name(&self.prefix, rendered).map_err(|fault| {
             // A name far too long is cut: the error ends up in logs.
-            let topic = self
-                .rendered
+            let topic = rendered
                 .chars()
                 .take(*limits::TOPIC_ID_CHARS.end())
                 .collect();
@@ -179,8 +179,21 @@ impl Topics {
             self.interned.clear();
         }
         self.interned
-            .insert(self.rendered.as_str().into(), Arc::clone(&topic));
+            .insert(self.rendered.as_slice().into(), Arc::clone(&topic));
         Ok(topic)
+    }
+
+    /// The columns that may give the topic.
+    fn columns(&self) -> impl Iterator<Item = &Column> {
+        let pieces = match &self.pattern {
+            Pattern::Fixed(_) => &[],
+            Pattern::Rendered(pieces) => pieces.as_slice(),
+        };
+        let in_pattern = pieces.iter().filter_map(|piece| match piece {
+            Piece::Column(column) => Some(column),
+            Piece::Text(_) => None,
+        });
+        self.column.iter().chain(in_pattern)
     }
 }
 
@@ -281,12 +294,12 @@ mod tests {
             column: None,
             rules: HashMap::new(),
             pattern: Pattern::Rendered(Vec::new()),
-            interned: HashMap::new(),
-            rendered: String::new(),
+            interned: HashMap::default(),
+            rendered: Vec::new(),
         };
         for i in 0..=INTERNED_MAX {
-            topics.rendered = format!("topic-{i}");
-            topics.intern().unwrap();
+            topics.rendered = format!("topic-{i}").into();
+            topics.intern(&[]).unwrap();
         }
         assert_eq!(topics.interned.len(), 1);
     }

@@ -20,6 +20,9 @@ const ORDERING_KEY: u8 = 5 << 3 | 2;
 const ENTRY_KEY: u8 = 1 << 3 | 2;
 const ENTRY_VALUE: u8 = 2 << 3 | 2;
 
+/// Longest name for [`put_fixed_attribute_key`].
+pub(super) const FIXED_KEY_BYTES: usize = 16;
+
 /// The message's data, not yet copied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Body<'a> {
@@ -47,7 +50,7 @@ impl Body<'_> {
     }
 }
 
-/// The encoded message. `attributes` are entries as [`put_attribute`] writes them. An empty
+/// The encoded message. `attributes` are entries as [`put_attribute_key`] begins them. An empty
 /// ordering key is left out: the message is unordered.
 pub(super) fn message(body: Body<'_>, attributes: &[u8], ordering_key: &str) -> Bytes {
     let size = message_size(body.len(), attributes.len(), ordering_key.len());
@@ -59,7 +62,9 @@ pub(super) fn message(body: Body<'_>, attributes: &[u8], ordering_key: &str) -> 
     }
     out.extend_from_slice(attributes);
     if !ordering_key.is_empty() {
-        put_bytes(&mut out, ORDERING_KEY, ordering_key.as_bytes());
+        out.push(ORDERING_KEY);
+        put_length(&mut out, ordering_key.len());
+        out.extend_from_slice(ordering_key.as_bytes());
     }
     debug_assert_eq!(out.len(), size, "the size is exact");
     Bytes::from(out)
@@ -88,24 +93,49 @@ pub(super) fn field_size(len: usize) -> usize {
     1 + encoded_len_varint(len as u64) + len
 }
 
-/// Appends one entry of the map `attributes`; gives back where the key and the value begin.
-pub(super) fn put_attribute(out: &mut Vec<u8>, key: &[u8], value: &[u8]) -> (usize, usize) {
-    let entry_size = field_size(key.len()) + field_size(value.len());
-    out.reserve(field_size(entry_size));
-    out.push(ATTRIBUTE);
-    put_length(out, entry_size);
-    let key_start = put_bytes(out, ENTRY_KEY, key);
-    let value_start = put_bytes(out, ENTRY_VALUE, value);
-    (key_start, value_start)
+/// Appends one entry of the map `attributes` up to its value, of which the caller appends
+/// `value_len` bytes. Gives back where the key begins.
+#[inline]
+pub(super) fn put_attribute_key(out: &mut Vec<u8>, key: &[u8], value_len: usize) -> usize {
+    let short = key.len() + value_len + 4;
+    if short >= 0x80 {
+        return put_long_attribute_key(out, key, value_len);
+    }
+    // Every length is one byte, as in nearly all attributes: few writes for the whole.
+    out.extend_from_slice(&[ATTRIBUTE, short as u8, ENTRY_KEY, key.len() as u8]);
+    let key_start = out.len();
+    out.extend_from_slice(key);
+    out.extend_from_slice(&[ENTRY_VALUE, value_len as u8]);
+    key_start
 }
 
-/// Appends a length-delimited field; gives back where its content begins.
-fn put_bytes(out: &mut Vec<u8>, field_key: u8, content: &[u8]) -> usize {
-    out.push(field_key);
-    put_length(out, content.len());
-    let start = out.len();
-    out.extend_from_slice(content);
-    start
+/// The same for a name of up to [`FIXED_KEY_BYTES`] that the compiler knows: one write, of a length
+/// that it knows too.
+#[inline(always)]
+pub(super) fn put_fixed_attribute_key(out: &mut Vec<u8>, key: &str, value_len: usize) {
+    let short = key.len() + value_len + 4;
+    if short >= 0x80 {
+        put_long_attribute_key(out, key.as_bytes(), value_len);
+        return;
+    }
+    let mut head = [0; 6 + FIXED_KEY_BYTES];
+    head[..4].copy_from_slice(&[ATTRIBUTE, short as u8, ENTRY_KEY, key.len() as u8]);
+    head[4..4 + key.len()].copy_from_slice(key.as_bytes());
+    head[4 + key.len()..6 + key.len()].copy_from_slice(&[ENTRY_VALUE, value_len as u8]);
+    out.extend_from_slice(&head[..6 + key.len()]);
+}
+
+#[cold]
+fn put_long_attribute_key(out: &mut Vec<u8>, key: &[u8], value_len: usize) -> usize {
+    out.push(ATTRIBUTE);
+    put_length(out, field_size(key.len()) + field_size(value_len));
+    out.push(ENTRY_KEY);
+    put_length(out, key.len());
+    let key_start = out.len();
+    out.extend_from_slice(key);
+    out.push(ENTRY_VALUE);
+    put_length(out, value_len);
+    key_start
 }
 
 /// Appends a length as a varint: seven bits a byte, the lowest first, the top bit set on all but
@@ -130,7 +160,8 @@ mod tests {
     fn encode(data: &[u8], attributes: &HashMap<String, String>, ordering_key: &str) -> Bytes {
         let mut entries = Vec::new();
         for (key, value) in attributes {
-            put_attribute(&mut entries, key.as_bytes(), value.as_bytes());
+            put_attribute_key(&mut entries, key.as_bytes(), value.len());
+            entries.extend_from_slice(value.as_bytes());
         }
         message(Body::Plain(data), &entries, ordering_key)
     }
@@ -148,6 +179,14 @@ mod tests {
                 data: data.into(), attributes, ordering_key, ..PubsubMessage::default()
             };
             prop_assert_eq!(read, expected);
+        }
+
+        #[test]
+        fn a_fixed_name_is_written_like_any_other(key in "[a-z_]{0,16}", value_len in 0_usize..1_100) {
+            let (mut fixed, mut any) = (Vec::new(), Vec::new());
+            put_fixed_attribute_key(&mut fixed, &key, value_len);
+            put_attribute_key(&mut any, key.as_bytes(), value_len);
+            prop_assert_eq!(fixed, any);
         }
 
         #[test]

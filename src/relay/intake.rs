@@ -64,7 +64,8 @@ pub(super) struct Intake {
     settings: Arc<[TableSettings]>,
     project: Arc<str>,
     relations: RelationCache,
-    tables: HashMap<Oid, Table>,
+    /// With a fast hash: each event looks its table up.
+    tables: HashMap<Oid, Table, foldhash::fast::RandomState>,
     open: Option<Open>,
     last_commit_time: Option<PgTimestamp>,
     metrics: Metrics,
@@ -76,7 +77,7 @@ impl Intake {
             settings,
             project,
             relations: RelationCache::new(),
-            tables: HashMap::new(),
+            tables: HashMap::default(),
             open: None,
             last_commit_time: None,
             metrics,

@@ -31,7 +31,7 @@ pub(super) fn add_attributes(
     attributes: &mut Attributes,
 ) -> Result<(), EventFault> {
     attributes.add("ce-specversion", SPEC_VERSION)?;
-    attributes.add("ce-id", &event.row.id)?;
+    attributes.add("ce-id", event.row.id)?;
     attributes.add("ce-source", event.source)?;
     attributes.add("ce-type", event.event_type)?;
     match event.occurred_at {
@@ -53,7 +53,7 @@ pub(super) fn write_document(
 ) -> Result<(), EventFault> {
     out.clear();
     out.extend_from_slice(b"{\"specversion\":\"1.0\"");
-    member(out, "id", &event.row.id);
+    member(out, "id", event.row.id);
     member(out, "source", event.source);
     member(out, "type", event.event_type);
     if let Some(subject) = subject(event) {
@@ -104,11 +104,7 @@ fn write_data(
 }
 
 fn subject<'a>(event: &EventContext<'a>) -> Option<&'a str> {
-    event
-        .row
-        .aggregate_id
-        .as_deref()
-        .filter(|id| !id.is_empty())
+    event.row.aggregate_id.filter(|id| !id.is_empty())
 }
 
 /// Appends `,"name":"value"`.

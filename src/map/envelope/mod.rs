@@ -16,7 +16,6 @@ pub mod protobuf;
 use std::fmt;
 use std::str::FromStr;
 
-use decoder::PgTimestamp;
 use thiserror::Error;
 
 use super::EventPosition;
@@ -24,6 +23,7 @@ use super::attributes::Attributes;
 use super::columns::OutboxRow;
 use super::error::EventFault;
 use super::headers::Headers;
+use super::timestamp::CivilTime;
 use super::wire::Body;
 
 /// The form of a message.
@@ -91,7 +91,7 @@ pub(super) struct EventContext<'a> {
     pub(super) source: &'a str,
     pub(super) headers: &'a Headers,
     /// The column `occurred_at`, if it is a point in time, and its RFC 3339 form.
-    pub(super) occurred_at: Option<(PgTimestamp, &'a str)>,
+    pub(super) occurred_at: Option<(CivilTime, &'a str)>,
     pub(super) at: EventPosition,
 }
 

@@ -70,7 +70,6 @@ pub struct Event {
 /// Encodes the event in place of what `out` holds.
 pub(super) fn write_event(event: &EventContext<'_>, out: &mut Vec<u8>) {
     let row = event.row;
-    let text = |value: &Option<std::borrow::Cow<'_, str>>| value.as_deref().map(str::to_owned);
     let mut headers = BTreeMap::new();
     for (name, value) in event.headers.iter() {
         headers
@@ -78,14 +77,14 @@ pub(super) fn write_event(event: &EventContext<'_>, out: &mut Vec<u8>) {
             .or_insert_with(|| value.to_owned());
     }
     let without_payload = Event {
-        id: row.id.clone().into_owned(),
+        id: row.id.to_owned(),
         source: event.source.to_owned(),
         r#type: event.event_type.to_owned(),
-        aggregate_type: text(&row.aggregate_type).unwrap_or_default(),
-        aggregate_id: text(&row.aggregate_id).unwrap_or_default(),
-        version: text(&row.version),
-        schema_version: text(&row.schema_version),
-        occurred_at: event.occurred_at.map(|(time, _)| timestamp(time)),
+        aggregate_type: row.aggregate_type.unwrap_or_default().to_owned(),
+        aggregate_id: row.aggregate_id.unwrap_or_default().to_owned(),
+        version: row.version.map(str::to_owned),
+        schema_version: row.schema_version.map(str::to_owned),
+        occurred_at: event.occurred_at.map(|(time, _)| timestamp(time.instant())),
         committed_at: Some(timestamp(event.at.commit_time)),
         commit_lsn: event.at.commit_lsn.as_u64(),
         ordinal: event.at.ordinal,
