@@ -68,15 +68,23 @@ pub(crate) async fn serve(
     let connecting = connect(target, switch.clone());
     let connected = tokio::select! {
         connected = connecting => connected,
-        cut = until_cut(&mut switch, cuts_before) => return end(&client, cut),
+        cut = until_cut(&mut switch, cuts_before, None) => return end(&client, cut),
     };
     // The server is not there: so is the client's connection.
     let Ok(mut socket) = connected else {
         return end(&client, Cut::Reset);
     };
+    let mut cuts = switch.clone();
     let how = match &mut socket {
-        Socket::Tcp(server) => relay(&mut client, server, switch, cuts_before, &counted.0).await,
-        Socket::Unix(server) => relay(&mut client, server, switch, cuts_before, &counted.0).await,
+        Socket::Tcp(server) => {
+            let port = server.local_addr().ok().map(|local| local.port());
+            let cut = until_cut(&mut cuts, cuts_before, port);
+            relay(&mut client, server, switch, cut, &counted.0).await
+        }
+        Socket::Unix(server) => {
+            let cut = until_cut(&mut cuts, cuts_before, None);
+            relay(&mut client, server, switch, cut, &counted.0).await
+        }
     };
     end(&client, how);
     if let Socket::Tcp(server) = &socket {
@@ -105,9 +113,16 @@ fn end(stream: &TcpStream, how: Cut) {
     }
 }
 
-async fn until_cut(switch: &mut watch::Receiver<Switch>, cuts_before: u64) -> Cut {
-    match switch.wait_for(|switch| switch.cuts > cuts_before).await {
-        Ok(switch) => switch.last_cut.unwrap_or(Cut::Reset),
+async fn until_cut(
+    switch: &mut watch::Receiver<Switch>,
+    cuts_before: u64,
+    port: Option<u16>,
+) -> Cut {
+    let is_cut = |switch: &Switch| switch.cut_since(cuts_before, port).is_some();
+    match switch.wait_for(|switch| is_cut(switch)).await {
+        Ok(switch) => switch
+            .cut_since(cuts_before, port)
+            .expect("invariant: waited for it"),
         // The proxy is gone.
         Err(_) => Cut::Reset,
     }
@@ -117,13 +132,13 @@ async fn until_cut(switch: &mut watch::Receiver<Switch>, cuts_before: u64) -> Cu
 async fn relay<S: AsyncRead + AsyncWrite + Unpin>(
     client: &mut TcpStream,
     server: &mut S,
-    mut switch: watch::Receiver<Switch>,
-    cuts_before: u64,
+    switch: watch::Receiver<Switch>,
+    cut: impl Future<Output = Cut>,
     traffic: &Traffic,
 ) -> Cut {
     let (from_client, to_client) = client.split();
     let (from_server, to_server) = tokio::io::split(server);
-    let (there, back) = (switch.clone(), switch.clone());
+    let (there, back) = (switch.clone(), switch);
     let both = async {
         tokio::try_join!(
             pump(from_client, to_server, Direction::ToTarget, there, traffic),
@@ -135,7 +150,7 @@ async fn relay<S: AsyncRead + AsyncWrite + Unpin>(
             Ok(_) => Cut::Finish,
             Err(_) => Cut::Reset,
         },
-        how = until_cut(&mut switch, cuts_before) => how,
+        how = cut => how,
     }
 }
 

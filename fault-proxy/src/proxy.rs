@@ -78,11 +78,15 @@ impl FaultProxy {
     /// Breaks all connections; new ones can be made at once. Says how many there were.
     pub fn cut(&self, how: Cut) -> usize {
         let open = self.open_connections();
-        self.switch.send_modify(|switch| {
-            switch.cuts += 1;
-            switch.last_cut = Some(how);
-        });
+        self.switch.send_modify(|switch| switch.cut(None, how));
         open
+    }
+
+    /// Breaks the one connection that reaches a TCP target from this local port, which the target
+    /// knows as its client's: `client_port` in PostgreSQL's `pg_stat_activity`.
+    pub fn cut_one(&self, port: u16, how: Cut) {
+        self.switch
+            .send_modify(|switch| switch.cut(Some(port), how));
     }
 
     /// Closes the port within moments ("connection refused"); the connections there are stay, see

@@ -43,9 +43,18 @@ pub(crate) struct Switch {
     pub(crate) to_target: Flow,
     pub(crate) from_target: Flow,
     pub(crate) refuse: bool,
-    /// How many times all connections were cut, and how the last time.
+    /// How many cuts there were.
     pub(crate) cuts: u64,
-    pub(crate) last_cut: Option<Cut>,
+    cut_of_all: Option<Made>,
+    cut_of_one: Option<(u16, Made)>,
+}
+
+/// A cut that was made.
+#[derive(Debug, Clone, Copy)]
+struct Made {
+    /// Its place among all cuts, from 1.
+    number: u64,
+    how: Cut,
 }
 
 impl Switch {
@@ -61,6 +70,28 @@ impl Switch {
             Direction::ToTarget => self.to_target = flow,
             Direction::FromTarget => self.from_target = flow,
         }
+    }
+
+    /// Cuts the connection that reaches the target from `port`, or all of them.
+    pub(crate) fn cut(&mut self, port: Option<u16>, how: Cut) {
+        self.cuts += 1;
+        let number = self.cuts;
+        let made = Made { number, how };
+        match port {
+            Some(port) => self.cut_of_one = Some((port, made)),
+            None => self.cut_of_all = Some(made),
+        }
+    }
+
+    /// How a connection that reaches the target from `port` is cut, if it was after the first
+    /// `cuts_before`.
+    pub(crate) fn cut_since(&self, cuts_before: u64, port: Option<u16>) -> Option<Cut> {
+        let of_one = self.cut_of_one.filter(|(own, _)| Some(*own) == port);
+        [self.cut_of_all, of_one.map(|(_, made)| made)]
+            .into_iter()
+            .flatten()
+            .find(|made| made.number > cuts_before)
+            .map(|made| made.how)
     }
 
     /// Whether a packet that opens a connection would arrive.

@@ -219,3 +219,26 @@ async fn a_server_that_is_not_there_breaks_the_connection() {
     let proxy = FaultProxy::start(Target::tcp("127.0.0.1:9")).await.unwrap();
     assert!(end_of(&mut client(&proxy).await).await.is_err());
 }
+
+#[tokio::test]
+async fn one_connection_is_cut_by_the_port_that_its_server_sees_and_the_others_stay() {
+    let (ports, mut port_of_next) = tokio::sync::mpsc::unbounded_channel();
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let addr = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        while let Ok((stream, client)) = listener.accept().await {
+            ports.send(client.port()).unwrap();
+            tokio::spawn(echo(stream));
+        }
+    });
+    let proxy = FaultProxy::start(addr).await.unwrap();
+    let mut first = client(&proxy).await;
+    comes_back(&mut first, b"one").await;
+    let port = port_of_next.recv().await.unwrap();
+    let mut second = client(&proxy).await;
+    comes_back(&mut second, b"two").await;
+    proxy.cut_one(port, Cut::Reset);
+    let ended = timeout(PATIENCE, first.read(&mut [0; 1])).await.unwrap();
+    assert_eq!(ended.unwrap_err().kind(), ErrorKind::ConnectionReset);
+    comes_back(&mut second, b"still here").await;
+}

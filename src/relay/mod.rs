@@ -22,6 +22,7 @@ pub(crate) mod recovery;
 mod session;
 mod standby;
 mod state;
+mod stuck;
 mod supervisor;
 mod topic_maker;
 

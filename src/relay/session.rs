@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use decoder::Lsn;
 use slot_manager::publication::{self, PublicationState};
-use slot_manager::{Cluster, SlotName, cluster};
+use slot_manager::{Cluster, cluster};
 use tokio::sync::{Notify, watch};
 use tokio_postgres::types::{PgLsn, ToSql};
 
@@ -25,16 +25,16 @@ use super::quarantine::{MAX_BLOCKED, Quarantine};
 use super::recovery::loss::Audit;
 use super::supervisor::{self, Subject, Supervision, Supervisor};
 use super::topic_maker::TopicMaker;
-use super::{Phase, Relay, record, recovery};
+use super::{Phase, Relay, record, recovery, stuck};
 use crate::dispatch::{Reader, Recorded, quarantined, wait_for_predecessor};
 use crate::error::{Code, Error, Result};
 use crate::postgres::{Sql, answer_within, connect};
-use crate::settings::{OnBadEvent, OnLoss};
+use crate::settings::OnBadEvent;
 use crate::source::{Options, Source};
 use crate::watermark::{Confirmable, Watermark};
 
 /// For the statements of the start; looking up recorded events may take longer than most.
-const STATEMENT_TIMEOUT: Duration = Duration::from_secs(60);
+pub(super) const STATEMENT_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Of a connection that leads nowhere; the server's own limit comes first.
 pub(super) const ANSWER_LIMIT: Duration = Duration::from_secs(65);
@@ -87,82 +87,10 @@ pub(super) async fn run(
         },
     }
     match ended {
-        Err(error) if is_of_this_place(&error) => Err(stuck(relay, confirmed, error).await),
-        ended => ended,
-    }
-}
-
-/// Whether a stream ended for a reason that comes again at the same place of the WAL.
-fn is_of_this_place(error: &Error) -> bool {
-    matches!(error.code(), Code::PublicationMissing | Code::SlotStuck)
-}
-
-/// What to do about a stream that cannot get past the place in the WAL that was being decoded: on
-/// PostgreSQL 14 to 17 where there was no publication, on each where decoding fails. Only a new
-/// slot helps, once the publication is there again. A relay that has taken the slot meanwhile sees
-/// to that: what it has made is left alone.
-async fn stuck(relay: &Relay, confirmed: Lsn, ended: Error) -> Error {
-    let settings = &relay.settings;
-    if ended.code() == Code::SlotStuck && !fails_again(relay, confirmed) {
-        return while_it_is_mended(&ended, ended.what().to_owned());
-    }
-    let marking = async {
-        let sql = connect(settings.database()?, "postrider", STATEMENT_TIMEOUT).await?;
-        check_publication(relay, &sql).await?;
-        let what = what_is_stuck(&settings.slot, &ended);
-        let (slot, instance) = (&settings.slot, &relay.instance);
-        let (ours, error) = match settings.slot_on_loss {
-            OnLoss::Stop => {
-                let looking = record::is_anothers(&sql, slot, instance);
-                let anothers = answer_within(ANSWER_LIMIT, looking).await?;
-                (!anothers, Error::new(Code::SlotStuck, what))
-            }
-            OnLoss::Recover => {
-                let cluster = answer_within(ANSWER_LIMIT, cluster::inspect(&sql)).await?;
-                let why = Code::SlotStuck.name();
-                let marking = record::mark_stuck(&sql, slot, &cluster, instance, why);
-                let marked = answer_within(ANSWER_LIMIT, marking).await?;
-                (marked, while_it_is_mended(&ended, what))
-            }
-        };
-        Ok(ours.then_some(error))
-    };
-    let told: Result<Option<Error>> = marking.await;
-    match told {
-        Ok(Some(stuck)) => stuck,
-        Ok(None) if ended.code() == Code::SlotStuck => {
-            while_it_is_mended(&ended, ended.what().to_owned())
+        Err(error) if stuck::is_of_this_place(&error) => {
+            Err(stuck::what_to_do(relay, confirmed, error).await)
         }
-        Ok(None) => ended,
-        Err(error) => error,
-    }
-}
-
-fn what_is_stuck(slot: &SlotName, ended: &Error) -> String {
-    match ended.code() {
-        Code::SlotStuck => format!(
-            "slot \"{slot}\" cannot be read past a place that PostgreSQL fails to decode: {}",
-            ended.what()
-        ),
-        _ => format!(
-            "slot \"{slot}\" cannot be read past a row that was inserted while the publication \
-             did not exist"
-        ),
-    }
-}
-
-/// An internal error may pass; one that comes again, with the slot where it was, does not.
-fn fails_again(relay: &Relay, confirmed: Lsn) -> bool {
-    let confirmed = confirmed.as_u64();
-    relay.undecodable_after.swap(confirmed, Ordering::Relaxed) == confirmed
-}
-
-/// Ends a session so that the next one tries again, or makes the slot anew.
-fn while_it_is_mended(ended: &Error, what: String) -> Error {
-    match ended.code() {
-        Code::SlotStuck => Error::new(Code::SlotBusy, what)
-            .hint("no action needed: the relay tries again, and makes the slot anew if need be"),
-        _ => Error::new(Code::PublicationGap, what),
+        ended => ended,
     }
 }
 
@@ -341,7 +269,9 @@ async fn still_the_slot(
     }
     // Or the stream has ended already, and what ended it says more.
     Err(match source.end_within(LAST_WORD_LIMIT).await {
-        Some(ended) if is_of_this_place(&ended) => stuck(relay, confirmed, ended).await,
+        Some(ended) if stuck::is_of_this_place(&ended) => {
+            stuck::what_to_do(relay, confirmed, ended).await
+        }
         Some(ended) => ended,
         None => changed(),
     })
@@ -420,7 +350,7 @@ async fn quarantine_of(relay: &Relay, sql: &Sql) -> Result<Quarantine> {
     Ok(quarantine)
 }
 
-async fn check_publication(relay: &Relay, sql: &Sql) -> Result<PublicationState> {
+pub(super) async fn check_publication(relay: &Relay, sql: &Sql) -> Result<PublicationState> {
     let publication = &relay.settings.publication;
     let looking = publication::inspect(sql, publication, &relay.captured);
     let state = answer_within(ANSWER_LIMIT, looking).await?;

@@ -13,6 +13,7 @@ mod hostile_clients;
 mod http;
 mod identifiers;
 mod load;
+mod lost_answers;
 mod mapping;
 mod outage;
 mod postgres_events;
