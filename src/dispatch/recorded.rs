@@ -3,6 +3,10 @@
 //! The stream comes in the order of (commit LSN, ordinal), and so does the key of the dispatch
 //! table. So the rows beyond the slot's position are read page by page, just ahead of the stream,
 //! and nothing but one page is held in memory, however many rows there are.
+//!
+//! What was published without a row (`dispatch = exceptions`) comes again, and then what has one
+//! must come again with it: a repeat is whole. So there only what waits in quarantine, or was
+//! discarded, is skipped.
 
 use std::collections::VecDeque;
 
@@ -16,7 +20,7 @@ use crate::watermark::CommitLsn;
 const PAGE: i64 = 5_000;
 
 const SELECT_PAGE: &str = "\
-    SELECT commit_lsn, ordinal, event_id FROM outbox.dispatch \
+    SELECT commit_lsn, ordinal, event_id, state = 'published' FROM outbox.dispatch \
     WHERE (commit_lsn, ordinal) > ($1, $2) AND commit_lsn <= $3 \
     ORDER BY commit_lsn, ordinal LIMIT $4";
 
@@ -25,6 +29,8 @@ const SELECT_PAGE: &str = "\
 pub(crate) enum Lookup {
     /// It has an outcome: do not send it again.
     Done,
+    /// It is published, and goes again with those around it that have no row.
+    Repeated,
     /// It has none.
     New,
 }
@@ -34,6 +40,7 @@ struct Row {
     commit: u64,
     ordinal: i32,
     event_id: [u8; 16],
+    is_published: bool,
 }
 
 /// The rows that were there when the session began.
@@ -44,11 +51,14 @@ pub(crate) struct Recorded {
     read_to: (u64, i32),
     /// The last row there is; `None` when all have been read.
     last: Option<u64>,
+    /// Whether events may have been published without a row.
+    repeats: bool,
 }
 
 impl Recorded {
-    /// Looks which rows lie beyond `confirmed`.
-    pub(crate) async fn after(sql: &Sql, confirmed: Lsn) -> Result<Self> {
+    /// Looks which rows lie beyond `confirmed`. `repeats` says that events may have been published
+    /// without a row.
+    pub(crate) async fn after(sql: &Sql, confirmed: Lsn, repeats: bool) -> Result<Self> {
         let start = PgLsn::from(confirmed.as_u64());
         let row = sql
             .query_one(
@@ -64,6 +74,7 @@ impl Recorded {
             page: VecDeque::new(),
             read_to,
             last: last.map(u64::from),
+            repeats,
         })
     }
 
@@ -99,6 +110,7 @@ impl Recorded {
                 commit: commit.into(),
                 ordinal: row.get(1),
                 event_id: event_id.into_bytes(),
+                is_published: row.get(3),
             };
             self.read_to = (row.commit, row.ordinal);
             self.page.push_back(row);
@@ -134,7 +146,10 @@ impl Recorded {
                     .pop_front()
                     .expect("invariant: the page has a front");
                 if row.event_id == *event_id {
-                    return Lookup::Done;
+                    return match self.repeats && row.is_published {
+                        true => Lookup::Repeated,
+                        false => Lookup::Done,
+                    };
                 }
                 tracing::warn!(
                     commit_lsn = %commit.lsn(), ordinal,
@@ -158,6 +173,7 @@ mod tests {
             commit,
             ordinal,
             event_id: [commit as u8; 16],
+            is_published: true,
         }
     }
 
@@ -166,6 +182,7 @@ mod tests {
             page: rows.to_vec().into(),
             read_to: (0, 0),
             last,
+            repeats: false,
         }
     }
 
@@ -199,6 +216,21 @@ mod tests {
         let mut recorded = recorded(&[row(10, 1)], None);
         let found = recorded.look_up(CommitLsn::new(Lsn::new(10)), 1, &[99; 16]);
         assert_eq!(found, Lookup::New);
+    }
+
+    #[test]
+    fn where_events_have_no_rows_what_is_published_is_repeated_and_what_is_set_aside_is_not() {
+        let aside = Row {
+            is_published: false,
+            ..row(20, 1)
+        };
+        let mut recorded = Recorded {
+            repeats: true,
+            ..recorded(&[row(10, 1), aside], None)
+        };
+        assert_eq!(look_up(&mut recorded, 10, 1), Lookup::Repeated);
+        assert_eq!(look_up(&mut recorded, 20, 1), Lookup::Done);
+        assert!(recorded.is_over());
     }
 
     #[test]
@@ -264,6 +296,7 @@ mod tests {
                     commit: place.0,
                     ordinal: place.1 as i32,
                     event_id: id(place, is_same),
+                    is_published: true,
                 })
                 .collect();
             table.sort_by_key(|row| (row.commit, row.ordinal));

@@ -320,6 +320,8 @@ impl Batch {
             match event.standing {
                 Standing::New => self.recorded.count(event.commit),
                 Standing::Released => self.holds_released = true,
+                // Never handed over: its row stays as it is.
+                Standing::Repeated => {}
             }
         }
         self.records.push(record);
@@ -328,7 +330,7 @@ impl Batch {
 
 impl Written {
     /// One more event of `commit` has its first outcome; neighbours are put together.
-    fn count(&mut self, commit: CommitLsn) {
+    pub(crate) fn count(&mut self, commit: CommitLsn) {
         match self.commits.last_mut() {
             Some((last, count)) if *last == commit => *count += 1,
             Some(_) | None => self.commits.push((commit, 1)),

@@ -22,11 +22,11 @@ use released::Releases;
 
 use crate::dispatch::{Outcome, Reader, Record, Writer, WriterEvent, Written};
 use crate::error::{Code, Error, Result};
-use crate::lanes::{Event, Lanes, Load, Request, Serve, Standing};
-use crate::map::OrderingKey;
+use crate::lanes::{Event, EventRef, Lanes, Load, Request, Serve, Standing};
+use crate::map::{EventId, OrderingKey};
 use crate::metrics::{Kind, Metrics};
 use crate::publish::{self, Backoff, Class, Failure, PublishRequest, Publisher};
-use crate::settings::Settings;
+use crate::settings::{Dispatch, Settings};
 use crate::throttled_log::ThrottledLog;
 use crate::watermark::CommitLsn;
 
@@ -52,6 +52,10 @@ pub(super) struct Delivery {
     dead_letter_topic: Option<Arc<str>>,
     /// Dead letters on their way, by the place of their event.
     letters: HashMap<Place, Letter>,
+    /// Which published events get a row.
+    dispatch: Dispatch,
+    /// What has its outcome without one.
+    resolved: Written,
 }
 
 /// What came of one attempt.
@@ -90,6 +94,8 @@ impl Delivery {
             releases: Releases::new(releaser),
             dead_letter_topic: settings.dead_letter_topic()?,
             letters: HashMap::new(),
+            dispatch: settings.dispatch,
+            resolved: Written::default(),
         })
     }
 
@@ -123,12 +129,15 @@ impl Delivery {
         self.budget.is_spent()
     }
 
-    /// Waits for whatever brings events forward, and returns how many of which transactions were
-    /// recorded by it: often none. Dropping the future loses nothing.
+    /// Waits for whatever brings events forward, and returns how many of which transactions have
+    /// their outcome by it: often none. Dropping the future loses nothing.
     ///
     /// # Errors
     /// What only a person can mend.
     pub(super) async fn progress(&mut self) -> Result<Vec<(CommitLsn, u64)>> {
+        if !self.resolved.commits.is_empty() {
+            return Ok(std::mem::take(&mut self.resolved.commits));
+        }
         if self.budget.is_spent() {
             // What is held would keep it spent, whoever spent it.
             self.unhold();
@@ -146,9 +155,9 @@ impl Delivery {
                     self.on_found(found)?;
                 }
             }
-            event = self.written.recv() => return match event {
-                Some(event) => self.on_written(event),
-                None => Err(Error::new(Code::Internal, "the dispatch writer ended")),
+            event = self.written.recv() => match event {
+                Some(event) => self.on_written(event)?,
+                None => return Err(Error::new(Code::Internal, "the dispatch writer ended")),
             },
             Some(answer) = self.publishing.join_next(), if !self.publishing.is_empty() => {
                 self.on_answer(answer)?;
@@ -159,7 +168,7 @@ impl Delivery {
             topic = self.topic_maker.made() => self.lanes.hasten(&topic, Instant::now()),
             () = until(next_due), if next_due.is_some() => {}
         }
-        Ok(Vec::new())
+        Ok(std::mem::take(&mut self.resolved.commits))
     }
 
     /// Starts as many requests as the lanes and the limit allow.
@@ -216,14 +225,46 @@ impl Delivery {
             let latency = at.duration_since(committed).unwrap_or_default();
             self.metrics.latency.observe(latency.as_secs_f64());
         }
-        let events = request.events.into_iter().map(|event| event.origin);
+        let (events, message_ids) = self.to_record(request.events, message_ids);
+        if events.is_empty() {
+            return;
+        }
         self.record(Record {
             topic: Some(request.key.topic),
             ordering_key: request.key.ordering_key,
             at,
-            events: events.collect(),
+            events,
             outcome: Outcome::Published(message_ids),
         });
+    }
+
+    /// Those of the stored events that get a row, with their message ids; the others have their
+    /// outcome by now.
+    fn to_record(&mut self, events: Vec<Event>, ids: Vec<String>) -> (Vec<EventRef>, Vec<String>) {
+        let gets_row = |event: &EventRef| match event.standing {
+            Standing::New => self.dispatch == Dispatch::Full,
+            Standing::Released => true,
+            Standing::Repeated => false,
+        };
+        let all = events.iter().all(|event| gets_row(&event.origin));
+        let events = events.into_iter().map(|event| event.origin);
+        if all {
+            return (events.collect(), ids);
+        }
+        let mut recorded = Vec::new();
+        let mut recorded_ids = Vec::new();
+        let mut resolved = 0;
+        for (event, id) in events.zip(ids) {
+            if gets_row(&event) {
+                recorded.push(event);
+                recorded_ids.push(id);
+            } else {
+                self.resolved.count(event.commit);
+                resolved += 1;
+            }
+        }
+        self.budget.give_back_records(resolved);
+        (recorded, recorded_ids)
     }
 
     /// A failed attempt waits and goes again. What Pub/Sub will never take is searched for and
@@ -273,7 +314,7 @@ impl Delivery {
         self.writer.record(record);
     }
 
-    fn on_written(&mut self, event: WriterEvent) -> Result<Vec<(CommitLsn, u64)>> {
+    fn on_written(&mut self, event: WriterEvent) -> Result<()> {
         match event {
             WriterEvent::Recorded(Written {
                 commits,
@@ -283,14 +324,15 @@ impl Delivery {
                 self.budget.give_back_records(events);
                 self.metrics.events_recorded.inc_by(events as u64);
                 self.quarantine.durable(records);
-                Ok(commits)
+                self.resolved.commits.extend(commits);
+                Ok(())
             }
             WriterEvent::Failed(error) => Err(error),
         }
     }
 
     /// Lets requests that are on their way end and records them; starts nothing new. Returns how
-    /// many events of which transactions were recorded.
+    /// many events of which transactions have their outcome by it.
     pub(super) async fn drain(mut self, limit: Duration) -> Vec<(CommitLsn, u64)> {
         let deadline = tokio::time::Instant::now() + limit;
         while let Ok(Some(answer)) =
@@ -307,7 +349,7 @@ impl Delivery {
         }
         let left = deadline.saturating_duration_since(tokio::time::Instant::now());
         self.writer.finish(left.max(WRITER_LIMIT.min(limit))).await;
-        let mut recorded = Vec::new();
+        let mut recorded = self.resolved.commits;
         while let Ok(event) = self.written.try_recv() {
             if let WriterEvent::Recorded(batch) = event {
                 self.metrics.events_recorded.inc_by(batch.events as u64);
@@ -328,6 +370,12 @@ impl Delivery {
         let blocked = self.quarantine.blocked();
         self.metrics.blocked_keys.set(blocked as i64);
     }
+}
+
+/// What is published stays so, whatever comes of a repetition: a key must not wait for an event
+/// that has gone out.
+pub(super) fn stays_published(event: &EventId, error: &dyn std::fmt::Display) {
+    tracing::warn!(%event, "published before, and cannot be repeated: {error}");
 }
 
 /// Sleeps until then; for ever without a time.

@@ -13,14 +13,14 @@ use decoder::frame::Frame;
 use tokio::sync::watch;
 
 use super::backlog::Backlog;
-use super::delivery::{Delivery, until};
+use super::delivery::{Delivery, stays_published, until};
 use super::from_table::{FromTable, TableRows};
 use super::intake::{Intake, Step};
 use super::recovery::Seam;
 use super::supervisor::Supervision;
 use crate::dispatch::{Lookup, Recorded};
 use crate::error::{Code, Error, Result};
-use crate::lanes::Serve;
+use crate::lanes::{Serve, Standing};
 use crate::map::{EventId, MapError};
 use crate::metrics::Metrics;
 use crate::postgres::{Sql, answer_within};
@@ -171,36 +171,43 @@ impl Pipeline {
             Step::Event {
                 topic,
                 ordering_key,
-                event,
+                mut event,
             } => {
                 let (commit, ordinal) = (event.origin.commit, event.origin.ordinal);
-                let event_id = &event.origin.event_id;
-                if !self.is_recorded(commit, ordinal, event_id).await? {
-                    self.watermark.add_event();
-                    self.delivery.take(topic, ordering_key, event);
-                }
+                let found = self.look_up(commit, ordinal, &event.origin.event_id).await?;
+                event.origin.standing = match found {
+                    Lookup::Done => return Ok(()),
+                    Lookup::Repeated => Standing::Repeated,
+                    Lookup::New => Standing::New,
+                };
+                self.watermark.add_event();
+                self.delivery.take(topic, ordering_key, event);
             }
             Step::Unmappable { error, payload } => {
                 let (commit, ordinal) = (CommitLsn::new(error.at.commit_lsn), error.at.ordinal);
-                let event_id = &error.known.event_id;
-                if !self.is_recorded(commit, ordinal, event_id).await? {
-                    self.watermark.add_event();
-                    self.delivery.take_unmappable(error, payload)?;
+                let found = self.look_up(commit, ordinal, &error.known.event_id).await?;
+                match found {
+                    Lookup::Done => {}
+                    Lookup::Repeated => stays_published(&error.known.event_id, &error),
+                    Lookup::New => {
+                        self.watermark.add_event();
+                        self.delivery.take_unmappable(error, payload)?;
+                    }
                 }
             }
         }
         Ok(())
     }
 
-    /// Whether an earlier run has recorded an outcome for this event.
-    async fn is_recorded(
+    /// What an earlier run has recorded of this event.
+    async fn look_up(
         &mut self,
         commit: CommitLsn,
         ordinal: u32,
         event_id: &EventId,
-    ) -> Result<bool> {
+    ) -> Result<Lookup> {
         let Some(sql) = &self.sql else {
-            return Ok(false);
+            return Ok(Lookup::New);
         };
         while self.recorded.needs_page(commit, ordinal) {
             answer_within(LOOK_UP_LIMIT, self.recorded.read_page(sql)).await?;
@@ -212,7 +219,7 @@ impl Pipeline {
         if found == Lookup::Done {
             self.metrics.events_skipped.inc();
         }
-        Ok(found == Lookup::Done)
+        Ok(found)
     }
 
     /// Lets requests that are on their way end, records them and confirms; starts nothing new.

@@ -107,6 +107,16 @@ pub const KEYS: &[Key] = &[
          `recover` loses nothing and repeats only what had no record",
     ),
     key(
+        "dispatch",
+        Kind::Text,
+        "full",
+        &[],
+        "Which events get a row in outbox.dispatch: `full` (each one: what is recorded is never sent \
+         again) or `exceptions` (what is in quarantine alone: faster and with less WAL, but after a \
+         crash everything since the last confirmed position comes again). `full`, since it repeats \
+         least and can say of each event when it was published",
+    ),
+    key(
         "table",
         Kind::Text,
         "outbox.events",

@@ -36,6 +36,8 @@ pub struct Settings {
     pub start: Start,
     /// What to do when the slot is lost.
     pub slot_on_loss: OnLoss,
+    /// Which events get a row in `outbox.dispatch`.
+    pub dispatch: Dispatch,
     /// The captured tables, at least one.
     pub tables: Vec<TableSettings>,
     /// Google Cloud project; empty when not set.
@@ -97,6 +99,32 @@ pub enum OnLoss {
     Stop,
 }
 
+/// Which events get a row in `outbox.dispatch`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Dispatch {
+    /// Each one.
+    Full,
+    /// Those that are set aside. A crash repeats what was published since the confirmed position.
+    Exceptions,
+}
+
+impl Dispatch {
+    /// As it is written in settings and in `outbox.relay`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Dispatch::Full => "full",
+            Dispatch::Exceptions => "exceptions",
+        }
+    }
+
+    /// The one of that name.
+    pub fn named(name: &str) -> Option<Self> {
+        [Dispatch::Full, Dispatch::Exceptions]
+            .into_iter()
+            .find(|dispatch| dispatch.name() == name)
+    }
+}
+
 /// Where Pub/Sub is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Endpoint {
@@ -155,6 +183,9 @@ impl Settings {
                 "stop" => OnLoss::Stop,
                 _ => return Err(setting_invalid("slot_on_loss").hint("take `recover` or `stop`")),
             },
+            dispatch: Dispatch::named(text("dispatch")).ok_or_else(|| {
+                setting_invalid("dispatch").hint("take `full` or `exceptions`")
+            })?,
             tables: tables(table)?,
             project: project(text("project"))?,
             pubsub: endpoint(text("pubsub_emulator_host"), text("pubsub_endpoint"))?,
@@ -371,6 +402,15 @@ mod tests {
         let halt = load(&[("POSTRIDER_ON_BAD_EVENT", "halt")]).unwrap();
         assert_eq!(halt.on_bad_event, OnBadEvent::Halt);
         let error = load(&[("POSTRIDER_ON_BAD_EVENT", "ignore")]).unwrap_err();
+        assert_eq!(error.code(), Code::SettingInvalid);
+    }
+
+    #[test]
+    fn every_event_is_recorded_unless_exceptions_are_asked_for() {
+        assert_eq!(load(&[]).unwrap().dispatch, Dispatch::Full);
+        let exceptions = load(&[("POSTRIDER_DISPATCH", "exceptions")]).unwrap();
+        assert_eq!(exceptions.dispatch, Dispatch::Exceptions);
+        let error = load(&[("POSTRIDER_DISPATCH", "off")]).unwrap_err();
         assert_eq!(error.code(), Code::SettingInvalid);
     }
 

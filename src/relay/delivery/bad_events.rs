@@ -11,7 +11,7 @@ use bytes::Bytes;
 use googleapis_tonic_google_pubsub_v1::google::pubsub::v1::PubsubMessage;
 use prost::Message;
 
-use super::Delivery;
+use super::{Delivery, stays_published};
 use crate::dispatch::{Outcome, Record};
 use crate::error::{Code, Error, Result};
 use crate::lanes::{Event, EventRef, Group, LaneKey, Request, Standing};
@@ -79,6 +79,10 @@ impl Delivery {
             self.letter_ended(letter);
             return Ok(());
         }
+        if event.origin.standing == Standing::Repeated {
+            self.leave_published(&event, &error);
+            return Ok(());
+        }
         let Event { origin, message } = event;
         if origin.standing == Standing::New && self.quarantine.policy() == OnBadEvent::Halt {
             return Err(error.hint(format!(
@@ -121,7 +125,7 @@ impl Delivery {
             Standing::Released if self.quarantine.blocks(group) => {
                 self.quarantine.set_aside(group, origin)?
             }
-            Standing::Released => false,
+            Standing::Released | Standing::Repeated => false,
         };
         if let Some(more) = self.log.due(error.code()) {
             tracing::error!(
@@ -256,6 +260,10 @@ impl Delivery {
         event: Event,
         outcome: Outcome,
     ) {
+        if event.origin.standing == Standing::Repeated {
+            self.leave_published(&event, &"an event before it is in quarantine");
+            return;
+        }
         let quarantined = &self.metrics.events_quarantined;
         quarantined.get_or_create(&Kind { kind: "waits" }).inc();
         self.budget.give_back_messages(1, event.message.len());
@@ -266,6 +274,14 @@ impl Delivery {
             events: vec![event.origin],
             outcome,
         });
+    }
+
+    /// An event that was published before cannot be repeated: its row is as it was.
+    fn leave_published(&mut self, event: &Event, why: &dyn std::fmt::Display) {
+        stays_published(&event.origin.event_id, why);
+        self.budget.give_back_messages(1, event.message.len());
+        self.budget.give_back_records(1);
+        self.resolved.count(event.origin.commit);
     }
 
     /// Records what is held for keys that are being released: there is no room for it in memory.

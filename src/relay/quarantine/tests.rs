@@ -129,6 +129,7 @@ impl World {
         match event.standing {
             Standing::New => self.table.entry(event.ordinal).or_insert(row),
             Standing::Released => self.table.entry(event.ordinal).insert_entry(row).into_mut(),
+            Standing::Repeated => unreachable!("the model repeats nothing"),
         };
         self.quarantine.durable(1);
     }
@@ -157,6 +158,7 @@ impl World {
                     self.quarantine.left_lane(place(&event.origin));
                     self.fail();
                 }
+                Standing::Repeated => unreachable!("the model repeats nothing"),
             }
         }
     }
