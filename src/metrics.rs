@@ -134,6 +134,13 @@ pub struct Metrics {
     pub last_status: LastStatus,
 }
 
+impl Metrics {
+    /// Grows whenever something has got an outcome.
+    pub(crate) fn delivered(&self) -> u64 {
+        self.events_published.get() + self.events_recorded.get()
+    }
+}
+
 impl Default for Metrics {
     fn default() -> Self {
         Self {

@@ -51,7 +51,7 @@ impl CommitLsn {
     }
 
     /// Takes the `final_lsn` of a Begin, or a stored commit LSN.
-    pub fn new(lsn: Lsn) -> Self {
+    pub const fn new(lsn: Lsn) -> Self {
         Self(lsn)
     }
 }

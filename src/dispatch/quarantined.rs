@@ -77,8 +77,8 @@ pub(crate) struct BlockedKey {
     pub(crate) group: Group,
     /// Commit LSN and ordinal of its first event there.
     pub(crate) since: (u64, u32),
-    /// That event, by the name that people know.
-    pub(crate) first: String,
+    /// That event.
+    pub(crate) first: EventId,
 }
 
 /// Every key with something in quarantine, at most `limit`.
@@ -111,7 +111,7 @@ pub(crate) async fn blocked_keys(sql: &Sql, limit: usize) -> Result<Vec<BlockedK
                 let key = BlockedKey {
                     group: group(row),
                     since,
-                    first: event_id(row, 4).to_string(),
+                    first: event_id(row, 4),
                 };
                 keys.insert(group(row), key);
             }

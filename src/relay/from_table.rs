@@ -23,6 +23,9 @@ const BATCH_ROWS: usize = 1_000;
 /// WAL records begin at multiples of this.
 const RECORD_ALIGNMENT: u64 = 8;
 
+/// The place of events from a table that stand before everything that has a record.
+pub(super) const FIRST_PLACE: CommitLsn = CommitLsn::new(Lsn::new(RECORD_ALIGNMENT - 1));
+
 /// What comes through.
 #[derive(Debug)]
 pub(super) enum FromTable {

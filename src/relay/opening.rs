@@ -6,11 +6,13 @@
 use std::time::Duration;
 
 use decoder::Lsn;
+use slot_manager::publication::PublicationState;
 use slot_manager::slots::{self, CreateOptions};
 use slot_manager::{Cluster, Error as SlotError, Health, Slot};
 use tokio_postgres::types::PgLsn;
 
 use super::recovery::loss::{self, Audit, Loss, Seen, Verdict};
+use super::session::check_publication;
 use super::{Relay, record, standby};
 use crate::error::{Code, Error, Result};
 use crate::metrics::Kind;
@@ -29,6 +31,16 @@ pub(super) enum Plan {
     Recover(Loss),
 }
 
+/// What the session begins with.
+#[derive(Debug)]
+pub(super) struct Opening {
+    pub(super) plan: Plan,
+    /// Whether events may have been delivered without a record.
+    pub(super) repeats: bool,
+    /// The publication as it was when nobody read from the slot.
+    pub(super) publication: PublicationState,
+}
+
 /// Before anything else: a copy must not even stand by.
 ///
 /// # Errors
@@ -45,10 +57,12 @@ pub(super) async fn refuse_a_copy(relay: &Relay, sql: &Sql, cluster: &Cluster) -
 /// # Errors
 /// `foreign-cluster`; `slot-missing`, `slot-lost` and `slot-recreated` when `slot_on_loss` is
 /// `stop`; `slot-foreign`, `slot-busy`, those of a statement.
-pub(super) async fn plan(relay: &Relay, sql: &Sql, cluster: &Cluster) -> Result<Plan> {
+pub(super) async fn plan(relay: &Relay, sql: &Sql, cluster: &Cluster) -> Result<Opening> {
     let name = &relay.settings.slot;
     loop {
         let slot = free_slot(relay, sql).await?;
+        // Again, since waiting for the slot may have taken days.
+        let publication = check_publication(relay, sql).await?;
         let earlier = record::read(sql, name).await?;
         if let Some(earlier) = &earlier {
             not_foreign(relay, earlier, cluster)?;
@@ -59,15 +73,26 @@ pub(super) async fn plan(relay: &Relay, sql: &Sql, cluster: &Cluster) -> Result<
             cluster,
             server_lsn: server_lsn(sql).await?,
             start: relay.settings.start,
+            dispatch: relay.settings.dispatch,
+            publication: publication.fingerprint(),
         };
-        match loss::judge(seen) {
+        let repeats = loss::repeats(seen);
+        let plan = match loss::judge(seen) {
             Verdict::Stream { confirmed, audit } => {
                 log_failover(earlier.as_ref(), cluster);
-                return Ok(Plan::Stream { confirmed, audit });
+                Plan::Stream { confirmed, audit }
             }
-            Verdict::CreateSlot => create(relay, sql).await?,
-            Verdict::Recover(loss) => return recover_or_stop(relay, loss).map(Plan::Recover),
-        }
+            Verdict::CreateSlot => {
+                create(relay, sql).await?;
+                continue;
+            }
+            Verdict::Recover(loss) => Plan::Recover(recover_or_stop(relay, loss)?),
+        };
+        return Ok(Opening {
+            plan,
+            repeats,
+            publication,
+        });
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! One task owns all state; everything that can wake it stands in one `select!`, by priority:
 //! shutdown, the end of the replication session, progress of the delivery, the publication guard,
-//! the end of a recovery, rows from the tables, and last the stream, which is the busiest. While a
+//! the auditor's veto, the end of a recovery, rows from the tables, and last the stream, which is the busiest. While a
 //! recovery lasts the stream is left alone. Nothing in the loop waits for the network except while
 //! the events of an earlier run are looked up.
 
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use decoder::frame::Frame;
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 
 use super::backlog::Backlog;
 use super::delivery::{Delivery, stays_published, until};
@@ -44,6 +44,8 @@ pub(super) struct Pipeline {
     pub(super) from_table: TableRows,
     /// While it is there, everything comes from the tables.
     pub(super) seam: Option<Seam>,
+    /// From beside the stream: it has left something out that only a recovery can make up for.
+    pub(super) broken: mpsc::Receiver<Error>,
     pub(super) supervision: watch::Receiver<Supervision>,
     pub(super) backlog: Backlog,
     pub(super) metrics: Metrics,
@@ -84,6 +86,7 @@ impl Pipeline {
                         return Err(Error::new(Code::PostgresStopping, "PostgreSQL is shutting down"));
                     }
                 }
+                Some(error) = self.broken.recv() => return Err(error),
                 closed = closed(&mut self.seam), if self.seam.is_some() => {
                     closed?;
                     self.seam = None;

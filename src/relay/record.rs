@@ -9,29 +9,56 @@ use slot_manager::health::RecordedPosition;
 use slot_manager::{Cluster, SlotName, SystemIdentifier};
 use tokio_postgres::GenericClient;
 use tokio_postgres::error::SqlState;
-use tokio_postgres::types::PgLsn;
+use tokio_postgres::types::{PgLsn, ToSql};
 
 use super::recovery::loss::Audit;
 use crate::error::{Code, Error, Result};
 use crate::postgres::Sql;
+use crate::settings::Dispatch;
 
 const SELECT: &str = "\
-    SELECT system_identifier, timeline, confirmed_lsn, confirmed_is_final, recovering \
-    FROM outbox.relay WHERE slot = $1";
+    SELECT system_identifier, timeline, confirmed_lsn, confirmed_is_final, recovering, dispatch, \
+        audited_publication FROM outbox.relay WHERE slot = $1";
 
+/// Under `exceptions` the mode is durable before anything is delivered. Back to `full` goes who has
+/// vouched for what was delivered without a row (`auditor::vouching`), or a recovery.
 const TAKE: &str = "\
-    INSERT INTO outbox.relay (slot, system_identifier, timeline, confirmed_lsn, instance) \
-    VALUES ($1, $2, $3, $4, $5) \
+    INSERT INTO outbox.relay (slot, system_identifier, timeline, confirmed_lsn, instance, \
+        dispatch, exceptions_xid, audited_publication) \
+    SELECT $1, $2, $3, $4, $5, $7::text, exceptions.xid, \
+        CASE WHEN exceptions.xid IS NOT NULL THEN $8::text END \
+    FROM (SELECT CASE WHEN $7::text = 'exceptions' \
+        THEN pg_catalog.pg_current_xact_id()::text::bigint END) exceptions (xid) \
     ON CONFLICT (slot) DO UPDATE SET system_identifier = excluded.system_identifier, \
         timeline = excluded.timeline, confirmed_lsn = excluded.confirmed_lsn, \
         confirmed_is_final = false, instance = excluded.instance, since = now(), \
         updated_at = now(), \
-        audited_publication = CASE WHEN NOT $6 THEN relay.audited_publication END";
+        dispatch = CASE WHEN excluded.dispatch = 'exceptions' THEN excluded.dispatch \
+            ELSE relay.dispatch END, \
+        exceptions_xid = coalesce(relay.exceptions_xid, excluded.exceptions_xid), \
+        audited_publication = CASE WHEN NOT $6 \
+            THEN coalesce(relay.audited_publication, excluded.audited_publication) END";
+
+/// What was committed before the first start is not to be delivered (`start = new`): older than
+/// the first session, and than anything that the slot has still to bring.
+const LEAVE_OUT_EARLIER: &str = "\
+    UPDATE outbox.relay r SET resolved_xid = least(r.first_xid, next.xid \
+        - ((next.xid - s.catalog_xmin::text::bigint) % 4294967296 + 4294967296) % 4294967296) \
+    FROM pg_catalog.pg_replication_slots s, \
+        (SELECT pg_catalog.pg_snapshot_xmax(pg_catalog.pg_current_snapshot())::text::bigint) \
+            next (xid) \
+    WHERE r.slot = $1 AND s.slot_name = $1 AND s.catalog_xmin IS NOT NULL \
+      AND r.resolved_xid IS NULL AND r.audited_at IS NULL AND r.recovering IS NULL";
 
 /// A final position is the last act of a session: what comes later than that is out of date.
 const UPDATE: &str = "\
     UPDATE outbox.relay SET confirmed_lsn = $2, updated_at = now() \
     WHERE slot = $1 AND NOT confirmed_is_final";
+
+/// Before somebody moved the slot: what comes after that was not confirmed by a relay.
+const WRITE_LEFT: &str = "\
+    UPDATE outbox.relay SET confirmed_lsn = $2, confirmed_is_final = true, updated_at = now() \
+    WHERE slot = $1 AND confirmed_lsn IS NOT NULL";
 
 /// Another relay may have taken the slot since we left it.
 const WRITE_FINAL: &str = "\
@@ -86,7 +113,11 @@ const MOVE_RECORDS: &str = "\
 /// too late has left its mark alone: the slot is still ours.
 const RECOVERED: &str = "\
     UPDATE outbox.relay r SET recovering = NULL, instance = $2, audited_at = now(), \
-        updated_at = now() \
+        updated_at = now(), dispatch = $4::text, \
+        exceptions_xid = CASE WHEN $4::text = 'exceptions' THEN r.exceptions_xid END, \
+        resolved_xid = CASE WHEN r.dispatch = 'exceptions' THEN $5 ELSE r.resolved_xid END, \
+        audited_publication = CASE WHEN r.dispatch = 'exceptions' THEN $6 \
+            ELSE r.audited_publication END \
     WHERE r.slot = $1 AND (r.instance = $2 OR EXISTS ( \
         SELECT FROM pg_catalog.pg_replication_slots s \
         WHERE s.slot_name = $1 AND s.active_pid = $3))";
@@ -102,6 +133,10 @@ pub(crate) struct Recorded {
     pub(crate) confirmed_is_final: bool,
     /// Why a recovery was begun, or asked for, that has not ended.
     pub(crate) recovering: Option<String>,
+    /// How what was delivered last is recorded.
+    pub(crate) dispatch: Dispatch,
+    /// The publication that everything was delivered with that has an outcome.
+    pub(crate) publication: Option<String>,
 }
 
 impl Recorded {
@@ -139,6 +174,8 @@ pub(crate) async fn read(sql: &Sql, slot: &SlotName) -> Result<Option<Recorded>>
         confirmed_lsn: confirmed.map(|lsn| Lsn::new(lsn.into())),
         confirmed_is_final: row.get(3),
         recovering: row.get(4),
+        dispatch: Dispatch::named(row.get(5)).unwrap_or(Dispatch::Exceptions),
+        publication: row.get(6),
     }))
 }
 
@@ -151,6 +188,13 @@ fn outdated(error: tokio_postgres::Error) -> Error {
     }
 }
 
+/// How the session records, and the publication as it was before the session began.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Manner<'a> {
+    pub(super) dispatch: Dispatch,
+    pub(super) publication: &'a str,
+}
+
 /// Writes down that this process serves the slot from now on.
 pub(super) async fn take(
     sql: &Sql,
@@ -159,6 +203,7 @@ pub(super) async fn take(
     confirmed: PgLsn,
     instance: &str,
     audit: Audit,
+    manner: Manner<'_>,
 ) -> Result<()> {
     let (identifier, timeline) = names(cluster);
     sql.execute(
@@ -170,9 +215,25 @@ pub(super) async fn take(
             &confirmed,
             &instance,
             &(audit == Audit::Everything),
+            &manner.dispatch.name(),
+            &manner.publication,
         ],
     )
     .await?;
+    Ok(())
+}
+
+/// Counts what was committed before the first start as resolved, unless that is known already.
+pub(super) async fn leave_out_earlier(sql: &Sql, slot: &SlotName) -> Result<()> {
+    sql.execute(LEAVE_OUT_EARLIER, &[&slot.as_str()]).await?;
+    Ok(())
+}
+
+/// Writes down where a relay had left the slot, when somebody has moved it: the next session
+/// notices.
+pub(crate) async fn write_left(sql: &Sql, slot: &SlotName, confirmed: PgLsn) -> Result<()> {
+    sql.execute(WRITE_LEFT, &[&slot.as_str(), &confirmed])
+        .await?;
     Ok(())
 }
 
@@ -271,16 +332,26 @@ pub(crate) async fn move_records(sql: &impl GenericClient) -> Result<u64> {
     Ok(sql.execute(MOVE_RECORDS, &[]).await?)
 }
 
-/// Takes the mark away. Returns whether it was ours to take.
+/// Takes the mark away: what was inserted by transactions before `snapshot_xmin` has its outcome,
+/// with the publication as it was before the new slot. Returns whether it was ours to take.
 pub(super) async fn recovered(
     sql: &Sql,
     slot: &SlotName,
     instance: &str,
     walsender: i32,
+    manner: Manner<'_>,
+    snapshot_xmin: i64,
 ) -> Result<bool> {
-    let rows = sql
-        .execute(RECOVERED, &[&slot.as_str(), &instance, &walsender])
-        .await?;
+    let (dispatch, publication) = (manner.dispatch.name(), manner.publication);
+    let parameters: [&(dyn ToSql + Sync); 6] = [
+        &slot.as_str(),
+        &instance,
+        &walsender,
+        &dispatch,
+        &snapshot_xmin,
+        &publication,
+    ];
+    let rows = sql.execute(RECOVERED, &parameters).await?;
     Ok(rows == 1)
 }
 

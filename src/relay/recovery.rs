@@ -9,6 +9,7 @@
 //!
 //! Not here: whether a recovery is needed (`loss`), and what becomes of an event (`delivery`).
 
+mod blocked;
 pub(crate) mod loss;
 pub(crate) mod unrecorded;
 
@@ -20,12 +21,15 @@ use slot_manager::{Cluster, Error as SlotError, SlotName, retention, slots};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
-use super::from_table::{self, FromTable, SessionEnded, TableSender};
+use super::from_table::{self, FIRST_PLACE, FromTable, SessionEnded, TableSender};
+use super::record::Manner;
 use super::{Phase, Relay, State, record};
+use crate::dispatch::Resolved;
 use crate::error::{Code, Error, Result};
 use crate::map::TableSettings;
 use crate::metrics::{Kind, Metrics};
 use crate::postgres::{Sql, Target, connect};
+use crate::settings::Dispatch;
 use crate::source::{self, CreatedSlot};
 use crate::watermark::CommitLsn;
 use loss::Loss;
@@ -49,6 +53,9 @@ const LOG_INTERVAL: Duration = Duration::from_secs(10);
 const NO_TIMEOUTS: &str = "\
     SELECT set_config(name, '0', false) FROM pg_catalog.pg_settings \
     WHERE name IN ('idle_in_transaction_session_timeout', 'transaction_timeout')";
+
+const SNAPSHOT_XMIN: &str = "\
+    SELECT pg_catalog.pg_snapshot_xmin(pg_catalog.pg_current_snapshot())::text::bigint";
 
 /// A new slot, and a session that sees what was committed before it.
 pub(super) struct NewSlot {
@@ -185,11 +192,13 @@ impl Drop for Seam {
 
 /// Starts to send every row that is visible in the slot's snapshot, and has no record there, into
 /// the pipeline. The stream is open by now: the slot is held. The second part says when it is over.
+/// `publication` is how it was before the slot was made.
 pub(super) async fn start(
     relay: &Relay,
     sql: &Sql,
     slot: NewSlot,
     walsender: i32,
+    publication: String,
     rows: TableSender,
 ) -> Result<(Seam, oneshot::Receiver<()>)> {
     let settings = &relay.settings;
@@ -200,6 +209,9 @@ pub(super) async fn start(
     } = slot;
     created.close().await;
     let place = from_table::place_before(consistent_point);
+    let last_ordinal = from_table::last_ordinal(sql, place)
+        .await?
+        .max(from_table::last_ordinal(sql, FIRST_PLACE).await?);
     let recovery = Recovery {
         target: settings.database()?.clone(),
         slot: settings.slot.clone(),
@@ -210,7 +222,9 @@ pub(super) async fn start(
         state: relay.state.clone(),
         metrics: relay.metrics.clone(),
         place,
-        next_ordinal: from_table::last_ordinal(sql, place).await? + 1,
+        next_ordinal: last_ordinal + 1,
+        dispatch: settings.dispatch,
+        publication,
         rows,
         progress: Progress::new(),
     };
@@ -255,14 +269,18 @@ struct Recovery {
     metrics: Metrics,
     place: CommitLsn,
     next_ordinal: u32,
+    dispatch: Dispatch,
+    publication: String,
     rows: TableSender,
     progress: Progress,
 }
 
 impl Recovery {
     async fn run(mut self, snapshot: Sql) -> Result<(), Interrupted> {
+        let xmin: i64 = snapshot.query_one(SNAPSHOT_XMIN, &[]).await?.get(0);
+        let resolved = Resolved::read(&snapshot, &self.slot).await?;
         for n in 0..self.tables.len() {
-            self.read(n, &snapshot).await?;
+            self.read(n, &snapshot, &resolved).await?;
         }
         // What it kept from vacuum is free again while the last events are on their way.
         drop(snapshot);
@@ -275,7 +293,12 @@ impl Recovery {
             slot = %self.slot, rows, seconds = began.elapsed().as_secs(),
             "recovered: everything in the tables has a record; the stream goes on"
         );
-        if !record::recovered(&sql, &self.slot, &self.instance, self.walsender).await? {
+        let manner = Manner {
+            dispatch: self.dispatch,
+            publication: &self.publication,
+        };
+        let (slot, instance) = (&self.slot, &self.instance);
+        if !record::recovered(&sql, slot, instance, self.walsender, manner, xmin).await? {
             tracing::warn!(
                 slot = %self.slot,
                 "another relay has marked the slot meanwhile: the next session looks again"
@@ -285,12 +308,19 @@ impl Recovery {
         Ok(())
     }
 
-    async fn read(&mut self, table: usize, snapshot: &Sql) -> Result<(), Interrupted> {
+    async fn read(
+        &mut self,
+        table: usize,
+        snapshot: &Sql,
+        resolved: &Resolved,
+    ) -> Result<(), Interrupted> {
         let table = &self.tables[table];
-        let mut unrecorded = Unrecorded::of(snapshot, table, &self.project).await?;
+        let mut unrecorded = Unrecorded::of(snapshot, table, &self.project, resolved).await?;
         let before = self.progress.rows;
         while let Some(row) = unrecorded.next().await? {
-            let row = unrecorded.event(&row, self.place, self.next_ordinal);
+            let Some(row) = unrecorded.event(&row, self.place, self.next_ordinal) else {
+                continue;
+            };
             self.next_ordinal += 1;
             self.progress.row();
             self.metrics.events_from_table.inc();

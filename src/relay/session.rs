@@ -19,17 +19,18 @@ use super::backlog::Backlog;
 use super::delivery::Delivery;
 use super::from_table;
 use super::intake::Intake;
-use super::opening::{self, Plan};
+use super::opening::{self, Opening, Plan};
 use super::pipeline::{End, Pipeline};
 use super::quarantine::{MAX_BLOCKED, Quarantine};
-use super::recovery::loss::Audit;
+use super::record::Manner;
+use super::recovery::loss::{Audit, Loss};
 use super::supervisor::{self, Subject, Supervision, Supervisor};
 use super::topic_maker::TopicMaker;
 use super::{Phase, Relay, record, recovery, stuck};
 use crate::dispatch::{Reader, Recorded, quarantined, wait_for_predecessor};
 use crate::error::{Code, Error, Result};
 use crate::postgres::{Sql, answer_within, connect};
-use crate::settings::OnBadEvent;
+use crate::settings::{Dispatch, OnBadEvent, Start};
 use crate::source::{Options, Source};
 use crate::watermark::{Confirmable, Watermark};
 
@@ -134,14 +135,21 @@ async fn open(relay: &Relay) -> Result<(Pipeline, Beside)> {
     let settings = &relay.settings;
     let (sql, cluster) = primary(relay).await?;
     opening::refuse_a_copy(relay, &sql, &cluster).await?;
-    check_publication(relay, &sql).await?;
-    let plan = opening::plan(relay, &sql, &cluster).await?;
-    // Again, since waiting for the slot may have taken days.
-    let publication = check_publication(relay, &sql).await?;
+    // Before a slot is made: what is altered after that is noticed.
+    let first_seen = check_publication(relay, &sql).await?;
+    let Opening {
+        plan,
+        repeats,
+        publication,
+    } = opening::plan(relay, &sql, &cluster).await?;
     wait_for_predecessor(&sql, &settings.slot, settings.publish_timeout).await?;
     let (confirmed, audit, new_slot) = match plan {
         Plan::Stream { confirmed, audit } => (confirmed, audit, None),
         Plan::Recover(loss) => {
+            // As long as the slot tells what it has brought.
+            if loss == Loss::PublicationChanged {
+                leave_out_earlier(relay, &sql).await?;
+            }
             let new = recovery::new_slot(relay, &sql, &cluster, &loss).await?;
             (new.consistent_point, Audit::Continue, Some(new))
         }
@@ -151,21 +159,30 @@ async fn open(relay: &Relay) -> Result<(Pipeline, Beside)> {
     // From here on it proves the lease, however long the rest takes: nobody reads the stream yet.
     let hasten = Arc::new(Notify::new());
     let (supervisor, supervision) =
-        supervise(relay, publication, &cluster, &source, hasten.clone())?;
+        supervise(relay, publication.clone(), &cluster, &source, hasten.clone())?;
     // Only now that the slot is ours nobody else records anything.
     wait_for_predecessor(&sql, &settings.slot, settings.publish_timeout).await?;
-    let recorded = answer_within(ANSWER_LIMIT, Recorded::after(&sql, confirmed)).await?;
+    let looking = Recorded::after(&sql, confirmed, repeats);
+    let recorded = answer_within(ANSWER_LIMIT, looking).await?;
     let quarantine = answer_within(ANSWER_LIMIT, quarantine_of(relay, &sql)).await?;
     let (_, walsender) = source.lease_proof();
     let position = PgLsn::from(confirmed.as_u64());
     let instance = &relay.instance;
-    let taking = record::take(&sql, &settings.slot, &cluster, position, instance, audit);
+    let manner = Manner {
+        dispatch: settings.dispatch,
+        publication: first_seen.fingerprint(),
+    };
+    let slot = &settings.slot;
+    let taking = record::take(&sql, slot, &cluster, position, instance, audit, manner);
     answer_within(ANSWER_LIMIT, taking).await?;
+    leave_out_earlier(relay, &sql).await?;
     let (rows, from_table) = from_table::channel();
     let (seam, recovered) = match new_slot {
         Some(new) => {
+            let fingerprint = publication.fingerprint().to_owned();
+            let rows = rows.another();
             let (seam, recovered) =
-                recovery::start(relay, &sql, new, walsender, rows.another()).await?;
+                recovery::start(relay, &sql, new, walsender, fingerprint, rows).await?;
             (Some(seam), Some(recovered))
         }
         None => {
@@ -181,7 +198,7 @@ async fn open(relay: &Relay) -> Result<(Pipeline, Beside)> {
         everything: audit == Audit::Everything,
         after: recovered,
     };
-    let auditor = auditor::start(audited(relay)?, audit, hasten, rows);
+    let (auditor, broken) = auditor::start(audited(relay)?, audit, hasten, rows);
     let reader = Reader {
         walsender,
         system_identifier: cluster.system_identifier,
@@ -201,10 +218,20 @@ async fn open(relay: &Relay) -> Result<(Pipeline, Beside)> {
         supervision,
         from_table,
         seam,
+        broken,
         backlog: Backlog::default(),
         metrics: relay.metrics.clone(),
     };
     Ok((pipeline, (supervisor, auditor)))
+}
+
+/// Where events have no records, nothing else says which rows `start = new` leaves out.
+async fn leave_out_earlier(relay: &Relay, sql: &Sql) -> Result<()> {
+    let settings = &relay.settings;
+    if (settings.dispatch, settings.start) != (Dispatch::Exceptions, Start::New) {
+        return Ok(());
+    }
+    answer_within(ANSWER_LIMIT, record::leave_out_earlier(sql, &settings.slot)).await
 }
 
 /// A session on a server that can be streamed from.
@@ -308,6 +335,8 @@ fn audited(relay: &Relay) -> Result<auditor::Subject> {
         tables: settings.tables.clone().into(),
         project: Arc::from(settings.project()?),
         start: settings.start,
+        dispatch: settings.dispatch,
+        instance: relay.instance.clone(),
         metrics: relay.metrics.clone(),
     })
 }
@@ -337,7 +366,7 @@ async fn quarantine_of(relay: &Relay, sql: &Sql) -> Result<Quarantine> {
     let keys = quarantined::blocked_keys(sql, MAX_BLOCKED).await?;
     if relay.settings.on_bad_event == OnBadEvent::QuarantineKey {
         for key in &keys {
-            quarantine.block(key.group.clone(), key.since, &key.first);
+            quarantine.block(key.group.clone(), key.since, &key.first.to_string());
         }
     }
     if quarantine.blocked() > 0 {

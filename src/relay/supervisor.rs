@@ -73,7 +73,7 @@ pub(super) fn start(
             state,
             audit,
             // Before this session has taken the row, what stands there is still to be compared.
-            recorded: metrics.events_recorded.get(),
+            delivered: metrics.delivered(),
             metrics,
         };
         loop {
@@ -106,8 +106,8 @@ struct Watcher {
     state: PublicationState,
     metrics: Metrics,
     audit: Arc<Notify>,
-    /// Events recorded when the relay's row was written last, or when this began.
-    recorded: u64,
+    /// Events delivered when the relay's row was written last, or when this began.
+    delivered: u64,
 }
 
 impl Watcher {
@@ -182,16 +182,16 @@ impl Watcher {
                     kind: health.name(),
                 })
                 .set(1);
-            let recorded = self.metrics.events_recorded.get();
+            let delivered = self.metrics.delivered();
             // Only when something was delivered: an idle relay writes nothing.
             if let Some(lsn) = slot
                 .confirmed_flush_lsn
-                .filter(|_| recorded != self.recorded)
+                .filter(|_| delivered != self.delivered)
             {
                 let written =
                     record::update(sql, &self.subject.slot, PgLsn::from(lsn.as_u64())).await;
                 match written {
-                    Ok(()) => self.recorded = recorded,
+                    Ok(()) => self.delivered = delivered,
                     Err(error) => tracing::warn!(code = %error.code(), "outbox.relay: {error}"),
                 }
             }

@@ -71,7 +71,8 @@ pub(crate) struct TableReader {
     /// Place of the column that says when an event happened.
     occurred_at: Option<usize>,
     table: String,
-    select: String,
+    /// What is selected of a row.
+    selected: String,
     order: String,
     event_id: String,
     id: String,
@@ -152,7 +153,7 @@ impl TableReader {
             columns: columns.len(),
             occurred_at: occurred_at_place,
             table: table.to_string(),
-            select: format!("select {}, {committed} from {table} e", columns.join(", ")),
+            selected: format!("{}, {committed}", columns.join(", ")),
             order: order.into_iter().flatten().collect::<Vec<_>>().join(", "),
             event_id,
             source_prefix: (!known.id_is_uuid).then(|| format!("{}.{}:", table.schema, table.name)),
@@ -169,15 +170,27 @@ impl TableReader {
             (Some(source_id), Some(prefix)) => source_id.strip_prefix(prefix.as_str())?.to_owned(),
             (Some(_), None) | (None, Some(_)) => return None,
         };
-        let Self {
-            select, id: column, ..
-        } = self;
-        Some(format!("{select} where {column} = {}", quoted_literal(&id)))
+        Some(format!(
+            "{} where {} = {}",
+            self.select_sql(),
+            self.id,
+            quoted_literal(&id)
+        ))
     }
 
     /// `select … from table e`, to be completed and run as a simple query.
-    pub(crate) fn select_sql(&self) -> &str {
-        &self.select
+    pub(crate) fn select_sql(&self) -> String {
+        format!("select {} from {} e", self.selected, self.table)
+    }
+
+    /// The same with one more column, which [`more`](Self::more) reads.
+    pub(crate) fn select_more_sql(&self, column: &str) -> String {
+        format!("select {}, {column} from {} e", self.selected, self.table)
+    }
+
+    /// The column that was asked for beside the row.
+    pub(crate) fn more<'r>(&self, row: &'r SimpleQueryRow) -> Option<&'r str> {
+        row.try_get(self.columns + 1).ok().flatten()
     }
 
     /// The table, as SQL takes it.

@@ -35,6 +35,7 @@ const AUDIT: &str = include_str!("../../../migrations/0007_audit.sql");
 const ROLES: &str = include_str!("../../../migrations/0004_roles.sql");
 const QUARANTINE: &str = include_str!("../../../migrations/0005_quarantine.sql");
 const RECOVERY: &str = include_str!("../../../migrations/0006_recovery.sql");
+const EXCEPTIONS: &str = include_str!("../../../migrations/0008_exceptions.sql");
 
 /// What the files are written for.
 const DEFAULT_PUBLICATION: &str = "postrider";
@@ -67,6 +68,7 @@ pub(super) fn migrations(settings: &Settings, payload: Payload) -> Vec<Migration
         migration(5, "quarantine", QUARANTINE.to_owned(), false),
         migration(6, "recovery", RECOVERY.to_owned(), false),
         migration(7, "audit", AUDIT.to_owned(), false),
+        migration(8, "exceptions", EXCEPTIONS.to_owned(), false),
     ]
 }
 
@@ -260,11 +262,12 @@ mod tests {
                 ROLES,
                 QUARANTINE,
                 RECOVERY,
-                AUDIT
+                AUDIT,
+                EXCEPTIONS
             ]
         );
         let versions: Vec<i32> = rendered.iter().map(|m| m.version).collect();
-        assert_eq!(versions, [1, 2, 3, 4, 5, 6, 7]);
+        assert_eq!(versions, [1, 2, 3, 4, 5, 6, 7, 8]);
     }
 
     #[test]

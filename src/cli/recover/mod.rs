@@ -10,10 +10,11 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use decoder::Lsn;
-use slot_manager::{Cluster, Slot, SlotName, cluster, slots};
+use slot_manager::{Cluster, Slot, SlotName, cluster, publication, slots};
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::PgLsn;
 
+use crate::cli::check::captured;
 use crate::cli::output;
 use crate::error::{Code, Error, Result};
 use crate::postgres::{Sql, connect};
@@ -83,13 +84,16 @@ impl Situation {
             .query_one("select pg_current_wal_lsn()", &[])
             .await?
             .get(0);
+        let publication =
+            publication::inspect(sql, &settings.publication, &captured(settings)).await?;
         let mut situation = Self {
             cluster,
             slot,
             earlier,
             why: None,
         };
-        situation.why = situation.why(Lsn::new(server_lsn.into()), settings);
+        let server_lsn = Lsn::new(server_lsn.into());
+        situation.why = situation.why(server_lsn, settings, publication.fingerprint());
         Ok(situation)
     }
 
@@ -99,7 +103,7 @@ impl Situation {
             .is_some_and(|row| row.system_identifier != self.cluster.system_identifier)
     }
 
-    fn why(&self, server_lsn: Lsn, settings: &Settings) -> Option<Why> {
+    fn why(&self, server_lsn: Lsn, settings: &Settings, publication: &str) -> Option<Why> {
         if let Some(earlier) = self.earlier.as_ref().filter(|_| self.is_foreign()) {
             let what = format!(
                 "the slot was served on cluster {}, and this is cluster {}: a relay stops here \
@@ -115,6 +119,8 @@ impl Situation {
             cluster: &self.cluster,
             server_lsn,
             start: settings.start,
+            dispatch: settings.dispatch,
+            publication,
         };
         match loss::judge(seen) {
             Verdict::Stream { .. } | Verdict::CreateSlot => None,

@@ -10,6 +10,7 @@ use slot_manager::SlotName;
 
 use super::{Situation, Why};
 use crate::cli::{figures, output};
+use crate::dispatch::Resolved;
 use crate::error::{Error, Result};
 use crate::postgres::Sql;
 use crate::relay::recovery::patient_session;
@@ -65,8 +66,9 @@ pub(super) async fn show(
     sql.batch_execute("begin isolation level repeatable read read only")
         .await?;
     let mut tables = Vec::new();
+    let resolved = Resolved::read(&sql, &settings.slot).await?;
     for table in &settings.tables {
-        let unrecorded = Unrecorded::of(&sql, table, settings.project()?).await?;
+        let unrecorded = Unrecorded::of(&sql, table, settings.project()?, &resolved).await?;
         tables.push(read(unrecorded, table.table.to_string()).await?);
     }
     let preview = Preview {
@@ -99,8 +101,11 @@ async fn read(mut unrecorded: Unrecorded, name: String) -> Result<Table> {
         first_error: None,
     };
     while let Some(row) = unrecorded.next().await? {
+        let Some(event) = unrecorded.event(&row, place, 1) else {
+            continue;
+        };
         table.rows += 1;
-        match unrecorded.event(&row, place, 1) {
+        match event {
             Ok(event) => {
                 if !table.topics.contains_key(&*event.topic) {
                     table

@@ -17,11 +17,15 @@
 //! and the first whole audit records them as `discarded`, by the transaction that inserted them.
 //! From then on each row has a record.
 //!
+//! Where published events get no record (`dispatch = exceptions`) there is nothing to compare with:
+//! then it says from time to time up to which transaction everything has its outcome (`vouching`).
+//!
 //! Not here: the look at the publication itself (`supervisor`), the loss of the slot (`recovery`).
 
 mod marks;
 mod pass;
 mod statements;
+mod vouching;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -29,19 +33,21 @@ use std::time::Duration;
 
 use slot_manager::SlotName;
 use slot_manager::publication::{self, CapturedTable};
-use tokio::sync::{Notify, oneshot};
+use tokio::sync::{Notify, mpsc, oneshot};
 use tokio::task::JoinHandle;
 
 use super::from_table::TableSender;
 use super::recovery::patient_session;
-use crate::error::{Code, Result};
+use crate::dispatch::Resolved;
+use crate::error::{Code, Error, Result};
 use crate::map::TableSettings;
 use crate::metrics::Metrics;
 use crate::postgres::{Sql, Target};
-use crate::settings::Start as FromWhere;
+use crate::settings::{Dispatch, Start as FromWhere};
 use crate::table::TableReader;
 use marks::Marks;
 use pass::{Found, Outcome, Pass};
+use vouching::Vouching;
 
 /// Between two audits of what was appended.
 const INTERVAL: Duration = Duration::from_secs(300);
@@ -64,6 +70,9 @@ pub(super) struct Subject {
     pub(super) project: Arc<str>,
     /// Whether rows from before are wanted.
     pub(super) start: FromWhere,
+    /// How the session records.
+    pub(super) dispatch: Dispatch,
+    pub(super) instance: String,
     pub(super) metrics: Metrics,
 }
 
@@ -88,13 +97,15 @@ impl Drop for Auditor {
 }
 
 /// Starts to audit; `hasten` asks for a look at once, and what was found comes through `events`.
+/// The second part says why the session has to end, if it has to.
 pub(super) fn start(
     subject: Subject,
     start: Start,
     hasten: Arc<Notify>,
     events: TableSender,
-) -> Auditor {
-    Auditor(tokio::spawn(async move {
+) -> (Auditor, mpsc::Receiver<Error>) {
+    let (broken, told) = mpsc::channel(1);
+    let auditor = Auditor(tokio::spawn(async move {
         if let Some(after) = start.after
             && after.await.is_err()
         {
@@ -107,6 +118,8 @@ pub(super) fn start(
             events,
             horizon: None,
             captured_since: HashMap::new(),
+            vouching: Vouching::default(),
+            broken,
         };
         let mut sql = None;
         loop {
@@ -126,7 +139,8 @@ pub(super) fn start(
                 () = tokio::time::sleep(pause) => {}
             }
         }
-    }))
+    }));
+    (auditor, told)
 }
 
 /// What the relay's row says of earlier audits.
@@ -138,6 +152,10 @@ struct Earlier {
     first_xid: i64,
     publication: Option<String>,
     marks: Marks,
+    /// Whether events may have been delivered without a record.
+    repeats: bool,
+    /// Up to where the outcome of each row is known.
+    resolved: Resolved,
 }
 
 struct Audit {
@@ -148,6 +166,8 @@ struct Audit {
     /// For tables that are captured since the last whole comparison, the oldest transaction of
     /// the time when that was seen.
     captured_since: HashMap<u32, i64>,
+    vouching: Vouching,
+    broken: mpsc::Sender<Error>,
 }
 
 /// When a whole audit counts: rows of a gap may be committed long after it.
@@ -176,15 +196,23 @@ impl Audit {
             captured,
             ..
         } = &self.subject;
+        let earlier = statements::earlier(sql, slot).await?;
+        // What is said of the publication must be later than that the slot has come so far.
+        let reached = match earlier.repeats {
+            true => self.vouching.has_reached(sql, slot).await?,
+            false => false,
+        };
         let state = publication::inspect(sql, publication, captured).await?;
         if !state.problems().is_empty() {
             // The supervisor says so, and hastens us when it is mended.
             return Ok(SOON);
         }
-        let earlier = statements::earlier(sql, slot).await?;
+        if earlier.repeats {
+            return self.vouch(sql, &earlier, state.fingerprint(), reached).await;
+        }
         let is_as_it_was = earlier.publication.as_deref() == Some(state.fingerprint());
         if is_as_it_was && earlier.had_one && !self.everything {
-            return self.appended(sql, earlier.marks).await;
+            return self.appended(sql, earlier).await;
         }
         self.full(sql, state.fingerprint(), &earlier).await
     }
@@ -212,7 +240,8 @@ impl Audit {
         for (table, oid) in tables.iter().zip(oids) {
             let first_xid = self.first_xid(earlier, oid, running.oldest);
             let reader = TableReader::resolve(sql, table, &self.subject.project).await?;
-            outcome = outcome.and(self.pass(sql, reader, None, first_xid).await?);
+            let passed = self.pass(sql, reader, None, first_xid, earlier.resolved);
+            outcome = outcome.and(passed.await?);
         }
         horizon.was_complete = outcome == Outcome::Complete;
         self.horizon = Some(horizon);
@@ -240,7 +269,12 @@ impl Audit {
     }
 
     /// Compares what was appended since the last time.
-    async fn appended(&mut self, sql: &Sql, mut marks: Marks) -> Result<Duration> {
+    async fn appended(&mut self, sql: &Sql, earlier: Earlier) -> Result<Duration> {
+        let Earlier {
+            mut marks,
+            resolved,
+            ..
+        } = earlier;
         let leaves = statements::leaves(sql, &self.subject.tables).await?;
         let before = marks.clone();
         let mut pause = INTERVAL;
@@ -250,7 +284,8 @@ impl Audit {
             };
             let table = &self.subject.tables[leaf.table];
             let reader = TableReader::resolve(sql, table, &self.subject.project).await?;
-            match self.pass(sql, reader, Some(range), None).await? {
+            let passed = self.pass(sql, reader, Some(range), None, resolved);
+            match passed.await? {
                 Outcome::Complete => marks.done(leaf),
                 Outcome::Behind => pause = pause.min(SOON),
                 Outcome::Found => pause = AT_ONCE,
@@ -269,12 +304,14 @@ impl Audit {
         reader: TableReader,
         range: Option<marks::Range>,
         first_xid: Option<i64>,
+        resolved: Resolved,
     ) -> Result<Outcome> {
         let pass = Pass {
             sql,
             slot: &self.subject.slot,
             reader,
             first_xid,
+            resolved,
             events: &mut self.events,
         };
         let Found {

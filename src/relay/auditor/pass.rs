@@ -13,6 +13,8 @@ use tokio_postgres::SimpleQueryMessage;
 use tokio_postgres::types::PgLsn;
 
 use super::marks::Range;
+use super::statements::{is_confirmed, wal_end};
+use crate::dispatch::{Resolved, row_xid};
 use crate::error::{Code, Error, Result};
 use crate::postgres::Sql;
 use crate::relay::from_table::{FromTable, SessionEnded, TableSender, last_ordinal, place_before};
@@ -34,11 +36,6 @@ const MAX_FOUND: usize = 100_000;
 const MAX_ROWS: usize = 128;
 /// Bytes of rows read at once, from which on fewer are read the next time.
 const MANY_BYTES: usize = 4 << 20;
-
-/// Headers of a WAL page and of a segment's first page, bytes: right behind one the end of the WAL
-/// seems further on than the end of the last record.
-const PAGE_HEADERS: [u64; 2] = [24, 40];
-const WAL_PAGE: u64 = 8_192;
 
 const NOT_RECORDED: &str = "\
     select w.n::int from unnest($1::uuid[]) with ordinality as w (id, n) \
@@ -72,11 +69,6 @@ impl Outcome {
         }
     }
 }
-
-/// The transaction of a row, with its epoch: none is ahead of the next one, nor 2^32 behind.
-const ROW_XID: &str = "\
-    (next_xid::text::bigint - \
-     ((next_xid::text::bigint - e.xmin::text::bigint) % 4294967296 + 4294967296) % 4294967296)";
 
 /// What a comparison has found.
 #[derive(Debug)]
@@ -115,13 +107,15 @@ pub(super) struct Pass<'a> {
     pub(super) reader: TableReader,
     /// Rows of older transactions are from before the first start, and recorded as discarded.
     pub(super) first_xid: Option<i64>,
+    /// What else has an outcome than what has a record.
+    pub(super) resolved: Resolved,
     pub(super) events: &'a mut TableSender,
 }
 
 impl Pass<'_> {
     /// Compares `range` of a leaf, or the whole table.
     pub(super) async fn run(mut self, range: Option<Range>) -> Result<Found> {
-        if !self.is_up_to_date(self.wal_end().await?).await? {
+        if !self.is_up_to_date(wal_end(self.sql).await?).await? {
             return Ok(Found::nothing(Outcome::Behind));
         }
         let cursor = self.cursor(range.as_ref());
@@ -147,16 +141,14 @@ impl Pass<'_> {
             None => (self.reader.table_sql().to_owned(), String::new()),
         };
         let is_old = match self.first_xid {
-            Some(first_xid) => format!("{ROW_XID} < {first_xid}"),
+            Some(first_xid) => format!("{} < {first_xid}", row_xid("e")),
             None => "false".to_owned(),
         };
         format!(
             "begin; declare audit no scroll cursor for \
-             select e.tableoid, e.ctid::text, {id}, {source_id}, {is_old} from {table} e, \
-                 pg_catalog.pg_snapshot_xmax(pg_catalog.pg_current_snapshot()) next_xid \
-             where {blocks} {id} is not null \
-               and not exists (select from outbox.dispatch d where d.event_id = {id}) \
-             order by {}",
+             select e.tableoid, e.ctid::text, {id}, {source_id}, {is_old} from {table} e \
+             where {blocks} {} order by {}",
+            self.resolved.lacks_outcome(id),
             self.reader.order_sql()
         )
     }
@@ -165,7 +157,7 @@ impl Pass<'_> {
     /// that they get.
     async fn pages(&mut self) -> Result<(Found, Vec<Row>, CommitLsn)> {
         let mut page = self.page().await?;
-        let end = self.wal_end().await?;
+        let end = wal_end(self.sql).await?;
         let place = place_before(end);
         if page.is_empty() {
             return Ok((Found::nothing(Outcome::Complete), Vec::new(), place));
@@ -208,34 +200,14 @@ impl Pass<'_> {
         Ok(rows.iter().map(row).collect())
     }
 
-    /// Where the WAL ends; each transaction that is visible lies before it.
-    async fn wal_end(&self) -> Result<Lsn> {
-        let row = self
-            .sql
-            .query_one("select pg_catalog.pg_current_wal_insert_lsn()", &[])
-            .await?;
-        let end = u64::from(row.get::<_, PgLsn>(0));
-        let header = PAGE_HEADERS.into_iter().find(|h| end % WAL_PAGE == *h);
-        Ok(Lsn::new(end - header.unwrap_or(0)))
-    }
-
     /// Waits until everything up to `end` is confirmed, unless that takes too long.
     async fn is_up_to_date(&self, end: Lsn) -> Result<bool> {
         let began = Instant::now();
         loop {
-            let row = self
-                .sql
-                .query_opt(
-                    // A slot that is being made has no position yet.
-                    "select coalesce(confirmed_flush_lsn >= $2, false) \
-                     from pg_catalog.pg_replication_slots where slot_name = $1",
-                    &[&self.slot.as_str(), &PgLsn::from(end.as_u64())],
-                )
-                .await?;
-            match row {
-                Some(row) if row.get(0) => return Ok(true),
-                Some(_) | None if began.elapsed() >= PATIENCE => return Ok(false),
-                Some(_) | None => tokio::time::sleep(LOOK_INTERVAL).await,
+            match is_confirmed(self.sql, self.slot, end).await? {
+                true => return Ok(true),
+                false if began.elapsed() >= PATIENCE => return Ok(false),
+                false => tokio::time::sleep(LOOK_INTERVAL).await,
             }
         }
     }

@@ -1,12 +1,21 @@
 //! What the auditor asks the database, apart from the comparison itself.
 
+use decoder::Lsn;
 use slot_manager::SlotName;
+use tokio_postgres::types::PgLsn;
 
-use super::Earlier;
 use super::marks::{Leaf, Marks};
+use super::{Earlier, Subject};
+use crate::dispatch::Resolved;
 use crate::error::Result;
 use crate::map::TableSettings;
 use crate::postgres::Sql;
+use crate::settings::Dispatch;
+
+/// Headers of a WAL page and of a segment's first page, bytes: right behind one the end of the WAL
+/// seems further on than the end of the last record.
+const PAGE_HEADERS: [u64; 2] = [24, 40];
+const WAL_PAGE: u64 = 8_192;
 
 /// Ordinary tables, and the partitions of partitioned ones; without those that only the root gives
 /// a right to: their rows are compared when the whole table is.
@@ -33,12 +42,22 @@ const TABLE: &str = "\
     where n.nspname = $1 and c.relname = $2";
 
 const EARLIER: &str = "\
-    select audited_at is not null, audited_publication, audit_marks::text, first_xid \
+    select audited_at is not null, audited_publication, audit_marks::text, first_xid, dispatch \
     from outbox.relay where slot = $1";
 
 const AUDITED: &str = "\
     update outbox.relay set audited_at = now(), audited_publication = $2, \
         audit_marks = $3::text::jsonb, updated_at = now() where slot = $1";
+
+const VOUCH: &str = "\
+    update outbox.relay set resolved_xid = greatest(resolved_xid, $4), audited_at = now(), \
+        updated_at = now(), dispatch = $5::text, \
+        exceptions_xid = case when $5::text = 'exceptions' then exceptions_xid end \
+    where slot = $1 and instance = $2 and audited_publication = $3 and recovering is null";
+
+const MARK_BROKEN: &str = "\
+    update outbox.relay set recovering = coalesce(recovering, $3), updated_at = now() \
+    where slot = $1 and instance = $2";
 
 const SAVE_MARKS: &str = "\
     update outbox.relay set audit_marks = $2::text::jsonb where slot = $1";
@@ -102,6 +121,8 @@ pub(super) async fn earlier(sql: &Sql, slot: &SlotName) -> Result<Earlier> {
         had_one: row.get(0),
         first_xid: row.get(3),
         publication: row.get(1),
+        repeats: Dispatch::named(row.get(4)) != Some(Dispatch::Full),
+        resolved: Resolved::read(sql, slot).await?,
         marks: marks
             .and_then(|text| serde_json::from_str(text).ok())
             .unwrap_or_default(),
@@ -118,6 +139,49 @@ pub(super) async fn audited(
     sql.execute(AUDITED, &[&slot.as_str(), &publication, &json(marks)])
         .await?;
     Ok(())
+}
+
+/// Rows of transactions before `oldest` have their outcome, with the publication as it is in
+/// `publication`; the session records as `dispatch` says. Nothing when another has taken the slot.
+pub(super) async fn vouch(
+    sql: &Sql,
+    subject: &Subject,
+    publication: &str,
+    oldest: i64,
+) -> Result<()> {
+    let (slot, instance) = (subject.slot.as_str(), &subject.instance);
+    let dispatch = subject.dispatch.name();
+    sql.execute(VOUCH, &[&slot, instance, &publication, &oldest, &dispatch])
+        .await?;
+    Ok(())
+}
+
+/// The next session begins with a recovery, unless another relay has taken the slot.
+pub(super) async fn mark_broken(sql: &Sql, subject: &Subject, why: &str) -> Result<()> {
+    let (slot, instance) = (subject.slot.as_str(), &subject.instance);
+    sql.execute(MARK_BROKEN, &[&slot, instance, &why]).await?;
+    Ok(())
+}
+
+/// Where the WAL ends; each transaction that is visible lies before it.
+pub(super) async fn wal_end(sql: &Sql) -> Result<Lsn> {
+    let row = sql
+        .query_one("select pg_catalog.pg_current_wal_insert_lsn()", &[])
+        .await?;
+    let end = u64::from(row.get::<_, PgLsn>(0));
+    let header = PAGE_HEADERS.into_iter().find(|h| end % WAL_PAGE == *h);
+    Ok(Lsn::new(end - header.unwrap_or(0)))
+}
+
+/// Whether everything up to `end` is confirmed.
+pub(super) async fn is_confirmed(sql: &Sql, slot: &SlotName, end: Lsn) -> Result<bool> {
+    // A slot that is being made has no position yet.
+    const CONFIRMED: &str = "\
+        select coalesce(confirmed_flush_lsn >= $2, false) \
+        from pg_catalog.pg_replication_slots where slot_name = $1";
+    let end = PgLsn::from(end.as_u64());
+    let row = sql.query_opt(CONFIRMED, &[&slot.as_str(), &end]).await?;
+    Ok(row.is_some_and(|row| row.get(0)))
 }
 
 /// So far the tables are compared.

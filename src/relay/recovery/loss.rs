@@ -12,7 +12,7 @@ use slot_manager::{Cluster, Health, Slot, SlotName};
 
 use crate::error::{Code, Error};
 use crate::relay::record::Recorded;
-use crate::settings::Start;
+use crate::settings::{Dispatch, Start};
 
 /// What is known when a session opens.
 #[derive(Debug, Clone, Copy)]
@@ -25,6 +25,10 @@ pub(crate) struct Seen<'a> {
     /// End of the server's WAL.
     pub(crate) server_lsn: Lsn,
     pub(crate) start: Start,
+    /// How this session is to record.
+    pub(crate) dispatch: Dispatch,
+    /// The publication, which is right, as it is now.
+    pub(crate) publication: &'a str,
 }
 
 /// How the session has to begin.
@@ -63,6 +67,12 @@ pub(crate) enum Loss {
     SlotRecreated { recorded: Lsn, found: Lsn },
     /// The server has less WAL than was confirmed.
     WalMissing { recorded: Lsn, server: Lsn },
+    /// The publication was altered, and what was left out of the stream cannot be told from what
+    /// was delivered without a record.
+    PublicationChanged,
+    /// Nothing proves that the slot is the one that was served, and what it may have left out
+    /// cannot be told from what was delivered without a record.
+    SlotUnproven { recorded: Lsn, found: Lsn },
 }
 
 /// Decides, on the cluster that was served before.
@@ -90,8 +100,45 @@ pub(crate) fn judge(seen: Seen<'_>) -> Verdict {
             let server = seen.server_lsn;
             Verdict::Recover(Loss::WalMissing { recorded, server })
         }
+        _ if repeats(seen) => without_records(earlier, recorded, slot, seen),
         _ => stream(slot, audit(earlier, recorded, slot, seen.cluster)),
     }
+}
+
+/// Whether events may have been delivered without a record, or will be.
+pub(crate) fn repeats(seen: Seen<'_>) -> bool {
+    let earlier = seen.earlier.map(|earlier| earlier.dispatch);
+    seen.dispatch == Dispatch::Exceptions || earlier == Some(Dispatch::Exceptions)
+}
+
+/// Where a comparison of the tables with the records would tell nothing.
+fn without_records<'a>(
+    earlier: &Recorded,
+    recorded: Lsn,
+    slot: &Slot,
+    seen: Seen<'a>,
+) -> Verdict {
+    if earlier.publication.as_deref() != Some(seen.publication) {
+        return Verdict::Recover(Loss::PublicationChanged);
+    }
+    match audit(earlier, recorded, slot, seen.cluster) {
+        Audit::Continue => stream(slot, Audit::Continue),
+        Audit::Everything if is_proven(earlier, recorded, slot, seen.cluster) => {
+            stream(slot, Audit::Continue)
+        }
+        Audit::Everything => Verdict::Recover(Loss::SlotUnproven {
+            recorded,
+            found: slot.confirmed_flush_lsn.unwrap_or_default(),
+        }),
+    }
+}
+
+/// Whether the slot was there when a position was written down. One that is made anew begins to
+/// keep WAL at the end of that time, beyond everything that was confirmed before. (So it can only
+/// have been moved on: `pg_replication_slot_advance` may leave `restart_lsn` where it is. Who does
+/// that by `postrider slot advance` leaves a final position behind.)
+fn is_proven(earlier: &Recorded, recorded: Lsn, slot: &Slot, cluster: &Cluster) -> bool {
+    earlier.timeline == cluster.timeline && slot.restart_lsn.is_some_and(|at| at <= recorded)
 }
 
 fn first_start(seen: Seen<'_>) -> Verdict {
@@ -146,14 +193,19 @@ impl Loss {
             Loss::SlotLost(_) => "slot-lost",
             Loss::SlotRecreated { .. } => "slot-recreated",
             Loss::WalMissing { .. } => "wal-missing",
+            Loss::PublicationChanged => "publication-changed",
+            Loss::SlotUnproven { .. } => "slot-unproven",
         }
     }
 
     /// The error with which a relay stops that may not recover by itself; `None` for what is
-    /// recovered whatever the settings say, as a person has asked for it.
+    /// recovered whatever the settings say: a person has asked for it, or the slot is not lost.
     pub(crate) fn stops(&self, slot: &SlotName) -> Option<Error> {
         let code = match self {
-            Loss::Unfinished(_) | Loss::FirstStart => return None,
+            Loss::Unfinished(_)
+            | Loss::FirstStart
+            | Loss::PublicationChanged
+            | Loss::SlotUnproven { .. } => return None,
             Loss::SlotMissing => Code::SlotMissing,
             Loss::SlotLost(_) => Code::SlotLost,
             Loss::SlotRecreated { .. } | Loss::WalMissing { .. } => Code::SlotRecreated,
@@ -164,7 +216,10 @@ impl Loss {
     /// The slot's health as metrics show it, where it has a name there.
     pub(crate) fn health_name(&self) -> Option<&'static str> {
         match self {
-            Loss::Unfinished(_) | Loss::FirstStart => None,
+            Loss::Unfinished(_)
+            | Loss::FirstStart
+            | Loss::PublicationChanged
+            | Loss::SlotUnproven { .. } => None,
             Loss::SlotMissing => Some(Health::Missing.name()),
             Loss::SlotLost(health) => Some(health.name()),
             Loss::SlotRecreated { .. } | Loss::WalMissing { .. } => Some("recreated"),
@@ -191,6 +246,15 @@ impl fmt::Display for Loss {
                 f,
                 "{recorded} was confirmed, and the server's WAL ends at {server}: it was rolled \
                  back"
+            ),
+            Loss::PublicationChanged => f.write_str(
+                "the publication was altered since everything was last known to be delivered \
+                 (dispatch = exceptions)",
+            ),
+            Loss::SlotUnproven { recorded, found } => write!(
+                f,
+                "it stands at {found}, {recorded} was written down last, and it may be another \
+                 slot or on another server (dispatch = exceptions)"
             ),
         }
     }

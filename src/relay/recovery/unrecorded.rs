@@ -1,5 +1,5 @@
-//! The rows of a captured table that have no record: what the stream alone would leave out when
-//! the slot is lost, and what a recovery would send.
+//! The rows of a captured table that have no known outcome: what the stream alone would leave out
+//! when the slot is lost, and what a recovery would send.
 //!
 //! One statement for each table, whose rows are read as they are needed: neither the server's
 //! answer nor anything else is held in memory whole, however many rows there are. (A cursor would
@@ -11,16 +11,24 @@ use futures_util::TryStreamExt;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::{SimpleQueryMessage, SimpleQueryRow, SimpleQueryStream};
 
+use super::blocked::Blocked;
+use crate::dispatch::Resolved;
 use crate::error::{Code, Error, Result};
+use crate::lanes::Standing;
 use crate::map::{MapError, TableSettings};
 use crate::postgres::Sql;
+use crate::relay::delivery::stays_published;
+use crate::relay::from_table::FIRST_PLACE;
 use crate::table::{TableEvent, TableReader};
 use crate::watermark::CommitLsn;
 
-/// Rows without a record, each key in its order.
+/// Rows without a known outcome, each key in its order.
 pub(crate) struct Unrecorded {
     reader: TableReader,
     rows: Pin<Box<SimpleQueryStream>>,
+    /// Whether there are some among them that were delivered, or have a record all the same.
+    repeats: bool,
+    blocked: Blocked,
 }
 
 impl Unrecorded {
@@ -30,18 +38,38 @@ impl Unrecorded {
     /// # Errors
     /// Those of [`TableReader::resolve`], and of a statement; `slot-busy` when the table has been
     /// altered since the snapshot.
-    pub(crate) async fn of(sql: &Sql, table: &TableSettings, project: &str) -> Result<Self> {
+    pub(crate) async fn of(
+        sql: &Sql,
+        table: &TableSettings,
+        project: &str,
+        resolved: &Resolved,
+    ) -> Result<Self> {
         let reader = TableReader::resolve(sql, table, project).await?;
-        let statement = format!(
-            "{select} where {id} is not null \
-             and not exists (select from outbox.dispatch d where d.event_id = {id}) order by {order}",
-            select = reader.select_sql(),
-            id = reader.event_id_sql(),
-            order = reader.order_sql(),
-        );
+        let blocked = Blocked::of(sql, &reader, resolved).await?;
+        let (id, order) = (reader.event_id_sql(), reader.order_sql());
+        let lacks_outcome = resolved.lacks_outcome(id);
+        let statement = match resolved.repeats() {
+            true => format!(
+                "{} where {lacks_outcome} or {} and {id} = any ({}) order by {order}",
+                reader.select_more_sql(&format!(
+                    "exists (select from outbox.dispatch d where d.event_id = {id})"
+                )),
+                resolved.is_recent(),
+                blocked.firsts_sql(),
+            ),
+            false => format!(
+                "{} where {lacks_outcome} order by {order}",
+                reader.select_sql()
+            ),
+        };
         let rows = sql.simple_query_raw(&statement).await;
         let rows = Box::pin(rows.map_err(altered_since)?);
-        Ok(Self { reader, rows })
+        Ok(Self {
+            reader,
+            rows,
+            repeats: resolved.repeats(),
+            blocked,
+        })
     }
 
     /// The next row; `None` after the last. Dropping the future loses nothing.
@@ -57,7 +85,8 @@ impl Unrecorded {
         Ok(None)
     }
 
-    /// The row as the event at this place.
+    /// The row as the event at this place, or at this ordinal of [`FIRST_PLACE`] when it stands
+    /// before what blocks its key; `None` when there is nothing to send.
     ///
     /// # Errors
     /// It cannot become a message.
@@ -66,8 +95,37 @@ impl Unrecorded {
         row: &SimpleQueryRow,
         commit: CommitLsn,
         ordinal: u32,
-    ) -> Result<TableEvent, MapError> {
-        self.reader.event(row, commit, ordinal)
+    ) -> Option<Result<TableEvent, MapError>> {
+        let event = self.reader.event(row, commit, ordinal);
+        if !self.repeats {
+            return Some(event);
+        }
+        let event_id = match &event {
+            Ok(found) => found.event.origin.event_id.clone(),
+            Err(MapError::Event(error)) => error.known.event_id.clone(),
+            Err(_) => return Some(event),
+        };
+        if self.blocked.passes(&event_id.uuid) {
+            return None;
+        }
+        let is_published = self.reader.more(row) == Some("t");
+        match event {
+            Ok(mut found) => {
+                let origin = &mut found.event.origin;
+                if is_published {
+                    origin.standing = Standing::Repeated;
+                }
+                if self.blocked.is_before(&found.topic, &found.ordering_key) {
+                    origin.commit = FIRST_PLACE;
+                }
+                Some(Ok(found))
+            }
+            Err(error) if is_published => {
+                stays_published(&event_id, &error);
+                None
+            }
+            Err(error) => Some(Err(error)),
+        }
     }
 
     /// When the row's event happened, as its column says.

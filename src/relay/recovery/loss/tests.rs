@@ -39,6 +39,8 @@ fn left(is_final: bool) -> Recorded {
         confirmed_lsn: Some(Lsn::new(500)),
         confirmed_is_final: is_final,
         recovering: None,
+        dispatch: Dispatch::Full,
+        publication: Some("p1".to_owned()),
     }
 }
 
@@ -55,6 +57,8 @@ fn judged(earlier: Option<&Recorded>, slot: Option<&Slot>, start: Start, timelin
         },
         server_lsn: Lsn::new(1_000),
         start,
+        dispatch: Dispatch::Full,
+        publication: "p2",
     })
 }
 
@@ -153,4 +157,63 @@ fn a_first_start_takes_the_table_only_when_all_is_asked_for() {
         judged(None, Some(&slot(500)), Start::New, 1),
         streams(500, Audit::Continue)
     );
+}
+
+/// With `dispatch = exceptions`, and the publication that was audited.
+fn without_records(earlier: &Recorded, slot: &Slot, timeline: u32) -> Verdict {
+    judge(Seen {
+        earlier: Some(earlier),
+        slot: Some(slot),
+        cluster: &Cluster {
+            system_identifier: SystemIdentifier::new(7),
+            timeline,
+            version_num: 150_000,
+            in_recovery: false,
+            database: "shop".to_owned(),
+        },
+        server_lsn: Lsn::new(1_000),
+        start: Start::New,
+        dispatch: Dispatch::Exceptions,
+        publication: "p1",
+    })
+}
+
+#[test]
+fn without_records_a_slot_that_is_further_on_must_be_proven_to_be_the_same() {
+    let ahead = |restart| Slot {
+        restart_lsn: Some(Lsn::new(restart)),
+        ..slot(600)
+    };
+    let verdict = |restart, timeline| without_records(&left(false), &ahead(restart), timeline);
+    assert_eq!(verdict(500, 1), streams(600, Audit::Continue));
+    let unproven = Verdict::Recover(Loss::SlotUnproven {
+        recorded: Lsn::new(500),
+        found: Lsn::new(600),
+    });
+    assert_eq!(verdict(501, 1), unproven);
+    assert_eq!(verdict(500, 2), unproven);
+    let recreated = Loss::SlotRecreated {
+        recorded: Lsn::new(500),
+        found: Lsn::new(600),
+    };
+    let after_a_clean_stop = without_records(&left(true), &ahead(500), 1);
+    assert_eq!(after_a_clean_stop, Verdict::Recover(recreated));
+}
+
+#[test]
+fn where_events_have_no_records_another_publication_is_recovered_and_else_it_is_audited() {
+    let changed = Verdict::Recover(Loss::PublicationChanged);
+    for publication in [None, Some("p0".to_owned())] {
+        let earlier = Recorded {
+            publication,
+            ..left(true)
+        };
+        assert_eq!(without_records(&earlier, &slot(500), 1), changed);
+        assert_eq!(again(&earlier, Some(&slot(500))), streams(500, Audit::Continue));
+        let before = Recorded {
+            dispatch: Dispatch::Exceptions,
+            ..earlier
+        };
+        assert_eq!(again(&before, Some(&slot(500))), changed);
+    }
 }

@@ -1,0 +1,87 @@
+//! Which rows of a table stand before what blocks their key, where those before it come again.
+//!
+//! What is delivered without a record is sent again by a recovery, also the events that stand
+//! before the first one in quarantine of their key: they must not wait behind it, and what stands
+//! behind it must. A row does not tell its place in the log. But rows come in the order of their
+//! key, so whatever comes before that first event stands before it. When that one is not among
+//! the rows that are read, everything that comes stands behind it.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+use tokio_postgres::SimpleQueryMessage;
+
+use crate::dispatch::{Resolved, quarantined};
+use crate::error::Result;
+use crate::lanes::Group;
+use crate::map::OrderingKey;
+use crate::postgres::Sql;
+use crate::relay::quarantine::MAX_BLOCKED;
+use crate::table::TableReader;
+
+/// The keys whose first event in quarantine is still to come.
+#[derive(Debug, Default)]
+pub(super) struct Blocked {
+    firsts: HashMap<[u8; 16], Group>,
+    groups: HashSet<Group>,
+}
+
+impl Blocked {
+    /// Those of one table.
+    pub(super) async fn of(sql: &Sql, reader: &TableReader, resolved: &Resolved) -> Result<Self> {
+        let mut blocked = Self::default();
+        if !resolved.repeats() {
+            return Ok(blocked);
+        }
+        let keys = quarantined::blocked_keys(sql, MAX_BLOCKED).await?;
+        let keys: HashMap<[u8; 16], Group> = keys
+            .into_iter()
+            .map(|key| (key.first.uuid, key.group))
+            .collect();
+        let ids = keys.keys().map(|id| uuid::Uuid::from_bytes(*id).to_string());
+        let ids = ids.collect::<Vec<_>>().join(",");
+        let statement = format!(
+            "select {id} from {table} e where {recent} and {id} = any ('{{{ids}}}'::uuid[])",
+            id = reader.event_id_sql(),
+            table = reader.table_sql(),
+            recent = resolved.is_recent(),
+        );
+        for message in sql.simple_query(&statement).await? {
+            let SimpleQueryMessage::Row(row) = message else {
+                continue;
+            };
+            let id = row.get(0).and_then(|id| uuid::Uuid::parse_str(id).ok());
+            let first = id.map(uuid::Uuid::into_bytes);
+            if let Some((id, group)) = first.and_then(|id| keys.get_key_value(&id)) {
+                blocked.firsts.insert(*id, group.clone());
+                blocked.groups.insert(group.clone());
+            }
+        }
+        Ok(blocked)
+    }
+
+    /// Their ids, as an array of SQL.
+    pub(super) fn firsts_sql(&self) -> String {
+        let ids = self.firsts.keys();
+        let ids = ids.map(|id| uuid::Uuid::from_bytes(*id).to_string());
+        format!("'{{{}}}'::uuid[]", ids.collect::<Vec<_>>().join(","))
+    }
+
+    /// Whether this is the first event in quarantine of a key: what comes now stands behind it.
+    pub(super) fn passes(&mut self, event_id: &[u8; 16]) -> bool {
+        let Some(group) = self.firsts.remove(event_id) else {
+            return false;
+        };
+        self.groups.remove(&group);
+        true
+    }
+
+    /// Whether what comes now of the key stands before its first event in quarantine.
+    pub(super) fn is_before(&self, topic: &Arc<str>, ordering_key: &OrderingKey) -> bool {
+        let group = || Group {
+            topic: topic.clone(),
+            ordering_key: ordering_key.clone(),
+        };
+        !self.groups.is_empty() && self.groups.contains(&group())
+    }
+}
