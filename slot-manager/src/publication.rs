@@ -67,6 +67,8 @@ pub struct TableState {
     pub columns: Vec<String>,
     /// How it is published, if it is.
     pub published: Option<PublishedTable>,
+    /// Whether it cannot be taken out of the publication, and put back, without a trace.
+    pub traced: bool,
 }
 
 /// How a table is published.
@@ -146,6 +148,7 @@ impl TableState {
             oid: get(row, "table_oid")?,
             is_partitioned: get(row, "partitioned")?,
             columns: get(row, "table_columns")?,
+            traced: get::<Option<bool>>(row, "traced")? == Some(true),
             published: published
                 .then(|| {
                     Ok::<_, Error>(PublishedTable {
@@ -222,8 +225,15 @@ impl PublicationState {
         inserts.into_iter().chain(of_tables).collect()
     }
 
+    /// The captured tables that belong to the publication by their schema: they may have been out of
+    /// it without a trace in the [`fingerprint`](Self::fingerprint).
+    pub fn untraced(&self) -> impl Iterator<Item = &QualifiedName> {
+        let published = self.tables.iter().filter(|t| t.published.is_some());
+        published.filter(|t| !t.traced).map(|t| &t.wanted.name)
+    }
+
     /// The identities and versions of the publication, of its hold on each captured table and of
-    /// the tables: the same as long as [`has_changed_since`](Self::has_changed_since) is false. To
+    /// the tables, with their names: the same as long as [`has_changed_since`](Self::has_changed_since) is false. To
     /// be compared, not read.
     #[must_use]
     pub fn fingerprint(&self) -> &str {

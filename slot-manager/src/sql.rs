@@ -132,13 +132,15 @@ select p.oid, p.puballtables, p.pubinsert, p.pubupdate, p.pubdelete, p.pubtrunca
        case when j.columns ? 'attnames' then
            array(select pg_catalog.jsonb_array_elements_text(j.columns -> 'attnames'))
        end as published_columns,
-       pg_catalog.concat_ws(' ', p.oid, p.xmin, c.oid, r.oid, r.xmin) as fingerprint
+       p.puballtables or r.oid is not null as traced,
+       pg_catalog.concat_ws(' ', p.oid, p.xmin, c.oid, r.oid, r.xmin, y.xmin) as fingerprint
 from (values (1)) one
 left join pg_catalog.pg_publication p on p.pubname = $1
 left join unnest($2, $3) with ordinality as w (schema_name, table_name, place) on true
 left join pg_catalog.pg_namespace n on n.nspname = w.schema_name
 left join pg_catalog.pg_class c
        on c.relnamespace = n.oid and c.relname = w.table_name and c.relkind in ('r', 'p')
+left join pg_catalog.pg_type y on y.oid = c.reltype
 left join pg_catalog.pg_publication_rel r on r.prpubid = p.oid and r.prrelid = c.oid
 left join pg_catalog.pg_publication_tables t
        on t.pubname = p.pubname and t.schemaname = w.schema_name and t.tablename = w.table_name

@@ -8,7 +8,6 @@
 
 use slot_manager::SlotName;
 
-use crate::error::Result;
 use crate::postgres::Sql;
 
 const SELECT: &str = "SELECT resolved_xid, exceptions_xid FROM outbox.relay WHERE slot = $1";
@@ -35,7 +34,7 @@ impl Resolved {
     ///
     /// # Errors
     /// Those of a statement.
-    pub(crate) async fn read(sql: &Sql, slot: &SlotName) -> Result<Self> {
+    pub(crate) async fn read(sql: &Sql, slot: &SlotName) -> Result<Self, tokio_postgres::Error> {
         let row = sql.query_opt(SELECT, &[&slot.as_str()]).await?;
         Ok(row.map_or_else(Self::default, |row| Self {
             xid: row.get(0),

@@ -88,12 +88,16 @@ const IS_ANOTHERS: &str = "\
     SELECT FROM outbox.relay r JOIN pg_catalog.pg_replication_slots s ON s.slot_name = r.slot \
     WHERE r.slot = $1 AND r.instance <> $2 AND s.active";
 
-/// The relay that serves the slot stays its instance.
+/// The relay that serves the slot stays its instance. Transaction ids of another cluster say nothing
+/// here.
 const REQUEST: &str = "\
     INSERT INTO outbox.relay (slot, system_identifier, timeline, instance, recovering) \
     VALUES ($1, $2, $3, 'none yet', $4) \
-    ON CONFLICT (slot) DO UPDATE SET system_identifier = excluded.system_identifier, \
-        timeline = excluded.timeline, confirmed_is_final = false, \
+    ON CONFLICT (slot) DO UPDATE SET \
+        resolved_xid = CASE WHEN relay.system_identifier = excluded.system_identifier \
+            THEN relay.resolved_xid END, \
+        system_identifier = excluded.system_identifier, timeline = excluded.timeline, \
+        confirmed_is_final = false, \
         recovering = coalesce(relay.recovering, excluded.recovering), updated_at = now()";
 
 /// Records whose place the WAL of this cluster will come to, put where no commit can be.

@@ -383,11 +383,25 @@ pub(super) async fn check_publication(relay: &Relay, sql: &Sql) -> Result<Public
     let publication = &relay.settings.publication;
     let looking = publication::inspect(sql, publication, &relay.captured);
     let state = answer_within(ANSWER_LIMIT, looking).await?;
-    match state.problems().first() {
-        None => {
-            relay.publication_was_right.store(true, Ordering::Relaxed);
-            Ok(state)
-        }
-        Some(problem) => Err(problem.into()),
+    if let Some(problem) = state.problems().first() {
+        return Err(problem.into());
     }
+    if let (Dispatch::Exceptions, Some(error)) = (relay.settings.dispatch, untraced(&state)) {
+        return Err(error);
+    }
+    relay.publication_was_right.store(true, Ordering::Relaxed);
+    Ok(state)
+}
+
+/// A publication of a whole schema cannot be trusted where events have no records: what it left
+/// out for a while would not be noticed.
+pub(crate) fn untraced(state: &PublicationState) -> Option<Error> {
+    let table = state.untraced().next()?;
+    let publication = slot_manager::quoted_identifier(&state.name);
+    let what = format!(
+        "table {table} is in publication {publication} by its schema, which leaves no trace when it \
+         is taken out for a while; dispatch = exceptions needs that trace"
+    );
+    let remedy = format!("alter publication {publication} add table {table}, or dispatch = full");
+    Some(Error::new(Code::PublicationDrift, what).hint(remedy))
 }

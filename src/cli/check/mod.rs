@@ -11,14 +11,15 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use slot_manager::preflight::{self, Expectation};
-use slot_manager::publication::CapturedTable;
+use slot_manager::publication::{self, CapturedTable};
 use slot_manager::{Finding, QualifiedName, Severity};
 
 use super::findings::{Findings, from_error};
 use super::output;
 use crate::error::Result;
 use crate::postgres::connect;
-use crate::settings::{Endpoint, Settings};
+use crate::relay::session::untraced;
+use crate::settings::{Dispatch, Endpoint, Settings};
 
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -80,6 +81,11 @@ async fn check_database(settings: &Settings) -> Result<(Vec<Finding>, Vec<String
         .any(|finding| finding.code == "server-too-old")
     {
         return Ok((findings, Vec::new()));
+    }
+    if settings.dispatch == Dispatch::Exceptions {
+        let tables = captured(settings);
+        let state = publication::inspect(&sql, &settings.publication, &tables).await?;
+        findings.extend(untraced(&state).as_ref().map(from_error));
     }
     let mut topics = Vec::new();
     for table in &settings.tables {

@@ -8,12 +8,14 @@ use decoder::Lsn;
 use serde::Serialize;
 use slot_manager::slots::{self, CreateOptions};
 use slot_manager::{Slot, publication};
+use tokio_postgres::types::PgLsn;
 
 use super::{CHANGE_TIMEOUT, STATEMENT_TIMEOUT, pending, served_before, session};
 use crate::cli::check::captured;
 use crate::cli::{figures, output};
 use crate::error::{Code, Error, Result};
 use crate::postgres::Sql;
+use crate::relay::record;
 use crate::settings::Settings;
 
 /// The arguments of `postrider slot create`.
@@ -146,7 +148,15 @@ pub(super) async fn advance(settings: &Settings, args: &AdvanceArgs) -> Result<E
         )));
     }
     let text = left_out.text();
+    let left = PgLsn::from(left_out.confirmed_flush_lsn.as_u64());
     left_out.confirmed_flush_lsn = slots::advance(&sql, &settings.slot, to).await?;
+    match record::write_left(&sql, &settings.slot, left).await {
+        Ok(()) => {}
+        Err(error) => tracing::warn!(
+            code = %error.code(),
+            "outbox.relay does not say where the relay had left the slot: {error}"
+        ),
+    }
     match args.json {
         true => output::write_json(&left_out),
         false => output::write(&format!(

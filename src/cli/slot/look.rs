@@ -51,6 +51,8 @@ pub(super) struct RelayRow {
     confirmed_is_final: bool,
     /// Why a recovery is due or under way; absent when none is.
     pub(super) recovering: Option<String>,
+    /// Which events get a row in outbox.dispatch: `full` or `exceptions`.
+    pub(super) dispatch: String,
 }
 
 /// Bytes of WAL per second since the look before.
@@ -92,7 +94,7 @@ pub(super) struct Found<'a> {
 
 const RELAY: &str = "\
     select instance, to_char(since at time zone 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS\"Z\"'), \
-           system_identifier, confirmed_lsn, confirmed_is_final, recovering \
+           system_identifier, confirmed_lsn, confirmed_is_final, recovering, dispatch \
     from outbox.relay where slot = $1";
 
 impl Look {
@@ -194,6 +196,7 @@ async fn relay_row(sql: &Sql, slot: &SlotName) -> Result<Option<RelayRow>> {
                 confirmed_lsn: confirmed.map(|lsn| Lsn::new(lsn.into())),
                 confirmed_is_final: row.get(4),
                 recovering: row.get(5),
+                dispatch: row.get(6),
             }
         })),
         Err(error) if not_to_be_read(&error) => Ok(None),

@@ -1,7 +1,9 @@
 //! Which events wait for delivery, and how old the oldest is: exact, while that is cheap.
 //!
 //! A row waits when its transaction is not older than those that the slot still has to stream
-//! (`catalog_xmin`), and the dispatch table has no record of it. Rows from before the slot do not
+//! (`catalog_xmin`), and it has no known outcome: no record in the dispatch table, and the relay
+//! has not vouched for it (where it does that, it may be delivered all the same, and only that
+//! nothing waits is known). Rows from before the slot do not
 //! count: they are never streamed. (A slot that is made while an older logical slot lags begins
 //! with that one's `catalog_xmin`: until it has been read from for a while, some rows from before
 //! it count too.) There is no index for this, on purpose (writers would pay for it), so that
@@ -12,6 +14,7 @@ use std::time::Duration;
 use slot_manager::{Slot, quoted_identifier};
 
 use super::not_to_be_read;
+use crate::dispatch::Resolved;
 use crate::error::Result;
 use crate::map::TableSettings;
 use crate::postgres::Sql;
@@ -49,8 +52,13 @@ pub(super) async fn look(sql: &Sql, settings: &Settings, slot: &Slot) -> Result<
         events: 0,
         oldest: Some(Duration::ZERO),
     };
+    let resolved = match Resolved::read(sql, &settings.slot).await {
+        Ok(resolved) => resolved,
+        Err(error) if not_to_be_read(&error) => return Ok(None),
+        Err(error) => return Err(error.into()),
+    };
     for table in &settings.tables {
-        match look_at(sql, table, catalog_xmin).await {
+        match look_at(sql, table, catalog_xmin, &resolved).await {
             Ok(Some(one)) => {
                 all.events += one.events;
                 all.oldest = all.oldest.zip(one.oldest).map(|(a, b)| a.max(b));
@@ -60,6 +68,9 @@ pub(super) async fn look(sql: &Sql, settings: &Settings, slot: &Slot) -> Result<
             Err(error) => return Err(error.into()),
         }
     }
+    if all.events > 0 && resolved.repeats() {
+        return Ok(None);
+    }
     Ok(Some(all))
 }
 
@@ -67,6 +78,7 @@ async fn look_at(
     sql: &Sql,
     settings: &TableSettings,
     catalog_xmin: i64,
+    resolved: &Resolved,
 ) -> Result<Option<Pending>, tokio_postgres::Error> {
     let id = settings.columns.id.as_deref().unwrap_or("id");
     let time = settings
@@ -84,7 +96,7 @@ async fn look_at(
     let Some(id_is_uuid) = id_is_uuid.filter(|_| bytes.is_some_and(|n| n <= LARGEST_BYTES)) else {
         return Ok(None);
     };
-    let statement = statement(settings, id, id_is_uuid, has_time.then_some(time));
+    let statement = statement(settings, id, id_is_uuid, has_time.then_some(time), resolved);
     let row = sql
         .query_one(&statement, &[&catalog_xmin.to_string()])
         .await?;
@@ -100,7 +112,13 @@ async fn look_at(
 }
 
 /// Counts one table. Parameter: the slot's `catalog_xmin` (text).
-fn statement(settings: &TableSettings, id: &str, id_is_uuid: bool, time: Option<&str>) -> String {
+fn statement(
+    settings: &TableSettings,
+    id: &str,
+    id_is_uuid: bool,
+    time: Option<&str>,
+    resolved: &Resolved,
+) -> String {
     let table = &settings.table;
     let id = format!("e.{}", quoted_identifier(id));
     let event_id = match id_is_uuid {
@@ -119,7 +137,7 @@ fn statement(settings: &TableSettings, id: &str, id_is_uuid: bool, time: Option<
     };
     format!(
         "select count(*), {age} from {table} e \
-         where age(e.xmin) <= age($1::text::xid) \
-         and not exists (select from outbox.dispatch d where d.event_id = {event_id})"
+         where age(e.xmin) <= age($1::text::xid) and {}",
+        resolved.lacks_outcome(&event_id)
     )
 }

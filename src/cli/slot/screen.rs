@@ -7,6 +7,7 @@ use slot_manager::{Health, Severity, Slot, WalStatus};
 use super::look::{Look, Rates};
 use crate::cli::figures;
 use crate::cli::paint::Paint;
+use crate::settings::Dispatch;
 
 /// Width of the labels.
 const LABEL: usize = 10;
@@ -33,6 +34,9 @@ pub(super) fn text(look: &Look, paint: Paint) -> String {
     if let Some(why) = relay.and_then(|relay| relay.recovering.as_deref()) {
         let text = format!("due or under way ({why}): rows come from the tables first");
         line("recovery", &text);
+    }
+    if relay.is_some_and(|relay| relay.dispatch == Dispatch::Exceptions.name()) {
+        line("records", "of what is in quarantine alone (dispatch = exceptions)");
     }
     if let Some(slot) = &look.slot {
         line("lag", &lag(look, slot));
