@@ -6,6 +6,7 @@
 mod audit;
 mod connections;
 mod delivery;
+mod exceptions;
 mod failover;
 mod google_emulator;
 mod harness;
