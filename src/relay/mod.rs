@@ -14,7 +14,7 @@ mod delivery;
 mod from_table;
 mod intake;
 mod mapped_stream;
-mod opening;
+pub(crate) mod opening;
 mod pipeline;
 mod quarantine;
 pub(crate) mod record;

@@ -9,15 +9,14 @@ use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use decoder::Lsn;
 use slot_manager::{Cluster, Slot, SlotName, cluster, publication, slots};
 use tokio_postgres::error::SqlState;
-use tokio_postgres::types::PgLsn;
 
 use crate::cli::check::captured;
 use crate::cli::output;
 use crate::error::{Code, Error, Result};
 use crate::postgres::{Sql, connect};
+use crate::relay::opening::end_and_reading;
 use crate::relay::record::{self, Recorded};
 use crate::relay::recovery::loss::{self, Seen, Verdict};
 use crate::settings::Settings;
@@ -80,10 +79,7 @@ impl Situation {
             slot.require_ours()?;
         }
         let earlier = record::read(sql, name).await?;
-        let server_lsn: PgLsn = sql
-            .query_one("select pg_current_wal_lsn()", &[])
-            .await?
-            .get(0);
+        let (server_lsn, has_been_read) = end_and_reading(sql, name).await?;
         let publication =
             publication::inspect(sql, &settings.publication, &captured(settings)).await?;
         let mut situation = Self {
@@ -92,8 +88,17 @@ impl Situation {
             earlier,
             why: None,
         };
-        let server_lsn = Lsn::new(server_lsn.into());
-        situation.why = situation.why(server_lsn, settings, publication.fingerprint());
+        let seen = Seen {
+            earlier: situation.earlier.as_ref(),
+            slot: situation.slot.as_ref(),
+            cluster: &situation.cluster,
+            server_lsn,
+            start: settings.start,
+            dispatch: settings.dispatch,
+            publication: publication.fingerprint(),
+            has_been_read,
+        };
+        situation.why = situation.why(seen);
         Ok(situation)
     }
 
@@ -103,7 +108,7 @@ impl Situation {
             .is_some_and(|row| row.system_identifier != self.cluster.system_identifier)
     }
 
-    fn why(&self, server_lsn: Lsn, settings: &Settings, publication: &str) -> Option<Why> {
+    fn why(&self, seen: Seen<'_>) -> Option<Why> {
         if let Some(earlier) = self.earlier.as_ref().filter(|_| self.is_foreign()) {
             let what = format!(
                 "the slot was served on cluster {}, and this is cluster {}: a relay stops here \
@@ -113,15 +118,6 @@ impl Situation {
             let name = Code::ForeignCluster.name();
             return Some(Why { name, what });
         }
-        let seen = Seen {
-            earlier: self.earlier.as_ref(),
-            slot: self.slot.as_ref(),
-            cluster: &self.cluster,
-            server_lsn,
-            start: settings.start,
-            dispatch: settings.dispatch,
-            publication,
-        };
         match loss::judge(seen) {
             Verdict::Stream { .. } | Verdict::CreateSlot => None,
             Verdict::Recover(loss) => Some(Why {

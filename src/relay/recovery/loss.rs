@@ -29,6 +29,9 @@ pub(crate) struct Seen<'a> {
     pub(crate) dispatch: Dispatch,
     /// The publication, which is right, as it is now.
     pub(crate) publication: &'a str,
+    /// Whether somebody has read transactions from the slot since it was made, as far as the
+    /// server's statistics go back.
+    pub(crate) has_been_read: bool,
 }
 
 /// How the session has to begin.
@@ -112,18 +115,13 @@ pub(crate) fn repeats(seen: Seen<'_>) -> bool {
 }
 
 /// Where a comparison of the tables with the records would tell nothing.
-fn without_records<'a>(
-    earlier: &Recorded,
-    recorded: Lsn,
-    slot: &Slot,
-    seen: Seen<'a>,
-) -> Verdict {
+fn without_records(earlier: &Recorded, recorded: Lsn, slot: &Slot, seen: Seen<'_>) -> Verdict {
     if earlier.publication.as_deref() != Some(seen.publication) {
         return Verdict::Recover(Loss::PublicationChanged);
     }
     match audit(earlier, recorded, slot, seen.cluster) {
         Audit::Continue => stream(slot, Audit::Continue),
-        Audit::Everything if is_proven(earlier, recorded, slot, seen.cluster) => {
+        Audit::Everything if is_proven(earlier, recorded, slot, seen) => {
             stream(slot, Audit::Continue)
         }
         Audit::Everything => Verdict::Recover(Loss::SlotUnproven {
@@ -133,12 +131,14 @@ fn without_records<'a>(
     }
 }
 
-/// Whether the slot was there when a position was written down. One that is made anew begins to
-/// keep WAL at the end of that time, beyond everything that was confirmed before. (So it can only
-/// have been moved on: `pg_replication_slot_advance` may leave `restart_lsn` where it is. Who does
-/// that by `postrider slot advance` leaves a final position behind.)
-fn is_proven(earlier: &Recorded, recorded: Lsn, slot: &Slot, cluster: &Cluster) -> bool {
-    earlier.timeline == cluster.timeline && slot.restart_lsn.is_some_and(|at| at <= recorded)
+/// Whether the slot is the one that was served. One that is made anew begins to keep WAL at the end
+/// of that time, which is not before anything that was confirmed; and nobody has read from it, since
+/// a relay that does so has written that down. (What cannot be told apart is a slot that was moved
+/// on: `pg_replication_slot_advance` may leave `restart_lsn` where it is. Who does that by
+/// `postrider slot advance` leaves a final position behind.)
+fn is_proven(earlier: &Recorded, recorded: Lsn, slot: &Slot, seen: Seen<'_>) -> bool {
+    let is_old = slot.restart_lsn.is_some_and(|at| at < recorded);
+    earlier.timeline == seen.cluster.timeline && (is_old || seen.has_been_read)
 }
 
 fn first_start(seen: Seen<'_>) -> Verdict {

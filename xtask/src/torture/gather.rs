@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 
+use pubsub_emulator::Attempt;
 use tokio_postgres::Client;
 use tokio_postgres::types::PgLsn;
 
@@ -21,6 +22,22 @@ where
 /// The number that a statement asks for.
 pub(super) async fn count(client: &Client, sql: &str) -> Result<i64, String> {
     one(client, sql).await
+}
+
+/// Ids of events without a record.
+pub(super) async fn unrecorded(client: &Client) -> Result<HashSet<String>, String> {
+    let sql = "SELECT e.id::text FROM outbox.events e \
+               WHERE NOT EXISTS (SELECT FROM outbox.dispatch d WHERE d.event_id = e.id)";
+    let rows = client.query(sql, &[]).await;
+    let rows = rows.map_err(|e| format!("{e:?}"))?;
+    Ok(rows.iter().map(|row| row.get(0)).collect())
+}
+
+/// Ids of events that Pub/Sub has stored.
+pub(super) fn stored(attempts: &[Attempt]) -> HashSet<String> {
+    let stored = attempts.iter().filter(|attempt| attempt.is_stored());
+    let ids = stored.flat_map(|attempt| attempt.event_ids.iter().flatten());
+    ids.map(|id| id.to_string()).collect()
 }
 
 /// Ids of events that are in quarantine.

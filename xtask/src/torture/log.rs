@@ -19,13 +19,14 @@ pub(super) struct Log {
 pub(super) struct Logged {
     pub(super) lines: Vec<String>,
     pub(super) lives: Vec<Life>,
+    /// When relays have begun to deliver everything without a record from the tables.
+    pub(super) recovers: Vec<Duration>,
 }
 
 impl Logged {
     /// How often a relay has begun to deliver everything without a record from the tables.
     pub(super) fn recoveries(&self) -> u64 {
-        let begun = |line: &&String| line.contains(RECOVERS);
-        self.lines.iter().filter(begun).count() as u64
+        self.recovers.len() as u64
     }
 }
 
@@ -58,6 +59,9 @@ impl Log {
         let mut log = self.lock();
         log.lines
             .push(format!("{:8.3} [{pid}] {line}", at.as_secs_f64()));
+        if line.contains(RECOVERS) {
+            log.recovers.push(at);
+        }
         let life = log.lives.iter_mut().rfind(|life| life.pid == pid);
         if let Some(life) = life.filter(|_| STREAMS.iter().any(|said| line.contains(said))) {
             life.streams.push(at);

@@ -83,6 +83,13 @@ impl Launch {
                     false => "quarantine_event".to_owned(),
                 },
             ),
+            (
+                "POSTRIDER_DISPATCH",
+                match plan.exceptions {
+                    true => "exceptions".to_owned(),
+                    false => "full".to_owned(),
+                },
+            ),
             ("RUST_BACKTRACE", "1".to_owned()),
         ];
         Self {

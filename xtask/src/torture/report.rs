@@ -27,6 +27,7 @@ pub(super) struct Totals {
     lost: u64,
     swapped: u64,
     duplicates: BTreeMap<Cause, u64>,
+    exceptions: u64,
     with_poison: u64,
     set_aside: u64,
     released: u64,
@@ -54,6 +55,7 @@ impl Totals {
         for (cause, count) in &verdict.duplicates {
             *self.duplicates.entry(*cause).or_default() += count;
         }
+        self.exceptions += u64::from(outcome.plan.relay.exceptions);
         self.with_poison += u64::from(!outcome.plan.workload.poison.is_empty());
         self.set_aside += verdict.set_aside;
         if outcome.plan.release != Release::Never {
@@ -78,6 +80,7 @@ impl Totals {
             ("messages stored".to_owned(), self.stored_messages),
             ("publish requests".to_owned(), self.attempts),
             ("looks at the slot".to_owned(), self.looks),
+            ("schedules without records".to_owned(), self.exceptions),
             ("schedules with refused events".to_owned(), self.with_poison),
             ("events set aside".to_owned(), self.set_aside),
             ("  released in the end".to_owned(), self.released),
@@ -154,9 +157,12 @@ fn name(fault: &Fault) -> &'static str {
 pub(super) fn line(outcome: &Outcome) -> String {
     let verdict = &outcome.verdict;
     format!(
-        "schedule {:>5}  {:11}  {:>6} events  {:>6} stored  {:>5.1} s  {}",
+        "schedule {:>5}  {:13}  {:>6} events  {:>6} stored  {:>5.1} s  {}",
         outcome.plan.index,
-        format!("{:?}", outcome.plan.temper),
+        match outcome.plan.relay.exceptions {
+            true => format!("{:?} *", outcome.plan.temper),
+            false => format!("{:?}", outcome.plan.temper),
+        },
         verdict.events,
         verdict.stored_messages,
         outcome.took.as_secs_f64(),

@@ -112,6 +112,7 @@ pub(super) async fn run(plan: Plan, ground: &Ground) -> Result<Outcome, String> 
         recorded_at: seen.recorded_at,
         occurrences: stage.occurrences.clone(),
         publish_timeout: plan.relay.publish_timeout,
+        exceptions: plan.relay.exceptions,
         relays: plan.relay.count,
         from_table: match (plan.loses_rows(), plan.leaves_late_rows()) {
             (false, _) => FromTable::Never,
@@ -216,7 +217,7 @@ async fn end(
     plan: &Plan,
     set_aside: &mut HashSet<String>,
 ) -> Result<(), String> {
-    deliver(stage).await?;
+    deliver(stage, plan.relay.exceptions).await?;
     *set_aside = gather::set_aside(&stage.database.connect().await?).await?;
     if plan.release != Release::Never {
         stage.release_all().await?;
@@ -224,35 +225,36 @@ async fn end(
     stage.stop_relays().await
 }
 
-/// Waits until every event has its record and the slot has confirmed everything.
-async fn deliver(stage: &mut Stage<'_>) -> Result<(), String> {
+/// Waits until every event has its record, or is stored where that is enough, and the slot has
+/// confirmed everything.
+async fn deliver(stage: &mut Stage<'_>, exceptions: bool) -> Result<(), String> {
     let client = stage.database.connect().await?;
     let target: PgLsn = one(&client, "SELECT pg_current_wal_lsn()").await?;
     let deadline = Instant::now() + DELIVERY_LIMIT;
     loop {
-        let unrecorded: i64 = one(
-            &client,
-            "SELECT count(*) FROM outbox.events e \
-             WHERE NOT EXISTS (SELECT FROM outbox.dispatch d WHERE d.event_id = e.id)",
-        )
-        .await?;
         let confirmed: PgLsn = one(
             &client,
             "SELECT coalesce(max(confirmed_flush_lsn), '0/0') FROM pg_replication_slots \
              WHERE database = current_database()",
         )
         .await?;
-        if unrecorded == 0 && confirmed >= target {
-            break;
+        let mut undelivered = gather::unrecorded(&client).await?;
+        if exceptions {
+            let journal = &stage.journal;
+            let stored = tokio::task::block_in_place(|| gather::stored(&journal.attempts()));
+            undelivered.retain(|id| !stored.contains(id));
+        }
+        if undelivered.is_empty() && confirmed >= target {
+            return Ok(());
         }
         stage.relays_must_run()?;
         if Instant::now() > deadline {
             return Err(format!(
-                "{DELIVERY_LIMIT:?} after the last fault {unrecorded} events have no record and \
-                 the slot has confirmed {confirmed} of {target}"
+                "{DELIVERY_LIMIT:?} after the last fault {} events have no outcome and the slot \
+                 has confirmed {confirmed} of {target}",
+                undelivered.len()
             ));
         }
-        tokio::time::sleep(LOOK_INTERVAL).await;
+        tokio::time::sleep(LOOK_INTERVAL * if exceptions { 10 } else { 1 }).await;
     }
-    Ok(())
 }

@@ -28,6 +28,10 @@ pub(in crate::torture) enum Cause {
     TakenOver,
     /// The connections to Pub/Sub were cut.
     Cut,
+    /// Nothing was recorded, and the session ended before its last position was confirmed.
+    SessionEnded,
+    /// Nothing was recorded, and a relay has begun again with what it had not vouched for.
+    Recovered,
     /// Pub/Sub answered a stored request with an error, or with too few ids.
     StoredButFailed,
     /// No answer within the publish timeout.
@@ -42,6 +46,8 @@ impl fmt::Display for Cause {
             Cause::Frozen => "after a freeze",
             Cause::TakenOver => "after a take-over from a living relay",
             Cause::Cut => "after cut connections",
+            Cause::SessionEnded => "after the end of a session without records",
+            Cause::Recovered => "after a recovery without records",
             Cause::StoredButFailed => "after a failure that had stored",
             Cause::NoAnswer => "after no answer in time",
         })
@@ -92,7 +98,12 @@ fn cause(evidence: &Evidence, before: &Attempt, again: &Attempt) -> Option<Cause
         && before
             .ended
             .is_none_or(|ended| ended - before.received >= evidence.publish_timeout.mul_f64(0.9));
-    by_fault.or(timed_out.then_some(Cause::NoAnswer))
+    let recovered = evidence.exceptions
+        && (evidence.log.recovers.iter())
+            .any(|begun| (before.received..=again.received).contains(begun));
+    by_fault
+        .or(timed_out.then_some(Cause::NoAnswer))
+        .or(recovered.then_some(Cause::Recovered))
 }
 
 /// What happened between two attempts.
@@ -121,6 +132,11 @@ pub(super) fn blame(evidence: &Evidence, fault: &Fault) -> Option<Cause> {
         // is not recorded once another relay has the slot.
         Fault::TerminateWalsender | Fault::SlotLost(..) if evidence.relays > 1 => {
             Some(Cause::TakenOver)
+        }
+        Fault::TerminateWalsender | Fault::TerminateSql | Fault::SlotLost(..) | Fault::Gap(..)
+            if evidence.exceptions =>
+        {
+            Some(Cause::SessionEnded)
         }
         // A clean stop finishes what is on its way, and so does a session that was cut.
         Fault::Stop(_)

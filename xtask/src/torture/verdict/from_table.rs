@@ -4,9 +4,9 @@
 //! never for a transaction that had ended before the publication was altered, unless the slot had
 //! to be made anew.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
-use super::{Evidence, Violation};
+use super::{Evidence, Violation, order};
 
 /// What the plan does to the stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -57,10 +57,44 @@ pub(super) fn check(evidence: &Evidence) -> Vec<Violation> {
 }
 
 /// Those that may come behind later events of their key.
-pub(super) fn late(evidence: &Evidence) -> impl Iterator<Item = &str> {
+pub(super) fn late(evidence: &Evidence) -> HashSet<&str> {
+    match (evidence.from_table, evidence.exceptions) {
+        (FromTable::Late, true) => overtaken(evidence),
+        (FromTable::Late, false) => recorded_late(evidence).collect(),
+        (FromTable::Never | FromTable::InOrder, _) => HashSet::new(),
+    }
+}
+
+/// Without records nothing tells what the stream has left out but that it was overtaken. That is
+/// allowed to what ended after the publication was altered, and to nothing else.
+fn overtaken(evidence: &Evidence) -> HashSet<&str> {
+    let Some(gap) = evidence.gaps.iter().min() else {
+        return HashSet::new();
+    };
+    let first = order::first_copies(&evidence.attempts);
+    let mut overtaken = HashSet::new();
+    for (stream, events) in order::streams(evidence) {
+        // From the last to the first: the earliest first copy of those behind.
+        let mut earliest = u64::MAX;
+        for event in events.into_iter().rev() {
+            let Some((message, _)) = first.get(&*event.id).copied() else {
+                continue;
+            };
+            let ended = evidence.committed_by.get(&event.transaction);
+            let may_be_late = ended.is_none_or(|ended| ended > gap);
+            if message > earliest && may_be_late && !stream.ordering_key.is_empty() {
+                overtaken.insert(&*event.id);
+            }
+            earliest = earliest.min(message);
+        }
+    }
+    overtaken
+}
+
+fn recorded_late(evidence: &Evidence) -> impl Iterator<Item = &str> {
     let records = evidence.records.iter();
     records
-        .filter(|record| evidence.from_table == FromTable::Late && record.is_from_table())
+        .filter(|record| record.is_from_table())
         .map(|record| record.event_id.as_str())
 }
 

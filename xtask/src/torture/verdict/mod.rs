@@ -85,6 +85,9 @@ pub(super) struct Evidence {
     pub(super) recorded_at: HashMap<String, Duration>,
     pub(super) occurrences: Vec<Occurrence>,
     pub(super) publish_timeout: Duration,
+    /// `dispatch = exceptions`: published events have no record, unless they were released, and a
+    /// crash repeats more, but whole and in order.
+    pub(super) exceptions: bool,
     /// Relays at the same time.
     pub(super) relays: usize,
     /// Whether the plan has rows delivered from their table.

@@ -27,7 +27,7 @@ pub(super) fn check(evidence: &Evidence) -> Report {
 }
 
 fn check_attempts(evidence: &Evidence, attempts: &[Attempt]) -> Report {
-    let mut late: HashSet<&str> = from_table::late(evidence).collect();
+    let mut late: HashSet<&str> = from_table::late(evidence);
     late.extend(quarantine::late(evidence));
     let is_late = |id: &str| late.contains(id);
     let is_punctual = |id: &str| !late.contains(id);
@@ -77,7 +77,7 @@ fn expected(evidence: &Evidence, wanted: impl Fn(&str) -> bool) -> Expected {
 }
 
 /// All rows per key, in order.
-fn streams(evidence: &Evidence) -> BTreeMap<Stream, Vec<&Event>> {
+pub(super) fn streams(evidence: &Evidence) -> BTreeMap<Stream, Vec<&Event>> {
     let mut streams: BTreeMap<Stream, Vec<&Event>> = BTreeMap::new();
     for event in &evidence.events {
         let stream = Stream::new(&*event.topic, &*event.key);
@@ -134,7 +134,7 @@ fn too_early(evidence: &Evidence, attempts: &[Attempt], late: &HashSet<&str>) ->
 }
 
 /// Message id and attempt of the first copy of each event.
-fn first_copies(attempts: &[Attempt]) -> HashMap<&str, (u64, u64)> {
+pub(super) fn first_copies(attempts: &[Attempt]) -> HashMap<&str, (u64, u64)> {
     let mut first: HashMap<&str, (u64, u64)> = HashMap::new();
     for attempt in attempts {
         let Some(first_id) = attempt.first_message_id else {

@@ -22,6 +22,7 @@ pub(super) fn check(evidence: &Evidence) -> Vec<Violation> {
         .samples
         .iter()
         .filter(|sample| !is_of_a_lost_slot(evidence, sample.at))
+        .filter(|sample| !is_of_a_recovery(evidence, sample.at))
         .copied()
         .collect();
     let mut violations = before_stored(evidence, samples.clone());
@@ -37,6 +38,20 @@ fn is_of_a_lost_slot(evidence: &Evidence, at: Duration) -> bool {
         let again = streams.filter(|said| **said > occurrence.to).min();
         at >= occurrence.from && again.is_none_or(|again| at <= *again)
     })
+}
+
+/// Where nothing is recorded, what comes from the tables cannot be told by its record: while a relay
+/// makes up for a slot, its position says nothing.
+fn is_of_a_recovery(evidence: &Evidence, at: Duration) -> bool {
+    /// Logs are read a little later than they are written.
+    const LATE: Duration = Duration::from_millis(200);
+    let lives = evidence.log.lives.iter();
+    let streams: Vec<Duration> = lives.flat_map(|life| life.streams.clone()).collect();
+    evidence.exceptions
+        && evidence.log.recovers.iter().any(|begun| {
+            let over = streams.iter().filter(|said| *said > begun).min();
+            at + LATE >= *begun && over.is_none_or(|over| at <= *over)
+        })
 }
 
 fn before_stored(evidence: &Evidence, mut samples: Vec<Sample>) -> Vec<Violation> {

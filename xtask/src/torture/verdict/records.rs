@@ -1,9 +1,10 @@
 //! The dispatch table tells the truth: one row for each event, about a message that exists, and
-//! in the order of the log.
+//! in the order of the log. Where only exceptions are recorded: for those that are or were set
+//! aside, and for no other.
 
 use std::collections::{HashMap, HashSet};
 
-use super::{Event, Evidence, FromTable, Record, Violation};
+use super::{Event, Evidence, FromTable, Record, Violation, quarantine};
 
 pub(super) fn check(evidence: &Evidence) -> Vec<Violation> {
     let events: HashMap<&str, &Event> = evidence
@@ -43,7 +44,16 @@ pub(super) fn check(evidence: &Evidence) -> Vec<Violation> {
             }
         }
     }
-    for event in &evidence.events {
+    if evidence.exceptions {
+        let concerned = quarantine::concerned(evidence);
+        let without_reason = recorded.iter().filter(|id| !concerned.contains(**id));
+        violations.extend(without_reason.map(|id| Violation::Record {
+            event_id: (*id).to_owned(),
+            what: "it was never set aside, and should have none".to_owned(),
+        }));
+    }
+    let unrecorded = evidence.events.iter().filter(|_| !evidence.exceptions);
+    for event in unrecorded {
         if !recorded.contains(event.id.as_str()) {
             violations.push(Violation::Record {
                 event_id: event.id.clone(),
