@@ -25,7 +25,7 @@ const SELECT: &str = "\
 const TAKE: &str = "\
     INSERT INTO outbox.relay (slot, system_identifier, timeline, confirmed_lsn, instance, \
         dispatch, exceptions_xid, audited_publication) \
-    SELECT $1, $2, $3, $4, $5, $7::text, exceptions.xid, \
+    SELECT $1::text, $2::text, $3::int, $4::pg_lsn, $5::text, $7::text, exceptions.xid, \
         CASE WHEN exceptions.xid IS NOT NULL THEN $8::text END \
     FROM (SELECT CASE WHEN $7::text = 'exceptions' \
         THEN pg_catalog.pg_current_xact_id()::text::bigint END) exceptions (xid) \

@@ -9,7 +9,7 @@
 //!
 //! Not here: whether a recovery is needed (`loss`), and what becomes of an event (`delivery`).
 
-mod blocked;
+pub(crate) mod blocked;
 pub(crate) mod loss;
 pub(crate) mod unrecorded;
 
@@ -32,6 +32,7 @@ use crate::postgres::{Sql, Target, connect};
 use crate::settings::Dispatch;
 use crate::source::{self, CreatedSlot};
 use crate::watermark::CommitLsn;
+use blocked::Firsts;
 use loss::Loss;
 use unrecorded::Unrecorded;
 
@@ -212,6 +213,10 @@ pub(super) async fn start(
     let last_ordinal = from_table::last_ordinal(sql, place)
         .await?
         .max(from_table::last_ordinal(sql, FIRST_PLACE).await?);
+    let firsts = match Resolved::read(sql, &settings.slot).await?.repeats() {
+        true => Firsts::read(sql).await?,
+        false => Firsts::default(),
+    };
     let recovery = Recovery {
         target: settings.database()?.clone(),
         slot: settings.slot.clone(),
@@ -225,6 +230,7 @@ pub(super) async fn start(
         next_ordinal: last_ordinal + 1,
         dispatch: settings.dispatch,
         publication,
+        firsts,
         rows,
         progress: Progress::new(),
     };
@@ -271,6 +277,7 @@ struct Recovery {
     next_ordinal: u32,
     dispatch: Dispatch,
     publication: String,
+    firsts: Firsts,
     rows: TableSender,
     progress: Progress,
 }
@@ -315,7 +322,8 @@ impl Recovery {
         resolved: &Resolved,
     ) -> Result<(), Interrupted> {
         let table = &self.tables[table];
-        let mut unrecorded = Unrecorded::of(snapshot, table, &self.project, resolved).await?;
+        let reading = Unrecorded::of(snapshot, table, &self.project, resolved, &self.firsts);
+        let mut unrecorded = reading.await?;
         let before = self.progress.rows;
         while let Some(row) = unrecorded.next().await? {
             let Some(row) = unrecorded.event(&row, self.place, self.next_ordinal) else {

@@ -13,6 +13,7 @@ use crate::cli::{figures, output};
 use crate::dispatch::Resolved;
 use crate::error::{Error, Result};
 use crate::postgres::Sql;
+use crate::relay::recovery::blocked::Firsts;
 use crate::relay::recovery::patient_session;
 use crate::relay::recovery::unrecorded::Unrecorded;
 use crate::settings::Settings;
@@ -67,8 +68,13 @@ pub(super) async fn show(
         .await?;
     let mut tables = Vec::new();
     let resolved = Resolved::read(&sql, &settings.slot).await?;
+    let firsts = match resolved.repeats() {
+        true => Firsts::read(&sql).await?,
+        false => Firsts::default(),
+    };
+    let project = settings.project()?;
     for table in &settings.tables {
-        let unrecorded = Unrecorded::of(&sql, table, settings.project()?, &resolved).await?;
+        let unrecorded = Unrecorded::of(&sql, table, project, &resolved, &firsts).await?;
         tables.push(read(unrecorded, table.table.to_string()).await?);
     }
     let preview = Preview {

@@ -26,18 +26,34 @@ pub(super) struct Blocked {
     groups: HashSet<Group>,
 }
 
+/// The first event in quarantine of each key that has one.
+#[derive(Debug, Default)]
+pub(crate) struct Firsts(HashMap<[u8; 16], Group>);
+
+impl Firsts {
+    /// As it is now, when nobody else records anything.
+    ///
+    /// # Errors
+    /// Those of [`quarantined::blocked_keys`].
+    pub(crate) async fn read(sql: &Sql) -> Result<Self> {
+        let keys = quarantined::blocked_keys(sql, MAX_BLOCKED).await?;
+        let keys = keys.into_iter().map(|key| (key.first.uuid, key.group));
+        Ok(Self(keys.collect()))
+    }
+}
+
 impl Blocked {
     /// Those of one table.
-    pub(super) async fn of(sql: &Sql, reader: &TableReader, resolved: &Resolved) -> Result<Self> {
+    pub(super) async fn of(
+        sql: &Sql,
+        reader: &TableReader,
+        resolved: &Resolved,
+        Firsts(keys): &Firsts,
+    ) -> Result<Self> {
         let mut blocked = Self::default();
-        if !resolved.repeats() {
+        if keys.is_empty() {
             return Ok(blocked);
         }
-        let keys = quarantined::blocked_keys(sql, MAX_BLOCKED).await?;
-        let keys: HashMap<[u8; 16], Group> = keys
-            .into_iter()
-            .map(|key| (key.first.uuid, key.group))
-            .collect();
         let ids = keys.keys().map(|id| uuid::Uuid::from_bytes(*id).to_string());
         let ids = ids.collect::<Vec<_>>().join(",");
         let statement = format!(

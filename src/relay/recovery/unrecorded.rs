@@ -11,7 +11,7 @@ use futures_util::TryStreamExt;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::{SimpleQueryMessage, SimpleQueryRow, SimpleQueryStream};
 
-use super::blocked::Blocked;
+use super::blocked::{Blocked, Firsts};
 use crate::dispatch::Resolved;
 use crate::error::{Code, Error, Result};
 use crate::lanes::Standing;
@@ -32,7 +32,7 @@ pub(crate) struct Unrecorded {
 }
 
 impl Unrecorded {
-    /// Starts the statement. Within a transaction of one snapshot the records are as old as the
+    /// Starts the statement. `firsts` is empty where each event has a record. Within a transaction of one snapshot the records are as old as the
     /// rows.
     ///
     /// # Errors
@@ -43,9 +43,10 @@ impl Unrecorded {
         table: &TableSettings,
         project: &str,
         resolved: &Resolved,
+        firsts: &Firsts,
     ) -> Result<Self> {
         let reader = TableReader::resolve(sql, table, project).await?;
-        let blocked = Blocked::of(sql, &reader, resolved).await?;
+        let blocked = Blocked::of(sql, &reader, resolved, firsts).await?;
         let (id, order) = (reader.event_id_sql(), reader.order_sql());
         let lacks_outcome = resolved.lacks_outcome(id);
         let statement = match resolved.repeats() {
