@@ -177,7 +177,9 @@ impl Pipeline {
                 mut event,
             } => {
                 let (commit, ordinal) = (event.origin.commit, event.origin.ordinal);
-                let found = self.look_up(commit, ordinal, &event.origin.event_id).await?;
+                let found = self
+                    .look_up(commit, ordinal, &event.origin.event_id)
+                    .await?;
                 event.origin.standing = match found {
                     Lookup::Done => return Ok(()),
                     Lookup::Repeated => Standing::Repeated,

@@ -158,8 +158,13 @@ async fn open(relay: &Relay) -> Result<(Pipeline, Beside)> {
     still_the_slot(relay, &sql, &mut source, confirmed).await?;
     // From here on it proves the lease, however long the rest takes: nobody reads the stream yet.
     let hasten = Arc::new(Notify::new());
-    let (supervisor, supervision) =
-        supervise(relay, publication.clone(), &cluster, &source, hasten.clone())?;
+    let (supervisor, supervision) = supervise(
+        relay,
+        publication.clone(),
+        &cluster,
+        &source,
+        hasten.clone(),
+    )?;
     // Only now that the slot is ours nobody else records anything.
     wait_for_predecessor(&sql, &settings.slot, settings.publish_timeout).await?;
     let looking = Recorded::after(&sql, confirmed, repeats);

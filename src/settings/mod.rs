@@ -183,9 +183,8 @@ impl Settings {
                 "stop" => OnLoss::Stop,
                 _ => return Err(setting_invalid("slot_on_loss").hint("take `recover` or `stop`")),
             },
-            dispatch: Dispatch::named(text("dispatch")).ok_or_else(|| {
-                setting_invalid("dispatch").hint("take `full` or `exceptions`")
-            })?,
+            dispatch: Dispatch::named(text("dispatch"))
+                .ok_or_else(|| setting_invalid("dispatch").hint("take `full` or `exceptions`"))?,
             tables: tables(table)?,
             project: project(text("project"))?,
             pubsub: endpoint(text("pubsub_emulator_host"), text("pubsub_endpoint"))?,

@@ -366,7 +366,11 @@ async fn rows_of_a_gap_of_which_no_relay_saw_anything_are_delivered_in_order() {
     let relay = start(&database, &emulator);
     wait_until_delivered(&database, &emulator, &relay).await;
     assert_whole_and_in_order(&database, &emulator, &relay).await;
-    assert!(relay.log().contains("publication-changed"), "{}", relay.log());
+    assert!(
+        relay.log().contains("publication-changed"),
+        "{}",
+        relay.log()
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -453,7 +457,15 @@ async fn switching_there_and_back_with_kill_9_on_the_way_loses_and_swaps_nothing
     let host = emulator.addr().to_string();
     let slow = Action::Delay(Duration::from_millis(2));
     emulator.faults().inject(Fault::new(slow));
-    let modes = ["full", "exceptions", "exceptions", "full", "full", "exceptions", "full"];
+    let modes = [
+        "full",
+        "exceptions",
+        "exceptions",
+        "full",
+        "full",
+        "exceptions",
+        "full",
+    ];
     for (round, mode) in (0u32..).zip(modes) {
         let relay = Relay::start_with(&database, &host, &[("POSTRIDER_DISPATCH", mode)]);
         let target = emulator.journal().counts().stored_messages + 150;

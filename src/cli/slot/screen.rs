@@ -36,7 +36,10 @@ pub(super) fn text(look: &Look, paint: Paint) -> String {
         line("recovery", &text);
     }
     if relay.is_some_and(|relay| relay.dispatch == Dispatch::Exceptions.name()) {
-        line("records", "of what is in quarantine alone (dispatch = exceptions)");
+        line(
+            "records",
+            "of what is in quarantine alone (dispatch = exceptions)",
+        );
     }
     if let Some(slot) = &look.slot {
         line("lag", &lag(look, slot));

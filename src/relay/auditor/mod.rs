@@ -208,7 +208,9 @@ impl Audit {
             return Ok(SOON);
         }
         if earlier.repeats {
-            return self.vouch(sql, &earlier, state.fingerprint(), reached).await;
+            return self
+                .vouch(sql, &earlier, state.fingerprint(), reached)
+                .await;
         }
         let is_as_it_was = earlier.publication.as_deref() == Some(state.fingerprint());
         if is_as_it_was && earlier.had_one && !self.everything {

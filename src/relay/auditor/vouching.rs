@@ -68,7 +68,9 @@ impl Audit {
         let vouching = &mut self.vouching;
         if let Some(waiting) = vouching.waiting.take_if(|_| reached) {
             // Back to full records goes whoever can vouch at all.
-            let is_new = vouching.vouched.is_none_or(|before| before < waiting.oldest);
+            let is_new = vouching
+                .vouched
+                .is_none_or(|before| before < waiting.oldest);
             if is_new || self.subject.dispatch == Dispatch::Full {
                 statements::vouch(sql, &self.subject, publication, waiting.oldest).await?;
             }

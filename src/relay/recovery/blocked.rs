@@ -54,7 +54,9 @@ impl Blocked {
         if keys.is_empty() {
             return Ok(blocked);
         }
-        let ids = keys.keys().map(|id| uuid::Uuid::from_bytes(*id).to_string());
+        let ids = keys
+            .keys()
+            .map(|id| uuid::Uuid::from_bytes(*id).to_string());
         let ids = ids.collect::<Vec<_>>().join(",");
         let statement = format!(
             "select {id} from {table} e where {recent} and {id} = any ('{{{ids}}}'::uuid[])",

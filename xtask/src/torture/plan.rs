@@ -368,11 +368,19 @@ mod tests {
     #[test]
     fn a_third_of_the_schedules_of_each_family_records_exceptions_alone() {
         let plans: Vec<Plan> = (0..3_000).map(|index| Plan::draw(8, index)).collect();
-        for temper in [Temper::Gentle, Temper::Crashes, Temper::Loss, Temper::Publication] {
+        for temper in [
+            Temper::Gentle,
+            Temper::Crashes,
+            Temper::Loss,
+            Temper::Publication,
+        ] {
             let of_it = plans.iter().filter(|plan| plan.temper == temper);
             let all = of_it.clone().count();
             let exceptions = of_it.filter(|plan| plan.relay.exceptions).count();
-            assert!((all / 4..all / 2).contains(&exceptions), "{exceptions} of {all}");
+            assert!(
+                (all / 4..all / 2).contains(&exceptions),
+                "{exceptions} of {all}"
+            );
         }
     }
 

@@ -214,7 +214,10 @@ fn where_events_have_no_records_another_publication_is_recovered_and_else_it_is_
             ..left(true)
         };
         assert_eq!(without_records(&earlier, &slot(500), 1, false), changed);
-        assert_eq!(again(&earlier, Some(&slot(500))), streams(500, Audit::Continue));
+        assert_eq!(
+            again(&earlier, Some(&slot(500))),
+            streams(500, Audit::Continue)
+        );
         let before = Recorded {
             dispatch: Dispatch::Exceptions,
             ..earlier

@@ -70,6 +70,11 @@ fn before_stored(evidence: &Evidence, mut samples: Vec<Sample>) -> Vec<Violation
             continue;
         }
         let by_writer = evidence.committed_by.get(&event.transaction).copied();
+        // Without records nothing tells what the stream has left out of what came in a gap.
+        let gap = evidence.gaps.iter().min().filter(|_| evidence.exceptions);
+        if gap.is_some_and(|gap| by_writer.is_none_or(|ended| ended > *gap)) {
+            continue;
+        }
         let by_record = record.map(|record| record.commit_lsn + 1);
         if let Some(proof) = by_writer.into_iter().chain(by_record).min() {
             events.push((proof, &event.id));
