@@ -19,7 +19,7 @@ mod pipeline;
 mod quarantine;
 pub(crate) mod record;
 pub(crate) mod recovery;
-pub(crate) mod session;
+mod session;
 mod standby;
 mod state;
 mod stuck;

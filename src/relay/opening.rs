@@ -3,21 +3,22 @@
 //!
 //! The row is read after the wait, never before: whoever held the slot has written it since.
 
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use decoder::Lsn;
-use slot_manager::publication::PublicationState;
+use slot_manager::publication::{self, PublicationState};
 use slot_manager::slots::{self, CreateOptions};
 use slot_manager::{Cluster, Error as SlotError, Health, Slot, SlotName};
 use tokio_postgres::types::PgLsn;
 
 use super::recovery::loss::{self, Audit, Loss, Seen, Verdict};
-use super::session::check_publication;
+use super::session::ANSWER_LIMIT;
 use super::{Relay, record, standby};
 use crate::error::{Code, Error, Result};
 use crate::metrics::Kind;
-use crate::postgres::Sql;
-use crate::settings::OnLoss;
+use crate::postgres::{Sql, answer_within};
+use crate::settings::{Dispatch, OnLoss};
 
 /// How long to wait for running transactions when a slot is created.
 const CREATE_TIMEOUT: Duration = Duration::from_secs(30);
@@ -186,4 +187,35 @@ async fn create(relay: &Relay, sql: &Sql) -> Result<()> {
         Err(SlotError::SlotExists { .. }) => Ok(()),
         Err(error) => Err(error.into()),
     }
+}
+
+/// Looks at the publication.
+///
+/// # Errors
+/// `publication-missing`, `publication-drift`.
+pub(super) async fn check_publication(relay: &Relay, sql: &Sql) -> Result<PublicationState> {
+    let publication = &relay.settings.publication;
+    let looking = publication::inspect(sql, publication, &relay.captured);
+    let state = answer_within(ANSWER_LIMIT, looking).await?;
+    if let Some(problem) = state.problems().first() {
+        return Err(problem.into());
+    }
+    if let (Dispatch::Exceptions, Some(error)) = (relay.settings.dispatch, untraced(&state)) {
+        return Err(error);
+    }
+    relay.publication_was_right.store(true, Ordering::Relaxed);
+    Ok(state)
+}
+
+/// A publication of a whole schema cannot be trusted where events have no records: what it left
+/// out for a while would not be noticed.
+pub(crate) fn untraced(state: &PublicationState) -> Option<Error> {
+    let table = state.untraced().next()?;
+    let publication = slot_manager::quoted_identifier(&state.name);
+    let what = format!(
+        "table {table} is in publication {publication} by its schema, which leaves no trace when it \
+         is taken out for a while; dispatch = exceptions needs that trace"
+    );
+    let remedy = format!("alter publication {publication} add table {table}, or dispatch = full");
+    Some(Error::new(Code::PublicationDrift, what).hint(remedy))
 }

@@ -5,11 +5,10 @@
 //! tables before it (`recovery`), what has an outcome is known, and only then the stream starts.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use decoder::Lsn;
-use slot_manager::publication::{self, PublicationState};
+use slot_manager::publication::PublicationState;
 use slot_manager::{Cluster, cluster};
 use tokio::sync::{Notify, watch};
 use tokio_postgres::types::{PgLsn, ToSql};
@@ -19,7 +18,7 @@ use super::backlog::Backlog;
 use super::delivery::Delivery;
 use super::from_table;
 use super::intake::Intake;
-use super::opening::{self, Opening, Plan};
+use super::opening::{self, Opening, Plan, check_publication};
 use super::pipeline::{End, Pipeline};
 use super::quarantine::{MAX_BLOCKED, Quarantine};
 use super::record::Manner;
@@ -382,31 +381,4 @@ async fn quarantine_of(relay: &Relay, sql: &Sql) -> Result<Quarantine> {
         );
     }
     Ok(quarantine)
-}
-
-pub(super) async fn check_publication(relay: &Relay, sql: &Sql) -> Result<PublicationState> {
-    let publication = &relay.settings.publication;
-    let looking = publication::inspect(sql, publication, &relay.captured);
-    let state = answer_within(ANSWER_LIMIT, looking).await?;
-    if let Some(problem) = state.problems().first() {
-        return Err(problem.into());
-    }
-    if let (Dispatch::Exceptions, Some(error)) = (relay.settings.dispatch, untraced(&state)) {
-        return Err(error);
-    }
-    relay.publication_was_right.store(true, Ordering::Relaxed);
-    Ok(state)
-}
-
-/// A publication of a whole schema cannot be trusted where events have no records: what it left
-/// out for a while would not be noticed.
-pub(crate) fn untraced(state: &PublicationState) -> Option<Error> {
-    let table = state.untraced().next()?;
-    let publication = slot_manager::quoted_identifier(&state.name);
-    let what = format!(
-        "table {table} is in publication {publication} by its schema, which leaves no trace when it \
-         is taken out for a while; dispatch = exceptions needs that trace"
-    );
-    let remedy = format!("alter publication {publication} add table {table}, or dispatch = full");
-    Some(Error::new(Code::PublicationDrift, what).hint(remedy))
 }

@@ -10,7 +10,8 @@ use std::sync::atomic::Ordering;
 use decoder::Lsn;
 use slot_manager::{SlotName, cluster};
 
-use super::session::{ANSWER_LIMIT, STATEMENT_TIMEOUT, check_publication};
+use super::opening::check_publication;
+use super::session::{ANSWER_LIMIT, STATEMENT_TIMEOUT};
 use super::{Relay, record};
 use crate::error::{Code, Error, Result};
 use crate::postgres::{answer_within, connect};

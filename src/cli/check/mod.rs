@@ -18,7 +18,7 @@ use super::findings::{Findings, from_error};
 use super::output;
 use crate::error::Result;
 use crate::postgres::connect;
-use crate::relay::session::untraced;
+use crate::relay::opening::untraced;
 use crate::settings::{Dispatch, Endpoint, Settings};
 
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(10);
