@@ -25,7 +25,7 @@ use crate::error::{Code, Error, Result};
 use crate::lanes::{Event, Lanes, Load, Request, Serve, Standing};
 use crate::map::OrderingKey;
 use crate::metrics::{Kind, Metrics};
-use crate::publish::{self, Backoff, Class, Failure, PublishRequest, Publisher};
+use crate::publish::{self, Backoff, Class, Failure, MessageIds, PublishRequest, Publisher};
 use crate::settings::Settings;
 use crate::throttled_log::ThrottledLog;
 use crate::watermark::CommitLsn;
@@ -57,7 +57,7 @@ pub(super) struct Delivery {
 /// What came of one attempt.
 struct Answer {
     request: Request,
-    result: Result<Vec<String>, Failure>,
+    result: Result<MessageIds, Failure>,
 }
 
 impl Delivery {
@@ -195,7 +195,7 @@ impl Delivery {
         }
     }
 
-    fn on_published(&mut self, mut request: Request, mut message_ids: Vec<String>) {
+    fn on_published(&mut self, mut request: Request, mut message_ids: MessageIds) {
         self.lanes.finished(&request);
         let at = SystemTime::now();
         self.metrics.publish_requests.inc();
