@@ -4,6 +4,7 @@
 //! dependencies, and since a release build of one is quicker than of four:
 //!
 //! - `null` reads a slot through the relay's own source, decoder and mapper, and publishes nothing.
+//! - `pgwire` reads it with the crate pgwire-replication.
 //! - `official` is the same with Google's own Publisher behind it.
 //! - `bare` sends requests of one message each with a plain tonic client, from memory.
 //! - `emulator` is our emulator, which tells at its end what it got.
@@ -14,6 +15,7 @@ mod bare;
 mod emulator;
 mod null;
 mod official;
+mod pgwire;
 
 use std::error::Error;
 use std::process::ExitCode;
@@ -35,6 +37,7 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Peer {
     Null(null::Args),
+    Pgwire(pgwire::Args),
     Official(official::Args),
     Bare(bare::Args),
     Emulator(emulator::Args),
@@ -60,6 +63,7 @@ fn run(peer: Peer) -> Done {
     builder.enable_all().build()?.block_on(async {
         match peer {
             Peer::Null(args) => null::run(args).await,
+            Peer::Pgwire(args) => pgwire::run(args).await,
             Peer::Official(args) => official::run(args).await,
             Peer::Bare(args) => bare::run(args).await,
             Peer::Emulator(args) => emulator::run(args).await,

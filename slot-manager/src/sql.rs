@@ -133,7 +133,7 @@ select p.oid, p.puballtables, p.pubinsert, p.pubupdate, p.pubdelete, p.pubtrunca
            array(select pg_catalog.jsonb_array_elements_text(j.columns -> 'attnames'))
        end as published_columns,
        p.puballtables or r.oid is not null as traced,
-       pg_catalog.concat_ws(' ', p.oid, p.xmin, c.oid, r.oid, r.xmin, y.xmin) as fingerprint
+       pg_catalog.concat_ws(' ', p.oid, p.xmin, c.oid, r.oid, r.xmin, y.xmin, n.xmin) as fingerprint
 from (values (1)) one
 left join pg_catalog.pg_publication p on p.pubname = $1
 left join unnest($2, $3) with ordinality as w (schema_name, table_name, place) on true

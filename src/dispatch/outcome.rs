@@ -7,6 +7,7 @@ use std::time::SystemTime;
 
 use crate::lanes::EventRef;
 use crate::map::OrderingKey;
+use crate::publish::MessageIds;
 
 /// Outcomes of events of one topic and ordering key.
 #[derive(Debug)]
@@ -23,7 +24,7 @@ pub(crate) struct Record {
 #[derive(Debug)]
 pub(crate) enum Outcome {
     /// Stored, with Pub/Sub's ids in the order of the events.
-    Published(Vec<String>),
+    Published(MessageIds),
     /// Set aside, and why.
     Quarantined(Arc<str>),
     /// Set aside behind events that are being released: it is released with them.
@@ -48,7 +49,7 @@ impl Outcome {
     /// Of the event that stands at `n` in its record.
     pub(super) fn of(&self, n: usize) -> Told<'_> {
         let (state, message_id, error) = match self {
-            Self::Published(ids) => ("published", ids.get(n).map(String::as_str), None),
+            Self::Published(ids) => ("published", ids.get(n), None),
             Self::Quarantined(error) => ("quarantined", None, Some(error)),
             Self::Released(error) => ("released", None, Some(error)),
         };

@@ -318,10 +318,9 @@ impl Batch {
         self.recorded.events += record.events.len();
         for event in &record.events {
             match event.standing {
-                Standing::New => self.recorded.count(event.commit),
+                // One that gets no row waits here for those before it.
+                Standing::New | Standing::Repeated => self.recorded.count(event.commit),
                 Standing::Released => self.holds_released = true,
-                // Never handed over: its row stays as it is.
-                Standing::Repeated => {}
             }
         }
         self.records.push(record);

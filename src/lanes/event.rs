@@ -13,8 +13,8 @@ use crate::watermark::CommitLsn;
 pub enum Standing {
     /// It has no row in `outbox.dispatch` yet.
     New,
-    /// Its row says that it is published, and it goes again all the same, since those around it do
-    /// that have no row. The row stays as it is.
+    /// It gets no row: published events get none, or there is one that says published, and it goes
+    /// again since those around it do that have none.
     Repeated,
     /// Released from quarantine: its row is there, and it counts as resolved since.
     Released,

@@ -1,16 +1,15 @@
-//! The wire form of `Publish`: a topic and ready-made messages out, a `PublishResponse` in.
+//! The wire form of `Publish`: a topic and ready-made messages out, their ids in.
 //!
 //! Source: google/pubsub/v1/pubsub.proto, `PublishRequest { string topic = 1; repeated
 //! PubsubMessage messages = 2; }`.
 
 use bytes::BufMut;
-use googleapis_tonic_google_pubsub_v1::google::pubsub::v1::PublishResponse;
 use prost::encoding::{WireType, encode_key, encode_varint};
 use tonic::Status;
 use tonic::codec::{Codec, EncodeBuf, Encoder};
 use tonic_prost::ProstDecoder;
 
-use super::PublishRequest;
+use super::{MessageIds, PublishRequest};
 
 const TOPIC: u32 = 1;
 const MESSAGES: u32 = 2;
@@ -23,9 +22,9 @@ pub(super) struct PublishCodec;
 
 impl Codec for PublishCodec {
     type Encode = PublishRequest;
-    type Decode = PublishResponse;
+    type Decode = MessageIds;
     type Encoder = PublishEncoder;
-    type Decoder = ProstDecoder<PublishResponse>;
+    type Decoder = ProstDecoder<MessageIds>;
 
     fn encoder(&mut self) -> PublishEncoder {
         PublishEncoder

@@ -11,6 +11,7 @@ mod credentials;
 mod details;
 mod endpoint;
 mod failure;
+mod message_ids;
 mod topics;
 
 use std::sync::Arc;
@@ -26,6 +27,7 @@ use tonic::transport::Channel;
 pub(crate) use backoff::Backoff;
 pub(crate) use endpoint::is_global;
 pub use failure::{Class, Failure};
+pub(crate) use message_ids::MessageIds;
 pub(crate) use topics::Topics;
 
 use crate::error::{Code, Error, Result};
@@ -80,7 +82,7 @@ impl Publisher {
         &self,
         request: PublishRequest,
         asked_at: Instant,
-    ) -> Result<Vec<String>, Failure> {
+    ) -> Result<MessageIds, Failure> {
         let sent = request.messages.len();
         let deadline = tokio::time::Instant::from_std(asked_at) + self.timeout;
         let ids = tokio::select! {
@@ -99,7 +101,7 @@ impl Publisher {
         Ok(ids)
     }
 
-    async fn attempt(&self, request: PublishRequest) -> Result<Vec<String>, Failure> {
+    async fn attempt(&self, request: PublishRequest) -> Result<MessageIds, Failure> {
         let mut metadata = self.credentials.metadata().await?;
         route(&request.topic, &mut metadata);
         let channel = self.next.fetch_add(1, Ordering::Relaxed) % self.channels.len();
@@ -113,7 +115,7 @@ impl Publisher {
             .unary(call, PathAndQuery::from_static(METHOD), PublishCodec)
             .await
             .map_err(|status| Failure::from_status(&status))?;
-        Ok(response.into_inner().message_ids)
+        Ok(response.into_inner())
     }
 }
 

@@ -25,7 +25,7 @@ use crate::error::{Code, Error, Result};
 use crate::lanes::{Event, EventRef, Lanes, Load, Request, Serve, Standing};
 use crate::map::{EventId, OrderingKey};
 use crate::metrics::{Kind, Metrics};
-use crate::publish::{self, Backoff, Class, Failure, PublishRequest, Publisher};
+use crate::publish::{self, Backoff, Class, Failure, MessageIds, PublishRequest, Publisher};
 use crate::settings::{Dispatch, Settings};
 use crate::throttled_log::ThrottledLog;
 use crate::watermark::CommitLsn;
@@ -52,7 +52,7 @@ pub(super) struct Delivery {
     dead_letter_topic: Option<Arc<str>>,
     /// Dead letters on their way, by the place of their event.
     letters: HashMap<Place, Letter>,
-    /// Which published events get a row.
+    /// Whether published events get a row.
     dispatch: Dispatch,
     /// What has its outcome without one.
     resolved: Written,
@@ -61,7 +61,7 @@ pub(super) struct Delivery {
 /// What came of one attempt.
 struct Answer {
     request: Request,
-    result: Result<Vec<String>, Failure>,
+    result: Result<MessageIds, Failure>,
 }
 
 impl Delivery {
@@ -204,7 +204,7 @@ impl Delivery {
         }
     }
 
-    fn on_published(&mut self, mut request: Request, mut message_ids: Vec<String>) {
+    fn on_published(&mut self, mut request: Request, mut message_ids: MessageIds) {
         self.lanes.finished(&request);
         let at = SystemTime::now();
         self.metrics.publish_requests.inc();
@@ -225,9 +225,17 @@ impl Delivery {
             let latency = at.duration_since(committed).unwrap_or_default();
             self.metrics.latency.observe(latency.as_secs_f64());
         }
-        let (events, message_ids) = self.to_record(request.events, message_ids);
-        if events.is_empty() {
-            return;
+        let events = request.events.into_iter().map(|event| event.origin);
+        let mut events: Vec<EventRef> = events.collect();
+        if self.dispatch == Dispatch::Exceptions {
+            leave_without_rows(&mut events);
+            if self.resolves_at_once(&events) {
+                for event in &events {
+                    self.resolved.count(event.commit);
+                }
+                self.budget.give_back_records(events.len());
+                return;
+            }
         }
         self.record(Record {
             topic: Some(request.key.topic),
@@ -238,33 +246,11 @@ impl Delivery {
         });
     }
 
-    /// Those of the stored events that get a row, with their message ids; the others have their
-    /// outcome by now.
-    fn to_record(&mut self, events: Vec<Event>, ids: Vec<String>) -> (Vec<EventRef>, Vec<String>) {
-        let gets_row = |event: &EventRef| match event.standing {
-            Standing::New => self.dispatch == Dispatch::Full,
-            Standing::Released => true,
-            Standing::Repeated => false,
-        };
-        let all = events.iter().all(|event| gets_row(&event.origin));
-        let events = events.into_iter().map(|event| event.origin);
-        if all {
-            return (events.collect(), ids);
-        }
-        let mut recorded = Vec::new();
-        let mut recorded_ids = Vec::new();
-        let mut resolved = 0;
-        for (event, id) in events.zip(ids) {
-            if gets_row(&event) {
-                recorded.push(event);
-                recorded_ids.push(id);
-            } else {
-                self.resolved.count(event.commit);
-                resolved += 1;
-            }
-        }
-        self.budget.give_back_records(resolved);
-        (recorded, recorded_ids)
+    /// Whether the outcome of events that get no row is known now. Behind a released event it is
+    /// known when that one's row is durable: else a crash in between would repeat that one alone.
+    fn resolves_at_once(&self, events: &[EventRef]) -> bool {
+        let is_released = |event: &EventRef| event.standing == Standing::Released;
+        self.quarantine.is_settled() && !events.iter().any(is_released)
     }
 
     /// A failed attempt waits and goes again. What Pub/Sub will never take is searched for and
@@ -369,6 +355,15 @@ impl Delivery {
         self.metrics.lanes_waiting.set(self.lanes.waiting() as i64);
         let blocked = self.quarantine.blocked();
         self.metrics.blocked_keys.set(blocked as i64);
+    }
+}
+
+/// Under `dispatch = exceptions` only what was in quarantine has a row.
+fn leave_without_rows(events: &mut [EventRef]) {
+    for event in events {
+        if event.standing == Standing::New {
+            event.standing = Standing::Repeated;
+        }
     }
 }
 

@@ -9,7 +9,7 @@ use std::time::Duration;
 use decoder::Lsn;
 use slot_manager::publication::{self, PublicationState};
 use slot_manager::slots::{self, CreateOptions};
-use slot_manager::{Cluster, Error as SlotError, Health, Slot, SlotName};
+use slot_manager::{Cluster, Error as SlotError, Health, Slot};
 use tokio_postgres::types::PgLsn;
 
 use super::recovery::loss::{self, Audit, Loss, Seen, Verdict};
@@ -68,16 +68,14 @@ pub(super) async fn plan(relay: &Relay, sql: &Sql, cluster: &Cluster) -> Result<
         if let Some(earlier) = &earlier {
             not_foreign(relay, earlier, cluster)?;
         }
-        let (server_lsn, has_been_read) = end_and_reading(sql, name).await?;
         let seen = Seen {
             earlier: earlier.as_ref(),
             slot: slot.as_ref(),
             cluster,
-            server_lsn,
+            server_lsn: server_lsn(sql).await?,
             start: relay.settings.start,
             dispatch: relay.settings.dispatch,
             publication: publication.fingerprint(),
-            has_been_read,
         };
         let repeats = loss::repeats(seen);
         let plan = match loss::judge(seen) {
@@ -108,18 +106,14 @@ async fn free_slot(relay: &Relay, sql: &Sql) -> Result<Option<Slot>> {
     }
 }
 
-/// Where the server's WAL ends, and whether somebody has read from the slot since it was made.
+/// Where the server's WAL ends.
 ///
 /// # Errors
 /// Those of a statement.
-pub(crate) async fn end_and_reading(sql: &Sql, slot: &SlotName) -> Result<(Lsn, bool)> {
-    const STATEMENT: &str = "\
-        SELECT pg_catalog.pg_current_wal_lsn(), EXISTS ( \
-            SELECT FROM pg_catalog.pg_stat_replication_slots \
-            WHERE slot_name = $1 AND total_txns > 0)";
-    let row = sql.query_one(STATEMENT, &[&slot.as_str()]).await?;
+pub(crate) async fn server_lsn(sql: &Sql) -> Result<Lsn> {
+    let row = sql.query_one("SELECT pg_current_wal_lsn()", &[]).await?;
     let lsn: PgLsn = row.get(0);
-    Ok((Lsn::new(lsn.into()), row.get(1)))
+    Ok(Lsn::new(lsn.into()))
 }
 
 fn not_foreign(relay: &Relay, earlier: &record::Recorded, cluster: &Cluster) -> Result<()> {

@@ -58,7 +58,7 @@ const UPDATE: &str = "\
 /// Before somebody moved the slot: what comes after that was not confirmed by a relay.
 const WRITE_LEFT: &str = "\
     UPDATE outbox.relay SET confirmed_lsn = $2, confirmed_is_final = true, updated_at = now() \
-    WHERE slot = $1 AND confirmed_lsn IS NOT NULL";
+    WHERE slot = $1 AND confirmed_lsn IS NOT NULL AND dispatch = 'exceptions'";
 
 /// Another relay may have taken the slot since we left it.
 const WRITE_FINAL: &str = "\
@@ -96,6 +96,8 @@ const REQUEST: &str = "\
     ON CONFLICT (slot) DO UPDATE SET \
         resolved_xid = CASE WHEN relay.system_identifier = excluded.system_identifier \
             THEN relay.resolved_xid END, \
+        exceptions_xid = CASE WHEN relay.system_identifier = excluded.system_identifier \
+            THEN relay.exceptions_xid END, \
         system_identifier = excluded.system_identifier, timeline = excluded.timeline, \
         confirmed_is_final = false, \
         recovering = coalesce(relay.recovering, excluded.recovering), updated_at = now()";
@@ -233,12 +235,18 @@ pub(super) async fn leave_out_earlier(sql: &Sql, slot: &SlotName) -> Result<()> 
     Ok(())
 }
 
-/// Writes down where a relay had left the slot, when somebody has moved it: the next session
-/// notices.
+/// Writes down where a relay without records had left the slot, before somebody moves it: the next
+/// session notices. With records it compares the tables, and needs no word.
+///
+/// # Errors
+/// Those of a statement; none where no relay has ever served.
 pub(crate) async fn write_left(sql: &Sql, slot: &SlotName, confirmed: PgLsn) -> Result<()> {
-    sql.execute(WRITE_LEFT, &[&slot.as_str(), &confirmed])
-        .await?;
-    Ok(())
+    let written = sql.execute(WRITE_LEFT, &[&slot.as_str(), &confirmed]).await;
+    match written {
+        Ok(_) => Ok(()),
+        Err(error) if error.code() == Some(&SqlState::UNDEFINED_TABLE) => Ok(()),
+        Err(error) => Err(outdated(error)),
+    }
 }
 
 /// Writes down how far the slot is confirmed.

@@ -213,7 +213,10 @@ pub(super) async fn start(
     let last_ordinal = from_table::last_ordinal(sql, place)
         .await?
         .max(from_table::last_ordinal(sql, FIRST_PLACE).await?);
-    let firsts = match Resolved::read(sql, &settings.slot).await?.repeats() {
+    // Not in the snapshot, which would keep a lock on that table for as long as it is read. Nobody
+    // vouches while the slot is marked.
+    let resolved = Resolved::read(sql, &settings.slot).await?;
+    let firsts = match resolved.repeats() {
         true => Firsts::read(sql).await?,
         false => Firsts::default(),
     };
@@ -230,6 +233,7 @@ pub(super) async fn start(
         next_ordinal: last_ordinal + 1,
         dispatch: settings.dispatch,
         publication,
+        resolved,
         firsts,
         rows,
         progress: Progress::new(),
@@ -277,6 +281,7 @@ struct Recovery {
     next_ordinal: u32,
     dispatch: Dispatch,
     publication: String,
+    resolved: Resolved,
     firsts: Firsts,
     rows: TableSender,
     progress: Progress,
@@ -285,9 +290,8 @@ struct Recovery {
 impl Recovery {
     async fn run(mut self, snapshot: Sql) -> Result<(), Interrupted> {
         let xmin: i64 = snapshot.query_one(SNAPSHOT_XMIN, &[]).await?.get(0);
-        let resolved = Resolved::read(&snapshot, &self.slot).await?;
         for n in 0..self.tables.len() {
-            self.read(n, &snapshot, &resolved).await?;
+            self.read(n, &snapshot).await?;
         }
         // What it kept from vacuum is free again while the last events are on their way.
         drop(snapshot);
@@ -315,13 +319,9 @@ impl Recovery {
         Ok(())
     }
 
-    async fn read(
-        &mut self,
-        table: usize,
-        snapshot: &Sql,
-        resolved: &Resolved,
-    ) -> Result<(), Interrupted> {
+    async fn read(&mut self, table: usize, snapshot: &Sql) -> Result<(), Interrupted> {
         let table = &self.tables[table];
+        let resolved = &self.resolved;
         let reading = Unrecorded::of(snapshot, table, &self.project, resolved, &self.firsts);
         let mut unrecorded = reading.await?;
         let before = self.progress.rows;

@@ -202,7 +202,7 @@ async fn open(relay: &Relay) -> Result<(Pipeline, Beside)> {
         everything: audit == Audit::Everything,
         after: recovered,
     };
-    let (auditor, broken) = auditor::start(audited(relay)?, audit, hasten, rows);
+    let (auditor, broken) = auditor::start(audited(relay, walsender)?, audit, hasten, rows);
     let reader = Reader {
         walsender,
         system_identifier: cluster.system_identifier,
@@ -329,7 +329,7 @@ fn supervise(
     Ok(supervisor::start(subject, publication, metrics, hasten))
 }
 
-fn audited(relay: &Relay) -> Result<auditor::Subject> {
+fn audited(relay: &Relay, walsender: i32) -> Result<auditor::Subject> {
     let settings = &relay.settings;
     Ok(auditor::Subject {
         target: settings.database()?.clone(),
@@ -341,6 +341,7 @@ fn audited(relay: &Relay) -> Result<auditor::Subject> {
         start: settings.start,
         dispatch: settings.dispatch,
         instance: relay.instance.clone(),
+        walsender,
         metrics: relay.metrics.clone(),
     })
 }

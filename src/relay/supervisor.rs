@@ -184,9 +184,11 @@ impl Watcher {
                 .set(1);
             let delivered = self.metrics.delivered();
             // Only when something was delivered: an idle relay writes nothing.
+            // And only of the slot that this session reads, not of one made anew since.
+            let is_ours = slot.active_pid == Some(*walsender);
             if let Some(lsn) = slot
                 .confirmed_flush_lsn
-                .filter(|_| delivered != self.delivered)
+                .filter(|_| is_ours && delivered != self.delivered)
             {
                 let written =
                     record::update(sql, &self.subject.slot, PgLsn::from(lsn.as_u64())).await;

@@ -10,13 +10,17 @@ use pubsub_emulator::{Action, Fault, RunningEmulator};
 use crate::harness::{self, Database, Relay, eventually, postrider};
 
 const EXCEPTIONS: [(&str, &str); 1] = [("POSTRIDER_DISPATCH", "exceptions")];
-const BAD: &str = "00000000-0000-4000-8000-00000000bad0";
+pub(crate) const BAD: &str = "00000000-0000-4000-8000-00000000bad0";
 
-fn start(database: &Database, emulator: &RunningEmulator) -> Relay {
+pub(crate) fn start(database: &Database, emulator: &RunningEmulator) -> Relay {
     start_with(database, emulator, &[])
 }
 
-fn start_with(database: &Database, emulator: &RunningEmulator, more: &[(&str, &str)]) -> Relay {
+pub(crate) fn start_with(
+    database: &Database,
+    emulator: &RunningEmulator,
+    more: &[(&str, &str)],
+) -> Relay {
     let settings: Vec<_> = EXCEPTIONS.iter().chain(more).copied().collect();
     Relay::start_with(database, &emulator.addr().to_string(), &settings)
 }
@@ -33,11 +37,11 @@ fn insert_sql(key: &str, first: u32, count: u32) -> String {
     )
 }
 
-async fn insert(database: &Database, first: u32, count: u32) {
+pub(crate) async fn insert(database: &Database, first: u32, count: u32) {
     database.execute(&insert_sql("o", first, count)).await;
 }
 
-async fn insert_bad(database: &Database, version: u32) {
+pub(crate) async fn insert_bad(database: &Database, version: u32) {
     database
         .execute(&format!(
             "INSERT INTO outbox.events (id, aggregatetype, aggregateid, event_type, version, \
@@ -47,13 +51,13 @@ async fn insert_bad(database: &Database, version: u32) {
         .await;
 }
 
-fn poison(emulator: &RunningEmulator) {
+pub(crate) fn poison(emulator: &RunningEmulator) {
     let event_id = BAD.to_owned();
     let fault = Fault::new(Action::Poison { event_id });
     emulator.faults().inject(fault);
 }
 
-fn stored(emulator: &RunningEmulator) -> HashSet<String> {
+pub(crate) fn stored(emulator: &RunningEmulator) -> HashSet<String> {
     let attempts = emulator.journal().attempts();
     let stored = attempts.iter().filter(|attempt| attempt.is_stored());
     let ids = stored.flat_map(|attempt| attempt.event_ids.iter().flatten());
@@ -61,7 +65,11 @@ fn stored(emulator: &RunningEmulator) -> HashSet<String> {
 }
 
 /// Waits until every event is stored, or has a row, and the slot has confirmed everything.
-async fn wait_until_delivered(database: &Database, emulator: &RunningEmulator, relay: &Relay) {
+pub(crate) async fn wait_until_delivered(
+    database: &Database,
+    emulator: &RunningEmulator,
+    relay: &Relay,
+) {
     let sql = "SELECT e.id::text FROM outbox.events e WHERE NOT EXISTS \
                (SELECT FROM outbox.dispatch d WHERE d.event_id = e.id)";
     eventually("every event is delivered", || async {
@@ -85,25 +93,23 @@ async fn wait_until_recovered(database: &Database) {
     .await;
 }
 
-/// Waits until the relay has vouched for all transactions that have ended by now.
-async fn wait_until_vouched(database: &Database) {
-    let next = database
-        .number("SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint")
-        .await;
-    let sql = format!("SELECT count(*) FROM outbox.relay WHERE resolved_xid >= {next}");
+/// Waits until the relay has vouched for every event that is committed.
+pub(crate) async fn wait_until_vouched(database: &Database) {
+    let sql = "SELECT count(*) FROM outbox.relay r WHERE NOT EXISTS \
+               (SELECT FROM outbox.events e WHERE e.xmin::text::bigint >= r.resolved_xid)";
     eventually("the relay has vouched", || async {
-        (database.number(&sql).await == 1).then_some(())
+        (database.number(sql).await == 1).then_some(())
     })
     .await;
 }
 
-async fn rows(database: &Database, state: &str) -> i64 {
+pub(crate) async fn rows(database: &Database, state: &str) -> i64 {
     let sql = format!("SELECT count(*) FROM outbox.dispatch WHERE state = '{state}'");
     database.number(&sql).await
 }
 
 /// Everything that is not set aside was published in order, and repeated as a whole.
-async fn check(database: &Database, emulator: &RunningEmulator) -> Report {
+pub(crate) async fn check(database: &Database, emulator: &RunningEmulator) -> Report {
     let mut expected = database.expected().await;
     let aside = "SELECT event_id::text FROM outbox.dispatch WHERE state <> 'published'";
     let aside = database.client.query(aside, &[]).await.unwrap();
@@ -114,7 +120,11 @@ async fn check(database: &Database, emulator: &RunningEmulator) -> Report {
     checks::check(&emulator.journal().attempts(), &expected)
 }
 
-async fn assert_whole_and_in_order(database: &Database, emulator: &RunningEmulator, relay: &Relay) {
+pub(crate) async fn assert_whole_and_in_order(
+    database: &Database,
+    emulator: &RunningEmulator,
+    relay: &Relay,
+) {
     let report = check(database, emulator).await;
     assert!(report.is_clean(), "{report}\n{}", relay.log());
 }
@@ -235,7 +245,7 @@ async fn what_stands_before_a_blocked_event_is_repeated_before_it_when_the_slot_
     assert_whole_and_in_order(&database, &emulator, &relay).await;
 }
 
-fn release(database: &Database) {
+pub(crate) fn release(database: &Database) {
     let url = [("DATABASE_URL", database.url.as_str())];
     let ran = postrider(&["quarantine", "release", "--all"], &url).output();
     assert!(ran.unwrap().status.success());

@@ -358,6 +358,14 @@ impl Relay {
         .await;
     }
 
+    /// Whether the process has a handler for a signal, by its number.
+    pub(crate) fn catches(&self, signal: u32) -> bool {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
+        let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
+        let caught = u64::from_str_radix(caught.unwrap().trim(), 16).unwrap();
+        caught & 1 << (signal - 1) != 0
+    }
+
     /// File descriptors that the process has open.
     pub(crate) fn open_files(&self) -> usize {
         let folder = format!("/proc/{}/fd", self.child.id());

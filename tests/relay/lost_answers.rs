@@ -13,9 +13,14 @@ use crate::load::proxied;
 /// Advisory lock that the test holds and the trigger asks for.
 const LOCK: i64 = 4_711;
 
+/// The transaction gets its id before the wait, also when nothing is written yet.
 const TRIGGER: &str = "\
     CREATE FUNCTION hold_up() RETURNS trigger LANGUAGE plpgsql AS $$ \
-    BEGIN PERFORM pg_advisory_xact_lock_shared(4711); RETURN new; END $$; ";
+    BEGIN \
+        PERFORM pg_current_xact_id(); \
+        PERFORM pg_advisory_xact_lock_shared(4711); \
+        RETURN new; \
+    END $$; ";
 
 /// A row in the middle of a COPY waits.
 const IN_COPY: &str = "\

@@ -7,6 +7,7 @@ mod audit;
 mod connections;
 mod delivery;
 mod exceptions;
+mod exceptions_edges;
 mod failover;
 mod google_emulator;
 mod harness;

@@ -219,6 +219,8 @@ async fn a_change_that_was_undone_between_two_looks_is_noticed() {
         "alter publication p set (publish = 'update'); alter publication p set (publish = 'insert')",
         "drop publication p; create publication p for table t",
         "drop table t; create table t (id int); alter publication p add table t",
+        "alter table t rename to v; alter table v rename to t",
+        "alter schema public rename to elsewhere; alter schema elsewhere rename to public",
     ] {
         let before = look(&client, "p", &table).await;
         assert_eq!(before.problems(), []);

@@ -16,7 +16,7 @@ use crate::cli::check::captured;
 use crate::cli::output;
 use crate::error::{Code, Error, Result};
 use crate::postgres::{Sql, connect};
-use crate::relay::opening::end_and_reading;
+use crate::relay::opening::server_lsn;
 use crate::relay::record::{self, Recorded};
 use crate::relay::recovery::loss::{self, Seen, Verdict};
 use crate::settings::Settings;
@@ -79,7 +79,7 @@ impl Situation {
             slot.require_ours()?;
         }
         let earlier = record::read(sql, name).await?;
-        let (server_lsn, has_been_read) = end_and_reading(sql, name).await?;
+        let server_lsn = server_lsn(sql).await?;
         let publication =
             publication::inspect(sql, &settings.publication, &captured(settings)).await?;
         let mut situation = Self {
@@ -96,7 +96,6 @@ impl Situation {
             start: settings.start,
             dispatch: settings.dispatch,
             publication: publication.fingerprint(),
-            has_been_read,
         };
         situation.why = situation.why(seen);
         Ok(situation)

@@ -67,7 +67,11 @@ pub(super) async fn show(
     sql.batch_execute("begin isolation level repeatable read read only")
         .await?;
     let mut tables = Vec::new();
-    let resolved = Resolved::read(&sql, &settings.slot).await?;
+    let resolved = match situation.is_foreign() {
+        // Transactions of another cluster.
+        true => Resolved::default(),
+        false => Resolved::read(&sql, &settings.slot).await?,
+    };
     let firsts = match resolved.repeats() {
         true => Firsts::read(&sql).await?,
         false => Firsts::default(),

@@ -149,14 +149,9 @@ pub(super) async fn advance(settings: &Settings, args: &AdvanceArgs) -> Result<E
     }
     let text = left_out.text();
     let left = PgLsn::from(left_out.confirmed_flush_lsn.as_u64());
+    // Before: without this a relay that has no records takes the slot for the one that it left.
+    record::write_left(&sql, &settings.slot, left).await?;
     left_out.confirmed_flush_lsn = slots::advance(&sql, &settings.slot, to).await?;
-    match record::write_left(&sql, &settings.slot, left).await {
-        Ok(()) => {}
-        Err(error) => tracing::warn!(
-            code = %error.code(),
-            "outbox.relay does not say where the relay had left the slot: {error}"
-        ),
-    }
     match args.json {
         true => output::write_json(&left_out),
         false => output::write(&format!(

@@ -73,6 +73,8 @@ pub(super) struct Subject {
     /// How the session records.
     pub(super) dispatch: Dispatch,
     pub(super) instance: String,
+    /// The process that reads the slot for this session.
+    pub(super) walsender: i32,
     pub(super) metrics: Metrics,
 }
 
@@ -199,7 +201,7 @@ impl Audit {
         let earlier = statements::earlier(sql, slot).await?;
         // What is said of the publication must be later than that the slot has come so far.
         let reached = match earlier.repeats {
-            true => self.vouching.has_reached(sql, slot).await?,
+            true => self.vouching.has_reached(sql, &self.subject).await?,
             false => false,
         };
         let state = publication::inspect(sql, publication, captured).await?;
@@ -311,6 +313,7 @@ impl Audit {
         let pass = Pass {
             sql,
             slot: &self.subject.slot,
+            walsender: self.subject.walsender,
             reader,
             first_xid,
             resolved,

@@ -104,6 +104,7 @@ struct Row {
 pub(super) struct Pass<'a> {
     pub(super) sql: &'a Sql,
     pub(super) slot: &'a SlotName,
+    pub(super) walsender: i32,
     pub(super) reader: TableReader,
     /// Rows of older transactions are from before the first start, and recorded as discarded.
     pub(super) first_xid: Option<i64>,
@@ -204,7 +205,7 @@ impl Pass<'_> {
     async fn is_up_to_date(&self, end: Lsn) -> Result<bool> {
         let began = Instant::now();
         loop {
-            match is_confirmed(self.sql, self.slot, end).await? {
+            match is_confirmed(self.sql, self.slot, self.walsender, end).await? {
                 true => return Ok(true),
                 false if began.elapsed() >= PATIENCE => return Ok(false),
                 false => tokio::time::sleep(LOOK_INTERVAL).await,

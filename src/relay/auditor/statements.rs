@@ -2,7 +2,7 @@
 
 use decoder::Lsn;
 use slot_manager::SlotName;
-use tokio_postgres::types::PgLsn;
+use tokio_postgres::types::{PgLsn, ToSql};
 
 use super::marks::{Leaf, Marks};
 use super::{Earlier, Subject};
@@ -53,7 +53,9 @@ const VOUCH: &str = "\
     update outbox.relay set resolved_xid = greatest(resolved_xid, $4), audited_at = now(), \
         updated_at = now(), dispatch = $5::text, \
         exceptions_xid = case when $5::text = 'exceptions' then exceptions_xid end \
-    where slot = $1 and instance = $2 and audited_publication = $3 and recovering is null";
+    where slot = $1 and instance = $2 and audited_publication = $3 and recovering is null \
+      and exists (select from pg_catalog.pg_replication_slots s \
+                  where s.slot_name = $1 and s.active_pid = $6)";
 
 const MARK_BROKEN: &str = "\
     update outbox.relay set recovering = coalesce(recovering, $3), updated_at = now() \
@@ -142,17 +144,26 @@ pub(super) async fn audited(
 }
 
 /// Rows of transactions before `oldest` have their outcome, with the publication as it is in
-/// `publication`; the session records as `dispatch` says. Nothing when another has taken the slot.
+/// `publication`; those after it are handled as `dispatch` says. Nothing when the session has lost
+/// the slot.
 pub(super) async fn vouch(
     sql: &Sql,
     subject: &Subject,
     publication: &str,
     oldest: i64,
+    dispatch: Dispatch,
 ) -> Result<()> {
     let (slot, instance) = (subject.slot.as_str(), &subject.instance);
-    let dispatch = subject.dispatch.name();
-    sql.execute(VOUCH, &[&slot, instance, &publication, &oldest, &dispatch])
-        .await?;
+    let (dispatch, walsender) = (dispatch.name(), subject.walsender);
+    let parameters: [&(dyn ToSql + Sync); 6] = [
+        &slot,
+        instance,
+        &publication,
+        &oldest,
+        &dispatch,
+        &walsender,
+    ];
+    sql.execute(VOUCH, &parameters).await?;
     Ok(())
 }
 
@@ -173,14 +184,20 @@ pub(super) async fn wal_end(sql: &Sql) -> Result<Lsn> {
     Ok(Lsn::new(end - header.unwrap_or(0)))
 }
 
-/// Whether everything up to `end` is confirmed.
-pub(super) async fn is_confirmed(sql: &Sql, slot: &SlotName, end: Lsn) -> Result<bool> {
-    // A slot that is being made has no position yet.
+/// Whether everything up to `end` is confirmed by the session that reads through `walsender`: a
+/// slot of the same name that somebody has made anew may have any position.
+pub(super) async fn is_confirmed(
+    sql: &Sql,
+    slot: &SlotName,
+    walsender: i32,
+    end: Lsn,
+) -> Result<bool> {
     const CONFIRMED: &str = "\
-        select coalesce(confirmed_flush_lsn >= $2, false) \
-        from pg_catalog.pg_replication_slots where slot_name = $1";
+        select confirmed_flush_lsn >= $2 from pg_catalog.pg_replication_slots \
+        where slot_name = $1 and active_pid = $3";
     let end = PgLsn::from(end.as_u64());
-    let row = sql.query_opt(CONFIRMED, &[&slot.as_str(), &end]).await?;
+    let parameters: [&(dyn ToSql + Sync); 3] = [&slot.as_str(), &end, &walsender];
+    let row = sql.query_opt(CONFIRMED, &parameters).await?;
     Ok(row.is_some_and(|row| row.get(0)))
 }
 

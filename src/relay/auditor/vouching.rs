@@ -12,14 +12,13 @@
 
 use std::time::Duration;
 
-use slot_manager::SlotName;
+use decoder::Lsn;
 
-use super::{AT_ONCE, Audit, Earlier, SOON, statements};
+use super::{AT_ONCE, Audit, Earlier, SOON, Subject, statements};
 use crate::error::{Code, Error, Result};
 use crate::postgres::Sql;
 use crate::relay::recovery::loss::Loss;
 use crate::settings::Dispatch;
-use decoder::Lsn;
 
 /// What is waited for.
 #[derive(Debug, Clone, Copy)]
@@ -40,13 +39,17 @@ pub(super) struct Vouching {
     goal: Option<i64>,
     /// Up to where this session has vouched.
     vouched: Option<i64>,
+    /// The transaction that was to come next when the session began to vouch: what earlier ones
+    /// have delivered is of older ones.
+    began_before: Option<i64>,
 }
 
 impl Vouching {
-    /// Whether the slot has come to the position that is waited for.
-    pub(super) async fn has_reached(&self, sql: &Sql, slot: &SlotName) -> Result<bool> {
+    /// Whether this session has brought the slot to the position that is waited for.
+    pub(super) async fn has_reached(&self, sql: &Sql, subject: &Subject) -> Result<bool> {
+        let (slot, walsender) = (&subject.slot, subject.walsender);
         match self.waiting {
-            Some(Waiting { end, .. }) => statements::is_confirmed(sql, slot, end).await,
+            Some(Waiting { end, .. }) => statements::is_confirmed(sql, slot, walsender, end).await,
             None => Ok(false),
         }
     }
@@ -66,16 +69,20 @@ impl Audit {
             return self.end_session(sql).await;
         }
         let vouching = &mut self.vouching;
-        if let Some(waiting) = vouching.waiting.take_if(|_| reached) {
-            // Back to full records goes whoever can vouch at all.
-            let is_new = vouching
-                .vouched
-                .is_none_or(|before| before < waiting.oldest);
-            if is_new || self.subject.dispatch == Dispatch::Full {
-                statements::vouch(sql, &self.subject, publication, waiting.oldest).await?;
+        if let Some(Waiting { oldest, .. }) = vouching.waiting.take_if(|_| reached) {
+            let is_new = vouching.vouched.is_none_or(|before| before < oldest);
+            // Back to full records goes whoever has vouched for all that was delivered without.
+            let is_full = self.subject.dispatch == Dispatch::Full
+                && vouching.began_before.is_some_and(|next| oldest >= next);
+            if is_new || is_full {
+                let dispatch = match is_full {
+                    true => Dispatch::Full,
+                    false => Dispatch::Exceptions,
+                };
+                statements::vouch(sql, &self.subject, publication, oldest, dispatch).await?;
             }
-            vouching.vouched = Some(waiting.oldest);
-            vouching.goal = vouching.goal.filter(|goal| waiting.oldest < *goal);
+            vouching.vouched = Some(oldest);
+            vouching.goal = vouching.goal.filter(|goal| oldest < *goal);
             return Ok(SOON);
         }
         if vouching.waiting.is_some() {
@@ -83,6 +90,7 @@ impl Audit {
         }
         let delivered = self.subject.metrics.delivered();
         let running = statements::running(sql).await?;
+        vouching.began_before.get_or_insert(running.next);
         if vouching.delivered.replace(delivered) != Some(delivered) {
             vouching.goal = Some(running.next);
         }

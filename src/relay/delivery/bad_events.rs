@@ -17,7 +17,7 @@ use crate::error::{Code, Error, Result};
 use crate::lanes::{Event, EventRef, Group, LaneKey, Request, Standing};
 use crate::map::{EventError, MapError, OrderingKey};
 use crate::metrics::Kind;
-use crate::publish::Failure;
+use crate::publish::{Failure, MessageIds};
 use crate::relay::quarantine::{self, Letter, letter};
 use crate::settings::OnBadEvent;
 
@@ -192,18 +192,19 @@ impl Delivery {
     }
 
     /// Records the events whose dead letters are among those just stored, and takes them out.
-    pub(super) fn letters_published(&mut self, request: &mut Request, ids: &mut Vec<String>) {
+    pub(super) fn letters_published(&mut self, request: &mut Request, ids: &mut MessageIds) {
         let events = std::mem::take(&mut request.events);
-        let all_ids = std::mem::take(ids);
-        for (event, id) in events.into_iter().zip(all_ids) {
+        let mut others = Vec::new();
+        for (n, event) in events.into_iter().enumerate() {
             match self.take_letter(&request.key.topic, &event.origin) {
                 Some(letter) => self.letter_ended(letter),
                 None => {
                     request.events.push(event);
-                    ids.push(id);
+                    others.push(n);
                 }
             }
         }
+        *ids = ids.of(&others);
     }
 
     fn take_letter(&mut self, topic: &Arc<str>, origin: &EventRef) -> Option<Letter> {

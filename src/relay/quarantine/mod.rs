@@ -294,11 +294,15 @@ impl Quarantine {
         }
     }
 
+    /// Whether everything that was handed to the writer is durable.
+    pub(super) fn is_settled(&self) -> bool {
+        self.durable == self.handed
+    }
+
     /// The rows in quarantine are about to be counted, and no dead letter is on its way.
     pub(super) fn counting(&mut self) {
         // What is not durable yet is not among them.
-        let settled = self.durable == self.handed;
-        self.counting = settled.then_some(self.unblocking);
+        self.counting = self.is_settled().then_some(self.unblocking);
     }
 
     /// So many rows are in quarantine: what was set aside before and is more than that has left.

@@ -8,6 +8,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::lanes::Standing;
+use crate::publish::MessageIds;
 
 /// Rows of a page in the model.
 const MODEL_PAGE: usize = 3;
@@ -142,7 +143,7 @@ impl World {
         let n = event.origin.ordinal;
         if !self.bad.contains(&n) {
             self.published.push(n);
-            return self.record(event.origin, Outcome::Published(Vec::new()));
+            return self.record(event.origin, Outcome::Published(MessageIds::default()));
         }
         self.quarantine.set_aside(&group(), &event.origin).unwrap();
         let behind = std::mem::take(&mut self.lane);
@@ -476,7 +477,7 @@ fn releases_that_do_not_move_leave_their_turn_to_others() {
             commit: crate::watermark::CommitLsn::new(decoder::Lsn::new(1)),
             ..event(1, Standing::Released).origin
         }],
-        outcome: Outcome::Published(Vec::new()),
+        outcome: Outcome::Published(MessageIds::default()),
     };
     quarantine.handed(&record);
     assert!(quarantine.releases.contains_key(&nth(0)));

@@ -3,8 +3,9 @@
 //! What is delivered without a record is sent again by a recovery, also the events that stand
 //! before the first one in quarantine of their key: they must not wait behind it, and what stands
 //! behind it must. A row does not tell its place in the log. But rows come in the order of their
-//! key, so whatever comes before that first event stands before it. When that one is not among
-//! the rows that are read, everything that comes stands behind it.
+//! aggregate, so where that is the ordering key, whatever comes before that first event stands
+//! before it. When that one is not among the rows that are read, everything that comes stands
+//! behind it; so it does where several aggregates share an ordering key.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -14,7 +15,7 @@ use tokio_postgres::SimpleQueryMessage;
 use crate::dispatch::{Resolved, quarantined};
 use crate::error::Result;
 use crate::lanes::Group;
-use crate::map::OrderingKey;
+use crate::map::{Ordering, OrderingKey, TableSettings};
 use crate::postgres::Sql;
 use crate::relay::quarantine::MAX_BLOCKED;
 use crate::table::TableReader;
@@ -46,12 +47,13 @@ impl Blocked {
     /// Those of one table.
     pub(super) async fn of(
         sql: &Sql,
+        table: &TableSettings,
         reader: &TableReader,
         resolved: &Resolved,
         Firsts(keys): &Firsts,
     ) -> Result<Self> {
         let mut blocked = Self::default();
-        if keys.is_empty() {
+        if keys.is_empty() || table.ordering != Ordering::Key {
             return Ok(blocked);
         }
         let ids = keys

@@ -29,9 +29,6 @@ pub(crate) struct Seen<'a> {
     pub(crate) dispatch: Dispatch,
     /// The publication, which is right, as it is now.
     pub(crate) publication: &'a str,
-    /// Whether somebody has read transactions from the slot since it was made, as far as the
-    /// server's statistics go back.
-    pub(crate) has_been_read: bool,
 }
 
 /// How the session has to begin.
@@ -132,13 +129,13 @@ fn without_records(earlier: &Recorded, recorded: Lsn, slot: &Slot, seen: Seen<'_
 }
 
 /// Whether the slot is the one that was served. One that is made anew begins to keep WAL at the end
-/// of that time, which is not before anything that was confirmed; and nobody has read from it, since
-/// a relay that does so has written that down. (What cannot be told apart is a slot that was moved
-/// on: `pg_replication_slot_advance` may leave `restart_lsn` where it is. Who does that by
-/// `postrider slot advance` leaves a final position behind.)
+/// of that time, which is not before anything that was confirmed. (What cannot be told apart is a
+/// slot that was moved on, since `pg_replication_slot_advance` may leave `restart_lsn` where it is,
+/// and a copy of another slot. Who moves it by `postrider slot advance` leaves a final position
+/// behind.)
 fn is_proven(earlier: &Recorded, recorded: Lsn, slot: &Slot, seen: Seen<'_>) -> bool {
     let is_old = slot.restart_lsn.is_some_and(|at| at < recorded);
-    earlier.timeline == seen.cluster.timeline && (is_old || seen.has_been_read)
+    earlier.timeline == seen.cluster.timeline && is_old
 }
 
 fn first_start(seen: Seen<'_>) -> Verdict {

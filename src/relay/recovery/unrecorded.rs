@@ -46,7 +46,7 @@ impl Unrecorded {
         firsts: &Firsts,
     ) -> Result<Self> {
         let reader = TableReader::resolve(sql, table, project).await?;
-        let blocked = Blocked::of(sql, &reader, resolved, firsts).await?;
+        let blocked = Blocked::of(sql, table, &reader, resolved, firsts).await?;
         let (id, order) = (reader.event_id_sql(), reader.order_sql());
         let lacks_outcome = resolved.lacks_outcome(id);
         let statement = match resolved.repeats() {

@@ -18,6 +18,8 @@ pub(super) enum Contestant {
     Recvlogical(Link),
     /// The relay's source, decoder and mapper, and nothing behind them.
     Null(Link),
+    /// The crate pgwire-replication, which reads and counts.
+    Pgwire(Link),
     /// The relay, with one setting beside the defaults.
     Relay {
         setting: Option<(&'static str, &'static str)>,
@@ -52,6 +54,7 @@ impl Contestant {
         match self {
             Self::Recvlogical(link) => format!("pg_recvlogical over {}", over(link)),
             Self::Null(link) => format!("decode and map only over {}", over(link)),
+            Self::Pgwire(link) => format!("pgwire-replication, reading only, over {}", over(link)),
             Self::Relay { setting, delay_ms } => {
                 let setting = setting.map(|(name, value)| format!(", {name}={value}"));
                 let delay = (delay_ms > 0).then(|| format!(", answers after {delay_ms} ms"));
@@ -69,7 +72,7 @@ impl Contestant {
     /// How late the emulator answers; `None` for those that need no emulator.
     pub(super) fn emulator_delay_ms(self) -> Option<u64> {
         match self {
-            Self::Recvlogical(_) | Self::Null(_) => None,
+            Self::Recvlogical(_) | Self::Null(_) | Self::Pgwire(_) => None,
             Self::Relay { delay_ms, .. } => Some(delay_ms),
             Self::Official | Self::Bare => Some(0),
         }
@@ -95,7 +98,9 @@ impl Contestant {
     ) -> Result<Command, String> {
         let events = backlog.events.to_string();
         let url = match self {
-            Self::Recvlogical(Link::Socket) | Self::Null(Link::Socket) => database.socket_url(),
+            Self::Recvlogical(Link::Socket)
+            | Self::Null(Link::Socket)
+            | Self::Pgwire(Link::Socket) => database.socket_url(),
             _ => database.url(),
         };
         let mut command = match self {
@@ -104,9 +109,14 @@ impl Contestant {
                 command.args(["--endpos", end]);
                 command
             }
-            Self::Null(_) => {
+            Self::Null(_) | Self::Pgwire(_) => {
+                let peer = if matches!(self, Self::Null(_)) {
+                    "null"
+                } else {
+                    "pgwire"
+                };
                 let mut command = Command::new(peers::binary());
-                command.args(["null", "--until", end, "--events", &events]);
+                command.args([peer, "--until", end, "--events", &events]);
                 command
             }
             Self::Official => {

@@ -58,6 +58,7 @@ impl Unit {
 pub(super) fn all(events: u64) -> Vec<Scenario> {
     let mut all = Vec::new();
     reading(events, &mut all);
+    sessions(events, &mut all);
     delivering(events, &mut all);
     many_keys(events, &mut all);
     late_answers(events, &mut all);
@@ -104,6 +105,22 @@ fn reading(events: u64, all: &mut Vec<Scenario>) {
                 ..scenario(format!("{name}-{shape}"), backlog, theirs, ours, aim)
             });
         }
+    }
+}
+
+/// Our replication session against a crate's that does the same.
+fn sessions(events: u64, all: &mut Vec<Scenario>) {
+    for (rows, shape) in [(ROW, "1-row"), (HUNDRED, "100-row")] {
+        let backlog = Backlog::new(events, rows, THOUSAND_KEYS);
+        let (theirs, ours) = (Contestant::Pgwire(Link::Tcp), Contestant::Null(Link::Tcp));
+        let name = format!("pgwire-{shape}");
+        all.push(scenario(
+            name,
+            backlog,
+            theirs,
+            ours,
+            Aim::RatioAtLeast(1.0),
+        ));
     }
 }
 

@@ -9,13 +9,8 @@ use serde::Deserialize;
 
 use crate::step;
 
-/// Package and test target of each suite that starts servers.
-const SUITES: [(&str, &str); 4] = [
-    ("postrider", "relay"),
-    ("postrider", "cli"),
-    ("postrider", "migrations"),
-    ("slot-manager", "integration"),
-];
+/// Test target of each suite that starts servers; the last one is slot-manager's.
+const SUITES: [&str; 4] = ["relay", "cli", "migrations", "integration"];
 
 /// A suite, built.
 pub(super) struct Suite {
@@ -111,17 +106,15 @@ struct Target {
 
 /// Builds the suites whose names are wanted.
 pub(super) fn build(wanted: impl Fn(&str) -> bool) -> Result<Vec<Suite>, String> {
-    let suites: Vec<_> = SUITES
-        .into_iter()
-        .filter(|(_, name)| wanted(name))
-        .collect();
+    let suites: Vec<_> = SUITES.into_iter().filter(|name| wanted(name)).collect();
     if suites.is_empty() {
         return Err("no suite has such a name".into());
     }
-    let mut command = step::cargo(&["test", "--locked", "--no-run"]);
+    // The whole workspace's features, so that what its tests have built serves here too.
+    let mut command = step::cargo(&["test", "--locked", "--workspace", "--no-run"]);
     command.args(["--message-format", "json-render-diagnostics"]);
-    for (package, name) in &suites {
-        command.args(["--package", package, "--test", name]);
+    for name in &suites {
+        command.args(["--test", name]);
     }
     let done = command
         .stderr(Stdio::inherit())
@@ -133,7 +126,7 @@ pub(super) fn build(wanted: impl Fn(&str) -> bool) -> Result<Vec<Suite>, String>
     let output = String::from_utf8_lossy(&done.stdout);
     suites
         .into_iter()
-        .map(|(_, name)| find(&output, name).ok_or_else(|| format!("cargo built no test {name}")))
+        .map(|name| find(&output, name).ok_or_else(|| format!("cargo built no test {name}")))
         .collect()
 }
 

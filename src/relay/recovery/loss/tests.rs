@@ -59,7 +59,6 @@ fn judged(earlier: Option<&Recorded>, slot: Option<&Slot>, start: Start, timelin
         start,
         dispatch: Dispatch::Full,
         publication: "p2",
-        has_been_read: false,
     })
 }
 
@@ -161,7 +160,7 @@ fn a_first_start_takes_the_table_only_when_all_is_asked_for() {
 }
 
 /// With `dispatch = exceptions`, and the publication that was audited.
-fn without_records(earlier: &Recorded, slot: &Slot, timeline: u32, has_been_read: bool) -> Verdict {
+fn without_records(earlier: &Recorded, slot: &Slot, timeline: u32) -> Verdict {
     judge(Seen {
         earlier: Some(earlier),
         slot: Some(slot),
@@ -176,7 +175,6 @@ fn without_records(earlier: &Recorded, slot: &Slot, timeline: u32, has_been_read
         start: Start::New,
         dispatch: Dispatch::Exceptions,
         publication: "p1",
-        has_been_read,
     })
 }
 
@@ -186,22 +184,19 @@ fn without_records_a_slot_that_is_further_on_must_be_proven_to_be_the_same() {
         restart_lsn: Some(Lsn::new(restart)),
         ..slot(600)
     };
-    let verdict = |restart, timeline, is_read| {
-        without_records(&left(false), &ahead(restart), timeline, is_read)
-    };
+    let verdict = |restart, timeline| without_records(&left(false), &ahead(restart), timeline);
     let unproven = Verdict::Recover(Loss::SlotUnproven {
         recorded: Lsn::new(500),
         found: Lsn::new(600),
     });
-    assert_eq!(verdict(499, 1, false), streams(600, Audit::Continue));
-    assert_eq!(verdict(500, 1, false), unproven);
-    assert_eq!(verdict(500, 1, true), streams(600, Audit::Continue));
-    assert_eq!(verdict(499, 2, true), unproven);
+    assert_eq!(verdict(499, 1), streams(600, Audit::Continue));
+    assert_eq!(verdict(500, 1), unproven);
+    assert_eq!(verdict(499, 2), unproven);
     let recreated = Loss::SlotRecreated {
         recorded: Lsn::new(500),
         found: Lsn::new(600),
     };
-    let after_a_clean_stop = without_records(&left(true), &ahead(499), 1, true);
+    let after_a_clean_stop = without_records(&left(true), &ahead(499), 1);
     assert_eq!(after_a_clean_stop, Verdict::Recover(recreated));
 }
 
@@ -213,7 +208,7 @@ fn where_events_have_no_records_another_publication_is_recovered_and_else_it_is_
             publication,
             ..left(true)
         };
-        assert_eq!(without_records(&earlier, &slot(500), 1, false), changed);
+        assert_eq!(without_records(&earlier, &slot(500), 1), changed);
         assert_eq!(
             again(&earlier, Some(&slot(500))),
             streams(500, Audit::Continue)

@@ -1,0 +1,139 @@
+//! Pub/Sub's answer: the ids of the stored messages.
+//!
+//! One text for all of them and where each ends, since a million of them pass through and each is
+//! only copied into its dispatch row.
+//!
+//! Source: google/pubsub/v1/pubsub.proto, `PublishResponse { repeated string message_ids = 1; }`.
+
+use bytes::{Buf, BufMut};
+use prost::encoding::{
+    DecodeContext, WireType, encode_key, encode_varint, encoded_len_varint, key_len, skip_field,
+    string,
+};
+use prost::{DecodeError, Message};
+
+const MESSAGE_IDS: u32 = 1;
+
+/// The ids of stored messages, in the order in which the messages were sent.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct MessageIds {
+    text: String,
+    ends: Vec<usize>,
+    /// The id that is being read; kept for its memory.
+    reading: String,
+}
+
+impl MessageIds {
+    pub(crate) fn len(&self) -> usize {
+        self.ends.len()
+    }
+
+    /// The id of the message that was sent as number `n`, from 0.
+    pub(crate) fn get(&self, n: usize) -> Option<&str> {
+        let end = *self.ends.get(n)?;
+        let start = n.checked_sub(1).map_or(0, |before| self.ends[before]);
+        Some(&self.text[start..end])
+    }
+
+    fn push(&mut self, id: &str) {
+        self.text.push_str(id);
+        self.ends.push(self.text.len());
+    }
+
+    /// Those of the messages whose numbers are given.
+    pub(crate) fn of(&self, numbers: &[usize]) -> Self {
+        let mut ids = Self::default();
+        for id in numbers.iter().filter_map(|n| self.get(*n)) {
+            ids.push(id);
+        }
+        ids
+    }
+}
+
+impl Message for MessageIds {
+    fn encode_raw(&self, out: &mut impl BufMut) {
+        for id in (0..self.len()).filter_map(|n| self.get(n)) {
+            encode_key(MESSAGE_IDS, WireType::LengthDelimited, out);
+            encode_varint(id.len() as u64, out);
+            out.put_slice(id.as_bytes());
+        }
+    }
+
+    fn merge_field(
+        &mut self,
+        tag: u32,
+        wire_type: WireType,
+        bytes: &mut impl Buf,
+        context: DecodeContext,
+    ) -> Result<(), DecodeError> {
+        if tag != MESSAGE_IDS {
+            return skip_field(wire_type, tag, bytes, context);
+        }
+        string::merge(wire_type, &mut self.reading, bytes, context)?;
+        self.text.push_str(&self.reading);
+        self.ends.push(self.text.len());
+        Ok(())
+    }
+
+    fn encoded_len(&self) -> usize {
+        let ids = (0..self.len()).filter_map(|n| self.get(n));
+        ids.map(|id| key_len(MESSAGE_IDS) + encoded_len_varint(id.len() as u64) + id.len())
+            .sum()
+    }
+
+    fn clear(&mut self) {
+        *self = Self::default();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use googleapis_tonic_google_pubsub_v1::google::pubsub::v1::PublishResponse;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn every_answer_of_the_service_is_read_and_an_unknown_field_is_passed_over(
+            message_ids in prop::collection::vec("\\PC{0,20}", 0..20),
+            unknown in 2u32..100,
+        ) {
+            let answer = PublishResponse { message_ids: message_ids.clone() };
+            let mut bytes = answer.encode_to_vec();
+            encode_key(unknown, WireType::Varint, &mut bytes);
+            encode_varint(7, &mut bytes);
+            let ids = MessageIds::decode(bytes.as_slice()).unwrap();
+            prop_assert_eq!(ids.len(), message_ids.len());
+            for (n, id) in message_ids.iter().enumerate() {
+                prop_assert_eq!(ids.get(n), Some(id.as_str()));
+            }
+            prop_assert_eq!(ids.get(message_ids.len()), None);
+            prop_assert_eq!(ids.encode_to_vec(), answer.encode_to_vec());
+            prop_assert_eq!(ids.encoded_len(), answer.encoded_len());
+        }
+
+        #[test]
+        fn bytes_that_are_no_answer_are_an_error_and_no_panic(
+            bytes in prop::collection::vec(any::<u8>(), 0..60),
+        ) {
+            let expected = PublishResponse::decode(bytes.as_slice()).map(|a| a.message_ids);
+            let found = MessageIds::decode(bytes.as_slice())
+                .map(|ids| (0..ids.len()).map(|n| ids.get(n).unwrap().to_owned()).collect::<Vec<_>>());
+            prop_assert_eq!(found.ok(), expected.ok());
+        }
+    }
+
+    #[test]
+    fn some_of_them_are_taken_by_number() {
+        let mut ids = MessageIds::default();
+        for id in ["11", "", "333"] {
+            ids.push(id);
+        }
+        let some = ids.of(&[0, 2]);
+        assert_eq!(
+            (some.get(0), some.get(1), some.len()),
+            (Some("11"), Some("333"), 2)
+        );
+    }
+}

@@ -1,0 +1,200 @@
+//! `dispatch = exceptions` at the edges between sessions, slots and modes, where what is not
+//! recorded could be taken for delivered, or what is recorded be repeated alone.
+
+use std::time::Duration;
+
+use pubsub_emulator::{Action, Fault, RunningEmulator};
+
+use crate::exceptions::{
+    BAD, assert_whole_and_in_order, check, insert, insert_bad, poison, release, rows, start,
+    start_with, stored, wait_until_delivered, wait_until_vouched,
+};
+use crate::harness::{self, Database, Relay, eventually};
+
+/// Longer than the relay takes to confirm what it believes to be done, or to vouch for it.
+const TIME_FOR_A_MISTAKE: Duration = Duration::from_secs(2);
+/// The same for vouching, which comes every ten seconds.
+const A_ROUND: Duration = Duration::from_secs(12);
+
+async fn insert_one(database: &Database, id: &str, key: &str, version: u32) {
+    database
+        .execute(&format!(
+            "INSERT INTO outbox.events (id, aggregatetype, aggregateid, event_type, version, \
+                 payload, occurred_at) \
+             VALUES ('{id}', 'order', '{key}', 'OrderPlaced', {version}, '{{}}', clock_timestamp())"
+        ))
+        .await;
+}
+
+async fn wait_until_stored(emulator: &RunningEmulator, id: &str) {
+    eventually("the event is stored", || async {
+        stored(emulator).contains(id).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_released_event_whose_row_is_not_durable_is_never_repeated_alone() {
+    const AFTER: &str = "00000000-0000-4000-8000-00000000af01";
+    let database = Database::start().await;
+    let emulator = harness::emulator().await;
+    poison(&emulator);
+    let relay = start(&database, &emulator);
+    insert(&database, 1, 50).await;
+    insert_bad(&database, 51).await;
+    insert(&database, 52, 50).await;
+    wait_until_delivered(&database, &emulator, &relay).await;
+    emulator.faults().lift_all();
+    let slow = Action::Delay(Duration::from_secs(3));
+    emulator.faults().inject(Fault::new(slow));
+    let attempts_of_bad = || {
+        let attempts = emulator.journal().attempts();
+        let has_bad = |ids: &[Option<_>]| ids.iter().flatten().any(|id| format!("{id}") == BAD);
+        attempts
+            .iter()
+            .filter(|attempt| has_bad(&attempt.event_ids))
+            .count()
+    };
+    let before = attempts_of_bad();
+    release(&database);
+    eventually("the released events are on their way", || async {
+        (attempts_of_bad() > before).then_some(())
+    })
+    .await;
+    // By then the relay has seen that these are all, and the key is open.
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let locker = harness::connect(&database.url).await;
+    // Rows can be read, and none be written.
+    locker
+        .batch_execute("BEGIN; LOCK TABLE outbox.dispatch IN SHARE MODE")
+        .await
+        .unwrap();
+    insert_one(&database, AFTER, "o-1", 200).await;
+    wait_until_stored(&emulator, AFTER).await;
+    tokio::time::sleep(TIME_FOR_A_MISTAKE).await;
+    relay.kill_9();
+    locker.batch_execute("COMMIT").await.unwrap();
+    harness::wait_until_killed_relays_are_gone(&database, &emulator).await;
+    emulator.faults().lift_all();
+    let relay = start(&database, &emulator);
+    eventually("all is released", || async {
+        let left = rows(&database, "released").await + rows(&database, "quarantined").await;
+        (left == 0).then_some(())
+    })
+    .await;
+    insert(&database, 300, 50).await;
+    wait_until_delivered(&database, &emulator, &relay).await;
+    assert_whole_and_in_order(&database, &emulator, &relay).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn full_records_come_back_when_every_transaction_of_the_time_without_has_ended() {
+    let database = Database::private().await;
+    let emulator = harness::emulator().await;
+    let relay = start(&database, &emulator);
+    insert(&database, 1, 100).await;
+    wait_until_delivered(&database, &emulator, &relay).await;
+    let slow = harness::connect(&database.url).await;
+    slow.batch_execute(
+        "BEGIN; INSERT INTO outbox.events (aggregatetype, aggregateid, event_type, version, \
+             payload, occurred_at) \
+         VALUES ('order', 'slow', 'OrderPlaced', 1, '{}', clock_timestamp())",
+    )
+    .await
+    .unwrap();
+    let row = slow.query_one("SELECT pg_current_xact_id()::text::bigint", &[]);
+    let slow_xid: i64 = row.await.unwrap().get(0);
+    insert(&database, 101, 100).await;
+    wait_until_delivered(&database, &emulator, &relay).await;
+    relay.stop().await;
+    let relay = Relay::start(&database, &emulator);
+    insert(&database, 201, 50).await;
+    let vouched = format!("SELECT count(*) FROM outbox.relay WHERE resolved_xid = {slow_xid}");
+    eventually("the relay has vouched for what is older", || async {
+        (database.number(&vouched).await == 1).then_some(())
+    })
+    .await;
+    const MODE: &str = "SELECT dispatch FROM outbox.relay";
+    assert_eq!(database.text(MODE).await, "exceptions");
+    slow.batch_execute("COMMIT").await.unwrap();
+    eventually("the tables are compared", || async {
+        let sql = "SELECT count(*) FROM outbox.relay \
+                   WHERE dispatch = 'full' AND audit_marks IS NOT NULL";
+        (database.number(sql).await == 1).then_some(())
+    })
+    .await;
+    wait_until_delivered(&database, &emulator, &relay).await;
+    let report = check(&database, &emulator).await;
+    assert!(
+        report.is_clean() && report.duplicates.is_empty(),
+        "{report}\n{}",
+        relay.log()
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_slot_that_is_made_anew_while_a_session_ends_is_not_vouched_for() {
+    let database = Database::private().await;
+    let emulator = harness::emulator().await;
+    let relay = start(&database, &emulator);
+    insert(&database, 1, 100).await;
+    wait_until_delivered(&database, &emulator, &relay).await;
+    wait_until_vouched(&database).await;
+    insert(&database, 101, 10).await;
+    wait_until_delivered(&database, &emulator, &relay).await;
+    let never = Action::Delay(Duration::from_secs(600));
+    emulator.faults().inject(Fault::new(never));
+    insert(&database, 201, 100).await;
+    // The relay begins to wait until all of that is confirmed.
+    tokio::time::sleep(A_ROUND).await;
+    let slot = database.slot().to_owned();
+    database
+        .execute(&format!(
+            "SELECT pg_terminate_backend(active_pid, 10000) FROM pg_replication_slots \
+             WHERE slot_name = '{slot}'; \
+             SELECT pg_drop_replication_slot('{slot}'); \
+             SELECT pg_create_logical_replication_slot('{slot}', 'pgoutput')"
+        ))
+        .await;
+    tokio::time::sleep(TIME_FOR_A_MISTAKE).await;
+    emulator.faults().lift_all();
+    wait_until_delivered(&database, &emulator, &relay).await;
+    assert_whole_and_in_order(&database, &emulator, &relay).await;
+}
+
+/// Whatever order its aggregates have.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_shares_an_ordering_key_with_a_blocked_event_waits_behind_it_after_a_lost_slot() {
+    const WAITS: &str = "00000000-0000-4000-8000-00000000af02";
+    const LATER: &str = "00000000-0000-4000-8000-00000000af03";
+    let one_bucket = [("POSTRIDER_ORDERING", "bucketed(1)")];
+    let database = Database::start().await;
+    let emulator = harness::emulator().await;
+    poison(&emulator);
+    let relay = start_with(&database, &emulator, &one_bucket);
+    insert(&database, 1, 20).await;
+    insert_bad(&database, 21).await;
+    // An aggregate that stands before the bad one's in every order of them.
+    insert_one(&database, WAITS, "a", 1).await;
+    eventually("both are set aside", || async {
+        (rows(&database, "quarantined").await == 2).then_some(())
+    })
+    .await;
+    relay.kill_9();
+    harness::wait_until_killed_relays_are_gone(&database, &emulator).await;
+    database.drop_slot().await;
+    insert_one(&database, LATER, "a", 2).await;
+    let relay = start_with(&database, &emulator, &one_bucket);
+    wait_until_delivered(&database, &emulator, &relay).await;
+    emulator.faults().lift_all();
+    release(&database);
+    wait_until_stored(&emulator, LATER).await;
+    let attempts = emulator.journal().attempts();
+    let place = |id: &str| {
+        let ids = attempts.iter().filter(|attempt| attempt.is_stored());
+        let mut ids = ids.flat_map(|attempt| attempt.event_ids.iter().flatten());
+        ids.position(|found| found.to_string() == id)
+    };
+    assert!(place(WAITS) < place(LATER), "{}", relay.log());
+    assert!(place(WAITS).is_some(), "{}", relay.log());
+}
