@@ -225,7 +225,7 @@ impl Delivery {
             let latency = at.duration_since(committed).unwrap_or_default();
             self.metrics.latency.observe(latency.as_secs_f64());
         }
-        let (events, message_ids) = self.to_record(request.events, message_ids);
+        let (events, message_ids) = self.pick_recorded(request.events, message_ids);
         if events.is_empty() {
             return;
         }
@@ -240,7 +240,11 @@ impl Delivery {
 
     /// Those of the stored events that get a row, with their message ids; the others have their
     /// outcome by now.
-    fn to_record(&mut self, events: Vec<Event>, ids: Vec<String>) -> (Vec<EventRef>, Vec<String>) {
+    fn pick_recorded(
+        &mut self,
+        events: Vec<Event>,
+        ids: Vec<String>,
+    ) -> (Vec<EventRef>, Vec<String>) {
         let gets_row = |event: &EventRef| match event.standing {
             Standing::New => self.dispatch == Dispatch::Full,
             Standing::Released => true,
