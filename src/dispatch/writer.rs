@@ -141,7 +141,9 @@ impl Writer {
     /// Hands outcomes over.
     pub(crate) fn record(&self, record: Record) {
         // The task ends early only with an error, which it has reported by itself.
-        let _ = self.queue.as_ref().map(|queue| queue.send(record));
+        if let Some(queue) = &self.queue {
+            let _ = queue.send(record);
+        }
     }
 
     /// Writes what was handed over, or gives up after `limit`.

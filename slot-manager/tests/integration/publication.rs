@@ -232,7 +232,8 @@ async fn a_change_that_was_undone_between_two_looks_is_noticed() {
     let before = look(&client, "p", &table).await;
     run(
         &client,
-        "alter publication p add table u; insert into t values (1)",
+        "alter publication p add table u; insert into t values (1); \
+         alter table t add column more int; grant select on t to public",
     )
     .await;
     run(&client, "vacuum freeze pg_publication").await;
@@ -242,4 +243,24 @@ async fn a_change_that_was_undone_between_two_looks_is_noticed() {
         !after.has_changed_since(&before),
         "another table is no concern"
     );
+}
+
+#[tokio::test]
+async fn a_table_that_is_published_with_its_schema_has_no_trace_there() {
+    let (_, client) = new_database().await;
+    run(&client, "create table t (id int)").await;
+    let table = captured("public.t", &["id"]);
+    let row = client.query_one("show server_version_num", &[]).await;
+    let version: String = row.unwrap().get(0);
+    let mut kinds = vec![("for table t", false), ("for all tables", false)];
+    if version.as_str() >= "150000" {
+        kinds.push(("for tables in schema public", true));
+    }
+    for (what, is_untraced) in kinds {
+        run(&client, &format!("create publication p {what}")).await;
+        let state = look(&client, "p", &table).await;
+        assert_eq!(state.problems(), []);
+        assert_eq!(state.untraced().next().is_some(), is_untraced, "{what}");
+        run(&client, "drop publication p").await;
+    }
 }
