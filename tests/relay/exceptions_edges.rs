@@ -6,8 +6,8 @@ use std::time::Duration;
 use pubsub_emulator::{Action, Fault, RunningEmulator};
 
 use crate::exceptions::{
-    BAD, assert_whole_and_in_order, check, insert, insert_bad, poison, release, rows, start,
-    start_with, stored, wait_until_delivered, wait_until_vouched,
+    assert_whole_and_in_order, check, insert, insert_bad, poison, release, rows, start, start_with,
+    stored, wait_until_delivered, wait_until_vouched,
 };
 use crate::harness::{self, Database, Relay, eventually};
 
@@ -31,60 +31,6 @@ async fn wait_until_stored(emulator: &RunningEmulator, id: &str) {
         stored(emulator).contains(id).then_some(())
     })
     .await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_released_event_whose_row_is_not_durable_is_never_repeated_alone() {
-    const AFTER: &str = "00000000-0000-4000-8000-00000000af01";
-    let database = Database::start().await;
-    let emulator = harness::emulator().await;
-    poison(&emulator);
-    let relay = start(&database, &emulator);
-    insert(&database, 1, 50).await;
-    insert_bad(&database, 51).await;
-    insert(&database, 52, 50).await;
-    wait_until_delivered(&database, &emulator, &relay).await;
-    emulator.faults().lift_all();
-    let slow = Action::Delay(Duration::from_secs(3));
-    emulator.faults().inject(Fault::new(slow));
-    let attempts_of_bad = || {
-        let attempts = emulator.journal().attempts();
-        let has_bad = |ids: &[Option<_>]| ids.iter().flatten().any(|id| format!("{id}") == BAD);
-        attempts
-            .iter()
-            .filter(|attempt| has_bad(&attempt.event_ids))
-            .count()
-    };
-    let before = attempts_of_bad();
-    release(&database);
-    eventually("the released events are on their way", || async {
-        (attempts_of_bad() > before).then_some(())
-    })
-    .await;
-    // By then the relay has seen that these are all, and the key is open.
-    tokio::time::sleep(Duration::from_secs(1)).await;
-    let locker = harness::connect(&database.url).await;
-    // Rows can be read, and none be written.
-    locker
-        .batch_execute("BEGIN; LOCK TABLE outbox.dispatch IN SHARE MODE")
-        .await
-        .unwrap();
-    insert_one(&database, AFTER, "o-1", 200).await;
-    wait_until_stored(&emulator, AFTER).await;
-    tokio::time::sleep(TIME_FOR_A_MISTAKE).await;
-    relay.kill_9();
-    locker.batch_execute("COMMIT").await.unwrap();
-    harness::wait_until_killed_relays_are_gone(&database, &emulator).await;
-    emulator.faults().lift_all();
-    let relay = start(&database, &emulator);
-    eventually("all is released", || async {
-        let left = rows(&database, "released").await + rows(&database, "quarantined").await;
-        (left == 0).then_some(())
-    })
-    .await;
-    insert(&database, 300, 50).await;
-    wait_until_delivered(&database, &emulator, &relay).await;
-    assert_whole_and_in_order(&database, &emulator, &relay).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
