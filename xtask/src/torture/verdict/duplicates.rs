@@ -133,7 +133,12 @@ pub(super) fn blame(evidence: &Evidence, fault: &Fault) -> Option<Cause> {
         Fault::TerminateWalsender | Fault::SlotLost(..) if evidence.relays > 1 => {
             Some(Cause::TakenOver)
         }
-        Fault::TerminateWalsender | Fault::TerminateSql | Fault::SlotLost(..) | Fault::Gap(..)
+        // Behind a transaction that is half delivered nothing can be confirmed, also by a clean stop.
+        Fault::Stop(_)
+        | Fault::TerminateWalsender
+        | Fault::TerminateSql
+        | Fault::SlotLost(..)
+        | Fault::Gap(..)
             if evidence.exceptions =>
         {
             Some(Cause::SessionEnded)
