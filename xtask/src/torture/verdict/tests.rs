@@ -772,17 +772,19 @@ fn where_exceptions_are_recorded_no_other_event_has_a_row() {
 }
 
 #[test]
-fn without_records_a_session_that_was_cut_repeats_and_a_clean_stop_does_not() {
+fn without_records_the_end_of_a_session_repeats_and_nothing_else_does() {
     let repeated = |fault| {
         let mut evidence = without_records();
         evidence.attempts.push(attempt(3, 400, "e3"));
         evidence.occurrences = vec![happened(fault, 350, 360)];
         judge(&evidence)
     };
-    let cut = repeated(Fault::TerminateWalsender);
-    assert!(cut.is_clean(), "{:?}", cut.violations);
-    assert_eq!(cut.duplicates.get(&Cause::SessionEnded), Some(&1));
-    assert!(!repeated(Fault::Stop(ms(10))).is_clean());
+    for ends in [Fault::TerminateWalsender, Fault::Stop(ms(10))] {
+        let ended = repeated(ends);
+        assert!(ended.is_clean(), "{:?}", ended.violations);
+        assert_eq!(ended.duplicates.get(&Cause::SessionEnded), Some(&1));
+    }
+    assert!(!repeated(Fault::LockDispatch(ms(10))).is_clean());
     let mut evidence = without_records();
     evidence.attempts.push(attempt(3, 400, "e3"));
     assert!(!judge(&evidence).is_clean());
