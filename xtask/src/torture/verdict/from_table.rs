@@ -1,8 +1,8 @@
 //! Events that were read from their table, since the stream did not bring them (G9).
 //!
-//! Their records show it by their place. They come only where the plan takes the stream away, and
-//! never for a transaction that had ended before the publication was altered, unless the slot had
-//! to be made anew.
+//! Their records show it by their place. They come only where the plan takes the stream away, or
+//! where a relay without records has recovered, and never for a transaction that had ended before
+//! the publication was altered, unless the slot had to be made anew.
 
 use std::collections::{HashMap, HashSet};
 
@@ -42,7 +42,9 @@ pub(super) fn check(evidence: &Evidence) -> Vec<Violation> {
                 what: what.to_owned(),
             });
         };
-        if evidence.from_table == FromTable::Never {
+        // Without records a relay may have to recover after any crash.
+        let recovered = evidence.exceptions && evidence.log.recoveries() > 0;
+        if evidence.from_table == FromTable::Never && !recovered {
             complain("it was read from its table, though the stream has brought everything");
         }
         let transaction = transactions.get(&*record.event_id).copied();
