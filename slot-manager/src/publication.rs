@@ -233,8 +233,8 @@ impl PublicationState {
     }
 
     /// The identities and versions of the publication, of its hold on each captured table and of
-    /// the tables, with their names: the same as long as [`has_changed_since`](Self::has_changed_since) is false. To
-    /// be compared, not read.
+    /// the tables, with their names: the same as long as
+    /// [`has_changed_since`](Self::has_changed_since) is false. To be compared, not read.
     #[must_use]
     pub fn fingerprint(&self) -> &str {
         &self.fingerprint

@@ -12,13 +12,14 @@ use slot_manager::slots::{self, CreateOptions};
 use slot_manager::{Cluster, Error as SlotError, Health, Slot};
 use tokio_postgres::types::PgLsn;
 
+use super::recovery::NewSlot;
 use super::recovery::loss::{self, Audit, Loss, Seen, Verdict};
 use super::session::ANSWER_LIMIT;
-use super::{Relay, record, standby};
+use super::{Relay, record, recovery, standby};
 use crate::error::{Code, Error, Result};
 use crate::metrics::Kind;
 use crate::postgres::{Sql, answer_within};
-use crate::settings::{Dispatch, OnLoss};
+use crate::settings::{Dispatch, OnLoss, Start};
 
 /// How long to wait for running transactions when a slot is created.
 const CREATE_TIMEOUT: Duration = Duration::from_secs(30);
@@ -212,4 +213,33 @@ pub(crate) fn untraced(state: &PublicationState) -> Option<Error> {
     );
     let remedy = format!("alter publication {publication} add table {table}, or dispatch = full");
     Some(Error::new(Code::PublicationDrift, what).hint(remedy))
+}
+
+/// Makes a new slot where that is the plan: where the session begins, what is to be audited, and
+/// the new slot.
+pub(super) async fn carry_out(
+    relay: &Relay,
+    sql: &Sql,
+    cluster: &Cluster,
+    plan: Plan,
+) -> Result<(Lsn, Audit, Option<NewSlot>)> {
+    let loss = match plan {
+        Plan::Stream { confirmed, audit } => return Ok((confirmed, audit, None)),
+        Plan::Recover(loss) => loss,
+    };
+    // As long as the slot tells what it has brought.
+    if loss == Loss::PublicationChanged {
+        leave_out_earlier(relay, sql).await?;
+    }
+    let new = recovery::new_slot(relay, sql, cluster, &loss).await?;
+    Ok((new.consistent_point, Audit::Continue, Some(new)))
+}
+
+/// Where events have no records, nothing else says which rows `start = new` leaves out.
+pub(super) async fn leave_out_earlier(relay: &Relay, sql: &Sql) -> Result<()> {
+    let settings = &relay.settings;
+    if (settings.dispatch, settings.start) != (Dispatch::Exceptions, Start::New) {
+        return Ok(());
+    }
+    answer_within(ANSWER_LIMIT, record::leave_out_earlier(sql, &settings.slot)).await
 }

@@ -2,9 +2,9 @@
 //!
 //! One task owns all state; everything that can wake it stands in one `select!`, by priority:
 //! shutdown, the end of the replication session, progress of the delivery, the publication guard,
-//! the auditor's veto, the end of a recovery, rows from the tables, and last the stream, which is the busiest. While a
-//! recovery lasts the stream is left alone. Nothing in the loop waits for the network except while
-//! the events of an earlier run are looked up.
+//! the auditor's veto, the end of a recovery, rows from the tables, and last the stream, which is
+//! the busiest. While a recovery lasts the stream is left alone. Nothing in the loop waits for the
+//! network except while the events of an earlier run are looked up.
 
 use std::time::{Duration, Instant};
 

@@ -18,18 +18,18 @@ use super::backlog::Backlog;
 use super::delivery::Delivery;
 use super::from_table;
 use super::intake::Intake;
-use super::opening::{self, Opening, Plan, check_publication};
+use super::opening::{self, Opening, check_publication};
 use super::pipeline::{End, Pipeline};
 use super::quarantine::{MAX_BLOCKED, Quarantine};
 use super::record::Manner;
-use super::recovery::loss::{Audit, Loss};
+use super::recovery::loss::Audit;
 use super::supervisor::{self, Subject, Supervision, Supervisor};
 use super::topic_maker::TopicMaker;
 use super::{Phase, Relay, record, recovery, stuck};
 use crate::dispatch::{Reader, Recorded, quarantined, wait_for_predecessor};
 use crate::error::{Code, Error, Result};
 use crate::postgres::{Sql, answer_within, connect};
-use crate::settings::{Dispatch, OnBadEvent, Start};
+use crate::settings::OnBadEvent;
 use crate::source::{Options, Source};
 use crate::watermark::{Confirmable, Watermark};
 
@@ -142,17 +142,7 @@ async fn open(relay: &Relay) -> Result<(Pipeline, Beside)> {
         publication,
     } = opening::plan(relay, &sql, &cluster).await?;
     wait_for_predecessor(&sql, &settings.slot, settings.publish_timeout).await?;
-    let (confirmed, audit, new_slot) = match plan {
-        Plan::Stream { confirmed, audit } => (confirmed, audit, None),
-        Plan::Recover(loss) => {
-            // As long as the slot tells what it has brought.
-            if loss == Loss::PublicationChanged {
-                leave_out_earlier(relay, &sql).await?;
-            }
-            let new = recovery::new_slot(relay, &sql, &cluster, &loss).await?;
-            (new.consistent_point, Audit::Continue, Some(new))
-        }
-    };
+    let (confirmed, audit, new_slot) = opening::carry_out(relay, &sql, &cluster, plan).await?;
     let mut source = open_source(relay, confirmed).await?;
     still_the_slot(relay, &sql, &mut source, confirmed).await?;
     // From here on it proves the lease, however long the rest takes: nobody reads the stream yet.
@@ -170,16 +160,7 @@ async fn open(relay: &Relay) -> Result<(Pipeline, Beside)> {
     let recorded = answer_within(ANSWER_LIMIT, looking).await?;
     let quarantine = answer_within(ANSWER_LIMIT, quarantine_of(relay, &sql)).await?;
     let (_, walsender) = source.lease_proof();
-    let position = PgLsn::from(confirmed.as_u64());
-    let instance = &relay.instance;
-    let manner = Manner {
-        dispatch: settings.dispatch,
-        publication: first_seen.fingerprint(),
-    };
-    let slot = &settings.slot;
-    let taking = record::take(&sql, slot, &cluster, position, instance, audit, manner);
-    answer_within(ANSWER_LIMIT, taking).await?;
-    leave_out_earlier(relay, &sql).await?;
+    take(relay, &sql, &cluster, confirmed, audit, &first_seen).await?;
     let (rows, from_table) = from_table::channel();
     let (seam, recovered) = match new_slot {
         Some(new) => {
@@ -229,13 +210,24 @@ async fn open(relay: &Relay) -> Result<(Pipeline, Beside)> {
     Ok((pipeline, (supervisor, auditor)))
 }
 
-/// Where events have no records, nothing else says which rows `start = new` leaves out.
-async fn leave_out_earlier(relay: &Relay, sql: &Sql) -> Result<()> {
-    let settings = &relay.settings;
-    if (settings.dispatch, settings.start) != (Dispatch::Exceptions, Start::New) {
-        return Ok(());
-    }
-    answer_within(ANSWER_LIMIT, record::leave_out_earlier(sql, &settings.slot)).await
+/// Writes down that this relay serves the slot from now on, and how it records.
+async fn take(
+    relay: &Relay,
+    sql: &Sql,
+    cluster: &Cluster,
+    confirmed: Lsn,
+    audit: Audit,
+    publication: &PublicationState,
+) -> Result<()> {
+    let (slot, instance) = (&relay.settings.slot, &relay.instance);
+    let position = PgLsn::from(confirmed.as_u64());
+    let manner = Manner {
+        dispatch: relay.settings.dispatch,
+        publication: publication.fingerprint(),
+    };
+    let taking = record::take(sql, slot, cluster, position, instance, audit, manner);
+    answer_within(ANSWER_LIMIT, taking).await?;
+    opening::leave_out_earlier(relay, sql).await
 }
 
 /// A session on a server that can be streamed from.

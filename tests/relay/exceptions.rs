@@ -129,6 +129,43 @@ pub(crate) async fn assert_whole_and_in_order(
     assert!(report.is_clean(), "{report}\n{}", relay.log());
 }
 
+/// The same, and nothing was repeated.
+pub(crate) async fn assert_once_and_in_order(
+    database: &Database,
+    emulator: &RunningEmulator,
+    relay: &Relay,
+) {
+    let report = check(database, emulator).await;
+    let once = report.is_clean() && report.duplicates.is_empty();
+    assert!(once, "{report}\n{}", relay.log());
+}
+
+/// A relay that has delivered so many events.
+async fn after_some_events(count: u32) -> (Database, RunningEmulator, Relay) {
+    let database = Database::start().await;
+    let emulator = harness::emulator().await;
+    let relay = start(&database, &emulator);
+    insert(&database, 1, count).await;
+    wait_until_delivered(&database, &emulator, &relay).await;
+    (database, emulator, relay)
+}
+
+async fn make_slot(database: &Database) {
+    let slot = database.slot();
+    let sql = format!("SELECT pg_create_logical_replication_slot('{slot}', 'pgoutput')");
+    database.execute(&sql).await;
+}
+
+/// Waits until full records are back, and the tables are compared with them.
+pub(crate) async fn wait_until_compared(database: &Database) {
+    let sql = "SELECT count(*) FROM outbox.relay \
+               WHERE dispatch = 'full' AND audit_marks IS NOT NULL";
+    eventually("the tables are compared", || async {
+        (database.number(sql).await == 1).then_some(())
+    })
+    .await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn published_events_get_no_row_and_the_relay_vouches_for_them() {
     let database = Database::start().await;
@@ -346,11 +383,7 @@ async fn what_was_released_is_repeated_among_its_neighbours_when_the_slot_is_los
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_dropped_slot_costs_nothing_but_repeats_since_the_relay_vouched_last() {
-    let database = Database::start().await;
-    let emulator = harness::emulator().await;
-    let relay = start(&database, &emulator);
-    insert(&database, 1, 500).await;
-    wait_until_delivered(&database, &emulator, &relay).await;
+    let (database, emulator, relay) = after_some_events(500).await;
     wait_until_vouched(&database).await;
     relay.stop().await;
     insert(&database, 501, 300).await;
@@ -360,31 +393,17 @@ async fn a_dropped_slot_costs_nothing_but_repeats_since_the_relay_vouched_last()
     relay.wait_for_log("recovered").await;
     insert(&database, 1_101, 300).await;
     wait_until_delivered(&database, &emulator, &relay).await;
-    let report = check(&database, &emulator).await;
-    assert!(
-        report.is_clean() && report.duplicates.is_empty(),
-        "{report}\n{}",
-        relay.log()
-    );
+    assert_once_and_in_order(&database, &emulator, &relay).await;
     assert!(relay.log().contains("slot-missing"), "{}", relay.log());
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_slot_that_is_dropped_and_made_again_after_a_crash_loses_nothing() {
-    let database = Database::start().await;
-    let emulator = harness::emulator().await;
-    let relay = start(&database, &emulator);
-    insert(&database, 1, 300).await;
-    wait_until_delivered(&database, &emulator, &relay).await;
+    let (database, emulator, relay) = after_some_events(300).await;
     relay.kill_9();
     database.drop_slot().await;
     insert(&database, 301, 300).await;
-    let slot = database.slot();
-    database
-        .execute(&format!(
-            "SELECT pg_create_logical_replication_slot('{slot}', 'pgoutput')"
-        ))
-        .await;
+    make_slot(&database).await;
     insert(&database, 601, 300).await;
     let relay = start(&database, &emulator);
     wait_until_delivered(&database, &emulator, &relay).await;
@@ -398,11 +417,7 @@ const IN: &str = "ALTER PUBLICATION postrider ADD TABLE outbox.events";
 /// Also undone between two looks.
 #[tokio::test(flavor = "multi_thread")]
 async fn rows_of_a_gap_of_the_publication_are_delivered_by_a_relay_that_runs() {
-    let database = Database::start().await;
-    let emulator = harness::emulator().await;
-    let relay = start(&database, &emulator);
-    insert(&database, 1, 300).await;
-    wait_until_delivered(&database, &emulator, &relay).await;
+    let (database, emulator, relay) = after_some_events(300).await;
     for round in 0..2 {
         database.execute(OUT).await;
         let gap = format!("gap{round}");
@@ -418,11 +433,7 @@ async fn rows_of_a_gap_of_the_publication_are_delivered_by_a_relay_that_runs() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn rows_of_a_gap_of_which_no_relay_saw_anything_are_delivered_in_order() {
-    let database = Database::start().await;
-    let emulator = harness::emulator().await;
-    let relay = start(&database, &emulator);
-    insert(&database, 1, 300).await;
-    wait_until_delivered(&database, &emulator, &relay).await;
+    let (database, emulator, relay) = after_some_events(300).await;
     relay.stop().await;
     database.execute(OUT).await;
     insert(&database, 301, 100).await;
@@ -440,11 +451,7 @@ async fn rows_of_a_gap_of_which_no_relay_saw_anything_are_delivered_in_order() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_table_that_was_renamed_for_a_while_loses_nothing() {
-    let database = Database::start().await;
-    let emulator = harness::emulator().await;
-    let relay = start(&database, &emulator);
-    insert(&database, 1, 100).await;
-    wait_until_delivered(&database, &emulator, &relay).await;
+    let (database, emulator, relay) = after_some_events(100).await;
     relay.stop().await;
     let row = "INSERT INTO outbox.away (aggregatetype, aggregateid, event_type, version, \
                occurred_at) VALUES ('order', 'o-1', 'OrderPlaced', 201, clock_timestamp())";
@@ -466,12 +473,7 @@ async fn a_first_start_with_new_delivers_no_row_from_before_it_also_when_the_slo
     let emulator = harness::emulator().await;
     database.drop_slot().await;
     insert(&database, 1, 300).await;
-    let slot = database.slot();
-    database
-        .execute(&format!(
-            "SELECT pg_create_logical_replication_slot('{slot}', 'pgoutput')"
-        ))
-        .await;
+    make_slot(&database).await;
     insert(&database, 301, 20).await;
     let relay = start(&database, &emulator);
     eventually("what came after the slot is delivered", || async {
@@ -571,21 +573,12 @@ async fn switching_there_and_back_with_kill_9_on_the_way_loses_and_swaps_nothing
 
 #[tokio::test(flavor = "multi_thread")]
 async fn back_at_full_records_the_auditor_delivers_no_row_that_was_delivered_without_one() {
-    let database = Database::start().await;
-    let emulator = harness::emulator().await;
-    let relay = start(&database, &emulator);
-    insert(&database, 1, 300).await;
-    wait_until_delivered(&database, &emulator, &relay).await;
+    let (database, emulator, relay) = after_some_events(300).await;
     relay.stop().await;
     let relay = Relay::start(&database, &emulator);
     insert(&database, 301, 300).await;
     wait_until_delivered(&database, &emulator, &relay).await;
-    let audited = "SELECT count(*) FROM outbox.relay \
-                   WHERE dispatch = 'full' AND audit_marks IS NOT NULL";
-    eventually("the tables are compared", || async {
-        (database.number(audited).await == 1).then_some(())
-    })
-    .await;
+    wait_until_compared(&database).await;
     assert_eq!(emulator.journal().counts().stored_messages, 600);
     assert!(!relay.log().contains("publication-gap"), "{}", relay.log());
     assert_eq!(rows(&database, "published").await, 300);

@@ -6,8 +6,8 @@ use std::time::Duration;
 use pubsub_emulator::{Action, Fault, RunningEmulator};
 
 use crate::exceptions::{
-    assert_whole_and_in_order, check, insert, insert_bad, poison, release, rows, start, start_with,
-    stored, wait_until_delivered, wait_until_vouched,
+    assert_once_and_in_order, assert_whole_and_in_order, insert, insert_bad, poison, release, rows,
+    start, start_with, stored, wait_until_compared, wait_until_delivered, wait_until_vouched,
 };
 use crate::harness::{self, Database, Relay, eventually};
 
@@ -63,19 +63,9 @@ async fn full_records_come_back_when_every_transaction_of_the_time_without_has_e
     const MODE: &str = "SELECT dispatch FROM outbox.relay";
     assert_eq!(database.text(MODE).await, "exceptions");
     slow.batch_execute("COMMIT").await.unwrap();
-    eventually("the tables are compared", || async {
-        let sql = "SELECT count(*) FROM outbox.relay \
-                   WHERE dispatch = 'full' AND audit_marks IS NOT NULL";
-        (database.number(sql).await == 1).then_some(())
-    })
-    .await;
+    wait_until_compared(&database).await;
     wait_until_delivered(&database, &emulator, &relay).await;
-    let report = check(&database, &emulator).await;
-    assert!(
-        report.is_clean() && report.duplicates.is_empty(),
-        "{report}\n{}",
-        relay.log()
-    );
+    assert_once_and_in_order(&database, &emulator, &relay).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

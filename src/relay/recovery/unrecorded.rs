@@ -32,8 +32,8 @@ pub(crate) struct Unrecorded {
 }
 
 impl Unrecorded {
-    /// Starts the statement. `firsts` is empty where each event has a record. Within a transaction of one snapshot the records are as old as the
-    /// rows.
+    /// Starts the statement. `firsts` is empty where each event has a record. Within a transaction
+    /// of one snapshot the records are as old as the rows.
     ///
     /// # Errors
     /// Those of [`TableReader::resolve`], and of a statement; `slot-busy` when the table has been
