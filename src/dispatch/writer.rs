@@ -1,7 +1,9 @@
 //! Records outcomes: one transaction per batch, on a connection of its own.
 //!
-//! While one batch is being written the next one gathers, so batches grow with the load and there
-//! is no delay without it. A batch that fails is written again, after a new connection if need
+//! While one batch is being written the next one gathers, so batches grow with the load. Small ones
+//! keep a distance from each other ([`MIN_INTERVAL`]): each commit makes the server flush its log,
+//! and the services' own commits wait for that. The first after a while is not delayed, and no
+//! publish ever waits for a row. A batch that fails is written again, after a new connection if need
 //! be. It may have been committed all the same: rows that are there already are left as they are.
 //!
 //! A relay that has lost the slot records nothing any more: its successor has looked here already,
@@ -20,6 +22,7 @@ use futures_util::SinkExt;
 use slot_manager::{SlotName, SystemIdentifier, cluster};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
+use tokio::time::{Instant, timeout_at};
 use tokio_postgres::Statement;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::PgLsn;
@@ -35,6 +38,11 @@ use crate::watermark::CommitLsn;
 
 /// Rows per transaction: enough that a commit's cost is spread thin, small enough to be quick.
 const MAX_ROWS: usize = 2_000;
+/// A batch of so many rows does not wait for more: a commit is cheap beside them.
+const ENOUGH_ROWS: usize = 500;
+/// From one commit to the next while batches are small. A crash repeats what was published in this
+/// time; a status message goes out every 250 ms at most, so nothing is confirmed later for it.
+const MIN_INTERVAL: Duration = Duration::from_millis(25);
 
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(30);
 /// Of connecting and of one transaction, when the connection leads nowhere: longer than the
@@ -169,9 +177,16 @@ async fn run(
     let mut sql: Option<Connected> = None;
     let mut batch = Batch::default();
     let mut gathered = Vec::new();
+    let mut earliest = Instant::now();
     loop {
         let room = MAX_ROWS.saturating_sub(batch.recorded.events).max(1);
-        if incoming.recv_many(&mut gathered, room).await == 0 {
+        let gathering = incoming.recv_many(&mut gathered, room);
+        let is_over = match batch.recorded.events {
+            0 => gathering.await == 0,
+            // Nothing more until the batch is due also means that it is complete.
+            _ => timeout_at(earliest, gathering).await.unwrap_or(0) == 0,
+        };
+        if is_over && batch.recorded.events == 0 {
             return Ok(());
         }
         for record in gathered.drain(..) {
@@ -180,8 +195,10 @@ async fn run(
                 write_until_done(place, &mut sql, &mut batch, events).await?;
             }
         }
-        if batch.recorded.events > 0 {
+        let is_due = is_over || batch.recorded.events >= ENOUGH_ROWS || Instant::now() >= earliest;
+        if is_due && batch.recorded.events > 0 {
             write_until_done(place, &mut sql, &mut batch, events).await?;
+            earliest = Instant::now() + MIN_INTERVAL;
         }
     }
 }

@@ -246,3 +246,27 @@ async fn a_batch_that_was_recorded_in_part_is_recorded_whole_and_no_row_is_repla
         .await;
     database.wait_until_confirmed().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn records_of_a_trickle_share_transactions_and_so_flushes_of_the_servers_log() {
+    let database = Database::start().await;
+    let emulator = harness::emulator().await;
+    let relay = Relay::start(&database, &emulator);
+    insert_orders(&database, 1, 1).await;
+    database.wait_until_recorded().await;
+    let began = std::time::Instant::now();
+    for _ in 0..400 {
+        insert_orders(&database, 1, 1).await;
+    }
+    database.wait_until_recorded().await;
+    let most = began.elapsed().as_millis() / 25 + 3;
+    let commits = database
+        .number("SELECT count(DISTINCT xmin::text) FROM outbox.dispatch")
+        .await;
+    assert!(
+        (2..=most).contains(&u128::try_from(commits).unwrap()),
+        "{commits} transactions, at most {most} were due\n{}",
+        relay.log()
+    );
+    relay.stop().await;
+}
