@@ -3,6 +3,7 @@
 //! Both kinds of session share one [`Target`], one TLS configuration and one way to tell what
 //! went wrong. No statement of ours stands here.
 
+pub(crate) mod passfile;
 mod sql;
 mod target;
 mod tls;

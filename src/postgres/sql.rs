@@ -7,6 +7,7 @@ use tokio::task::JoinHandle;
 use tokio_postgres::config::SslMode as PgSslMode;
 use tokio_postgres::{Client, Config};
 
+use super::passfile::password;
 use super::target::{Host, SslMode, Target};
 use super::tls::connector;
 use crate::error::{Code, Error, Result};
@@ -55,7 +56,10 @@ pub async fn connect(
     application_name: &str,
     statement_timeout: Duration,
 ) -> Result<Sql> {
-    let config = config(target, application_name, statement_timeout);
+    let mut config = config(target, application_name, statement_timeout);
+    if let Some(password) = password(target)? {
+        config.password(password.as_bytes());
+    }
     let connecting = config.connect(connector(target)?);
     let (client, connection) = match tokio::time::timeout(CONNECT_TIMEOUT, connecting).await {
         Ok(Ok(pair)) => pair,
@@ -112,7 +116,7 @@ fn config(target: &Target, application_name: &str, statement_timeout: Duration) 
         .keepalives_retries(2)
         .options(format!(
             "-c timezone=UTC -c datestyle=ISO -c bytea_output=hex -c synchronous_commit=on \
-             -c idle_session_timeout=0 -c tcp_keepalives_idle=10 \
+             -c standard_conforming_strings=on -c idle_session_timeout=0 -c tcp_keepalives_idle=10 \
              -c tcp_keepalives_interval=5 -c tcp_keepalives_count=2 \
              -c statement_timeout={}",
             statement_timeout.as_millis()
@@ -122,9 +126,6 @@ fn config(target: &Target, application_name: &str, statement_timeout: Duration) 
             (_, SslMode::Prefer) => PgSslMode::Prefer,
             (_, SslMode::Require | SslMode::VerifyCa | SslMode::VerifyFull) => PgSslMode::Require,
         });
-    if let Some(password) = &target.password {
-        config.password(password);
-    }
     config
 }
 

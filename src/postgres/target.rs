@@ -19,8 +19,10 @@ pub struct Target {
     pub port: u16,
     /// Role to log in as.
     pub user: String,
-    /// Password, if any.
+    /// Password, if one is set.
     pub password: Option<String>,
+    /// Where to look for it when none is set, at each login.
+    pub password_file: Option<PathBuf>,
     /// Database.
     pub database: String,
     /// What is demanded of TLS.
@@ -150,6 +152,7 @@ impl Target {
             port,
             user,
             password,
+            password_file: var("PGPASSFILE").map(PathBuf::from),
             database,
             ssl_mode,
             ssl_root_cert: ssl

@@ -39,6 +39,8 @@ pub(super) struct Opening {
     pub(super) plan: Plan,
     /// Whether events may have been delivered without a record.
     pub(super) repeats: bool,
+    /// Whether the slot was not made by this opening.
+    pub(super) slot_is_older: bool,
     /// The publication as it was when nobody read from the slot.
     pub(super) publication: PublicationState,
 }
@@ -61,6 +63,7 @@ pub(super) async fn refuse_a_copy(relay: &Relay, sql: &Sql, cluster: &Cluster) -
 /// `stop`; `slot-foreign`, `slot-busy`, those of a statement.
 pub(super) async fn plan(relay: &Relay, sql: &Sql, cluster: &Cluster) -> Result<Opening> {
     let name = &relay.settings.slot;
+    let mut slot_is_older = true;
     loop {
         let slot = free_slot(relay, sql).await?;
         // Again, since waiting for the slot may have taken days.
@@ -86,6 +89,7 @@ pub(super) async fn plan(relay: &Relay, sql: &Sql, cluster: &Cluster) -> Result<
             }
             Verdict::CreateSlot => {
                 create(relay, sql).await?;
+                slot_is_older = false;
                 continue;
             }
             Verdict::Recover(loss) => Plan::Recover(recover_or_stop(relay, loss)?),
@@ -93,6 +97,7 @@ pub(super) async fn plan(relay: &Relay, sql: &Sql, cluster: &Cluster) -> Result<
         return Ok(Opening {
             plan,
             repeats,
+            slot_is_older,
             publication,
         });
     }
@@ -229,17 +234,18 @@ pub(super) async fn carry_out(
     };
     // As long as the slot tells what it has brought.
     if loss == Loss::PublicationChanged {
-        leave_out_earlier(relay, sql).await?;
+        keep_earlier_out(relay, sql, true).await?;
     }
     let new = recovery::new_slot(relay, sql, cluster, &loss).await?;
     Ok((new.consistent_point, Audit::Continue, Some(new)))
 }
 
-/// Where events have no records, nothing else says which rows `start = new` leaves out.
-pub(super) async fn leave_out_earlier(relay: &Relay, sql: &Sql) -> Result<()> {
+/// What stood in the tables before the slot, or before a first start that made it, is left out if it
+/// is not wanted.
+pub(super) async fn keep_earlier_out(relay: &Relay, sql: &Sql, slot_is_older: bool) -> Result<()> {
     let settings = &relay.settings;
-    if (settings.dispatch, settings.start) != (Dispatch::Exceptions, Start::New) {
-        return Ok(());
-    }
-    answer_within(ANSWER_LIMIT, record::leave_out_earlier(sql, &settings.slot)).await
+    let counts_as_resolved =
+        (settings.dispatch, settings.start) == (Dispatch::Exceptions, Start::New);
+    let writing = record::keep_earlier_out(sql, &settings.slot, counts_as_resolved, slot_is_older);
+    answer_within(ANSWER_LIMIT, writing).await
 }

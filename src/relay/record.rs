@@ -39,16 +39,23 @@ const TAKE: &str = "\
         audited_publication = CASE WHEN NOT $6 \
             THEN coalesce(relay.audited_publication, excluded.audited_publication) END";
 
-/// What was committed before the first start is not to be delivered (`start = new`): older than
-/// the first session, and than anything that the slot has still to bring.
-const LEAVE_OUT_EARLIER: &str = "\
-    UPDATE outbox.relay r SET resolved_xid = least(r.first_xid, next.xid \
-        - ((next.xid - s.catalog_xmin::text::bigint) % 4294967296 + 4294967296) % 4294967296) \
-    FROM pg_catalog.pg_replication_slots s, \
-        (SELECT pg_catalog.pg_snapshot_xmax(pg_catalog.pg_current_snapshot())::text::bigint) \
-            next (xid) \
-    WHERE r.slot = $1 AND s.slot_name = $1 AND s.catalog_xmin IS NOT NULL \
-      AND r.resolved_xid IS NULL AND r.audited_at IS NULL AND r.recovering IS NULL";
+/// What was committed before the first start is not to be delivered (`start = new`): older than the
+/// first session, and than anything that the slot has still to bring. A slot may be older than the
+/// first session (`$3`), and what it was to bring may be missing from the stream: it is delivered from
+/// the tables. `$2` says that nothing but this tells what is left out.
+const KEEP_EARLIER_OUT: &str = "\
+    UPDATE outbox.relay r SET \
+        first_xid = CASE WHEN $3 THEN least(r.first_xid, slot.xid) ELSE r.first_xid END, \
+        resolved_xid = CASE WHEN $2 THEN coalesce(r.resolved_xid, least(r.first_xid, slot.xid)) \
+            ELSE r.resolved_xid END \
+    FROM (SELECT next.xid \
+              - ((next.xid - s.catalog_xmin::text::bigint) % 4294967296 + 4294967296) % 4294967296 \
+          FROM pg_catalog.pg_replication_slots s, \
+              (SELECT pg_catalog.pg_snapshot_xmax(pg_catalog.pg_current_snapshot())::text::bigint) \
+                  next (xid) \
+          WHERE s.slot_name = $1 AND s.catalog_xmin IS NOT NULL) slot (xid) \
+    WHERE r.slot = $1 AND r.audited_at IS NULL AND r.recovering IS NULL \
+      AND ($3 AND r.first_xid > slot.xid OR $2 AND r.resolved_xid IS NULL)";
 
 /// A final position is the last act of a session: what comes later than that is out of date.
 const UPDATE: &str = "\
@@ -229,9 +236,18 @@ pub(super) async fn take(
     Ok(())
 }
 
-/// Counts what was committed before the first start as resolved, unless that is known already.
-pub(super) async fn leave_out_earlier(sql: &Sql, slot: &SlotName) -> Result<()> {
-    sql.execute(LEAVE_OUT_EARLIER, &[&slot.as_str()]).await?;
+/// Writes down from where on rows are delivered, until everything has been looked at once.
+/// `counts_as_resolved` where events have no records; `slot_is_older` when the first session has
+/// found it.
+pub(super) async fn keep_earlier_out(
+    sql: &Sql,
+    slot: &SlotName,
+    counts_as_resolved: bool,
+    slot_is_older: bool,
+) -> Result<()> {
+    let parameters: [&(dyn ToSql + Sync); 3] =
+        [&slot.as_str(), &counts_as_resolved, &slot_is_older];
+    sql.execute(KEEP_EARLIER_OUT, &parameters).await?;
     Ok(())
 }
 

@@ -139,6 +139,7 @@ async fn open(relay: &Relay) -> Result<(Pipeline, Beside)> {
     let Opening {
         plan,
         repeats,
+        slot_is_older,
         publication,
     } = opening::plan(relay, &sql, &cluster).await?;
     wait_for_predecessor(&sql, &settings.slot, settings.publish_timeout).await?;
@@ -161,6 +162,7 @@ async fn open(relay: &Relay) -> Result<(Pipeline, Beside)> {
     let quarantine = answer_within(ANSWER_LIMIT, quarantine_of(relay, &sql)).await?;
     let (_, walsender) = source.lease_proof();
     take(relay, &sql, &cluster, confirmed, audit, &first_seen).await?;
+    opening::keep_earlier_out(relay, &sql, slot_is_older).await?;
     let (rows, from_table) = from_table::channel();
     let (seam, recovered) = match new_slot {
         Some(new) => {
@@ -226,8 +228,7 @@ async fn take(
         publication: publication.fingerprint(),
     };
     let taking = record::take(sql, slot, cluster, position, instance, audit, manner);
-    answer_within(ANSWER_LIMIT, taking).await?;
-    opening::leave_out_earlier(relay, sql).await
+    answer_within(ANSWER_LIMIT, taking).await
 }
 
 /// A session on a server that can be streamed from.

@@ -3,6 +3,7 @@
 //! Source: manual, "Message Flow" and "Streaming Replication Protocol". Binding the login to the
 //! TLS channel is not offered here, as the stream does not show the server's certificate.
 
+use std::borrow::Cow;
 use std::time::Duration;
 
 use bytes::BytesMut;
@@ -16,7 +17,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use super::Options;
 use super::wire::Duplex;
 use crate::error::{Code, Error, Result};
-use crate::postgres::Target;
+use crate::postgres::{Target, passfile};
 
 /// CopyBothResponse, which postgres-protocol does not know.
 const COPY_BOTH_TAG: u8 = b'W';
@@ -100,10 +101,15 @@ impl Connection {
                 Message::AuthenticationOk | Message::ParameterStatus(_) => {}
                 Message::ReadyForQuery(_) => return Ok(()),
                 Message::AuthenticationCleartextPassword => {
-                    frontend::password_message(password(target)?, &mut reply).map_err(protocol)?;
+                    frontend::password_message(password(target)?.as_bytes(), &mut reply)
+                        .map_err(protocol)?;
                 }
                 Message::AuthenticationMd5Password(body) => {
-                    let hash = md5_hash(target.user.as_bytes(), password(target)?, body.salt());
+                    let hash = md5_hash(
+                        target.user.as_bytes(),
+                        password(target)?.as_bytes(),
+                        body.salt(),
+                    );
                     frontend::password_message(hash.as_bytes(), &mut reply).map_err(protocol)?;
                 }
                 Message::AuthenticationSasl(body) => {
@@ -114,8 +120,9 @@ impl Connection {
                     if !offered {
                         return Err(refused(target, "the server offers no SCRAM-SHA-256"));
                     }
+                    let password = password(target)?;
                     let exchange =
-                        ScramSha256::new(password(target)?, ChannelBinding::unsupported());
+                        ScramSha256::new(password.as_bytes(), ChannelBinding::unsupported());
                     frontend::sasl_initial_response(SCRAM_SHA_256, exchange.message(), &mut reply)
                         .map_err(protocol)?;
                     scram = Some(exchange);
@@ -267,14 +274,9 @@ pub(super) fn code_and_message(mut fields: ErrorFields<'_>) -> (String, String) 
     (code, message)
 }
 
-fn password(target: &Target) -> Result<&[u8]> {
-    match &target.password {
-        Some(password) => Ok(password.as_bytes()),
-        None => Err(refused(
-            target,
-            "the server wants a password and none is set",
-        )),
-    }
+fn password(target: &Target) -> Result<Cow<'_, str>> {
+    passfile::password(target)?
+        .ok_or_else(|| refused(target, "the server wants a password and none is set"))
 }
 
 fn refused(target: &Target, why: &str) -> Error {

@@ -67,6 +67,57 @@ async fn rows_written_while_their_table_was_out_of_the_publication_are_delivered
     relay.stop().await;
 }
 
+/// The confirmed position, once it rests.
+async fn resting_position(database: &Database) -> i64 {
+    eventually("the confirmed position rests", || async {
+        let before = database.confirmed().await;
+        // A status message is due every 250 ms.
+        tokio::time::sleep(Duration::from_millis(600)).await;
+        (database.confirmed().await == before).then_some(before)
+    })
+    .await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn while_the_publication_is_wrong_no_idle_position_is_confirmed() {
+    let database = Database::private().await;
+    let emulator = harness::emulator().await;
+    let relay = Relay::start(&database, &emulator);
+    insert_orders(&database, 20, 5).await;
+    wait_until_audited(&database).await;
+    database.wait_until_recorded().await;
+    database.wait_until_confirmed().await;
+    database.execute(OUT).await;
+    // By the second look the session knows what the first one has found.
+    eventually("the relay has looked twice", || async {
+        (relay.log().matches("publication-drift").count() >= 2).then_some(())
+    })
+    .await;
+    let resting = resting_position(&database).await;
+    // Of no transaction, since PostgreSQL 14 streams those of other tables as empty ones.
+    for _ in 0..5 {
+        database
+            .execute("SELECT pg_logical_emit_message(false, 'filler', repeat('x', 900000))")
+            .await;
+    }
+    database.execute("CHECKPOINT").await;
+    let written = database.current_wal().await;
+    eventually("PostgreSQL has read and sent all of it", || async {
+        let sent = "SELECT coalesce(max(sent_lsn - '0/0'), 0)::bigint FROM pg_stat_replication";
+        (database.number(sent).await >= written).then_some(())
+    })
+    .await;
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    assert_eq!(database.confirmed().await, resting, "{}", relay.log());
+    database.execute(IN).await;
+    eventually("idle positions are confirmed again", || async {
+        (database.confirmed().await >= written).then_some(())
+    })
+    .await;
+    assert_everything_arrives(&database, &emulator, &relay).await;
+    relay.stop().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_gap_of_which_the_relay_saw_nothing_is_closed_at_its_next_start() {
     let database = Database::start().await;

@@ -128,7 +128,7 @@ impl Secured {
         all.extend(environment);
         let relay = Relay::start_with(&self.database, &addr, &all);
         self.database.wait_until_recorded().await;
-        let report = harness::check(&self.database, &emulator).await;
+        let report = harness::check_streamed(&self.database, &emulator).await;
         assert!(
             report.is_clean(),
             "{environment:?}: {report}\n{}",

@@ -1,6 +1,7 @@
 //! From a committed row to an ordered message, a dispatch row and a confirmed position.
 
 use crate::harness::{self, Database, Relay, eventually, insert_orders};
+use crate::http::{free_addr, get};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn every_committed_row_is_published_once_in_order_recorded_and_confirmed() {
@@ -11,7 +12,7 @@ async fn every_committed_row_is_published_once_in_order_recorded_and_confirmed()
     insert_orders(&database, 500, 7).await;
     database.wait_until_recorded().await;
     database.wait_until_confirmed().await;
-    let report = harness::check(&database, &emulator).await;
+    let report = harness::check_streamed(&database, &emulator).await;
     assert!(
         report.is_clean() && report.duplicates.is_empty(),
         "{report}\n{}",
@@ -58,7 +59,7 @@ async fn what_is_rolled_back_is_never_published() {
     insert_orders(&database, 3, 1).await;
     database.wait_until_recorded().await;
     database.wait_until_confirmed().await;
-    let report = harness::check(&database, &emulator).await;
+    let report = harness::check_streamed(&database, &emulator).await;
     assert!(report.is_clean(), "{report}");
     assert_eq!(report.stored_messages, 6);
     drop(relay);
@@ -78,7 +79,7 @@ async fn one_large_transaction_is_published_whole_and_in_order() {
         .await;
     database.wait_until_recorded().await;
     database.wait_until_confirmed().await;
-    let report = harness::check(&database, &emulator).await;
+    let report = harness::check_streamed(&database, &emulator).await;
     assert!(
         report.is_clean() && report.duplicates.is_empty(),
         "{report}\n{}",
@@ -91,7 +92,8 @@ async fn one_large_transaction_is_published_whole_and_in_order() {
 async fn an_idle_outbox_holds_no_wal_back_while_other_tables_are_busy_and_writes_nothing() {
     let database = Database::private().await;
     let emulator = harness::emulator().await;
-    let relay = Relay::start(&database, &emulator);
+    let (port, host) = (free_addr(), emulator.addr().to_string());
+    let relay = Relay::start_with(&database, &host, &[("POSTRIDER_HTTP_ADDR", &port)]);
     relay.wait_for_log("streaming").await;
     database.execute("CREATE TABLE other (n int)").await;
     for _ in 0..5 {
@@ -114,6 +116,21 @@ async fn an_idle_outbox_holds_no_wal_back_while_other_tables_are_busy_and_writes
             .await,
         0
     );
+    // Absent while it is not known, which is not 0.
+    assert_eq!(metric(&port, "postrider_lag_seconds").await, Some(0.0));
+    // Measured every five seconds; the server itself may write a little at that moment.
+    eventually("the lag in bytes is small", || async {
+        let bytes = metric(&port, "postrider_slot_lag_bytes").await?;
+        (bytes < 65_536.0).then_some(())
+    })
+    .await;
+}
+
+/// A line of `/metrics`; `None` when there is no such line.
+async fn metric(port: &str, name: &str) -> Option<f64> {
+    let (_, text) = get(port, "/metrics").await?;
+    let line = text.lines().find(|line| line.starts_with(name))?;
+    line.rsplit(' ').next()?.parse().ok()
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -160,7 +177,7 @@ async fn missing_topics_are_created_when_that_is_allowed_and_waited_for_when_not
     relay.kill_9();
     let relay = Relay::start_with(&database, &addr, &[("POSTRIDER_CREATE_TOPICS", "true")]);
     database.wait_until_recorded().await;
-    let report = harness::check(&database, &emulator).await;
+    let report = harness::check_streamed(&database, &emulator).await;
     assert!(
         report.is_clean() && report.duplicates.is_empty(),
         "{report}\n{}",
@@ -189,7 +206,7 @@ async fn a_table_of_the_same_name_in_another_schema_is_not_taken_for_the_outbox(
     insert_orders(&database, 20, 2).await;
     database.wait_until_recorded().await;
     database.wait_until_confirmed().await;
-    let report = harness::check(&database, &emulator).await;
+    let report = harness::check_streamed(&database, &emulator).await;
     assert!(report.is_clean(), "{report}\n{}", relay.log());
     assert_eq!(report.stored_messages, 20);
 }
@@ -268,5 +285,34 @@ async fn records_of_a_trickle_share_transactions_and_so_flushes_of_the_servers_l
         "{commits} transactions, at most {most} were due\n{}",
         relay.log()
     );
+    relay.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_transaction_that_is_larger_than_the_memory_is_never_held() {
+    const LIMIT_KIB: u64 = 80 << 10;
+    let database = Database::start().await;
+    let emulator = harness::emulator().await;
+    let relay = Relay::start_with(
+        &database,
+        &emulator.addr().to_string(),
+        &[("POSTRIDER_IN_FLIGHT_MIB", "2")],
+    );
+    let bytes = database
+        .number(
+            "WITH written AS ( \
+                 INSERT INTO outbox.events (aggregatetype, aggregateid, event_type, version, payload) \
+                 SELECT 'order', 'o-' || (i % 50), 'OrderPlaced', i, \
+                     jsonb_build_object('pad', repeat('x', 8000)) \
+                 FROM generate_series(1, 20000) i RETURNING payload) \
+             SELECT sum(octet_length(payload::text)) FROM written",
+        )
+        .await;
+    assert!(bytes > 100_000_000);
+    database.wait_until_recorded().await;
+    let peak = relay.peak_rss_kib();
+    assert!(peak < LIMIT_KIB, "{peak} KiB\n{}", relay.log());
+    let report = harness::check_streamed(&database, &emulator).await;
+    assert!(report.is_clean(), "{report}\n{}", relay.log());
     relay.stop().await;
 }

@@ -266,6 +266,15 @@ pub(crate) async fn check(database: &Database, emulator: &RunningEmulator) -> Re
     checks::check(&emulator.journal().attempts(), &database.expected().await)
 }
 
+/// The same, where the stream alone must have brought everything: what the auditor finds in a table,
+/// since the stream has left it out, is delivered too, and a loss would not show in the journal.
+pub(crate) async fn check_streamed(database: &Database, emulator: &RunningEmulator) -> Report {
+    let from_a_table = "SELECT count(*) FROM outbox.dispatch \
+                        WHERE mod(commit_lsn - '0/0'::pg_lsn, 8) <> 0";
+    assert_eq!(database.number(from_a_table).await, 0, "from a table");
+    check(database, emulator).await
+}
+
 /// Waits until nothing of killed relays is under way: the server has ended their sessions, whose
 /// last statements may still record outcomes, and what they have sent is in the journal.
 pub(crate) async fn wait_until_killed_relays_are_gone(
@@ -364,6 +373,14 @@ impl Relay {
         let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
         let caught = u64::from_str_radix(caught.unwrap().trim(), 16).unwrap();
         caught & 1 << (signal - 1) != 0
+    }
+
+    /// The most memory that the process has had, KiB.
+    pub(crate) fn peak_rss_kib(&self) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
+        let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+        let kib = peak.unwrap().trim().strip_suffix(" kB").unwrap();
+        kib.parse().unwrap()
     }
 
     /// File descriptors that the process has open.

@@ -1,13 +1,25 @@
-//! Names that would be SQL if somebody forgot to quote them.
+//! Names and ids that would be SQL if somebody forgot to quote them.
 
 use std::io::Write;
+use std::process::ExitStatus;
 
+use pubsub_emulator::{Action, Fault, RunningEmulator};
 use tempfile::NamedTempFile;
 
 use crate::harness::{self, Database, Relay, eventually, postrider};
 
 /// Ends a string, an identifier and a statement, and begins a comment.
 const EVIL: &str = r#"a'b"c; DROP TABLE public.innocent; -- $$ \ , "#;
+
+/// Each ends a string in one way or another, some only where a backslash escapes what follows. The
+/// third one is then true of every row.
+const EVIL_IDS: [&str; 5] = [
+    r"a\' or '1'='1",
+    "x'; --",
+    r"b\' or true --",
+    r"c\",
+    r#"d"; DROP TABLE public.innocent; -- $$"#,
+];
 
 /// As in SQL.
 fn quoted(name: &str) -> String {
@@ -40,58 +52,142 @@ fn settings_file(table: &str) -> NamedTempFile {
     file
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn names_with_quotes_semicolons_and_comments_are_names_everywhere() {
-    let database = Database::private().await;
-    let emulator = harness::emulator().await;
-    emulator
-        .create_topic("projects/demo/topics/evil.events")
-        .await
-        .unwrap();
-    let table = format!("{}.{}", quoted(EVIL), quoted(&format!("{EVIL} Events")));
-    let role = quoted(EVIL);
-    database
-        .execute(&format!(
-            "CREATE TABLE public.innocent (); CREATE SCHEMA {schema}; \
-             CREATE TABLE {table} (\"I;\" uuid PRIMARY KEY DEFAULT gen_random_uuid(), \
-                 \"T\"\"\" text, \"A '\" text, \"E--\" text, \"P$$\" text); \
-             CREATE ROLE {role} LOGIN REPLICATION; \
-             GRANT USAGE ON SCHEMA {schema} TO postrider_relay",
-            schema = quoted(EVIL)
-        ))
-        .await;
-    let file = settings_file(&table);
-    let config = file.path().display().to_string();
-    let host = emulator.addr().to_string();
-    let run = |arguments: &[&str], url: &str| {
+/// A database in which everything that can be named has such a name.
+struct World {
+    database: Database,
+    emulator: RunningEmulator,
+    host: String,
+    /// The captured table, as SQL takes it.
+    table: String,
+    settings: NamedTempFile,
+    /// For the relay's own role.
+    url: String,
+}
+
+impl World {
+    /// Prepared by `postrider init`; `id` is the type of the table's first column, and the rest.
+    async fn start(id: &str) -> Self {
+        let database = Database::private().await;
+        let emulator = harness::emulator().await;
+        emulator
+            .create_topic("projects/demo/topics/evil.events")
+            .await
+            .unwrap();
+        let table = format!("{}.{}", quoted(EVIL), quoted(&format!("{EVIL} Events")));
+        let role = quoted(EVIL);
+        database
+            .execute(&format!(
+                "CREATE TABLE public.innocent (); CREATE SCHEMA {schema}; \
+                 CREATE TABLE {table} (\"I;\" {id}, \
+                     \"T\"\"\" text, \"A '\" text, \"E--\" text, \"P$$\" text); \
+                 CREATE ROLE {role} LOGIN REPLICATION; \
+                 GRANT USAGE ON SCHEMA {schema} TO postrider_relay",
+                schema = quoted(EVIL)
+            ))
+            .await;
+        let user = EVIL
+            .bytes()
+            .map(|b| format!("%{b:02X}"))
+            .collect::<String>();
+        let world = Self {
+            url: database.url.replace("postgres@", &format!("{user}@")),
+            host: emulator.addr().to_string(),
+            settings: settings_file(&table),
+            database,
+            emulator,
+            table,
+        };
+        let init = ["init", "--apply", "--relay-user", EVIL];
+        let (status, text) = world.run(&init, &world.database.url);
+        assert!(status.success(), "{text}");
+        world
+    }
+
+    /// Runs a command to its end: its status and all that it says.
+    fn run(&self, arguments: &[&str], url: &str) -> (ExitStatus, String) {
+        let config = self.settings.path().display().to_string();
         let environment = [
             ("DATABASE_URL", url),
-            ("POSTRIDER_CONFIG", &config),
+            ("POSTRIDER_CONFIG", config.as_str()),
             ("POSTRIDER_SLOT", "evil"),
-            ("PUBSUB_EMULATOR_HOST", &host),
+            ("PUBSUB_EMULATOR_HOST", self.host.as_str()),
             ("PUBSUB_PROJECT_ID", "demo"),
         ];
         let done = postrider(arguments, &environment).output().unwrap();
         let text = [done.stdout, done.stderr].concat();
         (done.status, String::from_utf8_lossy(&text).into_owned())
-    };
-    let (status, text) = run(&["init", "--apply", "--relay-user", EVIL], &database.url);
-    assert!(status.success(), "{text}");
+    }
 
-    let user = EVIL
-        .bytes()
-        .map(|b| format!("%{b:02X}"))
-        .collect::<String>();
-    let url = database.url.replace("postgres@", &format!("{user}@"));
-    let relay = Relay::start_with(
-        &database,
-        &host,
-        &[
-            ("DATABASE_URL", &url),
-            ("POSTRIDER_CONFIG", &config),
+    /// Starts a relay under its own role.
+    fn relay(&self) -> Relay {
+        let config = self.settings.path().display().to_string();
+        let environment = [
+            ("DATABASE_URL", self.url.as_str()),
+            ("POSTRIDER_CONFIG", config.as_str()),
             ("POSTRIDER_SLOT", "evil"),
-        ],
-    );
+        ];
+        Relay::start_with(&self.database, &self.host, &environment)
+    }
+
+    /// Inserts a row of one and the same key for each id, in one transaction.
+    async fn insert(&self, ids: &[String]) {
+        let evil = literal(EVIL);
+        let rows: Vec<String> = ids
+            .iter()
+            .map(|id| format!("({}, {evil}, {evil}, {evil}, {evil})", literal(id)))
+            .collect();
+        self.database
+            .execute(&format!(
+                "INSERT INTO {} (\"I;\", \"T\"\"\", \"A '\", \"E--\", \"P$$\") VALUES {}",
+                self.table,
+                rows.join(", ")
+            ))
+            .await;
+    }
+
+    /// Waits until so many rows are known by their text ids in this state.
+    async fn wait_for_state(&self, state: &str, count: usize) {
+        let sql = format!(
+            "SELECT count(*) FROM outbox.dispatch d JOIN {} e \
+                 ON d.event_id = outbox.event_uuid({}, e.\"I;\") \
+             WHERE d.state = '{state}' AND d.ordering_key = {}",
+            self.table,
+            literal(&format!("{EVIL}.{EVIL} Events")),
+            literal(EVIL)
+        );
+        eventually(&format!("{count} events are {state}"), || async {
+            (self.database.number(&sql).await == count as i64).then_some(())
+        })
+        .await;
+    }
+
+    /// The ids of what subscribers get, in its order.
+    fn published(&self) -> Vec<String> {
+        let attempts = self.emulator.journal().attempts();
+        let stored = attempts.iter().filter(|attempt| attempt.is_stored());
+        stored
+            .flat_map(|attempt| attempt.event_ids.iter().flatten())
+            .map(|id| id.to_string())
+            .collect()
+    }
+
+    async fn assert_nothing_was_run_as_sql(&self) {
+        let innocent = "SELECT count(*) FROM pg_class WHERE relname = 'innocent'";
+        assert_eq!(
+            self.database.number(innocent).await,
+            1,
+            "a name was run as SQL"
+        );
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn names_with_quotes_semicolons_and_comments_are_names_everywhere() {
+    let world = World::start("uuid PRIMARY KEY DEFAULT gen_random_uuid()").await;
+    let World {
+        database, table, ..
+    } = &world;
+    let relay = world.relay();
     database
         .execute(&format!(
             "INSERT INTO {table} (\"T\"\"\", \"A '\", \"E--\", \"P$$\") \
@@ -111,18 +207,86 @@ async fn names_with_quotes_semicolons_and_comments_are_names_everywhere() {
     .await;
 
     for arguments in [&["check"][..], &["slot", "show"], &["slot", "list"]] {
-        let (status, text) = run(arguments, &url);
+        let (status, text) = world.run(arguments, &world.url);
         // Warnings are fine; a statement that fails is not.
         assert!(status.code() < Some(2), "{arguments:?} {status}:\n{text}");
     }
     relay.stop().await;
-    assert_eq!(
-        database
-            .number("SELECT count(*) FROM pg_class WHERE relname = 'innocent'")
-            .await,
-        1,
-        "a name was run as SQL"
-    );
+    world.assert_nothing_was_run_as_sql().await;
+}
+
+/// Events with such ids come from the stream, from the table after a loss of the slot, and out of
+/// quarantine: each once, in order, and no other in its place.
+async fn evil_ids_are_streamed_recovered_and_released(world: &World) {
+    let [streamed, recovered, released] =
+        ["one", "two", "three"].map(|part| EVIL_IDS.map(|id| format!("{part} {id}")));
+    let each = EVIL_IDS.len();
+    let relay = world.relay();
+    relay.wait_for_log("streaming").await;
+    world.insert(&streamed).await;
+    world.wait_for_state("published", each).await;
+    relay.stop().await;
+
+    eventually("the slot is free and dropped", || async {
+        let drop = "SELECT pg_drop_replication_slot('evil')";
+        world.database.client.batch_execute(drop).await.ok()
+    })
+    .await;
+    world.insert(&recovered).await;
+    let (status, text) = world.run(&["recover", "--dry-run"], &world.url);
+    assert!(status.success(), "{text}");
+    let shows = |id: &String| text.contains(id.as_str());
+    assert!(recovered.iter().all(shows), "{text}");
+    assert!(!streamed.iter().any(shows), "{text}");
+    let relay = world.relay();
+    relay.wait_for_log("recovered").await;
+    world.wait_for_state("published", 2 * each).await;
+
+    for event_id in &released {
+        let event_id = event_id.clone();
+        let poison = Fault::new(Action::Poison { event_id });
+        world.emulator.faults().inject(poison);
+    }
+    world.insert(&released).await;
+    world.wait_for_state("quarantined", each).await;
+    world.emulator.faults().lift_all();
+    let first = format!("{EVIL}.{EVIL} Events:{}", released[0]);
+    for arguments in [
+        &["quarantine", "list"][..],
+        &["quarantine", "show", first.as_str()],
+        &["quarantine", "release", first.as_str()],
+    ] {
+        let (status, text) = world.run(arguments, &world.url);
+        assert!(status.success(), "{arguments:?} {status}:\n{text}");
+    }
+    world.wait_for_state("published", 3 * each).await;
+    let expected = [streamed, recovered, released].concat();
+    assert_eq!(world.published(), expected, "{}", relay.log());
+    relay.stop().await;
+    world.assert_nothing_was_run_as_sql().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn ids_and_names_that_could_be_sql_are_recovered_and_released_as_what_they_are() {
+    let world = World::start("text PRIMARY KEY").await;
+    evil_ids_are_streamed_recovered_and_released(&world).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_database_in_which_backslashes_escape_gives_ids_and_names_no_other_meaning() {
+    let world = World::start("text PRIMARY KEY").await;
+    let World { database, .. } = &world;
+    // For sessions that begin from now on; not for the test's own.
+    database
+        .execute("ALTER DATABASE postgres SET standard_conforming_strings = off")
+        .await;
+    let later = harness::connect(&database.url).await;
+    let row = later
+        .query_one("SHOW standard_conforming_strings", &[])
+        .await
+        .unwrap();
+    assert_eq!(row.get::<_, &str>(0), "off");
+    evil_ids_are_streamed_recovered_and_released(&world).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

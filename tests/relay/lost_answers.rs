@@ -110,7 +110,7 @@ impl World {
         insert_orders(&self.database, 50, 5).await;
         self.database.wait_until_recorded().await;
         self.database.wait_until_confirmed().await;
-        let report = harness::check(&self.database, &self.emulator).await;
+        let report = harness::check_streamed(&self.database, &self.emulator).await;
         let log = self.relay.log();
         assert!(report.is_clean(), "{report}\n{log}");
         assert_eq!(report.duplicates.len(), 0, "{report}\n{log}");

@@ -351,7 +351,7 @@ async fn under_halt_what_cannot_be_mapped_or_is_too_large_stops_and_nothing_is_l
             .number("SELECT count(*) FROM outbox.dispatch")
             .await;
         assert!(recorded <= before_bad);
-        let report = harness::check(&database, &emulator).await;
+        let report = harness::check_streamed(&database, &emulator).await;
         assert!(report.duplicates.is_empty(), "{report}");
     }
 }

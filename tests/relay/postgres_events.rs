@@ -20,7 +20,7 @@ async fn all_is_delivered(
 ) {
     database.wait_until_recorded().await;
     database.wait_until_confirmed().await;
-    let report = harness::check(database, emulator).await;
+    let report = harness::check_streamed(database, emulator).await;
     assert!(report.is_clean(), "{report}\n{}", relay.log());
 }
 
@@ -342,7 +342,7 @@ async fn a_full_disk_under_the_dispatch_table_is_waited_out() {
     wait_for_more(&database, 50).await;
     load.stop().await;
     all_is_delivered(&database, &emulator, &relay).await;
-    let report = harness::check(&database, &emulator).await;
+    let report = harness::check_streamed(&database, &emulator).await;
     assert!(report.duplicates.is_empty(), "{report}\n{}", relay.log());
 }
 
@@ -374,9 +374,47 @@ async fn timeouts_of_the_role_and_a_lock_on_the_dispatch_table_delay_and_lose_no
     tokio::time::sleep(Duration::from_secs(1)).await;
     insert_orders(&database, 100, 5).await;
     all_is_delivered(&database, &emulator, &relay).await;
-    let report = harness::check(&database, &emulator).await;
+    let report = harness::check_streamed(&database, &emulator).await;
     assert!(report.duplicates.is_empty(), "{report}\n{}", relay.log());
     assert_eq!(relay.log().matches("streaming").count(), 1, "one session");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_short_statement_timeout_of_the_role_does_not_end_a_statement_that_waits_for_a_lock() {
+    let database = Database::private().await;
+    let emulator = harness::emulator().await;
+    // From before the settings, as the test's other session.
+    let locker = harness::connect(&database.url).await;
+    database
+        .execute(
+            "ALTER ROLE postgres SET statement_timeout = '300ms'; \
+             ALTER ROLE postgres SET lock_timeout = '5s'",
+        )
+        .await;
+    let relay = Relay::start(&database, &emulator);
+    relay.wait_for_log("streaming").await;
+    insert_orders(&database, 50, 5).await;
+    database.wait_until_recorded().await;
+    locker
+        .batch_execute("BEGIN; LOCK TABLE outbox.dispatch IN ACCESS EXCLUSIVE MODE")
+        .await
+        .unwrap();
+    insert_orders(&database, 50, 5).await;
+    eventually("the records wait for the lock", || async {
+        let waiting = "SELECT count(*) FROM pg_stat_activity \
+             WHERE application_name LIKE 'postrider dispatch%' AND wait_event_type = 'Lock'";
+        (database.number(waiting).await > 0).then_some(())
+    })
+    .await;
+    // Several times what the role's statements may take.
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    locker.batch_execute("COMMIT").await.unwrap();
+    all_is_delivered(&database, &emulator, &relay).await;
+    let log = relay.log();
+    assert!(!log.contains("57014"), "{log}");
+    let report = harness::check_streamed(&database, &emulator).await;
+    assert!(report.duplicates.is_empty(), "{report}\n{log}");
+    assert_eq!(log.matches("streaming").count(), 1, "one session:\n{log}");
 }
 
 /// The test's own session holds the lock.

@@ -37,7 +37,7 @@ async fn kill_9_in_mid_stream_loses_nothing_and_repeats_only_what_had_no_record(
     let relay = Relay::start(&database, &emulator);
     database.wait_until_recorded().await;
     database.wait_until_confirmed().await;
-    let report = harness::check(&database, &emulator).await;
+    let report = harness::check_streamed(&database, &emulator).await;
     assert!(report.is_clean(), "{report}\n{}", relay.log());
     let stored_after = emulator.journal().counts().stored_messages;
     assert_eq!(
@@ -70,7 +70,7 @@ async fn a_clean_stop_repeats_nothing() {
     }
     let relay = Relay::start(&database, &emulator);
     database.wait_until_recorded().await;
-    let report = harness::check(&database, &emulator).await;
+    let report = harness::check_streamed(&database, &emulator).await;
     assert!(
         report.is_clean() && report.duplicates.is_empty(),
         "{report}\n{}",
@@ -97,7 +97,7 @@ async fn restarts_and_crashes_of_postgresql_are_survived() {
         database.wait_until_recorded().await;
     }
     database.wait_until_confirmed().await;
-    let report = harness::check(&database, &emulator).await;
+    let report = harness::check_streamed(&database, &emulator).await;
     assert!(report.is_clean(), "{report}\n{}", relay.log());
 }
 
@@ -114,7 +114,7 @@ async fn a_terminated_walsender_is_replaced() {
         insert_orders(&database, 200, 10).await;
         database.wait_until_recorded().await;
     }
-    let report = harness::check(&database, &emulator).await;
+    let report = harness::check_streamed(&database, &emulator).await;
     assert!(report.is_clean(), "{report}\n{}", relay.log());
 }
 
@@ -138,7 +138,7 @@ async fn a_second_relay_stands_by_and_takes_over_within_seconds() {
     );
     insert_orders(&database, 300, 10).await;
     database.wait_until_recorded().await;
-    let report = harness::check(&database, &emulator).await;
+    let report = harness::check_streamed(&database, &emulator).await;
     assert!(
         report.is_clean() && report.unexplained_duplicates() == 0,
         "{report}"
@@ -184,7 +184,7 @@ async fn a_fast_shutdown_in_the_middle_of_writes_does_not_wait_for_the_relay_and
         database.wait_until_recorded().await;
     }
     database.wait_until_confirmed().await;
-    let report = harness::check(&database, &emulator).await;
+    let report = harness::check_streamed(&database, &emulator).await;
     assert!(report.is_clean(), "{report}\n{}", relay.log());
 }
 
@@ -209,7 +209,7 @@ async fn a_standby_outlives_a_restart_of_postgresql() {
     first.kill_9();
     insert_orders(&database, 50, 5).await;
     database.wait_until_recorded().await;
-    let report = harness::check(&database, &emulator).await;
+    let report = harness::check_streamed(&database, &emulator).await;
     assert!(report.is_clean(), "{report}\n{}", second.log());
 }
 
@@ -263,7 +263,7 @@ async fn a_transaction_that_began_before_others_were_confirmed_is_delivered_afte
     early.batch_execute("COMMIT").await.unwrap();
     let relay = Relay::start(&database, &emulator);
     database.wait_until_recorded().await;
-    let report = harness::check(&database, &emulator).await;
+    let report = harness::check_streamed(&database, &emulator).await;
     assert!(
         report.is_clean() && report.duplicates.is_empty(),
         "{report}\n{}",
@@ -303,7 +303,7 @@ async fn kill_9_within_one_transaction_repeats_only_those_of_its_events_that_had
     let relay = Relay::start(&database, &emulator);
     database.wait_until_recorded().await;
     database.wait_until_confirmed().await;
-    let report = harness::check(&database, &emulator).await;
+    let report = harness::check_streamed(&database, &emulator).await;
     assert!(report.is_clean(), "{report}\n{}", relay.log());
     let stored = emulator.journal().counts().stored_messages - stored_before;
     assert_eq!(stored, 10_000 - recorded_before as u64);

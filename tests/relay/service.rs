@@ -105,7 +105,7 @@ async fn a_tls_endpoint_with_application_default_credentials_is_published_to() {
     ];
     let relay = Relay::start_with(&database, "", &environment);
     database.wait_until_recorded().await;
-    let report = harness::check(&database, &emulator).await;
+    let report = harness::check_streamed(&database, &emulator).await;
     assert!(
         report.is_clean() && report.duplicates.is_empty(),
         "{report}"

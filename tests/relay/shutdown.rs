@@ -118,7 +118,7 @@ async fn in_the_middle_of_a_big_transaction() {
     assert!(recorded < 30_000, "it was in the middle");
     emulator.faults().lift_all();
     the_next_one_delivers_all(&database, &emulator).await;
-    let report = harness::check(&database, &emulator).await;
+    let report = harness::check_streamed(&database, &emulator).await;
     assert!(report.duplicates.is_empty(), "{report}");
 }
 
@@ -205,6 +205,38 @@ async fn while_the_dispatch_table_is_locked() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn while_a_recovery_delivers_from_the_table_which_the_next_one_completes() {
+    const MARKED: &str = "SELECT count(*) FROM outbox.relay WHERE recovering IS NOT NULL";
+    let database = Database::start().await;
+    let emulator = harness::emulator().await;
+    let relay = Relay::start(&database, &emulator);
+    insert_orders(&database, 100, 50).await;
+    database.wait_until_recorded().await;
+    database.wait_until_confirmed().await;
+    relay.stop().await;
+    database.drop_slot().await;
+    insert_orders(&database, 2_000, 50).await;
+    emulator
+        .faults()
+        .inject(Fault::new(Action::Delay(Duration::from_millis(300))));
+    let host = emulator.addr().to_string();
+    // One request at a time, so that there is a middle.
+    let slowly = [TIMEOUT, ("POSTRIDER_IN_FLIGHT_REQUESTS", "1")];
+    let relay = Relay::start_with(&database, &host, &slowly);
+    relay.wait_for_log("recovering").await;
+    wait_for_more(&database, 20).await;
+    ends_in_time(relay).await;
+    let recorded = database
+        .number("SELECT count(*) FROM outbox.dispatch")
+        .await;
+    assert!(recorded < 2_100, "it was in the middle");
+    assert_eq!(database.number(MARKED).await, 1, "it has not ended");
+    emulator.faults().lift_all();
+    the_next_one_delivers_all(&database, &emulator).await;
+    assert_eq!(database.number(MARKED).await, 0, "it has ended");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn at_any_moment_under_load_nothing_is_repeated() {
     let database = Database::start().await;
     let emulator = harness::emulator().await;
@@ -232,6 +264,6 @@ async fn at_any_moment_under_load_nothing_is_repeated() {
     }
     load.stop().await;
     the_next_one_delivers_all(&database, &emulator).await;
-    let report = harness::check(&database, &emulator).await;
+    let report = harness::check_streamed(&database, &emulator).await;
     assert!(report.duplicates.is_empty(), "seed {seed}: {report}");
 }

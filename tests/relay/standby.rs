@@ -76,7 +76,7 @@ async fn a_rolling_deploy_under_load_loses_nothing_repeats_nothing_and_takes_ove
     load.stop().await;
     database.wait_until_recorded().await;
     database.wait_until_confirmed().await;
-    let report = harness::check(&database, &emulator).await;
+    let report = harness::check_streamed(&database, &emulator).await;
     assert!(
         report.is_clean() && report.duplicates.is_empty(),
         "{report}\n{}",
@@ -144,7 +144,7 @@ async fn the_cut_off_relay_stops_before_the_other_begins(disturb: impl FnOnce(&F
         .map(|attempt| attempt.received - began)
         .collect();
     assert!(late.is_empty(), "{late:?} after the second's session began");
-    let report = harness::check(&database, &emulator).await;
+    let report = harness::check_streamed(&database, &emulator).await;
     assert!(report.is_clean(), "{report}\n{}", first.log());
 }
 
@@ -197,6 +197,7 @@ async fn a_relay_that_is_held_back_keeps_its_lease_while_postgresql_hears_it_and
     tokio::time::sleep(LEASE + LEASE / 3).await;
     let log = relay.log();
     assert!(!log.contains("lease-lost"), "{log}");
+    assert_eq!(log.matches("streaming").count(), 1, "one session:\n{log}");
     assert!(
         proxy.bytes(Direction::FromTarget) < 16_000_000,
         "reading is held back"
@@ -241,7 +242,7 @@ async fn a_frozen_relay_begins_nothing_when_it_wakes_up_after_its_standby_began(
     let late = late.filter(|attempt| attempt.received >= woken).count();
     // What lay in its sockets when it froze cannot be called back: one request per key at most.
     assert!(late <= 10, "{late} requests after it woke up");
-    let report = harness::check(&database, &emulator).await;
+    let report = harness::check_streamed(&database, &emulator).await;
     let missing = |violation: &&Violation| matches!(violation, Violation::Missing { .. });
     assert_eq!(
         report.violations.iter().filter(missing).count(),
@@ -319,7 +320,7 @@ async fn an_outcome_that_comes_after_the_slot_has_changed_hands_is_not_recorded(
     let ids_of_first: Vec<String> = ids_of_first.map(|id| id.to_string()).collect();
     let row = database.client.query_one(late_ids, &[&ids_of_first]).await;
     assert_eq!(row.unwrap().get::<_, i64>(0), 0);
-    let report = harness::check(&database, &emulator).await;
+    let report = harness::check_streamed(&database, &emulator).await;
     // What was on its way when the slot was taken away cannot be called back.
     let others = |found: &&Violation| !matches!(found, Violation::InFlightTogether { .. });
     assert_eq!(

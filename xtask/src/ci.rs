@@ -29,7 +29,7 @@ const TORTURE: [&str; 8] = [
     "--seed",
     "1",
     "--schedules",
-    "220",
+    "240",
     "--jobs",
     "4",
 ];

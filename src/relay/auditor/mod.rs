@@ -244,7 +244,7 @@ impl Audit {
         for (table, oid) in tables.iter().zip(oids) {
             let first_xid = self.first_xid(earlier, oid, running.oldest);
             let reader = TableReader::resolve(sql, table, &self.subject.project).await?;
-            let passed = self.pass(sql, reader, None, first_xid, earlier.resolved);
+            let passed = self.pass(sql, reader, None, first_xid, earlier);
             outcome = outcome.and(passed.await?);
         }
         horizon.was_complete = outcome == Outcome::Complete;
@@ -274,11 +274,7 @@ impl Audit {
 
     /// Compares what was appended since the last time.
     async fn appended(&mut self, sql: &Sql, earlier: Earlier) -> Result<Duration> {
-        let Earlier {
-            mut marks,
-            resolved,
-            ..
-        } = earlier;
+        let mut marks = earlier.marks.clone();
         let leaves = statements::leaves(sql, &self.subject.tables).await?;
         let before = marks.clone();
         let mut pause = INTERVAL;
@@ -288,7 +284,7 @@ impl Audit {
             };
             let table = &self.subject.tables[leaf.table];
             let reader = TableReader::resolve(sql, table, &self.subject.project).await?;
-            let passed = self.pass(sql, reader, Some(range), None, resolved);
+            let passed = self.pass(sql, reader, Some(range), None, &earlier);
             match passed.await? {
                 Outcome::Complete => marks.done(leaf),
                 Outcome::Behind => pause = pause.min(SOON),
@@ -308,7 +304,7 @@ impl Audit {
         reader: TableReader,
         range: Option<marks::Range>,
         first_xid: Option<i64>,
-        resolved: Resolved,
+        earlier: &Earlier,
     ) -> Result<Outcome> {
         let pass = Pass {
             sql,
@@ -316,7 +312,7 @@ impl Audit {
             walsender: self.subject.walsender,
             reader,
             first_xid,
-            resolved,
+            resolved: earlier.resolved,
             events: &mut self.events,
         };
         let Found {
@@ -326,13 +322,7 @@ impl Audit {
         } = pass.run(range).await?;
         if published > 0 {
             self.subject.metrics.events_from_table.inc_by(published);
-            tracing::error!(
-                code = Code::PublicationGap.name(),
-                rows = published,
-                hint = Code::PublicationGap.hint(),
-                "rows were committed that the stream never brought: delivering them from their \
-                 table"
-            );
+            log_gap(published, earlier.had_one);
         }
         if discarded > 0 {
             tracing::warn!(
@@ -341,5 +331,27 @@ impl Audit {
             );
         }
         Ok(outcome)
+    }
+}
+
+/// Some rows at the first look are usual: those that were committed while the slot was being made.
+fn log_gap(rows: u64, had_one: bool) {
+    let code = Code::PublicationGap;
+    if had_one {
+        tracing::error!(
+            code = code.name(),
+            rows,
+            hint = code.hint(),
+            "rows were committed that the stream never brought: delivering them from their table"
+        );
+    } else {
+        tracing::warn!(
+            code = code.name(),
+            rows,
+            hint = "a few are usual, when the slot was made while services wrote; for more, see \
+                    `postrider explain publication-gap`",
+            "rows since the slot was made that the stream did not bring: delivering them from their \
+             table"
+        );
     }
 }

@@ -19,6 +19,12 @@ use super::relay::binary;
 /// A database that nobody captures, beside those that are tested.
 const BYSTANDER: &str = "bystander";
 
+/// The role that everything else belongs to.
+const OWNER: &str = "postgres";
+
+/// The role that the relays log in as.
+const RELAY: &str = "torture_relay";
+
 /// How long PostgreSQL may take to stop while a relay streams from it (G6).
 const STOP_LIMIT: Duration = Duration::from_secs(30);
 
@@ -55,6 +61,13 @@ impl Ground {
         };
         let admin = connect(&ground.socket_url("postgres")).await?;
         execute(&admin, &format!("CREATE DATABASE {BYSTANDER}")).await?;
+        // The relay has no other rights than those that the documents give it. The groups are made
+        // here, since databases that are prepared at once would all make them.
+        let roles = format!(
+            "CREATE ROLE postrider_writer; CREATE ROLE postrider_relay; \
+             CREATE ROLE {RELAY} LOGIN REPLICATION IN ROLE postrider_relay"
+        );
+        execute(&admin, &roles).await?;
         let bystander = connect(&ground.socket_url(BYSTANDER)).await?;
         execute(&bystander, "CREATE TABLE noise (n int, pad text)").await?;
         Ok(ground)
@@ -84,7 +97,8 @@ impl Ground {
         .await?;
         let database = Database {
             url: self.socket_url(&name),
-            relay_url: relay_url(self.address, &name),
+            owner_url: url(OWNER, self.address, &name),
+            relay_url: url(RELAY, self.address, &name),
             bystander_url: self.socket_url(BYSTANDER),
             name,
         };
@@ -156,6 +170,8 @@ pub(super) struct Database {
     pub(super) name: String,
     /// For the harness, over the Unix socket.
     pub(super) url: String,
+    /// For who prepares it, over TCP.
+    owner_url: String,
     /// For the relay, over TCP.
     pub(super) relay_url: String,
     pub(super) bystander_url: String,
@@ -166,7 +182,7 @@ impl Database {
         let done = Command::new(binary()?)
             .args(["init", "--apply"])
             .env_clear()
-            .env("DATABASE_URL", &self.relay_url)
+            .env("DATABASE_URL", &self.owner_url)
             .env("POSTRIDER_SLOT", &self.name)
             .stdin(Stdio::null())
             .output()
@@ -206,12 +222,12 @@ impl Database {
 
     /// The relay's URL of it at another address.
     pub(super) fn url_at(&self, address: SocketAddr) -> String {
-        relay_url(address, &self.name)
+        url(RELAY, address, &self.name)
     }
 }
 
-fn relay_url(address: SocketAddr, database: &str) -> String {
-    format!("postgres://postgres@{address}/{database}")
+fn url(role: &str, address: SocketAddr, database: &str) -> String {
+    format!("postgres://{role}@{address}/{database}")
 }
 
 /// Connects, with patience for a server that is coming up.

@@ -347,6 +347,21 @@ mod tests {
     }
 
     #[test]
+    fn what_ci_plays_has_two_hundred_schedules_that_kill_a_relay() {
+        let kills = |fault: &Fault| {
+            matches!(
+                fault,
+                Fault::Kill(_) | Fault::SlotLost(Down::Killed, _) | Fault::Gap(Down::Killed, ..)
+            )
+        };
+        let plans = (0..240).map(|index| Plan::draw(1, index));
+        let count = plans
+            .filter(|plan| plan.steps.iter().any(|step| kills(&step.fault)))
+            .count();
+        assert!(count >= 200, "{count}");
+    }
+
+    #[test]
     fn rows_are_refused_under_both_settings_and_released_at_every_time() {
         let plans: Vec<Plan> = (0..3_000).map(|index| Plan::draw(3, index)).collect();
         let with = |key, release| {

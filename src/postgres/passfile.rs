@@ -1,0 +1,155 @@
+//! The password of a session: the one that is set, or else libpq's password file (`PGPASSFILE`).
+//!
+//! The file is read for each session, so that a relay goes on when a password is rotated, or when it
+//! is a token that lives for an hour and something beside the relay writes the next one there.
+//! Source: <https://www.postgresql.org/docs/current/libpq-pgpass.html>
+
+use std::borrow::Cow;
+use std::fs::File;
+use std::io::Read;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+
+use super::target::{Host, Target};
+use crate::error::{Code, Error, Result};
+
+/// Rights of others than the owner, with which libpq would not read the file either.
+const OTHERS: u32 = 0o077;
+
+/// The password to log in with; `None` when there is none.
+///
+/// # Errors
+/// `postgres-authentication`: the file cannot be read, or others may read it.
+pub(crate) fn password(target: &Target) -> Result<Option<Cow<'_, str>>> {
+    if let Some(password) = &target.password {
+        return Ok(Some(password.into()));
+    }
+    let Some(path) = &target.password_file else {
+        return Ok(None);
+    };
+    let text = read(path)?;
+    Ok(text
+        .lines()
+        .find_map(|line| of_line(line, target))
+        .map(Into::into))
+}
+
+fn read(path: &Path) -> Result<String> {
+    let failed = |what: &str| {
+        Error::new(
+            Code::PostgresAuthentication,
+            format!("PGPASSFILE, {}: {what}", path.display()),
+        )
+    };
+    let cannot = |e: std::io::Error| failed("it cannot be read").caused_by(e);
+    let mut file = File::open(path).map_err(cannot)?;
+    if file.metadata().map_err(cannot)?.permissions().mode() & OTHERS != 0 {
+        let path = path.display();
+        return Err(failed("others than its owner may read it")
+            .hint(format!("let its owner alone read it: chmod 600 {path}")));
+    }
+    let mut text = String::new();
+    file.read_to_string(&mut text).map_err(cannot)?;
+    Ok(text)
+}
+
+/// The password of `host:port:database:user:password`, if the line is for the target.
+fn of_line(line: &str, target: &Target) -> Option<String> {
+    if line.starts_with('#') {
+        return None;
+    }
+    let mut rest = line;
+    let mut is = |wanted: &[&str]| {
+        let field = field(&mut rest)?;
+        (field == "*" || wanted.contains(&field.as_str())).then_some(())
+    };
+    let port = target.port.to_string();
+    match &target.host {
+        Host::Tcp(name) => is(&[name])?,
+        Host::Unix(folder) => is(&["localhost", &folder.to_string_lossy()])?,
+    }
+    is(&[&port])?;
+    is(&[&target.database])?;
+    is(&[&target.user])?;
+    // A colon in the password needs no backslash.
+    Some(unescaped(rest))
+}
+
+/// Takes a field and the colon behind it; `None` when there is no colon.
+fn field(rest: &mut &str) -> Option<String> {
+    let mut is_escaped = false;
+    let end = rest.find(|c| {
+        let ends = c == ':' && !is_escaped;
+        is_escaped = c == '\\' && !is_escaped;
+        ends
+    })?;
+    let field = unescaped(&rest[..end]);
+    *rest = &rest[end + 1..];
+    Some(field)
+}
+
+fn unescaped(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    let mut chars = text.chars();
+    while let Some(c) = chars.next() {
+        out.push(match c {
+            '\\' => chars.next().unwrap_or('\\'),
+            c => c,
+        });
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::settings::Environment;
+
+    fn target(url: &str) -> Target {
+        Target::from_settings(url, &Environment::default())
+            .unwrap()
+            .unwrap()
+    }
+
+    #[test]
+    fn the_line_for_the_database_is_found_with_wildcards_and_backslashes() {
+        let shop = target("postgres://relay@db.example:5433/shop");
+        for (line, expected) in [
+            ("db.example:5433:shop:relay:s3cret", Some("s3cret")),
+            ("*:*:*:relay:a:b\\:c\\\\d", Some("a:b:c\\d")),
+            ("# db.example:5433:shop:relay:s3cret", None),
+            ("db.example:5432:shop:relay:s3cret", None),
+            ("other:*:*:*:s3cret", None),
+            ("db.example:5433:shop", None),
+            ("", None),
+        ] {
+            assert_eq!(of_line(line, &shop).as_deref(), expected, "{line}");
+        }
+    }
+
+    #[test]
+    fn a_socket_goes_by_its_folder_or_as_localhost() {
+        let local = target("postgres://a%3Ab@%2Frun%2Fpg/shop");
+        for host in ["/run/pg", "localhost"] {
+            let line = format!("{host}:5432:shop:a\\:b:s3cret");
+            assert_eq!(of_line(&line, &local).as_deref(), Some("s3cret"));
+        }
+    }
+
+    #[test]
+    fn a_file_that_others_may_read_is_refused_and_its_content_not_shown() {
+        let folder = std::env::temp_dir().join(format!("passfile-{}", std::process::id()));
+        std::fs::write(&folder, "*:*:*:*:s3cret").unwrap();
+        let with = |mode| {
+            std::fs::set_permissions(&folder, PermissionsExt::from_mode(mode)).unwrap();
+            let mut target = target("postgres://relay@db.example/shop");
+            target.password_file = Some(folder.clone());
+            password(&target).map(|found| found.map(Cow::into_owned))
+        };
+        let refused = with(0o644).unwrap_err();
+        assert!(refused.hint_text().contains("chmod 600"));
+        assert!(!format!("{refused:?}").contains("s3cret"));
+        assert_eq!(with(0o600).unwrap().as_deref(), Some("s3cret"));
+        std::fs::remove_file(&folder).unwrap();
+    }
+}

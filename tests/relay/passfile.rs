@@ -1,0 +1,62 @@
+//! A password that is in libpq's password file, and changes there.
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+
+use scratch_postgres::ScratchPostgres;
+
+use crate::harness::{self, Database, Relay, eventually, insert_orders};
+
+fn write(file: &Path, password: &str) {
+    std::fs::write(file, format!("*:*:*:token:{password}\n")).unwrap();
+    std::fs::set_permissions(file, PermissionsExt::from_mode(0o600)).unwrap();
+}
+
+/// As a token of an hour that somebody else writes into the file in time.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_relay_logs_in_with_what_stands_in_the_password_file_at_that_time() {
+    let server = ScratchPostgres::builder()
+        .hba_line("host all token 127.0.0.1/32 scram-sha-256")
+        .start()
+        .unwrap();
+    let database = Database::on(server).await;
+    let emulator = harness::emulator().await;
+    database
+        .execute(
+            "CREATE ROLE token LOGIN REPLICATION PASSWORD 'first-hour'; \
+             GRANT postrider_relay TO token",
+        )
+        .await;
+    let file = std::env::temp_dir().join(format!("postrider-passfile-{}", std::process::id()));
+    write(&file, "first-hour");
+    let url = database.url.replace("postgres@", "token@");
+    let relay = Relay::start_with(
+        &database,
+        &emulator.addr().to_string(),
+        &[
+            ("DATABASE_URL", &url),
+            ("PGPASSFILE", file.to_str().unwrap()),
+        ],
+    );
+    insert_orders(&database, 50, 5).await;
+    database.wait_until_recorded().await;
+    write(&file, "second-hour");
+    database
+        .execute(
+            "ALTER ROLE token PASSWORD 'second-hour'; \
+             SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'token'",
+        )
+        .await;
+    insert_orders(&database, 50, 5).await;
+    database.wait_until_recorded().await;
+    eventually("the same process streams again", || async {
+        (relay.log().matches("streaming").count() >= 2).then_some(())
+    })
+    .await;
+    let log = relay.log();
+    assert!(!log.contains("-hour") && !log.contains("error["), "{log}");
+    let report = harness::check_streamed(&database, &emulator).await;
+    assert!(report.is_clean(), "{report}\n{log}");
+    relay.stop().await;
+    std::fs::remove_file(&file).unwrap();
+}
