@@ -1,185 +1,322 @@
-//! The same way against Google's own emulator, an independent referee, where its jar is installed.
+//! The same promises with Google's own emulator, an independent referee, in place of ours: what its
+//! subscriber is delivered is judged. Skipped where its jar is not installed.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
-use fault_proxy::{Cut, FaultProxy, Target};
-use googleapis_tonic_google_pubsub_v1::google::pubsub::v1::publisher_client::PublisherClient;
-use googleapis_tonic_google_pubsub_v1::google::pubsub::v1::subscriber_client::SubscriberClient;
-use googleapis_tonic_google_pubsub_v1::google::pubsub::v1::{
-    AcknowledgeRequest, PullRequest, Subscription, Topic,
-};
+use fault_proxy::{Cut, Flow};
+use scratch_postgres::StopMode;
 
-use pubsub_emulator::checks::Expected;
-use tonic::transport::Channel;
-
-use crate::harness::{self, Database, PATIENCE, Relay, insert_orders};
+use crate::harness::{Database, eventually, insert_orders};
 use crate::load::{Load, wait_for_more};
+use crate::referee::Referee;
 
-/// Google's emulator on a free port; ends with the test.
-struct GoogleEmulator {
-    child: Child,
-    host: String,
+/// A publish attempt that gets no answer is given up soon.
+const SHORT_ATTEMPTS: [(&str, &str); 1] = [("POSTRIDER_PUBLISH_TIMEOUT_S", "1")];
+
+/// Ends the load; all of it is recorded and confirmed.
+async fn all_is_recorded(database: &Database, load: Load) {
+    wait_for_more(database, 30).await;
+    load.stop().await;
+    database.wait_until_recorded().await;
+    database.wait_until_confirmed().await;
 }
 
-impl GoogleEmulator {
-    fn start() -> Option<Self> {
-        let files = Command::new("dpkg")
-            .args(["-L", "google-cloud-cli-pubsub-emulator"])
-            .output();
-        let files = String::from_utf8(files.ok()?.stdout).ok()?;
-        let jar = files
-            .lines()
-            .find(|file| file.ends_with("-all.jar"))?
-            .to_owned();
-        let port = std::net::TcpListener::bind("127.0.0.1:0")
-            .ok()?
-            .local_addr()
-            .ok()?
-            .port();
-        let child = Command::new("java")
-            .args(["-jar", &jar, "--host=127.0.0.1", &format!("--port={port}")])
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()
-            .ok()?;
-        Some(Self {
-            child,
-            host: format!("127.0.0.1:{port}"),
-        })
-    }
+async fn in_state(database: &Database, state: &str) -> i64 {
+    let sql = format!("SELECT count(*) FROM outbox.dispatch WHERE state = '{state}'");
+    database.number(&sql).await
 }
-
-impl Drop for GoogleEmulator {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-/// Google's emulator with the topic of the orders, and a subscription that keeps their order.
-struct Referee {
-    emulator: GoogleEmulator,
-    subscriber: SubscriberClient<Channel>,
-    subscription: String,
-}
-
-impl Referee {
-    /// `None` where it is not installed.
-    async fn start() -> Option<Self> {
-        let Some(emulator) = GoogleEmulator::start() else {
-            eprintln!("SKIPPED: Google's Pub/Sub emulator (or Java) is not installed");
-            return None;
-        };
-        let channel = harness::channel(&emulator.host).await;
-        let topic = Topic {
-            name: "projects/demo/topics/order.events".into(),
-            ..Topic::default()
-        };
-        let subscription = Subscription {
-            name: "projects/demo/subscriptions/orders".into(),
-            topic: topic.name.clone(),
-            enable_message_ordering: true,
-            ack_deadline_seconds: 60,
-            ..Subscription::default()
-        };
-        let mut publisher = PublisherClient::new(channel.clone());
-        publisher.create_topic(topic).await.unwrap();
-        let mut subscriber = SubscriberClient::new(channel);
-        let made = subscriber.create_subscription(subscription).await.unwrap();
-        Some(Self {
-            emulator,
-            subscriber,
-            subscription: made.into_inner().name,
-        })
-    }
-
-    /// Everything that is delivered until each of `expected` was seen: per key the event ids in
-    /// the order of delivery, repeats included.
-    async fn deliveries(&mut self, expected: &Expected, relay: &Relay) -> Deliveries {
-        let mut missing: BTreeSet<String> = expected.values().flatten().cloned().collect();
-        let mut seen = Deliveries::new();
-        let deadline = std::time::Instant::now() + PATIENCE;
-        while !missing.is_empty() {
-            assert!(
-                std::time::Instant::now() < deadline,
-                "missing: {missing:?}\n{}",
-                relay.log()
-            );
-            let request = PullRequest {
-                subscription: self.subscription.clone(),
-                max_messages: 1_000,
-                ..PullRequest::default()
-            };
-            let answer = self.subscriber.pull(request).await.unwrap().into_inner();
-            let received = answer.received_messages;
-            let ack = AcknowledgeRequest {
-                subscription: self.subscription.clone(),
-                ack_ids: received.iter().map(|m| m.ack_id.clone()).collect(),
-            };
-            self.subscriber.acknowledge(ack).await.unwrap();
-            for message in received.into_iter().filter_map(|m| m.message) {
-                let id = message.attributes["event_id"].clone();
-                missing.remove(&id);
-                seen.entry(message.ordering_key).or_default().push(id);
-            }
-        }
-        seen
-    }
-}
-
-type Deliveries = BTreeMap<String, Vec<String>>;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn googles_own_emulator_gets_every_event_once_in_order() {
+async fn every_event_comes_once_in_order_before_and_after_the_relay_starts() {
     let Some(mut referee) = Referee::start().await else {
         return;
     };
     let database = Database::start().await;
     insert_orders(&database, 250, 5).await;
-    let relay = Relay::start_with(&database, &referee.emulator.host, &[]);
+    let relay = referee.relay(&database, &[]);
     insert_orders(&database, 250, 5).await;
     database.wait_until_recorded().await;
     database.wait_until_confirmed().await;
-    let expected = database.expected().await;
-    let seen = referee.deliveries(&expected, &relay).await;
-    for (stream, ids) in expected {
-        assert_eq!(seen[&stream.ordering_key], ids, "{stream}");
-    }
+    referee
+        .assert_all_came_once_in_order(&database, &relay)
+        .await;
+    relay.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn googles_own_emulator_gets_every_event_in_order_through_cut_connections_and_kill_9() {
+async fn a_message_comes_with_the_payload_key_and_attributes_of_its_row() {
     let Some(mut referee) = Referee::start().await else {
         return;
     };
     let database = Database::start().await;
-    let proxy = FaultProxy::start(Target::tcp(referee.emulator.host.clone()))
-        .await
-        .unwrap();
-    let host = proxy.addr().to_string();
+    let relay = referee.relay(&database, &[]);
+    database
+        .execute(
+            "SET outbox.traceparent = '00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01'; \
+             SELECT outbox.emit('order', 'o-ä', 'OrderPlaced', '{\"total\": 12.50, \"to\": \"Zoë\"}', \
+                                '{\"tenant\": \"acme\"}', 7)",
+        )
+        .await;
+    database.wait_until_recorded().await;
+    referee
+        .assert_all_came_once_in_order(&database, &relay)
+        .await;
+    let [message] = referee.messages("o-ä") else {
+        panic!("one message");
+    };
+    // As jsonb prints it.
+    assert_eq!(
+        String::from_utf8_lossy(&message.data),
+        database
+            .text("SELECT payload::text FROM outbox.events")
+            .await
+    );
+    let parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
+    for (name, value) in [
+        ("event_type", "OrderPlaced"),
+        ("aggregate_type", "order"),
+        ("aggregate_id", "o-ä"),
+        ("version", "7"),
+        ("schema_version", "1"),
+        ("tenant", "acme"),
+        ("traceparent", parent),
+        ("googclient_traceparent", parent),
+    ] {
+        assert_eq!(message.attributes[name], value, "{name}");
+    }
+    let recorded = database
+        .text("SELECT message_id FROM outbox.dispatch")
+        .await;
+    assert_eq!(message.message_id, recorded);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn of_a_transaction_comes_all_or_nothing() {
+    let Some(mut referee) = Referee::start().await else {
+        return;
+    };
+    let database = Database::start().await;
+    let relay = referee.relay(&database, &[]);
+    database
+        .execute(
+            "BEGIN; INSERT INTO outbox.events (aggregatetype, aggregateid, event_type) \
+             VALUES ('order', 'o-0', 'Never'); ROLLBACK; \
+             BEGIN; SAVEPOINT s; INSERT INTO outbox.events (aggregatetype, aggregateid, event_type) \
+             VALUES ('order', 'o-0', 'Never'); ROLLBACK TO s; COMMIT; \
+             INSERT INTO outbox.events \
+                 (aggregatetype, aggregateid, event_type, version, payload, occurred_at) \
+             SELECT 'order', 'o-' || (i % 50), 'OrderPlaced', i, jsonb_build_object('n', i), now() \
+             FROM generate_series(1, 10000) i",
+        )
+        .await;
+    database.wait_until_recorded().await;
+    database.wait_until_confirmed().await;
+    assert_eq!(in_state(&database, "published").await, 10_000);
+    referee
+        .assert_all_came_once_in_order(&database, &relay)
+        .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn cut_connections_and_kill_9_under_load_lose_and_swap_nothing() {
+    let Some(mut referee) = Referee::start().await else {
+        return;
+    };
+    let database = Database::start().await;
     insert_orders(&database, 500, 10).await;
-    let mut relay = Relay::start_with(&database, &host, &[]);
+    let mut relay = referee.relay(&database, &[]);
     let load = Load::start(&database);
     for how in [Cut::Reset, Cut::Finish, Cut::Reset] {
         for _ in 0..3 {
             wait_for_more(&database, 30).await;
-            proxy.cut(how);
+            referee.proxy.cut(how);
         }
         wait_for_more(&database, 30).await;
         relay.kill_9();
-        relay = Relay::start_with(&database, &host, &[]);
+        relay = referee.relay(&database, &[]);
     }
-    wait_for_more(&database, 30).await;
-    load.stop().await;
+    all_is_recorded(&database, load).await;
+    referee.assert_all_came_in_order(&database, &relay).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn refused_connections_a_black_hole_and_late_requests_lose_and_swap_nothing() {
+    let Some(mut referee) = Referee::start().await else {
+        return;
+    };
+    let database = Database::start().await;
+    let relay = referee.relay(&database, &SHORT_ATTEMPTS);
+    let load = Load::start(&database);
+    wait_for_more(&database, 50).await;
+    referee.proxy.refuse();
+    referee.proxy.cut(Cut::Reset);
+    relay.wait_for_log("pubsub-unreachable").await;
+    load.wait_for_rows(200).await;
+    referee.proxy.heal();
+    for flow in [Flow::Swallowed, Flow::Stalled] {
+        wait_for_more(&database, 50).await;
+        referee.proxy.set_flow(flow);
+        // Longer than an attempt may take.
+        tokio::time::sleep(Duration::from_secs(3)).await;
+        referee.proxy.heal();
+    }
+    all_is_recorded(&database, load).await;
+    referee.assert_all_came_in_order(&database, &relay).await;
+    let log = relay.log();
+    assert_eq!(log.matches("streaming").count(), 1, "one session:\n{log}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn clean_stops_and_a_standby_that_takes_over_under_load_repeat_nothing() {
+    let Some(mut referee) = Referee::start().await else {
+        return;
+    };
+    let database = Database::start().await;
+    let mut relay = referee.relay(&database, &[]);
+    let load = Load::start(&database);
+    for _ in 0..3 {
+        wait_for_more(&database, 50).await;
+        let standby = referee.relay(&database, &[]);
+        standby.wait_for_log("standby").await;
+        relay.stop().await;
+        relay = standby;
+        wait_for_more(&database, 50).await;
+        relay.stop().await;
+        relay = referee.relay(&database, &[]);
+    }
+    all_is_recorded(&database, load).await;
+    referee
+        .assert_all_came_once_in_order(&database, &relay)
+        .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn restarts_and_crashes_of_postgresql_under_load_lose_and_swap_nothing() {
+    let Some(mut referee) = Referee::start().await else {
+        return;
+    };
+    let mut database = Database::private().await;
+    let relay = referee.relay(&database, &[]);
+    let load = Load::start(&database);
+    for mode in [StopMode::Fast, StopMode::Immediate] {
+        wait_for_more(&database, 50).await;
+        database.server().restart(mode).unwrap();
+        database.reconnect().await;
+    }
+    all_is_recorded(&database, load).await;
+    referee.assert_all_came_in_order(&database, &relay).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_slot_that_is_lost_costs_nothing() {
+    let Some(mut referee) = Referee::start().await else {
+        return;
+    };
+    let database = Database::start().await;
+    let relay = referee.relay(&database, &[]);
+    insert_orders(&database, 200, 7).await;
     database.wait_until_recorded().await;
     database.wait_until_confirmed().await;
-    let expected = database.expected().await;
-    let seen = referee.deliveries(&expected, &relay).await;
-    for (stream, ids) in expected {
-        let mut first = BTreeSet::new();
-        let mut deliveries = seen[&stream.ordering_key].clone();
-        deliveries.retain(|id| first.insert(id.clone()));
-        assert_eq!(deliveries, ids, "{stream}\n{}", relay.log());
-    }
+    relay.stop().await;
+    database.drop_slot().await;
+    database
+        .execute(
+            "INSERT INTO outbox.events \
+                 (aggregatetype, aggregateid, event_type, version, payload, occurred_at) \
+             SELECT 'order', 'o-' || (i % 7), 'OrderPlaced', 1000 + i, '{}', clock_timestamp() \
+             FROM generate_series(1, 300) i",
+        )
+        .await;
+    let relay = referee.relay(&database, &[]);
+    database.wait_until_recorded().await;
+    database.wait_until_confirmed().await;
+    referee
+        .assert_all_came_once_in_order(&database, &relay)
+        .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_topic_that_is_deleted_and_restored_gets_what_waited_for_it() {
+    let Some(mut referee) = Referee::start().await else {
+        return;
+    };
+    let database = Database::start().await;
+    let relay = referee.relay(&database, &[]);
+    insert_orders(&database, 50, 5).await;
+    database.wait_until_recorded().await;
+    referee
+        .assert_all_came_once_in_order(&database, &relay)
+        .await;
+    referee.delete_topic("order.events").await;
+    insert_orders(&database, 50, 5).await;
+    relay.wait_for_log("topic-missing").await;
+    // Or it would be published to before there is a subscription.
+    referee.proxy.refuse();
+    referee.proxy.cut(Cut::Reset);
+    referee.create_topic("order.events").await;
+    referee.subscribe("order.events").await;
+    referee.proxy.heal();
+    database.wait_until_recorded().await;
+    referee
+        .assert_all_came_once_in_order(&database, &relay)
+        .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn missing_topics_are_waited_for_and_created_when_that_is_allowed() {
+    let Some(mut referee) = Referee::start().await else {
+        return;
+    };
+    let database = Database::start().await;
+    database
+        .execute(
+            "INSERT INTO outbox.events (aggregatetype, aggregateid, event_type) \
+             VALUES ('invoice', 'i-1', 'Sent'), ('order', 'o-1', 'Placed')",
+        )
+        .await;
+    let relay = referee.relay(&database, &[]);
+    relay.wait_for_log("topic-missing").await;
+    eventually("the topic that is there goes on", || async {
+        (in_state(&database, "published").await == 1).then_some(())
+    })
+    .await;
+    referee
+        .assert_all_came_once_in_order(&database, &relay)
+        .await;
+    relay.stop().await;
+    let relay = referee.relay(&database, &[("POSTRIDER_CREATE_TOPICS", "true")]);
+    database.wait_until_recorded().await;
+    relay.stop().await;
+    referee.subscribe("invoice.events").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_event_over_a_limit_stops_its_key_alone() {
+    let Some(mut referee) = Referee::start().await else {
+        return;
+    };
+    let database = Database::start().await;
+    let relay = referee.relay(&database, &[]);
+    insert_orders(&database, 50, 5).await;
+    // One attribute of more than 1,024 bytes.
+    database
+        .execute(
+            "INSERT INTO outbox.events (aggregatetype, aggregateid, event_type, headers, occurred_at) \
+             VALUES ('order', 'o-3', 'Bad', jsonb_build_object('h', repeat('x', 1025)), \
+                 clock_timestamp())",
+        )
+        .await;
+    insert_orders(&database, 50, 5).await;
+    database.wait_until_recorded().await;
+    database.wait_until_confirmed().await;
+    // The bad event, and the ten of its key behind it.
+    assert_eq!(
+        in_state(&database, "quarantined").await,
+        11,
+        "{}",
+        relay.log()
+    );
+    referee
+        .assert_all_came_once_in_order(&database, &relay)
+        .await;
 }

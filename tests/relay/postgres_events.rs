@@ -309,44 +309,6 @@ async fn a_password_that_is_rotated_leaves_the_session_alone_and_ends_a_relay_th
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_full_disk_under_the_dispatch_table_is_waited_out() {
-    let database = Database::start().await;
-    let emulator = harness::emulator().await;
-    let relay = Relay::start(&database, &emulator);
-    let load = Load::start(&database);
-    wait_for_more(&database, 50).await;
-    // What a full disk answers to a statement that wants a new page.
-    database
-        .execute(
-            "CREATE FUNCTION outbox.full_disk() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN \
-                 RAISE EXCEPTION 'could not extend file' USING ERRCODE = 'disk_full'; END $$; \
-             CREATE TRIGGER full_disk BEFORE INSERT ON outbox.dispatch \
-                 FOR EACH STATEMENT EXECUTE FUNCTION outbox.full_disk()",
-        )
-        .await;
-    relay.wait_for_log("SQLSTATE 53100").await;
-    // What was recorded before is confirmed with the next status message.
-    tokio::time::sleep(Duration::from_millis(600)).await;
-    let recorded = "SELECT count(*) FROM outbox.dispatch";
-    let (before, confirmed) = (database.number(recorded).await, database.confirmed().await);
-    load.wait_for_rows(300).await;
-    assert_eq!(database.number(recorded).await, before);
-    assert_eq!(
-        database.confirmed().await,
-        confirmed,
-        "what is not recorded is not confirmed"
-    );
-    database
-        .execute("DROP TRIGGER full_disk ON outbox.dispatch")
-        .await;
-    wait_for_more(&database, 50).await;
-    load.stop().await;
-    all_is_delivered(&database, &emulator, &relay).await;
-    let report = harness::check_streamed(&database, &emulator).await;
-    assert!(report.duplicates.is_empty(), "{report}\n{}", relay.log());
-}
-
-#[tokio::test(flavor = "multi_thread")]
 async fn timeouts_of_the_role_and_a_lock_on_the_dispatch_table_delay_and_lose_nothing() {
     let database = Database::private().await;
     let emulator = harness::emulator().await;

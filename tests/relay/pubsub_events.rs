@@ -233,13 +233,34 @@ async fn a_topic_that_is_deleted_and_restored_holds_up_itself_alone() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_right_that_is_revoked_and_granted_again_holds_up_its_topic_alone() {
+    a_refusal_holds_up_its_topic_alone(
+        Code::PermissionDenied,
+        "pubsub-permission",
+        "roles/pubsub.publisher",
+    )
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn credentials_that_pubsub_refuses_for_a_while_are_waited_out_and_named() {
+    a_refusal_holds_up_its_topic_alone(
+        Code::Unauthenticated,
+        "pubsub-unauthenticated",
+        "GOOGLE_APPLICATION_CREDENTIALS",
+    )
+    .await;
+}
+
+/// What only a person can mend: loud, with what to do, and over as soon as it is mended.
+async fn a_refusal_holds_up_its_topic_alone(code: Code, name: &str, hint: &str) {
     let world = world_with_payments().await;
-    let revoked = Fault::new(Action::Fail(Code::PermissionDenied)).on_topic("order.events");
-    let revoked = world.emulator.faults().inject(revoked);
-    world.relay.wait_for_log("pubsub-permission").await;
-    assert!(world.relay.log().contains("roles/pubsub.publisher"));
+    let refusal = Fault::new(Action::Fail(code)).on_topic("order.events");
+    let refusal = world.emulator.faults().inject(refusal);
+    world.relay.wait_for_log(name).await;
+    let log = world.relay.log();
+    assert!(log.contains(hint), "{log}");
     payments_go_on(&world).await;
-    world.emulator.faults().lift(revoked);
+    world.emulator.faults().lift(refusal);
     let report = world.ends_well().await;
     assert!(report.duplicates.is_empty(), "{report}");
 }

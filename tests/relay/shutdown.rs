@@ -7,7 +7,7 @@ use fault_proxy::Flow;
 use pubsub_emulator::{Action, Fault};
 use scratch_postgres::StopMode;
 
-use crate::harness::{self, Database, Relay, eventually, insert_orders};
+use crate::harness::{self, Database, Relay, eventually, insert_orders, postrider};
 use crate::load::{Load, proxied, wait_for_more};
 
 /// Its number on Linux.
@@ -234,6 +234,56 @@ async fn while_a_recovery_delivers_from_the_table_which_the_next_one_completes()
     emulator.faults().lift_all();
     the_next_one_delivers_all(&database, &emulator).await;
     assert_eq!(database.number(MARKED).await, 0, "it has ended");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn while_a_key_is_released_from_quarantine_which_the_next_one_goes_on_with() {
+    const BAD: &str = "SELECT id::text FROM outbox.events WHERE version = 5";
+    const RELEASED: &str = "SELECT count(*) FROM outbox.dispatch WHERE state = 'released'";
+    let database = Database::start().await;
+    let emulator = harness::emulator().await;
+    insert_orders(&database, 2_000, 1).await;
+    let event_id = database.text(BAD).await;
+    let poison = Fault::new(Action::Poison { event_id });
+    let poison = emulator.faults().inject(poison);
+    let relay = Relay::start(&database, &emulator);
+    database.wait_until_recorded().await;
+    relay.stop().await;
+    emulator.faults().lift(poison);
+    emulator
+        .faults()
+        .inject(Fault::new(Action::Delay(Duration::from_millis(100))));
+    let released = postrider(
+        &["quarantine", "release", "--all"],
+        &[("DATABASE_URL", &database.url)],
+    );
+    assert!({ released }.output().unwrap().status.success());
+    // A release sends some hundred at a time.
+    let mut left = database.number(RELEASED).await;
+    assert_eq!(left, 1_996);
+    for _ in 0..2 {
+        let relay = Relay::start(&database, &emulator);
+        eventually("some are sent", || async {
+            (database.number(RELEASED).await < left).then_some(())
+        })
+        .await;
+        ends_in_time(relay).await;
+        left = database.number(RELEASED).await;
+    }
+    assert!(left > 0, "it was in the middle");
+    emulator.faults().lift_all();
+    let relay = Relay::start(&database, &emulator);
+    eventually("all are sent", || async {
+        (database.number(RELEASED).await == 0).then_some(())
+    })
+    .await;
+    database.wait_until_confirmed().await;
+    let report = harness::check_streamed(&database, &emulator).await;
+    assert!(
+        report.is_clean() && report.duplicates.is_empty(),
+        "{report}\n{}",
+        relay.log()
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,0 +1,147 @@
+//! No room for records: what is not recorded is not confirmed, and goes on by itself once there is.
+
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use pubsub_emulator::RunningEmulator;
+
+use crate::harness::{self, Database, Relay};
+use crate::load::{Load, wait_for_more};
+
+/// A file system of a few megabytes, in memory; gone with the test.
+struct SmallDisk {
+    folder: PathBuf,
+}
+
+impl SmallDisk {
+    const MIB: usize = 16;
+
+    /// For the owner of `like`; `None` for who may not mount one.
+    fn mount(like: &Path) -> Option<Self> {
+        let folder = format!("postrider-small-disk-{}", std::process::id());
+        let folder = std::env::temp_dir().join(folder);
+        let owner = std::fs::metadata(like).unwrap();
+        std::fs::create_dir(&folder).unwrap();
+        let disk = Self { folder };
+        let options = format!(
+            "size={}m,mode=0700,uid={},gid={}",
+            Self::MIB,
+            owner.uid(),
+            owner.gid()
+        );
+        let mounted = Command::new("mount")
+            .args(["-t", "tmpfs", "-o", &options, "tmpfs"])
+            .arg(&disk.folder)
+            .output();
+        mounted
+            .is_ok_and(|done| done.status.success())
+            .then_some(disk)
+    }
+
+    /// Takes all the room that is left.
+    fn fill(&self) {
+        let filled = std::fs::write(self.ballast(), vec![0; Self::MIB << 20]);
+        assert_eq!(filled.unwrap_err().kind(), std::io::ErrorKind::StorageFull);
+    }
+
+    fn make_room(&self) {
+        std::fs::remove_file(self.ballast()).unwrap();
+    }
+
+    fn ballast(&self) -> PathBuf {
+        self.folder.join("ballast")
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        // The server may still have files on it.
+        let _ = Command::new("umount").arg("-l").arg(&self.folder).output();
+        let _ = std::fs::remove_dir(&self.folder);
+    }
+}
+
+/// While nothing can be recorded nothing is confirmed, and once `repair` is done all of it is
+/// delivered, none twice.
+async fn is_waited_out(
+    database: &Database,
+    emulator: &RunningEmulator,
+    relay: &Relay,
+    load: Load,
+    repair: impl AsyncFnOnce(),
+) {
+    relay.wait_for_log("SQLSTATE 53100").await;
+    // What was recorded before is confirmed with the next status message.
+    tokio::time::sleep(Duration::from_millis(600)).await;
+    let recorded = "SELECT count(*) FROM outbox.dispatch";
+    let (before, confirmed) = (database.number(recorded).await, database.confirmed().await);
+    load.wait_for_rows(300).await;
+    assert_eq!(database.number(recorded).await, before);
+    assert_eq!(
+        database.confirmed().await,
+        confirmed,
+        "what is not recorded is not confirmed"
+    );
+    repair().await;
+    wait_for_more(database, 50).await;
+    load.stop().await;
+    database.wait_until_recorded().await;
+    database.wait_until_confirmed().await;
+    let report = harness::check_streamed(database, emulator).await;
+    assert!(
+        report.is_clean() && report.duplicates.is_empty(),
+        "{report}\n{}",
+        relay.log()
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_full_disk_under_the_dispatch_table_is_waited_out() {
+    let mut database = Database::private().await;
+    let Some(disk) = SmallDisk::mount(database.server().data_dir()) else {
+        eprintln!("SKIPPED: this user may not mount a small disk");
+        return;
+    };
+    let emulator = harness::emulator().await;
+    database
+        .execute(&format!(
+            "CREATE TABLESPACE small LOCATION '{}'",
+            disk.folder.display()
+        ))
+        .await;
+    database
+        .execute("ALTER TABLE outbox.dispatch SET TABLESPACE small")
+        .await;
+    let relay = Relay::start(&database, &emulator);
+    let load = Load::start(&database);
+    wait_for_more(&database, 50).await;
+    disk.fill();
+    let repair = async || disk.make_room();
+    is_waited_out(&database, &emulator, &relay, load, repair).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_dispatch_table_that_takes_no_row_for_want_of_room_is_waited_out() {
+    let database = Database::start().await;
+    let emulator = harness::emulator().await;
+    let relay = Relay::start(&database, &emulator);
+    let load = Load::start(&database);
+    wait_for_more(&database, 50).await;
+    // What a full disk answers to a statement that wants a new page.
+    database
+        .execute(
+            "CREATE FUNCTION outbox.full_disk() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN \
+                 RAISE EXCEPTION 'could not extend file' USING ERRCODE = 'disk_full'; END $$; \
+             CREATE TRIGGER full_disk BEFORE INSERT ON outbox.dispatch \
+                 FOR EACH STATEMENT EXECUTE FUNCTION outbox.full_disk()",
+        )
+        .await;
+    let repair = async || {
+        database
+            .execute("DROP TRIGGER full_disk ON outbox.dispatch")
+            .await;
+    };
+    is_waited_out(&database, &emulator, &relay, load, repair).await;
+}

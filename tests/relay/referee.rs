@@ -1,0 +1,246 @@
+//! Google's own Pub/Sub emulator, where its jar is installed, behind a proxy that can cut the way to
+//! it; and a subscriber that keeps what was delivered.
+//!
+//! It has neither a journal nor faults of its own: what arrived is all there is to judge by.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Instant;
+
+use fault_proxy::{FaultProxy, Target};
+use googleapis_tonic_google_pubsub_v1::google::pubsub::v1::publisher_client::PublisherClient;
+use googleapis_tonic_google_pubsub_v1::google::pubsub::v1::subscriber_client::SubscriberClient;
+use googleapis_tonic_google_pubsub_v1::google::pubsub::v1::{
+    AcknowledgeRequest, DeleteTopicRequest, ListSubscriptionsRequest, PubsubMessage, PullRequest,
+    Subscription, Topic,
+};
+use tonic::transport::Channel;
+
+use crate::harness::{self, Database, PATIENCE, Relay};
+
+/// The process on a free port; tests that run at the same time share it, and the last one ends it.
+#[derive(Debug)]
+struct GoogleEmulator {
+    child: Child,
+    host: String,
+}
+
+impl GoogleEmulator {
+    fn shared() -> Option<Arc<Self>> {
+        static RUNNING: Mutex<Weak<GoogleEmulator>> = Mutex::new(Weak::new());
+        let mut running = RUNNING.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(emulator) = running.upgrade() {
+            return Some(emulator);
+        }
+        let emulator = Arc::new(Self::start()?);
+        *running = Arc::downgrade(&emulator);
+        Some(emulator)
+    }
+
+    fn start() -> Option<Self> {
+        let files = Command::new("dpkg")
+            .args(["-L", "google-cloud-cli-pubsub-emulator"])
+            .output();
+        let files = String::from_utf8(files.ok()?.stdout).ok()?;
+        let jar = files
+            .lines()
+            .find(|file| file.ends_with("-all.jar"))?
+            .to_owned();
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").ok()?;
+        let port = listener.local_addr().ok()?.port();
+        drop(listener);
+        let child = Command::new("java")
+            .args(["-jar", &jar, "--host=127.0.0.1", &format!("--port={port}")])
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .ok()?;
+        let host = format!("127.0.0.1:{port}");
+        Some(Self { child, host })
+    }
+}
+
+impl Drop for GoogleEmulator {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A project on it with the topic of the orders, and a subscription that keeps their order.
+pub(crate) struct Referee {
+    /// The way of the relay to the emulator.
+    pub(crate) proxy: FaultProxy,
+    publisher: PublisherClient<Channel>,
+    subscriber: SubscriberClient<Channel>,
+    project: String,
+    /// What was delivered until now: per topic and ordering key, in the order of delivery.
+    received: BTreeMap<(String, String), Vec<PubsubMessage>>,
+    _emulator: Arc<GoogleEmulator>,
+}
+
+impl Referee {
+    /// `None` where it is not installed.
+    pub(crate) async fn start() -> Option<Self> {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let Some(emulator) = GoogleEmulator::shared() else {
+            eprintln!("SKIPPED: Google's Pub/Sub emulator (or Java) is not installed");
+            return None;
+        };
+        let channel = harness::channel(&emulator.host).await;
+        let proxy = FaultProxy::start(Target::tcp(emulator.host.clone())).await;
+        let mut referee = Self {
+            proxy: proxy.unwrap(),
+            publisher: PublisherClient::new(channel.clone()),
+            subscriber: SubscriberClient::new(channel),
+            project: format!("demo-{}", COUNT.fetch_add(1, Ordering::Relaxed)),
+            received: BTreeMap::new(),
+            _emulator: emulator,
+        };
+        referee.create_topic("order.events").await;
+        referee.subscribe("order.events").await;
+        Some(referee)
+    }
+
+    /// A relay that publishes through the proxy.
+    pub(crate) fn relay(&self, database: &Database, more: &[(&str, &str)]) -> Relay {
+        let more = [&[("PUBSUB_PROJECT_ID", self.project.as_str())], more].concat();
+        Relay::start_with(database, &self.proxy.addr().to_string(), &more)
+    }
+
+    pub(crate) async fn create_topic(&mut self, topic: &str) {
+        let topic = Topic {
+            name: format!("projects/{}/topics/{topic}", self.project),
+            ..Topic::default()
+        };
+        self.publisher.create_topic(topic).await.unwrap();
+    }
+
+    pub(crate) async fn delete_topic(&mut self, topic: &str) {
+        let request = DeleteTopicRequest {
+            topic: format!("projects/{}/topics/{topic}", self.project),
+        };
+        self.publisher.delete_topic(request).await.unwrap();
+    }
+
+    /// From now on what is published there is delivered.
+    pub(crate) async fn subscribe(&mut self, topic: &str) {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        let subscription = Subscription {
+            name: format!("projects/{}/subscriptions/s{count}.{topic}", self.project),
+            topic: format!("projects/{}/topics/{topic}", self.project),
+            enable_message_ordering: true,
+            ack_deadline_seconds: 60,
+            ..Subscription::default()
+        };
+        let subscriber = &mut self.subscriber;
+        subscriber.create_subscription(subscription).await.unwrap();
+    }
+
+    /// Reads one answer's worth from each subscription.
+    async fn pull(&mut self) {
+        let list = ListSubscriptionsRequest {
+            project: format!("projects/{}", self.project),
+            ..ListSubscriptionsRequest::default()
+        };
+        let listed = self.subscriber.list_subscriptions(list).await.unwrap();
+        for subscription in listed.into_inner().subscriptions {
+            let request = PullRequest {
+                subscription: subscription.name.clone(),
+                max_messages: 1_000,
+                ..PullRequest::default()
+            };
+            let answer = self.subscriber.pull(request).await.unwrap().into_inner();
+            let received = answer.received_messages;
+            if received.is_empty() {
+                continue;
+            }
+            let ack = AcknowledgeRequest {
+                subscription: subscription.name,
+                ack_ids: received.iter().map(|m| m.ack_id.clone()).collect(),
+            };
+            self.subscriber.acknowledge(ack).await.unwrap();
+            for message in received.into_iter().filter_map(|m| m.message) {
+                let stream = (subscription.topic.clone(), message.ordering_key.clone());
+                self.received.entry(stream).or_default().push(message);
+            }
+        }
+    }
+
+    /// Waits until each published event of the database has been delivered.
+    pub(crate) async fn receive(&mut self, database: &Database, relay: &Relay) {
+        let mut missing: BTreeSet<String> =
+            published(database).await.into_values().flatten().collect();
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            for message in self.received.values().flatten() {
+                missing.remove(&message.attributes["event_id"]);
+            }
+            if missing.is_empty() {
+                return;
+            }
+            let log = relay.log();
+            assert!(Instant::now() < deadline, "missing: {missing:?}\n{log}");
+            self.pull().await;
+        }
+    }
+
+    /// Each published event has come, the first copies of each key in commit order.
+    pub(crate) async fn assert_all_came_in_order(&mut self, database: &Database, relay: &Relay) {
+        self.receive(database, relay).await;
+        self.assert_order(database, relay, true).await;
+    }
+
+    /// And none has come twice.
+    pub(crate) async fn assert_all_came_once_in_order(
+        &mut self,
+        database: &Database,
+        relay: &Relay,
+    ) {
+        self.receive(database, relay).await;
+        self.assert_order(database, relay, false).await;
+    }
+
+    async fn assert_order(&self, database: &Database, relay: &Relay, repeats: bool) {
+        let expected = published(database).await;
+        let streams = self.received.iter().map(|(stream, messages)| {
+            let mut first = BTreeSet::new();
+            let ids = messages.iter().map(|m| m.attributes["event_id"].clone());
+            let ids = ids.filter(|id| first.insert(id.clone()) || !repeats);
+            (stream.clone(), ids.collect::<Vec<String>>())
+        });
+        let streams: BTreeMap<(String, String), Vec<String>> = streams.collect();
+        let log = relay.log();
+        assert_eq!(streams, expected, "\n{log}");
+    }
+
+    /// The messages of a key of the orders, as they came.
+    pub(crate) fn messages(&self, key: &str) -> &[PubsubMessage] {
+        let topic = format!("projects/{}/topics/order.events", self.project);
+        &self.received[&(topic, key.to_owned())]
+    }
+}
+
+/// Per topic and key the ids of what was published, in the order in which tests insert: one session
+/// writes everything.
+async fn published(database: &Database) -> BTreeMap<(String, String), Vec<String>> {
+    let rows = database
+        .client
+        .query(
+            "SELECT d.topic, coalesce(d.ordering_key, ''), e.id::text \
+             FROM outbox.events e JOIN outbox.dispatch d ON d.event_id = e.id \
+             WHERE d.state = 'published' ORDER BY e.occurred_at, e.version",
+            &[],
+        )
+        .await
+        .unwrap();
+    let mut published = BTreeMap::new();
+    for row in rows {
+        let ids: &mut Vec<String> = published.entry((row.get(0), row.get(1))).or_default();
+        ids.push(row.get(2));
+    }
+    published
+}
