@@ -57,7 +57,7 @@ pub(super) async fn run(
     let opening = open(relay);
     let (mut pipeline, _beside) = tokio::select! {
         biased;
-        _ = wait_for_stop(shutdown.clone()) => return Ok(End::Shutdown),
+        () = wait_for_stop(shutdown) => return Ok(End::Shutdown),
         opened = opening => opened?,
     };
     started(match pipeline.seam {
@@ -116,12 +116,13 @@ async fn write_down(relay: &Relay, confirmed: Confirmable) {
 }
 
 /// Over when a shutdown has had its time.
-async fn stop_is_due(shutdown: watch::Receiver<bool>, shutdown_timeout: Duration) {
-    wait_for_stop(shutdown).await;
+async fn stop_is_due(mut shutdown: watch::Receiver<bool>, shutdown_timeout: Duration) {
+    wait_for_stop(&mut shutdown).await;
     tokio::time::sleep(shutdown_timeout).await;
 }
 
-async fn wait_for_stop(mut shutdown: watch::Receiver<bool>) {
+/// Waits until the relay is asked to stop; for ever when nobody can ask any more.
+pub(super) async fn wait_for_stop(shutdown: &mut watch::Receiver<bool>) {
     if shutdown.wait_for(|stop| *stop).await.is_err() {
         std::future::pending::<()>().await;
     }
