@@ -7,7 +7,7 @@
 use std::time::{Duration, Instant};
 
 use super::backlog::Backlog;
-use super::contestant::{Contestant, SLOT};
+use super::contestant::Contestant;
 use super::database::Database;
 use super::peers::Emulator;
 use super::sample::Sample;
@@ -29,35 +29,47 @@ pub(super) async fn drain(
     backlog: &Backlog,
     end: &str,
 ) -> Result<Sample, String> {
-    database.prepare_drain(SLOT).await?;
+    let slots = contestant.slots();
+    database.prepare_drain(slots).await?;
     let mut emulator = match contestant.emulator_delay_ms() {
         Some(delay_ms) => Some(Emulator::start(delay_ms, false)?),
         None => None,
     };
+    let mut emulator_cpu = 0.0;
     let host = emulator.as_ref().map_or("127.0.0.1:1", |e| &e.host);
-    let mut command = contestant.command(database, end, host, backlog)?;
+    let commands = (0..slots.len()).map(|nth| contestant.command(nth, database, end, host, backlog));
+    let mut commands = commands.collect::<Result<Vec<_>, _>>()?;
     let began = Instant::now();
-    let mut program = process::start(&mut command)?;
-    let mut spent = Spent::default();
+    let programs = commands.iter_mut().map(process::start);
+    let mut programs = programs.collect::<Result<Vec<_>, _>>()?;
+    let mut spent: Vec<Spent> = slots.iter().map(|_| Spent::default()).collect();
     let mut streams_since = None;
     let over = loop {
-        let server = database.look(SLOT, end).await?;
-        if server.walsender.is_some() {
-            streams_since.get_or_insert_with(Instant::now);
+        let (mut ended, mut drained) = (false, true);
+        for ((slot, program), spent) in slots.iter().zip(&mut programs).zip(&mut spent) {
+            let server = database.look(slot, end).await?;
+            if server.walsender.is_some() {
+                streams_since.get_or_insert_with(Instant::now);
+            }
+            ended |= spent.look(program, &server, contestant)?;
+            drained &= server.drained;
         }
-        let ended = spent.look(&mut program, &server, emulator.as_mut(), contestant)?;
+        if let Some(emulator) = &mut emulator {
+            emulator_cpu = emulator.usage()?.cpu_seconds;
+        }
+        let is_too_large = |spent: &Spent| spent.program.peak_rss_kib > MEMORY_LIMIT_KIB;
         match (ended, contestant.ends_by_itself()) {
             (true, true) => break Over::Drained,
             (true, false) => return Err(format!("{} ended", contestant.describe())),
-            (false, false) if server.drained => break Over::Drained,
-            _ if spent.program.peak_rss_kib > MEMORY_LIMIT_KIB => break Over::TooLarge,
+            (false, false) if drained => break Over::Drained,
+            _ if spent.iter().any(is_too_large) => break Over::TooLarge,
             _ if began.elapsed() > LIMIT => return Err("it takes too long".into()),
             _ => tokio::time::sleep(LOOK_INTERVAL).await,
         }
     };
     let seconds = began.elapsed().as_secs_f64();
     let streamed_seconds = streams_since.unwrap_or(began).elapsed().as_secs_f64();
-    drop(program);
+    drop(programs);
     let told = match emulator {
         Some(emulator) => Some(emulator.finish()?),
         None => None,
@@ -79,7 +91,10 @@ pub(super) async fn drain(
             return Err(format!("{rows} of {events} events have a dispatch row"));
         }
     }
-    database.free_slot(SLOT).await?;
+    for slot in slots {
+        database.free_slot(slot).await?;
+    }
+    let spent = spent.iter().fold(Spent::default(), Spent::and);
     Ok(Sample {
         events,
         complete: over == Over::Drained,
@@ -88,7 +103,7 @@ pub(super) async fn drain(
         program: spent.program,
         walsender_cpu: spent.walsender,
         dispatch_cpu: spent.dispatch,
-        emulator_cpu: spent.emulator,
+        emulator_cpu,
         requests: told.map(|told| told.requests),
     })
 }
@@ -113,16 +128,26 @@ struct Spent {
     program: Usage,
     walsender: f64,
     dispatch: f64,
-    emulator: f64,
 }
 
 impl Spent {
-    /// Notes what all have used; says whether the program has ended well.
+    /// What several have spent; the memory is that of all together.
+    fn and(self, other: &Self) -> Self {
+        Self {
+            program: Usage {
+                peak_rss_kib: self.program.peak_rss_kib + other.program.peak_rss_kib,
+                cpu_seconds: self.program.cpu_seconds + other.program.cpu_seconds,
+            },
+            walsender: self.walsender + other.walsender,
+            dispatch: self.dispatch + other.dispatch,
+        }
+    }
+
+    /// Notes what they have used; says whether the program has ended well.
     fn look(
         &mut self,
         program: &mut Running,
         server: &Server,
-        emulator: Option<&mut Emulator>,
         contestant: Contestant,
     ) -> Result<bool, String> {
         // A process that is gone keeps its last figure.
@@ -134,9 +159,6 @@ impl Spent {
         }
         if let Some(usage) = server.dispatch.and_then(usage) {
             self.dispatch = usage.cpu_seconds;
-        }
-        if let Some(emulator) = emulator {
-            self.emulator = emulator.usage()?.cpu_seconds;
         }
         match program.0.try_wait().map_err(|e| e.to_string())? {
             None => Ok(false),
