@@ -13,8 +13,8 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::slot_name::InvalidSlotName;
 use crate::SlotName;
+use crate::slot_name::InvalidSlotName;
 
 /// The first major whose publications have row filters.
 pub const ROW_FILTERS_MAJOR: u32 = 15;
@@ -48,7 +48,9 @@ pub struct Shard {
 
 /// A text that names no shard.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{input:?} is not a shard: write 0/4 for the first of four, with 2 to {MOST_SHARDS} of them")]
+#[error(
+    "{input:?} is not a shard: write 0/4 for the first of four, with 2 to {MOST_SHARDS} of them"
+)]
 pub struct ParseShardError {
     /// The text as it was given.
     pub input: String,
@@ -174,7 +176,9 @@ mod tests {
         for text in ["0/2", "1/2", "15/16", "9/10"] {
             assert_eq!(shard(text).to_string(), text);
         }
-        for text in ["", "0", "0/1", "2/2", "0/17", "00/2", "+0/2", "0/02", " 0/2", "0/2/2", "-1/2"] {
+        for text in [
+            "", "0", "0/1", "2/2", "0/17", "00/2", "+0/2", "0/02", " 0/2", "0/2/2", "-1/2",
+        ] {
             assert!(text.parse::<Shard>().is_err(), "{text}");
         }
     }
@@ -184,8 +188,18 @@ mod tests {
         let base = "my_slot".parse().expect("a name");
         let name = shard("3/16").slot(&base).expect("short");
         assert_eq!(name.as_str(), "my_slot_3of16");
-        assert_eq!(Shard::of_slot(name.as_str()), Some(("my_slot", shard("3/16"))));
-        for name in ["my_slot", "my_slot_3of", "my_slot_3of3", "my_slot_03of4", "_0of2", "0of2"] {
+        assert_eq!(
+            Shard::of_slot(name.as_str()),
+            Some(("my_slot", shard("3/16")))
+        );
+        for name in [
+            "my_slot",
+            "my_slot_3of",
+            "my_slot_3of3",
+            "my_slot_03of4",
+            "_0of2",
+            "0of2",
+        ] {
             assert_eq!(Shard::of_slot(name), None, "{name}");
         }
     }

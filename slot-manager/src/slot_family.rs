@@ -60,7 +60,9 @@ impl SlotFamily {
         Finding::warning(
             "slot-of-other-shards",
             format!("slot {name} is of another number of shards: it only keeps WAL"),
-            format!("when the relays of the present setting run: `postrider slot drop {shard} --yes`"),
+            format!(
+                "when the relays of the present setting run: `postrider slot drop {shard} --yes`"
+            ),
         )
     }
 
@@ -70,8 +72,12 @@ impl SlotFamily {
         match slot {
             None => Some(Finding::warning(
                 "shard-missing",
-                format!("shard {shard} has no slot {name}: its share of the events is not delivered"),
-                format!("run `postrider init --apply --shard {shard}`, and a relay with this setting"),
+                format!(
+                    "shard {shard} has no slot {name}: its share of the events is not delivered"
+                ),
+                format!(
+                    "run `postrider init --apply --shard {shard}`, and a relay with this setting"
+                ),
             )),
             Some(slot) if !slot.active => Some(Finding::info(
                 "shard-inactive",

@@ -51,7 +51,10 @@ pub(crate) async fn wait_for_predecessor(
     if are_done_within(sql, &names, limit).await? {
         return Ok(());
     }
-    tracing::warn!(?names, "ending what the relay before this one has left open");
+    tracing::warn!(
+        ?names,
+        "ending what the relay before this one has left open"
+    );
     sql.query_one(END_THEM, &[&names]).await?;
     if !are_done_within(sql, &names, END_LIMIT).await? {
         tracing::warn!(

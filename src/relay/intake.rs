@@ -12,10 +12,10 @@ use decoder::{
     CacheChange, Lsn, Message, Oid, OwnedRelation, PgTimestamp, Relation, RelationCache,
 };
 
+use super::places::Places;
 use crate::error::{Code, Error, Result};
 use crate::lanes::{Event, EventRef};
 use crate::map::{EventError, EventPosition, MapError, Mapper, OrderingKey, TableSettings};
-use super::places::Places;
 use crate::metrics::{Kind, Metrics};
 use crate::watermark::CommitLsn;
 

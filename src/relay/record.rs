@@ -351,10 +351,7 @@ pub(crate) async fn request_recovery(
 
 /// Makes room for the places of this cluster's log among the records that came from another one.
 /// Returns how many were moved.
-pub(crate) async fn move_records(
-    sql: &impl GenericClient,
-    shard: Option<Shard>,
-) -> Result<u64> {
+pub(crate) async fn move_records(sql: &impl GenericClient, shard: Option<Shard>) -> Result<u64> {
     let shards = i32::try_from(layout(shard)).expect("invariant: at most 16");
     Ok(sql.execute(MOVE_RECORDS, &[&shards]).await?)
 }

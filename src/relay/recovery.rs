@@ -22,8 +22,8 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
 use super::from_table::{self, FIRST_PLACE, FromTable, SessionEnded, TableSender};
-use super::record::Manner;
 use super::places::Places;
+use super::record::Manner;
 use super::{Phase, Relay, State, layout, record};
 use crate::dispatch::Resolved;
 use crate::error::{Code, Error, Result};

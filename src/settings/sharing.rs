@@ -58,8 +58,9 @@ pub(super) fn publication(family: &SlotFamily, name: &str) -> Result<String> {
     let name = shard.publication(name);
     match name.len() <= LONGEST_NAME_BYTES {
         true => Ok(name),
-        false => Err(setting_invalid("publication")
-            .hint("with `shard` take a name of at most 56 bytes")),
+        false => {
+            Err(setting_invalid("publication").hint("with `shard` take a name of at most 56 bytes"))
+        }
     }
 }
 
@@ -106,13 +107,19 @@ mod tests {
     #[test]
     fn what_is_no_shard_is_refused() {
         for shard in ["0", "1/1", "4/4", "0/17", "a/b"] {
-            assert!(refused(&[("POSTRIDER_SHARD", shard)]).contains("0/4"), "{shard}");
+            assert!(
+                refused(&[("POSTRIDER_SHARD", shard)]).contains("0/4"),
+                "{shard}"
+            );
         }
     }
 
     #[test]
     fn shards_without_records_are_refused_with_the_reason() {
-        let both = [("POSTRIDER_SHARD", "0/2"), ("POSTRIDER_DISPATCH", "exceptions")];
+        let both = [
+            ("POSTRIDER_SHARD", "0/2"),
+            ("POSTRIDER_DISPATCH", "exceptions"),
+        ];
         assert!(refused(&both).contains("dispatch = full"));
     }
 

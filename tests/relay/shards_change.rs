@@ -57,7 +57,11 @@ async fn wait_until_they_serve(database: &Database, slots: usize) {
 }
 
 async fn wait_until_more_is_recorded(database: &Database, events: i64) {
-    let recorded = async || database.number("SELECT count(*) FROM outbox.dispatch").await;
+    let recorded = async || {
+        database
+            .number("SELECT count(*) FROM outbox.dispatch")
+            .await
+    };
     let before = recorded().await;
     eventually("they deliver", || async {
         (recorded().await > before + events).then_some(())
@@ -218,9 +222,17 @@ async fn two_numbers_of_shards_at_once_are_refused_from_both_sides() {
     database.wait_until_recorded().await;
     let shard = start(&database, &emulator, "0/2");
     shard.wait_for_log("shards-mixed").await;
-    assert!(shard.log().contains("slot \"postrider\""), "{}", shard.log());
+    assert!(
+        shard.log().contains("slot \"postrider\""),
+        "{}",
+        shard.log()
+    );
     let served = "SELECT count(*) FROM outbox.relay WHERE slot <> 'postrider'";
-    assert_eq!(database.number(served).await, 0, "nothing is changed before");
+    assert_eq!(
+        database.number(served).await,
+        0,
+        "nothing is changed before"
+    );
     single.stop().await;
     shard.wait_for_log("recovered: everything").await;
     let single = start(&database, &emulator, "");
@@ -243,7 +255,9 @@ async fn a_relay_that_knows_of_no_other_number_sees_it_once_its_own_slot_is_acti
     // As if both had come to this point together: neither has found a word of the other.
     for (forgotten, late) in [("postrider_0of2", "1/3"), ("postrider_0of2", "")] {
         database
-            .execute(&format!("DELETE FROM outbox.relay WHERE slot = '{forgotten}'"))
+            .execute(&format!(
+                "DELETE FROM outbox.relay WHERE slot = '{forgotten}'"
+            ))
             .await;
         if late.is_empty() {
             prepare(&database, late, &[]);
@@ -253,7 +267,11 @@ async fn a_relay_that_knows_of_no_other_number_sees_it_once_its_own_slot_is_acti
         assert!(!relay.log().contains("recovering"), "{}", relay.log());
     }
     let served = "SELECT count(*) FROM outbox.relay";
-    assert_eq!(database.number(served).await, 0, "the late ones wrote nothing");
+    assert_eq!(
+        database.number(served).await,
+        0,
+        "the late ones wrote nothing"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]

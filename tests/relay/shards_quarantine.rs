@@ -66,7 +66,10 @@ async fn stored_places(database: &Database, emulator: &RunningEmulator) -> Vec<V
     stored.retain(|attempt| attempt.first_message_id.is_some());
     stored.sort_by_key(|attempt| attempt.first_message_id);
     let mut keys: BTreeMap<String, Vec<i64>> = BTreeMap::new();
-    for id in stored.iter().flat_map(|attempt| attempt.event_ids.iter().flatten()) {
+    for id in stored
+        .iter()
+        .flat_map(|attempt| attempt.event_ids.iter().flatten())
+    {
         let (key, place) = &events[&**id];
         keys.entry(key.clone()).or_default().push(*place);
     }
@@ -85,7 +88,9 @@ async fn a_key_that_waits_in_one_shard_is_released_in_order_and_the_other_shard_
     insert_orders(&database, 200, 10).await;
     database.wait_until_recorded().await;
     assert_eq!(database.number(ASIDE).await, 21);
-    let blocked = relays.each_ref().map(|relay| relay.log().contains("set aside"));
+    let blocked = relays
+        .each_ref()
+        .map(|relay| relay.log().contains("set aside"));
     assert_eq!(blocked.iter().filter(|blocked| **blocked).count(), 1);
     // Also over a restart each knows what is its own.
     let [one, two] = relays;
@@ -95,7 +100,9 @@ async fn a_key_that_waits_in_one_shard_is_released_in_order_and_the_other_shard_
     insert_orders(&database, 200, 10).await;
     database.wait_until_recorded().await;
     assert_eq!(database.number(ASIDE).await, 41);
-    let knows = relays.each_ref().map(|relay| relay.log().contains("events of these keys wait"));
+    let knows = relays
+        .each_ref()
+        .map(|relay| relay.log().contains("events of these keys wait"));
     assert_eq!(knows, blocked);
     emulator.faults().lift(fault);
     quarantine(&database, &["release", "--key", "o-7"]);
@@ -123,11 +130,15 @@ async fn a_bucket_that_two_shards_share_waits_in_one_of_them_and_each_releases_i
     insert_bad(&database, "o-7").await;
     insert_orders(&database, 200, 10).await;
     database.wait_until_recorded().await;
-    let shards = "SELECT count(DISTINCT ordinal % 2) FROM outbox.dispatch WHERE state <> 'published'";
+    let shards =
+        "SELECT count(DISTINCT ordinal % 2) FROM outbox.dispatch WHERE state <> 'published'";
     assert_eq!(database.number(shards).await, 1);
     let others = "SELECT count(*) FROM outbox.dispatch d JOIN outbox.events e ON e.id = d.event_id \
                   WHERE d.state = 'published' AND e.version > 0";
-    assert!(database.number(others).await > 200, "the other shard goes on");
+    assert!(
+        database.number(others).await > 200,
+        "the other shard goes on"
+    );
     emulator.faults().lift(fault);
     quarantine(&database, &["release", "--all"]);
     wait_until_nothing_is_aside(&database).await;

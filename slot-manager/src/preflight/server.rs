@@ -36,8 +36,12 @@ pub(super) fn row_filters(facts: &Facts, shard: Option<Shard>) -> Option<Finding
     (shard.is_some() && major < ROW_FILTERS_MAJOR).then(|| {
         Finding::error(
             "server-without-row-filters",
-            format!("the server is PostgreSQL {major}, and shards need row filters of publications"),
-            format!("upgrade it to PostgreSQL {ROW_FILTERS_MAJOR}, or leave the setting `shard` out"),
+            format!(
+                "the server is PostgreSQL {major}, and shards need row filters of publications"
+            ),
+            format!(
+                "upgrade it to PostgreSQL {ROW_FILTERS_MAJOR}, or leave the setting `shard` out"
+            ),
         )
     })
 }

@@ -86,7 +86,10 @@ mod tests {
                 "(pg_catalog.mod(int4and(COALESCE(uuid_hash(\"A (b)\"\"::text\"), 0), 2147483647), 4) = 1)",
             ),
         ] {
-            assert!(is_same(Some(found), Some(&wanted(column, type_oid))), "{found}");
+            assert!(
+                is_same(Some(found), Some(&wanted(column, type_oid))),
+                "{found}"
+            );
         }
     }
 

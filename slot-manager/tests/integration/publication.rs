@@ -323,10 +323,16 @@ async fn a_shard_takes_its_own_row_filter_and_no_other_on_every_kind_of_key() {
 #[tokio::test]
 async fn a_key_without_a_hash_is_named_with_its_type() {
     let (_, client) = new_database().await;
-    run(&client, "create table t (id int, d date); create publication p for table t").await;
+    run(
+        &client,
+        "create table t (id int, d date); create publication p for table t",
+    )
+    .await;
     let table = captured("public.t", &["id"]);
     for (key, part) in [("d", "type date"), ("missing", "type unknown")] {
-        let problems = look(&client, "p", &of_shard(&table, key, "0/2")).await.problems();
+        let problems = look(&client, "p", &of_shard(&table, key, "0/2"))
+            .await
+            .problems();
         assert!(matches!(problems[..], [Problem::KeyNotHashable { .. }]));
         assert!(problems[0].to_string().contains(part), "{}", problems[0]);
     }

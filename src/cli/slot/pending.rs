@@ -90,7 +90,10 @@ async fn look_at(
         .as_deref()
         .unwrap_or("occurred_at");
     let (table, key) = (settings.table.to_string(), settings.share_key());
-    let Some(row) = sql.query_opt(DESCRIPTION, &[&table, &id, &time, &key]).await? else {
+    let Some(row) = sql
+        .query_opt(DESCRIPTION, &[&table, &id, &time, &key])
+        .await?
+    else {
         return Ok(None);
     };
     let bytes: Option<i64> = row.get(0);

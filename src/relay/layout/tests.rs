@@ -76,7 +76,10 @@ fn what_nobody_has_vouched_for_is_vouched_for_by_none_of_several() {
         row.legacy.resolved_xid = xid;
         row
     };
-    let both = [vouched("p_0of2", 5, Some(50)), vouched("p_1of2", 6, Some(40))];
+    let both = [
+        vouched("p_0of2", 5, Some(50)),
+        vouched("p_1of2", 6, Some(40)),
+    ];
     assert_eq!(followed("", &both).legacy.resolved_xid, Some(40));
     let one = [vouched("p_0of2", 5, Some(50)), vouched("p_1of2", 6, None)];
     assert_eq!(followed("", &one).legacy.resolved_xid, None);
@@ -92,7 +95,10 @@ fn rows_delivered_without_a_record_stay_known_as_such() {
     // Of a whole layout after it alone that layout counts.
     let rows = [single, row("p_0of2", 8), row("p_1of2", 9)];
     assert_eq!(followed("0/3", &rows).legacy.dispatch, Dispatch::Full);
-    assert_eq!(followed("0/3", &rows[..2]).legacy.dispatch, Dispatch::Exceptions);
+    assert_eq!(
+        followed("0/3", &rows[..2]).legacy.dispatch,
+        Dispatch::Exceptions
+    );
 }
 
 #[test]
@@ -101,10 +107,18 @@ fn a_layout_begins_where_the_first_of_its_relays_has_begun() {
         places_from: Some(Lsn::new(from)),
         ..row(slot, since)
     };
-    let rows = [row("p", 5), begun("p_0of3", 8, 800), begun("p_1of3", 9, 900)];
+    let rows = [
+        row("p", 5),
+        begun("p_0of3", 8, 800),
+        begun("p_1of3", 9, 900),
+    ];
     assert_eq!(followed("2/3", &rows).places_from, Some(Lsn::new(800)));
     // Where the layout had begun when it served before, others have served since.
-    let again = [begun("p_0of3", 3, 300), row("p", 5), begun("p_1of3", 9, 900)];
+    let again = [
+        begun("p_0of3", 3, 300),
+        row("p", 5),
+        begun("p_1of3", 9, 900),
+    ];
     assert_eq!(followed("0/3", &again).places_from, Some(Lsn::new(900)));
     assert_eq!(followed("0/2", &rows).places_from, None);
 }
@@ -116,7 +130,7 @@ fn a_new_relay_on_a_copy_is_refused_and_one_that_was_adopted_is_not() {
         ..row("p", 5)
     };
     let foreign = Before::Foreign(SystemIdentifier::new(8));
-    assert_eq!(seen("0/2", &[elsewhere.clone()]), foreign);
+    assert_eq!(seen("0/2", std::slice::from_ref(&elsewhere)), foreign);
     let adopted = Row {
         has_served: false,
         ..row("p_0of2", 3)

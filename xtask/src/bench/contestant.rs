@@ -89,9 +89,11 @@ impl Contestant {
         match self {
             Self::Relay { setting, .. } => setting.is_none_or(|(name, _)| name != DISPATCH.0),
             Self::TwoShards => true,
-            Self::Recvlogical(_) | Self::Null(_) | Self::Pgwire(_) | Self::Official | Self::Bare => {
-                false
-            }
+            Self::Recvlogical(_)
+            | Self::Null(_)
+            | Self::Pgwire(_)
+            | Self::Official
+            | Self::Bare => false,
         }
     }
 

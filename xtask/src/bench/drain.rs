@@ -37,7 +37,8 @@ pub(super) async fn drain(
     };
     let mut emulator_cpu = 0.0;
     let host = emulator.as_ref().map_or("127.0.0.1:1", |e| &e.host);
-    let commands = (0..slots.len()).map(|nth| contestant.command(nth, database, end, host, backlog));
+    let commands =
+        (0..slots.len()).map(|nth| contestant.command(nth, database, end, host, backlog));
     let mut commands = commands.collect::<Result<Vec<_>, _>>()?;
     let began = Instant::now();
     let programs = commands.iter_mut().map(process::start);
