@@ -10,19 +10,29 @@ use crate::shards::{sharded, sharded_with, start, start_with};
 
 const BAD: &str = "00000000-0000-4000-8000-00000000bad0";
 
+const BAD_TOO: &str = "00000000-0000-4000-8000-00000000bad1";
+
 fn poison(emulator: &RunningEmulator) -> FaultId {
-    let event_id = BAD.to_owned();
+    poison_event(emulator, BAD)
+}
+
+fn poison_event(emulator: &RunningEmulator, id: &str) -> FaultId {
+    let event_id = id.to_owned();
     emulator
         .faults()
         .inject(Fault::new(Action::Poison { event_id }))
 }
 
 async fn insert_bad(database: &Database, key: &str) {
+    insert_bad_event(database, BAD, key).await;
+}
+
+async fn insert_bad_event(database: &Database, id: &str, key: &str) {
     database
         .execute(&format!(
             "INSERT INTO outbox.events \
                  (id, aggregatetype, aggregateid, event_type, version, payload, occurred_at) \
-             VALUES ('{BAD}', 'order', '{key}', 'Bad', 0, '{{}}', clock_timestamp())"
+             VALUES ('{id}', 'order', '{key}', 'Bad', 0, '{{}}', clock_timestamp())"
         ))
         .await;
 }
@@ -152,4 +162,70 @@ async fn a_bucket_that_two_shards_share_waits_in_one_of_them_and_each_releases_i
     for relay in relays {
         relay.stop().await;
     }
+}
+
+/// Keys of the share `shard` of 2.
+async fn keys_of(database: &Database, shard: i32) -> Vec<String> {
+    let sql = format!(
+        "SELECT key FROM (SELECT 'o-' || n FROM generate_series(0, 9) n) k (key) \
+         WHERE (hashtext(key) & 2147483647) % 2 = {shard}"
+    );
+    let rows = database.client.query(&sql, &[]).await.unwrap();
+    rows.iter().map(|row| row.get(0)).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_released_in_one_shard_leaves_what_waits_in_the_other() {
+    let bucketed = [("POSTRIDER_ORDERING", "bucketed(1)")];
+    let Some((database, emulator)) = sharded_with(&["0/2", "1/2"], &bucketed).await else {
+        return;
+    };
+    let fault = poison(&emulator);
+    poison_event(&emulator, BAD_TOO);
+    let _relays = ["0/2", "1/2"].map(|shard| start_with(&database, &emulator, shard, &bucketed));
+    insert_bad(&database, &keys_of(&database, 0).await[0]).await;
+    insert_bad_event(&database, BAD_TOO, &keys_of(&database, 1).await[0]).await;
+    insert_orders(&database, 100, 10).await;
+    database.wait_until_recorded().await;
+    assert_eq!(database.number(ASIDE).await, 102);
+    emulator.faults().lift(fault);
+    database
+        .execute(&format!(
+            "UPDATE outbox.dispatch SET state = 'released' WHERE event_id = '{BAD}'"
+        ))
+        .await;
+    let of_first = "SELECT count(*) FROM outbox.dispatch \
+                    WHERE state <> 'published' AND ordinal % 2 = 0";
+    eventually("the first shard has nothing aside", || async {
+        (database.number(of_first).await == 0).then_some(())
+    })
+    .await;
+    let of_second = "SELECT count(*) FROM outbox.dispatch \
+                     WHERE state <> 'quarantined' AND ordinal % 2 = 1";
+    assert_eq!(database.number(of_second).await, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_shard_without_new_events_releases_what_it_has_though_others_have_recorded_much() {
+    let Some((database, emulator)) = sharded(&["0/2", "1/2"]).await else {
+        return;
+    };
+    let fault = poison(&emulator);
+    let relay = start(&database, &emulator, "0/2");
+    let _other = start(&database, &emulator, "1/2");
+    insert_bad(&database, &keys_of(&database, 0).await[0]).await;
+    database.wait_until_recorded().await;
+    relay.stop().await;
+    let key = &keys_of(&database, 1).await[0];
+    database
+        .execute(&format!(
+            "INSERT INTO outbox.events (aggregatetype, aggregateid, event_type, version) \
+             SELECT 'order', '{key}', 'OrderPlaced', n FROM generate_series(1, 100) n"
+        ))
+        .await;
+    database.wait_until_recorded().await;
+    emulator.faults().lift(fault);
+    quarantine(&database, &["release", "--all"]);
+    let _relay = start(&database, &emulator, "0/2");
+    wait_until_nothing_is_aside(&database).await;
 }
