@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use super::backlog::Backlog;
 use super::contestant::Contestant;
 use super::database::Database;
-use super::peers::Emulator;
+use super::peers::{Emulator, Told};
 use super::sample::Sample;
 use crate::process::{self, Running, Usage, usage};
 
@@ -37,12 +37,8 @@ pub(super) async fn drain(
     };
     let mut emulator_cpu = 0.0;
     let host = emulator.as_ref().map_or("127.0.0.1:1", |e| &e.host);
-    let commands =
-        (0..slots.len()).map(|nth| contestant.command(nth, database, end, host, backlog));
-    let mut commands = commands.collect::<Result<Vec<_>, _>>()?;
     let began = Instant::now();
-    let programs = commands.iter_mut().map(process::start);
-    let mut programs = programs.collect::<Result<Vec<_>, _>>()?;
+    let mut programs = start(contestant, database, backlog, end, host)?;
     let mut spent: Vec<Spent> = slots.iter().map(|_| Spent::default()).collect();
     let mut streams_since = None;
     let over = loop {
@@ -79,19 +75,7 @@ pub(super) async fn drain(
         (Over::TooLarge, Some(told)) => told.stored,
         _ => backlog.events,
     };
-    if let Some(told) = &told
-        && told.stored != events
-    {
-        return Err(format!("{} of {events} events were published", told.stored));
-    }
-    if contestant.records_all() {
-        let rows = database
-            .count("SELECT count(*) FROM outbox.dispatch")
-            .await?;
-        if rows != events {
-            return Err(format!("{rows} of {events} events have a dispatch row"));
-        }
-    }
+    is_whole(contestant, database, told.as_ref(), events).await?;
     for slot in slots {
         database.free_slot(slot).await?;
     }
@@ -107,6 +91,43 @@ pub(super) async fn drain(
         emulator_cpu,
         requests: told.map(|told| told.requests),
     })
+}
+
+/// Starts one program for each slot.
+fn start(
+    contestant: Contestant,
+    database: &Database,
+    backlog: &Backlog,
+    end: &str,
+    host: &str,
+) -> Result<Vec<Running>, String> {
+    let start = |nth| {
+        let mut command = contestant.command(nth, database, end, host, backlog)?;
+        process::start(&mut command)
+    };
+    (0..contestant.slots().len()).map(start).collect()
+}
+
+/// Makes sure that so many events were published, and recorded where that is done.
+async fn is_whole(
+    contestant: Contestant,
+    database: &Database,
+    told: Option<&Told>,
+    events: u64,
+) -> Result<(), String> {
+    if let Some(told) = told
+        && told.stored != events
+    {
+        return Err(format!("{} of {events} events were published", told.stored));
+    }
+    if contestant.records_all() {
+        let rows = "SELECT count(*) FROM outbox.dispatch";
+        let rows = database.count(rows).await?;
+        if rows != events {
+            return Err(format!("{rows} of {events} events have a dispatch row"));
+        }
+    }
+    Ok(())
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
