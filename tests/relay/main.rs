@@ -28,5 +28,8 @@ mod recovery;
 mod restart;
 mod secrets;
 mod service;
+mod shards;
+mod shards_change;
+mod shards_quarantine;
 mod shutdown;
 mod standby;
