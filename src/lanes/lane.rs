@@ -54,10 +54,12 @@ impl Lane {
             // of what a lane takes.
             self.queue.reserve_exact(1);
         }
-        let was_full = self.is_full();
+        let before = self.bytes;
         self.bytes += event.message.len();
         self.queue.push_back(event);
-        self.is_full() && !was_full && self.state == State::Ready
+        let is_long_now = self.queue.len() == WORTHWHILE_MESSAGES;
+        let is_heavy_now = before < WORTHWHILE_BYTES && self.bytes >= WORTHWHILE_BYTES;
+        (is_long_now || is_heavy_now) && self.state == State::Ready
     }
 
     fn is_full(&self) -> bool {
@@ -92,13 +94,16 @@ impl Lane {
         let count = fitting.count().max(1);
         let events: Vec<Event> = match count == self.queue.len() {
             // The usual case: the memory goes along, nothing is copied.
-            true => std::mem::take(&mut self.queue).into(),
-            false => self.queue.drain(..count).collect(),
+            true => {
+                self.bytes = 0;
+                std::mem::take(&mut self.queue).into()
+            }
+            false => {
+                let taken = self.queue.iter().take(count);
+                self.bytes -= taken.map(|event| event.message.len()).sum::<usize>();
+                self.queue.drain(..count).collect()
+            }
         };
-        self.bytes -= events
-            .iter()
-            .map(|event| event.message.len())
-            .sum::<usize>();
         Request {
             lane: place,
             key: self.key.clone(),
