@@ -30,7 +30,8 @@ const FAMILY: &str = "\
     FROM outbox.relay WHERE slot = $1 OR starts_with(slot, $1 || '_')";
 
 /// As `record::mark_recovering` does it, with what the layout before has left. A slot that is made
-/// after this stands beyond `places_from`, and so do all places that its relay gives.
+/// after this stands beyond `places_from`, and so do all places that its relay gives. Until it has
+/// taken its new slot it has not served, whatever it did before.
 const MARK: &str = "\
     INSERT INTO outbox.relay (slot, system_identifier, timeline, instance, recovering, \
         first_xid, resolved_xid, exceptions_xid, dispatch, places_from) \
@@ -39,13 +40,16 @@ const MARK: &str = "\
         recovering = coalesce(relay.recovering, excluded.recovering), \
         first_xid = excluded.first_xid, resolved_xid = excluded.resolved_xid, \
         exceptions_xid = excluded.exceptions_xid, dispatch = excluded.dispatch, \
-        places_from = excluded.places_from, since = now(), updated_at = now() \
+        places_from = excluded.places_from, confirmed_lsn = NULL, confirmed_is_final = false, \
+        since = now(), updated_at = now() \
     WHERE NOT EXISTS ( \
         SELECT FROM pg_catalog.pg_replication_slots s WHERE s.slot_name = $1 AND s.active)";
 
+/// What stands before everything else (`FIRST_PLACE`) may be of any layout, and has no key after it
+/// that is not blocked.
 const IN_QUARANTINE: &str = "\
     SELECT EXISTS (SELECT FROM outbox.dispatch WHERE state IN ('quarantined', 'released') \
-        AND ($1::pg_lsn IS NULL OR commit_lsn < $1))";
+        AND ($1::pg_lsn IS NULL OR commit_lsn < $1 AND commit_lsn <> '0/7'))";
 
 /// What a relay of the family has written down.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -135,7 +139,8 @@ fn judge(shard: Option<Shard>, rows: &[Row], here: SystemIdentifier) -> Before {
     let is_here = |row: &&Row| row.system_identifier == here.to_string();
     let own = rows.iter().find(|row| row.shard == shard);
     if own.is_none()
-        && let Some(elsewhere) = rows.iter().find(|row| !is_here(row))
+        && !rows.iter().any(|row| is_here(&row))
+        && let Some(elsewhere) = rows.first()
         && let Ok(identifier) = elsewhere.system_identifier.parse()
     {
         return Before::Foreign(identifier);
