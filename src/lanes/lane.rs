@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 use std::time::Instant;
 
 use super::event::{Event, LaneKey, Request};
-use super::{MAX_BYTES, MAX_MESSAGES, MESSAGE_FRAMING, WORTHWHILE_BYTES, WORTHWHILE_MESSAGES};
+use super::{MAX_BYTES, MAX_MESSAGES, MESSAGE_FRAMING, WORTHWHILE_MESSAGES};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum State {
@@ -27,8 +27,6 @@ pub(super) struct Lane {
     pub(super) key: LaneKey,
     pub(super) state: State,
     queue: VecDeque<Event>,
-    /// Of the messages in the queue.
-    bytes: usize,
     /// A request that failed; goes unchanged before all else.
     again: Option<Request>,
     /// So many events at the front hold at least one that Pub/Sub refuses; 0 when none is known.
@@ -41,7 +39,6 @@ impl Lane {
             key,
             state: State::Ready,
             queue: VecDeque::new(),
-            bytes: 0,
             again: None,
             suspects: 0,
         }
@@ -54,16 +51,8 @@ impl Lane {
             // of what a lane takes.
             self.queue.reserve_exact(1);
         }
-        let before = self.bytes;
-        self.bytes += event.message.len();
         self.queue.push_back(event);
-        let is_long_now = self.queue.len() == WORTHWHILE_MESSAGES;
-        let is_heavy_now = before < WORTHWHILE_BYTES && self.bytes >= WORTHWHILE_BYTES;
-        (is_long_now || is_heavy_now) && self.state == State::Ready
-    }
-
-    fn is_full(&self) -> bool {
-        self.queue.len() >= WORTHWHILE_MESSAGES || self.bytes >= WORTHWHILE_BYTES
+        self.queue.len() == WORTHWHILE_MESSAGES && self.state == State::Ready
     }
 
     /// Whether nothing waits in it.
@@ -73,7 +62,7 @@ impl Lane {
 
     /// Whether it is worth a request also while more input is at hand: a search is not put off.
     pub(super) fn is_worthwhile(&self) -> bool {
-        self.is_full() || self.suspects > 0 || self.again.is_some()
+        self.queue.len() >= WORTHWHILE_MESSAGES || self.suspects > 0 || self.again.is_some()
     }
 
     /// The next request; the lane must be ready and not be empty.
@@ -92,17 +81,10 @@ impl Lane {
             bytes <= MAX_BYTES
         });
         let count = fitting.count().max(1);
-        let events: Vec<Event> = match count == self.queue.len() {
+        let events = match count == self.queue.len() {
             // The usual case: the memory goes along, nothing is copied.
-            true => {
-                self.bytes = 0;
-                std::mem::take(&mut self.queue).into()
-            }
-            false => {
-                let taken = self.queue.iter().take(count);
-                self.bytes -= taken.map(|event| event.message.len()).sum::<usize>();
-                self.queue.drain(..count).collect()
-            }
+            true => std::mem::take(&mut self.queue).into(),
+            false => self.queue.drain(..count).collect(),
         };
         Request {
             lane: place,
@@ -135,7 +117,6 @@ impl Lane {
         }
         self.suspects = events.len();
         for event in events.into_iter().rev() {
-            self.bytes += event.message.len();
             self.queue.push_front(event);
         }
         None

@@ -38,9 +38,6 @@ const MESSAGE_FRAMING: usize = 6;
 /// From so many messages on a lane is served even while more input is at hand: a request of this
 /// size costs a message hardly more than the largest one does.
 const WORTHWHILE_MESSAGES: usize = 100;
-/// Or from so many bytes on: sending them costs about as much as the request itself. Lanes that
-/// wait for more would fill the budget, and the stream stand still until they are sent.
-const WORTHWHILE_BYTES: usize = 16 << 10;
 
 /// Lanes of a topic for messages without an ordering key.
 const UNORDERED_LANES: u32 = 16;

@@ -19,18 +19,6 @@ fn push(lanes: &mut Lanes, key: &str, n: u32) {
     );
 }
 
-fn push_large(lanes: &mut Lanes, n: u32, bytes: usize) {
-    let large = Event {
-        message: vec![0; bytes].into(),
-        ..event(n)
-    };
-    lanes.push(
-        "projects/p/topics/t".into(),
-        OrderingKey::from("large"),
-        large,
-    );
-}
-
 fn ordinals(request: &Request) -> Vec<u32> {
     request
         .events
@@ -117,21 +105,6 @@ fn while_more_input_is_at_hand_only_worthwhile_lanes_are_served() {
 }
 
 #[test]
-fn a_few_large_messages_are_worthwhile_and_what_has_gone_counts_no_more() {
-    let now = Instant::now();
-    let mut lanes = Lanes::new(10);
-    push_large(&mut lanes, 1, WORTHWHILE_BYTES - 1);
-    assert!(lanes.next_request(now, Serve::Worthwhile).is_none());
-    push_large(&mut lanes, 2, 1);
-    let request = lanes.next_request(now, Serve::Worthwhile).unwrap();
-    assert_eq!(ordinals(&request), [1, 2]);
-    push_large(&mut lanes, 3, WORTHWHILE_BYTES - 1);
-    lanes.finished(&request);
-    assert!(lanes.next_request(now, Serve::Worthwhile).is_none());
-    assert_eq!(ordinals(&lanes.next_request(now, Serve::All).unwrap()), [3]);
-}
-
-#[test]
 fn a_request_holds_at_most_1000_messages_and_9_mb() {
     let now = Instant::now();
     let mut lanes = Lanes::new(10);
@@ -140,7 +113,13 @@ fn a_request_holds_at_most_1000_messages_and_9_mb() {
         lanes.next_request(now, Serve::All).unwrap().events.len(),
         1_000
     );
-    (0..4).for_each(|n| push_large(&mut lanes, n, 4_000_000));
+    for n in 0..4 {
+        let large = Event {
+            message: vec![0; 4_000_000].into(),
+            ..event(n)
+        };
+        lanes.push("t".into(), OrderingKey::from("large"), large);
+    }
     assert_eq!(lanes.next_request(now, Serve::All).unwrap().events.len(), 2);
 }
 

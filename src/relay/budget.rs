@@ -6,9 +6,9 @@
 
 use crate::lanes::Event;
 
-/// What a waiting event weighs beside its message: its place in a lane, the lane's own memory if
-/// it is alone there (about 400 bytes, measured), and its message in the buffers of the connection.
-const WAITING_OVERHEAD: usize = 450;
+/// What a waiting event weighs beside its message: its place in a lane, its share of the lane's
+/// own memory, and its message in the buffers of the connection.
+const WAITING_OVERHEAD: usize = 300;
 
 /// What an event weighs until it is recorded: ids, times, Pub/Sub's message id.
 const RECORD: usize = 200;

@@ -13,9 +13,6 @@ const WINDOW: Duration = Duration::from_millis(5);
 /// ever delayed.
 const MUCH_BYTES: usize = 24 << 10;
 
-/// A read that brought so many bytes was in bulk already: there may be as many waiting.
-const BULK_BYTES: usize = 128 << 10;
-
 /// How long to let messages gather. More gains nothing, and the delay is the price of a live
 /// stream at a high rate.
 const LINGER: Duration = Duration::from_micros(500);
@@ -50,7 +47,7 @@ impl Pace {
                 busy: self.busy,
             };
         }
-        (self.busy && bytes < BULK_BYTES).then_some(LINGER)
+        self.busy.then_some(LINGER)
     }
 }
 
@@ -76,7 +73,6 @@ mod tests {
         }
         let at = start + Duration::from_millis(20);
         assert_eq!(pace.read(300, at), Some(LINGER));
-        assert_eq!(pace.read(BULK_BYTES, at), None);
         assert_eq!(pace.read(300, at + Duration::from_millis(50)), None);
     }
 }
