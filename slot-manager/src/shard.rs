@@ -66,6 +66,12 @@ impl Shard {
         (0..self.of).map(move |index| Self { index, ..self })
     }
 
+    /// Every shard of every layout; `None` is the relay without shards.
+    pub(crate) fn every() -> impl Iterator<Item = Option<Self>> {
+        let layouts = (2..=MOST_SHARDS).filter_map(|of| Self::new(0, of));
+        std::iter::once(None).chain(layouts.flat_map(|first| first.all().map(Some)))
+    }
+
     fn suffix(self) -> String {
         format!("_{}of{}", self.index, self.of)
     }

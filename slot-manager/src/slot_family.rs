@@ -31,6 +31,20 @@ impl SlotFamily {
             .is_some_and(|shard| layout(shard) != layout(self.shard))
     }
 
+    /// The names of all slots that [`is_other_layout`](Self::is_other_layout) tells, for a statement.
+    #[must_use]
+    pub fn other_layouts(&self) -> Vec<String> {
+        let others = Shard::every().filter(|shard| layout(*shard) != layout(self.shard));
+        let name = |shard: Option<Shard>| match shard {
+            None => Some(self.base.clone()),
+            Some(shard) => shard.slot(&self.base).ok(),
+        };
+        others
+            .filter_map(name)
+            .map(|name| name.to_string())
+            .collect()
+    }
+
     /// What the slots of the database say of the family: leftovers of another layout, and shards
     /// that do not run. Nothing when all is well.
     #[must_use]
@@ -108,5 +122,15 @@ mod tests {
         assert!(!two.is_other_layout("other_0of3") && !two.is_other_layout("postrider_x"));
         let one = family(None);
         assert!(one.is_other_layout("postrider_0of2") && !one.is_other_layout("postrider"));
+    }
+
+    #[test]
+    fn the_names_of_other_layouts_are_all_that_are_told_as_such() {
+        for (text, count) in [(None, 135), (Some("0/2"), 134), (Some("3/16"), 120)] {
+            let family = family(text);
+            let names = family.other_layouts();
+            assert!(names.iter().all(|name| family.is_other_layout(name)));
+            assert_eq!(names.len(), count, "{text:?}");
+        }
     }
 }

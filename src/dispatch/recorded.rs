@@ -11,24 +11,18 @@
 use std::collections::VecDeque;
 
 use decoder::Lsn;
-use slot_manager::Shard;
 use tokio_postgres::types::PgLsn;
 
-use super::and_ours;
 use crate::error::Result;
 use crate::postgres::Sql;
 use crate::watermark::CommitLsn;
 
 const PAGE: i64 = 5_000;
 
-/// Rows of one relay, `ours`, beyond a place.
-fn page_sql(ours: &str) -> String {
-    format!(
-        "SELECT commit_lsn, ordinal, event_id, state = 'published' FROM outbox.dispatch \
-         WHERE (commit_lsn, ordinal) > ($1, $2) AND commit_lsn <= $3{ours} \
-         ORDER BY commit_lsn, ordinal LIMIT $4"
-    )
-}
+const SELECT_PAGE: &str = "\
+    SELECT commit_lsn, ordinal, event_id, state = 'published' FROM outbox.dispatch \
+    WHERE (commit_lsn, ordinal) > ($1, $2) AND commit_lsn <= $3 \
+    ORDER BY commit_lsn, ordinal LIMIT $4";
 
 /// What [`Recorded::look_up`] knows of an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -59,28 +53,18 @@ pub(crate) struct Recorded {
     last: Option<u64>,
     /// Whether events may have been published without a row.
     repeats: bool,
-    /// Of the statement: which rows are of this relay.
-    ours: String,
 }
 
 impl Recorded {
     /// Looks which rows lie beyond `confirmed`. `repeats` says that events may have been published
-    /// without a row. Rows of other shards stand between ours, and may go on where we have none.
-    pub(crate) async fn after(
-        sql: &Sql,
-        confirmed: Lsn,
-        repeats: bool,
-        shard: Option<Shard>,
-    ) -> Result<Self> {
-        let ours = and_ours(shard, "ordinal");
+    /// without a row.
+    pub(crate) async fn after(sql: &Sql, confirmed: Lsn, repeats: bool) -> Result<Self> {
         let start = PgLsn::from(confirmed.as_u64());
         let row = sql
             .query_one(
                 // Records of events from a table stand where no commit of the stream can be.
-                &format!(
-                    "SELECT max(commit_lsn) FROM outbox.dispatch \
-                     WHERE commit_lsn >= $1 AND mod(commit_lsn - '0/0'::pg_lsn, 8) = 0{ours}"
-                ),
+                "SELECT max(commit_lsn) FROM outbox.dispatch \
+                 WHERE commit_lsn >= $1 AND mod(commit_lsn - '0/0'::pg_lsn, 8) = 0",
                 &[&start],
             )
             .await?;
@@ -91,7 +75,6 @@ impl Recorded {
             read_to,
             last: last.map(u64::from),
             repeats,
-            ours,
         })
     }
 
@@ -113,7 +96,7 @@ impl Recorded {
         let (commit, ordinal) = self.read_to;
         let rows = sql
             .query(
-                &page_sql(&self.ours),
+                SELECT_PAGE,
                 &[&PgLsn::from(commit), &ordinal, &PgLsn::from(last), &PAGE],
             )
             .await?;
@@ -200,7 +183,6 @@ mod tests {
             read_to: (0, 0),
             last,
             repeats: false,
-            ours: String::new(),
         }
     }
 

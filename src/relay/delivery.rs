@@ -86,7 +86,13 @@ impl Delivery {
         );
         Ok(Self {
             lanes: Lanes::new(settings.in_flight_requests),
-            writer: Writer::start(target, &settings.slot, reader, written_sender),
+            writer: Writer::start(
+                target,
+                &settings.slot,
+                &settings.family,
+                reader,
+                written_sender,
+            ),
             written,
             publisher,
             topic_maker,

@@ -19,7 +19,7 @@ use slot_manager::shard::{ROW_FILTERS_MAJOR, layout};
 use slot_manager::{Cluster, Shard, SlotFamily, SlotName, SystemIdentifier, slots};
 use tokio_postgres::types::{PgLsn, ToSql};
 
-use super::record;
+use super::{Relay, record};
 use crate::error::{Code, Error, Result};
 use crate::postgres::Sql;
 use crate::settings::Dispatch;
@@ -31,19 +31,24 @@ const FAMILY: &str = "\
 
 /// As `record::mark_recovering` does it, with what the layout before has left. A slot that is made
 /// after this stands beyond `places_from`, and so do all places that its relay gives. Until it has
-/// taken its new slot it has not served, whatever it did before.
+/// taken its new slot it has not served, whatever it did before. Nothing is marked while the slot
+/// itself, or one of another layout (`$11`), is read from.
 const MARK: &str = "\
     INSERT INTO outbox.relay (slot, system_identifier, timeline, instance, recovering, \
         first_xid, resolved_xid, exceptions_xid, dispatch, places_from) \
-    VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, least($10, pg_current_wal_insert_lsn())) \
+    SELECT $1::text, $2::text, $3::int, $4::text, $5::text, \
+        $6::bigint, $7::bigint, $8::bigint, $9::text, \
+        least($10::pg_lsn, pg_current_wal_insert_lsn()) \
+    WHERE NOT EXISTS ( \
+        SELECT FROM pg_catalog.pg_replication_slots s \
+        WHERE s.active AND (s.slot_name = $1::text \
+            OR s.slot_name = ANY ($11::text[]) AND s.database = current_database())) \
     ON CONFLICT (slot) DO UPDATE SET instance = excluded.instance, \
         recovering = coalesce(relay.recovering, excluded.recovering), \
         first_xid = excluded.first_xid, resolved_xid = excluded.resolved_xid, \
         exceptions_xid = excluded.exceptions_xid, dispatch = excluded.dispatch, \
         places_from = excluded.places_from, confirmed_lsn = NULL, confirmed_is_final = false, \
-        since = now(), updated_at = now() \
-    WHERE NOT EXISTS ( \
-        SELECT FROM pg_catalog.pg_replication_slots s WHERE s.slot_name = $1 AND s.active)";
+        since = now(), updated_at = now()";
 
 /// What stands before everything else (`FIRST_PLACE`) may be of any layout, and has no key after it
 /// that is not blocked.
@@ -219,34 +224,37 @@ pub(crate) fn is_supported(shard: Option<Shard>, cluster: &Cluster) -> Result<()
 /// Marks the slot for a recovery, as the successor of another layout.
 ///
 /// # Errors
-/// `slot-held` when the slot is read from by now, and nothing is marked.
+/// `slot-held` when the slot is read from by now, `shards-mixed` when one of another layout is: then
+/// nothing is marked.
 pub(super) async fn mark(
     sql: &Sql,
-    slot: &SlotName,
+    relay: &Relay,
     cluster: &Cluster,
-    instance: &str,
     why: &str,
     followed: &Followed,
 ) -> Result<()> {
+    let (slot, family) = (&relay.settings.slot, &relay.settings.family);
     let (identifier, timeline) = record::names(cluster);
     let places_from = followed.places_from.map(|lsn| PgLsn::from(lsn.as_u64()));
     let legacy = &followed.legacy;
-    let parameters: [&(dyn ToSql + Sync); 10] = [
+    let parameters: [&(dyn ToSql + Sync); 11] = [
         &slot.as_str(),
         &identifier,
         &timeline,
-        &instance,
+        &relay.instance,
         &why,
         &legacy.first_xid,
         &legacy.resolved_xid,
         &legacy.exceptions_xid,
         &legacy.dispatch.name(),
         &places_from,
+        &family.other_layouts(),
     ];
-    match sql.execute(MARK, &parameters).await? {
-        0 => Err(record::taken(slot)),
-        _ => Ok(()),
+    if sql.execute(MARK, &parameters).await? > 0 {
+        return Ok(());
     }
+    refuse_mixed(sql, family).await?;
+    Err(record::taken(slot))
 }
 
 /// Refuses to serve beside relays of another layout.

@@ -91,7 +91,7 @@ pub(super) async fn new_slot(
         .inc();
     let (instance, why) = (&relay.instance, loss.name());
     match loss.followed() {
-        Some(followed) => layout::mark(sql, slot, cluster, instance, why, followed).await?,
+        Some(followed) => layout::mark(sql, relay, cluster, why, followed).await?,
         None => record::mark_recovering(sql, slot, cluster, instance, why).await?,
     }
     match slots::drop(sql, slot).await {

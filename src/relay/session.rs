@@ -161,7 +161,7 @@ async fn open(relay: &Relay) -> Result<(Pipeline, Beside)> {
     )?;
     // Only now that the slot is ours nobody else records anything.
     wait_for_predecessor(&sql, &predecessors, settings.publish_timeout).await?;
-    let looking = Recorded::after(&sql, confirmed, repeats, settings.shard());
+    let looking = Recorded::after(&sql, confirmed, repeats);
     let recorded = answer_within(ANSWER_LIMIT, looking).await?;
     let quarantine = answer_within(ANSWER_LIMIT, quarantine_of(relay, &sql)).await?;
     let (_, walsender) = source.lease_proof();

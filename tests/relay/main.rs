@@ -31,5 +31,6 @@ mod service;
 mod shards;
 mod shards_change;
 mod shards_quarantine;
+mod shards_takeover;
 mod shutdown;
 mod standby;

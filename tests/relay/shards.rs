@@ -1,6 +1,6 @@
 //! Several relays on one database: each delivers its share of the keys, and nobody else does.
 
-use pubsub_emulator::RunningEmulator;
+use pubsub_emulator::{Action, Fault, RunningEmulator};
 
 use crate::harness::{self, Database, Relay, eventually, init, insert_orders};
 
@@ -128,6 +128,41 @@ async fn kill_9_of_one_shard_repeats_what_had_no_record_and_the_other_goes_on() 
     assert!(report.is_clean(), "{report}");
     assert_each_key_has_one_shard(&database).await;
     assert!(!other.log().contains("WARN"), "{}", other.log());
+}
+
+/// Of one key nothing is answered, so that both slots stand before what is recorded: several pages of
+/// it, where most rows of each page may be the other's.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_shard_that_comes_again_to_what_both_have_recorded_repeats_nothing_of_it() {
+    let Some((database, emulator)) = sharded(&["0/2", "1/2"]).await else {
+        return;
+    };
+    let withheld = ["o-1", "o-2", "o-3", "o-4"].map(|key| {
+        let fault = Fault::new(Action::NeverAnswer).on_ordering_key(key);
+        emulator.faults().inject(fault)
+    });
+    let relays = ["0/2", "1/2"].map(|shard| start(&database, &emulator, shard));
+    insert_orders(&database, 100, 20).await;
+    database
+        .execute(
+            "INSERT INTO outbox.events \
+                 (aggregatetype, aggregateid, event_type, version, payload, occurred_at) \
+             SELECT 'order', 'o-' || n % 20, 'OrderPlaced', 1000 + n, '{}', clock_timestamp() \
+             FROM generate_series(1, 12000) n",
+        )
+        .await;
+    eventually("all but what is withheld is recorded", || async {
+        let missing = unrecorded(&database, 0).await + unrecorded(&database, 1).await;
+        (missing == 12_100 / 20 * 4).then_some(())
+    })
+    .await;
+    for relay in relays {
+        relay.kill_9();
+    }
+    harness::wait_until_killed_relays_are_gone(&database, &emulator).await;
+    withheld.map(|fault| emulator.faults().lift(fault));
+    let _relays = ["0/2", "1/2"].map(|shard| start(&database, &emulator, shard));
+    assert_once_and_in_order(&database, &emulator).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -16,7 +16,7 @@ use crate::shards::{
 const SHARDS: [&[&str]; 4] = [&[""], &["0/2", "1/2"], &["0/3", "1/3", "2/3"], &[""]];
 
 /// A database with its usual slot, on a server of the test's own.
-async fn unsharded() -> Option<(Database, RunningEmulator)> {
+pub(crate) async fn unsharded() -> Option<(Database, RunningEmulator)> {
     let database = Database::private().await;
     if !has_row_filters(&database).await {
         eprintln!("SKIPPED shards: publications have no row filters before PostgreSQL 15");
@@ -339,41 +339,4 @@ async fn the_number_may_not_change_while_something_is_in_quarantine() {
         }
         relay.stop().await;
     }
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn another_number_of_shards_sends_nothing_while_the_last_one_is_still_recording() {
-    let Some((database, emulator)) = unsharded().await else {
-        return;
-    };
-    let relay = start(&database, &emulator, "");
-    insert_orders(&database, 10, 5).await;
-    database.wait_until_recorded().await;
-    prepare(&database, "0/2", &[]);
-    prepare(&database, "1/2", &[]);
-    let blocker = harness::connect(&database.url).await;
-    let lock = "BEGIN; LOCK TABLE outbox.dispatch IN SHARE MODE";
-    blocker.batch_execute(lock).await.unwrap();
-    insert_orders(&database, 100, 5).await;
-    eventually("everything is stored, and a record waits", || async {
-        let waiting = "SELECT count(*) FROM pg_stat_activity \
-                       WHERE application_name = 'postrider dispatch postrider' \
-                         AND wait_event_type = 'Lock'";
-        let stored = emulator.journal().counts().stored_messages == 110;
-        (stored && database.number(waiting).await == 1).then_some(())
-    })
-    .await;
-    relay.kill_9();
-    let relays = ["0/2", "1/2"].map(|shard| start(&database, &emulator, shard));
-    for _ in 0..20 {
-        tokio::time::sleep(Duration::from_millis(100)).await;
-        assert_eq!(emulator.journal().counts().stored_messages, 110);
-    }
-    blocker.batch_execute("ROLLBACK").await.unwrap();
-    for relay in &relays {
-        relay.wait_for_log("recovered: everything").await;
-    }
-    database.wait_until_recorded().await;
-    let report = harness::check(&database, &emulator).await;
-    assert!(report.is_clean(), "{report}");
 }
