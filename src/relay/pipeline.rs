@@ -159,6 +159,7 @@ impl Pipeline {
                     self.on_message(payload).await?;
                 }
                 Frame::Keepalive { wal_end, .. } => {
+                    self.recorded.passed(wal_end);
                     if self.supervision.borrow().publication_is_right() {
                         self.watermark.keepalive(wal_end);
                     }
