@@ -3,8 +3,11 @@
 //! [`writer`] records each [`outcome`] in batches (new [`rows`], and those of [`released`] events),
 //! off the hot path, before anything is confirmed (G4); [`recorded`] asks after a restart which
 //! events have an outcome already, so that they are not sent again (G3), and [`predecessor`] when
-//! it is time to ask; [`resolved`] says which rows have no outcome, and [`quarantined`] is what the
-//! relay asks of what is in quarantine. The outbox itself is never written.
+//! it is time to ask; [`successor`] says when it is too late to record; [`resolved`] which rows have
+//! no outcome, and [`quarantined`] is what the relay asks of what is in quarantine. The outbox itself
+//! is never written.
+
+use slot_manager::Shard;
 
 mod outcome;
 mod predecessor;
@@ -13,6 +16,7 @@ mod recorded;
 mod released;
 mod resolved;
 mod rows;
+mod successor;
 mod writer;
 
 pub(crate) use outcome::{Outcome, Record};
@@ -20,3 +24,10 @@ pub(crate) use predecessor::wait_for_predecessor;
 pub(crate) use recorded::{Lookup, Recorded};
 pub(crate) use resolved::{Resolved, row_xid};
 pub(crate) use writer::{Reader, Writer, WriterEvent, Written};
+
+/// What a statement says more of the rows of one shard: their places tell. Nothing without shards.
+/// `ordinal` is the column.
+fn and_ours(shard: Option<Shard>, ordinal: &str) -> String {
+    let ours = shard.map(|shard| format!(" AND {}", shard.owns_sql(ordinal)));
+    ours.unwrap_or_default()
+}

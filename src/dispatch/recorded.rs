@@ -7,6 +7,10 @@
 //! What was published without a row (`dispatch = exceptions`) comes again, and then what has one
 //! must come again with it: a repeat is whole. So there only what waits in quarantine, or was
 //! discarded, is skipped.
+//!
+//! Rows of other shards stand between ours, and are passed over as any whose event does not come: a
+//! statement that looked for ours alone would pass over all of theirs at once, which may take longer
+//! than it has.
 
 use std::collections::VecDeque;
 
@@ -118,6 +122,21 @@ impl Recorded {
         Ok(())
     }
 
+    /// The stream has brought every transaction that was committed before this. The last rows may be
+    /// another shard's, whose events do not come here.
+    pub(crate) fn passed(&mut self, wal_end: Lsn) {
+        if self.last.is_some_and(|last| last < wal_end.as_u64()) {
+            self.last = None;
+        }
+        while self
+            .page
+            .front()
+            .is_some_and(|row| row.commit < wal_end.as_u64())
+        {
+            self.page.pop_front();
+        }
+    }
+
     /// Whether all rows have been read and passed: from here on every event is new.
     pub(crate) fn is_over(&self) -> bool {
         self.last.is_none() && self.page.is_empty()
@@ -209,6 +228,19 @@ mod tests {
     fn rows_of_events_that_do_not_come_again_are_passed_over() {
         let mut recorded = recorded(&[row(10, 1), row(10, 2), row(30, 1)], None);
         assert_eq!(look_up(&mut recorded, 30, 1), Lookup::Done);
+    }
+
+    #[test]
+    fn where_the_last_rows_are_another_shards_a_keepalive_beyond_them_is_the_end() {
+        let mut recorded = recorded(&[row(10, 2), row(20, 3)], Some(50));
+        assert_eq!(look_up(&mut recorded, 10, 2), Lookup::Done);
+        // A commit that begins there is still to come.
+        recorded.passed(Lsn::new(20));
+        assert_eq!(recorded.page.len(), 1);
+        recorded.passed(Lsn::new(50));
+        assert!(!recorded.is_over());
+        recorded.passed(Lsn::new(51));
+        assert!(recorded.is_over());
     }
 
     #[test]

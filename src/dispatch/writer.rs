@@ -8,8 +8,8 @@
 //!
 //! A relay that has lost the slot records nothing any more: its successor has looked here already,
 //! and sends again what had no record. Half of that must not be taken from it later. So each
-//! transaction begins by asking who holds the slot, and the successor waits until those that began
-//! before it came are over (`predecessor`).
+//! transaction begins by asking who serves by now (`successor`), and the successor waits until those
+//! that began before it came are over (`predecessor`).
 //!
 //! An event that was released from quarantine has a row already: its new outcome is an update. So
 //! a batch that is written a second time cannot undo what an operator has asked for in between.
@@ -19,7 +19,7 @@ use std::pin::pin;
 use std::time::Duration;
 
 use futures_util::SinkExt;
-use slot_manager::{SlotName, SystemIdentifier, cluster};
+use slot_manager::{SlotFamily, SlotName, SystemIdentifier, cluster};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout_at};
@@ -31,6 +31,7 @@ use super::outcome::Record;
 use super::predecessor::writer_name;
 use super::released::{ReleasedRows, UPDATE};
 use super::rows::{COPY, RowKey, encode, row_key};
+use super::successor::{ACTIVE_SLOTS, is_there};
 use crate::error::{Code, Disposition, Error, Result};
 use crate::lanes::Standing;
 use crate::postgres::{Sql, Target, answer_within, connect};
@@ -54,10 +55,6 @@ const RETRY_PAUSE: Duration = Duration::from_millis(500);
 
 /// A transaction that waits for us, because we stand still, holds our successor up.
 const BE_QUICK: &str = "SET idle_in_transaction_session_timeout = '5s'";
-
-const IS_HELD_BY_ANOTHER: &str = "\
-    SELECT EXISTS (SELECT FROM pg_catalog.pg_replication_slots s \
-        WHERE s.slot_name = $1::text AND s.active_pid <> nullif($2::int, 0))";
 
 const WHICH_ARE_THERE: &str = "\
     SELECT d.commit_lsn, d.ordinal FROM outbox.dispatch d \
@@ -124,6 +121,7 @@ impl Writer {
     pub(crate) fn start(
         target: Target,
         slot: &SlotName,
+        family: &SlotFamily,
         reader: Reader,
         events: mpsc::UnboundedSender<WriterEvent>,
     ) -> Self {
@@ -132,6 +130,7 @@ impl Writer {
             target,
             name: writer_name(slot),
             slot: slot.to_string(),
+            family: family.clone(),
             reader,
         };
         let task = tokio::spawn(async move {
@@ -235,12 +234,13 @@ struct Place {
     target: Target,
     name: String,
     slot: String,
+    family: SlotFamily,
     reader: Reader,
 }
 
 struct Connected {
     sql: Sql,
-    holder: Statement,
+    active_slots: Statement,
     copy: Statement,
     update: Statement,
 }
@@ -251,7 +251,7 @@ impl Connected {
         place.reader.is_still_served_by(&sql).await?;
         sql.batch_execute(BE_QUICK).await?;
         Ok(Self {
-            holder: sql.prepare(IS_HELD_BY_ANOTHER).await?,
+            active_slots: sql.prepare(ACTIVE_SLOTS).await?,
             copy: sql.prepare(COPY).await?,
             update: sql.prepare(UPDATE).await?,
             sql,
@@ -289,10 +289,11 @@ async fn attempt(
     there: &HashSet<RowKey>,
 ) -> Result<(), tokio_postgres::Error> {
     let transaction = connected.sql.client_mut().transaction().await?;
-    let holder = transaction
-        .query_one(&connected.holder, &[&place.slot, &place.reader.walsender])
+    let active = transaction
+        .query(&connected.active_slots, &[&place.slot])
         .await?;
-    if holder.get(0) {
+    let active = active.iter().map(|row| (row.get(0), row.get(1)));
+    if is_there(active, &place.slot, &place.family, place.reader.walsender) {
         return transaction.rollback().await;
     }
     // Released events go before new ones of their key, and so do their outcomes.

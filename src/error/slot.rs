@@ -51,6 +51,7 @@ impl From<&Problem> for Error {
             Problem::PublicationMissing { .. } => Code::PublicationMissing,
             Problem::TableMissing { .. } => Code::SchemaMissing,
             Problem::ColumnsMissing { .. } => Code::ColumnMissing,
+            Problem::KeyNotHashable { .. } => Code::SettingInvalid,
             Problem::InsertsNotPublished { .. }
             | Problem::NotViaPartitionRoot { .. }
             | Problem::TableNotPublished { .. }

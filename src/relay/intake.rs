@@ -1,8 +1,8 @@
 //! From bytes of the stream to events: decode, find the table, map.
 //!
 //! No IO and no queues; what is done with an event is decided by the caller. The ordinal of an
-//! event counts every insert of its transaction, captured or not, so that it is the same each
-//! time the transaction is decoded.
+//! event counts every insert of its transaction that the publication sends, captured or not, so that
+//! it is the same each time the transaction is decoded.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -12,6 +12,7 @@ use decoder::{
     CacheChange, Lsn, Message, Oid, OwnedRelation, PgTimestamp, Relation, RelationCache,
 };
 
+use super::places::Places;
 use crate::error::{Code, Error, Result};
 use crate::lanes::{Event, EventRef};
 use crate::map::{EventError, EventPosition, MapError, Mapper, OrderingKey, TableSettings};
@@ -68,11 +69,17 @@ pub(super) struct Intake {
     tables: HashMap<Oid, Table, foldhash::fast::RandomState>,
     open: Option<Open>,
     last_commit_time: Option<PgTimestamp>,
+    places: Places,
     metrics: Metrics,
 }
 
 impl Intake {
-    pub(super) fn new(settings: Arc<[TableSettings]>, project: Arc<str>, metrics: Metrics) -> Self {
+    pub(super) fn new(
+        settings: Arc<[TableSettings]>,
+        project: Arc<str>,
+        places: Places,
+        metrics: Metrics,
+    ) -> Self {
         Self {
             settings,
             project,
@@ -80,6 +87,7 @@ impl Intake {
             tables: HashMap::default(),
             open: None,
             last_commit_time: None,
+            places,
             metrics,
         }
     }
@@ -93,7 +101,8 @@ impl Intake {
     ///
     /// # Errors
     /// `replication-protocol` when it cannot be decoded, `column-missing` and the like when the
-    /// rows of a table cannot be mapped. Nothing of the message has taken effect then.
+    /// rows of a table cannot be mapped, `setting-invalid` when a shard has no place left for a row.
+    /// Nothing of the message has taken effect then.
     pub(super) fn message(&mut self, payload: &[u8]) -> Result<Step> {
         let message = decoder::decode(payload).map_err(|e| {
             Error::new(Code::ReplicationProtocol, "a message of the stream").caused_by(e)
@@ -159,8 +168,9 @@ impl Intake {
         let Open {
             commit,
             commit_time,
-            inserts: ordinal,
+            inserts,
         } = *open;
+        let ordinal = self.places.nth(inserts)?;
         let mapper = match self.tables.get_mut(&relation) {
             Some(Table::Captured(mapper)) => mapper,
             Some(Table::Ignored { rows }) => {

@@ -17,6 +17,7 @@ use decoder::frame::Frame;
 use slot_manager::slots;
 
 use super::intake::{Intake, Step};
+use super::places::Places;
 use crate::error::{Code, Error, Result};
 use crate::map::OrderingKey;
 use crate::metrics::{LastStatus, Metrics};
@@ -74,7 +75,12 @@ impl MappedStream {
         let project = Arc::from(settings.project()?);
         Ok(Self {
             source: Source::open(options, LastStatus::default()).await?,
-            intake: Intake::new(settings.tables.clone().into(), project, metrics),
+            intake: Intake::new(
+                settings.tables.clone().into(),
+                project,
+                Places::of(settings.shard()),
+                metrics,
+            ),
             watermark: Watermark::new(confirmed),
         })
     }

@@ -13,9 +13,11 @@ mod budget;
 mod delivery;
 mod from_table;
 mod intake;
+pub(crate) mod layout;
 mod mapped_stream;
 pub(crate) mod opening;
 mod pipeline;
+pub(crate) mod places;
 mod quarantine;
 pub(crate) mod record;
 pub(crate) mod recovery;
@@ -77,11 +79,7 @@ impl Relay {
         let publisher = Publisher::new(&settings)?;
         let topics = settings.create_topics.then(|| Topics::new(&publisher));
         warn_of_global_endpoint(&settings);
-        let captured = settings.tables.iter().map(|table| CapturedTable {
-            name: table.table.clone(),
-            columns: table.required_columns(),
-        });
-        let captured = captured.collect();
+        let captured = settings.captured();
         let instance = format!("postrider {}:{}", host_name(), std::process::id());
         Ok(Self {
             settings,

@@ -9,9 +9,10 @@ use std::time::Duration;
 use decoder::Lsn;
 use slot_manager::publication::{self, PublicationState};
 use slot_manager::slots::{self, CreateOptions};
-use slot_manager::{Cluster, Error as SlotError, Health, Slot};
+use slot_manager::{Cluster, Error as SlotError, Health, Slot, SlotName, SystemIdentifier};
 use tokio_postgres::types::PgLsn;
 
+use super::layout::{self, Before, Followed};
 use super::recovery::NewSlot;
 use super::recovery::loss::{self, Audit, Loss, Seen, Verdict};
 use super::session::ANSWER_LIMIT;
@@ -41,6 +42,9 @@ pub(super) struct Opening {
     pub(super) repeats: bool,
     /// Whether the slot was not made by this opening.
     pub(super) slot_is_older: bool,
+    /// The slots whose relays may still be recording what they have sent: this one, and those of
+    /// another layout.
+    pub(super) predecessors: Vec<SlotName>,
     /// The publication as it was when nobody read from the slot.
     pub(super) publication: PublicationState,
 }
@@ -51,8 +55,23 @@ pub(super) struct Opening {
 /// `foreign-cluster`, `schema-missing`.
 pub(super) async fn refuse_a_copy(relay: &Relay, sql: &Sql, cluster: &Cluster) -> Result<()> {
     match record::read(sql, &relay.settings.slot).await? {
-        Some(earlier) => not_foreign(relay, &earlier, cluster),
-        None => Ok(()),
+        Some(earlier) => not_foreign(relay, earlier.system_identifier, cluster),
+        None => {
+            before(relay, sql, cluster).await?;
+            Ok(())
+        }
+    }
+}
+
+/// What relays of other layouts have written down.
+async fn before(relay: &Relay, sql: &Sql, cluster: &Cluster) -> Result<Before> {
+    let before = layout::before(sql, &relay.settings.family, cluster).await?;
+    match before {
+        Before::Foreign(expected) => {
+            not_foreign(relay, expected, cluster)?;
+            Ok(Before::SameLayout)
+        }
+        Before::SameLayout | Before::OtherLayout(_) => Ok(before),
     }
 }
 
@@ -60,7 +79,7 @@ pub(super) async fn refuse_a_copy(relay: &Relay, sql: &Sql, cluster: &Cluster) -
 ///
 /// # Errors
 /// `foreign-cluster`; `slot-missing`, `slot-lost` and `slot-recreated` when `slot_on_loss` is
-/// `stop`; `slot-foreign`, `slot-busy`, those of a statement.
+/// `stop`; `slot-foreign`, `slot-busy`; `shards-mixed`, `shards-quarantine`; those of a statement.
 pub(super) async fn plan(relay: &Relay, sql: &Sql, cluster: &Cluster) -> Result<Opening> {
     let name = &relay.settings.slot;
     let mut slot_is_older = true;
@@ -70,8 +89,10 @@ pub(super) async fn plan(relay: &Relay, sql: &Sql, cluster: &Cluster) -> Result<
         let publication = check_publication(relay, sql).await?;
         let earlier = record::read(sql, name).await?;
         if let Some(earlier) = &earlier {
-            not_foreign(relay, earlier, cluster)?;
+            not_foreign(relay, earlier.system_identifier, cluster)?;
         }
+        let before = before(relay, sql, cluster).await?;
+        may_serve(relay, sql, earlier.as_ref(), before.followed()).await?;
         let seen = Seen {
             earlier: earlier.as_ref(),
             slot: slot.as_ref(),
@@ -80,6 +101,7 @@ pub(super) async fn plan(relay: &Relay, sql: &Sql, cluster: &Cluster) -> Result<
             start: relay.settings.start,
             dispatch: relay.settings.dispatch,
             publication: publication.fingerprint(),
+            followed: before.followed(),
         };
         let repeats = loss::repeats(seen);
         let plan = match loss::judge(seen) {
@@ -94,12 +116,31 @@ pub(super) async fn plan(relay: &Relay, sql: &Sql, cluster: &Cluster) -> Result<
             }
             Verdict::Recover(loss) => Plan::Recover(recover_or_stop(relay, loss)?),
         };
+        let others = before.followed().map(|followed| followed.slots.clone());
         return Ok(Opening {
             plan,
             repeats,
             slot_is_older,
+            predecessors: [vec![name.clone()], others.unwrap_or_default()].concat(),
             publication,
         });
+    }
+}
+
+/// Refuses, before anything is changed, what another layout must have done with first.
+async fn may_serve(
+    relay: &Relay,
+    sql: &Sql,
+    earlier: Option<&record::Recorded>,
+    followed: Option<&Followed>,
+) -> Result<()> {
+    if let Some(followed) = followed {
+        layout::refuse_mixed(sql, &relay.settings.family).await?;
+        return layout::refuse_quarantine(sql, followed.places_from).await;
+    }
+    match earlier.and_then(|earlier| earlier.places_from) {
+        Some(from) => layout::refuse_quarantine(sql, Some(from)).await,
+        None => Ok(()),
     }
 }
 
@@ -122,8 +163,8 @@ pub(crate) async fn server_lsn(sql: &Sql) -> Result<Lsn> {
     Ok(Lsn::new(lsn.into()))
 }
 
-fn not_foreign(relay: &Relay, earlier: &record::Recorded, cluster: &Cluster) -> Result<()> {
-    let (expected, found) = (earlier.system_identifier, cluster.system_identifier);
+fn not_foreign(relay: &Relay, expected: SystemIdentifier, cluster: &Cluster) -> Result<()> {
+    let found = cluster.system_identifier;
     if expected == found {
         return Ok(());
     }

@@ -83,8 +83,13 @@ impl Pipeline {
                 })),
                 recorded = self.delivery.progress() => self.on_recorded(recorded?),
                 Ok(()) = self.supervision.changed() => {
-                    if *self.supervision.borrow_and_update() == Supervision::ServerStopping {
-                        return Err(Error::new(Code::PostgresStopping, "PostgreSQL is shutting down"));
+                    match *self.supervision.borrow_and_update() {
+                        Supervision::PublicationRight | Supervision::PublicationUnsure => {}
+                        Supervision::BringsOthers => return Err(brings_others()),
+                        Supervision::ServerStopping => return Err(Error::new(
+                            Code::PostgresStopping,
+                            "PostgreSQL is shutting down",
+                        )),
                     }
                 }
                 Some(error) = self.broken.recv() => return Err(error),
@@ -155,6 +160,7 @@ impl Pipeline {
                     self.on_message(payload).await?;
                 }
                 Frame::Keepalive { wal_end, .. } => {
+                    self.recorded.passed(wal_end);
                     if self.supervision.borrow().publication_is_right() {
                         self.watermark.keepalive(wal_end);
                     }
@@ -253,6 +259,12 @@ impl Pipeline {
             .oldest_pending
             .set(self.watermark.oldest_pending());
     }
+}
+
+fn brings_others() -> Error {
+    let what = "the row filter of this shard's publication is another one: its rows may be another \
+                relay's to send";
+    Error::new(Code::PublicationDrift, what)
 }
 
 async fn closed(seam: &mut Option<Seam>) -> Result<()> {

@@ -17,13 +17,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use decoder::Lsn;
-use slot_manager::{Cluster, Error as SlotError, SlotName, retention, slots};
+use slot_manager::{Cluster, Error as SlotError, Shard, SlotName, retention, slots};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
 use super::from_table::{self, FIRST_PLACE, FromTable, SessionEnded, TableSender};
+use super::places::Places;
 use super::record::Manner;
-use super::{Phase, Relay, State, record};
+use super::{Phase, Relay, State, layout, record};
 use crate::dispatch::Resolved;
 use crate::error::{Code, Error, Result};
 use crate::map::TableSettings;
@@ -31,6 +32,7 @@ use crate::metrics::{Kind, Metrics};
 use crate::postgres::{Sql, Target, connect};
 use crate::settings::Dispatch;
 use crate::source::{self, CreatedSlot};
+use crate::table::TableReader;
 use crate::watermark::CommitLsn;
 use blocked::Firsts;
 use loss::Loss;
@@ -87,7 +89,11 @@ pub(super) async fn new_slot(
         .recoveries
         .get_or_create(&Kind { kind: loss.name() })
         .inc();
-    record::mark_recovering(sql, slot, cluster, &relay.instance, loss.name()).await?;
+    let (instance, why) = (&relay.instance, loss.name());
+    match loss.followed() {
+        Some(followed) => layout::mark(sql, relay, cluster, why, followed).await?,
+        None => record::mark_recovering(sql, slot, cluster, instance, why).await?,
+    }
     match slots::drop(sql, slot).await {
         Ok(()) => tracing::warn!(%slot, "dropped the old slot"),
         Err(SlotError::SlotMissing { .. }) => {}
@@ -213,11 +219,12 @@ pub(super) async fn start(
     let last_ordinal = from_table::last_ordinal(sql, place)
         .await?
         .max(from_table::last_ordinal(sql, FIRST_PLACE).await?);
+    let places = Places::of(settings.shard());
     // Not in the snapshot, which would keep a lock on that table for as long as it is read. Nobody
     // vouches while the slot is marked.
     let resolved = Resolved::read(sql, &settings.slot).await?;
     let firsts = match resolved.repeats() {
-        true => Firsts::read(sql).await?,
+        true => Firsts::read(sql, settings.shard()).await?,
         false => Firsts::default(),
     };
     let recovery = Recovery {
@@ -230,7 +237,9 @@ pub(super) async fn start(
         state: relay.state.clone(),
         metrics: relay.metrics.clone(),
         place,
-        next_ordinal: last_ordinal + 1,
+        next: places.nth_after(last_ordinal),
+        places,
+        shard: settings.shard(),
         dispatch: settings.dispatch,
         publication,
         resolved,
@@ -278,7 +287,10 @@ struct Recovery {
     state: Arc<State>,
     metrics: Metrics,
     place: CommitLsn,
-    next_ordinal: u32,
+    shard: Option<Shard>,
+    places: Places,
+    /// Which of this relay's events at that place comes next.
+    next: u32,
     dispatch: Dispatch,
     publication: String,
     resolved: Resolved,
@@ -322,14 +334,16 @@ impl Recovery {
     async fn read(&mut self, table: usize, snapshot: &Sql) -> Result<(), Interrupted> {
         let table = &self.tables[table];
         let resolved = &self.resolved;
-        let reading = Unrecorded::of(snapshot, table, &self.project, resolved, &self.firsts);
+        let reader = TableReader::resolve(snapshot, table, &self.project, self.shard).await?;
+        let reading = Unrecorded::of(snapshot, reader, table, resolved, &self.firsts);
         let mut unrecorded = reading.await?;
         let before = self.progress.rows;
         while let Some(row) = unrecorded.next().await? {
-            let Some(row) = unrecorded.event(&row, self.place, self.next_ordinal) else {
+            let ordinal = self.places.nth(self.next)?;
+            let Some(row) = unrecorded.event(&row, self.place, ordinal) else {
                 continue;
             };
-            self.next_ordinal += 1;
+            self.next += 1;
             self.progress.row();
             self.metrics.events_from_table.inc();
             let row = match row {

@@ -5,13 +5,15 @@
 
 mod keys;
 mod layers;
+mod sharing;
 
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use slot_manager::SlotName;
+use slot_manager::publication::CapturedTable;
+use slot_manager::{Shard, SlotFamily, SlotName};
 use toml::{Table, Value};
 
 pub use keys::{KEYS, Key, Kind};
@@ -26,10 +28,12 @@ use crate::postgres::Target;
 pub struct Settings {
     /// The database; `None` when neither a URL nor `PGHOST`/`PGDATABASE` says which.
     pub database: Option<Target>,
-    /// Replication slot.
+    /// Replication slot; that of the shard, if this relay is one.
     pub slot: SlotName,
-    /// Publication name, as PostgreSQL stores it.
+    /// Publication name, as PostgreSQL stores it; that of the shard, if this relay is one.
     pub publication: String,
+    /// The slot as it is set, and the shard.
+    pub family: SlotFamily,
     /// Whether a slot that we create is copied to standbys.
     pub slot_failover: bool,
     /// What the first start delivers.
@@ -166,12 +170,14 @@ impl Settings {
         let text = |name: &str| table.get(name).and_then(Value::as_str).unwrap_or_default();
         let seconds = |name: &str| Duration::from_secs(number(table, name));
         let switch = |name: &str| table.get(name).and_then(Value::as_bool).unwrap_or_default();
+        let dispatch = Dispatch::named(text("dispatch"))
+            .ok_or_else(|| setting_invalid("dispatch").hint("take `full` or `exceptions`"))?;
+        let family = sharing::family(text("slot"), text("shard"), dispatch)?;
         let settings = Settings {
             database: Target::from_settings(text("database_url"), env)?,
-            slot: text("slot")
-                .parse()
-                .map_err(|e| setting_invalid("slot").caused_by(e))?,
-            publication: text("publication").to_owned(),
+            slot: sharing::slot(&family)?,
+            publication: sharing::publication(&family, text("publication"))?,
+            family,
             slot_failover: switch("slot_failover"),
             start: match text("start") {
                 "new" => Start::New,
@@ -183,8 +189,7 @@ impl Settings {
                 "stop" => OnLoss::Stop,
                 _ => return Err(setting_invalid("slot_on_loss").hint("take `recover` or `stop`")),
             },
-            dispatch: Dispatch::named(text("dispatch"))
-                .ok_or_else(|| setting_invalid("dispatch").hint("take `full` or `exceptions`"))?,
+            dispatch,
             tables: tables(table)?,
             project: project(text("project"))?,
             pubsub: endpoint(text("pubsub_emulator_host"), text("pubsub_endpoint"))?,
@@ -218,6 +223,17 @@ impl Settings {
                 .hint("publish_timeout_s must be less than a quarter of wal_sender_timeout_s"));
         }
         Ok(settings)
+    }
+
+    /// Which shard this relay is, if it is one.
+    pub fn shard(&self) -> Option<Shard> {
+        self.family.shard
+    }
+
+    /// The captured tables as the publication must hold them.
+    pub fn captured(&self) -> Vec<CapturedTable> {
+        let tables = self.tables.iter();
+        tables.map(|table| table.captured(self.shard())).collect()
     }
 
     /// The database, or the error that says how to name it.

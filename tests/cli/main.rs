@@ -10,5 +10,6 @@ mod help;
 mod init;
 mod quarantine;
 mod recover;
+mod shards;
 mod slot;
 mod support;

@@ -239,7 +239,7 @@ impl Database {
 }
 
 /// Runs `postrider init --apply`.
-fn init(url: &str, slot: &str, more: &[(&str, &str)]) {
+pub(crate) fn init(url: &str, slot: &str, more: &[(&str, &str)]) {
     let mut environment = vec![("DATABASE_URL", url), ("POSTRIDER_SLOT", slot)];
     environment.extend(more);
     let done = postrider(&["init", "--apply"], &environment)

@@ -11,7 +11,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use slot_manager::preflight::{self, Expectation};
-use slot_manager::publication::{self, CapturedTable};
+use slot_manager::publication;
 use slot_manager::{Finding, QualifiedName, Severity};
 
 use super::findings::{Findings, from_error};
@@ -70,8 +70,9 @@ async fn check_database(settings: &Settings) -> Result<(Vec<Finding>, Vec<String
     let sql = connect(settings.database()?, "postrider check", STATEMENT_TIMEOUT).await?;
     let expectation = Expectation {
         slot: settings.slot.clone(),
+        family: settings.family.clone(),
         publication: settings.publication.clone(),
-        tables: captured(settings),
+        tables: settings.captured(),
         dispatch: Some(QualifiedName::new("outbox", "dispatch")),
         relay: QualifiedName::new("outbox", "relay"),
     };
@@ -83,7 +84,7 @@ async fn check_database(settings: &Settings) -> Result<(Vec<Finding>, Vec<String
         return Ok((findings, Vec::new()));
     }
     if settings.dispatch == Dispatch::Exceptions {
-        let tables = captured(settings);
+        let tables = settings.captured();
         let state = publication::inspect(&sql, &settings.publication, &tables).await?;
         findings.extend(untraced(&state).as_ref().map(from_error));
     }
@@ -99,13 +100,4 @@ async fn check_database(settings: &Settings) -> Result<(Vec<Finding>, Vec<String
         topics.extend(looked.topics);
     }
     Ok((findings, topics))
-}
-
-/// The tables of the settings with the columns that they must have.
-pub(super) fn captured(settings: &Settings) -> Vec<CapturedTable> {
-    let table = |table: &crate::map::TableSettings| CapturedTable {
-        name: table.table.clone(),
-        columns: table.required_columns(),
-    };
-    settings.tables.iter().map(table).collect()
 }

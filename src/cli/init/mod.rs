@@ -15,6 +15,7 @@ use super::findings::Findings;
 use super::output;
 use crate::error::{Code, Error, Result};
 use crate::postgres::{Sql, connect};
+use crate::relay::layout;
 use crate::settings::Settings;
 
 /// Long enough for a wait on another session's lock, short enough to be told of it.
@@ -104,14 +105,16 @@ pub(super) struct Schema {
 /// # Errors
 /// `postgres-version`, `privilege-missing`, `schema-missing` when a captured table is not there.
 pub(super) async fn schema(sql: &mut Sql, settings: &Settings, payload: Payload) -> Result<Schema> {
-    let major = cluster::inspect(sql).await?.major_version();
+    let cluster = cluster::inspect(sql).await?;
+    let major = cluster.major_version();
     if major < 14 {
         return Err(Error::new(
             Code::PostgresVersion,
             format!("the server is PostgreSQL {major}"),
         ));
     }
-    let captured = super::check::captured(settings);
+    layout::is_supported(settings.shard(), &cluster)?;
+    let captured = settings.captured();
     let before = publication::inspect(sql, &settings.publication, &captured).await?;
     let mut findings = apply::migrations(sql, settings, payload).await?;
     findings.extend(apply::publication(sql, settings).await?);

@@ -13,10 +13,12 @@ use crate::cli::{figures, output};
 use crate::dispatch::Resolved;
 use crate::error::{Error, Result};
 use crate::postgres::Sql;
+use crate::relay::layout::Before;
 use crate::relay::recovery::blocked::Firsts;
 use crate::relay::recovery::patient_session;
 use crate::relay::recovery::unrecorded::Unrecorded;
 use crate::settings::Settings;
+use crate::table::TableReader;
 use crate::watermark::CommitLsn;
 
 /// Ids that are shown of each topic.
@@ -67,18 +69,23 @@ pub(super) async fn show(
     sql.batch_execute("begin isolation level repeatable read read only")
         .await?;
     let mut tables = Vec::new();
-    let resolved = match situation.is_foreign() {
+    let resolved = match &situation.before {
         // Transactions of another cluster.
-        true => Resolved::default(),
-        false => Resolved::read(&sql, &settings.slot).await?,
+        _ if situation.is_foreign() => Resolved::default(),
+        Before::OtherLayout(followed) => {
+            let legacy = followed.legacy;
+            Resolved::new(legacy.resolved_xid, legacy.exceptions_xid)
+        }
+        Before::SameLayout | Before::Foreign(_) => Resolved::read(&sql, &settings.slot).await?,
     };
     let firsts = match resolved.repeats() {
-        true => Firsts::read(&sql).await?,
+        true => Firsts::read(&sql, settings.shard()).await?,
         false => Firsts::default(),
     };
     let project = settings.project()?;
     for table in &settings.tables {
-        let unrecorded = Unrecorded::of(&sql, table, project, &resolved, &firsts).await?;
+        let reader = TableReader::resolve(&sql, table, project, settings.shard()).await?;
+        let unrecorded = Unrecorded::of(&sql, reader, table, &resolved, &firsts).await?;
         tables.push(read(unrecorded, table.table.to_string()).await?);
     }
     let preview = Preview {

@@ -11,7 +11,6 @@ use slot_manager::{Slot, publication};
 use tokio_postgres::types::PgLsn;
 
 use super::{CHANGE_TIMEOUT, STATEMENT_TIMEOUT, pending, served_before, session};
-use crate::cli::check::captured;
 use crate::cli::{figures, output};
 use crate::error::{Code, Error, Result};
 use crate::postgres::Sql;
@@ -74,7 +73,7 @@ struct LeftOut {
 pub(super) async fn create(settings: &Settings, args: &CreateArgs) -> Result<ExitCode> {
     let name = &settings.slot;
     let sql = session(settings, CHANGE_TIMEOUT).await?;
-    let state = publication::inspect(&sql, &settings.publication, &captured(settings)).await?;
+    let state = publication::inspect(&sql, &settings.publication, &settings.captured()).await?;
     if state.publication.is_none() {
         let what = format!("publication {} does not exist", settings.publication);
         return Err(Error::new(Code::PublicationMissing, what).hint(

@@ -15,7 +15,7 @@
 //!
 //! Before the first start there was no relay: rows of that time are not delivered (`start = new`),
 //! and the first whole audit records them as `discarded`, by the transaction that inserted them.
-//! From then on each row has a record.
+//! From then on each row has a record. A shard compares the rows of its share.
 //!
 //! Where published events get no record (`dispatch = exceptions`) there is nothing to compare with:
 //! then it says from time to time up to which transaction everything has its outcome (`vouching`).
@@ -31,12 +31,13 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use slot_manager::SlotName;
 use slot_manager::publication::{self, CapturedTable};
+use slot_manager::{Shard, SlotName};
 use tokio::sync::{Notify, mpsc, oneshot};
 use tokio::task::JoinHandle;
 
 use super::from_table::TableSender;
+use super::places::Places;
 use super::recovery::patient_session;
 use crate::dispatch::Resolved;
 use crate::error::{Code, Error, Result};
@@ -68,6 +69,8 @@ pub(super) struct Subject {
     pub(super) captured: Vec<CapturedTable>,
     pub(super) tables: Arc<[TableSettings]>,
     pub(super) project: Arc<str>,
+    /// Whose rows are compared.
+    pub(super) shard: Option<Shard>,
     /// Whether rows from before are wanted.
     pub(super) start: FromWhere,
     /// How the session records.
@@ -243,7 +246,7 @@ impl Audit {
         let mut outcome = Outcome::Complete;
         for (table, oid) in tables.iter().zip(oids) {
             let first_xid = self.first_xid(earlier, oid, running.oldest);
-            let reader = TableReader::resolve(sql, table, &self.subject.project).await?;
+            let reader = self.reader(sql, table).await?;
             let passed = self.pass(sql, reader, None, first_xid, earlier);
             outcome = outcome.and(passed.await?);
         }
@@ -283,7 +286,7 @@ impl Audit {
                 continue;
             };
             let table = &self.subject.tables[leaf.table];
-            let reader = TableReader::resolve(sql, table, &self.subject.project).await?;
+            let reader = self.reader(sql, table).await?;
             let passed = self.pass(sql, reader, Some(range), None, &earlier);
             match passed.await? {
                 Outcome::Complete => marks.done(leaf),
@@ -298,6 +301,10 @@ impl Audit {
         Ok(pause)
     }
 
+    async fn reader(&self, sql: &Sql, table: &TableSettings) -> Result<TableReader> {
+        TableReader::resolve(sql, table, &self.subject.project, self.subject.shard).await
+    }
+
     async fn pass(
         &mut self,
         sql: &Sql,
@@ -310,6 +317,7 @@ impl Audit {
             sql,
             slot: &self.subject.slot,
             walsender: self.subject.walsender,
+            places: Places::of(self.subject.shard),
             reader,
             first_xid,
             resolved: earlier.resolved,

@@ -18,6 +18,7 @@ use crate::dispatch::{Resolved, row_xid};
 use crate::error::{Code, Error, Result};
 use crate::postgres::Sql;
 use crate::relay::from_table::{FromTable, SessionEnded, TableSender, last_ordinal, place_before};
+use crate::relay::places::Places;
 use crate::table::TableReader;
 use crate::watermark::CommitLsn;
 
@@ -44,9 +45,9 @@ const NOT_RECORDED: &str = "\
 const DISCARD: &str = "\
     insert into outbox.dispatch \
         (commit_lsn, ordinal, event_id, source_id, state, attempts, committed_at, error) \
-    select $1, $2 + w.n::int, w.id, w.source_id, 'discarded', 0, now(), \
+    select $1, w.ordinal, w.id, w.source_id, 'discarded', 0, now(), \
            'committed before the first start of the relay' \
-    from unnest($3::uuid[], $4::text[]) with ordinality as w (id, source_id, n)";
+    from unnest($2::int[], $3::uuid[], $4::text[]) as w (ordinal, id, source_id)";
 
 /// How a comparison ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -105,6 +106,7 @@ pub(super) struct Pass<'a> {
     pub(super) sql: &'a Sql,
     pub(super) slot: &'a SlotName,
     pub(super) walsender: i32,
+    pub(super) places: Places,
     pub(super) reader: TableReader,
     /// Rows of older transactions are from before the first start, and recorded as discarded.
     pub(super) first_xid: Option<i64>,
@@ -149,7 +151,7 @@ impl Pass<'_> {
             "begin; declare audit no scroll cursor for \
              select e.tableoid, e.ctid::text, {id}, {source_id}, {is_old} from {table} e \
              where {blocks} {} order by {}",
-            self.resolved.lacks_outcome(id),
+            self.reader.lacks_outcome(&self.resolved),
             self.reader.order_sql()
         )
     }
@@ -228,7 +230,8 @@ impl Pass<'_> {
     /// Reads rows in small portions, since each may be large, hands them over in order, and waits
     /// until their outcome is recorded: only then can another comparison tell what is missing.
     async fn publish(&mut self, rows: &[Row], commit: CommitLsn) -> Result<()> {
-        let mut ordinal = last_ordinal(self.sql, commit).await?;
+        let last = last_ordinal(self.sql, commit).await?;
+        let mut next = self.places.nth_after(last);
         let mut rest = rows;
         let mut portion = MAX_ROWS;
         while let Some(first) = rest.first() {
@@ -240,7 +243,8 @@ impl Pass<'_> {
                 let SimpleQueryMessage::Row(row) = message else {
                     continue;
                 };
-                ordinal += 1;
+                let ordinal = self.places.nth(next)?;
+                next += 1;
                 let row = match self.reader.event(&row, commit, ordinal) {
                     Ok(event) => {
                         bytes += event.event.message.len();
@@ -284,10 +288,14 @@ impl Pass<'_> {
         let ids: Vec<uuid::Uuid> = rows.iter().map(|row| row.id).collect();
         let source_ids: Vec<Option<&str>> =
             rows.iter().map(|row| row.source_id.as_deref()).collect();
-        let last = i32::try_from(last_ordinal(self.sql, commit).await?).unwrap_or(i32::MAX);
+        let next = self.places.nth_after(last_ordinal(self.sql, commit).await?);
+        let ordinals = (next..).take(rows.len());
+        let ordinals: Result<Vec<i32>> = ordinals
+            .map(|nth| Ok(self.places.nth(nth)?.cast_signed()))
+            .collect();
         let place = PgLsn::from(commit.lsn().as_u64());
         self.sql
-            .execute(DISCARD, &[&place, &last, &ids, &source_ids])
+            .execute(DISCARD, &[&place, &ordinals?, &ids, &source_ids])
             .await?;
         Ok(())
     }

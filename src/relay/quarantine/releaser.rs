@@ -9,6 +9,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use slot_manager::Shard;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio_postgres::SimpleQueryMessage;
@@ -72,6 +73,7 @@ impl Releaser {
         target: Target,
         tables: Vec<TableSettings>,
         project: Arc<str>,
+        shard: Option<Shard>,
     ) -> Self {
         let (asks, incoming) = mpsc::channel(1);
         let (outgoing, found) = mpsc::channel(1);
@@ -79,6 +81,7 @@ impl Releaser {
             target,
             tables,
             project,
+            shard,
             session: None,
             looked_to: None,
         };
@@ -120,6 +123,8 @@ struct Worker {
     target: Target,
     tables: Vec<TableSettings>,
     project: Arc<str>,
+    /// Whose rows are looked at.
+    shard: Option<Shard>,
     session: Option<Session>,
     /// The last group that a look has brought, unless it was the last of all: those that cannot be
     /// published for now must not hide others.
@@ -144,7 +149,7 @@ impl Worker {
             Some(session) => session,
             none => none.insert(Session::open(&self.target).await?),
         };
-        let sql = &session.sql;
+        let (sql, shard) = (&session.sql, self.shard);
         match ask {
             Ask::Look {
                 blocked,
@@ -152,36 +157,37 @@ impl Worker {
                 count,
             } => {
                 let after = self.looked_to.take();
-                let released =
-                    quarantined::released_groups(sql, after.as_ref(), GROUPS as i64).await?;
+                let looking =
+                    quarantined::released_groups(sql, shard, after.as_ref(), GROUPS as i64);
+                let released = looking.await?;
                 self.looked_to = released.get(GROUPS - 1).cloned();
                 Ok(Found::Looked {
                     released,
                     vanished: match blocked.is_empty() {
                         true => Vec::new(),
-                        false => quarantined::vanished(sql, &blocked).await?,
+                        false => quarantined::vanished(sql, shard, &blocked).await?,
                     },
                     durable,
                     count: match count {
-                        true => Some(quarantined::count(sql).await?),
+                        true => Some(quarantined::count(sql, shard).await?),
                         false => None,
                     },
                 })
             }
             Ask::Do(Command::Mark(group)) => {
-                quarantined::mark(sql, &group).await?;
+                quarantined::mark(sql, shard, &group).await?;
                 Ok(Found::Marked(group))
             }
             Ask::Do(Command::SendBack(group)) => {
-                quarantined::send_back(sql, &group).await?;
+                quarantined::send_back(sql, shard, &group).await?;
                 Ok(Found::SentBack(group))
             }
             Ask::Do(Command::Page(group, after)) => {
-                let rows = quarantined::page(sql, &group, after, PAGE).await?;
+                let rows = quarantined::page(sql, shard, &group, after, PAGE).await?;
                 let count = rows.len();
                 if count > 0 && session.readers.is_empty() {
                     for table in &self.tables {
-                        let reader = TableReader::resolve(sql, table, &self.project).await?;
+                        let reader = TableReader::resolve(sql, table, &self.project, shard).await?;
                         session.readers.push(reader);
                     }
                 }

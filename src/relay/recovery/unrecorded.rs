@@ -36,19 +36,17 @@ impl Unrecorded {
     /// of one snapshot the records are as old as the rows.
     ///
     /// # Errors
-    /// Those of [`TableReader::resolve`], and of a statement; `slot-busy` when the table has been
-    /// altered since the snapshot.
+    /// Those of a statement; `slot-busy` when the table has been altered since the snapshot.
     pub(crate) async fn of(
         sql: &Sql,
+        reader: TableReader,
         table: &TableSettings,
-        project: &str,
         resolved: &Resolved,
         firsts: &Firsts,
     ) -> Result<Self> {
-        let reader = TableReader::resolve(sql, table, project).await?;
         let blocked = Blocked::of(sql, table, &reader, resolved, firsts).await?;
         let (id, order) = (reader.event_id_sql(), reader.order_sql());
-        let lacks_outcome = resolved.lacks_outcome(id);
+        let lacks_outcome = reader.lacks_outcome(resolved);
         let statement = match resolved.repeats() {
             true => format!(
                 "{} where {lacks_outcome} or {} and {id} = any ({}) order by {order}",

@@ -11,6 +11,9 @@ use crate::process::{self, TOPIC};
 /// Slot of everything that reads as the relay does.
 pub(super) const SLOT: &str = "postrider";
 
+/// The shards of [`Contestant::TwoShards`]; their publications are made before any backlog.
+pub(super) const SHARDS: [&str; 2] = ["0/2", "1/2"];
+
 /// A program that drains a backlog.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Contestant {
@@ -26,6 +29,8 @@ pub(super) enum Contestant {
         /// By how much the emulator's answers are late, milliseconds.
         delay_ms: u64,
     },
+    /// Two relays, each with its share of the keys.
+    TwoShards,
     /// The relay's reading, with Google's Publisher in place of ours.
     Official,
     /// A bare tonic client with one message per request, from memory.
@@ -64,6 +69,7 @@ impl Contestant {
                     delay.unwrap_or_default()
                 )
             }
+            Self::TwoShards => "two relays with half of the keys each".into(),
             Self::Official => "google-cloud-pubsub Publisher behind our reading".into(),
             Self::Bare => "bare tonic client, one message per request".into(),
         }
@@ -74,23 +80,45 @@ impl Contestant {
         match self {
             Self::Recvlogical(_) | Self::Null(_) | Self::Pgwire(_) => None,
             Self::Relay { delay_ms, .. } => Some(delay_ms),
-            Self::Official | Self::Bare => Some(0),
+            Self::TwoShards | Self::Official | Self::Bare => Some(0),
         }
     }
 
     /// Whether each event has a row in `outbox.dispatch` afterwards.
     pub(super) fn records_all(self) -> bool {
-        matches!(self, Self::Relay { setting, .. } if setting.is_none_or(|(name, _)| name != DISPATCH.0))
+        match self {
+            Self::Relay { setting, .. } => setting.is_none_or(|(name, _)| name != DISPATCH.0),
+            Self::TwoShards => true,
+            Self::Recvlogical(_)
+            | Self::Null(_)
+            | Self::Pgwire(_)
+            | Self::Official
+            | Self::Bare => false,
+        }
     }
 
     /// The relay serves on when it has drained the backlog; the others end.
     pub(super) fn ends_by_itself(self) -> bool {
-        !matches!(self, Self::Relay { .. })
+        !matches!(self, Self::Relay { .. } | Self::TwoShards)
     }
 
-    /// The program, which is to drain until `end`, publishing to the emulator at `host`.
+    /// The slots that are read, each by a program of its own.
+    pub(super) fn slots(self) -> &'static [&'static str] {
+        match self {
+            Self::TwoShards => &["postrider_0of2", "postrider_1of2"],
+            Self::Recvlogical(_)
+            | Self::Null(_)
+            | Self::Pgwire(_)
+            | Self::Relay { .. }
+            | Self::Official
+            | Self::Bare => &[SLOT],
+        }
+    }
+
+    /// The `nth` program, which is to drain until `end`, publishing to the emulator at `host`.
     pub(super) fn command(
         self,
+        nth: usize,
         database: &Database,
         end: &str,
         host: &str,
@@ -134,6 +162,11 @@ impl Contestant {
             Self::Relay { setting, .. } => {
                 let mut command = Command::new(process::binary());
                 command.arg("run").envs(setting);
+                command
+            }
+            Self::TwoShards => {
+                let mut command = Command::new(process::binary());
+                command.arg("run").env("POSTRIDER_SHARD", SHARDS[nth]);
                 command
             }
         };

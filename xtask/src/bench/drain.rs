@@ -7,9 +7,9 @@
 use std::time::{Duration, Instant};
 
 use super::backlog::Backlog;
-use super::contestant::{Contestant, SLOT};
+use super::contestant::Contestant;
 use super::database::Database;
-use super::peers::Emulator;
+use super::peers::{Emulator, Told};
 use super::sample::Sample;
 use crate::process::{self, Running, Usage, usage};
 
@@ -29,35 +29,44 @@ pub(super) async fn drain(
     backlog: &Backlog,
     end: &str,
 ) -> Result<Sample, String> {
-    database.prepare_drain(SLOT).await?;
+    let slots = contestant.slots();
+    database.prepare_drain(slots).await?;
     let mut emulator = match contestant.emulator_delay_ms() {
         Some(delay_ms) => Some(Emulator::start(delay_ms, false)?),
         None => None,
     };
+    let mut emulator_cpu = 0.0;
     let host = emulator.as_ref().map_or("127.0.0.1:1", |e| &e.host);
-    let mut command = contestant.command(database, end, host, backlog)?;
     let began = Instant::now();
-    let mut program = process::start(&mut command)?;
-    let mut spent = Spent::default();
+    let mut programs = start(contestant, database, backlog, end, host)?;
+    let mut spent: Vec<Spent> = slots.iter().map(|_| Spent::default()).collect();
     let mut streams_since = None;
     let over = loop {
-        let server = database.look(SLOT, end).await?;
-        if server.walsender.is_some() {
-            streams_since.get_or_insert_with(Instant::now);
+        let (mut ended, mut drained) = (false, true);
+        for ((slot, program), spent) in slots.iter().zip(&mut programs).zip(&mut spent) {
+            let server = database.look(slot, end).await?;
+            if server.walsender.is_some() {
+                streams_since.get_or_insert_with(Instant::now);
+            }
+            ended |= spent.look(program, &server, contestant)?;
+            drained &= server.drained;
         }
-        let ended = spent.look(&mut program, &server, emulator.as_mut(), contestant)?;
+        if let Some(emulator) = &mut emulator {
+            emulator_cpu = emulator.usage()?.cpu_seconds;
+        }
+        let is_too_large = |spent: &Spent| spent.program.peak_rss_kib > MEMORY_LIMIT_KIB;
         match (ended, contestant.ends_by_itself()) {
             (true, true) => break Over::Drained,
             (true, false) => return Err(format!("{} ended", contestant.describe())),
-            (false, false) if server.drained => break Over::Drained,
-            _ if spent.program.peak_rss_kib > MEMORY_LIMIT_KIB => break Over::TooLarge,
+            (false, false) if drained => break Over::Drained,
+            _ if spent.iter().any(is_too_large) => break Over::TooLarge,
             _ if began.elapsed() > LIMIT => return Err("it takes too long".into()),
             _ => tokio::time::sleep(LOOK_INTERVAL).await,
         }
     };
     let seconds = began.elapsed().as_secs_f64();
     let streamed_seconds = streams_since.unwrap_or(began).elapsed().as_secs_f64();
-    drop(program);
+    drop(programs);
     let told = match emulator {
         Some(emulator) => Some(emulator.finish()?),
         None => None,
@@ -66,20 +75,11 @@ pub(super) async fn drain(
         (Over::TooLarge, Some(told)) => told.stored,
         _ => backlog.events,
     };
-    if let Some(told) = &told
-        && told.stored != events
-    {
-        return Err(format!("{} of {events} events were published", told.stored));
+    is_whole(contestant, database, told.as_ref(), events).await?;
+    for slot in slots {
+        database.free_slot(slot).await?;
     }
-    if contestant.records_all() {
-        let rows = database
-            .count("SELECT count(*) FROM outbox.dispatch")
-            .await?;
-        if rows != events {
-            return Err(format!("{rows} of {events} events have a dispatch row"));
-        }
-    }
-    database.free_slot(SLOT).await?;
+    let spent = spent.iter().fold(Spent::default(), Spent::and);
     Ok(Sample {
         events,
         complete: over == Over::Drained,
@@ -88,9 +88,46 @@ pub(super) async fn drain(
         program: spent.program,
         walsender_cpu: spent.walsender,
         dispatch_cpu: spent.dispatch,
-        emulator_cpu: spent.emulator,
+        emulator_cpu,
         requests: told.map(|told| told.requests),
     })
+}
+
+/// Starts one program for each slot.
+fn start(
+    contestant: Contestant,
+    database: &Database,
+    backlog: &Backlog,
+    end: &str,
+    host: &str,
+) -> Result<Vec<Running>, String> {
+    let start = |nth| {
+        let mut command = contestant.command(nth, database, end, host, backlog)?;
+        process::start(&mut command)
+    };
+    (0..contestant.slots().len()).map(start).collect()
+}
+
+/// Makes sure that so many events were published, and recorded where that is done.
+async fn is_whole(
+    contestant: Contestant,
+    database: &Database,
+    told: Option<&Told>,
+    events: u64,
+) -> Result<(), String> {
+    if let Some(told) = told
+        && told.stored != events
+    {
+        return Err(format!("{} of {events} events were published", told.stored));
+    }
+    if contestant.records_all() {
+        let rows = "SELECT count(*) FROM outbox.dispatch";
+        let rows = database.count(rows).await?;
+        if rows != events {
+            return Err(format!("{rows} of {events} events have a dispatch row"));
+        }
+    }
+    Ok(())
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -113,16 +150,26 @@ struct Spent {
     program: Usage,
     walsender: f64,
     dispatch: f64,
-    emulator: f64,
 }
 
 impl Spent {
-    /// Notes what all have used; says whether the program has ended well.
+    /// What several have spent; the memory is that of all together.
+    fn and(self, other: &Self) -> Self {
+        Self {
+            program: Usage {
+                peak_rss_kib: self.program.peak_rss_kib + other.program.peak_rss_kib,
+                cpu_seconds: self.program.cpu_seconds + other.program.cpu_seconds,
+            },
+            walsender: self.walsender + other.walsender,
+            dispatch: self.dispatch + other.dispatch,
+        }
+    }
+
+    /// Notes what they have used; says whether the program has ended well.
     fn look(
         &mut self,
         program: &mut Running,
         server: &Server,
-        emulator: Option<&mut Emulator>,
         contestant: Contestant,
     ) -> Result<bool, String> {
         // A process that is gone keeps its last figure.
@@ -134,9 +181,6 @@ impl Spent {
         }
         if let Some(usage) = server.dispatch.and_then(usage) {
             self.dispatch = usage.cpu_seconds;
-        }
-        if let Some(emulator) = emulator {
-            self.emulator = emulator.usage()?.cpu_seconds;
         }
         match program.0.try_wait().map_err(|e| e.to_string())? {
             None => Ok(false),

@@ -53,6 +53,9 @@ pub(crate) struct TortureArgs {
     /// Play only schedules with this family of faults
     #[arg(long, value_enum)]
     kind: Option<Temper>,
+    /// Play only schedules whose events are shared out among several relays
+    #[arg(long)]
+    sharded: bool,
     /// Schedules at once, each job with a PostgreSQL server of its own; by default one per core
     #[arg(long)]
     jobs: Option<usize>,
@@ -133,6 +136,7 @@ struct Board {
     stop: AtomicBool,
     keep_going: bool,
     kind: Option<Temper>,
+    sharded: bool,
     totals: Mutex<Totals>,
 }
 
@@ -170,6 +174,7 @@ async fn play(args: &TortureArgs, seed: u64) -> Result<Totals, String> {
         stop: AtomicBool::new(false),
         keep_going: args.keep_going,
         kind: args.kind,
+        sharded: args.sharded,
         totals: Mutex::new(Totals::default()),
     });
     let began = Instant::now();
@@ -190,7 +195,8 @@ async fn job(board: Arc<Board>) -> Result<(), String> {
     let ground = Ground::start().await?;
     while let Some(index) = board.take() {
         let plan = Plan::draw(board.seed, index);
-        if board.kind.is_some_and(|kind| kind != plan.temper) {
+        let is_other_kind = board.kind.is_some_and(|kind| kind != plan.temper);
+        if is_other_kind || board.sharded && plan.relay.shards == 1 {
             continue;
         }
         let outcome = schedule::run(plan, &ground)

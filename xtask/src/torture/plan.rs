@@ -71,7 +71,10 @@ pub(super) enum Release {
 /// How the relay is set.
 #[derive(Debug, Clone)]
 pub(super) struct RelayPlan {
+    /// Relays of each slot at the same time.
     pub(super) count: usize,
+    /// Slots that share the events out; 1 without `shard`.
+    pub(super) shards: usize,
     pub(super) in_flight_requests: u64,
     pub(super) in_flight_mib: u64,
     pub(super) channels: u64,
@@ -141,14 +144,21 @@ impl Plan {
         };
         let steps = steps::draw(temper, release, &mut random);
         let backlog = temper != Temper::Publication && random.per_mille(250);
+        let mut beside = random.clone().fork();
+        let exceptions = beside.per_mille(330);
+        let mut relay = RelayPlan {
+            quarantines_key,
+            exceptions,
+            ..RelayPlan::draw(temper, &steps, &mut random)
+        };
+        let can_be_shared_out = relay.count == 1 && !exceptions && !temper.loses_rows();
+        if can_be_shared_out && beside.per_mille(250) {
+            relay.shards = 2;
+        }
         Self {
             index,
             temper,
-            relay: RelayPlan {
-                quarantines_key,
-                exceptions: random.clone().fork().per_mille(330),
-                ..RelayPlan::draw(temper, &steps, &mut random)
-            },
+            relay,
             workload: WorkloadPlan::draw(temper, has_poison, &mut random),
             backlog,
             answer_delay: match backlog {
@@ -192,6 +202,14 @@ impl Plan {
 }
 
 impl RelayPlan {
+    /// The setting `shard` of the relay in each seat.
+    pub(super) fn seats(&self) -> Vec<String> {
+        match self.shards {
+            1 => vec![String::new(); self.count],
+            of => (0..of).map(|index| format!("{index}/{of}")).collect(),
+        }
+    }
+
     fn draw(temper: Temper, steps: &[Step], random: &mut Random) -> Self {
         let has = |wanted: fn(&Fault) -> bool| steps.iter().any(|step| wanted(&step.fault));
         // Short where an answer or a session is to be waited out. Long elsewhere, so that a slow
@@ -216,6 +234,7 @@ impl RelayPlan {
                 | Temper::Pubsub
                 | Temper::Postgres => 1,
             },
+            shards: 1,
             in_flight_requests: random.pick(&[1, 2, 8, 64, 512]),
             in_flight_mib: random.pick(&[1, 4, 24]),
             channels: random.pick(&[1, 2, 4]),
@@ -261,13 +280,14 @@ impl fmt::Display for Plan {
         } = self;
         writeln!(
             f,
-            "{:?}{}, {} relay(s): {} requests and {} MiB in flight, {} channels, publish timeout \
+            "{:?}{}, {} shard(s), {} relay(s) each: {} requests and {} MiB in flight, {} channels, publish timeout \
              {:?}, lease {:?}{}; answers take {:?}",
             self.temper,
             match relay.exceptions {
                 true => " without records",
                 false => "",
             },
+            relay.shards,
             relay.count,
             relay.in_flight_requests,
             relay.in_flight_mib,
@@ -395,6 +415,30 @@ mod tests {
             assert!(
                 (all / 4..all / 2).contains(&exceptions),
                 "{exceptions} of {all}"
+            );
+        }
+    }
+
+    #[test]
+    fn shards_have_full_records_and_one_relay_each_and_come_with_every_fault_they_are_judged_under()
+    {
+        let plans = (0..3_000).map(|index| Plan::draw(9, index));
+        let sharded: Vec<Plan> = plans.filter(|plan| plan.relay.shards > 1).collect();
+        assert!(sharded.len() > 150, "{}", sharded.len());
+        for plan in &sharded {
+            assert!(plan.relay.count == 1 && !plan.relay.exceptions && !plan.loses_rows());
+        }
+        for temper in [
+            Temper::Gentle,
+            Temper::Crashes,
+            Temper::Pubsub,
+            Temper::Postgres,
+            Temper::Network,
+            Temper::Everything,
+        ] {
+            assert!(
+                sharded.iter().any(|plan| plan.temper == temper),
+                "{temper:?}"
             );
         }
     }

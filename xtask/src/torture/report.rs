@@ -28,6 +28,7 @@ pub(super) struct Totals {
     swapped: u64,
     duplicates: BTreeMap<Cause, u64>,
     exceptions: u64,
+    sharded: u64,
     with_poison: u64,
     set_aside: u64,
     released: u64,
@@ -56,6 +57,7 @@ impl Totals {
             *self.duplicates.entry(*cause).or_default() += count;
         }
         self.exceptions += u64::from(outcome.plan.relay.exceptions);
+        self.sharded += u64::from(outcome.plan.relay.shards > 1);
         self.with_poison += u64::from(!outcome.plan.workload.poison.is_empty());
         self.set_aside += verdict.set_aside;
         if outcome.plan.release != Release::Never {
@@ -81,6 +83,7 @@ impl Totals {
             ("publish requests".to_owned(), self.attempts),
             ("looks at the slot".to_owned(), self.looks),
             ("schedules without records".to_owned(), self.exceptions),
+            ("schedules with two shards".to_owned(), self.sharded),
             ("schedules with refused events".to_owned(), self.with_poison),
             ("events set aside".to_owned(), self.set_aside),
             ("  released in the end".to_owned(), self.released),
@@ -159,9 +162,10 @@ pub(super) fn line(outcome: &Outcome) -> String {
     format!(
         "schedule {:>5}  {:13}  {:>6} events  {:>6} stored  {:>5.1} s  {}",
         outcome.plan.index,
-        match outcome.plan.relay.exceptions {
-            true => format!("{:?} *", outcome.plan.temper),
-            false => format!("{:?}", outcome.plan.temper),
+        match (outcome.plan.relay.exceptions, outcome.plan.relay.shards) {
+            (true, _) => format!("{:?} *", outcome.plan.temper),
+            (false, 1) => format!("{:?}", outcome.plan.temper),
+            (false, of) => format!("{:?} /{of}", outcome.plan.temper),
         },
         verdict.events,
         verdict.stored_messages,

@@ -27,6 +27,7 @@ struct Network {
 impl Seat {
     pub(super) async fn new(
         plan: &Plan,
+        shard: &str,
         ground: &Ground,
         database: &Database,
         emulator: &RunningEmulator,
@@ -37,7 +38,7 @@ impl Seat {
             let postgres = &database.relay_url;
             let launch = Launch::new(&plan.relay, &database.name, postgres, &pubsub, journal);
             return Ok(Self {
-                launch,
+                launch: launch.of_shard(shard),
                 network: None,
             });
         }
@@ -51,7 +52,7 @@ impl Seat {
             journal,
         );
         Ok(Self {
-            launch,
+            launch: launch.of_shard(shard),
             network: Some(Network { postgres, pubsub }),
         })
     }

@@ -9,11 +9,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use pubsub_emulator::Journal;
-use tokio::task::JoinHandle;
+use tokio::task::JoinSet;
 use tokio_postgres::Client;
 use tokio_postgres::types::PgLsn;
 
 use super::ground::Database;
+use super::plan::Plan;
 
 const LOOK_INTERVAL: Duration = Duration::from_millis(4);
 
@@ -25,10 +26,12 @@ const RECORDS_EVERY: u32 = 40;
 /// A look at the slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Sample {
+    /// Whose slot; 0 without shards.
+    pub(super) shard: usize,
     /// The look was over by then.
     pub(super) at: Duration,
     pub(super) confirmed: u64,
-    /// Dispatch rows of transactions before that position, counted right afterwards.
+    /// Dispatch rows (of the shard) of transactions before that position, counted right afterwards.
     pub(super) records_below: u64,
 }
 
@@ -45,7 +48,8 @@ pub(super) struct Seen {
 /// The running watch; ends when dropped.
 #[derive(Debug)]
 pub(super) struct Watch {
-    task: JoinHandle<()>,
+    /// One for each slot.
+    _tasks: JoinSet<()>,
     journal: Journal,
     seen: Arc<Mutex<Seen>>,
 }
@@ -53,15 +57,26 @@ pub(super) struct Watch {
 impl Watch {
     /// Rows from a table have records at places behind the position from the beginning: where
     /// there may be such, they have to be left out of the count.
-    pub(super) fn start(database: Database, journal: Journal, has_table_rows: bool) -> Self {
+    pub(super) fn start(database: &Database, journal: Journal, plan: &Plan) -> Self {
         let seen = Arc::new(Mutex::new(Seen::default()));
-        let records_below = match has_table_rows {
-            true => format!("{RECORDS_BELOW} AND mod(commit_lsn - '0/0', 8) <> 7"),
-            false => RECORDS_BELOW.to_owned(),
-        };
-        let task = tokio::spawn(run(database, records_below, journal.clone(), seen.clone()));
+        let mut tasks = JoinSet::new();
+        let shards = plan.relay.shards;
+        for (shard, slot) in database.slots(&plan.relay).into_iter().enumerate() {
+            let mut records_below = format!("{RECORDS_BELOW} AND mod(ordinal, {shards}) = {shard}");
+            if plan.loses_rows() {
+                records_below += " AND mod(commit_lsn - '0/0', 8) <> 7";
+            }
+            let subject = Subject {
+                slot,
+                shard,
+                records_below,
+                journal: journal.clone(),
+                seen: seen.clone(),
+            };
+            tasks.spawn(run(database.clone(), subject));
+        }
         Self {
-            task,
+            _tasks: tasks,
             journal,
             seen,
         }
@@ -79,34 +94,31 @@ impl Watch {
     }
 }
 
-impl Drop for Watch {
-    fn drop(&mut self) {
-        self.task.abort();
-    }
+/// A slot that is looked at, and where it is noted.
+struct Subject {
+    slot: String,
+    shard: usize,
+    records_below: String,
+    journal: Journal,
+    seen: Arc<Mutex<Seen>>,
 }
 
 fn lock(seen: &Mutex<Seen>) -> std::sync::MutexGuard<'_, Seen> {
     seen.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-async fn run(database: Database, records_below: String, journal: Journal, seen: Arc<Mutex<Seen>>) {
+async fn run(database: Database, subject: Subject) {
     loop {
         // The server may be down for a while, on purpose.
         if let Ok(client) = database.connect().await {
-            let _ =
-                look_until_error(&client, &database.name, &records_below, &journal, &seen).await;
+            let _ = look_until_error(&client, &subject).await;
         }
         tokio::time::sleep(LOOK_INTERVAL).await;
     }
 }
 
-async fn look_until_error(
-    client: &Client,
-    slot: &str,
-    records_below: &str,
-    journal: &Journal,
-    seen: &Mutex<Seen>,
-) -> Result<(), tokio_postgres::Error> {
+async fn look_until_error(client: &Client, subject: &Subject) -> Result<(), tokio_postgres::Error> {
+    let (journal, seen) = (&subject.journal, &subject.seen);
     let position = client
         .prepare(
             "SELECT confirmed_flush_lsn FROM pg_replication_slots \
@@ -114,10 +126,10 @@ async fn look_until_error(
         )
         .await?;
     // A statement of its own: its snapshot must not be older than the position.
-    let records = client.prepare(records_below).await?;
+    let records = client.prepare(&subject.records_below).await?;
     let mut last = None;
     for look in 0u32.. {
-        let row = client.query_one(&position, &[&slot]).await?;
+        let row = client.query_one(&position, &[&subject.slot]).await?;
         let confirmed: PgLsn = row.get(0);
         let at = journal.now();
         lock(seen).looks += 1;
@@ -125,6 +137,7 @@ async fn look_until_error(
             let row = client.query_one(&records, &[&confirmed]).await?;
             let records_below: i64 = row.get(0);
             lock(seen).samples.push(Sample {
+                shard: subject.shard,
                 at,
                 confirmed: confirmed.into(),
                 records_below: records_below as u64,

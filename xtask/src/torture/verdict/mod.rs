@@ -88,14 +88,23 @@ pub(super) struct Evidence {
     /// `dispatch = exceptions`: published events have no record, unless they were released, and a
     /// crash repeats more, but whole and in order.
     pub(super) exceptions: bool,
-    /// Relays at the same time.
+    /// Relays of each slot at the same time.
     pub(super) relays: usize,
+    /// Slots that share the events out.
+    pub(super) shards: usize,
     /// Whether the plan has rows delivered from their table.
     pub(super) from_table: FromTable,
     /// Ends of the WAL before the publication was altered.
     pub(super) gaps: Vec<u64>,
     pub(super) quarantine: Quarantine,
     pub(super) log: Logged,
+}
+
+impl Evidence {
+    /// Whose record it is, which is whose event; 0 without shards.
+    fn shard(&self, record: &Record) -> usize {
+        usize::try_from(record.ordinal).unwrap_or(0) % self.shards.max(1)
+    }
 }
 
 /// A broken promise.

@@ -49,6 +49,7 @@ fn evidence() -> Evidence {
         });
         evidence.recorded_at.insert(id, ms(100 * n + 15));
         evidence.samples.push(Sample {
+            shard: 0,
             at: ms(100 * n + 20),
             confirmed: 1_000 * n + 10,
             records_below: n,
@@ -371,6 +372,7 @@ fn a_released_event_has_a_record_before_it_is_sent_and_any_other_must_not() {
     let mut released = refused(true, Release::AtTheEnd);
     released.log.lives = vec![Life {
         pid: 1,
+        seat: 0,
         born: ms(350),
         died: None,
         streams: vec![ms(360)],
@@ -500,6 +502,7 @@ fn the_position_of_a_lost_slot_says_nothing_until_a_relay_has_it_again() {
     assert_eq!(texts(&evidence), [""; 0]);
     evidence.log.lives = vec![Life {
         pid: 1,
+        seat: 0,
         born: ms(160),
         died: None,
         streams: vec![ms(210)],
@@ -626,6 +629,7 @@ fn sent_again(recorded_ms: u64, by: u64) -> Vec<Violation> {
     let mut evidence = repeated(Answer::MessageIds, vec![kill]);
     let life = |pid, born, died, streams| Life {
         pid,
+        seat: 0,
         born: ms(born),
         died,
         streams: vec![ms(streams)],
@@ -827,6 +831,7 @@ fn without_records_the_position_says_nothing_during_a_recovery_and_counts_again_
     let mut evidence = without_records();
     // Past e2 and e3 while only e1 is stored.
     evidence.samples.push(Sample {
+        shard: 0,
         at: ms(180),
         confirmed: 3_040,
         records_below: 0,
@@ -835,6 +840,7 @@ fn without_records_the_position_says_nothing_during_a_recovery_and_counts_again_
     evidence.log.recovers = vec![ms(170)];
     evidence.log.lives = vec![Life {
         pid: 1,
+        seat: 0,
         born: ms(10),
         died: None,
         streams: vec![ms(20), ms(190)],
@@ -842,4 +848,54 @@ fn without_records_the_position_says_nothing_during_a_recovery_and_counts_again_
     assert_eq!(texts(&evidence), [""; 0]);
     evidence.samples[3].at = ms(195);
     assert_eq!(violations(&evidence).len(), 2);
+}
+
+/// e1 and e3 are of one shard, e2 of the other.
+fn shared_out() -> Evidence {
+    let mut evidence = evidence();
+    evidence.shards = 2;
+    for (record, ordinal) in evidence.records.iter_mut().zip([2, 3, 2]) {
+        record.ordinal = ordinal;
+    }
+    evidence.samples.clear();
+    evidence
+}
+
+#[test]
+fn the_slot_of_a_shard_stands_for_its_events_alone() {
+    let at = |shard, ms_at, confirmed, records_below| Sample {
+        shard,
+        at: ms(ms_at),
+        confirmed,
+        records_below,
+    };
+    let mut evidence = shared_out();
+    // Past e2, which is the other's and not stored yet.
+    evidence.samples.push(at(0, 150, 2_040, 1));
+    assert_eq!(texts(&evidence), [""; 0]);
+    evidence.samples[0] = at(1, 150, 2_040, 1);
+    assert_eq!(violations(&evidence).len(), 1);
+    evidence.samples[0] = at(0, 350, 3_040, 1);
+    assert_eq!(violations(&evidence).len(), 1, "e3 has no record by then");
+}
+
+#[test]
+fn what_a_shard_had_to_know_is_not_held_against_the_other() {
+    let mut evidence = shared_out();
+    let life = |seat, born, streams| Life {
+        pid: 1 + seat as u32,
+        seat,
+        born: ms(born),
+        died: None,
+        streams: vec![ms(streams)],
+    };
+    // The relay of e3 was there when it was recorded; the other one came later.
+    evidence.log.lives = vec![life(0, 10, 20), life(1, 380, 390)];
+    evidence.recorded_at.insert("e3".to_owned(), ms(370));
+    evidence.attempts.push(attempt(3, 400, "e3"));
+    evidence.records[2].message_id = Some(99);
+    let is_meant = |violation: &Violation| matches!(violation, Violation::SentAfterRecorded { .. });
+    assert!(!violations(&evidence).iter().any(is_meant));
+    evidence.log.lives[0].born = ms(375);
+    assert!(violations(&evidence).iter().any(is_meant));
 }
