@@ -20,13 +20,8 @@ pub(super) fn run(settings: Settings) -> Result<ExitCode> {
         .enable_all()
         .build()
         .map_err(|e| Error::new(Code::Internal, "cannot start a runtime").caused_by(e))?;
-    // As a task, so that it runs on a worker like those it starts: a request that is begun, or
-    // answered, beside the workers has to wake another thread each time.
-    let relay = runtime.spawn(relay(settings));
-    match runtime.block_on(relay) {
-        Ok(ended) => ended.map(|()| ExitCode::SUCCESS),
-        Err(error) => Err(Error::new(Code::Internal, "the relay's task ended").caused_by(error)),
-    }
+    runtime.block_on(relay(settings))?;
+    Ok(ExitCode::SUCCESS)
 }
 
 async fn relay(settings: Settings) -> Result<()> {

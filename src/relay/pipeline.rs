@@ -17,7 +17,6 @@ use super::delivery::{Delivery, stays_published, until};
 use super::from_table::{FromTable, TableRows};
 use super::intake::{Intake, Step};
 use super::recovery::Seam;
-use super::session::wait_for_stop;
 use super::supervisor::Supervision;
 use crate::dispatch::{Lookup, Recorded};
 use crate::error::{Code, Error, Result};
@@ -77,7 +76,7 @@ impl Pipeline {
             let (ended, chunks) = self.source.split();
             tokio::select! {
                 biased;
-                () = wait_for_stop(shutdown) => return Ok(End::Shutdown),
+                _ = shutdown.wait_for(|stop| *stop) => return Ok(End::Shutdown),
                 error = ended => return Err(error.unwrap_or_else(|_| {
                     Error::new(Code::Internal, "the replication thread ended without a word")
                 })),

@@ -58,7 +58,7 @@ pub(super) async fn run(
     let opening = open(relay);
     let (mut pipeline, _beside) = tokio::select! {
         biased;
-        () = wait_for_stop(shutdown) => return Ok(End::Shutdown),
+        _ = wait_for_stop(shutdown.clone()) => return Ok(End::Shutdown),
         opened = opening => opened?,
     };
     started(match pipeline.seam {
@@ -117,13 +117,12 @@ async fn write_down(relay: &Relay, confirmed: Confirmable) {
 }
 
 /// Over when a shutdown has had its time.
-async fn stop_is_due(mut shutdown: watch::Receiver<bool>, shutdown_timeout: Duration) {
-    wait_for_stop(&mut shutdown).await;
+async fn stop_is_due(shutdown: watch::Receiver<bool>, shutdown_timeout: Duration) {
+    wait_for_stop(shutdown).await;
     tokio::time::sleep(shutdown_timeout).await;
 }
 
-/// Waits until the relay is asked to stop; for ever when nobody can ask any more.
-pub(super) async fn wait_for_stop(shutdown: &mut watch::Receiver<bool>) {
+async fn wait_for_stop(mut shutdown: watch::Receiver<bool>) {
     if shutdown.wait_for(|stop| *stop).await.is_err() {
         std::future::pending::<()>().await;
     }

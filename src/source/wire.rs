@@ -13,8 +13,8 @@ use crate::error::{Code, Error, Result};
 use crate::postgres::{Host, SslMode, Target, connector, is_tls, unreachable};
 
 /// A stream in both directions, whatever it runs over.
-pub(super) trait Duplex: AsyncRead + AsyncWrite + Unpin + Send + Sync {}
-impl<T: AsyncRead + AsyncWrite + Unpin + Send + Sync> Duplex for T {}
+pub(super) trait Duplex: AsyncRead + AsyncWrite + Unpin + Send {}
+impl<T: AsyncRead + AsyncWrite + Unpin + Send> Duplex for T {}
 
 /// Opens the stream; after `user_timeout` without an acknowledgement by the peer's kernel a
 /// write fails, so that a dead peer is noticed also while nothing is read.
