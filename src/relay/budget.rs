@@ -8,7 +8,7 @@ use crate::lanes::Event;
 
 /// What a waiting event weighs beside its message: its place in a lane, its share of the lane's
 /// own memory, and its message in the buffers of the connection.
-const WAITING_OVERHEAD: usize = 450;
+const WAITING_OVERHEAD: usize = 300;
 
 /// What an event weighs until it is recorded: ids, times, Pub/Sub's message id.
 const RECORD: usize = 200;
