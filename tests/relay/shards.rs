@@ -357,6 +357,7 @@ async fn shards_are_refused_before_postgresql_15() {
         return;
     }
     let emulator = harness::emulator().await;
-    let status = start(&database, &emulator, "0/2").wait().await;
-    assert_eq!(status.code(), Some(3));
+    let relay = start(&database, &emulator, "0/2");
+    relay.wait_for_log("error[postgres-version]").await;
+    assert_eq!(relay.wait().await.code(), Some(3));
 }
