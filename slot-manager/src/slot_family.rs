@@ -90,7 +90,9 @@ impl SlotFamily {
                     "shard {shard} has no slot {name}: its share of the events is not delivered"
                 ),
                 format!(
-                    "run `postrider init --apply --shard {shard}`, and a relay with this setting"
+                    "run `postrider init --apply --shard {shard}`, and a relay with this setting; \
+                     if it is its first start, with `--start all`, or what was committed since the \
+                     other shards began is left out"
                 ),
             )),
             Some(slot) if !slot.active => Some(Finding::info(

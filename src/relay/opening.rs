@@ -144,6 +144,15 @@ async fn may_serve(
     }
 }
 
+/// Refuses to go on when a relay of the layout before has set events aside since [`may_serve`].
+///
+/// # Errors
+/// `shards-quarantine`, those of a statement.
+pub(super) async fn refuse_what_was_set_aside(relay: &Relay, sql: &Sql) -> Result<()> {
+    let marked = record::read(sql, &relay.settings.slot).await?;
+    may_serve(relay, sql, marked.as_ref(), None).await
+}
+
 /// The slot when nobody reads from it, or its absence.
 async fn free_slot(relay: &Relay, sql: &Sql) -> Result<Option<Slot>> {
     match standby::wait_until_free(relay, sql).await {

@@ -161,6 +161,8 @@ async fn open(relay: &Relay) -> Result<(Pipeline, Beside)> {
     )?;
     // Only now that the slot is ours nobody else records anything.
     wait_for_predecessor(&sql, &predecessors, settings.publish_timeout).await?;
+    let aside = opening::refuse_what_was_set_aside(relay, &sql);
+    answer_within(ANSWER_LIMIT, aside).await?;
     let looking = Recorded::after(&sql, confirmed, repeats);
     let recorded = answer_within(ANSWER_LIMIT, looking).await?;
     let quarantine = answer_within(ANSWER_LIMIT, quarantine_of(relay, &sql)).await?;

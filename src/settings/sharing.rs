@@ -16,8 +16,9 @@ pub(super) fn family(slot: &str, shard: &str, dispatch: Dispatch) -> Result<Slot
         .map_err(|e| setting_invalid("slot").caused_by(e))?;
     if let Some((base, shard)) = Shard::of_slot(base.as_str()) {
         return Err(setting_invalid("slot").hint(format!(
-            "names that end like this are those of shards: take --slot {base} --shard {shard}, or \
-             another name"
+            "names that end like this are those of shards: take --slot {base} --shard {shard}; or, \
+             when this is a relay without shards, another name with --start all, which sends again \
+             nothing that has a record"
         )));
     }
     let shard = match shard {

@@ -14,6 +14,16 @@ const SERVING: &str = "\
     SELECT count(*) FROM outbox.relay r JOIN pg_replication_slots s ON s.slot_name = r.slot \
     WHERE s.active AND r.slot <> 'postrider' AND r.confirmed_lsn IS NOT NULL";
 
+const RECORD_WAITS: &str = "\
+    SELECT count(*) FROM pg_stat_activity \
+    WHERE application_name = 'postrider dispatch postrider' AND wait_event_type = 'Lock'";
+
+/// Relays that wait for the writer of the one before.
+const WAIT_FOR_WRITER: &str = "\
+    SELECT count(*) FROM pg_stat_activity WHERE pid <> pg_backend_pid() \
+        AND application_name = 'postrider' \
+        AND query LIKE 'select count(*) from pg_catalog.pg_stat_activity%'";
+
 /// Kills the relay without shards while a record of what it has sent waits for the lock that the
 /// returned session holds. Both shards are prepared; 110 events are stored, and 10 have a record.
 async fn killed_while_it_records(
@@ -30,11 +40,8 @@ async fn killed_while_it_records(
     blocker.batch_execute(lock).await.unwrap();
     insert_orders(database, 100, 5).await;
     eventually("everything is stored, and a record waits", || async {
-        let waiting = "SELECT count(*) FROM pg_stat_activity \
-                       WHERE application_name = 'postrider dispatch postrider' \
-                         AND wait_event_type = 'Lock'";
         let stored = emulator.journal().counts().stored_messages == 110;
-        (stored && database.number(waiting).await == 1).then_some(())
+        (stored && database.number(RECORD_WAITS).await == 1).then_some(())
     })
     .await;
     relay.kill_9();
@@ -81,10 +88,7 @@ async fn a_relay_changes_nothing_when_another_number_of_shards_has_begun_since_i
     database.drop_slot().await;
     let relay = start(&database, &emulator, "0/2");
     eventually("the relay waits for the writer", || async {
-        let waiting = "SELECT count(*) FROM pg_stat_activity WHERE pid <> pg_backend_pid() \
-                       AND application_name = 'postrider' \
-                       AND query LIKE 'select count(*) from pg_catalog.pg_stat_activity%'";
-        (database.number(waiting).await == 1).then_some(())
+        (database.number(WAIT_FOR_WRITER).await == 1).then_some(())
     })
     .await;
     let running = harness::connect(&database.url).await;
@@ -174,4 +178,58 @@ async fn an_outcome_that_comes_after_another_number_of_shards_has_taken_over_is_
     for relay in relays {
         relay.stop().await;
     }
+}
+
+/// Its walsender is ended while the record of a bad event waits for a lock: two shards have looked at
+/// the quarantine before that record is there.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_the_last_relay_sets_aside_while_it_ends_is_seen_before_anything_is_sent() {
+    const BAD: &str = "00000000-0000-4000-8000-00000000bad0";
+    const ASIDE: &str = "SELECT count(*) FROM outbox.dispatch WHERE state = 'quarantined'";
+    let Some((database, emulator)) = unsharded().await else {
+        return;
+    };
+    let old = start(&database, &emulator, "");
+    insert_orders(&database, 10, 5).await;
+    database.wait_until_recorded().await;
+    prepare(&database, "0/2", &[]);
+    prepare(&database, "1/2", &[]);
+    let event_id = BAD.to_owned();
+    let poison = Fault::new(Action::Poison { event_id });
+    emulator.faults().inject(poison);
+    let blocker = harness::connect(&database.url).await;
+    let lock = "BEGIN; LOCK TABLE outbox.dispatch IN SHARE MODE";
+    blocker.batch_execute(lock).await.unwrap();
+    database
+        .execute(&format!(
+            "INSERT INTO outbox.events (id, aggregatetype, aggregateid, event_type) \
+             VALUES ('{BAD}', 'order', 'o-1', 'Bad')"
+        ))
+        .await;
+    eventually("its record waits", || async {
+        (database.number(RECORD_WAITS).await == 1).then_some(())
+    })
+    .await;
+    database
+        .execute("SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE active")
+        .await;
+    nobody_reads(&database).await;
+    let relays: [Relay; 2] = ["0/2", "1/2"].map(|shard| start(&database, &emulator, shard));
+    eventually("both shards wait for the writer", || async {
+        (database.number(WAIT_FOR_WRITER).await == 2).then_some(())
+    })
+    .await;
+    blocker.batch_execute("ROLLBACK").await.unwrap();
+    eventually("the bad event is set aside", || async {
+        (database.number(ASIDE).await == 1).then_some(())
+    })
+    .await;
+    old.kill_9();
+    insert_orders(&database, 10, 5).await;
+    for relay in &relays {
+        relay.wait_for_log("shards-quarantine").await;
+        let log = relay.log();
+        assert!(!log.contains("recovered: everything"), "{log}");
+    }
+    assert_eq!(emulator.journal().counts().stored_messages, 10);
 }
