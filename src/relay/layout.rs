@@ -263,12 +263,10 @@ pub(super) async fn mark(
 /// `shards-mixed`.
 pub(super) async fn refuse_mixed(sql: &Sql, family: &SlotFamily) -> Result<()> {
     let slots = slots::list(sql).await?;
-    let other = slots.iter().find(|slot| {
-        slot.in_this_database
-            && slot.active
-            && slot.plugin.as_deref() == Some("pgoutput")
-            && family.is_other_layout(&slot.slot_name)
-    });
+    let mut active = slots
+        .iter()
+        .filter(|slot| slot.in_this_database && slot.active);
+    let other = active.find(|slot| family.is_other_layout(&slot.slot_name));
     let Some(other) = other else { return Ok(()) };
     let holder = other.holder.as_ref().map(|holder| format!(" ({holder})"));
     Err(Error::new(

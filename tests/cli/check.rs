@@ -130,6 +130,20 @@ async fn what_is_wrong_in_the_database_is_an_error_with_its_remedy() {
 }
 
 #[tokio::test]
+async fn tables_of_an_older_version_are_an_error_before_the_relay_meets_them() {
+    let database = Database::initialised().await;
+    let (_emulator, host) = emulator().await;
+    database
+        .execute("alter table outbox.relay drop column places_from")
+        .await;
+    let ran = check(&database, &host, &[]).await;
+    ran.assert_status(2);
+    let finding = ran.finding("schema-missing");
+    assert_contains(&finding["what"].to_string(), "older version");
+    assert_contains(&finding["remedy"].to_string(), "init --apply");
+}
+
+#[tokio::test]
 async fn a_role_that_lacks_rights_is_told_which() {
     let database = Database::initialised().await;
     let role = format!("{}_poor", database.name);

@@ -13,6 +13,12 @@ use crate::referee::Referee;
 /// A publish attempt that gets no answer is given up soon.
 const SHORT_ATTEMPTS: [(&str, &str); 1] = [("POSTRIDER_PUBLISH_TIMEOUT_S", "1")];
 
+/// The emulator, where it is installed, and a database with nothing in its outbox.
+async fn stage() -> Option<(Referee, Database)> {
+    let referee = Referee::start().await?;
+    Some((referee, Database::start().await))
+}
+
 /// Ends the load; all of it is recorded and confirmed.
 async fn all_is_recorded(database: &Database, load: Load) {
     wait_for_more(database, 30).await;
@@ -28,10 +34,9 @@ async fn in_state(database: &Database, state: &str) -> i64 {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn every_event_comes_once_in_order_before_and_after_the_relay_starts() {
-    let Some(mut referee) = Referee::start().await else {
+    let Some((mut referee, database)) = stage().await else {
         return;
     };
-    let database = Database::start().await;
     insert_orders(&database, 250, 5).await;
     let relay = referee.relay(&database, &[]);
     insert_orders(&database, 250, 5).await;
@@ -45,10 +50,9 @@ async fn every_event_comes_once_in_order_before_and_after_the_relay_starts() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_message_comes_with_the_payload_key_and_attributes_of_its_row() {
-    let Some(mut referee) = Referee::start().await else {
+    let Some((mut referee, database)) = stage().await else {
         return;
     };
-    let database = Database::start().await;
     let relay = referee.relay(&database, &[]);
     database
         .execute(
@@ -92,10 +96,9 @@ async fn a_message_comes_with_the_payload_key_and_attributes_of_its_row() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn of_a_transaction_comes_all_or_nothing() {
-    let Some(mut referee) = Referee::start().await else {
+    let Some((mut referee, database)) = stage().await else {
         return;
     };
-    let database = Database::start().await;
     let relay = referee.relay(&database, &[]);
     database
         .execute(
@@ -119,10 +122,9 @@ async fn of_a_transaction_comes_all_or_nothing() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn cut_connections_and_kill_9_under_load_lose_and_swap_nothing() {
-    let Some(mut referee) = Referee::start().await else {
+    let Some((mut referee, database)) = stage().await else {
         return;
     };
-    let database = Database::start().await;
     insert_orders(&database, 500, 10).await;
     let mut relay = referee.relay(&database, &[]);
     let load = Load::start(&database);
@@ -141,10 +143,9 @@ async fn cut_connections_and_kill_9_under_load_lose_and_swap_nothing() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn refused_connections_a_black_hole_and_late_requests_lose_and_swap_nothing() {
-    let Some(mut referee) = Referee::start().await else {
+    let Some((mut referee, database)) = stage().await else {
         return;
     };
-    let database = Database::start().await;
     let relay = referee.relay(&database, &SHORT_ATTEMPTS);
     let load = Load::start(&database);
     wait_for_more(&database, 50).await;
@@ -168,10 +169,9 @@ async fn refused_connections_a_black_hole_and_late_requests_lose_and_swap_nothin
 
 #[tokio::test(flavor = "multi_thread")]
 async fn clean_stops_and_a_standby_that_takes_over_under_load_repeat_nothing() {
-    let Some(mut referee) = Referee::start().await else {
+    let Some((mut referee, database)) = stage().await else {
         return;
     };
-    let database = Database::start().await;
     let mut relay = referee.relay(&database, &[]);
     let load = Load::start(&database);
     for _ in 0..3 {
@@ -209,10 +209,9 @@ async fn restarts_and_crashes_of_postgresql_under_load_lose_and_swap_nothing() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_slot_that_is_lost_costs_nothing() {
-    let Some(mut referee) = Referee::start().await else {
+    let Some((mut referee, database)) = stage().await else {
         return;
     };
-    let database = Database::start().await;
     let relay = referee.relay(&database, &[]);
     insert_orders(&database, 200, 7).await;
     database.wait_until_recorded().await;
@@ -237,10 +236,9 @@ async fn a_slot_that_is_lost_costs_nothing() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_topic_that_is_deleted_and_restored_gets_what_waited_for_it() {
-    let Some(mut referee) = Referee::start().await else {
+    let Some((mut referee, database)) = stage().await else {
         return;
     };
-    let database = Database::start().await;
     let relay = referee.relay(&database, &[]);
     insert_orders(&database, 50, 5).await;
     database.wait_until_recorded().await;
@@ -264,10 +262,9 @@ async fn a_topic_that_is_deleted_and_restored_gets_what_waited_for_it() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn missing_topics_are_waited_for_and_created_when_that_is_allowed() {
-    let Some(mut referee) = Referee::start().await else {
+    let Some((mut referee, database)) = stage().await else {
         return;
     };
-    let database = Database::start().await;
     database
         .execute(
             "INSERT INTO outbox.events (aggregatetype, aggregateid, event_type) \
@@ -292,10 +289,9 @@ async fn missing_topics_are_waited_for_and_created_when_that_is_allowed() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_event_over_a_limit_stops_its_key_alone() {
-    let Some(mut referee) = Referee::start().await else {
+    let Some((mut referee, database)) = stage().await else {
         return;
     };
-    let database = Database::start().await;
     let relay = referee.relay(&database, &[]);
     insert_orders(&database, 50, 5).await;
     // One attribute of more than 1,024 bytes.

@@ -57,6 +57,15 @@ async fn nobody_reads(database: &Database) {
     .await;
 }
 
+/// Ends the walsender of the relay that serves, and starts both shards before it is back.
+async fn shards_take_over(database: &Database, emulator: &RunningEmulator) -> [Relay; 2] {
+    database
+        .execute("SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE active")
+        .await;
+    nobody_reads(database).await;
+    ["0/2", "1/2"].map(|shard| start(database, emulator, shard))
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn another_number_of_shards_sends_nothing_while_the_last_one_is_still_recording() {
     let Some((database, emulator)) = unsharded().await else {
@@ -138,11 +147,7 @@ async fn an_outcome_that_comes_after_another_number_of_shards_has_taken_over_is_
         (emulator.journal().counts().attempts == 3).then_some(())
     })
     .await;
-    database
-        .execute("SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE active")
-        .await;
-    nobody_reads(&database).await;
-    let relays: [Relay; 2] = ["0/2", "1/2"].map(|shard| start(&database, &emulator, shard));
+    let relays = shards_take_over(&database, &emulator).await;
     eventually("both shards serve", || async {
         (database.number(SERVING).await == 2).then_some(())
     })
@@ -210,11 +215,7 @@ async fn what_the_last_relay_sets_aside_while_it_ends_is_seen_before_anything_is
         (database.number(RECORD_WAITS).await == 1).then_some(())
     })
     .await;
-    database
-        .execute("SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE active")
-        .await;
-    nobody_reads(&database).await;
-    let relays: [Relay; 2] = ["0/2", "1/2"].map(|shard| start(&database, &emulator, shard));
+    let relays = shards_take_over(&database, &emulator).await;
     eventually("both shards wait for the writer", || async {
         (database.number(WAIT_FOR_WRITER).await == 2).then_some(())
     })

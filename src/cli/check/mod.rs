@@ -19,6 +19,7 @@ use super::output;
 use crate::error::Result;
 use crate::postgres::connect;
 use crate::relay::opening::untraced;
+use crate::relay::record;
 use crate::settings::{Dispatch, Endpoint, Settings};
 
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -82,6 +83,11 @@ async fn check_database(settings: &Settings) -> Result<(Vec<Finding>, Vec<String
         .any(|finding| finding.code == "server-too-old")
     {
         return Ok((findings, Vec::new()));
+    }
+    // A table that may be read, and still be of an older version.
+    if findings.iter().any(|finding| finding.code == "relay-table") {
+        let read = record::read(&sql, &settings.slot).await;
+        findings.extend(read.err().as_ref().map(from_error));
     }
     if settings.dispatch == Dispatch::Exceptions {
         let tables = settings.captured();

@@ -1,0 +1,149 @@
+//! What the plans of a run amount to.
+
+use pubsub_emulator::Action;
+
+use super::super::fault::{Down, Loss, Outage, Side, Trouble, Unpublished};
+use super::*;
+
+#[test]
+fn a_plan_replays_from_its_seed_and_differs_from_its_neighbours() {
+    let text = |seed, index| Plan::draw(seed, index).to_string();
+    assert_eq!(text(1, 17), text(1, 17));
+    assert_ne!(text(1, 17), text(1, 18));
+}
+
+#[test]
+fn nearly_every_schedule_kills_the_relay_and_every_family_of_faults_comes() {
+    let plans: Vec<Plan> = (0..3_000).map(|index| Plan::draw(3, index)).collect();
+    let with = |wanted: fn(&Fault) -> bool| {
+        let meets = |plan: &&Plan| plan.steps.iter().any(|step| wanted(&step.fault));
+        plans.iter().filter(meets).count()
+    };
+    assert!(with(|fault| matches!(fault, Fault::Kill(_))) > 2_500);
+    for count in [
+        with(|fault| matches!(fault, Fault::Stop(_))),
+        with(|fault| matches!(fault, Fault::Freeze(_))),
+        with(|fault| matches!(fault, Fault::TerminateSql | Fault::TerminateWalsender)),
+        with(|fault| matches!(fault, Fault::LockDispatch(_))),
+        with(|fault| matches!(fault, Fault::Server(Outage::Kill9, _))),
+        with(|fault| matches!(fault, Fault::Publish(Action::StoreThenFail(_), _))),
+        with(|fault| matches!(fault, Fault::Publish(Action::FewerIds, _))),
+        with(|fault| matches!(fault, Fault::PublishFor(..) | Fault::TopicGone(..))),
+        with(|fault| matches!(fault, Fault::CutPubsub | Fault::RefusePubsub(_))),
+        with(|fault| matches!(fault, Fault::Network(Side::Postgres, Trouble::Stalled, _))),
+        with(|fault| matches!(fault, Fault::Network(Side::Pubsub, Trouble::Swallowed, _))),
+        with(|fault| matches!(fault, Fault::SlotLost(Down::Running, Loss::Dropped))),
+        with(|fault| matches!(fault, Fault::SlotLost(Down::Killed, Loss::Recreated))),
+        with(|fault| matches!(fault, Fault::SlotLost(Down::Stopped, Loss::Recreated))),
+        with(|fault| matches!(fault, Fault::SlotLost(_, Loss::Invalidated))),
+        with(|fault| matches!(fault, Fault::Gap(_, Unpublished::TableOut, _))),
+        with(|fault| matches!(fault, Fault::Gap(_, Unpublished::PublicationDropped, _))),
+        with(|fault| matches!(fault, Fault::Release)),
+    ] {
+        assert!(count > 10, "{count}");
+    }
+}
+
+#[test]
+fn what_ci_plays_has_two_hundred_schedules_that_kill_a_relay() {
+    let kills = |fault: &Fault| {
+        matches!(
+            fault,
+            Fault::Kill(_) | Fault::SlotLost(Down::Killed, _) | Fault::Gap(Down::Killed, ..)
+        )
+    };
+    let plans = (0..240).map(|index| Plan::draw(1, index));
+    let count = plans
+        .filter(|plan| plan.steps.iter().any(|step| kills(&step.fault)))
+        .count();
+    assert!(count >= 200, "{count}");
+}
+
+#[test]
+fn rows_are_refused_under_both_settings_and_released_at_every_time() {
+    let plans: Vec<Plan> = (0..3_000).map(|index| Plan::draw(3, index)).collect();
+    let with = |key, release| {
+        let poisoned = plans.iter().filter(|plan| !plan.workload.poison.is_empty());
+        let meets = |plan: &&Plan| (plan.relay.quarantines_key, plan.release) == (key, release);
+        poisoned.filter(meets).count()
+    };
+    for count in [
+        with(true, Release::Never),
+        with(true, Release::AtTheEnd),
+        with(true, Release::UnderWay),
+        with(false, Release::Never),
+        with(false, Release::AtTheEnd),
+    ] {
+        assert!(count > 30, "{count}");
+    }
+}
+
+#[test]
+fn a_third_of_the_schedules_of_each_family_records_exceptions_alone() {
+    let plans: Vec<Plan> = (0..3_000).map(|index| Plan::draw(8, index)).collect();
+    for temper in [
+        Temper::Gentle,
+        Temper::Crashes,
+        Temper::Loss,
+        Temper::Publication,
+    ] {
+        let of_it = plans.iter().filter(|plan| plan.temper == temper);
+        let all = of_it.clone().count();
+        let exceptions = of_it.filter(|plan| plan.relay.exceptions).count();
+        assert!(
+            (all / 4..all / 2).contains(&exceptions),
+            "{exceptions} of {all}"
+        );
+    }
+}
+
+#[test]
+fn shards_have_full_records_and_one_relay_each_and_come_with_every_fault_they_are_judged_under() {
+    let plans = (0..3_000).map(|index| Plan::draw(9, index));
+    let sharded: Vec<Plan> = plans.filter(|plan| plan.relay.shards > 1).collect();
+    assert!(sharded.len() > 150, "{}", sharded.len());
+    for plan in &sharded {
+        assert!(plan.relay.count == 1 && !plan.relay.exceptions && !plan.loses_rows());
+    }
+    for temper in [
+        Temper::Gentle,
+        Temper::Crashes,
+        Temper::Pubsub,
+        Temper::Postgres,
+        Temper::Network,
+        Temper::Everything,
+    ] {
+        assert!(
+            sharded.iter().any(|plan| plan.temper == temper),
+            "{temper:?}"
+        );
+    }
+}
+
+#[test]
+fn what_leaves_rows_that_come_late_is_the_only_loss_of_its_schedule() {
+    for index in 0..3_000 {
+        let plan = Plan::draw(4, index);
+        let is_loss = |s: &&Step| matches!(s.fault, Fault::SlotLost(..) | Fault::Gap(..));
+        let losses = plan.steps.iter().filter(is_loss).count();
+        assert!(losses <= 1 || !plan.leaves_late_rows());
+        assert_eq!(losses > 0, plan.loses_rows());
+    }
+}
+
+#[test]
+fn a_slot_that_is_made_anew_after_a_clean_stop_has_one_relay() {
+    for index in 0..3_000 {
+        let plan = Plan::draw(6, index);
+        let clean = |step: &Step| step.fault.follows_a_clean_stop();
+        assert!(plan.relay.count == 1 || !plan.steps.iter().any(clean));
+    }
+}
+
+#[test]
+fn a_publish_attempt_is_shorter_than_a_quarter_of_the_lease() {
+    for index in 0..200 {
+        let relay = Plan::draw(5, index).relay;
+        assert!(relay.publish_timeout * 4 < relay.wal_sender_timeout);
+    }
+}
