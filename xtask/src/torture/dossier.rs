@@ -1,11 +1,13 @@
 //! Everything about a schedule that failed: the end of it on the terminal, the whole in a file.
 
+use std::collections::HashMap;
 use std::fmt::Write;
 use std::path::PathBuf;
 
 use pubsub_emulator::Attempt;
 
 use super::schedule::Outcome;
+use super::verdict::{Event, Evidence};
 use crate::step;
 
 const VIOLATIONS_SHOWN: usize = 20;
@@ -37,10 +39,12 @@ pub(super) fn show(seed: u64, outcome: &Outcome, server_log: &str) -> String {
     }
     eprintln!("{summary}");
     let whole = format!(
-        "{head}-- violations\n{}\n-- the relays' logs\n{}\n-- attempts to publish\n{}\n\
+        "{head}-- violations\n{}\n-- the relays' logs\n{}\n-- events: topic, key, version, id, transaction, its end, places, attempts\n{}\n\
+         -- attempts to publish\n{}\n\
          -- PostgreSQL's log\n{server_log}\n",
         violations.join("\n"),
         log.join("\n"),
+        outcome.history.join("\n"),
         attempts(&outcome.attempts),
     );
     match write(&file, &whole) {
@@ -76,6 +80,37 @@ fn head(seed: u64, outcome: &Outcome) -> String {
         );
     }
     text
+}
+
+/// What became of each event, per key in its order.
+pub(super) fn history(evidence: &Evidence) -> Vec<String> {
+    let mut sent: HashMap<&str, Vec<u64>> = HashMap::new();
+    for attempt in &evidence.attempts {
+        for id in attempt.event_ids.iter().flatten() {
+            sent.entry(id).or_default().push(attempt.sequence);
+        }
+    }
+    let mut places: HashMap<&str, Vec<String>> = HashMap::new();
+    for record in &evidence.records {
+        let place = format!("{:X}/{}", record.commit_lsn, record.ordinal);
+        places.entry(&record.event_id).or_default().push(place);
+    }
+    let mut events: Vec<&Event> = evidence.events.iter().collect();
+    events.sort_by_key(|event| (&event.topic, &event.key, event.version));
+    let line = |event: &&Event| {
+        let id = event.id.as_str();
+        format!(
+            "{} {:?} {} {id} {} {:X?} {:?} {:?}",
+            event.topic,
+            event.key,
+            event.version,
+            event.transaction,
+            evidence.committed_by.get(&event.transaction),
+            places.get(id),
+            sent.get(id),
+        )
+    };
+    events.iter().map(line).collect()
 }
 
 fn attempts(attempts: &[Attempt]) -> String {

@@ -28,6 +28,8 @@ pub(super) struct Plan {
     pub(super) backlog: bool,
     /// Each answer of Pub/Sub takes so long, so that there is something to interrupt.
     pub(super) answer_delay: Duration,
+    /// Pub/Sub says GOAWAY to each connection of this age.
+    pub(super) goaway: Option<Duration>,
     /// What becomes of events that Pub/Sub refuses.
     pub(super) release: Release,
     pub(super) steps: Vec<Step>,
@@ -155,6 +157,7 @@ impl Plan {
         if can_be_shared_out && beside.per_mille(250) {
             relay.shards = 2;
         }
+        let says_goaway = beside.per_mille(200);
         Self {
             index,
             temper,
@@ -165,6 +168,7 @@ impl Plan {
                 true => random.millis(1..=8),
                 false => random.pick(&[0, 0, 1, 3, 10].map(Duration::from_millis)),
             },
+            goaway: says_goaway.then(|| beside.millis(50..=1_000)),
             release,
             steps,
             random,
@@ -281,7 +285,7 @@ impl fmt::Display for Plan {
         writeln!(
             f,
             "{:?}{}, {} shard(s), {} relay(s) each: {} requests and {} MiB in flight, {} channels, publish timeout \
-             {:?}, lease {:?}{}; answers take {:?}",
+             {:?}, lease {:?}{}; answers take {:?}{}",
             self.temper,
             match relay.exceptions {
                 true => " without records",
@@ -296,6 +300,10 @@ impl fmt::Display for Plan {
             relay.wal_sender_timeout,
             if self.backlog { "; a backlog" } else { "" },
             self.answer_delay,
+            match self.goaway {
+                Some(age) => format!("; GOAWAY after {age:?}"),
+                None => String::new(),
+            },
         )?;
         if !workload.poison.is_empty() {
             writeln!(

@@ -29,6 +29,7 @@ pub(super) struct Totals {
     duplicates: BTreeMap<Cause, u64>,
     exceptions: u64,
     sharded: u64,
+    goaway: u64,
     with_poison: u64,
     set_aside: u64,
     released: u64,
@@ -58,6 +59,7 @@ impl Totals {
         }
         self.exceptions += u64::from(outcome.plan.relay.exceptions);
         self.sharded += u64::from(outcome.plan.relay.shards > 1);
+        self.goaway += u64::from(outcome.plan.goaway.is_some());
         self.with_poison += u64::from(!outcome.plan.workload.poison.is_empty());
         self.set_aside += verdict.set_aside;
         if outcome.plan.release != Release::Never {
@@ -84,6 +86,7 @@ impl Totals {
             ("looks at the slot".to_owned(), self.looks),
             ("schedules without records".to_owned(), self.exceptions),
             ("schedules with two shards".to_owned(), self.sharded),
+            ("schedules with GOAWAY".to_owned(), self.goaway),
             ("schedules with refused events".to_owned(), self.with_poison),
             ("events set aside".to_owned(), self.set_aside),
             ("  released in the end".to_owned(), self.released),

@@ -11,6 +11,7 @@ use pubsub_emulator::{Attempt, Emulator};
 use tokio::task::JoinSet;
 use tokio_postgres::types::PgLsn;
 
+use super::dossier;
 use super::gather::{self, one};
 use super::ground::Ground;
 use super::log::Log;
@@ -47,8 +48,10 @@ pub(super) struct Outcome {
     pub(super) recoveries: u64,
     pub(super) took: Duration,
     pub(super) relay_log: Vec<String>,
-    /// Only of a schedule that failed.
+    /// Only of a schedule that failed, as is the next.
     pub(super) attempts: Vec<Attempt>,
+    /// A line for each event.
+    pub(super) history: Vec<String>,
 }
 
 /// Runs it on the job's ground.
@@ -61,10 +64,11 @@ pub(super) async fn run(mut plan: Plan, ground: &Ground) -> Result<Outcome, Stri
     }
     let began = Instant::now();
     let database = ground.database(&plan).await?;
-    let emulator = Emulator::builder()
-        .start()
-        .await
-        .map_err(|e| e.to_string())?;
+    let mut emulator = Emulator::builder();
+    if let Some(age) = plan.goaway {
+        emulator = emulator.max_connection_age(age);
+    }
+    let emulator = emulator.start().await.map_err(|e| e.to_string())?;
     for kind in KINDS {
         emulator
             .create_topic(&topic(kind))
@@ -136,6 +140,10 @@ pub(super) async fn run(mut plan: Plan, ground: &Ground) -> Result<Outcome, Stri
     // looks like a relay that sends late.
     let mut verdict = tokio::task::block_in_place(|| verdict::judge(&evidence));
     verdict.add_misbehaviour(played.misbehaviour);
+    let history = match verdict.is_clean() {
+        true => Vec::new(),
+        false => dossier::history(&evidence),
+    };
     let attempts = match verdict.is_clean() {
         true => Vec::new(),
         false => evidence.attempts,
@@ -155,6 +163,7 @@ pub(super) async fn run(mut plan: Plan, ground: &Ground) -> Result<Outcome, Stri
         took: began.elapsed(),
         relay_log: evidence.log.lines,
         attempts,
+        history,
     })
 }
 

@@ -1,5 +1,7 @@
 //! What the plans of a run amount to.
 
+use std::collections::BTreeMap;
+
 use pubsub_emulator::Action;
 
 use super::super::fault::{Down, Loss, Outage, Side, Trouble, Unpublished};
@@ -116,6 +118,23 @@ fn shards_have_full_records_and_one_relay_each_and_come_with_every_fault_they_ar
         assert!(
             sharded.iter().any(|plan| plan.temper == temper),
             "{temper:?}"
+        );
+    }
+}
+
+#[test]
+fn a_fifth_of_the_schedules_of_each_family_has_a_pubsub_that_says_goaway() {
+    let mut counts: BTreeMap<String, (u32, u32)> = BTreeMap::new();
+    for plan in (0..3_000).map(|index| Plan::draw(9, index)) {
+        let (with, all) = counts.entry(format!("{:?}", plan.temper)).or_default();
+        *with += u32::from(plan.goaway.is_some());
+        *all += 1;
+    }
+    assert_eq!(counts.len(), 9);
+    for (temper, (with, all)) in counts {
+        assert!(
+            with * 10 > all && with * 10 < all * 3,
+            "{temper}: {with} of {all}"
         );
     }
 }
