@@ -23,6 +23,7 @@ mod outage;
 mod passfile;
 mod postgres_events;
 mod privileges;
+mod publication_altered;
 mod pubsub_events;
 mod quarantine;
 mod recovery;

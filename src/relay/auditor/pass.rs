@@ -227,9 +227,16 @@ impl Pass<'_> {
             .collect())
     }
 
-    /// Reads rows in small portions, since each may be large, hands them over in order, and waits
-    /// until their outcome is recorded: only then can another comparison tell what is missing.
+    /// Hands rows over, and waits until their outcome is recorded, also when it did not come to the
+    /// end: only then can another comparison tell what is missing.
     async fn publish(&mut self, rows: &[Row], commit: CommitLsn) -> Result<()> {
+        let handed_over = self.hand_over(rows, commit).await;
+        let settled = self.events.settled().await;
+        handed_over.and(settled.map_err(|SessionEnded| ended()))
+    }
+
+    /// Reads rows in small portions, since each may be large, and hands them over in order.
+    async fn hand_over(&mut self, rows: &[Row], commit: CommitLsn) -> Result<()> {
         let last = last_ordinal(self.sql, commit).await?;
         let mut next = self.places.nth_after(last);
         let mut rest = rows;
@@ -263,8 +270,7 @@ impl Pass<'_> {
             };
             rest = later;
         }
-        let settled = self.events.settled().await;
-        settled.map_err(|SessionEnded| ended())
+        Ok(())
     }
 
     fn read_sql(&self, rows: &[Row]) -> String {
