@@ -79,11 +79,11 @@ pub(crate) async fn serve(
         Socket::Tcp(server) => {
             let port = server.local_addr().ok().map(|local| local.port());
             let cut = until_cut(&mut cuts, cuts_before, port);
-            relay(&mut client, server, switch, cut, &counted.0).await
+            relay(&mut client, server, (switch, port), cut, &counted.0).await
         }
         Socket::Unix(server) => {
             let cut = until_cut(&mut cuts, cuts_before, None);
-            relay(&mut client, server, switch, cut, &counted.0).await
+            relay(&mut client, server, (switch, None), cut, &counted.0).await
         }
     };
     end(&client, how);
@@ -128,11 +128,14 @@ async fn until_cut(
     }
 }
 
+/// The state, and the port from which the connection reaches the target.
+type OwnSwitch = (watch::Receiver<Switch>, Option<u16>);
+
 /// Moves bytes both ways; says how the connection is to end.
 async fn relay<S: AsyncRead + AsyncWrite + Unpin>(
     client: &mut TcpStream,
     server: &mut S,
-    switch: watch::Receiver<Switch>,
+    switch: OwnSwitch,
     cut: impl Future<Output = Cut>,
     traffic: &Traffic,
 ) -> Cut {
@@ -159,7 +162,7 @@ async fn pump(
     mut from: impl AsyncRead + Unpin,
     mut to: impl AsyncWrite + Unpin,
     direction: Direction,
-    mut switch: watch::Receiver<Switch>,
+    (mut switch, port): OwnSwitch,
     traffic: &Traffic,
 ) -> io::Result<()> {
     let mut queue: VecDeque<(Instant, Bytes)> = VecDeque::new();
@@ -168,7 +171,7 @@ async fn pump(
     let mut ended = false;
     let mut lost_bytes = false;
     loop {
-        let flow = switch.borrow_and_update().flow(direction);
+        let flow = switch.borrow_and_update().flow(direction, port);
         if lost_bytes && flow != Flow::Swallowed {
             return Err(io::ErrorKind::ConnectionReset.into());
         }

@@ -75,6 +75,13 @@ impl FaultProxy {
             .send_modify(|switch| switch.set_flow(direction, flow));
     }
 
+    /// Says what happens to bytes of the one connection that reaches a TCP target from this local
+    /// port, see [`FaultProxy::cut_one`], in both directions, whatever happens to others.
+    pub fn set_flow_of_one(&self, port: u16, flow: Flow) {
+        self.switch
+            .send_modify(|switch| switch.of_one = Some((port, flow)));
+    }
+
     /// Breaks all connections; new ones can be made at once. Says how many there were.
     pub fn cut(&self, how: Cut) -> usize {
         let open = self.open_connections();
@@ -100,6 +107,7 @@ impl FaultProxy {
         self.switch.send_modify(|switch| {
             switch.to_target = Flow::Open;
             switch.from_target = Flow::Open;
+            switch.of_one = None;
             switch.refuse = false;
         });
     }

@@ -42,6 +42,8 @@ pub enum Cut {
 pub(crate) struct Switch {
     pub(crate) to_target: Flow,
     pub(crate) from_target: Flow,
+    /// Of one connection, by the port from which it reaches the target.
+    pub(crate) of_one: Option<(u16, Flow)>,
     pub(crate) refuse: bool,
     /// How many cuts there were.
     pub(crate) cuts: u64,
@@ -58,10 +60,12 @@ struct Made {
 }
 
 impl Switch {
-    pub(crate) fn flow(&self, direction: Direction) -> Flow {
-        match direction {
-            Direction::ToTarget => self.to_target,
-            Direction::FromTarget => self.from_target,
+    /// What happens to the bytes of a connection that reaches the target from `port`.
+    pub(crate) fn flow(&self, direction: Direction, port: Option<u16>) -> Flow {
+        match (self.of_one, direction) {
+            (Some((one, flow)), _) if Some(one) == port => flow,
+            (_, Direction::ToTarget) => self.to_target,
+            (_, Direction::FromTarget) => self.from_target,
         }
     }
 

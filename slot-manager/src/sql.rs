@@ -177,6 +177,7 @@ select r.rolname::text as role,
            select from pg_catalog.pg_roles g
            where g.rolname = 'rds_replication' and pg_catalog.pg_has_role(r.oid, g.oid, 'member')
        ) as may_replicate,
+       pg_catalog.pg_has_role(r.oid, 'pg_read_all_stats', 'usage') as may_read_stats,
        (select count(*) from pg_catalog.pg_stat_replication) as wal_senders,
        (select count(*) from pg_catalog.pg_replication_slots) as slots
 from pg_catalog.pg_roles r

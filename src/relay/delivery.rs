@@ -182,9 +182,9 @@ impl Delivery {
         Ok(std::mem::take(&mut self.resolved.commits))
     }
 
-    /// Starts as many requests as the lanes and the limit allow.
-    pub(super) fn send_requests(&mut self, serve: Serve) {
-        let now = Instant::now();
+    /// Starts as many requests as the lanes and the limit allow. Their time begins at `now`, when
+    /// it was still right to send.
+    pub(super) fn send_requests(&mut self, now: Instant, serve: Serve) {
         while let Some(request) = self.lanes.next_request(now, serve) {
             let publisher = self.publisher.clone();
             let messages = request

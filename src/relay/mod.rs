@@ -29,6 +29,7 @@ mod stuck;
 mod supervisor;
 mod topic_maker;
 
+use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -49,6 +50,9 @@ use crate::settings::Settings;
 /// Pauses between sessions: short at first, since a server that restarts is soon back.
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
 const LAST_PAUSE: Duration = Duration::from_secs(5);
+
+/// Bytes of the host's name in that of an instance.
+const MAX_HOST_NAME: usize = 33;
 
 /// Everything that outlives a session.
 #[derive(Debug)]
@@ -81,7 +85,9 @@ impl Relay {
         let topics = settings.create_topics.then(|| Topics::new(&publisher));
         warn_of_global_endpoint(&settings);
         let captured = settings.captured();
-        let instance = format!("postrider {}:{}", host_name(), std::process::id());
+        // Containers may share the host's name and have the same pid.
+        let random = RandomState::new().hash_one(Instant::now()) as u32;
+        let instance = instance_name(&host_name(), random, std::process::id());
         Ok(Self {
             settings,
             captured,
@@ -158,6 +164,15 @@ fn warn_of_global_endpoint(settings: &Settings) {
     }
 }
 
+/// PostgreSQL cuts a name at 63 bytes, which must not cost what tells two relays apart.
+fn instance_name(host: &str, random: u32, pid: u32) -> String {
+    let end = (0..=MAX_HOST_NAME)
+        .rev()
+        .find(|end| host.is_char_boundary(*end));
+    let host = &host[..end.unwrap_or(0).min(host.len())];
+    format!("postrider {host}/{random:08x}:{pid}")
+}
+
 fn host_name() -> String {
     std::fs::read_to_string("/proc/sys/kernel/hostname")
         .map(|name| name.trim().to_owned())
@@ -178,4 +193,20 @@ fn health_of(slot: &Slot, system_identifier: SystemIdentifier) -> Health {
         recorded: None,
     };
     health::judge(&observation, &Thresholds::default())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn instances_of_one_host_name_and_pid_are_told_apart_within_what_postgresql_keeps_of_a_name() {
+        let name = instance_name("shop", 0x1a2b, 1);
+        assert_eq!(name, "postrider shop/00001a2b:1");
+        for host in ["x".repeat(64), "\u{e9}".repeat(32)] {
+            let name = |random| instance_name(&host, random, u32::MAX);
+            assert!(name(0).len() <= 63 && name(0).starts_with("postrider "));
+            assert_ne!(name(0), name(1));
+        }
+    }
 }

@@ -55,6 +55,9 @@ impl Pipeline {
     /// Runs until shutdown, or until an error ends the session.
     pub(super) async fn run(&mut self, shutdown: &mut watch::Receiver<bool>) -> Result<End> {
         loop {
+            // Before the lease is looked at: whatever lies between, a request is given its time
+            // from here on.
+            let now = Instant::now();
             if self.source.lease_is_over() {
                 return Err(source::lease_lost());
             }
@@ -62,7 +65,7 @@ impl Pipeline {
                 self.delivery.allow_releases();
             }
             let serve = self.backlog.serve(self.delivery.budget_is_spent());
-            self.delivery.send_requests(serve);
+            self.delivery.send_requests(now, serve);
             self.source.confirm(self.watermark.confirmable());
             self.measure();
             let takes_events = self.delivery.takes_events();
@@ -98,14 +101,19 @@ impl Pipeline {
                 }
                 Some(chunk) = chunks.recv(), if takes_chunks => {
                     if let Err(error) = self.on_chunk(&chunk).await {
-                        // What came before an event that cannot be delivered is delivered.
-                        if !self.source.lease_is_over() {
-                            self.delivery.send_requests(Serve::All);
-                        }
+                        self.send_what_came_before();
                         return Err(error);
                     }
                 }
             }
+        }
+    }
+
+    /// What came before an event that cannot be delivered is delivered.
+    fn send_what_came_before(&mut self) {
+        let now = Instant::now();
+        if !self.source.lease_is_over() {
+            self.delivery.send_requests(now, Serve::All);
         }
     }
 
@@ -129,8 +137,7 @@ impl Pipeline {
                     self.delivery.take_unmappable(error, Bytes::new())?;
                 }
                 FromTable::Unmappable(error) => {
-                    // What came before it is delivered.
-                    self.delivery.send_requests(Serve::All);
+                    self.send_what_came_before();
                     return Err(error.into());
                 }
                 FromTable::Settle(answer) => self.from_table.settle(answer),

@@ -73,6 +73,16 @@ impl Feedback {
         self.lease.proven(sent_at);
     }
 
+    /// Our walsender had the slot at that time. Says little, as it keeps the slot for a while when
+    /// it hears nothing; all there is while reading is held back, and nothing when it is not: then
+    /// the stream itself would tell.
+    pub(super) fn has_slot(&mut self, at: Instant, reading: Reading) {
+        match reading {
+            Reading::HeldBack if !self.lease.is_unheard() => self.lease.proven(at),
+            Reading::HeldBack | Reading::Open => {}
+        }
+    }
+
     /// When sending has to stop.
     pub(super) fn lease_ends_at(&self) -> Instant {
         self.lease.ends_at()
@@ -113,6 +123,8 @@ impl Feedback {
 
 #[cfg(test)]
 mod tests {
+    use decoder::PgTimestamp;
+
     use super::*;
 
     const TIMEOUT: Duration = Duration::from_secs(40);
@@ -163,7 +175,7 @@ mod tests {
         assert_eq!(due(&feedback, 29.9), Due::Status { ask: true });
         assert_eq!(due(&feedback, 30.0), Due::LeaseLost);
         let words = Words {
-            last_sent_at: Some(decoder::PgTimestamp::from_micros(0)),
+            last_sent_at: Some(PgTimestamp::from_micros(0)),
             keepalive: None,
         };
         feedback.heard(words, at(start, 29.0));
@@ -185,5 +197,24 @@ mod tests {
         }
         assert_ne!(due(&feedback, 1_026.0), Due::LeaseLost);
         assert_eq!(due(&feedback, 1_027.5), Due::LeaseLost);
+    }
+
+    #[test]
+    fn that_our_walsender_has_the_slot_extends_the_lease_only_while_reading_is_held_back() {
+        let start = Instant::now() + TIMEOUT;
+        let mut feedback = Feedback::new(TIMEOUT, Lsn::new(5), start);
+        feedback.has_slot(at(start, 20.0), Reading::Open);
+        assert_eq!(feedback.lease_ends_at(), at(start, 30.0));
+        feedback.has_slot(at(start, 20.0), Reading::HeldBack);
+        assert_eq!(feedback.lease_ends_at(), at(start, 50.0));
+        // The server has said that it does not hear us.
+        let asks = Words {
+            last_sent_at: Some(PgTimestamp::from_micros(0)),
+            keepalive: Some((PgTimestamp::from_micros(0), true)),
+        };
+        feedback.heard(asks, at(start, 25.0));
+        let ends_at = feedback.lease_ends_at();
+        feedback.has_slot(at(start, 28.0), Reading::HeldBack);
+        assert_eq!(feedback.lease_ends_at(), ends_at);
     }
 }

@@ -193,3 +193,9 @@ pub(crate) fn lease_lost() -> Error {
         "nothing has proven for three quarters of wal_sender_timeout that PostgreSQL hears us",
     )
 }
+
+/// The error of a session that PostgreSQL has ended, though the connection does not show it.
+fn slot_given_up() -> Error {
+    let what = "PostgreSQL has given the slot up: our walsender has it no more";
+    Error::new(Code::LeaseLost, what)
+}

@@ -204,10 +204,21 @@ impl Session {
         } else {
             Reading::Open
         };
-        if let Some(sent_at) = self.control.lease.proven() {
+        let lease = &self.control.lease;
+        if lease.is_given_up() {
+            return Err(super::slot_given_up());
+        }
+        // Once over it is not to be extended: the machine may have been suspended.
+        if lease.is_over() {
+            return Err(super::lease_lost());
+        }
+        if let Some(sent_at) = lease.proven() {
             self.feedback.proven(sent_at);
         }
-        self.control.lease.set_end(self.feedback.lease_ends_at());
+        if let Some(at) = lease.last_seen() {
+            self.feedback.has_slot(at, reading);
+        }
+        lease.set_end(self.feedback.lease_ends_at());
         match self
             .feedback
             .due(Instant::now(), self.control.confirmed(), reading)

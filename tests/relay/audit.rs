@@ -67,6 +67,34 @@ async fn rows_written_while_their_table_was_out_of_the_publication_are_delivered
     relay.stop().await;
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_gap_of_many_large_rows_is_delivered_in_little_memory() {
+    const LARGE: u32 = 40;
+    const BOUND_KIB: u64 = 160 << 10;
+    let database = Database::private().await;
+    let emulator = harness::emulator().await;
+    let host = emulator.addr().to_string();
+    let environment = [("POSTRIDER_IN_FLIGHT_MIB", "8")];
+    let relay = Relay::start_with(&database, &host, &environment);
+    insert_orders(&database, 20, 5).await;
+    wait_until_audited(&database).await;
+    database.execute(OUT).await;
+    // In the order of their keys: after so many small rows, large ones come.
+    insert(&database, "a", 300).await;
+    database
+        .execute(&format!(
+            "INSERT INTO outbox.events (aggregatetype, aggregateid, event_type, version, payload) \
+             SELECT 'order', 'b', 'OrderPlaced', n, to_jsonb(repeat('x', 5000000)) \
+             FROM generate_series(1, {LARGE}) n"
+        ))
+        .await;
+    database.execute(IN).await;
+    assert_everything_arrives(&database, &emulator, &relay).await;
+    let peak = relay.peak_rss_kib();
+    assert!(peak < BOUND_KIB, "{peak} KiB");
+    relay.stop().await;
+}
+
 /// The confirmed position, once it rests.
 async fn resting_position(database: &Database) -> i64 {
     eventually("the confirmed position rests", || async {

@@ -11,6 +11,7 @@ use pubsub_emulator::{Action, Answer, Attempt, Fault, RunningEmulator};
 use crate::harness::{self, Database, Relay, eventually, insert_orders};
 use crate::http::{free_addr, get};
 use crate::load::{Load, proxied, wait_for_more};
+use crate::privileges::login_role;
 
 /// The shortest lease that leaves room for an attempt of a second.
 const SHORT_LEASE: [(&str, &str); 2] = [
@@ -103,29 +104,42 @@ async fn session_began(database: &Database, emulator: &RunningEmulator) -> Durat
 /// The second takes over, and nothing of the first arrives once the second's session has begun.
 async fn the_cut_off_relay_stops_before_the_other_begins(disturb: impl FnOnce(&FaultProxy)) {
     let database = Database::private().await;
-    let emulator = harness::emulator().await;
     let (proxy, url) = proxied(&database).await;
+    the_one_stops_before_the_other_begins(&database, &proxy, &url, |_| disturb(&proxy)).await;
+}
+
+/// The same with the way to disturb and the URL of the first; `disturb` is told the port from which
+/// its stream reaches PostgreSQL.
+async fn the_one_stops_before_the_other_begins(
+    database: &Database,
+    proxy: &FaultProxy,
+    url: &str,
+    disturb: impl FnOnce(u16),
+) {
+    let emulator = harness::emulator().await;
     let host = emulator.addr().to_string();
-    let first = Relay::start_with(&database, &host, &with(&[("DATABASE_URL", &url)]));
+    let first = Relay::start_with(database, &host, &with(&[("DATABASE_URL", url)]));
     first.wait_for_log("streaming").await;
-    let second = Relay::start_with(&database, &host, &with(&[]));
+    let second = Relay::start_with(database, &host, &with(&[]));
     second.wait_for_log("standby").await;
-    let load = Load::start(&database);
-    wait_for_more(&database, 100).await;
+    let load = Load::start(database);
+    wait_for_more(database, 100).await;
     // From now on each answer takes a good part of an attempt's time.
     let slow = emulator
         .faults()
         .inject(Fault::new(Action::Delay(Duration::from_millis(400))));
-    wait_for_more(&database, 50).await;
+    wait_for_more(database, 50).await;
     let peers_of_first: BTreeSet<_> = peers(&emulator);
-    disturb(&proxy);
+    disturb(port_of_the_stream(database).await);
     let disturbed = Instant::now();
     first.wait_for_log("lease-lost").await;
+    // It must not be the first to stand by again.
+    proxy.refuse();
     second.wait_for_log("streaming").await;
     let took = disturbed.elapsed();
     assert!(took < LEASE + LEEWAY, "the second took over after {took:?}");
-    let began = session_began(&database, &emulator).await;
-    wait_for_more(&database, 100).await;
+    let began = session_began(database, &emulator).await;
+    wait_for_more(database, 100).await;
     proxy.heal();
     first.wait_for_log("standby").await;
     emulator.faults().lift(slow);
@@ -144,8 +158,14 @@ async fn the_cut_off_relay_stops_before_the_other_begins(disturb: impl FnOnce(&F
         .map(|attempt| attempt.received - began)
         .collect();
     assert!(late.is_empty(), "{late:?} after the second's session began");
-    let report = harness::check_streamed(&database, &emulator).await;
+    let report = harness::check_streamed(database, &emulator).await;
     assert!(report.is_clean(), "{report}\n{}", first.log());
+}
+
+/// The port from which the slot's reader reaches PostgreSQL.
+async fn port_of_the_stream(database: &Database) -> u16 {
+    let port = "SELECT client_port::bigint FROM pg_stat_replication";
+    database.number(port).await.try_into().unwrap()
 }
 
 fn peers(emulator: &RunningEmulator) -> BTreeSet<std::net::SocketAddr> {
@@ -175,13 +195,8 @@ async fn a_relay_that_hears_everything_late_stops_before_its_standby_begins() {
     .await;
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_relay_that_is_held_back_keeps_its_lease_while_postgresql_hears_it_and_loses_it_then() {
-    let database = Database::private().await;
-    let emulator = harness::emulator().await;
-    emulator.faults().inject(Fault::new(Action::NeverAnswer));
-    let (proxy, url) = proxied(&database).await;
-    let host = emulator.addr().to_string();
+/// 20 MB: more than a relay that publishes nothing reads.
+async fn insert_much(database: &Database) {
     database
         .execute(
             "INSERT INTO outbox.events (aggregatetype, aggregateid, event_type, version, payload) \
@@ -190,6 +205,16 @@ async fn a_relay_that_is_held_back_keeps_its_lease_while_postgresql_hears_it_and
              FROM generate_series(1, 20000) i",
         )
         .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_relay_that_is_held_back_keeps_its_lease_while_postgresql_hears_it_and_loses_it_then() {
+    let database = Database::private().await;
+    let emulator = harness::emulator().await;
+    emulator.faults().inject(Fault::new(Action::NeverAnswer));
+    let (proxy, url) = proxied(&database).await;
+    let host = emulator.addr().to_string();
+    insert_much(&database).await;
     let environment = with(&[("DATABASE_URL", &url), ("POSTRIDER_IN_FLIGHT_MIB", "1")]);
     let relay = Relay::start_with(&database, &host, &environment);
     relay.wait_for_log("streaming").await;
@@ -214,6 +239,47 @@ async fn a_relay_that_is_held_back_keeps_its_lease_while_postgresql_hears_it_and
     })
     .await;
     assert_eq!(emulator.journal().counts().attempts, attempts);
+}
+
+/// Its role does not see what the walsender has heard, and its other connections are well.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_relay_without_rights_to_statistics_stops_in_time_when_its_stream_alone_is_cut_off() {
+    let database = Database::private().await;
+    let (proxy, url) = proxied(&database).await;
+    login_role(&database).await;
+    let url = url.replace("postgres@", "shop_relay@");
+    the_one_stops_before_the_other_begins(&database, &proxy, &url, |port| {
+        proxy.set_flow_of_one(port, Flow::Swallowed);
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn held_back_without_rights_to_statistics_a_relay_keeps_its_lease_until_the_slot_is_free() {
+    let database = Database::private().await;
+    let emulator = harness::emulator().await;
+    emulator.faults().inject(Fault::new(Action::NeverAnswer));
+    let (proxy, url) = proxied(&database).await;
+    login_role(&database).await;
+    let url = url.replace("postgres@", "shop_relay@");
+    let host = emulator.addr().to_string();
+    insert_much(&database).await;
+    let environment = with(&[("DATABASE_URL", &url), ("POSTRIDER_IN_FLIGHT_MIB", "1")]);
+    let relay = Relay::start_with(&database, &host, &environment);
+    relay.wait_for_log("streaming").await;
+    tokio::time::sleep(LEASE + LEASE / 2).await;
+    let log = relay.log();
+    assert!(!log.contains("lease-lost"), "{log}");
+    proxy.set_flow_of_one(port_of_the_stream(&database).await, Flow::Swallowed);
+    eventually("PostgreSQL gives the slot up", || async {
+        let free = "SELECT count(*) FROM pg_replication_slots WHERE NOT active";
+        (database.number(free).await == 1).then_some(())
+    })
+    .await;
+    let free = Instant::now();
+    relay.wait_for_log("lease-lost").await;
+    // It looks every eighth.
+    assert!(free.elapsed() < LEASE / 3, "{:?}", free.elapsed());
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -51,6 +51,7 @@ pub(super) fn check(facts: &Facts) -> Vec<Finding> {
         standby(facts),
         wal_level(facts),
         replication_right(facts),
+        statistics_right(facts),
         wal_senders(facts),
         replication_slots(facts),
         slot_wal_keep_size(facts),
@@ -98,6 +99,24 @@ fn replication_right(facts: &Facts) -> Finding {
         format!(
             "alter role {quoted} with replication (Amazon RDS: grant rds_replication to {quoted})"
         ),
+    )
+}
+
+/// What the server has heard from a relay is shown to such roles only.
+fn statistics_right(facts: &Facts) -> Finding {
+    let role = &facts.role;
+    if facts.may_read_stats {
+        let what = format!("role {role} may read what walsenders have heard");
+        return Finding::ok("statistics-right", what);
+    }
+    Finding::info(
+        "statistics-right-missing",
+        format!(
+            "role {role} does not see what its walsender has heard: behind a proxy that holds dead \
+             connections open, a relay that reads nothing during an outage of Pub/Sub may notice \
+             late that it has lost the slot"
+        ),
+        format!("grant pg_read_all_stats to {}", quoted_identifier(role)),
     )
 }
 

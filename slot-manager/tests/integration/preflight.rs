@@ -81,6 +81,7 @@ async fn a_prepared_database_has_no_warning_and_each_check_reports() {
         "primary",
         "wal-level",
         "replication-right",
+        "statistics-right",
         "wal-senders",
         "replication-slots",
         "wal-sender-timeout",
@@ -132,13 +133,17 @@ async fn the_remedies_for_a_role_without_rights_give_it_all_that_it_needs() {
         "relay-table-not-writable",
     ];
     assert_eq!(errors(&found), expected, "{found:#?}");
-    for finding in found.iter().filter(|f| f.severity == Severity::Error) {
+    let recommended = with_code(&found, "statistics-right-missing");
+    assert_eq!(recommended.severity, Severity::Info);
+    let wrong = found.iter().filter(|f| f.severity == Severity::Error);
+    for finding in wrong.chain([recommended]) {
         let remedy = finding.remedy.as_deref().expect("a remedy");
         let (sql, _hint) = remedy.split_once(" (").unwrap_or((remedy, ""));
         run(&client, sql).await;
     }
     let found = findings(&relay, &database).await;
     assert_eq!(errors(&found), [""; 0], "{found:#?}");
+    with_code(&found, "statistics-right");
 }
 
 #[tokio::test]

@@ -8,6 +8,7 @@ use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
 use decoder::Lsn;
+use futures_util::TryStreamExt;
 use slot_manager::SlotName;
 use tokio_postgres::SimpleQueryMessage;
 use tokio_postgres::types::PgLsn;
@@ -33,10 +34,11 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(200);
 /// Missing rows that one comparison finds; the next one goes on.
 const MAX_FOUND: usize = 100_000;
 
-/// Rows that are read at once, when they are small.
+/// Rows that are asked for at once, when they are small.
 const MAX_ROWS: usize = 128;
-/// Bytes of rows read at once, from which on fewer are read the next time.
-const MANY_BYTES: usize = 4 << 20;
+/// A portion that is read at once is full when its messages have so many bytes; its last one may
+/// go beyond.
+const PORTION_BYTES: usize = 4 << 20;
 
 const NOT_RECORDED: &str = "\
     select w.n::int from unnest($1::uuid[]) with ordinality as w (id, n) \
@@ -100,6 +102,15 @@ struct Row {
     source_id: Option<String>,
     /// Whether it is from before the first start.
     is_old: bool,
+}
+
+/// Rows that were read at once.
+struct Portion {
+    rows: Vec<FromTable>,
+    /// How many of those that were asked for are dealt with.
+    done: usize,
+    /// Whether the others did not fit.
+    is_full: bool,
 }
 
 pub(super) struct Pass<'a> {
@@ -227,50 +238,74 @@ impl Pass<'_> {
             .collect())
     }
 
-    /// Hands rows over, and waits until their outcome is recorded, also when it did not come to the
-    /// end: only then can another comparison tell what is missing.
+    /// Hands rows over in order, and waits until their outcome is recorded: only then can another
+    /// comparison tell what is missing. So also when reading has failed: what was handed over
+    /// before would be sent twice.
     async fn publish(&mut self, rows: &[Row], commit: CommitLsn) -> Result<()> {
         let handed_over = self.hand_over(rows, commit).await;
         let settled = self.events.settled().await;
         handed_over.and(settled.map_err(|SessionEnded| ended()))
     }
 
-    /// Reads rows in small portions, since each may be large, and hands them over in order.
     async fn hand_over(&mut self, rows: &[Row], commit: CommitLsn) -> Result<()> {
         let last = last_ordinal(self.sql, commit).await?;
         let mut next = self.places.nth_after(last);
         let mut rest = rows;
-        let mut portion = MAX_ROWS;
+        let mut count = 1;
         while let Some(first) = rest.first() {
             let of_one_table = rest.iter().take_while(|row| row.table == first.table);
-            let count = of_one_table.take(portion).count();
-            let (now, later) = rest.split_at(count);
-            let mut bytes = 0;
-            for message in self.sql.simple_query(&self.read_sql(now)).await? {
-                let SimpleQueryMessage::Row(row) = message else {
-                    continue;
-                };
-                let ordinal = self.places.nth(next)?;
-                next += 1;
-                let row = match self.reader.event(&row, commit, ordinal) {
-                    Ok(event) => {
-                        bytes += event.event.message.len();
-                        FromTable::Event(event)
-                    }
-                    Err(error) => FromTable::Unmappable(error),
-                };
+            let asked = &rest[..of_one_table.take(count).count()];
+            let portion = self.read(asked, commit, &mut next).await?;
+            for row in portion.rows {
                 self.events
                     .send(row)
                     .await
                     .map_err(|SessionEnded| ended())?;
             }
-            portion = match bytes > MANY_BYTES {
-                true => (portion / 8).max(1),
-                false => (portion * 2).min(MAX_ROWS),
+            count = match portion.is_full {
+                true => portion.done,
+                false => (count * 2).min(MAX_ROWS),
             };
-            rest = later;
+            rest = &rest[portion.done..];
         }
         Ok(())
+    }
+
+    /// Reads rows, but no more than fit into a portion; what the server sends of the others is
+    /// passed over. Nothing is held on the server when this returns.
+    async fn read(&mut self, asked: &[Row], commit: CommitLsn, next: &mut u32) -> Result<Portion> {
+        let mut portion = Portion {
+            rows: Vec::with_capacity(asked.len()),
+            done: asked.len(),
+            is_full: false,
+        };
+        let mut bytes = 0;
+        let reading = self.sql.simple_query_raw(&self.read_sql(asked)).await?;
+        let mut reading = std::pin::pin!(reading);
+        while let Some(message) = reading.try_next().await? {
+            let SimpleQueryMessage::Row(row) = message else {
+                continue;
+            };
+            let ordinal = self.places.nth(*next)?;
+            *next += 1;
+            portion
+                .rows
+                .push(match self.reader.event(&row, commit, ordinal) {
+                    Ok(event) => {
+                        bytes += event.event.message.len();
+                        FromTable::Event(event)
+                    }
+                    Err(error) => FromTable::Unmappable(error),
+                });
+            if bytes >= PORTION_BYTES {
+                let place = self.reader.more(&row);
+                let nth = asked.iter().position(|row| place == Some(&row.place));
+                portion.done = nth.expect("invariant: what comes was asked for") + 1;
+                portion.is_full = true;
+                break;
+            }
+        }
+        Ok(portion)
     }
 
     fn read_sql(&self, rows: &[Row]) -> String {
@@ -280,7 +315,7 @@ impl Pass<'_> {
             .collect();
         format!(
             "{} where e.tableoid = {} and e.ctid = any ('{{{}}}'::tid[]) order by {}",
-            self.reader.select_sql(),
+            self.reader.select_more_sql("e.ctid::text"),
             rows[0].table,
             places.join(","),
             self.reader.order_sql()
