@@ -8,7 +8,7 @@ use tokio_postgres::error::SqlState;
 use crate::harness::{self, Database, Relay, eventually, insert_orders, postrider};
 
 /// A login role with the rights of `postrider_relay` and the URL to log in as it.
-async fn login_role(database: &Database) -> String {
+pub(crate) async fn login_role(database: &Database) -> String {
     database
         .execute("CREATE ROLE shop_relay LOGIN REPLICATION IN ROLE postrider_relay")
         .await;
