@@ -1,12 +1,14 @@
 //! Where the database is and how to reach it, for the SQL sessions and the replication session.
 //!
 //! Both kinds of session share one [`Target`], one TLS configuration and one way to tell what
-//! went wrong. No statement of ours stands here.
+//! went wrong. What the server sets for a role or a database and would stand in the way is turned
+//! off here; no statement on data stands here.
 
 pub(crate) mod passfile;
 mod sql;
 mod target;
 mod tls;
+pub(crate) mod transaction_timeout;
 
 pub use sql::{Sql, connect};
 pub(crate) use sql::{answer_within, is_tls, unreachable};

@@ -88,7 +88,9 @@ impl Pipeline {
                         )),
                     }
                 }
-                Some(error) = self.broken.recv() => return Err(error),
+                told = self.broken.recv() => return Err(told.unwrap_or_else(|| {
+                    Error::new(Code::Internal, "the auditor ended without a word")
+                })),
                 closed = closed(&mut self.seam), if self.seam.is_some() => {
                     closed?;
                     self.seam = None;
