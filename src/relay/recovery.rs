@@ -52,10 +52,8 @@ const STATEMENT_TIMEOUT: Duration = Duration::from_secs(60);
 
 const LOG_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Whatever would end a transaction that waits; settings that this major lacks give no row.
-const NO_TIMEOUTS: &str = "\
-    SELECT set_config(name, '0', false) FROM pg_catalog.pg_settings \
-    WHERE name IN ('idle_in_transaction_session_timeout', 'transaction_timeout')";
+/// What would end a transaction that waits for Pub/Sub; `connect` turns off what else would.
+const NO_IDLE_TIMEOUT: &str = "SET idle_in_transaction_session_timeout = 0";
 
 const SNAPSHOT_XMIN: &str = "\
     SELECT pg_catalog.pg_snapshot_xmin(pg_catalog.pg_current_snapshot())::text::bigint";
@@ -139,7 +137,7 @@ pub(crate) async fn patient_session(
     statement_timeout: Duration,
 ) -> Result<Sql> {
     let sql = connect(target, application_name, statement_timeout).await?;
-    sql.batch_execute(NO_TIMEOUTS).await?;
+    sql.batch_execute(NO_IDLE_TIMEOUT).await?;
     Ok(sql)
 }
 

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use pubsub_emulator::{Action, Fault};
+use pubsub_emulator::{Action, Fault, RunningEmulator};
 
 use crate::harness::{self, Database, Relay, eventually, insert_orders, postrider};
 use crate::load::Load;
@@ -11,6 +11,18 @@ use crate::privileges::login_role;
 
 const ON: &str = "ALTER TABLE outbox.events ENABLE ROW LEVEL SECURITY";
 const OFF: &str = "ALTER TABLE outbox.events DISABLE ROW LEVEL SECURITY";
+
+/// A database with the relay's role, whose URL comes third.
+async fn with_its_role() -> (Database, RunningEmulator, String) {
+    let database = Database::private().await;
+    let url = login_role(&database).await;
+    (database, harness::emulator().await, url)
+}
+
+fn start(database: &Database, emulator: &RunningEmulator, url: &str) -> Relay {
+    let host = emulator.addr().to_string();
+    Relay::start_with(database, &host, &[("DATABASE_URL", url)])
+}
 
 /// Where the slot is, and whether a recovery has begun.
 async fn slot(database: &Database) -> String {
@@ -24,11 +36,8 @@ async fn slot(database: &Database) -> String {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_recovery_from_which_policies_hide_rows_stops_before_it_changes_anything() {
-    let database = Database::private().await;
-    let emulator = harness::emulator().await;
-    let host = emulator.addr().to_string();
-    let url = login_role(&database).await;
-    let run = || Relay::start_with(&database, &host, &[("DATABASE_URL", url.as_str())]);
+    let (database, emulator, url) = with_its_role().await;
+    let run = || start(&database, &emulator, &url);
     let relay = run();
     insert_orders(&database, 50, 5).await;
     database.wait_until_recorded().await;
@@ -73,12 +82,9 @@ async fn a_recovery_from_which_policies_hide_rows_stops_before_it_changes_anythi
 
 #[tokio::test(flavor = "multi_thread")]
 async fn under_row_level_security_events_flow_and_the_audit_says_that_it_cannot_see_them() {
-    let database = Database::private().await;
-    let emulator = harness::emulator().await;
-    let host = emulator.addr().to_string();
-    let url = login_role(&database).await;
+    let (database, emulator, url) = with_its_role().await;
     database.execute(ON).await;
-    let relay = Relay::start_with(&database, &host, &[("DATABASE_URL", url.as_str())]);
+    let relay = start(&database, &emulator, &url);
     insert_orders(&database, 20, 5).await;
     database.wait_until_recorded().await;
     eventually("the audit says what it lacks", || async {
@@ -101,11 +107,8 @@ async fn under_row_level_security_events_flow_and_the_audit_says_that_it_cannot_
 
 #[tokio::test(flavor = "multi_thread")]
 async fn row_level_security_of_the_relays_own_tables_is_refused_at_the_start() {
-    let database = Database::private().await;
-    let emulator = harness::emulator().await;
-    let host = emulator.addr().to_string();
-    let url = login_role(&database).await;
-    let run = || Relay::start_with(&database, &host, &[("DATABASE_URL", url.as_str())]);
+    let (database, emulator, url) = with_its_role().await;
+    let run = || start(&database, &emulator, &url);
     let relay = run();
     insert_orders(&database, 20, 5).await;
     database.wait_until_recorded().await;

@@ -7,14 +7,18 @@ use std::path::PathBuf;
 use pubsub_emulator::Attempt;
 
 use super::schedule::Outcome;
-use super::verdict::{Event, Evidence};
+use super::verdict::{Event, Evidence, Violation};
 use crate::step;
 
-const VIOLATIONS_SHOWN: usize = 20;
+/// Of each kind: the end of a log is what is kept, and it is short.
+const VIOLATIONS_SHOWN: usize = 2;
 const LOG_LINES_SHOWN: usize = 60;
+const LOG_LINES_SUMMED_UP: usize = 4;
+const LINE_SUMMED_UP: usize = 300;
 
-/// Writes the file and prints what helps most. Returns what was planned, what happened and what is
-/// wrong, with the command that plays the schedule again.
+/// Writes the file and prints what helps most. Returns a summary that has what matters at its end:
+/// what was planned, what happened, and what is wrong, with the command that plays the schedule
+/// again.
 pub(super) fn show(seed: u64, outcome: &Outcome, server_log: &str) -> String {
     let index = outcome.plan.index;
     let file = step::target_folder()
@@ -22,27 +26,17 @@ pub(super) fn show(seed: u64, outcome: &Outcome, server_log: &str) -> String {
         .join(format!("seed-{seed}-schedule-{index}.txt"));
     let head = head(seed, outcome);
     let log = &outcome.relay_log;
-    let violations: Vec<String> = outcome
-        .verdict
-        .violations
-        .iter()
-        .map(ToString::to_string)
-        .collect();
-    let summary = format!(
-        "{head}-- {} violations\n{}",
-        violations.len(),
-        violations[..violations.len().min(VIOLATIONS_SHOWN)].join("\n")
-    );
+    let violations = &outcome.verdict.violations;
+    let all: Vec<String> = violations.iter().map(ToString::to_string).collect();
     eprintln!("\n-- the end of the relays' logs");
-    for line in &log[log.len().saturating_sub(LOG_LINES_SHOWN)..] {
+    for line in last(log, LOG_LINES_SHOWN) {
         eprintln!("{line}");
     }
-    eprintln!("{summary}");
     let whole = format!(
         "{head}-- violations\n{}\n-- the relays' logs\n{}\n-- events: topic, key, version, id, transaction, its end, places, attempts\n{}\n\
          -- attempts to publish\n{}\n\
          -- PostgreSQL's log\n{server_log}\n",
-        violations.join("\n"),
+        all.join("\n"),
         log.join("\n"),
         outcome.history.join("\n"),
         attempts(&outcome.attempts),
@@ -51,7 +45,41 @@ pub(super) fn show(seed: u64, outcome: &Outcome, server_log: &str) -> String {
         Ok(()) => eprintln!("-- all of it: {}", file.display()),
         Err(error) => eprintln!("-- {} was not written: {error}", file.display()),
     }
-    summary
+    let short = |line: &String| line.chars().take(LINE_SUMMED_UP).collect();
+    let log_end: Vec<String> = last(log, LOG_LINES_SUMMED_UP).iter().map(short).collect();
+    format!(
+        "{head}-- the end of the relays' logs\n{}\n-- {} violations\n{}\n\
+         schedule {index}, again: cargo xtask torture --seed {seed} --only {index}",
+        log_end.join("\n"),
+        all.len(),
+        of_each_kind(violations).join("\n"),
+    )
+}
+
+fn last(lines: &[String], count: usize) -> &[String] {
+    &lines[lines.len().saturating_sub(count)..]
+}
+
+/// The first ones of each kind, and how many more there are.
+fn of_each_kind(violations: &[Violation]) -> Vec<String> {
+    let mut kinds: Vec<(_, Vec<&Violation>)> = Vec::new();
+    for violation in violations {
+        let kind = violation.kind();
+        match kinds.iter_mut().find(|(known, _)| *known == kind) {
+            Some((_, found)) => found.push(violation),
+            None => kinds.push((kind, vec![violation])),
+        }
+    }
+    let lines = |(_, found): &(_, Vec<&Violation>)| {
+        let shown = found.len().min(VIOLATIONS_SHOWN);
+        let more = found.len() - shown;
+        let mut lines: Vec<String> = found[..shown].iter().map(ToString::to_string).collect();
+        if more > 0 {
+            lines.push(format!("  and {more} more of this kind"));
+        }
+        lines
+    };
+    kinds.iter().flat_map(lines).collect()
 }
 
 fn write(file: &PathBuf, text: &str) -> std::io::Result<()> {
@@ -64,8 +92,7 @@ fn write(file: &PathBuf, text: &str) -> std::io::Result<()> {
 fn head(seed: u64, outcome: &Outcome) -> String {
     let index = outcome.plan.index;
     let mut text = format!(
-        "== schedule {index} of seed {seed} failed\n\
-         again: cargo xtask torture --seed {seed} --only {index}\n{}\n\
+        "== schedule {index} of seed {seed} failed\n{}\n\
          -- what happened, seconds on the journal's clock\n",
         outcome.plan
     );

@@ -21,6 +21,7 @@ mod tests;
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
+use std::mem::discriminant;
 use std::time::Duration;
 
 use pubsub_emulator::Attempt;
@@ -128,6 +129,22 @@ pub(super) enum Violation {
     },
     /// The relay did what it must not, or did not do what it must.
     Behaviour(String),
+}
+
+impl Violation {
+    /// The same of those that differ in their details only.
+    pub(super) fn kind(&self) -> impl PartialEq + use<> {
+        let detail = match self {
+            Violation::Delivery(found) => Some(discriminant(found)),
+            Violation::ConfirmedBeforeStored { .. }
+            | Violation::ConfirmedBeforeRecorded { .. }
+            | Violation::Record { .. }
+            | Violation::SentAfterRecorded { .. }
+            | Violation::UnexplainedDuplicate { .. }
+            | Violation::Behaviour(_) => None,
+        };
+        (discriminant(self), detail)
+    }
 }
 
 /// What was found.
