@@ -18,8 +18,9 @@ async fn swallow(database: &Database, proxy: &FaultProxy, name: &str, where_: &s
         u16::try_from(database.number(&port).await)
             .ok()
             .filter(|port| *port > 0)
-    });
-    proxy.set_flow_of_one(port.await, Flow::Swallowed);
+    })
+    .await;
+    proxy.set_flow_of_one(port, Flow::Swallowed);
 }
 
 #[tokio::test(flavor = "multi_thread")]
