@@ -190,6 +190,7 @@ select w.place,
        coalesce(pg_catalog.has_table_privilege(c.oid, 'SELECT'), false) as may_select,
        coalesce(pg_catalog.has_table_privilege(c.oid, 'INSERT'), false) as may_insert,
        coalesce(pg_catalog.has_table_privilege(c.oid, 'UPDATE'), false) as may_update,
+       coalesce(pg_catalog.row_security_active(c.oid), false) as hides_rows,
        c.oid is not null as exists
 from unnest($1, $2) with ordinality as w (schema_name, table_name, place)
 left join pg_catalog.pg_namespace n on n.nspname = w.schema_name

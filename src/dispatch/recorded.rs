@@ -8,11 +8,16 @@
 //! must come again with it: a repeat is whole. So there only what waits in quarantine, or was
 //! discarded, is skipped.
 //!
+//! PostgreSQL may decode a transaction otherwise the next time: one that was open while the
+//! publication was altered comes with more rows or with fewer, depending on what was decoded before
+//! it in the same session. Then places have moved, and the ids tell: an event whose place has the row
+//! of another, or whose row stands at another place of the page, is looked up by its id.
+//!
 //! Rows of other shards stand between ours, and are passed over as any whose event does not come: a
 //! statement that looked for ours alone would pass over all of theirs at once, which may take longer
 //! than it has.
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 
 use decoder::Lsn;
 use tokio_postgres::types::PgLsn;
@@ -27,6 +32,9 @@ const SELECT_PAGE: &str = "\
     SELECT commit_lsn, ordinal, event_id, state = 'published' FROM outbox.dispatch \
     WHERE (commit_lsn, ordinal) > ($1, $2) AND commit_lsn <= $3 \
     ORDER BY commit_lsn, ordinal LIMIT $4";
+
+const IS_PUBLISHED: &str = "\
+    SELECT bool_and(state = 'published') FROM outbox.dispatch WHERE event_id = $1";
 
 /// What [`Recorded::look_up`] knows of an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,6 +59,8 @@ struct Row {
 #[derive(Debug)]
 pub(crate) struct Recorded {
     page: VecDeque<Row>,
+    /// The ids of the page that no event has had yet.
+    ids: HashSet<[u8; 16], foldhash::fast::RandomState>,
     /// The last row that was read.
     read_to: (u64, i32),
     /// The last row there is; `None` when all have been read.
@@ -76,6 +86,7 @@ impl Recorded {
         let read_to = (confirmed.as_u64().saturating_sub(1), i32::MAX);
         Ok(Self {
             page: VecDeque::new(),
+            ids: HashSet::default(),
             read_to,
             last: last.map(u64::from),
             repeats,
@@ -97,6 +108,7 @@ impl Recorded {
         let Some(last) = self.last else { return Ok(()) };
         // Every row of the last page has been passed.
         self.page.clear();
+        self.ids.clear();
         let (commit, ordinal) = self.read_to;
         let rows = sql
             .query(
@@ -117,9 +129,28 @@ impl Recorded {
                 is_published: row.get(3),
             };
             self.read_to = (row.commit, row.ordinal);
+            self.ids.insert(row.event_id);
             self.page.push_back(row);
         }
         Ok(())
+    }
+
+    /// What is recorded of an event whose transaction has moved, by its id alone.
+    pub(crate) async fn look_up_by_id(&self, sql: &Sql, event_id: &[u8; 16]) -> Result<Lookup> {
+        let id = uuid::Uuid::from_bytes(*event_id);
+        let row = sql.query_one(IS_PUBLISHED, &[&id]).await?;
+        let is_published: Option<bool> = row.get(0);
+        Ok(match is_published {
+            None => Lookup::New,
+            Some(is_published) => self.standing(is_published),
+        })
+    }
+
+    fn standing(&self, is_published: bool) -> Lookup {
+        match self.repeats && is_published {
+            true => Lookup::Repeated,
+            false => Lookup::Done,
+        }
     }
 
     /// The stream has brought every transaction that was committed before this. The last rows may be
@@ -142,13 +173,14 @@ impl Recorded {
         self.last.is_none() && self.page.is_empty()
     }
 
-    /// Looks up the next event of the stream.
+    /// Looks up the next event of the stream by its place; `None` when its transaction came otherwise
+    /// than last time, so that places tell nothing.
     pub(crate) fn look_up(
         &mut self,
         commit: CommitLsn,
         ordinal: u32,
         event_id: &[u8; 16],
-    ) -> Lookup {
+    ) -> Option<Lookup> {
         let place = (commit.lsn().as_u64(), ordinal as i32);
         self.last = self.last.filter(|last| place.0 <= *last);
         while self
@@ -158,25 +190,16 @@ impl Recorded {
         {
             self.page.pop_front();
         }
-        match self.page.front() {
-            Some(row) if (row.commit, row.ordinal) == place => {
-                let row = self
-                    .page
-                    .pop_front()
-                    .expect("invariant: the page has a front");
-                if row.event_id == *event_id {
-                    return match self.repeats && row.is_published {
-                        true => Lookup::Repeated,
-                        false => Lookup::Done,
-                    };
-                }
-                tracing::warn!(
-                    commit_lsn = %commit.lsn(), ordinal,
-                    "outbox.dispatch records another event at this place: sending this one"
-                );
-                Lookup::New
+        let here = self.page.front().copied();
+        match here.filter(|row| (row.commit, row.ordinal) == place) {
+            Some(row) if row.event_id == *event_id => {
+                self.page.pop_front();
+                self.ids.remove(event_id);
+                Some(self.standing(row.is_published))
             }
-            Some(_) | None => Lookup::New,
+            Some(_) => None,
+            None if self.ids.contains(event_id) => None,
+            None => Some(Lookup::New),
         }
     }
 }
@@ -191,7 +214,7 @@ mod tests {
         Row {
             commit,
             ordinal,
-            event_id: [commit as u8; 16],
+            event_id: id((commit, ordinal as u32), true),
             is_published: true,
         }
     }
@@ -199,41 +222,42 @@ mod tests {
     fn recorded(rows: &[Row], last: Option<u64>) -> Recorded {
         Recorded {
             page: rows.to_vec().into(),
+            ids: rows.iter().map(|row| row.event_id).collect(),
             read_to: (0, 0),
             last,
             repeats: false,
         }
     }
 
-    fn look_up(recorded: &mut Recorded, commit: u64, ordinal: u32) -> Lookup {
+    fn look_up(recorded: &mut Recorded, commit: u64, ordinal: u32) -> Option<Lookup> {
         recorded.look_up(
             CommitLsn::new(Lsn::new(commit)),
             ordinal,
-            &[commit as u8; 16],
+            &id((commit, ordinal), true),
         )
     }
 
     #[test]
     fn only_what_is_recorded_is_skipped() {
         let mut recorded = recorded(&[row(10, 2), row(30, 1)], None);
-        assert_eq!(look_up(&mut recorded, 10, 1), Lookup::New);
-        assert_eq!(look_up(&mut recorded, 10, 2), Lookup::Done);
-        assert_eq!(look_up(&mut recorded, 20, 1), Lookup::New);
-        assert_eq!(look_up(&mut recorded, 30, 1), Lookup::Done);
+        assert_eq!(look_up(&mut recorded, 10, 1), Some(Lookup::New));
+        assert_eq!(look_up(&mut recorded, 10, 2), Some(Lookup::Done));
+        assert_eq!(look_up(&mut recorded, 20, 1), Some(Lookup::New));
+        assert_eq!(look_up(&mut recorded, 30, 1), Some(Lookup::Done));
         assert!(recorded.is_over());
-        assert_eq!(look_up(&mut recorded, 30, 2), Lookup::New);
+        assert_eq!(look_up(&mut recorded, 30, 2), Some(Lookup::New));
     }
 
     #[test]
     fn rows_of_events_that_do_not_come_again_are_passed_over() {
         let mut recorded = recorded(&[row(10, 1), row(10, 2), row(30, 1)], None);
-        assert_eq!(look_up(&mut recorded, 30, 1), Lookup::Done);
+        assert_eq!(look_up(&mut recorded, 30, 1), Some(Lookup::Done));
     }
 
     #[test]
     fn where_the_last_rows_are_another_shards_a_keepalive_beyond_them_is_the_end() {
         let mut recorded = recorded(&[row(10, 2), row(20, 3)], Some(50));
-        assert_eq!(look_up(&mut recorded, 10, 2), Lookup::Done);
+        assert_eq!(look_up(&mut recorded, 10, 2), Some(Lookup::Done));
         // A commit that begins there is still to come.
         recorded.passed(Lsn::new(20));
         assert_eq!(recorded.page.len(), 1);
@@ -244,10 +268,24 @@ mod tests {
     }
 
     #[test]
-    fn a_row_of_another_event_at_the_same_place_does_not_hide_this_one() {
-        let mut recorded = recorded(&[row(10, 1)], None);
-        let found = recorded.look_up(CommitLsn::new(Lsn::new(10)), 1, &[99; 16]);
-        assert_eq!(found, Lookup::New);
+    fn a_transaction_that_comes_with_more_or_fewer_rows_has_moved() {
+        let commit = CommitLsn::new(Lsn::new(10));
+        let rows = [row(10, 1), row(10, 4)];
+        let mut more = recorded(&rows, None);
+        assert_eq!(more.look_up(commit, 1, &[99; 16]), None);
+        let mut fewer = recorded(&rows, None);
+        let fourth = id((10, 4), true);
+        assert_eq!(fewer.look_up(commit, 2, &[99; 16]), Some(Lookup::New));
+        assert_eq!(fewer.look_up(commit, 3, &fourth), None);
+    }
+
+    #[test]
+    fn an_id_that_two_tables_share_is_two_events() {
+        let mut recorded = recorded(&[row(10, 1), row(20, 1)], None);
+        assert_eq!(look_up(&mut recorded, 10, 1), Some(Lookup::Done));
+        let commit = CommitLsn::new(Lsn::new(10));
+        let found = recorded.look_up(commit, 2, &id((10, 1), true));
+        assert_eq!(found, Some(Lookup::New));
     }
 
     #[test]
@@ -260,8 +298,8 @@ mod tests {
             repeats: true,
             ..recorded(&[row(10, 1), aside], None)
         };
-        assert_eq!(look_up(&mut recorded, 10, 1), Lookup::Repeated);
-        assert_eq!(look_up(&mut recorded, 20, 1), Lookup::Done);
+        assert_eq!(look_up(&mut recorded, 10, 1), Some(Lookup::Repeated));
+        assert_eq!(look_up(&mut recorded, 20, 1), Some(Lookup::Done));
         assert!(recorded.is_over());
     }
 
@@ -318,7 +356,7 @@ mod tests {
 
         /// Reads pages as [`Recorded::read_page`] does, from a list instead of a server.
         #[test]
-        fn an_event_is_skipped_if_and_only_if_its_own_row_is_there(restart in restart()) {
+        fn an_event_is_skipped_if_and_only_if_its_own_row_is_at_its_place(restart in restart()) {
             let mut table: Vec<Row> = restart
                 .events
                 .iter()
@@ -339,6 +377,7 @@ mod tests {
                     let read_to = recorded.read_to;
                     let rest = table.iter().filter(|row| (row.commit, row.ordinal) > read_to);
                     recorded.page = rest.take(restart.page).copied().collect();
+                    recorded.ids = recorded.page.iter().map(|row| row.event_id).collect();
                     if recorded.page.len() < restart.page {
                         recorded.last = None;
                     }
@@ -346,7 +385,11 @@ mod tests {
                         recorded.read_to = (row.commit, row.ordinal);
                     }
                 }
-                let expected = if row == Some(true) { Lookup::Done } else { Lookup::New };
+                let expected = match row {
+                    Some(true) => Some(Lookup::Done),
+                    Some(false) => None,
+                    None => Some(Lookup::New),
+                };
                 prop_assert_eq!(recorded.look_up(commit, place.1, &id(place, true)), expected);
                 prop_assert!(recorded.page.len() <= restart.page);
             }

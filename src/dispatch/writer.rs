@@ -14,10 +14,11 @@
 //! An event that was released from quarantine has a row already: its new outcome is an update. So
 //! a batch that is written a second time cannot undo what an operator has asked for in between.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::pin::pin;
 use std::time::Duration;
 
+use decoder::Lsn;
 use futures_util::SinkExt;
 use slot_manager::{SlotFamily, SlotName, SystemIdentifier, cluster};
 use tokio::sync::mpsc;
@@ -57,7 +58,7 @@ const RETRY_PAUSE: Duration = Duration::from_millis(500);
 const BE_QUICK: &str = "SET idle_in_transaction_session_timeout = '5s'";
 
 const WHICH_ARE_THERE: &str = "\
-    SELECT d.commit_lsn, d.ordinal FROM outbox.dispatch d \
+    SELECT d.commit_lsn, d.ordinal, d.event_id FROM outbox.dispatch d \
     JOIN unnest($1::pg_lsn[], $2::int[]) u (commit_lsn, ordinal) \
         ON d.commit_lsn = u.commit_lsn AND d.ordinal = u.ordinal";
 
@@ -312,16 +313,34 @@ async fn attempt(
 }
 
 /// Which of the batch's new events have a row.
+///
+/// # Errors
+/// `internal` when the place of one has the row of another: it must not count as recorded. The next
+/// session looks such a transaction up by ids.
 async fn rows_that_are_there(sql: &Sql, batch: &Batch) -> Result<HashSet<RowKey>> {
     let events = batch.records.iter().flat_map(|record| &record.events);
     let new = events.filter(|event| event.standing == Standing::New);
+    let new = new.map(|event| (row_key(event), event.event_id.uuid));
+    let new: HashMap<RowKey, [u8; 16]> = new.collect();
     let (lsns, ordinals): (Vec<_>, Vec<_>) = new
-        .map(row_key)
+        .keys()
+        .copied()
         .map(|(lsn, ordinal)| (PgLsn::from(lsn), ordinal))
         .unzip();
     let rows = sql.query(WHICH_ARE_THERE, &[&lsns, &ordinals]).await?;
-    let key = |row: &tokio_postgres::Row| (row.get::<_, PgLsn>(0).into(), row.get(1));
-    Ok(rows.iter().map(key).collect())
+    let mut there = HashSet::new();
+    for row in &rows {
+        let key = (row.get::<_, PgLsn>(0).into(), row.get(1));
+        let id: uuid::Uuid = row.get(2);
+        if new.get(&key).is_some_and(|event| id.as_bytes() != event) {
+            let (lsn, ordinal) = (Lsn::new(key.0), key.1);
+            let what =
+                format!("outbox.dispatch has another event at commit {lsn}, ordinal {ordinal}");
+            return Err(Error::new(Code::Internal, what));
+        }
+        there.insert(key);
+    }
+    Ok(there)
 }
 
 /// One batch of outcomes.

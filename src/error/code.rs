@@ -80,7 +80,7 @@ codes! {
     LeaseLost "lease-lost" Retry 3 "no action needed; if it repeats, look for network trouble between relay and PostgreSQL"
     ReplicationRight "replication-right" Stop 3 "ALTER ROLE <relay user> REPLICATION; on RDS: GRANT rds_replication TO <relay user>"
     WalLevel "wal-level" Stop 3 "ALTER SYSTEM SET wal_level = 'logical', then restart PostgreSQL"
-    PrivilegeMissing "privilege-missing" Stop 3 "GRANT postrider_relay TO <relay user>; `postrider check` lists what is missing"
+    PrivilegeMissing "privilege-missing" Stop 3 "GRANT postrider_relay TO <relay user>, and with row-level security ALTER ROLE <relay user> BYPASSRLS; `postrider check` lists what is missing"
     SchemaMissing "schema-missing" Stop 3 "run `postrider init --apply` as the owner of the database"
     PublicationMissing "publication-missing" Stop 3 "run `postrider init --apply` as the owner of the tables"
     PublicationDrift "publication-drift" Stop 3 "`postrider check` names the statement that puts the publication right"

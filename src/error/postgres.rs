@@ -30,8 +30,8 @@ pub(super) fn code_of(sqlstate: &str) -> Code {
         s if s.starts_with("53") || s.starts_with("40") || s.starts_with("58") => {
             Code::PostgresConnectionLost
         }
-        // Locks, limits of a statement and of a transaction that stood still.
-        "55P03" | "57014" | "25P03" => Code::PostgresConnectionLost,
+        // Locks, limits of a statement, and of a transaction that stood still or took too long.
+        "55P03" | "57014" | "25P03" | "25P04" => Code::PostgresConnectionLost,
         _ => Code::PostgresStatement,
     }
 }
@@ -89,6 +89,13 @@ mod tests {
     #[test]
     fn a_server_that_shuts_down_or_starts_up_is_retried() {
         for state in ["57P01", "57P02", "57P03", "08006", "53100"] {
+            assert_eq!(code_of(state).disposition(), Disposition::Retry, "{state}");
+        }
+    }
+
+    #[test]
+    fn a_time_limit_of_the_server_is_retried() {
+        for state in ["57014", "55P03", "25P03", "25P04"] {
             assert_eq!(code_of(state).disposition(), Disposition::Retry, "{state}");
         }
     }

@@ -246,6 +246,18 @@ impl Mapper {
         }
     }
 
+    /// Which column is the payload.
+    pub(crate) fn payload_position(&self) -> usize {
+        self.columns.payload.position()
+    }
+
+    /// The error of a row whose payload cannot be had, since it is text that is not UTF-8.
+    #[cold]
+    pub(crate) fn payload_not_utf8(&mut self, row: &[Value<'_>], at: EventPosition) -> MapError {
+        let column = self.columns.payload.name().to_owned();
+        self.event_error(row, at, EventFault::NotUtf8 { column })
+    }
+
     #[cold]
     fn event_error(&mut self, row: &[Value<'_>], at: EventPosition, fault: EventFault) -> MapError {
         let whole = row.len() == self.relation_columns;

@@ -1,13 +1,15 @@
 //! Where the database is and how to reach it, for the SQL sessions and the replication session.
 //!
 //! Both kinds of session share one [`Target`], one TLS configuration and one way to tell what
-//! went wrong. No statement about the outbox stands here.
+//! went wrong. What the server sets for a role or a database and would stand in the way is turned
+//! off here; no statement about the outbox stands here.
 
 pub(crate) mod passfile;
 mod patience;
 mod sql;
 mod target;
 mod tls;
+pub(crate) mod transaction_timeout;
 
 pub(crate) use patience::PatientSql;
 pub use sql::{Sql, connect};

@@ -19,10 +19,8 @@ const LOOK_INTERVAL: Duration = Duration::from_secs(10);
 const LOOK_TIMEOUT: Duration = Duration::from_secs(5);
 const LOOK_LIMIT: Duration = Duration::from_secs(15);
 
-/// Whatever would end a transaction that waits; settings that this major lacks give no row.
-const NO_TIMEOUTS: &str = "\
-    SELECT set_config(name, '0', false) FROM pg_catalog.pg_settings \
-    WHERE name IN ('idle_in_transaction_session_timeout', 'transaction_timeout')";
+/// What would end a transaction that waits for Pub/Sub.
+const NO_TIMEOUT: &str = "SET idle_in_transaction_session_timeout = 0";
 
 const PID: &str = "SELECT pg_catalog.pg_backend_pid()";
 
@@ -61,7 +59,7 @@ impl PatientSql {
     ) -> Result<Self> {
         let sql = connect(target, application_name, statement_timeout).await?;
         let beginning = async {
-            sql.batch_execute(NO_TIMEOUTS).await?;
+            sql.batch_execute(NO_TIMEOUT).await?;
             sql.query_one(PID, &[]).await
         };
         let pid = super::answer_within(LOOK_LIMIT, beginning).await?.get(0);

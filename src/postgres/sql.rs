@@ -10,6 +10,7 @@ use tokio_postgres::{Client, Config};
 use super::passfile::password;
 use super::target::{Host, SslMode, Target};
 use super::tls::connector;
+use super::transaction_timeout;
 use crate::error::{Code, Error, Result};
 
 /// How long one attempt to connect may take.
@@ -68,12 +69,17 @@ pub async fn connect(
             return Err(unreachable(target).caused_by(format!("no answer in {CONNECT_TIMEOUT:?}")));
         }
     };
+    let version = connection.parameter("server_version").map(str::to_owned);
     let driver = tokio::spawn(async move {
         if let Err(error) = connection.await {
             tracing::debug!(%error, "an SQL session ended");
         }
     });
-    Ok(Sql { client, driver })
+    let sql = Sql { client, driver };
+    if transaction_timeout::exists(version.as_deref()) {
+        answer_within(CONNECT_TIMEOUT, sql.batch_execute(transaction_timeout::OFF)).await?;
+    }
+    Ok(sql)
 }
 
 /// What `asking` brings within `limit`. The limit has to be longer than the server's own for a
@@ -114,8 +120,12 @@ fn config(target: &Target, application_name: &str, statement_timeout: Duration) 
         .keepalives_idle(Duration::from_secs(10))
         .keepalives_interval(Duration::from_secs(5))
         .keepalives_retries(2)
+        // What a role or a database sets for its sessions must not change what is read here: without
+        // `row_security=off` a policy hides rows without a word, and with it the server refuses
+        // (42501); whoever looks a second time in one transaction wants to see what is new.
         .options(format!(
-            "-c timezone=UTC -c datestyle=ISO -c bytea_output=hex -c synchronous_commit=on \
+            "-c row_security=off -c default_transaction_isolation=read\\ committed \
+             -c timezone=UTC -c datestyle=ISO -c bytea_output=hex -c synchronous_commit=on \
              -c standard_conforming_strings=on -c idle_session_timeout=0 -c tcp_keepalives_idle=10 \
              -c tcp_keepalives_interval=5 -c tcp_keepalives_count=2 \
              -c statement_timeout={}",

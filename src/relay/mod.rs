@@ -11,6 +11,7 @@ mod auditor;
 mod backlog;
 mod budget;
 mod delivery;
+mod earlier;
 mod from_table;
 mod intake;
 pub(crate) mod layout;

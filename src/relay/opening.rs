@@ -17,10 +17,12 @@ use super::recovery::NewSlot;
 use super::recovery::loss::{self, Audit, Loss, Seen, Verdict};
 use super::session::ANSWER_LIMIT;
 use super::{Relay, record, recovery, standby};
+use crate::dispatch::Resolved;
 use crate::error::{Code, Error, Result};
 use crate::metrics::Kind;
 use crate::postgres::{Sql, answer_within};
 use crate::settings::{Dispatch, OnLoss, Start};
+use crate::table::TableReader;
 
 /// How long to wait for running transactions when a slot is created.
 const CREATE_TIMEOUT: Duration = Duration::from_secs(30);
@@ -287,12 +289,31 @@ pub(super) async fn carry_out(
         Plan::Stream { confirmed, audit } => return Ok((confirmed, audit, None)),
         Plan::Recover(loss) => loss,
     };
+    answer_within(ANSWER_LIMIT, everything_is_readable(relay, sql)).await?;
     // As long as the slot tells what it has brought.
     if loss == Loss::PublicationChanged {
         keep_earlier_out(relay, sql, true).await?;
     }
     let new = recovery::new_slot(relay, sql, cluster, &loss).await?;
     Ok((new.consistent_point, Audit::Continue, Some(new)))
+}
+
+/// Makes sure that a recovery will be able to read what it has to, as long as nothing has changed:
+/// the old slot may have all that the tables do not show. The server refuses a statement when it
+/// lacks a right, or when row-level security would hide rows, also if no row is asked for.
+///
+/// # Errors
+/// `privilege-missing`; those of [`TableReader::resolve`].
+async fn everything_is_readable(relay: &Relay, sql: &Sql) -> Result<()> {
+    let settings = &relay.settings;
+    for table in &settings.tables {
+        let project = settings.project()?;
+        let reader = TableReader::resolve(sql, table, project, settings.shard()).await?;
+        let lacks_outcome = reader.lacks_outcome(&Resolved::default());
+        let statement = format!("{} where {lacks_outcome} limit 0", reader.select_sql());
+        sql.simple_query(&statement).await?;
+    }
+    Ok(())
 }
 
 /// What stood in the tables before the slot, or before a first start that made it, is left out if it

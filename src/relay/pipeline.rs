@@ -14,22 +14,18 @@ use tokio::sync::{mpsc, watch};
 
 use super::backlog::Backlog;
 use super::delivery::{Delivery, stays_published, until};
+use super::earlier::{Earlier, Looked};
 use super::from_table::{FromTable, TableRows};
 use super::intake::{Intake, Step};
 use super::recovery::Seam;
 use super::supervisor::Supervision;
-use crate::dispatch::{Lookup, Recorded};
+use crate::dispatch::Lookup;
 use crate::error::{Code, Error, Result};
 use crate::lanes::{Serve, Standing};
-use crate::map::{EventId, MapError};
+use crate::map::MapError;
 use crate::metrics::Metrics;
-use crate::postgres::{Sql, answer_within};
 use crate::source::{self, Chunk, Source, frames};
 use crate::watermark::{CommitLsn, Confirmable, Watermark};
-
-/// Of a connection that leads nowhere, when recorded events are looked up; the server's own limit
-/// comes first.
-const LOOK_UP_LIMIT: Duration = Duration::from_secs(8);
 
 /// Everything one session works with.
 pub(super) struct Pipeline {
@@ -37,9 +33,7 @@ pub(super) struct Pipeline {
     pub(super) intake: Intake,
     pub(super) watermark: Watermark,
     pub(super) delivery: Delivery,
-    pub(super) recorded: Recorded,
-    /// For looking up recorded events; closed when there are none left.
-    pub(super) sql: Option<Sql>,
+    pub(super) earlier: Earlier,
     /// What the stream does not bring.
     pub(super) from_table: TableRows,
     /// While it is there, everything comes from the tables.
@@ -67,7 +61,7 @@ impl Pipeline {
             if self.source.lease_is_over() {
                 return Err(source::lease_lost());
             }
-            if self.seam.is_none() && self.recorded.is_over() {
+            if self.seam.is_none() && self.earlier.is_over() {
                 self.delivery.allow_releases();
             }
             let serve = self.backlog.serve(self.delivery.budget_is_spent());
@@ -94,7 +88,9 @@ impl Pipeline {
                         )),
                     }
                 }
-                Some(error) = self.broken.recv() => return Err(error),
+                told = self.broken.recv() => return Err(told.unwrap_or_else(|| {
+                    Error::new(Code::Internal, "the auditor ended without a word")
+                })),
                 closed = closed(&mut self.seam), if self.seam.is_some() => {
                     closed?;
                     self.seam = None;
@@ -166,7 +162,7 @@ impl Pipeline {
                     self.on_message(payload).await?;
                 }
                 Frame::Keepalive { wal_end, .. } => {
-                    self.recorded.passed(wal_end);
+                    self.earlier.passed(wal_end);
                     if self.supervision.borrow().publication_is_right() {
                         self.watermark.keepalive(wal_end);
                     }
@@ -189,10 +185,13 @@ impl Pipeline {
                 ordering_key,
                 mut event,
             } => {
-                let (commit, ordinal) = (event.origin.commit, event.origin.ordinal);
-                let found = self
-                    .look_up(commit, ordinal, &event.origin.event_id)
-                    .await?;
+                let looked = Looked {
+                    commit: event.origin.commit,
+                    ordinal: event.origin.ordinal,
+                    event_id: &event.origin.event_id,
+                };
+                let (found, ordinal) = self.earlier.look_up(looked).await?;
+                event.origin.ordinal = ordinal;
                 event.origin.standing = match found {
                     Lookup::Done => return Ok(()),
                     Lookup::Repeated => Standing::Repeated,
@@ -201,9 +200,14 @@ impl Pipeline {
                 self.watermark.add_event();
                 self.delivery.take(topic, ordering_key, event);
             }
-            Step::Unmappable { error, payload } => {
-                let (commit, ordinal) = (CommitLsn::new(error.at.commit_lsn), error.at.ordinal);
-                let found = self.look_up(commit, ordinal, &error.known.event_id).await?;
+            Step::Unmappable { mut error, payload } => {
+                let looked = Looked {
+                    commit: CommitLsn::new(error.at.commit_lsn),
+                    ordinal: error.at.ordinal,
+                    event_id: &error.known.event_id,
+                };
+                let (found, ordinal) = self.earlier.look_up(looked).await?;
+                error.at.ordinal = ordinal;
                 match found {
                     Lookup::Done => {}
                     Lookup::Repeated => stays_published(&error.known.event_id, &error),
@@ -215,29 +219,6 @@ impl Pipeline {
             }
         }
         Ok(())
-    }
-
-    /// What an earlier run has recorded of this event.
-    async fn look_up(
-        &mut self,
-        commit: CommitLsn,
-        ordinal: u32,
-        event_id: &EventId,
-    ) -> Result<Lookup> {
-        let Some(sql) = &self.sql else {
-            return Ok(Lookup::New);
-        };
-        while self.recorded.needs_page(commit, ordinal) {
-            answer_within(LOOK_UP_LIMIT, self.recorded.read_page(sql)).await?;
-        }
-        let found = self.recorded.look_up(commit, ordinal, &event_id.uuid);
-        if self.recorded.is_over() {
-            self.sql = None;
-        }
-        if found == Lookup::Done {
-            self.metrics.events_skipped.inc();
-        }
-        Ok(found)
     }
 
     /// Lets requests that are on their way end, records them and confirms; starts nothing new.

@@ -16,6 +16,7 @@ use tokio_postgres::types::{PgLsn, ToSql};
 use super::auditor::{self, Auditor};
 use super::backlog::Backlog;
 use super::delivery::Delivery;
+use super::earlier::Earlier;
 use super::from_table;
 use super::intake::Intake;
 use super::opening::{self, Opening, check_publication};
@@ -200,18 +201,18 @@ async fn open(relay: &Relay) -> Result<(Pipeline, Beside)> {
         system_identifier: cluster.system_identifier,
         timeline: cluster.timeline,
     };
+    let places = Places::of(settings.shard());
     let pipeline = Pipeline {
         source,
         intake: Intake::new(
             settings.tables.clone().into(),
             Arc::from(settings.project()?),
-            Places::of(settings.shard()),
+            places,
             relay.metrics.clone(),
         ),
         watermark: Watermark::new(Confirmable::by_slot(confirmed)),
         delivery: delivery(relay, quarantine, reader, confirmed)?,
-        recorded,
-        sql: Some(sql),
+        earlier: Earlier::new(recorded, sql, places, relay.metrics.clone()),
         supervision,
         from_table,
         seam,

@@ -17,7 +17,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use super::Options;
 use super::wire::Duplex;
 use crate::error::{Code, Error, Result};
-use crate::postgres::{Target, passfile};
+use crate::postgres::{Target, passfile, transaction_timeout};
 
 /// CopyBothResponse, which postgres-protocol does not know.
 const COPY_BOTH_TAG: u8 = b'W';
@@ -60,7 +60,10 @@ pub(super) async fn log_in(stream: Box<dyn Duplex>, login: Login<'_>) -> Result<
         cancel_key: None,
     };
     connection.start_up(login).await?;
-    connection.login(login.target).await?;
+    let version = connection.login(login.target).await?;
+    if transaction_timeout::exists(version.as_deref()) {
+        connection.set(transaction_timeout::OFF).await?;
+    }
     Ok(connection)
 }
 
@@ -68,7 +71,8 @@ impl Connection {
     async fn start_up(&mut self, login: Login<'_>) -> Result<()> {
         let timeout_ms = login.wal_sender_timeout.as_millis();
         let session = format!(
-            "-c wal_sender_timeout={timeout_ms} -c timezone=UTC -c datestyle=ISO -c bytea_output=hex"
+            "-c wal_sender_timeout={timeout_ms} -c timezone=UTC -c datestyle=ISO \
+             -c bytea_output=hex -c idle_in_transaction_session_timeout=0 -c tcp_user_timeout=0"
         );
         let parameters = [
             ("user", login.target.user.as_str()),
@@ -83,7 +87,9 @@ impl Connection {
         self.send(&message).await
     }
 
-    async fn login(&mut self, target: &Target) -> Result<()> {
+    /// Gives the server's version, as it tells it itself.
+    async fn login(&mut self, target: &Target) -> Result<Option<String>> {
+        let mut version = None;
         let mut scram: Option<ScramSha256> = None;
         loop {
             let mut reply = BytesMut::new();
@@ -98,8 +104,13 @@ impl Connection {
                 Message::BackendKeyData(body) => {
                     self.cancel_key = Some((body.process_id(), body.secret_key()));
                 }
-                Message::AuthenticationOk | Message::ParameterStatus(_) => {}
-                Message::ReadyForQuery(_) => return Ok(()),
+                Message::AuthenticationOk => {}
+                Message::ParameterStatus(body) => {
+                    if body.name().map_err(protocol)? == "server_version" {
+                        version = Some(body.value().map_err(protocol)?.to_owned());
+                    }
+                }
+                Message::ReadyForQuery(_) => return Ok(version),
                 Message::AuthenticationCleartextPassword => {
                     frontend::password_message(password(target)?.as_bytes(), &mut reply)
                         .map_err(protocol)?;
@@ -156,6 +167,27 @@ impl Connection {
             }
             if !reply.is_empty() {
                 self.send(&reply).await?;
+            }
+        }
+    }
+
+    /// Runs a statement that brings no rows: a walsender of a database takes SQL.
+    async fn set(&mut self, statement: &str) -> Result<()> {
+        let mut message = BytesMut::new();
+        frontend::query(statement, &mut message).map_err(protocol)?;
+        self.send(&message).await?;
+        loop {
+            match self.message().await? {
+                Message::ReadyForQuery(_) => return Ok(()),
+                Message::CommandComplete(_) | Message::ParameterStatus(_) => {}
+                Message::NoticeResponse(body) => log_notice(body.fields()),
+                Message::ErrorResponse(body) => {
+                    return Err(server_error(
+                        body.fields(),
+                        &format!("cannot run {statement}"),
+                    ));
+                }
+                _ => return Err(unexpected("SET")),
             }
         }
     }

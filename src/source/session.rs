@@ -298,7 +298,7 @@ impl Session {
     }
 }
 
-/// An error that ends the stream. Two of them come again at the same place of the WAL, however
+/// An error that ends the stream. Some of them come again at the same place of the WAL, however
 /// often the stream is opened.
 fn stream_error(sqlstate: &str, message: &str) -> Error {
     let error = walsender_error(sqlstate, message, "the replication session ended");
@@ -308,7 +308,9 @@ fn stream_error(sqlstate: &str, message: &str) -> Error {
         "42704" => Error::new(Code::PublicationMissing, error.what().to_owned()),
         // An internal error of decoding. Seen: "could not map filenode", where a table was
         // rewritten while the slot was made.
-        "XX000" => Error::new(Code::SlotStuck, error.what().to_owned()),
+        // A file that is not there: WAL that the slot needs was removed, while the server counts
+        // it as reserved still. Data that is damaged.
+        "XX000" | "XX001" | "58P01" => Error::new(Code::SlotStuck, error.what().to_owned()),
         _ => error,
     }
 }
@@ -324,7 +326,9 @@ mod tests {
     fn an_error_that_ends_the_stream_is_told_apart_by_its_sqlstate_alone() {
         let code = |sqlstate| stream_error(sqlstate, "whatever it says").code();
         assert_eq!(code("42704"), Code::PublicationMissing);
-        assert_eq!(code("XX000"), Code::SlotStuck);
+        for of_this_place in ["XX000", "XX001", "58P01"] {
+            assert_eq!(code(of_this_place), Code::SlotStuck, "{of_this_place}");
+        }
         assert_eq!(code("57P01"), Code::PostgresConnectionLost);
     }
 }

@@ -30,6 +30,9 @@ const COLUMNS: &str = "\
       and a.attnum > 0 and not a.attisdropped and a.attgenerated = '' \
     order by a.attnum";
 
+/// Stands for text that is not UTF-8, whose bytes the driver does not give; it is none either.
+pub(crate) const NOT_UTF8: &[u8] = &[0xFF];
+
 /// Microseconds between the Unix epoch and PostgreSQL's.
 const PG_EPOCH: &str = "946684800000000";
 
@@ -238,14 +241,15 @@ impl TableReader {
     /// When the event of a row that [`select_sql`](Self::select_sql) brought happened, as its
     /// column says.
     pub(crate) fn occurred_at<'r>(&self, row: &'r SimpleQueryRow) -> Option<&'r str> {
-        row.get(self.occurred_at?)
+        row.try_get(self.occurred_at?).ok().flatten()
     }
 
     /// Makes the event of a row that [`select_sql`](Self::select_sql) brought, standing at
     /// `commit` and `ordinal`.
     ///
     /// # Errors
-    /// [`MapError::Event`] when the row cannot become a message.
+    /// [`MapError::Event`] when the row cannot become a message; also when its payload is text that
+    /// is not UTF-8, which the stream alone brings.
     pub(crate) fn event(
         &mut self,
         row: &SimpleQueryRow,
@@ -253,19 +257,25 @@ impl TableReader {
         ordinal: u32,
     ) -> Result<TableEvent, MapError> {
         let values: Vec<Value<'_>> = (0..self.columns)
-            .map(|i| match row.get(i) {
-                Some(text) => Value::Text(text.as_bytes()),
-                None => Value::Null,
+            .map(|i| match row.try_get(i) {
+                Ok(Some(text)) => Value::Text(text.as_bytes()),
+                Ok(None) => Value::Null,
+                Err(_) => Value::Text(NOT_UTF8),
             })
             .collect();
-        let micros = row.get(self.columns).and_then(|text| text.parse().ok());
+        let micros = row.try_get(self.columns).ok().flatten();
+        let micros = micros.and_then(|text| text.parse().ok());
         let commit_time = PgTimestamp::from_micros(micros.unwrap_or_default());
         let at = EventPosition {
             commit_lsn: commit.lsn(),
             ordinal,
             commit_time,
         };
-        let mapped = self.mapper.map_row(&values, at)?;
+        let mapped = match row.try_get(self.mapper.payload_position()) {
+            Ok(_) => self.mapper.map_row(&values, at)?,
+            // Other columns are looked at when they are mapped.
+            Err(_) => return Err(self.mapper.payload_not_utf8(&values, at)),
+        };
         let origin = EventRef::new(commit, ordinal, commit_time, mapped.event_id);
         Ok(TableEvent {
             topic: mapped.topic,

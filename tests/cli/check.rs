@@ -103,6 +103,22 @@ async fn events_that_cannot_be_sent_are_found_before_the_relay_meets_them() {
 }
 
 #[tokio::test]
+async fn ids_that_nothing_keeps_unique_are_warned_of() {
+    let database = Database::initialised().await;
+    let (_emulator, host) = emulator().await;
+    let ran = check(&database, &host, &[]).await;
+    assert!(!ran.stdout.contains("id-not-unique"), "{ran}");
+    database
+        .execute("alter table outbox.events drop constraint events_pkey")
+        .await;
+    let finding = check(&database, &host, &[]).await.finding("id-not-unique");
+    assert_eq!(finding["severity"], "warning");
+    database.execute(finding["remedy"].as_str().unwrap()).await;
+    let ran = check(&database, &host, &[]).await;
+    assert!(!ran.stdout.contains("id-not-unique"), "{ran}");
+}
+
+#[tokio::test]
 async fn what_is_wrong_in_the_database_is_an_error_with_its_remedy() {
     let database = Database::new().await;
     let (_emulator, host) = emulator().await;

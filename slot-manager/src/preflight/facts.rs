@@ -49,6 +49,8 @@ pub(super) struct TableRights {
     pub(super) may_select: bool,
     pub(super) may_insert: bool,
     pub(super) may_update: bool,
+    /// Whether row-level security applies to the role.
+    pub(super) hides_rows: bool,
 }
 
 impl Facts {
@@ -146,6 +148,7 @@ async fn read_rights(
             may_select: get(row, "may_select")?,
             may_insert: get(row, "may_insert")?,
             may_update: get(row, "may_update")?,
+            hides_rows: get(row, "hides_rows")?,
         })
     });
     rights.collect()

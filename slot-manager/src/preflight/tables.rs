@@ -47,16 +47,35 @@ pub(super) fn check_rights(facts: &Facts, expectation: &Expectation) -> Vec<Find
     let captured = expectation.tables.len();
     let tables = expectation.all_tables();
     let pairs = tables.into_iter().zip(&facts.rights).enumerate();
-    let findings = pairs.filter_map(|(place, (table, rights))| {
-        if place < captured {
+    let findings = pairs.flat_map(|(place, (table, rights))| {
+        let grants = if place < captured {
             captured_table(&facts.role, table, rights)
         } else if expectation.dispatch.as_ref() == Some(table) {
             Some(own_table(&facts.role, table, rights, &DISPATCH))
         } else {
             Some(own_table(&facts.role, table, rights, &RELAY))
-        }
+        };
+        [grants, hidden_rows(&facts.role, table, rights)]
     });
-    findings.collect()
+    findings.flatten().collect()
+}
+
+/// The stream brings every row; whoever reads the table itself, as a recovery and the audit do, is
+/// refused where a policy could hide some.
+fn hidden_rows(role: &str, table: &QualifiedName, rights: &TableRights) -> Option<Finding> {
+    rights.hides_rows.then(|| {
+        Finding::error(
+            "table-rows-hidden",
+            format!(
+                "row-level security of {table} applies to role {role}: what was not streamed could \
+                 not be delivered from the table"
+            ),
+            format!(
+                "alter role {} with bypassrls (or: alter table {table} disable row level security)",
+                quoted_identifier(role)
+            ),
+        )
+    })
 }
 
 /// A missing captured table is the publication check's finding.

@@ -147,6 +147,29 @@ async fn the_remedies_for_a_role_without_rights_give_it_all_that_it_needs() {
 }
 
 #[tokio::test]
+async fn row_level_security_that_applies_to_the_role_is_named_with_its_remedy() {
+    let (database, client) = new_database().await;
+    run(&client, TABLES).await;
+    for table in ["events", "dispatch", "relay"] {
+        let sql = format!("alter table outbox.{table} enable row level security");
+        run(&client, &sql).await;
+    }
+    let code = "table-rows-hidden";
+    // To a superuser it does not apply.
+    assert!(!errors(&findings(&client, &database).await).contains(&code));
+    run(&client, &format!(r#"create role "{database} rls" login"#)).await;
+    let url = shared_server().url(&database);
+    let relay = connect(&url.replace("postgres@", &format!("{database}%20rls@"))).await;
+    let found = findings(&relay, &database).await;
+    let hidden = || found.iter().filter(|finding| finding.code == code);
+    assert_eq!(hidden().count(), 3, "{found:#?}");
+    let remedy = hidden().next().unwrap().remedy.as_deref();
+    let (sql, _hint) = remedy.expect("a remedy").split_once(" (").unwrap();
+    run(&client, sql).await;
+    assert!(!errors(&findings(&relay, &database).await).contains(&code));
+}
+
+#[tokio::test]
 async fn settings_that_hurt_are_named() {
     let (_server, client) = server_with(&[
         ("wal_level", "replica"),

@@ -9,6 +9,7 @@ use std::collections::BTreeSet;
 use decoder::{OwnedRelation, Value};
 use slot_manager::{Finding, Severity, quoted_identifier};
 use tokio_postgres::Row;
+use tokio_postgres::types::ToSql;
 
 use crate::cli::findings::{finding, finding_with_remedy, from_error};
 use crate::error::{Error, Result};
@@ -21,6 +22,16 @@ const SAMPLE: usize = 500;
 
 /// The sample is a convenience: a table whose id has no index is not sorted for it.
 const SAMPLE_TIMEOUT: &str = "set statement_timeout = '2s'";
+
+/// A partitioned table can have such an index on its partitions alone, and is left out.
+const ID_IS_UNIQUE: &str = "\
+    select c.relkind = 'p' or exists ( \
+        select from pg_catalog.pg_index i \
+        join pg_catalog.pg_attribute a on a.attrelid = c.oid and a.attnum = i.indkey[0] \
+        where i.indrelid = c.oid and i.indisunique and i.indnkeyatts = 1 and i.indpred is null \
+          and a.attname = $3) \
+    from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace \
+    where n.nspname = $1 and c.relname = $2";
 
 /// Full names need some project; topics are looked up only when there is one.
 const NO_PROJECT: &str = "no-project";
@@ -54,20 +65,24 @@ pub(super) async fn check(sql: &Sql, settings: &TableSettings, project: &str) ->
         }
     };
     let mut topics = plain_topics(settings, project);
+    let unique = not_unique(sql, settings, mapper.table_columns().id).await?;
     let rows = match sample(sql, &relation, settings).await {
         Ok(rows) => rows,
         Err(error) => {
             let what = format!("no sample of {} could be read: {error}", settings.table);
-            let findings = vec![finding(Severity::Info, "events-not-sampled", what)];
+            let not_sampled = finding(Severity::Info, "events-not-sampled", what);
+            let findings = unique.into_iter().chain([not_sampled]).collect();
             return Ok(Looked { findings, topics });
         }
     };
     let mut refused = Vec::new();
     for row in &rows {
-        let values: Vec<Option<&str>> = (0..relation.columns.len()).map(|i| row.get(i)).collect();
-        let values: Vec<Value<'_>> = values
-            .iter()
-            .map(|value| value.map_or(Value::Null, |text| Value::Text(text.as_bytes())))
+        let values: Vec<Value<'_>> = (0..relation.columns.len())
+            .map(|i| match row.try_get(i) {
+                Ok(Some(text)) => Value::Text(str::as_bytes(text)),
+                Ok(None) => Value::Null,
+                Err(_) => Value::Text(table::NOT_UTF8),
+            })
             .collect();
         match mapper.map_row(&values, EventPosition::default()) {
             Ok(mapped) => {
@@ -76,10 +91,33 @@ pub(super) async fn check(sql: &Sql, settings: &TableSettings, project: &str) ->
             Err(error) => refused.push(error),
         }
     }
+    let mapping = judge(settings, rows.len(), &refused);
     Ok(Looked {
-        findings: vec![judge(settings, rows.len(), &refused)],
+        findings: unique.into_iter().chain([mapping]).collect(),
         topics,
     })
+}
+
+/// What becomes of an event is recorded under its id.
+async fn not_unique(sql: &Sql, settings: &TableSettings, id: &str) -> Result<Option<Finding>> {
+    let table = &settings.table;
+    let names: [&(dyn ToSql + Sync); 3] = [&table.schema, &table.name, &id];
+    let row = sql.query_opt(ID_IS_UNIQUE, &names).await?;
+    let is_unique = row.is_none_or(|row| row.get(0));
+    Ok((!is_unique).then(|| {
+        finding_with_remedy(
+            Severity::Warning,
+            "id-not-unique",
+            format!(
+                "nothing keeps two rows of {table} from having the same {id}: of two events with one \
+                 id the second can count as delivered when the first is"
+            ),
+            format!(
+                "create unique index concurrently on {table} ({})",
+                quoted_identifier(id)
+            ),
+        )
+    }))
 }
 
 /// Topics that need no row to be known.

@@ -101,7 +101,7 @@ impl Drop for Auditor {
 }
 
 /// Starts to audit; `hasten` asks for a look at once, and what was found comes through `events`.
-/// The second part says why the session has to end, if it has to.
+/// The second part says why the session has to end, if it has to; it closes when the task has died.
 pub(super) fn start(
     subject: Subject,
     start: Start,
@@ -113,8 +113,8 @@ pub(super) fn start(
         if let Some(after) = start.after
             && after.await.is_err()
         {
-            // The recovery failed, and the session ends.
-            return;
+            // The recovery failed, and the session ends with its error.
+            return std::future::pending().await;
         }
         let mut audit = Audit {
             everything: start.everything,

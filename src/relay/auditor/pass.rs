@@ -206,7 +206,8 @@ impl Pass<'_> {
             table: row.get(0),
             place: row.get(1),
             id: row.get(2),
-            source_id: row.get(3),
+            // Text that is not UTF-8 is no name for an event: its uuid is.
+            source_id: row.try_get(3).ok().flatten(),
             is_old: row.get(4),
         };
         Ok(rows.iter().map(row).collect())

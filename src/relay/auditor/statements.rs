@@ -91,11 +91,16 @@ pub(super) async fn leaves(sql: &Sql, tables: &[TableSettings]) -> Result<Vec<Le
     for (table, settings) in tables.iter().enumerate() {
         let name = &settings.table;
         for row in sql.query(LEAVES, &[&name.schema, &name.name]).await? {
-            let blocks: i64 = row.get("blocks");
+            // Neither is there when the table was dropped just now, nor for a foreign table, of
+            // which nothing is streamed.
+            let (Some(file), Some(blocks)) = (row.get("file"), row.get::<_, Option<i64>>("blocks"))
+            else {
+                continue;
+            };
             leaves.push(Leaf {
                 table,
                 oid: row.get("oid"),
-                file: row.get("file"),
+                file,
                 blocks: u32::try_from(blocks).unwrap_or(u32::MAX),
                 inserted: row.get("inserted"),
                 name: row.get("name"),

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant, SystemTime};
 use super::bad_events::reason;
 use super::{Delivery, until};
 use crate::dispatch::{Outcome, Record};
-use crate::error::{Error, Result};
+use crate::error::{Code, Error, Result};
 use crate::lanes::{EventRef, Group};
 use crate::metrics::Kind;
 use crate::relay::budget;
@@ -172,6 +172,10 @@ impl Delivery {
                         "cannot look into the quarantine, again: {error}"
                     );
                 }
+            }
+            Found::Died => {
+                let what = "the task that reads what is released ended without a word";
+                return Err(Error::new(Code::Internal, what));
             }
         }
         self.releases.asked = false;

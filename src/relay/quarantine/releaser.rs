@@ -58,6 +58,8 @@ pub(in crate::relay) enum Found {
     Lost(Group, EventRef, Error),
     PageEnded(Group, usize),
     Failed(Error),
+    /// The task has died: nothing will be found any more.
+    Died,
 }
 
 /// The running task; ends when dropped.
@@ -100,10 +102,7 @@ impl Releaser {
 
     /// The next answer. Cancel-safe; waits for ever when nothing is asked.
     pub(in crate::relay) async fn found(&mut self) -> Found {
-        match self.found.recv().await {
-            Some(found) => found,
-            None => std::future::pending().await,
-        }
+        self.found.recv().await.unwrap_or(Found::Died)
     }
 }
 
@@ -249,5 +248,21 @@ impl Session {
         let gone = Error::new(Code::EventInvalid, what)
             .hint("discard it: `postrider quarantine discard ID --yes`");
         Ok(Found::Lost(group.clone(), origin, gone))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_task_that_has_died_is_told_and_not_waited_for() {
+        let (asks, _) = mpsc::channel(1);
+        let (outgoing, found) = mpsc::channel(1);
+        let task = tokio::spawn(async move {
+            let _held_until_it_dies = outgoing;
+        });
+        let mut releaser = Releaser { asks, found, task };
+        assert!(matches!(releaser.found().await, Found::Died));
     }
 }

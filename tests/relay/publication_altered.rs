@@ -1,0 +1,108 @@
+//! What PostgreSQL makes of a publication that is altered while transactions are open, and what
+//! becomes of rows that are being delivered from a table when that is altered.
+
+use std::time::Duration;
+
+use pubsub_emulator::{Action, Fault};
+use tonic::Code;
+
+use crate::harness::{self, Database, Relay, eventually};
+
+const OUT: &str = "ALTER PUBLICATION postrider DROP TABLE outbox.events";
+const IN: &str = "ALTER PUBLICATION postrider ADD TABLE outbox.events";
+
+/// One event for each of the keys.
+fn insert(keys: &[&str]) -> String {
+    let row = |key: &&str| format!("('order', '{key}', 'OrderPlaced')");
+    let rows: Vec<String> = keys.iter().map(row).collect();
+    format!(
+        "INSERT INTO outbox.events (aggregatetype, aggregateid, event_type) VALUES {}",
+        rows.join(", ")
+    )
+}
+
+async fn recorded(database: &Database, count: i64) {
+    eventually("so many events are recorded", || async {
+        let records = "SELECT count(*) FROM outbox.dispatch";
+        (database.number(records).await == count).then_some(())
+    })
+    .await;
+}
+
+/// pgoutput keeps in mind whether a table is published. A transaction that began before the table
+/// was put back comes with its first rows behind another one, and without them when a session begins
+/// with it: then its other rows have other ordinals.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_transaction_that_comes_with_other_rows_after_a_restart_is_told_by_the_ids_of_its_events()
+{
+    let mut database = Database::private().await;
+    let emulator = harness::emulator().await;
+    let relay = Relay::start(&database, &emulator);
+    database.execute(&insert(&["first"])).await;
+    recorded(&database, 1).await;
+    let url = database.server().socket_url("postgres");
+    let open = harness::connect(&url).await;
+    database.execute(OUT).await;
+    let begin = format!("BEGIN; {}", insert(&["gap-1", "gap-2", "gap-3"]));
+    open.batch_execute(&begin).await.unwrap();
+    database.execute(IN).await;
+    database.execute(&insert(&["between"])).await;
+    recorded(&database, 2).await;
+    database.wait_until_confirmed().await;
+    for key in ["gap-2", "later-1", "later-4"] {
+        let refusal = Fault::new(Action::Fail(Code::Unavailable));
+        emulator.faults().inject(refusal.on_ordering_key(key));
+    }
+    let end = insert(&["later-1", "later-2", "later-3", "later-4", "later-5"]);
+    open.batch_execute(&format!("{end}; COMMIT")).await.unwrap();
+    // Three of the gap, five later ones, without those that are refused.
+    recorded(&database, 2 + 8 - 3).await;
+    relay.kill_9();
+    emulator.faults().lift_all();
+    let relay = Relay::start(&database, &emulator);
+    relay.wait_for_log("comes with other rows").await;
+    database.wait_until_recorded().await;
+    recorded(&database, 2 + 8).await;
+    let report = harness::check(&database, &emulator).await;
+    assert!(report.is_clean(), "{report}\n{}", relay.log());
+    assert!(report.duplicates.is_empty(), "{report}\n{}", relay.log());
+    relay.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_of_a_gap_come_once_though_their_table_is_altered_while_they_are_read() {
+    let database = Database::start().await;
+    database
+        .execute("ALTER TABLE outbox.events ADD COLUMN extra text")
+        .await;
+    let emulator = harness::emulator().await;
+    let settings = [("POSTRIDER_IN_FLIGHT_MIB", "1")];
+    let relay = Relay::start_with(&database, &emulator.addr().to_string(), &settings);
+    database.execute(&insert(&["first"])).await;
+    recorded(&database, 1).await;
+    let refused = Fault::new(Action::Fail(Code::Unavailable));
+    let refused = emulator.faults().inject(refused);
+    database.execute(OUT).await;
+    database
+        .execute(
+            "INSERT INTO outbox.events (aggregatetype, aggregateid, event_type, version, payload) \
+             SELECT 'order', 'gap', 'OrderPlaced', n, \
+                 jsonb_build_object('large', repeat(md5(n::text), 400)) \
+             FROM generate_series(1, 500) n",
+        )
+        .await;
+    database.execute(IN).await;
+    // Some are read, and the next wait for room.
+    relay.wait_for_log("pubsub-unreachable").await;
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    database
+        .execute("ALTER TABLE outbox.events DROP COLUMN extra")
+        .await;
+    emulator.faults().lift(refused);
+    relay.wait_for_log("cannot compare the tables").await;
+    database.wait_until_recorded().await;
+    let report = harness::check(&database, &emulator).await;
+    assert!(report.is_clean(), "{report}\n{}", relay.log());
+    assert!(report.duplicates.is_empty(), "{report}\n{}", relay.log());
+    relay.stop().await;
+}

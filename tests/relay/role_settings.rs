@@ -1,0 +1,160 @@
+//! What a role, a database or a table sets for those who come is not what the relay was written
+//! for: it sees to its own settings, or stops with what to change, and loses and repeats nothing.
+
+use std::time::Duration;
+
+use pubsub_emulator::{Action, Fault};
+
+use crate::harness::{self, Database, Relay, eventually, insert_orders, postrider};
+use crate::load::Load;
+use crate::privileges::login_role;
+
+const ON: &str = "ALTER TABLE outbox.events ENABLE ROW LEVEL SECURITY";
+const OFF: &str = "ALTER TABLE outbox.events DISABLE ROW LEVEL SECURITY";
+
+/// Where the slot is, and whether a recovery has begun.
+async fn slot(database: &Database) -> String {
+    database
+        .text(
+            "SELECT concat_ws(' ', s.restart_lsn, s.confirmed_flush_lsn, s.catalog_xmin, r.recovering) \
+             FROM pg_replication_slots s JOIN outbox.relay r ON r.slot = s.slot_name",
+        )
+        .await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_recovery_from_which_policies_hide_rows_stops_before_it_changes_anything() {
+    let database = Database::private().await;
+    let emulator = harness::emulator().await;
+    let host = emulator.addr().to_string();
+    let url = login_role(&database).await;
+    let run = || Relay::start_with(&database, &host, &[("DATABASE_URL", url.as_str())]);
+    let relay = run();
+    insert_orders(&database, 50, 5).await;
+    database.wait_until_recorded().await;
+    database.wait_until_confirmed().await;
+    relay.stop().await;
+    database.execute(ON).await;
+    insert_orders(&database, 50, 5).await;
+    // Behind the rows: they are in their table alone.
+    database.drop_slot().await;
+    database
+        .execute("SELECT pg_create_logical_replication_slot('postrider', 'pgoutput')")
+        .await;
+    let before = slot(&database).await;
+    let relay = run();
+    relay.wait_for_log("error[privilege-missing]").await;
+    let log = relay.log();
+    assert!(log.contains("BYPASSRLS"), "{log}");
+    assert_eq!(relay.wait().await.code(), Some(3), "{log}");
+    assert_eq!(slot(&database).await, before, "{log}");
+
+    let environment = [
+        ("DATABASE_URL", url.as_str()),
+        ("PUBSUB_PROJECT_ID", "demo"),
+    ];
+    let ran = postrider(&["recover", "--dry-run"], &environment).output();
+    let said = String::from_utf8(ran.unwrap().stderr).unwrap();
+    assert!(said.contains("error[privilege-missing]"), "{said}");
+    let ran = postrider(&["check"], &environment).output();
+    let said = String::from_utf8(ran.unwrap().stdout).unwrap();
+    assert!(said.contains("bypassrls"), "{said}");
+
+    database.execute("ALTER ROLE shop_relay BYPASSRLS").await;
+    let relay = run();
+    database.wait_until_recorded().await;
+    let report = harness::check(&database, &emulator).await;
+    assert!(
+        report.is_clean() && report.duplicates.is_empty(),
+        "{report}\n{}",
+        relay.log()
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn under_row_level_security_events_flow_and_the_audit_says_that_it_cannot_see_them() {
+    let database = Database::private().await;
+    let emulator = harness::emulator().await;
+    let host = emulator.addr().to_string();
+    let url = login_role(&database).await;
+    database.execute(ON).await;
+    let relay = Relay::start_with(&database, &host, &[("DATABASE_URL", url.as_str())]);
+    insert_orders(&database, 20, 5).await;
+    database.wait_until_recorded().await;
+    eventually("the audit says what it lacks", || async {
+        let log = relay.log();
+        let mut lines = log.lines();
+        let says =
+            |line: &str| line.contains("cannot compare the tables") && line.contains("BYPASSRLS");
+        lines.any(says).then_some(())
+    })
+    .await;
+    let audited = "SELECT count(*) FROM outbox.relay WHERE audited_at IS NOT NULL";
+    assert_eq!(database.number(audited).await, 0);
+    database.execute(OFF).await;
+    eventually("the audit is made up for", || async {
+        (database.number(audited).await == 1).then_some(())
+    })
+    .await;
+    relay.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn row_level_security_of_the_relays_own_tables_is_refused_at_the_start() {
+    let database = Database::private().await;
+    let emulator = harness::emulator().await;
+    let host = emulator.addr().to_string();
+    let url = login_role(&database).await;
+    let run = || Relay::start_with(&database, &host, &[("DATABASE_URL", url.as_str())]);
+    let relay = run();
+    insert_orders(&database, 20, 5).await;
+    database.wait_until_recorded().await;
+    relay.stop().await;
+    for table in ["outbox.dispatch", "outbox.relay"] {
+        let alter = |what: &str| format!("ALTER TABLE {table} {what} ROW LEVEL SECURITY");
+        database.execute(&alter("ENABLE")).await;
+        let relay = run();
+        relay.wait_for_log("error[privilege-missing]").await;
+        assert_eq!(relay.wait().await.code(), Some(3), "{table}");
+        database.execute(&alter("DISABLE")).await;
+    }
+    assert_eq!(emulator.journal().counts().stored_messages, 20);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stricter_isolation_of_the_role_makes_no_audit_repeat_what_is_on_its_way() {
+    let database = Database::private().await;
+    let emulator = harness::emulator().await;
+    let slow = Action::Delay(Duration::from_millis(50));
+    emulator.faults().inject(Fault::new(slow));
+    database
+        .execute(
+            "ALTER DATABASE postgres SET default_transaction_isolation = 'repeatable read'; \
+             ALTER ROLE postgres SET default_transaction_isolation = 'serializable'",
+        )
+        .await;
+    let relay = Relay::start(&database, &emulator);
+    let load = Load::start(&database);
+    let audited = "SELECT coalesce(max(audited_publication), '') FROM outbox.relay";
+    for _ in 0..4 {
+        load.wait_for_rows(50).await;
+        let before = database.text(audited).await;
+        // It stays as it is, and leaves its trace: everything is compared.
+        database
+            .execute("ALTER PUBLICATION postrider SET (publish = 'insert')")
+            .await;
+        eventually("everything is compared", || async {
+            (database.text(audited).await != before).then_some(())
+        })
+        .await;
+    }
+    load.stop().await;
+    database.wait_until_recorded().await;
+    database.wait_until_confirmed().await;
+    let report = harness::check_streamed(&database, &emulator).await;
+    assert!(
+        report.is_clean() && report.duplicates.is_empty(),
+        "{report}\n{}",
+        relay.log()
+    );
+}
