@@ -2,14 +2,16 @@
 //!
 //! Both kinds of session share one [`Target`], one TLS configuration and one way to tell what
 //! went wrong. What the server sets for a role or a database and would stand in the way is turned
-//! off here; no statement on data stands here.
+//! off here; no statement about the outbox stands here.
 
 pub(crate) mod passfile;
+mod patience;
 mod sql;
 mod target;
 mod tls;
 pub(crate) mod transaction_timeout;
 
+pub(crate) use patience::PatientSql;
 pub use sql::{Sql, connect};
 pub(crate) use sql::{answer_within, is_tls, unreachable};
 pub use target::{Host, SslMode, Target};

@@ -22,7 +22,7 @@ use crate::error::{Code, Error, Result};
 use crate::metrics::Kind;
 use crate::postgres::{Sql, answer_within};
 use crate::settings::{Dispatch, OnLoss, Start};
-use crate::table::TableReader;
+use crate::table::{TableReader, altered_since};
 
 /// How long to wait for running transactions when a slot is created.
 const CREATE_TIMEOUT: Duration = Duration::from_secs(30);
@@ -56,7 +56,8 @@ pub(super) struct Opening {
 /// # Errors
 /// `foreign-cluster`, `schema-missing`.
 pub(super) async fn refuse_a_copy(relay: &Relay, sql: &Sql, cluster: &Cluster) -> Result<()> {
-    match record::read(sql, &relay.settings.slot).await? {
+    let reading = record::read(sql, &relay.settings.slot);
+    match answer_within(ANSWER_LIMIT, reading).await? {
         Some(earlier) => not_foreign(relay, earlier.system_identifier, cluster),
         None => {
             before(relay, sql, cluster).await?;
@@ -67,7 +68,8 @@ pub(super) async fn refuse_a_copy(relay: &Relay, sql: &Sql, cluster: &Cluster) -
 
 /// What relays of other layouts have written down.
 async fn before(relay: &Relay, sql: &Sql, cluster: &Cluster) -> Result<Before> {
-    let before = layout::before(sql, &relay.settings.family, cluster).await?;
+    let looking = layout::before(sql, &relay.settings.family, cluster);
+    let before = answer_within(ANSWER_LIMIT, looking).await?;
     match before {
         Before::Foreign(expected) => {
             not_foreign(relay, expected, cluster)?;
@@ -89,17 +91,18 @@ pub(super) async fn plan(relay: &Relay, sql: &Sql, cluster: &Cluster) -> Result<
         let slot = free_slot(relay, sql).await?;
         // Again, since waiting for the slot may have taken days.
         let publication = check_publication(relay, sql).await?;
-        let earlier = record::read(sql, name).await?;
+        let earlier = answer_within(ANSWER_LIMIT, record::read(sql, name)).await?;
         if let Some(earlier) = &earlier {
             not_foreign(relay, earlier.system_identifier, cluster)?;
         }
         let before = before(relay, sql, cluster).await?;
-        may_serve(relay, sql, earlier.as_ref(), before.followed()).await?;
+        let looking = may_serve(relay, sql, earlier.as_ref(), before.followed());
+        answer_within(ANSWER_LIMIT, looking).await?;
         let seen = Seen {
             earlier: earlier.as_ref(),
             slot: slot.as_ref(),
             cluster,
-            server_lsn: server_lsn(sql).await?,
+            server_lsn: answer_within(ANSWER_LIMIT, server_lsn(sql)).await?,
             start: relay.settings.start,
             dispatch: relay.settings.dispatch,
             publication: publication.fingerprint(),
@@ -227,18 +230,20 @@ async fn create(relay: &Relay, sql: &Sql) -> Result<()> {
     let options = CreateOptions {
         failover: relay.settings.slot_failover,
     };
-    match slots::create(sql, name, options, CREATE_TIMEOUT).await {
-        Ok(at) => {
-            tracing::warn!(
-                slot = %name, %at,
-                "first start: created the slot; rows that were committed before are not delivered \
-                 (`start = all` delivers them)"
-            );
-            Ok(())
+    let creating = async {
+        match slots::create(sql, name, options, CREATE_TIMEOUT).await {
+            Err(SlotError::SlotExists { .. }) => Ok(None),
+            created => created.map(Some),
         }
-        Err(SlotError::SlotExists { .. }) => Ok(()),
-        Err(error) => Err(error.into()),
+    };
+    if let Some(at) = answer_within(ANSWER_LIMIT, creating).await? {
+        tracing::warn!(
+            slot = %name, %at,
+            "first start: created the slot; rows that were committed before are not delivered \
+             (`start = all` delivers them)"
+        );
     }
+    Ok(())
 }
 
 /// Looks at the publication.
@@ -298,7 +303,8 @@ pub(super) async fn carry_out(
 /// lacks a right, or when row-level security would hide rows, also if no row is asked for.
 ///
 /// # Errors
-/// `privilege-missing`; those of [`TableReader::resolve`].
+/// `privilege-missing`; `slot-busy` when a table is altered meanwhile; those of
+/// [`TableReader::resolve`].
 async fn everything_is_readable(relay: &Relay, sql: &Sql) -> Result<()> {
     let settings = &relay.settings;
     for table in &settings.tables {
@@ -306,7 +312,7 @@ async fn everything_is_readable(relay: &Relay, sql: &Sql) -> Result<()> {
         let reader = TableReader::resolve(sql, table, project, settings.shard()).await?;
         let lacks_outcome = reader.lacks_outcome(&Resolved::default());
         let statement = format!("{} where {lacks_outcome} limit 0", reader.select_sql());
-        sql.simple_query(&statement).await?;
+        sql.simple_query(&statement).await.map_err(altered_since)?;
     }
     Ok(())
 }

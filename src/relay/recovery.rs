@@ -24,12 +24,13 @@ use tokio::task::JoinHandle;
 use super::from_table::{self, FIRST_PLACE, FromTable, SessionEnded, TableSender};
 use super::places::Places;
 use super::record::Manner;
+use super::session::ANSWER_LIMIT;
 use super::{Phase, Relay, State, layout, record};
 use crate::dispatch::Resolved;
 use crate::error::{Code, Error, Result};
 use crate::map::TableSettings;
 use crate::metrics::{Kind, Metrics};
-use crate::postgres::{Sql, Target, connect};
+use crate::postgres::{PatientSql, Sql, Target, answer_within, connect};
 use crate::settings::Dispatch;
 use crate::source::{self, CreatedSlot};
 use crate::table::TableReader;
@@ -52,16 +53,13 @@ const STATEMENT_TIMEOUT: Duration = Duration::from_secs(60);
 
 const LOG_INTERVAL: Duration = Duration::from_secs(10);
 
-/// What would end a transaction that waits for Pub/Sub; `connect` turns off what else would.
-const NO_IDLE_TIMEOUT: &str = "SET idle_in_transaction_session_timeout = 0";
-
 const SNAPSHOT_XMIN: &str = "\
     SELECT pg_catalog.pg_snapshot_xmin(pg_catalog.pg_current_snapshot())::text::bigint";
 
 /// A new slot, and a session that sees what was committed before it.
 pub(super) struct NewSlot {
     pub(super) consistent_point: Lsn,
-    snapshot: Sql,
+    snapshot: PatientSql,
     created: CreatedSlot,
 }
 
@@ -88,14 +86,21 @@ pub(super) async fn new_slot(
         .get_or_create(&Kind { kind: loss.name() })
         .inc();
     let (instance, why) = (&relay.instance, loss.name());
-    match loss.followed() {
-        Some(followed) => layout::mark(sql, relay, cluster, why, followed).await?,
-        None => record::mark_recovering(sql, slot, cluster, instance, why).await?,
-    }
-    match slots::drop(sql, slot).await {
-        Ok(()) => tracing::warn!(%slot, "dropped the old slot"),
-        Err(SlotError::SlotMissing { .. }) => {}
-        Err(error) => return Err(error.into()),
+    let marking = async {
+        match loss.followed() {
+            Some(followed) => layout::mark(sql, relay, cluster, why, followed).await,
+            None => record::mark_recovering(sql, slot, cluster, instance, why).await,
+        }
+    };
+    answer_within(ANSWER_LIMIT, marking).await?;
+    let dropping = async {
+        match slots::drop(sql, slot).await {
+            Err(SlotError::SlotMissing { .. }) => Ok(false),
+            dropped => dropped.map(|()| true),
+        }
+    };
+    if answer_within(ANSWER_LIMIT, dropping).await? {
+        tracing::warn!(%slot, "dropped the old slot");
     }
     let wanted = source::CreateSlot {
         target,
@@ -127,23 +132,10 @@ pub(super) async fn new_slot(
     })
 }
 
-/// A session in which nothing is cut short, however long reading takes.
-///
-/// # Errors
-/// Those of the connection.
-pub(crate) async fn patient_session(
-    target: &Target,
-    application_name: &str,
-    statement_timeout: Duration,
-) -> Result<Sql> {
-    let sql = connect(target, application_name, statement_timeout).await?;
-    sql.batch_execute(NO_IDLE_TIMEOUT).await?;
-    Ok(sql)
-}
-
 /// Names the transactions that a new slot has waited for so long.
 async fn blocked(sql: &Sql, slot: &SlotName, waited: Duration) -> Result<Error> {
-    let blockers = retention::blockers_of_creation(sql).await?;
+    let looking = retention::blockers_of_creation(sql);
+    let blockers = answer_within(ANSWER_LIMIT, looking).await?;
     let timeout = Duration::from_secs(waited.as_secs());
     let slot = slot.clone();
     let blocked = SlotError::CreationBlocked {
@@ -154,14 +146,13 @@ async fn blocked(sql: &Sql, slot: &SlotName, waited: Duration) -> Result<Error> 
     Ok(blocked.into())
 }
 
-async fn import(target: &Target, snapshot: &str) -> Result<Sql> {
-    let sql = patient_session(target, "postrider recovery", NO_TIMEOUT).await?;
+async fn import(target: &Target, snapshot: &str) -> Result<PatientSql> {
+    let sql = PatientSql::open(target, "postrider recovery", NO_TIMEOUT).await?;
     let snapshot = slot_manager::quoted_literal(snapshot);
-    let imported = sql
-        .batch_execute(&format!(
-            "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SET TRANSACTION SNAPSHOT {snapshot}"
-        ))
-        .await;
+    let statement = format!(
+        "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SET TRANSACTION SNAPSHOT {snapshot}"
+    );
+    let imported = sql.answer(sql.batch_execute(&statement)).await;
     // The session that exports it may have been ended: the next attempt makes a new one.
     imported.map_err(|error| {
         Error::new(Code::SlotBusy, "the snapshot of the new slot is gone")
@@ -214,17 +205,21 @@ pub(super) async fn start(
     } = slot;
     created.close().await;
     let place = from_table::place_before(consistent_point);
-    let last_ordinal = from_table::last_ordinal(sql, place)
-        .await?
-        .max(from_table::last_ordinal(sql, FIRST_PLACE).await?);
-    let places = Places::of(settings.shard());
-    // Not in the snapshot, which would keep a lock on that table for as long as it is read. Nobody
-    // vouches while the slot is marked.
-    let resolved = Resolved::read(sql, &settings.slot).await?;
-    let firsts = match resolved.repeats() {
-        true => Firsts::read(sql, settings.shard()).await?,
-        false => Firsts::default(),
+    let looking = async {
+        let last_ordinal = from_table::last_ordinal(sql, place)
+            .await?
+            .max(from_table::last_ordinal(sql, FIRST_PLACE).await?);
+        // Not in the snapshot, which would keep a lock on that table for as long as it is read.
+        // Nobody vouches while the slot is marked.
+        let resolved = Resolved::read(sql, &settings.slot).await?;
+        let firsts = match resolved.repeats() {
+            true => Firsts::read(sql, settings.shard()).await?,
+            false => Firsts::default(),
+        };
+        Ok::<_, Error>((last_ordinal, resolved, firsts))
     };
+    let (last_ordinal, resolved, firsts) = answer_within(ANSWER_LIMIT, looking).await?;
+    let places = Places::of(settings.shard());
     let recovery = Recovery {
         target: settings.database()?.clone(),
         slot: settings.slot.clone(),
@@ -298,8 +293,9 @@ struct Recovery {
 }
 
 impl Recovery {
-    async fn run(mut self, snapshot: Sql) -> Result<(), Interrupted> {
-        let xmin: i64 = snapshot.query_one(SNAPSHOT_XMIN, &[]).await?.get(0);
+    async fn run(mut self, snapshot: PatientSql) -> Result<(), Interrupted> {
+        let looking = snapshot.query_one(SNAPSHOT_XMIN, &[]);
+        let xmin: i64 = snapshot.answer(looking).await?.get(0);
         for n in 0..self.tables.len() {
             self.read(n, &snapshot).await?;
         }
@@ -319,7 +315,8 @@ impl Recovery {
             publication: &self.publication,
         };
         let (slot, instance) = (&self.slot, &self.instance);
-        if !record::recovered(&sql, slot, instance, self.walsender, manner, xmin).await? {
+        let writing = record::recovered(&sql, slot, instance, self.walsender, manner, xmin);
+        if !answer_within(ANSWER_LIMIT, writing).await? {
             tracing::warn!(
                 slot = %self.slot,
                 "another relay has marked the slot meanwhile: the next session looks again"
@@ -329,14 +326,15 @@ impl Recovery {
         Ok(())
     }
 
-    async fn read(&mut self, table: usize, snapshot: &Sql) -> Result<(), Interrupted> {
+    async fn read(&mut self, table: usize, snapshot: &PatientSql) -> Result<(), Interrupted> {
         let table = &self.tables[table];
         let resolved = &self.resolved;
-        let reader = TableReader::resolve(snapshot, table, &self.project, self.shard).await?;
+        let resolving = TableReader::resolve(snapshot, table, &self.project, self.shard);
+        let reader = snapshot.answer(resolving).await?;
         let reading = Unrecorded::of(snapshot, reader, table, resolved, &self.firsts);
-        let mut unrecorded = reading.await?;
+        let mut unrecorded = snapshot.answer(reading).await?;
         let before = self.progress.rows;
-        while let Some(row) = unrecorded.next().await? {
+        while let Some(row) = snapshot.answer(unrecorded.next()).await? {
             let ordinal = self.places.nth(self.next)?;
             let Some(row) = unrecorded.event(&row, self.place, ordinal) else {
                 continue;

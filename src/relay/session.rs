@@ -145,7 +145,9 @@ async fn open(relay: &Relay) -> Result<(Pipeline, Beside)> {
         predecessors,
         publication,
     } = opening::plan(relay, &sql, &cluster).await?;
-    wait_for_predecessor(&sql, &predecessors, settings.publish_timeout).await?;
+    let wait_limit = settings.publish_timeout;
+    let waiting = wait_for_predecessor(&sql, &predecessors, wait_limit);
+    answer_within(wait_limit + ANSWER_LIMIT, waiting).await?;
     let (confirmed, audit, new_slot) = opening::carry_out(relay, &sql, &cluster, plan).await?;
     let mut source = open_source(relay, confirmed).await?;
     still_the_slot(relay, &sql, &mut source, confirmed).await?;
@@ -161,7 +163,8 @@ async fn open(relay: &Relay) -> Result<(Pipeline, Beside)> {
         hasten.clone(),
     )?;
     // Only now that the slot is ours nobody else records anything.
-    wait_for_predecessor(&sql, &predecessors, settings.publish_timeout).await?;
+    let waiting = wait_for_predecessor(&sql, &predecessors, wait_limit);
+    answer_within(wait_limit + ANSWER_LIMIT, waiting).await?;
     let aside = opening::refuse_what_was_set_aside(relay, &sql);
     answer_within(ANSWER_LIMIT, aside).await?;
     let looking = Recorded::after(&sql, confirmed, repeats);

@@ -13,6 +13,7 @@ use decoder::{Oid, OwnedColumn, OwnedRelation, PgTimestamp, ReplicaIdentity, Val
 use slot_manager::shard::KEY_TYPES;
 use slot_manager::{QualifiedName, Shard, quoted_identifier, quoted_literal};
 use tokio_postgres::SimpleQueryRow;
+use tokio_postgres::error::{Error as PgError, SqlState};
 
 use crate::dispatch::Resolved;
 use crate::error::{Code, Error, Result};
@@ -285,6 +286,21 @@ impl TableReader {
                 message: mapped.message,
             },
         })
+    }
+}
+
+/// What an error of a statement over a captured table means. The statement is written for the table
+/// as the catalog has shown it, and the server plans it for the table as it is. What is missing for
+/// good is seen when the columns are resolved the next time.
+pub(crate) fn altered_since(error: PgError) -> Error {
+    match error.code() {
+        Some(&SqlState::UNDEFINED_COLUMN | &SqlState::UNDEFINED_TABLE) => Error::new(
+            Code::SlotBusy,
+            "a table was altered since the relay looked at its columns",
+        )
+        .caused_by(error)
+        .hint("no action needed: the relay looks at them again"),
+        _ => error.into(),
     }
 }
 

@@ -5,6 +5,7 @@
 
 mod audit;
 mod connections;
+mod dead_ends;
 mod delivery;
 mod exceptions;
 mod exceptions_edges;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use pubsub_emulator::{Action, Fault};
 use tonic::Code;
 
-use crate::harness::{self, Database, Relay, eventually};
+use crate::harness::{self, Database, Relay, eventually, insert_orders};
 
 const OUT: &str = "ALTER PUBLICATION postrider DROP TABLE outbox.events";
 const IN: &str = "ALTER PUBLICATION postrider ADD TABLE outbox.events";
@@ -100,6 +100,38 @@ async fn rows_of_a_gap_come_once_though_their_table_is_altered_while_they_are_re
         .await;
     emulator.faults().lift(refused);
     relay.wait_for_log("cannot compare the tables").await;
+    database.wait_until_recorded().await;
+    let report = harness::check(&database, &emulator).await;
+    assert!(report.is_clean(), "{report}\n{}", relay.log());
+    assert!(report.duplicates.is_empty(), "{report}\n{}", relay.log());
+    relay.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_recovery_begins_again_when_a_table_is_altered_while_it_looks() {
+    let database = Database::private().await;
+    database
+        .execute("ALTER TABLE outbox.events ADD COLUMN extra text")
+        .await;
+    let emulator = harness::emulator().await;
+    let relay = Relay::start(&database, &emulator);
+    insert_orders(&database, 20, 5).await;
+    database.wait_until_recorded().await;
+    relay.stop().await;
+    database.drop_slot().await;
+    insert_orders(&database, 20, 5).await;
+    let altering = harness::connect(&database.url).await;
+    let alter = "BEGIN; ALTER TABLE outbox.events DROP COLUMN extra";
+    altering.batch_execute(alter).await.unwrap();
+    let relay = Relay::start(&database, &emulator);
+    eventually("the relay waits to read the table", || async {
+        let waiting = "SELECT count(*) FROM pg_stat_activity \
+                       WHERE wait_event_type = 'Lock' AND query LIKE '%e.extra%'";
+        (database.number(waiting).await == 1).then_some(())
+    })
+    .await;
+    altering.batch_execute("COMMIT").await.unwrap();
+    relay.wait_for_log("was altered since").await;
     database.wait_until_recorded().await;
     let report = harness::check(&database, &emulator).await;
     assert!(report.is_clean(), "{report}\n{}", relay.log());

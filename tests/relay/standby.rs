@@ -104,42 +104,29 @@ async fn session_began(database: &Database, emulator: &RunningEmulator) -> Durat
 /// The second takes over, and nothing of the first arrives once the second's session has begun.
 async fn the_cut_off_relay_stops_before_the_other_begins(disturb: impl FnOnce(&FaultProxy)) {
     let database = Database::private().await;
-    let (proxy, url) = proxied(&database).await;
-    the_one_stops_before_the_other_begins(&database, &proxy, &url, |_| disturb(&proxy)).await;
-}
-
-/// The same with the way to disturb and the URL of the first; `disturb` is told the port from which
-/// its stream reaches PostgreSQL.
-async fn the_one_stops_before_the_other_begins(
-    database: &Database,
-    proxy: &FaultProxy,
-    url: &str,
-    disturb: impl FnOnce(u16),
-) {
     let emulator = harness::emulator().await;
+    let (proxy, url) = proxied(&database).await;
     let host = emulator.addr().to_string();
-    let first = Relay::start_with(database, &host, &with(&[("DATABASE_URL", url)]));
+    let first = Relay::start_with(&database, &host, &with(&[("DATABASE_URL", &url)]));
     first.wait_for_log("streaming").await;
-    let second = Relay::start_with(database, &host, &with(&[]));
+    let second = Relay::start_with(&database, &host, &with(&[]));
     second.wait_for_log("standby").await;
-    let load = Load::start(database);
-    wait_for_more(database, 100).await;
+    let load = Load::start(&database);
+    wait_for_more(&database, 100).await;
     // From now on each answer takes a good part of an attempt's time.
     let slow = emulator
         .faults()
         .inject(Fault::new(Action::Delay(Duration::from_millis(400))));
-    wait_for_more(database, 50).await;
+    wait_for_more(&database, 50).await;
     let peers_of_first: BTreeSet<_> = peers(&emulator);
-    disturb(port_of_the_stream(database).await);
+    disturb(&proxy);
     let disturbed = Instant::now();
     first.wait_for_log("lease-lost").await;
-    // It must not be the first to stand by again.
-    proxy.refuse();
     second.wait_for_log("streaming").await;
     let took = disturbed.elapsed();
     assert!(took < LEASE + LEEWAY, "the second took over after {took:?}");
-    let began = session_began(database, &emulator).await;
-    wait_for_more(database, 100).await;
+    let began = session_began(&database, &emulator).await;
+    wait_for_more(&database, 100).await;
     proxy.heal();
     first.wait_for_log("standby").await;
     emulator.faults().lift(slow);
@@ -158,7 +145,7 @@ async fn the_one_stops_before_the_other_begins(
         .map(|attempt| attempt.received - began)
         .collect();
     assert!(late.is_empty(), "{late:?} after the second's session began");
-    let report = harness::check_streamed(database, &emulator).await;
+    let report = harness::check_streamed(&database, &emulator).await;
     assert!(report.is_clean(), "{report}\n{}", first.log());
 }
 
@@ -196,7 +183,7 @@ async fn a_relay_that_hears_everything_late_stops_before_its_standby_begins() {
 }
 
 /// 20 MB: more than a relay that publishes nothing reads.
-async fn insert_much(database: &Database) {
+pub(crate) async fn insert_much(database: &Database) {
     database
         .execute(
             "INSERT INTO outbox.events (aggregatetype, aggregateid, event_type, version, payload) \
@@ -245,13 +232,26 @@ async fn a_relay_that_is_held_back_keeps_its_lease_while_postgresql_hears_it_and
 #[tokio::test(flavor = "multi_thread")]
 async fn a_relay_without_rights_to_statistics_stops_in_time_when_its_stream_alone_is_cut_off() {
     let database = Database::private().await;
+    let emulator = harness::emulator().await;
     let (proxy, url) = proxied(&database).await;
     login_role(&database).await;
     let url = url.replace("postgres@", "shop_relay@");
-    the_one_stops_before_the_other_begins(&database, &proxy, &url, |port| {
-        proxy.set_flow_of_one(port, Flow::Swallowed);
-    })
-    .await;
+    let host = emulator.addr().to_string();
+    let relay = Relay::start_with(&database, &host, &with(&[("DATABASE_URL", &url)]));
+    let load = Load::start(&database);
+    wait_for_more(&database, 100).await;
+    let walsender = "SELECT active_pid::bigint FROM pg_replication_slots WHERE active";
+    let walsender = database.number(walsender).await;
+    proxy.set_flow_of_one(port_of_the_stream(&database).await, Flow::Swallowed);
+    relay.wait_for_log("lease-lost").await;
+    let still = format!("SELECT count(*) FROM pg_replication_slots WHERE active_pid = {walsender}");
+    let still = database.number(&still).await;
+    assert_eq!(still, 1, "the slot was free before:\n{}", relay.log());
+    proxy.heal();
+    load.stop().await;
+    database.wait_until_recorded().await;
+    let report = harness::check_streamed(&database, &emulator).await;
+    assert!(report.is_clean(), "{report}\n{}", relay.log());
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -12,10 +12,9 @@ use super::{Situation, Why};
 use crate::cli::{figures, output};
 use crate::dispatch::Resolved;
 use crate::error::{Error, Result};
-use crate::postgres::Sql;
+use crate::postgres::{PatientSql, Sql};
 use crate::relay::layout::Before;
 use crate::relay::recovery::blocked::Firsts;
-use crate::relay::recovery::patient_session;
 use crate::relay::recovery::unrecorded::Unrecorded;
 use crate::settings::Settings;
 use crate::table::TableReader;
@@ -65,7 +64,7 @@ pub(super) async fn show(
     settings: &Settings,
     json: bool,
 ) -> Result<ExitCode> {
-    let sql = patient_session(settings.database()?, "postrider recover", Duration::ZERO).await?;
+    let sql = PatientSql::open(settings.database()?, "postrider recover", Duration::ZERO).await?;
     sql.batch_execute("begin isolation level repeatable read read only")
         .await?;
     let mut tables = Vec::new();

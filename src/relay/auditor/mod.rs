@@ -38,12 +38,11 @@ use tokio::task::JoinHandle;
 
 use super::from_table::TableSender;
 use super::places::Places;
-use super::recovery::patient_session;
 use crate::dispatch::Resolved;
 use crate::error::{Code, Error, Result};
 use crate::map::TableSettings;
 use crate::metrics::Metrics;
-use crate::postgres::{Sql, Target};
+use crate::postgres::{PatientSql, Target};
 use crate::settings::{Dispatch, Start as FromWhere};
 use crate::table::TableReader;
 use marks::Marks;
@@ -187,12 +186,12 @@ struct Horizon {
 
 impl Audit {
     /// One audit of whatever is due; returns the time until the next.
-    async fn round(&mut self, sql: &mut Option<Sql>) -> Result<Duration> {
+    async fn round(&mut self, sql: &mut Option<PatientSql>) -> Result<Duration> {
         let sql = match sql {
             Some(sql) => sql,
             None => {
                 let target = &self.subject.target;
-                sql.insert(patient_session(target, "postrider auditor", STATEMENT_TIMEOUT).await?)
+                sql.insert(PatientSql::open(target, "postrider auditor", STATEMENT_TIMEOUT).await?)
             }
         };
         let Subject {
@@ -201,21 +200,24 @@ impl Audit {
             captured,
             ..
         } = &self.subject;
-        let earlier = statements::earlier(sql, slot).await?;
-        // What is said of the publication must be later than that the slot has come so far.
-        let reached = match earlier.repeats {
-            true => self.vouching.has_reached(sql, &self.subject).await?,
-            false => false,
+        let looking = async {
+            let earlier = statements::earlier(sql, slot).await?;
+            // What is said of the publication must be later than that the slot has come so far.
+            let reached = match earlier.repeats {
+                true => self.vouching.has_reached(sql, &self.subject).await?,
+                false => false,
+            };
+            let state = publication::inspect(sql, publication, captured).await?;
+            Ok::<_, Error>((earlier, reached, state))
         };
-        let state = publication::inspect(sql, publication, captured).await?;
+        let (earlier, reached, state) = sql.answer(looking).await?;
         if !state.problems().is_empty() {
             // The supervisor says so, and hastens us when it is mended.
             return Ok(SOON);
         }
         if earlier.repeats {
-            return self
-                .vouch(sql, &earlier, state.fingerprint(), reached)
-                .await;
+            let vouching = self.vouch(sql, &earlier, state.fingerprint(), reached);
+            return sql.answer(vouching).await;
         }
         let is_as_it_was = earlier.publication.as_deref() == Some(state.fingerprint());
         if is_as_it_was && earlier.had_one && !self.everything {
@@ -225,8 +227,13 @@ impl Audit {
     }
 
     /// Compares whole tables.
-    async fn full(&mut self, sql: &Sql, publication: &str, earlier: &Earlier) -> Result<Duration> {
-        let running = statements::running(sql).await?;
+    async fn full(
+        &mut self,
+        sql: &PatientSql,
+        publication: &str,
+        earlier: &Earlier,
+    ) -> Result<Duration> {
+        let running = sql.answer(statements::running(sql)).await?;
         let mut horizon = match self.horizon.take() {
             Some(horizon) if horizon.publication == publication => horizon,
             Some(_) | None => Horizon {
@@ -241,8 +248,9 @@ impl Audit {
             return Ok(SOON);
         }
         let tables = self.subject.tables.clone();
-        let oids = statements::tables(sql, &tables).await?;
-        let marks = Marks::at_the_end(&statements::leaves(sql, &tables).await?).and_tables(&oids);
+        let oids = sql.answer(statements::tables(sql, &tables)).await?;
+        let leaves = sql.answer(statements::leaves(sql, &tables)).await?;
+        let marks = Marks::at_the_end(&leaves).and_tables(&oids);
         let mut outcome = Outcome::Complete;
         for (table, oid) in tables.iter().zip(oids) {
             let first_xid = self.first_xid(earlier, oid, running.oldest);
@@ -254,7 +262,8 @@ impl Audit {
         self.horizon = Some(horizon);
         match outcome {
             Outcome::Complete if is_over => {
-                statements::audited(sql, &self.subject.slot, publication, &marks).await?;
+                let writing = statements::audited(sql, &self.subject.slot, publication, &marks);
+                sql.answer(writing).await?;
                 tracing::debug!("every row of the captured tables has a record");
                 self.horizon = None;
                 self.everything = false;
@@ -276,9 +285,10 @@ impl Audit {
     }
 
     /// Compares what was appended since the last time.
-    async fn appended(&mut self, sql: &Sql, earlier: Earlier) -> Result<Duration> {
+    async fn appended(&mut self, sql: &PatientSql, earlier: Earlier) -> Result<Duration> {
         let mut marks = earlier.marks.clone();
-        let leaves = statements::leaves(sql, &self.subject.tables).await?;
+        let looking = statements::leaves(sql, &self.subject.tables);
+        let leaves = sql.answer(looking).await?;
         let before = marks.clone();
         let mut pause = INTERVAL;
         for leaf in &leaves {
@@ -296,18 +306,21 @@ impl Audit {
         }
         // An idle relay writes nothing.
         if marks != before {
-            statements::save_marks(sql, &self.subject.slot, &marks).await?;
+            let saving = statements::save_marks(sql, &self.subject.slot, &marks);
+            sql.answer(saving).await?;
         }
         Ok(pause)
     }
 
-    async fn reader(&self, sql: &Sql, table: &TableSettings) -> Result<TableReader> {
-        TableReader::resolve(sql, table, &self.subject.project, self.subject.shard).await
+    async fn reader(&self, sql: &PatientSql, table: &TableSettings) -> Result<TableReader> {
+        let (project, shard) = (&self.subject.project, self.subject.shard);
+        let resolving = TableReader::resolve(sql, table, project, shard);
+        sql.answer(resolving).await
     }
 
     async fn pass(
         &mut self,
-        sql: &Sql,
+        sql: &PatientSql,
         reader: TableReader,
         range: Option<marks::Range>,
         first_xid: Option<i64>,

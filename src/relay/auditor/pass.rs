@@ -8,19 +8,19 @@ use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
 use decoder::Lsn;
-use futures_util::TryStreamExt;
+use futures_util::{TryFutureExt, TryStreamExt};
 use slot_manager::SlotName;
 use tokio_postgres::SimpleQueryMessage;
-use tokio_postgres::types::PgLsn;
+use tokio_postgres::types::{PgLsn, ToSql};
 
 use super::marks::Range;
 use super::statements::{is_confirmed, wal_end};
 use crate::dispatch::{Resolved, row_xid};
 use crate::error::{Code, Error, Result};
-use crate::postgres::Sql;
+use crate::postgres::PatientSql;
 use crate::relay::from_table::{FromTable, SessionEnded, TableSender, last_ordinal, place_before};
 use crate::relay::places::Places;
-use crate::table::TableReader;
+use crate::table::{TableReader, altered_since};
 use crate::watermark::CommitLsn;
 
 /// Rows without a record that are looked at together.
@@ -114,7 +114,7 @@ struct Portion {
 }
 
 pub(super) struct Pass<'a> {
-    pub(super) sql: &'a Sql,
+    pub(super) sql: &'a PatientSql,
     pub(super) slot: &'a SlotName,
     pub(super) walsender: i32,
     pub(super) places: Places,
@@ -129,16 +129,17 @@ pub(super) struct Pass<'a> {
 impl Pass<'_> {
     /// Compares `range` of a leaf, or the whole table.
     pub(super) async fn run(mut self, range: Option<Range>) -> Result<Found> {
-        if !self.is_up_to_date(wal_end(self.sql).await?).await? {
+        let end = self.sql.answer(wal_end(self.sql)).await?;
+        if !self.is_up_to_date(end).await? {
             return Ok(Found::nothing(Outcome::Behind));
         }
         let cursor = self.cursor(range.as_ref());
-        self.sql.batch_execute(&cursor).await?;
-        let ended = self.pages().await;
+        let opening = self.sql.batch_execute(&cursor).map_err(altered_since);
+        self.sql.answer(opening).await?;
+        // An error ends the SQL session, too.
+        let (found, missing, place) = self.pages().await?;
         // Before anything is sent: that may take long, and a snapshot keeps vacuum from its work.
-        let end = if ended.is_ok() { "commit" } else { "rollback" };
-        self.sql.batch_execute(end).await?;
-        let (found, missing, place) = ended?;
+        self.sql.answer(self.sql.batch_execute("commit")).await?;
         if !missing.is_empty() {
             self.publish(&missing, place).await?;
         }
@@ -171,7 +172,7 @@ impl Pass<'_> {
     /// that they get.
     async fn pages(&mut self) -> Result<(Found, Vec<Row>, CommitLsn)> {
         let mut page = self.page().await?;
-        let end = wal_end(self.sql).await?;
+        let end = self.sql.answer(wal_end(self.sql)).await?;
         let place = place_before(end);
         if page.is_empty() {
             return Ok((Found::nothing(Outcome::Complete), Vec::new(), place));
@@ -200,10 +201,8 @@ impl Pass<'_> {
     }
 
     async fn page(&self) -> Result<Vec<Row>> {
-        let rows = self
-            .sql
-            .query(&format!("fetch {PAGE} from audit"), &[])
-            .await?;
+        let fetch = format!("fetch {PAGE} from audit");
+        let rows = self.sql.answer(self.sql.query(&fetch, &[])).await?;
         let row = |row: &tokio_postgres::Row| Row {
             table: row.get(0),
             place: row.get(1),
@@ -219,7 +218,8 @@ impl Pass<'_> {
     async fn is_up_to_date(&self, end: Lsn) -> Result<bool> {
         let began = Instant::now();
         loop {
-            match is_confirmed(self.sql, self.slot, self.walsender, end).await? {
+            let looking = is_confirmed(self.sql, self.slot, self.walsender, end);
+            match self.sql.answer(looking).await? {
                 true => return Ok(true),
                 false if began.elapsed() >= PATIENCE => return Ok(false),
                 false => tokio::time::sleep(LOOK_INTERVAL).await,
@@ -230,7 +230,9 @@ impl Pass<'_> {
     /// Those of a page that have no record now.
     async fn still_missing(&self, page: Vec<Row>) -> Result<Vec<Row>> {
         let ids: Vec<uuid::Uuid> = page.iter().map(|row| row.id).collect();
-        let rows = self.sql.query(NOT_RECORDED, &[&ids]).await?;
+        let parameters: [&(dyn ToSql + Sync); 1] = [&ids];
+        let looking = self.sql.query(NOT_RECORDED, &parameters);
+        let rows = self.sql.answer(looking).await?;
         let missing: HashSet<i32> = rows.iter().map(|row| row.get(0)).collect();
         let numbered = (1..).zip(page);
         Ok(numbered
@@ -249,14 +251,15 @@ impl Pass<'_> {
     }
 
     async fn hand_over(&mut self, rows: &[Row], commit: CommitLsn) -> Result<()> {
-        let last = last_ordinal(self.sql, commit).await?;
+        let sql = self.sql;
+        let last = sql.answer(last_ordinal(sql, commit)).await?;
         let mut next = self.places.nth_after(last);
         let mut rest = rows;
         let mut count = 1;
         while let Some(first) = rest.first() {
             let of_one_table = rest.iter().take_while(|row| row.table == first.table);
             let asked = &rest[..of_one_table.take(count).count()];
-            let portion = self.read(asked, commit, &mut next).await?;
+            let portion = sql.answer(self.read(asked, commit, &mut next)).await?;
             for row in portion.rows {
                 self.events
                     .send(row)
@@ -281,9 +284,9 @@ impl Pass<'_> {
             is_full: false,
         };
         let mut bytes = 0;
-        let reading = self.sql.simple_query_raw(&self.read_sql(asked)).await?;
-        let mut reading = std::pin::pin!(reading);
-        while let Some(message) = reading.try_next().await? {
+        let reading = self.sql.simple_query_raw(&self.read_sql(asked)).await;
+        let mut reading = std::pin::pin!(reading.map_err(altered_since)?);
+        while let Some(message) = reading.try_next().await.map_err(altered_since)? {
             let SimpleQueryMessage::Row(row) = message else {
                 continue;
             };
@@ -330,15 +333,17 @@ impl Pass<'_> {
         let ids: Vec<uuid::Uuid> = rows.iter().map(|row| row.id).collect();
         let source_ids: Vec<Option<&str>> =
             rows.iter().map(|row| row.source_id.as_deref()).collect();
-        let next = self.places.nth_after(last_ordinal(self.sql, commit).await?);
+        let last = self.sql.answer(last_ordinal(self.sql, commit)).await?;
+        let next = self.places.nth_after(last);
         let ordinals = (next..).take(rows.len());
         let ordinals: Result<Vec<i32>> = ordinals
             .map(|nth| Ok(self.places.nth(nth)?.cast_signed()))
             .collect();
         let place = PgLsn::from(commit.lsn().as_u64());
-        self.sql
-            .execute(DISCARD, &[&place, &ordinals?, &ids, &source_ids])
-            .await?;
+        let ordinals = ordinals?;
+        let parameters: [&(dyn ToSql + Sync); 4] = [&place, &ordinals, &ids, &source_ids];
+        let discarding = self.sql.execute(DISCARD, &parameters);
+        self.sql.answer(discarding).await?;
         Ok(())
     }
 }

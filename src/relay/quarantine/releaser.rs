@@ -9,6 +9,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::TryFutureExt;
 use slot_manager::Shard;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
@@ -19,8 +20,8 @@ use crate::dispatch::quarantined;
 use crate::error::{Code, Error, Result};
 use crate::lanes::{EventRef, Group};
 use crate::map::{MapError, TableSettings};
-use crate::postgres::{Sql, Target, connect};
-use crate::table::{TableEvent, TableReader};
+use crate::postgres::{PatientSql, Target};
+use crate::table::{TableEvent, TableReader, altered_since};
 
 /// Marking a key with a million events takes a while.
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(600);
@@ -113,7 +114,7 @@ impl Drop for Releaser {
 }
 
 struct Session {
-    sql: Sql,
+    sql: PatientSql,
     /// Resolved when first needed.
     readers: Vec<TableReader>,
 }
@@ -158,36 +159,41 @@ impl Worker {
                 let after = self.looked_to.take();
                 let looking =
                     quarantined::released_groups(sql, shard, after.as_ref(), GROUPS as i64);
-                let released = looking.await?;
+                let released = sql.answer(looking).await?;
                 self.looked_to = released.get(GROUPS - 1).cloned();
                 Ok(Found::Looked {
                     released,
                     vanished: match blocked.is_empty() {
                         true => Vec::new(),
-                        false => quarantined::vanished(sql, shard, &blocked).await?,
+                        false => {
+                            let looking = quarantined::vanished(sql, shard, &blocked);
+                            sql.answer(looking).await?
+                        }
                     },
                     durable,
                     count: match count {
-                        true => Some(quarantined::count(sql, shard).await?),
+                        true => Some(sql.answer(quarantined::count(sql, shard)).await?),
                         false => None,
                     },
                 })
             }
             Ask::Do(Command::Mark(group)) => {
-                quarantined::mark(sql, shard, &group).await?;
+                sql.answer(quarantined::mark(sql, shard, &group)).await?;
                 Ok(Found::Marked(group))
             }
             Ask::Do(Command::SendBack(group)) => {
-                quarantined::send_back(sql, shard, &group).await?;
+                sql.answer(quarantined::send_back(sql, shard, &group))
+                    .await?;
                 Ok(Found::SentBack(group))
             }
             Ask::Do(Command::Page(group, after)) => {
-                let rows = quarantined::page(sql, shard, &group, after, PAGE).await?;
+                let paging = quarantined::page(sql, shard, &group, after, PAGE);
+                let rows = sql.answer(paging).await?;
                 let count = rows.len();
                 if count > 0 && session.readers.is_empty() {
                     for table in &self.tables {
-                        let reader = TableReader::resolve(sql, table, &self.project, shard).await?;
-                        session.readers.push(reader);
+                        let resolving = TableReader::resolve(sql, table, &self.project, shard);
+                        session.readers.push(sql.answer(resolving).await?);
                     }
                 }
                 for origin in rows {
@@ -204,9 +210,10 @@ impl Worker {
 
 impl Session {
     async fn open(target: &Target) -> Result<Self> {
-        let sql = connect(target, "postrider quarantine", STATEMENT_TIMEOUT).await?;
+        let sql = PatientSql::open(target, "postrider quarantine", STATEMENT_TIMEOUT).await?;
         // What is in quarantine is a small part of a large table, whatever the statistics say.
-        sql.batch_execute("SET enable_seqscan = off").await?;
+        let setting = sql.batch_execute("SET enable_seqscan = off");
+        sql.answer(setting).await?;
         Ok(Self {
             sql,
             readers: Vec::new(),
@@ -219,7 +226,8 @@ impl Session {
             let Some(statement) = reader.find_sql(&origin.event_id) else {
                 continue;
             };
-            let messages = self.sql.simple_query(&statement).await?;
+            let asking = self.sql.simple_query(&statement).map_err(altered_since);
+            let messages = self.sql.answer(asking).await?;
             let row = messages.iter().find_map(|message| match message {
                 SimpleQueryMessage::Row(row) => Some(row),
                 _ => None,

@@ -19,7 +19,7 @@ use crate::lanes::Group;
 use crate::map::{Ordering, OrderingKey, TableSettings};
 use crate::postgres::Sql;
 use crate::relay::quarantine::MAX_BLOCKED;
-use crate::table::TableReader;
+use crate::table::{TableReader, altered_since};
 
 /// The keys whose first event in quarantine is still to come.
 #[derive(Debug, Default)]
@@ -67,7 +67,7 @@ impl Blocked {
             table = reader.table_sql(),
             recent = resolved.is_recent(),
         );
-        for message in sql.simple_query(&statement).await? {
+        for message in sql.simple_query(&statement).await.map_err(altered_since)? {
             let SimpleQueryMessage::Row(row) = message else {
                 continue;
             };

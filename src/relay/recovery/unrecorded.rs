@@ -8,18 +8,17 @@
 use std::pin::Pin;
 
 use futures_util::TryStreamExt;
-use tokio_postgres::error::SqlState;
 use tokio_postgres::{SimpleQueryMessage, SimpleQueryRow, SimpleQueryStream};
 
 use super::blocked::{Blocked, Firsts};
 use crate::dispatch::Resolved;
-use crate::error::{Code, Error, Result};
+use crate::error::Result;
 use crate::lanes::Standing;
 use crate::map::{MapError, TableSettings};
 use crate::postgres::Sql;
 use crate::relay::delivery::stays_published;
 use crate::relay::from_table::FIRST_PLACE;
-use crate::table::{TableEvent, TableReader};
+use crate::table::{TableEvent, TableReader, altered_since};
 use crate::watermark::CommitLsn;
 
 /// Rows without a known outcome, each key in its order.
@@ -36,7 +35,7 @@ impl Unrecorded {
     /// of one snapshot the records are as old as the rows.
     ///
     /// # Errors
-    /// Those of a statement; `slot-busy` when the table has been altered since the snapshot.
+    /// Those of a statement; `slot-busy` when the table has been altered since its columns were looked up.
     pub(crate) async fn of(
         sql: &Sql,
         reader: TableReader,
@@ -130,19 +129,5 @@ impl Unrecorded {
     /// When the row's event happened, as its column says.
     pub(crate) fn occurred_at<'r>(&self, row: &'r SimpleQueryRow) -> Option<&'r str> {
         self.reader.occurred_at(row)
-    }
-}
-
-/// The snapshot shows the table as it was, and a statement is planned for the table as it is. What
-/// is missing for good is seen when the columns are resolved the next time.
-fn altered_since(error: tokio_postgres::Error) -> Error {
-    match error.code() {
-        Some(&SqlState::UNDEFINED_COLUMN | &SqlState::UNDEFINED_TABLE) => Error::new(
-            Code::SlotBusy,
-            "a table was altered since the snapshot in which it is read",
-        )
-        .caused_by(error)
-        .hint("no action needed: the relay begins again with a new snapshot"),
-        _ => error.into(),
     }
 }
