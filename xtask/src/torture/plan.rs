@@ -40,7 +40,8 @@ pub(super) struct Plan {
 /// The family of faults of a schedule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(super) enum Temper {
-    /// Nothing that may repeat an event: duplicates are violations.
+    /// Nothing that may repeat an event, except that Pub/Sub may close connections: other duplicates
+    /// are violations.
     Gentle,
     /// `kill -9` of the relay above all.
     Crashes,

@@ -119,6 +119,7 @@ pub(super) async fn run(mut plan: Plan, ground: &Ground) -> Result<Outcome, Stri
         recorded_at: seen.recorded_at,
         occurrences: stage.occurrences.clone(),
         publish_timeout: plan.relay.publish_timeout,
+        closes_connections: plan.goaway.is_some(),
         exceptions: plan.relay.exceptions,
         relays: plan.relay.count,
         shards: plan.relay.shards,

@@ -28,6 +28,8 @@ pub(in crate::torture) enum Cause {
     TakenOver,
     /// The connections to Pub/Sub were cut.
     Cut,
+    /// Pub/Sub closed the connection, as it had said (GOAWAY), right after the answer.
+    Closed,
     /// Nothing was recorded, and the session ended before its last position was confirmed.
     SessionEnded,
     /// Nothing was recorded, and a relay has begun again with what it had not vouched for.
@@ -46,6 +48,7 @@ impl fmt::Display for Cause {
             Cause::Frozen => "after a freeze",
             Cause::TakenOver => "after a take-over from a living relay",
             Cause::Cut => "after cut connections",
+            Cause::Closed => "after a connection that was closed behind its last answers",
             Cause::SessionEnded => "after the end of a session without records",
             Cause::Recovered => "after a recovery without records",
             Cause::StoredButFailed => "after a failure that had stored",
@@ -57,6 +60,10 @@ impl fmt::Display for Cause {
 /// A request that was on its way when its sender died or its connection broke may be read, and
 /// stored, a little later.
 pub(super) const LATE: Duration = Duration::from_secs(1);
+
+/// A client that writes to a connection that was just closed sees it broken, and may not read the
+/// answers that came last. Those are of its last moments.
+const LAST_MOMENTS: Duration = Duration::from_millis(100);
 
 #[derive(Debug, Default)]
 pub(super) struct Explained {
@@ -101,9 +108,19 @@ fn cause(evidence: &Evidence, before: &Attempt, again: &Attempt) -> Option<Cause
     let recovered = evidence.exceptions
         && (evidence.log.recovers.iter())
             .any(|begun| (before.received..=again.received).contains(begun));
+    let closed = evidence.closes_connections && is_among_the_last(evidence, before);
     by_fault
+        .or(closed.then_some(Cause::Closed))
         .or(timed_out.then_some(Cause::NoAnswer))
         .or(recovered.then_some(Cause::Recovered))
+}
+
+/// Whether its connection has ended right after it.
+fn is_among_the_last(evidence: &Evidence, attempt: &Attempt) -> bool {
+    let ended = attempt.ended.unwrap_or(attempt.received);
+    let is_later =
+        |other: &Attempt| other.peer == attempt.peer && other.received > ended + LAST_MOMENTS;
+    attempt.peer.is_some() && !evidence.attempts.iter().any(is_later)
 }
 
 /// What happened between two attempts.

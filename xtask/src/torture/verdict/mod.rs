@@ -86,6 +86,8 @@ pub(super) struct Evidence {
     pub(super) recorded_at: HashMap<String, Duration>,
     pub(super) occurrences: Vec<Occurrence>,
     pub(super) publish_timeout: Duration,
+    /// Whether Pub/Sub closes connections of some age.
+    pub(super) closes_connections: bool,
     /// `dispatch = exceptions`: published events have no record, unless they were released, and a
     /// crash repeats more, but whole and in order.
     pub(super) exceptions: bool,

@@ -622,6 +622,22 @@ fn an_answer_that_took_longer_than_the_publish_timeout_explains_a_duplicate() {
     assert_eq!(found.keys().collect::<Vec<_>>(), [&Cause::NoAnswer]);
 }
 
+#[test]
+fn the_last_answers_of_a_connection_that_pubsub_closes_may_be_lost() {
+    let causes = |evidence: &Evidence| Vec::from_iter(judge(evidence).duplicates.into_keys());
+    let mut evidence = repeated(Answer::MessageIds, vec![]);
+    for (n, attempt) in evidence.attempts.iter_mut().enumerate() {
+        let port = if n < 3 { 1_000 } else { 2_000 };
+        attempt.peer = Some(([127, 0, 0, 1], port).into());
+    }
+    assert_eq!(causes(&evidence), []);
+    evidence.closes_connections = true;
+    assert_eq!(causes(&evidence), [Cause::Closed]);
+    evidence.attempts[3].peer = evidence.attempts[2].peer;
+    evidence.attempts[3].received += ms(50);
+    assert_eq!(causes(&evidence), [], "the connection was open still");
+}
+
 /// e3 was sent at 300, 400 and 500 ms, with the relay killed after the first time; its record was
 /// seen at `recorded_ms` and names the message of attempt `by`.
 fn sent_again(recorded_ms: u64, by: u64) -> Vec<Violation> {
