@@ -2,8 +2,8 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
@@ -28,6 +28,8 @@ pub(crate) struct Traffic {
     pub(crate) open: AtomicUsize,
     to_target: AtomicU64,
     from_target: AtomicU64,
+    /// Local ports from which TCP targets were reached.
+    ports: Mutex<Vec<u16>>,
 }
 
 impl Traffic {
@@ -36,6 +38,10 @@ impl Traffic {
             Direction::ToTarget => &self.to_target,
             Direction::FromTarget => &self.from_target,
         }
+    }
+
+    pub(crate) fn ports(&self) -> MutexGuard<'_, Vec<u16>> {
+        self.ports.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -78,6 +84,7 @@ pub(crate) async fn serve(
     let how = match &mut socket {
         Socket::Tcp(server) => {
             let port = server.local_addr().ok().map(|local| local.port());
+            counted.0.ports().extend(port);
             let cut = until_cut(&mut cuts, cuts_before, port);
             relay(&mut client, server, (switch, port), cut, &counted.0).await
         }

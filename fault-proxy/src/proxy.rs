@@ -127,6 +127,11 @@ impl FaultProxy {
         self.traffic.accepted.load(Ordering::SeqCst)
     }
 
+    /// Local ports from which TCP targets were ever reached, those of ended connections too.
+    pub fn ports(&self) -> Vec<u16> {
+        self.traffic.ports().clone()
+    }
+
     /// Bytes that have passed; not those that were swallowed or wait.
     pub fn bytes(&self, direction: Direction) -> u64 {
         self.traffic.bytes(direction).load(Ordering::SeqCst)

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use fault_proxy::{FaultProxy, Flow};
 use pubsub_emulator::{Action, Fault};
 use tonic::Code;
 
@@ -179,7 +180,10 @@ async fn a_topic_over_its_quota_slows_down_alone_and_comes_through_in_order() {
         )
         .await;
     insert_orders(&database, 3_000, 300).await;
-    let relay = Relay::start(&database, &emulator);
+    // A way as long as to a real Pub/Sub: so many requests at once are so many in a time.
+    let way = FaultProxy::start(emulator.addr()).await.unwrap();
+    way.set_flow(Flow::Delayed(Duration::from_millis(50)));
+    let relay = Relay::start_with(&database, &way.addr().to_string(), &[]);
     eventually("the other topic is through", || async {
         let sql = "SELECT count(*) FROM outbox.dispatch WHERE topic LIKE '%order.events'";
         (database.number(sql).await == 3_000).then_some(())
@@ -189,6 +193,16 @@ async fn a_topic_over_its_quota_slows_down_alone_and_comes_through_in_order() {
     let through = database.number(sql).await;
     assert!(through < 700, "{through} of 800 at 5 a second");
     assert!(relay.log().contains("pubsub-throttled"), "{}", relay.log());
+    let asked = || {
+        let attempts = emulator.journal().attempts();
+        attempts.iter().filter(|a| a.topic.contains("slow")).count()
+    };
+    let before = asked();
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    let more = asked() - before;
+    println!("asked {more} times");
+    assert!(more < 200, "asked {more} times in 3 s");
+    way.heal();
     emulator.faults().lift(quota);
     database.wait_until_recorded().await;
     let report = harness::check_streamed(&database, &emulator).await;

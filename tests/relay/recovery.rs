@@ -7,6 +7,8 @@ use std::time::Duration;
 use pubsub_emulator::{Action, Fault, RunningEmulator};
 use scratch_postgres::{ScratchPostgres, StopMode};
 
+use tonic::Code;
+
 use crate::harness::{self, Database, Relay, eventually, insert_orders};
 
 /// Inserts events with the versions `first..first + count`, one transaction each, over 7 keys.
@@ -155,8 +157,8 @@ async fn a_clean_stop_and_start_recovers_nothing() {
     assert_eq!(emulator.journal().counts().stored_messages, 800);
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_slot_that_the_server_has_given_up_is_replaced() {
+/// A server that gives a slot up soon.
+async fn impatient() -> Database {
     let server = ScratchPostgres::builder()
         .initdb_arg("--wal-segsize=1")
         .setting("max_slot_wal_keep_size", "1MB")
@@ -164,8 +166,11 @@ async fn a_slot_that_the_server_has_given_up_is_replaced() {
         .setting("max_wal_size", "4MB")
         .start()
         .unwrap();
-    let (database, emulator) = served_by(Database::on(server).await).await;
-    insert(&database, 201, 300).await;
+    Database::on(server).await
+}
+
+/// Writes log until the server gives the slot up.
+async fn make_it_give_up(database: &Database) {
     eventually("the slot is lost", || async {
         database
             .execute("SELECT pg_logical_emit_message(false, 'filler', repeat('x', 900000))")
@@ -175,10 +180,35 @@ async fn a_slot_that_the_server_has_given_up_is_replaced() {
         (database.number(lost).await == 1).then_some(())
     })
     .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_slot_that_the_server_has_given_up_is_replaced() {
+    let (database, emulator) = served_by(impatient().await).await;
+    insert(&database, 201, 300).await;
+    make_it_give_up(&database).await;
     insert(&database, 501, 200).await;
     let relay = Relay::start(&database, &emulator);
     assert_nothing_is_lost_or_repeated(&database, &emulator, &relay).await;
     assert!(relay.log().contains("slot-lost"), "{}", relay.log());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_slot_that_the_server_gives_up_while_pubsub_is_down_is_replaced_by_the_running_relay() {
+    let database = impatient().await;
+    let emulator = harness::emulator().await;
+    let relay = Relay::start(&database, &emulator);
+    insert(&database, 1, 200).await;
+    database.wait_until_recorded().await;
+    let down = Fault::new(Action::Fail(Code::Unavailable));
+    let down = emulator.faults().inject(down);
+    insert(&database, 201, 300).await;
+    relay.wait_for_log("pubsub-unreachable").await;
+    make_it_give_up(&database).await;
+    relay.wait_for_log("slot-lost").await;
+    insert(&database, 501, 200).await;
+    emulator.faults().lift(down);
+    assert_nothing_is_lost_or_repeated(&database, &emulator, &relay).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
