@@ -8,6 +8,7 @@
 //!
 //! See <https://www.postgresql.org/docs/current/sql-createpublication.html>.
 
+use tokio_postgres::error::SqlState;
 use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::{Client, Row};
 
@@ -94,6 +95,9 @@ pub struct PublishedTable {
     pub columns: Option<Vec<String>>,
 }
 
+/// Looks at a publication that is dropped and made anew all the time.
+const LOOKS: u32 = 5;
+
 /// Looks at a publication, with one statement.
 ///
 /// # Errors
@@ -113,10 +117,16 @@ pub async fn inspect(
         (&names, Type::TEXT_ARRAY),
         (&keys, Type::TEXT_ARRAY),
     ];
-    let rows = client
-        .query_typed(sql::PUBLICATION, &parameters)
-        .await
-        .map_err(Error::database("looking at the publication"))?;
+    let mut looks = 1;
+    let rows = loop {
+        match client.query_typed(sql::PUBLICATION, &parameters).await {
+            // It was dropped while the statement ran, whose snapshot still shows it.
+            Err(error) if error.code() == Some(&SqlState::UNDEFINED_OBJECT) && looks < LOOKS => {
+                looks += 1;
+            }
+            looked => break looked.map_err(Error::database("looking at the publication"))?,
+        }
+    };
     let properties = rows
         .first()
         .map(Publication::from_row)

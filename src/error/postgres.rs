@@ -30,6 +30,8 @@ pub(super) fn code_of(sqlstate: &str) -> Code {
         s if s.starts_with("53") || s.starts_with("40") || s.starts_with("58") => {
             Code::PostgresConnectionLost
         }
+        // "Snapshot too old": the next one is not.
+        "72000" => Code::PostgresConnectionLost,
         // Locks, limits of a statement, and of a transaction that stood still or took too long.
         "55P03" | "57014" | "25P03" | "25P04" => Code::PostgresConnectionLost,
         _ => Code::PostgresStatement,
@@ -95,7 +97,7 @@ mod tests {
 
     #[test]
     fn a_time_limit_of_the_server_is_retried() {
-        for state in ["57014", "55P03", "25P03", "25P04"] {
+        for state in ["57014", "55P03", "25P03", "25P04", "72000"] {
             assert_eq!(code_of(state).disposition(), Disposition::Retry, "{state}");
         }
     }

@@ -22,13 +22,17 @@ const LOOK_LIMIT: Duration = Duration::from_secs(15);
 /// What would end a transaction that waits for Pub/Sub.
 const NO_TIMEOUT: &str = "SET idle_in_transaction_session_timeout = 0";
 
-const PID: &str = "SELECT pg_catalog.pg_backend_pid()";
+/// A pid may be used again.
+const WHO: &str = "\
+    SELECT pid, backend_start::text FROM pg_catalog.pg_stat_activity \
+    WHERE pid = pg_catalog.pg_backend_pid()";
 
 /// Whether a server process is there that neither waits for its client nor has answered it. One that
 /// shows no state counts as at work.
 const IS_AT_WORK: &str = "\
     SELECT count(*) > 0 FROM pg_catalog.pg_stat_activity \
-    WHERE pid = $1 AND wait_event_type IS DISTINCT FROM 'Client' AND coalesce(state, '') NOT IN \
+    WHERE pid = $1 AND backend_start::text IS NOT DISTINCT FROM $2 \
+        AND wait_event_type IS DISTINCT FROM 'Client' AND coalesce(state, '') NOT IN \
         ('idle', 'idle in transaction', 'idle in transaction (aborted)')";
 
 /// A session in which nothing is cut short, however long it takes or is left waiting.
@@ -37,6 +41,7 @@ pub(crate) struct PatientSql {
     sql: Sql,
     target: Target,
     pid: i32,
+    began: Option<String>,
 }
 
 impl Deref for PatientSql {
@@ -60,13 +65,14 @@ impl PatientSql {
         let sql = connect(target, application_name, statement_timeout).await?;
         let beginning = async {
             sql.batch_execute(NO_TIMEOUT).await?;
-            sql.query_one(PID, &[]).await
+            sql.query_one(WHO, &[]).await
         };
-        let pid = super::answer_within(LOOK_LIMIT, beginning).await?.get(0);
+        let who = super::answer_within(LOOK_LIMIT, beginning).await?;
         Ok(Self {
             sql,
             target: target.clone(),
-            pid,
+            pid: who.get(0),
+            began: who.get(1),
         })
     }
 
@@ -101,7 +107,7 @@ impl PatientSql {
     async fn is_at_work(&self) -> Result<bool> {
         let looking = async {
             let sql = connect(&self.target, "postrider", LOOK_TIMEOUT).await?;
-            let row = sql.query_one(IS_AT_WORK, &[&self.pid]).await?;
+            let row = sql.query_one(IS_AT_WORK, &[&self.pid, &self.began]).await?;
             Ok::<_, Error>(row.get(0))
         };
         super::answer_within(LOOK_LIMIT, looking).await

@@ -127,7 +127,7 @@ fn config(target: &Target, application_name: &str, statement_timeout: Duration) 
             "-c row_security=off -c default_transaction_isolation=read\\ committed \
              -c timezone=UTC -c datestyle=ISO -c bytea_output=hex -c synchronous_commit=on \
              -c standard_conforming_strings=on -c idle_session_timeout=0 -c tcp_keepalives_idle=10 \
-             -c tcp_keepalives_interval=5 -c tcp_keepalives_count=2 \
+             -c tcp_keepalives_interval=5 -c tcp_keepalives_count=2 -c tcp_user_timeout=0 \
              -c statement_timeout={}",
             statement_timeout.as_millis()
         ))

@@ -255,7 +255,14 @@ pub(super) async fn check_publication(relay: &Relay, sql: &Sql) -> Result<Public
     let looking = publication::inspect(sql, publication, &relay.captured);
     let state = answer_within(ANSWER_LIMIT, looking).await?;
     if let Some(problem) = state.problems().first() {
-        return Err(problem.into());
+        let error = Error::from(problem);
+        // What was right is being altered, table or publication, and will be right again.
+        let is_altered = error.code() != Code::PublicationMissing
+            && relay.publication_was_right.load(Ordering::Relaxed);
+        return Err(match is_altered {
+            true => Error::new(Code::PublicationDrift, error.what()).hint(problem.remedy()),
+            false => error,
+        });
     }
     if let (Dispatch::Exceptions, Some(error)) = (relay.settings.dispatch, untraced(&state)) {
         return Err(error);

@@ -78,7 +78,10 @@ impl Pipeline {
                     Error::new(Code::Internal, "the replication thread ended without a word")
                 })),
                 recorded = self.delivery.progress() => self.on_recorded(recorded?),
-                Ok(()) = self.supervision.changed() => {
+                changed = self.supervision.changed() => {
+                    changed.map_err(|_| {
+                        Error::new(Code::Internal, "the supervisor ended without a word")
+                    })?;
                     match *self.supervision.borrow_and_update() {
                         Supervision::PublicationRight | Supervision::PublicationUnsure => {}
                         Supervision::BringsOthers => return Err(brings_others()),

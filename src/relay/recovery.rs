@@ -11,6 +11,7 @@
 
 pub(crate) mod blocked;
 pub(crate) mod loss;
+mod rewritten;
 pub(crate) mod unrecorded;
 
 use std::sync::Arc;
@@ -37,6 +38,7 @@ use crate::table::TableReader;
 use crate::watermark::CommitLsn;
 use blocked::Firsts;
 use loss::Loss;
+use rewritten::refuse_rewritten;
 use unrecorded::Unrecorded;
 
 /// How long to wait for running transactions when the slot is made. Long, since the old slot is
@@ -329,6 +331,8 @@ impl Recovery {
     async fn read(&mut self, table: usize, snapshot: &PatientSql) -> Result<(), Interrupted> {
         let table = &self.tables[table];
         let resolved = &self.resolved;
+        let looking = refuse_rewritten(snapshot, &table.table);
+        snapshot.answer(looking).await?;
         let resolving = TableReader::resolve(snapshot, table, &self.project, self.shard);
         let reader = snapshot.answer(resolving).await?;
         let reading = Unrecorded::of(snapshot, reader, table, resolved, &self.firsts);

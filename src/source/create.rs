@@ -154,6 +154,8 @@ fn refused(slot: &SlotName, sqlstate: &str, message: &str) -> Error {
         // Another relay is at it: at the next look it holds the slot.
         "42710" => Error::new(Code::SlotBusy, error.what().to_owned())
             .hint("no action needed: another relay makes the slot just now"),
+        // Before 16: a standby does not decode.
+        "0A000" => Error::new(Code::PostgresStandby, error.what().to_owned()),
         "55000" => Error::new(Code::WalLevel, error.what().to_owned()),
         "42601" => Error::new(Code::PostgresVersion, error.what().to_owned())
             .hint("slot_failover needs PostgreSQL 17 or newer: set it to false"),

@@ -279,6 +279,8 @@ pub(super) fn walsender_error(sqlstate: &str, message: &str, what: &str) -> Erro
         // For a walsender a refused privilege is always this one.
         "42501" => Error::new(Code::ReplicationRight, error.what().to_owned()),
         "42704" => Error::new(Code::SlotMissing, error.what().to_owned()),
+        // Before 16: a standby does not decode.
+        "0A000" => Error::new(Code::PostgresStandby, error.what().to_owned()),
         // "Object not in prerequisite state": the slot cannot be used (any more).
         "55000" => Error::new(Code::SlotLost, error.what().to_owned()),
         _ => error,

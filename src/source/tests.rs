@@ -1,12 +1,14 @@
-//! Whom each kind of session trusts: both against real servers with TLS, each by itself, since in
+//! Whom each kind of session trusts, and whom it waits for. Trust: both against real servers with TLS, each by itself, since in
 //! the relay the SQL session always comes first and would hide a replication session that is lax.
 
+use std::io::{Read, Write};
 use std::time::Duration;
 
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair, date_time_ymd};
 use scratch_postgres::{ScratchPostgres, Tls};
 use tempfile::TempDir;
 
+use super::handshake::walsender_error;
 use super::{Options, Source};
 use crate::error::{Code, Result};
 use crate::metrics::LastStatus;
@@ -63,6 +65,17 @@ async fn server(tls: Tls) -> ScratchPostgres {
     server
 }
 
+fn options(target: Target) -> Options {
+    Options {
+        target,
+        slot: "s".parse().unwrap(),
+        publication: "p".into(),
+        application_name: "test".into(),
+        wal_sender_timeout: Duration::from_secs(30),
+        confirmed: Confirmable::by_slot("0/1".parse().unwrap()),
+    }
+}
+
 /// Opens one session of each kind with `parameters`.
 async fn both(server: &ScratchPostgres, parameters: &str) -> [(&'static str, Result<()>); 2] {
     let port = server.port();
@@ -70,15 +83,7 @@ async fn both(server: &ScratchPostgres, parameters: &str) -> [(&'static str, Res
     let target = Target::from_settings(&url, &Environment::new()).unwrap();
     let target = target.unwrap();
     let sql = connect(&target, "test", Duration::from_secs(10)).await;
-    let options = Options {
-        target,
-        slot: "s".parse().unwrap(),
-        publication: "p".into(),
-        application_name: "test".into(),
-        wal_sender_timeout: Duration::from_secs(30),
-        confirmed: Confirmable::by_slot("0/1".parse().unwrap()),
-    };
-    let replication = match Source::open(options, LastStatus::default()).await {
+    let replication = match Source::open(options(target), LastStatus::default()).await {
         Ok(source) => {
             source.close().await;
             Ok(())
@@ -157,4 +162,27 @@ async fn verify_ca_leaves_the_name_alone_and_nothing_else_in_both_kinds_of_sessi
             assert_eq!(opened.is_ok(), is_good, "{kind} session: {opened:?}");
         }
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_cannot_start_a_process_is_not_there_yet() {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        stream.read_exact(&mut [0; 8]).unwrap();
+        stream
+            .write_all(b"Ecould not fork new process for connection\n\0")
+            .unwrap();
+    });
+    let url = format!("postgres://postgres@127.0.0.1:{port}/postgres?sslmode=require");
+    let target = Target::from_settings(&url, &Environment::new()).unwrap();
+    let opened = Source::open(options(target.unwrap()), LastStatus::default()).await;
+    assert_eq!(opened.unwrap_err().code(), Code::PostgresUnreachable);
+}
+
+#[test]
+fn a_walsender_that_says_it_is_a_standbys_is_waited_for() {
+    let error = walsender_error("0A000", "while in recovery", "cannot stream");
+    assert_eq!(error.code(), Code::PostgresStandby);
 }

@@ -62,6 +62,8 @@ async fn encrypt(mut stream: TcpStream, host: &str, target: &Target) -> Result<B
         b'S' => {}
         b'N' if target.ssl_mode == SslMode::Prefer => return Ok(Box::new(stream)),
         b'N' => return Err(failed("the server offers no TLS")),
+        // An ErrorResponse of a server that could not start a process for us.
+        b'E' => return Err(unreachable(target)),
         _ => return Err(failed("no PostgreSQL server answers")),
     }
     let mut make = connector(target)?;

@@ -294,7 +294,14 @@ impl TableReader {
 /// good is seen when the columns are resolved the next time.
 pub(crate) fn altered_since(error: PgError) -> Error {
     match error.code() {
-        Some(&SqlState::UNDEFINED_COLUMN | &SqlState::UNDEFINED_TABLE) => Error::new(
+        // Operators and casts are those of the types that the columns had.
+        Some(
+            &SqlState::UNDEFINED_COLUMN
+            | &SqlState::UNDEFINED_TABLE
+            | &SqlState::UNDEFINED_FUNCTION
+            | &SqlState::DATATYPE_MISMATCH
+            | &SqlState::CANNOT_COERCE,
+        ) => Error::new(
             Code::SlotBusy,
             "a table was altered since the relay looked at its columns",
         )

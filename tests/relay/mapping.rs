@@ -71,7 +71,7 @@ impl Subscriber {
     }
 }
 
-fn settings(toml: &str) -> NamedTempFile {
+pub(crate) fn settings(toml: &str) -> NamedTempFile {
     let mut file = NamedTempFile::new().unwrap();
     file.write_all(toml.as_bytes()).unwrap();
     file

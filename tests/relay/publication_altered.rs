@@ -7,6 +7,7 @@ use pubsub_emulator::{Action, Fault};
 use tonic::Code;
 
 use crate::harness::{self, Database, Relay, eventually, insert_orders};
+use crate::mapping::settings;
 
 const OUT: &str = "ALTER PUBLICATION postrider DROP TABLE outbox.events";
 const IN: &str = "ALTER PUBLICATION postrider ADD TABLE outbox.events";
@@ -136,5 +137,75 @@ async fn a_recovery_begins_again_when_a_table_is_altered_while_it_looks() {
     let report = harness::check(&database, &emulator).await;
     assert!(report.is_clean(), "{report}\n{}", relay.log());
     assert!(report.duplicates.is_empty(), "{report}\n{}", relay.log());
+    relay.stop().await;
+}
+
+const LATER: &str = "\
+    CREATE TABLE public.later (LIKE outbox.events INCLUDING DEFAULTS, extra int); \
+    GRANT SELECT ON public.later TO postrider_relay; \
+    ALTER PUBLICATION postrider ADD TABLE public.later";
+
+/// Rows with these versions, each of so many bytes.
+fn fill(table: &str, versions: std::ops::RangeInclusive<i64>, bytes: u32) -> String {
+    format!(
+        "INSERT INTO {table} (aggregatetype, aggregateid, event_type, version, payload) \
+         SELECT 'order', '{table}', 'OrderPlaced', n, \
+             jsonb_build_object('large', repeat('x', {bytes})) \
+         FROM generate_series({}, {}) n",
+        versions.start(),
+        versions.end()
+    )
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_of_a_table_that_is_rewritten_before_a_recovery_reads_it_are_not_passed_over() {
+    let database = Database::private().await;
+    database.execute(LATER).await;
+    let emulator = harness::emulator().await;
+    let file =
+        settings("[[tables]]\ntable = 'outbox.events'\n[[tables]]\ntable = 'public.later'\n");
+    let (path, host) = (
+        file.path().display().to_string(),
+        emulator.addr().to_string(),
+    );
+    let environment = [
+        ("POSTRIDER_CONFIG", path.as_str()),
+        ("POSTRIDER_IN_FLIGHT_MIB", "1"),
+    ];
+    let start = || Relay::start_with(&database, &host, &environment);
+    let relay = start();
+    relay.wait_for_log("streaming").await;
+    database.execute(&fill("public.later", 1..=1, 1)).await;
+    recorded(&database, 1).await;
+    relay.stop().await;
+    database.drop_slot().await;
+    database
+        .execute(&fill("outbox.events", 1..=1_500, 2_000))
+        .await;
+    database.execute(&fill("public.later", 2..=30, 1)).await;
+    let down = emulator
+        .faults()
+        .inject(Fault::new(Action::Fail(Code::Unavailable)));
+    let relay = start();
+    // The first table is read as far as there is room; to the snapshot the other one is empty now.
+    relay.wait_for_log("pubsub-unreachable").await;
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    database
+        .execute("ALTER TABLE public.later ALTER COLUMN extra TYPE bigint")
+        .await;
+    emulator.faults().lift(down);
+    relay.wait_for_log("was rewritten since").await;
+    recorded(&database, 1_530).await;
+    let row = database
+        .client
+        .query_one(
+            "SELECT array_agg(l.version ORDER BY d.message_id::bigint) \
+             FROM outbox.dispatch d JOIN public.later l ON l.id = d.event_id",
+            &[],
+        )
+        .await
+        .unwrap();
+    assert_eq!(row.get::<_, Vec<i64>>(0), Vec::from_iter(1..=30));
+    assert_eq!(emulator.journal().counts().stored_messages, 1_530);
     relay.stop().await;
 }

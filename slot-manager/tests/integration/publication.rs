@@ -4,7 +4,7 @@ use slot_manager::QualifiedName;
 use slot_manager::publication::{CapturedTable, Problem, PublicationState, Share, inspect};
 use tokio_postgres::Client;
 
-use crate::support::{major, new_database, run, skipped};
+use crate::support::{connect, major, new_database, run, skipped};
 
 fn captured(name: &str, columns: &[&str]) -> CapturedTable {
     CapturedTable {
@@ -336,4 +336,25 @@ async fn a_key_without_a_hash_is_named_with_its_type() {
         assert!(matches!(problems[..], [Problem::KeyNotHashable { .. }]));
         assert!(problems[0].to_string().contains(part), "{}", problems[0]);
     }
+}
+
+#[tokio::test]
+async fn a_publication_that_is_dropped_and_made_anew_all_the_time_is_there_or_missing() {
+    let (url, client) = new_database().await;
+    run(&client, "create table t (id int primary key, x text)").await;
+    let changing = connect(&url).await;
+    let changes = tokio::spawn(async move {
+        for _ in 0..1_500 {
+            run(&changing, "create publication p for table t").await;
+            run(&changing, "drop publication p").await;
+        }
+    });
+    let table = captured("public.t", &["id", "x"]);
+    let mut seen = [0, 0];
+    while !changes.is_finished() {
+        let problems = look(&client, "p", &table).await.problems();
+        seen[problems.len()] += 1;
+    }
+    changes.await.expect("changes");
+    assert!(seen[0] > 0 && seen[1] > 0, "{seen:?}");
 }

@@ -317,11 +317,16 @@ impl Pass<'_> {
             .iter()
             .map(|row| format!("\"{}\"", row.place))
             .collect();
+        let ids: Vec<String> = rows.iter().map(|row| row.id.to_string()).collect();
+        // By their ids, too: a table that was rewritten meanwhile has other rows in those places.
         format!(
-            "{} where e.tableoid = {} and e.ctid = any ('{{{}}}'::tid[]) order by {}",
+            "{} where e.tableoid = {} and e.ctid = any ('{{{}}}'::tid[]) \
+             and {} = any ('{{{}}}'::uuid[]) order by {}",
             self.reader.select_more_sql("e.ctid::text"),
             rows[0].table,
             places.join(","),
+            self.reader.event_id_sql(),
+            ids.join(","),
             self.reader.order_sql()
         )
     }
