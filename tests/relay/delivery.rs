@@ -89,18 +89,28 @@ async fn one_large_transaction_is_published_whole_and_in_order() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_idle_outbox_holds_no_wal_back_while_other_tables_are_busy_and_writes_nothing() {
-    let database = Database::private().await;
+async fn an_idle_outbox_holds_no_wal_back_while_other_tables_and_databases_are_busy_and_writes_nothing()
+ {
+    let mut database = Database::private().await;
     let emulator = harness::emulator().await;
     let (port, host) = (free_addr(), emulator.addr().to_string());
     let relay = Relay::start_with(&database, &host, &[("POSTRIDER_HTTP_ADDR", &port)]);
     relay.wait_for_log("streaming").await;
-    database.execute("CREATE TABLE other (n int)").await;
+    database.execute("CREATE DATABASE other").await;
+    let url = database.server().socket_url("other");
+    let other = harness::connect(&url).await;
+    let clients = [&database.client, &other];
+    for client in clients {
+        let create = "CREATE TABLE other (n int)";
+        client.batch_execute(create).await.unwrap();
+    }
+    // In turn, so that neither helps the other.
     for _ in 0..5 {
-        database
-            .execute("INSERT INTO other SELECT generate_series(1, 20000)")
-            .await;
-        database.wait_until_confirmed().await;
+        for client in clients {
+            let fill = "INSERT INTO other SELECT generate_series(1, 20000)";
+            client.batch_execute(fill).await.unwrap();
+            database.wait_until_confirmed().await;
+        }
     }
     database.execute("CHECKPOINT").await;
     database.wait_until_confirmed().await;

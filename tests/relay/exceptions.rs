@@ -217,36 +217,6 @@ async fn kill_9_under_load_loses_nothing_and_repeats_whole_and_in_order() {
     assert_eq!(rows(&database, "published").await, 0);
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn what_is_in_quarantine_is_recorded_and_stays_there_over_crashes_and_a_lost_slot() {
-    let database = Database::start().await;
-    let emulator = harness::emulator().await;
-    poison(&emulator);
-    let mut relay = start(&database, &emulator);
-    insert(&database, 1, 300).await;
-    insert_bad(&database, 301).await;
-    insert(&database, 302, 300).await;
-    wait_until_delivered(&database, &emulator, &relay).await;
-    assert_eq!(rows(&database, "quarantined").await, 61);
-    for round in 0..3 {
-        insert(&database, 1_000 + round * 200, 200).await;
-        relay.kill_9();
-        harness::wait_until_killed_relays_are_gone(&database, &emulator).await;
-        if round == 1 {
-            database.drop_slot().await;
-            insert(&database, 1_900, 50).await;
-        }
-        relay = start(&database, &emulator);
-        wait_until_delivered(&database, &emulator, &relay).await;
-        assert_whole_and_in_order(&database, &emulator, &relay).await;
-    }
-    let behind = "SELECT count(*) FROM outbox.events \
-                  WHERE aggregateid = 'o-1' AND version >= 301";
-    let behind = database.number(behind).await;
-    assert_eq!(rows(&database, "quarantined").await, behind);
-    assert_eq!(rows(&database, "published").await, 0);
-}
-
 /// Keys with events in quarantine whose earlier events, which have no row, come again.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_stands_before_a_blocked_event_is_repeated_before_it_when_the_slot_is_lost() {

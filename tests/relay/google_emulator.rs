@@ -6,7 +6,7 @@ use std::time::Duration;
 use fault_proxy::{Cut, Flow};
 use scratch_postgres::StopMode;
 
-use crate::harness::{Database, eventually, insert_orders};
+use crate::harness::{Database, eventually, insert_orders, postrider};
 use crate::load::{Load, wait_for_more};
 use crate::referee::Referee;
 
@@ -315,4 +315,72 @@ async fn an_event_over_a_limit_stops_its_key_alone() {
     referee
         .assert_all_came_once_in_order(&database, &relay)
         .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_key_whose_event_was_refused_for_its_schema_is_released_in_order_without_the_schema() {
+    let Some((mut referee, database)) = stage().await else {
+        return;
+    };
+    referee.require_a_number(true).await;
+    let relay = referee.relay(&database, &[]);
+    insert_orders(&database, 50, 5).await;
+    database
+        .execute(
+            "INSERT INTO outbox.events (aggregatetype, aggregateid, event_type, payload, occurred_at) \
+             VALUES ('order', 'o-3', 'Bad', '{\"x\": 1}', clock_timestamp())",
+        )
+        .await;
+    insert_orders(&database, 50, 5).await;
+    database.wait_until_recorded().await;
+    let log = relay.log();
+    assert_eq!(in_state(&database, "quarantined").await, 11, "{log}");
+    referee
+        .assert_all_came_once_in_order(&database, &relay)
+        .await;
+    referee.require_a_number(false).await;
+    let release = ["quarantine", "release", "--all"];
+    let url = [("DATABASE_URL", database.url.as_str())];
+    assert!(postrider(&release, &url).output().unwrap().status.success());
+    insert_orders(&database, 50, 5).await;
+    eventually("all is published", || async {
+        (in_state(&database, "published").await == 151).then_some(())
+    })
+    .await;
+    referee
+        .assert_all_came_once_in_order(&database, &relay)
+        .await;
+    relay.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_of_a_gap_of_the_publication_come_once_in_order() {
+    let Some((mut referee, database)) = stage().await else {
+        return;
+    };
+    let relay = referee.relay(&database, &[]);
+    insert_orders(&database, 100, 5).await;
+    eventually("the first audit is complete", || async {
+        let audited = "SELECT count(*) FROM outbox.relay WHERE audited_at IS NOT NULL";
+        (database.number(audited).await == 1).then_some(())
+    })
+    .await;
+    database
+        .execute(
+            "ALTER PUBLICATION postrider DROP TABLE outbox.events; \
+             INSERT INTO outbox.events \
+                 (aggregatetype, aggregateid, event_type, version, payload, occurred_at) \
+             SELECT 'order', 'gap-' || n % 3, 'OrderPlaced', n, '{}', clock_timestamp() \
+             FROM generate_series(1, 50) n; \
+             ALTER PUBLICATION postrider ADD TABLE outbox.events",
+        )
+        .await;
+    insert_orders(&database, 100, 5).await;
+    database.wait_until_recorded().await;
+    database.wait_until_confirmed().await;
+    relay.wait_for_log("publication-gap").await;
+    referee
+        .assert_all_came_once_in_order(&database, &relay)
+        .await;
+    relay.stop().await;
 }

@@ -161,6 +161,23 @@ impl World {
         .await;
     }
 
+    /// What is inserted by `write` while the table is out of the publication is published.
+    async fn the_audit_fills_a_gap(&self, relay: &Relay, write: impl AsyncFnOnce()) {
+        eventually("the first audit is complete", || async {
+            let audited = "SELECT count(*) FROM outbox.relay WHERE audited_at IS NOT NULL";
+            (self.database.number(audited).await == 1).then_some(())
+        })
+        .await;
+        let alter = |how| {
+            let (publication, table) = (quoted(EVIL), &self.table);
+            format!("ALTER PUBLICATION {publication} {how} TABLE {table}")
+        };
+        self.database.execute(&alter("DROP")).await;
+        write().await;
+        self.database.execute(&alter("ADD")).await;
+        relay.wait_for_log("publication-gap").await;
+    }
+
     /// The ids of what subscribers get, in its order.
     fn published(&self) -> Vec<String> {
         let attempts = self.emulator.journal().attempts();
@@ -188,23 +205,31 @@ async fn names_with_quotes_semicolons_and_comments_are_names_everywhere() {
         database, table, ..
     } = &world;
     let relay = world.relay();
-    database
-        .execute(&format!(
-            "INSERT INTO {table} (\"T\"\"\", \"A '\", \"E--\", \"P$$\") \
-             SELECT {evil}, {evil}, {evil}, {evil} FROM generate_series(1, 20)",
-            evil = literal(EVIL)
-        ))
-        .await;
+    let insert = format!(
+        "INSERT INTO {table} (\"T\"\"\", \"A '\", \"E--\", \"P$$\") \
+         SELECT {evil}, {evil}, {evil}, {evil} FROM generate_series(1, 20)",
+        evil = literal(EVIL)
+    );
+    database.execute(&insert).await;
     let recorded = format!(
         "SELECT count(*) FROM outbox.dispatch d JOIN {table} e ON d.event_id = e.\"I;\" \
          WHERE d.ordering_key = {}",
         literal(EVIL)
     );
-    eventually(
-        &format!("every event is recorded\n{}", relay.log()),
-        || async { (database.number(&recorded).await == 20).then_some(()) },
-    )
-    .await;
+    let is_recorded = async |count| {
+        eventually(
+            &format!("{count} events are recorded\n{}", relay.log()),
+            || async { (database.number(&recorded).await == count).then_some(()) },
+        )
+        .await;
+    };
+    is_recorded(20).await;
+    world
+        .the_audit_fills_a_gap(&relay, async || database.execute(&insert).await)
+        .await;
+    is_recorded(40).await;
+    assert_eq!(world.published().len(), 40, "each once");
+    assert_every_audit_ended(&relay);
 
     for arguments in [&["check"][..], &["slot", "show"], &["slot", "list"]] {
         let (status, text) = world.run(arguments, &world.url);
@@ -215,11 +240,16 @@ async fn names_with_quotes_semicolons_and_comments_are_names_everywhere() {
     world.assert_nothing_was_run_as_sql().await;
 }
 
-/// Events with such ids come from the stream, from the table after a loss of the slot, and out of
-/// quarantine: each once, in order, and no other in its place.
+fn assert_every_audit_ended(relay: &Relay) {
+    let log = relay.log();
+    assert!(!log.contains("cannot compare the tables"), "{log}");
+}
+
+/// Events with such ids come from the stream, from the table after a loss of the slot, out of
+/// quarantine, and from a gap of the publication: each once, in order, and no other in its place.
 async fn evil_ids_are_streamed_recovered_and_released(world: &World) {
-    let [streamed, recovered, released] =
-        ["one", "two", "three"].map(|part| EVIL_IDS.map(|id| format!("{part} {id}")));
+    let [streamed, recovered, released, audited] =
+        ["one", "two", "three", "four"].map(|part| EVIL_IDS.map(|id| format!("{part} {id}")));
     let each = EVIL_IDS.len();
     let relay = world.relay();
     relay.wait_for_log("streaming").await;
@@ -260,8 +290,14 @@ async fn evil_ids_are_streamed_recovered_and_released(world: &World) {
         assert!(status.success(), "{arguments:?} {status}:\n{text}");
     }
     world.wait_for_state("published", 3 * each).await;
-    let expected = [streamed, recovered, released].concat();
+
+    world
+        .the_audit_fills_a_gap(&relay, async || world.insert(&audited).await)
+        .await;
+    world.wait_for_state("published", 4 * each).await;
+    let expected = [streamed, recovered, released, audited].concat();
     assert_eq!(world.published(), expected, "{}", relay.log());
+    assert_every_audit_ended(&relay);
     relay.stop().await;
     world.assert_nothing_was_run_as_sql().await;
 }

@@ -27,6 +27,7 @@ mod privileges;
 mod publication_altered;
 mod pubsub_events;
 mod quarantine;
+mod quarantine_kept;
 mod recovery;
 mod referee;
 mod restart;

@@ -11,10 +11,12 @@ use std::time::Instant;
 
 use fault_proxy::{FaultProxy, Target};
 use googleapis_tonic_google_pubsub_v1::google::pubsub::v1::publisher_client::PublisherClient;
+use googleapis_tonic_google_pubsub_v1::google::pubsub::v1::schema_service_client::SchemaServiceClient;
 use googleapis_tonic_google_pubsub_v1::google::pubsub::v1::subscriber_client::SubscriberClient;
 use googleapis_tonic_google_pubsub_v1::google::pubsub::v1::{
-    AcknowledgeRequest, DeleteTopicRequest, ListSubscriptionsRequest, PubsubMessage, PullRequest,
-    Subscription, Topic,
+    AcknowledgeRequest, CreateSchemaRequest, DeleteTopicRequest, Encoding,
+    ListSubscriptionsRequest, PubsubMessage, PullRequest, Schema, SchemaSettings, Subscription,
+    Topic, UpdateTopicRequest, schema,
 };
 use tonic::transport::Channel;
 
@@ -75,6 +77,7 @@ pub(crate) struct Referee {
     pub(crate) proxy: FaultProxy,
     publisher: PublisherClient<Channel>,
     subscriber: SubscriberClient<Channel>,
+    schemas: SchemaServiceClient<Channel>,
     project: String,
     /// What was delivered until now: per topic and ordering key, in the order of delivery.
     received: BTreeMap<(String, String), Vec<PubsubMessage>>,
@@ -94,7 +97,8 @@ impl Referee {
         let mut referee = Self {
             proxy: proxy.unwrap(),
             publisher: PublisherClient::new(channel.clone()),
-            subscriber: SubscriberClient::new(channel),
+            subscriber: SubscriberClient::new(channel.clone()),
+            schemas: SchemaServiceClient::new(channel),
             project: format!("demo-{}", COUNT.fetch_add(1, Ordering::Relaxed)),
             received: BTreeMap::new(),
             _emulator: emulator,
@@ -123,6 +127,41 @@ impl Referee {
             topic: format!("projects/{}/topics/{topic}", self.project),
         };
         self.publisher.delete_topic(request).await.unwrap();
+    }
+
+    /// Whether the topic of the orders takes payloads like `{"n": 1}` alone.
+    pub(crate) async fn require_a_number(&mut self, required: bool) {
+        let schema = format!("projects/{}/schemas/order", self.project);
+        if required {
+            let definition = r#"{"type": "record", "name": "Order",
+                                 "fields": [{"name": "n", "type": "int"}]}"#;
+            let request = CreateSchemaRequest {
+                parent: format!("projects/{}", self.project),
+                schema_id: "order".into(),
+                schema: Some(Schema {
+                    r#type: schema::Type::Avro.into(),
+                    definition: definition.into(),
+                    ..Schema::default()
+                }),
+            };
+            self.schemas.create_schema(request).await.unwrap();
+        }
+        let settings = SchemaSettings {
+            schema,
+            encoding: Encoding::Json.into(),
+            ..SchemaSettings::default()
+        };
+        let request = UpdateTopicRequest {
+            topic: Some(Topic {
+                name: format!("projects/{}/topics/order.events", self.project),
+                schema_settings: required.then_some(settings),
+                ..Topic::default()
+            }),
+            update_mask: Some(prost_types::FieldMask {
+                paths: vec!["schema_settings".into()],
+            }),
+        };
+        self.publisher.update_topic(request).await.unwrap();
     }
 
     /// From now on what is published there is delivered.

@@ -4,7 +4,7 @@
 use std::process::{Child, Stdio};
 use std::time::Instant;
 
-use pubsub_emulator::{Action, Fault};
+use pubsub_emulator::{Action, Fault, RunningEmulator};
 use tempfile::NamedTempFile;
 use tonic::Code;
 
@@ -15,6 +15,12 @@ use crate::service::{rsa_key, service_account, tls_in_front_of};
 /// In every payload, and as the value of a header.
 const PAYLOAD: &str = "tell-nobody-4711";
 const HEADER: &str = "nor-this-0815";
+
+/// How each part of a token begins: JSON in base64.
+const TOKEN: &str = "eyJ";
+
+/// The event that Pub/Sub refuses at first.
+const BAD: &str = "00000000-0000-4000-8000-00000000bad0";
 
 /// A relay whose standard output and error go to one file.
 struct Traced {
@@ -77,7 +83,14 @@ struct Secrets(Vec<String>);
 impl Secrets {
     fn new(private_key: &str) -> Self {
         let key = private_key.lines().map(ToOwned::to_owned);
-        let others = [PASSWORD, PASSWORD_IN_URL, PAYLOAD, HEADER, "Bearer ey"];
+        let others = [
+            PASSWORD,
+            PASSWORD_IN_URL,
+            PAYLOAD,
+            HEADER,
+            "Bearer ey",
+            TOKEN,
+        ];
         Self(key.chain(others.map(ToOwned::to_owned)).collect())
     }
 
@@ -99,6 +112,17 @@ async fn insert(database: &Database, count: u32) {
             "INSERT INTO outbox.events (aggregatetype, aggregateid, event_type, payload, headers) \
              SELECT 'order', 'o-' || i % 3, 'OrderPlaced', '{{\"note\": \"{PAYLOAD}\"}}', \
                     '{{\"tenant\": \"{HEADER}\"}}' FROM generate_series(1, {count}) i"
+        ))
+        .await;
+}
+
+/// An event that cannot become a message: an attribute that is too long.
+async fn insert_too_long(database: &Database) {
+    database
+        .execute(&format!(
+            "INSERT INTO outbox.events (aggregatetype, aggregateid, event_type, payload, headers) \
+             VALUES ('order', 'o-1', 'OrderPlaced', '{{\"note\": \"{PAYLOAD}\"}}', \
+                     jsonb_build_object('long', repeat('{HEADER}', 100)))"
         ))
         .await;
 }
@@ -180,14 +204,7 @@ async fn nothing_secret_is_printed_at_trace_level_whatever_goes_wrong() {
         .await;
     insert(database, 30).await;
     database.wait_until_recorded().await;
-    // An event that cannot become a message: an attribute that is too long.
-    database
-        .execute(&format!(
-            "INSERT INTO outbox.events (aggregatetype, aggregateid, event_type, payload, headers) \
-             VALUES ('order', 'o-1', 'OrderPlaced', '{{\"note\": \"{PAYLOAD}\"}}', \
-                     jsonb_build_object('long', repeat('{HEADER}', 100)))"
-        ))
-        .await;
+    insert_too_long(database).await;
     relay.wait_for("event-invalid").await;
     let output = relay.text();
     assert!(
@@ -199,6 +216,86 @@ async fn nothing_secret_is_printed_at_trace_level_whatever_goes_wrong() {
         "{output}"
     );
     secrets.assert_unseen(&output, "while running");
+}
+
+/// Of a gap of the publication, and of a key that is released: while the relay runs.
+async fn rows_are_audited_and_released(database: &Database, emulator: &RunningEmulator) {
+    eventually("the first audit is complete", || async {
+        let audited = "SELECT count(*) FROM outbox.relay WHERE audited_at IS NOT NULL";
+        (database.number(audited).await == 1).then_some(())
+    })
+    .await;
+    database
+        .execute("ALTER PUBLICATION postrider DROP TABLE outbox.events")
+        .await;
+    insert(database, 30).await;
+    insert_too_long(database).await;
+    database
+        .execute("ALTER PUBLICATION postrider ADD TABLE outbox.events")
+        .await;
+    database.wait_until_recorded().await;
+    database
+        .execute(&format!(
+            "INSERT INTO outbox.events (id, aggregatetype, aggregateid, event_type, payload, headers) \
+             VALUES ('{BAD}', 'order', 'o-2', 'Bad', '{{\"note\": \"{PAYLOAD}\"}}', \
+                     '{{\"tenant\": \"{HEADER}\"}}')"
+        ))
+        .await;
+    insert(database, 30).await;
+    database.wait_until_recorded().await;
+    emulator.faults().lift_all();
+    let url = [("DATABASE_URL", database.url.as_str())];
+    let release = harness::postrider(&["quarantine", "release", "--all"], &url).output();
+    assert!(release.unwrap().status.success());
+    // The key of the other bad event is tried, and goes back.
+    eventually("what can be released is published", || async {
+        let waiting = "SELECT count(*) FROM outbox.dispatch \
+                       WHERE state = 'released' OR (state = 'quarantined' AND ordering_key = 'o-2')";
+        (database.number(waiting).await == 0).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_secret_is_printed_at_trace_level_of_rows_that_are_read_by_sql() {
+    let secrets = Secrets::new("-----BEGIN PRIVATE KEY-----");
+    let secured = Secured::start(&["localhost"]).await;
+    let database = &secured.database;
+    let emulator = harness::emulator().await;
+    emulator
+        .create_topic("projects/demo/topics/dead")
+        .await
+        .unwrap();
+    // Not as a dead letter, which has the same id.
+    let event_id = BAD.to_owned();
+    let poison = Fault::new(Action::Poison { event_id }).on_topic("order.events");
+    emulator.faults().inject(poison);
+    let (url, host) = (secured.url("localhost", ""), emulator.addr().to_string());
+    let environment = [
+        ("DATABASE_URL", url.as_str()),
+        ("PUBSUB_EMULATOR_HOST", host.as_str()),
+        ("PUBSUB_PROJECT_ID", "demo"),
+        ("POSTRIDER_DEAD_LETTER_TOPIC", "dead"),
+    ];
+    let relay = Traced::start(&environment);
+    insert(database, 30).await;
+    rows_are_audited_and_released(database, &emulator).await;
+    let output = relay.text();
+    for code in ["publication-gap", "event-invalid"] {
+        assert!(output.contains(code), "no {code}");
+    }
+    secrets.assert_unseen(&output, "by the audit and a release");
+    drop(relay);
+
+    database.drop_slot().await;
+    insert(database, 30).await;
+    insert_too_long(database).await;
+    let relay = Traced::start(&environment);
+    relay.wait_for("recovered").await;
+    database.wait_until_recorded().await;
+    let output = relay.text();
+    assert!(output.contains("slot-missing"), "no recovery");
+    secrets.assert_unseen(&output, "by a recovery");
 }
 
 #[tokio::test(flavor = "multi_thread")]

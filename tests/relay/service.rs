@@ -1,16 +1,23 @@
 //! An endpoint with TLS and Application Default Credentials, as the service has them: our emulator
 //! behind a TLS terminator, and a service account whose tokens are signed locally.
 
+use std::net::SocketAddr;
 use std::process::{Command, Stdio};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
+use axum::http::HeaderMap;
+use axum::http::header::AUTHORIZATION;
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 use rustls::pki_types::PrivateKeyDer;
 use tempfile::TempDir;
 use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::TlsAcceptor;
+use tonic::body::Body;
+use tonic::service::Routes;
+use tonic::transport::Server;
+use tonic::transport::server::TcpIncoming;
 
-use crate::harness::{self, Database, Relay, insert_orders};
+use crate::harness::{self, Database, Relay, eventually, insert_orders};
 
 /// An RSA key as PEM; `None` where openssl is not installed.
 pub(crate) fn rsa_key() -> Option<String> {
@@ -112,9 +119,129 @@ async fn a_tls_endpoint_with_application_default_credentials_is_published_to() {
     );
     let log = relay.log();
     assert!(
-        !log.contains("PRIVATE KEY") && !log.contains("Bearer ey"),
+        !log.contains("PRIVATE KEY") && !log.contains("eyJ"),
         "a secret in the log"
     );
+}
+
+/// A relay to this endpoint, with a service account and this file as the system's authorities.
+fn relay_to(database: &Database, endpoint: &str, account: &str, authorities: &str) -> Relay {
+    let environment = [
+        ("PUBSUB_EMULATOR_HOST", ""),
+        ("POSTRIDER_PUBSUB_ENDPOINT", endpoint),
+        ("GOOGLE_APPLICATION_CREDENTIALS", account),
+        ("SSL_CERT_FILE", authorities),
+    ];
+    Relay::start_with(database, "", &environment)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_endpoint_whose_certificate_is_another_ones_or_of_no_known_authority_gets_nothing() {
+    let Some(private_key) = rsa_key() else {
+        eprintln!("SKIPPED: openssl is not installed, so no service account can be made");
+        return;
+    };
+    let database = Database::start().await;
+    let emulator = harness::emulator().await;
+    let (port, ca_pem) = tls_in_front_of(emulator.addr().to_string()).await;
+    let (_, other_pem) = tls_in_front_of(emulator.addr().to_string()).await;
+    let files = TempDir::new().unwrap();
+    let write = |name: &str, text: String| {
+        let path = files.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        path.display().to_string()
+    };
+    let account = write("account.json", service_account(&private_key));
+    let (known, other) = (write("ca.pem", ca_pem), write("other.pem", other_pem));
+    insert_orders(&database, 20, 5).await;
+    // The certificate is for `localhost`.
+    for (host, authorities) in [("localhost", &other), ("127.0.0.1", &known)] {
+        let endpoint = format!("https://{host}:{port}");
+        let relay = relay_to(&database, &endpoint, &account, authorities);
+        relay.wait_for_log("pubsub-unreachable").await;
+        let log = relay.log();
+        assert!(log.contains("certificate"), "the reason is named: {log}");
+        relay.kill_9();
+        assert_eq!(emulator.journal().counts().attempts, 0, "{log}");
+        let recorded = "SELECT count(*) FROM outbox.dispatch";
+        assert_eq!(database.number(recorded).await, 0, "{log}");
+    }
+    let endpoint = format!("https://localhost:{port}");
+    let _relay = relay_to(&database, &endpoint, &account, &known);
+    database.wait_until_recorded().await;
+    let report = harness::check_streamed(&database, &emulator).await;
+    let once = report.is_clean() && report.duplicates.is_empty();
+    assert!(once, "{report}");
+}
+
+/// What came with each call: whether there was an `authorization`.
+type Calls = Arc<Mutex<Vec<bool>>>;
+
+/// A server that asks for credentials at every call, and notes who has sent some.
+async fn asks_for_credentials() -> (SocketAddr, Calls) {
+    let calls = Calls::default();
+    let noted = calls.clone();
+    let answer = async move |headers: HeaderMap| {
+        noted
+            .lock()
+            .unwrap()
+            .push(headers.contains_key(AUTHORIZATION));
+        tonic::Status::unauthenticated("who are you?").into_http::<Body>()
+    };
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let addr = listener.local_addr().unwrap();
+    let router = axum::Router::new().fallback(answer);
+    let server = Server::builder().add_routes(Routes::from(router));
+    tokio::spawn(server.serve_with_incoming(TcpIncoming::from(listener)));
+    (addr, calls)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_token_is_never_sent_to_a_plain_text_endpoint_even_when_it_is_asked_for() {
+    let Some(private_key) = rsa_key() else {
+        eprintln!("SKIPPED: openssl is not installed, so no service account can be made");
+        return;
+    };
+    let database = Database::start().await;
+    let (addr, calls) = asks_for_credentials().await;
+    let (tls_port, ca_pem) = tls_in_front_of(addr.to_string()).await;
+    let files = TempDir::new().unwrap();
+    let ca = files.path().join("ca.pem").display().to_string();
+    let account = files.path().join("account.json").display().to_string();
+    std::fs::write(&ca, ca_pem).unwrap();
+    std::fs::write(&account, service_account(&private_key)).unwrap();
+    insert_orders(&database, 20, 5).await;
+    let some_calls = async || {
+        eventually("several calls have come", || async {
+            let calls = calls.lock().unwrap();
+            (calls.len() >= 3).then(|| calls.clone())
+        })
+        .await
+    };
+    for (emulator, endpoint) in [
+        (String::new(), format!("http://{addr}")),
+        (String::new(), format!("HTTP://{addr}/")),
+        (addr.to_string(), String::new()),
+    ] {
+        let environment = [
+            ("PUBSUB_EMULATOR_HOST", emulator.as_str()),
+            ("POSTRIDER_PUBSUB_ENDPOINT", endpoint.as_str()),
+            ("GOOGLE_APPLICATION_CREDENTIALS", account.as_str()),
+        ];
+        let relay = Relay::start_with(&database, "", &environment);
+        let calls_without = some_calls().await;
+        relay.kill_9();
+        assert!(
+            !calls_without.contains(&true),
+            "{endpoint}: {calls_without:?}"
+        );
+        calls.lock().unwrap().clear();
+    }
+    // The same server sees the token where it may be sent.
+    let endpoint = format!("https://localhost:{tls_port}");
+    let _relay = relay_to(&database, &endpoint, &account, &ca);
+    let calls_with = some_calls().await;
+    assert!(!calls_with.contains(&false), "{calls_with:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
