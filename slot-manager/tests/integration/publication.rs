@@ -4,7 +4,7 @@ use slot_manager::QualifiedName;
 use slot_manager::publication::{CapturedTable, Problem, PublicationState, Share, inspect};
 use tokio_postgres::Client;
 
-use crate::support::{connect, major, new_database, run, skipped};
+use crate::support::{connect, major, new_database, run, shared_server, skipped};
 
 fn captured(name: &str, columns: &[&str]) -> CapturedTable {
     CapturedTable {
@@ -340,9 +340,9 @@ async fn a_key_without_a_hash_is_named_with_its_type() {
 
 #[tokio::test]
 async fn a_publication_that_is_dropped_and_made_anew_all_the_time_is_there_or_missing() {
-    let (url, client) = new_database().await;
+    let (database, client) = new_database().await;
     run(&client, "create table t (id int primary key, x text)").await;
-    let changing = connect(&url).await;
+    let changing = connect(&shared_server().url(&database)).await;
     let changes = tokio::spawn(async move {
         for _ in 0..1_500 {
             run(&changing, "create publication p for table t").await;
