@@ -2,31 +2,37 @@
 //!
 //! It reads our slot, or one of another number of shards: such a relay begins only when nobody reads
 //! ours. As long as our walsender has the slot nobody else serves, whatever is active for a moment:
-//! what is recorded then is confirmed, so it must not be left out.
+//! what is recorded then is confirmed, so it must not be left out. A successor that is gone again has
+//! left its name in outbox.relay, and may have sent what we would record.
 
 use slot_manager::SlotFamily;
 
-/// Asked once per batch: one row for each relay that is at work, as a rule.
+/// Asked once per batch: one row for each relay that is at work, as a rule. One without a slot if
+/// another instance has begun to serve ours.
 pub(super) const ACTIVE_SLOTS: &str = "\
     SELECT s.slot_name::text, s.active_pid FROM pg_catalog.pg_replication_slots s \
     WHERE s.active_pid IS NOT NULL \
-      AND (s.slot_name = $1::text OR s.database = pg_catalog.current_database())";
+      AND (s.slot_name = $1::text OR s.database = pg_catalog.current_database()) \
+    UNION ALL \
+    SELECT NULL, NULL FROM outbox.relay r WHERE r.slot = $1::text AND r.instance <> $2::text";
 
-/// `active` are slots and who reads them; `walsender` is ours, 0 when it is not known.
+/// `active` are slots and who reads them, see [`ACTIVE_SLOTS`]; `walsender` is ours, 0 when it is not
+/// known.
 pub(super) fn is_there<'a>(
-    active: impl Iterator<Item = (&'a str, i32)>,
+    active: impl Iterator<Item = (Option<&'a str>, Option<i32>)>,
     slot: &str,
     family: &SlotFamily,
     walsender: i32,
 ) -> bool {
-    let mut is_other_layout = false;
+    let mut is_there = false;
     for (name, pid) in active {
-        if name == slot {
-            return walsender != 0 && pid != walsender;
-        }
-        is_other_layout |= family.is_other_layout(name);
+        is_there |= match name {
+            Some(name) if name == slot => return walsender != 0 && pid != Some(walsender),
+            Some(name) => family.is_other_layout(name),
+            None => true,
+        };
     }
-    is_other_layout
+    is_there
 }
 
 #[cfg(test)]
@@ -38,7 +44,20 @@ mod tests {
             base: "p".parse().unwrap(),
             shard: "0/2".parse().ok(),
         };
-        is_there(active.iter().copied(), "p_0of2", &family, walsender)
+        let active = active.iter().map(|(name, pid)| (Some(*name), Some(*pid)));
+        is_there(active, "p_0of2", &family, walsender)
+    }
+
+    #[test]
+    fn who_has_served_our_slot_meanwhile_counts_unless_it_is_ours_still() {
+        let family = SlotFamily {
+            base: "p".parse().unwrap(),
+            shard: None,
+        };
+        let other = (None, None);
+        assert!(is_there([other].into_iter(), "p", &family, 7));
+        let ours = [other, (Some("p"), Some(7))];
+        assert!(!is_there(ours.into_iter(), "p", &family, 7));
     }
 
     #[test]

@@ -83,8 +83,10 @@ pub(crate) enum WriterEvent {
 }
 
 /// Who reads the slot, and on which server.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(crate) struct Reader {
+    /// The name that the relay has written into outbox.relay.
+    pub(crate) instance: String,
     /// Process of the walsender; 0 when it is not known.
     pub(crate) walsender: i32,
     pub(crate) system_identifier: SystemIdentifier,
@@ -291,7 +293,10 @@ async fn attempt(
 ) -> Result<(), tokio_postgres::Error> {
     let transaction = connected.sql.client_mut().transaction().await?;
     let active = transaction
-        .query(&connected.active_slots, &[&place.slot])
+        .query(
+            &connected.active_slots,
+            &[&place.slot, &place.reader.instance],
+        )
         .await?;
     let active = active.iter().map(|row| (row.get(0), row.get(1)));
     if is_there(active, &place.slot, &place.family, place.reader.walsender) {

@@ -197,6 +197,7 @@ async fn open(relay: &Relay) -> Result<(Pipeline, Beside)> {
     };
     let (auditor, broken) = auditor::start(audited(relay, walsender)?, audit, hasten, rows);
     let reader = Reader {
+        instance: relay.instance.clone(),
         walsender,
         system_identifier: cluster.system_identifier,
         timeline: cluster.timeline,

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use fault_proxy::{Direction, FaultProxy, Flow};
 use pubsub_emulator::checks::Violation;
-use pubsub_emulator::{Action, Answer, Attempt, Fault, RunningEmulator};
+use pubsub_emulator::{Action, Answer, Attempt, Fault, FaultId, RunningEmulator};
 
 use crate::harness::{self, Database, Relay, eventually, insert_orders};
 use crate::http::{free_addr, get};
@@ -339,9 +339,12 @@ async fn a_standby_whose_connection_leads_nowhere_notices_and_takes_over_all_the
 
 /// The first relay's walsender is ended while its requests are on their way: it waits for their
 /// answers, and the other one has the slot before they come.
-#[tokio::test(flavor = "multi_thread")]
-async fn an_outcome_that_comes_after_the_slot_has_changed_hands_is_not_recorded() {
-    const RECORDS: &str = "SELECT count(*) FROM outbox.dispatch";
+const RECORDS: &str = "SELECT count(*) FROM outbox.dispatch";
+
+/// Three events whose answers come late to the first relay; the second has the slot by then, and gets
+/// no answer until the fault is lifted.
+async fn taken_over_before_the_answers_come() -> (Database, RunningEmulator, Relay, Relay, FaultId)
+{
     let database = Database::private().await;
     let emulator = harness::emulator().await;
     let first = Relay::start(&database, &emulator);
@@ -361,18 +364,43 @@ async fn an_outcome_that_comes_after_the_slot_has_changed_hands_is_not_recorded(
         .execute("SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE active")
         .await;
     second.wait_for_log("streaming").await;
-    let answered = || {
-        let attempts = emulator.journal().attempts();
-        attempts.into_iter().take(3).map(|attempt| attempt.answer)
-    };
     assert!(
-        answered().all(|answer| answer == Answer::Pending),
+        answers_of_first(&emulator)
+            .iter()
+            .all(|answer| *answer == Answer::Pending),
         "the second relay took over too late to show anything"
     );
+    (database, emulator, first, second, withheld)
+}
+
+fn answers_of_first(emulator: &RunningEmulator) -> Vec<Answer> {
+    let attempts = emulator.journal().attempts();
+    let of_first = attempts.into_iter().take(3);
+    of_first.map(|attempt| attempt.answer).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_outcome_that_comes_after_another_relay_has_served_and_died_is_not_recorded() {
+    let (database, emulator, first, second, _) = taken_over_before_the_answers_come().await;
+    second.kill_9();
     // It records what it has, and closes: only then it says so.
     first.wait_for_log("closing the session").await;
+    let answers = answers_of_first(&emulator);
+    assert!(answers.iter().all(|answer| *answer == Answer::MessageIds));
+    assert_eq!(database.number(RECORDS).await, 0, "{}", first.log());
+    emulator.faults().lift_all();
+    database.wait_until_recorded().await;
+    database.wait_until_confirmed().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_outcome_that_comes_after_the_slot_has_changed_hands_is_not_recorded() {
+    let (database, emulator, first, _second, withheld) = taken_over_before_the_answers_come().await;
+    // It records what it has, and closes: only then it says so.
+    first.wait_for_log("closing the session").await;
+    let answers = answers_of_first(&emulator);
     assert!(
-        answered().all(|answer| answer == Answer::MessageIds),
+        answers.iter().all(|answer| *answer == Answer::MessageIds),
         "{}",
         first.log()
     );
