@@ -1,8 +1,10 @@
-//! Requests whose sender had died, lost its connection or lost the slot before they were stored.
+//! Requests whose sender had died, lost its connection, lost the slot or was frozen before they were
+//! stored.
 //!
 //! What left such a client is still read and stored by the server, in its own time: perhaps when
-//! the successor has sent the same events already. Nobody can call it back. Such a copy repeats,
-//! and what is said of order between requests of *living* senders says nothing about it.
+//! the successor has sent the same events already. So is what lay in a frozen client's own buffers,
+//! when it wakes. Nobody can call it back. Such a copy repeats, and what is said of order between
+//! requests of *living* senders says nothing about it.
 
 use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
@@ -79,7 +81,7 @@ fn opened(attempts: &[Attempt]) -> HashMap<SocketAddr, Duration> {
     opened
 }
 
-/// The spans of faults that may have ended the sender while this attempt was on its way.
+/// The spans of faults that may have ended or frozen the sender while this attempt was on its way.
 fn ends_before(
     evidence: &Evidence,
     attempt: &Attempt,
@@ -91,6 +93,9 @@ fn ends_before(
         .filter(move |occurrence| {
             occurrence.from <= stored && occurrence.to + LATE >= attempt.received
         })
-        .filter(|occurrence| blame(evidence, &occurrence.fault).is_some_and(is_the_end_of_a_client))
+        .filter(|occurrence| {
+            blame(evidence, &occurrence.fault)
+                .is_some_and(|cause| is_the_end_of_a_client(cause) || cause == Cause::Frozen)
+        })
         .map(|occurrence| (occurrence.from, occurrence.to))
 }

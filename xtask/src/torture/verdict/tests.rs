@@ -721,6 +721,15 @@ fn a_request_of_a_dead_relay_that_is_stored_behind_its_successors_copies_is_no_s
         attempt.first_message_id = Some(sequence);
     }
     assert_eq!(swapped(&evidence), 0);
+    evidence.occurrences[0].fault = Fault::Freeze(ms(20));
+    assert_eq!(
+        swapped(&evidence),
+        0,
+        "it lay in the buffers of a frozen one"
+    );
+    evidence.occurrences[0].fault = Fault::TerminateSql;
+    assert_eq!(swapped(&evidence), 1, "the first lives");
+    evidence.occurrences[0].fault = Fault::Kill(ms(10));
     evidence.attempts[4].peer = peer(2);
     assert_eq!(
         swapped(&evidence),
