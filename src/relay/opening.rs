@@ -27,6 +27,9 @@ use crate::table::{TableReader, altered_since};
 /// How long to wait for running transactions when a slot is created.
 const CREATE_TIMEOUT: Duration = Duration::from_secs(30);
 
+/// What of our own the statements over captured tables need.
+const OURS: &str = "SELECT outbox.event_uuid('', '') FROM outbox.dispatch LIMIT 0";
+
 /// How the session begins.
 #[derive(Debug)]
 pub(super) enum Plan {
@@ -310,9 +313,11 @@ pub(super) async fn carry_out(
 /// lacks a right, or when row-level security would hide rows, also if no row is asked for.
 ///
 /// # Errors
-/// `privilege-missing`; `slot-busy` when a table is altered meanwhile; those of
+/// `schema-missing`, `privilege-missing`; `slot-busy` when a table is altered meanwhile; those of
 /// [`TableReader::resolve`].
 async fn everything_is_readable(relay: &Relay, sql: &Sql) -> Result<()> {
+    // What is ours first: below, whatever is missing counts as altered just now.
+    sql.batch_execute(OURS).await?;
     let settings = &relay.settings;
     for table in &settings.tables {
         let project = settings.project()?;

@@ -13,10 +13,10 @@ use crate::table::altered_since;
 /// The catalog as the snapshot shows it beside the catalog as it is: `pg_relation_filenode` and
 /// `pg_partition_tree`, which has partitioned tables only, know the present alone. A partition that the
 /// snapshot does not show was empty then; a whole table that it does not show has taken the place of
-/// another one.
+/// another one. Partitioned and foreign tables have no file.
 fn is_rewritten(table: &str) -> String {
     format!(
-        "SELECT bool_or(CASE WHEN c.oid IS NULL THEN t.is_whole WHEN c.relkind = 'p' THEN false \
+        "SELECT bool_or(CASE WHEN c.oid IS NULL THEN t.is_whole WHEN c.relkind IN ('p', 'f') THEN false \
              ELSE c.relfilenode IS DISTINCT FROM pg_catalog.pg_relation_filenode(c.oid) END) \
          FROM (SELECT {table}::regclass AS relid, true AS is_whole UNION ALL \
              SELECT relid, false FROM pg_catalog.pg_partition_tree({table}::regclass) \

@@ -63,7 +63,7 @@ pub(super) const LATE: Duration = Duration::from_secs(1);
 
 /// A client that writes to a connection that was just closed sees it broken, and may not read the
 /// answers that came last. Those are of its last moments.
-const LAST_MOMENTS: Duration = Duration::from_millis(100);
+const LAST_MOMENTS: Duration = Duration::from_millis(20);
 
 #[derive(Debug, Default)]
 pub(super) struct Explained {
@@ -108,7 +108,9 @@ fn cause(evidence: &Evidence, before: &Attempt, again: &Attempt) -> Option<Cause
     let recovered = evidence.exceptions
         && (evidence.log.recovers.iter())
             .any(|begun| (before.received..=again.received).contains(begun));
-    let closed = evidence.closes_connections && is_among_the_last(evidence, before);
+    let closed = evidence.closes_connections
+        && again.peer != before.peer
+        && is_among_the_last(evidence, before);
     by_fault
         .or(closed.then_some(Cause::Closed))
         .or(timed_out.then_some(Cause::NoAnswer))
