@@ -153,23 +153,18 @@ async fn a_captured_column_that_is_renamed_and_back_without_a_row_in_between_is_
     database
         .execute("ALTER TABLE outbox.events RENAME COLUMN aggregateid TO aggregate_id")
         .await;
-    // The guard sees it without a row, and a new session does not begin.
+    // The guard sees it without a row, and a new session does not begin until it is back.
     relay.wait_for_log("publication-drift").await;
     database
         .execute("SELECT pg_terminate_backend(pid) FROM pg_stat_replication")
         .await;
-    relay.wait_for_log("error[").await;
-    let log = relay.log();
-    assert!(
-        log.contains("aggregateid") && log.contains("hint:"),
-        "{log}"
-    );
-    assert_eq!(relay.wait().await.code(), Some(5), "{log}");
+    relay
+        .wait_for_log("has no column aggregateid; trying again")
+        .await;
     database
         .execute("ALTER TABLE outbox.events RENAME COLUMN aggregate_id TO aggregateid")
         .await;
     insert_orders(&database, 50, 5).await;
-    let relay = Relay::start(&database, &emulator);
     all_is_delivered(&database, &emulator, &relay).await;
 }
 
