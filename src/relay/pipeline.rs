@@ -24,7 +24,7 @@ use crate::error::{Code, Error, Result};
 use crate::lanes::{Serve, Standing};
 use crate::map::MapError;
 use crate::metrics::Metrics;
-use crate::source::{self, Chunk, Source, frames};
+use crate::source::{Chunk, Source, frames};
 use crate::watermark::{CommitLsn, Confirmable, Watermark};
 
 /// Everything one session works with.
@@ -58,8 +58,8 @@ impl Pipeline {
             // Before the lease is looked at: whatever lies between, a request is given its time
             // from here on.
             let now = Instant::now();
-            if self.source.lease_is_over() {
-                return Err(source::lease_lost());
+            if let Some(lost) = self.source.lease_lost() {
+                return Err(lost);
             }
             if self.seam.is_none() && self.earlier.is_over() {
                 self.delivery.allow_releases();
@@ -117,7 +117,7 @@ impl Pipeline {
     /// What came before an event that cannot be delivered is delivered.
     fn send_what_came_before(&mut self) {
         let now = Instant::now();
-        if !self.source.lease_is_over() {
+        if self.source.lease_lost().is_none() {
             self.delivery.send_requests(now, Serve::All);
         }
     }

@@ -150,9 +150,13 @@ impl Source {
         ended.ok().and_then(|word| word.ok())
     }
 
-    /// Whether sending has to stop, since the slot may be another's soon.
-    pub(crate) fn lease_is_over(&self) -> bool {
-        self.control.lease.is_over()
+    /// Why sending has to stop, if it has to: the slot may be another's soon, or is already.
+    pub(crate) fn lease_lost(&self) -> Option<Error> {
+        let lease = &self.control.lease;
+        lease.is_over().then(|| match lease.is_given_up() {
+            true => slot_given_up(),
+            false => lease_lost(),
+        })
     }
 
     /// Where a look at PostgreSQL says what it has heard from us; and the pid of our walsender.
@@ -187,7 +191,7 @@ impl Source {
 }
 
 /// The error of a session whose slot may be another's soon.
-pub(crate) fn lease_lost() -> Error {
+fn lease_lost() -> Error {
     Error::new(
         Code::LeaseLost,
         "nothing has proven for three quarters of wal_sender_timeout that PostgreSQL hears us",

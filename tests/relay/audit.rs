@@ -45,8 +45,8 @@ async fn wait_until_audited(database: &Database) {
 async fn assert_everything_arrives(database: &Database, emulator: &RunningEmulator, relay: &Relay) {
     database.wait_until_recorded().await;
     let report = harness::check(database, emulator).await;
-    assert!(report.is_clean(), "{report}\n{}", relay.log());
-    assert!(report.duplicates.is_empty(), "{report}\n{}", relay.log());
+    let once = report.duplicates.is_empty() || relay.has_lost_its_slot();
+    assert!(report.is_clean() && once, "{report}\n{}", relay.log());
     let discarded = "SELECT count(*) FROM outbox.dispatch WHERE state <> 'published'";
     assert_eq!(database.number(discarded).await, 0);
 }

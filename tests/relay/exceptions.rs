@@ -129,15 +129,15 @@ pub(crate) async fn assert_whole_and_in_order(
     assert!(report.is_clean(), "{report}\n{}", relay.log());
 }
 
-/// The same, and nothing was repeated.
+/// The same, and nothing was repeated, but for what a lost slot cut short.
 pub(crate) async fn assert_once_and_in_order(
     database: &Database,
     emulator: &RunningEmulator,
     relay: &Relay,
 ) {
     let report = check(database, emulator).await;
-    let once = report.is_clean() && report.duplicates.is_empty();
-    assert!(once, "{report}\n{}", relay.log());
+    let once = report.duplicates.is_empty() || relay.has_lost_its_slot();
+    assert!(report.is_clean() && once, "{report}\n{}", relay.log());
 }
 
 /// A relay that has delivered so many events.

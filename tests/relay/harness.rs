@@ -359,6 +359,11 @@ impl Relay {
         self.log.lock().unwrap().join("\n")
     }
 
+    /// Whether one of its sessions found its slot lost: what was on its way then comes again.
+    pub(crate) fn has_lost_its_slot(&self) -> bool {
+        self.log().contains("code=lease-lost")
+    }
+
     pub(crate) async fn wait_for_log(&self, text: &str) {
         eventually(
             &format!("the log says {text:?}; it says\n{}", self.log()),
