@@ -73,7 +73,7 @@ impl Publisher {
 
     /// One attempt, which ends `publish_timeout_s` after `asked_at`. The ids stand in the order of
     /// the messages. A process may stand still between the two, and the right to send may end
-    /// meanwhile: what is overdue does not leave.
+    /// meanwhile: what is overdue is not handed to the connection.
     ///
     /// # Errors
     /// A [`Failure`] with its class; unless it is of [`Class::Content`] or
@@ -90,7 +90,7 @@ impl Publisher {
             () = tokio::time::sleep_until(deadline) => {
                 return Err(Failure::unknown(format!("no answer in {:?}", self.timeout)));
             }
-            answer = self.attempt(request) => answer?,
+            answer = self.attempt(request, deadline) => answer?,
         };
         if ids.len() != sent {
             return Err(Failure::unknown(format!(
@@ -101,7 +101,11 @@ impl Publisher {
         Ok(ids)
     }
 
-    async fn attempt(&self, request: PublishRequest) -> Result<MessageIds, Failure> {
+    async fn attempt(
+        &self,
+        request: PublishRequest,
+        deadline: tokio::time::Instant,
+    ) -> Result<MessageIds, Failure> {
         let mut metadata = self.credentials.metadata().await?;
         route(&request.topic, &mut metadata);
         let channel = self.next.fetch_add(1, Ordering::Relaxed) % self.channels.len();
@@ -109,6 +113,10 @@ impl Publisher {
         grpc.ready()
             .await
             .map_err(|e| Failure::unknown(e.to_string()))?;
+        // The runtime's timers lag behind when the process has stood still.
+        if tokio::time::Instant::now() >= deadline {
+            return Err(Failure::unknown(format!("not sent in {:?}", self.timeout)));
+        }
         let mut call = tonic::Request::new(request);
         *call.metadata_mut() = metadata;
         let response = grpc

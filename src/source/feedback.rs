@@ -10,12 +10,9 @@ use decoder::Lsn;
 
 use super::lease::{Lease, Words};
 
-/// How long a new confirmed position may wait for its status message.
+/// How long a new confirmed position may wait for its status message. Also how often a write shows
+/// whether the connection still stands while the reader is held back and cannot hear the server.
 pub(super) const STATUS_INTERVAL: Duration = Duration::from_millis(250);
-
-/// While the reader is held back it cannot hear the server; a write then shows whether the
-/// connection still stands.
-const WRITE_PROBE_INTERVAL: Duration = Duration::from_secs(1);
 
 /// What is due.
 #[derive(Debug, PartialEq, Eq)]
@@ -102,7 +99,7 @@ impl Feedback {
         }
         let probe = match reading {
             Reading::Open => self.eighth,
-            Reading::HeldBack => WRITE_PROBE_INTERVAL.min(self.eighth),
+            Reading::HeldBack => STATUS_INTERVAL.min(self.eighth),
         };
         let changed = confirmed > self.sent && since_status >= STATUS_INTERVAL;
         if self.owes_reply || changed || since_status >= probe {

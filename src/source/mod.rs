@@ -151,10 +151,11 @@ impl Source {
     }
 
     /// Why sending has to stop, if it has to: the slot may be another's soon, or is already.
-    pub(crate) fn lease_lost(&self) -> Option<Error> {
+    pub(crate) fn lease_lost(&mut self) -> Option<Error> {
         let lease = &self.control.lease;
         lease.is_over().then(|| match lease.is_given_up() {
-            true => slot_given_up(),
+            // PostgreSQL says why it ends a session before it gives the slot up.
+            true => self.ended.try_recv().unwrap_or_else(|_| slot_given_up()),
             false => lease_lost(),
         })
     }

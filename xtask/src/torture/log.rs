@@ -7,6 +7,8 @@ use std::time::Duration;
 const STREAMS: [&str; 2] = ["streaming slot=", "recovered: everything"];
 /// What a relay logs when it begins to deliver from the tables.
 const RECOVERS: &str = "every row without a record in outbox.dispatch";
+/// What a relay logs when it leaves what is on its way to itself.
+const GIVEN_UP: &str = "PostgreSQL has given the slot up";
 
 /// A handle to the log. Clones share it.
 #[derive(Debug, Clone, Default)]
@@ -21,6 +23,8 @@ pub(super) struct Logged {
     pub(super) lives: Vec<Life>,
     /// When relays have begun to deliver everything without a record from the tables.
     pub(super) recovers: Vec<Duration>,
+    /// When relays have found that PostgreSQL had given their slot up.
+    pub(super) given_up: Vec<Duration>,
 }
 
 impl Logged {
@@ -64,6 +68,9 @@ impl Log {
             .push(format!("{:8.3} [{pid}] {line}", at.as_secs_f64()));
         if line.contains(RECOVERS) {
             log.recovers.push(at);
+        }
+        if line.contains(GIVEN_UP) {
+            log.given_up.push(at);
         }
         let life = log.lives.iter_mut().rfind(|life| life.pid == pid);
         if let Some(life) = life.filter(|_| STREAMS.iter().any(|said| line.contains(said))) {

@@ -26,6 +26,8 @@ pub(in crate::torture) enum Cause {
     Frozen,
     /// The relay's session was ended from outside, and another went on in its place.
     TakenOver,
+    /// The relay's session was ended from outside, and it saw first that its slot was free.
+    GivenUp,
     /// The connections to Pub/Sub were cut.
     Cut,
     /// Pub/Sub closed the connection, as it had said (GOAWAY), right after the answer.
@@ -47,6 +49,7 @@ impl fmt::Display for Cause {
             Cause::ServerDown => "after PostgreSQL was down or out of reach",
             Cause::Frozen => "after a freeze",
             Cause::TakenOver => "after a take-over from a living relay",
+            Cause::GivenUp => "after the end of a session whose slot was free already",
             Cause::Cut => "after cut connections",
             Cause::Closed => "after a connection that was closed behind its last answers",
             Cause::SessionEnded => "after the end of a session without records",
@@ -108,6 +111,9 @@ fn cause(evidence: &Evidence, before: &Attempt, again: &Attempt) -> Option<Cause
     let recovered = evidence.exceptions
         && (evidence.log.recovers.iter())
             .any(|begun| (before.received..=again.received).contains(begun));
+    let given_up = is_ended_walsender(evidence, before, again)
+        && (evidence.log.given_up.iter())
+            .any(|found| (before.received..=again.received).contains(found));
     let closed = evidence.closes_connections
         && again.peer != before.peer
         && is_among_the_last(evidence, before);
@@ -115,6 +121,20 @@ fn cause(evidence: &Evidence, before: &Attempt, again: &Attempt) -> Option<Cause
         .or(closed.then_some(Cause::Closed))
         .or(timed_out.then_some(Cause::NoAnswer))
         .or(recovered.then_some(Cause::Recovered))
+        .or(given_up.then_some(Cause::GivenUp))
+}
+
+/// Whether something has happened that ends a walsender, and nothing else.
+fn is_ended_walsender(evidence: &Evidence, before: &Attempt, again: &Attempt) -> bool {
+    let ends_it = |fault: &Fault| {
+        matches!(
+            fault,
+            Fault::TerminateWalsender
+                | Fault::SlotLost(Down::Running, _)
+                | Fault::Gap(Down::Running, ..)
+        )
+    };
+    between(evidence, before, again).any(|occurrence| ends_it(&occurrence.fault))
 }
 
 /// Whether its connection has ended right after it.

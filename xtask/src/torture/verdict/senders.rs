@@ -4,13 +4,17 @@
 //! row. So a process has to know the rows that were there when it was started, and those that come
 //! from its own requests. It cannot know what the connection of a relay that was killed, or has
 //! lost the slot, commits after that look: the journal does not tell, so nothing is claimed.
-//! Events that are released from quarantine have a record, and are sent all the same.
+//! Events that are released from quarantine have a record, and are sent all the same; and so is
+//! what a frozen relay had in its buffers.
 
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
+use pubsub_emulator::Attempt;
+
 use super::super::log::Life;
 use super::super::plan::Release;
+use super::stragglers::lay_in_a_frozen_relay;
 use super::{Evidence, Violation, quarantine};
 
 pub(super) fn check(evidence: &Evidence) -> Vec<Violation> {
@@ -24,7 +28,8 @@ pub(super) fn check(evidence: &Evidence) -> Vec<Violation> {
         Release::AtTheEnd | Release::UnderWay => quarantine::concerned(evidence),
     };
     let mut violations = Vec::new();
-    for attempt in &evidence.attempts {
+    let sent_knowingly = |attempt: &&Attempt| !lay_in_a_frozen_relay(evidence, attempt);
+    for attempt in evidence.attempts.iter().filter(sent_knowingly) {
         let event_ids = attempt.event_ids.iter().flatten();
         for event_id in event_ids.filter(|id| !released.contains(&***id)) {
             let Some(recorded_at) = evidence.recorded_at.get(&**event_id) else {

@@ -20,8 +20,32 @@ fn is_the_end_of_a_client(cause: Cause) -> bool {
     matches!(cause, Cause::Killed | Cause::Cut | Cause::TakenOver)
 }
 
+/// A frozen relay has woken a little before that is noted.
+const WAKING: Duration = Duration::from_millis(100);
+
+/// Whether this is what a frozen relay had in its buffers and sent as it woke: its connection is
+/// older than the freeze, and it has brought nothing of this key since.
+pub(super) fn lay_in_a_frozen_relay(evidence: &Evidence, attempt: &Attempt) -> bool {
+    let is_of_peer = |other: &&Attempt| attempt.peer.is_some() && other.peer == attempt.peer;
+    let of_peer = || evidence.attempts.iter().filter(is_of_peer);
+    let is_of_key = |other: &&Attempt| {
+        (&other.topic, &other.ordering_key) == (&attempt.topic, &attempt.ordering_key)
+    };
+    let freezes = evidence.occurrences.iter().filter(|occurrence| {
+        blame(evidence, &occurrence.fault) == Some(Cause::Frozen)
+            && (occurrence.to.saturating_sub(WAKING)..=occurrence.to + LATE)
+                .contains(&attempt.received)
+    });
+    freezes.into_iter().any(|freeze| {
+        let since = |other: &Attempt| (freeze.from..attempt.received).contains(&other.received);
+        of_peer().any(|other| other.received < freeze.from)
+            && !of_peer().filter(is_of_key).any(since)
+    })
+}
+
 /// Two requests of one key under way together are no fault of the relay if the one that sent the
-/// first was dead, had seen its connection break, or had lost the slot to another.
+/// first was dead, had seen its connection break, or had lost the slot to another, or if one lay in
+/// the buffers of a frozen relay.
 pub(super) fn are_under_way_together(evidence: &Evidence, found: &Violation) -> bool {
     let Violation::InFlightTogether { first, second, .. } = found else {
         return false;
@@ -30,9 +54,12 @@ pub(super) fn are_under_way_together(evidence: &Evidence, found: &Violation) -> 
     let (Some(first), Some(second)) = (attempt(first), attempt(second)) else {
         return false;
     };
-    between(evidence, first, second)
-        .filter_map(|occurrence| blame(evidence, &occurrence.fault))
-        .any(is_the_end_of_a_client)
+    [first, second]
+        .into_iter()
+        .any(|attempt| lay_in_a_frozen_relay(evidence, attempt))
+        || between(evidence, first, second)
+            .filter_map(|occurrence| blame(evidence, &occurrence.fault))
+            .any(is_the_end_of_a_client)
 }
 
 /// The attempts without those of stragglers that were stored behind another connection's copies of

@@ -582,6 +582,19 @@ fn a_terminated_session_explains_a_duplicate_where_another_relay_takes_over() {
 }
 
 #[test]
+fn a_session_whose_end_shows_as_a_free_slot_explains_a_duplicate_only_when_something_ended_it() {
+    let terminated = happened(Fault::TerminateWalsender, 310, 320);
+    let mut evidence = repeated(Answer::MessageIds, vec![terminated]);
+    let causes = |evidence: &Evidence| Vec::from_iter(judge(evidence).duplicates.into_keys());
+    evidence.log.given_up = vec![ms(290)];
+    assert_eq!(causes(&evidence), [], "before the first copy");
+    evidence.log.given_up = vec![ms(330)];
+    assert_eq!(causes(&evidence), [Cause::GivenUp]);
+    evidence.occurrences[0].fault = Fault::TerminateSql;
+    assert_eq!(causes(&evidence), [], "nothing ended the walsender");
+}
+
+#[test]
 fn each_cause_of_a_duplicate_is_told_apart() {
     let error = Answer::Error(Code::Internal);
     assert_eq!(cause(error, vec![]), Some(Cause::StoredButFailed));
@@ -679,6 +692,51 @@ fn an_event_that_a_relay_has_recorded_itself_may_not_be_sent_by_it_again() {
     assert_eq!(sent_again(501, 3), []);
 }
 
+/// A relay (port 1) sends e1 and is frozen from 310 to 390 ms; another one (port 2) sends e2 and e3
+/// meanwhile. Then comes e3 from the first, at `woken_ms`.
+fn sent_by_a_woken_relay(woken_ms: u64) -> Evidence {
+    let mut evidence = repeated(Answer::MessageIds, vec![]);
+    evidence.attempts[3] = attempt(3, woken_ms, "e3");
+    for (attempt, (port, at)) in
+        (evidence.attempts.iter_mut()).zip([(1, 100), (2, 320), (2, 330), (1, woken_ms)])
+    {
+        attempt.peer = Some(([127, 0, 0, 1], port).into());
+        attempt.received = ms(at);
+        attempt.stored = Some(ms(at + 1));
+        attempt.ended = Some(ms(at + 2));
+    }
+    evidence.occurrences = vec![happened(Fault::Freeze(ms(80)), 310, 390)];
+    evidence
+}
+
+#[test]
+fn what_lay_in_a_frozen_relay_may_be_recorded_when_it_wakes_and_nothing_that_it_sends_then() {
+    let complaints = |mut evidence: Evidence| {
+        evidence.log.lives = vec![Life {
+            pid: 2,
+            seat: 1,
+            born: ms(50),
+            died: None,
+            streams: vec![ms(315)],
+        }];
+        evidence.recorded_at.insert("e3".to_owned(), ms(340));
+        evidence.records[2].message_id = Some(2);
+        let is_meant = |v: &Violation| matches!(v, Violation::SentAfterRecorded { event_id, .. } if event_id == "e3");
+        violations(&evidence).into_iter().filter(is_meant).count()
+    };
+    assert_eq!(complaints(sent_by_a_woken_relay(391)), 0);
+    assert_eq!(complaints(sent_by_a_woken_relay(1_500)), 1, "long awake");
+    let mut goes_on = sent_by_a_woken_relay(391);
+    goes_on.attempts.push(Attempt {
+        peer: goes_on.attempts[3].peer,
+        ..attempt(4, 395, "e3")
+    });
+    assert_eq!(complaints(goes_on), 1, "the second one");
+    let mut unfrozen = sent_by_a_woken_relay(391);
+    unfrozen.occurrences.clear();
+    assert_eq!(complaints(unfrozen), 1);
+}
+
 #[test]
 fn a_repetition_that_ends_in_the_middle_is_a_violation_whatever_died() {
     // e1, e2, e3, then e1 again, then e3 again.
@@ -761,6 +819,11 @@ fn two_requests_of_a_key_together_are_excused_only_by_the_death_of_the_first_sen
     );
     evidence.occurrences = vec![happened(Fault::Kill(ms(50)), 310, 390)];
     assert!(!together(&evidence));
+    let mut woken = sent_by_a_woken_relay(391);
+    woken.attempts[2].ended = Some(ms(400));
+    assert!(!together(&woken), "it lay in the buffers of a frozen one");
+    woken.occurrences.clear();
+    assert!(together(&woken));
 }
 
 #[test]
