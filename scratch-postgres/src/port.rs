@@ -1,11 +1,14 @@
 //! Chooses TCP ports on the loopback interface.
 //!
 //! Nobody can reserve a port for another process, so the choice is a guess that the caller checks
-//! by starting the server on it.
+//! by starting the server on it. Among scratch servers a port is claimed, by a Unix socket of its
+//! number that needs no file, so that none takes the port of one that is down between two starts.
 
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
 use std::net::TcpListener;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixListener};
 
 use crate::Error;
 
@@ -15,15 +18,31 @@ pub(crate) const HOST: &str = "127.0.0.1";
 /// port while the server is down between two starts.
 const PORTS: std::ops::Range<u16> = 15_000..32_000;
 
+/// A port that no other scratch server has until this is dropped.
+#[derive(Debug)]
+pub(crate) struct Port {
+    pub(crate) number: u16,
+    _claim: UnixListener,
+}
+
 /// A port that nobody listens on now. `RandomState` gives another starting point at each call.
-pub(crate) fn free() -> Result<u16, Error> {
+pub(crate) fn free() -> Result<Port, Error> {
     let random = RandomState::new().build_hasher().finish();
     let offset = random % u64::from(PORTS.end - PORTS.start);
     let start = PORTS.start + u16::try_from(offset).expect("invariant: below the range's width");
     let mut ports = (start..PORTS.end).chain(PORTS.start..start);
-    ports.find(|port| is_free(*port)).ok_or_else(|| Error::Io {
+    ports.find_map(claim).ok_or_else(|| Error::Io {
         action: format!("finding a free port in {PORTS:?}"),
         source: std::io::ErrorKind::AddrInUse.into(),
+    })
+}
+
+fn claim(number: u16) -> Option<Port> {
+    let name = SocketAddr::from_abstract_name(format!("scratch-postgres-{number}")).ok()?;
+    let claim = UnixListener::bind_addr(&name).ok()?;
+    is_free(number).then_some(Port {
+        number,
+        _claim: claim,
     })
 }
 
@@ -38,7 +57,16 @@ mod tests {
     #[test]
     fn a_port_in_use_is_not_free() {
         let port = free().expect("a port");
-        let _listener = TcpListener::bind((HOST, port)).expect("bind");
-        assert!(!is_free(port));
+        let _listener = TcpListener::bind((HOST, port.number)).expect("bind");
+        assert!(!is_free(port.number));
+    }
+
+    #[test]
+    fn a_port_is_claimed_once_until_it_is_given_back() {
+        let port = free().expect("a port");
+        let number = port.number;
+        assert!(is_free(number) && claim(number).is_none());
+        drop(port);
+        assert!(claim(number).is_some());
     }
 }

@@ -15,7 +15,7 @@ use crate::account::Account;
 use crate::binaries::Binaries;
 use crate::builder::{Builder, setting_line};
 use crate::folder::Folder;
-use crate::port::{self, HOST};
+use crate::port::{self, HOST, Port};
 use crate::watchdog::Watchdog;
 use crate::{Error, process};
 
@@ -60,7 +60,7 @@ pub struct ScratchPostgres {
     account: Account,
     folder: Folder,
     data_dir: PathBuf,
-    port: u16,
+    port: Option<Port>,
     postmaster: Option<Child>,
     watchdog: Watchdog,
 }
@@ -81,7 +81,7 @@ impl ScratchPostgres {
             account,
             folder,
             data_dir,
-            port: 0,
+            port: None,
             postmaster: None,
             watchdog,
         })
@@ -96,7 +96,7 @@ impl ScratchPostgres {
     /// The TCP port; the same over all restarts.
     #[must_use]
     pub fn port(&self) -> u16 {
-        self.port
+        self.port.as_ref().map_or(0, |port| port.number)
     }
 
     /// The folder of the Unix socket.
@@ -116,7 +116,7 @@ impl ScratchPostgres {
     pub fn url(&self, database: &str) -> String {
         format!(
             "postgres://postgres@{HOST}:{}/{}",
-            self.port,
+            self.port(),
             percent_encoded(database)
         )
     }
@@ -127,7 +127,7 @@ impl ScratchPostgres {
         let host = percent_encoded(&self.socket_dir().to_string_lossy());
         format!(
             "postgres://postgres@{host}:{}/{}",
-            self.port,
+            self.port(),
             percent_encoded(database)
         )
     }
@@ -247,12 +247,12 @@ impl ScratchPostgres {
     pub(crate) fn start_first(&mut self) -> Result<(), Error> {
         let mut tries = 0;
         loop {
-            self.port = port::free()?;
+            self.port = Some(port::free()?);
             tries += 1;
             match self.launch() {
                 // Somebody was faster with this port; anything else is a real failure.
                 Err(Error::DidNotStart { .. })
-                    if tries < PORT_TRIES && !port::is_free(self.port) => {}
+                    if tries < PORT_TRIES && !port::is_free(self.port()) => {}
                 other => return other,
             }
         }
@@ -277,7 +277,7 @@ impl ScratchPostgres {
             .arg("-D")
             .arg(&self.data_dir)
             .arg("-p")
-            .arg(self.port.to_string())
+            .arg(self.port().to_string())
             .arg("-k")
             .arg(self.socket_dir())
             .stdin(Stdio::null())

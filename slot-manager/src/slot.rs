@@ -16,7 +16,7 @@ use crate::Error;
 pub struct Slot {
     /// The slot's name.
     pub slot_name: String,
-    /// Output plugin; `None` for a physical slot.
+    /// Output plugin; `None` for a physical slot, empty while a session makes the slot.
     pub plugin: Option<String>,
     /// `logical` or `physical`.
     pub slot_type: String,
@@ -109,7 +109,8 @@ impl Slot {
             return Err(Error::PhysicalSlot { slot });
         }
         match self.plugin.as_deref() {
-            Some("pgoutput") => {}
+            // While it is made, and held by who makes it, it has no plugin yet.
+            Some("pgoutput" | "") => {}
             plugin => {
                 let plugin = plugin.unwrap_or("unknown").to_owned();
                 return Err(Error::OtherPlugin { slot, plugin });

@@ -22,6 +22,7 @@ mod slot;
 
 pub use args::Cli;
 
+use std::io::Write;
 use std::process::ExitCode;
 
 use crate::error::{Code, Error, Report, Result};
@@ -37,7 +38,10 @@ pub fn main() -> ExitCode {
     match dispatch(cli, &flags) {
         Ok(code) => code,
         Err(error) => {
-            eprintln!("{}", Report(&error));
+            // In one write, so that no line of others comes between. There is no other place to
+            // tell of a failure.
+            let report = format!("{}\n", Report(&error));
+            let _ = std::io::stderr().write_all(report.as_bytes());
             ExitCode::from(error.code().exit_status())
         }
     }

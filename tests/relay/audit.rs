@@ -402,7 +402,7 @@ async fn a_relay_that_may_not_recover_stops_at_a_row_that_the_slot_cannot_be_rea
     insert_gap(&database, 30).await;
     database.execute(CREATE).await;
     insert(&database, "later", 30).await;
-    relay.wait_for_log("error[slot-stuck]").await;
+    relay.wait_for_error("slot-stuck").await;
     let log = relay.log();
     assert!(log.contains("postrider recover"), "{log}");
     assert_eq!(relay.wait().await.code(), Some(3), "{log}");
@@ -410,7 +410,7 @@ async fn a_relay_that_may_not_recover_stops_at_a_row_that_the_slot_cannot_be_rea
     assert_eq!(database.number(recovering).await, 0, "nothing was begun");
     // It stays so, until a person asks for it.
     let relay = run();
-    relay.wait_for_log("error[slot-stuck]").await;
+    relay.wait_for_error("slot-stuck").await;
     assert_eq!(relay.wait().await.code(), Some(3));
     let environment = [
         ("DATABASE_URL", database.url.as_str()),

@@ -150,7 +150,7 @@ impl Secured {
     async fn is_refused(&self, url: &str, code: &str) {
         let more = [("DATABASE_URL", url), ("POSTRIDER_START_TIMEOUT_S", "1")];
         let relay = Relay::start_with(&self.database, "127.0.0.1:9", &more);
-        relay.wait_for_log(&format!("error[{code}]")).await;
+        relay.wait_for_error(code).await;
         let log = relay.log();
         assert!(
             !log.contains(PASSWORD) && !log.contains("panicked"),

@@ -72,6 +72,14 @@ async fn a_failover_to_a_standby_with_synchronised_slots_loses_nothing_and_repea
     })
     .await;
     wait_for_more(&pair.database, 200).await;
+    // Or records of what the slot has confirmed there are lost with the primary.
+    let written = pair.database.current_wal().await;
+    eventually("the standby has all of it", || async {
+        let received = "SELECT (pg_last_wal_receive_lsn() - '0/0')::bigint";
+        let row = on_standby.query_one(received, &[]).await.ok()?;
+        (row.get::<_, i64>(0) >= written).then_some(())
+    })
+    .await;
     pair.database.server().kill_9().unwrap();
     pair.proxy.cut(Cut::Reset);
     on_standby

@@ -372,6 +372,13 @@ impl Relay {
         .await;
     }
 
+    /// Waits until it has told an error to its last line.
+    pub(crate) async fn wait_for_error(&self, code: &str) {
+        self.wait_for_log(&format!("error[{code}]")).await;
+        self.wait_for_log(&format!("postrider explain {code}"))
+            .await;
+    }
+
     /// Whether the process has a handler for a signal, by its number.
     pub(crate) fn catches(&self, signal: u32) -> bool {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();

@@ -332,7 +332,7 @@ async fn under_halt_what_cannot_be_mapped_or_is_too_large_stops_and_nothing_is_l
         let addr = emulator.addr().to_string();
         let policy = [("POSTRIDER_ON_BAD_EVENT", "halt")];
         let relay = Relay::start_with(&database, &addr, &policy);
-        relay.wait_for_log(&format!("error[{code}]")).await;
+        relay.wait_for_error(code).await;
         let log = relay.log();
         assert_eq!(relay.wait().await.code(), Some(5), "{log}");
         assert!(
@@ -345,7 +345,7 @@ async fn under_halt_what_cannot_be_mapped_or_is_too_large_stops_and_nothing_is_l
         );
         // The slot still stands before the bad row: it comes again.
         let relay = Relay::start_with(&database, &addr, &policy);
-        relay.wait_for_log(&format!("error[{code}]")).await;
+        relay.wait_for_error(code).await;
         assert_eq!(relay.wait().await.code(), Some(5));
         let recorded = database
             .number("SELECT count(*) FROM outbox.dispatch")

@@ -112,7 +112,7 @@ async fn an_answer_that_never_comes_is_given_up_after_the_publish_timeout() {
         .faults()
         .inject(Fault::new(Action::StoreThenNeverAnswer).times(2));
     let addr = emulator.addr().to_string();
-    let relay = Relay::start_with(&database, &addr, &[("POSTRIDER_PUBLISH_TIMEOUT_S", "1")]);
+    let relay = Relay::start_with(&database, &addr, &[("POSTRIDER_PUBLISH_TIMEOUT_S", "3")]);
     insert_orders(&database, 50, 5).await;
     database.wait_until_recorded().await;
     let report = harness::check_streamed(&database, &emulator).await;
@@ -140,7 +140,7 @@ async fn under_halt_a_refused_event_stops_the_relay_and_nothing_past_it_is_confi
     let addr = emulator.addr().to_string();
     let policy = [("POSTRIDER_ON_BAD_EVENT", "halt")];
     let relay = Relay::start_with(&database, &addr, &policy);
-    relay.wait_for_log("error[event-refused]").await;
+    relay.wait_for_error("event-refused").await;
     let log = relay.log();
     let status = relay.wait().await;
     assert_eq!(status.code(), Some(5), "{log}");

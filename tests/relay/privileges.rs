@@ -149,7 +149,7 @@ async fn each_right_that_is_taken_away_is_missed_and_named() {
         database.execute(&revoke).await;
         insert_orders(&database, 1, 1).await;
         let relay = Relay::start_with(&database, &host, &[("DATABASE_URL", url.as_str())]);
-        relay.wait_for_log(&format!("error[{code}]")).await;
+        relay.wait_for_error(code).await;
         let log = relay.log();
         assert!(log.contains("hint"), "{revoke}:\n{log}");
         assert_eq!(relay.wait().await.code(), Some(3), "{revoke}:\n{log}");
@@ -220,7 +220,7 @@ async fn without_select_on_the_outbox_a_recovery_stops_and_names_what_is_missing
     database.drop_slot().await;
     let revoke = "REVOKE SELECT ON outbox.events FROM postrider_relay";
     let relay = run_without(&database, &emulator, revoke).await;
-    relay.wait_for_log("error[privilege-missing]").await;
+    relay.wait_for_error("privilege-missing").await;
     let log = relay.log();
     assert!(log.contains("GRANT postrider_relay"), "{log}");
     assert_eq!(relay.wait().await.code(), Some(3), "{log}");

@@ -65,7 +65,7 @@ impl World {
     }
 
     /// Ends the load; everything is delivered and confirmed, and the relay lived all the time.
-    async fn ends_well(self) -> pubsub_emulator::checks::Report {
+    async fn ends_well(self) -> (pubsub_emulator::checks::Report, String) {
         wait_for_more(&self.database, 50).await;
         self.load.stop().await;
         self.database.wait_until_recorded().await;
@@ -74,7 +74,7 @@ impl World {
         let log = self.relay.log();
         assert!(report.is_clean(), "{report}\n{log}");
         assert_eq!(log.matches("streaming").count(), 1, "one session:\n{log}");
-        report
+        (report, log)
     }
 }
 
@@ -161,24 +161,26 @@ async fn front_ends_that_say_goaway_all_the_time_lose_and_swap_nothing() {
         (world.proxy.accepted() >= connections + 20).then_some(())
     })
     .await;
-    let failures = "postrider_publish_failures_total{kind=\"pubsub-unreachable\"}";
-    let failed = world.metric(failures).await.unwrap_or(0.0);
     // What is handed to a connection at the moment of its end is refused unsent, and goes again. A
     // client that writes to a closed connection may lose the answers that came last.
-    let report = world.ends_well().await;
+    let (report, log) = world.ends_well().await;
     let lost = report.unexplained_duplicates();
-    assert!(lost == 0 || failed > 0.0, "{report}");
+    let failed = log.contains("pubsub-unreachable");
+    assert!(lost == 0 || failed, "{report}\n{log}");
 }
+
+/// Where every answer comes: one that a busy machine reads late is no repeat.
+const PATIENT: (&str, &str) = ("POSTRIDER_PUBLISH_TIMEOUT_S", "10");
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_answer_with_too_few_ids_is_no_answer_and_the_batch_comes_again() {
-    let world = World::start(&[]).await;
+    let world = World::start(&[PATIENT]).await;
     world
         .emulator
         .faults()
         .inject(Fault::new(Action::FewerIds).times(8));
     world.relay.wait_for_log("ids for").await;
-    let report = world.ends_well().await;
+    let (report, _) = world.ends_well().await;
     assert!(!report.duplicates.is_empty(), "{report}");
     assert_eq!(report.unexplained_duplicates(), 0, "{report}");
 }
@@ -207,7 +209,7 @@ async fn world_with_payments() -> World {
         .create_topic("projects/demo/topics/payment.events")
         .await
         .unwrap();
-    World::with(emulator, &[]).await
+    World::with(emulator, &[PATIENT]).await
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -276,7 +278,7 @@ async fn a_refusal_holds_up_its_topic_alone(code: Code, name: &str, hint: &str) 
     assert!(log.contains(hint), "{log}");
     payments_go_on(&world).await;
     world.emulator.faults().lift(refusal);
-    let report = world.ends_well().await;
+    let (report, _) = world.ends_well().await;
     assert!(report.duplicates.is_empty(), "{report}");
 }
 

@@ -177,7 +177,7 @@ async fn under_halt_the_relay_stops_at_the_bad_event_with_what_to_do() {
     let addr = emulator.addr().to_string();
     let policy = [("POSTRIDER_ON_BAD_EVENT", "halt")];
     let relay = Relay::start_with(&database, &addr, &policy);
-    relay.wait_for_log("error[event-refused]").await;
+    relay.wait_for_error("event-refused").await;
     let log = relay.log();
     assert_eq!(relay.wait().await.code(), Some(5), "{log}");
     assert!(log.contains(BAD) && log.contains("on_bad_event"), "{log}");
@@ -663,7 +663,7 @@ async fn one_bad_key_too_many_stops_the_relay_and_nothing_of_it_is_confirmed() {
     insert_orders(&database, 20, 2).await;
     database.wait_until_recorded().await;
     insert_bad(&database, BAD, "o-1").await;
-    relay.wait_for_log("error[quarantine-full]").await;
+    relay.wait_for_error("quarantine-full").await;
     let log = relay.log();
     assert!(log.contains("postrider quarantine list"), "{log}");
     assert_eq!(relay.wait().await.code(), Some(5), "{log}");
@@ -671,7 +671,7 @@ async fn one_bad_key_too_many_stops_the_relay_and_nothing_of_it_is_confirmed() {
     assert_eq!(database.number(&of_it).await, 0);
     // It is met again, and goes when there is room.
     let relay = Relay::start(&database, &emulator);
-    relay.wait_for_log("error[quarantine-full]").await;
+    relay.wait_for_error("quarantine-full").await;
     assert_eq!(relay.wait().await.code(), Some(5));
     emulator.faults().lift(poisoned);
     let relay = Relay::start(&database, &emulator);
@@ -681,7 +681,7 @@ async fn one_bad_key_too_many_stops_the_relay_and_nothing_of_it_is_confirmed() {
     // A relay that starts with too many says so, too, and what the page says helps.
     fill_one_more(&database).await;
     let relay = Relay::start(&database, &emulator);
-    relay.wait_for_log("error[quarantine-full]").await;
+    relay.wait_for_error("quarantine-full").await;
     assert_eq!(relay.wait().await.code(), Some(5));
     quarantine(&database, &["discard", "--all", "--yes"]);
     let relay = Relay::start(&database, &emulator);

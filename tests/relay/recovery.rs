@@ -512,7 +512,7 @@ async fn a_relay_that_may_not_recover_stops_where_the_log_cannot_be_decoded() {
     let host = emulator.addr().to_string();
     let more = [("POSTRIDER_SLOT_ON_LOSS", "stop")];
     let relay = Relay::start_with(&database, &host, &more);
-    relay.wait_for_log("error[slot-stuck]").await;
+    relay.wait_for_error("slot-stuck").await;
     assert_eq!(relay.wait().await.code(), Some(3));
     let before = recorded(&database).await;
     assert!((200..500).contains(&before), "{before}");
@@ -526,7 +526,7 @@ async fn a_relay_that_may_not_recover_stops_with_the_reason_until_a_person_asks_
     let host = emulator.addr().to_string();
     let more = [("POSTRIDER_SLOT_ON_LOSS", "stop")];
     let relay = Relay::start_with(&database, &host, &more);
-    relay.wait_for_log("error[slot-missing]").await;
+    relay.wait_for_error("slot-missing").await;
     relay.wait_for_log("postrider recover --dry-run").await;
     assert_eq!(relay.wait().await.code(), Some(3));
     assert_eq!(recorded(&database).await, 200, "nothing was delivered");
@@ -662,7 +662,7 @@ async fn another_cluster_is_refused_until_it_is_adopted_and_its_log_collides_wit
     )
     .await;
     let relay = Relay::start(&new, &emulator);
-    relay.wait_for_log("error[foreign-cluster]").await;
+    relay.wait_for_error("foreign-cluster").await;
     relay.wait_for_log("recover --adopt").await;
     assert_eq!(relay.wait().await.code(), Some(3));
     let environment = [
@@ -777,7 +777,7 @@ async fn a_recovery_that_may_not_use_enough_temporary_files_says_which_limit_to_
         )
         .await;
     let relay = Relay::start(&database, &emulator);
-    relay.wait_for_log("error[postgres-statement]").await;
+    relay.wait_for_error("postgres-statement").await;
     let log = relay.log();
     assert!(
         log.contains("SQLSTATE 53400") && log.contains("raise temp_file_limit"),

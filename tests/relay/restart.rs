@@ -150,12 +150,13 @@ async fn a_fast_shutdown_in_the_middle_of_writes_does_not_wait_for_the_relay_and
     let mut database = Database::private().await;
     let emulator = harness::emulator().await;
     let relay = Relay::start(&database, &emulator);
+    relay.wait_for_log("streaming").await;
     for _ in 0..3 {
         let (writer, connection) = tokio_postgres::connect(&database.url, tokio_postgres::NoTls)
             .await
             .unwrap();
         tokio::spawn(connection);
-        let insert = harness::insert_orders_sql(20_000, 50);
+        let insert = harness::insert_orders_sql(2_000_000, 50);
         // Cut off by the shutdown: what was committed until then counts.
         let writing = tokio::spawn(async move { writer.batch_execute(&insert).await });
         let before = database
@@ -277,7 +278,7 @@ async fn kill_9_within_one_transaction_repeats_only_those_of_its_events_that_had
     let emulator = harness::emulator().await;
     emulator
         .faults()
-        .inject(Fault::new(Action::Delay(Duration::from_millis(20))));
+        .inject(Fault::new(Action::Delay(Duration::from_millis(200))));
     database
         .execute(
             "INSERT INTO outbox.events \

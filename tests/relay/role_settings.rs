@@ -52,7 +52,7 @@ async fn a_recovery_from_which_policies_hide_rows_stops_before_it_changes_anythi
         .await;
     let before = slot(&database).await;
     let relay = run();
-    relay.wait_for_log("error[privilege-missing]").await;
+    relay.wait_for_error("privilege-missing").await;
     let log = relay.log();
     assert!(log.contains("BYPASSRLS"), "{log}");
     assert_eq!(relay.wait().await.code(), Some(3), "{log}");
@@ -117,7 +117,7 @@ async fn row_level_security_of_the_relays_own_tables_is_refused_at_the_start() {
         let alter = |what: &str| format!("ALTER TABLE {table} {what} ROW LEVEL SECURITY");
         database.execute(&alter("ENABLE")).await;
         let relay = run();
-        relay.wait_for_log("error[privilege-missing]").await;
+        relay.wait_for_error("privilege-missing").await;
         assert_eq!(relay.wait().await.code(), Some(3), "{table}");
         database.execute(&alter("DISABLE")).await;
     }

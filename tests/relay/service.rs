@@ -253,6 +253,6 @@ async fn missing_credentials_are_named_before_anything_is_read() {
         ("GOOGLE_APPLICATION_CREDENTIALS", "/nowhere/account.json"),
     ];
     let relay = Relay::start_with(&database, "", &environment);
-    relay.wait_for_log("error[credentials-missing]").await;
+    relay.wait_for_error("credentials-missing").await;
     assert_eq!(relay.wait().await.code(), Some(4));
 }

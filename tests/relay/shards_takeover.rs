@@ -139,7 +139,7 @@ async fn an_outcome_that_comes_after_another_number_of_shards_has_taken_over_is_
     prepare(&database, "1/2", &[]);
     let old = start(&database, &emulator, "");
     old.wait_for_log("streaming").await;
-    let late = Action::Delay(Duration::from_secs(8));
+    let late = Action::Delay(Duration::from_secs(9));
     emulator.faults().inject(Fault::new(late).times(3));
     let withheld = emulator.faults().inject(Fault::new(Action::NeverAnswer));
     insert_orders(&database, 3, 3).await;

@@ -338,6 +338,37 @@ async fn slots_of_others_are_refused_by_kind() {
     );
 }
 
+/// For a moment PostgreSQL shows a slot that a session makes without its plugin.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_slot_that_is_being_made_is_ours_and_held_whenever_it_is_looked_at() {
+    // Of its own, since each slot waits for all transactions of a server.
+    let server = builder().start().expect("start");
+    let (client, maker) = (superuser(&server).await, superuser(&server).await);
+    let name = slot_name("made");
+    let make = format!(
+        "select pg_create_logical_replication_slot('{name}', 'pgoutput'); \
+         select pg_drop_replication_slot('{name}')"
+    );
+    let making = tokio::spawn(async move {
+        for _ in 0..200 {
+            run(&maker, &make).await;
+        }
+    });
+    let mut without_plugin = 0;
+    while !making.is_finished() {
+        let Some(slot) = slots::find(&client, &name).await.expect("find") else {
+            continue;
+        };
+        slot.require_ours().expect("ours");
+        if slot.plugin.as_deref() == Some("") {
+            without_plugin += 1;
+            assert!(slot.active && slot.holder.is_some());
+        }
+    }
+    making.await.expect("made and dropped");
+    println!("{without_plugin} looks found no plugin yet");
+}
+
 #[tokio::test]
 async fn a_server_without_a_free_slot_says_so() {
     let server = builder()
