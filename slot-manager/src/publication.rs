@@ -120,10 +120,7 @@ pub async fn inspect(
     let mut looks = 1;
     let rows = loop {
         match client.query_typed(sql::PUBLICATION, &parameters).await {
-            // It was dropped while the statement ran, whose snapshot still shows it.
-            Err(error) if error.code() == Some(&SqlState::UNDEFINED_OBJECT) && looks < LOOKS => {
-                looks += 1;
-            }
+            Err(error) if is_of_a_dropped_object(&error) && looks < LOOKS => looks += 1,
             looked => break looked.map_err(Error::database("looking at the publication"))?,
         }
     };
@@ -147,6 +144,13 @@ pub async fn inspect(
         tables: states.collect::<Result<_, _>>()?,
         fingerprint,
     })
+}
+
+/// Whether something was dropped while the statement ran, whose snapshot still shows it. PostgreSQL 16
+/// and newer may call that an internal error ("cache lookup failed").
+fn is_of_a_dropped_object(error: &tokio_postgres::Error) -> bool {
+    let code = error.code();
+    code == Some(&SqlState::UNDEFINED_OBJECT) || code == Some(&SqlState::INTERNAL_ERROR)
 }
 
 impl Publication {
