@@ -24,13 +24,12 @@ fn is_the_end_of_a_client(cause: Cause) -> bool {
 const WAKING: Duration = Duration::from_millis(100);
 
 /// Whether this is what a frozen relay had in its buffers and sent as it woke: its connection is
-/// older than the freeze, and it has brought nothing of this key since.
+/// older than that, and it has brought nothing of this lane since it was frozen. What it had sent
+/// before may be read while it is frozen.
 pub(super) fn lay_in_a_frozen_relay(evidence: &Evidence, attempt: &Attempt) -> bool {
     let is_of_peer = |other: &&Attempt| attempt.peer.is_some() && other.peer == attempt.peer;
     let of_peer = || evidence.attempts.iter().filter(is_of_peer);
-    let is_of_key = |other: &&Attempt| {
-        (&other.topic, &other.ordering_key) == (&attempt.topic, &attempt.ordering_key)
-    };
+    let is_of_lane = |other: &&Attempt| is_of_lane(other, attempt);
     let freezes = evidence.occurrences.iter().filter(|occurrence| {
         blame(evidence, &occurrence.fault) == Some(Cause::Frozen)
             && (occurrence.to.saturating_sub(WAKING)..=occurrence.to + LATE)
@@ -38,9 +37,24 @@ pub(super) fn lay_in_a_frozen_relay(evidence: &Evidence, attempt: &Attempt) -> b
     });
     freezes.into_iter().any(|freeze| {
         let since = |other: &Attempt| (freeze.from..attempt.received).contains(&other.received);
-        of_peer().any(|other| other.received < freeze.from)
-            && !of_peer().filter(is_of_key).any(since)
+        let woke = freeze.to.saturating_sub(WAKING).max(freeze.from);
+        of_peer().any(|other| other.received < woke) && !of_peer().filter(is_of_lane).any(since)
     })
+}
+
+/// Whether two requests of one relay are never on their way together. Messages without an ordering
+/// key have several lanes; there it is certain of the same event alone.
+fn is_of_lane(one: &Attempt, other: &Attempt) -> bool {
+    let lane = |attempt: &Attempt| (attempt.topic.clone(), attempt.ordering_key.clone());
+    let is_in_other = |id| {
+        other
+            .event_ids
+            .iter()
+            .flatten()
+            .any(|of_other| of_other == id)
+    };
+    lane(one) == lane(other)
+        && (!one.ordering_key.is_empty() || one.event_ids.iter().flatten().any(is_in_other))
 }
 
 /// Two requests of one key under way together are no fault of the relay if the one that sent the

@@ -726,6 +726,28 @@ fn what_lay_in_a_frozen_relay_may_be_recorded_when_it_wakes_and_nothing_that_it_
     };
     assert_eq!(complaints(sent_by_a_woken_relay(391)), 0);
     assert_eq!(complaints(sent_by_a_woken_relay(1_500)), 1, "long awake");
+    let first_is_read = |at_ms| {
+        let mut late = sent_by_a_woken_relay(991);
+        late.attempts[0].received = ms(at_ms);
+        late.attempts[0].ordering_key = "another".into();
+        late.occurrences = vec![happened(Fault::Freeze(ms(680)), 310, 990)];
+        complaints(late)
+    };
+    assert_eq!(first_is_read(340), 0, "sent before the freeze");
+    assert_eq!(
+        first_is_read(980),
+        1,
+        "of a connection that was opened after it"
+    );
+    let mut unordered = sent_by_a_woken_relay(391);
+    unordered.attempts.push(Attempt {
+        peer: unordered.attempts[3].peer,
+        ..attempt(4, 390, "e2")
+    });
+    for attempt in &mut unordered.attempts {
+        attempt.ordering_key = "".into();
+    }
+    assert_eq!(complaints(unordered), 0, "another lane");
     let mut goes_on = sent_by_a_woken_relay(391);
     goes_on.attempts.push(Attempt {
         peer: goes_on.attempts[3].peer,
