@@ -2,8 +2,10 @@
 
 use std::time::Duration;
 
+use hyper_util::client::legacy::connect::HttpConnector;
 use tonic::transport::{Channel, ClientTlsConfig, Endpoint as Transport};
 
+use super::gathering::Connector;
 use crate::error::{Code, Error, Result};
 use crate::settings::Endpoint;
 
@@ -30,17 +32,20 @@ pub(super) fn channel(endpoint: &Endpoint, timeout: Duration) -> Result<Channel>
         .map_err(invalid)?
         .user_agent(concat!("postrider/", env!("CARGO_PKG_VERSION")))
         .map_err(invalid)?
-        .connect_timeout(timeout)
-        .tcp_nodelay(true)
         .http2_keep_alive_interval(KEEP_ALIVE_INTERVAL)
         .keep_alive_timeout(KEEP_ALIVE_TIMEOUT)
         .initial_stream_window_size(WINDOW)
         .initial_connection_window_size(WINDOW);
     if url.starts_with("https://") {
-        let tls = ClientTlsConfig::new().with_native_roots();
+        let tls = ClientTlsConfig::new().with_native_roots().timeout(timeout);
         transport = transport.tls_config(tls).map_err(invalid)?;
     }
-    Ok(transport.connect_lazy())
+    let mut tcp = HttpConnector::new();
+    // Whether there is TLS is decided above.
+    tcp.enforce_http(false);
+    tcp.set_nodelay(true);
+    tcp.set_connect_timeout(Some(timeout));
+    Ok(transport.connect_with_connector_lazy(Connector(tcp)))
 }
 
 /// Whether Pub/Sub keeps order there: only among publishes in one region.

@@ -11,6 +11,7 @@ mod credentials;
 mod details;
 mod endpoint;
 mod failure;
+mod gathering;
 mod message_ids;
 mod topics;
 
@@ -117,10 +118,11 @@ impl Publisher {
         if tokio::time::Instant::now() >= deadline {
             return Err(Failure::unknown(format!("not sent in {:?}", self.timeout)));
         }
+        let codec = PublishCodec::new(&request);
         let mut call = tonic::Request::new(request);
         *call.metadata_mut() = metadata;
         let response = grpc
-            .unary(call, PathAndQuery::from_static(METHOD), PublishCodec)
+            .unary(call, PathAndQuery::from_static(METHOD), codec)
             .await
             .map_err(|status| Failure::from_status(&status))?;
         Ok(response.into_inner())
