@@ -2,7 +2,8 @@
 //!
 //! A request costs about the same for one message as for a hundred. While live, every event goes
 //! at once; while the server sends transactions of long ago, lanes wait until they are worth a
-//! request, the budget is spent, or the stream pauses. Both times compared are the server's.
+//! request, more of it would not make requests larger (`budget`), or the stream pauses. Both times
+//! compared are the server's.
 
 use std::time::{Duration, Instant};
 
@@ -31,9 +32,9 @@ impl Backlog {
     }
 
     /// Which lanes to serve.
-    pub(super) fn serve(&self, budget_is_spent: bool) -> Serve {
+    pub(super) fn serve(&self, fills_requests: bool) -> Serve {
         match self.behind_since_chunk {
-            Some(_) if !budget_is_spent => Serve::Worthwhile,
+            Some(_) if fills_requests => Serve::Worthwhile,
             Some(_) | None => Serve::All,
         }
     }
@@ -58,16 +59,16 @@ mod tests {
     }
 
     #[test]
-    fn only_old_transactions_make_lanes_wait_and_only_until_the_budget_is_spent_or_a_pause() {
+    fn only_old_transactions_make_lanes_wait_and_only_while_requests_fill_up_or_until_a_pause() {
         let (mut backlog, now) = (Backlog::default(), Instant::now());
-        assert_eq!(backlog.serve(false), Serve::All);
-        backlog.received(second(100), second(100), now);
-        assert_eq!(backlog.serve(false), Serve::All);
-        backlog.received(second(100), second(10), now);
-        assert_eq!(backlog.serve(false), Serve::Worthwhile);
         assert_eq!(backlog.serve(true), Serve::All);
+        backlog.received(second(100), second(100), now);
+        assert_eq!(backlog.serve(true), Serve::All);
+        backlog.received(second(100), second(10), now);
+        assert_eq!(backlog.serve(true), Serve::Worthwhile);
+        assert_eq!(backlog.serve(false), Serve::All);
         assert_eq!(backlog.pause_ends(), Some(now + PAUSE));
         backlog.paused();
-        assert_eq!(backlog.serve(false), Serve::All);
+        assert_eq!(backlog.serve(true), Serve::All);
     }
 }

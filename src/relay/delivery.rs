@@ -135,9 +135,9 @@ impl Delivery {
         !self.budget.is_spent() || (self.budget.has_room() && self.lanes.waiting() > 0)
     }
 
-    /// Whether the memory for events is used up.
-    pub(super) fn budget_is_spent(&self) -> bool {
-        self.budget.is_spent()
+    /// Whether requests grow by waiting for more events.
+    pub(super) fn fills_requests(&self) -> bool {
+        self.budget.fills_requests()
     }
 
     /// Waits for whatever brings events forward, and returns how many of which transactions have
@@ -185,6 +185,7 @@ impl Delivery {
     /// Starts as many requests as the lanes and the limit allow. Their time begins at `now`, when
     /// it was still right to send.
     pub(super) fn send_requests(&mut self, now: Instant, serve: Serve) {
+        self.budget.weigh_lanes(self.lanes.len());
         while let Some(request) = self.lanes.next_request(now, serve) {
             let publisher = self.publisher.clone();
             let messages = request

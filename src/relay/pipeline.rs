@@ -64,7 +64,7 @@ impl Pipeline {
             if self.seam.is_none() && self.earlier.is_over() {
                 self.delivery.allow_releases();
             }
-            let serve = self.backlog.serve(self.delivery.budget_is_spent());
+            let serve = self.backlog.serve(self.delivery.fills_requests());
             self.delivery.send_requests(now, serve);
             self.source.confirm(self.watermark.confirmable());
             self.measure();

@@ -34,7 +34,10 @@ pub(super) enum Contestant {
     /// The relay's reading, with Google's Publisher in place of ours.
     Official,
     /// A bare tonic client with one message per request, from memory.
-    Bare,
+    Bare {
+        /// As of the relay.
+        delay_ms: u64,
+    },
 }
 
 /// The way to the server.
@@ -42,6 +45,14 @@ pub(super) enum Contestant {
 pub(super) enum Link {
     Tcp,
     Socket,
+}
+
+/// How late answers are told of.
+fn late(delay_ms: u64) -> String {
+    match delay_ms {
+        0 => String::new(),
+        _ => format!(", answers after {delay_ms} ms"),
+    }
 }
 
 impl Contestant {
@@ -62,16 +73,17 @@ impl Contestant {
             Self::Pgwire(link) => format!("pgwire-replication, reading only, over {}", over(link)),
             Self::Relay { setting, delay_ms } => {
                 let setting = setting.map(|(name, value)| format!(", {name}={value}"));
-                let delay = (delay_ms > 0).then(|| format!(", answers after {delay_ms} ms"));
-                format!(
-                    "relay{}{}",
-                    setting.unwrap_or_default(),
-                    delay.unwrap_or_default()
-                )
+                let setting = setting.unwrap_or_default();
+                format!("relay{setting}{}", late(delay_ms))
             }
             Self::TwoShards => "two relays with half of the keys each".into(),
             Self::Official => "google-cloud-pubsub Publisher behind our reading".into(),
-            Self::Bare => "bare tonic client, one message per request".into(),
+            Self::Bare { delay_ms } => {
+                format!(
+                    "bare tonic client, one message per request{}",
+                    late(delay_ms)
+                )
+            }
         }
     }
 
@@ -79,8 +91,8 @@ impl Contestant {
     pub(super) fn emulator_delay_ms(self) -> Option<u64> {
         match self {
             Self::Recvlogical(_) | Self::Null(_) | Self::Pgwire(_) => None,
-            Self::Relay { delay_ms, .. } => Some(delay_ms),
-            Self::TwoShards | Self::Official | Self::Bare => Some(0),
+            Self::Relay { delay_ms, .. } | Self::Bare { delay_ms } => Some(delay_ms),
+            Self::TwoShards | Self::Official => Some(0),
         }
     }
 
@@ -93,7 +105,7 @@ impl Contestant {
             | Self::Null(_)
             | Self::Pgwire(_)
             | Self::Official
-            | Self::Bare => false,
+            | Self::Bare { .. } => false,
         }
     }
 
@@ -111,7 +123,7 @@ impl Contestant {
             | Self::Pgwire(_)
             | Self::Relay { .. }
             | Self::Official
-            | Self::Bare => &[SLOT],
+            | Self::Bare { .. } => &[SLOT],
         }
     }
 
@@ -153,7 +165,7 @@ impl Contestant {
                 command.args(["--topic", TOPIC]);
                 command
             }
-            Self::Bare => {
+            Self::Bare { .. } => {
                 let mut command = Command::new(peers::binary());
                 command.args(["bare", "--requests", &events, "--emulator", host]);
                 command.args(["--topic", TOPIC]);

@@ -152,10 +152,17 @@ fn delivering(events: u64, all: &mut Vec<Scenario>) {
 fn many_keys(events: u64, all: &mut Vec<Scenario>) {
     let own = Backlog::new(events, ROW, OWN_KEYS);
     let least = Aim::RatioAtLeast(0.90);
-    all.push(Scenario {
-        unit: Unit::Requests,
-        ..scenario("own-keys", own, Contestant::Bare, Contestant::RELAY, least)
-    });
+    for (name, delay_ms) in [("own-keys", 0), ("own-keys-after-20-ms", 20)] {
+        let bare = Contestant::Bare { delay_ms };
+        let relay = Contestant::Relay {
+            setting: None,
+            delay_ms,
+        };
+        all.push(Scenario {
+            unit: Unit::Requests,
+            ..scenario(name, own, bare, relay, least)
+        });
+    }
     let bucketed = Contestant::Relay {
         setting: Some(("POSTRIDER_ORDERING", "bucketed(256)")),
         delay_ms: 0,
