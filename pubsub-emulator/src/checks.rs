@@ -18,11 +18,8 @@ use crate::journal::{Answer, Attempt};
 pub type Expected = BTreeMap<Stream, Vec<String>>;
 
 /// A client that gives up on an attempt may send the next one before the server has noticed that
-/// the first was cancelled. Within this time the two do not count as in flight together: where the
-/// first was never answered, and where both lay in one connection that did not move for a while, so
-/// that they arrive at the same moment.
+/// the first was cancelled. Within this time the two do not count as in flight together.
 const CANCEL_GRACE: Duration = Duration::from_secs(1);
-
 /// Judges the attempts of a journal against what should have been published.
 pub fn check(attempts: &[Attempt], expected: &Expected) -> Report {
     let mut report = Report {
@@ -188,7 +185,7 @@ fn check_requests(attempts: &[Attempt], report: &mut Report) {
             under_way.insert(key, attempt);
             continue;
         };
-        if is_under_way(earlier, attempt) {
+        if is_under_way(earlier, attempt.received) {
             report.violations.push(Violation::InFlightTogether {
                 stream: Stream::new(&*attempt.topic, &*attempt.ordering_key),
                 first: earlier.sequence,
@@ -205,23 +202,15 @@ fn check_requests(attempts: &[Attempt], report: &mut Report) {
     }
 }
 
-fn is_under_way(earlier: &Attempt, attempt: &Attempt) -> bool {
-    let Some(ended) = earlier.ended else {
-        return true;
-    };
-    let is_given_up = earlier.answer == Answer::Never || is_repeat(earlier, attempt);
-    let grace = if is_given_up {
-        CANCEL_GRACE
-    } else {
-        Duration::ZERO
-    };
-    attempt.received + grace < ended
-}
-
-/// Whether a client sent the same request again over the same connection, as one that has given up
-/// the first does. Another client has a connection of its own.
-fn is_repeat(earlier: &Attempt, attempt: &Attempt) -> bool {
-    earlier.peer.is_some() && earlier.peer == attempt.peer && earlier.event_ids == attempt.event_ids
+fn is_under_way(attempt: &Attempt, time: Duration) -> bool {
+    match (attempt.answer, attempt.ended) {
+        (_, None) => true,
+        (Answer::Never, Some(ended)) => time + CANCEL_GRACE < ended,
+        (
+            Answer::MessageIds | Answer::FewerIds | Answer::Error(_) | Answer::Pending,
+            Some(ended),
+        ) => time < ended,
+    }
 }
 
 #[cfg(test)]

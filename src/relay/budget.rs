@@ -20,13 +20,15 @@ const RECORD: usize = 200;
 
 #[derive(Debug)]
 pub(super) struct Budget {
-    used: usize,
     limit: usize,
-    spent: bool,
-    /// Messages that wait or are on their way.
+    /// Messages that wait or are on their way, and their bytes.
     messages: usize,
+    message_bytes: usize,
     /// Lanes that have them.
     lanes: usize,
+    /// Events without their dispatch row.
+    records: usize,
+    spent: bool,
 }
 
 /// What an event weighs from its arrival until Pub/Sub has stored it.
@@ -37,61 +39,65 @@ pub(super) fn weight(event: &Event) -> usize {
 impl Budget {
     pub(super) fn new(limit: usize) -> Self {
         Self {
-            used: 0,
             limit,
-            spent: false,
             messages: 0,
+            message_bytes: 0,
             lanes: 0,
+            records: 0,
+            spent: false,
         }
     }
 
     /// An event has come into memory.
     pub(super) fn take(&mut self, event: &Event) {
-        self.messages += 1;
-        self.grow(weight(event));
+        self.records += 1;
+        self.take_message(event);
     }
 
     /// An event has come into memory without a message.
     pub(super) fn take_record(&mut self) {
-        self.grow(RECORD);
+        self.records += 1;
+        self.changed();
     }
 
     /// A second message of an event has come into memory.
     pub(super) fn take_message(&mut self, event: &Event) {
         self.messages += 1;
-        self.grow(event.message.len() + WAITING_OVERHEAD);
-    }
-
-    /// So many lanes have work now.
-    pub(super) fn weigh_lanes(&mut self, lanes: usize) {
-        self.grow(lanes.saturating_sub(self.lanes) * LANE);
-        self.give_back(self.lanes.saturating_sub(lanes) * LANE);
-        self.lanes = lanes;
+        self.message_bytes += event.message.len();
+        self.changed();
     }
 
     /// So many messages, of so many bytes in all, are not needed any more.
     pub(super) fn give_back_messages(&mut self, messages: usize, bytes: usize) {
         self.messages = self.messages.saturating_sub(messages);
-        self.give_back(bytes + messages * WAITING_OVERHEAD);
+        self.message_bytes = self.message_bytes.saturating_sub(bytes);
+        self.changed();
     }
 
     /// So many events are recorded.
     pub(super) fn give_back_records(&mut self, events: usize) {
-        self.give_back(events * RECORD);
+        self.records = self.records.saturating_sub(events);
+        self.changed();
     }
 
-    fn grow(&mut self, bytes: usize) {
-        self.used += bytes;
-        self.spent |= self.used >= self.limit;
+    /// So many lanes have work now.
+    pub(super) fn weigh_lanes(&mut self, lanes: usize) {
+        self.lanes = lanes;
+        self.changed();
     }
 
-    fn give_back(&mut self, bytes: usize) {
-        self.used = self.used.saturating_sub(bytes);
-        self.spent &= self.used >= self.limit / 2;
+    fn changed(&mut self) {
+        let used = self.used();
+        self.spent = used >= self.limit || (self.spent && used >= self.limit / 2);
     }
 
     pub(super) fn used(&self) -> usize {
-        self.used
+        self.undelivered() + self.records * RECORD
+    }
+
+    /// What is used for messages.
+    fn undelivered(&self) -> usize {
+        self.message_bytes + self.messages * WAITING_OVERHEAD + self.lanes * LANE
     }
 
     /// What may be used in all.
@@ -101,14 +107,14 @@ impl Budget {
 
     /// Whether there is any room at all.
     pub(super) fn has_room(&self) -> bool {
-        self.used < self.limit
+        self.used() < self.limit
     }
 
     /// Whether requests grow by waiting for more: there is room for more, and it comes to lanes that
     /// have something already.
     pub(super) fn fills_requests(&self) -> bool {
         let shared = self.messages > self.lanes + self.lanes / 8;
-        !self.spent && (shared || self.used < self.limit / 2)
+        !self.spent && (shared || self.undelivered() < self.limit / 2)
     }
 
     /// Whether nothing more may be read for now. One event may always come, however large.
@@ -124,7 +130,7 @@ mod tests {
     #[test]
     fn a_spent_budget_stays_spent_until_half_of_it_is_free() {
         let mut budget = Budget::new(1_000);
-        budget.used = 900;
+        budget.message_bytes = 900;
         budget.take(&Event::for_tests(0));
         assert!(budget.is_spent());
         budget.give_back_records(2);
@@ -136,7 +142,7 @@ mod tests {
     #[test]
     fn requests_fill_up_while_there_is_room_and_beyond_half_of_it_only_where_lanes_are_shared() {
         let event = Event::for_tests(0);
-        let mut budget = Budget::new(100 * (weight(&event) + LANE));
+        let mut budget = Budget::new(100 * (weight(&event) + LANE - RECORD));
         let mut take = |events, lanes| {
             for _ in 0..events {
                 budget.take(&event);
@@ -148,6 +154,12 @@ mod tests {
         assert!(!take(11, 60), "each has a lane of its own");
         assert!(take(0, 50), "a few lanes are shared");
         assert!(!take(100, 50), "spent");
+        budget.give_back_messages(160, 160 * event.message.len());
+        budget.weigh_lanes(0);
+        budget.records = 2 * budget.limit / 3 / RECORD;
+        budget.changed();
+        budget.spent = false;
+        assert!(budget.fills_requests(), "records take nothing of it");
     }
 
     #[test]

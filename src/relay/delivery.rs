@@ -136,7 +136,8 @@ impl Delivery {
     }
 
     /// Whether requests grow by waiting for more events.
-    pub(super) fn fills_requests(&self) -> bool {
+    pub(super) fn fills_requests(&mut self) -> bool {
+        self.budget.weigh_lanes(self.lanes.len());
         self.budget.fills_requests()
     }
 
@@ -185,7 +186,6 @@ impl Delivery {
     /// Starts as many requests as the lanes and the limit allow. Their time begins at `now`, when
     /// it was still right to send.
     pub(super) fn send_requests(&mut self, now: Instant, serve: Serve) {
-        self.budget.weigh_lanes(self.lanes.len());
         while let Some(request) = self.lanes.next_request(now, serve) {
             let publisher = self.publisher.clone();
             let messages = request

@@ -4,7 +4,8 @@
 use std::time::{Duration, Instant};
 
 use fault_proxy::{Cut, FaultProxy, Flow};
-use pubsub_emulator::{Action, Emulator, Fault, RunningEmulator};
+use pubsub_emulator::checks::{Report, Violation};
+use pubsub_emulator::{Action, Attempt, Emulator, Fault, RunningEmulator};
 use tonic::Code;
 
 use crate::harness::{self, Database, Relay, eventually, insert_orders};
@@ -65,17 +66,44 @@ impl World {
     }
 
     /// Ends the load; everything is delivered and confirmed, and the relay lived all the time.
-    async fn ends_well(self) -> (pubsub_emulator::checks::Report, String) {
+    async fn ends_well(self) -> (Report, String) {
+        self.ends_well_after_stalls(&[]).await
+    }
+
+    /// The same where stalls have ended, each when the journal had so many attempts.
+    async fn ends_well_after_stalls(self, ends: &[u64]) -> (Report, String) {
         wait_for_more(&self.database, 50).await;
         self.load.stop().await;
         self.database.wait_until_recorded().await;
         self.database.wait_until_confirmed().await;
-        let report = harness::check_streamed(&self.database, &self.emulator).await;
+        let mut report = harness::check_streamed(&self.database, &self.emulator).await;
+        let attempts = self.emulator.journal().attempts();
+        report
+            .violations
+            .retain(|violation| !lay_in_a_stalled_connection(violation, &attempts, ends));
         let log = self.relay.log();
         assert!(report.is_clean(), "{report}\n{log}");
         assert_eq!(log.matches("streaming").count(), 1, "one session:\n{log}");
         (report, log)
     }
+}
+
+/// A request that was given up in a stall arrives when that ends, at the same moment as its repeat:
+/// the relay cannot prevent it.
+fn lay_in_a_stalled_connection(violation: &Violation, attempts: &[Attempt], ends: &[u64]) -> bool {
+    let Violation::InFlightTogether { first, second, .. } = violation else {
+        return false;
+    };
+    let attempt = |sequence| {
+        let is_it = |attempt: &&Attempt| attempt.sequence == sequence;
+        attempts.iter().find(is_it).expect("it is in the journal")
+    };
+    let (one, other) = (attempt(*first), attempt(*second));
+    let is_of_burst = |end| {
+        let until = attempt(end).received + Duration::from_millis(500);
+        [one, other].map(|of| of.sequence >= end && of.received < until) == [true; 2]
+    };
+    one.event_ids == other.event_ids && ends.iter().any(|end| is_of_burst(*end))
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -111,16 +139,22 @@ async fn a_black_hole_is_left_after_the_publish_timeout_and_everything_comes_aga
 
 #[tokio::test(flavor = "multi_thread")]
 async fn requests_that_arrive_late_after_a_stall_are_repeats_in_order() {
-    let world = World::start(&[]).await;
+    // Over several connections a request may even arrive after those that follow its repeat.
+    let world = World::start(&[("POSTRIDER_PUBSUB_CHANNELS", "1")]).await;
+    let mut ends = Vec::new();
     for _ in 0..2 {
         world.proxy.set_flow(Flow::Stalled);
         world
             .wait_for_metric("postrider_lag_seconds", |n| n > 2.0)
             .await;
+        ends.push(world.emulator.journal().attempts().len() as u64);
         world.proxy.heal();
+        world
+            .wait_for_metric("postrider_lag_seconds", |n| n < 1.0)
+            .await;
         wait_for_more(&world.database, 50).await;
     }
-    world.ends_well().await;
+    world.ends_well_after_stalls(&ends).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

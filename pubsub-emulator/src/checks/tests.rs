@@ -237,25 +237,6 @@ fn a_given_up_request_may_be_noticed_late_but_not_much() {
 }
 
 #[test]
-fn a_given_up_request_and_its_repeat_may_arrive_together_over_one_connection() {
-    let peer = |port| Some(([127, 0, 0, 1], port).into());
-    let mut script = Script::default().ok("k", &["1"]).ok("k", &["1"]);
-    script.attempts[0].ended = Some(Duration::from_millis(11));
-    script.attempts[0].peer = peer(1);
-    script.attempts[1].peer = peer(1);
-    assert!(script.check("k", &["1"]).is_clean());
-    script.attempts[1].peer = peer(2);
-    assert!(!script.check("k", &["1"]).is_clean(), "of another client");
-
-    let mut script = Script::default().ok("k", &["1"]).ok("k", &["2"]);
-    script.attempts[0].ended = Some(Duration::from_millis(11));
-    for attempt in &mut script.attempts {
-        attempt.peer = peer(1);
-    }
-    assert!(!script.check("k", &["1", "2"]).is_clean(), "not a repeat");
-}
-
-#[test]
 fn mixed_keys_are_found_although_they_were_refused() {
     let refused = Answer::Error(Code::FailedPrecondition);
     let mut script = Script::default().attempt("a", &["1", "2"], false, refused);
