@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 use std::time::Instant;
 
 use super::event::{Event, LaneKey, Request};
-use super::{MAX_BYTES, MAX_MESSAGES, MESSAGE_FRAMING, WORTHWHILE_MESSAGES};
+use super::{MAX_BYTES, MAX_MESSAGES, MESSAGE_FRAMING, WORTHWHILE_BYTES, WORTHWHILE_MESSAGES};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum State {
@@ -27,6 +27,8 @@ pub(super) struct Lane {
     pub(super) key: LaneKey,
     pub(super) state: State,
     queue: VecDeque<Event>,
+    /// Bytes of the messages in `queue`.
+    bytes: usize,
     /// A request that failed; goes unchanged before all else.
     again: Option<Request>,
     /// So many events at the front hold at least one that Pub/Sub refuses; 0 when none is known.
@@ -39,6 +41,7 @@ impl Lane {
             key,
             state: State::Ready,
             queue: VecDeque::new(),
+            bytes: 0,
             again: None,
             suspects: 0,
         }
@@ -51,8 +54,10 @@ impl Lane {
             // of what a lane takes.
             self.queue.reserve_exact(1);
         }
+        let was_full = self.is_full();
+        self.bytes += event.message.len();
         self.queue.push_back(event);
-        self.queue.len() == WORTHWHILE_MESSAGES && self.state == State::Ready
+        self.state == State::Ready && self.is_full() && !was_full
     }
 
     /// Whether nothing waits in it.
@@ -60,9 +65,14 @@ impl Lane {
         self.queue.is_empty() && self.again.is_none()
     }
 
+    /// Whether what waits is enough for a request that costs hardly more than it has to.
+    fn is_full(&self) -> bool {
+        self.queue.len() >= WORTHWHILE_MESSAGES || self.bytes >= WORTHWHILE_BYTES
+    }
+
     /// Whether it is worth a request also while more input is at hand: a search is not put off.
     pub(super) fn is_worthwhile(&self) -> bool {
-        self.queue.len() >= WORTHWHILE_MESSAGES || self.suspects > 0 || self.again.is_some()
+        self.is_full() || self.suspects > 0 || self.again.is_some()
     }
 
     /// The next request; the lane must be ready and not be empty.
@@ -81,11 +91,12 @@ impl Lane {
             bytes <= MAX_BYTES
         });
         let count = fitting.count().max(1);
-        let events = match count == self.queue.len() {
+        let events: Vec<Event> = match count == self.queue.len() {
             // The usual case: the memory goes along, nothing is copied.
             true => std::mem::take(&mut self.queue).into(),
             false => self.queue.drain(..count).collect(),
         };
+        self.bytes -= bytes_of(&events);
         Request {
             lane: place,
             key: self.key.clone(),
@@ -116,6 +127,7 @@ impl Lane {
             return events.pop();
         }
         self.suspects = events.len();
+        self.bytes += bytes_of(&events);
         for event in events.into_iter().rev() {
             self.queue.push_front(event);
         }
@@ -127,4 +139,8 @@ impl Lane {
         let again = self.again.map(|request| request.events);
         again.into_iter().flatten().chain(self.queue)
     }
+}
+
+fn bytes_of(events: &[Event]) -> usize {
+    events.iter().map(|event| event.message.len()).sum()
 }

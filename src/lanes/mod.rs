@@ -39,6 +39,9 @@ const MESSAGE_FRAMING: usize = 6;
 /// size costs a message hardly more than the largest one does.
 const WORTHWHILE_MESSAGES: usize = 100;
 
+/// The same in bytes: copying those costs several times what the request does.
+const WORTHWHILE_BYTES: usize = 64 << 10;
+
 /// Lanes of a topic for messages without an ordering key.
 const UNORDERED_LANES: u32 = 16;
 

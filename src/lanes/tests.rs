@@ -105,6 +105,27 @@ fn while_more_input_is_at_hand_only_worthwhile_lanes_are_served() {
 }
 
 #[test]
+fn a_few_messages_of_many_bytes_are_worthwhile_as_well_and_are_counted_once() {
+    let now = Instant::now();
+    let mut lanes = Lanes::new(10);
+    for n in [1, 2] {
+        assert!(lanes.next_request(now, Serve::Worthwhile).is_none());
+        let mut large = event(n);
+        large.message = vec![0; WORTHWHILE_BYTES / 2].into();
+        lanes.push("projects/p/topics/t".into(), "a".into(), large);
+    }
+    let whole = lanes.next_request(now, Serve::Worthwhile).unwrap();
+    assert_eq!(ordinals(&whole), [1, 2]);
+    assert!(lanes.refused(whole).is_none());
+    for n in [1, 2] {
+        let half = lanes.next_request(now, Serve::Worthwhile).unwrap();
+        assert_eq!(ordinals(&half), [n]);
+        lanes.finished(&half);
+    }
+    assert!(lanes.is_empty());
+}
+
+#[test]
 fn a_request_holds_at_most_1000_messages_and_9_mb() {
     let now = Instant::now();
     let mut lanes = Lanes::new(10);

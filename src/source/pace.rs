@@ -33,8 +33,9 @@ impl Pace {
         }
     }
 
-    /// So many bytes were read just now; says how long to wait before the next read.
-    pub(super) fn read(&mut self, bytes: usize, now: Instant) -> Option<Duration> {
+    /// So many bytes were read just now, as many as there was room for if `is_full`: then more is
+    /// there already. Says how long to wait before the next read.
+    pub(super) fn read(&mut self, bytes: usize, is_full: bool, now: Instant) -> Option<Duration> {
         self.window_bytes += bytes;
         let elapsed = now.saturating_duration_since(self.window_began);
         if elapsed >= WINDOW {
@@ -47,7 +48,7 @@ impl Pace {
                 busy: self.busy,
             };
         }
-        self.busy.then_some(LINGER)
+        (self.busy && !is_full).then_some(LINGER)
     }
 }
 
@@ -60,7 +61,10 @@ mod tests {
         let start = Instant::now();
         let mut pace = Pace::new(start);
         for n in 1..10_000 {
-            assert_eq!(pace.read(300, start + Duration::from_micros(100 * n)), None);
+            assert_eq!(
+                pace.read(300, false, start + Duration::from_micros(100 * n)),
+                None
+            );
         }
     }
 
@@ -69,10 +73,11 @@ mod tests {
         let start = Instant::now();
         let mut pace = Pace::new(start);
         for n in 1..1_000 {
-            pace.read(300, start + Duration::from_micros(20 * n));
+            pace.read(300, false, start + Duration::from_micros(20 * n));
         }
         let at = start + Duration::from_millis(20);
-        assert_eq!(pace.read(300, at), Some(LINGER));
-        assert_eq!(pace.read(300, at + Duration::from_millis(50)), None);
+        assert_eq!(pace.read(300, true, at), None, "more is there already");
+        assert_eq!(pace.read(300, false, at), Some(LINGER));
+        assert_eq!(pace.read(300, false, at + Duration::from_millis(50)), None);
     }
 }

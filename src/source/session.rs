@@ -135,7 +135,9 @@ impl Session {
                     match read {
                         Ok(0) => return Err(lost("the server closed the connection")),
                         Ok(bytes) => {
-                            linger = self.pace.read(bytes, Instant::now());
+                            let buffer = &self.connection.buffer;
+                            let is_full = buffer.len() == buffer.capacity();
+                            linger = self.pace.read(bytes, is_full, Instant::now());
                         }
                         Err(e) => return Err(lost("reading failed").caused_by(e)),
                     }
