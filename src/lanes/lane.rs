@@ -27,7 +27,7 @@ pub(super) struct Lane {
     pub(super) key: LaneKey,
     pub(super) state: State,
     queue: VecDeque<Event>,
-    /// Bytes of the messages in `queue`.
+    /// Bytes of the messages in `queue`, with their framing.
     bytes: usize,
     /// A request that failed; goes unchanged before all else.
     again: Option<Request>,
@@ -55,7 +55,7 @@ impl Lane {
             self.queue.reserve_exact(1);
         }
         let was_full = self.is_full();
-        self.bytes += event.message.len();
+        self.bytes += bytes_in_request(&event);
         self.queue.push_back(event);
         self.state == State::Ready && self.is_full() && !was_full
     }
@@ -85,24 +85,35 @@ impl Lane {
             0 => MAX_MESSAGES,
             suspects => (suspects / 2).max(1),
         };
-        let mut bytes = 0;
-        let fitting = self.queue.iter().take(most).take_while(|event| {
-            bytes += event.message.len() + MESSAGE_FRAMING;
-            bytes <= MAX_BYTES
-        });
-        let count = fitting.count().max(1);
-        let events: Vec<Event> = match count == self.queue.len() {
+        let events = match self.queue.len() <= most && self.bytes <= MAX_BYTES {
             // The usual case: the memory goes along, nothing is copied.
-            true => std::mem::take(&mut self.queue).into(),
-            false => self.queue.drain(..count).collect(),
+            true => self.all(),
+            false => self.front(most),
         };
-        self.bytes -= bytes_of(&events);
         Request {
             lane: place,
             key: self.key.clone(),
             events,
             failed_attempts: 0,
         }
+    }
+
+    fn all(&mut self) -> Vec<Event> {
+        self.bytes = 0;
+        std::mem::take(&mut self.queue).into()
+    }
+
+    /// The first events, at most so many, as far as they fit into a request; one in any case.
+    fn front(&mut self, most: usize) -> Vec<Event> {
+        let mut bytes = 0;
+        let fitting = self.queue.iter().take(most).take_while(|event| {
+            bytes += bytes_in_request(event);
+            bytes <= MAX_BYTES
+        });
+        let count = fitting.count().max(1);
+        let events: Vec<Event> = self.queue.drain(..count).collect();
+        self.bytes -= events.iter().map(bytes_in_request).sum::<usize>();
+        events
     }
 
     /// So many events from the front were stored.
@@ -127,7 +138,7 @@ impl Lane {
             return events.pop();
         }
         self.suspects = events.len();
-        self.bytes += bytes_of(&events);
+        self.bytes += events.iter().map(bytes_in_request).sum::<usize>();
         for event in events.into_iter().rev() {
             self.queue.push_front(event);
         }
@@ -141,6 +152,6 @@ impl Lane {
     }
 }
 
-fn bytes_of(events: &[Event]) -> usize {
-    events.iter().map(|event| event.message.len()).sum()
+fn bytes_in_request(event: &Event) -> usize {
+    event.message.len() + MESSAGE_FRAMING
 }
