@@ -1,8 +1,10 @@
 //! Bytes of events in memory: one owner, one limit.
 //!
 //! An event weighs its message until Pub/Sub has stored it, and its record until the dispatch row
-//! is durable. When the budget is spent nothing more is read from PostgreSQL until half of it is
-//! free again: in between there is time for full requests instead of a trickle of small ones.
+//! is durable. When the budget is spent nothing more is read from PostgreSQL until what waits fits
+//! into half of it: in between there is time for full requests instead of a trickle of small ones.
+//! The records of what is delivered have to be down to an eighth by then. They are written all the
+//! while, but beside everything else that runs they fall behind, and would leave little room.
 //! Where hardly two messages share a lane, requests do not fill up, and go from half of it on.
 
 use crate::lanes::Event;
@@ -88,7 +90,10 @@ impl Budget {
 
     fn changed(&mut self) {
         let used = self.used();
-        self.spent = used >= self.limit || (self.spent && used >= self.limit / 2);
+        let to_record = self.records.saturating_sub(self.messages) * RECORD;
+        let waits = used - to_record;
+        let is_full = waits >= self.limit / 2 || to_record >= self.limit / 8;
+        self.spent = used >= self.limit || (self.spent && is_full);
     }
 
     pub(super) fn used(&self) -> usize {
@@ -137,6 +142,20 @@ mod tests {
         assert!(budget.is_spent());
         budget.give_back_messages(1, 500);
         assert!(!budget.is_spent());
+    }
+
+    #[test]
+    fn a_spent_budget_stays_spent_until_the_records_of_what_is_delivered_have_an_eighth() {
+        let mut budget = Budget::new(80 * RECORD);
+        let event = Event::for_tests(0);
+        (0..80).for_each(|_| budget.take(&event));
+        budget.give_back_messages(80, 80 * event.message.len());
+        budget.give_back_records(69);
+        assert!(budget.used() < budget.limit() / 2 && budget.is_spent());
+        budget.give_back_records(2);
+        assert!(!budget.is_spent());
+        (0..20).for_each(|_| budget.take_record());
+        assert!(!budget.is_spent(), "it was not spent again");
     }
 
     #[test]
