@@ -170,7 +170,7 @@ impl Database {
     }
 
     /// Events of `outbox.events` in commit order per stream, as they should be published. Tests
-    /// write from one session, so that insertion order is commit order.
+    /// write the events of a key from one session at a time: then insertion order is commit order.
     pub(crate) async fn expected(&self) -> Expected {
         let rows = self
             .client
