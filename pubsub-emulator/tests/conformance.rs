@@ -407,9 +407,7 @@ impl Referee {
             skipped("there is no jar of it");
             return None;
         };
-        let free = TcpListener::bind("127.0.0.1:0").expect("a free port");
-        let address = free.local_addr().expect("bound");
-        drop(free);
+        let address = Self::free_address();
         let process = Command::new("java")
             .arg("-jar")
             .arg(&jar)
@@ -424,9 +422,11 @@ impl Referee {
                 return None;
             }
         };
-        let referee = Self { process, address };
+        let mut referee = Self { process, address };
         let give_up = Instant::now() + Self::START_LIMIT;
         while TcpStream::connect(address).is_err() {
+            let ended = referee.process.try_wait().expect("a child");
+            assert!(ended.is_none(), "Google's emulator has ended: {ended:?}");
             assert!(
                 Instant::now() < give_up,
                 "Google's emulator does not listen on {address}"
@@ -434,6 +434,16 @@ impl Referee {
             std::thread::sleep(Duration::from_millis(50));
         }
         Some(referee)
+    }
+
+    /// Outside the range from which the system gives ports to those that ask for any: it is a while
+    /// until the Java machine takes it.
+    fn free_address() -> SocketAddr {
+        let first = std::process::id() % 5_000;
+        let ports = (0..5_000).map(|next| 15_000 + ((first + next) % 5_000) as u16);
+        let mut addresses = ports.map(|port| SocketAddr::from(([127, 0, 0, 1], port)));
+        let is_free = |address: &SocketAddr| TcpListener::bind(address).is_ok();
+        addresses.find(is_free).expect("a free port")
     }
 
     fn jar() -> Option<PathBuf> {

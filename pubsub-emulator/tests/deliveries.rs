@@ -131,7 +131,7 @@ async fn a_client_that_reconnects_under_its_id_gets_the_rest_of_its_key() {
     loop {
         let mut again = clients.stream_with(&subscription, first()).await;
         let messages = again.messages(1);
-        if let Ok(received) = tokio::time::timeout(Duration::from_millis(500), messages).await {
+        if let Ok(received) = tokio::time::timeout(Duration::from_secs(3), messages).await {
             assert_eq!(received.iter().map(data).collect::<Vec<_>>(), ["2"]);
             return;
         }

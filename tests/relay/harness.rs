@@ -379,12 +379,17 @@ impl Relay {
             .await;
     }
 
-    /// Whether the process has a handler for a signal, by its number.
-    pub(crate) fn catches(&self, signal: u32) -> bool {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
-        let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
-        let caught = u64::from_str_radix(caught.unwrap().trim(), 16).unwrap();
-        caught & 1 << (signal - 1) != 0
+    /// Before it has a handler for SIGTERM the system ends the process, which has touched nothing.
+    pub(crate) async fn wait_until_it_takes_sigterm(&self) {
+        const SIGTERM: u32 = 15;
+        let path = format!("/proc/{}/status", self.child.id());
+        eventually("the relay takes SIGTERM itself", || async {
+            let status = std::fs::read_to_string(&path).unwrap();
+            let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
+            let caught = u64::from_str_radix(caught.unwrap().trim(), 16).unwrap();
+            (caught & 1 << (SIGTERM - 1) != 0).then_some(())
+        })
+        .await;
     }
 
     /// The most memory that the process has had, KiB.
@@ -420,6 +425,7 @@ impl Relay {
 
     /// Sends SIGTERM and waits for the end, which must be a success.
     pub(crate) async fn stop(self) {
+        self.wait_until_it_takes_sigterm().await;
         self.terminate();
         let log = self.log.clone();
         let status = self.wait().await;

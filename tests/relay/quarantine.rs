@@ -7,6 +7,7 @@ use pubsub_emulator::checks::{self, Expected, Report, Stream};
 use pubsub_emulator::{Action, Attempt, Fault, FaultId, RunningEmulator};
 
 use crate::harness::{self, Database, Relay, eventually, insert_orders, postrider};
+use crate::http::free_addr;
 
 const BAD: &str = "00000000-0000-4000-8000-00000000bad0";
 const BAD_TOO: &str = "00000000-0000-4000-8000-00000000bad1";
@@ -594,9 +595,7 @@ async fn under_quarantine_event_events_are_released_one_by_one() {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_quarantine_is_seen_in_metrics_and_status_without_the_names_of_keys() {
     let (database, emulator, _fault) = with_a_blocked_key(20).await;
-    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let http = port.local_addr().unwrap().to_string();
-    drop(port);
+    let http = free_addr();
     let addr = emulator.addr().to_string();
     let relay = Relay::start_with(&database, &addr, &[("POSTRIDER_HTTP_ADDR", &http)]);
     wait_for_state(&database, "quarantined", 11).await;

@@ -21,6 +21,7 @@ use googleapis_tonic_google_pubsub_v1::google::pubsub::v1::{
 use tonic::transport::Channel;
 
 use crate::harness::{self, Database, PATIENCE, Relay};
+use crate::http::free_addr;
 
 /// The process on a free port; tests that run at the same time share it, and the last one ends it.
 #[derive(Debug)]
@@ -50,16 +51,14 @@ impl GoogleEmulator {
             .lines()
             .find(|file| file.ends_with("-all.jar"))?
             .to_owned();
-        let listener = std::net::TcpListener::bind("127.0.0.1:0").ok()?;
-        let port = listener.local_addr().ok()?.port();
-        drop(listener);
+        let host = free_addr();
+        let (_, port) = host.split_once(':')?;
         let child = Command::new("java")
             .args(["-jar", &jar, "--host=127.0.0.1", &format!("--port={port}")])
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn()
             .ok()?;
-        let host = format!("127.0.0.1:{port}");
         Some(Self { child, host })
     }
 }

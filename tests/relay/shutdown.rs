@@ -10,9 +10,6 @@ use scratch_postgres::StopMode;
 use crate::harness::{self, Database, Relay, eventually, insert_orders, postrider};
 use crate::load::{Load, proxied, wait_for_more};
 
-/// Its number on Linux.
-const SIGTERM: u32 = 15;
-
 const TIMEOUT: (&str, &str) = ("POSTRIDER_SHUTDOWN_TIMEOUT_S", "1");
 
 /// What the end may take beyond `shutdown_timeout_s`: three seconds to record what was answered,
@@ -312,11 +309,7 @@ async fn at_any_moment_under_load_nothing_is_repeated() {
         random ^= random >> 7;
         random ^= random << 17;
         let relay = Relay::start(&database, &emulator);
-        // Before that the system ends a process, which has touched nothing.
-        eventually("the relay takes SIGTERM itself", || async {
-            relay.catches(SIGTERM).then_some(())
-        })
-        .await;
+        relay.wait_until_it_takes_sigterm().await;
         // The moment itself is what is tested; there is nothing to wait for.
         tokio::time::sleep(Duration::from_millis(random % 1_200)).await;
         relay.stop().await;

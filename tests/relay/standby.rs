@@ -16,7 +16,8 @@ use crate::privileges::login_role;
 /// A lease of which a quarter outlasts what a busy machine stands still.
 const SHORT_LEASE: [(&str, &str); 2] = [
     ("POSTRIDER_WAL_SENDER_TIMEOUT_S", "12"),
-    ("POSTRIDER_PUBLISH_TIMEOUT_S", "1"),
+    // Long beside the 400 ms after which some tests' answers come.
+    ("POSTRIDER_PUBLISH_TIMEOUT_S", "2"),
 ];
 const LEASE: Duration = Duration::from_secs(12);
 
@@ -187,14 +188,15 @@ async fn a_relay_that_hears_everything_late_stops_before_its_standby_begins() {
     .await;
 }
 
-/// 20 MB: more than a relay that publishes nothing reads.
+/// 80 MB: more than a relay that publishes nothing reads, with all that the system may keep for it:
+/// 32 MiB on each side of a proxy are usual.
 pub(crate) async fn insert_much(database: &Database) {
     database
         .execute(
             "INSERT INTO outbox.events (aggregatetype, aggregateid, event_type, version, payload) \
              SELECT 'order', 'o-' || i % 50, 'OrderPlaced', i, \
                     jsonb_build_object('filler', repeat(md5(i::text), 30)) \
-             FROM generate_series(1, 20000) i",
+             FROM generate_series(1, 70000) i",
         )
         .await;
 }
@@ -210,13 +212,13 @@ async fn a_relay_that_is_held_back_keeps_its_lease_while_postgresql_hears_it_and
     let environment = with(&[("DATABASE_URL", &url), ("POSTRIDER_IN_FLIGHT_MIB", "1")]);
     let relay = Relay::start_with(&database, &host, &environment);
     relay.wait_for_log("streaming").await;
-    // What is read stays far below the 20 MB there are: reading is held back.
+    // What is read stays far below the 80 MB there are.
     tokio::time::sleep(LEASE + LEASE / 3).await;
     let log = relay.log();
     assert!(!log.contains("lease-lost"), "{log}");
     assert_eq!(log.matches("streaming").count(), 1, "one session:\n{log}");
     assert!(
-        proxy.bytes(Direction::FromTarget) < 16_000_000,
+        proxy.bytes(Direction::FromTarget) < 60_000_000,
         "reading is held back"
     );
     proxy.set_flow(Flow::Stalled);
@@ -284,7 +286,7 @@ async fn held_back_without_rights_to_statistics_a_relay_keeps_its_lease_until_th
     let free = Instant::now();
     relay.wait_for_log("lease-lost").await;
     // It looks every eighth.
-    assert!(free.elapsed() < LEASE / 3, "{:?}", free.elapsed());
+    assert!(free.elapsed() < LEASE / 2, "{:?}", free.elapsed());
 }
 
 #[tokio::test(flavor = "multi_thread")]

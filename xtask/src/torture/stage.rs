@@ -84,13 +84,16 @@ impl Stage<'_> {
                 }
             }
             self.relays_must_run()?;
-            let from = self.journal.now();
-            self.perform(&step.fault).await?;
-            self.occurrences.push(Occurrence {
-                from,
-                to: self.journal.now() + step.fault.lasts(),
-                fault: step.fault.clone(),
-            });
+            let (from, to) = match &step.fault {
+                Fault::Freeze(span) => self.freeze(*span).await?,
+                fault => {
+                    let from = self.journal.now();
+                    self.perform(fault).await?;
+                    (from, self.journal.now() + fault.lasts())
+                }
+            };
+            let fault = step.fault.clone();
+            self.occurrences.push(Occurrence { from, to, fault });
         }
         Ok(())
     }
@@ -115,14 +118,7 @@ impl Stage<'_> {
                 let seat = self.take_down(Down::Stopped).await?;
                 self.replace(seat, *gap).await
             }
-            Fault::Freeze(span) => {
-                let relay = self.take_relay().await?;
-                relay.signal("STOP").await?;
-                tokio::time::sleep(*span).await;
-                relay.signal("CONT").await?;
-                self.relays.push(relay);
-                Ok(())
-            }
+            Fault::Freeze(span) => self.freeze(*span).await.map(drop),
             Fault::TerminateWalsender => self.terminate(WALSENDER).await,
             Fault::TerminateSql => self.terminate(SQL_SESSIONS).await,
             Fault::LockDispatch(span) => self.lock_dispatch(*span).await,
@@ -168,6 +164,18 @@ impl Stage<'_> {
                 Ok(())
             }
         }
+    }
+
+    /// Stops a relay for a while, and says from when to when it certainly stood still.
+    async fn freeze(&mut self, span: Duration) -> Result<(Duration, Duration), String> {
+        let relay = self.take_relay().await?;
+        relay.signal("STOP").await?;
+        let from = self.journal.now();
+        tokio::time::sleep(span).await;
+        let to = self.journal.now();
+        relay.signal("CONT").await?;
+        self.relays.push(relay);
+        Ok((from, to))
     }
 
     /// Takes a relay down, and says which seat is empty now.

@@ -17,6 +17,7 @@ use std::time::Duration;
 
 use super::super::fault::Fault;
 use super::super::stage::Occurrence;
+use super::duplicates::LATE;
 use super::{Evidence, Sample, Violation, quarantine};
 
 pub(super) fn check(evidence: &Evidence) -> Vec<Violation> {
@@ -50,13 +51,12 @@ fn is_of_a_lost_slot(evidence: &Evidence, at: Duration) -> bool {
 /// Where nothing is recorded, what comes from the tables cannot be told by its record: while a relay
 /// makes up for a slot, its position says nothing.
 fn is_of_a_recovery(evidence: &Evidence, at: Duration) -> bool {
-    /// Logs are read a little later than they are written.
-    const LATE: Duration = Duration::from_millis(200);
     let lives = evidence.log.lives.iter();
     let streams: Vec<Duration> = lives.flat_map(|life| life.streams.clone()).collect();
     evidence.exceptions
         && evidence.log.recovers.iter().any(|begun| {
             let over = streams.iter().filter(|said| *said > begun).min();
+            // Logs are read a little later than they are written.
             at + LATE >= *begun && over.is_none_or(|over| at <= *over)
         })
 }

@@ -20,9 +20,6 @@ fn is_the_end_of_a_client(cause: Cause) -> bool {
     matches!(cause, Cause::Killed | Cause::Cut | Cause::TakenOver)
 }
 
-/// A frozen relay has woken a little before that is noted.
-const WAKING: Duration = Duration::from_millis(100);
-
 /// Whether this is what a frozen relay had in its buffers and sent as it woke: its connection is
 /// older than that, and it has brought nothing of this lane since it was frozen. What it had sent
 /// before may be read while it is frozen.
@@ -32,13 +29,12 @@ pub(super) fn lay_in_a_frozen_relay(evidence: &Evidence, attempt: &Attempt) -> b
     let is_of_lane = |other: &&Attempt| is_of_lane(other, attempt);
     let freezes = evidence.occurrences.iter().filter(|occurrence| {
         blame(evidence, &occurrence.fault) == Some(Cause::Frozen)
-            && (occurrence.to.saturating_sub(WAKING)..=occurrence.to + LATE)
-                .contains(&attempt.received)
+            && (occurrence.to..=occurrence.to + LATE).contains(&attempt.received)
     });
     freezes.into_iter().any(|freeze| {
         let since = |other: &Attempt| (freeze.from..attempt.received).contains(&other.received);
-        let woke = freeze.to.saturating_sub(WAKING).max(freeze.from);
-        of_peer().any(|other| other.received < woke) && !of_peer().filter(is_of_lane).any(since)
+        of_peer().any(|other| other.received < freeze.to)
+            && !of_peer().filter(is_of_lane).any(since)
     })
 }
 

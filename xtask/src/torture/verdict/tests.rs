@@ -735,7 +735,7 @@ fn what_lay_in_a_frozen_relay_may_be_recorded_when_it_wakes_and_nothing_that_it_
     };
     assert_eq!(first_is_read(340), 0, "sent before the freeze");
     assert_eq!(
-        first_is_read(980),
+        first_is_read(990),
         1,
         "of a connection that was opened after it"
     );
