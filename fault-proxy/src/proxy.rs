@@ -177,6 +177,8 @@ impl Acceptor {
                     .ok();
             }
             tokio::select! {
+                // Who has come while nobody was to be let in stays outside.
+                biased;
                 changed = self.switch.changed() => if changed.is_err() { return },
                 Some(_) = connections.join_next() => {}
                 Ok(client) = accept(listener.as_ref()) => {

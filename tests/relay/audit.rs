@@ -229,6 +229,7 @@ async fn an_appended_row_without_a_record_is_found_though_the_publication_was_ne
     database.wait_until_recorded().await;
     database.wait_until_confirmed().await;
     relay.kill_9();
+    harness::wait_until_killed_relays_are_gone(&database, &emulator).await;
     database
         .execute(
             "DELETE FROM outbox.dispatch WHERE event_id = \

@@ -152,7 +152,7 @@ async fn slow_clients_neither_keep_others_out_nor_their_places() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_port_tells_no_version_setting_role_key_or_payload() {
-    let database = Database::start().await;
+    let database = Database::private().await;
     let emulator = harness::emulator().await;
     database
         .execute(

@@ -35,7 +35,8 @@ const AT_COMMIT: &str = "\
 /// The writer's session, when it waits in the trigger.
 const HELD_UP: &str = "\
     SELECT client_port, backend_xid::text FROM pg_stat_activity \
-    WHERE application_name LIKE 'postrider dispatch%' AND wait_event_type = 'Lock' \
+    WHERE datname = current_database() \
+      AND application_name LIKE 'postrider dispatch%' AND wait_event_type = 'Lock' \
       AND wait_event = 'advisory'";
 
 /// A session of the writer's with an open transaction.

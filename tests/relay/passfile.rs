@@ -41,11 +41,12 @@ async fn a_relay_logs_in_with_what_stands_in_the_password_file_at_that_time() {
     insert_orders(&database, 50, 5).await;
     database.wait_until_recorded().await;
     write(&file, "second-hour");
+    // Committed before anybody is sent away.
     database
-        .execute(
-            "ALTER ROLE token PASSWORD 'second-hour'; \
-             SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'token'",
-        )
+        .execute("ALTER ROLE token PASSWORD 'second-hour'")
+        .await;
+    database
+        .execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'token'")
         .await;
     insert_orders(&database, 50, 5).await;
     database.wait_until_recorded().await;

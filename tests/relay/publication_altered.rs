@@ -59,6 +59,8 @@ async fn a_transaction_that_comes_with_other_rows_after_a_restart_is_told_by_the
     // Three of the gap, five later ones, without those that are refused.
     recorded(&database, 2 + 8 - 3).await;
     relay.kill_9();
+    // What it has sent is refused, too.
+    harness::wait_until_killed_relays_are_gone(&database, &emulator).await;
     emulator.faults().lift_all();
     let relay = Relay::start(&database, &emulator);
     relay.wait_for_log("comes with other rows").await;
