@@ -84,15 +84,8 @@ impl Stage<'_> {
                 }
             }
             self.relays_must_run()?;
-            let (from, to) = match &step.fault {
-                Fault::Freeze(span) => self.freeze(*span).await?,
-                fault => {
-                    let from = self.journal.now();
-                    self.perform(fault).await?;
-                    (from, self.journal.now() + fault.lasts())
-                }
-            };
             let fault = step.fault.clone();
+            let (from, to) = self.perform(&fault).await?;
             self.occurrences.push(Occurrence { from, to, fault });
         }
         Ok(())
@@ -108,30 +101,30 @@ impl Stage<'_> {
         Ok(())
     }
 
-    async fn perform(&mut self, fault: &Fault) -> Result<(), String> {
+    /// Causes a fault, and says from when to when it works.
+    async fn perform(&mut self, fault: &Fault) -> Result<(Duration, Duration), String> {
+        let from = self.journal.now();
         match fault {
             Fault::Kill(gap) => {
                 let seat = self.take_down(Down::Killed).await?;
-                self.replace(seat, *gap).await
+                self.replace(seat, *gap).await?
             }
             Fault::Stop(gap) => {
                 let seat = self.take_down(Down::Stopped).await?;
-                self.replace(seat, *gap).await
+                self.replace(seat, *gap).await?
             }
-            Fault::Freeze(span) => self.freeze(*span).await.map(drop),
-            Fault::TerminateWalsender => self.terminate(WALSENDER).await,
-            Fault::TerminateSql => self.terminate(SQL_SESSIONS).await,
-            Fault::LockDispatch(span) => self.lock_dispatch(*span).await,
-            Fault::Server(outage, span) => self.ground.outage(*outage, *span).await,
+            Fault::Freeze(span) => return self.freeze(*span).await,
+            Fault::TerminateWalsender => self.terminate(WALSENDER).await?,
+            Fault::TerminateSql => self.terminate(SQL_SESSIONS).await?,
+            Fault::LockDispatch(span) => self.lock_dispatch(*span).await?,
+            Fault::Server(outage, span) => self.ground.outage(*outage, *span).await?,
             Fault::Publish(action, times) => {
                 self.inject(action.clone(), Some(*times));
-                Ok(())
             }
             Fault::PublishFor(action, span) => {
                 let id = self.inject(action.clone(), None);
                 let pubsub = self.pubsub.clone();
                 self.later(*span, move || pubsub.lift(id));
-                Ok(())
             }
             Fault::TopicGone(kind, span) => {
                 let (pubsub, topic) = (self.pubsub.clone(), topic(kind));
@@ -139,31 +132,28 @@ impl Stage<'_> {
                 self.later(*span, move || {
                     pubsub.restore_topic(&topic);
                 });
-                Ok(())
             }
             Fault::CutPubsub => {
                 self.pubsub.reset_connections();
-                Ok(())
             }
             Fault::RefusePubsub(span) => {
                 let pubsub = self.pubsub.clone();
                 pubsub.refuse_connections(true);
                 pubsub.reset_connections();
                 self.later(*span, move || pubsub.refuse_connections(false));
-                Ok(())
             }
-            Fault::SlotLost(down, loss) => self.lose_slot(*down, *loss).await,
-            Fault::Gap(down, how, span) => self.leave_out(*down, *how, *span).await,
-            Fault::Release => self.release().await,
+            Fault::SlotLost(down, loss) => self.lose_slot(*down, *loss).await?,
+            Fault::Gap(down, how, span) => self.leave_out(*down, *how, *span).await?,
+            Fault::Release => self.release().await?,
             Fault::Network(side, trouble, span) => {
                 let relay = self.take_relay().await?;
                 if let Some(end) = self.seats[relay.seat()].trouble(*side, *trouble) {
                     self.later(*span, end);
                 }
                 self.relays.push(relay);
-                Ok(())
             }
         }
+        Ok((from, self.journal.now() + fault.lasts()))
     }
 
     /// Stops a relay for a while, and says from when to when it certainly stood still.
