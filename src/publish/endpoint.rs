@@ -1,20 +1,18 @@
 //! How connections to Pub/Sub are made.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use hyper_util::client::legacy::connect::HttpConnector;
-use tonic::transport::{Channel, ClientTlsConfig, Endpoint as Transport};
+use rustls::pki_types::ServerName;
+use rustls::{ClientConfig, RootCertStore};
+use tonic::codegen::StdError;
+use tonic::codegen::http::Uri;
+use tonic::codegen::http::uri::Scheme;
 
-use super::gathering::Connector;
+use super::channel::{Channel, HTTP_2, Peer, Tls};
 use crate::error::{Code, Error, Result};
 use crate::settings::Endpoint;
-
-/// HTTP/2 pings while requests are on their way, so that a dead connection is noticed.
-const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(10);
-const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(5);
-
-/// The window in which the server may keep us waiting for leave to send.
-const WINDOW: u32 = 4 << 20;
 
 /// A connection that opens at its first use, and again after each break.
 ///
@@ -25,27 +23,55 @@ pub(super) fn channel(endpoint: &Endpoint, timeout: Duration) -> Result<Channel>
         Endpoint::Emulator(host) => format!("http://{host}"),
         Endpoint::Service(url) => url.clone(),
     };
-    let invalid = |e: tonic::transport::Error| {
-        Error::new(Code::PubsubEndpoint, format!("cannot use {url}")).caused_by(e)
+    let peer = peer(&url, timeout)
+        .map_err(|e| Error::new(Code::PubsubEndpoint, format!("cannot use {url}")).caused_by(e))?;
+    Ok(Channel::new(peer))
+}
+
+fn peer(url: &str, timeout: Duration) -> Result<Peer, StdError> {
+    let url: Uri = url.parse()?;
+    let host = url.host().ok_or("no host")?;
+    let tls = match url.scheme() == Some(&Scheme::HTTPS) {
+        true => Some(tls(host)?),
+        false => None,
     };
-    let mut transport = Transport::from_shared(url.clone())
-        .map_err(invalid)?
-        .user_agent(concat!("postrider/", env!("CARGO_PKG_VERSION")))
-        .map_err(invalid)?
-        .http2_keep_alive_interval(KEEP_ALIVE_INTERVAL)
-        .keep_alive_timeout(KEEP_ALIVE_TIMEOUT)
-        .initial_stream_window_size(WINDOW)
-        .initial_connection_window_size(WINDOW);
-    if url.starts_with("https://") {
-        let tls = ClientTlsConfig::new().with_native_roots().timeout(timeout);
-        transport = transport.tls_config(tls).map_err(invalid)?;
-    }
     let mut tcp = HttpConnector::new();
     // Whether there is TLS is decided above.
     tcp.enforce_http(false);
     tcp.set_nodelay(true);
     tcp.set_connect_timeout(Some(timeout));
-    Ok(transport.connect_with_connector_lazy(Connector(tcp)))
+    Ok(Peer {
+        url,
+        tcp,
+        tls,
+        // Names and TLS take their time too.
+        timeout: 2 * timeout,
+    })
+}
+
+fn tls(host: &str) -> Result<Tls, StdError> {
+    let found = rustls_native_certs::load_native_certs();
+    let mut roots = RootCertStore::empty();
+    roots.add_parsable_certificates(found.certs);
+    if roots.is_empty() {
+        let why = found.errors.iter().map(ToString::to_string);
+        let why: String = why.map(|why| format!(" ({why})")).collect();
+        return Err(format!(
+            "no trusted authority is known{why}; install the package ca-certificates"
+        )
+        .into());
+    }
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let mut config = ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()?
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    config.alpn_protocols = vec![HTTP_2.to_vec()];
+    let name = host.trim_start_matches('[').trim_end_matches(']');
+    Ok(Tls {
+        connector: Arc::new(config).into(),
+        name: ServerName::try_from(name.to_owned())?,
+    })
 }
 
 /// Whether Pub/Sub keeps order there: only among publishes in one region.

@@ -5,39 +5,14 @@
 //! Here a flush only asks for the connection's task to be run again, behind those that are ready
 //! now and have requests of their own; when it runs it reads first, and what was gathered is sent.
 
-use std::future::Future;
 use std::io;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
-use hyper::rt::{Read, ReadBufCursor, Write};
-use hyper_util::client::legacy::connect::HttpConnector;
-use hyper_util::rt::TokioIo;
-use tokio::net::TcpStream;
-use tonic::codegen::Service;
-use tonic::codegen::http::Uri;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 /// So much is sent without waiting for a flush: four frames of the usual largest size.
 const MOST_GATHERED: usize = 64 << 10;
-
-/// Opens TCP connections that gather. TLS, where there is any, goes on top.
-#[derive(Debug, Clone)]
-pub(super) struct Connector(pub(super) HttpConnector);
-
-impl Service<Uri> for Connector {
-    type Response = Gathering<TokioIo<TcpStream>>;
-    type Error = <HttpConnector as Service<Uri>>::Error;
-    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Self::Error>> + Send>>;
-
-    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
-        self.0.poll_ready(cx)
-    }
-
-    fn call(&mut self, uri: Uri) -> Self::Future {
-        let connecting = self.0.call(uri);
-        Box::pin(async { Ok(Gathering::new(connecting.await?)) })
-    }
-}
 
 /// A connection whose writes are gathered.
 #[derive(Debug)]
@@ -51,7 +26,7 @@ pub(super) struct Gathering<T> {
 }
 
 impl<T> Gathering<T> {
-    fn new(io: T) -> Self {
+    pub(super) fn new(io: T) -> Self {
         Self {
             io,
             gathered: Vec::new(),
@@ -61,7 +36,7 @@ impl<T> Gathering<T> {
     }
 }
 
-impl<T: Write + Unpin> Gathering<T> {
+impl<T: AsyncWrite + Unpin> Gathering<T> {
     /// Sends all that is gathered.
     fn poll_send(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         while self.sent < self.gathered.len() {
@@ -86,7 +61,7 @@ impl<T: Write + Unpin> Gathering<T> {
     }
 }
 
-impl<T: Write + Unpin> Write for Gathering<T> {
+impl<T: AsyncWrite + Unpin> AsyncWrite for Gathering<T> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -132,11 +107,11 @@ impl<T: Write + Unpin> Write for Gathering<T> {
     }
 }
 
-impl<T: Read + Write + Unpin> Read for Gathering<T> {
+impl<T: AsyncRead + AsyncWrite + Unpin> AsyncRead for Gathering<T> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
-        into: ReadBufCursor<'_>,
+        into: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         let sent = self.poll_send(cx);
         // What the connection does not take now it takes when it tells the task that it can: no

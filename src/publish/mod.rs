@@ -6,7 +6,9 @@
 //! queues without bound and retries unseen (`docs/adr/0002-own-publish-call.md`).
 
 mod backoff;
+mod channel;
 mod codec;
+mod connection;
 mod credentials;
 mod details;
 mod endpoint;
@@ -23,7 +25,6 @@ use bytes::Bytes;
 use tonic::client::Grpc;
 use tonic::codegen::http::uri::PathAndQuery;
 use tonic::metadata::{AsciiMetadataValue, MetadataMap};
-use tonic::transport::Channel;
 
 pub(crate) use backoff::Backoff;
 pub(crate) use endpoint::is_global;
@@ -33,6 +34,7 @@ pub(crate) use topics::Topics;
 
 use crate::error::{Code, Error, Result};
 use crate::settings::Settings;
+use channel::Channel;
 use codec::PublishCodec;
 use credentials::Credentials;
 
@@ -110,10 +112,8 @@ impl Publisher {
         let mut metadata = self.credentials.metadata().await?;
         route(&request.topic, &mut metadata);
         let channel = self.next.fetch_add(1, Ordering::Relaxed) % self.channels.len();
-        let mut grpc = Grpc::new(self.channels[channel].clone());
-        grpc.ready()
-            .await
-            .map_err(|e| Failure::unknown(e.to_string()))?;
+        let connection = self.channels[channel].connection().await;
+        let connection = connection.map_err(|status| Failure::from_status(&status))?;
         // The runtime's timers lag behind when the process has stood still.
         if tokio::time::Instant::now() >= deadline {
             return Err(Failure::unknown(format!("not sent in {:?}", self.timeout)));
@@ -121,7 +121,7 @@ impl Publisher {
         let codec = PublishCodec::new(&request);
         let mut call = tonic::Request::new(request);
         *call.metadata_mut() = metadata;
-        let response = grpc
+        let response = Grpc::new(connection)
             .unary(call, PathAndQuery::from_static(METHOD), codec)
             .await
             .map_err(|status| Failure::from_status(&status))?;

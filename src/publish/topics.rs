@@ -7,9 +7,10 @@ use googleapis_tonic_google_pubsub_v1::google::pubsub::v1::publisher_client::Pub
 use googleapis_tonic_google_pubsub_v1::google::pubsub::v1::{
     GetTopicRequest, ListTopicSubscriptionsRequest, Topic,
 };
-use tonic::transport::Channel;
 use tonic::{Code as GrpcCode, Request, Status};
 
+use super::channel::Channel;
+use super::connection::Connection;
 use super::{Credentials, Publisher, failure::Failure};
 use crate::error::{Error, Result};
 
@@ -43,7 +44,7 @@ impl Topics {
                 topic,
             )
             .await?;
-        match self.client().create_topic(request).await {
+        match self.client(topic).await?.create_topic(request).await {
             Ok(_) => {
                 tracing::info!(topic, "created the topic");
                 Ok(())
@@ -66,7 +67,7 @@ impl Topics {
                 topic,
             )
             .await?;
-        match self.client().get_topic(request).await {
+        match self.client(topic).await?.get_topic(request).await {
             Ok(_) => Ok(true),
             Err(status) if status.code() == GrpcCode::NotFound => Ok(false),
             Err(status) => Err(error(&status, topic)),
@@ -84,14 +85,21 @@ impl Topics {
             ..ListTopicSubscriptionsRequest::default()
         };
         let request = self.request(message, topic).await?;
-        match self.client().list_topic_subscriptions(request).await {
+        match self
+            .client(topic)
+            .await?
+            .list_topic_subscriptions(request)
+            .await
+        {
             Ok(page) => Ok(!page.into_inner().subscriptions.is_empty()),
             Err(status) => Err(error(&status, topic)),
         }
     }
 
-    fn client(&self) -> PublisherClient<Channel> {
-        PublisherClient::new(self.channel.clone())
+    async fn client(&self, topic: &str) -> Result<PublisherClient<Connection>> {
+        let connection = self.channel.connection().await;
+        let connection = connection.map_err(|status| error(&status, topic))?;
+        Ok(PublisherClient::new(connection))
     }
 
     async fn request<T>(&self, message: T, topic: &str) -> Result<Request<T>> {

@@ -137,6 +137,22 @@ async fn a_black_hole_is_left_after_the_publish_timeout_and_everything_comes_aga
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_connection_that_dies_unseen_is_replaced_while_the_others_go_on() {
+    let world = World::start(&[]).await;
+    eventually("all connections are open", async || {
+        (world.proxy.ports().len() >= 4).then_some(())
+    })
+    .await;
+    let (ports, connections) = (world.proxy.ports(), world.proxy.accepted());
+    world.proxy.set_flow_of_one(ports[0], Flow::Swallowed);
+    eventually("another connection", async || {
+        (world.proxy.accepted() > connections).then_some(())
+    })
+    .await;
+    world.ends_well().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn requests_that_arrive_late_after_a_stall_are_repeats_in_order() {
     // Over several connections a request may even arrive after those that follow its repeat.
     let world = World::start(&[("POSTRIDER_PUBSUB_CHANNELS", "1")]).await;

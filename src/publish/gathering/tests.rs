@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Wake, Waker};
 
-use hyper::rt::ReadBuf;
 use proptest::prelude::*;
 
 use super::*;
@@ -23,7 +22,7 @@ struct Scripted {
     is_shut: bool,
 }
 
-impl Write for Scripted {
+impl AsyncWrite for Scripted {
     fn poll_write(
         mut self: Pin<&mut Self>,
         _: &mut Context<'_>,
@@ -51,11 +50,11 @@ impl Write for Scripted {
     }
 }
 
-impl Read for Scripted {
+impl AsyncRead for Scripted {
     fn poll_read(
         mut self: Pin<&mut Self>,
         _: &mut Context<'_>,
-        mut into: ReadBufCursor<'_>,
+        into: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         if self.to_read.is_empty() {
             return Poll::Pending;
@@ -113,7 +112,7 @@ impl Task {
     fn read(&mut self) -> Poll<io::Result<Vec<u8>>> {
         let mut into = [0; 64];
         let mut into = ReadBuf::new(&mut into);
-        let read = self.poll(|io, cx| io.poll_read(cx, into.unfilled()));
+        let read = self.poll(|io, cx| io.poll_read(cx, &mut into));
         read.map_ok(|()| into.filled().to_vec())
     }
 

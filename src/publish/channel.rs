@@ -1,0 +1,143 @@
+//! A way to Pub/Sub: a connection that is opened when first used, and again after each break.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use hyper_util::client::legacy::connect::HttpConnector;
+use rustls::pki_types::ServerName;
+use tokio::sync::Mutex;
+use tokio_rustls::TlsConnector;
+use tonic::Status;
+use tonic::codegen::http::Uri;
+use tonic::codegen::{Service, StdError};
+
+use super::connection::Connection;
+use super::gathering::Gathering;
+
+/// What is negotiated in TLS, where Pub/Sub could also speak HTTP/1.1.
+pub(super) const HTTP_2: &[u8] = b"h2";
+
+/// What a channel connects to, and how.
+#[derive(Debug)]
+pub(super) struct Peer {
+    pub(super) url: Uri,
+    pub(super) tcp: HttpConnector,
+    /// None speaks plain text.
+    pub(super) tls: Option<Tls>,
+    /// How long opening may take, names and TLS included.
+    pub(super) timeout: Duration,
+}
+
+/// TLS, and the name that the server's certificate must have.
+pub(super) struct Tls {
+    pub(super) connector: TlsConnector,
+    pub(super) name: ServerName<'static>,
+}
+
+impl std::fmt::Debug for Tls {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Tls").field(&self.name).finish()
+    }
+}
+
+/// A connection that opens itself. Clones share it.
+#[derive(Debug, Clone)]
+pub(super) struct Channel {
+    peer: Arc<Peer>,
+    state: Arc<Mutex<State>>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    connection: Option<Connection>,
+    /// When opening last failed, and how.
+    failed: Option<(Instant, Status)>,
+}
+
+impl Channel {
+    pub(super) fn new(peer: Peer) -> Self {
+        Self {
+            peer: Arc::new(peer),
+            state: Arc::default(),
+        }
+    }
+
+    /// The connection, opened if there is none. Whoever waits while it is being opened shares what
+    /// comes of that; it goes on when nobody waits any more.
+    ///
+    /// # Errors
+    /// UNAVAILABLE.
+    pub(super) async fn connection(&self) -> Result<Connection, Status> {
+        let asked_at = Instant::now();
+        if let Some(known) = self.state.lock().await.known(asked_at).await {
+            return known;
+        }
+        let channel = self.clone();
+        let opening = tokio::spawn(async move { channel.open(asked_at).await });
+        opening
+            .await
+            .unwrap_or_else(|e| Err(Status::from_error(e.into())))
+    }
+
+    async fn open(&self, asked_at: Instant) -> Result<Connection, Status> {
+        let mut state = self.state.lock().await;
+        if let Some(known) = state.known(asked_at).await {
+            return known;
+        }
+        match self.peer.open().await {
+            Ok(connection) => Ok(state.connection.insert(connection).clone()),
+            Err(status) => {
+                state.failed = Some((Instant::now(), status.clone()));
+                Err(status)
+            }
+        }
+    }
+}
+
+impl State {
+    /// The connection if it is open, or how opening it has failed since then.
+    async fn known(&mut self, asked_at: Instant) -> Option<Result<Connection, Status>> {
+        if let Some(connection) = &mut self.connection {
+            if connection.is_open().await {
+                return Some(Ok(connection.clone()));
+            }
+            self.connection = None;
+        }
+        let (at, status) = self.failed.as_ref()?;
+        (*at >= asked_at).then(|| Err(status.clone()))
+    }
+}
+
+impl Peer {
+    async fn open(&self) -> Result<Connection, Status> {
+        match tokio::time::timeout(self.timeout, self.try_open()).await {
+            Ok(Ok(connection)) => Ok(connection),
+            Ok(Err(cause)) => Err(self.unavailable(cause)),
+            Err(_) => Err(self.unavailable(format!("not open in {:?}", self.timeout).into())),
+        }
+    }
+
+    async fn try_open(&self) -> Result<Connection, StdError> {
+        // Its readiness is that of the resolver, which always is.
+        let tcp = self.tcp.clone().call(self.url.clone()).await?;
+        let tcp = Gathering::new(tcp.into_inner());
+        let origin = self.url.clone();
+        let Some(Tls { connector, name }) = &self.tls else {
+            return Ok(Connection::start(tcp, origin).await?);
+        };
+        let tls = connector.connect(name.clone(), tcp).await?;
+        if tls.get_ref().1.alpn_protocol() != Some(HTTP_2) {
+            return Err("the server does not speak HTTP/2".into());
+        }
+        Ok(Connection::start(tls, origin).await?)
+    }
+
+    fn unavailable(&self, cause: StdError) -> Status {
+        let mut status = Status::unavailable(format!("cannot connect to {}", self.url));
+        status.set_source(Arc::from(cause));
+        status
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,251 @@
+//! One open HTTP/2 connection to Pub/Sub, for tonic to send requests over.
+//!
+//! A task of its own reads and writes it, and pings while nothing comes back, so that a dead
+//! connection is noticed. Requests that were on their way when it breaks have an unknown outcome.
+
+use std::future::{Future, poll_fn};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll, ready};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use h2::client::{self, SendRequest};
+use h2::{Ping, PingPong, RecvStream, SendStream};
+use http_body_util::BodyExt;
+use hyper::body::Frame;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tonic::codegen::http::{HeaderValue, Request, Response, Uri, Version, header};
+use tonic::codegen::{Body, Service, StdError};
+
+/// How long nothing may come back for requests before a ping asks whether the other side is still
+/// there, and how long its answer may take.
+const PING_AFTER: Duration = Duration::from_secs(10);
+const PING_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// How much may come without leave: far more than answers take.
+const WINDOW: u32 = 4 << 20;
+
+/// Requests at once before the server has told its limit.
+const FIRST_REQUESTS: usize = 100;
+
+const USER_AGENT: HeaderValue =
+    HeaderValue::from_static(concat!("postrider/", env!("CARGO_PKG_VERSION")));
+
+/// An open connection, as long as [`Connection::is_open`].
+#[derive(Debug, Clone)]
+pub(super) struct Connection {
+    requests: SendRequest<Bytes>,
+    /// What stands before the path of a request's URL.
+    origin: Uri,
+    traffic: Arc<Traffic>,
+}
+
+/// What goes out and comes in, for the task that pings.
+#[derive(Debug, Default)]
+struct Traffic {
+    /// Requests so far, and how many of them have ended: answered or given up.
+    sent: AtomicU64,
+    ended: AtomicU64,
+    /// Grows with all that comes back.
+    heard: AtomicU64,
+}
+
+/// Counts a request as ended when it is dropped.
+#[derive(Debug)]
+struct Waiting(Arc<Traffic>);
+
+impl Waiting {
+    fn new(traffic: Arc<Traffic>) -> Self {
+        traffic.sent.fetch_add(1, Ordering::Relaxed);
+        Self(traffic)
+    }
+
+    fn hears(&self) {
+        self.0.heard.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        self.0.ended.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+impl Connection {
+    /// Speaks HTTP/2 over a fresh connection; the server's answer to that is not waited for.
+    pub(super) async fn start(
+        io: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
+        origin: Uri,
+    ) -> Result<Self, h2::Error> {
+        Self::start_with(io, origin, PING_AFTER, PING_TIMEOUT).await
+    }
+
+    async fn start_with(
+        io: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
+        origin: Uri,
+        ping_after: Duration,
+        ping_timeout: Duration,
+    ) -> Result<Self, h2::Error> {
+        let (requests, mut connection) = client::Builder::new()
+            .enable_push(false)
+            .initial_window_size(WINDOW)
+            .initial_connection_window_size(WINDOW)
+            .initial_max_send_streams(FIRST_REQUESTS)
+            .handshake(io)
+            .await?;
+        let traffic = Arc::new(Traffic::default());
+        let pings = connection.ping_pong();
+        let seen = traffic.clone();
+        tokio::spawn(async move {
+            // Dropped, the connection fails whatever is on its way. It is asked first: an answer to
+            // a ping may be there when a process that has stood still looks again.
+            tokio::select! {
+                biased;
+                ended = connection => match ended {
+                    Ok(()) => tracing::debug!("a connection to Pub/Sub was closed"),
+                    Err(error) => tracing::debug!(%error, "a connection to Pub/Sub broke"),
+                },
+                () = until_silent(&seen, pings, ping_after, ping_timeout) => {
+                    tracing::debug!("a connection to Pub/Sub is dead: no answer to a ping");
+                }
+            }
+        });
+        Ok(Self {
+            requests,
+            origin,
+            traffic,
+        })
+    }
+
+    /// Whether new requests may go over it. A server that is about to close it says so.
+    pub(super) async fn is_open(&mut self) -> bool {
+        poll_fn(|cx| self.requests.poll_ready(cx)).await.is_ok()
+    }
+}
+
+/// Returns when requests have gone out and the other side answers nothing, not even a ping.
+async fn until_silent(
+    traffic: &Traffic,
+    pings: Option<PingPong>,
+    after: Duration,
+    timeout: Duration,
+) {
+    let Some(mut pings) = pings else {
+        return std::future::pending().await;
+    };
+    let (mut sent, mut heard, mut since) = (0, 0, Instant::now());
+    loop {
+        tokio::time::sleep(after / 4).await;
+        let ended = traffic.ended.load(Ordering::Relaxed);
+        let sent_now = traffic.sent.load(Ordering::Relaxed);
+        let heard_now = traffic.heard.load(Ordering::Relaxed);
+        // Servers take pings without any requests for an abuse.
+        let asks = sent_now != sent || sent_now != ended;
+        if asks && heard_now == heard {
+            if since.elapsed() < after {
+                continue;
+            }
+            let answer = tokio::time::timeout(timeout, pings.ping(Ping::opaque()));
+            if answer.await.is_err() {
+                return;
+            }
+        }
+        (sent, heard, since) = (sent_now, heard_now, Instant::now());
+    }
+}
+
+/// Hands a whole body over as there is room for it. What does not fit stays here, and goes when
+/// the request is given up.
+async fn send(stream: &mut SendStream<Bytes>, mut body: Bytes) -> Result<(), h2::Error> {
+    loop {
+        stream.reserve_capacity(body.len());
+        let mut room = stream.capacity();
+        if room == 0 && !body.is_empty() {
+            match poll_fn(|cx| stream.poll_capacity(cx)).await {
+                Some(more) => room = more?,
+                // The server wants no more; its answer tells why.
+                None => return Ok(()),
+            }
+        }
+        let part = body.split_to(room.min(body.len()));
+        stream.send_data(part, body.is_empty())?;
+        if body.is_empty() {
+            return Ok(());
+        }
+    }
+}
+
+impl Service<Request<tonic::body::Body>> for Connection {
+    type Response = Response<Answer>;
+    type Error = StdError;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, StdError>> + Send>>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), StdError>> {
+        self.requests.poll_ready(cx).map_err(StdError::from)
+    }
+
+    fn call(&mut self, request: Request<tonic::body::Body>) -> Self::Future {
+        let mut requests = self.requests.clone();
+        let origin = self.origin.clone();
+        let traffic = self.traffic.clone();
+        Box::pin(async move {
+            let (mut head, body) = request.into_parts();
+            let mut url = head.uri.into_parts();
+            url.scheme = origin.scheme().cloned();
+            url.authority = origin.authority().cloned();
+            head.uri = Uri::from_parts(url)?;
+            head.version = Version::HTTP_2;
+            head.headers.insert(header::USER_AGENT, USER_AGENT);
+            // Whole, its last frame ends the stream: in parts, that takes a frame more.
+            let body = body.collect().await?.to_bytes();
+            let head = Request::from_parts(head, ());
+            let (mut answer, mut stream) = requests.send_request(head, false)?;
+            let waiting = Waiting::new(traffic);
+            let answer = tokio::select! {
+                biased;
+                sent = send(&mut stream, body) => {
+                    sent?;
+                    answer.await
+                }
+                // A server may refuse a request before it has all of it.
+                answer = &mut answer => answer,
+            };
+            let (head, stream) = answer?.into_parts();
+            waiting.hears();
+            Ok(Response::from_parts(head, Answer { stream, waiting }))
+        })
+    }
+}
+
+/// The body of an answer: data, then trailers.
+#[derive(Debug)]
+pub(super) struct Answer {
+    stream: RecvStream,
+    waiting: Waiting,
+}
+
+impl Body for Answer {
+    type Data = Bytes;
+    type Error = h2::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, h2::Error>>> {
+        if let Some(data) = ready!(self.stream.poll_data(cx)) {
+            self.waiting.hears();
+            let read = data.and_then(|data| {
+                self.stream.flow_control().release_capacity(data.len())?;
+                Ok(Frame::data(data))
+            });
+            return Poll::Ready(Some(read));
+        }
+        let trailers = ready!(self.stream.poll_trailers(cx)).transpose();
+        Poll::Ready(trailers.map(|trailers| trailers.map(Frame::trailers)))
+    }
+}
+
+#[cfg(test)]
+mod tests;

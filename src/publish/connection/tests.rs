@@ -1,0 +1,171 @@
+//! Against a server of the `h2` crate, and against one that is silent.
+
+use std::time::Instant;
+
+use h2::server;
+use tokio::io::DuplexStream;
+use tonic::Status;
+use tonic::client::Grpc;
+use tonic::codegen::http::HeaderMap;
+use tonic::codegen::http::uri::PathAndQuery;
+
+use super::super::codec::PublishCodec;
+use super::super::{METHOD, MessageIds, PublishRequest};
+use super::*;
+
+/// An answer with one id, `7`.
+const ANSWER: &[u8] = b"\0\0\0\0\x03\x0a\x017";
+
+/// A connection that pings after 100 ms and waits 200 ms, and its other end.
+async fn connected() -> (Connection, DuplexStream) {
+    let (ours, theirs) = tokio::io::duplex(64 << 10);
+    let origin = Uri::from_static("http://pubsub.test:80");
+    let (after, timeout) = (Duration::from_millis(100), Duration::from_millis(200));
+    let connection = Connection::start_with(ours, origin, after, timeout).await;
+    (connection.unwrap(), theirs)
+}
+
+async fn publish(connection: Connection) -> Result<MessageIds, Status> {
+    publish_one(connection, Bytes::from_static(b"message")).await
+}
+
+async fn publish_one(connection: Connection, message: Bytes) -> Result<MessageIds, Status> {
+    let request = PublishRequest {
+        topic: "projects/p/topics/t".into(),
+        messages: vec![message],
+    };
+    let codec = PublishCodec::new(&request);
+    let path = PathAndQuery::from_static(METHOD);
+    let mut grpc = Grpc::new(connection);
+    let answer = grpc.unary(tonic::Request::new(request), path, codec);
+    Ok(answer.await?.into_inner())
+}
+
+fn respond(mut to: server::SendResponse<Bytes>) {
+    let mut body = to.send_response(Response::new(()), false).unwrap();
+    body.send_data(ANSWER.into(), false).unwrap();
+    let status = (
+        "grpc-status".parse().unwrap(),
+        HeaderValue::from_static("0"),
+    );
+    body.send_trailers(HeaderMap::from_iter([status])).unwrap();
+}
+
+#[tokio::test]
+async fn a_message_leaves_with_the_end_of_its_stream_and_its_answer_is_read() {
+    let (connection, theirs) = connected().await;
+    let publishing = tokio::spawn(publish(connection));
+    let mut server = server::handshake(theirs).await.unwrap();
+    let (request, answer) = server.accept().await.unwrap().unwrap();
+    let url = request.uri().to_string();
+    assert_eq!(url, format!("http://pubsub.test:80{METHOD}"));
+    let headers = request.headers();
+    assert_eq!(headers["user-agent"], USER_AGENT);
+    assert_eq!(headers["content-type"], "application/grpc");
+    tokio::spawn(async move { while server.accept().await.is_some() {} });
+    let mut body = request.into_body();
+    let data = body.data().await.unwrap().unwrap();
+    assert!(data.ends_with(b"message"));
+    assert!(body.is_end_stream(), "another frame is to come");
+    respond(answer);
+    let ids = publishing.await.unwrap().unwrap();
+    assert_eq!((ids.len(), ids.get(0)), (1, Some("7")));
+}
+
+#[tokio::test]
+async fn a_server_that_is_about_to_close_answers_what_it_has_and_gets_nothing_more() {
+    let (mut connection, theirs) = connected().await;
+    assert!(connection.is_open().await);
+    let publishing = tokio::spawn(publish(connection.clone()));
+    let mut server = server::handshake(theirs).await.unwrap();
+    let (_, answer) = server.accept().await.unwrap().unwrap();
+    server.graceful_shutdown();
+    let serving = tokio::spawn(async move { while server.accept().await.is_some() {} });
+    while connection.is_open().await {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    respond(answer);
+    assert_eq!(publishing.await.unwrap().unwrap().len(), 1);
+    serving.await.unwrap();
+    assert!(publish(connection).await.is_err());
+}
+
+#[tokio::test]
+async fn a_request_does_not_wait_for_a_dead_connection_for_ever() {
+    let (mut connection, _theirs) = connected().await;
+    tokio::time::sleep(Duration::from_millis(400)).await;
+    assert!(connection.is_open().await, "nothing was asked of it");
+    let started = Instant::now();
+    assert!(publish(connection.clone()).await.is_err());
+    assert!(started.elapsed() >= Duration::from_millis(200));
+    assert!(!connection.is_open().await);
+}
+
+#[tokio::test]
+async fn a_slow_answer_is_waited_for_where_pings_are_answered() {
+    let (connection, theirs) = connected().await;
+    let publishing = tokio::spawn(publish(connection));
+    let mut server = server::handshake(theirs).await.unwrap();
+    let (_, answer) = server.accept().await.unwrap().unwrap();
+    tokio::spawn(async move { while server.accept().await.is_some() {} });
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    respond(answer);
+    assert_eq!(publishing.await.unwrap().unwrap().len(), 1);
+}
+
+#[tokio::test]
+async fn requests_that_are_given_up_are_no_sign_of_life() {
+    let (mut connection, _theirs) = connected().await;
+    let started = Instant::now();
+    while connection.is_open().await {
+        let given_up = publish(connection.clone());
+        let _ = tokio::time::timeout(Duration::from_millis(20), given_up).await;
+        assert!(started.elapsed() < Duration::from_secs(10));
+    }
+}
+
+#[tokio::test]
+async fn what_the_server_has_no_room_for_waits_and_leaves_when_it_has() {
+    let (connection, theirs) = connected().await;
+    let message = Bytes::from(vec![7; 1 << 20]);
+    let publishing: Vec<_> = (0..3)
+        .map(|_| tokio::spawn(publish_one(connection.clone(), message.clone())))
+        .collect();
+    let mut server = server::Builder::new();
+    server.max_concurrent_streams(1);
+    let mut server = server.handshake(theirs).await.unwrap();
+    let serving = tokio::spawn(async move {
+        while let Some(request) = server.accept().await {
+            let (request, answer) = request.unwrap();
+            tokio::spawn(async move {
+                let mut body = request.into_body();
+                let mut got = 0;
+                while let Some(data) = body.data().await {
+                    let data = data.unwrap().len();
+                    got += data;
+                    body.flow_control().release_capacity(data).unwrap();
+                }
+                assert!(got > 1 << 20);
+                respond(answer);
+            });
+        }
+    });
+    for publishing in publishing {
+        assert_eq!(publishing.await.unwrap().unwrap().len(), 1);
+    }
+    drop(connection);
+    serving.await.unwrap();
+}
+
+#[tokio::test]
+async fn an_answer_that_comes_before_all_is_sent_is_read() {
+    let (connection, theirs) = connected().await;
+    let message = Bytes::from(vec![7; 1 << 20]);
+    let publishing = tokio::spawn(publish_one(connection, message));
+    let mut server = server::handshake(theirs).await.unwrap();
+    // Held and not read, so that its room stays spent.
+    let (_request, answer) = server.accept().await.unwrap().unwrap();
+    tokio::spawn(async move { while server.accept().await.is_some() {} });
+    respond(answer);
+    assert_eq!(publishing.await.unwrap().unwrap().len(), 1);
+}
