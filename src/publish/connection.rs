@@ -4,7 +4,7 @@
 //! connection is noticed. Requests that were on their way when it breaks have an unknown outcome.
 
 use std::future::{Future, poll_fn};
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll, ready};
@@ -29,6 +29,11 @@ const WINDOW: u32 = 4 << 20;
 
 /// Requests at once before the server has told its limit.
 const FIRST_REQUESTS: usize = 100;
+
+/// A body of so much, a frame of the usual largest size, leaves with its headers. What is longer
+/// waits until the server has room for it, and has so much of it in buffers.
+const AT_ONCE: usize = 16 << 10;
+const BUFFERED: usize = 1 << 20;
 
 const USER_AGENT: HeaderValue =
     HeaderValue::from_static(concat!("postrider/", env!("CARGO_PKG_VERSION")));
@@ -93,6 +98,7 @@ impl Connection {
             .initial_window_size(WINDOW)
             .initial_connection_window_size(WINDOW)
             .initial_max_send_streams(FIRST_REQUESTS)
+            .max_send_buffer_size(BUFFERED)
             .handshake(io)
             .await?;
         let traffic = Arc::new(Traffic::default());
@@ -108,7 +114,7 @@ impl Connection {
                     Err(error) => tracing::debug!(%error, "a connection to Pub/Sub broke"),
                 },
                 () = until_silent(&seen, pings, ping_after, ping_timeout) => {
-                    tracing::debug!("a connection to Pub/Sub is dead: no answer to a ping");
+                    tracing::warn!("a connection to Pub/Sub is dead: no answer to a ping");
                 }
             }
         });
@@ -147,8 +153,7 @@ async fn until_silent(
             if since.elapsed() < after {
                 continue;
             }
-            let answer = tokio::time::timeout(timeout, pings.ping(Ping::opaque()));
-            if answer.await.is_err() {
+            if !is_answered(&mut pings, timeout).await {
                 return;
             }
         }
@@ -156,23 +161,49 @@ async fn until_silent(
     }
 }
 
-/// Hands a whole body over as there is room for it. What does not fit stays here, and goes when
-/// the request is given up.
-async fn send(stream: &mut SendStream<Bytes>, mut body: Bytes) -> Result<(), h2::Error> {
-    loop {
-        stream.reserve_capacity(body.len());
-        let mut room = stream.capacity();
-        if room == 0 && !body.is_empty() {
-            match poll_fn(|cx| stream.poll_capacity(cx)).await {
-                Some(more) => room = more?,
-                // The server wants no more; its answer tells why.
-                None => return Ok(()),
-            }
+/// Whether a ping is answered in time. The time has two halves: a process that stands still finds
+/// one of them over when it wakes, and not both, with the answer waiting to be read.
+async fn is_answered(pings: &mut PingPong, timeout: Duration) -> bool {
+    let mut answer = pin!(pings.ping(Ping::opaque()));
+    for _ in 0..2 {
+        let answer = tokio::time::timeout(timeout / 2, &mut answer).await;
+        if answer.is_ok() {
+            return true;
         }
-        let part = body.split_to(room.min(body.len()));
-        stream.send_data(part, body.is_empty())?;
-        if body.is_empty() {
-            return Ok(());
+    }
+    false
+}
+
+/// A body on its way. What the server has no room for stays here, and goes when the request is
+/// given up.
+#[derive(Debug)]
+struct Sending {
+    stream: SendStream<Bytes>,
+    body: Bytes,
+}
+
+impl Sending {
+    /// Hands over what there is room for. Asks for `cx` to be woken when there is more.
+    fn advance(&mut self, cx: &mut Context<'_>) {
+        while !self.body.is_empty() {
+            let mut room = self.body.len();
+            if room > AT_ONCE {
+                self.stream.reserve_capacity(room);
+                room = room.min(self.stream.capacity());
+            }
+            let part = self.body.split_to(room);
+            if !part.is_empty() && self.stream.send_data(part, self.body.is_empty()).is_err() {
+                self.body.clear();
+            }
+            if self.body.is_empty() {
+                return;
+            }
+            match self.stream.poll_capacity(cx) {
+                Poll::Ready(Some(Ok(_))) => {}
+                // The server wants no more. Its answer tells why.
+                Poll::Ready(Some(Err(_)) | None) => self.body.clear(),
+                Poll::Pending => return,
+            }
         }
     }
 }
@@ -201,28 +232,30 @@ impl Service<Request<tonic::body::Body>> for Connection {
             // Whole, its last frame ends the stream: in parts, that takes a frame more.
             let body = body.collect().await?.to_bytes();
             let head = Request::from_parts(head, ());
-            let (mut answer, mut stream) = requests.send_request(head, false)?;
+            let (mut answer, stream) = requests.send_request(head, body.is_empty())?;
             let waiting = Waiting::new(traffic);
-            let answer = tokio::select! {
-                biased;
-                sent = send(&mut stream, body) => {
-                    sent?;
-                    answer.await
-                }
-                // A server may refuse a request before it has all of it.
-                answer = &mut answer => answer,
-            };
-            let (head, stream) = answer?.into_parts();
+            let mut sending = Sending { stream, body };
+            let answer = poll_fn(|cx| {
+                sending.advance(cx);
+                Pin::new(&mut answer).poll(cx)
+            });
+            let (head, stream) = answer.await?.into_parts();
             waiting.hears();
-            Ok(Response::from_parts(head, Answer { stream, waiting }))
+            let body = Answer {
+                stream,
+                sending,
+                waiting,
+            };
+            Ok(Response::from_parts(head, body))
         })
     }
 }
 
-/// The body of an answer: data, then trailers.
+/// The body of an answer: data, then trailers. It may begin before the request is all sent.
 #[derive(Debug)]
 pub(super) struct Answer {
     stream: RecvStream,
+    sending: Sending,
     waiting: Waiting,
 }
 
@@ -234,6 +267,7 @@ impl Body for Answer {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, h2::Error>>> {
+        self.sending.advance(cx);
         if let Some(data) = ready!(self.stream.poll_data(cx)) {
             self.waiting.hears();
             let read = data.and_then(|data| {

@@ -138,13 +138,15 @@ async fn a_black_hole_is_left_after_the_publish_timeout_and_everything_comes_aga
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_connection_that_dies_unseen_is_replaced_while_the_others_go_on() {
-    let world = World::start(&[]).await;
+    let world = World::start(&[("POSTRIDER_PUBLISH_TIMEOUT_S", "3")]).await;
     eventually("all connections are open", async || {
         (world.proxy.ports().len() >= 4).then_some(())
     })
     .await;
     let (ports, connections) = (world.proxy.ports(), world.proxy.accepted());
     world.proxy.set_flow_of_one(ports[0], Flow::Swallowed);
+    wait_for_more(&world.database, 50).await;
+    assert_eq!(world.proxy.accepted(), connections, "too soon to know");
     eventually("another connection", async || {
         (world.proxy.accepted() > connections).then_some(())
     })

@@ -54,7 +54,9 @@ async fn one_connection_serves_all_until_it_breaks() {
         let another = tokio::time::timeout(Duration::from_millis(50), listener.accept());
         assert!(another.await.is_err(), "there are two connections");
         drop(server);
+        let broken_at = Instant::now();
         while connection.is_open().await {
+            assert!(broken_at.elapsed() < Duration::from_secs(20), "still open");
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     }

@@ -29,6 +29,22 @@ async fn publish(connection: Connection) -> Result<MessageIds, Status> {
     publish_one(connection, Bytes::from_static(b"message")).await
 }
 
+/// So that a test fails, and does not hang.
+async fn in_time<T>(what: impl Future<Output = T>) -> T {
+    let limit = Duration::from_secs(20);
+    tokio::time::timeout(limit, what).await.expect("it hangs")
+}
+
+/// Waits until new requests may not go over it.
+async fn closed(connection: &mut Connection) {
+    in_time(async {
+        while connection.is_open().await {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    })
+    .await;
+}
+
 async fn publish_one(connection: Connection, message: Bytes) -> Result<MessageIds, Status> {
     let request = PublishRequest {
         topic: "projects/p/topics/t".into(),
@@ -38,17 +54,33 @@ async fn publish_one(connection: Connection, message: Bytes) -> Result<MessageId
     let path = PathAndQuery::from_static(METHOD);
     let mut grpc = Grpc::new(connection);
     let answer = grpc.unary(tonic::Request::new(request), path, codec);
-    Ok(answer.await?.into_inner())
+    Ok(in_time(answer).await?.into_inner())
 }
 
 fn respond(mut to: server::SendResponse<Bytes>) {
-    let mut body = to.send_response(Response::new(()), false).unwrap();
+    finish(to.send_response(Response::new(()), false).unwrap());
+}
+
+/// Sends what comes behind the headers of an answer.
+fn finish(mut body: SendStream<Bytes>) {
     body.send_data(ANSWER.into(), false).unwrap();
     let status = (
         "grpc-status".parse().unwrap(),
         HeaderValue::from_static("0"),
     );
     body.send_trailers(HeaderMap::from_iter([status])).unwrap();
+}
+
+/// Reads a whole request, and says how long it is.
+async fn read(request: Request<RecvStream>) -> usize {
+    let mut body = request.into_body();
+    let mut bytes = 0;
+    while let Some(data) = body.data().await {
+        let data = data.unwrap().len();
+        bytes += data;
+        body.flow_control().release_capacity(data).unwrap();
+    }
+    bytes
 }
 
 #[tokio::test]
@@ -81,9 +113,7 @@ async fn a_server_that_is_about_to_close_answers_what_it_has_and_gets_nothing_mo
     let (_, answer) = server.accept().await.unwrap().unwrap();
     server.graceful_shutdown();
     let serving = tokio::spawn(async move { while server.accept().await.is_some() {} });
-    while connection.is_open().await {
-        tokio::time::sleep(Duration::from_millis(1)).await;
-    }
+    closed(&mut connection).await;
     respond(answer);
     assert_eq!(publishing.await.unwrap().unwrap().len(), 1);
     serving.await.unwrap();
@@ -116,12 +146,21 @@ async fn a_slow_answer_is_waited_for_where_pings_are_answered() {
 #[tokio::test]
 async fn requests_that_are_given_up_are_no_sign_of_life() {
     let (mut connection, _theirs) = connected().await;
-    let started = Instant::now();
-    while connection.is_open().await {
-        let given_up = publish(connection.clone());
-        let _ = tokio::time::timeout(Duration::from_millis(20), given_up).await;
-        assert!(started.elapsed() < Duration::from_secs(10));
-    }
+    in_time(async {
+        while connection.is_open().await {
+            let given_up = publish(connection.clone());
+            let _ = tokio::time::timeout(Duration::from_millis(20), given_up).await;
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_connection_is_dead_that_did_not_answer_the_last_request() {
+    let (mut connection, _theirs) = connected().await;
+    let given_up = publish(connection.clone());
+    let _ = tokio::time::timeout(Duration::from_millis(1), given_up).await;
+    closed(&mut connection).await;
 }
 
 #[tokio::test]
@@ -138,14 +177,7 @@ async fn what_the_server_has_no_room_for_waits_and_leaves_when_it_has() {
         while let Some(request) = server.accept().await {
             let (request, answer) = request.unwrap();
             tokio::spawn(async move {
-                let mut body = request.into_body();
-                let mut got = 0;
-                while let Some(data) = body.data().await {
-                    let data = data.unwrap().len();
-                    got += data;
-                    body.flow_control().release_capacity(data).unwrap();
-                }
-                assert!(got > 1 << 20);
+                assert!(read(request).await > 1 << 20);
                 respond(answer);
             });
         }
@@ -167,5 +199,20 @@ async fn an_answer_that_comes_before_all_is_sent_is_read() {
     let (_request, answer) = server.accept().await.unwrap().unwrap();
     tokio::spawn(async move { while server.accept().await.is_some() {} });
     respond(answer);
+    assert_eq!(publishing.await.unwrap().unwrap().len(), 1);
+}
+
+#[tokio::test]
+async fn an_answer_may_begin_before_all_is_sent() {
+    let (connection, theirs) = connected().await;
+    let message = Bytes::from(vec![7; 1 << 20]);
+    let publishing = tokio::spawn(publish_one(connection, message));
+    let mut server = server::handshake(theirs).await.unwrap();
+    let (request, mut answer) = server.accept().await.unwrap().unwrap();
+    tokio::spawn(async move { while server.accept().await.is_some() {} });
+    let body = answer.send_response(Response::new(()), false).unwrap();
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    assert!(in_time(read(request)).await > 1 << 20);
+    finish(body);
     assert_eq!(publishing.await.unwrap().unwrap().len(), 1);
 }
