@@ -49,8 +49,7 @@ begin
     end if;
     if exists (select from pg_catalog.pg_roles where rolname = 'postrider_relay') then
         grant usage on schema outbox to postrider_relay;
-        -- Reading the whole schema, also tables that later migrations or the runner add.
-        grant select on all tables in schema outbox to postrider_relay;
+        grant select on outbox.events, outbox.dispatch, outbox.relay to postrider_relay;
         -- UPDATE serves the quarantine commands. No write on outbox.events, ever.
         grant insert, update on outbox.dispatch, outbox.relay to postrider_relay;
     end if;

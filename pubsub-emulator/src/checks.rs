@@ -19,7 +19,8 @@ pub type Expected = BTreeMap<Stream, Vec<String>>;
 
 /// A client that gives up on an attempt may send the next one before the server has noticed that
 /// the first was cancelled. Within this time the two do not count as in flight together.
-const CANCEL_GRACE: Duration = Duration::from_secs(1);
+const CANCEL_GRACE: Duration = Duration::from_millis(250);
+
 /// Judges the attempts of a journal against what should have been published.
 pub fn check(attempts: &[Attempt], expected: &Expected) -> Report {
     let mut report = Report {

@@ -24,6 +24,7 @@ mod outage;
 mod passfile;
 mod postgres_events;
 mod privileges;
+mod pruning;
 mod publication_altered;
 mod pubsub_events;
 mod quarantine;

@@ -60,6 +60,13 @@ async fn the_role_has_no_right_beyond_reading_the_outbox_and_writing_its_own_rec
     }
     for (claim, sql) in [
         (
+            "no right to anything else in the schema",
+            "SELECT count(*) FROM pg_class WHERE relnamespace = 'outbox'::regnamespace \
+             AND relkind IN ('r', 'p', 'v', 'm', 'f') \
+             AND relname NOT IN ('events', 'dispatch', 'relay') \
+             AND has_table_privilege('shop_relay', oid, 'SELECT, INSERT, UPDATE')",
+        ),
+        (
             "no right to delete, truncate, reference or hook anything in the schema",
             "SELECT count(*) FROM pg_class WHERE relnamespace = 'outbox'::regnamespace \
              AND relkind IN ('r', 'p') \

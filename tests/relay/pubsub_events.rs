@@ -322,6 +322,13 @@ async fn a_right_that_is_revoked_and_granted_again_holds_up_its_topic_alone() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_topic_whose_condition_is_not_met_for_a_while_holds_up_itself_alone() {
+    // As when the key that encrypts it is not at hand.
+    let hint = "roles/pubsub.publisher";
+    a_refusal_holds_up_its_topic_alone(Code::FailedPrecondition, "pubsub-permission", hint).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_topic_that_answers_unavailable_for_a_while_holds_up_itself_alone() {
     let hint = "no action needed";
     a_refusal_holds_up_its_topic_alone(Code::Unavailable, "pubsub-unreachable", hint).await;

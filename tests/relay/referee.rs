@@ -178,8 +178,8 @@ impl Referee {
         subscriber.create_subscription(subscription).await.unwrap();
     }
 
-    /// Reads one answer's worth from each subscription.
-    async fn pull(&mut self) {
+    /// Reads one answer's worth from each subscription, and says how many messages came.
+    async fn pull(&mut self, waits: bool) -> usize {
         let list = ListSubscriptionsRequest {
             project: format!("projects/{}", self.project),
             ..ListSubscriptionsRequest::default()
@@ -188,17 +188,20 @@ impl Referee {
         let subscriptions = listed.into_inner().subscriptions;
         // Nothing comes any more from one whose topic is gone, and asking it takes a minute and a half.
         let open = |subscription: &Subscription| subscription.topic != "_deleted-topic_";
+        let mut count = 0;
         for subscription in subscriptions.into_iter().filter(open) {
+            #[expect(deprecated, reason = "an empty answer is asked for on purpose")]
             let request = PullRequest {
                 subscription: subscription.name.clone(),
                 max_messages: 1_000,
-                ..PullRequest::default()
+                return_immediately: !waits,
             };
             let answer = self.subscriber.pull(request).await.unwrap().into_inner();
             let received = answer.received_messages;
             if received.is_empty() {
                 continue;
             }
+            count += received.len();
             let ack = AcknowledgeRequest {
                 subscription: subscription.name,
                 ack_ids: received.iter().map(|m| m.ack_id.clone()).collect(),
@@ -209,9 +212,11 @@ impl Referee {
                 self.received.entry(stream).or_default().push(message);
             }
         }
+        count
     }
 
-    /// Waits until each published event of the database has been delivered.
+    /// Waits until each published event of the database has been delivered, and whatever else is
+    /// there.
     pub(crate) async fn receive(&mut self, database: &Database, relay: &Relay) {
         let mut missing: BTreeSet<String> =
             published(database).await.into_values().flatten().collect();
@@ -221,11 +226,16 @@ impl Referee {
                 missing.remove(&message.attributes["event_id"]);
             }
             if missing.is_empty() {
-                return;
+                break;
             }
             let log = relay.log();
             assert!(Instant::now() < deadline, "missing: {missing:?}\n{log}");
-            self.pull().await;
+            self.pull(true).await;
+        }
+        let mut empty = 0;
+        while empty < 3 {
+            let is_empty = self.pull(false).await == 0;
+            empty = if is_empty { empty + 1 } else { 0 };
         }
     }
 

@@ -13,6 +13,7 @@ use pubsub_emulator::{Action, Answer, Attempt};
 
 use super::super::fault::{Down, Fault, Side, Trouble};
 use super::super::stage::Occurrence;
+use super::connections::Connections;
 use super::{Evidence, Violation};
 
 /// The reason for a duplicate.
@@ -80,10 +81,11 @@ pub(super) fn explain(evidence: &Evidence, duplicates: &[Duplicate]) -> Explaine
         .iter()
         .map(|attempt| (attempt.sequence, attempt))
         .collect();
+    let connections = Connections::of(&evidence.attempts);
     let mut explained = Explained::default();
     for duplicate in duplicates {
         let (before, again) = (attempts[&duplicate.before], attempts[&duplicate.sequence]);
-        match cause(evidence, before, again) {
+        match cause(evidence, &connections, before, again) {
             Some(cause) => *explained.causes.entry(cause).or_default() += 1,
             None => explained.violations.push(Violation::UnexplainedDuplicate {
                 event_id: duplicate.event_id.clone(),
@@ -95,13 +97,16 @@ pub(super) fn explain(evidence: &Evidence, duplicates: &[Duplicate]) -> Explaine
     explained
 }
 
-fn cause(evidence: &Evidence, before: &Attempt, again: &Attempt) -> Option<Cause> {
+fn cause(
+    evidence: &Evidence,
+    connections: &Connections,
+    before: &Attempt,
+    again: &Attempt,
+) -> Option<Cause> {
     if matches!(before.answer, Answer::Error(_) | Answer::FewerIds) {
         return Some(Cause::StoredButFailed);
     }
-    let by_fault = between(evidence, before, again)
-        .filter_map(|occurrence| blame(evidence, &occurrence.fault))
-        .min();
+    let by_fault = blamed(evidence, connections, before, again).min();
     // The relay's clock runs ahead of the journal's: the request was on its way first, and where much
     // runs beside it it is read, and its answer too, a good deal later.
     let timeout = evidence.publish_timeout;
@@ -154,6 +159,26 @@ pub(super) fn between<'a>(
 ) -> impl Iterator<Item = &'a Occurrence> {
     evidence.occurrences.iter().filter(|occurrence| {
         occurrence.from <= again.received && occurrence.to + LATE >= before.received
+    })
+}
+
+/// What may be blamed for two attempts, of all that happened between them.
+pub(super) fn blamed<'a>(
+    evidence: &'a Evidence,
+    connections: &'a Connections,
+    before: &'a Attempt,
+    again: &'a Attempt,
+) -> impl Iterator<Item = Cause> {
+    between(evidence, before, again).filter_map(|occurrence| {
+        let cause = blame(evidence, &occurrence.fault)?;
+        let parts = match cause {
+            Cause::Killed => true,
+            // A network that holds requests back breaks nothing until it is over.
+            Cause::Cut => !occurrence.fault.withholds_answers(),
+            _ => false,
+        };
+        let is_parted = || connections.are_parted_by(occurrence, evidence.relays, before, again);
+        (!parts || is_parted()).then_some(cause)
     })
 }
 

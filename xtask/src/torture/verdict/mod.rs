@@ -6,8 +6,10 @@
 //! truth), `quarantine` (set aside is what is refused, and what waits behind it), `from_table` (so
 //! comes only what the stream could not bring), `duplicates` (whatever was sent twice has its
 //! reason in the plan), `senders` (no relay sends what it has to know is recorded), `stragglers` (what
-//! a dead client has left on its way is not held against the living).
+//! a dead client has left on its way is not held against the living), by `connections` (whether one
+//! client can have sent both of two requests).
 
+mod connections;
 mod duplicates;
 mod from_table;
 mod order;

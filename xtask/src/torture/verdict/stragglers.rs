@@ -14,7 +14,8 @@ use pubsub_emulator::Attempt;
 use pubsub_emulator::checks::Violation;
 
 use super::Evidence;
-use super::duplicates::{Cause, LATE, between, blame};
+use super::connections::Connections;
+use super::duplicates::{Cause, LATE, blame, blamed};
 
 fn is_the_end_of_a_client(cause: Cause) -> bool {
     matches!(cause, Cause::Killed | Cause::Cut | Cause::TakenOver)
@@ -53,9 +54,9 @@ fn is_of_lane(one: &Attempt, other: &Attempt) -> bool {
         && (!one.ordering_key.is_empty() || one.event_ids.iter().flatten().any(is_in_other))
 }
 
-/// Two requests of one key under way together are no fault of the relay if the one that sent the
-/// first was dead, had seen its connection break, or had lost the slot to another, or if one lay in
-/// the buffers of a frozen relay.
+/// Two requests of one key under way together are no fault of the relay if they came over two
+/// connections and the one that sent the first was dead, had seen its connection break, or had lost
+/// the slot to another, or if one lay in the buffers of a frozen relay.
 pub(super) fn are_under_way_together(evidence: &Evidence, found: &Violation) -> bool {
     let Violation::InFlightTogether { first, second, .. } = found else {
         return false;
@@ -67,15 +68,21 @@ pub(super) fn are_under_way_together(evidence: &Evidence, found: &Violation) -> 
     [first, second]
         .into_iter()
         .any(|attempt| lay_in_a_frozen_relay(evidence, attempt))
-        || between(evidence, first, second)
-            .filter_map(|occurrence| blame(evidence, &occurrence.fault))
-            .any(is_the_end_of_a_client)
+        || (first.peer != second.peer
+            && blamed(
+                evidence,
+                &Connections::of(&evidence.attempts),
+                first,
+                second,
+            )
+            .any(is_the_end_of_a_client))
 }
 
 /// The attempts without those of stragglers that were stored behind another connection's copies of
 /// the same events.
 pub(super) fn without(evidence: &Evidence, attempts: &[Attempt]) -> Vec<Attempt> {
-    let opened = opened(attempts);
+    let connections = Connections::of(attempts);
+    let opened = |peer: &SocketAddr| connections.opened(*peer).unwrap_or_default();
     let mut in_order: Vec<&Attempt> = attempts.iter().filter(|a| a.is_stored()).collect();
     in_order.sort_by_key(|attempt| attempt.first_message_id);
     // Of each event, the connections that have stored it so far.
@@ -84,11 +91,11 @@ pub(super) fn without(evidence: &Evidence, attempts: &[Attempt]) -> Vec<Attempt>
     for attempt in in_order {
         let Some(peer) = attempt.peer else { continue };
         let ends: Vec<(Duration, Duration)> = ends_before(evidence, attempt)
-            .filter(|(_, end)| opened[&peer] <= *end)
+            .filter(|(_, end)| opened(&peer) <= *end)
             .collect();
         let is_successor = |other: &SocketAddr| {
-            let began = opened[other];
-            began > opened[&peer] && ends.iter().any(|(from, _)| began >= *from)
+            let began = opened(other);
+            began > opened(&peer) && ends.iter().any(|(from, _)| began >= *from)
         };
         let is_repeated = |event_id: &str| {
             let stored = stored_by.get(event_id);
@@ -104,18 +111,6 @@ pub(super) fn without(evidence: &Evidence, attempts: &[Attempt]) -> Vec<Attempt>
     }
     let stays = |attempt: &&Attempt| !stragglers.contains(&attempt.sequence);
     attempts.iter().filter(stays).cloned().collect()
-}
-
-/// When each connection has sent its first request.
-fn opened(attempts: &[Attempt]) -> HashMap<SocketAddr, Duration> {
-    let mut opened = HashMap::new();
-    for attempt in attempts {
-        if let Some(peer) = attempt.peer {
-            let first: &mut Duration = opened.entry(peer).or_insert(attempt.received);
-            *first = attempt.received.min(*first);
-        }
-    }
-    opened
 }
 
 /// The spans of faults that may have ended or frozen the sender while this attempt was on its way.

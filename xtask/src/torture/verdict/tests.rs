@@ -1,6 +1,7 @@
 //! Every judge must be able to fail: evidence that is right in all, then wrong in one way.
 
 use std::collections::HashSet;
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use pubsub_emulator::{Action, Answer, Code};
@@ -58,11 +59,16 @@ fn evidence() -> Evidence {
     evidence
 }
 
+/// A connection, by its port.
+fn peer(port: u16) -> Option<SocketAddr> {
+    Some(([127, 0, 0, 1], port).into())
+}
+
 /// A request of one event that took 2 ms; its message id is its sequence number.
 fn attempt(sequence: u64, received_ms: u64, event_id: &str) -> Attempt {
     Attempt {
         sequence,
-        peer: None,
+        peer: peer(1),
         topic: TOPIC.into(),
         ordering_key: KEY.into(),
         other_keys: Vec::new(),
@@ -510,11 +516,12 @@ fn the_position_of_a_lost_slot_says_nothing_until_a_relay_has_it_again() {
     assert_eq!(violations(&evidence).len(), 1);
 }
 
-/// Evidence with a second copy of e3 at 400 ms, and what happened.
+/// Evidence with a second copy of e3 at 400 ms, over another connection, and what happened.
 fn repeated(answer: Answer, occurrences: Vec<Occurrence>) -> Evidence {
     let mut evidence = evidence();
     evidence.attempts[2].answer = answer;
     evidence.attempts.push(attempt(3, 400, "e3"));
+    evidence.attempts[3].peer = peer(2);
     evidence.recorded_at.remove("e3");
     evidence.records[2].message_id = Some(3);
     evidence.samples.truncate(2);
@@ -547,6 +554,32 @@ fn a_duplicate_needs_a_fault_between_its_copies() {
     }
     assert!(late.occurrences[0].to < late.attempts[2].received);
     assert!(judge(&late).duplicates.is_empty(), "too early for this one");
+}
+
+#[test]
+fn a_fault_that_ends_connections_explains_no_duplicate_of_those_that_go_on() {
+    for fault in [Fault::Kill(ms(10)), Fault::CutPubsub] {
+        let mut evidence = repeated(Answer::MessageIds, vec![happened(fault, 310, 390)]);
+        let is_explained = |evidence: &Evidence| !judge(evidence).duplicates.is_empty();
+        assert!(is_explained(&evidence));
+        let mut same = evidence.attempts.clone();
+        same[3].peer = same[2].peer;
+        let mut older = evidence.attempts.clone();
+        older[1].peer = peer(2);
+        let mut lives = evidence.attempts.clone();
+        lives.push(Attempt {
+            event_ids: [].into(),
+            first_message_id: None,
+            ..attempt(4, 2_000, "")
+        });
+        for attempts in [same, older.clone(), lives] {
+            evidence.attempts = attempts;
+            assert!(!is_explained(&evidence), "{:?}", evidence.attempts);
+        }
+        evidence.attempts = older;
+        evidence.relays = 2;
+        assert!(is_explained(&evidence), "by one that had served before");
+    }
 }
 
 #[test]
@@ -641,7 +674,7 @@ fn the_last_answers_of_a_connection_that_pubsub_closes_may_be_lost() {
     let mut evidence = repeated(Answer::MessageIds, vec![]);
     for (n, attempt) in evidence.attempts.iter_mut().enumerate() {
         let port = if n < 3 { 1_000 } else { 2_000 };
-        attempt.peer = Some(([127, 0, 0, 1], port).into());
+        attempt.peer = peer(port);
     }
     assert_eq!(causes(&evidence), []);
     evidence.closes_connections = true;
@@ -700,7 +733,7 @@ fn sent_by_a_woken_relay(woken_ms: u64) -> Evidence {
     for (attempt, (port, at)) in
         (evidence.attempts.iter_mut()).zip([(1, 100), (2, 320), (2, 330), (1, woken_ms)])
     {
-        attempt.peer = Some(([127, 0, 0, 1], port).into());
+        attempt.peer = peer(port);
         attempt.received = ms(at);
         attempt.stored = Some(ms(at + 1));
         attempt.ended = Some(ms(at + 2));
@@ -773,7 +806,6 @@ fn a_repetition_that_ends_in_the_middle_is_a_violation_whatever_died() {
 fn a_request_of_a_dead_relay_that_is_stored_behind_its_successors_copies_is_no_step_back() {
     // The first relay (port 1) dies after e1; its successor sends the rest, and between e3 and e4 a
     // second copy of e1 comes from the dead one.
-    let peer = |port: u16| Some(std::net::SocketAddr::from(([127, 0, 0, 1], port)));
     let by = |port, sequence, at, id| Attempt {
         peer: peer(port),
         ..attempt(sequence, at, id)
@@ -841,6 +873,10 @@ fn two_requests_of_a_key_together_are_excused_only_by_the_death_of_the_first_sen
     );
     evidence.occurrences = vec![happened(Fault::Kill(ms(50)), 310, 390)];
     assert!(!together(&evidence));
+    evidence.occurrences[0].fault = Fault::Network(Side::Pubsub, Trouble::Stalled, ms(50));
+    assert!(!together(&evidence));
+    evidence.attempts[3].peer = evidence.attempts[2].peer;
+    assert!(together(&evidence), "both by one connection");
     let mut woken = sent_by_a_woken_relay(391);
     woken.attempts[2].ended = Some(ms(400));
     assert!(!together(&woken), "it lay in the buffers of a frozen one");
@@ -910,9 +946,10 @@ fn without_records_a_repeat_is_whole() {
     let mut evidence = without_records();
     evidence.occurrences = vec![happened(Fault::Kill(ms(10)), 350, 360)];
     for (sequence, id) in [(3, "e1"), (4, "e2"), (5, "e3")] {
-        evidence
-            .attempts
-            .push(attempt(sequence, 100 * sequence + 100, id));
+        evidence.attempts.push(Attempt {
+            peer: peer(2),
+            ..attempt(sequence, 100 * sequence + 100, id)
+        });
     }
     assert_eq!(texts(&evidence), [""; 0]);
     evidence.attempts.remove(4);

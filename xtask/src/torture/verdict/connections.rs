@@ -1,0 +1,58 @@
+//! From when to when each connection to Pub/Sub brought requests.
+//!
+//! A fault that kills a relay or breaks its connections explains nothing that a living relay does
+//! over its own: what it is blamed for lies between a connection that ended with it and one that
+//! began since.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use pubsub_emulator::Attempt;
+
+use super::super::stage::Occurrence;
+use super::duplicates::LATE;
+
+/// First and last request of each connection.
+#[derive(Debug)]
+pub(super) struct Connections(HashMap<SocketAddr, (Duration, Duration)>);
+
+impl Connections {
+    pub(super) fn of(attempts: &[Attempt]) -> Self {
+        let mut connections = HashMap::new();
+        for attempt in attempts {
+            let Some(peer) = attempt.peer else { continue };
+            let at = attempt.received;
+            let (first, last) = connections.entry(peer).or_insert((at, at));
+            (*first, *last) = (at.min(*first), at.max(*last));
+        }
+        Self(connections)
+    }
+
+    /// When the first request came. `None` for one that is in no attempt.
+    pub(super) fn opened(&self, peer: SocketAddr) -> Option<Duration> {
+        self.0.get(&peer).map(|(first, _)| *first)
+    }
+
+    /// Whether the connection of one of the two, whichever, may have ended with the fault, and that
+    /// of the other is younger. Where several relays stand by, it may be older: one that has served
+    /// before.
+    pub(super) fn are_parted_by(
+        &self,
+        occurrence: &Occurrence,
+        relays: usize,
+        one: &Attempt,
+        other: &Attempt,
+    ) -> bool {
+        let span = |attempt: &Attempt| self.0.get(&attempt.peer?).copied();
+        let (Some(of_one), Some(of_other)) = (span(one), span(other)) else {
+            return false;
+        };
+        let ended = |(first, last)| first <= occurrence.to && last <= occurrence.to + LATE;
+        let began = |(first, _)| first >= occurrence.from || relays > 1;
+        one.peer != other.peer
+            && [(of_one, of_other), (of_other, of_one)]
+                .into_iter()
+                .any(|(gone, next)| ended(gone) && began(next))
+    }
+}
