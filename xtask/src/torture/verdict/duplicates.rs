@@ -11,7 +11,7 @@ use std::time::Duration;
 use pubsub_emulator::checks::Duplicate;
 use pubsub_emulator::{Action, Answer, Attempt};
 
-use super::super::fault::{Down, Fault, Side, Trouble};
+use super::super::fault::{Down, Fault, Loss, Side, Trouble};
 use super::super::stage::Occurrence;
 use super::connections::Connections;
 use super::{Evidence, Violation};
@@ -193,6 +193,8 @@ pub(super) fn blame(evidence: &Evidence, fault: &Fault) -> Option<Cause> {
         Fault::Network(Side::Pubsub, ..) => Some(Cause::Cut),
         Fault::Network(Side::Postgres, ..) => Some(Cause::ServerDown),
         Fault::SlotLost(Down::Killed, _) | Fault::Gap(Down::Killed, ..) => Some(Cause::Killed),
+        // Whoever makes a slot has it until it is made, as a successor would.
+        Fault::SlotLost(Down::Running, Loss::Recreated) => Some(Cause::TakenOver),
         // The slot is free at once, while what the relay has sent is still on its way. Its outcome
         // is not recorded once another relay has the slot.
         Fault::TerminateWalsender | Fault::SlotLost(..) if evidence.relays > 1 => {

@@ -646,6 +646,10 @@ fn each_cause_of_a_duplicate_is_told_apart() {
             Fault::Gap(Down::Killed, Unpublished::TableOut, ms(5)),
             Cause::Killed,
         ),
+        (
+            Fault::SlotLost(Down::Running, Loss::Recreated),
+            Cause::TakenOver,
+        ),
         (Fault::Freeze(ms(5)), Cause::Frozen),
         (Fault::CutPubsub, Cause::Cut),
         (
@@ -873,6 +877,8 @@ fn two_requests_of_a_key_together_are_excused_only_by_the_death_of_the_first_sen
     );
     evidence.occurrences = vec![happened(Fault::Kill(ms(50)), 310, 390)];
     assert!(!together(&evidence));
+    evidence.occurrences[0].fault = Fault::SlotLost(Down::Running, Loss::Recreated);
+    assert!(together(&evidence), "a relay alone goes on");
     evidence.occurrences[0].fault = Fault::Network(Side::Pubsub, Trouble::Stalled, ms(50));
     assert!(!together(&evidence));
     evidence.attempts[3].peer = evidence.attempts[2].peer;
