@@ -16,6 +16,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::pin::pin;
+use std::sync::Once;
 use std::time::Duration;
 
 use decoder::Lsn;
@@ -53,6 +54,9 @@ const ANSWER_LIMIT: Duration = Duration::from_secs(35);
 /// How often a batch meets rows that were not there just before.
 const MAX_CONFLICTS: u32 = 3;
 const RETRY_PAUSE: Duration = Duration::from_millis(500);
+
+const HAS_SUCCESSOR: &str = "another session has had the slot meanwhile: what is on its way gets no \
+    record from here, and is sent again by the next that serves";
 
 /// A transaction that waits for us, because we stand still, holds our successor up.
 const BE_QUICK: &str = "SET idle_in_transaction_session_timeout = '5s'";
@@ -135,6 +139,7 @@ impl Writer {
             slot: slot.to_string(),
             family: family.clone(),
             reader,
+            said: Once::new(),
         };
         let task = tokio::spawn(async move {
             if let Err(error) = run(&place, incoming, &events).await {
@@ -239,6 +244,8 @@ struct Place {
     slot: String,
     family: SlotFamily,
     reader: Reader,
+    /// That nothing is recorded any more.
+    said: Once,
 }
 
 struct Connected {
@@ -300,6 +307,7 @@ async fn attempt(
         .await?;
     let active = active.iter().map(|row| (row.get(0), row.get(1)));
     if is_there(active, &place.slot, &place.family, place.reader.walsender) {
+        place.said.call_once(|| tracing::warn!("{HAS_SUCCESSOR}"));
         return transaction.rollback().await;
     }
     // Released events go before new ones of their key, and so do their outcomes.

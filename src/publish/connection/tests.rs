@@ -4,6 +4,7 @@ use std::time::Instant;
 
 use h2::server;
 use tokio::io::DuplexStream;
+use tokio::task::JoinHandle;
 use tonic::Status;
 use tonic::client::Grpc;
 use tonic::codegen::http::HeaderMap;
@@ -57,6 +58,11 @@ async fn publish_one(connection: Connection, message: Bytes) -> Result<MessageId
     Ok(in_time(answer).await?.into_inner())
 }
 
+/// The server goes on until its connection ends; it answers nothing by itself.
+fn go_on(mut server: server::Connection<DuplexStream, Bytes>) -> JoinHandle<()> {
+    tokio::spawn(async move { while server.accept().await.is_some() {} })
+}
+
 fn respond(mut to: server::SendResponse<Bytes>) {
     finish(to.send_response(Response::new(()), false).unwrap());
 }
@@ -94,7 +100,7 @@ async fn a_message_leaves_with_the_end_of_its_stream_and_its_answer_is_read() {
     let headers = request.headers();
     assert_eq!(headers["user-agent"], USER_AGENT);
     assert_eq!(headers["content-type"], "application/grpc");
-    tokio::spawn(async move { while server.accept().await.is_some() {} });
+    go_on(server);
     let mut body = request.into_body();
     let data = body.data().await.unwrap().unwrap();
     assert!(data.ends_with(b"message"));
@@ -112,7 +118,7 @@ async fn a_server_that_is_about_to_close_answers_what_it_has_and_gets_nothing_mo
     let mut server = server::handshake(theirs).await.unwrap();
     let (_, answer) = server.accept().await.unwrap().unwrap();
     server.graceful_shutdown();
-    let serving = tokio::spawn(async move { while server.accept().await.is_some() {} });
+    let serving = go_on(server);
     closed(&mut connection).await;
     respond(answer);
     assert_eq!(publishing.await.unwrap().unwrap().len(), 1);
@@ -137,7 +143,7 @@ async fn a_slow_answer_is_waited_for_where_pings_are_answered() {
     let publishing = tokio::spawn(publish(connection));
     let mut server = server::handshake(theirs).await.unwrap();
     let (_, answer) = server.accept().await.unwrap().unwrap();
-    tokio::spawn(async move { while server.accept().await.is_some() {} });
+    go_on(server);
     tokio::time::sleep(Duration::from_secs(1)).await;
     respond(answer);
     assert_eq!(publishing.await.unwrap().unwrap().len(), 1);
@@ -197,7 +203,7 @@ async fn an_answer_that_comes_before_all_is_sent_is_read() {
     let mut server = server::handshake(theirs).await.unwrap();
     // Held and not read, so that its room stays spent.
     let (_request, answer) = server.accept().await.unwrap().unwrap();
-    tokio::spawn(async move { while server.accept().await.is_some() {} });
+    go_on(server);
     respond(answer);
     assert_eq!(publishing.await.unwrap().unwrap().len(), 1);
 }
@@ -209,7 +215,7 @@ async fn an_answer_may_begin_before_all_is_sent() {
     let publishing = tokio::spawn(publish_one(connection, message));
     let mut server = server::handshake(theirs).await.unwrap();
     let (request, mut answer) = server.accept().await.unwrap().unwrap();
-    tokio::spawn(async move { while server.accept().await.is_some() {} });
+    go_on(server);
     let body = answer.send_response(Response::new(()), false).unwrap();
     tokio::time::sleep(Duration::from_millis(50)).await;
     assert!(in_time(read(request)).await > 1 << 20);

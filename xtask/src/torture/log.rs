@@ -9,6 +9,8 @@ const STREAMS: [&str; 2] = ["streaming slot=", "recovered: everything"];
 const RECOVERS: &str = "every row without a record in outbox.dispatch";
 /// What a relay logs when it leaves what is on its way to itself.
 const GIVEN_UP: &str = "PostgreSQL has given the slot up";
+/// What a relay logs when it records nothing any more.
+const SUCCEEDED: &str = "another session has had the slot meanwhile";
 
 /// A handle to the log. Clones share it.
 #[derive(Debug, Clone, Default)]
@@ -25,6 +27,8 @@ pub(super) struct Logged {
     pub(super) recovers: Vec<Duration>,
     /// When relays have found that PostgreSQL had given their slot up.
     pub(super) given_up: Vec<Duration>,
+    /// When relays have found that another session has had their slot.
+    pub(super) succeeded: Vec<Duration>,
 }
 
 impl Logged {
@@ -71,6 +75,9 @@ impl Log {
         }
         if line.contains(GIVEN_UP) {
             log.given_up.push(at);
+        }
+        if line.contains(SUCCEEDED) {
+            log.succeeded.push(at);
         }
         let life = log.lives.iter_mut().rfind(|life| life.pid == pid);
         if let Some(life) = life.filter(|_| STREAMS.iter().any(|said| line.contains(said))) {

@@ -11,7 +11,7 @@ use std::time::Duration;
 use pubsub_emulator::checks::Duplicate;
 use pubsub_emulator::{Action, Answer, Attempt};
 
-use super::super::fault::{Down, Fault, Loss, Side, Trouble};
+use super::super::fault::{Down, Fault, Side, Trouble};
 use super::super::stage::Occurrence;
 use super::connections::Connections;
 use super::{Evidence, Violation};
@@ -29,6 +29,8 @@ pub(in crate::torture) enum Cause {
     TakenOver,
     /// The relay's session was ended from outside, and it saw first that its slot was free.
     GivenUp,
+    /// The relay's session was ended from outside, and whoever made the slot anew had it just then.
+    Succeeded,
     /// The connections to Pub/Sub were cut.
     Cut,
     /// Pub/Sub closed the connection, as it had said (GOAWAY), right after the answer.
@@ -51,6 +53,7 @@ impl fmt::Display for Cause {
             Cause::Frozen => "after a freeze",
             Cause::TakenOver => "after a take-over from a living relay",
             Cause::GivenUp => "after the end of a session whose slot was free already",
+            Cause::Succeeded => "after the end of a session whose slot another had for a moment",
             Cause::Cut => "after cut connections",
             Cause::Closed => "after a connection that was closed behind its last answers",
             Cause::SessionEnded => "after the end of a session without records",
@@ -117,9 +120,12 @@ fn cause(
     let recovered = evidence.exceptions
         && (evidence.log.recovers.iter())
             .any(|begun| (before.received..=again.received).contains(begun));
-    let given_up = is_ended_walsender(evidence, before, again)
-        && (evidence.log.given_up.iter())
-            .any(|found| (before.received..=again.received).contains(found));
+    let given_up = (evidence.log.given_up.iter())
+        .filter(|found| **found >= before.received)
+        .any(|found| is_ended_walsender(evidence, before, again, *found));
+    // That is said once, while some of what was on its way may leave after it.
+    let succeeded = (evidence.log.succeeded.iter())
+        .any(|found| is_ended_walsender(evidence, before, again, *found));
     let closed = evidence.closes_connections
         && again.peer != before.peer
         && is_among_the_last(evidence, before);
@@ -128,10 +134,17 @@ fn cause(
         .or(timed_out.then_some(Cause::NoAnswer))
         .or(recovered.then_some(Cause::Recovered))
         .or(given_up.then_some(Cause::GivenUp))
+        .or(succeeded.then_some(Cause::Succeeded))
 }
 
-/// Whether something has happened that ends a walsender, and nothing else.
-fn is_ended_walsender(evidence: &Evidence, before: &Attempt, again: &Attempt) -> bool {
+/// Whether something has happened that ends a walsender, and nothing else, and a relay has `found`
+/// so before the second attempt.
+fn is_ended_walsender(
+    evidence: &Evidence,
+    before: &Attempt,
+    again: &Attempt,
+    found: Duration,
+) -> bool {
     let ends_it = |fault: &Fault| {
         matches!(
             fault,
@@ -140,7 +153,9 @@ fn is_ended_walsender(evidence: &Evidence, before: &Attempt, again: &Attempt) ->
                 | Fault::Gap(Down::Running, ..)
         )
     };
-    between(evidence, before, again).any(|occurrence| ends_it(&occurrence.fault))
+    between(evidence, before, again)
+        .filter(|occurrence| (occurrence.from..=again.received).contains(&found))
+        .any(|occurrence| ends_it(&occurrence.fault))
 }
 
 /// Whether its connection has ended right after it.
@@ -193,8 +208,6 @@ pub(super) fn blame(evidence: &Evidence, fault: &Fault) -> Option<Cause> {
         Fault::Network(Side::Pubsub, ..) => Some(Cause::Cut),
         Fault::Network(Side::Postgres, ..) => Some(Cause::ServerDown),
         Fault::SlotLost(Down::Killed, _) | Fault::Gap(Down::Killed, ..) => Some(Cause::Killed),
-        // Whoever makes a slot has it until it is made, as a successor would.
-        Fault::SlotLost(Down::Running, Loss::Recreated) => Some(Cause::TakenOver),
         // The slot is free at once, while what the relay has sent is still on its way. Its outcome
         // is not recorded once another relay has the slot.
         Fault::TerminateWalsender | Fault::SlotLost(..) if evidence.relays > 1 => {

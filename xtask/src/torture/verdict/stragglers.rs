@@ -17,13 +17,8 @@ use super::Evidence;
 use super::connections::Connections;
 use super::duplicates::{Cause, LATE, blame, blamed};
 
-fn is_the_end_of_a_client(evidence: &Evidence, cause: Cause) -> bool {
-    match cause {
-        Cause::Killed | Cause::Cut => true,
-        // A relay alone may have been held up by whoever has made its slot anew, and goes on.
-        Cause::TakenOver => evidence.relays > 1,
-        _ => false,
-    }
+fn is_the_end_of_a_client(cause: Cause) -> bool {
+    matches!(cause, Cause::Killed | Cause::Cut | Cause::TakenOver)
 }
 
 /// Whether this is what a frozen relay had in its buffers and sent as it woke: its connection is
@@ -80,7 +75,7 @@ pub(super) fn are_under_way_together(evidence: &Evidence, found: &Violation) -> 
                 first,
                 second,
             )
-            .any(|cause| is_the_end_of_a_client(evidence, cause)))
+            .any(is_the_end_of_a_client))
 }
 
 /// The attempts without those of stragglers that were stored behind another connection's copies of
@@ -131,9 +126,8 @@ fn ends_before(
             occurrence.from <= stored && occurrence.to + LATE >= attempt.received
         })
         .filter(|occurrence| {
-            blame(evidence, &occurrence.fault).is_some_and(|cause| {
-                is_the_end_of_a_client(evidence, cause) || cause == Cause::Frozen
-            })
+            blame(evidence, &occurrence.fault)
+                .is_some_and(|cause| is_the_end_of_a_client(cause) || cause == Cause::Frozen)
         })
         .map(|occurrence| (occurrence.from, occurrence.to))
 }

@@ -1,0 +1,103 @@
+//! Where only exceptions are recorded.
+
+use super::*;
+
+/// Evidence of a relay that records exceptions alone.
+fn without_records() -> Evidence {
+    let mut evidence = evidence();
+    evidence.exceptions = true;
+    evidence.records.clear();
+    evidence.recorded_at.clear();
+    for sample in &mut evidence.samples {
+        sample.records_below = 0;
+    }
+    evidence
+}
+
+#[test]
+fn where_exceptions_are_recorded_no_other_event_has_a_row() {
+    assert_eq!(texts(&without_records()), [""; 0]);
+    let mut evidence = without_records();
+    evidence.records = self::evidence().records[..1].to_vec();
+    evidence.samples.clear();
+    assert_eq!(
+        texts(&evidence),
+        ["dispatch row of event e1: it was never set aside, and should have none"]
+    );
+}
+
+#[test]
+fn without_records_the_end_of_a_session_repeats_and_nothing_else_does() {
+    let repeated = |fault| {
+        let mut evidence = without_records();
+        evidence.attempts.push(attempt(3, 400, "e3"));
+        evidence.occurrences = vec![happened(fault, 350, 360)];
+        judge(&evidence)
+    };
+    for ends in [Fault::TerminateWalsender, Fault::Stop(ms(10))] {
+        let ended = repeated(ends);
+        assert!(ended.is_clean(), "{:?}", ended.violations);
+        assert_eq!(ended.duplicates.get(&Cause::SessionEnded), Some(&1));
+    }
+    assert!(!repeated(Fault::LockDispatch(ms(10))).is_clean());
+    let mut evidence = without_records();
+    evidence.attempts.push(attempt(3, 400, "e3"));
+    assert!(!judge(&evidence).is_clean());
+    evidence.log.recovers = vec![ms(350)];
+    assert_eq!(judge(&evidence).duplicates.get(&Cause::Recovered), Some(&1));
+}
+
+#[test]
+fn without_records_a_repeat_is_whole() {
+    let mut evidence = without_records();
+    evidence.occurrences = vec![happened(Fault::Kill(ms(10)), 350, 360)];
+    for (sequence, id) in [(3, "e1"), (4, "e2"), (5, "e3")] {
+        evidence.attempts.push(Attempt {
+            peer: peer(2),
+            ..attempt(sequence, 100 * sequence + 100, id)
+        });
+    }
+    assert_eq!(texts(&evidence), [""; 0]);
+    evidence.attempts.remove(4);
+    assert!(judge(&evidence).swapped() > 0, "e2 is left out");
+}
+
+#[test]
+fn without_records_only_what_ended_after_a_gap_may_be_overtaken() {
+    let overtaken = |gap| {
+        let mut evidence = without_records();
+        evidence.from_table = FromTable::Late;
+        evidence.gaps = vec![gap];
+        evidence.samples.clear();
+        for (index, id) in (0..).zip([0, 2, 1]) {
+            evidence.attempts[index].first_message_id = Some(id);
+        }
+        judge(&evidence).swapped()
+    };
+    assert_eq!(overtaken(1_500), 0);
+    assert!(overtaken(2_030) > 0);
+}
+
+#[test]
+fn without_records_the_position_says_nothing_during_a_recovery_and_counts_again_after_it() {
+    let mut evidence = without_records();
+    // Past e2 and e3 while only e1 is stored.
+    evidence.samples.push(Sample {
+        shard: 0,
+        at: ms(180),
+        confirmed: 3_040,
+        records_below: 0,
+    });
+    assert_eq!(violations(&evidence).len(), 2);
+    evidence.log.recovers = vec![ms(170)];
+    evidence.log.lives = vec![Life {
+        pid: 1,
+        seat: 0,
+        born: ms(10),
+        died: None,
+        streams: vec![ms(20), ms(190)],
+    }];
+    assert_eq!(texts(&evidence), [""; 0]);
+    evidence.samples[3].at = ms(195);
+    assert_eq!(violations(&evidence).len(), 2);
+}

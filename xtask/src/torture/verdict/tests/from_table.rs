@@ -1,0 +1,102 @@
+//! Events that are read from their table.
+
+use super::*;
+
+/// Evidence in which e2 was read from its table; and what the plan says of that.
+fn from_table(plan: FromTable) -> Evidence {
+    let mut evidence = evidence();
+    evidence.from_table = plan;
+    evidence.records[1].commit_lsn = 2_015;
+    for sample in &mut evidence.samples[1..] {
+        sample.records_below -= 1;
+    }
+    evidence
+}
+
+#[test]
+fn an_event_is_read_from_its_table_only_where_the_plan_takes_the_stream_away() {
+    assert_eq!(
+        texts(&from_table(FromTable::Never)),
+        [
+            "dispatch row of event e2: it was read from its table, though the stream has brought \
+          everything"
+        ]
+    );
+    let verdict = judge(&from_table(FromTable::InOrder));
+    assert!(verdict.is_clean(), "{:?}", verdict.violations);
+    assert_eq!(verdict.from_table, 1);
+}
+
+#[test]
+fn an_event_is_recorded_again_from_its_table_only_where_two_relays_may_meet() {
+    let mut evidence = from_table(FromTable::InOrder);
+    let again = Record {
+        ordinal: 2,
+        ..evidence.records[1].clone()
+    };
+    evidence.records.push(again);
+    assert_eq!(
+        texts(&evidence),
+        ["dispatch row of event e2: it is not the only one"]
+    );
+    evidence.relays = 2;
+    assert_eq!(texts(&evidence), [""; 0]);
+}
+
+#[test]
+fn what_was_committed_before_a_gap_does_not_come_from_the_table_unless_the_slot_is_new() {
+    let mut evidence = from_table(FromTable::Late);
+    evidence.gaps = vec![2_029];
+    assert_eq!(texts(&evidence), [""; 0]);
+    evidence.gaps = vec![2_030];
+    assert_eq!(
+        texts(&evidence),
+        ["dispatch row of event e2: it was read from its table, and was committed before any gap"]
+    );
+    evidence.log.recovers = vec![ms(150)];
+    assert_eq!(texts(&evidence), [""; 0]);
+}
+
+/// e1, e2 and e3 are stored in another order; e2 was read from its table.
+fn stored_in_order(plan: FromTable, order: [u64; 3]) -> Vec<Violation> {
+    let mut evidence = from_table(plan);
+    evidence.samples.clear();
+    for (index, id) in (0..).zip(order) {
+        let (record, attempt) = (&mut evidence.records, &mut evidence.attempts);
+        record[index].message_id = Some(id);
+        attempt[index].first_message_id = Some(id);
+    }
+    violations(&evidence)
+}
+
+#[test]
+fn an_event_that_was_left_out_may_come_late_but_not_early() {
+    assert_eq!(stored_in_order(FromTable::Late, [0, 2, 1]), []);
+    assert!(matches!(
+        &stored_in_order(FromTable::Late, [1, 0, 2])[..],
+        [Violation::Delivery(checks::Violation::OutOfOrder { event_id, after, .. })]
+            if event_id == "e1" && after == "e2"
+    ));
+    assert!(
+        !stored_in_order(FromTable::Late, [2, 1, 0]).is_empty(),
+        "e3 before e1"
+    );
+    // A loss that is noticed keeps the order over the seam.
+    assert!(!stored_in_order(FromTable::InOrder, [0, 2, 1]).is_empty());
+}
+
+#[test]
+fn events_that_come_late_are_in_order_among_themselves() {
+    let late = |ids: [u64; 3]| {
+        let mut evidence = from_table(FromTable::Late);
+        evidence.samples.clear();
+        evidence.records[2].commit_lsn = 2_023;
+        for (index, id) in (0..).zip(ids) {
+            evidence.records[index].message_id = Some(id);
+            evidence.attempts[index].first_message_id = Some(id);
+        }
+        judge(&evidence)
+    };
+    assert!(late([0, 1, 2]).is_clean());
+    assert!(late([0, 2, 1]).swapped() > 0);
+}

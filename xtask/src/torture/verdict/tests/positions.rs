@@ -1,0 +1,62 @@
+//! Positions.
+
+use super::*;
+
+#[test]
+fn a_position_past_an_event_that_was_not_stored_by_then_is_found_by_what_the_writer_knows() {
+    let mut evidence = evidence();
+    evidence.records.clear();
+    // Just short of what the writer knows of the second transaction: no proof.
+    evidence.samples[0].confirmed = 2_029;
+    let early = |evidence: &Evidence| {
+        let is_early = |v: &Violation| matches!(v, Violation::ConfirmedBeforeStored { .. });
+        violations(evidence).into_iter().filter(is_early).count()
+    };
+    assert_eq!(early(&evidence), 0);
+    evidence.samples[0].confirmed = 2_030;
+    assert_eq!(early(&evidence), 1);
+}
+
+#[test]
+fn a_position_past_an_event_that_was_not_stored_by_then_is_found_by_the_place_of_its_record() {
+    let mut evidence = evidence();
+    // What the commit was answered with is lost; only the dispatch row has the position.
+    evidence.committed_by.clear();
+    evidence.samples[0].confirmed = 2_010;
+    let found = violations(&evidence);
+    assert!(
+        found.iter().any(|violation| matches!(
+            violation,
+            Violation::ConfirmedBeforeStored { event_id, .. } if event_id == "e2"
+        )),
+        "{found:?}"
+    );
+}
+
+#[test]
+fn a_position_past_events_without_a_dispatch_row_is_found() {
+    let mut evidence = evidence();
+    evidence.samples[1].records_below = 1;
+    let expected = Violation::ConfirmedBeforeRecorded {
+        unrecorded: 1,
+        sample: evidence.samples[1],
+    };
+    assert_eq!(violations(&evidence), [expected]);
+}
+
+#[test]
+fn the_position_of_a_lost_slot_says_nothing_until_a_relay_has_it_again() {
+    let mut evidence = evidence();
+    evidence.samples[1].records_below = 1;
+    let lost = Fault::SlotLost(Down::Killed, Loss::Recreated);
+    evidence.occurrences = vec![happened(lost, 150, 200)];
+    assert_eq!(texts(&evidence), [""; 0]);
+    evidence.log.lives = vec![Life {
+        pid: 1,
+        seat: 0,
+        born: ms(160),
+        died: None,
+        streams: vec![ms(210)],
+    }];
+    assert_eq!(violations(&evidence).len(), 1);
+}

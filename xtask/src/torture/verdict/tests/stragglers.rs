@@ -1,0 +1,87 @@
+//! Requests of clients that had died.
+
+use super::*;
+
+#[test]
+fn a_request_of_a_dead_relay_that_is_stored_behind_its_successors_copies_is_no_step_back() {
+    // The first relay (port 1) dies after e1; its successor sends the rest, and between e3 and e4 a
+    // second copy of e1 comes from the dead one.
+    let by = |port, sequence, at, id| Attempt {
+        peer: peer(port),
+        ..attempt(sequence, at, id)
+    };
+    let mut evidence = evidence();
+    evidence.attempts = vec![
+        by(1, 0, 100, "e1"),
+        by(2, 1, 260, "e2"),
+        by(2, 2, 270, "e3"),
+        by(1, 3, 280, "e1"),
+    ];
+    evidence.events.push(Event {
+        id: "e4".to_owned(),
+        version: 4,
+        ..evidence.events[2].clone()
+    });
+    evidence.attempts.push(by(2, 4, 290, "e4"));
+    evidence.occurrences = vec![happened(Fault::Kill(ms(10)), 210, 230)];
+    let swapped = |evidence: &Evidence| judge(evidence).swapped();
+    assert_eq!(swapped(&evidence), 1, "the successor has not sent e1");
+    evidence.attempts.insert(1, by(2, 9, 250, "e1"));
+    for (sequence, attempt) in (0..).zip(&mut evidence.attempts) {
+        attempt.sequence = sequence;
+        attempt.first_message_id = Some(sequence);
+    }
+    assert_eq!(swapped(&evidence), 0);
+    evidence.occurrences[0].fault = Fault::Freeze(ms(20));
+    assert_eq!(
+        swapped(&evidence),
+        0,
+        "it lay in the buffers of a frozen one"
+    );
+    evidence.occurrences[0].fault = Fault::TerminateSql;
+    assert_eq!(swapped(&evidence), 1, "the first lives");
+    evidence.occurrences[0].fault = Fault::Kill(ms(10));
+    evidence.attempts[4].peer = peer(2);
+    assert_eq!(
+        swapped(&evidence),
+        1,
+        "the successor itself goes back and skips"
+    );
+    evidence.attempts[4].peer = peer(1);
+    evidence.occurrences.clear();
+    assert_eq!(swapped(&evidence), 1, "nobody died");
+}
+
+#[test]
+fn two_requests_of_a_key_together_are_excused_only_by_the_death_of_the_first_sender() {
+    let mut evidence = repeated(Answer::MessageIds, vec![]);
+    evidence.attempts[2].ended = Some(ms(410));
+    let together = |evidence: &Evidence| {
+        let is_together = |v: &Violation| {
+            matches!(
+                v,
+                Violation::Delivery(checks::Violation::InFlightTogether { .. })
+            )
+        };
+        violations(evidence).iter().any(is_together)
+    };
+    assert!(together(&evidence));
+    evidence.occurrences = vec![happened(Fault::Freeze(ms(50)), 310, 390)];
+    assert!(
+        together(&evidence),
+        "a frozen relay must not wake up and go on"
+    );
+    evidence.occurrences = vec![happened(Fault::Kill(ms(50)), 310, 390)];
+    assert!(!together(&evidence));
+    evidence.occurrences[0].fault = Fault::SlotLost(Down::Running, Loss::Recreated);
+    assert!(together(&evidence), "a relay alone goes on");
+    evidence.occurrences[0].fault = Fault::Network(Side::Pubsub, Trouble::Stalled, ms(50));
+    assert!(!together(&evidence));
+    evidence.attempts[3].peer = evidence.attempts[2].peer;
+    assert!(together(&evidence), "both by one connection");
+    let mut woken = sent_by_a_woken_relay(391);
+    woken.attempts[2].ended = Some(ms(400));
+    assert!(!together(&woken), "it lay in the buffers of a frozen one");
+    woken.occurrences.clear();
+    assert!(together(&woken));
+}
