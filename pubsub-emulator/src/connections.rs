@@ -5,15 +5,23 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::net::Shutdown;
+use std::net::{Shutdown, SocketAddr};
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, ready};
+use std::time::Instant;
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_stream::Stream;
-use tonic::transport::server::{Connected, TcpConnectInfo};
+use tonic::transport::server::Connected;
+
+/// The client's end of a connection.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Peer {
+    pub(crate) address: SocketAddr,
+    pub(crate) accepted: Instant,
+}
 
 /// The connections of one emulator. Clones share them.
 #[derive(Debug, Clone, Default)]
@@ -51,7 +59,7 @@ impl Connections {
     }
 
     /// Keeps a second handle; `None` if connections are refused.
-    fn register(&self, stream: TcpStream) -> io::Result<Option<Connection>> {
+    fn register(&self, stream: TcpStream, address: SocketAddr) -> io::Result<Option<Connection>> {
         if self.registry().refuse {
             return Ok(None);
         }
@@ -64,8 +72,10 @@ impl Connections {
         registry.next_id += 1;
         registry.open.insert(id, second);
         drop(registry);
+        let accepted = Instant::now();
         Ok(Some(Connection {
             stream,
+            peer: Peer { address, accepted },
             id,
             connections: self.clone(),
         }))
@@ -88,8 +98,8 @@ impl Stream for Incoming {
 
     fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         loop {
-            let (stream, _peer) = ready!(self.listener.poll_accept(cx))?;
-            if let Some(connection) = self.connections.register(stream)? {
+            let (stream, address) = ready!(self.listener.poll_accept(cx))?;
+            if let Some(connection) = self.connections.register(stream, address)? {
                 return Poll::Ready(Some(Ok(connection)));
             }
         }
@@ -100,6 +110,7 @@ impl Stream for Incoming {
 #[derive(Debug)]
 pub(crate) struct Connection {
     stream: TcpStream,
+    peer: Peer,
     id: u64,
     connections: Connections,
 }
@@ -111,10 +122,10 @@ impl Drop for Connection {
 }
 
 impl Connected for Connection {
-    type ConnectInfo = TcpConnectInfo;
+    type ConnectInfo = Peer;
 
-    fn connect_info(&self) -> TcpConnectInfo {
-        self.stream.connect_info()
+    fn connect_info(&self) -> Peer {
+        self.peer
     }
 }
 

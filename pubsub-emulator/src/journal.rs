@@ -6,7 +6,6 @@
 
 mod attempt;
 
-use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -14,6 +13,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 
 pub use self::attempt::{Answer, Attempt, Counts, Recording};
+use crate::connections::Peer;
 use crate::wire::MessageView;
 
 /// A handle to the journal of one emulator. Clones share it.
@@ -142,7 +142,7 @@ impl Journal {
     /// Enters an attempt. Dropping the entry without an answer means that there was none.
     pub(crate) fn enter(
         &self,
-        peer: Option<SocketAddr>,
+        peer: Option<Peer>,
         topic: &str,
         messages: &[MessageView<'_>],
     ) -> Entry {
@@ -171,11 +171,12 @@ impl Inner {
         self.log.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn record(&self, peer: Option<SocketAddr>, topic: &str, messages: &[MessageView<'_>]) -> u64 {
+    fn record(&self, peer: Option<Peer>, topic: &str, messages: &[MessageView<'_>]) -> u64 {
         let ordering_key = messages.first().map_or("", |message| message.ordering_key);
         let mut attempt = Attempt {
             sequence: 0,
-            peer,
+            peer: peer.map(|peer| peer.address),
+            connected: peer.map(|peer| peer.accepted.saturating_duration_since(self.started)),
             topic: topic.into(),
             ordering_key: ordering_key.into(),
             other_keys: messages

@@ -5,13 +5,13 @@
 //! answers UNIMPLEMENTED to methods that are missing here.
 
 use std::future;
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use prost::Message;
 use tonic::{Code, Request, Response, Status};
 
+use crate::connections::Peer;
 use crate::faults::{self, Verdict};
 use crate::journal::{self, Answer, Entry};
 use crate::limits::{self, Refusal};
@@ -32,7 +32,7 @@ pub(crate) struct PublisherService {
 #[tonic::async_trait]
 impl Publisher for PublisherService {
     async fn publish(&self, request: Request<PublishRequest>) -> Answered<PublishResponse> {
-        let peer = request.remote_addr();
+        let peer = request.extensions().get().copied();
         self.publish_from(peer, request.get_ref())
             .await
             .map(Response::new)
@@ -138,7 +138,7 @@ enum Then {
 impl PublisherService {
     async fn publish_from(
         &self,
-        peer: Option<SocketAddr>,
+        peer: Option<Peer>,
         request: &PublishRequest,
     ) -> Result<PublishResponse, Status> {
         let read: Result<Vec<_>, _> = request

@@ -388,3 +388,6 @@ impl Written {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

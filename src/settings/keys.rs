@@ -232,7 +232,7 @@ pub const KEYS: &[Key] = &[
         "24",
         &[],
         "MiB of events in memory, waiting or on their way; when full, reading from PostgreSQL \
-         pauses. The relay's memory is this and about 20 MiB",
+         pauses. The relay's memory is this and 20 to 50 MiB, the more the larger events are",
     ),
     key(
         "wal_sender_timeout_s",

@@ -30,18 +30,6 @@ async fn insert_gap(database: &Database, rows: u32) {
     insert(database, "gap", rows).await;
 }
 
-/// Waits until the relay has compared everything once.
-async fn wait_until_audited(database: &Database) {
-    eventually("the first audit is complete", || async {
-        (database
-            .number("SELECT count(*) FROM outbox.relay WHERE audited_at IS NOT NULL")
-            .await
-            == 1)
-            .then_some(())
-    })
-    .await;
-}
-
 async fn assert_everything_arrives(database: &Database, emulator: &RunningEmulator, relay: &Relay) {
     database.wait_until_recorded().await;
     let report = harness::check(database, emulator).await;
@@ -57,7 +45,7 @@ async fn rows_written_while_their_table_was_out_of_the_publication_are_delivered
     let emulator = harness::emulator().await;
     let relay = Relay::start(&database, &emulator);
     insert_orders(&database, 100, 5).await;
-    wait_until_audited(&database).await;
+    database.wait_until_audited().await;
     database.execute(OUT).await;
     insert_gap(&database, 50).await;
     database.execute(IN).await;
@@ -77,7 +65,7 @@ async fn a_gap_of_many_large_rows_is_delivered_in_little_memory() {
     let environment = [("POSTRIDER_IN_FLIGHT_MIB", "8")];
     let relay = Relay::start_with(&database, &host, &environment);
     insert_orders(&database, 20, 5).await;
-    wait_until_audited(&database).await;
+    database.wait_until_audited().await;
     database.execute(OUT).await;
     // In the order of their keys: after so many small rows, large ones come.
     insert(&database, "a", 300).await;
@@ -106,19 +94,21 @@ async fn resting_position(database: &Database) -> i64 {
     .await
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn while_the_publication_is_wrong_no_idle_position_is_confirmed() {
+/// From `break_it`, which lets each look at the publication find `found`, to `mend` no idle position
+/// is confirmed, and afterwards everything is delivered.
+async fn no_idle_position_is_confirmed_between(break_it: &str, found: &str, mend: &str) {
     let database = Database::private().await;
     let emulator = harness::emulator().await;
     let relay = Relay::start(&database, &emulator);
     insert_orders(&database, 20, 5).await;
-    wait_until_audited(&database).await;
+    database.wait_until_audited().await;
     database.wait_until_recorded().await;
     database.wait_until_confirmed().await;
-    database.execute(OUT).await;
+    let breaker = harness::connect(&database.url).await;
+    breaker.batch_execute(break_it).await.unwrap();
     // By the second look the session knows what the first one has found.
     eventually("the relay has looked twice", || async {
-        (relay.log().matches("publication-drift").count() >= 2).then_some(())
+        (relay.log().matches(found).count() >= 2).then_some(())
     })
     .await;
     let resting = resting_position(&database).await;
@@ -137,7 +127,7 @@ async fn while_the_publication_is_wrong_no_idle_position_is_confirmed() {
     .await;
     tokio::time::sleep(Duration::from_secs(2)).await;
     assert_eq!(database.confirmed().await, resting, "{}", relay.log());
-    database.execute(IN).await;
+    breaker.batch_execute(mend).await.unwrap();
     eventually("idle positions are confirmed again", || async {
         (database.confirmed().await >= written).then_some(())
     })
@@ -147,12 +137,23 @@ async fn while_the_publication_is_wrong_no_idle_position_is_confirmed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn while_the_publication_is_wrong_no_idle_position_is_confirmed() {
+    no_idle_position_is_confirmed_between(OUT, "publication-drift", IN).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn while_the_publication_cannot_be_looked_at_no_idle_position_is_confirmed() {
+    let lock = "BEGIN; LOCK TABLE pg_publication IN ACCESS EXCLUSIVE MODE";
+    no_idle_position_is_confirmed_between(lock, "cannot look at the publication", "COMMIT").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_gap_of_which_the_relay_saw_nothing_is_closed_at_its_next_start() {
     let database = Database::start().await;
     let emulator = harness::emulator().await;
     let relay = Relay::start(&database, &emulator);
     insert_orders(&database, 100, 5).await;
-    wait_until_audited(&database).await;
+    database.wait_until_audited().await;
     relay.stop().await;
     database.execute(OUT).await;
     insert_gap(&database, 50).await;
@@ -169,7 +170,7 @@ async fn a_row_of_the_gap_that_is_committed_long_after_it_is_delivered_too() {
     let emulator = harness::emulator().await;
     let relay = Relay::start(&database, &emulator);
     insert_orders(&database, 10, 2).await;
-    wait_until_audited(&database).await;
+    database.wait_until_audited().await;
     let url = database.server().socket_url("postgres");
     let slow = harness::connect(&url).await;
     database.execute(OUT).await;
@@ -206,7 +207,7 @@ async fn rows_from_before_the_first_start_are_recorded_as_discarded_and_not_sent
     insert_orders(&database, 20, 5).await;
     let relay = Relay::start(&database, &emulator);
     database.wait_until_recorded().await;
-    wait_until_audited(&database).await;
+    database.wait_until_audited().await;
     let states = "SELECT string_agg(state || ' ' || n, ', ' ORDER BY state) FROM \
                   (SELECT state, count(*) AS n FROM outbox.dispatch GROUP BY state) s";
     assert_eq!(database.text(states).await, "discarded 300, published 20");
@@ -220,7 +221,7 @@ async fn an_appended_row_without_a_record_is_found_though_the_publication_was_ne
     let emulator = harness::emulator().await;
     let relay = Relay::start(&database, &emulator);
     insert_orders(&database, 20, 5).await;
-    wait_until_audited(&database).await;
+    database.wait_until_audited().await;
     database.wait_until_recorded().await;
     relay.stop().await;
     insert_orders(&database, 20, 5).await;
@@ -275,7 +276,7 @@ async fn a_slot_that_is_older_than_its_publication_costs_no_event() {
     let emulator = harness::emulator().await;
     let relay = Relay::start(&database, &emulator);
     insert_orders(&database, 10, 2).await;
-    wait_until_audited(&database).await;
+    database.wait_until_audited().await;
     relay.stop().await;
     database.execute(DROP).await;
     insert_gap(&database, 50).await;
@@ -295,7 +296,7 @@ async fn a_stuck_slot_is_noticed_by_a_relay_that_is_far_from_its_server() {
     let emulator = harness::emulator().await;
     let relay = Relay::start(&database, &emulator);
     insert_orders(&database, 10, 2).await;
-    wait_until_audited(&database).await;
+    database.wait_until_audited().await;
     relay.stop().await;
     database.execute(DROP).await;
     insert_gap(&database, 5).await;
@@ -320,7 +321,7 @@ async fn a_table_with_a_history_that_is_captured_later_is_delivered_from_then_on
     let relay = Relay::start(&database, &emulator);
     insert_orders(&database, 20, 5).await;
     database.wait_until_recorded().await;
-    wait_until_audited(&database).await;
+    database.wait_until_audited().await;
     relay.stop().await;
     database
         .execute(
@@ -357,7 +358,7 @@ async fn a_row_of_a_gap_that_cannot_be_mapped_is_set_aside_and_the_others_are_de
     let emulator = harness::emulator().await;
     let relay = Relay::start(&database, &emulator);
     insert_orders(&database, 20, 5).await;
-    wait_until_audited(&database).await;
+    database.wait_until_audited().await;
     database.execute(OUT).await;
     database
         .execute(
@@ -398,7 +399,7 @@ async fn a_relay_that_may_not_recover_stops_at_a_row_that_the_slot_cannot_be_rea
     let run = || Relay::start_with(&database, &host, &[("POSTRIDER_SLOT_ON_LOSS", "stop")]);
     let relay = run();
     insert_orders(&database, 20, 5).await;
-    wait_until_audited(&database).await;
+    database.wait_until_audited().await;
     database.execute(DROP).await;
     insert_gap(&database, 30).await;
     database.execute(CREATE).await;

@@ -116,8 +116,8 @@ impl Secured {
         self.files.path().join("ca.pem").display().to_string()
     }
 
-    /// A relay that connects like this delivers.
-    async fn delivers(&self, environment: &[(&str, &str)]) {
+    /// A relay that connects like this delivers. Returns all that it can log.
+    async fn delivers(&self, environment: &[(&str, &str)]) -> String {
         let emulator = harness::emulator().await;
         self.database
             .execute("DELETE FROM outbox.events; DELETE FROM outbox.dispatch")
@@ -144,6 +144,7 @@ impl Secured {
             "a password in the log"
         );
         relay.stop().await;
+        log
     }
 
     /// A relay that connects like this ends with this code and exit status 3.
@@ -216,7 +217,7 @@ async fn a_client_certificate_logs_in() {
     let (cert, key) = secured
         .authority
         .sign("certified", &[], ExtendedKeyUsagePurpose::ClientAuth);
-    let (cert, key) = (
+    let (cert, key_file) = (
         secured.write("client.pem", &cert),
         secured.write("client.key", &key),
     );
@@ -224,9 +225,12 @@ async fn a_client_certificate_logs_in() {
     let ca = secured.ca();
     let url = format!(
         "postgres://certified@localhost:{port}/postgres\
-         ?sslmode=verify-full&sslrootcert={ca}&sslcert={cert}&sslkey={key}"
+         ?sslmode=verify-full&sslrootcert={ca}&sslcert={cert}&sslkey={key_file}"
     );
-    secured.delivers(&[("DATABASE_URL", &url)]).await;
+    let log = secured.delivers(&[("DATABASE_URL", &url)]).await;
+    for line in key.lines() {
+        assert!(!log.contains(line), "the client's key in the log: {line}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -31,11 +31,7 @@ async fn an_audit_whose_connection_leads_nowhere_is_given_up_and_made_again() {
     let host = emulator.addr().to_string();
     let relay = Relay::start_with(&database, &host, &[("DATABASE_URL", &url)]);
     insert_orders(&database, 20, 5).await;
-    eventually("the first audit is complete", || async {
-        let audited = "SELECT count(*) FROM outbox.relay WHERE audited_at IS NOT NULL";
-        (database.number(audited).await == 1).then_some(())
-    })
-    .await;
+    database.wait_until_audited().await;
     swallow(&database, &proxy, "postrider auditor", "state = 'idle'").await;
     database
         .execute(

@@ -114,11 +114,7 @@ async fn an_idle_outbox_holds_no_wal_back_while_other_tables_and_databases_are_b
     }
     database.execute("CHECKPOINT").await;
     database.wait_until_confirmed().await;
-    eventually("the first audit is complete", || async {
-        let audited = "SELECT count(*) FROM outbox.relay WHERE audited_at IS NOT NULL";
-        (database.number(audited).await == 1).then_some(())
-    })
-    .await;
+    database.wait_until_audited().await;
     // Every write leaves another row version behind.
     let versions = "SELECT string_agg(t.xmin::text || t.ctid::text, ' ') FROM outbox.relay t";
     let written = || async { database.text(versions).await };

@@ -360,11 +360,7 @@ async fn rows_of_a_gap_of_the_publication_come_once_in_order() {
     };
     let relay = referee.relay(&database, &[]);
     insert_orders(&database, 100, 5).await;
-    eventually("the first audit is complete", || async {
-        let audited = "SELECT count(*) FROM outbox.relay WHERE audited_at IS NOT NULL";
-        (database.number(audited).await == 1).then_some(())
-    })
-    .await;
+    database.wait_until_audited().await;
     database
         .execute(
             "ALTER PUBLICATION postrider DROP TABLE outbox.events; \

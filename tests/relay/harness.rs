@@ -204,6 +204,15 @@ impl Database {
         .await;
     }
 
+    /// Waits until the relay has compared everything once.
+    pub(crate) async fn wait_until_audited(&self) {
+        eventually("the first audit is complete", || async {
+            let audited = "SELECT count(*) FROM outbox.relay WHERE audited_at IS NOT NULL";
+            (self.number(audited).await == 1).then_some(())
+        })
+        .await;
+    }
+
     /// The slot's confirmed position as a number.
     pub(crate) async fn confirmed(&self) -> i64 {
         self.number(&format!(

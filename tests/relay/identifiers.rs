@@ -163,11 +163,7 @@ impl World {
 
     /// What is inserted by `write` while the table is out of the publication is published.
     async fn the_audit_fills_a_gap(&self, relay: &Relay, write: impl AsyncFnOnce()) {
-        eventually("the first audit is complete", || async {
-            let audited = "SELECT count(*) FROM outbox.relay WHERE audited_at IS NOT NULL";
-            (self.database.number(audited).await == 1).then_some(())
-        })
-        .await;
+        self.database.wait_until_audited().await;
         let alter = |how| {
             let (publication, table) = (quoted(EVIL), &self.table);
             format!("ALTER PUBLICATION {publication} {how} TABLE {table}")

@@ -223,11 +223,7 @@ async fn nothing_secret_is_printed_at_trace_level_whatever_goes_wrong() {
 
 /// Of a gap of the publication, and of a key that is released: while the relay runs.
 async fn rows_are_audited_and_released(database: &Database, emulator: &RunningEmulator) {
-    eventually("the first audit is complete", || async {
-        let audited = "SELECT count(*) FROM outbox.relay WHERE audited_at IS NOT NULL";
-        (database.number(audited).await == 1).then_some(())
-    })
-    .await;
+    database.wait_until_audited().await;
     database
         .execute("ALTER PUBLICATION postrider DROP TABLE outbox.events")
         .await;
@@ -299,6 +295,22 @@ async fn nothing_secret_is_printed_at_trace_level_of_rows_that_are_read_by_sql()
     let output = relay.text();
     assert!(output.contains("slot-missing"), "no recovery");
     secrets.assert_unseen(&output, "by a recovery");
+
+    // These log nothing: what they print is all.
+    let talkative = [&environment[..], &[("RUST_LOG", "trace")]].concat();
+    for command in [
+        &["check"][..],
+        &["slot"],
+        &["quarantine", "list"],
+        &["quarantine", "show", BAD],
+        &["recover", "--dry-run"],
+    ] {
+        let output = harness::postrider(command, &talkative).output().unwrap();
+        let printed = [output.stdout, output.stderr].concat();
+        let printed = String::from_utf8_lossy(&printed);
+        assert!(!printed.is_empty(), "{command:?}");
+        secrets.assert_unseen(&printed, &format!("by {command:?}"));
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -23,6 +23,7 @@ impl Script {
         self.attempts.push(Attempt {
             sequence,
             peer: None,
+            connected: None,
             topic: TOPIC.into(),
             ordering_key: key.into(),
             other_keys: Vec::new(),

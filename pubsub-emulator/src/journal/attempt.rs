@@ -13,6 +13,8 @@ pub struct Attempt {
     pub sequence: u64,
     /// The client's address.
     pub peer: Option<SocketAddr>,
+    /// When the client's connection was accepted, since the start of the emulator.
+    pub connected: Option<Duration>,
     /// `projects/{project}/topics/{topic}`.
     pub topic: Arc<str>,
     /// The ordering key of the first message; empty if it has none.

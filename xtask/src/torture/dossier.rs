@@ -145,9 +145,10 @@ fn attempts(attempts: &[Attempt]) -> String {
     for attempt in attempts {
         let _ = writeln!(
             text,
-            "{:6} {:?} {:8.3} stored {:?} ended {:?} {:?} {} key {:?}: {} events, first {:?}",
+            "{:6} {:?} since {:?} {:8.3} stored {:?} ended {:?} {:?} {} key {:?}: {} events, first {:?}",
             attempt.sequence,
             attempt.peer,
+            attempt.connected,
             attempt.received.as_secs_f64(),
             attempt.stored,
             attempt.ended,

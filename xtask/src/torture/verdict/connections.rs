@@ -1,4 +1,4 @@
-//! From when to when each connection to Pub/Sub brought requests.
+//! From when on each connection to Pub/Sub was open, and until when it brought requests.
 //!
 //! A fault that kills a relay or breaks its connections explains nothing that a living relay does
 //! over its own: what it is blamed for lies between a connection that ended with it and one that
@@ -13,7 +13,7 @@ use pubsub_emulator::Attempt;
 use super::super::stage::Occurrence;
 use super::duplicates::LATE;
 
-/// First and last request of each connection.
+/// When each connection was accepted, and its last request.
 #[derive(Debug)]
 pub(super) struct Connections(HashMap<SocketAddr, (Duration, Duration)>);
 
@@ -23,15 +23,16 @@ impl Connections {
         for attempt in attempts {
             let Some(peer) = attempt.peer else { continue };
             let at = attempt.received;
-            let (first, last) = connections.entry(peer).or_insert((at, at));
-            (*first, *last) = (at.min(*first), at.max(*last));
+            let opened = attempt.connected.unwrap_or(at);
+            let (first, last) = connections.entry(peer).or_insert((opened, at));
+            (*first, *last) = (opened.min(*first), at.max(*last));
         }
         Self(connections)
     }
 
-    /// When the first request came. `None` for one that is in no attempt.
+    /// When it was accepted. `None` for one that is in no attempt.
     pub(super) fn opened(&self, peer: SocketAddr) -> Option<Duration> {
-        self.0.get(&peer).map(|(first, _)| *first)
+        self.0.get(&peer).map(|(opened, _)| *opened)
     }
 
     /// Whether the connection of one of the two, whichever, may have ended with the fault, and that
@@ -48,8 +49,8 @@ impl Connections {
         let (Some(of_one), Some(of_other)) = (span(one), span(other)) else {
             return false;
         };
-        let ended = |(first, last)| first <= occurrence.to && last <= occurrence.to + LATE;
-        let began = |(first, _)| first >= occurrence.from || relays > 1;
+        let ended = |(opened, last)| opened <= occurrence.to && last <= occurrence.to + LATE;
+        let began = |(opened, _)| opened >= occurrence.from || relays > 1;
         one.peer != other.peer
             && [(of_one, of_other), (of_other, of_one)]
                 .into_iter()

@@ -145,17 +145,21 @@ fn is_ended_walsender(
     again: &Attempt,
     found: Duration,
 ) -> bool {
-    let ends_it = |fault: &Fault| {
+    let is_found_since = |occurrence: &Occurrence| occurrence.from <= found;
+    let ends_one = |occurrence: &Occurrence| {
         matches!(
-            fault,
-            Fault::TerminateWalsender
-                | Fault::SlotLost(Down::Running, _)
-                | Fault::Gap(Down::Running, ..)
+            occurrence.fault,
+            Fault::TerminateWalsender | Fault::SlotLost(Down::Running, _)
         )
     };
-    between(evidence, before, again)
-        .filter(|occurrence| (occurrence.from..=again.received).contains(&found))
-        .any(|occurrence| ends_it(&occurrence.fault))
+    // Where the publication did not exist each walsender ends that comes there, whenever it does.
+    let ends_each = |occurrence: &Occurrence| {
+        matches!(occurrence.fault, Fault::Gap(..)) && is_found_since(occurrence)
+    };
+    found <= again.received
+        && (evidence.occurrences.iter().any(ends_each)
+            || between(evidence, before, again)
+                .any(|occurrence| ends_one(occurrence) && is_found_since(occurrence)))
 }
 
 /// Whether its connection has ended right after it.

@@ -49,6 +49,12 @@ fn a_fault_that_ends_connections_explains_no_duplicate_of_those_that_go_on() {
             evidence.attempts = attempts;
             assert!(!is_explained(&evidence), "{:?}", evidence.attempts);
         }
+        // Of a connection that was open when the fault came, requests are read after it.
+        evidence.attempts[2].peer = peer(5);
+        (evidence.attempts[2].received, evidence.attempts[3].received) = (ms(391), ms(392));
+        assert!(!is_explained(&evidence), "opened after it");
+        evidence.attempts[2].connected = Some(ms(389));
+        assert!(is_explained(&evidence), "read late");
         evidence.attempts = older;
         evidence.relays = 2;
         assert!(is_explained(&evidence), "by one that had served before");
@@ -98,6 +104,17 @@ fn a_session_whose_end_shows_as_a_free_slot_explains_a_duplicate_only_when_somet
     assert_eq!(causes(&evidence), [Cause::GivenUp]);
     evidence.occurrences[0].fault = Fault::TerminateSql;
     assert_eq!(causes(&evidence), [], "nothing ended the walsender");
+    let dropped = Fault::Gap(Down::Stopped, Unpublished::PublicationDropped, ms(5));
+    evidence.occurrences = vec![happened(dropped, 335, 340)];
+    assert_eq!(causes(&evidence), [], "after the end");
+    evidence.occurrences[0].from = ms(0);
+    evidence.occurrences[0].to = ms(5);
+    assert_eq!(causes(&evidence), [Cause::GivenUp]);
+    for attempt in &mut evidence.attempts[2..] {
+        attempt.received += Duration::from_secs(2);
+    }
+    evidence.log.given_up = vec![ms(2_330)];
+    assert_eq!(causes(&evidence), [Cause::GivenUp], "it came there late");
 }
 
 #[test]

@@ -79,6 +79,7 @@ fn attempt(sequence: u64, received_ms: u64, event_id: &str) -> Attempt {
     Attempt {
         sequence,
         peer: peer(1),
+        connected: None,
         topic: TOPIC.into(),
         ordering_key: KEY.into(),
         other_keys: Vec::new(),

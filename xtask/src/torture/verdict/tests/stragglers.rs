@@ -48,6 +48,10 @@ fn a_request_of_a_dead_relay_that_is_stored_behind_its_successors_copies_is_no_s
         "the successor itself goes back and skips"
     );
     evidence.attempts[4].peer = peer(1);
+    evidence.attempts[0].peer = peer(3);
+    assert_eq!(swapped(&evidence), 1, "by a connection that began later");
+    evidence.attempts[4].connected = Some(ms(200));
+    assert_eq!(swapped(&evidence), 0, "by one that had brought nothing yet");
     evidence.occurrences.clear();
     assert_eq!(swapped(&evidence), 1, "nobody died");
 }
