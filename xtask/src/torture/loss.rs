@@ -105,8 +105,8 @@ impl Stage<'_> {
         self.streams().await?;
         let seat = self.take_down(down).await?;
         let client = self.database.connect().await?;
-        let before: PgLsn = one(&client, "SELECT pg_current_wal_insert_lsn()").await?;
-        self.gaps.push(before.into());
+        let position = "SELECT pg_current_wal_insert_lsn()";
+        let before: PgLsn = one(&client, position).await?;
         let (out, back) = match how {
             Unpublished::TableOut => (
                 "ALTER PUBLICATION postrider DROP TABLE outbox.events",
@@ -121,6 +121,8 @@ impl Stage<'_> {
         execute(&client, out).await?;
         tokio::time::sleep(span).await;
         execute(&client, back).await?;
+        let after: PgLsn = one(&client, position).await?;
+        self.gaps.push((before.into(), after.into()));
         self.replace(seat, Duration::ZERO).await
     }
 

@@ -114,6 +114,7 @@ pub(super) async fn run(mut plan: Plan, ground: &Ground) -> Result<Outcome, Stri
         attempts: emulator.journal().attempts(),
         events: gather::events(&client).await?,
         records: gather::records(&client).await?,
+        begun_after: played.written.begun_after.clone(),
         committed_by: played.written.committed_by.clone(),
         samples: seen.samples,
         recorded_at: seen.recorded_at,

@@ -50,8 +50,8 @@ pub(super) struct Stage<'a> {
     pub(super) injected: Vec<FaultId>,
     /// The events that are refused; before all other faults.
     pub(super) poison: Vec<FaultId>,
-    /// Ends of the WAL before the publication was altered.
-    pub(super) gaps: Vec<u64>,
+    /// Ends of the WAL before and after the publication was altered.
+    pub(super) gaps: Vec<(u64, u64)>,
     pub(super) occurrences: Vec<Occurrence>,
     /// Ends of faults that last for a while.
     pub(super) ends: JoinSet<()>,

@@ -5,8 +5,10 @@
 //! the publication was altered, unless the slot had to be made anew.
 
 use std::collections::{HashMap, HashSet};
+use std::time::Duration;
 
-use super::{Evidence, Violation, order};
+use super::duplicates::LATE;
+use super::{Event, Evidence, Violation, order};
 
 /// What the plan does to the stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -28,7 +30,7 @@ pub(super) fn check(evidence: &Evidence) -> Vec<Violation> {
         .collect();
     // A slot that was made anew has everything without a record delivered from the tables.
     let first_gap = match evidence.log.recoveries() {
-        0 => evidence.gaps.iter().min(),
+        0 => evidence.first_gap(),
         _ => None,
     };
     let mut violations = Vec::new();
@@ -50,7 +52,7 @@ pub(super) fn check(evidence: &Evidence) -> Vec<Violation> {
         let transaction = transactions.get(&*record.event_id).copied();
         let ended = transaction.and_then(|label| evidence.committed_by.get(label));
         if let (Some(ended), Some(gap)) = (ended, first_gap)
-            && ended <= gap
+            && *ended <= gap
         {
             complain("it was read from its table, and was committed before any gap");
         }
@@ -61,33 +63,85 @@ pub(super) fn check(evidence: &Evidence) -> Vec<Violation> {
 /// Those that may come behind later events of their key.
 pub(super) fn late(evidence: &Evidence) -> HashSet<&str> {
     match (evidence.from_table, evidence.exceptions) {
-        (FromTable::Late, true) => overtaken(evidence),
-        (FromTable::Late, false) => recorded_late(evidence).collect(),
+        (FromTable::Late, true) => left_out(evidence),
+        (FromTable::Late, false) => recorded_late(evidence)
+            .chain(brought_later(evidence))
+            .collect(),
         (FromTable::Never | FromTable::InOrder, _) => HashSet::new(),
     }
 }
 
 /// Without records nothing tells what the stream has left out but that it was overtaken. That is
 /// allowed to what ended after the publication was altered, and to nothing else.
-fn overtaken(evidence: &Evidence) -> HashSet<&str> {
-    let Some(gap) = evidence.gaps.iter().min() else {
+fn left_out(evidence: &Evidence) -> HashSet<&str> {
+    let Some(gap) = evidence.first_gap() else {
         return HashSet::new();
     };
-    let first = order::first_copies(&evidence.attempts);
-    let mut overtaken = HashSet::new();
+    let may_be = |event: &Event| {
+        let ended = evidence.committed_by.get(&event.transaction);
+        ended.is_none_or(|ended| *ended > gap)
+    };
+    let overtaken = overtaken(evidence).into_iter();
+    let left_out = overtaken.filter(|overtaken| may_be(overtaken.event));
+    left_out.map(|overtaken| &*overtaken.event.id).collect()
+}
+
+/// A transaction that was open while the publication was altered may come with other rows when
+/// PostgreSQL decodes it again, for another session: what was left out before comes behind what has
+/// overtaken it.
+fn brought_later(evidence: &Evidence) -> impl Iterator<Item = &str> {
+    let was_open = |event: &Event| {
+        let begun = evidence.begun_after.get(&event.transaction);
+        let ended = evidence.committed_by.get(&event.transaction);
+        evidence.gaps.iter().any(|(before, after)| {
+            begun.is_none_or(|begun| begun <= after) && ended.is_none_or(|ended| ended > before)
+        })
+    };
+    let received: HashMap<u64, Duration> = evidence
+        .attempts
+        .iter()
+        .map(|attempt| (attempt.sequence, attempt.received))
+        .collect();
+    let begins_between = move |by: u64, first: u64| {
+        // Logs are read a little later than they are written.
+        let between = received[&by]..received[&first] + LATE;
+        let mut sessions = evidence.log.lives.iter().flat_map(|life| &life.streams);
+        sessions.any(|begun| between.contains(begun))
+    };
+    let overtaken = overtaken(evidence).into_iter();
+    overtaken
+        .filter(move |o| was_open(o.event) && begins_between(o.by, o.first))
+        .map(|overtaken| &*overtaken.event.id)
+}
+
+/// An event whose first copy came behind that of a later one of its key; attempts by their numbers.
+struct Overtaken<'a> {
+    event: &'a Event,
+    first: u64,
+    by: u64,
+}
+
+fn overtaken(evidence: &Evidence) -> Vec<Overtaken<'_>> {
+    let copies = order::first_copies(&evidence.attempts);
+    let mut overtaken = Vec::new();
     for (stream, events) in order::streams(evidence) {
+        if stream.ordering_key.is_empty() {
+            continue;
+        }
         // From the last to the first: the earliest first copy of those behind.
-        let mut earliest = u64::MAX;
+        let mut earliest = (u64::MAX, u64::MAX);
         for event in events.into_iter().rev() {
-            let Some((message, _)) = first.get(&*event.id).copied() else {
+            let Some(copy) = copies.get(&*event.id).copied() else {
                 continue;
             };
-            let ended = evidence.committed_by.get(&event.transaction);
-            let may_be_late = ended.is_none_or(|ended| ended > gap);
-            if message > earliest && may_be_late && !stream.ordering_key.is_empty() {
-                overtaken.insert(&*event.id);
+            if copy > earliest {
+                overtaken.push(Overtaken {
+                    event,
+                    first: copy.1,
+                    by: earliest.1,
+                });
             }
-            earliest = earliest.min(message);
+            earliest = earliest.min(copy);
         }
     }
     overtaken

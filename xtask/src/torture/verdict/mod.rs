@@ -81,6 +81,8 @@ pub(super) struct Evidence {
     pub(super) attempts: Vec<Attempt>,
     pub(super) events: Vec<Event>,
     pub(super) records: Vec<Record>,
+    /// Label of a transaction to a position at or before its begin.
+    pub(super) begun_after: HashMap<String, u64>,
     /// Label of a transaction to a position at or after its end.
     pub(super) committed_by: HashMap<String, u64>,
     pub(super) samples: Vec<Sample>,
@@ -99,13 +101,18 @@ pub(super) struct Evidence {
     pub(super) shards: usize,
     /// Whether the plan has rows delivered from their table.
     pub(super) from_table: FromTable,
-    /// Ends of the WAL before the publication was altered.
-    pub(super) gaps: Vec<u64>,
+    /// Ends of the WAL before and after the publication was altered.
+    pub(super) gaps: Vec<(u64, u64)>,
     pub(super) quarantine: Quarantine,
     pub(super) log: Logged,
 }
 
 impl Evidence {
+    /// The end of the WAL before the publication was altered first.
+    fn first_gap(&self) -> Option<u64> {
+        self.gaps.iter().map(|(before, _)| *before).min()
+    }
+
     /// Whose record it is, which is whose event; 0 without shards.
     fn shard(&self, record: &Record) -> usize {
         usize::try_from(record.ordinal).unwrap_or(0) % self.shards.max(1)

@@ -82,8 +82,8 @@ fn before_stored(evidence: &Evidence, shard: usize, mut samples: Vec<Sample>) ->
         }
         let by_writer = evidence.committed_by.get(&event.transaction).copied();
         // Without records nothing tells what the stream has left out of what came in a gap.
-        let gap = evidence.gaps.iter().min().filter(|_| evidence.exceptions);
-        if gap.is_some_and(|gap| by_writer.is_none_or(|ended| ended > *gap)) {
+        let gap = evidence.first_gap().filter(|_| evidence.exceptions);
+        if gap.is_some_and(|gap| by_writer.is_none_or(|ended| ended > gap)) {
             continue;
         }
         let by_record = record.map(|record| record.commit_lsn + 1);

@@ -23,7 +23,7 @@ pub(super) use transaction::{Shape, refused_id};
 /// A writer that waits for a lock held by a prepared transaction gives up.
 const SESSION: &str = "SET lock_timeout = '1s'; SET client_min_messages = 'error'";
 
-/// Asked right after a COMMIT: the transaction ends at or before this position.
+/// Asked right before a BEGIN and after a COMMIT: the transaction lies between these positions.
 const POSITION: &str = "SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint";
 
 /// While faults are still to come, writers go on, but not past so many times their number.
@@ -32,6 +32,8 @@ const MOST_ROUNDS: u64 = 2;
 /// What the writers know.
 #[derive(Debug, Default)]
 pub(super) struct Written {
+    /// For each transaction: a position at or before its begin.
+    pub(super) begun_after: HashMap<String, u64>,
     /// For each transaction whose COMMIT was answered: a position at or after its end.
     pub(super) committed_by: HashMap<String, u64>,
     /// Transactions by shape, whatever became of them.
@@ -40,6 +42,7 @@ pub(super) struct Written {
 
 impl Written {
     fn merge(&mut self, other: Self) {
+        self.begun_after.extend(other.begun_after);
         self.committed_by.extend(other.committed_by);
         for (shape, count) in other.transactions {
             *self.transactions.entry(shape).or_default() += count;
@@ -133,6 +136,10 @@ impl Writer {
                 .transactions
                 .entry(transaction.shape)
                 .or_default() += 1;
+            if let Ok(Some(position)) = position(&connected, POSITION).await {
+                let label = transaction.label.clone();
+                self.written.begun_after.insert(label, position);
+            }
             match run(&connected, &transaction).await {
                 Ok(Some(position)) => {
                     self.written

@@ -67,7 +67,7 @@ fn without_records_only_what_ended_after_a_gap_may_be_overtaken() {
     let overtaken = |gap| {
         let mut evidence = without_records();
         evidence.from_table = FromTable::Late;
-        evidence.gaps = vec![gap];
+        evidence.gaps = vec![(gap, gap)];
         evidence.samples.clear();
         for (index, id) in (0..).zip([0, 2, 1]) {
             evidence.attempts[index].first_message_id = Some(id);

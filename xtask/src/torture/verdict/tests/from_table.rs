@@ -46,9 +46,9 @@ fn an_event_is_recorded_again_from_its_table_only_where_two_relays_may_meet() {
 #[test]
 fn what_was_committed_before_a_gap_does_not_come_from_the_table_unless_the_slot_is_new() {
     let mut evidence = from_table(FromTable::Late);
-    evidence.gaps = vec![2_029];
+    evidence.gaps = vec![(2_029, 2_029)];
     assert_eq!(texts(&evidence), [""; 0]);
-    evidence.gaps = vec![2_030];
+    evidence.gaps = vec![(2_030, 2_030)];
     assert_eq!(
         texts(&evidence),
         ["dispatch row of event e2: it was read from its table, and was committed before any gap"]
@@ -99,4 +99,33 @@ fn events_that_come_late_are_in_order_among_themselves() {
     };
     assert!(late([0, 1, 2]).is_clean());
     assert!(late([0, 2, 1]).swapped() > 0);
+}
+
+#[test]
+fn what_the_stream_left_out_of_an_open_transaction_may_come_with_the_next_session() {
+    // e1, e3, and then e2, by the stream.
+    let mut evidence = evidence();
+    evidence.from_table = FromTable::Late;
+    for (index, (id, at)) in [(0, 100), (2, 400), (1, 300)].into_iter().enumerate() {
+        evidence.records[index].message_id = Some(id);
+        evidence.attempts[index].first_message_id = Some(id);
+        evidence.attempts[index].received = ms(at);
+    }
+    evidence.samples.clear();
+    evidence.recorded_at.clear();
+    evidence.begun_after = [("t2".to_owned(), 1_900)].into();
+    evidence.gaps = vec![(1_850, 1_950)];
+    assert_eq!(judge(&evidence).swapped(), 2, "by one session");
+    evidence.log.lives = vec![Life {
+        pid: 1,
+        seat: 0,
+        born: ms(10),
+        died: None,
+        streams: vec![ms(20), ms(350)],
+    }];
+    assert!(judge(&evidence).is_clean());
+    evidence.gaps = vec![(1_850, 1_899)];
+    assert_eq!(judge(&evidence).swapped(), 2, "it began after the gap");
+    evidence.gaps = vec![(2_030, 2_040)];
+    assert_eq!(judge(&evidence).swapped(), 2, "it had ended before");
 }
