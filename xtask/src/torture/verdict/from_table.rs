@@ -7,6 +7,8 @@
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
+use pubsub_emulator::checks;
+
 use super::duplicates::LATE;
 use super::{Event, Evidence, Violation, order};
 
@@ -84,6 +86,40 @@ fn left_out(evidence: &Evidence) -> HashSet<&str> {
     let overtaken = overtaken(evidence).into_iter();
     let left_out = overtaken.filter(|overtaken| may_be(overtaken.event));
     left_out.map(|overtaken| &*overtaken.event.id).collect()
+}
+
+/// Whether a recovery without records has left out of a repeat what a long transaction had brought, and
+/// nothing else: its number is older than that of what was committed before it, and may be vouched for
+/// alone (docs/adr/0013-exceptions.md).
+pub(super) fn leaves_out_what_is_vouched_for(
+    evidence: &Evidence,
+    found: &checks::Violation,
+) -> bool {
+    let checks::Violation::Skipped {
+        stream,
+        event_id,
+        after,
+        sequence,
+    } = found
+    else {
+        return false;
+    };
+    let attempt = evidence.attempts.iter().find(|a| a.sequence == *sequence);
+    let has_recovered = (evidence.log.recovers.iter().min())
+        .is_some_and(|begun| attempt.is_some_and(|attempt| *begun < attempt.received));
+    if !evidence.exceptions || !has_recovered {
+        return false;
+    }
+    let first = order::first_copies(&evidence.attempts);
+    let events = order::streams(evidence).remove(stream).unwrap_or_default();
+    let mut events = events.into_iter().skip_while(|event| event.id != *after);
+    let ended = (events.next()).and_then(|event| evidence.committed_by.get(&event.transaction));
+    let mut left_out = events.take_while(|event| event.id != *event_id);
+    left_out.all(|event| {
+        let was_stored = first.get(&*event.id).is_some_and(|(_, at)| at < sequence);
+        let begun = evidence.begun_after.get(&event.transaction);
+        was_stored && ended.is_some_and(|ended| begun.is_some_and(|begun| begun < ended))
+    })
 }
 
 /// A transaction that was open while the publication was altered may come with other rows when

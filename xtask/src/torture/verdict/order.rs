@@ -24,6 +24,9 @@ pub(super) fn check(evidence: &Evidence) -> Report {
             .retain(|found| !is_skip(found) || among_the_living.contains(found));
     }
     report
+        .violations
+        .retain(|found| !from_table::leaves_out_what_is_vouched_for(evidence, found));
+    report
 }
 
 fn check_attempts(evidence: &Evidence, attempts: &[Attempt]) -> Report {

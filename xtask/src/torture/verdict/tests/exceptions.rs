@@ -60,6 +60,18 @@ fn without_records_a_repeat_is_whole() {
     assert_eq!(texts(&evidence), [""; 0]);
     evidence.attempts.remove(4);
     assert!(judge(&evidence).swapped() > 0, "e2 is left out");
+    // It may be, after a recovery, if its transaction had begun before that of e1 had ended.
+    evidence.log.recovers = vec![ms(390)];
+    evidence.begun_after = [("t2".to_owned(), 1_029)].into();
+    assert_eq!(texts(&evidence), [""; 0]);
+    evidence.begun_after = [("t2".to_owned(), 1_030)].into();
+    assert!(judge(&evidence).swapped() > 0, "it began later");
+    evidence.begun_after = [("t2".to_owned(), 1_029)].into();
+    evidence.log.recovers = vec![ms(601)];
+    assert!(judge(&evidence).swapped() > 0, "nothing was recovered");
+    evidence.log.recovers = vec![ms(390)];
+    evidence.attempts.remove(1);
+    assert!(!judge(&evidence).is_clean(), "it was never stored");
 }
 
 #[test]
