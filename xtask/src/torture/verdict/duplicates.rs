@@ -197,7 +197,12 @@ pub(super) fn blamed<'a>(
             _ => false,
         };
         let is_parted = || connections.are_parted_by(occurrence, evidence.relays, before, again);
-        (!parts || is_parted()).then_some(cause)
+        if !parts || is_parted() {
+            return Some(cause);
+        }
+        // Where a relay stands by, that one may have been killed: the slot is taken from the other.
+        let loses_slot = matches!(occurrence.fault, Fault::SlotLost(..));
+        (loses_slot && evidence.relays > 1).then_some(Cause::TakenOver)
     })
 }
 

@@ -91,6 +91,14 @@ fn a_terminated_session_explains_a_duplicate_where_another_relay_takes_over() {
         let found = judge(&evidence).duplicates;
         assert_eq!(found.keys().collect::<Vec<_>>(), [&Cause::TakenOver]);
     }
+    // The standby was killed, while the relay that loses its slot goes on for a moment.
+    let dropped = happened(Fault::SlotLost(Down::Killed, Loss::Dropped), 280, 290);
+    let mut evidence = repeated(Answer::MessageIds, vec![dropped]);
+    evidence.attempts[2].peer = peer(3);
+    let causes = |evidence: &Evidence| Vec::from_iter(judge(evidence).duplicates.into_keys());
+    assert_eq!(causes(&evidence), [], "nobody else is there");
+    evidence.relays = 2;
+    assert_eq!(causes(&evidence), [Cause::TakenOver]);
 }
 
 #[test]
