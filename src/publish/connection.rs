@@ -19,6 +19,8 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tonic::codegen::http::{HeaderValue, Request, Response, Uri, Version, header};
 use tonic::codegen::{Body, Service, StdError};
 
+use super::details;
+
 /// How long nothing may come back for requests before a ping asks whether the other side is still
 /// there, and how long its answer may take.
 const PING_AFTER: Duration = Duration::from_secs(10);
@@ -239,7 +241,8 @@ impl Service<Request<tonic::body::Body>> for Connection {
                 sending.advance(cx);
                 Pin::new(&mut answer).poll(cx)
             });
-            let (head, stream) = answer.await?.into_parts();
+            let (mut head, stream) = answer.await?.into_parts();
+            details::remove_unreadable(&mut head.headers);
             waiting.hears();
             let body = Answer {
                 stream,
@@ -277,7 +280,11 @@ impl Body for Answer {
             return Poll::Ready(Some(read));
         }
         let trailers = ready!(self.stream.poll_trailers(cx)).transpose();
-        Poll::Ready(trailers.map(|trailers| trailers.map(Frame::trailers)))
+        Poll::Ready(trailers.map(|trailers| {
+            let mut trailers = trailers?;
+            details::remove_unreadable(&mut trailers);
+            Ok(Frame::trailers(trailers))
+        }))
     }
 }
 

@@ -7,7 +7,12 @@
 //! itself answers in the domain `pubsub.googleapis.com`, for a message that its topic's schema
 //! refuses with a reason such as INVALID_JSON_AVRO_MESSAGE.
 
+use base64::Engine;
+use base64::alphabet;
+use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
 use prost::Message;
+use tonic::Status;
+use tonic::codegen::http::HeaderMap;
 
 const ERROR_INFO: &str = "type.googleapis.com/google.rpc.ErrorInfo";
 const BAD_REQUEST: &str = "type.googleapis.com/google.rpc.BadRequest";
@@ -17,6 +22,20 @@ const INFRASTRUCTURE: &str = "googleapis.com";
 
 /// The field of a `PublishRequest` that comes from the settings, not from the row's content.
 const TOPIC_FIELD: &str = "topic";
+
+/// Details come with padding and without.
+const BASE64: GeneralPurpose = GeneralPurpose::new(
+    &alphabet::STANDARD,
+    GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),
+);
+
+/// Takes details away that are no base64: tonic panics where it finds such.
+pub(super) fn remove_unreadable(headers: &mut HeaderMap) {
+    let details = headers.get(Status::GRPC_STATUS_DETAILS);
+    if details.is_some_and(|text| BASE64.decode(text).is_err()) {
+        headers.remove(Status::GRPC_STATUS_DETAILS);
+    }
+}
 
 #[derive(Clone, PartialEq, Message)]
 struct RpcStatus {

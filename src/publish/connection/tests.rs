@@ -7,8 +7,8 @@ use tokio::io::DuplexStream;
 use tokio::task::JoinHandle;
 use tonic::Status;
 use tonic::client::Grpc;
-use tonic::codegen::http::HeaderMap;
 use tonic::codegen::http::uri::PathAndQuery;
+use tonic::codegen::http::{HeaderMap, HeaderName};
 
 use super::super::codec::PublishCodec;
 use super::super::{METHOD, MessageIds, PublishRequest};
@@ -63,6 +63,10 @@ fn go_on(mut server: server::Connection<DuplexStream, Bytes>) -> JoinHandle<()> 
     tokio::spawn(async move { while server.accept().await.is_some() {} })
 }
 
+fn header(name: &str, value: &'static str) -> (HeaderName, HeaderValue) {
+    (name.parse().unwrap(), HeaderValue::from_static(value))
+}
+
 fn respond(mut to: server::SendResponse<Bytes>) {
     finish(to.send_response(Response::new(()), false).unwrap());
 }
@@ -70,10 +74,7 @@ fn respond(mut to: server::SendResponse<Bytes>) {
 /// Sends what comes behind the headers of an answer.
 fn finish(mut body: SendStream<Bytes>) {
     body.send_data(ANSWER.into(), false).unwrap();
-    let status = (
-        "grpc-status".parse().unwrap(),
-        HeaderValue::from_static("0"),
-    );
+    let status = header("grpc-status", "0");
     body.send_trailers(HeaderMap::from_iter([status])).unwrap();
 }
 
@@ -124,6 +125,39 @@ async fn a_server_that_is_about_to_close_answers_what_it_has_and_gets_nothing_mo
     assert_eq!(publishing.await.unwrap().unwrap().len(), 1);
     serving.await.unwrap();
     assert!(publish(connection).await.is_err());
+}
+
+/// What comes of an answer with such details, in its headers or in its trailers.
+async fn refused(details: &'static str, in_trailers: bool) -> Status {
+    let (connection, theirs) = connected().await;
+    let publishing = tokio::spawn(publish(connection));
+    let mut server = server::handshake(theirs).await.unwrap();
+    let (_, mut answer) = server.accept().await.unwrap().unwrap();
+    go_on(server);
+    let status = [
+        header("grpc-status", "3"),
+        header("grpc-status-details-bin", details),
+    ];
+    let mut head = Response::new(());
+    if in_trailers {
+        let mut body = answer.send_response(head, false).unwrap();
+        body.send_trailers(HeaderMap::from_iter(status)).unwrap();
+    } else {
+        head.headers_mut().extend(status);
+        answer.send_response(head, true).unwrap();
+    }
+    publishing.await.unwrap().unwrap_err()
+}
+
+#[tokio::test]
+async fn details_that_are_no_base64_say_nothing() {
+    for in_trailers in [true, false] {
+        for (details, read) in [("AAE=", &[0, 1][..]), ("AAE", &[0, 1]), ("AAE=,AA==", &[])] {
+            let status = refused(details, in_trailers).await;
+            assert_eq!(status.code(), tonic::Code::InvalidArgument);
+            assert_eq!(status.details(), read, "{details} {in_trailers}");
+        }
+    }
 }
 
 #[tokio::test]
