@@ -1,6 +1,6 @@
 //! Who drains a backlog, and how it is started.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use super::backlog::Backlog;
@@ -28,6 +28,7 @@ pub(super) enum Contestant {
         setting: Option<(&'static str, &'static str)>,
         /// By how much the emulator's answers are late, milliseconds.
         delay_ms: u64,
+        build: Build,
     },
     /// Two relays, each with its share of the keys.
     TwoShards,
@@ -38,6 +39,14 @@ pub(super) enum Contestant {
         /// As of the relay.
         delay_ms: u64,
     },
+}
+
+/// Which build of the relay.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Build {
+    This,
+    /// Another binary: what a change has brought is told by the two in one run.
+    Other(&'static Path),
 }
 
 /// The way to the server.
@@ -60,7 +69,27 @@ impl Contestant {
     pub(super) const RELAY: Self = Self::Relay {
         setting: None,
         delay_ms: 0,
+        build: Build::This,
     };
+
+    /// The same relay of another build; `None` for whom there is no such thing.
+    pub(super) fn of_build(self, binary: &'static Path) -> Option<Self> {
+        match self {
+            Self::Relay {
+                setting, delay_ms, ..
+            } => Some(Self::Relay {
+                setting,
+                delay_ms,
+                build: Build::Other(binary),
+            }),
+            Self::Recvlogical(_)
+            | Self::Null(_)
+            | Self::Pgwire(_)
+            | Self::TwoShards
+            | Self::Official
+            | Self::Bare { .. } => None,
+        }
+    }
 
     pub(super) fn describe(self) -> String {
         let over = |link| match link {
@@ -71,10 +100,18 @@ impl Contestant {
             Self::Recvlogical(link) => format!("pg_recvlogical over {}", over(link)),
             Self::Null(link) => format!("decode and map only over {}", over(link)),
             Self::Pgwire(link) => format!("pgwire-replication, reading only, over {}", over(link)),
-            Self::Relay { setting, delay_ms } => {
+            Self::Relay {
+                setting,
+                delay_ms,
+                build,
+            } => {
                 let setting = setting.map(|(name, value)| format!(", {name}={value}"));
                 let setting = setting.unwrap_or_default();
-                format!("relay{setting}{}", late(delay_ms))
+                let build = match build {
+                    Build::This => String::new(),
+                    Build::Other(binary) => format!(" {}", binary.display()),
+                };
+                format!("relay{build}{setting}{}", late(delay_ms))
             }
             Self::TwoShards => "two relays with half of the keys each".into(),
             Self::Official => "google-cloud-pubsub Publisher behind our reading".into(),
@@ -171,8 +208,11 @@ impl Contestant {
                 command.args(["--topic", TOPIC]);
                 command
             }
-            Self::Relay { setting, .. } => {
-                let mut command = Command::new(process::binary());
+            Self::Relay { setting, build, .. } => {
+                let mut command = match build {
+                    Build::This => Command::new(process::binary()),
+                    Build::Other(binary) => Command::new(binary),
+                };
                 command.arg("run").envs(setting);
                 command
             }

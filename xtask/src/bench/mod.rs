@@ -22,6 +22,7 @@ mod sample;
 mod scenario;
 mod start;
 
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
@@ -36,7 +37,7 @@ use crate::{process, step};
 /// What to measure.
 #[derive(Debug, Args)]
 pub(crate) struct BenchArgs {
-    /// Only scenarios whose name contains one of these
+    /// Only scenarios with one of these names, or whose name contains it when none has it
     #[arg(long, value_name = "TEXT", value_delimiter = ',')]
     only: Vec<String>,
     /// Events in a backlog; payloads and lengths scale with it
@@ -51,6 +52,9 @@ pub(crate) struct BenchArgs {
     /// Everything once with little, to see that it runs; the figures mean nothing
     #[arg(long, conflicts_with_all = ["events", "runs", "full"])]
     quick: bool,
+    /// Only drains of the relay, against this other build of it
+    #[arg(long, value_name = "BINARY")]
+    against: Option<PathBuf>,
     /// Measure what target/release holds as it is
     #[arg(long)]
     no_build: bool,
@@ -134,10 +138,28 @@ pub(crate) fn run(args: &BenchArgs) -> Result<(), String> {
         },
     };
     let mut measurements = Measurement::all(extent.events);
+    let names: Vec<String> = measurements.iter().map(Measurement::name).collect();
+    let is_asked_for = |name: &str, text: &String| match names.contains(text) {
+        true => name == text,
+        false => name.contains(text),
+    };
     measurements.retain(|measurement| {
         let name = measurement.name();
-        args.only.is_empty() || args.only.iter().any(|text| name.contains(text))
+        args.only.is_empty() || args.only.iter().any(|text| is_asked_for(&name, text))
     });
+    if let Some(binary) = &args.against {
+        let found = binary.canonicalize();
+        let found = found.map_err(|e| format!("{}: {e}", binary.display()))?;
+        let binary: &'static Path = found.leak();
+        let against = |measurement| match measurement {
+            Measurement::Drain(scenario) => scenario.against(binary),
+            Measurement::Latency(..) | Measurement::Idle | Measurement::Start => None,
+        };
+        let drains = measurements.into_iter().filter_map(against);
+        measurements = drains
+            .map(|scenario| Measurement::Drain(Box::new(scenario)))
+            .collect();
+    }
     if measurements.is_empty() {
         return Err("no scenario has such a name; --list tells them".into());
     }

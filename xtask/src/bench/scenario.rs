@@ -1,7 +1,9 @@
 //! The drains that are measured: who drains what, against whom, and what is aimed at.
 
+use std::path::Path;
+
 use super::backlog::Backlog;
-use super::contestant::{Contestant, DISPATCH, Link};
+use super::contestant::{Build, Contestant, DISPATCH, Link};
 use super::report::Aim;
 
 const ROW: Option<u64> = Some(1);
@@ -24,6 +26,21 @@ pub(super) struct Scenario {
     pub(super) needs: Option<&'static str>,
     /// Takes so long that it has to be asked for.
     pub(super) full_only: bool,
+}
+
+impl Scenario {
+    /// The relay against another build of itself, where it is a relay that is measured.
+    pub(super) fn against(self, binary: &'static Path) -> Option<Self> {
+        let baseline = Side {
+            contestant: self.ours.contestant.of_build(binary)?,
+            ..self.ours
+        };
+        Some(Self {
+            baseline,
+            aim: Aim::None,
+            ..self
+        })
+    }
 }
 
 /// One of the two.
@@ -137,6 +154,7 @@ fn delivering(events: u64, all: &mut Vec<Scenario>) {
             let relay = Contestant::Relay {
                 setting,
                 delay_ms: 0,
+                build: Build::This,
             };
             let theirs = Contestant::Recvlogical(Link::Tcp);
             let aim = Aim::RatioAtLeast(least);
@@ -157,6 +175,7 @@ fn many_keys(events: u64, all: &mut Vec<Scenario>) {
         let relay = Contestant::Relay {
             setting: None,
             delay_ms,
+            build: Build::This,
         };
         all.push(Scenario {
             unit: Unit::Requests,
@@ -166,6 +185,7 @@ fn many_keys(events: u64, all: &mut Vec<Scenario>) {
     let bucketed = Contestant::Relay {
         setting: Some(("POSTRIDER_ORDERING", "bucketed(256)")),
         delay_ms: 0,
+        build: Build::This,
     };
     let thousand = Backlog::new(events, ROW, THOUSAND_KEYS);
     let mut buckets = scenario("bucketed", own, Contestant::RELAY, bucketed, least);
@@ -193,6 +213,7 @@ fn late_answers(events: u64, all: &mut Vec<Scenario>) {
         let late = Contestant::Relay {
             setting: None,
             delay_ms,
+            build: Build::This,
         };
         let name = format!("answers-after-{delay_ms}-ms");
         let aim = Aim::RatioAtLeast(0.90);
