@@ -10,9 +10,12 @@ use decoder::Lsn;
 
 use super::lease::{Lease, Words};
 
-/// How long a new confirmed position may wait for its status message. Also how often a write shows
-/// whether the connection still stands while the reader is held back and cannot hear the server.
-pub(super) const STATUS_INTERVAL: Duration = Duration::from_millis(250);
+/// How long a new confirmed position may wait for its status message.
+pub(super) const STATUS_INTERVAL: Duration = Duration::from_millis(50);
+
+/// How often a write shows whether the connection still stands while the reader is held back and
+/// cannot hear the server.
+const PROBE_INTERVAL: Duration = Duration::from_millis(250);
 
 /// What is due.
 #[derive(Debug, PartialEq, Eq)]
@@ -99,7 +102,7 @@ impl Feedback {
         }
         let probe = match reading {
             Reading::Open => self.eighth,
-            Reading::HeldBack => STATUS_INTERVAL.min(self.eighth),
+            Reading::HeldBack => PROBE_INTERVAL.min(self.eighth),
         };
         let changed = confirmed > self.sent && since_status >= STATUS_INTERVAL;
         if self.owes_reply || changed || since_status >= probe {
@@ -131,18 +134,18 @@ mod tests {
     }
 
     #[test]
-    fn a_new_position_is_reported_within_250_ms_and_an_old_one_is_not_repeated() {
+    fn a_new_position_is_reported_within_50_ms_and_an_old_one_is_not_repeated() {
         let start = Instant::now();
         let mut feedback = Feedback::new(TIMEOUT, Lsn::new(5), start);
         assert_eq!(
-            feedback.due(at(start, 0.2), Lsn::new(9), Reading::Open),
+            feedback.due(at(start, 0.04), Lsn::new(9), Reading::Open),
             Due::Nothing
         );
         assert_eq!(
-            feedback.due(at(start, 0.25), Lsn::new(9), Reading::Open),
+            feedback.due(at(start, 0.05), Lsn::new(9), Reading::Open),
             Due::Status { ask: false }
         );
-        feedback.sent(at(start, 0.25), Lsn::new(9));
+        feedback.sent(at(start, 0.05), Lsn::new(9));
         assert_eq!(
             feedback.due(at(start, 1.0), Lsn::new(9), Reading::Open),
             Due::Nothing

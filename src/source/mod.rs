@@ -7,6 +7,7 @@
 //! What is *not* here: pgoutput is not decoded, and no LSN of the stream is ever interpreted; the
 //! one LSN that is reported is the [`Confirmable`] that the watermark made.
 
+mod buffers;
 mod create;
 mod feedback;
 mod framing;

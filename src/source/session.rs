@@ -11,15 +11,13 @@ use postgres_protocol::message::frontend;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::{mpsc, oneshot};
 
+use super::buffers::Buffers;
 use super::feedback::{Due, Feedback, Reading, STATUS_INTERVAL};
 use super::framing::{Then, scan};
 use super::handshake::{self, Connection, code_and_message, log_notice, lost, walsender_error};
 use super::pace::Pace;
 use super::{CLOSE_TIMEOUT, Chunk, Control, Options, wire};
 use crate::error::{Code, Error, Result};
-
-/// Read buffer: large enough that a read takes hundreds of small rows while catching up.
-const READ_BUFFER: usize = 256 << 10;
 
 /// Limit of connecting, logging in and starting the replication.
 const START_TIMEOUT: Duration = Duration::from_secs(20);
@@ -74,6 +72,7 @@ pub(super) fn run(options: Options, control: Arc<Control>, ends: Ends) {
             connection,
             feedback,
             control,
+            buffers: Buffers::default(),
             pace: Pace::new(now),
             waiting: None,
         };
@@ -103,6 +102,7 @@ struct Session {
     connection: Connection,
     feedback: Feedback,
     control: Arc<Control>,
+    buffers: Buffers,
     pace: Pace,
     /// A chunk that the relay had no room for.
     waiting: Option<Chunk>,
@@ -168,7 +168,7 @@ impl Session {
             match scan.then {
                 Then::More(needed) => {
                     let buffer = &mut self.connection.buffer;
-                    buffer.reserve(needed.max(READ_BUFFER).saturating_sub(buffer.len()));
+                    self.buffers.make_room(buffer, needed);
                     return Ok(());
                 }
                 Then::Other(..) => self.other()?,
