@@ -177,7 +177,7 @@ fn event(n: u32) -> Event {
 }
 
 fn lanes() -> Box<dyn FnMut()> {
-    let mut lanes = Lanes::new(KEYS as usize);
+    let mut lanes = Lanes::new(KEYS as usize, 24 << 20);
     let topic: Arc<str> = "projects/demo/topics/order.events".into();
     let key = |n| OrderingKey::from(format!("order-{n}").as_str());
     let keys: Vec<OrderingKey> = (0..KEYS).map(key).collect();

@@ -40,12 +40,12 @@ use crate::postgres::{Sql, Target, answer_within, connect};
 use crate::watermark::CommitLsn;
 
 /// Rows per transaction: enough that a commit's cost is spread thin, small enough to be quick.
-const MAX_ROWS: usize = 2_000;
+const MAX_ROWS: usize = 8_000;
 /// A batch of so many rows does not wait for more: a commit is cheap beside them.
 const ENOUGH_ROWS: usize = 500;
 /// From one commit to the next while batches are small. A crash repeats what was published in this
-/// time; a status message goes out every 250 ms at most, so nothing is confirmed later for it.
-const MIN_INTERVAL: Duration = Duration::from_millis(25);
+/// time; a status message goes out every 50 ms at most, so hardly anything is confirmed later for it.
+const MIN_INTERVAL: Duration = Duration::from_millis(50);
 
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(30);
 /// Of connecting and of one transaction, when the connection leads nowhere: longer than the

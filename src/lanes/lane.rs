@@ -10,7 +10,9 @@ use std::collections::VecDeque;
 use std::time::Instant;
 
 use super::event::{Event, LaneKey, Request};
-use super::{MAX_BYTES, MAX_MESSAGES, MESSAGE_FRAMING, WORTHWHILE_BYTES, WORTHWHILE_MESSAGES};
+use super::{
+    EVENT_OVERHEAD, MAX_BYTES, MAX_MESSAGES, MESSAGE_FRAMING, WORTHWHILE_BYTES, WORTHWHILE_MESSAGES,
+};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum State {
@@ -47,17 +49,15 @@ impl Lane {
         }
     }
 
-    /// Puts an event at the end. Says whether the lane has become worthwhile by it.
-    pub(super) fn push(&mut self, event: Event) -> bool {
+    /// Puts an event at the end.
+    pub(super) fn push(&mut self, event: Event) {
         if self.queue.capacity() == 0 {
             // Where every event has a key of its own, a usual queue's first four places are most
             // of what a lane takes.
             self.queue.reserve_exact(1);
         }
-        let was_full = self.is_full();
         self.bytes += bytes_in_request(&event);
         self.queue.push_back(event);
-        self.state == State::Ready && self.is_full() && !was_full
     }
 
     /// Whether nothing waits in it.
@@ -65,14 +65,16 @@ impl Lane {
         self.queue.is_empty() && self.again.is_none()
     }
 
-    /// Whether what waits is enough for a request that costs hardly more than it has to.
-    fn is_full(&self) -> bool {
-        self.queue.len() >= WORTHWHILE_MESSAGES || self.bytes >= WORTHWHILE_BYTES
-    }
-
-    /// Whether it is worth a request also while more input is at hand: a search is not put off.
-    pub(super) fn is_worthwhile(&self) -> bool {
-        self.is_full() || self.suspects > 0 || self.again.is_some()
+    /// Whether it is worth a request also while more input is at hand. What waits is enough for one
+    /// that costs hardly more than it has to, or takes this `share` of the memory; and a search is
+    /// not put off.
+    pub(super) fn is_worthwhile(&self, share: usize) -> bool {
+        let messages = self.queue.len();
+        messages >= WORTHWHILE_MESSAGES
+            || self.bytes >= WORTHWHILE_BYTES
+            || messages > 0 && self.bytes + messages * EVENT_OVERHEAD >= share
+            || self.suspects > 0
+            || self.again.is_some()
     }
 
     /// The next request; the lane must be ready and not be empty.

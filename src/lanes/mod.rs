@@ -17,7 +17,7 @@ mod lane;
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 pub use event::{Event, EventRef, Group, LaneKey, Request, Standing};
 
@@ -41,6 +41,13 @@ const WORTHWHILE_MESSAGES: usize = 100;
 
 /// The same in bytes: copying those costs several times what the request does.
 const WORTHWHILE_BYTES: usize = 64 << 10;
+
+/// What a waiting event takes in memory beside its message, about, with its record.
+pub(crate) const EVENT_OVERHEAD: usize = 500;
+
+/// So long the events of a lane wait for others that make them worth a request, at most. Their
+/// transactions are confirmed no sooner, and all after them.
+const LONGEST_WAIT: Duration = Duration::from_secs(1);
 
 /// Lanes of a topic for messages without an ordering key.
 const UNORDERED_LANES: u32 = 16;
@@ -71,6 +78,10 @@ struct Place {
     lane: Option<Lane>,
     /// Whether the place stands in `ready`; it stands there at most once.
     listed: bool,
+    /// Since when, if that is known.
+    listed_at: Option<Instant>,
+    /// The same for `worthwhile`.
+    listed_as_worthwhile: bool,
 }
 
 /// All lanes.
@@ -82,7 +93,7 @@ pub struct Lanes {
     index: HashMap<LaneKey, usize, foldhash::fast::RandomState>,
     /// Places whose lane may have something to send, in turn.
     ready: VecDeque<usize>,
-    /// Places whose lane has become worthwhile since it was last served.
+    /// Places whose lane has become worthwhile, or may go again, since it was last served.
     worthwhile: VecDeque<usize>,
     waiting: BTreeSet<(Instant, usize)>,
     in_flight: usize,
@@ -91,11 +102,16 @@ pub struct Lanes {
     next_unordered: u32,
     /// Whose turn it was.
     full_lane_was_last: bool,
+    /// Bytes of memory that all lanes share.
+    memory: usize,
+    /// The time as of the last look for a request.
+    clock: Option<Instant>,
 }
 
 impl Lanes {
-    /// No lanes yet, and at most `max_in_flight` requests on their way at once.
-    pub fn new(max_in_flight: usize) -> Self {
+    /// No lanes yet, at most `max_in_flight` requests on their way at once, and so many bytes of
+    /// memory for all events.
+    pub fn new(max_in_flight: usize, memory: usize) -> Self {
         Self {
             places: Vec::new(),
             free: Vec::new(),
@@ -108,6 +124,8 @@ impl Lanes {
             slow_topics: SlowTopics::default(),
             next_unordered: 0,
             full_lane_was_last: false,
+            memory,
+            clock: None,
         }
     }
 
@@ -128,9 +146,8 @@ impl Lanes {
             Some(place) => *place,
             None => self.open(key),
         };
-        if self.lane(place).push(event) {
-            self.worthwhile.push_back(place);
-        }
+        self.lane(place).push(event);
+        self.list_if_worthwhile(place);
     }
 
     /// The lane in use at `place`.
@@ -153,6 +170,7 @@ impl Lanes {
 
     /// The next request to send at `now`, if there is one and the limit allows it.
     pub fn next_request(&mut self, now: Instant, serve: Serve) -> Option<Request> {
+        self.clock = Some(now);
         if self.in_flight >= self.concurrency.limit() {
             return None;
         }
@@ -161,7 +179,10 @@ impl Lanes {
         }
         loop {
             let place = match serve {
-                Serve::Worthwhile => self.worthwhile.pop_front()?,
+                Serve::Worthwhile => match self.next_overdue(now) {
+                    Some(place) => place,
+                    None => self.next_worthwhile()?,
+                },
                 Serve::All => self.next_place()?,
             };
             if let Some(request) = self.take(place) {
@@ -175,7 +196,7 @@ impl Lanes {
     fn next_place(&mut self) -> Option<usize> {
         self.full_lane_was_last = !self.full_lane_was_last;
         if self.full_lane_was_last
-            && let Some(place) = self.worthwhile.pop_front()
+            && let Some(place) = self.next_worthwhile()
         {
             return Some(place);
         }
@@ -184,8 +205,20 @@ impl Lanes {
                 self.places[place].listed = false;
                 Some(place)
             }
-            None => self.worthwhile.pop_front(),
+            None => self.next_worthwhile(),
         }
+    }
+
+    /// The place whose turn comes next, when that has not come for too long.
+    fn next_overdue(&mut self, now: Instant) -> Option<usize> {
+        let place = *self.ready.front()?;
+        let listed_at = *self.places[place].listed_at.get_or_insert(now);
+        if now.saturating_duration_since(listed_at) < LONGEST_WAIT {
+            return None;
+        }
+        self.ready.pop_front();
+        self.places[place].listed = false;
+        Some(place)
     }
 
     /// The request of a waiting lane whose time has come.
@@ -277,7 +310,7 @@ impl Lanes {
                 && lane.state == State::Parked
             {
                 lane.state = State::Ready;
-                self.worthwhile.push_back(place);
+                self.list_as_worthwhile(place);
             }
         }
     }
@@ -292,9 +325,7 @@ impl Lanes {
             self.free.push(place);
             return;
         }
-        if lane.is_worthwhile() {
-            self.worthwhile.push_back(place);
-        }
+        self.list_if_worthwhile(place);
         self.list(place);
     }
 
@@ -356,8 +387,32 @@ impl Lanes {
     fn list(&mut self, place: usize) {
         if !self.places[place].listed {
             self.places[place].listed = true;
+            self.places[place].listed_at = self.clock;
             self.ready.push_back(place);
         }
+    }
+
+    fn list_if_worthwhile(&mut self, place: usize) {
+        // With its share of three quarters of the memory a lane does not wait: until all have as
+        // much the memory would be spent, and the stream stand still while it is emptied.
+        let share = self.memory / 4 * 3 / self.index.len().max(1);
+        let lane = self.lane(place);
+        if lane.state == State::Ready && lane.is_worthwhile(share) {
+            self.list_as_worthwhile(place);
+        }
+    }
+
+    fn list_as_worthwhile(&mut self, place: usize) {
+        if !self.places[place].listed_as_worthwhile {
+            self.places[place].listed_as_worthwhile = true;
+            self.worthwhile.push_back(place);
+        }
+    }
+
+    fn next_worthwhile(&mut self) -> Option<usize> {
+        let place = self.worthwhile.pop_front()?;
+        self.places[place].listed_as_worthwhile = false;
+        Some(place)
     }
 
     /// After a burst of many keys the tables are large and empty: give the memory back.
@@ -368,7 +423,8 @@ impl Lanes {
                 concurrency: self.concurrency,
                 slow_topics: std::mem::take(&mut self.slow_topics),
                 next_unordered: self.next_unordered,
-                ..Self::new(self.concurrency.max())
+                clock: self.clock,
+                ..Self::new(self.concurrency.max(), self.memory)
             };
         }
     }

@@ -7,6 +7,9 @@ use proptest::prelude::*;
 
 use super::*;
 
+/// More than any test here needs: no lane is served for its share of it.
+const MEMORY: usize = 1 << 40;
+
 fn event(n: u32) -> Event {
     Event::for_tests(n)
 }
@@ -30,7 +33,7 @@ fn ordinals(request: &Request) -> Vec<u32> {
 #[test]
 fn a_key_has_one_request_on_its_way_and_the_rest_goes_into_the_next() {
     let now = Instant::now();
-    let mut lanes = Lanes::new(10);
+    let mut lanes = Lanes::new(10, MEMORY);
     push(&mut lanes, "a", 1);
     let first = lanes.next_request(now, Serve::All).unwrap();
     push(&mut lanes, "a", 2);
@@ -47,7 +50,7 @@ fn a_key_has_one_request_on_its_way_and_the_rest_goes_into_the_next() {
 fn a_failed_request_goes_again_unchanged_before_what_came_later_and_blocks_only_its_key() {
     let now = Instant::now();
     let later = now + Duration::from_secs(1);
-    let mut lanes = Lanes::new(10);
+    let mut lanes = Lanes::new(10, MEMORY);
     push(&mut lanes, "a", 1);
     let request = lanes.next_request(now, Serve::All).unwrap();
     lanes.failed(request, later, Load::Keep);
@@ -67,7 +70,7 @@ fn a_failed_request_goes_again_unchanged_before_what_came_later_and_blocks_only_
 #[test]
 fn a_lane_vanishes_when_its_work_is_done() {
     let now = Instant::now();
-    let mut lanes = Lanes::new(10);
+    let mut lanes = Lanes::new(10, MEMORY);
     for n in 0..100_000 {
         push(&mut lanes, &format!("key-{n}"), n);
         let request = lanes.next_request(now, Serve::All).unwrap();
@@ -80,7 +83,7 @@ fn a_lane_vanishes_when_its_work_is_done() {
 #[test]
 fn a_lane_that_is_always_full_leaves_room_for_a_small_one() {
     let now = Instant::now();
-    let mut lanes = Lanes::new(1);
+    let mut lanes = Lanes::new(1, MEMORY);
     (0..200).for_each(|n| push(&mut lanes, "hot", n));
     push(&mut lanes, "small", 1_000);
     let served = (0..4).any(|_| {
@@ -95,7 +98,7 @@ fn a_lane_that_is_always_full_leaves_room_for_a_small_one() {
 #[test]
 fn while_more_input_is_at_hand_only_worthwhile_lanes_are_served() {
     let now = Instant::now();
-    let mut lanes = Lanes::new(10);
+    let mut lanes = Lanes::new(10, MEMORY);
     push(&mut lanes, "small", 1);
     (0..WORTHWHILE_MESSAGES as u32).for_each(|n| push(&mut lanes, "large", n));
     let request = lanes.next_request(now, Serve::Worthwhile).unwrap();
@@ -105,9 +108,44 @@ fn while_more_input_is_at_hand_only_worthwhile_lanes_are_served() {
 }
 
 #[test]
+fn a_lane_with_its_share_of_the_memory_does_not_wait_for_more() {
+    let now = Instant::now();
+    let mut lanes = Lanes::new(10, 8 * (EVENT_OVERHEAD + 7 + MESSAGE_FRAMING));
+    push(&mut lanes, "a", 1);
+    push(&mut lanes, "b", 2);
+    push(&mut lanes, "a", 3);
+    assert!(lanes.next_request(now, Serve::Worthwhile).is_none());
+    push(&mut lanes, "a", 4);
+    let request = lanes.next_request(now, Serve::Worthwhile).unwrap();
+    assert_eq!(ordinals(&request), [1, 3, 4]);
+    assert!(lanes.next_request(now, Serve::Worthwhile).is_none());
+}
+
+#[test]
+fn a_small_lane_does_not_wait_longer_than_a_second_beside_one_that_is_always_worthwhile() {
+    let start = Instant::now();
+    let mut lanes = Lanes::new(10, MEMORY);
+    push(&mut lanes, "small", 1_000_000);
+    let mut served_after = None;
+    for n in 0..200u32 {
+        let now = start + Duration::from_millis(10) * n;
+        for m in 0..WORTHWHILE_MESSAGES as u32 {
+            push(&mut lanes, "hot", n * 1_000 + m);
+        }
+        while let Some(request) = lanes.next_request(now, Serve::Worthwhile) {
+            if request.key.ordering_key.as_str() == "small" {
+                served_after = Some(now - start);
+            }
+            lanes.finished(&request);
+        }
+    }
+    assert_eq!(served_after, Some(LONGEST_WAIT));
+}
+
+#[test]
 fn a_few_messages_of_many_bytes_are_worthwhile_as_well_and_are_counted_once() {
     let now = Instant::now();
-    let mut lanes = Lanes::new(10);
+    let mut lanes = Lanes::new(10, MEMORY);
     for n in [1, 2] {
         assert!(lanes.next_request(now, Serve::Worthwhile).is_none());
         let mut large = event(n);
@@ -128,7 +166,7 @@ fn a_few_messages_of_many_bytes_are_worthwhile_as_well_and_are_counted_once() {
 #[test]
 fn a_request_holds_at_most_1000_messages_and_9_mb() {
     let now = Instant::now();
-    let mut lanes = Lanes::new(10);
+    let mut lanes = Lanes::new(10, MEMORY);
     (0..1_500).for_each(|n| push(&mut lanes, "many", n));
     assert_eq!(
         lanes.next_request(now, Serve::All).unwrap().events.len(),
@@ -147,7 +185,7 @@ fn a_request_holds_at_most_1000_messages_and_9_mb() {
 #[test]
 fn messages_without_a_key_may_go_in_parallel() {
     let now = Instant::now();
-    let mut lanes = Lanes::new(100);
+    let mut lanes = Lanes::new(100, MEMORY);
     (0..100).for_each(|n| push(&mut lanes, "", n));
     let mut requests = 0;
     while lanes.next_request(now, Serve::All).is_some() {
@@ -159,7 +197,7 @@ fn messages_without_a_key_may_go_in_parallel() {
 #[test]
 fn what_is_overdue_is_not_due_while_the_limit_lets_nothing_go() {
     let now = Instant::now();
-    let mut lanes = Lanes::new(2);
+    let mut lanes = Lanes::new(2, MEMORY);
     push(&mut lanes, "a", 1);
     push(&mut lanes, "b", 2);
     let (a, b) = (
@@ -179,7 +217,7 @@ fn what_is_overdue_is_not_due_while_the_limit_lets_nothing_go() {
 #[test]
 fn lanes_of_a_topic_that_has_come_back_do_not_wait_any_longer() {
     let now = Instant::now();
-    let mut lanes = Lanes::new(10);
+    let mut lanes = Lanes::new(10, MEMORY);
     push(&mut lanes, "a", 1);
     let request = lanes.next_request(now, Serve::All).unwrap();
     lanes.failed(request, now + Duration::from_secs(60), Load::Keep);
@@ -192,7 +230,7 @@ fn lanes_of_a_topic_that_has_come_back_do_not_wait_any_longer() {
 fn one_bad_event_among_a_thousand_is_found_in_about_log2_n_requests_and_the_rest_goes_on() {
     let now = Instant::now();
     for bad in [0, 1, 499, 500, 998, 999] {
-        let mut lanes = Lanes::new(10);
+        let mut lanes = Lanes::new(10, MEMORY);
         (0..1_000).for_each(|n| push(&mut lanes, "a", n));
         let (mut requests, mut stored, mut found) = (0, Vec::new(), None);
         while let Some(request) = lanes.next_request(now, Serve::Worthwhile) {
@@ -221,7 +259,7 @@ fn one_bad_event_among_a_thousand_is_found_in_about_log2_n_requests_and_the_rest
 #[test]
 fn a_closed_lane_gives_all_its_events_in_order_and_is_gone() {
     let now = Instant::now();
-    let mut lanes = Lanes::new(10);
+    let mut lanes = Lanes::new(10, MEMORY);
     (0..5).for_each(|n| push(&mut lanes, "a", n));
     let request = lanes.next_request(now, Serve::All).unwrap();
     let key = request.key.clone();
@@ -237,7 +275,7 @@ fn a_closed_lane_gives_all_its_events_in_order_and_is_gone() {
 #[test]
 fn a_topic_over_its_quota_slows_down_alone() {
     let now = Instant::now();
-    let mut lanes = Lanes::new(100);
+    let mut lanes = Lanes::new(100, MEMORY);
     for n in 0..40 {
         lanes.push(
             "slow".into(),
@@ -301,10 +339,10 @@ fn step() -> impl Strategy<Value = Step> {
 proptest! {
     #[test]
     fn each_key_comes_out_whole_and_in_order_whatever_fails(
-        steps in prop::collection::vec(step(), 0..300), limit in 1usize..6,
+        steps in prop::collection::vec(step(), 0..300), limit in 1usize..6, memory in 0usize..20_000,
     ) {
         let mut now = Instant::now();
-        let mut lanes = Lanes::new(limit);
+        let mut lanes = Lanes::new(limit, memory);
         let mut on_their_way: Vec<Request> = Vec::new();
         let mut pushed: HashMap<String, Vec<u32>> = HashMap::new();
         let mut stored: HashMap<String, Vec<u32>> = HashMap::new();
@@ -392,10 +430,10 @@ fn turn() -> impl Strategy<Value = Turn> {
 proptest! {
     #[test]
     fn exactly_the_bad_events_are_found_and_the_good_ones_are_stored_once_in_order(
-        turns in prop::collection::vec(turn(), 0..400), limit in 1usize..4,
+        turns in prop::collection::vec(turn(), 0..400), limit in 1usize..4, memory in 0usize..20_000,
     ) {
         let mut now = Instant::now();
-        let mut lanes = Lanes::new(limit);
+        let mut lanes = Lanes::new(limit, memory);
         let mut bad: Vec<u32> = Vec::new();
         let mut expected: HashMap<String, Outcomes> = HashMap::new();
         let mut found: HashMap<String, Outcomes> = HashMap::new();

@@ -1,4 +1,4 @@
-//! One open HTTP/2 connection to Pub/Sub, for tonic to send requests over.
+//! One open HTTP/2 connection to Pub/Sub, and calls of gRPC over it.
 //!
 //! A task of its own reads and writes it, and pings while nothing comes back, so that a dead
 //! connection is noticed. Requests that were on their way when it breaks have an unknown outcome.
@@ -7,19 +7,21 @@ use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
+use bytes::{Buf, Bytes};
 use h2::client::{self, SendRequest};
-use h2::{Ping, PingPong, RecvStream, SendStream};
-use http_body_util::BodyExt;
-use hyper::body::Frame;
+use h2::{Ping, PingPong, SendStream};
 use tokio::io::{AsyncRead, AsyncWrite};
-use tonic::codegen::http::{HeaderValue, Request, Response, Uri, Version, header};
-use tonic::codegen::{Body, Service, StdError};
+use tonic::Status;
+use tonic::codegen::http::uri::PathAndQuery;
+use tonic::codegen::http::{
+    HeaderMap, HeaderValue, Method, Request, StatusCode, Uri, Version, header,
+};
 
-use super::details;
+use super::answer;
+use super::body::Body;
 
 /// How long nothing may come back for requests before a ping asks whether the other side is still
 /// there, and how long its answer may take.
@@ -43,7 +45,7 @@ const USER_AGENT: HeaderValue =
 /// An open connection, as long as [`Connection::is_open`].
 #[derive(Debug, Clone)]
 pub(super) struct Connection {
-    requests: SendRequest<Bytes>,
+    requests: SendRequest<Body>,
     /// What stands before the path of a request's URL.
     origin: Uri,
     traffic: Arc<Traffic>,
@@ -101,7 +103,7 @@ impl Connection {
             .initial_connection_window_size(WINDOW)
             .initial_max_send_streams(FIRST_REQUESTS)
             .max_send_buffer_size(BUFFERED)
-            .handshake(io)
+            .handshake::<_, Body>(io)
             .await?;
         let traffic = Arc::new(Traffic::default());
         let pings = connection.ping_pong();
@@ -127,10 +129,82 @@ impl Connection {
         })
     }
 
+    /// One call: a request out, the message of its answer in.
+    ///
+    /// # Errors
+    /// The status that was answered, or that the break of the connection amounts to.
+    pub(super) async fn unary(
+        &self,
+        method: &'static str,
+        headers: HeaderMap,
+        body: Body,
+    ) -> Result<Bytes, Status> {
+        let head = self.head(method, headers)?;
+        let sent = self.requests.clone().send_request(head, false);
+        let (mut answer, stream) = sent.map_err(broken)?;
+        let waiting = Waiting::new(self.traffic.clone());
+        let mut sending = Sending { stream, body };
+        let answer = poll_fn(|cx| {
+            sending.advance(cx);
+            Pin::new(&mut answer).poll(cx)
+        });
+        let (head, mut stream) = answer.await.map_err(broken)?.into_parts();
+        waiting.hears();
+        match answer::status(head.headers) {
+            Some(Err(status)) => return Err(status),
+            None if head.status != StatusCode::OK => {
+                return Err(answer::without_status(head.status));
+            }
+            Some(Ok(())) | None => {}
+        }
+        let mut data = answer::Data::default();
+        // The answer may begin before the request is all sent.
+        while let Some(part) = poll_fn(|cx| {
+            sending.advance(cx);
+            stream.poll_data(cx)
+        })
+        .await
+        {
+            waiting.hears();
+            let part = part.map_err(broken)?;
+            let room = stream.flow_control().release_capacity(part.len());
+            room.map_err(broken)?;
+            data.push(part)?;
+        }
+        let trailers = poll_fn(|cx| stream.poll_trailers(cx)).await;
+        let status = trailers.map_err(broken)?.and_then(answer::status);
+        status.unwrap_or_else(|| Err(answer::without_status(head.status)))?;
+        data.into_message()
+    }
+
+    fn head(&self, method: &'static str, mut headers: HeaderMap) -> Result<Request<()>, Status> {
+        let mut url = self.origin.clone().into_parts();
+        url.path_and_query = Some(PathAndQuery::from_static(method));
+        headers.insert(header::TE, HeaderValue::from_static("trailers"));
+        headers.insert(
+            header::CONTENT_TYPE,
+            HeaderValue::from_static("application/grpc"),
+        );
+        headers.insert(header::USER_AGENT, USER_AGENT);
+        let mut head = Request::new(());
+        *head.method_mut() = Method::POST;
+        *head.uri_mut() = Uri::from_parts(url).map_err(|e| Status::internal(e.to_string()))?;
+        *head.version_mut() = Version::HTTP_2;
+        *head.headers_mut() = headers;
+        Ok(head)
+    }
+
     /// Whether new requests may go over it. A server that is about to close it says so.
     pub(super) async fn is_open(&mut self) -> bool {
         poll_fn(|cx| self.requests.poll_ready(cx)).await.is_ok()
     }
+}
+
+/// Whatever ended a request without an answer, its outcome is unknown.
+fn broken(error: h2::Error) -> Status {
+    let mut status = Status::unavailable("the request was cut off");
+    status.set_source(Arc::new(error));
+    status
 }
 
 /// Returns when requests have gone out and the other side answers nothing, not even a ping.
@@ -180,111 +254,38 @@ async fn is_answered(pings: &mut PingPong, timeout: Duration) -> bool {
 /// given up.
 #[derive(Debug)]
 struct Sending {
-    stream: SendStream<Bytes>,
-    body: Bytes,
+    stream: SendStream<Body>,
+    body: Body,
 }
 
 impl Sending {
     /// Hands over what there is room for. Asks for `cx` to be woken when there is more.
     fn advance(&mut self, cx: &mut Context<'_>) {
-        while !self.body.is_empty() {
-            let mut room = self.body.len();
+        while self.body.has_remaining() {
+            let mut room = self.body.remaining();
             if room > AT_ONCE {
                 self.stream.reserve_capacity(room);
                 room = room.min(self.stream.capacity());
             }
             let part = self.body.split_to(room);
-            if !part.is_empty() && self.stream.send_data(part, self.body.is_empty()).is_err() {
-                self.body.clear();
+            if part.has_remaining()
+                && self
+                    .stream
+                    .send_data(part, !self.body.has_remaining())
+                    .is_err()
+            {
+                self.body = Body::default();
             }
-            if self.body.is_empty() {
+            if !self.body.has_remaining() {
                 return;
             }
             match self.stream.poll_capacity(cx) {
                 Poll::Ready(Some(Ok(_))) => {}
                 // The server wants no more. Its answer tells why.
-                Poll::Ready(Some(Err(_)) | None) => self.body.clear(),
+                Poll::Ready(Some(Err(_)) | None) => self.body = Body::default(),
                 Poll::Pending => return,
             }
         }
-    }
-}
-
-impl Service<Request<tonic::body::Body>> for Connection {
-    type Response = Response<Answer>;
-    type Error = StdError;
-    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, StdError>> + Send>>;
-
-    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), StdError>> {
-        self.requests.poll_ready(cx).map_err(StdError::from)
-    }
-
-    fn call(&mut self, request: Request<tonic::body::Body>) -> Self::Future {
-        let mut requests = self.requests.clone();
-        let origin = self.origin.clone();
-        let traffic = self.traffic.clone();
-        Box::pin(async move {
-            let (mut head, body) = request.into_parts();
-            let mut url = head.uri.into_parts();
-            url.scheme = origin.scheme().cloned();
-            url.authority = origin.authority().cloned();
-            head.uri = Uri::from_parts(url)?;
-            head.version = Version::HTTP_2;
-            head.headers.insert(header::USER_AGENT, USER_AGENT);
-            // Whole, its last frame ends the stream: in parts, that takes a frame more.
-            let body = body.collect().await?.to_bytes();
-            let head = Request::from_parts(head, ());
-            let (mut answer, stream) = requests.send_request(head, body.is_empty())?;
-            let waiting = Waiting::new(traffic);
-            let mut sending = Sending { stream, body };
-            let answer = poll_fn(|cx| {
-                sending.advance(cx);
-                Pin::new(&mut answer).poll(cx)
-            });
-            let (mut head, stream) = answer.await?.into_parts();
-            details::remove_unreadable(&mut head.headers);
-            waiting.hears();
-            let body = Answer {
-                stream,
-                sending,
-                waiting,
-            };
-            Ok(Response::from_parts(head, body))
-        })
-    }
-}
-
-/// The body of an answer: data, then trailers. It may begin before the request is all sent.
-#[derive(Debug)]
-pub(super) struct Answer {
-    stream: RecvStream,
-    sending: Sending,
-    waiting: Waiting,
-}
-
-impl Body for Answer {
-    type Data = Bytes;
-    type Error = h2::Error;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, h2::Error>>> {
-        self.sending.advance(cx);
-        if let Some(data) = ready!(self.stream.poll_data(cx)) {
-            self.waiting.hears();
-            let read = data.and_then(|data| {
-                self.stream.flow_control().release_capacity(data.len())?;
-                Ok(Frame::data(data))
-            });
-            return Poll::Ready(Some(read));
-        }
-        let trailers = ready!(self.stream.poll_trailers(cx)).transpose();
-        Poll::Ready(trailers.map(|trailers| {
-            let mut trailers = trailers?;
-            details::remove_unreadable(&mut trailers);
-            Ok(Frame::trailers(trailers))
-        }))
     }
 }
 

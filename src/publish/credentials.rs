@@ -3,8 +3,7 @@
 use google_cloud_auth::credentials::{
     Builder, CacheableResource, Credentials as GoogleCredentials,
 };
-use tonic::codegen::http::Extensions;
-use tonic::metadata::MetadataMap;
+use tonic::codegen::http::{Extensions, HeaderMap};
 
 use super::Failure;
 use crate::error::{Code, Error, Result};
@@ -37,12 +36,12 @@ impl Credentials {
     }
 
     /// Headers for one call.
-    pub(super) async fn metadata(&self) -> Result<MetadataMap, Failure> {
+    pub(super) async fn headers(&self) -> Result<HeaderMap, Failure> {
         let Some(credentials) = &self.0 else {
-            return Ok(MetadataMap::new());
+            return Ok(HeaderMap::new());
         };
         match credentials.headers(Extensions::new()).await {
-            Ok(CacheableResource::New { data, .. }) => Ok(MetadataMap::from_headers(data)),
+            Ok(CacheableResource::New { data, .. }) => Ok(data),
             Ok(CacheableResource::NotModified) => {
                 Err(Failure::unknown("the credentials gave no token"))
             }

@@ -1,13 +1,14 @@
-//! Publishing: a thin unary `Publish` over tonic, one attempt at a time.
+//! Publishing: a thin unary `Publish`, one attempt at a time.
 //!
 //! Messages come encoded and go out as they are; a retry costs no second encoding. Which request
 //! goes when, and again, is decided by the lanes; what a failure means is one table in
 //! `failure`. Why not the official publisher: it keeps a task for each key it has ever seen,
 //! queues without bound and retries unseen (`docs/adr/0002-own-publish-call.md`).
 
+mod answer;
 mod backoff;
+mod body;
 mod channel;
-mod codec;
 mod connection;
 mod credentials;
 mod details;
@@ -22,9 +23,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use tonic::client::Grpc;
-use tonic::codegen::http::uri::PathAndQuery;
-use tonic::metadata::{AsciiMetadataValue, MetadataMap};
+use prost::Message;
+use tonic::codegen::http::{HeaderMap, HeaderValue};
 
 pub(crate) use backoff::Backoff;
 pub(crate) use endpoint::is_global;
@@ -34,19 +34,11 @@ pub(crate) use topics::Topics;
 
 use crate::error::{Code, Error, Result};
 use crate::settings::Settings;
+use body::Body;
 use channel::Channel;
-use codec::PublishCodec;
 use credentials::Credentials;
 
 const METHOD: &str = "/google.pubsub.v1.Publisher/Publish";
-
-/// A `PublishRequest` whose messages are encoded already.
-#[derive(Debug, Clone)]
-pub(crate) struct PublishRequest {
-    pub(crate) topic: Arc<str>,
-    /// Encoded `PubsubMessage`s, all with the same ordering key.
-    pub(crate) messages: Vec<Bytes>,
-}
 
 /// Connections to Pub/Sub, opened when first used and again after each break.
 #[derive(Debug, Clone)]
@@ -74,26 +66,27 @@ impl Publisher {
         })
     }
 
-    /// One attempt, which ends `publish_timeout_s` after `asked_at`. The ids stand in the order of
-    /// the messages. A process may stand still between the two, and the right to send may end
+    /// One attempt with encoded `PubsubMessage`s of one ordering key, which ends `publish_timeout_s`
+    /// after `asked_at`. The ids stand in the order of the messages. A process may stand still between the two, and the right to send may end
     /// meanwhile: what is overdue is not handed to the connection.
     ///
     /// # Errors
     /// A [`Failure`] with its class; unless it is of [`Class::Content`] or
     /// [`Class::Environment`], the messages may have been stored all the same.
-    pub(crate) async fn publish(
+    pub(crate) async fn publish<'a>(
         &self,
-        request: PublishRequest,
+        topic: &str,
+        messages: impl ExactSizeIterator<Item = &'a Bytes> + Clone,
         asked_at: Instant,
     ) -> Result<MessageIds, Failure> {
-        let sent = request.messages.len();
+        let sent = messages.len();
         let deadline = tokio::time::Instant::from_std(asked_at) + self.timeout;
         let ids = tokio::select! {
             biased;
             () = tokio::time::sleep_until(deadline) => {
                 return Err(Failure::unknown(format!("no answer in {:?}", self.timeout)));
             }
-            answer = self.attempt(request, deadline) => answer?,
+            answer = self.attempt(topic, messages, deadline) => answer?,
         };
         if ids.len() != sent {
             return Err(Failure::unknown(format!(
@@ -104,13 +97,14 @@ impl Publisher {
         Ok(ids)
     }
 
-    async fn attempt(
+    async fn attempt<'a>(
         &self,
-        request: PublishRequest,
+        topic: &str,
+        messages: impl Iterator<Item = &'a Bytes> + Clone,
         deadline: tokio::time::Instant,
     ) -> Result<MessageIds, Failure> {
-        let mut metadata = self.credentials.metadata().await?;
-        route(&request.topic, &mut metadata);
+        let mut headers = self.credentials.headers().await?;
+        route(topic, &mut headers);
         let channel = self.next.fetch_add(1, Ordering::Relaxed) % self.channels.len();
         let connection = self.channels[channel].connection().await;
         let connection = connection.map_err(|status| Failure::from_status(&status))?;
@@ -118,22 +112,20 @@ impl Publisher {
         if tokio::time::Instant::now() >= deadline {
             return Err(Failure::unknown(format!("not sent in {:?}", self.timeout)));
         }
-        let codec = PublishCodec::new(&request);
-        let mut call = tonic::Request::new(request);
-        *call.metadata_mut() = metadata;
-        let response = Grpc::new(connection)
-            .unary(call, PathAndQuery::from_static(METHOD), codec)
-            .await
-            .map_err(|status| Failure::from_status(&status))?;
-        Ok(response.into_inner())
+        // Not sooner: while no connection opens, messages are not to be in memory twice.
+        let body = Body::publish(topic, messages);
+        let answer = connection.unary(METHOD, headers, body).await;
+        let answer = answer.map_err(|status| Failure::from_status(&status))?;
+        MessageIds::decode(answer)
+            .map_err(|e| Failure::unknown(format!("the answer cannot be read: {e}")))
     }
 }
 
 /// Tells Google's front end which topic the request is for.
-fn route(topic: &str, metadata: &mut MetadataMap) {
+fn route(topic: &str, headers: &mut HeaderMap) {
     let value = format!("topic={}", topic.replace('/', "%2F"));
-    if let Ok(value) = AsciiMetadataValue::try_from(value) {
-        metadata.insert("x-goog-request-params", value);
+    if let Ok(value) = HeaderValue::try_from(value) {
+        headers.insert("x-goog-request-params", value);
     }
 }
 

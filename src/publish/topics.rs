@@ -3,16 +3,20 @@
 //! Over the same gRPC connections as `Publish`. Google's own client library speaks REST for these
 //! calls, which emulators need not offer.
 
-use googleapis_tonic_google_pubsub_v1::google::pubsub::v1::publisher_client::PublisherClient;
 use googleapis_tonic_google_pubsub_v1::google::pubsub::v1::{
-    GetTopicRequest, ListTopicSubscriptionsRequest, Topic,
+    GetTopicRequest, ListTopicSubscriptionsRequest, ListTopicSubscriptionsResponse, Topic,
 };
-use tonic::{Code as GrpcCode, Request, Status};
+use prost::Message;
+use tonic::{Code as GrpcCode, Status};
 
+use super::body::Body;
 use super::channel::Channel;
-use super::connection::Connection;
 use super::{Credentials, Publisher, failure::Failure};
-use crate::error::{Error, Result};
+use crate::error::Result;
+
+const CREATE: &str = "/google.pubsub.v1.Publisher/CreateTopic";
+const GET: &str = "/google.pubsub.v1.Publisher/GetTopic";
+const LIST_SUBSCRIPTIONS: &str = "/google.pubsub.v1.Publisher/ListTopicSubscriptions";
 
 /// Administers topics. Names are full throughout: `projects/P/topics/T`.
 #[derive(Debug, Clone)]
@@ -35,22 +39,17 @@ impl Topics {
     /// # Errors
     /// `pubsub-permission`, `pubsub-unreachable`.
     pub(crate) async fn create(&self, topic: &str) -> Result<()> {
-        let request = self
-            .request(
-                Topic {
-                    name: topic.into(),
-                    ..Topic::default()
-                },
-                topic,
-            )
-            .await?;
-        match self.client(topic).await?.create_topic(request).await {
+        let request = Topic {
+            name: topic.into(),
+            ..Topic::default()
+        };
+        match self.call::<Topic>(CREATE, &request).await {
             Ok(_) => {
                 tracing::info!(topic, "created the topic");
                 Ok(())
             }
-            Err(status) if status.code() == GrpcCode::AlreadyExists => Ok(()),
-            Err(status) => Err(error(&status, topic)),
+            Err(failure) if failure.grpc_code() == Some(GrpcCode::AlreadyExists) => Ok(()),
+            Err(failure) => Err(super::error(&failure, topic)),
         }
     }
 
@@ -59,18 +58,13 @@ impl Topics {
     /// # Errors
     /// `pubsub-permission`, `pubsub-unreachable`.
     pub(crate) async fn exists(&self, topic: &str) -> Result<bool> {
-        let request = self
-            .request(
-                GetTopicRequest {
-                    topic: topic.into(),
-                },
-                topic,
-            )
-            .await?;
-        match self.client(topic).await?.get_topic(request).await {
+        let request = GetTopicRequest {
+            topic: topic.into(),
+        };
+        match self.call::<Topic>(GET, &request).await {
             Ok(_) => Ok(true),
-            Err(status) if status.code() == GrpcCode::NotFound => Ok(false),
-            Err(status) => Err(error(&status, topic)),
+            Err(failure) if failure.grpc_code() == Some(GrpcCode::NotFound) => Ok(false),
+            Err(failure) => Err(super::error(&failure, topic)),
         }
     }
 
@@ -79,41 +73,29 @@ impl Topics {
     /// # Errors
     /// `topic-missing`, `pubsub-permission`, `pubsub-unreachable`.
     pub(crate) async fn has_subscription(&self, topic: &str) -> Result<bool> {
-        let message = ListTopicSubscriptionsRequest {
+        let request = ListTopicSubscriptionsRequest {
             topic: topic.into(),
             page_size: 1,
             ..ListTopicSubscriptionsRequest::default()
         };
-        let request = self.request(message, topic).await?;
-        match self
-            .client(topic)
-            .await?
-            .list_topic_subscriptions(request)
-            .await
-        {
-            Ok(page) => Ok(!page.into_inner().subscriptions.is_empty()),
-            Err(status) => Err(error(&status, topic)),
-        }
-    }
-
-    async fn client(&self, topic: &str) -> Result<PublisherClient<Connection>> {
-        let connection = self.channel.connection().await;
-        let connection = connection.map_err(|status| error(&status, topic))?;
-        Ok(PublisherClient::new(connection))
-    }
-
-    async fn request<T>(&self, message: T, topic: &str) -> Result<Request<T>> {
-        let metadata = self
-            .credentials
-            .metadata()
+        let page = self.call::<ListTopicSubscriptionsResponse>(LIST_SUBSCRIPTIONS, &request);
+        let page = page
             .await
             .map_err(|failure| super::error(&failure, topic))?;
-        let mut request = Request::new(message);
-        *request.metadata_mut() = metadata;
-        Ok(request)
+        Ok(!page.subscriptions.is_empty())
     }
-}
 
-fn error(status: &Status, topic: &str) -> Error {
-    super::error(&Failure::from_status(status), topic)
+    async fn call<A: Message + Default>(
+        &self,
+        method: &'static str,
+        request: &impl Message,
+    ) -> Result<A, Failure> {
+        let headers = self.credentials.headers().await?;
+        let call = async {
+            let connection = self.channel.connection().await?;
+            let answer = connection.unary(method, headers, Body::of(request)).await?;
+            A::decode(answer).map_err(|e| Status::internal(e.to_string()))
+        };
+        call.await.map_err(|status| Failure::from_status(&status))
+    }
 }

@@ -2,8 +2,8 @@
 //!
 //! A request costs about the same for one message as for a hundred. While live, every event goes
 //! at once; while the server sends transactions of long ago, lanes wait until they are worth a
-//! request, more of it would not make requests larger (`budget`), or the stream pauses. Both times
-//! compared are the server's.
+//! request, more of it would not make requests larger (`budget`), or the stream pauses. While reading
+//! is held up it cannot pause, and gets longer. Both times compared are the server's.
 
 use std::time::{Duration, Instant};
 
@@ -18,22 +18,34 @@ const BEHIND: Duration = Duration::from_secs(1);
 /// A stream that brings nothing for so long has been caught up with.
 const PAUSE: Duration = Duration::from_millis(5);
 
+/// So long lanes wait while nothing may be read: the records in the way are usually written sooner.
+const LONG_PAUSE: Duration = Duration::from_millis(250);
+
 #[derive(Debug, Default)]
 pub(super) struct Backlog {
-    /// When the last chunk came, while the stream is behind.
-    behind_since_chunk: Option<Instant>,
+    /// While the stream is behind, since when nothing came, or nothing was or could be read.
+    quiet_since: Option<Instant>,
+    is_held_up: bool,
 }
 
 impl Backlog {
     /// A chunk came that the server sent at `sent_at`, of a transaction of `committed`.
     pub(super) fn received(&mut self, sent_at: PgTimestamp, committed: PgTimestamp, now: Instant) {
         let behind = sent_at.micros_since(committed) > BEHIND.as_micros() as i64;
-        self.behind_since_chunk = behind.then_some(now);
+        self.quiet_since = behind.then_some(now);
+    }
+
+    /// Whether anything may be read, from `now` on.
+    pub(super) fn reads(&mut self, reads: bool, now: Instant) {
+        if self.is_held_up == reads {
+            self.is_held_up = !reads;
+            self.quiet_since = self.quiet_since.map(|_| now);
+        }
     }
 
     /// Which lanes to serve.
     pub(super) fn serve(&self, fills_requests: bool) -> Serve {
-        match self.behind_since_chunk {
+        match self.quiet_since {
             Some(_) if fills_requests => Serve::Worthwhile,
             Some(_) | None => Serve::All,
         }
@@ -41,12 +53,13 @@ impl Backlog {
 
     /// When the stream counts as caught up with, if nothing comes until then.
     pub(super) fn pause_ends(&self) -> Option<Instant> {
-        self.behind_since_chunk.map(|at| at + PAUSE)
+        let pause = if self.is_held_up { LONG_PAUSE } else { PAUSE };
+        self.quiet_since.map(|at| at + pause)
     }
 
     /// Nothing came until then.
     pub(super) fn paused(&mut self) {
-        self.behind_since_chunk = None;
+        self.quiet_since = None;
     }
 }
 
@@ -70,5 +83,21 @@ mod tests {
         assert_eq!(backlog.pause_ends(), Some(now + PAUSE));
         backlog.paused();
         assert_eq!(backlog.serve(true), Serve::All);
+    }
+
+    #[test]
+    fn a_stream_that_is_held_up_pauses_when_that_lasts_long() {
+        let (mut backlog, start) = (Backlog::default(), Instant::now());
+        let at = |ms| start + Duration::from_millis(ms);
+        backlog.reads(true, at(0));
+        backlog.received(second(100), second(10), at(0));
+        backlog.reads(false, at(3));
+        backlog.reads(false, at(100));
+        assert_eq!(backlog.pause_ends(), Some(at(3) + LONG_PAUSE));
+        backlog.reads(true, at(101));
+        assert_eq!(backlog.pause_ends(), Some(at(101) + PAUSE));
+        backlog.paused();
+        backlog.reads(false, at(200));
+        assert_eq!(backlog.pause_ends(), None, "it was not behind any more");
     }
 }

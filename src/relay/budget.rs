@@ -1,17 +1,18 @@
 //! Bytes of events in memory: one owner, one limit.
 //!
 //! An event weighs its message until Pub/Sub has stored it, and its record until the dispatch row
-//! is durable. When the budget is spent nothing more is read from PostgreSQL until what waits fits
-//! into half of it: in between there is time for full requests instead of a trickle of small ones.
-//! The records of what is delivered have to be down to an eighth by then. They are written all the
-//! while, but beside everything else that runs they fall behind, and would leave little room.
+//! is durable. When the budget is spent nothing more is read from PostgreSQL for a while. If it is
+//! messages that spend it, until what waits fits into half of it: in between there is time for full
+//! requests instead of a trickle of small ones. If it is the records of what is delivered, or they
+//! have a quarter of it, until an eighth is free and they are down to an eighth: their writer never
+//! has to wait for more, and lanes go on as before.
 //! Where hardly two messages share a lane, requests do not fill up, and go from half of it on.
 
-use crate::lanes::Event;
+use crate::lanes::{EVENT_OVERHEAD, Event};
 
 /// What a waiting event weighs beside its message: its place in a lane, its share of the lane's
-/// own memory, and its message in the buffers of the connection.
-const WAITING_OVERHEAD: usize = 300;
+/// own memory, and a small message once more in the buffers of the connection.
+const WAITING_OVERHEAD: usize = EVENT_OVERHEAD - RECORD;
 
 /// What a lane weighs: its key, its entry in the index, its queue. Where every event has a key of
 /// its own that is a quarter of all.
@@ -30,12 +31,19 @@ pub(super) struct Budget {
     lanes: usize,
     /// Events without their dispatch row.
     records: usize,
-    spent: bool,
+    spent: Option<By>,
+}
+
+/// What has spent it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum By {
+    Messages,
+    Records,
 }
 
 /// What an event weighs from its arrival until Pub/Sub has stored it.
 pub(super) fn weight(event: &Event) -> usize {
-    event.message.len() + WAITING_OVERHEAD + RECORD
+    event.message.len() + EVENT_OVERHEAD
 }
 
 impl Budget {
@@ -46,7 +54,7 @@ impl Budget {
             message_bytes: 0,
             lanes: 0,
             records: 0,
-            spent: false,
+            spent: None,
         }
     }
 
@@ -91,9 +99,16 @@ impl Budget {
     fn changed(&mut self) {
         let used = self.used();
         let to_record = self.records.saturating_sub(self.messages) * RECORD;
-        let waits = used - to_record;
-        let is_full = waits >= self.limit / 2 || to_record >= self.limit / 8;
-        self.spent = used >= self.limit || (self.spent && is_full);
+        let is_full = match self.spent {
+            None => used >= self.limit || to_record >= self.limit / 4,
+            Some(By::Messages) => used - to_record >= self.limit / 2 || to_record >= self.limit / 8,
+            Some(By::Records) => used >= self.limit - self.limit / 8 || to_record >= self.limit / 8,
+        };
+        let by = match self.undelivered() >= self.limit / 2 {
+            true => By::Messages,
+            false => self.spent.unwrap_or(By::Records),
+        };
+        self.spent = is_full.then_some(by);
     }
 
     pub(super) fn used(&self) -> usize {
@@ -119,12 +134,17 @@ impl Budget {
     /// have something already.
     pub(super) fn fills_requests(&self) -> bool {
         let shared = self.messages > self.lanes + self.lanes / 8;
-        !self.spent && (shared || self.undelivered() < self.limit / 2)
+        !self.is_spent_by_messages() && (shared || self.undelivered() < self.limit / 2)
+    }
+
+    /// Whether that is because of messages. Records are written soon, whatever lanes do.
+    pub(super) fn is_spent_by_messages(&self) -> bool {
+        self.spent == Some(By::Messages)
     }
 
     /// Whether nothing more may be read for now. One event may always come, however large.
     pub(super) fn is_spent(&self) -> bool {
-        self.spent
+        self.spent.is_some()
     }
 }
 
@@ -154,8 +174,31 @@ mod tests {
         assert!(budget.used() < budget.limit() / 2 && budget.is_spent());
         budget.give_back_records(2);
         assert!(!budget.is_spent());
-        (0..20).for_each(|_| budget.take_record());
+        (0..10).for_each(|_| budget.take_record());
         assert!(!budget.is_spent(), "it was not spent again");
+    }
+
+    #[test]
+    fn records_spend_it_with_a_quarter_until_they_have_an_eighth_and_lanes_fill_up_meanwhile() {
+        let mut budget = Budget::new(80 * RECORD);
+        (0..20).for_each(|_| budget.take_record());
+        assert!(budget.is_spent());
+        assert!(budget.fills_requests(), "messages have room");
+        budget.give_back_records(10);
+        assert!(budget.is_spent());
+        budget.give_back_records(1);
+        assert!(!budget.is_spent());
+    }
+
+    #[test]
+    fn messages_that_come_while_records_spend_it_spend_it_themselves() {
+        let mut budget = Budget::new(80 * RECORD);
+        (0..20).for_each(|_| budget.take_record());
+        assert!(budget.is_spent() && !budget.is_spent_by_messages());
+        budget.message_bytes = budget.limit;
+        budget.changed();
+        budget.give_back_records(20);
+        assert!(budget.is_spent_by_messages() && !budget.fills_requests());
     }
 
     #[test]
@@ -177,7 +220,7 @@ mod tests {
         budget.weigh_lanes(0);
         budget.records = 2 * budget.limit / 3 / RECORD;
         budget.changed();
-        budget.spent = false;
+        budget.spent = None;
         assert!(budget.fills_requests(), "records take nothing of it");
     }
 

@@ -25,7 +25,7 @@ use crate::error::{Code, Error, Result};
 use crate::lanes::{Event, EventRef, Lanes, Load, Request, Serve, Standing};
 use crate::map::{EventId, OrderingKey};
 use crate::metrics::{Kind, Metrics};
-use crate::publish::{self, Backoff, Class, Failure, MessageIds, PublishRequest, Publisher};
+use crate::publish::{self, Backoff, Class, Failure, MessageIds, Publisher};
 use crate::settings::{Dispatch, Settings};
 use crate::throttled_log::ThrottledLog;
 use crate::watermark::CommitLsn;
@@ -85,7 +85,7 @@ impl Delivery {
             settings.shard(),
         );
         Ok(Self {
-            lanes: Lanes::new(settings.in_flight_requests),
+            lanes: Lanes::new(settings.in_flight_requests, settings.in_flight_bytes),
             writer: Writer::start(
                 target,
                 &settings.slot,
@@ -150,7 +150,7 @@ impl Delivery {
         if !self.resolved.commits.is_empty() {
             return Ok(std::mem::take(&mut self.resolved.commits));
         }
-        if self.budget.is_spent() {
+        if self.budget.is_spent_by_messages() || !self.budget.has_room() {
             // What is held would keep it spent, whoever spent it.
             self.unhold();
         }
@@ -188,17 +188,9 @@ impl Delivery {
     pub(super) fn send_requests(&mut self, now: Instant, serve: Serve) {
         while let Some(request) = self.lanes.next_request(now, serve) {
             let publisher = self.publisher.clone();
-            let messages = request
-                .events
-                .iter()
-                .map(|event| event.message.clone())
-                .collect();
-            let call = PublishRequest {
-                topic: request.key.topic.clone(),
-                messages,
-            };
             self.publishing.spawn(async move {
-                let result = publisher.publish(call, now).await;
+                let messages = request.events.iter().map(|event| &event.message);
+                let result = publisher.publish(&request.key.topic, messages, now).await;
                 Answer { request, result }
             });
         }

@@ -70,6 +70,7 @@ impl Pipeline {
             self.measure();
             let takes_events = self.delivery.takes_events();
             let takes_chunks = takes_events && self.seam.is_none();
+            self.backlog.reads(takes_events, now);
             let (ended, chunks) = self.source.split();
             tokio::select! {
                 biased;

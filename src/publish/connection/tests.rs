@@ -2,16 +2,13 @@
 
 use std::time::Instant;
 
-use h2::server;
+use h2::{RecvStream, server};
+use prost::Message;
 use tokio::io::DuplexStream;
 use tokio::task::JoinHandle;
-use tonic::Status;
-use tonic::client::Grpc;
-use tonic::codegen::http::uri::PathAndQuery;
-use tonic::codegen::http::{HeaderMap, HeaderName};
+use tonic::codegen::http::{HeaderName, Response};
 
-use super::super::codec::PublishCodec;
-use super::super::{METHOD, MessageIds, PublishRequest};
+use super::super::{METHOD, MessageIds};
 use super::*;
 
 /// An answer with one id, `7`.
@@ -47,15 +44,9 @@ async fn closed(connection: &mut Connection) {
 }
 
 async fn publish_one(connection: Connection, message: Bytes) -> Result<MessageIds, Status> {
-    let request = PublishRequest {
-        topic: "projects/p/topics/t".into(),
-        messages: vec![message],
-    };
-    let codec = PublishCodec::new(&request);
-    let path = PathAndQuery::from_static(METHOD);
-    let mut grpc = Grpc::new(connection);
-    let answer = grpc.unary(tonic::Request::new(request), path, codec);
-    Ok(in_time(answer).await?.into_inner())
+    let body = Body::publish("projects/p/topics/t", [message].iter());
+    let answer = connection.unary(METHOD, HeaderMap::new(), body);
+    Ok(MessageIds::decode(in_time(answer).await?).unwrap())
 }
 
 /// The server goes on until its connection ends; it answers nothing by itself.
@@ -78,14 +69,14 @@ fn finish(mut body: SendStream<Bytes>) {
     body.send_trailers(HeaderMap::from_iter([status])).unwrap();
 }
 
-/// Reads a whole request, and says how long it is.
-async fn read(request: Request<RecvStream>) -> usize {
+/// Reads a whole request.
+async fn read(request: Request<RecvStream>) -> Vec<u8> {
     let mut body = request.into_body();
-    let mut bytes = 0;
+    let mut bytes = Vec::new();
     while let Some(data) = body.data().await {
-        let data = data.unwrap().len();
-        bytes += data;
-        body.flow_control().release_capacity(data).unwrap();
+        let data = data.unwrap();
+        bytes.extend_from_slice(&data);
+        body.flow_control().release_capacity(data.len()).unwrap();
     }
     bytes
 }
@@ -101,6 +92,7 @@ async fn a_message_leaves_with_the_end_of_its_stream_and_its_answer_is_read() {
     let headers = request.headers();
     assert_eq!(headers["user-agent"], USER_AGENT);
     assert_eq!(headers["content-type"], "application/grpc");
+    assert_eq!(headers["te"], "trailers");
     go_on(server);
     let mut body = request.into_body();
     let data = body.data().await.unwrap().unwrap();
@@ -160,6 +152,62 @@ async fn details_that_are_no_base64_say_nothing() {
     }
 }
 
+/// What comes of an answer with this HTTP code, all of whose data is [`ANSWER`], if any, and that
+/// has no status.
+async fn without_status(http: StatusCode, has_data: bool) -> Status {
+    let (connection, theirs) = connected().await;
+    let publishing = tokio::spawn(publish(connection));
+    let mut server = server::handshake(theirs).await.unwrap();
+    let (_, mut answer) = server.accept().await.unwrap().unwrap();
+    go_on(server);
+    let mut head = Response::new(());
+    *head.status_mut() = http;
+    let mut body = answer.send_response(head, !has_data).unwrap();
+    if has_data {
+        body.send_data(ANSWER.into(), true).unwrap();
+    }
+    publishing.await.unwrap().unwrap_err()
+}
+
+#[tokio::test]
+async fn an_answer_without_a_status_is_no_success_whatever_it_carries() {
+    for has_data in [true, false] {
+        for (http, code) in [
+            (StatusCode::OK, tonic::Code::Unknown),
+            (StatusCode::BAD_GATEWAY, tonic::Code::Unavailable),
+            (StatusCode::FORBIDDEN, tonic::Code::PermissionDenied),
+        ] {
+            let status = without_status(http, has_data).await;
+            assert_eq!(status.code(), code, "{http} {has_data}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn success_without_a_message_is_no_success() {
+    let (connection, theirs) = connected().await;
+    let publishing = tokio::spawn(publish(connection));
+    let mut server = server::handshake(theirs).await.unwrap();
+    let (_, mut answer) = server.accept().await.unwrap().unwrap();
+    go_on(server);
+    let mut head = Response::new(());
+    head.headers_mut().extend([header("grpc-status", "0")]);
+    answer.send_response(head, true).unwrap();
+    assert!(publishing.await.unwrap().is_err());
+}
+
+#[tokio::test]
+async fn a_request_that_the_server_gives_up_has_an_unknown_outcome() {
+    let (connection, theirs) = connected().await;
+    let publishing = tokio::spawn(publish(connection));
+    let mut server = server::handshake(theirs).await.unwrap();
+    let (_, mut answer) = server.accept().await.unwrap().unwrap();
+    go_on(server);
+    answer.send_reset(h2::Reason::REFUSED_STREAM);
+    let status = publishing.await.unwrap().unwrap_err();
+    assert_eq!(status.code(), tonic::Code::Unavailable);
+}
+
 #[tokio::test]
 async fn a_request_does_not_wait_for_a_dead_connection_for_ever() {
     let (mut connection, _theirs) = connected().await;
@@ -217,7 +265,7 @@ async fn what_the_server_has_no_room_for_waits_and_leaves_when_it_has() {
         while let Some(request) = server.accept().await {
             let (request, answer) = request.unwrap();
             tokio::spawn(async move {
-                assert!(read(request).await > 1 << 20);
+                assert!(read(request).await.len() > 1 << 20);
                 respond(answer);
             });
         }
@@ -227,6 +275,28 @@ async fn what_the_server_has_no_room_for_waits_and_leaves_when_it_has() {
     }
     drop(connection);
     serving.await.unwrap();
+}
+
+#[tokio::test]
+async fn messages_of_all_sizes_arrive_as_they_are_through_small_windows() {
+    let (connection, theirs) = connected().await;
+    let lengths = [10, 5_000, 20, 1 << 20, 4_095, 4_096, 17_000, 0, 30];
+    let messages: Vec<Bytes> = lengths.map(|len| vec![len as u8; len].into()).into();
+    let body = Body::publish("projects/p/topics/t", messages.iter());
+    let publishing =
+        tokio::spawn(async move { connection.unary(METHOD, HeaderMap::new(), body).await });
+    let mut server = server::Builder::new();
+    server
+        .initial_window_size(10_000)
+        .initial_connection_window_size(70_000);
+    let mut server = server.handshake::<_, Bytes>(theirs).await.unwrap();
+    let (request, answer) = server.accept().await.unwrap().unwrap();
+    go_on(server);
+    let bytes = in_time(read(request)).await;
+    respond(answer);
+    publishing.await.unwrap().unwrap();
+    let mut whole = Body::publish("projects/p/topics/t", messages.iter());
+    assert!(bytes == whole.copy_to_bytes(whole.remaining()));
 }
 
 #[tokio::test]
@@ -252,7 +322,7 @@ async fn an_answer_may_begin_before_all_is_sent() {
     go_on(server);
     let body = answer.send_response(Response::new(()), false).unwrap();
     tokio::time::sleep(Duration::from_millis(50)).await;
-    assert!(in_time(read(request)).await > 1 << 20);
+    assert!(in_time(read(request)).await.len() > 1 << 20);
     finish(body);
     assert_eq!(publishing.await.unwrap().unwrap().len(), 1);
 }

@@ -1,0 +1,145 @@
+//! What comes back for a request: one message of gRPC, or the status that says why not.
+//!
+//! Sources: gRPC over HTTP/2, "Responses"; its table of HTTP codes for answers without a status
+//! (`doc/http-grpc-status-mapping.md`).
+
+use bytes::{Buf, Bytes, BytesMut};
+use tonic::codegen::http::{HeaderMap, StatusCode};
+use tonic::{Code, Status};
+
+use super::body::GRPC_HEADER;
+use super::details;
+
+/// More than any answer takes: a thousand ids of messages are 24 KiB.
+const MOST_BYTES: usize = 4 << 20;
+
+/// The status that an answer carries in its headers or trailers, if any.
+pub(super) fn status(mut headers: HeaderMap) -> Option<Result<(), Status>> {
+    if headers.get(Status::GRPC_STATUS)? == "0" {
+        return Some(Ok(()));
+    }
+    details::remove_unreadable(&mut headers);
+    let status = Status::from_header_map(&headers)?;
+    Some(match status.code() {
+        Code::Ok => Ok(()),
+        _ => Err(status),
+    })
+}
+
+/// What an answer without a status means, which came from something between us and Pub/Sub.
+pub(super) fn without_status(http: StatusCode) -> Status {
+    let code = match http {
+        StatusCode::BAD_REQUEST => Code::Internal,
+        StatusCode::UNAUTHORIZED => Code::Unauthenticated,
+        StatusCode::FORBIDDEN => Code::PermissionDenied,
+        StatusCode::NOT_FOUND => Code::Unimplemented,
+        StatusCode::TOO_MANY_REQUESTS
+        | StatusCode::BAD_GATEWAY
+        | StatusCode::SERVICE_UNAVAILABLE
+        | StatusCode::GATEWAY_TIMEOUT => Code::Unavailable,
+        _ => Code::Unknown,
+    };
+    Status::new(
+        code,
+        format!("an answer without a gRPC status, HTTP {http}"),
+    )
+}
+
+/// The data of an answer as it comes.
+#[derive(Debug, Default)]
+pub(super) struct Data {
+    /// Nearly always all of it.
+    first: Bytes,
+    more: BytesMut,
+}
+
+impl Data {
+    pub(super) fn push(&mut self, data: Bytes) -> Result<(), Status> {
+        if self.first.is_empty() {
+            self.first = data;
+            return Ok(());
+        }
+        if self.more.is_empty() {
+            self.more.extend_from_slice(&self.first);
+        }
+        self.more.extend_from_slice(&data);
+        match self.more.len() <= MOST_BYTES {
+            true => Ok(()),
+            false => Err(Status::internal("an answer without end")),
+        }
+    }
+
+    /// The one message in it.
+    pub(super) fn into_message(self) -> Result<Bytes, Status> {
+        let mut data = match self.more.is_empty() {
+            true => self.first,
+            false => self.more.freeze(),
+        };
+        if data.len() < GRPC_HEADER {
+            return Err(Status::internal("an answer without a message"));
+        }
+        let compressed = data.get_u8();
+        let bytes = data.get_u32() as usize;
+        if compressed != 0 || bytes != data.len() {
+            let what = "an answer that is compressed, or no single message";
+            return Err(Status::internal(what));
+        }
+        Ok(data)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ANSWER: &[u8] = b"\0\0\0\0\x03abc";
+
+    fn message(parts: &[&'static [u8]]) -> Result<Bytes, Code> {
+        let mut data = Data::default();
+        for part in parts {
+            data.push(Bytes::from_static(part)).unwrap();
+        }
+        data.into_message().map_err(|status| status.code())
+    }
+
+    #[test]
+    fn a_message_is_read_in_however_many_parts_it_comes() {
+        assert_eq!(message(&[ANSWER]).unwrap(), "abc");
+        assert_eq!(
+            message(&[&ANSWER[..2], &ANSWER[2..7], &ANSWER[7..]]).unwrap(),
+            "abc"
+        );
+    }
+
+    #[test]
+    fn what_is_no_single_message_has_an_unknown_outcome() {
+        let truncated = &ANSWER[..7];
+        let compressed: &[u8] = b"\x01\0\0\0\x03abc";
+        for parts in [&[][..], &[truncated], &[compressed], &[ANSWER, ANSWER]] {
+            assert_eq!(message(parts), Err(Code::Internal), "{parts:?}");
+        }
+    }
+
+    #[test]
+    fn an_answer_without_end_is_not_read_to_its_end() {
+        let mut data = Data::default();
+        let part = Bytes::from_static(&[0; 1 << 20]);
+        let taken = (0..100).take_while(|_| data.push(part.clone()).is_ok());
+        assert!(taken.count() <= 5);
+    }
+
+    #[test]
+    fn what_a_proxy_answers_is_retried_unless_it_tells_of_a_missing_right() {
+        use super::super::failure::{Class, Failure};
+        let class = |http: u16| {
+            let status = without_status(StatusCode::from_u16(http).unwrap());
+            Failure::from_status(&status).class
+        };
+        for http in [200, 204, 302, 400, 408, 429, 500, 502, 503, 504] {
+            assert_eq!(class(http), Class::UnknownOutcome, "{http}");
+        }
+        for http in [401, 403, 404] {
+            assert_eq!(class(http), Class::Environment, "{http}");
+        }
+    }
+}
