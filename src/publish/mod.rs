@@ -67,8 +67,9 @@ impl Publisher {
     }
 
     /// One attempt with encoded `PubsubMessage`s of one ordering key, which ends `publish_timeout_s`
-    /// after `asked_at`. The ids stand in the order of the messages. A process may stand still between the two, and the right to send may end
-    /// meanwhile: what is overdue is not handed to the connection.
+    /// after `asked_at`. The ids stand in the order of the messages. A process may stand still between
+    /// the two, and the right to send may end meanwhile: what is overdue is not handed to the
+    /// connection.
     ///
     /// # Errors
     /// A [`Failure`] with its class; unless it is of [`Class::Content`] or

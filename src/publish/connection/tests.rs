@@ -54,6 +54,19 @@ fn go_on(mut server: server::Connection<DuplexStream, Bytes>) -> JoinHandle<()> 
     tokio::spawn(async move { while server.accept().await.is_some() {} })
 }
 
+/// A request on its way, and where the server may answer it.
+async fn asked() -> (
+    JoinHandle<Result<MessageIds, Status>>,
+    server::SendResponse<Bytes>,
+) {
+    let (connection, theirs) = connected().await;
+    let publishing = tokio::spawn(publish(connection));
+    let mut server = server::handshake(theirs).await.unwrap();
+    let (_, answer) = server.accept().await.unwrap().unwrap();
+    go_on(server);
+    (publishing, answer)
+}
+
 fn header(name: &str, value: &'static str) -> (HeaderName, HeaderValue) {
     (name.parse().unwrap(), HeaderValue::from_static(value))
 }
@@ -121,11 +134,7 @@ async fn a_server_that_is_about_to_close_answers_what_it_has_and_gets_nothing_mo
 
 /// What comes of an answer with such details, in its headers or in its trailers.
 async fn refused(details: &'static str, in_trailers: bool) -> Status {
-    let (connection, theirs) = connected().await;
-    let publishing = tokio::spawn(publish(connection));
-    let mut server = server::handshake(theirs).await.unwrap();
-    let (_, mut answer) = server.accept().await.unwrap().unwrap();
-    go_on(server);
+    let (publishing, mut answer) = asked().await;
     let status = [
         header("grpc-status", "3"),
         header("grpc-status-details-bin", details),
@@ -155,11 +164,7 @@ async fn details_that_are_no_base64_say_nothing() {
 /// What comes of an answer with this HTTP code, all of whose data is [`ANSWER`], if any, and that
 /// has no status.
 async fn without_status(http: StatusCode, has_data: bool) -> Status {
-    let (connection, theirs) = connected().await;
-    let publishing = tokio::spawn(publish(connection));
-    let mut server = server::handshake(theirs).await.unwrap();
-    let (_, mut answer) = server.accept().await.unwrap().unwrap();
-    go_on(server);
+    let (publishing, mut answer) = asked().await;
     let mut head = Response::new(());
     *head.status_mut() = http;
     let mut body = answer.send_response(head, !has_data).unwrap();
@@ -185,11 +190,7 @@ async fn an_answer_without_a_status_is_no_success_whatever_it_carries() {
 
 #[tokio::test]
 async fn success_without_a_message_is_no_success() {
-    let (connection, theirs) = connected().await;
-    let publishing = tokio::spawn(publish(connection));
-    let mut server = server::handshake(theirs).await.unwrap();
-    let (_, mut answer) = server.accept().await.unwrap().unwrap();
-    go_on(server);
+    let (publishing, mut answer) = asked().await;
     let mut head = Response::new(());
     head.headers_mut().extend([header("grpc-status", "0")]);
     answer.send_response(head, true).unwrap();
@@ -198,11 +199,7 @@ async fn success_without_a_message_is_no_success() {
 
 #[tokio::test]
 async fn a_request_that_the_server_gives_up_has_an_unknown_outcome() {
-    let (connection, theirs) = connected().await;
-    let publishing = tokio::spawn(publish(connection));
-    let mut server = server::handshake(theirs).await.unwrap();
-    let (_, mut answer) = server.accept().await.unwrap().unwrap();
-    go_on(server);
+    let (publishing, mut answer) = asked().await;
     answer.send_reset(h2::Reason::REFUSED_STREAM);
     let status = publishing.await.unwrap().unwrap_err();
     assert_eq!(status.code(), tonic::Code::Unavailable);

@@ -161,7 +161,8 @@ pub(crate) fn run(args: &BenchArgs) -> Result<(), String> {
             .collect();
     }
     if measurements.is_empty() {
-        return Err("no scenario has such a name; --list tells them".into());
+        let why = "no scenario has such a name, or it is no drain of the relay for --against; --list tells them";
+        return Err(why.into());
     }
     if args.list {
         for measurement in &measurements {
