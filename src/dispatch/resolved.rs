@@ -15,8 +15,11 @@ const SELECT: &str = "SELECT resolved_xid, exceptions_xid FROM outbox.relay WHER
 /// The transaction that inserted a row of `alias`, with its epoch: none is ahead of the next one,
 /// nor 2^32 behind.
 pub(crate) fn row_xid(alias: &str) -> String {
-    const NEXT: &str = "(select pg_catalog.pg_snapshot_xmax(pg_catalog.pg_current_snapshot())\
-                        ::text::bigint)";
+    // In the snapshot that a new slot exports `xmax` may be below `xmin`, and below rows that it shows:
+    // those of subtransactions whose transaction was the first that the slot had to wait for
+    // (`SnapBuildCommitTxn`).
+    const NEXT: &str = "(select greatest(pg_catalog.pg_snapshot_xmin(s), pg_catalog.pg_snapshot_xmax(s))\
+                        ::text::bigint from pg_catalog.pg_current_snapshot() s)";
     format!(
         "({NEXT} - (({NEXT} - {alias}.xmin::text::bigint) % 4294967296 + 4294967296) % 4294967296)"
     )
