@@ -1,6 +1,7 @@
 //! A scenario: both sides drain their backlogs by turns, and the medians make a line.
 
 use super::backlog::Backlog;
+use super::cores::Cores;
 use super::database::Database;
 use super::drain::drain;
 use super::report::Line;
@@ -50,14 +51,15 @@ impl Stock {
         self.loaded.retain(|l| needed.contains(&l.backlog));
     }
 
-    async fn drain(&self, side: &Side) -> Result<Sample, String> {
+    async fn drain(&self, side: &Side, cores: Cores) -> Result<Sample, String> {
         let loaded = self.find(&side.backlog);
         let Loaded {
             backlog,
             database,
             end,
         } = loaded.expect("invariant: it was loaded");
-        drain(side.contestant, database, backlog, end).await
+        cores.settle(database).await?;
+        drain(side.contestant, database, backlog, end, cores).await
     }
 }
 
@@ -69,15 +71,16 @@ pub(super) async fn compare(
 ) -> Result<Line, String> {
     stock.load(scenario.baseline.backlog).await?;
     stock.load(scenario.ours.backlog).await?;
+    let cores = scenario.cores;
     let (mut baseline, mut ours) = (Vec::new(), Vec::new());
     for run in 1..=runs {
         // Who goes first changes, so that what grows or cools down meets both alike.
         if run % 2 == 1 {
-            baseline.push(stock.drain(&scenario.baseline).await?);
-            ours.push(stock.drain(&scenario.ours).await?);
+            baseline.push(stock.drain(&scenario.baseline, cores).await?);
+            ours.push(stock.drain(&scenario.ours, cores).await?);
         } else {
-            ours.push(stock.drain(&scenario.ours).await?);
-            baseline.push(stock.drain(&scenario.baseline).await?);
+            ours.push(stock.drain(&scenario.ours, cores).await?);
+            baseline.push(stock.drain(&scenario.baseline, cores).await?);
         }
         if let (Some(theirs), Some(our)) = (baseline.last(), ours.last()) {
             eprintln!(

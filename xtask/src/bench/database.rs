@@ -132,6 +132,15 @@ impl Database {
         Ok(end)
     }
 
+    /// The processes of the server.
+    pub(super) async fn pids(&self) -> Result<Vec<u32>, String> {
+        let pids = "SELECT coalesce(array_agg(pid), '{}') FROM pg_stat_activity";
+        let row = self.client.query_one(pids, &[]).await;
+        let pids: Vec<i32> = row.map_err(|e| format!("{e:?}"))?.get(0);
+        let pids = pids.into_iter().filter_map(|pid| u32::try_from(pid).ok());
+        Ok(self.server.pid().into_iter().chain(pids).collect())
+    }
+
     pub(crate) async fn wal_position(&self) -> Result<String, String> {
         self.text("SELECT pg_current_wal_lsn()::text").await
     }

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use super::backlog::Backlog;
 use super::contestant::Contestant;
+use super::cores::Cores;
 use super::database::Database;
 use super::peers::{Emulator, Told};
 use super::sample::Sample;
@@ -28,17 +29,18 @@ pub(super) async fn drain(
     database: &Database,
     backlog: &Backlog,
     end: &str,
+    cores: Cores,
 ) -> Result<Sample, String> {
     let slots = contestant.slots();
     database.prepare_drain(slots).await?;
     let mut emulator = match contestant.emulator_delay_ms() {
-        Some(delay_ms) => Some(Emulator::start(delay_ms, false)?),
+        Some(delay_ms) => Some(Emulator::start(delay_ms, false, cores)?),
         None => None,
     };
     let mut emulator_cpu = 0.0;
     let host = emulator.as_ref().map_or("127.0.0.1:1", |e| &e.host);
     let began = Instant::now();
-    let mut programs = start(contestant, database, backlog, end, host)?;
+    let mut programs = start(contestant, database, backlog, end, host, cores)?;
     let mut spent: Vec<Spent> = slots.iter().map(|_| Spent::default()).collect();
     let mut streams_since = None;
     let over = loop {
@@ -100,10 +102,11 @@ fn start(
     backlog: &Backlog,
     end: &str,
     host: &str,
+    cores: Cores,
 ) -> Result<Vec<Running>, String> {
     let start = |nth| {
-        let mut command = contestant.command(nth, database, end, host, backlog)?;
-        process::start(&mut command)
+        let command = contestant.command(nth, database, end, host, backlog)?;
+        process::start(&mut cores.of_program(command)?)
     };
     (0..contestant.slots().len()).map(start).collect()
 }

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use serde_json::json;
 
 use super::contestant::SLOT;
+use super::cores::Cores;
 use super::database::Database;
 use super::peers::Emulator;
 use super::report::{Aim, Line};
@@ -103,7 +104,7 @@ async fn with_relay(
     length: Duration,
     rest: Duration,
 ) -> Result<Window, String> {
-    let emulator = Emulator::start(0, false)?;
+    let emulator = Emulator::start(0, false, Cores::Shared)?;
     let mut relay = process::relay(&process::binary(), &database.url(), &emulator.host)?;
     come_to_rest(database, rest).await?;
     if database.look(SLOT, "0/0").await?.walsender.is_none() {

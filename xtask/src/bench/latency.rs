@@ -12,6 +12,7 @@ use serde_json::json;
 use tokio_postgres::Client;
 
 use super::contestant::SLOT;
+use super::cores::Cores;
 use super::database::Database;
 use super::output::Output;
 use super::peers::Emulator;
@@ -142,7 +143,7 @@ async fn recvlogical(
 async fn relay(database: &Database, rate: u64, rows: std::ops::Range<u64>) -> Result<Run, String> {
     database.forget().await?;
     database.new_slot(SLOT).await?;
-    let emulator = Emulator::start(0, true)?;
+    let emulator = Emulator::start(0, true, Cores::Shared)?;
     let mut relay = process::relay(&process::binary(), &database.url(), &emulator.host)?;
     wait_until_streaming(database).await?;
     let written_per_second = write(database, rate, rows.clone()).await?;

@@ -11,6 +11,7 @@
 pub(crate) mod backlog;
 mod compare;
 mod contestant;
+mod cores;
 pub(crate) mod database;
 mod drain;
 mod idle;

@@ -7,6 +7,7 @@ use std::process::{ChildStdout, Command, Stdio};
 
 use serde::Deserialize;
 
+use super::cores::Cores;
 use crate::process::{self, Running, TOPIC, Usage};
 use crate::step;
 
@@ -31,14 +32,14 @@ pub(super) struct Told {
 }
 
 impl Emulator {
-    pub(super) fn start(delay_ms: u64, arrivals: bool) -> Result<Self, String> {
+    pub(super) fn start(delay_ms: u64, arrivals: bool, cores: Cores) -> Result<Self, String> {
         let mut command = Command::new(binary());
         command
             .args(["emulator", "--topic", TOPIC])
             .args(["--delay-ms", &delay_ms.to_string()])
-            .args(arrivals.then_some("--arrivals"))
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped());
+            .args(arrivals.then_some("--arrivals"));
+        let mut command = cores.of_program(command)?;
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut running = process::start(&mut command)?;
         let stdout = running.0.stdout.take();
         let mut said = BufReader::new(stdout.expect("invariant: the output is a pipe"));

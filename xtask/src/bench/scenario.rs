@@ -4,6 +4,7 @@ use std::path::Path;
 
 use super::backlog::Backlog;
 use super::contestant::{Build, Contestant, DISPATCH, Link};
+use super::cores::Cores;
 use super::report::Aim;
 
 const ROW: Option<u64> = Some(1);
@@ -19,6 +20,7 @@ pub(super) struct Scenario {
     pub(super) baseline: Side,
     pub(super) ours: Side,
     pub(super) unit: Unit,
+    pub(super) cores: Cores,
     pub(super) aim: Aim,
     /// How much CPU we may use at most, as a share of the baseline's.
     pub(super) cpu_aim: Option<f64>,
@@ -102,6 +104,7 @@ fn scenario(
         baseline: side(baseline),
         ours: side(ours),
         unit: Unit::Events,
+        cores: Cores::Shared,
         aim,
         cpu_aim: None,
         needs: None,
@@ -170,7 +173,11 @@ fn delivering(events: u64, all: &mut Vec<Scenario>) {
 fn many_keys(events: u64, all: &mut Vec<Scenario>) {
     let own = Backlog::new(events, ROW, OWN_KEYS);
     let least = Aim::RatioAtLeast(0.90);
-    for (name, delay_ms) in [("own-keys", 0), ("own-keys-after-20-ms", 20)] {
+    for (name, delay_ms, cores, aim) in [
+        ("own-keys", 0, Cores::Shared, Aim::None),
+        ("own-keys-database-apart", 0, Cores::DatabaseApart, least),
+        ("own-keys-after-20-ms", 20, Cores::Shared, least),
+    ] {
         let bare = Contestant::Bare { delay_ms };
         let relay = Contestant::Relay {
             setting: None,
@@ -179,7 +186,8 @@ fn many_keys(events: u64, all: &mut Vec<Scenario>) {
         };
         all.push(Scenario {
             unit: Unit::Requests,
-            ..scenario(name, own, bare, relay, least)
+            cores,
+            ..scenario(name, own, bare, relay, aim)
         });
     }
     let bucketed = Contestant::Relay {

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use serde_json::json;
 
 use super::contestant::{self, SLOT};
+use super::cores::Cores;
 use super::database::Database;
 use super::peers::Emulator;
 use super::report::{Aim, Line};
@@ -27,7 +28,7 @@ const SIZE_AIM_MB: f64 = 20.0;
 /// A line for each of the two.
 pub(super) async fn measure(runs: u32) -> Result<Vec<Line>, String> {
     let database = Database::start(&process::binary()).await?;
-    let emulator = Emulator::start(0, false)?;
+    let emulator = Emulator::start(0, false, Cores::Shared)?;
     let (mut baseline, mut ours) = (Vec::new(), Vec::new());
     for run in 1..=runs {
         database.new_slot(SLOT).await?;
