@@ -1,8 +1,8 @@
 //! What the hot path costs per event, part by part: decoder, mapping, lanes, watermark.
 //!
-//! `cargo bench --bench hot_path` prints nanoseconds. With the name of a part and a number of
-//! rounds it runs that part so often and says nothing: `cargo xtask instructions` counts what that
-//! takes, which tells a slower change from a busy machine. A round is 1,000 events.
+//! `cargo bench --bench hot_path` prints times of a round, which is 1,000 events. With the name of a
+//! part and a number of rounds it runs that part so often and says nothing: `cargo xtask instructions`
+//! counts what that takes, which tells a slower change from a busy machine.
 //!
 //! Not here: the whole, with PostgreSQL and Pub/Sub. `cargo xtask bench` has that.
 
@@ -15,6 +15,8 @@ use decoder::frame::{Frame, decode_frame};
 use decoder::{
     Lsn, Message, Oid, OwnedColumn, OwnedRelation, PgTimestamp, ReplicaIdentity, decode,
 };
+use divan::Bencher;
+use divan::counter::ItemsCount;
 use postrider::lanes::{Event, EventRef, Lanes, Serve};
 use postrider::map::{EventId, EventPosition, Mapper, OrderingKey, TableSettings};
 use postrider::watermark::{CommitLsn, Confirmable, Watermark};
@@ -24,9 +26,6 @@ const EVENTS: u32 = 1_000;
 
 /// Ordering keys among them.
 const KEYS: u32 = 50;
-
-/// Rounds of a run that is timed.
-const TIMED_ROUNDS: u32 = 200;
 
 /// A part: its name, and what makes the code of one round.
 type Part = (&'static str, fn() -> Box<dyn FnMut()>);
@@ -46,7 +45,7 @@ fn main() {
         .find(|(name, _)| arguments.first().is_some_and(|a| a == name));
     match (wanted, rounds) {
         (Some((_, part)), Some(rounds)) => repeat(&mut part(), rounds),
-        (Some(_) | None, _) => PARTS.iter().for_each(time),
+        (Some(_) | None, _) => divan::main(),
     }
 }
 
@@ -56,13 +55,11 @@ fn repeat(round: &mut Box<dyn FnMut()>, rounds: u32) {
     }
 }
 
-fn time((name, part): &Part) {
-    let mut round = part();
-    repeat(&mut round, TIMED_ROUNDS / 10);
-    let began = Instant::now();
-    repeat(&mut round, TIMED_ROUNDS);
-    let nanos = began.elapsed().as_nanos() as f64 / f64::from(TIMED_ROUNDS * EVENTS);
-    println!("{name:<10} {nanos:>8.1} ns per event");
+#[divan::bench(args = PARTS.map(|(name, _)| name))]
+fn round(bencher: Bencher<'_, '_>, wanted: &str) {
+    let part = PARTS.iter().find(|(name, _)| *name == wanted);
+    let (_, part) = part.expect("invariant: the arguments are the names");
+    bencher.counter(ItemsCount::new(EVENTS)).bench_local(part());
 }
 
 const COLUMNS: [(&str, u32); 9] = [

@@ -12,6 +12,7 @@
 pub(crate) mod blocked;
 pub(crate) mod loss;
 mod rewritten;
+mod snapshot;
 pub(crate) mod unrecorded;
 
 use std::sync::Arc;
@@ -47,9 +48,6 @@ const CREATE_LIMIT: Duration = Duration::from_secs(300);
 
 /// What holds it up is named every so often.
 const BLOCKERS_NAMED_AFTER: Duration = Duration::from_secs(15);
-
-/// Reading waits for Pub/Sub, which may be away for long.
-const NO_TIMEOUT: Duration = Duration::ZERO;
 
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -126,7 +124,7 @@ pub(super) async fn new_slot(
     let Some(created) = created else {
         return Err(blocked(sql, slot, CREATE_LIMIT).await?);
     };
-    let snapshot = import(target, &created.snapshot).await?;
+    let snapshot = snapshot::import(sql, target, &created.snapshot).await?;
     Ok(NewSlot {
         consistent_point: created.consistent_point,
         snapshot,
@@ -146,22 +144,6 @@ async fn blocked(sql: &Sql, slot: &SlotName, waited: Duration) -> Result<Error> 
         blockers,
     };
     Ok(blocked.into())
-}
-
-async fn import(target: &Target, snapshot: &str) -> Result<PatientSql> {
-    let sql = PatientSql::open(target, "postrider recovery", NO_TIMEOUT).await?;
-    let snapshot = slot_manager::quoted_literal(snapshot);
-    let statement = format!(
-        "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SET TRANSACTION SNAPSHOT {snapshot}"
-    );
-    let imported = sql.answer(sql.batch_execute(&statement)).await;
-    // The session that exports it may have been ended: the next attempt makes a new one.
-    imported.map_err(|error| {
-        Error::new(Code::SlotBusy, "the snapshot of the new slot is gone")
-            .caused_by(error)
-            .hint("no action needed: the relay makes the slot anew")
-    })?;
-    Ok(sql)
 }
 
 /// The seam between the tables and the stream: while it is there, nothing of the stream is taken.

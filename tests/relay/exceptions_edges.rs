@@ -98,59 +98,6 @@ async fn a_slot_that_is_made_anew_while_a_session_ends_is_not_vouched_for() {
     assert_whole_and_in_order(&database, &emulator, &relay).await;
 }
 
-/// A new slot first waits for the transactions that run, then for those that began meanwhile. Rows of
-/// subtransactions that began after it are in its snapshot, above the `xmax` of that.
-#[tokio::test(flavor = "multi_thread")]
-async fn rows_of_subtransactions_that_a_new_slot_has_waited_for_are_delivered() {
-    let database = Database::private().await;
-    let emulator = harness::emulator().await;
-    let relay = start(&database, &emulator);
-    insert(&database, 1, 50).await;
-    wait_until_delivered(&database, &emulator, &relay).await;
-    relay.stop().await;
-    database.drop_slot().await;
-    let begin = async || {
-        let client = harness::connect(&database.url).await;
-        client.batch_execute("BEGIN").await.unwrap();
-        let asking = client.query_one("SELECT pg_current_xact_id()::xid::text", &[]);
-        let xid: String = asking.await.unwrap().get(0);
-        (client, xid)
-    };
-    let wait_until_waited_for = async |xid: &str| {
-        let waiting = format!(
-            "SELECT count(*) FROM pg_locks JOIN pg_stat_activity USING (pid) \
-             WHERE backend_type = 'walsender' AND NOT granted AND transactionid::text = '{xid}'"
-        );
-        eventually("the new slot waits for the transaction", || async {
-            (database.number(&waiting).await == 1).then_some(())
-        })
-        .await;
-    };
-    let (first, first_xid) = begin().await;
-    let relay = start(&database, &emulator);
-    wait_until_waited_for(&first_xid).await;
-    let rows: String = (1..=3)
-        .map(|n| {
-            format!(
-                "SAVEPOINT s; INSERT INTO outbox.events (aggregatetype, aggregateid, event_type, \
-                     version, payload, occurred_at) \
-                 VALUES ('order', 'sub', 'OrderPlaced', {n}, '{{}}', clock_timestamp()); \
-                 RELEASE s;"
-            )
-        })
-        .collect();
-    first.batch_execute(&rows).await.unwrap();
-    let (second, second_xid) = begin().await;
-    first.batch_execute("COMMIT").await.unwrap();
-    wait_until_waited_for(&second_xid).await;
-    let (third, _) = begin().await;
-    second.batch_execute("ROLLBACK").await.unwrap();
-    relay.wait_for_log("recovered").await;
-    third.batch_execute("ROLLBACK").await.unwrap();
-    wait_until_delivered(&database, &emulator, &relay).await;
-    assert_whole_and_in_order(&database, &emulator, &relay).await;
-}
-
 /// Whatever order its aggregates have.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_shares_an_ordering_key_with_a_blocked_event_waits_behind_it_after_a_lost_slot() {

@@ -20,6 +20,7 @@ mod identifiers;
 mod load;
 mod lost_answers;
 mod mapping;
+mod new_snapshot;
 mod outage;
 mod passfile;
 mod postgres_events;
