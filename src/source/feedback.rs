@@ -13,6 +13,11 @@ use super::lease::{Lease, Words};
 /// How long a new confirmed position may wait for its status message.
 pub(super) const STATUS_INTERVAL: Duration = Duration::from_millis(50);
 
+/// A server that says nothing for so long has nothing to be told of soon; then there is time for a look
+/// now and then alone.
+const QUIET_AFTER: Duration = Duration::from_secs(1);
+const QUIET_INTERVAL: Duration = Duration::from_millis(250);
+
 /// How often a write shows whether the connection still stands while the reader is held back and
 /// cannot hear the server.
 const PROBE_INTERVAL: Duration = Duration::from_millis(250);
@@ -113,6 +118,13 @@ impl Feedback {
         Due::Nothing
     }
 
+    /// How long nothing has to be looked at but what the server says; `None` is a
+    /// [`STATUS_INTERVAL`].
+    pub(super) fn rests_for(&self, now: Instant) -> Option<Duration> {
+        let silent = now.saturating_duration_since(self.heard_at);
+        (silent >= QUIET_AFTER).then_some(QUIET_INTERVAL.min(self.eighth))
+    }
+
     /// A status message with `confirmed` went out.
     pub(super) fn sent(&mut self, now: Instant, confirmed: Lsn) {
         self.sent_at = now;
@@ -150,6 +162,18 @@ mod tests {
             feedback.due(at(start, 1.0), Lsn::new(9), Reading::Open),
             Due::Nothing
         );
+    }
+
+    #[test]
+    fn an_idle_session_looks_up_seldom_until_something_comes() {
+        let start = Instant::now();
+        let mut feedback = Feedback::new(TIMEOUT, Lsn::new(5), start);
+        assert_eq!(feedback.rests_for(at(start, 0.9)), None);
+        assert_eq!(feedback.rests_for(at(start, 1.0)), Some(QUIET_INTERVAL));
+        feedback.heard(Words::default(), at(start, 2.0));
+        assert_eq!(feedback.rests_for(at(start, 2.1)), None);
+        let short = Feedback::new(Duration::from_secs(1), Lsn::new(5), start);
+        assert_eq!(short.rests_for(at(start, 1.0)), Some(short.eighth));
     }
 
     #[test]

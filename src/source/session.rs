@@ -124,7 +124,11 @@ impl Session {
             tokio::select! {
                 biased;
                 _ = &mut close => return self.close().await,
-                _ = tick.tick() => {}
+                _ = tick.tick() => {
+                    if let Some(rest) = self.feedback.rests_for(Instant::now()) {
+                        tick.reset_after(rest);
+                    }
+                }
                 permit = chunks.reserve(), if held_back => {
                     let Ok(permit) = permit else { return self.close().await };
                     permit.send(self.waiting.take().expect("invariant: a chunk waits"));

@@ -129,7 +129,7 @@ async fn recvlogical(
     rate: u64,
     rows: std::ops::Range<u64>,
 ) -> Result<Run, String> {
-    database.new_slot(SLOT).await?;
+    begin_anew(database).await?;
     let mut output = Output::start(&database.url())?;
     wait_until_streaming(database).await?;
     let written_per_second = write(database, rate, rows.clone()).await?;
@@ -141,8 +141,7 @@ async fn recvlogical(
 }
 
 async fn relay(database: &Database, rate: u64, rows: std::ops::Range<u64>) -> Result<Run, String> {
-    database.forget().await?;
-    database.new_slot(SLOT).await?;
+    begin_anew(database).await?;
     let emulator = Emulator::start(0, true, Cores::Shared)?;
     let mut relay = process::relay(&process::binary(), &database.url(), &emulator.host)?;
     wait_until_streaming(database).await?;
@@ -159,6 +158,17 @@ async fn relay(database: &Database, rate: u64, rows: std::ops::Range<u64>) -> Re
     let arrivals = emulator.finish()?.arrivals;
     drop(relay);
     finish(database, rows, rate, &arrivals, written_per_second).await
+}
+
+/// Both sides begin with empty tables: a first start has a record to write for each row that it finds,
+/// which is not what is measured.
+async fn begin_anew(database: &Database) -> Result<(), String> {
+    // A trigger keeps it from being emptied by mistake.
+    const EMPTY: &str = "SET session_replication_role = replica; TRUNCATE outbox.events; \
+                         RESET session_replication_role";
+    database.execute(EMPTY).await?;
+    database.forget().await?;
+    database.new_slot(SLOT).await
 }
 
 async fn wait_until_streaming(database: &Database) -> Result<(), String> {
