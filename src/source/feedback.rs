@@ -120,9 +120,11 @@ impl Feedback {
 
     /// How long nothing has to be looked at but what the server says; `None` is a
     /// [`STATUS_INTERVAL`].
-    pub(super) fn rests_for(&self, now: Instant) -> Option<Duration> {
+    pub(super) fn rests_for(&self, now: Instant, reading: Reading) -> Option<Duration> {
         let silent = now.saturating_duration_since(self.heard_at);
-        (silent >= QUIET_AFTER).then_some(QUIET_INTERVAL.min(self.eighth))
+        let status_due = (self.sent_at + self.eighth).saturating_duration_since(now);
+        let rests = reading == Reading::Open && silent >= QUIET_AFTER;
+        rests.then(|| QUIET_INTERVAL.min(status_due))
     }
 
     /// A status message with `confirmed` went out.
@@ -168,12 +170,19 @@ mod tests {
     fn an_idle_session_looks_up_seldom_until_something_comes() {
         let start = Instant::now();
         let mut feedback = Feedback::new(TIMEOUT, Lsn::new(5), start);
-        assert_eq!(feedback.rests_for(at(start, 0.9)), None);
-        assert_eq!(feedback.rests_for(at(start, 1.0)), Some(QUIET_INTERVAL));
+        let rests =
+            |feedback: &Feedback, seconds| feedback.rests_for(at(start, seconds), Reading::Open);
+        assert_eq!(rests(&feedback, 0.9), None);
+        assert_eq!(rests(&feedback, 1.0), Some(QUIET_INTERVAL));
+        let held_back = feedback.rests_for(at(start, 1.0), Reading::HeldBack);
+        assert_eq!(held_back, None, "the probe is due as often");
+        let until_status = rests(&feedback, 4.9).unwrap();
+        assert!(
+            until_status <= Duration::from_millis(100),
+            "{until_status:?}"
+        );
         feedback.heard(Words::default(), at(start, 2.0));
-        assert_eq!(feedback.rests_for(at(start, 2.1)), None);
-        let short = Feedback::new(Duration::from_secs(1), Lsn::new(5), start);
-        assert_eq!(short.rests_for(at(start, 1.0)), Some(short.eighth));
+        assert_eq!(rests(&feedback, 2.1), None);
     }
 
     #[test]

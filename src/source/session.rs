@@ -117,6 +117,7 @@ impl Session {
     ) -> Result<()> {
         let mut tick = tokio::time::interval(STATUS_INTERVAL);
         tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut rests = false;
         loop {
             self.report().await?;
             let held_back = self.waiting.is_some();
@@ -125,7 +126,9 @@ impl Session {
                 biased;
                 _ = &mut close => return self.close().await,
                 _ = tick.tick() => {
-                    if let Some(rest) = self.feedback.rests_for(Instant::now()) {
+                    let rest = self.feedback.rests_for(Instant::now(), self.reading());
+                    rests = rest.is_some();
+                    if let Some(rest) = rest {
                         tick.reset_after(rest);
                     }
                 }
@@ -139,6 +142,9 @@ impl Session {
                     match read {
                         Ok(0) => return Err(lost("the server closed the connection")),
                         Ok(bytes) => {
+                            if std::mem::take(&mut rests) {
+                                tick.reset_after(STATUS_INTERVAL);
+                            }
                             let buffer = &self.connection.buffer;
                             let is_full = buffer.len() == buffer.capacity();
                             linger = self.pace.read(bytes, is_full, Instant::now());
@@ -204,12 +210,15 @@ impl Session {
         }
     }
 
+    fn reading(&self) -> Reading {
+        match self.waiting {
+            Some(_) => Reading::HeldBack,
+            None => Reading::Open,
+        }
+    }
+
     async fn report(&mut self) -> Result<()> {
-        let reading = if self.waiting.is_some() {
-            Reading::HeldBack
-        } else {
-            Reading::Open
-        };
+        let reading = self.reading();
         let lease = &self.control.lease;
         if lease.is_given_up() {
             return Err(super::slot_given_up());

@@ -3,11 +3,18 @@
 //! PostgreSQL makes a slot in two steps: it waits for the transactions that run, and then for those
 //! that began meanwhile. Here each of them is held up.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
 use pubsub_emulator::RunningEmulator;
 use tokio_postgres::Client;
 
 use crate::exceptions::{assert_whole_and_in_order, insert, start, stored, wait_until_delivered};
 use crate::harness::{self, Database, Relay, eventually};
+
+/// Longer than the relay takes to read the table.
+const TIME_FOR_A_MISTAKE: Duration = Duration::from_secs(1);
 
 /// A database whose slot was lost, and which had events without records before.
 async fn without_slot() -> (Database, RunningEmulator) {
@@ -82,7 +89,8 @@ async fn rows_of_subtransactions_that_a_new_slot_has_waited_for_are_delivered() 
     assert_whole_and_in_order(&database, &emulator, &relay).await;
 }
 
-/// The commit stands in the log, and waits for a standby that is not there.
+/// The commit stands in the log, and waits for a standby that is not there. (The moment before it
+/// stands in `pg_xact` too cannot be held.)
 #[tokio::test(flavor = "multi_thread")]
 async fn no_row_is_read_while_its_transaction_is_just_being_committed() {
     const STANDBY: &str = "ALTER SYSTEM SET synchronous_standby_names = 'nobody'";
@@ -91,20 +99,33 @@ async fn no_row_is_read_while_its_transaction_is_just_being_committed() {
     database.execute(STANDBY).await;
     database.execute("SELECT pg_reload_conf()").await;
     let committing = harness::connect(&database.url).await;
-    let committing = tokio::spawn(async move { committing.batch_execute(&row(1)).await });
+    // The first may be committed before the server has taken the setting in.
+    let is_over = Arc::new(AtomicBool::new(false));
+    let seen = is_over.clone();
+    let committing = tokio::spawn(async move {
+        for version in 1.. {
+            committing.batch_execute(&row(version)).await.unwrap();
+            if seen.load(Ordering::Relaxed) {
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    });
     let waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'";
-    eventually("the commit waits for the standby", || async {
+    eventually("a commit waits for the standby", || async {
         (database.number(waits).await == 1).then_some(())
     })
     .await;
     second.batch_execute("ROLLBACK").await.unwrap();
     relay.wait_for_log("just being committed").await;
+    tokio::time::sleep(TIME_FOR_A_MISTAKE).await;
     let before = stored(&emulator).len();
+    is_over.store(true, Ordering::Relaxed);
     database
         .execute("ALTER SYSTEM RESET synchronous_standby_names")
         .await;
     database.execute("SELECT pg_reload_conf()").await;
-    committing.await.unwrap().unwrap();
+    committing.await.unwrap();
     wait_until_delivered(&database, &emulator, &relay).await;
     assert_eq!(before, 50, "{}", relay.log());
     assert_whole_and_in_order(&database, &emulator, &relay).await;

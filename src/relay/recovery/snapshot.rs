@@ -68,7 +68,15 @@ async fn wait_for_commits(sql: &Sql, reader: &PatientSql) -> Result<()> {
         let parameters: [&(dyn ToSql + Sync); 2] = [&some, &all_from];
         let asking = reader.query_one(SHOWN, &parameters);
         let shown: i64 = reader.answer(asking).await?.get(0);
-        if shown == 0 || began.elapsed() >= COMMITTING_LIMIT {
+        if shown == 0 {
+            return Ok(());
+        }
+        if began.elapsed() >= COMMITTING_LIMIT {
+            tracing::warn!(
+                shown,
+                "recovering: transactions are still being committed, as without a synchronous standby; \
+                 their rows are read all the same"
+            );
             return Ok(());
         }
         if !is_told {

@@ -20,6 +20,8 @@ struct Loaded {
     database: Database,
     /// Where the backlog ends.
     end: String,
+    /// Where the server runs.
+    cores: Cores,
 }
 
 impl Stock {
@@ -35,6 +37,7 @@ impl Stock {
             backlog,
             database,
             end,
+            cores: Cores::Shared,
         });
         Ok(())
     }
@@ -51,14 +54,20 @@ impl Stock {
         self.loaded.retain(|l| needed.contains(&l.backlog));
     }
 
-    async fn drain(&self, side: &Side, cores: Cores) -> Result<Sample, String> {
-        let loaded = self.find(&side.backlog);
+    async fn drain(&mut self, side: &Side, cores: Cores) -> Result<Sample, String> {
+        let mut loaded = self.loaded.iter_mut();
+        let loaded = loaded.find(|l| l.backlog == side.backlog);
+        let loaded = loaded.expect("invariant: it was loaded");
+        if loaded.cores != cores {
+            cores.settle(&loaded.database).await?;
+            loaded.cores = cores;
+        }
         let Loaded {
             backlog,
             database,
             end,
-        } = loaded.expect("invariant: it was loaded");
-        cores.settle(database).await?;
+            ..
+        } = loaded;
         drain(side.contestant, database, backlog, end, cores).await
     }
 }
