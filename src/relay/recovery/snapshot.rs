@@ -73,9 +73,10 @@ async fn wait_for_commits(sql: &Sql, reader: &PatientSql) -> Result<()> {
         }
         if began.elapsed() >= COMMITTING_LIMIT {
             tracing::warn!(
-                shown,
-                "recovering: transactions are still being committed, as without a synchronous standby; \
-                 their rows are read all the same"
+                code = %Code::SlotBusy, shown,
+                hint = "no action needed; if commits hang, see pg_stat_replication for the synchronous \
+                        standbys",
+                "recovering: transactions wait for a synchronous standby; their rows are read all the same"
             );
             return Ok(());
         }
