@@ -4,6 +4,7 @@
 //! went wrong. What the server sets for a role or a database and would stand in the way is turned
 //! off here; no statement about the outbox stands here.
 
+pub(crate) mod end_point;
 pub(crate) mod passfile;
 mod patience;
 mod sql;
@@ -14,5 +15,5 @@ pub(crate) mod transaction_timeout;
 pub(crate) use patience::PatientSql;
 pub use sql::{Sql, connect};
 pub(crate) use sql::{answer_within, is_tls, unreachable};
-pub use target::{Host, SslMode, Target};
-pub(crate) use tls::connector;
+pub use target::{ChannelBinding, Host, SslMode, Target};
+pub(crate) use tls::client_config;

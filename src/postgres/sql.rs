@@ -6,10 +6,11 @@ use std::time::Duration;
 use tokio::task::JoinHandle;
 use tokio_postgres::config::SslMode as PgSslMode;
 use tokio_postgres::{Client, Config};
+use tokio_postgres_rustls::MakeRustlsConnect;
 
 use super::passfile::password;
-use super::target::{Host, SslMode, Target};
-use super::tls::connector;
+use super::target::{ChannelBinding, Host, SslMode, Target};
+use super::tls::client_config;
 use super::transaction_timeout;
 use crate::error::{Code, Error, Result};
 
@@ -61,7 +62,7 @@ pub async fn connect(
     if let Some(password) = password(target)? {
         config.password(password.as_bytes());
     }
-    let connecting = config.connect(connector(target)?);
+    let connecting = config.connect(MakeRustlsConnect::new(client_config(target)?));
     let (client, connection) = match tokio::time::timeout(CONNECT_TIMEOUT, connecting).await {
         Ok(Ok(pair)) => pair,
         Ok(Err(error)) => return Err(classify(error, target)),
@@ -115,6 +116,7 @@ fn config(target: &Target, application_name: &str, statement_timeout: Duration) 
         .user(&target.user)
         .dbname(&target.database)
         .application_name(application_name)
+        .channel_binding(target.channel_binding)
         .connect_timeout(CONNECT_TIMEOUT)
         .tcp_user_timeout(TCP_USER_TIMEOUT)
         .keepalives_idle(Duration::from_secs(10))
@@ -175,12 +177,16 @@ fn classify(error: tokio_postgres::Error, target: &Target) -> Error {
         }
         Some(_) => unreachable(target).caused_by(error),
         // Neither the server's word nor the network's: TLS that was demanded is not offered, or
-        // the server wants a password and none is set.
-        None if matches!(target.ssl_mode, SslMode::Disable | SslMode::Prefer) => Error::new(
-            Code::PostgresAuthentication,
-            format!("cannot log in as {target}"),
-        )
-        .caused_by(error),
+        // the server wants a password and none is set, or does not bind the login.
+        None if matches!(target.ssl_mode, SslMode::Disable | SslMode::Prefer)
+            || target.channel_binding == ChannelBinding::Require =>
+        {
+            Error::new(
+                Code::PostgresAuthentication,
+                format!("cannot log in as {target}"),
+            )
+            .caused_by(error)
+        }
         None => tls_failed(target).caused_by(error),
     }
 }

@@ -7,6 +7,8 @@ use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
+pub use tokio_postgres::config::ChannelBinding;
+
 use crate::error::{Code, Error, Result};
 use crate::settings::Environment;
 
@@ -27,6 +29,8 @@ pub struct Target {
     pub database: String,
     /// What is demanded of TLS.
     pub ssl_mode: SslMode,
+    /// libpq's `channel_binding`: whether the login is bound to the TLS channel.
+    pub channel_binding: ChannelBinding,
     /// PEM file of the authorities; `None` means those of the system.
     pub ssl_root_cert: Option<PathBuf>,
     /// PEM files of the client's certificate and key.
@@ -82,6 +86,7 @@ struct Ssl {
     root_cert: Option<String>,
     cert: Option<String>,
     key: Option<String>,
+    channel_binding: Option<String>,
 }
 
 impl Ssl {
@@ -94,6 +99,18 @@ impl Ssl {
             (true, None | Some(SslMode::VerifyFull)) => Ok(SslMode::VerifyFull),
             (true, Some(_)) => Err(url_invalid("sslrootcert=system needs sslmode=verify-full")),
         }
+    }
+
+    fn channel_binding(&self) -> Result<ChannelBinding> {
+        Ok(match self.channel_binding.as_deref() {
+            Some("disable") => ChannelBinding::Disable,
+            Some("prefer") | None => ChannelBinding::Prefer,
+            Some("require") => ChannelBinding::Require,
+            Some(_) => {
+                return Err(url_invalid("channel_binding is not known")
+                    .hint("channel_binding is one of disable, prefer, require"));
+            }
+        })
     }
 }
 
@@ -121,6 +138,7 @@ impl Target {
         ssl.root_cert = ssl.root_cert.or_else(|| var("PGSSLROOTCERT"));
         ssl.cert = ssl.cert.or_else(|| var("PGSSLCERT"));
         ssl.key = ssl.key.or_else(|| var("PGSSLKEY"));
+        ssl.channel_binding = ssl.channel_binding.or_else(|| var("PGCHANNELBINDING"));
         let ssl_mode = ssl.mode()?;
         let host = match config.get_hosts().first() {
             Some(tokio_postgres::config::Host::Tcp(name)) => Host::Tcp(name.clone()),
@@ -155,6 +173,7 @@ impl Target {
             password_file: var("PGPASSFILE").map(PathBuf::from),
             database,
             ssl_mode,
+            channel_binding: ssl.channel_binding()?,
             ssl_root_cert: ssl
                 .root_cert
                 .filter(|path| path != "system")
@@ -236,6 +255,7 @@ fn split_ssl(url: &str) -> Result<(String, Ssl)> {
             "sslrootcert" => &mut ssl.root_cert,
             "sslcert" => &mut ssl.cert,
             "sslkey" => &mut ssl.key,
+            "channel_binding" => &mut ssl.channel_binding,
             _ => {
                 rest.push(pair);
                 continue;
@@ -304,6 +324,19 @@ mod tests {
         let target = target("postgres://db/shop", &env).unwrap().unwrap();
         assert_eq!((target.user.as_str(), target.port), ("relay", 5432));
         assert_eq!(target.ssl_mode, SslMode::Require);
+    }
+
+    #[test]
+    fn a_login_is_bound_to_its_channel_where_it_can_be_unless_more_or_less_is_asked_for() {
+        let binding = |url, env| target(url, env).map(|found| found.unwrap().channel_binding);
+        let asked = "postgres://u@h/d?channel_binding=require&sslmode=require";
+        assert_eq!(binding(asked, &[]).unwrap(), ChannelBinding::Require);
+        let env = [("PGCHANNELBINDING", "disable")];
+        assert_eq!(binding(asked, &env).unwrap(), ChannelBinding::Require);
+        let plain = "postgres://u@h/d";
+        assert_eq!(binding(plain, &env).unwrap(), ChannelBinding::Disable);
+        assert_eq!(binding(plain, &[]).unwrap(), ChannelBinding::Prefer);
+        assert!(binding("postgres://u@h/d?channel_binding=on", &[]).is_err());
     }
 
     #[test]

@@ -14,29 +14,27 @@ use rustls::{
     CertificateError, ClientConfig, DigitallySignedStruct, Error as TlsError, RootCertStore,
     SignatureScheme,
 };
-use tokio_postgres_rustls::MakeRustlsConnect;
 
 use super::target::{SslMode, Target};
 use crate::error::{Code, Error, Result};
 
-/// A connector for this target's `sslmode`, roots and client certificate.
+/// What TLS takes for this target's `sslmode`, roots and client certificate.
 ///
 /// # Errors
 /// `postgres-tls` when a file cannot be read or holds no certificate.
-pub(crate) fn connector(target: &Target) -> Result<MakeRustlsConnect> {
+pub(crate) fn client_config(target: &Target) -> Result<ClientConfig> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let builder = ClientConfig::builder_with_provider(provider.clone())
         .with_safe_default_protocol_versions()
         .map_err(|e| tls_error("TLS cannot be set up").caused_by(e))?
         .dangerous()
         .with_custom_certificate_verifier(Arc::new(Verifier::new(target, provider)?));
-    let config = match &target.ssl_client {
-        None => builder.with_no_client_auth(),
+    match &target.ssl_client {
+        None => Ok(builder.with_no_client_auth()),
         Some((cert, key)) => builder
             .with_client_auth_cert(certificates(cert)?, private_key(key)?)
-            .map_err(|e| tls_error("the client certificate cannot be used").caused_by(e))?,
-    };
-    Ok(MakeRustlsConnect::new(config))
+            .map_err(|e| tls_error("the client certificate cannot be used").caused_by(e)),
+    }
 }
 
 fn tls_error(what: impl Into<String>) -> Error {

@@ -1,4 +1,4 @@
-//! Whether the stream is behind, so that there is time to let requests fill up.
+//! Whether the stream is behind, so that there is time to let requests fill up, and to read in bulk.
 //!
 //! A request costs about the same for one message as for a hundred. While live, every event goes
 //! at once; while the server sends transactions of long ago, lanes wait until they are worth a
@@ -43,11 +43,16 @@ impl Backlog {
         }
     }
 
+    /// Whether the stream brings what was committed long ago.
+    pub(super) fn is_behind(&self) -> bool {
+        self.quiet_since.is_some()
+    }
+
     /// Which lanes to serve.
     pub(super) fn serve(&self, fills_requests: bool) -> Serve {
-        match self.quiet_since {
-            Some(_) if fills_requests => Serve::Worthwhile,
-            Some(_) | None => Serve::All,
+        match self.is_behind() && fills_requests {
+            true => Serve::Worthwhile,
+            false => Serve::All,
         }
     }
 

@@ -9,13 +9,14 @@
 //! slot against a second relay, or keeps any promise of the relay: it is for measuring.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use decoder::Lsn;
 use decoder::frame::Frame;
 use slot_manager::slots;
 
+use super::backlog::Backlog;
 use super::intake::{Intake, Step};
 use super::places::Places;
 use crate::error::{Code, Error, Result};
@@ -35,6 +36,7 @@ pub struct MappedStream {
     source: Source,
     intake: Intake,
     watermark: Watermark,
+    backlog: Backlog,
 }
 
 /// An event as the lanes would get it.
@@ -82,6 +84,7 @@ impl MappedStream {
                 metrics,
             ),
             watermark: Watermark::new(confirmed),
+            backlog: Backlog::default(),
         })
     }
 
@@ -102,15 +105,25 @@ impl MappedStream {
         self.on_chunk(&chunk, &mut each)?;
         let confirmed = self.watermark.confirmable();
         self.source.confirm(confirmed);
+        self.source.set_behind(self.backlog.is_behind());
         Ok(confirmed.lsn())
     }
 
     fn on_chunk(&mut self, chunk: &Chunk, each: &mut impl FnMut(MappedEvent)) -> Result<()> {
+        let mut last_sent_at = None;
         for frame in frames(chunk) {
             match frame? {
-                Frame::XLogData { payload, .. } => self.on_message(payload, each)?,
+                Frame::XLogData {
+                    payload, sent_at, ..
+                } => {
+                    last_sent_at = Some(sent_at);
+                    self.on_message(payload, each)?;
+                }
                 Frame::Keepalive { wal_end, .. } => self.watermark.keepalive(wal_end),
             }
+        }
+        if let Some((sent_at, committed)) = last_sent_at.zip(self.intake.last_commit_time()) {
+            self.backlog.received(sent_at, committed, Instant::now());
         }
         Ok(())
     }

@@ -67,6 +67,7 @@ impl Pipeline {
             let serve = self.backlog.serve(self.delivery.fills_requests());
             self.delivery.send_requests(now, serve);
             self.source.confirm(self.watermark.confirmable());
+            self.source.set_behind(self.backlog.is_behind());
             self.measure();
             let takes_events = self.delivery.takes_events();
             let takes_chunks = takes_events && self.seam.is_none();

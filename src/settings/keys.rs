@@ -89,8 +89,8 @@ pub const KEYS: &[Key] = &[
         "This relay's share of the events, for a database whose log is more than one slot can read: \
          `0/4` is the first of four relays, each with its share of the keys, and with a slot and a \
          publication of its own, called `SLOT_0of4` and `PUBLICATION_0of4`. 2 to 16 of them; all or \
-         none must have it. Needs PostgreSQL 15 and `dispatch = full`. None, since one slot reads \
-         some 50,000 small transactions a second",
+         none must have it. Needs PostgreSQL 15 and `dispatch = full`. None, since one slot keeps \
+         up with most databases",
     ),
     key(
         "slot_failover",
@@ -232,7 +232,8 @@ pub const KEYS: &[Key] = &[
         "24",
         &[],
         "MiB of events in memory, waiting or on their way; when full, reading from PostgreSQL \
-         pauses. The relay's memory is this and 20 to 50 MiB, the more the larger events are",
+         pauses. The relay's memory is this and 10 to 35 MiB: its own, and what requests are read \
+         and written through",
     ),
     key(
         "wal_sender_timeout_s",

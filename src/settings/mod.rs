@@ -3,6 +3,7 @@
 //! Flags win over the environment, the environment over the file, the file over the defaults.
 //! Everything is read and checked before the runtime starts; nothing here connects anywhere.
 
+mod choices;
 mod keys;
 mod layers;
 mod sharing;
@@ -16,6 +17,7 @@ use slot_manager::publication::CapturedTable;
 use slot_manager::{Shard, SlotFamily, SlotName};
 use toml::{Table, Value};
 
+pub use choices::{Dispatch, Endpoint, OnBadEvent, OnLoss, Start};
 pub use keys::{KEYS, Key, Kind};
 pub use layers::Environment;
 
@@ -72,70 +74,6 @@ pub struct Settings {
     pub http_addr: Option<SocketAddr>,
     /// Logs as JSON.
     pub log_json: bool,
-}
-
-/// What becomes of an event that can never be published.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum OnBadEvent {
-    /// It is set aside, and so are later events of its ordering key: order is kept.
-    QuarantineKey,
-    /// It is set aside; later ones go on.
-    QuarantineEvent,
-    /// The relay stops.
-    Halt,
-}
-
-/// What the first start on a database delivers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Start {
-    /// Rows that are committed from then on.
-    New,
-    /// Also the rows that are in the tables and have no record.
-    All,
-}
-
-/// What to do when the slot is missing, lost or not the one that was left.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum OnLoss {
-    /// Make a new one, and deliver what has no record from the tables.
-    Recover,
-    /// Leave with the reason.
-    Stop,
-}
-
-/// Which events get a row in `outbox.dispatch`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Dispatch {
-    /// Each one.
-    Full,
-    /// Those that are set aside. A crash repeats what was published since the confirmed position.
-    Exceptions,
-}
-
-impl Dispatch {
-    /// As it is written in settings and in `outbox.relay`.
-    pub fn name(self) -> &'static str {
-        match self {
-            Dispatch::Full => "full",
-            Dispatch::Exceptions => "exceptions",
-        }
-    }
-
-    /// The one of that name.
-    pub fn named(name: &str) -> Option<Self> {
-        [Dispatch::Full, Dispatch::Exceptions]
-            .into_iter()
-            .find(|dispatch| dispatch.name() == name)
-    }
-}
-
-/// Where Pub/Sub is.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Endpoint {
-    /// An emulator at `host:port`: plain text, no credentials.
-    Emulator(String),
-    /// The service, or anything that speaks its protocol, as a URL.
-    Service(String),
 }
 
 impl Settings {
@@ -349,108 +287,4 @@ fn http_addr(text: &str) -> Result<Option<SocketAddr>> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn load(pairs: &[(&str, &str)]) -> Result<Settings> {
-        let env = pairs
-            .iter()
-            .map(|(k, v)| ((*k).into(), (*v).into()))
-            .collect();
-        Settings::load(None, &env, &[])
-    }
-
-    #[test]
-    fn everything_can_run_from_the_environment_alone() {
-        let settings = load(&[
-            ("DATABASE_URL", "postgres://relay@localhost/shop"),
-            ("PUBSUB_EMULATOR_HOST", "127.0.0.1:8085"),
-            ("PUBSUB_PROJECT_ID", "demo"),
-            ("POSTRIDER_CREATE_TOPICS", "true"),
-        ])
-        .unwrap();
-        assert_eq!(settings.slot.as_str(), "postrider");
-        assert_eq!(settings.pubsub, Endpoint::Emulator("127.0.0.1:8085".into()));
-        assert!(settings.create_topics);
-        assert_eq!(settings.project().unwrap(), "demo");
-        assert_eq!(settings.tables.len(), 1);
-    }
-
-    #[test]
-    fn a_flag_wins_over_the_environment_and_the_file() {
-        let mut file = tempfile::NamedTempFile::new().unwrap();
-        std::io::Write::write_all(&mut file, b"slot = \"from_file\"\npublication = \"p\"\n")
-            .unwrap();
-        let env = [("POSTRIDER_SLOT".to_owned(), "from_env".to_owned())].into();
-        let flags = [("slot".to_owned(), "from_flag".to_owned())];
-        let settings = Settings::load(Some(file.path()), &env, &flags).unwrap();
-        assert_eq!(settings.slot.as_str(), "from_flag");
-        assert_eq!(settings.publication, "p");
-    }
-
-    #[test]
-    fn a_publish_attempt_may_not_outlive_the_right_to_the_slot() {
-        let error = load(&[("POSTRIDER_PUBLISH_TIMEOUT_S", "15")]).unwrap_err();
-        assert_eq!(error.code(), Code::SettingInvalid);
-        assert!(error.hint_text().contains("quarter"));
-    }
-
-    #[test]
-    fn a_missing_project_says_which_variable_to_set() {
-        let error = load(&[]).unwrap().project().map(str::to_owned).unwrap_err();
-        assert_eq!(error.code(), Code::ProjectMissing);
-        assert!(error.hint_text().contains("PUBSUB_PROJECT_ID"));
-    }
-
-    #[test]
-    fn a_projects_name_in_place_of_its_id_is_refused() {
-        for name in ["My Project", "Shop", "a/b"] {
-            let error = load(&[("PUBSUB_PROJECT_ID", name)]).unwrap_err();
-            assert_eq!(error.code(), Code::SettingInvalid, "{name}");
-        }
-        assert!(load(&[("PUBSUB_PROJECT_ID", "example.com:shop-1")]).is_ok());
-    }
-
-    #[test]
-    fn bad_events_are_quarantined_by_key_unless_set_otherwise() {
-        assert_eq!(load(&[]).unwrap().on_bad_event, OnBadEvent::QuarantineKey);
-        let halt = load(&[("POSTRIDER_ON_BAD_EVENT", "halt")]).unwrap();
-        assert_eq!(halt.on_bad_event, OnBadEvent::Halt);
-        let error = load(&[("POSTRIDER_ON_BAD_EVENT", "ignore")]).unwrap_err();
-        assert_eq!(error.code(), Code::SettingInvalid);
-    }
-
-    #[test]
-    fn every_event_is_recorded_unless_exceptions_are_asked_for() {
-        assert_eq!(load(&[]).unwrap().dispatch, Dispatch::Full);
-        let exceptions = load(&[("POSTRIDER_DISPATCH", "exceptions")]).unwrap();
-        assert_eq!(exceptions.dispatch, Dispatch::Exceptions);
-        let error = load(&[("POSTRIDER_DISPATCH", "off")]).unwrap_err();
-        assert_eq!(error.code(), Code::SettingInvalid);
-    }
-
-    #[test]
-    fn a_dead_letter_topic_gets_the_project_and_is_checked() {
-        let topic = |name| {
-            let env = [
-                ("PUBSUB_PROJECT_ID", "demo"),
-                ("POSTRIDER_DEAD_LETTER_TOPIC", name),
-            ];
-            load(&env).unwrap().dead_letter_topic()
-        };
-        assert_eq!(
-            topic("dead").unwrap().as_deref(),
-            Some("projects/demo/topics/dead")
-        );
-        assert_eq!(topic("no good").unwrap_err().code(), Code::SettingInvalid);
-        assert!(topic("").unwrap().is_none());
-    }
-
-    #[test]
-    fn a_wrong_endpoint_is_named() {
-        let error = load(&[("POSTRIDER_PUBSUB_ENDPOINT", "pubsub")]).unwrap_err();
-        assert_eq!(error.code(), Code::PubsubEndpoint);
-        let error = load(&[("PUBSUB_EMULATOR_HOST", "localhost")]).unwrap_err();
-        assert_eq!(error.code(), Code::SettingInvalid);
-    }
-}
+mod tests;

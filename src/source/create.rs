@@ -92,13 +92,13 @@ pub(crate) async fn create_slot(wanted: CreateSlot<'_>) -> Result<Option<Created
 }
 
 async fn connect(wanted: CreateSlot<'_>) -> Result<Connection> {
-    let stream = wire::open(wanted.target, wanted.wal_sender_timeout / 2).await?;
+    let wire = wire::open(wanted.target, wanted.wal_sender_timeout / 2).await?;
     let login = Login {
         target: wanted.target,
         application_name: wanted.application_name,
         wal_sender_timeout: wanted.wal_sender_timeout,
     };
-    handshake::log_in(stream, login).await
+    handshake::log_in(wire, login).await
 }
 
 /// The form with parentheses exists from PostgreSQL 15 on, the option FAILOVER from 17 on.
@@ -168,7 +168,7 @@ async fn cancel(connection: &Connection, wanted: CreateSlot<'_>) -> Result<()> {
     let Some((process, secret)) = connection.cancel_key else {
         return Ok(());
     };
-    let mut stream = wire::open(wanted.target, STEP_LIMIT).await?;
+    let mut stream = wire::open(wanted.target, STEP_LIMIT).await?.stream;
     let mut message = BytesMut::new();
     frontend::cancel_request(process, secret, &mut message);
     let sent = async {

@@ -1,7 +1,6 @@
 //! From an open stream to a walsender that streams: start-up, login, START_REPLICATION.
 //!
-//! Source: manual, "Message Flow" and "Streaming Replication Protocol". Binding the login to the
-//! TLS channel is not offered here, as the stream does not show the server's certificate.
+//! Source: manual, "Message Flow" and "Streaming Replication Protocol".
 
 use std::borrow::Cow;
 use std::time::Duration;
@@ -9,15 +8,16 @@ use std::time::Duration;
 use bytes::BytesMut;
 use fallible_iterator::FallibleIterator;
 use postgres_protocol::authentication::md5_hash;
-use postgres_protocol::authentication::sasl::{ChannelBinding, SCRAM_SHA_256, ScramSha256};
+use postgres_protocol::authentication::sasl::ScramSha256;
 use postgres_protocol::message::backend::{ErrorFields, Message};
 use postgres_protocol::message::frontend;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::Options;
-use super::wire::Duplex;
+use super::scram::{self, Binding};
+use super::wire::{Duplex, Wire};
 use crate::error::{Code, Error, Result};
-use crate::postgres::{Target, passfile, transaction_timeout};
+use crate::postgres::{ChannelBinding, Target, passfile, transaction_timeout};
 
 /// CopyBothResponse, which postgres-protocol does not know.
 const COPY_BOTH_TAG: u8 = b'W';
@@ -41,26 +41,26 @@ pub(super) struct Login<'a> {
 }
 
 /// Logs in and starts the replication.
-pub(super) async fn start(stream: Box<dyn Duplex>, options: &Options) -> Result<Connection> {
+pub(super) async fn start(wire: Wire, options: &Options) -> Result<Connection> {
     let login = Login {
         target: &options.target,
         application_name: &options.application_name,
         wal_sender_timeout: options.wal_sender_timeout,
     };
-    let mut connection = log_in(stream, login).await?;
+    let mut connection = log_in(wire, login).await?;
     connection.start_replication(options).await?;
     Ok(connection)
 }
 
 /// Logs in as a walsender, which then takes replication commands.
-pub(super) async fn log_in(stream: Box<dyn Duplex>, login: Login<'_>) -> Result<Connection> {
+pub(super) async fn log_in(wire: Wire, login: Login<'_>) -> Result<Connection> {
     let mut connection = Connection {
-        stream,
+        stream: wire.stream,
         buffer: BytesMut::with_capacity(8 << 10),
         cancel_key: None,
     };
     connection.start_up(login).await?;
-    let version = connection.login(login.target).await?;
+    let version = connection.login(login.target, wire.end_point).await?;
     if transaction_timeout::exists(version.as_deref()) {
         connection.set(transaction_timeout::OFF).await?;
     }
@@ -88,8 +88,13 @@ impl Connection {
     }
 
     /// Gives the server's version, as it tells it itself.
-    async fn login(&mut self, target: &Target) -> Result<Option<String>> {
+    async fn login(
+        &mut self,
+        target: &Target,
+        mut end_point: Option<Vec<u8>>,
+    ) -> Result<Option<String>> {
         let mut version = None;
+        let mut has_to_be_bound = target.channel_binding == ChannelBinding::Require;
         let mut scram: Option<ScramSha256> = None;
         loop {
             let mut reply = BytesMut::new();
@@ -103,6 +108,16 @@ impl Connection {
                 }
                 Message::BackendKeyData(body) => {
                     self.cancel_key = Some((body.process_id(), body.secret_key()));
+                }
+                Message::AuthenticationOk if has_to_be_bound => {
+                    return Err(refused(target, scram::UNBOUND));
+                }
+                // No password goes to a server that may be anybody.
+                Message::AuthenticationCleartextPassword
+                | Message::AuthenticationMd5Password(_)
+                    if target.channel_binding == ChannelBinding::Require =>
+                {
+                    return Err(refused(target, scram::UNBOUND));
                 }
                 Message::AuthenticationOk => {}
                 Message::ParameterStatus(body) => {
@@ -124,17 +139,14 @@ impl Connection {
                     frontend::password_message(hash.as_bytes(), &mut reply).map_err(protocol)?;
                 }
                 Message::AuthenticationSasl(body) => {
-                    let offered = body
-                        .mechanisms()
-                        .any(|m| Ok(m == SCRAM_SHA_256))
-                        .map_err(protocol)?;
-                    if !offered {
-                        return Err(refused(target, "the server offers no SCRAM-SHA-256"));
-                    }
-                    let password = password(target)?;
-                    let exchange =
-                        ScramSha256::new(password.as_bytes(), ChannelBinding::unsupported());
-                    frontend::sasl_initial_response(SCRAM_SHA_256, exchange.message(), &mut reply)
+                    let offered = body.mechanisms().map(|name| Ok(name.to_owned()));
+                    let offered: Vec<String> = offered.collect().map_err(protocol)?;
+                    let binding = scram::choose(&offered, end_point.take(), target.channel_binding)
+                        .map_err(|why| refused(target, why))?;
+                    has_to_be_bound &= !matches!(binding, Binding::Bound(_));
+                    let mechanism = binding.mechanism();
+                    let exchange = ScramSha256::new(password(target)?.as_bytes(), binding.into());
+                    frontend::sasl_initial_response(mechanism, exchange.message(), &mut reply)
                         .map_err(protocol)?;
                     scram = Some(exchange);
                 }

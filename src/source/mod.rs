@@ -15,13 +15,14 @@ mod handshake;
 mod lease;
 mod pace;
 mod proof;
+mod scram;
 mod session;
 #[cfg(test)]
 mod tests;
 mod wire;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -79,6 +80,8 @@ pub(crate) struct Source {
 struct Control {
     /// The position to report as flushed.
     confirmed: AtomicU64,
+    /// What comes was committed long ago: it may be read in bulk.
+    is_behind: AtomicBool,
     last_status: LastStatus,
     lease: LeaseProof,
 }
@@ -104,6 +107,7 @@ impl Source {
         let start = options.confirmed.lsn().as_u64();
         let control = Arc::new(Control {
             confirmed: AtomicU64::new(start),
+            is_behind: AtomicBool::new(false),
             last_status,
             lease: LeaseProof::new(),
         });
@@ -171,6 +175,11 @@ impl Source {
         self.control
             .confirmed
             .fetch_max(position.lsn().as_u64(), Ordering::AcqRel);
+    }
+
+    /// Whether what comes was committed long ago, so that it may be read in bulk.
+    pub(crate) fn set_behind(&self, is_behind: bool) {
+        self.control.is_behind.store(is_behind, Ordering::Relaxed);
     }
 
     /// Reports the last position and ends the session in good order, or gives up after 3 s.

@@ -1,4 +1,4 @@
-//! Reading late and in bulk while much comes, at once while little does.
+//! Reading late and in bulk while much comes or the stream is behind, and at once while live.
 //!
 //! The walsender makes one `send` per message. A reader that waits on the socket is woken by each
 //! of them, which costs both sides more than the message; one that sleeps for a moment finds many.
@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 /// The rate is looked at this often.
 const WINDOW: Duration = Duration::from_millis(5);
 
-/// So many bytes in a window are much: about 15,000 small rows a second. Below it nothing is
-/// ever delayed.
+/// So many bytes in a window are much: about 15,000 small rows a second. Below it a live stream is
+/// never delayed.
 const MUCH_BYTES: usize = 24 << 10;
 
 /// How long to let messages gather. In much more time a fast server fills a Unix socket and stands
@@ -34,8 +34,16 @@ impl Pace {
     }
 
     /// So many bytes were read just now, as many as there was room for if `is_full`: then more is
-    /// there already. Says how long to wait before the next read.
-    pub(super) fn read(&mut self, bytes: usize, is_full: bool, now: Instant) -> Option<Duration> {
+    /// there already. What was committed long ago is read in bulk however little comes, since it may
+    /// come slowly for the very reason that each message wakes us. Says how long to wait before the
+    /// next read.
+    pub(super) fn read(
+        &mut self,
+        bytes: usize,
+        is_full: bool,
+        is_behind: bool,
+        now: Instant,
+    ) -> Option<Duration> {
         self.window_bytes += bytes;
         let elapsed = now.saturating_duration_since(self.window_began);
         if elapsed >= WINDOW {
@@ -48,7 +56,7 @@ impl Pace {
                 busy: self.busy,
             };
         }
-        (self.busy && !is_full).then_some(LINGER)
+        ((self.busy || is_behind) && !is_full).then_some(LINGER)
     }
 }
 
@@ -62,7 +70,7 @@ mod tests {
         let mut pace = Pace::new(start);
         for n in 1..10_000 {
             assert_eq!(
-                pace.read(300, false, start + Duration::from_micros(100 * n)),
+                pace.read(300, false, false, start + Duration::from_micros(100 * n)),
                 None
             );
         }
@@ -73,11 +81,31 @@ mod tests {
         let start = Instant::now();
         let mut pace = Pace::new(start);
         for n in 1..1_000 {
-            pace.read(300, false, start + Duration::from_micros(20 * n));
+            pace.read(300, false, false, start + Duration::from_micros(20 * n));
         }
         let at = start + Duration::from_millis(20);
-        assert_eq!(pace.read(300, true, at), None, "more is there already");
-        assert_eq!(pace.read(300, false, at), Some(LINGER));
-        assert_eq!(pace.read(300, false, at + Duration::from_millis(50)), None);
+        assert_eq!(
+            pace.read(300, true, false, at),
+            None,
+            "more is there already"
+        );
+        assert_eq!(pace.read(300, false, false, at), Some(LINGER));
+        assert_eq!(
+            pace.read(300, false, false, at + Duration::from_millis(50)),
+            None
+        );
+    }
+
+    #[test]
+    fn what_is_behind_is_read_in_bulk_however_little_comes() {
+        let now = Instant::now();
+        let mut pace = Pace::new(now);
+        assert_eq!(pace.read(300, false, true, now), Some(LINGER));
+        assert_eq!(
+            pace.read(300, true, true, now),
+            None,
+            "more is there already"
+        );
+        assert_eq!(pace.read(300, false, false, now), None, "caught up");
     }
 }

@@ -1,6 +1,7 @@
 //! The loop of the replication session: read while there is room, report always.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant, SystemTime};
 
 use bytes::{Buf, BytesMut};
@@ -84,8 +85,8 @@ pub(super) fn run(options: Options, control: Arc<Control>, ends: Ends) {
 
 async fn connect(options: &Options) -> Result<Connection> {
     let connecting = async {
-        let stream = wire::open(&options.target, options.wal_sender_timeout / 2).await?;
-        handshake::start(stream, options).await
+        let wire = wire::open(&options.target, options.wal_sender_timeout / 2).await?;
+        handshake::start(wire, options).await
     };
     tokio::time::timeout(START_TIMEOUT, connecting)
         .await
@@ -147,7 +148,8 @@ impl Session {
                             }
                             let buffer = &self.connection.buffer;
                             let is_full = buffer.len() == buffer.capacity();
-                            linger = self.pace.read(bytes, is_full, Instant::now());
+                            let is_behind = self.control.is_behind.load(Ordering::Relaxed);
+                            linger = self.pace.read(bytes, is_full, is_behind, Instant::now());
                         }
                         Err(e) => return Err(lost("reading failed").caused_by(e)),
                     }

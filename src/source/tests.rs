@@ -1,18 +1,25 @@
-//! Whom each kind of session trusts, and whom it waits for. Trust: both against real servers with TLS, each by itself, since in
-//! the relay the SQL session always comes first and would hide a replication session that is lax.
+//! Whom each kind of session trusts, and whom it waits for. Trust: both against real servers with
+//! TLS, each by itself, since in the relay the SQL session always comes first and would hide a
+//! replication session that is lax.
 
 use std::io::{Read, Write};
+use std::sync::Arc;
 use std::time::Duration;
 
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair, date_time_ymd};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use scratch_postgres::{ScratchPostgres, Tls};
 use tempfile::TempDir;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 use super::handshake::walsender_error;
 use super::{Options, Source};
 use crate::error::{Code, Result};
 use crate::metrics::LastStatus;
-use crate::postgres::{Target, connect};
+use crate::postgres::{Target, client_config, connect};
 use crate::settings::Environment;
 use crate::watermark::Confirmable;
 
@@ -49,16 +56,25 @@ impl Authority {
 
 /// A server with this certificate and a slot `s`.
 async fn server(tls: Tls) -> ScratchPostgres {
-    let server = ScratchPostgres::builder().tls(tls).start().unwrap();
-    let url = server.socket_url("postgres");
-    let target = Target::from_settings(&url, &Environment::new()).unwrap();
-    let target = target.unwrap();
-    let sql = connect(&target, "test", Duration::from_secs(10))
-        .await
+    let server = ScratchPostgres::builder()
+        .tls(tls)
+        .setting("password_encryption", "scram-sha-256")
+        .hba_line("host all relay 127.0.0.1/32 scram-sha-256")
+        .hba_line("host all trusted 127.0.0.1/32 trust")
+        .start()
         .unwrap();
+    let sql = connect(
+        &target(&server.socket_url("postgres")),
+        "test",
+        Duration::from_secs(10),
+    )
+    .await
+    .unwrap();
     for statement in [
         "CREATE PUBLICATION p",
         "SELECT pg_create_logical_replication_slot('s', 'pgoutput')",
+        "CREATE ROLE relay LOGIN REPLICATION PASSWORD 'secret'",
+        "CREATE ROLE trusted LOGIN REPLICATION",
     ] {
         sql.batch_execute(statement).await.unwrap();
     }
@@ -79,9 +95,20 @@ fn options(target: Target) -> Options {
 /// Opens one session of each kind with `parameters`.
 async fn both(server: &ScratchPostgres, parameters: &str) -> [(&'static str, Result<()>); 2] {
     let port = server.port();
-    let url = format!("postgres://postgres@localhost:{port}/postgres?{parameters}");
-    let target = Target::from_settings(&url, &Environment::new()).unwrap();
-    let target = target.unwrap();
+    sessions(&format!(
+        "postgres://postgres@localhost:{port}/postgres?{parameters}"
+    ))
+    .await
+}
+
+fn target(url: &str) -> Target {
+    let target = Target::from_settings(url, &Environment::new()).unwrap();
+    target.unwrap()
+}
+
+/// Opens one session of each kind.
+async fn sessions(url: &str) -> [(&'static str, Result<()>); 2] {
+    let target = target(url);
     let sql = connect(&target, "test", Duration::from_secs(10)).await;
     let replication = match Source::open(options(target), LastStatus::default()).await {
         Ok(source) => {
@@ -164,6 +191,110 @@ async fn verify_ca_leaves_the_name_alone_and_nothing_else_in_both_kinds_of_sessi
     }
 }
 
+/// Ends the client's TLS, begins the server's, and passes on what they say.
+async fn pass_on(
+    mut client: TcpStream,
+    acceptor: TlsAcceptor,
+    server: (&'static str, u16),
+    connector: TlsConnector,
+) -> std::io::Result<()> {
+    let mut ssl_request = [0; 8];
+    client.read_exact(&mut ssl_request).await?;
+    client.write_all(b"S").await?;
+    let mut client = acceptor.accept(client).await?;
+    let mut server = TcpStream::connect(server).await?;
+    server.write_all(&ssl_request).await?;
+    assert_eq!(server.read_u8().await?, b'S');
+    let name = ServerName::try_from("localhost").unwrap();
+    let mut server = connector.connect(name, server).await?;
+    tokio::io::copy_bidirectional(&mut client, &mut server).await?;
+    Ok(())
+}
+
+/// Somebody who ends the TLS of both sides and passes on what they say. Returns the port.
+async fn man_in_the_middle(server: &ScratchPostgres, certificate: Tls) -> u16 {
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let chain = vec![CertificateDer::from_pem_slice(certificate.cert_pem.as_bytes()).unwrap()];
+    let key = PrivateKeyDer::from_pem_slice(certificate.key_pem.as_bytes()).unwrap();
+    let config = rustls::ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_no_client_auth()
+        .with_single_cert(chain, key)
+        .unwrap();
+    let acceptor = TlsAcceptor::from(Arc::new(config));
+    let server = ("127.0.0.1", server.port());
+    let trusting = client_config(&target("postgres://u@h/d?sslmode=require")).unwrap();
+    let connector = TlsConnector::from(Arc::new(trusting));
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    tokio::spawn(async move {
+        loop {
+            let (client, _) = listener.accept().await.unwrap();
+            // How it ends is for the two to tell.
+            tokio::spawn(pass_on(client, acceptor.clone(), server, connector.clone()));
+        }
+    });
+    port
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_login_is_bound_to_the_certificate_of_the_server_in_both_kinds_of_session() {
+    let authority = Authority::new();
+    let server = server(authority.sign("localhost", 2100)).await;
+    let between = man_in_the_middle(&server, authority.sign("localhost", 2100)).await;
+    for (user, port, parameters, is_good) in [
+        (
+            "relay:secret",
+            server.port(),
+            "sslmode=require&channel_binding=require",
+            true,
+        ),
+        ("relay:secret", server.port(), "sslmode=require", true),
+        ("relay:secret", server.port(), "sslmode=disable", true),
+        (
+            "relay:secret",
+            server.port(),
+            "sslmode=disable&channel_binding=require",
+            false,
+        ),
+        ("trusted", server.port(), "sslmode=require", true),
+        (
+            "trusted",
+            server.port(),
+            "sslmode=require&channel_binding=require",
+            false,
+        ),
+        (
+            "relay:secret",
+            between,
+            "sslmode=require&channel_binding=disable",
+            true,
+        ),
+        ("relay:secret", between, "sslmode=require", false),
+        (
+            "relay:secret",
+            between,
+            "sslmode=require&channel_binding=require",
+            false,
+        ),
+    ] {
+        let url = format!("postgres://{user}@127.0.0.1:{port}/postgres?{parameters}");
+        for (kind, opened) in sessions(&url).await {
+            let whose = if port == between {
+                "in between"
+            } else {
+                "the server"
+            };
+            let what = format!("{kind} session, {user}, {whose}, {parameters}: {opened:?}");
+            assert_eq!(opened.is_ok(), is_good, "{what}");
+            if let Err(error) = opened {
+                assert_eq!(error.code(), Code::PostgresAuthentication, "{what}");
+            }
+        }
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_that_cannot_start_a_process_is_not_there_yet() {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
@@ -176,8 +307,7 @@ async fn a_server_that_cannot_start_a_process_is_not_there_yet() {
             .unwrap();
     });
     let url = format!("postgres://postgres@127.0.0.1:{port}/postgres?sslmode=require");
-    let target = Target::from_settings(&url, &Environment::new()).unwrap();
-    let opened = Source::open(options(target.unwrap()), LastStatus::default()).await;
+    let opened = Source::open(options(target(&url)), LastStatus::default()).await;
     assert_eq!(opened.unwrap_err().code(), Code::PostgresUnreachable);
 }
 

@@ -39,14 +39,23 @@ pub(super) async fn measure(runs: u32, length: Duration) -> Result<Vec<Line>, St
     let rest = REST.min(length);
     let (mut alone, mut idle) = (Vec::new(), Vec::new());
     for run in 1..=runs {
-        come_to_rest(&database, rest).await?;
-        alone.push(without_relay(&database, length).await?);
-        let window = with_relay(&database, length, rest).await?;
-        eprintln!(
-            "  run {run}: {:.3} % of a core, {} bytes of WAL",
-            window.cpu_percent, window.wal_bytes
-        );
-        idle.push(window);
+        let mut turns = [false, true];
+        if run % 2 == 0 {
+            turns.reverse();
+        }
+        for is_ours in turns {
+            come_to_rest(&database, rest).await?;
+            if !is_ours {
+                alone.push(without_relay(&database, length).await?);
+                continue;
+            }
+            let window = with_relay(&database, length, rest).await?;
+            eprintln!(
+                "  run {run}: {:.3} % of a core, {} bytes of WAL",
+                window.cpu_percent, window.wal_bytes
+            );
+            idle.push(window);
+        }
     }
     let line = |scenario: &str, unit, baseline_is: &str, baseline, ours, aim| Line {
         scenario: scenario.into(),
@@ -61,6 +70,7 @@ pub(super) async fn measure(runs: u32, length: Duration) -> Result<Vec<Line>, St
         costs: None,
         runs: idle.len(),
         samples: json!({
+            "baseline_wal_bytes": alone.iter().map(|w| w.wal_bytes).collect::<Vec<_>>(),
             "wal_bytes": idle.iter().map(|w| w.wal_bytes).collect::<Vec<_>>(),
             "cpu_percent": idle.iter().map(|w| w.cpu_percent).collect::<Vec<_>>(),
         }),

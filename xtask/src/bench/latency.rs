@@ -20,12 +20,41 @@ use super::report::{Aim, Line};
 use super::sample::median;
 use crate::process;
 
-/// Rows a second, and what is aimed at for the 99th percentile.
-pub(super) const RATES: [(u64, Aim); 3] = [
-    (100, Aim::None),
-    (1_000, Aim::AboveBaselineAtMost(2.0)),
-    (10_000, Aim::None),
-];
+/// A steady rate, and how late the emulator answers.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Pace {
+    /// Rows a second.
+    rate: u64,
+    delay_ms: u64,
+    /// For the 99th percentile.
+    aim: Aim,
+}
+
+impl Pace {
+    pub(super) const ALL: [Self; 5] = [
+        Self::new(100, 0, Aim::None),
+        Self::new(1_000, 0, Aim::AboveBaselineAtMost(2.0)),
+        Self::new(10_000, 0, Aim::None),
+        Self::new(1_000, 20, Aim::None),
+        Self::new(1_000, 100, Aim::None),
+    ];
+
+    const fn new(rate: u64, delay_ms: u64, aim: Aim) -> Self {
+        Self {
+            rate,
+            delay_ms,
+            aim,
+        }
+    }
+
+    pub(super) fn name(self) -> String {
+        let Self { rate, delay_ms, .. } = self;
+        match delay_ms {
+            0 => format!("latency-{rate}"),
+            _ => format!("latency-{rate}-after-{delay_ms}-ms"),
+        }
+    }
+}
 
 /// Parts of a thousand, and their names.
 const PERCENTILES: [(usize, &str); 3] = [(500, "p50"), (990, "p99"), (999, "p99.9")];
@@ -50,13 +79,9 @@ struct Run {
     written_per_second: f64,
 }
 
-/// Measures one rate: a line for each percentile.
-pub(super) async fn measure(
-    rate: u64,
-    aim: Aim,
-    runs: u32,
-    length: Duration,
-) -> Result<Vec<Line>, String> {
+/// Measures one pace: a line for each percentile.
+pub(super) async fn measure(pace: Pace, runs: u32, length: Duration) -> Result<Vec<Line>, String> {
+    let Pace { rate, aim, .. } = pace;
     let database = Database::start(&process::binary()).await?;
     let (mut baseline, mut ours) = (Vec::new(), Vec::new());
     let mut first_row = 0;
@@ -69,7 +94,7 @@ pub(super) async fn measure(
             let rows = first_row..first_row + rate * length.as_secs();
             first_row = rows.end;
             match is_ours {
-                true => ours.push(relay(&database, rate, rows).await?),
+                true => ours.push(relay(&database, pace, rows).await?),
                 false => baseline.push(recvlogical(&database, rate, rows).await?),
             }
         }
@@ -83,7 +108,7 @@ pub(super) async fn measure(
         let of = |runs: &[Run]| median(runs.iter().map(|run| run.percentile(thousandth)));
         let pairs = baseline.iter().zip(&ours);
         Line {
-            scenario: format!("latency-{rate} {name}"),
+            scenario: format!("{} {name}", pace.name()),
             unit: "ms",
             baseline_is: "commit to the output of pg_recvlogical".into(),
             ours_is: "commit to the emulator".into(),
@@ -140,9 +165,10 @@ async fn recvlogical(
     finish(database, rows, rate, &arrivals, written_per_second).await
 }
 
-async fn relay(database: &Database, rate: u64, rows: std::ops::Range<u64>) -> Result<Run, String> {
+async fn relay(database: &Database, pace: Pace, rows: std::ops::Range<u64>) -> Result<Run, String> {
+    let Pace { rate, delay_ms, .. } = pace;
     begin_anew(database).await?;
-    let emulator = Emulator::start(0, true, Cores::Shared)?;
+    let emulator = Emulator::start(delay_ms, true, Cores::Shared)?;
     let mut relay = process::relay(&process::binary(), &database.url(), &emulator.host)?;
     wait_until_streaming(database).await?;
     let written_per_second = write(database, rate, rows.clone()).await?;

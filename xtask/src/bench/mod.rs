@@ -5,8 +5,7 @@
 //! each program is a process of its own, and each drain starts from a copy of one slot, so that all
 //! read the same WAL. docs/performance.md tells the method.
 //!
-//! Not here: memory under loads that would make a careless relay grow (`cargo xtask memory`), and
-//! micro-benchmarks.
+//! Not here: micro-benchmarks.
 
 pub(crate) mod backlog;
 mod compare;
@@ -16,6 +15,7 @@ pub(crate) mod database;
 mod drain;
 mod idle;
 mod latency;
+mod memory;
 mod output;
 mod peers;
 mod report;
@@ -30,9 +30,11 @@ use std::time::Duration;
 use clap::Args;
 
 use compare::Stock;
-use report::{Aim, Line};
+use latency::Pace;
+use report::Line;
 use scenario::Scenario;
 
+use crate::memory::load::Load;
 use crate::{process, step};
 
 /// What to measure.
@@ -47,7 +49,7 @@ pub(crate) struct BenchArgs {
     /// Runs of each side, by turns; the medians are reported
     #[arg(long, default_value_t = 5)]
     runs: u32,
-    /// Also what takes very long: a backlog ten times as large
+    /// Also what takes very long: a backlog ten times as large, and memory under five times as many rows
     #[arg(long)]
     full: bool,
     /// Everything once with little, to see that it runs; the figures mean nothing
@@ -59,9 +61,9 @@ pub(crate) struct BenchArgs {
     /// Measure what target/release holds as it is
     #[arg(long)]
     no_build: bool,
-    /// Print JSON instead of a table
-    #[arg(long)]
-    json: bool,
+    /// Write JSON with every single run to this file, beside the table
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
     /// Only tell the names of the scenarios
     #[arg(long)]
     list: bool,
@@ -88,7 +90,8 @@ const QUICK: Extent = Extent {
 #[derive(Debug)]
 enum Measurement {
     Drain(Box<Scenario>),
-    Latency(u64, Aim),
+    Latency(Pace),
+    Memory(Load),
     Idle,
     Start,
 }
@@ -97,9 +100,9 @@ impl Measurement {
     fn all(events: u64) -> Vec<Self> {
         let drains = scenario::all(events).into_iter();
         let drains = drains.map(|scenario| Self::Drain(Box::new(scenario)));
-        let latencies = latency::RATES.map(|(rate, aim)| Self::Latency(rate, aim));
         drains
-            .chain(latencies)
+            .chain(Pace::ALL.map(Self::Latency))
+            .chain(Load::ALL.map(Self::Memory))
             .chain([Self::Idle, Self::Start])
             .collect()
     }
@@ -107,7 +110,8 @@ impl Measurement {
     fn name(&self) -> String {
         match self {
             Self::Drain(scenario) => scenario.name.clone(),
-            Self::Latency(rate, _) => format!("latency-{rate}"),
+            Self::Latency(pace) => pace.name(),
+            Self::Memory(load) => format!("memory-{}", load.name()),
             Self::Idle => "idle".into(),
             Self::Start => "start".into(),
         }
@@ -115,13 +119,15 @@ impl Measurement {
 
     /// Why it is left out, if it is.
     fn left_out(&self, full: bool) -> Result<Option<&'static str>, String> {
-        let Self::Drain(scenario) = self else {
-            return Ok(None);
+        let (full_only, needs) = match self {
+            Self::Drain(scenario) => (scenario.full_only, scenario.needs),
+            Self::Memory(_) => (true, None),
+            Self::Latency(_) | Self::Idle | Self::Start => (false, None),
         };
-        if scenario.full_only && !full {
+        if full_only && !full {
             return Ok(Some("only with --full"));
         }
-        match scenario.needs {
+        match needs {
             Some(setting) if !has_setting(setting)? => Ok(Some("the relay has no such setting")),
             _ => Ok(None),
         }
@@ -154,7 +160,10 @@ pub(crate) fn run(args: &BenchArgs) -> Result<(), String> {
         let binary: &'static Path = found.leak();
         let against = |measurement| match measurement {
             Measurement::Drain(scenario) => scenario.against(binary),
-            Measurement::Latency(..) | Measurement::Idle | Measurement::Start => None,
+            Measurement::Latency(_)
+            | Measurement::Memory(_)
+            | Measurement::Idle
+            | Measurement::Start => None,
         };
         let drains = measurements.into_iter().filter_map(against);
         measurements = drains
@@ -179,9 +188,9 @@ pub(crate) fn run(args: &BenchArgs) -> Result<(), String> {
         .build()
         .map_err(|e| e.to_string())?;
     let (lines, failed) = runtime.block_on(measure_all(&measurements, extent, args.full));
-    match args.json {
-        true => report::print_json(&lines),
-        false => report::print_table(&lines),
+    report::print_table(&lines);
+    if let Some(file) = &args.json {
+        report::write_json(file, &lines)?;
     }
     match failed.is_empty() {
         true => Ok(()),
@@ -237,7 +246,8 @@ async fn measure(
     let runs = extent.runs;
     match measurement {
         Measurement::Drain(scenario) => Ok(vec![compare::compare(scenario, stock, runs).await?]),
-        Measurement::Latency(rate, aim) => latency::measure(*rate, *aim, runs, extent.steady).await,
+        Measurement::Latency(pace) => latency::measure(*pace, runs, extent.steady).await,
+        Measurement::Memory(load) => memory::measure(*load, extent.events * 5, runs).await,
         Measurement::Idle => idle::measure(runs, extent.idle).await,
         Measurement::Start => start::measure(runs).await,
     }

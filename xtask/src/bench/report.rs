@@ -1,6 +1,7 @@
 //! What came out, as a table and as JSON: medians, ratios to the baseline, and the aims.
 
 use std::fmt;
+use std::path::Path;
 
 use serde_json::{Value, json};
 
@@ -184,8 +185,9 @@ fn cost_cells(costs: Option<&Costs>) -> String {
     .join(" | ")
 }
 
-pub(super) fn print_json(lines: &[Line]) {
-    println!("{}", Value::from_iter(lines.iter().map(Line::to_json)));
+pub(super) fn write_json(file: &Path, lines: &[Line]) -> Result<(), String> {
+    let json = Value::from_iter(lines.iter().map(Line::to_json));
+    std::fs::write(file, format!("{json}\n")).map_err(|e| format!("{}: {e}", file.display()))
 }
 
 #[cfg(test)]

@@ -173,10 +173,20 @@ fn delivering(events: u64, all: &mut Vec<Scenario>) {
 fn many_keys(events: u64, all: &mut Vec<Scenario>) {
     let own = Backlog::new(events, ROW, OWN_KEYS);
     let least = Aim::RatioAtLeast(0.90);
-    for (name, delay_ms, cores, aim) in [
-        ("own-keys", 0, Cores::Shared, Aim::None),
-        ("own-keys-database-apart", 0, Cores::DatabaseApart, least),
-        ("own-keys-after-20-ms", 20, Cores::Shared, least),
+    // What is limited by the requests on their way takes long.
+    let fewer = Backlog::new(events / 4, ROW, OWN_KEYS);
+    let few = Backlog::new(events / 20, ROW, OWN_KEYS);
+    for (name, backlog, delay_ms, cores, aim) in [
+        ("own-keys", own, 0, Cores::Shared, Aim::None),
+        (
+            "own-keys-database-apart",
+            own,
+            0,
+            Cores::DatabaseApart,
+            least,
+        ),
+        ("own-keys-after-20-ms", fewer, 20, Cores::Shared, least),
+        ("own-keys-after-100-ms", few, 100, Cores::Shared, least),
     ] {
         let bare = Contestant::Bare { delay_ms };
         let relay = Contestant::Relay {
@@ -187,7 +197,7 @@ fn many_keys(events: u64, all: &mut Vec<Scenario>) {
         all.push(Scenario {
             unit: Unit::Requests,
             cores,
-            ..scenario(name, own, bare, relay, aim)
+            ..scenario(name, backlog, bare, relay, aim)
         });
     }
     let bucketed = Contestant::Relay {

@@ -31,10 +31,17 @@ pub(super) async fn measure(runs: u32) -> Result<Vec<Line>, String> {
     let emulator = Emulator::start(0, false, Cores::Shared)?;
     let (mut baseline, mut ours) = (Vec::new(), Vec::new());
     for run in 1..=runs {
-        database.new_slot(SLOT).await?;
-        baseline.push(recvlogical(&database).await?);
-        database.new_slot(SLOT).await?;
-        ours.push(relay(&database, &emulator.host)?);
+        let mut turns = [false, true];
+        if run % 2 == 0 {
+            turns.reverse();
+        }
+        for is_ours in turns {
+            database.new_slot(SLOT).await?;
+            match is_ours {
+                true => ours.push(relay(&database, &emulator.host)?),
+                false => baseline.push(recvlogical(&database).await?),
+            }
+        }
         eprintln!(
             "  run {run}: pg_recvlogical {:.0} ms, ours {:.0} ms",
             baseline.last().copied().unwrap_or(f64::NAN),

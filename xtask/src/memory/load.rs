@@ -18,16 +18,16 @@ const STANDSTILL: Duration = Duration::from_secs(300);
 
 /// A load.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Load {
+pub(crate) enum Load {
     Outage,
     Transaction,
     Keys,
 }
 
 impl Load {
-    pub(super) const ALL: [Self; 3] = [Self::Outage, Self::Transaction, Self::Keys];
+    pub(crate) const ALL: [Self; 3] = [Self::Outage, Self::Transaction, Self::Keys];
 
-    pub(super) fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Outage => "outage",
             Self::Transaction => "one-transaction",
@@ -35,7 +35,7 @@ impl Load {
         }
     }
 
-    pub(super) fn describe(self) -> &'static str {
+    pub(crate) fn describe(self) -> &'static str {
         match self {
             Self::Outage => "Pub/Sub is down while the rows arrive, and comes back",
             Self::Transaction => "all rows in one transaction",
@@ -52,8 +52,8 @@ impl Load {
         Backlog::new(rows, rows_per_transaction, keys)
     }
 
-    /// Runs it; the relay's peak in KiB.
-    pub(super) async fn peak(self, binary: &Path, rows: u64) -> Result<u64, String> {
+    /// Runs it; the relay's peak, 10^6 bytes.
+    pub(crate) async fn peak_mb(self, binary: &Path, rows: u64) -> Result<f64, String> {
         let database = Database::start(binary).await?;
         database.copy_slot("postrider").await?;
         let (mut emulator, host) = process::emulator(binary, "127.0.0.1:0")?;
@@ -66,7 +66,10 @@ impl Load {
         // The rows arrive while the relay runs.
         database.load(&self.backlog(rows)).await?;
         let end = database.wal_position().await?;
-        eprintln!("  the rows are written, peak {} MiB", mib(&mut relay)?);
+        eprintln!(
+            "  the rows are written, peak {:.1} MB",
+            peak_mb(&mut relay)?
+        );
         if self == Self::Outage {
             tokio::time::sleep(OUTAGE_AFTER_ROWS).await;
             if database
@@ -76,7 +79,7 @@ impl Load {
             {
                 return Err("something was published although Pub/Sub was down".into());
             }
-            eprintln!("  Pub/Sub comes back, peak {} MiB", mib(&mut relay)?);
+            eprintln!("  Pub/Sub comes back, peak {:.1} MB", peak_mb(&mut relay)?);
             (emulator, _) = process::emulator(binary, &host)?;
         }
         wait_until_confirmed(&database, &end, &mut relay).await?;
@@ -86,14 +89,14 @@ impl Load {
         if recorded != rows {
             return Err(format!("{recorded} of {rows} events have a dispatch row"));
         }
-        let peak = relay.usage()?.peak_rss_kib;
+        let peak = peak_mb(&mut relay)?;
         drop((relay, emulator));
         Ok(peak)
     }
 }
 
-fn mib(relay: &mut Running) -> Result<u64, String> {
-    Ok(relay.usage()?.peak_rss_kib / 1024)
+fn peak_mb(relay: &mut Running) -> Result<f64, String> {
+    Ok(relay.usage()?.peak_rss_kib as f64 * 1024.0 / 1e6)
 }
 
 async fn wait_until_confirmed(

@@ -87,6 +87,8 @@ pub(super) struct RelayPlan {
     pub(super) quarantines_key: bool,
     /// `dispatch = exceptions`: published events have no record.
     pub(super) exceptions: bool,
+    /// `ordering = bucketed(n)`: aggregates share keys.
+    pub(super) buckets: Option<u64>,
 }
 
 /// What is written.
@@ -159,6 +161,12 @@ impl Plan {
             relay.shards = 2;
         }
         let says_goaway = beside.per_mille(200);
+        let goaway = says_goaway.then(|| beside.millis(50..=1_000));
+        // What is set aside or comes late is judged by keys, and a bucket may be two shards'.
+        let can_share_keys = relay.shards == 1 && !has_poison && !temper.loses_rows();
+        if can_share_keys && beside.per_mille(200) {
+            relay.buckets = Some(beside.pick(&[1, 2, 8]));
+        }
         Self {
             index,
             temper,
@@ -169,7 +177,7 @@ impl Plan {
                 true => random.millis(1..=8),
                 false => random.pick(&[0, 0, 1, 3, 10].map(Duration::from_millis)),
             },
-            goaway: says_goaway.then(|| beside.millis(50..=1_000)),
+            goaway,
             release,
             steps,
             random,
@@ -247,6 +255,7 @@ impl RelayPlan {
             wal_sender_timeout: Duration::from_secs(lease),
             quarantines_key: true,
             exceptions: false,
+            buckets: None,
         }
     }
 }
@@ -285,12 +294,16 @@ impl fmt::Display for Plan {
         } = self;
         writeln!(
             f,
-            "{:?}{}, {} shard(s), {} relay(s) each: {} requests and {} MiB in flight, {} channels, publish timeout \
+            "{:?}{}{}, {} shard(s), {} relay(s) each: {} requests and {} MiB in flight, {} channels, publish timeout \
              {:?}, lease {:?}{}; answers take {:?}{}",
             self.temper,
             match relay.exceptions {
                 true => " without records",
                 false => "",
+            },
+            match relay.buckets {
+                Some(buckets) => format!(" in {buckets} bucket(s)"),
+                None => String::new(),
             },
             relay.shards,
             relay.count,

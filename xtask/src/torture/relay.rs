@@ -90,6 +90,13 @@ impl Launch {
                     false => "full".to_owned(),
                 },
             ),
+            (
+                "POSTRIDER_ORDERING",
+                match plan.buckets {
+                    Some(buckets) => format!("bucketed({buckets})"),
+                    None => "key".to_owned(),
+                },
+            ),
             ("RUST_BACKTRACE", "1".to_owned()),
         ];
         Self {

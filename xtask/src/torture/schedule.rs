@@ -122,6 +122,7 @@ pub(super) async fn run(mut plan: Plan, ground: &Ground) -> Result<Outcome, Stri
         publish_timeout: plan.relay.publish_timeout,
         closes_connections: plan.goaway.is_some(),
         exceptions: plan.relay.exceptions,
+        buckets: plan.relay.buckets,
         relays: plan.relay.count,
         shards: plan.relay.shards,
         from_table: match (plan.loses_rows(), plan.leaves_late_rows()) {

@@ -166,3 +166,17 @@ fn a_publish_attempt_is_shorter_than_a_quarter_of_the_lease() {
         assert!(relay.publish_timeout * 4 < relay.wal_sender_timeout);
     }
 }
+
+#[test]
+fn buckets_come_with_crashes_with_and_without_records() {
+    let plans: Vec<Plan> = (0..240).map(|index| Plan::draw(1, index)).collect();
+    let kills = |step: &Step| matches!(step.fault, Fault::Kill(_));
+    for exceptions in [false, true] {
+        let bucketed = plans
+            .iter()
+            .filter(|plan| plan.relay.buckets.is_some() && plan.relay.exceptions == exceptions)
+            .filter(|plan| plan.steps.iter().any(kills));
+        let count = bucketed.count();
+        assert!(count >= 5, "{count}");
+    }
+}

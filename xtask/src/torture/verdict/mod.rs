@@ -7,8 +7,9 @@
 //! comes only what the stream could not bring), `duplicates` (whatever was sent twice has its
 //! reason in the plan), `senders` (no relay sends what it has to know is recorded), `stragglers` (what
 //! a dead client has left on its way is not held against the living), by `connections` (whether one
-//! client can have sent both of two requests).
+//! client can have sent both of two requests), and `buckets` (aggregates that share a key).
 
+mod buckets;
 mod connections;
 mod duplicates;
 mod from_table;
@@ -21,6 +22,7 @@ mod stragglers;
 #[cfg(test)]
 mod tests;
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::mem::discriminant;
@@ -95,6 +97,8 @@ pub(super) struct Evidence {
     /// `dispatch = exceptions`: published events have no record, unless they were released, and a
     /// crash repeats more, but whole and in order.
     pub(super) exceptions: bool,
+    /// `ordering = bucketed(n)`.
+    pub(super) buckets: Option<u64>,
     /// Relays of each slot at the same time.
     pub(super) relays: usize,
     /// Slots that share the events out.
@@ -111,6 +115,14 @@ impl Evidence {
     /// The end of the WAL before the publication was altered first.
     fn first_gap(&self) -> Option<u64> {
         self.gaps.iter().map(|(before, _)| *before).min()
+    }
+
+    /// Under which ordering key an event goes out.
+    fn ordering_key<'a>(&self, event: &'a Event) -> Cow<'a, str> {
+        match self.buckets.filter(|_| !event.key.is_empty()) {
+            Some(buckets) => buckets::key(&event.key, buckets).into(),
+            None => event.key.as_str().into(),
+        }
     }
 
     /// Whose record it is, which is whose event; 0 without shards.

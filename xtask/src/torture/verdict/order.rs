@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use pubsub_emulator::Attempt;
 use pubsub_emulator::checks::{self, Expected, Report, Stream, Violation};
 
-use super::{Event, Evidence, from_table, quarantine, stragglers};
+use super::{Event, Evidence, buckets, from_table, quarantine, stragglers};
 
 pub(super) fn check(evidence: &Evidence) -> Report {
     let mut report = check_attempts(evidence, &evidence.attempts);
@@ -30,6 +30,19 @@ pub(super) fn check(evidence: &Evidence) -> Report {
 }
 
 fn check_attempts(evidence: &Evidence, attempts: &[Attempt]) -> Report {
+    if evidence.buckets.is_none() {
+        return check_events(evidence, attempts);
+    }
+    let mut report = check_events(evidence, &buckets::apart(evidence, attempts));
+    report.attempts = attempts.len();
+    report
+        .violations
+        .retain(|found| !buckets::is_of_requests(found));
+    report.violations.extend(buckets::of_requests(attempts));
+    report
+}
+
+fn check_events(evidence: &Evidence, attempts: &[Attempt]) -> Report {
     let mut late: HashSet<&str> = from_table::late(evidence);
     late.extend(quarantine::late(evidence));
     let is_late = |id: &str| late.contains(id);
@@ -45,14 +58,10 @@ fn check_attempts(evidence: &Evidence, attempts: &[Attempt]) -> Report {
     report.stored_messages += of_late.stored_messages;
     report.duplicates.extend(of_late.duplicates);
     // What is wrong with requests as such was found above.
-    let of_events = |found: &Violation| {
-        !matches!(
-            found,
-            Violation::InFlightTogether { .. } | Violation::MixedKeys { .. }
-        )
-    };
-    let found = of_late.violations.into_iter().filter(of_events);
-    report.violations.extend(found);
+    let found = of_late.violations.into_iter();
+    report
+        .violations
+        .extend(found.filter(|found| !buckets::is_of_requests(found)));
     report
         .violations
         .extend(too_early(evidence, attempts, &late));

@@ -39,7 +39,7 @@ pub(super) fn check(evidence: &Evidence) -> Vec<Violation> {
             if !message.is_some_and(|message| messages.contains(&message)) {
                 complain("Pub/Sub has no message of that id for this event");
             }
-            if (&record.topic, &record.key) != (&event.topic, &event.key) {
+            if record.topic != event.topic || record.key != evidence.ordering_key(event) {
                 complain("it names another topic or ordering key");
             }
         }

@@ -1,5 +1,6 @@
 //! Every judge must be able to fail: evidence that is right in all, then wrong in one way.
 
+mod buckets;
 mod duplicates;
 mod exceptions;
 mod from_table;

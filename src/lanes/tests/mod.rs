@@ -1,0 +1,34 @@
+//! The lanes: rule by rule, and against a plain model of what must come out per key.
+
+mod model;
+mod rules;
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use proptest::prelude::*;
+
+use super::*;
+
+/// More than any test here needs: no lane is served for its share of it.
+const MEMORY: usize = 1 << 40;
+
+fn event(n: u32) -> Event {
+    Event::for_tests(n)
+}
+
+fn push(lanes: &mut Lanes, key: &str, n: u32) {
+    lanes.push(
+        "projects/p/topics/t".into(),
+        OrderingKey::from(key),
+        event(n),
+    );
+}
+
+fn ordinals(request: &Request) -> Vec<u32> {
+    request
+        .events
+        .iter()
+        .map(|event| event.origin.ordinal)
+        .collect()
+}

@@ -1,0 +1,186 @@
+//! The lanes against a plain model of what must come out per key.
+
+use super::*;
+
+#[derive(Debug, Clone)]
+enum Step {
+    Push(u8),
+    Send { worthwhile: bool },
+    Finish(prop::sample::Index),
+    Fail(prop::sample::Index),
+    Wait,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        4 => (0u8..5).prop_map(Step::Push),
+        3 => any::<bool>().prop_map(|worthwhile| Step::Send { worthwhile }),
+        2 => any::<prop::sample::Index>().prop_map(Step::Finish),
+        1 => any::<prop::sample::Index>().prop_map(Step::Fail),
+        1 => Just(Step::Wait),
+    ]
+}
+
+proptest! {
+    #[test]
+    fn each_key_comes_out_whole_and_in_order_whatever_fails(
+        steps in prop::collection::vec(step(), 0..300), limit in 1usize..6, memory in 0usize..20_000,
+    ) {
+        let mut now = Instant::now();
+        let mut lanes = Lanes::new(limit, memory);
+        let mut on_their_way: Vec<Request> = Vec::new();
+        let mut pushed: HashMap<String, Vec<u32>> = HashMap::new();
+        let mut stored: HashMap<String, Vec<u32>> = HashMap::new();
+        let finish = |lanes: &mut Lanes, request: Request, stored: &mut HashMap<String, Vec<u32>>| {
+            stored.entry(request.key.ordering_key.to_string()).or_default().extend(ordinals(&request));
+            lanes.finished(&request);
+        };
+        for (n, step) in (0u32..).zip(steps) {
+            match step {
+                Step::Push(key) => {
+                    let key = format!("k{key}");
+                    push(&mut lanes, &key, n);
+                    pushed.entry(key).or_default().push(n);
+                }
+                Step::Send { worthwhile } => {
+                    let serve = if worthwhile { Serve::Worthwhile } else { Serve::All };
+                    on_their_way.extend(lanes.next_request(now, serve));
+                }
+                Step::Finish(which) if !on_their_way.is_empty() => {
+                    let request = on_their_way.swap_remove(which.index(on_their_way.len()));
+                    finish(&mut lanes, request, &mut stored);
+                }
+                Step::Fail(which) if !on_their_way.is_empty() => {
+                    let request = on_their_way.swap_remove(which.index(on_their_way.len()));
+                    lanes.failed(request, now + Duration::from_millis(u64::from(n % 50)), Load::Reduce);
+                }
+                Step::Wait => now += Duration::from_millis(20),
+                Step::Finish(_) | Step::Fail(_) => {}
+            }
+            prop_assert!(on_their_way.len() <= limit);
+            prop_assert_eq!(lanes.in_flight(), on_their_way.len());
+            let mut keys: Vec<_> = on_their_way.iter().map(|r| r.key.clone()).collect();
+            keys.sort_by(|a, b| a.ordering_key.cmp(&b.ordering_key));
+            keys.dedup();
+            prop_assert_eq!(keys.len(), on_their_way.len(), "one request per key");
+        }
+        now += Duration::from_secs(10);
+        loop {
+            if let Some(request) = on_their_way.pop() {
+                finish(&mut lanes, request, &mut stored);
+            } else if let Some(request) = lanes.next_request(now, Serve::All) {
+                on_their_way.push(request);
+            } else {
+                break;
+            }
+        }
+        prop_assert_eq!(stored, pushed);
+        prop_assert!(lanes.is_empty());
+    }
+}
+
+/// What came of the events of one key.
+#[derive(Debug, Default, PartialEq)]
+struct Outcomes {
+    stored: Vec<u32>,
+    bad: Vec<u32>,
+}
+
+#[derive(Debug, Clone)]
+enum Turn {
+    Push {
+        key: u8,
+        bad: bool,
+    },
+    Send {
+        worthwhile: bool,
+    },
+    /// Pub/Sub judges a request by what is in it.
+    Judge(prop::sample::Index),
+    /// Something else goes wrong with it.
+    Fail(prop::sample::Index),
+    Wait,
+}
+
+fn turn() -> impl Strategy<Value = Turn> {
+    prop_oneof![
+        6 => (0u8..3, prop::bool::weighted(0.1)).prop_map(|(key, bad)| Turn::Push { key, bad }),
+        2 => any::<bool>().prop_map(|worthwhile| Turn::Send { worthwhile }),
+        2 => any::<prop::sample::Index>().prop_map(Turn::Judge),
+        1 => any::<prop::sample::Index>().prop_map(Turn::Fail),
+        1 => Just(Turn::Wait),
+    ]
+}
+
+proptest! {
+    #[test]
+    fn exactly_the_bad_events_are_found_and_the_good_ones_are_stored_once_in_order(
+        turns in prop::collection::vec(turn(), 0..400), limit in 1usize..4, memory in 0usize..20_000,
+    ) {
+        let mut now = Instant::now();
+        let mut lanes = Lanes::new(limit, memory);
+        let mut bad: Vec<u32> = Vec::new();
+        let mut expected: HashMap<String, Outcomes> = HashMap::new();
+        let mut found: HashMap<String, Outcomes> = HashMap::new();
+        let mut on_their_way: Vec<Request> = Vec::new();
+        let (mut pushed, mut judged) = (0usize, 0usize);
+        let mut judge = |lanes: &mut Lanes, request: Request, bad: &[u32]| {
+            judged += 1;
+            let of_key = found.entry(request.key.ordering_key.to_string()).or_default();
+            if ordinals(&request).iter().any(|n| bad.contains(n)) {
+                of_key.bad.extend(lanes.refused(request).map(|event| event.origin.ordinal));
+            } else {
+                of_key.stored.extend(ordinals(&request));
+                lanes.finished(&request);
+            }
+        };
+        for (n, turn) in (0u32..).zip(turns) {
+            match turn {
+                Turn::Push { key, bad: is_bad } => {
+                    let key = format!("k{key}");
+                    push(&mut lanes, &key, n);
+                    pushed += 1;
+                    let of_key = expected.entry(key).or_default();
+                    if is_bad {
+                        bad.push(n);
+                        of_key.bad.push(n);
+                    } else {
+                        of_key.stored.push(n);
+                    }
+                }
+                Turn::Send { worthwhile } => {
+                    let serve = if worthwhile { Serve::Worthwhile } else { Serve::All };
+                    on_their_way.extend(lanes.next_request(now, serve));
+                }
+                Turn::Judge(which) if !on_their_way.is_empty() => {
+                    let request = on_their_way.swap_remove(which.index(on_their_way.len()));
+                    judge(&mut lanes, request, &bad);
+                }
+                Turn::Fail(which) if !on_their_way.is_empty() => {
+                    let request = on_their_way.swap_remove(which.index(on_their_way.len()));
+                    let load = if n % 2 == 0 { Load::ReduceTopic } else { Load::Reduce };
+                    lanes.failed(request, now + Duration::from_millis(u64::from(n % 50)), load);
+                }
+                Turn::Wait => now += Duration::from_millis(20),
+                Turn::Judge(_) | Turn::Fail(_) => {}
+            }
+            prop_assert_eq!(lanes.in_flight(), on_their_way.len());
+        }
+        now += Duration::from_secs(10);
+        loop {
+            if let Some(request) = on_their_way.pop() {
+                judge(&mut lanes, request, &bad);
+            } else if let Some(request) = lanes.next_request(now, Serve::All) {
+                on_their_way.push(request);
+            } else {
+                break;
+            }
+        }
+        // Without a bad event a request holds one event at least; each bad one costs two for each
+        // halving, and the requests that begin and end its search.
+        let most = pushed + bad.len() * (2 * (pushed.max(2).ilog2() as usize + 1) + 2);
+        prop_assert!(judged <= most, "{} requests, {} at most", judged, most);
+        prop_assert_eq!(found, expected);
+        prop_assert!(lanes.is_empty() && lanes.waiting() == 0);
+    }
+}

@@ -1,0 +1,62 @@
+//! Which topic a row goes to, and what a template may name.
+
+use super::*;
+
+#[test]
+fn topics_come_from_the_column_then_a_rule_then_the_template() {
+    let mut columns = OUTBOX.to_vec();
+    columns.push(("dest", pg_type::TEXT));
+    let toml = "columns = { topic = 'dest' }\ntopic = '{aggregatetype}-{dest}'\n\
+                topic_rules = { refund = 'money' }";
+    let mut mapper = mapper(&columns, &toml.replace("-{dest}", "-{event_type}"));
+    let mut topic = |aggregate_type: &'static str, dest: Value<'static>| {
+        let mut row = outbox_row(&[("aggregatetype", Value::Text(aggregate_type.as_bytes()))]);
+        row.push(dest);
+        mapper.map_row(&row, AT).unwrap().topic
+    };
+    assert_eq!(
+        &*topic("refund", Value::Text(b"special")),
+        "projects/p/topics/special"
+    );
+    assert_eq!(
+        &*topic("refund", Value::Text(b"projects/q/topics/abc")),
+        "projects/q/topics/abc"
+    );
+    assert_eq!(&*topic("refund", Value::Null), "projects/p/topics/money");
+    assert_eq!(
+        &*topic("order", Value::Text(b"")),
+        "projects/p/topics/order-OrderPlaced"
+    );
+    let (one, other) = (topic("order", Value::Null), topic("order", Value::Null));
+    assert!(Arc::ptr_eq(&one, &other), "names are shared");
+}
+
+#[test]
+fn a_template_may_name_roles_by_their_default_name_and_any_column() {
+    let columns = [
+        ("seq", pg_type::INT8),
+        ("kind", pg_type::TEXT),
+        ("body", pg_type::TEXT),
+        ("tenant", pg_type::TEXT),
+        ("topic", pg_type::TEXT),
+    ];
+    let toml = "topic = '{aggregatetype}.{tenant}.{topic}'\nordering = 'none'\n\
+                columns = { id = 'seq', aggregatetype = 'kind', aggregateid = '', \
+                            event_type = '', payload = 'body' }";
+    let row = ["1", "order", "x", "acme", "eu"].map(|text| Value::Text(text.as_bytes()));
+    let mapped = mapper(&columns, toml).map_row(&row, AT).unwrap();
+    assert_eq!(&*mapped.topic, "projects/p/topics/order.acme.eu");
+    assert!(mapped.ordering_key.is_unordered());
+}
+
+#[test]
+fn extra_columns_go_out_as_attributes_before_headers() {
+    let mut columns = OUTBOX.to_vec();
+    columns.push(("tenant", pg_type::TEXT));
+    let mut row = outbox_row(&[]);
+    row.push(Value::Text(b"from-column"));
+    let mapped = mapper(&columns, "attributes = ['tenant']")
+        .map_row(&row, AT)
+        .unwrap();
+    assert_eq!(read(&mapped).attributes["tenant"], "from-column");
+}

@@ -1,0 +1,49 @@
+//! What a login is bound to: the server's certificate, hashed.
+//!
+//! Source: RFC 5929, "Channel Binding Type tls-server-end-point"; the hash is that of the
+//! certificate's signature, and SHA-256 in place of MD5 and SHA-1.
+
+use rustls::pki_types::CertificateDer;
+use sha2::{Digest, Sha256, Sha384, Sha512};
+use x509_cert::Certificate;
+use x509_cert::der::Decode;
+use x509_cert::der::oid::ObjectIdentifier;
+use x509_cert::der::oid::db::rfc5912::{
+    ECDSA_WITH_SHA_256, ECDSA_WITH_SHA_384, ECDSA_WITH_SHA_512, MD_5_WITH_RSA_ENCRYPTION,
+    SHA_1_WITH_RSA_ENCRYPTION, SHA_256_WITH_RSA_ENCRYPTION, SHA_384_WITH_RSA_ENCRYPTION,
+    SHA_512_WITH_RSA_ENCRYPTION,
+};
+
+/// The hash; `None` where the signature names none, as with Ed25519.
+pub(crate) fn of(certificate: &CertificateDer<'_>) -> Option<Vec<u8>> {
+    let parsed = Certificate::from_der(certificate).ok()?;
+    hash(parsed.signature_algorithm.oid, certificate)
+}
+
+fn hash(signature: ObjectIdentifier, certificate: &[u8]) -> Option<Vec<u8>> {
+    Some(match signature {
+        MD_5_WITH_RSA_ENCRYPTION
+        | SHA_1_WITH_RSA_ENCRYPTION
+        | SHA_256_WITH_RSA_ENCRYPTION
+        | ECDSA_WITH_SHA_256 => Sha256::digest(certificate).to_vec(),
+        SHA_384_WITH_RSA_ENCRYPTION | ECDSA_WITH_SHA_384 => Sha384::digest(certificate).to_vec(),
+        SHA_512_WITH_RSA_ENCRYPTION | ECDSA_WITH_SHA_512 => Sha512::digest(certificate).to_vec(),
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_signature_says_which_hash() {
+        let bytes = |oid| hash(oid, b"a certificate").map(|hash| hash.len());
+        assert_eq!(bytes(ECDSA_WITH_SHA_256), Some(32));
+        assert_eq!(bytes(SHA_1_WITH_RSA_ENCRYPTION), Some(32));
+        assert_eq!(bytes(SHA_384_WITH_RSA_ENCRYPTION), Some(48));
+        assert_eq!(bytes(ECDSA_WITH_SHA_512), Some(64));
+        let ed25519 = ObjectIdentifier::new_unwrap("1.3.101.112");
+        assert_eq!(bytes(ed25519), None);
+    }
+}

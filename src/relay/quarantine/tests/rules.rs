@@ -1,0 +1,136 @@
+//! What blocks a key, what does not, and what a release waits for.
+
+use super::*;
+
+#[test]
+fn earlier_events_of_a_blocked_key_go_on_when_they_come_again() {
+    let mut quarantine = Quarantine::new(OnBadEvent::QuarantineKey);
+    quarantine.block(group(), (7, 3), "x");
+    let Group {
+        topic,
+        ordering_key,
+    } = group();
+    let admit = |at| quarantine.admit(&topic, &ordering_key, at);
+    assert_eq!(admit((7, 2)), Admission::Open);
+    assert_eq!(
+        admit((7, 3)),
+        Admission::Quarantined("waits for event x in quarantine".into())
+    );
+    let other = OrderingKey::from("other");
+    assert_eq!(quarantine.admit(&topic, &other, (9, 1)), Admission::Open);
+}
+
+#[test]
+fn only_an_ordering_key_blocks_and_only_under_its_policy() {
+    let origin = Event::for_tests(1).origin;
+    let unordered = Group {
+        ordering_key: OrderingKey::UNORDERED,
+        ..group()
+    };
+    let unknown = Group {
+        topic: "".into(),
+        ..group()
+    };
+    let mut quarantine = Quarantine::new(OnBadEvent::QuarantineKey);
+    assert!(!quarantine.set_aside(&unordered, &origin).unwrap());
+    assert!(!quarantine.set_aside(&unknown, &origin).unwrap());
+    assert!(quarantine.set_aside(&group(), &origin).unwrap());
+    assert!(
+        !quarantine.set_aside(&group(), &origin).unwrap(),
+        "only once"
+    );
+    let mut quarantine = Quarantine::new(OnBadEvent::QuarantineEvent);
+    assert!(!quarantine.set_aside(&group(), &origin).unwrap());
+    assert_eq!(quarantine.blocked(), 0);
+}
+
+#[test]
+fn a_failure_of_everything_stops_before_the_quarantine_is_without_bound() {
+    let mut quarantine = Quarantine::new(OnBadEvent::QuarantineKey);
+    let origin = Event::for_tests(1).origin;
+    let mut block = |n: usize| {
+        let ordering_key = OrderingKey::from(n.to_string().as_str());
+        let group = Group {
+            ordering_key,
+            ..group()
+        };
+        quarantine.set_aside(&group, &origin)
+    };
+    for n in 0..MAX_BLOCKED {
+        block(n).unwrap();
+    }
+    assert_eq!(block(MAX_BLOCKED).unwrap_err().code(), Code::QuarantineFull);
+    assert!(
+        !block(7).unwrap(),
+        "a key that is blocked already may go on"
+    );
+}
+
+#[test]
+fn what_has_left_the_quarantine_makes_room_for_other_events_that_block_nothing() {
+    let mut quarantine = Quarantine::new(OnBadEvent::QuarantineEvent);
+    let origin = Event::for_tests(1).origin;
+    let set_aside = |quarantine: &mut Quarantine, events: usize| {
+        (0..events).try_for_each(|_| quarantine.set_aside(&group(), &origin).map(|_| ()))
+    };
+    set_aside(&mut quarantine, MAX_BLOCKED - 5).unwrap();
+    // All but ten of them were released or discarded, while five more came.
+    quarantine.counting();
+    set_aside(&mut quarantine, 5).unwrap();
+    quarantine.counted(10);
+    set_aside(&mut quarantine, MAX_BLOCKED - 15).unwrap();
+    quarantine.counting();
+    quarantine.counted(MAX_BLOCKED);
+    let full = set_aside(&mut quarantine, 1).unwrap_err();
+    assert_eq!(full.code(), Code::QuarantineFull);
+}
+
+#[test]
+fn releases_that_do_not_move_leave_their_turn_to_others() {
+    let mut quarantine = Quarantine::new(OnBadEvent::QuarantineKey);
+    let nth = |n: u32| Group {
+        ordering_key: OrderingKey::from(n.to_string().as_str()),
+        ..group()
+    };
+    let groups = MAX_RELEASES as u32;
+    for n in 0..groups {
+        quarantine.release(nth(n));
+    }
+    quarantine.release(nth(groups));
+    assert!(!quarantine.releases.contains_key(&nth(groups)), "no room");
+    // Half of them have been read to their end, the others have a full page; nothing is published.
+    for n in 0..groups {
+        let events = if n % 2 == 0 { 1 } else { PAGE as u32 };
+        let Some(Command::Page(read, _)) = quarantine.command() else {
+            panic!("each has its turn");
+        };
+        assert_eq!(read, nth(n));
+        for event in 0..events {
+            let at = (u64::from(n + 1), event + 1);
+            assert!(quarantine.read(&read, at));
+            quarantine.goes_to_lane(&read, at, 1);
+        }
+        assert!(quarantine.page_ended(&read, events as usize).is_none());
+    }
+    while let Some(Command::Page(read, _)) = quarantine.command() {
+        assert!(quarantine.page_ended(&read, 0).is_none());
+    }
+    quarantine.release(nth(groups));
+    let page = Command::Page(nth(groups), (0, 0));
+    assert_eq!(quarantine.command(), Some(page));
+    // They are as they were: what one has in its lane is published, and it is over.
+    let record = Record {
+        topic: Some(group().topic),
+        ordering_key: nth(0).ordering_key,
+        at: SystemTime::UNIX_EPOCH,
+        events: vec![EventRef {
+            commit: crate::watermark::CommitLsn::new(decoder::Lsn::new(1)),
+            ..event(1, Standing::Released).origin
+        }],
+        outcome: Outcome::Published(MessageIds::default()),
+    };
+    quarantine.handed(&record);
+    assert!(quarantine.releases.contains_key(&nth(0)));
+    quarantine.durable(1);
+    assert!(!quarantine.releases.contains_key(&nth(0)));
+}

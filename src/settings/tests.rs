@@ -1,0 +1,104 @@
+//! Layers and checks, by what a user would write.
+
+use super::*;
+
+fn load(pairs: &[(&str, &str)]) -> Result<Settings> {
+    let env = pairs
+        .iter()
+        .map(|(k, v)| ((*k).into(), (*v).into()))
+        .collect();
+    Settings::load(None, &env, &[])
+}
+
+#[test]
+fn everything_can_run_from_the_environment_alone() {
+    let settings = load(&[
+        ("DATABASE_URL", "postgres://relay@localhost/shop"),
+        ("PUBSUB_EMULATOR_HOST", "127.0.0.1:8085"),
+        ("PUBSUB_PROJECT_ID", "demo"),
+        ("POSTRIDER_CREATE_TOPICS", "true"),
+    ])
+    .unwrap();
+    assert_eq!(settings.slot.as_str(), "postrider");
+    assert_eq!(settings.pubsub, Endpoint::Emulator("127.0.0.1:8085".into()));
+    assert!(settings.create_topics);
+    assert_eq!(settings.project().unwrap(), "demo");
+    assert_eq!(settings.tables.len(), 1);
+}
+
+#[test]
+fn a_flag_wins_over_the_environment_and_the_file() {
+    let mut file = tempfile::NamedTempFile::new().unwrap();
+    std::io::Write::write_all(&mut file, b"slot = \"from_file\"\npublication = \"p\"\n").unwrap();
+    let env = [("POSTRIDER_SLOT".to_owned(), "from_env".to_owned())].into();
+    let flags = [("slot".to_owned(), "from_flag".to_owned())];
+    let settings = Settings::load(Some(file.path()), &env, &flags).unwrap();
+    assert_eq!(settings.slot.as_str(), "from_flag");
+    assert_eq!(settings.publication, "p");
+}
+
+#[test]
+fn a_publish_attempt_may_not_outlive_the_right_to_the_slot() {
+    let error = load(&[("POSTRIDER_PUBLISH_TIMEOUT_S", "15")]).unwrap_err();
+    assert_eq!(error.code(), Code::SettingInvalid);
+    assert!(error.hint_text().contains("quarter"));
+}
+
+#[test]
+fn a_missing_project_says_which_variable_to_set() {
+    let error = load(&[]).unwrap().project().map(str::to_owned).unwrap_err();
+    assert_eq!(error.code(), Code::ProjectMissing);
+    assert!(error.hint_text().contains("PUBSUB_PROJECT_ID"));
+}
+
+#[test]
+fn a_projects_name_in_place_of_its_id_is_refused() {
+    for name in ["My Project", "Shop", "a/b"] {
+        let error = load(&[("PUBSUB_PROJECT_ID", name)]).unwrap_err();
+        assert_eq!(error.code(), Code::SettingInvalid, "{name}");
+    }
+    assert!(load(&[("PUBSUB_PROJECT_ID", "example.com:shop-1")]).is_ok());
+}
+
+#[test]
+fn bad_events_are_quarantined_by_key_unless_set_otherwise() {
+    assert_eq!(load(&[]).unwrap().on_bad_event, OnBadEvent::QuarantineKey);
+    let halt = load(&[("POSTRIDER_ON_BAD_EVENT", "halt")]).unwrap();
+    assert_eq!(halt.on_bad_event, OnBadEvent::Halt);
+    let error = load(&[("POSTRIDER_ON_BAD_EVENT", "ignore")]).unwrap_err();
+    assert_eq!(error.code(), Code::SettingInvalid);
+}
+
+#[test]
+fn every_event_is_recorded_unless_exceptions_are_asked_for() {
+    assert_eq!(load(&[]).unwrap().dispatch, Dispatch::Full);
+    let exceptions = load(&[("POSTRIDER_DISPATCH", "exceptions")]).unwrap();
+    assert_eq!(exceptions.dispatch, Dispatch::Exceptions);
+    let error = load(&[("POSTRIDER_DISPATCH", "off")]).unwrap_err();
+    assert_eq!(error.code(), Code::SettingInvalid);
+}
+
+#[test]
+fn a_dead_letter_topic_gets_the_project_and_is_checked() {
+    let topic = |name| {
+        let env = [
+            ("PUBSUB_PROJECT_ID", "demo"),
+            ("POSTRIDER_DEAD_LETTER_TOPIC", name),
+        ];
+        load(&env).unwrap().dead_letter_topic()
+    };
+    assert_eq!(
+        topic("dead").unwrap().as_deref(),
+        Some("projects/demo/topics/dead")
+    );
+    assert_eq!(topic("no good").unwrap_err().code(), Code::SettingInvalid);
+    assert!(topic("").unwrap().is_none());
+}
+
+#[test]
+fn a_wrong_endpoint_is_named() {
+    let error = load(&[("POSTRIDER_PUBSUB_ENDPOINT", "pubsub")]).unwrap_err();
+    assert_eq!(error.code(), Code::PubsubEndpoint);
+    let error = load(&[("PUBSUB_EMULATOR_HOST", "localhost")]).unwrap_err();
+    assert_eq!(error.code(), Code::SettingInvalid);
+}

@@ -1,0 +1,88 @@
+//! A login by SCRAM-SHA-256, bound to the TLS channel where it can be.
+//!
+//! A bound login proves to both sides that nobody between them ends the TLS of one and begins the
+//! other's. Source: manual, "SCRAM-SHA-256 Authentication"; RFC 5802, section 6.
+
+use postgres_protocol::authentication::sasl::{self, SCRAM_SHA_256, SCRAM_SHA_256_PLUS};
+
+use crate::postgres::ChannelBinding;
+
+/// How a login is bound.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Binding {
+    /// To this end of the channel.
+    Bound(Vec<u8>),
+    /// Not, since the server offers none; it notices if somebody took the offer away.
+    NotOffered,
+    /// Not, since we cannot or shall not.
+    Unbound,
+}
+
+/// How to log in by what the server offers.
+///
+/// # Errors
+/// Says why there is no way.
+pub(super) fn choose(
+    offered: &[String],
+    end_point: Option<Vec<u8>>,
+    wanted: ChannelBinding,
+) -> Result<Binding, &'static str> {
+    let offers = |mechanism| offered.iter().any(|name| name == mechanism);
+    let end_point = end_point.filter(|_| wanted != ChannelBinding::Disable);
+    match (offers(SCRAM_SHA_256_PLUS), end_point) {
+        (true, Some(end_point)) => Ok(Binding::Bound(end_point)),
+        _ if wanted == ChannelBinding::Require => Err(UNBOUND),
+        _ if !offers(SCRAM_SHA_256) => Err("the server offers no SCRAM-SHA-256"),
+        (false, Some(_)) => Ok(Binding::NotOffered),
+        (_, None) => Ok(Binding::Unbound),
+    }
+}
+
+/// Why a login is refused that is to be bound and is not.
+pub(super) const UNBOUND: &str = "channel_binding=require, and the login cannot be bound: that takes \
+    TLS, a SCRAM-SHA-256 password, and a certificate signed with a hash of its own";
+
+impl Binding {
+    pub(super) fn mechanism(&self) -> &'static str {
+        match self {
+            Binding::Bound(_) => SCRAM_SHA_256_PLUS,
+            Binding::NotOffered | Binding::Unbound => SCRAM_SHA_256,
+        }
+    }
+}
+
+impl From<Binding> for sasl::ChannelBinding {
+    fn from(binding: Binding) -> Self {
+        match binding {
+            Binding::Bound(end_point) => Self::tls_server_end_point(end_point),
+            Binding::NotOffered => Self::unrequested(),
+            Binding::Unbound => Self::unsupported(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_login_is_bound_where_both_sides_can_and_nothing_else_does_where_it_has_to_be() {
+        use ChannelBinding::{Disable, Prefer, Require};
+        let chosen = |offered: &[&str], can_bind: bool, wanted| {
+            let offered: Vec<String> = offered.iter().map(|&name| name.to_owned()).collect();
+            choose(&offered, can_bind.then(|| vec![7]), wanted)
+        };
+        let both = [SCRAM_SHA_256_PLUS, SCRAM_SHA_256];
+        let plain = [SCRAM_SHA_256];
+        for wanted in [Prefer, Require] {
+            assert_eq!(chosen(&both, true, wanted), Ok(Binding::Bound(vec![7])));
+        }
+        assert_eq!(chosen(&both, true, Disable), Ok(Binding::Unbound));
+        assert_eq!(chosen(&both, false, Prefer), Ok(Binding::Unbound));
+        assert_eq!(chosen(&plain, true, Prefer), Ok(Binding::NotOffered));
+        assert_eq!(chosen(&plain, false, Prefer), Ok(Binding::Unbound));
+        assert_eq!(chosen(&plain, true, Require), Err(UNBOUND));
+        assert_eq!(chosen(&both, false, Require), Err(UNBOUND));
+        assert!(chosen(&["OTHER"], true, Prefer).is_err());
+    }
+}

@@ -1,0 +1,268 @@
+//! A bad event is found and set aside, with what has to wait behind it, under each policy.
+
+use super::*;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_poison_event_among_thousands_is_set_aside_and_only_its_key_waits() {
+    let database = Database::start().await;
+    let emulator = harness::emulator().await;
+    poison(&emulator, BAD);
+    insert_orders(&database, 2_000, 20).await;
+    insert_bad(&database, BAD, "o-7").await;
+    insert_orders(&database, 2_000, 20).await;
+    let relay = Relay::start(&database, &emulator);
+    database.wait_until_recorded().await;
+    database.wait_until_confirmed().await;
+    assert_eq!(
+        in_state(&database, "quarantined").await,
+        101,
+        "{}",
+        relay.log()
+    );
+    let row = database
+        .client
+        .query_one(
+            "SELECT error, attempts, ordering_key, topic FROM outbox.dispatch \
+             WHERE event_id::text = $1",
+            &[&BAD],
+        )
+        .await
+        .unwrap();
+    let error: String = row.get(0);
+    assert!(
+        error.starts_with("event-refused: InvalidArgument"),
+        "{error}"
+    );
+    let attempts = emulator.journal().attempts();
+    let carried = |attempt: &&Attempt| attempt.event_ids.iter().flatten().any(|id| **id == *BAD);
+    assert_eq!(
+        row.get::<_, i32>(1) as usize,
+        attempts.iter().filter(carried).count(),
+        "every request that carried it is counted"
+    );
+    assert_eq!(
+        (row.get::<_, &str>(2), row.get::<_, &str>(3)),
+        ("o-7", TOPIC)
+    );
+    let waits = "SELECT count(*) FROM outbox.dispatch WHERE ordering_key = 'o-7' \
+         AND state = 'quarantined' AND error LIKE 'waits for event 00000000-%bad0 in quarantine'";
+    assert_eq!(database.number(waits).await, 100);
+    let others = "SELECT count(*) FROM outbox.dispatch WHERE ordering_key <> 'o-7' \
+         AND state <> 'published'";
+    assert_eq!(database.number(others).await, 0);
+    let report = check_published(&database, &emulator).await;
+    assert!(
+        report.is_clean() && report.duplicates.is_empty(),
+        "{report}"
+    );
+    assert_eq!(report.stored_messages, 3_900);
+    assert!(
+        relay.log().contains("set aside in quarantine"),
+        "{}",
+        relay.log()
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn under_quarantine_event_only_the_bad_event_is_set_aside() {
+    let database = Database::start().await;
+    let emulator = harness::emulator().await;
+    poison(&emulator, BAD);
+    insert_orders(&database, 300, 3).await;
+    insert_bad(&database, BAD, "o-1").await;
+    insert_orders(&database, 300, 3).await;
+    let policy = [("POSTRIDER_ON_BAD_EVENT", "quarantine_event")];
+    let addr = emulator.addr().to_string();
+    let _relay = Relay::start_with(&database, &addr, &policy);
+    database.wait_until_recorded().await;
+    assert_eq!(in_state(&database, "quarantined").await, 1);
+    let report = check_published(&database, &emulator).await;
+    assert!(
+        report.is_clean() && report.duplicates.is_empty(),
+        "{report}"
+    );
+    assert_eq!(report.stored_messages, 600);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn under_halt_the_relay_stops_at_the_bad_event_with_what_to_do() {
+    let database = Database::start().await;
+    let emulator = harness::emulator().await;
+    poison(&emulator, BAD);
+    insert_orders(&database, 30, 1).await;
+    insert_bad(&database, BAD, "o-0").await;
+    insert_orders(&database, 30, 1).await;
+    let addr = emulator.addr().to_string();
+    let policy = [("POSTRIDER_ON_BAD_EVENT", "halt")];
+    let relay = Relay::start_with(&database, &addr, &policy);
+    relay.wait_for_error("event-refused").await;
+    let log = relay.log();
+    assert_eq!(relay.wait().await.code(), Some(5), "{log}");
+    assert!(log.contains(BAD) && log.contains("on_bad_event"), "{log}");
+    assert_eq!(in_state(&database, "quarantined").await, 0);
+    assert_eq!(in_state(&database, "published").await, 30, "all before it");
+    // It comes again, and is set aside by another policy.
+    let relay = Relay::start(&database, &emulator);
+    database.wait_until_recorded().await;
+    assert_eq!(in_state(&database, "quarantined").await, 31);
+    let report = check_published(&database, &emulator).await;
+    assert!(
+        report.is_clean() && report.duplicates.is_empty(),
+        "{report}"
+    );
+    drop(relay);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_that_cannot_be_mapped_are_set_aside_with_their_key_as_far_as_it_is_known() {
+    let database = Database::start().await;
+    let emulator = harness::emulator().await;
+    insert_orders(&database, 20, 2).await;
+    database
+        .execute(
+            "INSERT INTO outbox.events (aggregatetype, aggregateid, event_type, headers) \
+                 VALUES ('order', 'o-0', 'Headers', '[1]'); \
+             INSERT INTO outbox.events (aggregatetype, aggregateid, event_type, payload) \
+                 VALUES ('order', 'big', 'TooLarge', to_jsonb(repeat('x', 10000001))); \
+             INSERT INTO outbox.events (aggregatetype, aggregateid, event_type) \
+                 VALUES ('order', repeat('k', 1025), 'LongKey'); \
+             INSERT INTO outbox.events (aggregatetype, aggregateid, event_type) \
+                 VALUES ('', 'o-1', 'NoTopic')",
+        )
+        .await;
+    insert_orders(&database, 20, 2).await;
+    let relay = Relay::start(&database, &emulator);
+    database.wait_until_recorded().await;
+    database.wait_until_confirmed().await;
+    let rows = database
+        .client
+        .query(
+            "SELECT e.event_type, d.error, d.topic, d.ordering_key \
+             FROM outbox.dispatch d JOIN outbox.events e ON e.id = d.event_id \
+             WHERE d.state = 'quarantined' AND e.event_type <> 'OrderPlaced' ORDER BY 1",
+            &[],
+        )
+        .await
+        .unwrap();
+    let found: Vec<(&str, &str, Option<&str>, Option<&str>)> = rows
+        .iter()
+        .map(|row| {
+            let error: &str = row.get(1);
+            let (code, _) = error.split_once(':').unwrap();
+            (row.get(0), code, row.get(2), row.get(3))
+        })
+        .collect();
+    let topic = Some(TOPIC);
+    assert_eq!(
+        found,
+        [
+            ("Headers", "event-invalid", topic, Some("o-0")),
+            ("LongKey", "event-invalid", topic, None),
+            ("NoTopic", "event-invalid", None, Some("o-1")),
+            ("TooLarge", "event-too-large", topic, Some("big")),
+        ]
+    );
+    // o-0 waits from the bad event on; what came before it and all of o-1 was published.
+    assert_eq!(
+        in_state(&database, "published").await,
+        30,
+        "{}",
+        relay.log()
+    );
+    assert_eq!(in_state(&database, "quarantined").await, 14);
+    let report = check_published(&database, &emulator).await;
+    assert!(
+        report.is_clean() && report.duplicates.is_empty(),
+        "{report}"
+    );
+    assert!(!relay.log().contains("xxxxxxxx"), "no payload in the log");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_dead_letter_tells_of_the_bad_event_and_not_of_those_that_wait() {
+    let database = Database::start().await;
+    let emulator = harness::emulator().await;
+    let dead = "projects/demo/topics/dead";
+    emulator.create_topic(dead).await.unwrap();
+    // Only for its own topic: the letter has the same event id.
+    let event_id = BAD.to_owned();
+    let fault = Fault::new(Action::Poison { event_id }).on_topic("order.events");
+    emulator.faults().inject(fault);
+    insert_bad(&database, BAD, "o-1").await;
+    insert_orders(&database, 20, 2).await;
+    database
+        .execute(
+            "INSERT INTO outbox.events (aggregatetype, aggregateid, event_type, headers, payload) \
+             VALUES ('order', 'h', 'Headers', '[1]', '{}')",
+        )
+        .await;
+    let addr = emulator.addr().to_string();
+    let settings = [("POSTRIDER_DEAD_LETTER_TOPIC", "dead")];
+    let relay = Relay::start_with(&database, &addr, &settings);
+    database.wait_until_recorded().await;
+    assert_eq!(
+        in_state(&database, "quarantined").await,
+        12,
+        "{}",
+        relay.log()
+    );
+    let attempts = emulator.journal().attempts();
+    let letters = attempts
+        .iter()
+        .filter(|a| &*a.topic == dead && a.is_stored());
+    let ids: Vec<&str> = letters
+        .flat_map(|attempt| attempt.event_ids.iter().flatten())
+        .map(|id| &**id)
+        .collect();
+    assert_eq!(ids.len(), 2, "{ids:?}");
+    assert!(ids.contains(&BAD));
+    // A letter that is refused, too, does not hold the event up.
+    emulator.faults().lift_all();
+    let second = BAD_TOO.to_owned();
+    emulator
+        .faults()
+        .inject(Fault::new(Action::Poison { event_id: second }));
+    insert_bad(&database, BAD_TOO, "o-0").await;
+    database.wait_until_recorded().await;
+    relay.wait_for_log("refuses the dead letter").await;
+    assert_eq!(in_state(&database, "quarantined").await, 13);
+    database.wait_until_confirmed().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn kill_9_in_the_middle_of_the_search_and_a_restart_keep_the_key_blocked_and_lose_nothing() {
+    let database = Database::start().await;
+    let emulator = harness::emulator().await;
+    poison(&emulator, BAD);
+    insert_orders(&database, 1_000, 2).await;
+    insert_bad(&database, BAD, "o-1").await;
+    insert_orders(&database, 1_000, 2).await;
+    let slow = Action::Delay(Duration::from_millis(30));
+    let slow = emulator.faults().inject(Fault::new(slow));
+    for errors in 1..5 {
+        let relay = Relay::start(&database, &emulator);
+        // It ends early when the bad event is alone in its request.
+        eventually("the search is under way", || async {
+            let refused = emulator.journal().counts().error_answers;
+            let found = in_state(&database, "quarantined").await > 0;
+            (refused >= errors * 2 || found).then_some(())
+        })
+        .await;
+        relay.kill_9();
+    }
+    emulator.faults().lift(slow);
+    let relay = Relay::start(&database, &emulator);
+    database.wait_until_recorded().await;
+    let before = in_state(&database, "quarantined").await;
+    assert_eq!(before, 501, "{}", relay.log());
+    relay.kill_9();
+    let relay = Relay::start(&database, &emulator);
+    relay
+        .wait_for_log("events of these keys wait in quarantine")
+        .await;
+    insert_orders(&database, 10, 2).await;
+    database.wait_until_recorded().await;
+    assert_eq!(in_state(&database, "quarantined").await, before + 5);
+    let report = check_published(&database, &emulator).await;
+    assert!(report.is_clean(), "{report}");
+}

@@ -1,0 +1,277 @@
+//! Which rows come from the tables, in which order, and where the log cannot bring them.
+
+use super::*;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_first_start_with_all_delivers_what_is_in_the_table_while_writers_go_on() {
+    let database = Database::private().await;
+    let emulator = harness::emulator().await;
+    database.drop_slot().await;
+    insert(&database, 1, 4_000).await;
+    // So that the seam lasts for a while.
+    emulator
+        .faults()
+        .inject(Fault::new(Action::Delay(Duration::from_millis(30))).times(200));
+    let writers: Vec<_> = ["a", "b", "o"]
+        .map(|key| {
+            let url = database.url.clone();
+            tokio::spawn(async move {
+                let client = harness::connect(&url).await;
+                for first in 0..12 {
+                    let sql = insert_sql(key, 4_001 + first * 100, 100);
+                    client.batch_execute(&sql).await.unwrap();
+                }
+            })
+        })
+        .into();
+    let host = emulator.addr().to_string();
+    let relay = Relay::start_with(&database, &host, &[("POSTRIDER_START", "all")]);
+    for writer in writers {
+        writer.await.unwrap();
+    }
+    assert_nothing_is_lost_or_repeated(&database, &emulator, &relay).await;
+    assert!(relay.log().contains("first-start"), "{}", relay.log());
+    relay.stop().await;
+    // The second start is not the first.
+    let relay = Relay::start_with(&database, &host, &[("POSTRIDER_START", "all")]);
+    relay.wait_for_log("streaming").await;
+    assert!(!relay.log().contains("recovering"), "{}", relay.log());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_that_are_known_by_a_number_are_recovered_by_it() {
+    let database = Database::start().await;
+    database
+        .execute(
+            "CREATE TABLE public.jobs (seq bigserial PRIMARY KEY, kind text NOT NULL, \
+                 owner text, job text, payload json); \
+             ALTER PUBLICATION postrider SET TABLE public.jobs",
+        )
+        .await;
+    let emulator = harness::emulator().await;
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("postrider.toml");
+    std::fs::write(
+        &file,
+        "[[tables]]\ntable = \"public.jobs\"\ncolumns = { id = \"seq\", aggregatetype = \"kind\", \
+         aggregateid = \"owner\", event_type = \"job\" }\n",
+    )
+    .unwrap();
+    let more = [("POSTRIDER_CONFIG", file.to_str().unwrap())];
+    let host = emulator.addr().to_string();
+    let insert = "INSERT INTO public.jobs (kind, owner, job, payload) \
+                  SELECT 'order', 'k-' || n % 5, 'Job', '{}' FROM generate_series(1, 400) n";
+    let recorded = "SELECT count(*) FROM public.jobs j JOIN outbox.dispatch d \
+                    ON d.event_id = outbox.event_uuid('public.jobs', j.seq::text)";
+    let relay = Relay::start_with(&database, &host, &more);
+    database.execute(insert).await;
+    let all_recorded = async |count| {
+        eventually("the jobs are recorded", || async {
+            (database.number(recorded).await == count).then_some(())
+        })
+        .await;
+    };
+    all_recorded(400).await;
+    relay.stop().await;
+    database.drop_slot().await;
+    database.execute(insert).await;
+    let relay = Relay::start_with(&database, &host, &more);
+    all_recorded(800).await;
+    wait_until_recovered(&database).await;
+    assert_eq!(emulator.journal().counts().stored_messages, 800);
+    for attempt in emulator.journal().attempts() {
+        let ids = attempt.event_ids.iter().flatten();
+        let numbers: Vec<u32> = ids
+            .map(|id| id.rsplit(':').next().unwrap().parse().unwrap())
+            .collect();
+        assert!(numbers.is_sorted(), "{numbers:?}\n{}", relay.log());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_without_a_version_are_recovered_in_the_order_of_commits_where_the_server_keeps_it() {
+    let server = ScratchPostgres::builder()
+        .setting("track_commit_timestamp", "on")
+        .start()
+        .unwrap();
+    let (database, emulator) = served_by(Database::on(server).await).await;
+    database.drop_slot().await;
+    let id = |n: u32| format!("00000000-0000-4000-8000-00000000000{n}");
+    let insert_one = |n: u32| {
+        format!(
+            "INSERT INTO outbox.events (id, aggregatetype, aggregateid, event_type) \
+             VALUES ('{}', 'order', 'interleaved', 'Happened')",
+            id(n)
+        )
+    };
+    let slow = harness::connect(&database.url).await;
+    slow.batch_execute("BEGIN").await.unwrap();
+    for n in [1, 3] {
+        slow.batch_execute(&insert_one(n)).await.unwrap();
+        // Committed before it, though inserted after it, and at a later time by its column.
+        database.execute(&insert_one(n + 1)).await;
+    }
+    slow.batch_execute("COMMIT").await.unwrap();
+    let relay = Relay::start(&database, &emulator);
+    database.wait_until_recorded().await;
+    wait_until_recovered(&database).await;
+    let attempts = emulator.journal().attempts();
+    let of_the_key = attempts
+        .iter()
+        .filter(|attempt| attempt.is_stored() && *attempt.ordering_key == *"interleaved");
+    let published: Vec<String> = of_the_key
+        .flat_map(|attempt| attempt.event_ids.iter().flatten())
+        .map(|id| id.to_string())
+        .collect();
+    assert_eq!(published, [2, 4, 1, 3].map(id), "{}", relay.log());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_of_a_time_without_publication_that_the_slot_cannot_pass_come_from_the_table() {
+    let (database, emulator) = served_and_stopped().await;
+    let columns = "SELECT string_agg(tablename, ',') FROM pg_publication_tables";
+    assert_eq!(database.text(columns).await, "events");
+    database.execute("DROP PUBLICATION postrider").await;
+    // Of their own keys: PostgreSQL 18 passes them without a word, and the audit finds them.
+    database.execute(&insert_sql("gap", 201, 100)).await;
+    database
+        .execute("CREATE PUBLICATION postrider FOR TABLE outbox.events WITH (publish = 'insert', publish_via_partition_root = true)")
+        .await;
+    insert(&database, 301, 100).await;
+    let relay = Relay::start(&database, &emulator);
+    assert_nothing_is_lost_or_repeated(&database, &emulator, &relay).await;
+    relay.wait_for_log("publication-gap").await;
+}
+
+/// 200 events delivered, and 300 more of which the log can be read to the middle.
+async fn served_with_a_damaged_log() -> (Database, RunningEmulator) {
+    let (mut database, emulator) = served_by(Database::private().await).await;
+    let place = "SELECT file_name || ' ' || file_offset \
+                 FROM pg_walfile_name_offset(pg_current_wal_lsn())";
+    insert(&database, 201, 150).await;
+    let place = database.text(place).await;
+    insert(&database, 351, 150).await;
+    let (file, offset) = place.split_once(' ').unwrap();
+    let wal = database.server().data_dir().join("pg_wal").join(file);
+    let wal = std::fs::File::options().write(true).open(wal).unwrap();
+    wal.write_all_at(&[0xFF; 64], offset.parse().unwrap())
+        .unwrap();
+    (database, emulator)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_behind_a_place_of_the_log_that_cannot_be_decoded_come_from_the_table() {
+    let (database, emulator) = served_with_a_damaged_log().await;
+    let relay = Relay::start(&database, &emulator);
+    relay.wait_for_log("recovered").await;
+    insert(&database, 501, 100).await;
+    assert_nothing_is_lost_or_repeated(&database, &emulator, &relay).await;
+    assert!(relay.log().contains("slot-stuck"), "{}", relay.log());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_relay_that_may_not_recover_stops_where_the_log_cannot_be_decoded() {
+    let (database, emulator) = served_with_a_damaged_log().await;
+    let host = emulator.addr().to_string();
+    let more = [("POSTRIDER_SLOT_ON_LOSS", "stop")];
+    let relay = Relay::start_with(&database, &host, &more);
+    relay.wait_for_error("slot-stuck").await;
+    assert_eq!(relay.wait().await.code(), Some(3));
+    let before = recorded(&database).await;
+    assert!((200..500).contains(&before), "{before}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_relay_that_may_not_recover_stops_with_the_reason_until_a_person_asks_for_it() {
+    let (database, emulator) = served_and_stopped().await;
+    database.drop_slot().await;
+    insert(&database, 201, 100).await;
+    let host = emulator.addr().to_string();
+    let more = [("POSTRIDER_SLOT_ON_LOSS", "stop")];
+    let relay = Relay::start_with(&database, &host, &more);
+    relay.wait_for_error("slot-missing").await;
+    relay.wait_for_log("postrider recover --dry-run").await;
+    assert_eq!(relay.wait().await.code(), Some(3));
+    assert_eq!(recorded(&database).await, 200, "nothing was delivered");
+    let environment = [
+        ("DATABASE_URL", database.url.as_str()),
+        ("POSTRIDER_SLOT", database.slot()),
+    ];
+    let asked = harness::postrider(&["recover", "--yes"], &environment)
+        .output()
+        .unwrap();
+    assert!(asked.status.success(), "{asked:?}");
+    let relay = Relay::start_with(&database, &host, &more);
+    assert_nothing_is_lost_or_repeated(&database, &emulator, &relay).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_running_relay_that_is_asked_to_recover_does_so_at_once() {
+    let database = Database::start().await;
+    let emulator = harness::emulator().await;
+    let relay = Relay::start(&database, &emulator);
+    insert(&database, 1, 200).await;
+    database.wait_until_recorded().await;
+    database.wait_until_confirmed().await;
+    let environment = [
+        ("DATABASE_URL", database.url.as_str()),
+        ("POSTRIDER_SLOT", database.slot()),
+    ];
+    let asked = harness::postrider(&["recover", "--yes"], &environment)
+        .output()
+        .unwrap();
+    assert!(asked.status.success(), "{asked:?}");
+    relay.wait_for_log("recovered").await;
+    insert(&database, 201, 100).await;
+    assert_nothing_is_lost_or_repeated(&database, &emulator, &relay).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_from_before_the_first_start_stay_where_they_are_unless_all_is_asked_for() {
+    let database = Database::start().await;
+    let emulator = harness::emulator().await;
+    database.drop_slot().await;
+    insert_orders(&database, 50, 5).await;
+    let relay = Relay::start(&database, &emulator);
+    relay.wait_for_log("first start: created the slot").await;
+    insert_orders(&database, 20, 5).await;
+    eventually("what came after the start is delivered", || async {
+        (emulator.journal().counts().stored_messages == 20).then_some(())
+    })
+    .await;
+    relay.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_row_that_cannot_be_mapped_is_set_aside_by_a_recovery_and_blocks_its_key_alone() {
+    let (database, emulator) = served_and_stopped().await;
+    database.drop_slot().await;
+    insert(&database, 201, 70).await;
+    database
+        .execute(
+            "INSERT INTO outbox.events (aggregatetype, aggregateid, event_type, version, headers) \
+             VALUES ('order', 'o-1', 'Headers', 271, '[1]')",
+        )
+        .await;
+    insert(&database, 272, 70).await;
+    let relay = Relay::start(&database, &emulator);
+    database.wait_until_recorded().await;
+    wait_until_recovered(&database).await;
+    database.wait_until_confirmed().await;
+    let set_aside = "SELECT string_agg(DISTINCT split_part(d.error, ':', 1), ' ') \
+         FROM outbox.dispatch d JOIN outbox.events e ON e.id = d.event_id \
+         WHERE d.state = 'quarantined' AND e.event_type = 'Headers' AND d.ordering_key = 'o-1'";
+    assert_eq!(database.text(set_aside).await, "event-invalid");
+    let waiting = "SELECT count(*) FROM outbox.dispatch WHERE ordering_key = 'o-1' \
+         AND state = 'quarantined' AND error LIKE 'waits for event %'";
+    assert_eq!(database.number(waiting).await, 10, "{}", relay.log());
+    let others = "SELECT count(*) FROM outbox.dispatch WHERE ordering_key <> 'o-1' \
+         AND state <> 'published'";
+    assert_eq!(database.number(others).await, 0);
+    assert_eq!(emulator.journal().counts().stored_messages, 330);
+    // The key stays blocked in the stream, too.
+    insert(&database, 342, 7).await;
+    database.wait_until_recorded().await;
+    assert_eq!(database.number(waiting).await, 11, "{}", relay.log());
+    relay.stop().await;
+}

@@ -1,0 +1,185 @@
+//! What comes between while a recovery runs, and who waits for whom.
+
+use super::*;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn kill_9_in_the_middle_of_a_recovery_begins_it_again_and_repeats_only_what_had_no_record() {
+    let (database, emulator) = served_and_stopped().await;
+    database.drop_slot().await;
+    insert(&database, 201, 3_000).await;
+    emulator
+        .faults()
+        .inject(Fault::new(Action::Delay(Duration::from_millis(5))));
+    for round in 1..=5 {
+        // Small requests, so that there is a middle.
+        let more = [("POSTRIDER_IN_FLIGHT_REQUESTS", "1")];
+        let relay = Relay::start_with(&database, &emulator.addr().to_string(), &more);
+        eventually("some more events are recorded", || async {
+            (recorded(&database).await > 200 + round * 2).then_some(())
+        })
+        .await;
+        insert(&database, 3_001 + round as u32 * 200, 100).await;
+        relay.kill_9();
+    }
+    emulator.faults().lift_all();
+    harness::wait_until_killed_relays_are_gone(&database, &emulator).await;
+    let recorded_before = recorded(&database).await;
+    let stored_before = emulator.journal().counts().stored_messages;
+    let relay = Relay::start(&database, &emulator);
+    database.wait_until_recorded().await;
+    wait_until_recovered(&database).await;
+    insert(&database, 5_001, 100).await;
+    database.wait_until_recorded().await;
+    database.wait_until_confirmed().await;
+    let report = harness::check(&database, &emulator).await;
+    assert!(report.is_clean(), "{report}\n{}", relay.log());
+    let stored_after = emulator.journal().counts().stored_messages;
+    assert_eq!(
+        stored_after - stored_before,
+        3_800 - recorded_before as u64,
+        "the last run sends exactly what had no record"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_outage_of_pubsub_during_a_recovery_costs_lag_alone() {
+    let (database, emulator) = served_and_stopped().await;
+    database.drop_slot().await;
+    insert(&database, 201, 2_000).await;
+    emulator.faults().refuse_connections(true);
+    let relay = Relay::start(&database, &emulator);
+    relay.wait_for_log("recovering").await;
+    insert(&database, 2_201, 300).await;
+    relay.wait_for_log("pubsub-unreachable").await;
+    let confirmed = database.confirmed().await;
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    assert_eq!(database.confirmed().await, confirmed, "{}", relay.log());
+    emulator.faults().refuse_connections(false);
+    assert_nothing_is_lost_or_repeated(&database, &emulator, &relay).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_second_relay_stands_by_during_a_recovery_and_ends_it_when_the_first_dies() {
+    let (database, emulator) = served_and_stopped().await;
+    database.drop_slot().await;
+    insert(&database, 201, 2_000).await;
+    emulator.faults().refuse_connections(true);
+    let first = Relay::start(&database, &emulator);
+    // From then on it holds the new slot.
+    first.wait_for_log("the table is read").await;
+    let second = Relay::start(&database, &emulator);
+    second.wait_for_log("standby").await;
+    insert(&database, 2_201, 300).await;
+    first.kill_9();
+    second.wait_for_log("recovery-unfinished").await;
+    emulator.faults().refuse_connections(false);
+    assert_nothing_is_lost_or_repeated(&database, &emulator, &second).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn two_relays_that_find_the_slot_missing_at_once_lose_and_swap_nothing() {
+    let (database, emulator) = served_and_stopped().await;
+    for round in 0..3 {
+        database.drop_slot().await;
+        insert(&database, 201 + round * 500, 500).await;
+        let relays: Vec<Relay> = (0..3).map(|_| Relay::start(&database, &emulator)).collect();
+        database.wait_until_recorded().await;
+        wait_until_recovered(&database).await;
+        for relay in relays {
+            relay.stop().await;
+        }
+    }
+    let report = harness::check(&database, &emulator).await;
+    assert!(report.is_clean(), "{report}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_relay_that_finds_the_slot_missing_too_late_leaves_no_mark_behind() {
+    let database = Database::start().await;
+    let emulator = harness::emulator().await;
+    let relay = Relay::start(&database, &emulator);
+    insert(&database, 1, 200).await;
+    database.wait_until_recorded().await;
+    relay.kill_9();
+    harness::wait_until_killed_relays_are_gone(&database, &emulator).await;
+    database.drop_slot().await;
+    let mut other = harness::connect(&database.url).await;
+    let lock = other.transaction().await.unwrap();
+    // Of a kind that has no transaction id: the new slot would wait for it.
+    lock.batch_execute("LOCK TABLE outbox.relay IN SHARE MODE")
+        .await
+        .unwrap();
+    let late = Relay::start(&database, &emulator);
+    late.wait_for_log("slot-missing").await;
+    eventually("it waits to mark the slot", || async {
+        let waits = "SELECT count(*) FROM pg_stat_activity \
+                     WHERE wait_event_type = 'Lock' AND query LIKE '%INTO outbox.relay%'";
+        (database.number(waits).await == 1).then_some(())
+    })
+    .await;
+    // Meanwhile the slot is made, and another relay reads it.
+    create_slot(&database).await;
+    let reader = Relay::start(&database, &emulator);
+    eventually("the slot is read", || async {
+        let held = "SELECT count(*) FROM pg_replication_slots WHERE active";
+        (database.number(held).await == 1).then_some(())
+    })
+    .await;
+    lock.commit().await.unwrap();
+    late.wait_for_log("standby for").await;
+    let marked = "SELECT count(*) FROM outbox.relay WHERE recovering IS NOT NULL";
+    assert_eq!(database.number(marked).await, 0, "{}", late.log());
+    insert(&database, 201, 100).await;
+    assert_nothing_is_lost_or_repeated(&database, &emulator, &reader).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_transaction_that_holds_the_new_slot_up_is_named_and_waited_for() {
+    let (mut database, emulator) = served_by(Database::private().await).await;
+    database.drop_slot().await;
+    let blocker = harness::connect(&database.server().socket_url("postgres")).await;
+    blocker
+        .batch_execute("BEGIN; CREATE TABLE made_by_a_long_batch (n int)")
+        .await
+        .unwrap();
+    insert(&database, 201, 100).await;
+    let relay = Relay::start(&database, &emulator);
+    relay.wait_for_log("slot-busy").await;
+    assert!(
+        relay.log().contains("idle transaction of server process"),
+        "{}",
+        relay.log()
+    );
+    blocker.batch_execute("COMMIT").await.unwrap();
+    assert_nothing_is_lost_or_repeated(&database, &emulator, &relay).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_recovery_that_may_not_use_enough_temporary_files_says_which_limit_to_raise() {
+    let (database, emulator) = served_by(Database::private().await).await;
+    database.drop_slot().await;
+    database
+        .execute(
+            "INSERT INTO outbox.events (aggregatetype, aggregateid, event_type, version, payload) \
+             SELECT 'order', 'o-' || n % 7, 'OrderPlaced', n, jsonb_build_object('n', n) \
+             FROM generate_series(201, 10000) n; \
+             ALTER ROLE postgres SET work_mem = '64kB'; \
+             ALTER ROLE postgres SET temp_file_limit = '64kB'",
+        )
+        .await;
+    let relay = Relay::start(&database, &emulator);
+    relay.wait_for_error("postgres-statement").await;
+    let log = relay.log();
+    assert!(
+        log.contains("SQLSTATE 53400") && log.contains("raise temp_file_limit"),
+        "{log}"
+    );
+    assert_eq!(relay.wait().await.code(), Some(3), "{log}");
+    database
+        .execute("ALTER ROLE postgres RESET temp_file_limit")
+        .await;
+    let relay = Relay::start(&database, &emulator);
+    database.wait_until_recorded().await;
+    assert_eq!(emulator.journal().counts().stored_messages, 10_000);
+    relay.stop().await;
+}

@@ -1,0 +1,85 @@
+//! The slot is lost, made anew, or was never there, and nothing is lost with it: the rows without
+//! a record come from the tables, each key in its order, and then the stream goes on.
+
+mod from_table;
+mod interrupted;
+mod lost_slot;
+mod other_server;
+
+use crate::harness::{self, Database, Relay, eventually, insert_orders};
+use pubsub_emulator::{Action, Fault, RunningEmulator};
+use scratch_postgres::{ScratchPostgres, StopMode};
+use std::os::unix::fs::FileExt;
+use std::time::Duration;
+use tonic::Code;
+
+/// Inserts events with the versions `first..first + count`, one transaction each, over 7 keys.
+/// Versions never repeat: they are what a key is ordered by when it comes from the table.
+async fn insert(database: &Database, first: u32, count: u32) {
+    database.execute(&insert_sql("o", first, count)).await;
+}
+
+fn insert_sql(key: &str, first: u32, count: u32) -> String {
+    format!(
+        "DO $$ BEGIN FOR i IN {first}..{last} LOOP \
+         INSERT INTO outbox.events \
+             (aggregatetype, aggregateid, event_type, version, payload, occurred_at) \
+         VALUES ('order', '{key}-' || (i % 7), 'OrderPlaced', i, \
+                 jsonb_build_object('n', i), clock_timestamp()); \
+         COMMIT; END LOOP; END $$",
+        last = first + count - 1
+    )
+}
+
+/// Makes a slot at the end of the WAL, as if it had always been there.
+async fn create_slot(database: &Database) {
+    let slot = database.slot();
+    database
+        .execute(&format!(
+            "SELECT pg_create_logical_replication_slot('{slot}', 'pgoutput')"
+        ))
+        .await;
+}
+
+/// 200 events delivered by a relay that was then stopped in good order.
+async fn served_and_stopped() -> (Database, RunningEmulator) {
+    served_by(Database::start().await).await
+}
+
+async fn served_by(database: Database) -> (Database, RunningEmulator) {
+    let emulator = harness::emulator().await;
+    let relay = Relay::start(&database, &emulator);
+    insert(&database, 1, 200).await;
+    database.wait_until_recorded().await;
+    database.wait_until_confirmed().await;
+    relay.stop().await;
+    (database, emulator)
+}
+
+async fn recorded(database: &Database) -> i64 {
+    database
+        .number("SELECT count(*) FROM outbox.dispatch")
+        .await
+}
+
+async fn wait_until_recovered(database: &Database) {
+    eventually("the mark of the recovery is gone", || async {
+        let marked = "SELECT count(*) FROM outbox.relay WHERE recovering IS NOT NULL";
+        (database.number(marked).await == 0).then_some(())
+    })
+    .await;
+}
+
+/// Everything has come once, but for what a lost slot cut short, in order, and the relay streams.
+async fn assert_nothing_is_lost_or_repeated(
+    database: &Database,
+    emulator: &RunningEmulator,
+    relay: &Relay,
+) {
+    database.wait_until_recorded().await;
+    wait_until_recovered(database).await;
+    database.wait_until_confirmed().await;
+    let report = harness::check(database, emulator).await;
+    let once = report.duplicates.is_empty() || relay.has_lost_its_slot();
+    assert!(report.is_clean() && once, "{report}\n{}", relay.log());
+}

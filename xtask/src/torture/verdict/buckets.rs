@@ -1,0 +1,63 @@
+//! `ordering = bucketed(n)`: a request holds events of several aggregates, each of which keeps its order.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use pubsub_emulator::Attempt;
+use pubsub_emulator::checks::{self, Expected, Violation};
+
+use super::{Event, Evidence};
+
+/// The ordering key under which the events of an aggregate go out (docs/mapping.md).
+pub(super) fn key(aggregate: &str, buckets: u64) -> String {
+    const FNV_OFFSET_BASIS: u64 = 0xcbf2_9ce4_8422_2325;
+    const FNV_PRIME: u64 = 0x0100_0000_01b3;
+    let step = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(FNV_PRIME);
+    let hash = aggregate.bytes().fold(FNV_OFFSET_BASIS, step);
+    format!("bucket-{}", hash % buckets)
+}
+
+/// The requests as if each run of events of one aggregate had been one, under the aggregate as its
+/// key. What went out under another bucket than its own stays there.
+pub(super) fn apart(evidence: &Evidence, attempts: &[Attempt]) -> Vec<Attempt> {
+    let events = evidence.events.iter();
+    let events: HashMap<&str, &Event> = events.map(|event| (event.id.as_str(), event)).collect();
+    let mut runs = Vec::new();
+    for attempt in attempts {
+        let stream = |id: &Option<Box<str>>| -> Arc<str> {
+            let event = id.as_deref().and_then(|id| events.get(id));
+            match event {
+                Some(event) if evidence.ordering_key(event) == *attempt.ordering_key => {
+                    event.key.as_str().into()
+                }
+                _ => attempt.ordering_key.clone(),
+            }
+        };
+        let mut first = 0;
+        for run in attempt.event_ids.chunk_by(|a, b| stream(a) == stream(b)) {
+            runs.push(Attempt {
+                ordering_key: stream(&run[0]),
+                event_ids: run.into(),
+                first_message_id: attempt.first_message_id.map(|id| id + first),
+                ..attempt.clone()
+            });
+            first += run.len() as u64;
+        }
+    }
+    runs
+}
+
+/// What is wrong with requests as such: that is judged by them as they came.
+pub(super) fn of_requests(attempts: &[Attempt]) -> Vec<Violation> {
+    let mut found = checks::check(attempts, &Expected::new()).violations;
+    found.retain(is_of_requests);
+    found
+}
+
+/// Whether this is about requests, and not about the events in them.
+pub(super) fn is_of_requests(found: &Violation) -> bool {
+    matches!(
+        found,
+        Violation::InFlightTogether { .. } | Violation::MixedKeys { .. }
+    )
+}
