@@ -29,6 +29,7 @@ pub(super) struct Totals {
     duplicates: BTreeMap<Cause, u64>,
     exceptions: u64,
     sharded: u64,
+    bucketed: u64,
     goaway: u64,
     with_poison: u64,
     set_aside: u64,
@@ -59,6 +60,7 @@ impl Totals {
         }
         self.exceptions += u64::from(outcome.plan.relay.exceptions);
         self.sharded += u64::from(outcome.plan.relay.shards > 1);
+        self.bucketed += u64::from(outcome.plan.relay.buckets.is_some());
         self.goaway += u64::from(outcome.plan.goaway.is_some());
         self.with_poison += u64::from(!outcome.plan.workload.poison.is_empty());
         self.set_aside += verdict.set_aside;
@@ -86,6 +88,7 @@ impl Totals {
             ("looks at the slot".to_owned(), self.looks),
             ("schedules without records".to_owned(), self.exceptions),
             ("schedules with two shards".to_owned(), self.sharded),
+            ("schedules with buckets".to_owned(), self.bucketed),
             ("schedules with GOAWAY".to_owned(), self.goaway),
             ("schedules with refused events".to_owned(), self.with_poison),
             ("events set aside".to_owned(), self.set_aside),
@@ -162,14 +165,17 @@ fn name(fault: &Fault) -> &'static str {
 /// A schedule in a line.
 pub(super) fn line(outcome: &Outcome) -> String {
     let verdict = &outcome.verdict;
+    let relay = &outcome.plan.relay;
+    let mode = [
+        relay.exceptions.then(|| " *".to_owned()),
+        (relay.shards > 1).then(|| format!(" /{}", relay.shards)),
+        relay.buckets.map(|buckets| format!(" #{buckets}")),
+    ];
+    let mode: String = mode.into_iter().flatten().collect();
     format!(
-        "schedule {:>5}  {:13}  {:>6} events  {:>6} stored  {:>5.1} s  {}",
+        "schedule {:>5}  {:15}  {:>6} events  {:>6} stored  {:>5.1} s  {}",
         outcome.plan.index,
-        match (outcome.plan.relay.exceptions, outcome.plan.relay.shards) {
-            (true, _) => format!("{:?} *", outcome.plan.temper),
-            (false, 1) => format!("{:?}", outcome.plan.temper),
-            (false, of) => format!("{:?} /{of}", outcome.plan.temper),
-        },
+        format!("{:?}{mode}", outcome.plan.temper),
         verdict.events,
         verdict.stored_messages,
         outcome.took.as_secs_f64(),
