@@ -1,7 +1,8 @@
 //! What a login is bound to: the server's certificate, hashed.
 //!
 //! Source: RFC 5929, "Channel Binding Type tls-server-end-point"; the hash is that of the
-//! certificate's signature, and SHA-256 in place of MD5 and SHA-1.
+//! certificate's signature, and SHA-256 in place of SHA-1. Those that tokio-postgres-rustls knows, and no
+//! other, so that the SQL sessions do the same.
 
 use rustls::pki_types::CertificateDer;
 use sha2::{Digest, Sha256, Sha384, Sha512};
@@ -9,9 +10,8 @@ use x509_cert::Certificate;
 use x509_cert::der::Decode;
 use x509_cert::der::oid::ObjectIdentifier;
 use x509_cert::der::oid::db::rfc5912::{
-    ECDSA_WITH_SHA_256, ECDSA_WITH_SHA_384, ECDSA_WITH_SHA_512, MD_5_WITH_RSA_ENCRYPTION,
-    SHA_1_WITH_RSA_ENCRYPTION, SHA_256_WITH_RSA_ENCRYPTION, SHA_384_WITH_RSA_ENCRYPTION,
-    SHA_512_WITH_RSA_ENCRYPTION,
+    ECDSA_WITH_SHA_256, ECDSA_WITH_SHA_384, SHA_1_WITH_RSA_ENCRYPTION, SHA_256_WITH_RSA_ENCRYPTION,
+    SHA_384_WITH_RSA_ENCRYPTION, SHA_512_WITH_RSA_ENCRYPTION,
 };
 
 /// The hash; `None` where the signature names none, as with Ed25519.
@@ -22,12 +22,11 @@ pub(crate) fn of(certificate: &CertificateDer<'_>) -> Option<Vec<u8>> {
 
 fn hash(signature: ObjectIdentifier, certificate: &[u8]) -> Option<Vec<u8>> {
     Some(match signature {
-        MD_5_WITH_RSA_ENCRYPTION
-        | SHA_1_WITH_RSA_ENCRYPTION
-        | SHA_256_WITH_RSA_ENCRYPTION
-        | ECDSA_WITH_SHA_256 => Sha256::digest(certificate).to_vec(),
+        SHA_1_WITH_RSA_ENCRYPTION | SHA_256_WITH_RSA_ENCRYPTION | ECDSA_WITH_SHA_256 => {
+            Sha256::digest(certificate).to_vec()
+        }
         SHA_384_WITH_RSA_ENCRYPTION | ECDSA_WITH_SHA_384 => Sha384::digest(certificate).to_vec(),
-        SHA_512_WITH_RSA_ENCRYPTION | ECDSA_WITH_SHA_512 => Sha512::digest(certificate).to_vec(),
+        SHA_512_WITH_RSA_ENCRYPTION => Sha512::digest(certificate).to_vec(),
         _ => return None,
     })
 }
@@ -42,7 +41,7 @@ mod tests {
         assert_eq!(bytes(ECDSA_WITH_SHA_256), Some(32));
         assert_eq!(bytes(SHA_1_WITH_RSA_ENCRYPTION), Some(32));
         assert_eq!(bytes(SHA_384_WITH_RSA_ENCRYPTION), Some(48));
-        assert_eq!(bytes(ECDSA_WITH_SHA_512), Some(64));
+        assert_eq!(bytes(SHA_512_WITH_RSA_ENCRYPTION), Some(64));
         let ed25519 = ObjectIdentifier::new_unwrap("1.3.101.112");
         assert_eq!(bytes(ed25519), None);
     }

@@ -103,7 +103,7 @@ impl Pipeline {
                 Some(batch) = self.from_table.recv(), if takes_events => {
                     self.on_table_rows(batch)?;
                 }
-                _ = until(self.backlog.pause_ends()), if serve == Serve::Worthwhile => {
+                _ = until(self.backlog.pause_ends()), if self.backlog.is_behind() => {
                     self.backlog.paused();
                 }
                 Some(chunk) = chunks.recv(), if takes_chunks => {

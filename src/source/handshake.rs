@@ -60,7 +60,10 @@ pub(super) async fn log_in(wire: Wire, login: Login<'_>) -> Result<Connection> {
         cancel_key: None,
     };
     connection.start_up(login).await?;
-    let version = connection.login(login.target, wire.end_point).await?;
+    connection
+        .authenticate(login.target, wire.end_point)
+        .await?;
+    let version = connection.greeting(login.target).await?;
     if transaction_timeout::exists(version.as_deref()) {
         connection.set(transaction_timeout::OFF).await?;
     }
@@ -87,15 +90,12 @@ impl Connection {
         self.send(&message).await
     }
 
-    /// Gives the server's version, as it tells it itself.
-    async fn login(
-        &mut self,
-        target: &Target,
-        mut end_point: Option<Vec<u8>>,
-    ) -> Result<Option<String>> {
-        let mut version = None;
+    /// Proves who we are, and has the server prove itself where it can.
+    async fn authenticate(&mut self, target: &Target, end_point: Option<Vec<u8>>) -> Result<()> {
         let mut has_to_be_bound = target.channel_binding == ChannelBinding::Require;
         let mut scram: Option<ScramSha256> = None;
+        // For one exchange: a second one would not know any more what the first was offered.
+        let mut end_point = Some(end_point);
         loop {
             let mut reply = BytesMut::new();
             match self.message().await? {
@@ -106,12 +106,10 @@ impl Connection {
                         "the server did not prove that it knows the password",
                     ));
                 }
-                Message::BackendKeyData(body) => {
-                    self.cancel_key = Some((body.process_id(), body.secret_key()));
-                }
                 Message::AuthenticationOk if has_to_be_bound => {
                     return Err(refused(target, scram::UNBOUND));
                 }
+                Message::AuthenticationOk => return Ok(()),
                 // No password goes to a server that may be anybody.
                 Message::AuthenticationCleartextPassword
                 | Message::AuthenticationMd5Password(_)
@@ -119,13 +117,6 @@ impl Connection {
                 {
                     return Err(refused(target, scram::UNBOUND));
                 }
-                Message::AuthenticationOk => {}
-                Message::ParameterStatus(body) => {
-                    if body.name().map_err(protocol)? == "server_version" {
-                        version = Some(body.value().map_err(protocol)?.to_owned());
-                    }
-                }
-                Message::ReadyForQuery(_) => return Ok(version),
                 Message::AuthenticationCleartextPassword => {
                     frontend::password_message(password(target)?.as_bytes(), &mut reply)
                         .map_err(protocol)?;
@@ -139,9 +130,10 @@ impl Connection {
                     frontend::password_message(hash.as_bytes(), &mut reply).map_err(protocol)?;
                 }
                 Message::AuthenticationSasl(body) => {
+                    let end_point = end_point.take().ok_or_else(|| unexpected("login"))?;
                     let offered = body.mechanisms().map(|name| Ok(name.to_owned()));
                     let offered: Vec<String> = offered.collect().map_err(protocol)?;
-                    let binding = scram::choose(&offered, end_point.take(), target.channel_binding)
+                    let binding = scram::choose(&offered, end_point, target.channel_binding)
                         .map_err(|why| refused(target, why))?;
                     has_to_be_bound &= !matches!(binding, Binding::Bound(_));
                     let mechanism = binding.mechanism();
@@ -164,12 +156,13 @@ impl Connection {
                         .map_err(|e| login_failed(target, e))?;
                 }
                 Message::ErrorResponse(body) => {
-                    return Err(server_error(
-                        body.fields(),
-                        &format!("cannot log in as {target}"),
-                    ));
+                    return Err(server_error(body.fields(), &cannot_log_in(target)));
                 }
                 Message::NoticeResponse(_) => {}
+                // A login is not over before it is accepted.
+                Message::ReadyForQuery(_)
+                | Message::BackendKeyData(_)
+                | Message::ParameterStatus(_) => return Err(unexpected("login")),
                 _ => {
                     return Err(refused(
                         target,
@@ -179,6 +172,29 @@ impl Connection {
             }
             if !reply.is_empty() {
                 self.send(&reply).await?;
+            }
+        }
+    }
+
+    /// What the server tells of itself until it is ready. Gives its version.
+    async fn greeting(&mut self, target: &Target) -> Result<Option<String>> {
+        let mut version = None;
+        loop {
+            match self.message().await? {
+                Message::BackendKeyData(body) => {
+                    self.cancel_key = Some((body.process_id(), body.secret_key()));
+                }
+                Message::ParameterStatus(body) => {
+                    if body.name().map_err(protocol)? == "server_version" {
+                        version = Some(body.value().map_err(protocol)?.to_owned());
+                    }
+                }
+                Message::ReadyForQuery(_) => return Ok(version),
+                Message::ErrorResponse(body) => {
+                    return Err(server_error(body.fields(), &cannot_log_in(target)));
+                }
+                Message::NoticeResponse(_) => {}
+                _ => return Err(unexpected("login")),
             }
         }
     }
@@ -325,11 +341,13 @@ fn password(target: &Target) -> Result<Cow<'_, str>> {
         .ok_or_else(|| refused(target, "the server wants a password and none is set"))
 }
 
+fn cannot_log_in(target: &Target) -> String {
+    format!("cannot log in as {target}")
+}
+
 fn refused(target: &Target, why: &str) -> Error {
-    Error::new(
-        Code::PostgresAuthentication,
-        format!("cannot log in as {target}: {why}"),
-    )
+    let what = format!("{}: {why}", cannot_log_in(target));
+    Error::new(Code::PostgresAuthentication, what)
 }
 
 fn login_failed(target: &Target, error: std::io::Error) -> Error {

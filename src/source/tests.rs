@@ -295,6 +295,46 @@ async fn a_login_is_bound_to_the_certificate_of_the_server_in_both_kinds_of_sess
     }
 }
 
+/// A server without TLS that reads one message and answers with the next of these, whatever it was.
+fn impostor(answers: &'static [&'static [u8]]) -> String {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        for (n, answer) in answers.iter().enumerate() {
+            // The first message has no type before its length, which counts itself.
+            let mut head = [0; 5];
+            stream.read_exact(&mut head[usize::from(n == 0)..]).unwrap();
+            let length = u32::from_be_bytes([head[1], head[2], head[3], head[4]]);
+            stream
+                .read_exact(&mut vec![0; length as usize - 4])
+                .unwrap();
+            stream.write_all(answer).unwrap();
+        }
+        // Until the other side has had enough.
+        let _ = stream.read_to_end(&mut Vec::new());
+    });
+    format!("postgres://relay:secret@127.0.0.1:{port}/postgres?sslmode=disable")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nobody_gets_around_the_login() {
+    const READY: &[u8] = b"Z\0\0\0\x05I";
+    const SCRAM: &[u8] = b"R\0\0\0\x17\0\0\0\x0aSCRAM-SHA-256\0\0";
+    const ACCEPTED: &[u8] = b"R\0\0\0\x08\0\0\0\0";
+    let cases: [(&[&[u8]], Code); 4] = [
+        (&[READY], Code::ReplicationProtocol),
+        (&[SCRAM, READY], Code::ReplicationProtocol),
+        (&[SCRAM, SCRAM], Code::ReplicationProtocol),
+        (&[SCRAM, ACCEPTED], Code::PostgresAuthentication),
+    ];
+    for (answers, code) in cases {
+        let options = options(target(&impostor(answers)));
+        let opened = Source::open(options, LastStatus::default()).await;
+        assert_eq!(opened.unwrap_err().code(), code, "{answers:?}");
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_that_cannot_start_a_process_is_not_there_yet() {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();

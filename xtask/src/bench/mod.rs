@@ -180,6 +180,8 @@ pub(crate) fn run(args: &BenchArgs) -> Result<(), String> {
         }
         return Ok(());
     }
+    // A file that cannot be written shall not be found out hours later.
+    write_json(args, &[])?;
     if !args.no_build {
         build()?;
     }
@@ -187,11 +189,8 @@ pub(crate) fn run(args: &BenchArgs) -> Result<(), String> {
         .enable_all()
         .build()
         .map_err(|e| e.to_string())?;
-    let (lines, failed) = runtime.block_on(measure_all(&measurements, extent, args.full));
+    let (lines, failed) = runtime.block_on(measure_all(&measurements, extent, args));
     report::print_table(&lines);
-    if let Some(file) = &args.json {
-        report::write_json(file, &lines)?;
-    }
     match failed.is_empty() {
         true => Ok(()),
         false => Err(format!("not measured: {}", failed.join("; "))),
@@ -207,22 +206,31 @@ fn build() -> Result<(), String> {
     ))
 }
 
+fn write_json(args: &BenchArgs, lines: &[Line]) -> Result<(), String> {
+    match &args.json {
+        Some(file) => report::write_json(file, lines),
+        None => Ok(()),
+    }
+}
+
 /// The lines, and what could not be measured: hours of others are not lost by it.
 async fn measure_all(
     measurements: &[Measurement],
     extent: Extent,
-    full: bool,
+    args: &BenchArgs,
 ) -> (Vec<Line>, Vec<String>) {
     let mut stock = Stock::default();
     let (mut lines, mut failed) = (Vec::new(), Vec::new());
     for (n, measurement) in measurements.iter().enumerate() {
         eprintln!("{}", measurement.name());
-        match measure(measurement, &mut stock, extent, full).await {
-            Ok(measured) => lines.extend(measured),
-            Err(error) => {
-                eprintln!("  failed: {error}");
-                failed.push(format!("{}: {error}", measurement.name()));
-            }
+        let measured = measure(measurement, &mut stock, extent, args.full).await;
+        let written = measured.and_then(|measured| {
+            lines.extend(measured);
+            write_json(args, &lines)
+        });
+        if let Err(error) = written {
+            eprintln!("  failed: {error}");
+            failed.push(format!("{}: {error}", measurement.name()));
         }
         let rest = measurements.iter().skip(n + 1);
         stock.keep_for(rest.filter_map(|measurement| match measurement {

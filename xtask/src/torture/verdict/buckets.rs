@@ -18,7 +18,7 @@ pub(super) fn key(aggregate: &str, buckets: u64) -> String {
 }
 
 /// The requests as if each run of events of one aggregate had been one, under the aggregate as its
-/// key. What went out under another bucket than its own stays there.
+/// key. What went out under another key than its bucket's is where nothing is expected.
 pub(super) fn apart(evidence: &Evidence, attempts: &[Attempt]) -> Vec<Attempt> {
     let events = evidence.events.iter();
     let events: HashMap<&str, &Event> = events.map(|event| (event.id.as_str(), event)).collect();
@@ -30,7 +30,7 @@ pub(super) fn apart(evidence: &Evidence, attempts: &[Attempt]) -> Vec<Attempt> {
                 Some(event) if evidence.ordering_key(event) == *attempt.ordering_key => {
                     event.key.as_str().into()
                 }
-                _ => attempt.ordering_key.clone(),
+                _ => format!("sent as {}", attempt.ordering_key).into(),
             }
         };
         let mut first = 0;

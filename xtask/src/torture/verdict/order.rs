@@ -5,6 +5,7 @@
 //! of their own, in which order holds too; and none of them may come *before* what is earlier in
 //! its key.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use pubsub_emulator::Attempt;
@@ -13,15 +14,28 @@ use pubsub_emulator::checks::{self, Expected, Report, Stream, Violation};
 use super::{Event, Evidence, buckets, from_table, quarantine, stragglers};
 
 pub(super) fn check(evidence: &Evidence) -> Report {
-    let mut report = check_attempts(evidence, &evidence.attempts);
+    let attempts: Cow<'_, [Attempt]> = match evidence.buckets {
+        Some(_) => buckets::apart(evidence, &evidence.attempts).into(),
+        None => (&evidence.attempts).into(),
+    };
+    let mut report = check_attempts(evidence, &attempts);
     let is_skip = |found: &Violation| matches!(found, Violation::Skipped { .. });
     if report.violations.iter().any(is_skip) {
         // A step back that only a straggler made is followed by what looks like a skip.
-        let living = stragglers::without(evidence, &evidence.attempts);
+        let living = stragglers::without(evidence, &attempts);
         let among_the_living = check_attempts(evidence, &living).violations;
         report
             .violations
             .retain(|found| !is_skip(found) || among_the_living.contains(found));
+    }
+    if evidence.buckets.is_some() {
+        report.attempts = evidence.attempts.len();
+        report
+            .violations
+            .retain(|found| !buckets::is_of_requests(found));
+        report
+            .violations
+            .extend(buckets::of_requests(&evidence.attempts));
     }
     report
         .violations
@@ -30,19 +44,6 @@ pub(super) fn check(evidence: &Evidence) -> Report {
 }
 
 fn check_attempts(evidence: &Evidence, attempts: &[Attempt]) -> Report {
-    if evidence.buckets.is_none() {
-        return check_events(evidence, attempts);
-    }
-    let mut report = check_events(evidence, &buckets::apart(evidence, attempts));
-    report.attempts = attempts.len();
-    report
-        .violations
-        .retain(|found| !buckets::is_of_requests(found));
-    report.violations.extend(buckets::of_requests(attempts));
-    report
-}
-
-fn check_events(evidence: &Evidence, attempts: &[Attempt]) -> Report {
     let mut late: HashSet<&str> = from_table::late(evidence);
     late.extend(quarantine::late(evidence));
     let is_late = |id: &str| late.contains(id);

@@ -87,7 +87,8 @@ pub(super) fn without(evidence: &Evidence, attempts: &[Attempt]) -> Vec<Attempt>
     in_order.sort_by_key(|attempt| attempt.first_message_id);
     // Of each event, the connections that have stored it so far.
     let mut stored_by: HashMap<&str, HashSet<SocketAddr>> = HashMap::new();
-    let mut stragglers: HashSet<u64> = HashSet::new();
+    // By sequence and first message: of a request there may be several parts.
+    let mut stragglers: HashSet<(u64, Option<u64>)> = HashSet::new();
     for attempt in in_order {
         let Some(peer) = attempt.peer else { continue };
         let ends: Vec<(Duration, Duration)> = ends_before(evidence, attempt)
@@ -103,13 +104,14 @@ pub(super) fn without(evidence: &Evidence, attempts: &[Attempt]) -> Vec<Attempt>
         };
         let mut events = attempt.event_ids.iter().flatten();
         if events.all(|event_id| is_repeated(event_id)) {
-            stragglers.insert(attempt.sequence);
+            stragglers.insert((attempt.sequence, attempt.first_message_id));
         }
         for event_id in attempt.event_ids.iter().flatten() {
             stored_by.entry(event_id).or_default().insert(peer);
         }
     }
-    let stays = |attempt: &&Attempt| !stragglers.contains(&attempt.sequence);
+    let stays =
+        |attempt: &&Attempt| !stragglers.contains(&(attempt.sequence, attempt.first_message_id));
     attempts.iter().filter(stays).cloned().collect()
 }
 

@@ -57,6 +57,13 @@ fn an_event_in_another_bucket_than_its_own_is_found() {
     let mut evidence = shared();
     evidence.attempts[0].ordering_key = "bucket-1".into();
     assert_eq!(judge(&evidence).lost(), 3);
+    // Where nothing is recorded, requests alone tell.
+    let mut evidence = shared();
+    evidence.exceptions = true;
+    evidence.records.clear();
+    assert!(judge(&evidence).is_clean());
+    evidence.attempts[0].ordering_key = "a".into();
+    assert_eq!(judge(&evidence).lost(), 3);
     let mut evidence = shared();
     evidence.records[0].key = "a".to_owned();
     assert!(!judge(&evidence).is_clean());
