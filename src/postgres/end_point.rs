@@ -14,6 +14,10 @@ use x509_cert::der::oid::db::rfc5912::{
     SHA_384_WITH_RSA_ENCRYPTION, SHA_512_WITH_RSA_ENCRYPTION,
 };
 
+/// What to do where `channel_binding=require` is not to be had.
+pub(crate) const HINT: &str = "channel_binding=require takes TLS, a role with a SCRAM-SHA-256 password, and \
+    a certificate whose signature names its hash; else take channel_binding=prefer";
+
 /// The hash; `None` where the signature names none, as with Ed25519.
 pub(crate) fn of(certificate: &CertificateDer<'_>) -> Option<Vec<u8>> {
     let parsed = Certificate::from_der(certificate).ok()?;

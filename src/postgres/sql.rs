@@ -8,6 +8,7 @@ use tokio_postgres::config::SslMode as PgSslMode;
 use tokio_postgres::{Client, Config};
 use tokio_postgres_rustls::MakeRustlsConnect;
 
+use super::end_point;
 use super::passfile::password;
 use super::target::{ChannelBinding, Host, SslMode, Target};
 use super::tls::client_config;
@@ -178,17 +179,21 @@ fn classify(error: tokio_postgres::Error, target: &Target) -> Error {
         Some(_) => unreachable(target).caused_by(error),
         // Neither the server's word nor the network's: TLS that was demanded is not offered, or
         // the server wants a password and none is set, or does not bind the login.
-        None if matches!(target.ssl_mode, SslMode::Disable | SslMode::Prefer)
-            || target.channel_binding == ChannelBinding::Require =>
-        {
-            Error::new(
-                Code::PostgresAuthentication,
-                format!("cannot log in as {target}"),
-            )
-            .caused_by(error)
+        None if target.channel_binding == ChannelBinding::Require => {
+            login_failed(target).hint(end_point::HINT).caused_by(error)
+        }
+        None if matches!(target.ssl_mode, SslMode::Disable | SslMode::Prefer) => {
+            login_failed(target).caused_by(error)
         }
         None => tls_failed(target).caused_by(error),
     }
+}
+
+fn login_failed(target: &Target) -> Error {
+    Error::new(
+        Code::PostgresAuthentication,
+        format!("cannot log in as {target}"),
+    )
 }
 
 fn tls_failed(target: &Target) -> Error {

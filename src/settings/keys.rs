@@ -232,7 +232,7 @@ pub const KEYS: &[Key] = &[
         "24",
         &[],
         "MiB of events in memory, waiting or on their way; when full, reading from PostgreSQL \
-         pauses. The relay's memory is this and 10 to 35 MiB: its own, and what requests are read \
+         pauses. The relay's memory is this and 10 to 40 MiB: its own, and what requests are read \
          and written through",
     ),
     key(

@@ -14,10 +14,10 @@ use postgres_protocol::message::frontend;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::Options;
-use super::scram::{self, Binding};
+use super::scram::{self, Binding, Refusal};
 use super::wire::{Duplex, Wire};
 use crate::error::{Code, Error, Result};
-use crate::postgres::{ChannelBinding, Target, passfile, transaction_timeout};
+use crate::postgres::{ChannelBinding, Target, end_point, passfile, transaction_timeout};
 
 /// CopyBothResponse, which postgres-protocol does not know.
 const COPY_BOTH_TAG: u8 = b'W';
@@ -107,7 +107,7 @@ impl Connection {
                     ));
                 }
                 Message::AuthenticationOk if has_to_be_bound => {
-                    return Err(refused(target, scram::UNBOUND));
+                    return Err(unbound(target));
                 }
                 Message::AuthenticationOk => return Ok(()),
                 // No password goes to a server that may be anybody.
@@ -115,7 +115,7 @@ impl Connection {
                 | Message::AuthenticationMd5Password(_)
                     if target.channel_binding == ChannelBinding::Require =>
                 {
-                    return Err(refused(target, scram::UNBOUND));
+                    return Err(unbound(target));
                 }
                 Message::AuthenticationCleartextPassword => {
                     frontend::password_message(password(target)?.as_bytes(), &mut reply)
@@ -134,7 +134,12 @@ impl Connection {
                     let offered = body.mechanisms().map(|name| Ok(name.to_owned()));
                     let offered: Vec<String> = offered.collect().map_err(protocol)?;
                     let binding = scram::choose(&offered, end_point, target.channel_binding)
-                        .map_err(|why| refused(target, why))?;
+                        .map_err(|refusal| match refusal {
+                            Refusal::Unbound => unbound(target),
+                            Refusal::NoScram => {
+                                refused(target, "the server offers no SCRAM-SHA-256")
+                            }
+                        })?;
                     has_to_be_bound &= !matches!(binding, Binding::Bound(_));
                     let mechanism = binding.mechanism();
                     let exchange = ScramSha256::new(password(target)?.as_bytes(), binding.into());
@@ -348,6 +353,11 @@ fn cannot_log_in(target: &Target) -> String {
 fn refused(target: &Target, why: &str) -> Error {
     let what = format!("{}: {why}", cannot_log_in(target));
     Error::new(Code::PostgresAuthentication, what)
+}
+
+fn unbound(target: &Target) -> Error {
+    let why = "channel_binding=require, and the login cannot be bound to the TLS channel";
+    refused(target, why).hint(end_point::HINT)
 }
 
 fn login_failed(target: &Target, error: std::io::Error) -> Error {

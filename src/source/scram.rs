@@ -18,29 +18,31 @@ pub(super) enum Binding {
     Unbound,
 }
 
+/// Why there is no way to log in.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Refusal {
+    /// It has to be bound, and cannot.
+    Unbound,
+    /// The server offers other mechanisms only.
+    NoScram,
+}
+
 /// How to log in by what the server offers.
-///
-/// # Errors
-/// Says why there is no way.
 pub(super) fn choose(
     offered: &[String],
     end_point: Option<Vec<u8>>,
     wanted: ChannelBinding,
-) -> Result<Binding, &'static str> {
+) -> Result<Binding, Refusal> {
     let offers = |mechanism| offered.iter().any(|name| name == mechanism);
     let end_point = end_point.filter(|_| wanted != ChannelBinding::Disable);
     match (offers(SCRAM_SHA_256_PLUS), end_point) {
         (true, Some(end_point)) => Ok(Binding::Bound(end_point)),
-        _ if wanted == ChannelBinding::Require => Err(UNBOUND),
-        _ if !offers(SCRAM_SHA_256) => Err("the server offers no SCRAM-SHA-256"),
+        _ if wanted == ChannelBinding::Require => Err(Refusal::Unbound),
+        _ if !offers(SCRAM_SHA_256) => Err(Refusal::NoScram),
         (false, Some(_)) => Ok(Binding::NotOffered),
         (_, None) => Ok(Binding::Unbound),
     }
 }
-
-/// Why a login is refused that is to be bound and is not.
-pub(super) const UNBOUND: &str = "channel_binding=require, and the login cannot be bound: that takes \
-    TLS, a SCRAM-SHA-256 password, and a certificate signed with a hash of its own";
 
 impl Binding {
     pub(super) fn mechanism(&self) -> &'static str {
@@ -81,8 +83,8 @@ mod tests {
         assert_eq!(chosen(&both, false, Prefer), Ok(Binding::Unbound));
         assert_eq!(chosen(&plain, true, Prefer), Ok(Binding::NotOffered));
         assert_eq!(chosen(&plain, false, Prefer), Ok(Binding::Unbound));
-        assert_eq!(chosen(&plain, true, Require), Err(UNBOUND));
-        assert_eq!(chosen(&both, false, Require), Err(UNBOUND));
-        assert!(chosen(&["OTHER"], true, Prefer).is_err());
+        assert_eq!(chosen(&plain, true, Require), Err(Refusal::Unbound));
+        assert_eq!(chosen(&both, false, Require), Err(Refusal::Unbound));
+        assert_eq!(chosen(&["OTHER"], true, Prefer), Err(Refusal::NoScram));
     }
 }

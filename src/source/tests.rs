@@ -19,7 +19,7 @@ use super::handshake::walsender_error;
 use super::{Options, Source};
 use crate::error::{Code, Result};
 use crate::metrics::LastStatus;
-use crate::postgres::{Target, client_config, connect};
+use crate::postgres::{Target, client_config, connect, end_point};
 use crate::settings::Environment;
 use crate::watermark::Confirmable;
 
@@ -290,6 +290,9 @@ async fn a_login_is_bound_to_the_certificate_of_the_server_in_both_kinds_of_sess
             assert_eq!(opened.is_ok(), is_good, "{what}");
             if let Err(error) = opened {
                 assert_eq!(error.code(), Code::PostgresAuthentication, "{what}");
+                // What the server itself refuses is told in its words.
+                let is_unbound = port != between;
+                assert_eq!(error.hint_text() == end_point::HINT, is_unbound, "{what}");
             }
         }
     }

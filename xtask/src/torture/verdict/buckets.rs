@@ -4,7 +4,6 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use pubsub_emulator::Attempt;
-use pubsub_emulator::checks::{self, Expected, Violation};
 
 use super::{Event, Evidence};
 
@@ -45,19 +44,4 @@ pub(super) fn apart(evidence: &Evidence, attempts: &[Attempt]) -> Vec<Attempt> {
         }
     }
     runs
-}
-
-/// What is wrong with requests as such: that is judged by them as they came.
-pub(super) fn of_requests(attempts: &[Attempt]) -> Vec<Violation> {
-    let mut found = checks::check(attempts, &Expected::new()).violations;
-    found.retain(is_of_requests);
-    found
-}
-
-/// Whether this is about requests, and not about the events in them.
-pub(super) fn is_of_requests(found: &Violation) -> bool {
-    matches!(
-        found,
-        Violation::InFlightTogether { .. } | Violation::MixedKeys { .. }
-    )
 }

@@ -30,17 +30,24 @@ pub(super) fn check(evidence: &Evidence) -> Report {
     }
     if evidence.buckets.is_some() {
         report.attempts = evidence.attempts.len();
-        report
-            .violations
-            .retain(|found| !buckets::is_of_requests(found));
-        report
-            .violations
-            .extend(buckets::of_requests(&evidence.attempts));
+        report.violations.retain(|found| !is_of_requests(found));
+        // What is wrong with requests as such is judged by them as they came.
+        let of_requests = checks::check(&evidence.attempts, &Expected::new()).violations;
+        let of_requests = of_requests.into_iter().filter(is_of_requests);
+        report.violations.extend(of_requests);
     }
     report
         .violations
         .retain(|found| !from_table::leaves_out_what_is_vouched_for(evidence, found));
     report
+}
+
+/// Whether this is about requests, and not about the events in them.
+fn is_of_requests(found: &Violation) -> bool {
+    matches!(
+        found,
+        Violation::InFlightTogether { .. } | Violation::MixedKeys { .. }
+    )
 }
 
 fn check_attempts(evidence: &Evidence, attempts: &[Attempt]) -> Report {
@@ -62,7 +69,7 @@ fn check_attempts(evidence: &Evidence, attempts: &[Attempt]) -> Report {
     let found = of_late.violations.into_iter();
     report
         .violations
-        .extend(found.filter(|found| !buckets::is_of_requests(found)));
+        .extend(found.filter(|found| !is_of_requests(found)));
     report
         .violations
         .extend(too_early(evidence, attempts, &late));
