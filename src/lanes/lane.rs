@@ -31,8 +31,8 @@ pub(super) struct Lane {
     queue: VecDeque<Event>,
     /// Bytes of the messages in `queue`, with their framing.
     bytes: usize,
-    /// A request that failed; goes unchanged before all else.
-    again: Option<Request>,
+    /// A request that failed; goes unchanged before all else. Few lanes have one, and lanes are many.
+    again: Option<Box<Request>>,
     /// So many events at the front hold at least one that Pub/Sub refuses; 0 when none is known.
     suspects: usize,
 }
@@ -81,7 +81,7 @@ impl Lane {
     pub(super) fn next_request(&mut self, place: usize) -> Request {
         self.state = State::InFlight;
         if let Some(again) = self.again.take() {
-            return again;
+            return *again;
         }
         let most = match self.suspects {
             0 => MAX_MESSAGES,
@@ -127,7 +127,7 @@ impl Lane {
     /// The request failed and goes again.
     pub(super) fn wait(&mut self, until: Instant, request: Request) {
         self.state = State::Waiting(until);
-        self.again = Some(request);
+        self.again = Some(Box::new(request));
     }
 
     /// The request was refused for good: its only event, which is the bad one, or `None` while

@@ -1,7 +1,7 @@
 //! Pub/Sub's answer: the ids of the stored messages.
 //!
-//! One text for all of them and where each ends, since a million of them pass through and each is
-//! only copied into its dispatch row.
+//! One text for all of them and where each begins, since a million of them pass through and each is
+//! only copied into its dispatch row. An answer with one id is that text alone.
 //!
 //! Source: google/pubsub/v1/pubsub.proto, `PublishResponse { repeated string message_ids = 1; }`.
 
@@ -18,26 +18,39 @@ const MESSAGE_IDS: u32 = 1;
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct MessageIds {
     text: String,
-    ends: Vec<usize>,
+    count: usize,
+    /// Where in the text each but the first begins.
+    later: Vec<usize>,
     /// The id that is being read; kept for its memory.
     reading: String,
 }
 
 impl MessageIds {
     pub(crate) fn len(&self) -> usize {
-        self.ends.len()
+        self.count
     }
 
     /// The id of the message that was sent as number `n`, from 0.
     pub(crate) fn get(&self, n: usize) -> Option<&str> {
-        let end = *self.ends.get(n)?;
-        let start = n.checked_sub(1).map_or(0, |before| self.ends[before]);
+        if n >= self.count {
+            return None;
+        }
+        let start = n.checked_sub(1).map_or(0, |n| self.later[n]);
+        let end = self.later.get(n).copied().unwrap_or(self.text.len());
         Some(&self.text[start..end])
     }
 
     fn push(&mut self, id: &str) {
+        self.begin();
         self.text.push_str(id);
-        self.ends.push(self.text.len());
+    }
+
+    /// Another one follows in the text.
+    fn begin(&mut self) {
+        if self.count > 0 {
+            self.later.push(self.text.len());
+        }
+        self.count += 1;
     }
 
     /// Those of the messages whose numbers are given.
@@ -70,8 +83,12 @@ impl Message for MessageIds {
             return skip_field(wire_type, tag, bytes, context);
         }
         string::merge(wire_type, &mut self.reading, bytes, context)?;
-        self.text.push_str(&self.reading);
-        self.ends.push(self.text.len());
+        self.begin();
+        match self.count {
+            // As it is: mostly it is the only one.
+            1 => std::mem::swap(&mut self.text, &mut self.reading),
+            _ => self.text.push_str(&self.reading),
+        }
         Ok(())
     }
 
