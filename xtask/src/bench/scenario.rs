@@ -252,8 +252,8 @@ fn shards(events: u64, all: &mut Vec<Scenario>) {
     }
 }
 
-/// Payloads of many sizes; in all about a kilobyte for each event asked for, and transactions that
-/// are not larger than a megabyte.
+/// Payloads of many sizes; in all at most four kilobytes for each event asked for, so that none is
+/// drained much sooner than small ones are, and transactions that are not larger than a megabyte.
 fn payloads(events: u64, all: &mut Vec<Scenario>) {
     for (name, bytes, rows) in [
         ("payload-100-B", 100, 100),
@@ -261,7 +261,7 @@ fn payloads(events: u64, all: &mut Vec<Scenario>) {
         ("payload-10-kB", 10_000, 10),
         ("payload-1-MB", 1_000_000, 1),
     ] {
-        let count = events.min(events * 1_000 / bytes);
+        let count = events.min(events * 4_000 / bytes);
         let backlog = Backlog::new(count, Some(rows), THOUSAND_KEYS).with_noise(bytes);
         let theirs = Contestant::Recvlogical(Link::Tcp);
         let aim = Aim::RatioAtLeast(0.85);
