@@ -115,7 +115,7 @@ pub struct Metrics {
     pub publish_failures: Family<Kind, Counter>,
     pub unexpected_changes: Family<Kind, Counter>,
     pub events_quarantined: Family<Kind, Counter>,
-    pub blocked_keys: Gauge,
+    pub blocked_keys: Known,
     pub events_in_quarantine: Known,
     pub sessions: Counter,
     pub received_bytes: Counter,
@@ -124,7 +124,7 @@ pub struct Metrics {
     pub lanes: Gauge,
     pub lanes_waiting: Gauge,
     pub holds_slot: Gauge,
-    pub publication_ok: Gauge,
+    pub publication_ok: Known,
     pub slot_health: Family<Kind, Gauge>,
     pub lag_bytes: Known,
     pub oldest_pending: OldestPending,
@@ -138,6 +138,30 @@ impl Metrics {
     /// Grows whenever something has got an outcome.
     pub(crate) fn delivered(&self) -> u64 {
         self.events_published.get() + self.events_recorded.get()
+    }
+
+    /// What only the relay knows that has the slot is not known any more.
+    pub(crate) fn forget_session(&self) {
+        for nothing in [
+            &self.holds_slot,
+            &self.in_flight_bytes,
+            &self.in_flight_requests,
+            &self.lanes,
+            &self.lanes_waiting,
+        ] {
+            nothing.set(0);
+        }
+        for unknown in [
+            &self.publication_ok,
+            &self.blocked_keys,
+            &self.events_in_quarantine,
+            &self.lag_bytes,
+            &self.retained_bytes,
+        ] {
+            unknown.set(None);
+        }
+        self.slot_health.clear();
+        self.oldest_pending.forget();
     }
 }
 
@@ -154,7 +178,7 @@ impl Default for Metrics {
             publish_failures: Family::default(),
             unexpected_changes: Family::default(),
             events_quarantined: Family::default(),
-            blocked_keys: Gauge::default(),
+            blocked_keys: Known::default(),
             events_in_quarantine: Known::default(),
             sessions: Counter::default(),
             received_bytes: Counter::default(),
@@ -163,7 +187,7 @@ impl Default for Metrics {
             lanes: Gauge::default(),
             lanes_waiting: Gauge::default(),
             holds_slot: Gauge::default(),
-            publication_ok: Gauge::default(),
+            publication_ok: Known::default(),
             slot_health: Family::default(),
             lag_bytes: Known::default(),
             oldest_pending: OldestPending::default(),
@@ -175,12 +199,14 @@ impl Default for Metrics {
 }
 
 impl Metrics {
-    /// Everything in Prometheus' text format (OpenMetrics).
+    /// Everything in Prometheus' text format (OpenMetrics), labelled with the name of the slot: that
+    /// tells shards apart.
     ///
     /// # Errors
     /// Never in practice: only when a `String` cannot be written to.
-    pub fn encode(&self) -> Result<String, std::fmt::Error> {
-        let mut registry = Registry::with_prefix("postrider");
+    pub fn encode(&self, slot: &str) -> Result<String, std::fmt::Error> {
+        let label = ("slot".into(), slot.to_owned().into());
+        let mut registry = Registry::with_prefix_and_labels("postrider", [label].into_iter());
         self.register_counters(&mut registry);
         self.register_gauges(&mut registry);
         let mut text = String::new();
@@ -269,19 +295,9 @@ impl Metrics {
             &self.lanes_waiting,
         );
         add(
-            "blocked_keys",
-            "Ordering keys that wait in quarantine behind a bad event",
-            &self.blocked_keys,
-        );
-        add(
             "holds_slot",
             "1 while this relay streams from the slot",
             &self.holds_slot,
-        );
-        add(
-            "publication_ok",
-            "1 while the publication is known to be right",
-            &self.publication_ok,
         );
         registry.register(
             "slot_health",
@@ -306,6 +322,16 @@ impl Metrics {
             self.retained_bytes.get(),
         );
         add(
+            "publication_ok",
+            "1 while the publication is known to be right",
+            self.publication_ok.get(),
+        );
+        add(
+            "blocked_keys",
+            "Ordering keys that wait in quarantine behind a bad event",
+            self.blocked_keys.get(),
+        );
+        add(
             "events_in_quarantine",
             "Events in quarantine, bad ones and those that wait behind them, up to a million",
             self.events_in_quarantine.get(),
@@ -323,36 +349,44 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lag_is_absent_until_it_is_known() {
+    fn what_only_the_relay_with_the_slot_knows_is_absent_before_and_after_its_session() {
         let metrics = Metrics::default();
-        assert!(
-            !metrics
-                .encode()
-                .unwrap()
-                .contains("postrider_slot_lag_bytes 0")
-        );
-        metrics.lag_bytes.set(Some(0.0));
-        assert!(
-            metrics
-                .encode()
-                .unwrap()
-                .contains("postrider_slot_lag_bytes 0")
-        );
-        metrics.lag_bytes.set(None);
-        assert!(
-            !metrics
-                .encode()
-                .unwrap()
-                .contains("postrider_slot_lag_bytes 0")
-        );
+        let exported = |name: &str| {
+            let text = metrics.encode("s").unwrap();
+            let name = format!("postrider_{name}{{slot=\"s\"");
+            text.lines().any(|line| line.starts_with(&name))
+        };
+        let known = [
+            ("slot_lag_bytes", &metrics.lag_bytes),
+            ("slot_retained_bytes", &metrics.retained_bytes),
+            ("publication_ok", &metrics.publication_ok),
+            ("blocked_keys", &metrics.blocked_keys),
+            ("events_in_quarantine", &metrics.events_in_quarantine),
+        ];
+        assert!(!known.iter().any(|(name, _)| exported(name)));
+        for (name, value) in known {
+            value.set(Some(0.0));
+            assert!(exported(name), "{name}");
+        }
+        metrics.oldest_pending.set(None);
+        metrics
+            .slot_health
+            .get_or_create(&Kind { kind: "lost" })
+            .set(1);
+        metrics.lanes_waiting.set(7);
+        assert!(exported("lag_seconds") && exported("slot_health"));
+        metrics.forget_session();
+        assert!(!known.iter().any(|(name, _)| exported(name)));
+        assert!(!exported("lag_seconds") && !exported("slot_health"));
+        assert_eq!(metrics.lanes_waiting.get(), 0);
     }
 
     #[test]
     fn counters_have_the_names_that_dashboards_rely_on() {
         let metrics = Metrics::default();
         metrics.events_published.inc();
-        let text = metrics.encode().unwrap();
-        assert!(text.contains("postrider_events_published_total 1"));
+        let text = metrics.encode("postrider").unwrap();
+        assert!(text.contains("postrider_events_published_total{slot=\"postrider\"} 1"));
         assert!(text.ends_with("# EOF\n"));
     }
 }

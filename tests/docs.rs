@@ -199,8 +199,10 @@ fn every_metric_that_is_written_about_exists() {
     metrics.events_in_quarantine.set(Some(0.0));
     metrics.lag_bytes.set(Some(0.0));
     metrics.retained_bytes.set(Some(0.0));
+    metrics.publication_ok.set(Some(1.0));
+    metrics.blocked_keys.set(Some(0.0));
     metrics.oldest_pending.set(None);
-    let exported = metrics.encode().expect("metrics can be encoded");
+    let exported = metrics.encode("postrider").expect("metrics can be encoded");
     for page in [
         "deploy/prometheus-alerts.yml",
         "docs/operations.md",

@@ -39,6 +39,18 @@ pub(super) struct Told<'a> {
 }
 
 impl Record {
+    /// Bytes of those texts of its rows that may be long.
+    pub(crate) fn text_bytes(&self) -> usize {
+        let error = match &self.outcome {
+            Outcome::Published(_) => 0,
+            Outcome::Quarantined(error) | Outcome::Released(error) => error.len(),
+        };
+        let of_each = self.ordering_key.as_str().len() + error;
+        let ids = self.events.iter().map(|event| &event.event_id.source_id);
+        let ids = ids.map(|id| id.as_deref().map_or(0, str::len));
+        ids.sum::<usize>() + self.events.len() * of_each
+    }
+
     /// The ordering key as it is recorded.
     pub(super) fn key(&self) -> Option<&str> {
         (!self.ordering_key.is_unordered()).then(|| self.ordering_key.as_str())

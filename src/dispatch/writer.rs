@@ -16,7 +16,6 @@
 
 use std::collections::{HashMap, HashSet};
 use std::pin::pin;
-use std::sync::Once;
 use std::time::Duration;
 
 use decoder::Lsn;
@@ -41,6 +40,8 @@ use crate::watermark::CommitLsn;
 
 /// Rows per transaction: enough that a commit's cost is spread thin, small enough to be quick.
 const MAX_ROWS: usize = 8_000;
+/// Bytes of texts per transaction, if the rows have long ones: it is in memory once more to be sent.
+const MAX_TEXT_BYTES: usize = 4 << 20;
 /// A batch of so many rows does not wait for more: a commit is cheap beside them.
 const ENOUGH_ROWS: usize = 500;
 /// From one commit to the next while batches are small. A crash repeats what was published in this
@@ -73,6 +74,8 @@ pub(crate) struct Written {
     pub(crate) commits: Vec<(CommitLsn, u64)>,
     /// Events in it.
     pub(crate) events: usize,
+    /// [`Record::text_bytes`] of all of it.
+    pub(crate) text_bytes: usize,
     /// [`Record`]s in it. They are written in the order in which they were handed over.
     pub(crate) records: u64,
 }
@@ -139,7 +142,6 @@ impl Writer {
             slot: slot.to_string(),
             family: family.clone(),
             reader,
-            said: Once::new(),
         };
         let task = tokio::spawn(async move {
             if let Err(error) = run(&place, incoming, &events).await {
@@ -198,7 +200,7 @@ async fn run(
         }
         for record in gathered.drain(..) {
             batch.add(record);
-            if batch.recorded.events >= MAX_ROWS {
+            if batch.is_full() {
                 write_until_done(place, &mut sql, &mut batch, events).await?;
             }
         }
@@ -225,8 +227,10 @@ async fn write_until_done(
                 let _ = events.send(WriterEvent::Recorded(done.recorded));
                 return Ok(());
             }
-            // The server will not come back before this session has ended.
-            Err(error) if error.code() == Code::PostgresStopping => return Err(error),
+            // The session ends: the server will not come back before, or the slot is another's.
+            Err(error) if matches!(error.code(), Code::PostgresStopping | Code::LeaseLost) => {
+                return Err(error);
+            }
             Err(error) if error.code().disposition() == Disposition::Retry => {
                 tracing::warn!(code = %error.code(), "cannot write outbox.dispatch, again: {error}");
                 *sql = None;
@@ -244,8 +248,6 @@ struct Place {
     slot: String,
     family: SlotFamily,
     reader: Reader,
-    /// That nothing is recorded any more.
-    said: Once,
 }
 
 struct Connected {
@@ -284,11 +286,24 @@ async fn write(place: &Place, connected: &mut Option<Connected>, batch: &Batch) 
                 let asking = rows_that_are_there(&connected.sql, batch);
                 there = answer_within(ANSWER_LIMIT, asking).await?;
             }
-            done => return Ok(done?),
+            Ok(Attempt::SlotIsAnothers) => {
+                // The session may be over already: then nobody listens to the error.
+                tracing::warn!("{HAS_SUCCESSOR}");
+                return Err(Error::new(Code::LeaseLost, HAS_SUCCESSOR));
+            }
+            Ok(Attempt::Committed) => return Ok(()),
+            Err(error) => return Err(error.into()),
         }
     }
     let what = "another session writes rows of the same events to outbox.dispatch";
     Err(Error::new(Code::PostgresConnectionLost, what))
+}
+
+/// What became of a transaction that did not fail.
+enum Attempt {
+    Committed,
+    /// Rolled back, since nothing may be recorded any more.
+    SlotIsAnothers,
 }
 
 /// One transaction with the whole batch, but for new rows that are `there`.
@@ -297,7 +312,7 @@ async fn attempt(
     connected: &mut Connected,
     batch: &Batch,
     there: &HashSet<RowKey>,
-) -> Result<(), tokio_postgres::Error> {
+) -> Result<Attempt, tokio_postgres::Error> {
     let transaction = connected.sql.client_mut().transaction().await?;
     let active = transaction
         .query(
@@ -307,8 +322,8 @@ async fn attempt(
         .await?;
     let active = active.iter().map(|row| (row.get(0), row.get(1)));
     if is_there(active, &place.slot, &place.family, place.reader.walsender) {
-        place.said.call_once(|| tracing::warn!("{HAS_SUCCESSOR}"));
-        return transaction.rollback().await;
+        transaction.rollback().await?;
+        return Ok(Attempt::SlotIsAnothers);
     }
     // Released events go before new ones of their key, and so do their outcomes.
     if batch.holds_released {
@@ -322,7 +337,8 @@ async fn attempt(
         copy.send(rows).await?;
         copy.finish().await?;
     }
-    transaction.commit().await
+    transaction.commit().await?;
+    Ok(Attempt::Committed)
 }
 
 /// Which of the batch's new events have a row.
@@ -368,6 +384,7 @@ impl Batch {
     fn add(&mut self, record: Record) {
         self.recorded.records += 1;
         self.recorded.events += record.events.len();
+        self.recorded.text_bytes += record.text_bytes();
         for event in &record.events {
             match event.standing {
                 // One that gets no row waits here for those before it.
@@ -376,6 +393,10 @@ impl Batch {
             }
         }
         self.records.push(record);
+    }
+
+    fn is_full(&self) -> bool {
+        self.recorded.events >= MAX_ROWS || self.recorded.text_bytes >= MAX_TEXT_BYTES
     }
 }
 

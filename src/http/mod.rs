@@ -66,7 +66,7 @@ pub async fn serve(
 /// Prometheus' text format.
 async fn metrics_page(Shared(port): Shared<Port>) -> impl IntoResponse {
     const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-    match port.metrics.encode() {
+    match port.metrics.encode(&port.slot) {
         Ok(text) => ([(header::CONTENT_TYPE, CONTENT_TYPE)], text).into_response(),
         Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
     }
@@ -120,7 +120,7 @@ struct Status {
     lag_bytes: Option<f64>,
     retained_bytes: Option<f64>,
     lag_seconds: Option<f64>,
-    publication_ok: bool,
+    publication_ok: Option<bool>,
     events_published: u64,
     events_recorded: u64,
     events_skipped: u64,
@@ -128,8 +128,8 @@ struct Status {
     in_flight_requests: i64,
     lanes: i64,
     lanes_waiting: i64,
-    blocked_keys: i64,
     /// Absent while unknown.
+    blocked_keys: Option<i64>,
     events_in_quarantine: Option<f64>,
 }
 
@@ -150,7 +150,7 @@ async fn status(Shared(port): Shared<Port>) -> Json<Status> {
         lag_bytes: metrics.lag_bytes.get(),
         retained_bytes: metrics.retained_bytes.get(),
         lag_seconds: metrics.oldest_pending.age_seconds(),
-        publication_ok: metrics.publication_ok.get() == 1,
+        publication_ok: metrics.publication_ok.get().map(|is_ok| is_ok == 1.0),
         events_published: metrics.events_published.get(),
         events_recorded: metrics.events_recorded.get(),
         events_skipped: metrics.events_skipped.get(),
@@ -158,7 +158,7 @@ async fn status(Shared(port): Shared<Port>) -> Json<Status> {
         in_flight_requests: metrics.in_flight_requests.get(),
         lanes: metrics.lanes.get(),
         lanes_waiting: metrics.lanes_waiting.get(),
-        blocked_keys: metrics.blocked_keys.get(),
+        blocked_keys: metrics.blocked_keys.get().map(|keys| keys as i64),
         events_in_quarantine: metrics.events_in_quarantine.get(),
     })
 }

@@ -102,6 +102,7 @@ pub struct Lanes {
     next_unordered: u32,
     /// Whose turn it was.
     full_lane_was_last: bool,
+    failed_was_last: bool,
     /// Bytes of memory that all lanes share.
     memory: usize,
     /// The time as of the last look for a request.
@@ -124,6 +125,7 @@ impl Lanes {
             slow_topics: SlowTopics::default(),
             next_unordered: 0,
             full_lane_was_last: false,
+            failed_was_last: false,
             memory,
             clock: None,
         }
@@ -174,9 +176,17 @@ impl Lanes {
         if self.in_flight >= self.concurrency.limit() {
             return None;
         }
-        if let Some(request) = self.due(now) {
-            return Some(request);
+        // By turns: where the limit is one, a few lanes that fail again and again would have it for
+        // themselves, and no success of another could raise it.
+        self.failed_was_last = !self.failed_was_last;
+        match self.failed_was_last {
+            true => self.due(now).or_else(|| self.fresh(now, serve)),
+            false => self.fresh(now, serve).or_else(|| self.due(now)),
         }
+    }
+
+    /// The next request that was not sent yet.
+    fn fresh(&mut self, now: Instant, serve: Serve) -> Option<Request> {
         loop {
             let place = match serve {
                 Serve::Worthwhile => match self.next_overdue(now) {

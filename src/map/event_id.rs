@@ -34,6 +34,16 @@ impl EventId {
     }
 }
 
+/// Characters of an id that logs, errors and the records of other events show.
+pub(super) const SHOWN_CHARS: usize = 128;
+
+impl EventId {
+    /// Its text, as far as it is shown to people.
+    pub(crate) fn shown(&self) -> String {
+        self.to_string().chars().take(SHOWN_CHARS).collect()
+    }
+}
+
 impl fmt::Display for EventId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.source_id {
@@ -104,6 +114,14 @@ mod tests {
         assert_eq!(id.uuid[..4], [0x5a, 0x24, 0x6b, 0x35]);
         assert_eq!(id.source_id, None);
         assert_eq!(id.to_string(), text);
+    }
+
+    #[test]
+    fn of_a_long_id_only_so_much_is_shown_as_people_read() {
+        let ids = EventIds::new("public.a", false);
+        let id = ids.event_id(&"\u{e9}".repeat(100_000), "id").unwrap();
+        assert_eq!(id.shown().chars().count(), SHOWN_CHARS);
+        assert!(id.to_string().starts_with(&id.shown()));
     }
 
     #[test]

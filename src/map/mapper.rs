@@ -10,7 +10,7 @@ use super::attributes::{Attributes, FIXED};
 use super::columns::{Column, EventColumns, Finder, OutboxRow, RowTexts};
 use super::envelope::{Envelope, EventContext};
 use super::error::{EventError, EventFault, Known, Limit, MapError, SettingFault};
-use super::event_id::{EventId, EventIds};
+use super::event_id::{EventId, EventIds, SHOWN_CHARS};
 use super::headers::Headers;
 use super::ordering::{Ordering, OrderingKey, OrderingKeys};
 use super::settings::{Role, TableSettings};
@@ -24,8 +24,6 @@ use super::{limits, payload, wire};
 const INLINE_COLUMNS: usize = 16;
 /// The buffer for envelopes is given back after an event that needed more than this, bytes.
 const KEPT_BYTES: usize = 256 * 1024;
-/// Characters of an id that an error shows.
-const SHOWN_ID_CHARS: usize = 128;
 
 /// Where an event stands in the log: its identity to the relay.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -276,7 +274,7 @@ impl Mapper {
             },
         };
         let shown = id.filter(|id| !id.is_empty());
-        let event_id = shown.map(|id| id.chars().take(SHOWN_ID_CHARS).collect());
+        let event_id = shown.map(|id| id.chars().take(SHOWN_CHARS).collect());
         MapError::Event(Box::new(EventError {
             table: Arc::clone(&self.table),
             event_id,

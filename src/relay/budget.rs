@@ -18,7 +18,8 @@ const WAITING_OVERHEAD: usize = EVENT_OVERHEAD - RECORD;
 /// its own that is a quarter of all.
 const LANE: usize = 300;
 
-/// What an event weighs until it is recorded: ids, times, Pub/Sub's message id.
+/// What an event weighs until it is recorded: ids, times, Pub/Sub's message id. Texts that may be long
+/// count beside that, once its outcome is known; before, its message holds them.
 const RECORD: usize = 200;
 
 #[derive(Debug)]
@@ -29,8 +30,9 @@ pub(super) struct Budget {
     message_bytes: usize,
     /// Lanes that have them.
     lanes: usize,
-    /// Events without their dispatch row.
+    /// Events without their dispatch row, and the texts of those that are being written.
     records: usize,
+    text_bytes: usize,
     spent: Option<By>,
 }
 
@@ -54,6 +56,7 @@ impl Budget {
             message_bytes: 0,
             lanes: 0,
             records: 0,
+            text_bytes: 0,
             spent: None,
         }
     }
@@ -84,6 +87,18 @@ impl Budget {
         self.changed();
     }
 
+    /// Outcomes with so many bytes of text are being written.
+    pub(super) fn take_texts(&mut self, bytes: usize) {
+        self.text_bytes += bytes;
+        self.changed();
+    }
+
+    /// They are written.
+    pub(super) fn give_back_texts(&mut self, bytes: usize) {
+        self.text_bytes = self.text_bytes.saturating_sub(bytes);
+        self.changed();
+    }
+
     /// So many events are recorded.
     pub(super) fn give_back_records(&mut self, events: usize) {
         self.records = self.records.saturating_sub(events);
@@ -98,7 +113,7 @@ impl Budget {
 
     fn changed(&mut self) {
         let used = self.used();
-        let to_record = self.records.saturating_sub(self.messages) * RECORD;
+        let to_record = self.records.saturating_sub(self.messages) * RECORD + self.text_bytes;
         let is_full = match self.spent {
             None => used >= self.limit || to_record >= self.limit / 4,
             Some(By::Messages) => used - to_record >= self.limit / 2 || to_record >= self.limit / 8,
@@ -112,7 +127,7 @@ impl Budget {
     }
 
     pub(super) fn used(&self) -> usize {
-        self.undelivered() + self.records * RECORD
+        self.undelivered() + self.records * RECORD + self.text_bytes
     }
 
     /// What is used for messages.
@@ -222,6 +237,17 @@ mod tests {
         budget.changed();
         budget.spent = None;
         assert!(budget.fills_requests(), "records take nothing of it");
+    }
+
+    #[test]
+    fn texts_of_what_is_being_written_spend_it_as_its_records_do() {
+        let mut budget = Budget::new(80 * RECORD);
+        budget.take_record();
+        budget.take_texts(20 * RECORD);
+        assert!(budget.is_spent() && !budget.is_spent_by_messages());
+        budget.give_back_texts(20 * RECORD);
+        budget.give_back_records(1);
+        assert_eq!((budget.used(), budget.is_spent()), (0, false));
     }
 
     #[test]

@@ -301,6 +301,7 @@ impl Delivery {
     /// Hands outcomes to the writer.
     fn record(&mut self, record: Record) {
         self.quarantine.handed(&record);
+        self.budget.take_texts(record.text_bytes());
         self.writer.record(record);
     }
 
@@ -309,9 +310,11 @@ impl Delivery {
             WriterEvent::Recorded(Written {
                 commits,
                 events,
+                text_bytes,
                 records,
             }) => {
                 self.budget.give_back_records(events);
+                self.budget.give_back_texts(text_bytes);
                 self.metrics.events_recorded.inc_by(events as u64);
                 self.quarantine.durable(records);
                 self.resolved.commits.extend(commits);
@@ -358,7 +361,7 @@ impl Delivery {
         self.metrics.lanes.set(self.lanes.len() as i64);
         self.metrics.lanes_waiting.set(self.lanes.waiting() as i64);
         let blocked = self.quarantine.blocked();
-        self.metrics.blocked_keys.set(blocked as i64);
+        self.metrics.blocked_keys.set(Some(blocked as f64));
     }
 }
 
@@ -374,7 +377,10 @@ fn leave_without_rows(events: &mut [EventRef]) {
 /// What is published stays so, whatever comes of a repetition: a key must not wait for an event
 /// that has gone out.
 pub(super) fn stays_published(event: &EventId, error: &dyn std::fmt::Display) {
-    tracing::warn!(%event, "published before, and cannot be repeated: {error}");
+    tracing::warn!(
+        event = event.shown(),
+        "published before, and cannot be repeated: {error}"
+    );
 }
 
 /// Sleeps until then; for ever without a time.

@@ -76,7 +76,7 @@ pub(super) async fn new_slot(
     let settings = &relay.settings;
     let (slot, target) = (&settings.slot, settings.database()?);
     tracing::warn!(
-        code = loss.name(), %slot,
+        kind = loss.name(), %slot,
         "recovering: {loss}; every row without a record in outbox.dispatch is delivered from the \
          tables, then the stream goes on"
     );

@@ -56,8 +56,10 @@ pub(super) async fn run(
     shutdown: &mut watch::Receiver<bool>,
     started: impl FnOnce(Phase),
 ) -> Result<End> {
+    // Also what an attempt to open a session has found: another relay may have the slot since.
+    relay.metrics.forget_session();
     let opening = open(relay);
-    let (mut pipeline, _beside) = tokio::select! {
+    let (mut pipeline, beside) = tokio::select! {
         biased;
         _ = wait_for_stop(shutdown.clone()) => return Ok(End::Shutdown),
         opened = opening => opened?,
@@ -88,6 +90,8 @@ pub(super) async fn run(
             () = stop_is_due(shutdown.clone(), relay.settings.shutdown_timeout) => {}
         },
     }
+    drop(beside);
+    relay.metrics.forget_session();
     match ended {
         Err(error) if stuck::is_of_this_place(&error) => {
             Err(stuck::what_to_do(relay, confirmed, error).await)
@@ -378,7 +382,7 @@ async fn quarantine_of(relay: &Relay, sql: &Sql) -> Result<Quarantine> {
     let keys = quarantined::blocked_keys(sql, relay.settings.shard(), MAX_BLOCKED).await?;
     if relay.settings.on_bad_event == OnBadEvent::QuarantineKey {
         for key in &keys {
-            quarantine.block(key.group.clone(), key.since, &key.first.to_string());
+            quarantine.block(key.group.clone(), key.since, &key.first.shown());
         }
     }
     if quarantine.blocked() > 0 {

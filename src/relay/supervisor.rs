@@ -66,7 +66,7 @@ pub(super) fn start(
     audit: Arc<Notify>,
 ) -> (Supervisor, watch::Receiver<Supervision>) {
     let (sender, receiver) = watch::channel(Supervision::PublicationRight);
-    metrics.publication_ok.set(1);
+    metrics.publication_ok.set(Some(1.0));
     let interval = INTERVAL.min(subject.wal_sender_timeout / 8);
     let task = tokio::spawn(async move {
         let mut watcher = Watcher {
@@ -83,7 +83,7 @@ pub(super) fn start(
             watcher
                 .metrics
                 .publication_ok
-                .set(i64::from(found.publication_is_right()));
+                .set(Some(f64::from(u8::from(found.publication_is_right()))));
             sender.send_if_modified(|known| std::mem::replace(known, found) != found);
             tokio::time::sleep(interval).await;
         }

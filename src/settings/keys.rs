@@ -105,8 +105,9 @@ pub const KEYS: &[Key] = &[
         "new",
         &[],
         "What the first start on a database delivers: `new` (rows committed from then on) or `all` \
-         (also the rows that are in the tables and have no record). `new`, since a table that was \
-         served by something else before holds what was delivered long ago",
+         (also the rows that are in the tables and have no record; later on those of a table that is \
+         added, too, with `dispatch = full`). `new`, since a table that was served by something else \
+         before holds what was delivered long ago",
     ),
     key(
         "slot_on_loss",
@@ -233,7 +234,7 @@ pub const KEYS: &[Key] = &[
         &[],
         "MiB of events in memory, waiting or on their way; when full, reading from PostgreSQL \
          pauses. The relay's memory is this and 10 to 40 MiB: its own, and what requests are read \
-         and written through",
+         and written through; and three rows more if these are larger than that",
     ),
     key(
         "wal_sender_timeout_s",
@@ -241,7 +242,7 @@ pub const KEYS: &[Key] = &[
         "60",
         &[],
         "wal_sender_timeout of the replication session, seconds: after three quarters of it without \
-         a word from the server the relay gives the session up",
+         proof that the server hears the relay the session is given up",
     ),
     key(
         "start_timeout_s",

@@ -12,12 +12,12 @@ use postgres_protocol::message::frontend;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::{mpsc, oneshot};
 
-use super::buffers::Buffers;
+use super::buffers::{Buffers, READ_BUFFER};
 use super::feedback::{Due, Feedback, Reading, STATUS_INTERVAL};
 use super::framing::{Then, scan};
 use super::handshake::{self, Connection, code_and_message, log_notice, lost, walsender_error};
 use super::pace::Pace;
-use super::{CLOSE_TIMEOUT, Chunk, Control, Options, wire};
+use super::{CHUNKS, CLOSE_TIMEOUT, Chunk, Control, Options, wire};
 use crate::error::{Code, Error, Result};
 
 /// Limit of connecting, logging in and starting the replication.
@@ -99,6 +99,22 @@ async fn connect(options: &Options) -> Result<Connection> {
         })
 }
 
+/// Places in the channel for a chunk of this size. One that is a single large frame has it for itself.
+fn places(chunk: usize) -> usize {
+    match chunk > READ_BUFFER {
+        true => CHUNKS,
+        false => 1,
+    }
+}
+
+/// Waits until there is room for a chunk of this size; `None` when the relay takes no more.
+pub(super) async fn room(
+    chunks: &mpsc::Sender<Chunk>,
+    chunk: usize,
+) -> Option<mpsc::Permit<'_, Chunk>> {
+    chunks.reserve_many(places(chunk)).await.ok()?.next()
+}
+
 struct Session {
     connection: Connection,
     feedback: Feedback,
@@ -121,7 +137,7 @@ impl Session {
         let mut rests = false;
         loop {
             self.report().await?;
-            let held_back = self.waiting.is_some();
+            let held_back = self.waiting.as_ref().map(Chunk::len);
             let mut linger = None;
             tokio::select! {
                 biased;
@@ -133,12 +149,12 @@ impl Session {
                         tick.reset_after(rest);
                     }
                 }
-                permit = chunks.reserve(), if held_back => {
-                    let Ok(permit) = permit else { return self.close().await };
+                permit = room(chunks, held_back.unwrap_or_default()), if held_back.is_some() => {
+                    let Some(permit) = permit else { return self.close().await };
                     permit.send(self.waiting.take().expect("invariant: a chunk waits"));
                 }
                 read = self.connection.stream.read_buf(&mut self.connection.buffer),
-                    if !held_back =>
+                    if held_back.is_none() =>
                 {
                     match read {
                         Ok(0) => return Err(lost("the server closed the connection")),
@@ -173,8 +189,11 @@ impl Session {
             if scan.copy_data > 0 {
                 self.feedback.heard(scan.words, Instant::now());
                 let chunk = self.connection.buffer.split_to(scan.copy_data).freeze();
-                if let Err(mpsc::error::TrySendError::Full(chunk)) = chunks.try_send(chunk) {
-                    self.waiting = Some(chunk);
+                let has_room = chunks.capacity() >= places(chunk.len());
+                match has_room.then(|| chunks.try_reserve()) {
+                    Some(Ok(permit)) => permit.send(chunk),
+                    // Without a relay that waits it is as good as sent.
+                    Some(Err(_)) | None => self.waiting = Some(chunk),
                 }
             }
             match scan.then {

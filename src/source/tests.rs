@@ -15,8 +15,10 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
+use super::buffers::READ_BUFFER;
 use super::handshake::walsender_error;
-use super::{Options, Source};
+use super::session::room;
+use super::{CHUNKS, Options, Source};
 use crate::error::{Code, Result};
 use crate::metrics::LastStatus;
 use crate::postgres::{Target, client_config, connect, end_point};
@@ -358,4 +360,21 @@ async fn a_server_that_cannot_start_a_process_is_not_there_yet() {
 fn a_walsender_that_says_it_is_a_standbys_is_waited_for() {
     let error = walsender_error("0A000", "while in recovery", "cannot stream");
     assert_eq!(error.code(), Code::PostgresStandby);
+}
+
+#[tokio::test]
+async fn a_large_frame_waits_until_it_has_the_way_to_the_relay_for_itself() {
+    let (sender, mut relay) = tokio::sync::mpsc::channel(CHUNKS);
+    let in_time = |chunk| tokio::time::timeout(Duration::from_millis(20), room(&sender, chunk));
+    let small = in_time(READ_BUFFER).await.unwrap().unwrap();
+    small.send(bytes::Bytes::new());
+    assert!(
+        in_time(READ_BUFFER).await.is_ok(),
+        "three more small ones fit"
+    );
+    assert!(in_time(READ_BUFFER + 1).await.is_err());
+    relay.recv().await.unwrap();
+    assert!(in_time(READ_BUFFER + 1).await.unwrap().is_some());
+    relay.close();
+    assert!(in_time(READ_BUFFER + 1).await.unwrap().is_none());
 }

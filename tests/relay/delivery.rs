@@ -1,7 +1,7 @@
 //! From a committed row to an ordered message, a dispatch row and a confirmed position.
 
 use crate::harness::{self, Database, Relay, eventually, insert_orders};
-use crate::http::{free_addr, get};
+use crate::http::{free_addr, metric};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn every_committed_row_is_published_once_in_order_recorded_and_confirmed() {
@@ -135,13 +135,6 @@ async fn an_idle_outbox_holds_no_wal_back_while_other_tables_and_databases_are_b
         (bytes < 65_536.0).then_some(())
     })
     .await;
-}
-
-/// A line of `/metrics`; `None` when there is no such line.
-async fn metric(port: &str, name: &str) -> Option<f64> {
-    let (_, text) = get(port, "/metrics").await?;
-    let line = text.lines().find(|line| line.starts_with(name))?;
-    line.rsplit(' ').next()?.parse().ok()
 }
 
 #[tokio::test(flavor = "multi_thread")]

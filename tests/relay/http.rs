@@ -30,6 +30,17 @@ pub(crate) async fn get(addr: &str, path: &str) -> Option<(u16, String)> {
     Some((head.split(' ').nth(1)?.parse().ok()?, body.to_owned()))
 }
 
+/// A line of `/metrics` by its name and, behind a blank, the text of a label; `None` when there is no
+/// such line.
+pub(crate) async fn metric(addr: &str, name: &str) -> Option<f64> {
+    let (name, label) = name.split_once(' ').unwrap_or((name, ""));
+    let (_, text) = get(addr, "/metrics").await?;
+    let name = format!("{name}{{");
+    let mut lines = text.lines();
+    let line = lines.find(|line| line.starts_with(&name) && line.contains(label))?;
+    line.rsplit(' ').next()?.parse().ok()
+}
+
 pub(crate) async fn wait_for(addr: &str, path: &str, code: u16) -> String {
     eventually(&format!("{path} answers {code}"), || async {
         get(addr, path)
@@ -50,11 +61,10 @@ async fn the_port_tells_phase_lag_and_counts_and_an_outage_of_pubsub_leaves_the_
     insert_orders(&database, 50, 5).await;
     database.wait_until_recorded().await;
     let metrics = wait_for(&addr, "/metrics", 200).await;
-    for line in [
-        "postrider_events_published_total 50",
-        "postrider_holds_slot 1",
-    ] {
-        assert!(metrics.contains(line), "{line} in\n{metrics}");
+    let slot = database.slot();
+    for (name, value) in [("events_published_total", 50), ("holds_slot", 1)] {
+        let line = format!("postrider_{name}{{slot=\"{slot}\"}} {value}\n");
+        assert!(metrics.contains(&line), "{line} in\n{metrics}");
     }
     // The relay hears a little later that its records are there.
     let status = eventually("the port shows the records", || async {

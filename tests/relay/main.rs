@@ -8,7 +8,6 @@ mod connections;
 mod dead_ends;
 mod delivery;
 mod exceptions;
-mod exceptions_edges;
 mod failover;
 mod first_start;
 mod full_disk;

@@ -9,7 +9,7 @@ use pubsub_emulator::{Action, Attempt, Emulator, Fault, RunningEmulator};
 use tonic::Code;
 
 use crate::harness::{self, Database, Relay, eventually};
-use crate::http::{free_addr, get};
+use crate::http::{self, free_addr, get};
 use crate::load::{Load, wait_for_more};
 
 const RECORDED: &str = "SELECT count(*) FROM outbox.dispatch";
@@ -51,11 +51,8 @@ impl World {
         }
     }
 
-    /// A line of `/metrics`.
     async fn metric(&self, name: &str) -> Option<f64> {
-        let (_, text) = get(&self.port, "/metrics").await?;
-        let line = text.lines().find(|line| line.starts_with(name))?;
-        line.rsplit(' ').next()?.parse().ok()
+        http::metric(&self.port, name).await
     }
 
     async fn wait_for_metric(&self, name: &str, holds: impl Fn(f64) -> bool) {
@@ -110,7 +107,7 @@ async fn connections_that_are_refused_for_minutes_cost_lag_alone_and_are_counted
     let world = World::start(&[]).await;
     world.proxy.refuse();
     world.proxy.cut(Cut::Reset);
-    let failures = "postrider_publish_failures_total{kind=\"pubsub-unreachable\"}";
+    let failures = "postrider_publish_failures_total kind=\"pubsub-unreachable\"";
     world.wait_for_metric(failures, |n| n >= 3.0).await;
     tokio::time::sleep(Duration::from_secs(120)).await;
     let lag = world.metric("postrider_lag_seconds").await.unwrap();
@@ -286,7 +283,7 @@ async fn a_storm_of_resource_exhausted_on_one_topic_slows_that_one_and_passes() 
     let world = world_with_payments().await;
     let storm = Fault::new(Action::Fail(Code::ResourceExhausted)).on_topic("order.events");
     let storm = world.emulator.faults().inject(storm);
-    let throttled = "postrider_publish_failures_total{kind=\"pubsub-throttled\"}";
+    let throttled = "postrider_publish_failures_total kind=\"pubsub-throttled\"";
     world.wait_for_metric(throttled, |n| n >= 20.0).await;
     payments_go_on(&world).await;
     let attempts = world.emulator.journal().counts().attempts;
@@ -305,7 +302,7 @@ async fn a_topic_that_is_deleted_and_restored_holds_up_itself_alone() {
     world.relay.wait_for_log("topic-missing").await;
     assert!(world.relay.log().contains(topic));
     payments_go_on(&world).await;
-    let missing = "postrider_publish_failures_total{kind=\"topic-missing\"}";
+    let missing = "postrider_publish_failures_total kind=\"topic-missing\"";
     world.wait_for_metric(missing, |n| n >= 1.0).await;
     assert!(world.emulator.faults().restore_topic(topic));
     world.ends_well().await;

@@ -347,3 +347,20 @@ async fn migrate(server: &ScratchPostgres) {
         sql.batch_execute(&migration).await.unwrap();
     }
 }
+
+#[test]
+fn a_batch_is_full_with_so_many_rows_or_so_much_text() {
+    let of = |events: u32, key: &str| {
+        let mut batch = Batch::default();
+        batch.add(record(
+            1,
+            key,
+            (1..=events).map(|n| event(1, n)).collect(),
+            true,
+        ));
+        batch.is_full()
+    };
+    assert!(!of(MAX_ROWS as u32 - 1, "k") && of(MAX_ROWS as u32, "k"));
+    let long = "k".repeat(1_024);
+    assert!(!of(4_000, &long) && of(4_200, &long));
+}

@@ -68,6 +68,25 @@ fn a_lane_that_is_always_full_leaves_room_for_a_small_one() {
 }
 
 #[test]
+fn lanes_that_fail_again_and_again_do_not_keep_the_only_request_from_another() {
+    let now = Instant::now();
+    let mut lanes = Lanes::new(1, MEMORY);
+    for (key, n) in [("a", 1), ("b", 2)] {
+        push(&mut lanes, key, n);
+        let request = lanes.next_request(now, Serve::All).unwrap();
+        lanes.failed(request, now, Load::Reduce);
+    }
+    push(&mut lanes, "small", 3);
+    let served = (0..3).any(|_| {
+        let request = lanes.next_request(now, Serve::All).unwrap();
+        let is_small = request.key.ordering_key == OrderingKey::from("small");
+        lanes.failed(request, now, Load::Reduce);
+        is_small
+    });
+    assert!(served);
+}
+
+#[test]
 fn while_more_input_is_at_hand_only_worthwhile_lanes_are_served() {
     let now = Instant::now();
     let mut lanes = Lanes::new(10, MEMORY);

@@ -73,7 +73,7 @@ impl Delivery {
         if let Some(letter) = self.take_letter(&key.topic, &event.origin) {
             self.budget.give_back_messages(1, event.message.len());
             tracing::warn!(
-                code = %Code::EventRefused, event = %letter.origin.event_id,
+                code = %Code::EventRefused, event = letter.origin.event_id.shown(),
                 "Pub/Sub refuses the dead letter, too: the event is set aside without"
             );
             self.letter_ended(letter);
@@ -87,7 +87,7 @@ impl Delivery {
         if origin.standing == Standing::New && self.quarantine.policy() == OnBadEvent::Halt {
             return Err(error.hint(format!(
                 "the event is {} (commit {}, ordinal {}), key {:?}; {HALTED}",
-                origin.event_id,
+                origin.event_id.shown(),
                 origin.commit.lsn(),
                 origin.ordinal,
                 key.ordering_key,
@@ -130,7 +130,7 @@ impl Delivery {
         if let Some(more) = self.log.due(error.code()) {
             tracing::error!(
                 code = %error.code(),
-                event = %origin.event_id,
+                event = origin.event_id.shown(),
                 topic = &*group.topic,
                 key = group.ordering_key.as_str(),
                 key_blocked = newly,

@@ -225,7 +225,7 @@ impl Delivery {
             return;
         }
         tracing::error!(
-            code = %error.code(), event = %origin.event_id, hint = error.hint_text(),
+            code = %error.code(), event = origin.event_id.shown(), hint = error.hint_text(),
             "cannot be released from quarantine: {error}"
         );
         let kind = error.code().name();

@@ -228,7 +228,7 @@ impl Quarantine {
         if self.blocked.len() >= MAX_BLOCKED {
             return Err(full());
         }
-        self.block(group.clone(), place(origin), &origin.event_id.to_string());
+        self.block(group.clone(), place(origin), &origin.event_id.shown());
         Ok(true)
     }
 
@@ -237,7 +237,8 @@ impl Quarantine {
         self.in_lanes.get(&at).map(|(group, _)| group.clone())
     }
 
-    /// Blocks a key by the event `first`, which stands at `since`.
+    /// Blocks a key by the event `first`, as it is shown, which stands at `since`. Each row behind it
+    /// names it.
     pub(super) fn block(&mut self, group: Group, since: Place, first: &str) {
         let blocked = Blocked {
             since,

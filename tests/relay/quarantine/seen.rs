@@ -1,6 +1,7 @@
 //! The quarantine in metrics and status, and its bound.
 
 use super::*;
+use crate::http::{get, metric};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_quarantine_is_seen_in_metrics_and_status_without_the_names_of_keys() {
@@ -9,37 +10,22 @@ async fn the_quarantine_is_seen_in_metrics_and_status_without_the_names_of_keys(
     let addr = emulator.addr().to_string();
     let relay = Relay::start_with(&database, &addr, &[("POSTRIDER_HTTP_ADDR", &http)]);
     wait_for_state(&database, "quarantined", 11).await;
-    let page = |path: &'static str| {
-        let http = http.clone();
-        async move {
-            use tokio::io::{AsyncReadExt, AsyncWriteExt};
-            let mut stream = tokio::net::TcpStream::connect(&http).await.ok()?;
-            let request = format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
-            stream.write_all(request.as_bytes()).await.ok()?;
-            let mut text = String::new();
-            stream.read_to_string(&mut text).await.ok()?;
-            Some(text)
-        }
-    };
-    let metrics = eventually("the gauge shows one key", || async {
-        let text = page("/metrics").await?;
-        text.contains("postrider_blocked_keys 1").then_some(text)
+    eventually("the gauge shows one key", || async {
+        let keys = metric(&http, "postrider_blocked_keys").await?;
+        (keys == 1.0).then_some(())
     })
     .await;
-    assert!(
-        metrics.contains("events_quarantined_total{kind=\"event-refused\"} 1"),
-        "{metrics}"
-    );
-    assert!(
-        metrics.contains("events_quarantined_total{kind=\"waits\"} 10"),
-        "{metrics}"
-    );
+    for (label, count) in [("\"event-refused\"", 1.0), ("\"waits\"", 10.0)] {
+        let name = format!("postrider_events_quarantined_total kind={label}");
+        assert_eq!(metric(&http, &name).await, Some(count), "{label}");
+    }
     eventually("nothing is left in memory", || async {
-        let text = page("/metrics").await?;
-        text.contains("postrider_in_flight_bytes 0\n").then_some(())
+        let bytes = metric(&http, "postrider_in_flight_bytes").await?;
+        (bytes == 0.0).then_some(())
     })
     .await;
-    let status = page("/status").await.unwrap();
+    let (_, metrics) = get(&http, "/metrics").await.unwrap();
+    let (_, status) = get(&http, "/status").await.unwrap();
     assert!(status.contains("\"blocked_keys\":1"), "{status}");
     assert!(
         !status.contains("o-1") && !metrics.contains("o-1"),

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use pubsub_emulator::{Action, Fault, RunningEmulator};
 
-use crate::exceptions::{
+use super::{
     assert_once_and_in_order, assert_whole_and_in_order, insert, insert_bad, poison, release, rows,
     start, start_with, stored, wait_until_compared, wait_until_delivered, wait_until_vouched,
 };

@@ -1,0 +1,139 @@
+//! An event that is refused, and what waits behind it, among repetitions without records.
+
+use std::time::Duration;
+
+use pubsub_emulator::{Action, Fault};
+
+use super::{
+    assert_whole_and_in_order, insert, insert_bad, poison, release, rows, start,
+    wait_until_delivered, wait_until_vouched,
+};
+use crate::harness::{self, Database, eventually};
+
+/// Keys with events in quarantine whose earlier events, which have no row, come again.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_stands_before_a_blocked_event_is_repeated_before_it_when_the_slot_is_lost() {
+    let database = Database::start().await;
+    let emulator = harness::emulator().await;
+    poison(&emulator);
+    // So that nothing is vouched for after the first events.
+    let relay = start(&database, &emulator);
+    insert(&database, 1, 10).await;
+    wait_until_delivered(&database, &emulator, &relay).await;
+    wait_until_vouched(&database).await;
+    insert(&database, 11, 300).await;
+    insert_bad(&database, 400).await;
+    insert(&database, 401, 100).await;
+    eventually("the key is blocked", || async {
+        (rows(&database, "quarantined").await == 21).then_some(())
+    })
+    .await;
+    relay.kill_9();
+    harness::wait_until_killed_relays_are_gone(&database, &emulator).await;
+    database.drop_slot().await;
+    insert(&database, 501, 100).await;
+    let relay = start(&database, &emulator);
+    wait_until_delivered(&database, &emulator, &relay).await;
+    assert_whole_and_in_order(&database, &emulator, &relay).await;
+    assert_eq!(rows(&database, "quarantined").await, 41);
+    emulator.faults().lift_all();
+    release(&database);
+    eventually("all is released", || async {
+        (rows(&database, "published").await == 41).then_some(())
+    })
+    .await;
+    assert_whole_and_in_order(&database, &emulator, &relay).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn kill_9_in_the_middle_of_a_release_keeps_the_order_of_the_key() {
+    let database = Database::start().await;
+    let emulator = harness::emulator().await;
+    poison(&emulator);
+    let mut relay = start(&database, &emulator);
+    // Of a topic that is missing: the position stays, and each restart repeats everything.
+    database
+        .execute(
+            "INSERT INTO outbox.events (aggregatetype, aggregateid, event_type, version, \
+             occurred_at) VALUES ('parcel', 'p', 'Sent', 1, clock_timestamp())",
+        )
+        .await;
+    insert(&database, 1, 200).await;
+    insert_bad(&database, 201).await;
+    insert(&database, 202, 2_000).await;
+    eventually("the key is blocked", || async {
+        (rows(&database, "quarantined").await == 401).then_some(())
+    })
+    .await;
+    emulator.faults().lift_all();
+    let slow = Action::Delay(Duration::from_millis(30));
+    emulator.faults().inject(Fault::new(slow));
+    release(&database);
+    for round in 0..4 {
+        let published = rows(&database, "published").await;
+        insert(&database, 10_001 + round * 100, 100).await;
+        eventually("some more is released", || async {
+            let more = rows(&database, "published").await > published;
+            (more || rows(&database, "released").await == 0).then_some(())
+        })
+        .await;
+        relay.kill_9();
+        harness::wait_until_killed_relays_are_gone(&database, &emulator).await;
+        relay = start(&database, &emulator);
+    }
+    eventually("all is released", || async {
+        let left = rows(&database, "released").await + rows(&database, "quarantined").await;
+        (left == 0).then_some(())
+    })
+    .await;
+    // Once more all of it, the released ones among their neighbours.
+    relay.kill_9();
+    harness::wait_until_killed_relays_are_gone(&database, &emulator).await;
+    relay = start(&database, &emulator);
+    emulator
+        .create_topic("projects/demo/topics/parcel.events")
+        .await
+        .unwrap();
+    wait_until_delivered(&database, &emulator, &relay).await;
+    assert_whole_and_in_order(&database, &emulator, &relay).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_released_is_repeated_among_its_neighbours_when_the_slot_is_lost() {
+    let database = Database::private().await;
+    let emulator = harness::emulator().await;
+    poison(&emulator);
+    let relay = start(&database, &emulator);
+    insert(&database, 1, 50).await;
+    wait_until_delivered(&database, &emulator, &relay).await;
+    // As long as it runs, nothing that comes later is vouched for.
+    let slow = harness::connect(&database.url).await;
+    slow.batch_execute("BEGIN; SELECT pg_current_xact_id()")
+        .await
+        .unwrap();
+    insert(&database, 51, 50).await;
+    insert_bad(&database, 101).await;
+    insert(&database, 102, 50).await;
+    eventually("the key is blocked", || async {
+        (rows(&database, "quarantined").await == 11).then_some(())
+    })
+    .await;
+    emulator.faults().lift_all();
+    release(&database);
+    eventually("all is released", || async {
+        (rows(&database, "published").await == 11).then_some(())
+    })
+    .await;
+    insert(&database, 152, 50).await;
+    wait_until_delivered(&database, &emulator, &relay).await;
+    relay.kill_9();
+    harness::wait_until_killed_relays_are_gone(&database, &emulator).await;
+    database.drop_slot().await;
+    slow.batch_execute("ROLLBACK").await.unwrap();
+    let before = emulator.journal().counts().stored_messages;
+    let relay = start(&database, &emulator);
+    relay.wait_for_log("recovered").await;
+    assert_whole_and_in_order(&database, &emulator, &relay).await;
+    let repeated = emulator.journal().counts().stored_messages - before;
+    assert!(repeated >= 151, "{repeated}\n{}", relay.log());
+}

@@ -1,0 +1,83 @@
+//! The slot is lost, or made anew: what the relay had vouched for stays delivered, all else is
+//! repeated.
+
+use super::{
+    after_some_events, assert_once_and_in_order, assert_whole_and_in_order, insert, make_slot,
+    start, stored, wait_until_delivered, wait_until_vouched,
+};
+use crate::harness::{self, Database, eventually};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_dropped_slot_costs_nothing_but_repeats_since_the_relay_vouched_last() {
+    let (database, emulator, relay) = after_some_events(500).await;
+    wait_until_vouched(&database).await;
+    relay.stop().await;
+    insert(&database, 501, 300).await;
+    database.drop_slot().await;
+    insert(&database, 801, 300).await;
+    let relay = start(&database, &emulator);
+    relay.wait_for_log("recovered").await;
+    insert(&database, 1_101, 300).await;
+    wait_until_delivered(&database, &emulator, &relay).await;
+    assert_once_and_in_order(&database, &emulator, &relay).await;
+    assert!(relay.log().contains("slot-missing"), "{}", relay.log());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_slot_that_is_dropped_and_made_again_after_a_crash_loses_nothing() {
+    let (database, emulator, relay) = after_some_events(300).await;
+    relay.kill_9();
+    database.drop_slot().await;
+    insert(&database, 301, 300).await;
+    make_slot(&database).await;
+    insert(&database, 601, 300).await;
+    let relay = start(&database, &emulator);
+    wait_until_delivered(&database, &emulator, &relay).await;
+    assert_whole_and_in_order(&database, &emulator, &relay).await;
+    assert!(relay.log().contains("slot-unproven"), "{}", relay.log());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_of_a_transaction_that_is_older_than_a_vouch_are_delivered_after_a_lost_slot() {
+    let database = Database::private().await;
+    let emulator = harness::emulator().await;
+    let relay = start(&database, &emulator);
+    insert(&database, 1, 50).await;
+    wait_until_delivered(&database, &emulator, &relay).await;
+    wait_until_vouched(&database).await;
+    // So that the next vouch is another one.
+    insert(&database, 51, 50).await;
+    let slow = harness::connect(&database.url).await;
+    let row = |key: &str| {
+        format!(
+            "INSERT INTO outbox.events (aggregatetype, aggregateid, event_type, version, \
+             occurred_at) VALUES ('order', '{key}', 'OrderPlaced', 1, clock_timestamp());"
+        )
+    };
+    // Rows of savepoints have transaction ids of their own.
+    let begun = format!(
+        "BEGIN; {} SAVEPOINT a; {} RELEASE a; SAVEPOINT b; {}",
+        row("slow-0"),
+        row("slow-1"),
+        row("slow-2")
+    );
+    slow.batch_execute(&begun).await.unwrap();
+    let resolved = || async {
+        let sql = "SELECT coalesce(max(resolved_xid), 0) FROM outbox.relay";
+        database.number(sql).await
+    };
+    let before = resolved().await;
+    insert(&database, 101, 100).await;
+    let stored_all = || async { (stored(&emulator).len() >= 200).then_some(()) };
+    eventually("the others are delivered", stored_all).await;
+    eventually("the relay has vouched once more", || async {
+        (resolved().await > before).then_some(())
+    })
+    .await;
+    relay.kill_9();
+    slow.batch_execute("COMMIT").await.unwrap();
+    database.drop_slot().await;
+    let relay = start(&database, &emulator);
+    wait_until_delivered(&database, &emulator, &relay).await;
+    assert_whole_and_in_order(&database, &emulator, &relay).await;
+}

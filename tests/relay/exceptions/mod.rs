@@ -1,0 +1,179 @@
+//! `dispatch = exceptions`: published events have no row, nothing is lost all the same, and what is
+//! repeated is repeated whole and in order.
+
+mod blocked;
+mod edges;
+mod lost_slot;
+mod modes;
+mod no_rows;
+mod publication;
+
+use std::collections::HashSet;
+
+use pubsub_emulator::checks::{self, Report};
+use pubsub_emulator::{Action, Fault, RunningEmulator};
+
+use crate::harness::{self, Database, Relay, eventually, postrider};
+
+const EXCEPTIONS: [(&str, &str); 1] = [("POSTRIDER_DISPATCH", "exceptions")];
+pub(crate) const BAD: &str = "00000000-0000-4000-8000-00000000bad0";
+
+pub(crate) fn start(database: &Database, emulator: &RunningEmulator) -> Relay {
+    start_with(database, emulator, &[])
+}
+
+pub(crate) fn start_with(
+    database: &Database,
+    emulator: &RunningEmulator,
+    more: &[(&str, &str)],
+) -> Relay {
+    let settings: Vec<_> = EXCEPTIONS.iter().chain(more).copied().collect();
+    Relay::start_with(database, &emulator.addr().to_string(), &settings)
+}
+
+/// Events with the versions `first..first + count`, one transaction each, over 5 keys.
+fn insert_sql(key: &str, first: u32, count: u32) -> String {
+    format!(
+        "DO $$ BEGIN FOR i IN {first}..{last} LOOP \
+         INSERT INTO outbox.events \
+             (aggregatetype, aggregateid, event_type, version, payload, occurred_at) \
+         VALUES ('order', '{key}-' || (i % 5), 'OrderPlaced', i, '{{}}', clock_timestamp()); \
+         COMMIT; END LOOP; END $$",
+        last = first + count - 1
+    )
+}
+
+pub(crate) async fn insert(database: &Database, first: u32, count: u32) {
+    database.execute(&insert_sql("o", first, count)).await;
+}
+
+pub(crate) async fn insert_bad(database: &Database, version: u32) {
+    database
+        .execute(&format!(
+            "INSERT INTO outbox.events (id, aggregatetype, aggregateid, event_type, version, \
+                 payload, occurred_at) \
+             VALUES ('{BAD}', 'order', 'o-1', 'Bad', {version}, '{{}}', clock_timestamp())"
+        ))
+        .await;
+}
+
+pub(crate) fn poison(emulator: &RunningEmulator) {
+    let event_id = BAD.to_owned();
+    let fault = Fault::new(Action::Poison { event_id });
+    emulator.faults().inject(fault);
+}
+
+pub(crate) fn stored(emulator: &RunningEmulator) -> HashSet<String> {
+    let attempts = emulator.journal().attempts();
+    let stored = attempts.iter().filter(|attempt| attempt.is_stored());
+    let ids = stored.flat_map(|attempt| attempt.event_ids.iter().flatten());
+    ids.map(|id| id.to_string()).collect()
+}
+
+/// Waits until every event is stored, or has a row, and the slot has confirmed everything.
+pub(crate) async fn wait_until_delivered(
+    database: &Database,
+    emulator: &RunningEmulator,
+    relay: &Relay,
+) {
+    let sql = "SELECT e.id::text FROM outbox.events e WHERE NOT EXISTS \
+               (SELECT FROM outbox.dispatch d WHERE d.event_id = e.id)";
+    eventually("every event is delivered", || async {
+        let stored = stored(emulator);
+        let rows = database.client.query(sql, &[]).await.unwrap();
+        let is_missing = |row: &tokio_postgres::Row| !stored.contains(row.get::<_, &str>(0));
+        let missing = rows.iter().any(is_missing);
+        assert!(!relay.log().contains("error["), "{}", relay.log());
+        (!missing).then_some(())
+    })
+    .await;
+    wait_until_recovered(database).await;
+    database.wait_until_confirmed().await;
+}
+
+async fn wait_until_recovered(database: &Database) {
+    eventually("the mark of the recovery is gone", || async {
+        let marked = "SELECT count(*) FROM outbox.relay WHERE recovering IS NOT NULL";
+        (database.number(marked).await == 0).then_some(())
+    })
+    .await;
+}
+
+/// Waits until the relay has vouched for every event that is committed.
+pub(crate) async fn wait_until_vouched(database: &Database) {
+    let sql = "SELECT count(*) FROM outbox.relay r WHERE NOT EXISTS \
+               (SELECT FROM outbox.events e WHERE e.xmin::text::bigint >= r.resolved_xid)";
+    eventually("the relay has vouched", || async {
+        (database.number(sql).await == 1).then_some(())
+    })
+    .await;
+}
+
+pub(crate) async fn rows(database: &Database, state: &str) -> i64 {
+    let sql = format!("SELECT count(*) FROM outbox.dispatch WHERE state = '{state}'");
+    database.number(&sql).await
+}
+
+/// Everything that is not set aside was published in order, and repeated as a whole.
+pub(crate) async fn check(database: &Database, emulator: &RunningEmulator) -> Report {
+    let mut expected = database.expected().await;
+    let aside = "SELECT event_id::text FROM outbox.dispatch WHERE state <> 'published'";
+    let aside = database.client.query(aside, &[]).await.unwrap();
+    let aside: HashSet<String> = aside.iter().map(|row| row.get(0)).collect();
+    for events in expected.values_mut() {
+        events.retain(|id| !aside.contains(id));
+    }
+    checks::check(&emulator.journal().attempts(), &expected)
+}
+
+pub(crate) async fn assert_whole_and_in_order(
+    database: &Database,
+    emulator: &RunningEmulator,
+    relay: &Relay,
+) {
+    let report = check(database, emulator).await;
+    assert!(report.is_clean(), "{report}\n{}", relay.log());
+}
+
+/// The same, and nothing was repeated, but for what a lost slot cut short.
+pub(crate) async fn assert_once_and_in_order(
+    database: &Database,
+    emulator: &RunningEmulator,
+    relay: &Relay,
+) {
+    let report = check(database, emulator).await;
+    let once = report.duplicates.is_empty() || relay.has_lost_its_slot();
+    assert!(report.is_clean() && once, "{report}\n{}", relay.log());
+}
+
+/// A relay that has delivered so many events.
+async fn after_some_events(count: u32) -> (Database, RunningEmulator, Relay) {
+    let database = Database::start().await;
+    let emulator = harness::emulator().await;
+    let relay = start(&database, &emulator);
+    insert(&database, 1, count).await;
+    wait_until_delivered(&database, &emulator, &relay).await;
+    (database, emulator, relay)
+}
+
+async fn make_slot(database: &Database) {
+    let slot = database.slot();
+    let sql = format!("SELECT pg_create_logical_replication_slot('{slot}', 'pgoutput')");
+    database.execute(&sql).await;
+}
+
+/// Waits until full records are back, and the tables are compared with them.
+pub(crate) async fn wait_until_compared(database: &Database) {
+    let sql = "SELECT count(*) FROM outbox.relay \
+               WHERE dispatch = 'full' AND audit_marks IS NOT NULL";
+    eventually("the tables are compared", || async {
+        (database.number(sql).await == 1).then_some(())
+    })
+    .await;
+}
+
+pub(crate) fn release(database: &Database) {
+    let url = [("DATABASE_URL", database.url.as_str())];
+    let ran = postrider(&["quarantine", "release", "--all"], &url).output();
+    assert!(ran.unwrap().status.success());
+}

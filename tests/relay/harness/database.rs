@@ -1,0 +1,250 @@
+//! A database with an outbox, on a server of its own or beside others.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use pubsub_emulator::checks::{Expected, Stream};
+use scratch_postgres::ScratchPostgres;
+use tokio_postgres::{Client, NoTls};
+
+use super::{eventually, postrider};
+
+/// A database, prepared as `postrider init --apply` does it.
+pub(crate) struct Database {
+    pub(crate) client: Client,
+    pub(crate) url: String,
+    slot: String,
+    home: Home,
+}
+
+/// Where the database lives.
+enum Home {
+    /// On a server of its own, which the test may stop and break.
+    Private(Box<ScratchPostgres>),
+    /// On the server that `DATABASE_URL` names, beside others.
+    Shared { _guest: Guest },
+}
+
+/// Database and slot on somebody's server; both are dropped at the end.
+struct Guest {
+    server_url: String,
+    name: String,
+}
+
+impl Drop for Guest {
+    fn drop(&mut self) {
+        let (url, name) = (self.server_url.clone(), self.name.clone());
+        let cleaner = std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build();
+            runtime.unwrap().block_on(async {
+                let client = connect(&url).await;
+                for sql in [
+                    "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots \
+                     WHERE slot_name = 'NAME' AND active",
+                    "SELECT pg_drop_replication_slot('NAME')",
+                    "DROP DATABASE NAME WITH (FORCE)",
+                ] {
+                    // Walsenders take a moment to end.
+                    eventually("the database is cleaned up", || async {
+                        client.batch_execute(&sql.replace("NAME", &name)).await.ok()
+                    })
+                    .await;
+                }
+            });
+        });
+        let _ = cleaner.join();
+    }
+}
+
+impl Database {
+    /// On the server that `DATABASE_URL` names, which needs `wal_level = logical` and a superuser,
+    /// or on one of its own.
+    pub(crate) async fn start() -> Self {
+        match std::env::var("DATABASE_URL") {
+            Ok(url) if !url.is_empty() => Self::on_shared(url).await,
+            _ => Self::private().await,
+        }
+    }
+
+    /// On a server that the test has for itself.
+    pub(crate) async fn private() -> Self {
+        let builder = ScratchPostgres::builder().setting("wal_level", "logical");
+        Self::on(builder.start().unwrap()).await
+    }
+
+    pub(crate) async fn on(server: ScratchPostgres) -> Self {
+        Self::on_with(server, &[]).await
+    }
+
+    /// On that server, prepared with more settings than usual.
+    pub(crate) async fn on_with(server: ScratchPostgres, more: &[(&str, &str)]) -> Self {
+        let socket_url = server.socket_url("postgres");
+        init(&socket_url, "postrider", more);
+        Self {
+            client: connect(&socket_url).await,
+            url: server.url("postgres"),
+            slot: "postrider".into(),
+            home: Home::Private(Box::new(server)),
+        }
+    }
+
+    async fn on_shared(server_url: String) -> Self {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("postrider_test_{}_{count}", std::process::id());
+        let admin = connect(&server_url).await;
+        admin
+            .batch_execute(&format!("CREATE DATABASE {name}"))
+            .await
+            .unwrap();
+        let (base, query) = match server_url.split_once('?') {
+            Some((base, query)) => (base, format!("?{query}")),
+            None => (server_url.as_str(), String::new()),
+        };
+        let (server, _) = base
+            .rsplit_once('/')
+            .expect("DATABASE_URL names a database");
+        let url = format!("{server}/{name}{query}");
+        init(&url, &name, &[]);
+        Self {
+            client: connect(&url).await,
+            url,
+            slot: name.clone(),
+            home: Home::Shared {
+                _guest: Guest { server_url, name },
+            },
+        }
+    }
+
+    /// The private server.
+    pub(crate) fn server(&mut self) -> &mut ScratchPostgres {
+        match &mut self.home {
+            Home::Private(server) => server,
+            Home::Shared { .. } => panic!("a test that touches the server starts a private one"),
+        }
+    }
+
+    /// Connects again after the server was restarted.
+    pub(crate) async fn reconnect(&mut self) {
+        let url = self.server().socket_url("postgres");
+        self.client = connect(&url).await;
+    }
+
+    pub(crate) fn slot(&self) -> &str {
+        &self.slot
+    }
+
+    pub(crate) async fn execute(&self, sql: &str) {
+        self.client.batch_execute(sql).await.unwrap();
+    }
+
+    pub(crate) async fn text(&self, sql: &str) -> String {
+        self.client.query_one(sql, &[]).await.unwrap().get(0)
+    }
+
+    pub(crate) async fn number(&self, sql: &str) -> i64 {
+        self.client.query_one(sql, &[]).await.unwrap().get(0)
+    }
+
+    /// Events of `outbox.events` in commit order per stream, as they should be published. Tests
+    /// write the events of a key from one session at a time: then insertion order is commit order.
+    pub(crate) async fn expected(&self) -> Expected {
+        let rows = self
+            .client
+            .query(
+                "SELECT id::text, aggregatetype, coalesce(aggregateid, '') \
+                 FROM outbox.events ORDER BY occurred_at, version",
+                &[],
+            )
+            .await
+            .unwrap();
+        let mut expected = BTreeMap::new();
+        for row in rows {
+            let (id, kind, key): (String, String, String) = (row.get(0), row.get(1), row.get(2));
+            let stream = Stream::new(format!("projects/demo/topics/{kind}.events"), key);
+            expected.entry(stream).or_insert_with(Vec::new).push(id);
+        }
+        expected
+    }
+
+    /// Waits until every event has its dispatch row.
+    pub(crate) async fn wait_until_recorded(&self) {
+        eventually("every event is recorded", || async {
+            let missing = self
+                .number(
+                    "SELECT count(*) FROM outbox.events e \
+                     WHERE NOT EXISTS (SELECT FROM outbox.dispatch d WHERE d.event_id = e.id)",
+                )
+                .await;
+            (missing == 0).then_some(())
+        })
+        .await;
+    }
+
+    /// Waits until the relay has compared everything once.
+    pub(crate) async fn wait_until_audited(&self) {
+        eventually("the first audit is complete", || async {
+            let audited = "SELECT count(*) FROM outbox.relay WHERE audited_at IS NOT NULL";
+            (self.number(audited).await == 1).then_some(())
+        })
+        .await;
+    }
+
+    /// The slot's confirmed position as a number.
+    pub(crate) async fn confirmed(&self) -> i64 {
+        self.number(&format!(
+            "SELECT (confirmed_flush_lsn - '0/0')::bigint FROM pg_replication_slots \
+             WHERE slot_name = '{}'",
+            self.slot
+        ))
+        .await
+    }
+
+    /// Drops the slot, which nobody reads from any more.
+    pub(crate) async fn drop_slot(&self) {
+        let sql = format!("SELECT pg_drop_replication_slot('{}')", self.slot);
+        eventually("the slot is free and dropped", || async {
+            self.client.batch_execute(&sql).await.ok()
+        })
+        .await;
+    }
+
+    pub(crate) async fn current_wal(&self) -> i64 {
+        self.number("SELECT (pg_current_wal_lsn() - '0/0')::bigint")
+            .await
+    }
+
+    /// Waits until the slot has confirmed everything written until now.
+    pub(crate) async fn wait_until_confirmed(&self) {
+        let target = self.current_wal().await;
+        eventually("the slot has confirmed everything", || async {
+            (self.confirmed().await >= target).then_some(())
+        })
+        .await;
+    }
+}
+
+/// Runs `postrider init --apply`.
+pub(crate) fn init(url: &str, slot: &str, more: &[(&str, &str)]) {
+    let mut environment = vec![("DATABASE_URL", url), ("POSTRIDER_SLOT", slot)];
+    environment.extend(more);
+    let done = postrider(&["init", "--apply"], &environment)
+        .output()
+        .unwrap();
+    assert!(
+        done.status.success(),
+        "{}",
+        String::from_utf8_lossy(&done.stderr)
+    );
+}
+
+pub(crate) async fn connect(url: &str) -> Client {
+    let (client, connection) = eventually("the server takes connections", || async {
+        tokio_postgres::connect(url, NoTls).await.ok()
+    })
+    .await;
+    tokio::spawn(connection);
+    client
+}

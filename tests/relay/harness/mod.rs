@@ -1,0 +1,105 @@
+//! What every test needs: a server, an emulator, the relay as a process, and patience.
+
+mod database;
+mod relay_process;
+
+use std::time::{Duration, Instant};
+
+use pubsub_emulator::checks::{self, Report};
+use pubsub_emulator::{Emulator, RunningEmulator};
+
+pub(crate) use database::{Database, connect, init};
+pub(crate) use relay_process::{Relay, postrider};
+
+/// How long a condition may take to come true; generous, since machines are shared.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Waits until `probe` gives a value.
+pub(crate) async fn eventually<T, F: Future<Output = Option<T>>>(
+    what: &str,
+    mut probe: impl FnMut() -> F,
+) -> T {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        if let Some(value) = probe().await {
+            return value;
+        }
+        assert!(Instant::now() < deadline, "not within {PATIENCE:?}: {what}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+/// Compares the journal with what the table holds.
+pub(crate) async fn check(database: &Database, emulator: &RunningEmulator) -> Report {
+    checks::check(&emulator.journal().attempts(), &database.expected().await)
+}
+
+/// The same, where the stream alone must have brought everything: what the auditor finds in a table,
+/// since the stream has left it out, is delivered too, and a loss would not show in the journal.
+pub(crate) async fn check_streamed(database: &Database, emulator: &RunningEmulator) -> Report {
+    let from_a_table = "SELECT count(*) FROM outbox.dispatch \
+                        WHERE mod(commit_lsn - '0/0'::pg_lsn, 8) <> 0";
+    assert_eq!(database.number(from_a_table).await, 0, "from a table");
+    check(database, emulator).await
+}
+
+/// Waits until nothing of killed relays is under way: the server has ended their sessions, whose
+/// last statements may still record outcomes, and what they have sent is in the journal.
+pub(crate) async fn wait_until_killed_relays_are_gone(
+    database: &Database,
+    emulator: &RunningEmulator,
+) {
+    let sessions = "SELECT count(*) FROM pg_stat_activity \
+                    WHERE application_name LIKE 'postrider%' AND datname = current_database()";
+    eventually("nothing of the killed relays is left", || async {
+        (database.number(sessions).await == 0).then_some(())
+    })
+    .await;
+    eventually("the journal has been quiet for a while", || async {
+        let attempts = || emulator.journal().counts().attempts;
+        let before = attempts();
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        (before == attempts()).then_some(())
+    })
+    .await;
+}
+
+/// An emulator with the topic `order.events` of project `demo`.
+pub(crate) async fn emulator() -> RunningEmulator {
+    let emulator = Emulator::builder()
+        .listen("127.0.0.1:0".parse().unwrap())
+        .start()
+        .await
+        .unwrap();
+    emulator
+        .create_topic("projects/demo/topics/order.events")
+        .await
+        .unwrap();
+    emulator
+}
+
+/// Inserts `count` events in transactions of one row each, spread over `keys` keys.
+pub(crate) async fn insert_orders(database: &Database, count: u32, keys: u32) {
+    database.execute(&insert_orders_sql(count, keys)).await;
+}
+
+/// The statement that does so.
+pub(crate) fn insert_orders_sql(count: u32, keys: u32) -> String {
+    format!(
+        "DO $$ BEGIN FOR i IN 1..{count} LOOP \
+         INSERT INTO outbox.events \
+             (aggregatetype, aggregateid, event_type, version, payload, occurred_at) \
+         VALUES ('order', 'o-' || (i % {keys}), 'OrderPlaced', i, \
+                 jsonb_build_object('n', i), clock_timestamp()); \
+         COMMIT; END LOOP; END $$"
+    )
+}
+
+/// A gRPC connection to an emulator at `host:port`.
+pub(crate) async fn channel(host: &str) -> tonic::transport::Channel {
+    let endpoint = tonic::transport::Endpoint::from_shared(format!("http://{host}")).unwrap();
+    eventually("the emulator takes connections", || async {
+        endpoint.connect().await.ok()
+    })
+    .await
+}

@@ -1,0 +1,163 @@
+//! The program under test as a process: its log, its signals, its end.
+
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use pubsub_emulator::RunningEmulator;
+
+use super::{Database, PATIENCE, eventually};
+
+/// The binary under test with an environment of its own.
+pub(crate) fn postrider(arguments: &[&str], environment: &[(&str, &str)]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_postrider"));
+    command
+        .args(arguments)
+        .env_clear()
+        .envs(environment.iter().copied());
+    command
+}
+
+/// A running relay; killed when dropped.
+pub(crate) struct Relay {
+    child: Child,
+    log: Arc<Mutex<Vec<String>>>,
+}
+
+impl Relay {
+    pub(crate) fn start(database: &Database, emulator: &RunningEmulator) -> Self {
+        Self::start_with(database, &emulator.addr().to_string(), &[])
+    }
+
+    pub(crate) fn start_with(database: &Database, emulator: &str, more: &[(&str, &str)]) -> Self {
+        let mut environment = vec![
+            ("DATABASE_URL", database.url.as_str()),
+            ("PUBSUB_EMULATOR_HOST", emulator),
+            ("PUBSUB_PROJECT_ID", "demo"),
+            ("POSTRIDER_HTTP_ADDR", "off"),
+            ("POSTRIDER_SLOT", database.slot()),
+        ];
+        environment.extend(more);
+        let mut child = postrider(&["run"], &environment)
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let log = Arc::new(Mutex::new(Vec::new()));
+        let lines = BufReader::new(child.stderr.take().unwrap()).lines();
+        let sink = log.clone();
+        std::thread::spawn(move || {
+            for line in lines.map_while(Result::ok) {
+                sink.lock().unwrap().push(line);
+            }
+        });
+        Self { child, log }
+    }
+
+    pub(crate) fn log(&self) -> String {
+        self.log.lock().unwrap().join("\n")
+    }
+
+    /// Whether one of its sessions found its slot lost: what was on its way then comes again.
+    pub(crate) fn has_lost_its_slot(&self) -> bool {
+        self.log().contains("code=lease-lost")
+    }
+
+    pub(crate) async fn wait_for_log(&self, text: &str) {
+        eventually(
+            &format!("the log says {text:?}; it says\n{}", self.log()),
+            || async { self.log().contains(text).then_some(()) },
+        )
+        .await;
+    }
+
+    /// Waits until it has told an error to its last line.
+    pub(crate) async fn wait_for_error(&self, code: &str) {
+        self.wait_for_log(&format!("error[{code}]")).await;
+        self.wait_for_log(&format!("postrider explain {code}"))
+            .await;
+    }
+
+    /// Before it has a handler for SIGTERM the system ends the process, which has touched nothing.
+    pub(crate) async fn wait_until_it_takes_sigterm(&self) {
+        const SIGTERM: u32 = 15;
+        let path = format!("/proc/{}/status", self.child.id());
+        eventually("the relay takes SIGTERM itself", || async {
+            let status = std::fs::read_to_string(&path).unwrap();
+            let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
+            let caught = u64::from_str_radix(caught.unwrap().trim(), 16).unwrap();
+            (caught & 1 << (SIGTERM - 1) != 0).then_some(())
+        })
+        .await;
+    }
+
+    /// The most memory that the process has had, KiB.
+    pub(crate) fn peak_rss_kib(&self) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
+        let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+        let kib = peak.unwrap().trim().strip_suffix(" kB").unwrap();
+        kib.parse().unwrap()
+    }
+
+    /// File descriptors that the process has open.
+    pub(crate) fn open_files(&self) -> usize {
+        let folder = format!("/proc/{}/fd", self.child.id());
+        std::fs::read_dir(folder).unwrap().count()
+    }
+
+    pub(crate) fn kill_9(mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    /// Sends SIGTERM.
+    pub(crate) fn terminate(&self) {
+        self.signal("TERM");
+    }
+
+    /// Sends a signal by its name.
+    pub(crate) fn signal(&self, name: &str) {
+        let (option, pid) = (format!("-{name}"), self.child.id().to_string());
+        let sent = Command::new("kill").args([option, pid]).status();
+        assert!(sent.unwrap().success());
+    }
+
+    /// Sends SIGTERM and waits for the end, which must be a success.
+    pub(crate) async fn stop(self) {
+        self.wait_until_it_takes_sigterm().await;
+        self.terminate();
+        let log = self.log.clone();
+        let status = self.wait().await;
+        assert!(
+            status.success(),
+            "{status}:\n{}",
+            log.lock().unwrap().join("\n")
+        );
+    }
+
+    /// Waits until the process ends by itself.
+    pub(crate) async fn wait(mut self) -> ExitStatus {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return status;
+            }
+            assert!(
+                Instant::now() < deadline,
+                "the relay did not end:\n{}",
+                self.log()
+            );
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+}
+
+impl Drop for Relay {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("a relay of the failed test said:\n{}\n", self.log());
+        }
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

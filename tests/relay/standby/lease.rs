@@ -1,0 +1,238 @@
+//! A relay that PostgreSQL may have given up, though it cannot know, stops sending in time.
+
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+use fault_proxy::{Direction, FaultProxy, Flow};
+use pubsub_emulator::checks::Violation;
+use pubsub_emulator::{Action, Attempt, Fault, RunningEmulator};
+
+use super::{LEASE, LEEWAY, insert_much, session_began, with};
+use crate::harness::{self, Database, Relay, eventually, insert_orders};
+use crate::load::{Load, proxied, wait_for_more};
+use crate::privileges::login_role;
+
+/// Two relays; the first one's way to PostgreSQL is disturbed under load, while Pub/Sub is slow.
+/// The second takes over, and nothing of the first arrives once the second's session has begun.
+async fn the_cut_off_relay_stops_before_the_other_begins(disturb: impl FnOnce(&FaultProxy)) {
+    let database = Database::private().await;
+    let emulator = harness::emulator().await;
+    let (proxy, url) = proxied(&database).await;
+    // Shows what of the journal is of the first.
+    let pubsub = FaultProxy::start(emulator.addr()).await.unwrap();
+    let of_first = with(&[("DATABASE_URL", &url)]);
+    let first = Relay::start_with(&database, &pubsub.addr().to_string(), &of_first);
+    first.wait_for_log("streaming").await;
+    let second = Relay::start_with(&database, &emulator.addr().to_string(), &with(&[]));
+    second.wait_for_log("standby").await;
+    let load = Load::start(&database);
+    wait_for_more(&database, 100).await;
+    // From now on each answer takes a good part of an attempt's time.
+    let slow = emulator
+        .faults()
+        .inject(Fault::new(Action::Delay(Duration::from_millis(400))));
+    wait_for_more(&database, 50).await;
+    let disturbed = emulator.journal().now();
+    disturb(&proxy);
+    first.wait_for_log("lease-lost").await;
+    second.wait_for_log("streaming").await;
+    let began = session_began(&database, &emulator).await;
+    let took = began.saturating_sub(disturbed);
+    assert!(took < LEASE + LEEWAY, "the second took over after {took:?}");
+    wait_for_more(&database, 100).await;
+    proxy.heal();
+    first.wait_for_log("standby").await;
+    emulator.faults().lift(slow);
+    load.stop().await;
+    database.wait_until_recorded().await;
+    let ports = pubsub.ports();
+    let attempts = emulator.journal().attempts();
+    let is_of_first = |attempt: &&Attempt| {
+        attempt
+            .peer
+            .is_some_and(|peer| ports.contains(&peer.port()))
+    };
+    let (late, before): (Vec<_>, Vec<_>) = attempts
+        .iter()
+        .filter(is_of_first)
+        .partition(|attempt| attempt.received >= began);
+    assert!(!before.is_empty());
+    assert!(late.is_empty(), "{late:?} after the second's session began");
+    let report = harness::check_streamed(&database, &emulator).await;
+    assert!(report.is_clean(), "{report}\n{}", first.log());
+}
+
+/// The port from which the slot's reader reaches PostgreSQL.
+async fn port_of_the_stream(database: &Database) -> u16 {
+    let port = "SELECT client_port::bigint FROM pg_stat_replication";
+    database.number(port).await.try_into().unwrap()
+}
+
+fn peers(emulator: &RunningEmulator) -> BTreeSet<std::net::SocketAddr> {
+    let attempts = emulator.journal().attempts();
+    attempts.iter().filter_map(|attempt| attempt.peer).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_relay_behind_a_partition_stops_before_its_standby_begins() {
+    the_cut_off_relay_stops_before_the_other_begins(|proxy| proxy.set_flow(Flow::Stalled)).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_relay_that_postgresql_no_longer_hears_stops_although_it_hears_postgresql() {
+    the_cut_off_relay_stops_before_the_other_begins(|proxy| {
+        proxy.set_flow_of(Direction::ToTarget, Flow::Swallowed);
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_relay_that_hears_everything_late_stops_before_its_standby_begins() {
+    the_cut_off_relay_stops_before_the_other_begins(|proxy| {
+        proxy.set_flow_of(Direction::ToTarget, Flow::Swallowed);
+        proxy.set_flow_of(Direction::FromTarget, Flow::Delayed(Duration::from_secs(4)));
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_relay_that_is_held_back_keeps_its_lease_while_postgresql_hears_it_and_loses_it_then() {
+    let database = Database::private().await;
+    let emulator = harness::emulator().await;
+    emulator.faults().inject(Fault::new(Action::NeverAnswer));
+    let (proxy, url) = proxied(&database).await;
+    let host = emulator.addr().to_string();
+    insert_much(&database).await;
+    let environment = with(&[("DATABASE_URL", &url), ("POSTRIDER_IN_FLIGHT_MIB", "1")]);
+    let relay = Relay::start_with(&database, &host, &environment);
+    relay.wait_for_log("streaming").await;
+    // What is read stays far below the 80 MB there are.
+    tokio::time::sleep(LEASE + LEASE / 3).await;
+    let log = relay.log();
+    assert!(!log.contains("lease-lost"), "{log}");
+    assert_eq!(log.matches("streaming").count(), 1, "one session:\n{log}");
+    assert!(
+        proxy.bytes(Direction::FromTarget) < 60_000_000,
+        "reading is held back"
+    );
+    proxy.set_flow(Flow::Stalled);
+    let stalled = Instant::now();
+    relay.wait_for_log("lease-lost").await;
+    let took = stalled.elapsed();
+    assert!(took < LEASE, "lost after {took:?}");
+    let attempts = emulator.journal().counts().attempts;
+    eventually("PostgreSQL gives the slot up, too", || async {
+        let free = "SELECT count(*) FROM pg_replication_slots WHERE NOT active";
+        (database.number(free).await == 1).then_some(())
+    })
+    .await;
+    assert_eq!(emulator.journal().counts().attempts, attempts);
+}
+
+/// Its role does not see what the walsender has heard, and its other connections are well.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_relay_without_rights_to_statistics_stops_in_time_when_its_stream_alone_is_cut_off() {
+    let database = Database::private().await;
+    let emulator = harness::emulator().await;
+    let (proxy, url) = proxied(&database).await;
+    login_role(&database).await;
+    let url = url.replace("postgres@", "shop_relay@");
+    let host = emulator.addr().to_string();
+    let relay = Relay::start_with(&database, &host, &with(&[("DATABASE_URL", &url)]));
+    let load = Load::start(&database);
+    wait_for_more(&database, 100).await;
+    let walsender = "SELECT active_pid::bigint FROM pg_replication_slots WHERE active";
+    let walsender = database.number(walsender).await;
+    proxy.set_flow_of_one(port_of_the_stream(&database).await, Flow::Swallowed);
+    relay.wait_for_log("lease-lost").await;
+    let still = format!("SELECT count(*) FROM pg_replication_slots WHERE active_pid = {walsender}");
+    let still = database.number(&still).await;
+    assert_eq!(still, 1, "the slot was free before:\n{}", relay.log());
+    proxy.heal();
+    load.stop().await;
+    database.wait_until_recorded().await;
+    let report = harness::check_streamed(&database, &emulator).await;
+    assert!(report.is_clean(), "{report}\n{}", relay.log());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn held_back_without_rights_to_statistics_a_relay_keeps_its_lease_until_the_slot_is_free() {
+    let database = Database::private().await;
+    let emulator = harness::emulator().await;
+    emulator.faults().inject(Fault::new(Action::NeverAnswer));
+    let (proxy, url) = proxied(&database).await;
+    login_role(&database).await;
+    let url = url.replace("postgres@", "shop_relay@");
+    let host = emulator.addr().to_string();
+    insert_much(&database).await;
+    let environment = with(&[("DATABASE_URL", &url), ("POSTRIDER_IN_FLIGHT_MIB", "1")]);
+    let relay = Relay::start_with(&database, &host, &environment);
+    relay.wait_for_log("streaming").await;
+    tokio::time::sleep(LEASE + LEASE / 2).await;
+    let log = relay.log();
+    assert!(!log.contains("lease-lost"), "{log}");
+    proxy.set_flow_of_one(port_of_the_stream(&database).await, Flow::Swallowed);
+    eventually("PostgreSQL gives the slot up", || async {
+        let free = "SELECT count(*) FROM pg_replication_slots WHERE NOT active";
+        (database.number(free).await == 1).then_some(())
+    })
+    .await;
+    let free = Instant::now();
+    relay.wait_for_log("lease-lost").await;
+    // It looks every eighth.
+    assert!(free.elapsed() < LEASE / 2, "{:?}", free.elapsed());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_frozen_relay_begins_nothing_when_it_wakes_up_after_its_standby_began() {
+    let database = Database::private().await;
+    let emulator = harness::emulator().await;
+    let host = emulator.addr().to_string();
+    let first = Relay::start_with(&database, &host, &with(&[]));
+    first.wait_for_log("streaming").await;
+    let second = Relay::start_with(&database, &host, &with(&[]));
+    second.wait_for_log("standby").await;
+    let load = Load::start(&database);
+    wait_for_more(&database, 100).await;
+    let peers_of_first = peers(&emulator);
+    first.signal("STOP");
+    second.wait_for_log("streaming").await;
+    wait_for_more(&database, 100).await;
+    let woken = emulator.journal().now();
+    first.signal("CONT");
+    first.wait_for_log("standby").await;
+    load.stop().await;
+    database.wait_until_recorded().await;
+    let attempts = emulator.journal().attempts();
+    let of_first = |attempt: &&Attempt| attempt.peer.is_some_and(|p| peers_of_first.contains(&p));
+    let late = attempts.iter().filter(of_first);
+    let late = late.filter(|attempt| attempt.received >= woken).count();
+    // What lay in its sockets when it froze cannot be called back: one request per key at most.
+    assert!(late <= 10, "{late} requests after it woke up");
+    let report = harness::check_streamed(&database, &emulator).await;
+    let missing = |violation: &&Violation| matches!(violation, Violation::Missing { .. });
+    assert_eq!(
+        report.violations.iter().filter(missing).count(),
+        0,
+        "{report}"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_standby_whose_connection_leads_nowhere_notices_and_takes_over_all_the_same() {
+    let database = Database::private().await;
+    let emulator = harness::emulator().await;
+    let first = Relay::start(&database, &emulator);
+    first.wait_for_log("streaming").await;
+    let (proxy, url) = proxied(&database).await;
+    let host = emulator.addr().to_string();
+    let second = Relay::start_with(&database, &host, &[("DATABASE_URL", &url)]);
+    second.wait_for_log("standby").await;
+    proxy.set_flow(Flow::Stalled);
+    second.wait_for_log("has not answered").await;
+    first.kill_9();
+    proxy.heal();
+    second.wait_for_log("streaming").await;
+    insert_orders(&database, 50, 5).await;
+    database.wait_until_recorded().await;
+}
