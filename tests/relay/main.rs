@@ -12,6 +12,7 @@ mod failover;
 mod first_start;
 mod full_disk;
 mod google_emulator;
+mod hanging_topic;
 mod harness;
 mod hostile_clients;
 mod http;

@@ -46,11 +46,17 @@ pub(super) async fn drain(
     let over = loop {
         let (mut ended, mut drained) = (false, true);
         for ((slot, program), spent) in slots.iter().zip(&mut programs).zip(&mut spent) {
+            let Some(running) = program else { continue };
             let server = database.look(slot, end).await?;
             if server.walsender.is_some() {
                 streams_since.get_or_insert_with(Instant::now);
             }
-            ended |= spent.look(program, &server, contestant)?;
+            ended |= spent.look(running, &server, contestant)?;
+            if server.drained && !contestant.ends_by_itself() {
+                // What other drains have left in the log behind the backlog is not for this one.
+                *program = None;
+                database.free_slot(slot).await?;
+            }
             drained &= server.drained;
         }
         if let Some(emulator) = &mut emulator {
@@ -103,10 +109,10 @@ fn start(
     end: &str,
     host: &str,
     cores: Cores,
-) -> Result<Vec<Running>, String> {
+) -> Result<Vec<Option<Running>>, String> {
     let start = |nth| {
         let command = contestant.command(nth, database, end, host, backlog)?;
-        process::start(&mut cores.of_program(command)?)
+        process::start(&mut cores.of_program(command)?).map(Some)
     };
     (0..contestant.slots().len()).map(start).collect()
 }

@@ -1,0 +1,49 @@
+//! A topic that takes requests and never answers them, with many keys: others go on beside it.
+
+use pubsub_emulator::{Action, Fault};
+
+use crate::harness::{self, Database, Relay, eventually, insert_orders};
+use crate::http::{free_addr, metric};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn keys_of_a_topic_that_never_answers_do_not_keep_others_from_being_delivered() {
+    let database = Database::start().await;
+    let emulator = harness::emulator().await;
+    emulator
+        .create_topic("projects/demo/topics/hanging.events")
+        .await
+        .unwrap();
+    let fault = Fault::new(Action::NeverAnswer).on_topic("hanging.events");
+    let fault = emulator.faults().inject(fault);
+    let port = free_addr();
+    let settings = [
+        ("POSTRIDER_HTTP_ADDR", port.as_str()),
+        ("POSTRIDER_PUBLISH_TIMEOUT_S", "1"),
+    ];
+    let relay = Relay::start_with(&database, &emulator.addr().to_string(), &settings);
+    database
+        .execute(
+            "INSERT INTO outbox.events (aggregatetype, aggregateid, event_type, version, payload) \
+             SELECT 'hanging', 'h-' || i, 'Made', i, '{}' FROM generate_series(1, 40) i",
+        )
+        .await;
+    // By then one request at a time is left, and the time of forty.
+    eventually("the topic has failed often", || async {
+        let failures = metric(&port, "postrider_publish_failures_total").await?;
+        (failures >= 42.0).then_some(())
+    })
+    .await;
+    insert_orders(&database, 20, 5).await;
+    let delivered = "SELECT count(*) FROM outbox.dispatch WHERE topic LIKE '%order%'";
+    eventually("the others are delivered", || async {
+        (database.number(delivered).await == 20).then_some(())
+    })
+    .await;
+    let all = "SELECT count(*) FROM outbox.dispatch";
+    assert_eq!(database.number(all).await, 20, "{}", relay.log());
+    emulator.faults().lift(fault);
+    database.wait_until_recorded().await;
+    let report = harness::check_streamed(&database, &emulator).await;
+    assert!(report.is_clean(), "{report}\n{}", relay.log());
+    relay.stop().await;
+}
