@@ -116,7 +116,7 @@ struct Status {
     last_error: Option<&'static str>,
     /// Who holds the slot while this relay stands by.
     holder: Option<String>,
-    /// Absent while unknown.
+    /// What is not known is `null`, here and below.
     lag_bytes: Option<f64>,
     retained_bytes: Option<f64>,
     lag_seconds: Option<f64>,
@@ -128,7 +128,6 @@ struct Status {
     in_flight_requests: i64,
     lanes: i64,
     lanes_waiting: i64,
-    /// Absent while unknown.
     blocked_keys: Option<i64>,
     events_in_quarantine: Option<f64>,
 }

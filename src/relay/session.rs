@@ -79,7 +79,7 @@ pub(super) async fn run(
             let confirmed = pipeline.drain(relay.settings.shutdown_timeout).await;
             write_down(relay, confirmed).await;
         }
-        // The slot may be another's soon: leave everything at once, requests included.
+        // The slot is another's, or may be soon: leave everything at once, requests included.
         Err(error) if error.code() == Code::LeaseLost => drop(pipeline),
         // The server waits for the end of this session, and nothing can be recorded.
         Err(error) if error.code() == Code::PostgresStopping => {

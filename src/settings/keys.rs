@@ -234,7 +234,8 @@ pub const KEYS: &[Key] = &[
         &[],
         "MiB of events in memory, waiting or on their way; when full, reading from PostgreSQL \
          pauses. The relay's memory is this and 10 to 40 MiB: its own, and what requests are read \
-         and written through; and three rows more if these are larger than that",
+         and written through. Rows of many MiB come on top: up to three of them, as they were \
+         read",
     ),
     key(
         "wal_sender_timeout_s",

@@ -40,7 +40,7 @@ pub(crate) use framing::frames;
 pub(crate) use proof::LeaseProof;
 
 /// Chunks between the session and the relay; with the read buffer of the session this bounds the
-/// bytes that wait here to about 2 MiB, or two messages if these are larger: such a one takes all places.
+/// bytes that wait here to about 2 MiB, or two messages if these are larger: such a one goes in alone.
 const CHUNKS: usize = 4;
 
 /// How long a session may take to end in good order.

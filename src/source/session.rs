@@ -99,7 +99,8 @@ async fn connect(options: &Options) -> Result<Connection> {
         })
 }
 
-/// Places in the channel for a chunk of this size. One that is a single large frame has it for itself.
+/// Places that have to be free in the channel for a chunk of this size: all of them for one that is
+/// beyond the usual buffer.
 fn places(chunk: usize) -> usize {
     match chunk > READ_BUFFER {
         true => CHUNKS,
@@ -192,7 +193,7 @@ impl Session {
                 let has_room = chunks.capacity() >= places(chunk.len());
                 match has_room.then(|| chunks.try_reserve()) {
                     Some(Ok(permit)) => permit.send(chunk),
-                    // Without a relay that waits it is as good as sent.
+                    // No room yet, or no relay any more, which `room` tells.
                     Some(Err(_)) | None => self.waiting = Some(chunk),
                 }
             }

@@ -52,8 +52,9 @@ pub(super) async fn drain(
                 streams_since.get_or_insert_with(Instant::now);
             }
             ended |= spent.look(running, &server, contestant)?;
-            if server.drained && !contestant.ends_by_itself() {
-                // What other drains have left in the log behind the backlog is not for this one.
+            if server.drained && slots.len() > 1 {
+                // Its walsender would go on with what other drains have left in the log behind the
+                // backlog, and take that time from the other.
                 *program = None;
                 database.free_slot(slot).await?;
             }
