@@ -46,8 +46,7 @@ impl Record {
             Outcome::Quarantined(error) | Outcome::Released(error) => error.len(),
         };
         let of_each = self.ordering_key.as_str().len() + error;
-        let ids = self.events.iter().map(|event| &event.event_id.source_id);
-        let ids = ids.map(|id| id.as_deref().map_or(0, str::len));
+        let ids = self.events.iter().map(|event| event.event_id.text_bytes());
         ids.sum::<usize>() + self.events.len() * of_each
     }
 

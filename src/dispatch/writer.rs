@@ -59,6 +59,9 @@ const RETRY_PAUSE: Duration = Duration::from_millis(500);
 const HAS_SUCCESSOR: &str = "another session has had the slot meanwhile: what is on its way gets no \
     record from here, and is sent again by the next that serves";
 
+/// Why a session that goes on regardless ends.
+const SLOT_IS_ANOTHERS: &str = "the dispatch writer has found another session serving the slot";
+
 /// A transaction that waits for us, because we stand still, holds our successor up.
 const BE_QUICK: &str = "SET idle_in_transaction_session_timeout = '5s'";
 
@@ -289,7 +292,7 @@ async fn write(place: &Place, connected: &mut Option<Connected>, batch: &Batch) 
             Ok(Attempt::SlotIsAnothers) => {
                 // The session may be over already: then nobody listens to the error.
                 tracing::warn!("{HAS_SUCCESSOR}");
-                return Err(Error::new(Code::LeaseLost, HAS_SUCCESSOR));
+                return Err(Error::new(Code::LeaseLost, SLOT_IS_ANOTHERS));
             }
             Ok(Attempt::Committed) => return Ok(()),
             Err(error) => return Err(error.into()),

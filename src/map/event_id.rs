@@ -13,6 +13,9 @@ use uuid::Uuid;
 use super::EventPosition;
 use super::error::EventFault;
 
+/// Characters of an id that logs, errors and the records of other events show.
+pub(super) const SHOWN_CHARS: usize = 128;
+
 /// The identity of an event, as the dispatch table records it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct EventId {
@@ -32,15 +35,15 @@ impl EventId {
             source_id: Some(source_id.into()),
         }
     }
-}
 
-/// Characters of an id that logs, errors and the records of other events show.
-pub(super) const SHOWN_CHARS: usize = 128;
-
-impl EventId {
     /// Its text, as far as it is shown to people.
     pub(crate) fn shown(&self) -> String {
         self.to_string().chars().take(SHOWN_CHARS).collect()
+    }
+
+    /// Bytes of its text where it is not a uuid: there is no bound on them.
+    pub(crate) fn text_bytes(&self) -> usize {
+        self.source_id.as_deref().map_or(0, str::len)
     }
 }
 

@@ -19,7 +19,7 @@ const WAITING_OVERHEAD: usize = EVENT_OVERHEAD - RECORD;
 const LANE: usize = 300;
 
 /// What an event weighs until it is recorded: ids, times, Pub/Sub's message id. Texts that may be long
-/// count beside that, once its outcome is known; before, its message holds them.
+/// count beside that, once they are not in its message any more, or never were.
 const RECORD: usize = 200;
 
 #[derive(Debug)]
@@ -30,7 +30,7 @@ pub(super) struct Budget {
     message_bytes: usize,
     /// Lanes that have them.
     lanes: usize,
-    /// Events without their dispatch row, and the texts of those that are being written.
+    /// Events without their dispatch row, and the texts of those without a message of their own.
     records: usize,
     text_bytes: usize,
     spent: Option<By>,
@@ -87,13 +87,13 @@ impl Budget {
         self.changed();
     }
 
-    /// Outcomes with so many bytes of text are being written.
+    /// So many bytes of text wait for a dead letter, or to be written with their outcome.
     pub(super) fn take_texts(&mut self, bytes: usize) {
         self.text_bytes += bytes;
         self.changed();
     }
 
-    /// They are written.
+    /// They wait no longer.
     pub(super) fn give_back_texts(&mut self, bytes: usize) {
         self.text_bytes = self.text_bytes.saturating_sub(bytes);
         self.changed();

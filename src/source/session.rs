@@ -190,11 +190,11 @@ impl Session {
             if scan.copy_data > 0 {
                 self.feedback.heard(scan.words, Instant::now());
                 let chunk = self.connection.buffer.split_to(scan.copy_data).freeze();
-                let has_room = chunks.capacity() >= places(chunk.len());
-                match has_room.then(|| chunks.try_reserve()) {
-                    Some(Ok(permit)) => permit.send(chunk),
+                let room = chunks.try_reserve_many(places(chunk.len())).ok();
+                match room.and_then(|mut permits| permits.next()) {
+                    Some(permit) => permit.send(chunk),
                     // No room yet, or no relay any more, which `room` tells.
-                    Some(Err(_)) | None => self.waiting = Some(chunk),
+                    None => self.waiting = Some(chunk),
                 }
             }
             match scan.then {

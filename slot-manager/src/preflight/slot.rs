@@ -119,8 +119,8 @@ fn failover(facts: &Facts, slot: &Slot) -> Option<Finding> {
         Finding::info(
             "slot-failover-off",
             format!("slot {name} is not kept on standbys: a promotion loses it"),
-            "if there are standbys, create the slot with slot_failover = true; after a promotion without it \
-             what was not delivered is in the outbox table alone",
+            "if there are standbys, create the slot with slot_failover = true; after a promotion \
+             without it what was not delivered is in the outbox table alone",
         )
     })
 }

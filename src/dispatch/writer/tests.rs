@@ -364,3 +364,23 @@ fn a_batch_is_full_with_so_many_rows_or_so_much_text() {
     let long = "k".repeat(1_024);
     assert!(!of(4_000, &long) && of(4_200, &long));
 }
+
+#[test]
+fn a_writer_that_finds_another_serving_the_slot_records_nothing_and_ends_the_session() {
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let server = ScratchPostgres::builder().start().unwrap();
+    runtime.block_on(async {
+        migrate(&server).await;
+        let mut world = World::start(&server).await;
+        let take = "INSERT INTO outbox.relay (slot, system_identifier, timeline, instance) \
+                    VALUES ('p', '1', 1, 'another')";
+        world.sql.batch_execute(take).await.unwrap();
+        world.hand_over(record(1, "k", vec![event(1, 1)], true));
+        let said = tokio::time::timeout(PATIENCE, world.events.recv()).await;
+        let Some(WriterEvent::Failed(error)) = said.unwrap() else {
+            panic!("it recorded");
+        };
+        assert_eq!(error.code(), Code::LeaseLost);
+        assert!(world.table().await.is_empty());
+    });
+}

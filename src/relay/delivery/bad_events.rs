@@ -186,6 +186,7 @@ impl Delivery {
             origin: about.origin.clone(),
         };
         self.budget.take_message(&event);
+        self.budget.take_texts(about.origin.event_id.text_bytes());
         self.quarantine.letter_sent(&about.group);
         self.letters.insert(quarantine::place(&about.origin), about);
         self.lanes.push(topic, OrderingKey::UNORDERED, event);
@@ -211,7 +212,10 @@ impl Delivery {
         if self.dead_letter_topic.as_ref() != Some(topic) {
             return None;
         }
-        self.letters.remove(&quarantine::place(origin))
+        let letter = self.letters.remove(&quarantine::place(origin))?;
+        self.budget
+            .give_back_texts(letter.origin.event_id.text_bytes());
+        Some(letter)
     }
 
     fn letter_ended(&mut self, letter: Letter) {

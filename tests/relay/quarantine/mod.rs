@@ -1,5 +1,6 @@
 //! Bad events: found, set aside with what waits behind them, released in order, or discarded.
 
+mod long_ids;
 mod release;
 mod seen;
 mod set_aside;

@@ -1,0 +1,51 @@
+//! Rows of a table of one's own whose id is a text of megabytes.
+
+use super::*;
+use crate::http::metric;
+
+/// Bytes of the id; much beside what the same row takes with a usual one.
+const ID: f64 = 3e6;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_row_with_an_id_of_megabytes_weighs_what_it_takes_and_the_rows_behind_it_name_it_in_short()
+ {
+    let database = Database::private().await;
+    database
+        .execute(
+            "CREATE TABLE public.long_ids (LIKE outbox.events INCLUDING DEFAULTS); \
+             ALTER TABLE public.long_ids ALTER id DROP DEFAULT, ALTER id TYPE text; \
+             GRANT SELECT ON public.long_ids TO postrider_relay; \
+             ALTER PUBLICATION postrider SET TABLE public.long_ids; \
+             INSERT INTO public.long_ids (id, aggregatetype, aggregateid, event_type, payload) \
+             SELECT CASE i WHEN 1 THEN repeat('x', 3000000) ELSE i::text END, \
+                    'order', 'o-1', 'Placed', '{}' FROM generate_series(1, 500) i",
+        )
+        .await;
+    let emulator = harness::emulator().await;
+    let dead = "projects/demo/topics/dead";
+    emulator.create_topic(dead).await.unwrap();
+    let withheld = Fault::new(Action::NeverAnswer).on_topic(dead);
+    let withheld = emulator.faults().inject(withheld);
+    let http = free_addr();
+    let settings = [
+        ("POSTRIDER_TABLE", "public.long_ids"),
+        ("POSTRIDER_DEAD_LETTER_TOPIC", "dead"),
+        ("POSTRIDER_PUBLISH_TIMEOUT_S", "1"),
+        ("POSTRIDER_HTTP_ADDR", &http),
+    ];
+    let relay = Relay::start_with(&database, &emulator.addr().to_string(), &settings);
+    let in_flight = || metric(&http, "postrider_in_flight_bytes");
+    wait_for_state(&database, "quarantined", 499).await;
+    let bytes = in_flight().await.unwrap();
+    assert!(bytes >= ID, "its letter waits, and it weighs {bytes}");
+    emulator.faults().lift(withheld);
+    wait_for_state(&database, "quarantined", 500).await;
+    eventually("nothing is left in memory", || async {
+        (in_flight().await? == 0.0).then_some(())
+    })
+    .await;
+    let longest = "SELECT max(length(error))::bigint FROM outbox.dispatch";
+    assert!(database.number(longest).await < 700, "{longest}");
+    let log = relay.log();
+    assert!(!log.contains(&"x".repeat(200)), "the id is in the log");
+}
