@@ -403,9 +403,9 @@ impl Lanes {
     }
 
     fn list_if_worthwhile(&mut self, place: usize) {
-        // With its share of three quarters of the memory a lane does not wait: until all have as
+        // With its share of seven eighths of the memory a lane does not wait: until all have as
         // much the memory would be spent, and the stream stand still while it is emptied.
-        let share = self.memory / 4 * 3 / self.index.len().max(1);
+        let share = self.memory / 8 * 7 / self.index.len().max(1);
         let lane = self.lane(place);
         if lane.state == State::Ready && lane.is_worthwhile(share) {
             self.list_as_worthwhile(place);

@@ -2,8 +2,10 @@
 //!
 //! A request costs about the same for one message as for a hundred. While live, every event goes
 //! at once; while the server sends transactions of long ago, lanes wait until they are worth a
-//! request, more of it would not make requests larger (`budget`), or the stream pauses. While reading
-//! is held up it cannot pause, and gets longer. Both times compared are the server's.
+//! request, more of it would not make requests larger (`budget`), or the stream has been caught up
+//! with. The server tells that by a keepalive: it sends one before it waits for more WAL
+//! (`WalSndWaitForWal` in its walsender.c), unless all that it sent is confirmed. A long pause tells it
+//! too; while reading is held up it has to be longer. Both times compared are the server's.
 
 use std::time::{Duration, Instant};
 
@@ -15,8 +17,9 @@ use crate::lanes::Serve;
 /// transactions have, and small against what a reader that is behind has to make up.
 const BEHIND: Duration = Duration::from_secs(1);
 
-/// A stream that brings nothing for so long has been caught up with.
-const PAUSE: Duration = Duration::from_millis(5);
+/// A stream that brings nothing for so long has been caught up with. It pauses for some milliseconds
+/// whenever other processes take the server's cores, and what lanes hold then is hardly worth requests.
+const PAUSE: Duration = Duration::from_millis(40);
 
 /// So long lanes wait while nothing may be read: the records in the way are usually written sooner.
 const LONG_PAUSE: Duration = Duration::from_millis(250);
@@ -62,8 +65,8 @@ impl Backlog {
         self.quiet_since.map(|at| at + pause)
     }
 
-    /// Nothing came until then.
-    pub(super) fn paused(&mut self) {
+    /// A keepalive came, or nothing until then.
+    pub(super) fn caught_up(&mut self) {
         self.quiet_since = None;
     }
 }
@@ -77,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn only_old_transactions_make_lanes_wait_and_only_while_requests_fill_up_or_until_a_pause() {
+    fn only_old_transactions_make_lanes_wait_and_only_while_requests_fill_up_or_until_caught_up() {
         let (mut backlog, now) = (Backlog::default(), Instant::now());
         assert_eq!(backlog.serve(true), Serve::All);
         backlog.received(second(100), second(100), now);
@@ -86,7 +89,7 @@ mod tests {
         assert_eq!(backlog.serve(true), Serve::Worthwhile);
         assert_eq!(backlog.serve(false), Serve::All);
         assert_eq!(backlog.pause_ends(), Some(now + PAUSE));
-        backlog.paused();
+        backlog.caught_up();
         assert_eq!(backlog.serve(true), Serve::All);
     }
 
@@ -101,7 +104,7 @@ mod tests {
         assert_eq!(backlog.pause_ends(), Some(at(3) + LONG_PAUSE));
         backlog.reads(true, at(101));
         assert_eq!(backlog.pause_ends(), Some(at(101) + PAUSE));
-        backlog.paused();
+        backlog.caught_up();
         backlog.reads(false, at(200));
         assert_eq!(backlog.pause_ends(), None, "it was not behind any more");
     }

@@ -2,7 +2,7 @@
 //!
 //! An event weighs its message until Pub/Sub has stored it, and its record until the dispatch row
 //! is durable. When the budget is spent nothing more is read from PostgreSQL for a while. If it is
-//! messages that spend it, until what waits fits into half of it: in between there is time for full
+//! messages that spend it, until what waits fits into two thirds of it: in between there is time for full
 //! requests instead of a trickle of small ones. If it is the records of what is delivered, or they
 //! have a quarter of it, until an eighth is free and they are down to an eighth: their writer never
 //! has to wait for more, and lanes go on as before.
@@ -116,7 +116,9 @@ impl Budget {
         let to_record = self.records.saturating_sub(self.messages) * RECORD + self.text_bytes;
         let is_full = match self.spent {
             None => used >= self.limit || to_record >= self.limit / 4,
-            Some(By::Messages) => used - to_record >= self.limit / 2 || to_record >= self.limit / 8,
+            Some(By::Messages) => {
+                used - to_record >= self.limit / 3 * 2 || to_record >= self.limit / 8
+            }
             Some(By::Records) => used >= self.limit - self.limit / 8 || to_record >= self.limit / 8,
         };
         let by = match self.undelivered() >= self.limit / 2 {
@@ -168,14 +170,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_spent_budget_stays_spent_until_half_of_it_is_free() {
+    fn a_spent_budget_stays_spent_until_a_third_of_it_is_free() {
         let mut budget = Budget::new(1_000);
         budget.message_bytes = 900;
         budget.take(&Event::for_tests(0));
         assert!(budget.is_spent());
         budget.give_back_records(2);
         assert!(budget.is_spent());
-        budget.give_back_messages(1, 500);
+        budget.give_back_messages(1, 200);
+        assert!(budget.is_spent());
+        budget.give_back_messages(0, 100);
         assert!(!budget.is_spent());
     }
 
@@ -255,7 +259,7 @@ mod tests {
         let mut budget = Budget::new(10 * LANE);
         budget.weigh_lanes(10);
         assert!(budget.is_spent());
-        budget.weigh_lanes(6);
+        budget.weigh_lanes(7);
         assert!(budget.is_spent());
         budget.weigh_lanes(2);
         assert_eq!((budget.used(), budget.is_spent()), (2 * LANE, false));

@@ -101,7 +101,7 @@ fn while_more_input_is_at_hand_only_worthwhile_lanes_are_served() {
 #[test]
 fn a_lane_with_its_share_of_the_memory_does_not_wait_for_more() {
     let now = Instant::now();
-    let mut lanes = Lanes::new(10, 8 * (EVENT_OVERHEAD + 7 + MESSAGE_FRAMING));
+    let mut lanes = Lanes::new(10, 6 * (EVENT_OVERHEAD + 7 + MESSAGE_FRAMING));
     push(&mut lanes, "a", 1);
     push(&mut lanes, "b", 2);
     push(&mut lanes, "a", 3);
