@@ -404,7 +404,7 @@ impl Lanes {
 
     fn list_if_worthwhile(&mut self, place: usize) {
         // With its share of seven eighths of the memory a lane does not wait: until all have as
-        // much the memory would be spent, and the stream stand still while it is emptied.
+        // much the memory would be spent, and the stream stand still until there is room.
         let share = self.memory / 8 * 7 / self.index.len().max(1);
         let lane = self.lane(place);
         if lane.state == State::Ready && lane.is_worthwhile(share) {

@@ -3,9 +3,10 @@
 //! A request costs about the same for one message as for a hundred. While live, every event goes
 //! at once; while the server sends transactions of long ago, lanes wait until they are worth a
 //! request, more of it would not make requests larger (`budget`), or the stream has been caught up
-//! with. The server tells that by a keepalive: it sends one before it waits for more WAL
-//! (`WalSndWaitForWal` in its walsender.c), unless all that it sent is confirmed. A long pause tells it
-//! too; while reading is held up it has to be longer. Both times compared are the server's.
+//! with. A keepalive hints at that: the server sends one before it waits for more WAL, and now and then
+//! between (`WalSndWaitForWal` and `WalSndUpdateProgress` in its walsender.c), so that little has to
+//! come of it. Without one a pause must be longer, and longer still while reading is held up. Both times
+//! compared are the server's.
 
 use std::time::{Duration, Instant};
 
@@ -21,6 +22,9 @@ const BEHIND: Duration = Duration::from_secs(1);
 /// whenever other processes take the server's cores, and what lanes hold then is hardly worth requests.
 const PAUSE: Duration = Duration::from_millis(40);
 
+/// The same behind a keepalive.
+const SHORT_PAUSE: Duration = Duration::from_millis(5);
+
 /// So long lanes wait while nothing may be read: the records in the way are usually written sooner.
 const LONG_PAUSE: Duration = Duration::from_millis(250);
 
@@ -29,6 +33,8 @@ pub(super) struct Backlog {
     /// While the stream is behind, since when nothing came, or nothing was or could be read.
     quiet_since: Option<Instant>,
     is_held_up: bool,
+    /// Whether a keepalive came after the last chunk of a transaction.
+    has_keepalive: bool,
 }
 
 impl Backlog {
@@ -36,6 +42,12 @@ impl Backlog {
     pub(super) fn received(&mut self, sent_at: PgTimestamp, committed: PgTimestamp, now: Instant) {
         let behind = sent_at.micros_since(committed) > BEHIND.as_micros() as i64;
         self.quiet_since = behind.then_some(now);
+        self.has_keepalive = false;
+    }
+
+    /// A keepalive came behind that.
+    pub(super) fn keepalive(&mut self) {
+        self.has_keepalive = true;
     }
 
     /// Whether anything may be read, from `now` on.
@@ -61,12 +73,16 @@ impl Backlog {
 
     /// When the stream counts as caught up with, if nothing comes until then.
     pub(super) fn pause_ends(&self) -> Option<Instant> {
-        let pause = if self.is_held_up { LONG_PAUSE } else { PAUSE };
+        let pause = match (self.is_held_up, self.has_keepalive) {
+            (true, _) => LONG_PAUSE,
+            (false, true) => SHORT_PAUSE,
+            (false, false) => PAUSE,
+        };
         self.quiet_since.map(|at| at + pause)
     }
 
-    /// A keepalive came, or nothing until then.
-    pub(super) fn caught_up(&mut self) {
+    /// Nothing came until then.
+    pub(super) fn paused(&mut self) {
         self.quiet_since = None;
     }
 }
@@ -80,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn only_old_transactions_make_lanes_wait_and_only_while_requests_fill_up_or_until_caught_up() {
+    fn only_old_transactions_make_lanes_wait_and_only_while_requests_fill_up_or_until_a_pause() {
         let (mut backlog, now) = (Backlog::default(), Instant::now());
         assert_eq!(backlog.serve(true), Serve::All);
         backlog.received(second(100), second(100), now);
@@ -89,8 +105,19 @@ mod tests {
         assert_eq!(backlog.serve(true), Serve::Worthwhile);
         assert_eq!(backlog.serve(false), Serve::All);
         assert_eq!(backlog.pause_ends(), Some(now + PAUSE));
-        backlog.caught_up();
+        backlog.paused();
         assert_eq!(backlog.serve(true), Serve::All);
+    }
+
+    #[test]
+    fn behind_a_keepalive_a_short_pause_will_do() {
+        let (mut backlog, now) = (Backlog::default(), Instant::now());
+        backlog.received(second(100), second(10), now);
+        backlog.keepalive();
+        assert!(backlog.is_behind(), "more may come at once");
+        assert_eq!(backlog.pause_ends(), Some(now + SHORT_PAUSE));
+        backlog.received(second(100), second(10), now);
+        assert_eq!(backlog.pause_ends(), Some(now + PAUSE));
     }
 
     #[test]
@@ -104,7 +131,7 @@ mod tests {
         assert_eq!(backlog.pause_ends(), Some(at(3) + LONG_PAUSE));
         backlog.reads(true, at(101));
         assert_eq!(backlog.pause_ends(), Some(at(101) + PAUSE));
-        backlog.caught_up();
+        backlog.paused();
         backlog.reads(false, at(200));
         assert_eq!(backlog.pause_ends(), None, "it was not behind any more");
     }

@@ -104,7 +104,7 @@ impl Pipeline {
                     self.on_table_rows(batch)?;
                 }
                 _ = until(self.backlog.pause_ends()), if self.backlog.is_behind() => {
-                    self.backlog.caught_up();
+                    self.backlog.paused();
                 }
                 Some(chunk) = chunks.recv(), if takes_chunks => {
                     if let Err(error) = self.on_chunk(&chunk).await {
@@ -155,7 +155,7 @@ impl Pipeline {
 
     async fn on_chunk(&mut self, chunk: &Chunk) -> Result<()> {
         self.metrics.received_bytes.inc_by(chunk.len() as u64);
-        let (mut sent_at, mut caught_up) = (None, false);
+        let (mut sent_at, mut keepalive) = (None, false);
         for frame in frames(chunk) {
             match frame? {
                 Frame::XLogData {
@@ -163,11 +163,11 @@ impl Pipeline {
                     sent_at: at,
                     ..
                 } => {
-                    (sent_at, caught_up) = (Some(at), false);
+                    (sent_at, keepalive) = (Some(at), false);
                     self.on_message(payload).await?;
                 }
                 Frame::Keepalive { wal_end, .. } => {
-                    caught_up = true;
+                    keepalive = true;
                     self.earlier.passed(wal_end);
                     if self.supervision.borrow().publication_is_right() {
                         self.watermark.keepalive(wal_end);
@@ -178,8 +178,8 @@ impl Pipeline {
         if let (Some(sent_at), Some(committed)) = (sent_at, self.intake.last_commit_time()) {
             self.backlog.received(sent_at, committed, Instant::now());
         }
-        if caught_up {
-            self.backlog.caught_up();
+        if keepalive {
+            self.backlog.keepalive();
         }
         Ok(())
     }
