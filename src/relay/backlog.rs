@@ -3,10 +3,10 @@
 //! A request costs about the same for one message as for a hundred. While live, every event goes
 //! at once; while the server sends transactions of long ago, lanes wait until they are worth a
 //! request, more of it would not make requests larger (`budget`), or the stream has been caught up
-//! with. A keepalive hints at that: the server sends one before it waits for more WAL, and now and then
-//! between (`WalSndWaitForWal` and `WalSndUpdateProgress` in its walsender.c), so that little has to
-//! come of it. Without one a pause must be longer, and longer still while reading is held up. Both times
-//! compared are the server's.
+//! with, which a pause tells. A keepalive makes it a short one: the server sends one before it waits for
+//! more WAL, but also within a backlog (`WalSndWaitForWal` and `WalSndUpdateProgress` in its walsender.c),
+//! so that it ends nothing by itself. While reading is held up the pause is longest. Both times compared
+//! are the server's.
 
 use std::time::{Duration, Instant};
 
@@ -22,7 +22,7 @@ const BEHIND: Duration = Duration::from_secs(1);
 /// whenever other processes take the server's cores, and what lanes hold then is hardly worth requests.
 const PAUSE: Duration = Duration::from_millis(40);
 
-/// The same behind a keepalive.
+/// The same behind a keepalive, which does not come because others have the cores.
 const SHORT_PAUSE: Duration = Duration::from_millis(5);
 
 /// So long lanes wait while nothing may be read: the records in the way are usually written sooner.
