@@ -174,7 +174,7 @@ fn event(n: u32) -> Event {
 }
 
 fn lanes() -> Box<dyn FnMut()> {
-    let mut lanes = Lanes::new(KEYS as usize, 24 << 20);
+    let mut lanes = Lanes::new(KEYS as usize);
     let topic: Arc<str> = "projects/demo/topics/order.events".into();
     let key = |n| OrderingKey::from(format!("order-{n}").as_str());
     let keys: Vec<OrderingKey> = (0..KEYS).map(key).collect();

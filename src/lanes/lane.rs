@@ -10,9 +10,7 @@ use std::collections::VecDeque;
 use std::time::Instant;
 
 use super::event::{Event, LaneKey, Request};
-use super::{
-    EVENT_OVERHEAD, MAX_BYTES, MAX_MESSAGES, MESSAGE_FRAMING, WORTHWHILE_BYTES, WORTHWHILE_MESSAGES,
-};
+use super::{MAX_BYTES, MAX_MESSAGES, MESSAGE_FRAMING, WORTHWHILE_BYTES, WORTHWHILE_MESSAGES};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum State {
@@ -66,13 +64,10 @@ impl Lane {
     }
 
     /// Whether it is worth a request also while more input is at hand. What waits is enough for one
-    /// that costs hardly more than it has to, or takes this `share` of the memory; and a search is
-    /// not put off.
-    pub(super) fn is_worthwhile(&self, share: usize) -> bool {
-        let messages = self.queue.len();
-        messages >= WORTHWHILE_MESSAGES
+    /// that costs hardly more than it has to; and a search is not put off.
+    pub(super) fn is_worthwhile(&self) -> bool {
+        self.queue.len() >= WORTHWHILE_MESSAGES
             || self.bytes >= WORTHWHILE_BYTES
-            || messages > 0 && self.bytes + messages * EVENT_OVERHEAD >= share
             || self.suspects > 0
             || self.again.is_some()
     }

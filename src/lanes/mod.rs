@@ -103,16 +103,13 @@ pub struct Lanes {
     /// Whose turn it was.
     full_lane_was_last: bool,
     failed_was_last: bool,
-    /// Bytes of memory that all lanes share.
-    memory: usize,
     /// The time as of the last look for a request.
     clock: Option<Instant>,
 }
 
 impl Lanes {
-    /// No lanes yet, at most `max_in_flight` requests on their way at once, and so many bytes of
-    /// memory for all events.
-    pub fn new(max_in_flight: usize, memory: usize) -> Self {
+    /// No lanes yet, and at most `max_in_flight` requests on their way at once.
+    pub fn new(max_in_flight: usize) -> Self {
         Self {
             places: Vec::new(),
             free: Vec::new(),
@@ -126,7 +123,6 @@ impl Lanes {
             next_unordered: 0,
             full_lane_was_last: false,
             failed_was_last: false,
-            memory,
             clock: None,
         }
     }
@@ -403,11 +399,8 @@ impl Lanes {
     }
 
     fn list_if_worthwhile(&mut self, place: usize) {
-        // With its share of seven eighths of the memory a lane does not wait: until all have as
-        // much the memory would be spent, and the stream stand still until there is room.
-        let share = self.memory / 8 * 7 / self.index.len().max(1);
         let lane = self.lane(place);
-        if lane.state == State::Ready && lane.is_worthwhile(share) {
+        if lane.state == State::Ready && lane.is_worthwhile() {
             self.list_as_worthwhile(place);
         }
     }
@@ -434,7 +427,7 @@ impl Lanes {
                 slow_topics: std::mem::take(&mut self.slow_topics),
                 next_unordered: self.next_unordered,
                 clock: self.clock,
-                ..Self::new(self.concurrency.max(), self.memory)
+                ..Self::new(self.concurrency.max())
             };
         }
     }

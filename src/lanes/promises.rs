@@ -69,10 +69,10 @@ proptest! {
 
     #[test]
     fn at_every_step_the_lanes_are_what_a_list_per_key_would_be(
-        steps in prop::collection::vec(step(), 0..200), limit in 1usize..5, memory in 0usize..20_000,
+        steps in prop::collection::vec(step(), 0..200), limit in 1usize..5,
     ) {
         let mut now = Instant::now();
-        let mut lanes = Lanes::new(limit, memory);
+        let mut lanes = Lanes::new(limit);
         let mut models: BTreeMap<Key, Model> = BTreeMap::new();
         let mut on_their_way: Vec<Request> = Vec::new();
         for (n, step) in (0u32..).zip(steps) {
@@ -126,7 +126,7 @@ proptest! {
     #[test]
     fn lanes_that_always_have_work_take_turns(keys in 2u32..20, limit in 1usize..5, rounds in 2usize..6) {
         let now = Instant::now();
-        let mut lanes = Lanes::new(limit, 1 << 40);
+        let mut lanes = Lanes::new(limit);
         let push = |lanes: &mut Lanes, key: &str| {
             lanes.push(TOPICS[0].into(), OrderingKey::from(key), Event::for_tests(1));
         };

@@ -85,7 +85,7 @@ impl Delivery {
             settings.shard(),
         );
         Ok(Self {
-            lanes: Lanes::new(settings.in_flight_requests, settings.in_flight_bytes),
+            lanes: Lanes::new(settings.in_flight_requests),
             writer: Writer::start(
                 target,
                 &settings.slot,
@@ -136,7 +136,7 @@ impl Delivery {
     }
 
     /// Whether requests grow by waiting for more events.
-    pub(super) fn fills_requests(&mut self) -> bool {
+    fn fills_requests(&mut self) -> bool {
         self.budget.weigh_lanes(self.lanes.len());
         self.budget.fills_requests()
     }
@@ -185,8 +185,12 @@ impl Delivery {
 
     /// Starts as many requests as the lanes and the limit allow. Their time begins at `now`, when
     /// it was still right to send.
-    pub(super) fn send_requests(&mut self, now: Instant, serve: Serve) {
-        while let Some(request) = self.lanes.next_request(now, serve) {
+    /// `serve` tells which lanes to serve while requests grow by waiting, and while they do not.
+    pub(super) fn send_requests(&mut self, now: Instant, serve: impl Fn(bool) -> Serve) {
+        while let serve = serve(self.fills_requests())
+            && let Some(request) = self.lanes.next_request(now, serve)
+        {
+            self.budget.sent(&request.events);
             let publisher = self.publisher.clone();
             self.publishing.spawn(async move {
                 let messages = request.events.iter().map(|event| &event.message);
@@ -260,6 +264,7 @@ impl Delivery {
     /// A failed attempt waits and goes again. What Pub/Sub will never take is searched for and
     /// set aside.
     fn on_failure(&mut self, request: Request, failure: &Failure) -> Result<()> {
+        self.budget.failed(&request.events);
         let topic = request.key.topic.clone();
         let error = publish::error(failure, &topic);
         let kind = error.code().name();

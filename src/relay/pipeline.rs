@@ -64,7 +64,7 @@ impl Pipeline {
             if self.seam.is_none() && self.earlier.is_over() {
                 self.delivery.allow_releases();
             }
-            let serve = self.backlog.serve(self.delivery.fills_requests());
+            let serve = |fills_requests| self.backlog.serve(fills_requests);
             self.delivery.send_requests(now, serve);
             self.source.confirm(self.watermark.confirmable());
             self.source.set_behind(self.backlog.is_behind());
@@ -120,7 +120,7 @@ impl Pipeline {
     fn send_what_came_before(&mut self) {
         let now = Instant::now();
         if self.source.lease_lost().is_none() {
-            self.delivery.send_requests(now, Serve::All);
+            self.delivery.send_requests(now, |_| Serve::All);
         }
     }
 

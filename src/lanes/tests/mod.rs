@@ -10,9 +10,6 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// More than any test here needs: no lane is served for its share of it.
-const MEMORY: usize = 1 << 40;
-
 fn event(n: u32) -> Event {
     Event::for_tests(n)
 }

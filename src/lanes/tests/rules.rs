@@ -5,7 +5,7 @@ use super::*;
 #[test]
 fn a_key_has_one_request_on_its_way_and_the_rest_goes_into_the_next() {
     let now = Instant::now();
-    let mut lanes = Lanes::new(10, MEMORY);
+    let mut lanes = Lanes::new(10);
     push(&mut lanes, "a", 1);
     let first = lanes.next_request(now, Serve::All).unwrap();
     push(&mut lanes, "a", 2);
@@ -22,7 +22,7 @@ fn a_key_has_one_request_on_its_way_and_the_rest_goes_into_the_next() {
 fn a_failed_request_goes_again_unchanged_before_what_came_later_and_blocks_only_its_key() {
     let now = Instant::now();
     let later = now + Duration::from_secs(1);
-    let mut lanes = Lanes::new(10, MEMORY);
+    let mut lanes = Lanes::new(10);
     push(&mut lanes, "a", 1);
     let request = lanes.next_request(now, Serve::All).unwrap();
     lanes.failed(request, later, Load::Keep);
@@ -42,7 +42,7 @@ fn a_failed_request_goes_again_unchanged_before_what_came_later_and_blocks_only_
 #[test]
 fn a_lane_vanishes_when_its_work_is_done() {
     let now = Instant::now();
-    let mut lanes = Lanes::new(10, MEMORY);
+    let mut lanes = Lanes::new(10);
     for n in 0..100_000 {
         push(&mut lanes, &format!("key-{n}"), n);
         let request = lanes.next_request(now, Serve::All).unwrap();
@@ -55,7 +55,7 @@ fn a_lane_vanishes_when_its_work_is_done() {
 #[test]
 fn a_lane_that_is_always_full_leaves_room_for_a_small_one() {
     let now = Instant::now();
-    let mut lanes = Lanes::new(1, MEMORY);
+    let mut lanes = Lanes::new(1);
     (0..200).for_each(|n| push(&mut lanes, "hot", n));
     push(&mut lanes, "small", 1_000);
     let served = (0..4).any(|_| {
@@ -70,7 +70,7 @@ fn a_lane_that_is_always_full_leaves_room_for_a_small_one() {
 #[test]
 fn lanes_that_fail_again_and_again_do_not_keep_the_only_request_from_another() {
     let now = Instant::now();
-    let mut lanes = Lanes::new(1, MEMORY);
+    let mut lanes = Lanes::new(1);
     for (key, n) in [("a", 1), ("b", 2)] {
         push(&mut lanes, key, n);
         let request = lanes.next_request(now, Serve::All).unwrap();
@@ -89,7 +89,7 @@ fn lanes_that_fail_again_and_again_do_not_keep_the_only_request_from_another() {
 #[test]
 fn while_more_input_is_at_hand_only_worthwhile_lanes_are_served() {
     let now = Instant::now();
-    let mut lanes = Lanes::new(10, MEMORY);
+    let mut lanes = Lanes::new(10);
     push(&mut lanes, "small", 1);
     (0..WORTHWHILE_MESSAGES as u32).for_each(|n| push(&mut lanes, "large", n));
     let request = lanes.next_request(now, Serve::Worthwhile).unwrap();
@@ -99,23 +99,9 @@ fn while_more_input_is_at_hand_only_worthwhile_lanes_are_served() {
 }
 
 #[test]
-fn a_lane_with_its_share_of_the_memory_does_not_wait_for_more() {
-    let now = Instant::now();
-    let mut lanes = Lanes::new(10, 6 * (EVENT_OVERHEAD + 7 + MESSAGE_FRAMING));
-    push(&mut lanes, "a", 1);
-    push(&mut lanes, "b", 2);
-    push(&mut lanes, "a", 3);
-    assert!(lanes.next_request(now, Serve::Worthwhile).is_none());
-    push(&mut lanes, "a", 4);
-    let request = lanes.next_request(now, Serve::Worthwhile).unwrap();
-    assert_eq!(ordinals(&request), [1, 3, 4]);
-    assert!(lanes.next_request(now, Serve::Worthwhile).is_none());
-}
-
-#[test]
 fn a_small_lane_does_not_wait_longer_than_a_second_beside_one_that_is_always_worthwhile() {
     let start = Instant::now();
-    let mut lanes = Lanes::new(10, MEMORY);
+    let mut lanes = Lanes::new(10);
     push(&mut lanes, "small", 1_000_000);
     let mut served_after = None;
     for n in 0..200u32 {
@@ -136,7 +122,7 @@ fn a_small_lane_does_not_wait_longer_than_a_second_beside_one_that_is_always_wor
 #[test]
 fn a_few_messages_of_many_bytes_are_worthwhile_as_well_and_are_counted_once() {
     let now = Instant::now();
-    let mut lanes = Lanes::new(10, MEMORY);
+    let mut lanes = Lanes::new(10);
     for n in [1, 2] {
         assert!(lanes.next_request(now, Serve::Worthwhile).is_none());
         let mut large = event(n);
@@ -157,7 +143,7 @@ fn a_few_messages_of_many_bytes_are_worthwhile_as_well_and_are_counted_once() {
 #[test]
 fn a_request_holds_at_most_1000_messages_and_9_mb() {
     let now = Instant::now();
-    let mut lanes = Lanes::new(10, MEMORY);
+    let mut lanes = Lanes::new(10);
     (0..1_500).for_each(|n| push(&mut lanes, "many", n));
     assert_eq!(
         lanes.next_request(now, Serve::All).unwrap().events.len(),
@@ -176,7 +162,7 @@ fn a_request_holds_at_most_1000_messages_and_9_mb() {
 #[test]
 fn messages_without_a_key_may_go_in_parallel() {
     let now = Instant::now();
-    let mut lanes = Lanes::new(100, MEMORY);
+    let mut lanes = Lanes::new(100);
     (0..100).for_each(|n| push(&mut lanes, "", n));
     let mut requests = 0;
     while lanes.next_request(now, Serve::All).is_some() {
@@ -188,7 +174,7 @@ fn messages_without_a_key_may_go_in_parallel() {
 #[test]
 fn what_is_overdue_is_not_due_while_the_limit_lets_nothing_go() {
     let now = Instant::now();
-    let mut lanes = Lanes::new(2, MEMORY);
+    let mut lanes = Lanes::new(2);
     push(&mut lanes, "a", 1);
     push(&mut lanes, "b", 2);
     let (a, b) = (
@@ -208,7 +194,7 @@ fn what_is_overdue_is_not_due_while_the_limit_lets_nothing_go() {
 #[test]
 fn lanes_of_a_topic_that_has_come_back_do_not_wait_any_longer() {
     let now = Instant::now();
-    let mut lanes = Lanes::new(10, MEMORY);
+    let mut lanes = Lanes::new(10);
     push(&mut lanes, "a", 1);
     let request = lanes.next_request(now, Serve::All).unwrap();
     lanes.failed(request, now + Duration::from_secs(60), Load::Keep);
@@ -221,7 +207,7 @@ fn lanes_of_a_topic_that_has_come_back_do_not_wait_any_longer() {
 fn one_bad_event_among_a_thousand_is_found_in_about_log2_n_requests_and_the_rest_goes_on() {
     let now = Instant::now();
     for bad in [0, 1, 499, 500, 998, 999] {
-        let mut lanes = Lanes::new(10, MEMORY);
+        let mut lanes = Lanes::new(10);
         (0..1_000).for_each(|n| push(&mut lanes, "a", n));
         let (mut requests, mut stored, mut found) = (0, Vec::new(), None);
         while let Some(request) = lanes.next_request(now, Serve::Worthwhile) {
@@ -250,7 +236,7 @@ fn one_bad_event_among_a_thousand_is_found_in_about_log2_n_requests_and_the_rest
 #[test]
 fn a_closed_lane_gives_all_its_events_in_order_and_is_gone() {
     let now = Instant::now();
-    let mut lanes = Lanes::new(10, MEMORY);
+    let mut lanes = Lanes::new(10);
     (0..5).for_each(|n| push(&mut lanes, "a", n));
     let request = lanes.next_request(now, Serve::All).unwrap();
     let key = request.key.clone();
@@ -266,7 +252,7 @@ fn a_closed_lane_gives_all_its_events_in_order_and_is_gone() {
 #[test]
 fn a_topic_over_its_quota_slows_down_alone() {
     let now = Instant::now();
-    let mut lanes = Lanes::new(100, MEMORY);
+    let mut lanes = Lanes::new(100);
     for n in 0..40 {
         lanes.push(
             "slow".into(),
