@@ -25,7 +25,7 @@ const PAUSE: Duration = Duration::from_millis(40);
 /// The same behind a keepalive, which does not come because others have the cores.
 const SHORT_PAUSE: Duration = Duration::from_millis(5);
 
-/// So long lanes wait while nothing may be read: the records in the way are usually written sooner.
+/// So long lanes wait while nothing may be read: the answers and records in the way usually come sooner.
 const LONG_PAUSE: Duration = Duration::from_millis(250);
 
 #[derive(Debug, Default)]

@@ -6,7 +6,7 @@
 //! from the lanes that have waited longest: they have the most, and what stays goes on to grow. Were all
 //! lanes emptied instead, requests would have half as many messages. If it is the records of what is
 //! delivered, or they have a quarter of it, nothing is read until an eighth is free and they are down to
-//! an eighth: their writer never has to wait for more, and lanes go on as before.
+//! an eighth (below a quarter when messages had spent it), and lanes go on as before.
 //! Where hardly two messages share a lane, requests do not fill up, and go from half of it on.
 
 use crate::lanes::{EVENT_OVERHEAD, Event};
@@ -35,7 +35,8 @@ pub(super) struct Budget {
     records: usize,
     text_bytes: usize,
     spent: Option<By>,
-    /// What still has to be sent before enough of it is free, as far as all that is sent gets stored.
+    /// What still has to be sent before enough of it is free, as far as all that is sent gets stored; means
+    /// nothing unless messages have spent it.
     to_send: usize,
 }
 
