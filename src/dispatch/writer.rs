@@ -43,7 +43,7 @@ const MAX_ROWS: usize = 8_000;
 /// Bytes of texts per transaction, if the rows have long ones: it is in memory once more to be sent.
 const MAX_TEXT_BYTES: usize = 4 << 20;
 /// A batch of so many rows does not wait for more: a commit is cheap beside them.
-const ENOUGH_ROWS: usize = 2000;
+const ENOUGH_ROWS: usize = 2_000;
 /// From one commit to the next while batches are small. A crash repeats what was published in this
 /// time; a status message goes out every 50 ms at most, so hardly anything is confirmed later for it.
 const MIN_INTERVAL: Duration = Duration::from_millis(50);
