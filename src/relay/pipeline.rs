@@ -58,8 +58,8 @@ impl Pipeline {
             // Before the lease is looked at: whatever lies between, a request is given its time
             // from here on.
             let now = Instant::now();
-            if let Some(lost) = self.source.lease_lost() {
-                return Err(lost);
+            if self.source.lease_is_over() {
+                return Err(self.source.why_lease_is_over().await);
             }
             if self.seam.is_none() && self.earlier.is_over() {
                 self.delivery.allow_releases();
@@ -119,7 +119,7 @@ impl Pipeline {
     /// What came before an event that cannot be delivered is delivered.
     fn send_what_came_before(&mut self) {
         let now = Instant::now();
-        if self.source.lease_lost().is_none() {
+        if !self.source.lease_is_over() {
             self.delivery.send_requests(now, |_| Serve::All);
         }
     }

@@ -46,6 +46,9 @@ const CHUNKS: usize = 4;
 /// How long a session may take to end in good order.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(3);
 
+/// How long the last word of a session may take whose slot shows that it is over.
+const LAST_WORD_LIMIT: Duration = Duration::from_secs(1);
+
 /// Whole CopyData frames, as the walsender sent them.
 pub(crate) type Chunk = Bytes;
 
@@ -149,20 +152,23 @@ impl Source {
         (&mut self.ended, &mut self.chunks)
     }
 
-    /// The session's last word, if it comes within `limit`.
-    pub(crate) async fn end_within(&mut self, limit: std::time::Duration) -> Option<Error> {
-        let ended = tokio::time::timeout(limit, &mut self.ended).await;
+    /// The session's last word, if there is one soon.
+    pub(crate) async fn last_word(&mut self) -> Option<Error> {
+        let ended = tokio::time::timeout(LAST_WORD_LIMIT * 2, &mut self.ended).await;
         ended.ok().and_then(|word| word.ok())
     }
 
-    /// Why sending has to stop, if it has to: the slot may be another's soon, or is already.
-    pub(crate) fn lease_lost(&mut self) -> Option<Error> {
-        let lease = &self.control.lease;
-        lease.is_over().then(|| match lease.is_given_up() {
-            // PostgreSQL says why it ends a session before it gives the slot up.
-            true => self.ended.try_recv().unwrap_or_else(|_| slot_given_up()),
+    /// Whether sending has to stop: the slot may be another's soon, or is already.
+    pub(crate) fn lease_is_over(&self) -> bool {
+        self.control.lease.is_over()
+    }
+
+    /// Why sending had to stop.
+    pub(crate) async fn why_lease_is_over(&mut self) -> Error {
+        match self.control.lease.is_given_up() {
+            true => self.last_word().await.unwrap_or_else(slot_given_up),
             false => lease_lost(),
-        })
+        }
     }
 
     /// Where a look at PostgreSQL says what it has heard from us; and the pid of our walsender.

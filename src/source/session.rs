@@ -1,5 +1,6 @@
 //! The loop of the replication session: read while there is room, report always.
 
+use std::convert::Infallible;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant, SystemTime};
@@ -17,7 +18,7 @@ use super::feedback::{Due, Feedback, Reading, STATUS_INTERVAL};
 use super::framing::{Then, scan};
 use super::handshake::{self, Connection, code_and_message, log_notice, lost, walsender_error};
 use super::pace::Pace;
-use super::{CHUNKS, CLOSE_TIMEOUT, Chunk, Control, Options, wire};
+use super::{CHUNKS, CLOSE_TIMEOUT, Chunk, Control, LAST_WORD_LIMIT, Options, wire};
 use crate::error::{Code, Error, Result};
 
 /// Limit of connecting, logging in and starting the replication.
@@ -232,6 +233,32 @@ impl Session {
         }
     }
 
+    /// Why PostgreSQL has ended the session: it says so before it gives the slot up, behind what it
+    /// has sent until then. That is left to the next session.
+    async fn last_word(&mut self) -> Error {
+        let reading = async {
+            loop {
+                let buffer = &mut self.connection.buffer;
+                let scan = scan(buffer)?;
+                buffer.advance(scan.copy_data);
+                match scan.then {
+                    Then::Other(..) => self.other()?,
+                    Then::More(needed) => {
+                        self.buffers.make_room(buffer, needed);
+                        let read = self.connection.stream.read_buf(buffer).await;
+                        if read.map_err(|e| lost("reading failed").caused_by(e))? == 0 {
+                            return Err(lost("the server closed the connection"));
+                        }
+                    }
+                }
+            }
+        };
+        match tokio::time::timeout(LAST_WORD_LIMIT, reading).await {
+            Ok(Err::<Infallible, _>(error)) => error,
+            Err(_) => super::slot_given_up(),
+        }
+    }
+
     fn reading(&self) -> Reading {
         match self.waiting {
             Some(_) => Reading::HeldBack,
@@ -243,7 +270,7 @@ impl Session {
         let reading = self.reading();
         let lease = &self.control.lease;
         if lease.is_given_up() {
-            return Err(super::slot_given_up());
+            return Err(self.last_word().await);
         }
         // Once over it is not to be extended: the machine may have been suspended.
         if lease.is_over() {

@@ -4,7 +4,7 @@
 
 use std::io::{Read, Write};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair, date_time_ymd};
 use rustls::pki_types::pem::PemObject;
@@ -377,4 +377,39 @@ async fn a_large_frame_waits_until_it_has_the_way_to_the_relay_for_itself() {
     assert!(in_time(READ_BUFFER + 1).await.unwrap().is_some());
     relay.close();
     assert!(in_time(READ_BUFFER + 1).await.unwrap().is_none());
+}
+
+/// The relay takes nothing, so what ended the session is read only when the slot is found free.
+#[tokio::test(flavor = "multi_thread")]
+async fn why_a_session_has_ended_is_heard_behind_what_was_not_read_yet() {
+    let server = ScratchPostgres::builder().start().unwrap();
+    let target = target(&server.socket_url("postgres"));
+    let sql = connect(&target, "test", Duration::from_secs(10)).await;
+    let sql = sql.unwrap();
+    for statement in [
+        "CREATE TABLE t (a int)",
+        "CREATE PUBLICATION p FOR TABLE t",
+        "SELECT pg_create_logical_replication_slot('s', 'pgoutput')",
+    ] {
+        sql.batch_execute(statement).await.unwrap();
+    }
+    let opened = Source::open(options(target), LastStatus::default()).await;
+    let mut source = opened.unwrap();
+    let deadline = Instant::now() + Duration::from_secs(30);
+    let mut held_back = 0;
+    while held_back < 5 {
+        sql.batch_execute("INSERT INTO t VALUES (1)").await.unwrap();
+        tokio::time::sleep(Duration::from_millis(5)).await;
+        held_back += u32::from(source.chunks.len() == CHUNKS);
+        assert!(Instant::now() < deadline);
+    }
+    let (proof, walsender) = source.lease_proof();
+    let ended = "SELECT pg_terminate_backend($1, 10000)";
+    let ended = sql.query_one(ended, &[&walsender]).await.unwrap();
+    assert!(ended.get::<_, bool>(0));
+    proof.give_up();
+    assert!(source.lease_is_over());
+    let why = source.why_lease_is_over().await;
+    assert_eq!(why.code(), Code::PostgresConnectionLost, "{why}");
+    assert!(why.to_string().contains("administrator command"), "{why}");
 }
