@@ -3,9 +3,9 @@
 //! An event weighs its message until Pub/Sub has stored it, and its record until the dispatch row
 //! is durable. When the budget is spent nothing more is read from PostgreSQL for a while. If it is
 //! messages that spend it, until they fit into two thirds of it. Only what is too much for that is sent, and a
-//! little more, so that one late answer does not hold all up. The lanes that have waited longest give it:
-//! they have the most, and what stays goes on to grow. Were all lanes emptied instead, requests would
-//! have half as many messages. If it is the records of what is delivered, or they have a quarter of it,
+//! little more, so that one late answer does not hold all up; what is on its way already counts. The lanes
+//! that have waited longest give it: they have the most, and what stays goes on to grow. Were all lanes
+//! emptied instead, requests would have half as many messages. If it is the records of what is delivered, or they have a quarter of it,
 //! nothing is read until an eighth is free and they are down to an eighth (to three sixteenths when
 //! messages had spent it), and lanes go on as before.
 //! Where hardly two messages share a lane, requests do not fill up, and go from half of it on.
@@ -35,10 +35,9 @@ pub(super) struct Budget {
     /// Events without their dispatch row, and the texts of those without a message of their own.
     records: usize,
     text_bytes: usize,
+    /// What the events in requests on their way weigh.
+    on_its_way: usize,
     spent: Option<By>,
-    /// What still has to be sent before enough of it is free, as far as all that is sent gets stored; means
-    /// nothing unless messages have spent it.
-    to_send: usize,
 }
 
 /// What has spent it.
@@ -62,8 +61,8 @@ impl Budget {
             lanes: 0,
             records: 0,
             text_bytes: 0,
+            on_its_way: 0,
             spent: None,
-            to_send: 0,
         }
     }
 
@@ -81,7 +80,6 @@ impl Budget {
 
     /// A second message of an event has come into memory.
     pub(super) fn take_message(&mut self, event: &Event) {
-        self.to_send += weight(event);
         self.messages += 1;
         self.message_bytes += event.message.len();
         self.changed();
@@ -96,12 +94,15 @@ impl Budget {
 
     /// A request with these is on its way.
     pub(super) fn sent(&mut self, events: &[Event]) {
-        self.to_send = self.to_send.saturating_sub(events.iter().map(weight).sum());
+        self.on_its_way += events.iter().map(weight).sum::<usize>();
+        debug_assert!(self.on_its_way <= self.undelivered() + self.messages * RECORD);
     }
 
-    /// It has failed, and goes again some time.
-    pub(super) fn failed(&mut self, events: &[Event]) {
-        self.to_send += events.iter().map(weight).sum::<usize>();
+    /// It is not any more: it was stored, or has failed.
+    pub(super) fn answered(&mut self, events: &[Event]) {
+        let weight = events.iter().map(weight).sum();
+        debug_assert!(self.on_its_way >= weight);
+        self.on_its_way = self.on_its_way.saturating_sub(weight);
     }
 
     /// So many bytes of text wait for a dead letter, or to be written with their outcome.
@@ -129,25 +130,21 @@ impl Budget {
     }
 
     fn changed(&mut self) {
-        let used = self.used();
-        let were_messages = self.is_spent_by_messages();
-        let to_record = self.records.saturating_sub(self.messages) * RECORD + self.text_bytes;
-        let with_records = used - to_record;
+        let to_record = self.to_record();
         let is_full = match self.spent {
-            None => used >= self.limit || to_record >= self.limit / 4,
+            None => self.used() >= self.limit || to_record >= self.limit / 4,
             Some(By::Messages) => {
-                with_records >= self.limit / 3 * 2 || to_record >= self.limit / 16 * 3
+                self.to_deliver() >= self.limit / 3 * 2 || to_record >= self.limit / 16 * 3
             }
-            Some(By::Records) => used >= self.limit - self.limit / 8 || to_record >= self.limit / 8,
+            Some(By::Records) => {
+                self.used() >= self.limit - self.limit / 8 || to_record >= self.limit / 8
+            }
         };
         let by = match self.undelivered() >= self.limit / 2 {
             true => By::Messages,
             false => self.spent.unwrap_or(By::Records),
         };
         self.spent = is_full.then_some(by);
-        if self.is_spent_by_messages() && !were_messages {
-            self.to_send = with_records.saturating_sub(self.limit / 8 * 5);
-        }
     }
 
     pub(super) fn used(&self) -> usize {
@@ -157,6 +154,16 @@ impl Budget {
     /// What is used for messages.
     fn undelivered(&self) -> usize {
         self.message_bytes + self.messages * WAITING_OVERHEAD + self.lanes * LANE
+    }
+
+    /// What is used for events that are delivered, until they are recorded.
+    fn to_record(&self) -> usize {
+        self.records.saturating_sub(self.messages) * RECORD + self.text_bytes
+    }
+
+    /// What is used for all others.
+    fn to_deliver(&self) -> usize {
+        self.used() - self.to_record()
     }
 
     /// What may be used in all.
@@ -173,7 +180,8 @@ impl Budget {
     /// lanes that have something already.
     pub(super) fn fills_requests(&self) -> bool {
         let shared = self.messages > self.lanes + self.lanes / 8;
-        let has_to_send = self.is_spent_by_messages() && self.to_send > 0;
+        let stays = self.to_deliver().saturating_sub(self.on_its_way);
+        let has_to_send = self.is_spent_by_messages() && stays > self.limit / 8 * 5;
         !has_to_send && (shared || self.undelivered() < self.limit / 2)
     }
 
@@ -207,24 +215,28 @@ mod tests {
     }
 
     #[test]
-    fn of_what_spends_it_little_more_than_a_third_is_sent_and_what_failed_or_came_on_top() {
+    fn of_what_spends_it_little_more_than_a_third_is_on_its_way_then_and_failures_are_made_up_for()
+    {
         let event = Event::for_tests(0);
         let mut budget = Budget::new(96 * weight(&event));
         let some = |n| (0..n).map(Event::for_tests).collect::<Vec<_>>();
         budget.weigh_lanes(1);
-        (0..96).for_each(|_| budget.take(&event));
+        (0..90).for_each(|_| budget.take(&event));
+        budget.sent(&some(10));
+        (0..6).for_each(|_| budget.take(&event));
         assert!(budget.is_spent_by_messages() && !budget.fills_requests());
-        budget.sent(&some(36));
+        budget.sent(&some(26));
         assert!(!budget.fills_requests(), "the lane weighs something, too");
         budget.sent(&some(1));
         assert!(budget.fills_requests() && budget.is_spent());
-        budget.failed(&some(2));
-        assert!(!budget.fills_requests());
+        budget.answered(&some(2));
+        assert!(!budget.fills_requests(), "they go again");
         budget.sent(&some(2));
         budget.take(&event);
         assert!(!budget.fills_requests());
         budget.sent(&some(1));
         assert!(budget.fills_requests());
+        budget.answered(&some(34));
         budget.give_back_messages(34, 34 * event.message.len());
         assert!(!budget.is_spent(), "four of those sent may come later");
     }

@@ -203,6 +203,7 @@ impl Delivery {
     fn on_answer(&mut self, answer: Result<Answer, tokio::task::JoinError>) -> Result<()> {
         let Answer { request, result } =
             answer.map_err(|e| Error::new(Code::Internal, "a publish task ended").caused_by(e))?;
+        self.budget.answered(&request.events);
         match result {
             Ok(message_ids) => {
                 self.on_published(request, message_ids);
@@ -264,7 +265,6 @@ impl Delivery {
     /// A failed attempt waits and goes again. What Pub/Sub will never take is searched for and
     /// set aside.
     fn on_failure(&mut self, request: Request, failure: &Failure) -> Result<()> {
-        self.budget.failed(&request.events);
         let topic = request.key.topic.clone();
         let error = publish::error(failure, &topic);
         let kind = error.code().name();
