@@ -1,14 +1,23 @@
 //! Bytes of events in memory: one owner, one limit.
 //!
 //! An event weighs its message until Pub/Sub has stored it, and its record until the dispatch row
-//! is durable. When the budget is spent nothing more is read from PostgreSQL for a while. If it is
-//! messages that spend it, until they fit into two thirds of it. Only what is too much for that is sent, and a
-//! little more, so that one late answer does not hold all up; what is on its way already counts. The lanes
-//! that have waited longest give it: they have the most, and what stays goes on to grow. Were all lanes
-//! emptied instead, requests would have half as many messages. If it is the records of what is delivered, or they have a quarter of it,
-//! nothing is read until an eighth is free and they are down to an eighth (to three sixteenths when
-//! messages had spent it), and lanes go on as before.
-//! Where hardly two messages share a lane, requests do not fill up, and go from half of it on.
+//! is durable. When the budget is spent nothing more is read from PostgreSQL:
+//!
+//! - spent by messages, until they fit into two thirds of it;
+//! - spent by the records of what is delivered, or when these have a quarter of it, until an eighth is
+//!   free and they are down to an eighth (to three sixteenths when messages had spent it).
+//!
+//! While the stream is behind, lanes wait until requests are filled (`backlog`), but for what waits
+//! beyond measure: then those that have waited longest, and so have most, are served until that is on
+//! its way. What stays goes on to grow; were all lanes emptied, requests would have half as many
+//! messages. Beyond measure is
+//!
+//! - of a spent budget what is over five eighths: a little more than has to go, so that one late answer
+//!   does not hold all up;
+//! - what is over an eighth of all that has come, and over a sixteenth of the budget, from there down to
+//!   five eighths of that. What waits when a backlog ends has still to be sent, and of a short one that
+//!   would be a good part;
+//! - what is over half of the budget where hardly two messages share a lane: requests do not fill up.
 
 use crate::lanes::{EVENT_OVERHEAD, Event};
 
@@ -37,6 +46,10 @@ pub(super) struct Budget {
     text_bytes: usize,
     /// What the events in requests on their way weigh.
     on_its_way: usize,
+    /// What has come in all.
+    taken: usize,
+    /// More waits than an eighth of that, or waited, and not enough has been sent since.
+    sheds: bool,
     spent: Option<By>,
 }
 
@@ -62,6 +75,8 @@ impl Budget {
             records: 0,
             text_bytes: 0,
             on_its_way: 0,
+            taken: 0,
+            sheds: false,
             spent: None,
         }
     }
@@ -80,6 +95,7 @@ impl Budget {
 
     /// A second message of an event has come into memory.
     pub(super) fn take_message(&mut self, event: &Event) {
+        self.taken = self.taken.saturating_add(weight(event));
         self.messages += 1;
         self.message_bytes += event.message.len();
         self.changed();
@@ -96,6 +112,7 @@ impl Budget {
     pub(super) fn sent(&mut self, events: &[Event]) {
         self.on_its_way += events.iter().map(weight).sum::<usize>();
         debug_assert!(self.on_its_way <= self.undelivered() + self.messages * RECORD);
+        self.changed();
     }
 
     /// It is not any more: it was stored, or has failed.
@@ -103,6 +120,7 @@ impl Budget {
         let weight = events.iter().map(weight).sum();
         debug_assert!(self.on_its_way >= weight);
         self.on_its_way = self.on_its_way.saturating_sub(weight);
+        self.changed();
     }
 
     /// So many bytes of text wait for a dead letter, or to be written with their outcome.
@@ -145,6 +163,11 @@ impl Budget {
             false => self.spent.unwrap_or(By::Records),
         };
         self.spent = is_full.then_some(by);
+        let may_wait = (self.taken / 8).max(self.limit / 16);
+        self.sheds = match self.sheds {
+            false => self.waits() > may_wait,
+            true => self.waits() > may_wait / 8 * 5,
+        };
     }
 
     pub(super) fn used(&self) -> usize {
@@ -166,6 +189,11 @@ impl Budget {
         self.used() - self.to_record()
     }
 
+    /// What is used for events that are not on their way.
+    fn waits(&self) -> usize {
+        self.to_deliver().saturating_sub(self.on_its_way)
+    }
+
     /// What may be used in all.
     pub(super) fn limit(&self) -> usize {
         self.limit
@@ -180,9 +208,8 @@ impl Budget {
     /// lanes that have something already.
     pub(super) fn fills_requests(&self) -> bool {
         let shared = self.messages > self.lanes + self.lanes / 8;
-        let stays = self.to_deliver().saturating_sub(self.on_its_way);
-        let has_to_send = self.is_spent_by_messages() && stays > self.limit / 8 * 5;
-        !has_to_send && (shared || self.undelivered() < self.limit / 2)
+        let has_to_send = self.is_spent_by_messages() && self.waits() > self.limit / 8 * 5;
+        !(has_to_send || self.sheds) && (shared || self.undelivered() < self.limit / 2)
     }
 
     /// Whether that is because of messages. Records are written soon, whatever lanes do.
@@ -197,129 +224,4 @@ impl Budget {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_spent_budget_stays_spent_until_a_third_of_it_is_free() {
-        let mut budget = Budget::new(1_000);
-        budget.message_bytes = 900;
-        budget.take(&Event::for_tests(0));
-        assert!(budget.is_spent());
-        budget.give_back_records(2);
-        assert!(budget.is_spent());
-        budget.give_back_messages(1, 200);
-        assert!(budget.is_spent());
-        budget.give_back_messages(0, 100);
-        assert!(!budget.is_spent());
-    }
-
-    #[test]
-    fn of_what_spends_it_little_more_than_a_third_is_on_its_way_then_and_failures_are_made_up_for()
-    {
-        let event = Event::for_tests(0);
-        let mut budget = Budget::new(96 * weight(&event));
-        let some = |n| (0..n).map(Event::for_tests).collect::<Vec<_>>();
-        budget.weigh_lanes(1);
-        (0..90).for_each(|_| budget.take(&event));
-        budget.sent(&some(10));
-        (0..6).for_each(|_| budget.take(&event));
-        assert!(budget.is_spent_by_messages() && !budget.fills_requests());
-        budget.sent(&some(26));
-        assert!(!budget.fills_requests(), "the lane weighs something, too");
-        budget.sent(&some(1));
-        assert!(budget.fills_requests() && budget.is_spent());
-        budget.answered(&some(2));
-        assert!(!budget.fills_requests(), "they go again");
-        budget.sent(&some(2));
-        budget.take(&event);
-        assert!(!budget.fills_requests());
-        budget.sent(&some(1));
-        assert!(budget.fills_requests());
-        budget.answered(&some(34));
-        budget.give_back_messages(34, 34 * event.message.len());
-        assert!(!budget.is_spent(), "four of those sent may come later");
-    }
-
-    #[test]
-    fn a_spent_budget_stays_spent_until_the_records_of_what_is_delivered_have_three_sixteenths() {
-        let mut budget = Budget::new(80 * RECORD);
-        let event = Event::for_tests(0);
-        (0..80).for_each(|_| budget.take(&event));
-        budget.give_back_messages(80, 80 * event.message.len());
-        budget.give_back_records(65);
-        assert!(budget.used() < budget.limit() / 2 && budget.is_spent());
-        budget.give_back_records(1);
-        assert!(!budget.is_spent());
-        (0..5).for_each(|_| budget.take_record());
-        assert!(!budget.is_spent(), "it was not spent again");
-    }
-
-    #[test]
-    fn records_spend_it_with_a_quarter_until_they_have_an_eighth_and_lanes_fill_up_meanwhile() {
-        let mut budget = Budget::new(80 * RECORD);
-        (0..20).for_each(|_| budget.take_record());
-        assert!(budget.is_spent());
-        assert!(budget.fills_requests(), "messages have room");
-        budget.give_back_records(10);
-        assert!(budget.is_spent());
-        budget.give_back_records(1);
-        assert!(!budget.is_spent());
-    }
-
-    #[test]
-    fn messages_that_come_while_records_spend_it_spend_it_themselves() {
-        let mut budget = Budget::new(80 * RECORD);
-        (0..20).for_each(|_| budget.take_record());
-        assert!(budget.is_spent() && !budget.is_spent_by_messages());
-        budget.message_bytes = budget.limit;
-        budget.changed();
-        budget.give_back_records(20);
-        assert!(budget.is_spent_by_messages() && !budget.fills_requests());
-    }
-
-    #[test]
-    fn requests_fill_up_while_there_is_room_and_beyond_half_of_it_only_where_lanes_are_shared() {
-        let event = Event::for_tests(0);
-        let mut budget = Budget::new(100 * (weight(&event) + LANE - RECORD));
-        let mut take = |events, lanes| {
-            for _ in 0..events {
-                budget.take(&event);
-            }
-            budget.weigh_lanes(lanes);
-            budget.fills_requests()
-        };
-        assert!(take(49, 49), "there is room");
-        assert!(!take(11, 60), "each has a lane of its own");
-        assert!(take(0, 50), "a few lanes are shared");
-        assert!(!take(100, 50), "spent");
-        budget.give_back_messages(160, 160 * event.message.len());
-        budget.weigh_lanes(0);
-        budget.records = 2 * budget.limit / 3 / RECORD;
-        budget.changed();
-        budget.spent = None;
-        assert!(budget.fills_requests(), "records take nothing of it");
-    }
-
-    #[test]
-    fn texts_of_what_is_being_written_spend_it_as_its_records_do() {
-        let mut budget = Budget::new(80 * RECORD);
-        budget.take_record();
-        budget.take_texts(20 * RECORD);
-        assert!(budget.is_spent() && !budget.is_spent_by_messages());
-        budget.give_back_texts(20 * RECORD);
-        budget.give_back_records(1);
-        assert_eq!((budget.used(), budget.is_spent()), (0, false));
-    }
-
-    #[test]
-    fn a_lane_weighs_as_long_as_it_has_work() {
-        let mut budget = Budget::new(10 * LANE);
-        budget.weigh_lanes(10);
-        assert!(budget.is_spent());
-        budget.weigh_lanes(7);
-        assert!(budget.is_spent());
-        budget.weigh_lanes(2);
-        assert_eq!((budget.used(), budget.is_spent()), (2 * LANE, false));
-    }
-}
+mod tests;

@@ -1,0 +1,154 @@
+use super::*;
+
+fn after_much(limit: usize) -> Budget {
+    Budget {
+        taken: usize::MAX,
+        ..Budget::new(limit)
+    }
+}
+
+#[test]
+fn a_spent_budget_stays_spent_until_a_third_of_it_is_free() {
+    let mut budget = Budget::new(1_000);
+    budget.message_bytes = 900;
+    budget.take(&Event::for_tests(0));
+    assert!(budget.is_spent());
+    budget.give_back_records(2);
+    assert!(budget.is_spent());
+    budget.give_back_messages(1, 200);
+    assert!(budget.is_spent());
+    budget.give_back_messages(0, 100);
+    assert!(!budget.is_spent());
+}
+
+#[test]
+fn of_what_spends_it_little_more_than_a_third_is_on_its_way_then_and_failures_are_made_up_for() {
+    let event = Event::for_tests(0);
+    let mut budget = after_much(96 * weight(&event));
+    let some = |n| (0..n).map(Event::for_tests).collect::<Vec<_>>();
+    budget.weigh_lanes(1);
+    (0..90).for_each(|_| budget.take(&event));
+    budget.sent(&some(10));
+    (0..6).for_each(|_| budget.take(&event));
+    assert!(budget.is_spent_by_messages() && !budget.fills_requests());
+    budget.sent(&some(26));
+    assert!(!budget.fills_requests(), "the lane weighs something, too");
+    budget.sent(&some(1));
+    assert!(budget.fills_requests() && budget.is_spent());
+    budget.answered(&some(2));
+    assert!(!budget.fills_requests(), "they go again");
+    budget.sent(&some(2));
+    budget.take(&event);
+    assert!(!budget.fills_requests());
+    budget.sent(&some(1));
+    assert!(budget.fills_requests());
+    budget.answered(&some(34));
+    budget.give_back_messages(34, 34 * event.message.len());
+    assert!(!budget.is_spent(), "four of those sent may come later");
+}
+
+#[test]
+fn no_more_waits_than_an_eighth_of_what_has_come_and_three_eighths_of_that_go_at_once() {
+    let event = Event::for_tests(0);
+    let mut budget = Budget::new(1_600 * weight(&event));
+    let take = |budget: &mut Budget, n| (0..n).for_each(|_| budget.take(&event));
+    let some = |n| (0..n).map(Event::for_tests).collect::<Vec<_>>();
+    take(&mut budget, 100);
+    assert!(budget.fills_requests(), "a sixteenth of the budget");
+    take(&mut budget, 1);
+    assert!(!budget.fills_requests());
+    budget.sent(&some(38));
+    assert!(!budget.fills_requests());
+    budget.sent(&some(1));
+    assert!(budget.fills_requests() && !budget.is_spent());
+    for _ in 0..900 {
+        take(&mut budget, 1);
+        budget.sent(&some(1));
+    }
+    take(&mut budget, 72);
+    assert!(budget.fills_requests(), "134 wait of 1,073");
+    take(&mut budget, 1);
+    assert!(!budget.fills_requests());
+}
+
+#[test]
+fn a_spent_budget_stays_spent_until_the_records_of_what_is_delivered_have_three_sixteenths() {
+    let mut budget = Budget::new(80 * RECORD);
+    let event = Event::for_tests(0);
+    (0..80).for_each(|_| budget.take(&event));
+    budget.give_back_messages(80, 80 * event.message.len());
+    budget.give_back_records(65);
+    assert!(budget.used() < budget.limit() / 2 && budget.is_spent());
+    budget.give_back_records(1);
+    assert!(!budget.is_spent());
+    (0..5).for_each(|_| budget.take_record());
+    assert!(!budget.is_spent(), "it was not spent again");
+}
+
+#[test]
+fn records_spend_it_with_a_quarter_until_they_have_an_eighth_and_lanes_fill_up_meanwhile() {
+    let mut budget = Budget::new(80 * RECORD);
+    (0..20).for_each(|_| budget.take_record());
+    assert!(budget.is_spent());
+    assert!(budget.fills_requests(), "messages have room");
+    budget.give_back_records(10);
+    assert!(budget.is_spent());
+    budget.give_back_records(1);
+    assert!(!budget.is_spent());
+}
+
+#[test]
+fn messages_that_come_while_records_spend_it_spend_it_themselves() {
+    let mut budget = Budget::new(80 * RECORD);
+    (0..20).for_each(|_| budget.take_record());
+    assert!(budget.is_spent() && !budget.is_spent_by_messages());
+    budget.message_bytes = budget.limit;
+    budget.changed();
+    budget.give_back_records(20);
+    assert!(budget.is_spent_by_messages() && !budget.fills_requests());
+}
+
+#[test]
+fn requests_fill_up_while_there_is_room_and_beyond_half_of_it_only_where_lanes_are_shared() {
+    let event = Event::for_tests(0);
+    let mut budget = after_much(100 * (weight(&event) + LANE - RECORD));
+    let mut take = |events, lanes| {
+        for _ in 0..events {
+            budget.take(&event);
+        }
+        budget.weigh_lanes(lanes);
+        budget.fills_requests()
+    };
+    assert!(take(49, 49), "there is room");
+    assert!(!take(11, 60), "each has a lane of its own");
+    assert!(take(0, 50), "a few lanes are shared");
+    assert!(!take(100, 50), "spent");
+    budget.give_back_messages(160, 160 * event.message.len());
+    budget.weigh_lanes(0);
+    budget.records = 2 * budget.limit / 3 / RECORD;
+    budget.changed();
+    budget.spent = None;
+    assert!(budget.fills_requests(), "records take nothing of it");
+}
+
+#[test]
+fn texts_of_what_is_being_written_spend_it_as_its_records_do() {
+    let mut budget = Budget::new(80 * RECORD);
+    budget.take_record();
+    budget.take_texts(20 * RECORD);
+    assert!(budget.is_spent() && !budget.is_spent_by_messages());
+    budget.give_back_texts(20 * RECORD);
+    budget.give_back_records(1);
+    assert_eq!((budget.used(), budget.is_spent()), (0, false));
+}
+
+#[test]
+fn a_lane_weighs_as_long_as_it_has_work() {
+    let mut budget = Budget::new(10 * LANE);
+    budget.weigh_lanes(10);
+    assert!(budget.is_spent());
+    budget.weigh_lanes(7);
+    assert!(budget.is_spent());
+    budget.weigh_lanes(2);
+    assert_eq!((budget.used(), budget.is_spent()), (2 * LANE, false));
+}
