@@ -5,9 +5,8 @@
 //! request, more of it would not make requests larger (`budget`), or the stream has been caught up
 //! with, which a pause tells. A keepalive makes it a short one: the server sends one before it waits for
 //! more WAL, but also within a backlog (`WalSndWaitForWal` and `WalSndUpdateProgress` in its walsender.c),
-//! so that it ends nothing by itself. While nothing may be read, what is on its way is waited for as long as
-//! lanes may wait at all. Both times compared
-//! are the server's.
+//! so that it ends nothing by itself. While nothing may be read, what is on its way is waited for as long
+//! as lanes may wait at all. Both times compared are the server's.
 
 use std::time::{Duration, Instant};
 

@@ -12,11 +12,11 @@
 //! its way. What stays goes on to grow; were all lanes emptied, requests would have half as many
 //! messages. Beyond measure is
 //!
-//! - of a spent budget what is over five eighths: a little more than has to go, so that one late answer
-//!   does not hold all up;
-//! - what is over an eighth of all that has come, and over a sixteenth of the budget, from there down to
-//!   five eighths of that. What waits when a backlog ends has still to be sent, and of a short one that
-//!   would be a good part;
+//! - of a budget spent by messages what is over five eighths: a little more than has to go, so that one
+//!   late answer does not hold all up;
+//! - what is over an eighth of all that has come in this session, and over a sixteenth of the budget, from
+//!   there down to five eighths of that. What waits when a backlog ends has still to be sent, and of a
+//!   short one that would be a good part;
 //! - what is over half of the budget where hardly two messages share a lane: requests do not fill up.
 
 use crate::lanes::{EVENT_OVERHEAD, Event};
@@ -112,15 +112,13 @@ impl Budget {
     pub(super) fn sent(&mut self, events: &[Event]) {
         self.on_its_way += events.iter().map(weight).sum::<usize>();
         debug_assert!(self.on_its_way <= self.undelivered() + self.messages * RECORD);
-        self.changed();
     }
 
     /// It is not any more: it was stored, or has failed.
     pub(super) fn answered(&mut self, events: &[Event]) {
-        let weight = events.iter().map(weight).sum();
-        debug_assert!(self.on_its_way >= weight);
-        self.on_its_way = self.on_its_way.saturating_sub(weight);
-        self.changed();
+        let answered = events.iter().map(weight).sum();
+        debug_assert!(self.on_its_way >= answered);
+        self.on_its_way = self.on_its_way.saturating_sub(answered);
     }
 
     /// So many bytes of text wait for a dead letter, or to be written with their outcome.
@@ -189,7 +187,7 @@ impl Budget {
         self.used() - self.to_record()
     }
 
-    /// What is used for events that are not on their way.
+    /// What is used for events that are not on their way, and for all lanes.
     fn waits(&self) -> usize {
         self.to_deliver().saturating_sub(self.on_its_way)
     }
@@ -205,11 +203,12 @@ impl Budget {
     }
 
     /// Whether requests grow by waiting for more: there is room for more, or will be, and it comes to
-    /// lanes that have something already.
-    pub(super) fn fills_requests(&self) -> bool {
+    /// lanes that have something already. `all_may_go` unless lanes wait for something else.
+    pub(super) fn fills_requests(&self, all_may_go: bool) -> bool {
         let shared = self.messages > self.lanes + self.lanes / 8;
+        let sheds = all_may_go && self.sheds;
         let has_to_send = self.is_spent_by_messages() && self.waits() > self.limit / 8 * 5;
-        !(has_to_send || self.sheds) && (shared || self.undelivered() < self.limit / 2)
+        !(has_to_send || sheds) && (shared || self.undelivered() < self.limit / 2)
     }
 
     /// Whether that is because of messages. Records are written soon, whatever lanes do.

@@ -138,7 +138,7 @@ impl Delivery {
     /// Whether requests grow by waiting for more events.
     fn fills_requests(&mut self) -> bool {
         self.budget.weigh_lanes(self.lanes.len());
-        self.budget.fills_requests()
+        self.budget.fills_requests(self.lanes.waiting() == 0)
     }
 
     /// Waits for whatever brings events forward, and returns how many of which transactions have

@@ -4,7 +4,7 @@
 //! shutdown, the end of the replication session, progress of the delivery, the publication guard,
 //! the auditor's veto, the end of a recovery, rows from the tables, and last the stream, which is
 //! the busiest. While a recovery lasts the stream is left alone. Nothing in the loop waits for the
-//! network except while the events of an earlier run are looked up.
+//! network except while the events of an earlier run are looked up; what ends a session is waited for.
 
 use std::time::{Duration, Instant};
 

@@ -44,6 +44,9 @@ pub(super) const ANSWER_LIMIT: Duration = Duration::from_secs(65);
 /// How long what is on its way may take to end when a session broke, before the next begins.
 const BROKEN_SESSION_DRAIN: Duration = Duration::from_secs(10);
 
+/// The server has sent a stream's last word when it gives the slot up.
+const LAST_WORD_LIMIT: Duration = Duration::from_secs(1);
+
 /// Writing down the last position must not hold a shutdown up.
 const WRITE_DOWN_LIMIT: Duration = Duration::from_secs(2);
 
@@ -306,7 +309,7 @@ async fn still_the_slot(
         return Ok(());
     }
     // Or the stream has ended already, and what ended it says more.
-    Err(match source.last_word().await {
+    Err(match source.end_within(LAST_WORD_LIMIT).await {
         Some(ended) if stuck::is_of_this_place(&ended) => {
             stuck::what_to_do(relay, confirmed, ended).await
         }

@@ -46,7 +46,7 @@ const CHUNKS: usize = 4;
 /// How long a session may take to end in good order.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// How long the last word of a session may take whose slot shows that it is over.
+/// How long the last word of a session is looked for whose slot shows that it is over.
 const LAST_WORD_LIMIT: Duration = Duration::from_secs(1);
 
 /// Whole CopyData frames, as the walsender sent them.
@@ -152,9 +152,9 @@ impl Source {
         (&mut self.ended, &mut self.chunks)
     }
 
-    /// The session's last word, if there is one soon.
-    pub(crate) async fn last_word(&mut self) -> Option<Error> {
-        let ended = tokio::time::timeout(LAST_WORD_LIMIT * 2, &mut self.ended).await;
+    /// The session's last word, if it comes within `limit`.
+    pub(crate) async fn end_within(&mut self, limit: Duration) -> Option<Error> {
+        let ended = tokio::time::timeout(limit, &mut self.ended).await;
         ended.ok().and_then(|word| word.ok())
     }
 
@@ -165,10 +165,12 @@ impl Source {
 
     /// Why sending had to stop.
     pub(crate) async fn why_lease_is_over(&mut self) -> Error {
-        match self.control.lease.is_given_up() {
-            true => self.last_word().await.unwrap_or_else(slot_given_up),
-            false => lease_lost(),
+        if self.control.lease.has_expired() {
+            return lease_lost();
         }
+        // The session's thread looks for it, and may have to wake up first.
+        let last_word = self.end_within(LAST_WORD_LIMIT * 2).await;
+        last_word.unwrap_or_else(slot_given_up)
     }
 
     /// Where a look at PostgreSQL says what it has heard from us; and the pid of our walsender.

@@ -77,14 +77,19 @@ impl LeaseProof {
             .store(micros_of(calendar + left), Ordering::Release);
     }
 
+    /// Whether sending has to stop for one reason or the other.
+    pub(super) fn is_over(&self) -> bool {
+        self.is_given_up() || self.has_expired()
+    }
+
     /// Whether that time has come, by the clock that is further on: a calendar that is set ahead
     /// costs a session, one that is set back nothing. The session's own thread moves the end: if
     /// that stands still, so does this.
-    pub(super) fn is_over(&self) -> bool {
-        self.is_given_up() || self.is_over_at(Instant::now(), SystemTime::now())
+    pub(super) fn has_expired(&self) -> bool {
+        self.has_expired_at(Instant::now(), SystemTime::now())
     }
 
-    fn is_over_at(&self, now: Instant, calendar: SystemTime) -> bool {
+    fn has_expired_at(&self, now: Instant, calendar: SystemTime) -> bool {
         self.micros(now) >= self.0.end.load(Ordering::Acquire)
             || micros_of(calendar) >= self.0.end_by_calendar.load(Ordering::Acquire)
     }
@@ -117,12 +122,12 @@ mod tests {
         let (now, calendar) = (Instant::now(), SystemTime::now());
         let seconds = Duration::from_secs;
         lease.set_end_at(now + seconds(45), now, calendar);
-        assert!(!lease.is_over_at(now + seconds(44), calendar + seconds(44)));
-        assert!(lease.is_over_at(now + seconds(45), calendar + seconds(45)));
+        assert!(!lease.has_expired_at(now + seconds(44), calendar + seconds(44)));
+        assert!(lease.has_expired_at(now + seconds(45), calendar + seconds(45)));
         // Suspended for a minute.
-        assert!(lease.is_over_at(now + seconds(1), calendar + seconds(61)));
+        assert!(lease.has_expired_at(now + seconds(1), calendar + seconds(61)));
         // Set back by an hour.
-        assert!(!lease.is_over_at(now + seconds(44), calendar - seconds(3_600)));
-        assert!(lease.is_over_at(now + seconds(45), calendar - seconds(3_600)));
+        assert!(!lease.has_expired_at(now + seconds(44), calendar - seconds(3_600)));
+        assert!(lease.has_expired_at(now + seconds(45), calendar - seconds(3_600)));
     }
 }

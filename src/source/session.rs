@@ -1,6 +1,5 @@
 //! The loop of the replication session: read while there is room, report always.
 
-use std::convert::Infallible;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant, SystemTime};
@@ -233,8 +232,9 @@ impl Session {
         }
     }
 
-    /// Why PostgreSQL has ended the session: it says so before it gives the slot up, behind what it
-    /// has sent until then. That is left to the next session.
+    /// Why PostgreSQL has given the slot up. It says so before, behind what it has sent until then,
+    /// which is left to the next session; but for one that it does not hear any more, or that it
+    /// cannot write to.
     async fn last_word(&mut self) -> Error {
         let reading = async {
             loop {
@@ -245,17 +245,16 @@ impl Session {
                     Then::Other(..) => self.other()?,
                     Then::More(needed) => {
                         self.buffers.make_room(buffer, needed);
-                        let read = self.connection.stream.read_buf(buffer).await;
-                        if read.map_err(|e| lost("reading failed").caused_by(e))? == 0 {
-                            return Err(lost("the server closed the connection"));
+                        if let Ok(0) | Err(_) = self.connection.stream.read_buf(buffer).await {
+                            return Ok(());
                         }
                     }
                 }
             }
         };
         match tokio::time::timeout(LAST_WORD_LIMIT, reading).await {
-            Ok(Err::<Infallible, _>(error)) => error,
-            Err(_) => super::slot_given_up(),
+            Ok(Err(word)) => word,
+            Ok(Ok(())) | Err(_) => super::slot_given_up(),
         }
     }
 
@@ -269,12 +268,12 @@ impl Session {
     async fn report(&mut self) -> Result<()> {
         let reading = self.reading();
         let lease = &self.control.lease;
+        // Once over it is not to be extended: the machine may have been suspended.
+        if lease.has_expired() {
+            return Err(super::lease_lost());
+        }
         if lease.is_given_up() {
             return Err(self.last_word().await);
-        }
-        // Once over it is not to be extended: the machine may have been suspended.
-        if lease.is_over() {
-            return Err(super::lease_lost());
         }
         if let Some(sent_at) = lease.proven() {
             self.feedback.proven(sent_at);

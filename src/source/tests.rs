@@ -3,9 +3,11 @@
 //! replication session that is lax.
 
 use std::io::{Read, Write};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use fault_proxy::{Cut, FaultProxy};
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair, date_time_ymd};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
@@ -21,7 +23,7 @@ use super::session::room;
 use super::{CHUNKS, Options, Source};
 use crate::error::{Code, Result};
 use crate::metrics::LastStatus;
-use crate::postgres::{Target, client_config, connect, end_point};
+use crate::postgres::{Sql, Target, client_config, connect, end_point};
 use crate::settings::Environment;
 use crate::watermark::Confirmable;
 
@@ -379,12 +381,11 @@ async fn a_large_frame_waits_until_it_has_the_way_to_the_relay_for_itself() {
     assert!(in_time(READ_BUFFER + 1).await.unwrap().is_none());
 }
 
-/// The relay takes nothing, so what ended the session is read only when the slot is found free.
-#[tokio::test(flavor = "multi_thread")]
-async fn why_a_session_has_ended_is_heard_behind_what_was_not_read_yet() {
-    let server = ScratchPostgres::builder().start().unwrap();
-    let target = target(&server.socket_url("postgres"));
-    let sql = connect(&target, "test", Duration::from_secs(10)).await;
+/// A session that is held back, so that what ends it is read only when the slot is found free; and
+/// PostgreSQL, from beside it.
+async fn held_back(server: &ScratchPostgres, url: &str) -> (Source, Sql) {
+    let beside = target(&server.socket_url("postgres"));
+    let sql = connect(&beside, "test", Duration::from_secs(10)).await;
     let sql = sql.unwrap();
     for statement in [
         "CREATE TABLE t (a int)",
@@ -393,8 +394,8 @@ async fn why_a_session_has_ended_is_heard_behind_what_was_not_read_yet() {
     ] {
         sql.batch_execute(statement).await.unwrap();
     }
-    let opened = Source::open(options(target), LastStatus::default()).await;
-    let mut source = opened.unwrap();
+    let opened = Source::open(options(target(url)), LastStatus::default()).await;
+    let source = opened.unwrap();
     let deadline = Instant::now() + Duration::from_secs(30);
     let mut held_back = 0;
     while held_back < 5 {
@@ -403,13 +404,33 @@ async fn why_a_session_has_ended_is_heard_behind_what_was_not_read_yet() {
         held_back += u32::from(source.chunks.len() == CHUNKS);
         assert!(Instant::now() < deadline);
     }
+    (source, sql)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn why_a_session_has_ended_is_heard_behind_what_was_not_read_yet() {
+    let server = ScratchPostgres::builder().start().unwrap();
+    let (mut source, sql) = held_back(&server, &server.socket_url("postgres")).await;
     let (proof, walsender) = source.lease_proof();
-    let ended = "SELECT pg_terminate_backend($1, 10000)";
-    let ended = sql.query_one(ended, &[&walsender]).await.unwrap();
-    assert!(ended.get::<_, bool>(0));
+    let ended = "SELECT pg_terminate_backend($1)";
+    sql.query_one(ended, &[&walsender]).await.unwrap();
     proof.give_up();
     assert!(source.lease_is_over());
     let why = source.why_lease_is_over().await;
     assert_eq!(why.code(), Code::PostgresConnectionLost, "{why}");
     assert!(why.to_string().contains("administrator command"), "{why}");
+}
+
+/// As a walsender ends that has not heard us for too long.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_slot_that_is_given_up_without_a_word_may_be_anothers() {
+    let server = ScratchPostgres::builder().start().unwrap();
+    let at = SocketAddr::from(([127, 0, 0, 1], server.port()));
+    let proxy = FaultProxy::start(at).await.unwrap();
+    let url = format!("postgres://postgres@{}/postgres", proxy.addr());
+    let (mut source, _sql) = held_back(&server, &url).await;
+    proxy.cut(Cut::Finish);
+    source.lease_proof().0.give_up();
+    let why = source.why_lease_is_over().await;
+    assert_eq!(why.code(), Code::LeaseLost, "{why}");
 }

@@ -30,18 +30,21 @@ fn of_what_spends_it_little_more_than_a_third_is_on_its_way_then_and_failures_ar
     (0..90).for_each(|_| budget.take(&event));
     budget.sent(&some(10));
     (0..6).for_each(|_| budget.take(&event));
-    assert!(budget.is_spent_by_messages() && !budget.fills_requests());
+    assert!(budget.is_spent_by_messages() && !budget.fills_requests(true));
     budget.sent(&some(26));
-    assert!(!budget.fills_requests(), "the lane weighs something, too");
+    assert!(
+        !budget.fills_requests(true),
+        "the lane weighs something, too"
+    );
     budget.sent(&some(1));
-    assert!(budget.fills_requests() && budget.is_spent());
+    assert!(budget.fills_requests(true) && budget.is_spent());
     budget.answered(&some(2));
-    assert!(!budget.fills_requests(), "they go again");
+    assert!(!budget.fills_requests(true), "they go again");
     budget.sent(&some(2));
     budget.take(&event);
-    assert!(!budget.fills_requests());
+    assert!(!budget.fills_requests(true));
     budget.sent(&some(1));
-    assert!(budget.fills_requests());
+    assert!(budget.fills_requests(true));
     budget.answered(&some(34));
     budget.give_back_messages(34, 34 * event.message.len());
     assert!(!budget.is_spent(), "four of those sent may come later");
@@ -52,23 +55,30 @@ fn no_more_waits_than_an_eighth_of_what_has_come_and_three_eighths_of_that_go_at
     let event = Event::for_tests(0);
     let mut budget = Budget::new(1_600 * weight(&event));
     let take = |budget: &mut Budget, n| (0..n).for_each(|_| budget.take(&event));
-    let some = |n| (0..n).map(Event::for_tests).collect::<Vec<_>>();
+    let sent = |budget: &mut Budget, n| {
+        budget.sent(&(0..n).map(Event::for_tests).collect::<Vec<_>>());
+        budget.weigh_lanes(0);
+    };
     take(&mut budget, 100);
-    assert!(budget.fills_requests(), "a sixteenth of the budget");
+    assert!(budget.fills_requests(true), "a sixteenth of the budget");
     take(&mut budget, 1);
-    assert!(!budget.fills_requests());
-    budget.sent(&some(38));
-    assert!(!budget.fills_requests());
-    budget.sent(&some(1));
-    assert!(budget.fills_requests() && !budget.is_spent());
+    assert!(!budget.fills_requests(true));
+    assert!(budget.fills_requests(false), "what has to wait counts, too");
+    sent(&mut budget, 38);
+    assert!(!budget.fills_requests(true));
+    sent(&mut budget, 1);
+    assert!(budget.fills_requests(true) && !budget.is_spent());
     for _ in 0..900 {
         take(&mut budget, 1);
-        budget.sent(&some(1));
+        sent(&mut budget, 1);
     }
     take(&mut budget, 72);
-    assert!(budget.fills_requests(), "134 wait of 1,073");
+    assert!(budget.fills_requests(true), "134 wait of 1,073");
+    budget.answered(&[Event::for_tests(0), Event::for_tests(1)]);
+    budget.give_back_messages(2, 2 * event.message.len());
+    assert!(budget.fills_requests(true), "what is stored waits no more");
     take(&mut budget, 1);
-    assert!(!budget.fills_requests());
+    assert!(!budget.fills_requests(true));
 }
 
 #[test]
@@ -90,7 +100,7 @@ fn records_spend_it_with_a_quarter_until_they_have_an_eighth_and_lanes_fill_up_m
     let mut budget = Budget::new(80 * RECORD);
     (0..20).for_each(|_| budget.take_record());
     assert!(budget.is_spent());
-    assert!(budget.fills_requests(), "messages have room");
+    assert!(budget.fills_requests(true), "messages have room");
     budget.give_back_records(10);
     assert!(budget.is_spent());
     budget.give_back_records(1);
@@ -105,7 +115,7 @@ fn messages_that_come_while_records_spend_it_spend_it_themselves() {
     budget.message_bytes = budget.limit;
     budget.changed();
     budget.give_back_records(20);
-    assert!(budget.is_spent_by_messages() && !budget.fills_requests());
+    assert!(budget.is_spent_by_messages() && !budget.fills_requests(true));
 }
 
 #[test]
@@ -117,7 +127,7 @@ fn requests_fill_up_while_there_is_room_and_beyond_half_of_it_only_where_lanes_a
             budget.take(&event);
         }
         budget.weigh_lanes(lanes);
-        budget.fills_requests()
+        budget.fills_requests(true)
     };
     assert!(take(49, 49), "there is room");
     assert!(!take(11, 60), "each has a lane of its own");
@@ -128,7 +138,7 @@ fn requests_fill_up_while_there_is_room_and_beyond_half_of_it_only_where_lanes_a
     budget.records = 2 * budget.limit / 3 / RECORD;
     budget.changed();
     budget.spent = None;
-    assert!(budget.fills_requests(), "records take nothing of it");
+    assert!(budget.fills_requests(true), "records take nothing of it");
 }
 
 #[test]
