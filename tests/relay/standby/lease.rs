@@ -236,3 +236,45 @@ async fn a_standby_whose_connection_leads_nowhere_notices_and_takes_over_all_the
     insert_orders(&database, 50, 5).await;
     database.wait_until_recorded().await;
 }
+
+/// The server's last word comes late, after a look that finds the slot free.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_published_is_recorded_also_when_the_free_slot_is_seen_before_the_last_word() {
+    let database = Database::private().await;
+    let emulator = harness::emulator().await;
+    let (proxy, url) = proxied(&database).await;
+    let settings = [
+        ("DATABASE_URL", &*url),
+        // It looks every eighth.
+        ("POSTRIDER_WAL_SENDER_TIMEOUT_S", "7"),
+        ("POSTRIDER_PUBLISH_TIMEOUT_S", "1"),
+    ];
+    let relay = Relay::start_with(&database, &emulator.addr().to_string(), &settings);
+    relay.wait_for_log("streaming").await;
+    let mut beside = harness::connect(&database.url).await;
+    let lock = beside.transaction().await.unwrap();
+    lock.batch_execute("LOCK TABLE outbox.dispatch IN EXCLUSIVE MODE")
+        .await
+        .unwrap();
+    insert_orders(&database, 3, 3).await;
+    eventually("all is published", || async {
+        (emulator.journal().counts().attempts == 3).then_some(())
+    })
+    .await;
+    let late = Flow::Delayed(Duration::from_millis(900));
+    proxy.set_flow_of_one(port_of_the_stream(&database).await, late);
+    database
+        .execute("SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE active")
+        .await;
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    lock.commit().await.unwrap();
+    relay.wait_for_log("administrator command").await;
+    database.wait_until_recorded().await;
+    database.wait_until_confirmed().await;
+    let report = harness::check_streamed(&database, &emulator).await;
+    assert!(
+        report.is_clean() && report.duplicates.is_empty(),
+        "{report}\n{}",
+        relay.log()
+    );
+}
