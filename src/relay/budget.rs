@@ -14,7 +14,7 @@
 //!
 //! - of a budget spent by messages what is over five eighths: a little more than has to go, so that one
 //!   late answer does not hold all up;
-//! - what is over an eighth of all that has come in this session, and over a sixteenth of the budget, from
+//! - what is over an eighth of all that has come in this session, or of the budget if that is more, from
 //!   there down to five eighths of that. What waits when a backlog ends has still to be sent, and of a
 //!   short one that would be a good part;
 //! - what is over half of the budget where hardly two messages share a lane: requests do not fill up.
@@ -161,7 +161,7 @@ impl Budget {
             false => self.spent.unwrap_or(By::Records),
         };
         self.spent = is_full.then_some(by);
-        let may_wait = (self.taken / 8).max(self.limit / 16);
+        let may_wait = self.taken.max(self.limit) / 8;
         self.sheds = match self.sheds {
             false => self.waits() > may_wait,
             true => self.waits() > may_wait / 8 * 5,

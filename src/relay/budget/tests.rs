@@ -53,14 +53,14 @@ fn of_what_spends_it_little_more_than_a_third_is_on_its_way_then_and_failures_ar
 #[test]
 fn no_more_waits_than_an_eighth_of_what_has_come_and_three_eighths_of_that_go_at_once() {
     let event = Event::for_tests(0);
-    let mut budget = Budget::new(1_600 * weight(&event));
+    let mut budget = Budget::new(800 * weight(&event));
     let take = |budget: &mut Budget, n| (0..n).for_each(|_| budget.take(&event));
     let sent = |budget: &mut Budget, n| {
         budget.sent(&(0..n).map(Event::for_tests).collect::<Vec<_>>());
         budget.weigh_lanes(0);
     };
     take(&mut budget, 100);
-    assert!(budget.fills_requests(true), "a sixteenth of the budget");
+    assert!(budget.fills_requests(true), "an eighth of the budget");
     take(&mut budget, 1);
     assert!(!budget.fills_requests(true));
     assert!(budget.fills_requests(false), "what has to wait counts, too");
