@@ -45,9 +45,9 @@ const WORTHWHILE_BYTES: usize = 64 << 10;
 /// What a waiting event takes in memory beside its message, about, with its record.
 pub(crate) const EVENT_OVERHEAD: usize = 500;
 
-/// So long the events of a lane wait for others that make them worth a request, at most, or until
-/// something wakes the relay. Their transactions are confirmed no sooner, and all after them.
-pub(crate) const LONGEST_WAIT: Duration = Duration::from_secs(1);
+/// So long the events of a lane wait for others that make them worth a request, at most. Their
+/// transactions are confirmed no sooner, and all after them.
+const LONGEST_WAIT: Duration = Duration::from_secs(1);
 
 /// Lanes of a topic for messages without an ordering key.
 const UNORDERED_LANES: u32 = 16;

@@ -5,14 +5,14 @@
 //! request, more of it would not make requests larger (`budget`), or the stream has been caught up
 //! with, which a pause tells. A keepalive makes it a short one: the server sends one before it waits for
 //! more WAL, but also within a backlog (`WalSndWaitForWal` and `WalSndUpdateProgress` in its walsender.c),
-//! so that it ends nothing by itself. While nothing may be read, what is on its way is waited for as long
-//! as lanes may wait at all. Both times compared are the server's.
+//! so that it ends nothing by itself. While reading is held up the pause is longest. Both times compared
+//! are the server's.
 
 use std::time::{Duration, Instant};
 
 use decoder::PgTimestamp;
 
-use crate::lanes::{LONGEST_WAIT, Serve};
+use crate::lanes::Serve;
 
 /// From this age on of what is being sent, the stream is behind; well above the age that live
 /// transactions have, and small against what a reader that is behind has to make up.
@@ -24,6 +24,9 @@ const PAUSE: Duration = Duration::from_millis(40);
 
 /// The same behind a keepalive, which does not come because others have the cores.
 const SHORT_PAUSE: Duration = Duration::from_millis(5);
+
+/// So long lanes wait while nothing may be read: the answers and records in the way usually come sooner.
+const LONG_PAUSE: Duration = Duration::from_millis(250);
 
 #[derive(Debug, Default)]
 pub(super) struct Backlog {
@@ -71,7 +74,7 @@ impl Backlog {
     /// When the stream counts as caught up with, if nothing comes until then.
     pub(super) fn pause_ends(&self) -> Option<Instant> {
         let pause = match (self.is_held_up, self.has_keepalive) {
-            (true, _) => LONGEST_WAIT,
+            (true, _) => LONG_PAUSE,
             (false, true) => SHORT_PAUSE,
             (false, false) => PAUSE,
         };
@@ -125,7 +128,7 @@ mod tests {
         backlog.received(second(100), second(10), at(0));
         backlog.reads(false, at(3));
         backlog.reads(false, at(100));
-        assert_eq!(backlog.pause_ends(), Some(at(3) + LONGEST_WAIT));
+        assert_eq!(backlog.pause_ends(), Some(at(3) + LONG_PAUSE));
         backlog.reads(true, at(101));
         assert_eq!(backlog.pause_ends(), Some(at(101) + PAUSE));
         backlog.paused();
