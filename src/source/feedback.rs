@@ -10,8 +10,12 @@ use decoder::Lsn;
 
 use super::lease::{Lease, Words};
 
-/// How long a new confirmed position may wait for its status message.
-pub(super) const STATUS_INTERVAL: Duration = Duration::from_millis(50);
+/// From one new confirmed position that is reported to the next, at least.
+const STATUS_INTERVAL: Duration = Duration::from_millis(50);
+
+/// How often a session that is not at rest looks whether something is to be reported: nobody wakes it for
+/// that, and under load positions are confirmed far more often than they are reported.
+pub(super) const LOOK_INTERVAL: Duration = Duration::from_millis(10);
 
 /// A server that says nothing for so long has nothing to be told of soon; then there is time for a look
 /// now and then alone.
@@ -119,7 +123,7 @@ impl Feedback {
     }
 
     /// How long nothing has to be looked at but what the server says; `None` is a
-    /// [`STATUS_INTERVAL`].
+    /// [`LOOK_INTERVAL`].
     pub(super) fn rests_for(&self, now: Instant, reading: Reading) -> Option<Duration> {
         let silent = now.saturating_duration_since(self.heard_at);
         let status_due = (self.sent_at + self.eighth).saturating_duration_since(now);

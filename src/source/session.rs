@@ -13,7 +13,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::{mpsc, oneshot};
 
 use super::buffers::{Buffers, READ_BUFFER};
-use super::feedback::{Due, Feedback, Reading, STATUS_INTERVAL};
+use super::feedback::{Due, Feedback, LOOK_INTERVAL, Reading};
 use super::framing::{Then, scan};
 use super::handshake::{self, Connection, code_and_message, log_notice, lost, walsender_error};
 use super::pace::Pace;
@@ -133,7 +133,7 @@ impl Session {
         chunks: &mpsc::Sender<Chunk>,
         mut close: oneshot::Receiver<()>,
     ) -> Result<()> {
-        let mut tick = tokio::time::interval(STATUS_INTERVAL);
+        let mut tick = tokio::time::interval(LOOK_INTERVAL);
         tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let mut rests = false;
         loop {
@@ -161,7 +161,7 @@ impl Session {
                         Ok(0) => return Err(lost("the server closed the connection")),
                         Ok(bytes) => {
                             if std::mem::take(&mut rests) {
-                                tick.reset_after(STATUS_INTERVAL);
+                                tick.reset_after(LOOK_INTERVAL);
                             }
                             let buffer = &self.connection.buffer;
                             let is_full = buffer.len() == buffer.capacity();
