@@ -45,7 +45,7 @@ const MAX_TEXT_BYTES: usize = 4 << 20;
 /// A batch of so many rows does not wait for more: a commit is cheap beside them.
 const ENOUGH_ROWS: usize = 2_000;
 /// From one commit to the next while batches are small. A crash repeats what was published in this
-/// time; a status message goes out every 50 ms at most, so hardly anything is confirmed later for it.
+/// time, and nothing of it is confirmed sooner.
 const MIN_INTERVAL: Duration = Duration::from_millis(50);
 
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(30);

@@ -14,9 +14,9 @@
 //!
 //! - of a budget spent by messages what is over five eighths: a little more than has to go, so that one
 //!   late answer does not hold all up;
-//! - what is over an eighth of all that has come in this session, or of the budget if that is more, from
-//!   there down to five eighths of that. What waits when a backlog ends has still to be sent, and of a
-//!   short one that would be a good part;
+//! - what is over a quarter of the budget, or a sixteenth of all that has come in this session if that is
+//!   more, from there down to five eighths of that. What waits when a backlog ends has still to be sent,
+//!   and of a short one that would be a good part;
 //! - what is over half of the budget where hardly two messages share a lane: requests do not fill up.
 
 use crate::lanes::{EVENT_OVERHEAD, Event};
@@ -48,7 +48,8 @@ pub(super) struct Budget {
     on_its_way: usize,
     /// What has come in all.
     taken: usize,
-    /// More waits than an eighth of that, or waited, and not enough has been sent since.
+    /// More waits than a quarter of the limit and a sixteenth of that, or did, and not enough has been
+    /// sent since.
     sheds: bool,
     spent: Option<By>,
 }
@@ -161,7 +162,7 @@ impl Budget {
             false => self.spent.unwrap_or(By::Records),
         };
         self.spent = is_full.then_some(by);
-        let may_wait = self.taken.max(self.limit) / 8;
+        let may_wait = (self.taken / 16).max(self.limit / 4);
         self.sheds = match self.sheds {
             false => self.waits() > may_wait,
             true => self.waits() > may_wait / 8 * 5,

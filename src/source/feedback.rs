@@ -11,7 +11,7 @@ use decoder::Lsn;
 use super::lease::{Lease, Words};
 
 /// From one new confirmed position that is reported to the next, at least.
-const STATUS_INTERVAL: Duration = Duration::from_millis(50);
+const STATUS_INTERVAL: Duration = Duration::from_millis(20);
 
 /// How often a session that is not at rest looks whether something is to be reported: nobody wakes it for
 /// that, and under load positions are confirmed far more often than they are reported.
@@ -152,18 +152,18 @@ mod tests {
     }
 
     #[test]
-    fn a_new_position_is_reported_within_50_ms_and_an_old_one_is_not_repeated() {
+    fn a_new_position_is_reported_20_ms_after_the_last_and_an_old_one_is_not_repeated() {
         let start = Instant::now();
         let mut feedback = Feedback::new(TIMEOUT, Lsn::new(5), start);
         assert_eq!(
-            feedback.due(at(start, 0.04), Lsn::new(9), Reading::Open),
+            feedback.due(at(start, 0.019), Lsn::new(9), Reading::Open),
             Due::Nothing
         );
         assert_eq!(
-            feedback.due(at(start, 0.05), Lsn::new(9), Reading::Open),
+            feedback.due(at(start, 0.02), Lsn::new(9), Reading::Open),
             Due::Status { ask: false }
         );
-        feedback.sent(at(start, 0.05), Lsn::new(9));
+        feedback.sent(at(start, 0.02), Lsn::new(9));
         assert_eq!(
             feedback.due(at(start, 1.0), Lsn::new(9), Reading::Open),
             Due::Nothing

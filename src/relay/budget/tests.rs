@@ -51,16 +51,16 @@ fn of_what_spends_it_little_more_than_a_third_is_on_its_way_then_and_failures_ar
 }
 
 #[test]
-fn no_more_waits_than_an_eighth_of_what_has_come_and_three_eighths_of_that_go_at_once() {
+fn of_what_waits_beyond_a_quarter_or_a_sixteenth_of_what_has_come_three_eighths_go_at_once() {
     let event = Event::for_tests(0);
-    let mut budget = Budget::new(800 * weight(&event));
+    let mut budget = Budget::new(400 * weight(&event));
     let take = |budget: &mut Budget, n| (0..n).for_each(|_| budget.take(&event));
     let sent = |budget: &mut Budget, n| {
         budget.sent(&(0..n).map(Event::for_tests).collect::<Vec<_>>());
         budget.weigh_lanes(0);
     };
     take(&mut budget, 100);
-    assert!(budget.fills_requests(true), "an eighth of the budget");
+    assert!(budget.fills_requests(true), "a quarter of the budget");
     take(&mut budget, 1);
     assert!(!budget.fills_requests(true));
     assert!(budget.fills_requests(false), "what has to wait counts, too");
@@ -68,17 +68,20 @@ fn no_more_waits_than_an_eighth_of_what_has_come_and_three_eighths_of_that_go_at
     assert!(!budget.fills_requests(true));
     sent(&mut budget, 1);
     assert!(budget.fills_requests(true) && !budget.is_spent());
-    for _ in 0..900 {
+    for _ in 0..2_000 {
         take(&mut budget, 1);
         sent(&mut budget, 1);
     }
-    take(&mut budget, 72);
-    assert!(budget.fills_requests(true), "134 wait of 1,073");
-    budget.answered(&[Event::for_tests(0), Event::for_tests(1)]);
-    budget.give_back_messages(2, 2 * event.message.len());
-    assert!(budget.fills_requests(true), "what is stored waits no more");
-    take(&mut budget, 1);
-    assert!(!budget.fills_requests(true));
+    budget.answered(&(0..2_039).map(Event::for_tests).collect::<Vec<_>>());
+    budget.give_back_messages(2_039, 2_039 * event.message.len());
+    budget.give_back_records(2_039);
+    assert!(!budget.is_spent());
+    take(&mut budget, 73);
+    assert!(budget.fills_requests(true), "135 wait of 2,174");
+    take(&mut budget, 2);
+    assert!(!budget.fills_requests(true), "137 of 2,176");
+    sent(&mut budget, 52);
+    assert!(budget.fills_requests(true), "five eighths of 136 wait");
 }
 
 #[test]
