@@ -14,7 +14,7 @@
 //!
 //! - of a budget spent by messages what is over five eighths: a little more than has to go, so that one
 //!   late answer does not hold all up;
-//! - what is over a quarter of the budget, or a sixteenth of all that has come in this session if that is
+//! - what is over a quarter of the budget, or a sixteenth of all that has come with this backlog if that is
 //!   more, from there down to five eighths of that. What waits when a backlog ends has still to be sent,
 //!   and of a short one that would be a good part;
 //! - what is over half of the budget where hardly two messages share a lane: requests do not fill up.
@@ -46,7 +46,7 @@ pub(super) struct Budget {
     text_bytes: usize,
     /// What the events in requests on their way weigh.
     on_its_way: usize,
-    /// What has come in all.
+    /// What has come since the stream was caught up with last.
     taken: usize,
     /// More waits than a quarter of the limit and a sixteenth of that, or did, and not enough has been
     /// sent since.
@@ -92,6 +92,11 @@ impl Budget {
     pub(super) fn take_record(&mut self) {
         self.records += 1;
         self.changed();
+    }
+
+    /// The stream has been caught up with, for now.
+    pub(super) fn caught_up(&mut self) {
+        self.taken = 0;
     }
 
     /// A second message of an event has come into memory.
@@ -203,8 +208,8 @@ impl Budget {
         self.used() < self.limit
     }
 
-    /// Whether requests grow by waiting for more: there is room for more, or will be, and it comes to
-    /// lanes that have something already. `all_may_go` unless lanes wait for something else.
+    /// Whether lanes are to wait for more: there is room for more, or will be, it comes to lanes that have
+    /// something already, and not too much waits. `all_may_go` unless lanes wait for something else.
     pub(super) fn fills_requests(&self, all_may_go: bool) -> bool {
         let shared = self.messages > self.lanes + self.lanes / 8;
         let sheds = all_may_go && self.sheds;

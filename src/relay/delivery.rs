@@ -135,7 +135,12 @@ impl Delivery {
         !self.budget.is_spent() || (self.budget.has_room() && self.lanes.waiting() > 0)
     }
 
-    /// Whether requests grow by waiting for more events.
+    /// The stream has been caught up with, for now.
+    pub(super) fn caught_up(&mut self) {
+        self.budget.caught_up();
+    }
+
+    /// Whether lanes are to wait for more events.
     fn fills_requests(&mut self) -> bool {
         self.budget.weigh_lanes(self.lanes.len());
         self.budget.fills_requests(self.lanes.waiting() == 0)

@@ -68,6 +68,9 @@ impl Pipeline {
             self.delivery.send_requests(now, serve);
             self.source.confirm(self.watermark.confirmable());
             self.source.set_behind(self.backlog.is_behind());
+            if !self.backlog.is_behind() {
+                self.delivery.caught_up();
+            }
             self.measure();
             let takes_events = self.delivery.takes_events();
             let takes_chunks = takes_events && self.seam.is_none();

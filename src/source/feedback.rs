@@ -10,15 +10,15 @@ use decoder::Lsn;
 
 use super::lease::{Lease, Words};
 
-/// From one new confirmed position that is reported to the next, at least.
+/// From one status message to the next, at least, for a position that is further on.
 const STATUS_INTERVAL: Duration = Duration::from_millis(20);
 
-/// How often a session that is not at rest looks whether something is to be reported: nobody wakes it for
-/// that, and under load positions are confirmed far more often than they are reported.
-pub(super) const LOOK_INTERVAL: Duration = Duration::from_millis(10);
+/// How often a session that hears the server looks at its lease.
+pub(super) const LOOK_INTERVAL: Duration = Duration::from_millis(50);
 
-/// A server that says nothing for so long has nothing to be told of soon; then there is time for a look
-/// now and then alone.
+/// A server that says nothing for so long has nothing to be told of soon: both intervals are longer then.
+/// A walsender that is busy with what it does not send takes in no status messages either, and a Unix
+/// socket has room for a few hundred.
 const QUIET_AFTER: Duration = Duration::from_secs(1);
 const QUIET_INTERVAL: Duration = Duration::from_millis(250);
 
@@ -113,13 +113,24 @@ impl Feedback {
             Reading::Open => self.eighth,
             Reading::HeldBack => PROBE_INTERVAL.min(self.eighth),
         };
-        let changed = confirmed > self.sent && since_status >= STATUS_INTERVAL;
-        if self.owes_reply || changed || since_status >= probe {
+        let status_due = self.status_due(now, confirmed);
+        let is_due = status_due.is_some_and(|due| due <= now);
+        if self.owes_reply || is_due || since_status >= probe {
             return Due::Status {
                 ask: silent >= self.eighth || self.lease.is_unheard(),
             };
         }
         Due::Nothing
+    }
+
+    /// When a status message is due with `confirmed`, if that is further on than the last one said.
+    pub(super) fn status_due(&self, now: Instant, confirmed: Lsn) -> Option<Instant> {
+        let silent = now.saturating_duration_since(self.heard_at);
+        let interval = match silent >= QUIET_AFTER {
+            true => QUIET_INTERVAL,
+            false => STATUS_INTERVAL,
+        };
+        (confirmed > self.sent).then(|| self.sent_at + interval)
     }
 
     /// How long nothing has to be looked at but what the server says; `None` is a
@@ -171,6 +182,21 @@ mod tests {
     }
 
     #[test]
+    fn a_server_that_says_nothing_is_told_of_new_positions_four_times_a_second() {
+        let start = Instant::now();
+        let mut feedback = Feedback::new(TIMEOUT, Lsn::new(5), start);
+        let due =
+            |feedback: &Feedback, seconds| feedback.status_due(at(start, seconds), Lsn::new(9));
+        feedback.sent(at(start, 0.99), Lsn::new(8));
+        assert_eq!(due(&feedback, 0.99), Some(at(start, 1.01)));
+        assert_eq!(due(&feedback, 1.0), Some(at(start, 1.24)));
+        feedback.heard(Words::default(), at(start, 1.1));
+        assert_eq!(due(&feedback, 1.1), Some(at(start, 1.01)));
+        feedback.sent(at(start, 1.1), Lsn::new(9));
+        assert_eq!(due(&feedback, 1.2), None);
+    }
+
+    #[test]
     fn an_idle_session_looks_up_seldom_until_something_comes() {
         let start = Instant::now();
         let mut feedback = Feedback::new(TIMEOUT, Lsn::new(5), start);
@@ -179,7 +205,7 @@ mod tests {
         assert_eq!(rests(&feedback, 0.9), None);
         assert_eq!(rests(&feedback, 1.0), Some(QUIET_INTERVAL));
         let held_back = feedback.rests_for(at(start, 1.0), Reading::HeldBack);
-        assert_eq!(held_back, None, "the probe is due as often");
+        assert_eq!(held_back, None, "the lease is looked at");
         let until_status = rests(&feedback, 4.9).unwrap();
         assert!(
             until_status <= Duration::from_millis(100),

@@ -28,7 +28,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use decoder::Lsn;
 use slot_manager::SlotName;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{Notify, mpsc, oneshot};
 
 use crate::error::{Code, Error, Result};
 use crate::metrics::LastStatus;
@@ -83,6 +83,8 @@ pub(crate) struct Source {
 struct Control {
     /// The position to report as flushed.
     confirmed: AtomicU64,
+    /// It is further on than it was.
+    has_moved: Notify,
     /// What comes was committed long ago: it may be read in bulk.
     is_behind: AtomicBool,
     last_status: LastStatus,
@@ -110,6 +112,7 @@ impl Source {
         let start = options.confirmed.lsn().as_u64();
         let control = Arc::new(Control {
             confirmed: AtomicU64::new(start),
+            has_moved: Notify::new(),
             is_behind: AtomicBool::new(false),
             last_status,
             lease: LeaseProof::new(),
@@ -178,11 +181,13 @@ impl Source {
         (self.control.lease.clone(), self.walsender)
     }
 
-    /// Reports `position` as flushed with the next status message.
+    /// Reports `position` as flushed with the next status message: at once, but for a small distance
+    /// from the last one.
     pub(crate) fn confirm(&self, position: Confirmable) {
-        self.control
-            .confirmed
-            .fetch_max(position.lsn().as_u64(), Ordering::AcqRel);
+        let position = position.lsn().as_u64();
+        if self.control.confirmed.fetch_max(position, Ordering::AcqRel) < position {
+            self.control.has_moved.notify_one();
+        }
     }
 
     /// Whether what comes was committed long ago, so that it may be read in bulk.

@@ -11,6 +11,7 @@ use postgres_protocol::message::backend::Message;
 use postgres_protocol::message::frontend;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::{mpsc, oneshot};
+use tokio::time::sleep_until;
 
 use super::buffers::{Buffers, READ_BUFFER};
 use super::feedback::{Due, Feedback, LOOK_INTERVAL, Reading};
@@ -140,9 +141,13 @@ impl Session {
             self.report().await?;
             let held_back = self.waiting.as_ref().map(Chunk::len);
             let mut linger = None;
+            let (now, confirmed) = (Instant::now(), self.control.confirmed());
+            let status_due = self.feedback.status_due(now, confirmed);
             tokio::select! {
                 biased;
                 _ = &mut close => return self.close().await,
+                () = self.control.has_moved.notified(), if status_due.is_none() => {}
+                () = sleep_until(status_due.unwrap_or(now).into()), if status_due.is_some() => {}
                 _ = tick.tick() => {
                     let rest = self.feedback.rests_for(Instant::now(), self.reading());
                     rests = rest.is_some();

@@ -7,6 +7,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use decoder::Lsn;
 use fault_proxy::{Cut, FaultProxy};
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair, date_time_ymd};
 use rustls::pki_types::pem::PemObject;
@@ -419,6 +420,32 @@ async fn why_a_session_has_ended_is_heard_behind_what_was_not_read_yet() {
     let why = source.why_lease_is_over().await;
     assert_eq!(why.code(), Code::PostgresConnectionLost, "{why}");
     assert!(why.to_string().contains("administrator command"), "{why}");
+}
+
+/// An idle session, too, which looks at its lease four times a second.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_position_that_is_confirmed_is_reported_at_once() {
+    let server = ScratchPostgres::builder().start().unwrap();
+    let url = server.socket_url("postgres");
+    let sql = connect(&target(&url), "test", Duration::from_secs(10)).await;
+    let slot = "SELECT pg_create_logical_replication_slot('s', 'pgoutput')";
+    sql.unwrap().batch_execute(slot).await.unwrap();
+    let last_status = LastStatus::default();
+    let opened = Source::open(options(target(&url)), last_status.clone()).await;
+    let source = opened.unwrap();
+    tokio::time::sleep(Duration::from_millis(1_500)).await;
+    let mut waited = Duration::ZERO;
+    for lsn in 2..10 {
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        let began = Instant::now();
+        source.confirm(Confirmable::by_slot(Lsn::new(lsn)));
+        while last_status.age().is_none_or(|age| age > began.elapsed()) {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        waited += began.elapsed();
+    }
+    assert!(waited < Duration::from_millis(500), "{waited:?}");
+    source.close().await;
 }
 
 /// As a walsender ends that has not heard us for too long.

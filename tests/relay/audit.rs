@@ -87,7 +87,7 @@ async fn a_gap_of_many_large_rows_is_delivered_in_little_memory() {
 async fn resting_position(database: &Database) -> i64 {
     eventually("the confirmed position rests", || async {
         let before = database.confirmed().await;
-        // A status message is due every 50 ms.
+        // A status message follows within 250 ms.
         tokio::time::sleep(Duration::from_millis(600)).await;
         (database.confirmed().await == before).then_some(before)
     })

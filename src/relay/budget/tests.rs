@@ -80,8 +80,15 @@ fn of_what_waits_beyond_a_quarter_or_a_sixteenth_of_what_has_come_three_eighths_
     assert!(budget.fills_requests(true), "135 wait of 2,174");
     take(&mut budget, 2);
     assert!(!budget.fills_requests(true), "137 of 2,176");
-    sent(&mut budget, 52);
+    sent(&mut budget, 51);
+    assert!(!budget.fills_requests(true), "86 wait");
+    sent(&mut budget, 1);
     assert!(budget.fills_requests(true), "five eighths of 136 wait");
+    budget.caught_up();
+    take(&mut budget, 15);
+    assert!(budget.fills_requests(true), "100 wait again");
+    take(&mut budget, 1);
+    assert!(!budget.fills_requests(true));
 }
 
 #[test]
