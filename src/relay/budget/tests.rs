@@ -119,10 +119,10 @@ fn records_spend_it_with_a_quarter_until_they_have_an_eighth_and_lanes_fill_up_m
 
 #[test]
 fn messages_that_come_while_records_spend_it_spend_it_themselves() {
-    let mut budget = Budget::new(80 * RECORD);
+    let mut budget = after_much(80 * RECORD);
     (0..20).for_each(|_| budget.take_record());
     assert!(budget.is_spent() && !budget.is_spent_by_messages());
-    budget.message_bytes = budget.limit;
+    (budget.messages, budget.message_bytes) = (10, budget.limit);
     budget.changed();
     budget.give_back_records(20);
     assert!(budget.is_spent_by_messages() && !budget.fills_requests(true));
