@@ -2,13 +2,12 @@
 //! TLS, each by itself, since in the relay the SQL session always comes first and would hide a
 //! replication session that is lax.
 
-use std::io::{Read, Write};
-use std::net::SocketAddr;
-use std::sync::Arc;
-use std::time::{Duration, Instant};
+mod session;
 
-use decoder::Lsn;
-use fault_proxy::{Cut, FaultProxy};
+use std::io::{Read, Write};
+use std::sync::Arc;
+use std::time::Duration;
+
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair, date_time_ymd};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
@@ -18,13 +17,11 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
-use super::buffers::READ_BUFFER;
 use super::handshake::walsender_error;
-use super::session::room;
-use super::{CHUNKS, Options, Source};
+use super::{Options, Source};
 use crate::error::{Code, Result};
 use crate::metrics::LastStatus;
-use crate::postgres::{Sql, Target, client_config, connect, end_point};
+use crate::postgres::{Target, client_config, connect, end_point};
 use crate::settings::Environment;
 use crate::watermark::Confirmable;
 
@@ -363,101 +360,4 @@ async fn a_server_that_cannot_start_a_process_is_not_there_yet() {
 fn a_walsender_that_says_it_is_a_standbys_is_waited_for() {
     let error = walsender_error("0A000", "while in recovery", "cannot stream");
     assert_eq!(error.code(), Code::PostgresStandby);
-}
-
-#[tokio::test]
-async fn a_large_frame_waits_until_it_has_the_way_to_the_relay_for_itself() {
-    let (sender, mut relay) = tokio::sync::mpsc::channel(CHUNKS);
-    let in_time = |chunk| tokio::time::timeout(Duration::from_millis(20), room(&sender, chunk));
-    let small = in_time(READ_BUFFER).await.unwrap().unwrap();
-    small.send(bytes::Bytes::new());
-    assert!(
-        in_time(READ_BUFFER).await.is_ok(),
-        "three more small ones fit"
-    );
-    assert!(in_time(READ_BUFFER + 1).await.is_err());
-    relay.recv().await.unwrap();
-    assert!(in_time(READ_BUFFER + 1).await.unwrap().is_some());
-    relay.close();
-    assert!(in_time(READ_BUFFER + 1).await.unwrap().is_none());
-}
-
-/// A session that is held back, so that what ends it is read only when the slot is found free; and
-/// PostgreSQL, from beside it.
-async fn held_back(server: &ScratchPostgres, url: &str) -> (Source, Sql) {
-    let beside = target(&server.socket_url("postgres"));
-    let sql = connect(&beside, "test", Duration::from_secs(10)).await;
-    let sql = sql.unwrap();
-    for statement in [
-        "CREATE TABLE t (a int)",
-        "CREATE PUBLICATION p FOR TABLE t",
-        "SELECT pg_create_logical_replication_slot('s', 'pgoutput')",
-    ] {
-        sql.batch_execute(statement).await.unwrap();
-    }
-    let opened = Source::open(options(target(url)), LastStatus::default()).await;
-    let source = opened.unwrap();
-    let deadline = Instant::now() + Duration::from_secs(30);
-    let mut held_back = 0;
-    while held_back < 5 {
-        sql.batch_execute("INSERT INTO t VALUES (1)").await.unwrap();
-        tokio::time::sleep(Duration::from_millis(5)).await;
-        held_back += u32::from(source.chunks.len() == CHUNKS);
-        assert!(Instant::now() < deadline);
-    }
-    (source, sql)
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn why_a_session_has_ended_is_heard_behind_what_was_not_read_yet() {
-    let server = ScratchPostgres::builder().start().unwrap();
-    let (mut source, sql) = held_back(&server, &server.socket_url("postgres")).await;
-    let (proof, walsender) = source.lease_proof();
-    let ended = "SELECT pg_terminate_backend($1)";
-    sql.query_one(ended, &[&walsender]).await.unwrap();
-    proof.give_up();
-    assert!(source.lease_is_over());
-    let why = source.why_lease_is_over().await;
-    assert_eq!(why.code(), Code::PostgresConnectionLost, "{why}");
-    assert!(why.to_string().contains("administrator command"), "{why}");
-}
-
-/// An idle session, too, which looks at its lease four times a second.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_position_that_is_confirmed_is_reported_at_once() {
-    let server = ScratchPostgres::builder().start().unwrap();
-    let url = server.socket_url("postgres");
-    let sql = connect(&target(&url), "test", Duration::from_secs(10)).await;
-    let slot = "SELECT pg_create_logical_replication_slot('s', 'pgoutput')";
-    sql.unwrap().batch_execute(slot).await.unwrap();
-    let last_status = LastStatus::default();
-    let opened = Source::open(options(target(&url)), last_status.clone()).await;
-    let source = opened.unwrap();
-    tokio::time::sleep(Duration::from_millis(1_500)).await;
-    let mut waited = Duration::ZERO;
-    for lsn in 2..10 {
-        tokio::time::sleep(Duration::from_millis(300)).await;
-        let began = Instant::now();
-        source.confirm(Confirmable::by_slot(Lsn::new(lsn)));
-        while last_status.age().is_none_or(|age| age > began.elapsed()) {
-            tokio::time::sleep(Duration::from_millis(1)).await;
-        }
-        waited += began.elapsed();
-    }
-    assert!(waited < Duration::from_millis(500), "{waited:?}");
-    source.close().await;
-}
-
-/// As a walsender ends that has not heard us for too long.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_slot_that_is_given_up_without_a_word_may_be_anothers() {
-    let server = ScratchPostgres::builder().start().unwrap();
-    let at = SocketAddr::from(([127, 0, 0, 1], server.port()));
-    let proxy = FaultProxy::start(at).await.unwrap();
-    let url = format!("postgres://postgres@{}/postgres", proxy.addr());
-    let (mut source, _sql) = held_back(&server, &url).await;
-    proxy.cut(Cut::Finish);
-    source.lease_proof().0.give_up();
-    let why = source.why_lease_is_over().await;
-    assert_eq!(why.code(), Code::LeaseLost, "{why}");
 }
