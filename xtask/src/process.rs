@@ -21,7 +21,7 @@ pub(crate) struct Usage {
 
 /// The release binary under test.
 pub(crate) fn binary() -> PathBuf {
-    step::root().join("target/release/postrider")
+    step::target_folder().join("release/postrider")
 }
 
 /// A process that ends with us.

@@ -18,14 +18,8 @@ pub(crate) fn root() -> &'static Path {
 
 /// Where cargo puts what it builds.
 pub(crate) fn target_folder() -> PathBuf {
-    match std::env::var_os("CARGO_TARGET_DIR") {
-        Some(folder) => PathBuf::from(folder),
-        None => {
-            let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent();
-            root.expect("invariant: xtask is a folder of the root")
-                .join("target")
-        }
-    }
+    let folder = std::env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into());
+    root().join(folder)
 }
 
 /// Runs it to its end.

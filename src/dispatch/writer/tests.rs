@@ -5,21 +5,25 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::SystemTime;
 
-use decoder::PgTimestamp;
+use decoder::{Lsn, PgTimestamp};
 use googleapis_tonic_google_pubsub_v1::google::pubsub::v1::PublishResponse;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use prost::Message;
 use scratch_postgres::ScratchPostgres;
+use slot_manager::cluster;
 use tokio_postgres::Client;
+use tokio_postgres::types::PgLsn;
 
 use super::*;
-use crate::lanes::EventRef;
+use crate::lanes::{EventRef, Standing};
 use crate::map::EventId;
 use crate::publish::MessageIds;
 use crate::settings::Environment;
+use crate::watermark::CommitLsn;
 
 use super::super::outcome::Outcome;
+use super::super::rows::{RowKey, row_key};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 

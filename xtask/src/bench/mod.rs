@@ -58,7 +58,7 @@ pub(crate) struct BenchArgs {
     /// Only drains of the relay, against this other build of it
     #[arg(long, value_name = "BINARY")]
     against: Option<PathBuf>,
-    /// Measure what target/release holds as it is
+    /// Measure what the target folder holds of release builds, as it is
     #[arg(long)]
     no_build: bool,
     /// Write JSON with every single run to this file, beside the table
@@ -182,8 +182,9 @@ pub(crate) fn run(args: &BenchArgs) -> Result<(), String> {
     }
     // A file that cannot be written shall not be found out hours later.
     write_json(args, &[])?;
-    if !args.no_build {
-        build()?;
+    match args.no_build {
+        false => build()?,
+        true => is_built()?,
     }
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -204,6 +205,17 @@ fn build() -> Result<(), String> {
     step::run(step::cargo(
         &[&release[..], &["--example", "bench_peers"]].concat(),
     ))
+}
+
+/// Without it a measurement would fail after its backlog was written.
+fn is_built() -> Result<(), String> {
+    for program in [process::binary(), peers::binary()] {
+        if !program.is_file() {
+            let program = program.display();
+            return Err(format!("{program} is not there: leave --no-build out"));
+        }
+    }
+    Ok(())
 }
 
 fn write_json(args: &BenchArgs, lines: &[Line]) -> Result<(), String> {

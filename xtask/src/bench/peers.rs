@@ -12,7 +12,7 @@ use crate::process::{self, Running, TOPIC, Usage};
 use crate::step;
 
 pub(super) fn binary() -> PathBuf {
-    step::root().join("target/release/examples/bench_peers")
+    step::target_folder().join("release/examples/bench_peers")
 }
 
 /// Our emulator in a process of its own.
