@@ -1,11 +1,11 @@
 //! Records outcomes: one transaction per batch, on a connection of its own.
 //!
 //! While one batch is being written the next one gathers, so batches grow with the load. Small ones
-//! keep a distance from each other (`batch`): each commit makes the server flush its log,
-//! and the services' own commits wait for that. The first after a while is not delayed, nor is what
-//! a large one has left over, and no publish ever waits for a row. A batch that fails is written
-//! again, after a new connection if need be. It may have been committed all the same: rows that are
-//! there already are left as they are.
+//! keep a distance from each other (`batch`): each commit makes the server flush its log, and the
+//! services' own commits wait for that. The first after a while is not delayed, nor is what a large
+//! one has left over unless a small one went just before, and no publish ever waits for a row. A
+//! batch that fails is written again, after a new connection if need be. It may have been committed
+//! all the same: rows that are there already are left as they are.
 //!
 //! A relay that has lost the slot records nothing any more: its successor has looked here already,
 //! and sends again what had no record. Half of that must not be taken from it later. So each
@@ -133,8 +133,7 @@ async fn run(
             }
         }
         let waiting = batch.recorded.events;
-        let is_due = is_over || pacing.is_due(waiting, Instant::now());
-        if is_due && waiting > 0 {
+        if is_over || pacing.is_due(waiting, Instant::now()) {
             write_until_done(place, &mut sql, &mut batch, events).await?;
             pacing.written(waiting, Instant::now());
         }

@@ -16,7 +16,7 @@ pub(crate) fn root() -> &'static Path {
     root.expect("invariant: xtask is a folder of the root")
 }
 
-/// Where cargo puts what it builds.
+/// Where cargo puts what it builds. Another folder is seen when `CARGO_TARGET_DIR` names it.
 pub(crate) fn target_folder() -> PathBuf {
     let folder = std::env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into());
     root().join(folder)

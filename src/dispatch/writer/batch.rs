@@ -72,7 +72,7 @@ impl Batch {
 /// When a batch goes that is not full yet. A state machine without IO; the clock is passed in.
 #[derive(Debug)]
 pub(super) struct Pacing {
-    /// The next small one, at least.
+    /// No small one goes before.
     pub(super) earliest: Instant,
 }
 
@@ -86,7 +86,7 @@ impl Pacing {
         events >= ENOUGH_ROWS || (events > 0 && now >= self.earliest)
     }
 
-    /// One of so many events was written.
+    /// One that was not full was written, of so many events.
     pub(super) fn written(&mut self, events: usize, now: Instant) {
         if events < ENOUGH_ROWS {
             self.earliest = now + MIN_INTERVAL;
@@ -99,7 +99,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn small_batches_keep_a_distance_from_each_other_and_large_ones_and_their_rest_do_not() {
+    fn a_small_batch_keeps_a_distance_from_the_small_one_before_it_alone() {
         let start = Instant::now();
         let at = |ms| start + Duration::from_millis(ms);
         let mut pacing = Pacing::new(start);
@@ -107,11 +107,15 @@ mod tests {
         assert!(pacing.is_due(1, at(0)), "the first does not wait");
         pacing.written(1, at(1));
         assert!(!pacing.is_due(ENOUGH_ROWS - 1, at(50)));
-        assert!(pacing.is_due(ENOUGH_ROWS, at(50)));
-        pacing.written(ENOUGH_ROWS, at(55));
-        assert!(pacing.is_due(1, at(55)), "what the large one has left over");
-        pacing.written(1, at(56));
-        assert!(!pacing.is_due(1, at(105)));
-        assert!(pacing.is_due(1, at(106)));
+        assert!(pacing.is_due(ENOUGH_ROWS, at(20)));
+        pacing.written(ENOUGH_ROWS, at(30));
+        assert!(!pacing.is_due(1, at(50)), "the small one counts still");
+        assert!(pacing.is_due(1, at(51)), "the large one does not");
+        pacing.written(1, at(60));
+        pacing.written(ENOUGH_ROWS, at(115));
+        assert!(
+            pacing.is_due(1, at(115)),
+            "what the large one has left over"
+        );
     }
 }

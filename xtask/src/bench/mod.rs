@@ -58,7 +58,7 @@ pub(crate) struct BenchArgs {
     /// Only drains of the relay, against this other build of it
     #[arg(long, value_name = "BINARY")]
     against: Option<PathBuf>,
-    /// Measure what the target folder holds of release builds, as it is
+    /// Measure the release builds that the target folder holds, as they are
     #[arg(long)]
     no_build: bool,
     /// Write JSON with every single run to this file, beside the table
@@ -182,10 +182,10 @@ pub(crate) fn run(args: &BenchArgs) -> Result<(), String> {
     }
     // A file that cannot be written shall not be found out hours later.
     write_json(args, &[])?;
-    match args.no_build {
-        false => build()?,
-        true => is_built()?,
+    if !args.no_build {
+        build()?;
     }
+    is_built()?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -212,7 +212,10 @@ fn is_built() -> Result<(), String> {
     for program in [process::binary(), peers::binary()] {
         if !program.is_file() {
             let program = program.display();
-            return Err(format!("{program} is not there: leave --no-build out"));
+            return Err(format!(
+                "{program} is not there: leave --no-build out, and name another target folder by \
+                 CARGO_TARGET_DIR alone"
+            ));
         }
     }
     Ok(())
@@ -278,7 +281,7 @@ fn has_setting(name: &str) -> Result<bool, String> {
     let help = Command::new(process::binary())
         .args(["run", "--help"])
         .output()
-        .map_err(|e| e.to_string())?;
+        .map_err(|e| format!("{}: {e}", process::binary().display()))?;
     let flag = format!("--{name}");
     let words = String::from_utf8_lossy(&help.stdout).into_owned();
     Ok(words.split_whitespace().any(|word| word == flag))
