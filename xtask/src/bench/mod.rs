@@ -268,7 +268,10 @@ async fn measure(
     }
     let runs = extent.runs;
     match measurement {
-        Measurement::Drain(scenario) => Ok(vec![compare::compare(scenario, stock, runs).await?]),
+        Measurement::Drain(scenario) => {
+            let pairs = runs * scenario.pairs;
+            Ok(vec![compare::compare(scenario, stock, pairs).await?])
+        }
         Measurement::Latency(pace) => latency::measure(*pace, runs, extent.steady).await,
         Measurement::Memory(load) => memory::measure(*load, extent.events * 5, runs).await,
         Measurement::Idle => idle::measure(runs, extent.idle).await,

@@ -28,6 +28,8 @@ pub(super) struct Scenario {
     pub(super) needs: Option<&'static str>,
     /// Takes so long that it has to be asked for.
     pub(super) full_only: bool,
+    /// Pairs for each run: drains of a second vary more than longer ones.
+    pub(super) pairs: u32,
 }
 
 impl Scenario {
@@ -109,6 +111,7 @@ fn scenario(
         cpu_aim: None,
         needs: None,
         full_only: false,
+        pairs: 1,
     }
 }
 
@@ -275,9 +278,9 @@ fn payloads(events: u64, all: &mut Vec<Scenario>) {
 /// A tenth of the backlog and ten times as much.
 fn lengths(events: u64, all: &mut Vec<Scenario>) {
     let backlog = |events| Backlog::new(events, ROW, THOUSAND_KEYS);
-    for (name, count, full_only) in [
-        ("a-tenth", events / 10, false),
-        ("ten-times", events * 10, true),
+    for (name, count, full_only, pairs) in [
+        ("a-tenth", events / 10, false, 3),
+        ("ten-times", events * 10, true, 1),
     ] {
         let (theirs, aim) = (backlog(events), Aim::Within(0.10));
         let mut lengths = scenario(
@@ -289,6 +292,7 @@ fn lengths(events: u64, all: &mut Vec<Scenario>) {
         );
         lengths.baseline.backlog = theirs;
         lengths.full_only = full_only;
+        lengths.pairs = pairs;
         lengths.unit = Unit::EventsStreamed;
         all.push(lengths);
     }
