@@ -199,8 +199,7 @@ impl Default for Metrics {
 }
 
 impl Metrics {
-    /// Everything in Prometheus' text format (OpenMetrics), labelled with the name of the slot: that
-    /// tells shards apart.
+    /// Everything in Prometheus' text format (OpenMetrics), labelled with the name of the slot.
     ///
     /// # Errors
     /// Never in practice: only when a `String` cannot be written to.

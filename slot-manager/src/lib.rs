@@ -12,7 +12,6 @@
 //! - [`publication`]: whether the publication still carries every captured row. The relay asks
 //!   every few seconds, because PostgreSQL itself may skip rows without an error.
 //! - [`cluster`]: which cluster this is, so that a restored copy is not taken for the original.
-//! - [`Shard`]: one of several relays on one database, and [`SlotFamily`] their slots.
 //! - [`preflight`]: everything above and the server's settings and grants, as [`Finding`]s.
 //!
 //! **Invariants.** Decisions rest on SQLSTATEs and catalog columns, never on message texts. Every
@@ -30,9 +29,7 @@ pub mod preflight;
 pub mod publication;
 mod qualified_name;
 pub mod retention;
-pub mod shard;
 mod slot;
-mod slot_family;
 mod slot_name;
 pub mod slots;
 mod sql;
@@ -44,7 +41,5 @@ pub use health::Health;
 pub use qualified_name::{
     ParseQualifiedNameError, QualifiedName, quoted_identifier, quoted_literal,
 };
-pub use shard::{ParseShardError, Shard};
 pub use slot::{Holder, Slot, WalStatus};
-pub use slot_family::SlotFamily;
 pub use slot_name::{InvalidSlotName, SlotName};

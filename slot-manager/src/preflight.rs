@@ -9,7 +9,7 @@
 use tokio_postgres::Client;
 
 use crate::publication::{self, CapturedTable};
-use crate::{Error, Finding, QualifiedName, Severity, SlotFamily, SlotName, cluster};
+use crate::{Error, Finding, QualifiedName, Severity, SlotName, cluster};
 
 mod facts;
 mod server;
@@ -29,8 +29,6 @@ const NEWEST_MAJOR: u32 = 18;
 pub struct Expectation {
     /// The slot; it may be missing.
     pub slot: SlotName,
-    /// The slots that it belongs to.
-    pub family: SlotFamily,
     /// The publication.
     pub publication: String,
     /// The captured tables.
@@ -55,10 +53,8 @@ pub async fn check(client: &Client, expectation: &Expectation) -> Result<Vec<Fin
     let publication =
         publication::inspect(client, &expectation.publication, &expectation.tables).await?;
     let mut findings = vec![version];
-    findings.extend(server::row_filters(&facts, expectation.family.shard));
     findings.extend(server::check(&facts));
     findings.extend(slot::check(&facts, &expectation.slot));
-    findings.extend(expectation.family.survey(&facts.slots));
     findings.extend(tables::check_publication(&publication));
     findings.extend(tables::check_rights(&facts, expectation));
     Ok(findings)

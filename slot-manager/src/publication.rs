@@ -13,12 +13,11 @@ use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::{Client, Row};
 
 use crate::slot::get;
-use crate::{Error, QualifiedName, Shard, quoted_identifier, sql};
+use crate::{Error, QualifiedName, sql};
 
 mod problem;
-mod row_filter;
 
-pub use problem::{Problem, Publishing};
+pub use problem::Problem;
 
 /// A table whose inserts must be streamed.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -27,17 +26,6 @@ pub struct CapturedTable {
     pub name: QualifiedName,
     /// The columns that are needed from each row.
     pub columns: Vec<String>,
-    /// Which of its rows must be streamed; `None` for all.
-    pub share: Option<Share>,
-}
-
-/// The rows of a table that belong to one shard.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Share {
-    /// The column by which rows are shared out.
-    pub key: String,
-    /// Which shard.
-    pub shard: Shard,
 }
 
 /// A publication as it stood at one moment, seen from the captured tables.
@@ -78,8 +66,6 @@ pub struct TableState {
     pub is_partitioned: bool,
     /// The columns that it has.
     pub columns: Vec<String>,
-    /// Type of the column by which rows are shared out, if they are; by its oid and name.
-    pub key_type: Option<(u32, String)>,
     /// How it is published, if it is.
     pub published: Option<PublishedTable>,
     /// Whether it cannot be taken out of the publication, and put back, without a trace.
@@ -109,13 +95,10 @@ pub async fn inspect(
 ) -> Result<PublicationState, Error> {
     let schemas: Vec<&str> = tables.iter().map(|t| t.name.schema.as_str()).collect();
     let names: Vec<&str> = tables.iter().map(|t| t.name.name.as_str()).collect();
-    let share = |table: &CapturedTable| table.share.as_ref().map(|share| share.key.clone());
-    let keys: Vec<Option<String>> = tables.iter().map(share).collect();
-    let parameters: [(&(dyn ToSql + Sync), Type); 4] = [
+    let parameters: [(&(dyn ToSql + Sync), Type); 3] = [
         (&publication, Type::TEXT),
         (&schemas, Type::TEXT_ARRAY),
         (&names, Type::TEXT_ARRAY),
-        (&keys, Type::TEXT_ARRAY),
     ];
     let mut looks = 1;
     let rows = loop {
@@ -174,14 +157,11 @@ impl Publication {
 impl TableState {
     fn from_row(wanted: &CapturedTable, row: &Row) -> Result<Self, Error> {
         let published: bool = get(row, "published")?;
-        let key_type: Option<u32> = get(row, "key_type")?;
-        let key_type_name: Option<String> = get(row, "key_type_name")?;
         Ok(Self {
             wanted: wanted.clone(),
             oid: get(row, "table_oid")?,
             is_partitioned: get(row, "partitioned")?,
             columns: get(row, "table_columns")?,
-            key_type: key_type.zip(key_type_name),
             traced: get::<Option<bool>>(row, "traced")? == Some(true),
             published: published
                 .then(|| {
@@ -212,51 +192,26 @@ impl TableState {
             return Some(Problem::ColumnsMissing { table, columns });
         }
         let publication = publication.to_owned();
-        let wanted = match self.row_filter() {
-            Ok(wanted) => wanted,
-            Err(problem) => return Some(problem),
-        };
         let Some(published) = &self.published else {
             // Without the option the catalog lists the partitions instead of the root.
             return Some(if self.is_partitioned && !via_partition_root {
                 Problem::NotViaPartitionRoot { publication, table }
             } else {
-                let row_filter = wanted;
-                let table = Publishing { table, row_filter };
                 Problem::TableNotPublished { publication, table }
             });
         };
-        let filter = published.row_filter.as_deref();
-        if !row_filter::is_same(filter, wanted.as_deref()) {
-            let (found, row_filter) = (published.row_filter.clone(), wanted);
+        if let Some(filter) = published.row_filter.clone() {
             return Some(Problem::RowFilter {
                 publication,
-                table: Publishing { table, row_filter },
-                found,
+                table,
+                filter,
             });
         }
         let columns = lacking(published.columns.as_deref()?);
         (!columns.is_empty()).then_some(Problem::ColumnsNotPublished {
             publication,
-            table: Publishing {
-                table,
-                row_filter: wanted,
-            },
+            table,
             columns,
-        })
-    }
-
-    /// The row filter that the table is to be published with.
-    fn row_filter(&self) -> Result<Option<String>, Problem> {
-        let Some(Share { key, shard }) = &self.wanted.share else {
-            return Ok(None);
-        };
-        let known = |(oid, _): &(u32, String)| shard.share_sql(&quoted_identifier(key), *oid);
-        let filter = self.key_type.as_ref().and_then(known);
-        filter.map(Some).ok_or_else(|| Problem::KeyNotHashable {
-            table: self.wanted.name.clone(),
-            key: key.clone(),
-            key_type: self.key_type.clone().map(|(_, name)| name),
         })
     }
 }
@@ -267,7 +222,11 @@ impl PublicationState {
     #[must_use]
     pub fn problems(&self) -> Vec<Problem> {
         let Some(publication) = &self.publication else {
-            return vec![self.missing()];
+            let tables = self.tables.iter().map(|t| t.wanted.name.clone()).collect();
+            return vec![Problem::PublicationMissing {
+                publication: self.name.clone(),
+                tables,
+            }];
         };
         let inserts = (!publication.inserts).then(|| Problem::InsertsNotPublished {
             publication: self.name.clone(),
@@ -278,19 +237,6 @@ impl PublicationState {
             .iter()
             .filter_map(|t| t.problem(&self.name, via_root));
         inserts.into_iter().chain(of_tables).collect()
-    }
-
-    fn missing(&self) -> Problem {
-        let tables = self.tables.iter().map(|state| {
-            // A key that cannot be hashed is the next problem.
-            let row_filter = state.row_filter().ok().flatten();
-            let table = state.wanted.name.clone();
-            Publishing { table, row_filter }
-        });
-        Problem::PublicationMissing {
-            publication: self.name.clone(),
-            tables: tables.collect(),
-        }
     }
 
     /// The captured tables that belong to the publication by their schema: they may have been out of

@@ -116,8 +116,7 @@ from (
 where age_seconds is null or age_seconds >= $2
 order by age_seconds desc nulls last, kind, pid, name";
 
-/// Parameters: publication (text), schemas and names of the captured tables, and the columns by which
-/// their rows are shared out, or NULLs (three text[]).
+/// Parameters: publication (text), schemas and names of the captured tables (two text[]).
 ///
 /// One row per table (one in all when there is none). `xmin` of the catalog rows changes at every
 /// ALTER, also at one that was undone between two looks.
@@ -128,8 +127,6 @@ select p.oid, p.puballtables, p.pubinsert, p.pubupdate, p.pubdelete, p.pubtrunca
        coalesce(c.relkind = 'p', false) as partitioned,
        array(select a.attname::text from pg_catalog.pg_attribute a
              where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped) as table_columns,
-       k.atttypid as key_type,
-       k.atttypid::regtype::text as key_type_name,
        t.tablename is not null as published,
        j.columns ->> 'rowfilter' as row_filter,
        case when j.columns ? 'attnames' then
@@ -139,12 +136,10 @@ select p.oid, p.puballtables, p.pubinsert, p.pubupdate, p.pubdelete, p.pubtrunca
        pg_catalog.concat_ws(' ', p.oid, p.xmin, c.oid, r.oid, r.xmin, y.xmin, n.xmin) as fingerprint
 from (values (1)) one
 left join pg_catalog.pg_publication p on p.pubname = $1
-left join unnest($2, $3, $4) with ordinality as w (schema_name, table_name, key, place) on true
+left join unnest($2, $3) with ordinality as w (schema_name, table_name, place) on true
 left join pg_catalog.pg_namespace n on n.nspname = w.schema_name
 left join pg_catalog.pg_class c
        on c.relnamespace = n.oid and c.relname = w.table_name and c.relkind in ('r', 'p')
-left join pg_catalog.pg_attribute k
-       on k.attrelid = c.oid and k.attname = w.key and k.attnum > 0 and not k.attisdropped
 left join pg_catalog.pg_type y on y.oid = c.reltype
 left join pg_catalog.pg_publication_rel r on r.prpubid = p.oid and r.prrelid = c.oid
 left join pg_catalog.pg_publication_tables t

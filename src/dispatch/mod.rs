@@ -7,8 +7,6 @@
 //! no outcome, and [`quarantined`] is what the relay asks of what is in quarantine. The outbox itself
 //! is never written.
 
-use slot_manager::Shard;
-
 mod outcome;
 mod predecessor;
 pub(crate) mod quarantined;
@@ -24,10 +22,3 @@ pub(crate) use predecessor::wait_for_predecessor;
 pub(crate) use recorded::{Lookup, Recorded};
 pub(crate) use resolved::{Resolved, row_xid};
 pub(crate) use writer::{Reader, Writer, WriterEvent, Written};
-
-/// What a statement says more of the rows of one shard: their places tell. Nothing without shards.
-/// `ordinal` is the column.
-fn and_ours(shard: Option<Shard>, ordinal: &str) -> String {
-    let ours = shard.map(|shard| format!(" AND {}", shard.owns_sql(ordinal)));
-    ours.unwrap_or_default()
-}

@@ -17,16 +17,14 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(50);
 /// Sessions of another role show no name, and are not waited for.
 const WRITERS: &str = "\
     select count(*) from pg_catalog.pg_stat_activity \
-    where application_name in (select left(name, 63) from unnest($1::text[]) names (name)) \
-      and datname = pg_catalog.current_database() \
+    where application_name = left($1, 63) and datname = pg_catalog.current_database() \
       and state <> 'idle'";
 
 /// Needs no right but to be of the same role.
 const END_THEM: &str = "\
     select count(*) from (select pg_catalog.pg_terminate_backend(pid) \
         from pg_catalog.pg_stat_activity \
-        where application_name in (select left(name, 63) from unnest($1::text[]) names (name)) \
-      and datname = pg_catalog.current_database() \
+        where application_name = left($1, 63) and datname = pg_catalog.current_database() \
           and state <> 'idle' offset 0) ended";
 
 /// How long a session that was told to end may take.
@@ -37,38 +35,35 @@ pub(super) fn writer_name(slot: &SlotName) -> String {
     format!("postrider dispatch {slot}")
 }
 
-/// Waits until no other writer of these slots has a transaction open; after `limit` those that have
+/// Waits until no other writer of this slot has a transaction open; after `limit` those that have
 /// are ended, and what they have not committed is rolled back.
 ///
 /// # Errors
 /// Those of a statement.
 pub(crate) async fn wait_for_predecessor(
     sql: &Sql,
-    slots: &[SlotName],
+    slot: &SlotName,
     limit: Duration,
 ) -> Result<()> {
-    let names: Vec<String> = slots.iter().map(writer_name).collect();
-    if are_done_within(sql, &names, limit).await? {
+    let name = writer_name(slot);
+    if are_done_within(sql, &name, limit).await? {
         return Ok(());
     }
-    tracing::warn!(
-        ?names,
-        "ending what the relay before this one has left open"
-    );
-    sql.query_one(END_THEM, &[&names]).await?;
-    if !are_done_within(sql, &names, END_LIMIT).await? {
+    tracing::warn!(%slot, "ending what the relay before this one has left open");
+    sql.query_one(END_THEM, &[&name]).await?;
+    if !are_done_within(sql, &name, END_LIMIT).await? {
         tracing::warn!(
-            ?names,
+            %slot,
             "the relay before this one still records what it has sent: events may repeat"
         );
     }
     Ok(())
 }
 
-async fn are_done_within(sql: &Sql, names: &[String], limit: Duration) -> Result<bool> {
+async fn are_done_within(sql: &Sql, name: &str, limit: Duration) -> Result<bool> {
     let began = Instant::now();
     loop {
-        let row = sql.query_one(WRITERS, &[&names]).await?;
+        let row = sql.query_one(WRITERS, &[&name]).await?;
         if row.get::<_, i64>(0) == 0 {
             return Ok(true);
         }

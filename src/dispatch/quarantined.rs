@@ -8,11 +8,9 @@
 use std::collections::HashMap;
 
 use decoder::{Lsn, PgTimestamp};
-use slot_manager::Shard;
 use tokio_postgres::Row;
 use tokio_postgres::types::PgLsn;
 
-use super::and_ours;
 use crate::error::{Code, Error, Result};
 use crate::lanes::{EventRef, Group, Standing};
 use crate::map::{EventId, OrderingKey};
@@ -25,23 +23,21 @@ const COUNTED: i64 = 1_000_000;
 /// Microseconds between the Unix epoch and PostgreSQL's.
 const PG_EPOCH_MICROS: i64 = 946_684_800_000_000;
 
-/// Of groups beyond one with this topic and key. A group may have rows of several shards: each looks
-/// at its own.
+/// Of groups beyond one with this topic and key.
 const BEYOND: &str = "AND (coalesce(d.topic, ''), coalesce(d.ordering_key, '')) > ($2, $3)";
 
 /// The first row of each group in a state, in the order of the groups; `which` leaves some out.
-fn groups_sql(state: &str, which: &str, shard: Option<Shard>) -> String {
-    let ours = and_ours(shard, "d.ordinal");
+fn groups_sql(state: &str, which: &str) -> String {
     format!(
         "WITH RECURSIVE g AS ( \
-             (SELECT d.* FROM outbox.dispatch d WHERE d.state = '{state}' {which}{ours} \
+             (SELECT d.* FROM outbox.dispatch d WHERE d.state = '{state}' {which} \
               ORDER BY coalesce(d.topic, ''), coalesce(d.ordering_key, ''), d.commit_lsn, d.ordinal \
               LIMIT 1) \
              UNION ALL \
              SELECT n.* FROM g, LATERAL ( \
                  SELECT d.* FROM outbox.dispatch d WHERE d.state = '{state}' \
                    AND (coalesce(d.topic, ''), coalesce(d.ordering_key, '')) \
-                     > (coalesce(g.topic, ''), coalesce(g.ordering_key, '')){ours} \
+                     > (coalesce(g.topic, ''), coalesce(g.ordering_key, '')) \
                  ORDER BY coalesce(d.topic, ''), coalesce(d.ordering_key, ''), \
                           d.commit_lsn, d.ordinal \
                  LIMIT 1) n) \
@@ -50,15 +46,11 @@ fn groups_sql(state: &str, which: &str, shard: Option<Shard>) -> String {
     )
 }
 
-fn page_sql(shard: Option<Shard>) -> String {
-    format!(
-        "SELECT commit_lsn, ordinal, event_id, source_id, committed_at FROM outbox.dispatch \
-         WHERE state = 'released' AND coalesce(topic, '') = $1 AND coalesce(ordering_key, '') = $2 \
-           AND (commit_lsn, ordinal) > ($3, $4){} \
-         ORDER BY commit_lsn, ordinal LIMIT $5",
-        and_ours(shard, "ordinal")
-    )
-}
+const PAGE: &str = "\
+    SELECT commit_lsn, ordinal, event_id, source_id, committed_at FROM outbox.dispatch \
+    WHERE state = 'released' AND coalesce(topic, '') = $1 AND coalesce(ordering_key, '') = $2 \
+      AND (commit_lsn, ordinal) > ($3, $4) \
+    ORDER BY commit_lsn, ordinal LIMIT $5";
 
 const MARK: &str = "\
     UPDATE outbox.dispatch SET state = 'released' \
@@ -68,29 +60,16 @@ const SEND_BACK: &str = "\
     UPDATE outbox.dispatch SET state = 'quarantined' \
     WHERE state = 'released' AND coalesce(topic, '') = $1 AND coalesce(ordering_key, '') = $2";
 
-fn vanished_sql(shard: Option<Shard>) -> String {
-    let has_none = |state| {
-        format!(
-            "NOT EXISTS (SELECT FROM outbox.dispatch d WHERE d.state = '{state}' \
-               AND coalesce(d.topic, '') = u.topic AND coalesce(d.ordering_key, '') = u.key{})",
-            and_ours(shard, "d.ordinal")
-        )
-    };
-    format!(
-        "SELECT u.number FROM unnest($1::text[], $2::text[]) WITH ORDINALITY u (topic, key, number) \
-         WHERE {} AND {}",
-        has_none("quarantined"),
-        has_none("released")
-    )
-}
+const VANISHED: &str = "\
+    SELECT u.number FROM unnest($1::text[], $2::text[]) WITH ORDINALITY u (topic, key, number) \
+    WHERE NOT EXISTS (SELECT FROM outbox.dispatch d WHERE d.state = 'quarantined' \
+              AND coalesce(d.topic, '') = u.topic AND coalesce(d.ordering_key, '') = u.key) \
+      AND NOT EXISTS (SELECT FROM outbox.dispatch d WHERE d.state = 'released' \
+              AND coalesce(d.topic, '') = u.topic AND coalesce(d.ordering_key, '') = u.key)";
 
-fn count_sql(shard: Option<Shard>) -> String {
-    format!(
-        "SELECT count(*) FROM (SELECT FROM outbox.dispatch \
-         WHERE state IN ('quarantined', 'released'){} LIMIT $1) q",
-        and_ours(shard, "ordinal")
-    )
-}
+const COUNT: &str = "\
+    SELECT count(*) FROM (SELECT FROM outbox.dispatch \
+    WHERE state IN ('quarantined', 'released') LIMIT $1) q";
 
 /// A key with something in quarantine.
 #[derive(Debug)]
@@ -106,11 +85,7 @@ pub(crate) struct BlockedKey {
 ///
 /// # Errors
 /// `schema-missing` before migration 0005; `quarantine-full` when there are more.
-pub(crate) async fn blocked_keys(
-    sql: &Sql,
-    shard: Option<Shard>,
-    limit: usize,
-) -> Result<Vec<BlockedKey>> {
+pub(crate) async fn blocked_keys(sql: &Sql, limit: usize) -> Result<Vec<BlockedKey>> {
     let row = sql
         .query_one(
             "SELECT to_regclass('outbox.dispatch_quarantine') IS NOT NULL",
@@ -126,7 +101,7 @@ pub(crate) async fn blocked_keys(
     let mut keys: HashMap<Group, BlockedKey> = HashMap::new();
     for state in ["quarantined", "released"] {
         let most = i64::try_from(limit).unwrap_or(i64::MAX).saturating_add(1);
-        let rows = sql.query(&groups_sql(state, "", shard), &[&most]).await?;
+        let rows = sql.query(&groups_sql(state, ""), &[&most]).await?;
         for row in rows.iter().filter(|row| group(row).is_ordered()) {
             let since = place(row, 2);
             if keys
@@ -158,18 +133,14 @@ pub(crate) async fn blocked_keys(
 /// Those of a statement.
 pub(crate) async fn released_groups(
     sql: &Sql,
-    shard: Option<Shard>,
     after: Option<&Group>,
     limit: i64,
 ) -> Result<Vec<Group>> {
     let rows = match after {
-        None => {
-            let statement = groups_sql("released", "", shard);
-            sql.query(&statement, &[&limit]).await?
-        }
+        None => sql.query(&groups_sql("released", ""), &[&limit]).await?,
         Some(after) => {
             let (topic, key) = (&*after.topic, after.ordering_key.as_str());
-            let statement = groups_sql("released", BEYOND, shard);
+            let statement = groups_sql("released", BEYOND);
             sql.query(&statement, &[&limit, &topic, &key]).await?
         }
     };
@@ -182,7 +153,6 @@ pub(crate) async fn released_groups(
 /// Those of a statement.
 pub(crate) async fn page(
     sql: &Sql,
-    shard: Option<Shard>,
     group: &Group,
     after: (u64, u32),
     limit: usize,
@@ -191,7 +161,7 @@ pub(crate) async fn page(
     let limit = i64::try_from(limit).unwrap_or(i64::MAX);
     let (commit, ordinal) = (PgLsn::from(after.0), after.1 as i32);
     let rows = sql
-        .query(&page_sql(shard), &[&topic, &key, &commit, &ordinal, &limit])
+        .query(PAGE, &[&topic, &key, &commit, &ordinal, &limit])
         .await?;
     let event = |row: &Row| {
         let (commit, ordinal) = place(row, 0);
@@ -214,22 +184,21 @@ pub(crate) async fn page(
 ///
 /// # Errors
 /// Those of a statement.
-pub(crate) async fn mark(sql: &Sql, shard: Option<Shard>, group: &Group) -> Result<()> {
-    change(sql, MARK, shard, group).await
+pub(crate) async fn mark(sql: &Sql, group: &Group) -> Result<()> {
+    change(sql, MARK, group).await
 }
 
 /// Marks what is released of the group as quarantined.
 ///
 /// # Errors
 /// Those of a statement.
-pub(crate) async fn send_back(sql: &Sql, shard: Option<Shard>, group: &Group) -> Result<()> {
-    change(sql, SEND_BACK, shard, group).await
+pub(crate) async fn send_back(sql: &Sql, group: &Group) -> Result<()> {
+    change(sql, SEND_BACK, group).await
 }
 
-async fn change(sql: &Sql, what: &str, shard: Option<Shard>, group: &Group) -> Result<()> {
+async fn change(sql: &Sql, statement: &str, group: &Group) -> Result<()> {
     let (topic, key) = (&*group.topic, group.ordering_key.as_str());
-    let statement = format!("{what}{}", and_ours(shard, "ordinal"));
-    sql.execute(&statement, &[&topic, &key]).await?;
+    sql.execute(statement, &[&topic, &key]).await?;
     Ok(())
 }
 
@@ -237,14 +206,10 @@ async fn change(sql: &Sql, what: &str, shard: Option<Shard>, group: &Group) -> R
 ///
 /// # Errors
 /// Those of a statement.
-pub(crate) async fn vanished(
-    sql: &Sql,
-    shard: Option<Shard>,
-    groups: &[Group],
-) -> Result<Vec<Group>> {
+pub(crate) async fn vanished(sql: &Sql, groups: &[Group]) -> Result<Vec<Group>> {
     let topics: Vec<&str> = groups.iter().map(|group| &*group.topic).collect();
     let keys: Vec<&str> = groups.iter().map(|g| g.ordering_key.as_str()).collect();
-    let rows = sql.query(&vanished_sql(shard), &[&topics, &keys]).await?;
+    let rows = sql.query(VANISHED, &[&topics, &keys]).await?;
     let number = |row: &Row| usize::try_from(row.get::<_, i64>(0) - 1).ok();
     let found = rows.iter().filter_map(|row| groups.get(number(row)?));
     Ok(found.cloned().collect())
@@ -254,9 +219,8 @@ pub(crate) async fn vanished(
 ///
 /// # Errors
 /// Those of a statement.
-pub(crate) async fn count(sql: &Sql, shard: Option<Shard>) -> Result<i64> {
-    let statement = count_sql(shard);
-    Ok(sql.query_one(&statement, &[&COUNTED]).await?.get(0))
+pub(crate) async fn count(sql: &Sql) -> Result<i64> {
+    Ok(sql.query_one(COUNT, &[&COUNTED]).await?.get(0))
 }
 
 fn group(row: &Row) -> Group {

@@ -13,9 +13,8 @@
 //! it in the same session. Then places have moved, and the ids tell: an event whose place has the row
 //! of another, or whose row stands at another place of the page, is looked up by its id.
 //!
-//! Rows of other shards stand between ours, and are passed over as any whose event does not come: a
-//! statement that looked for ours alone would pass over all of theirs at once, which may take longer
-//! than it has.
+//! The list may hold rows whose event the stream does not bring, such as events that were published
+//! from their table. They are passed over.
 
 use std::collections::{HashSet, VecDeque};
 
@@ -153,8 +152,9 @@ impl Recorded {
         }
     }
 
-    /// The stream has brought every transaction that was committed before this. The last rows may be
-    /// another shard's, whose events do not come here.
+    /// The stream has brought every transaction that was committed before `wal_end`, so earlier rows
+    /// are not needed any more. Without this, last rows of events that were published from their
+    /// table would keep [`is_over`](Self::is_over) false until the next event.
     pub(crate) fn passed(&mut self, wal_end: Lsn) {
         if self.last.is_some_and(|last| last < wal_end.as_u64()) {
             self.last = None;
@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn where_the_last_rows_are_another_shards_a_keepalive_beyond_them_is_the_end() {
+    fn a_keepalive_beyond_the_last_rows_ends_the_search_though_their_events_never_come() {
         let mut recorded = recorded(&[row(10, 2), row(20, 3)], Some(50));
         assert_eq!(look_up(&mut recorded, 10, 2), Some(Lookup::Done));
         // A commit that begins there is still to come.

@@ -45,14 +45,6 @@ impl Resolved {
         }))
     }
 
-    /// What another slot has left.
-    pub(crate) fn new(xid: Option<i64>, exceptions_xid: Option<i64>) -> Self {
-        Self {
-            xid,
-            exceptions_xid,
-        }
-    }
-
     /// Whether rows may have been published without a record.
     pub(crate) fn repeats(&self) -> bool {
         self.exceptions_xid.is_some()

@@ -9,8 +9,8 @@
 //!
 //! A relay that has lost the slot records nothing any more: its successor has looked here already,
 //! and sends again what had no record. Half of that must not be taken from it later. So each
-//! transaction begins by asking who serves by now (`successor`), and the successor waits until those
-//! that began before it came are over (`predecessor`).
+//! transaction begins by asking who serves the slot by now (`successor`), and the successor waits
+//! until those that began before it came are over (`predecessor`).
 //!
 //! An event that was released from quarantine has a row already: its new outcome is an update. So
 //! a batch that is written a second time cannot undo what an operator has asked for in between.
@@ -20,7 +20,7 @@ mod transaction;
 
 use std::time::Duration;
 
-use slot_manager::{SlotFamily, SlotName};
+use slot_manager::SlotName;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout_at};
@@ -59,7 +59,6 @@ impl Writer {
     pub(crate) fn start(
         target: Target,
         slot: &SlotName,
-        family: &SlotFamily,
         reader: Reader,
         events: mpsc::UnboundedSender<WriterEvent>,
     ) -> Self {
@@ -68,7 +67,6 @@ impl Writer {
             target,
             name: writer_name(slot),
             slot: slot.to_string(),
-            family: family.clone(),
             reader,
         };
         let task = tokio::spawn(async move {

@@ -92,8 +92,6 @@ codes! {
     SlotLost "slot-lost" Stop 3 "`postrider recover --dry-run` shows what was not delivered; `postrider recover` delivers it"
     SlotRecreated "slot-recreated" Stop 3 "`postrider recover --dry-run` shows what was not delivered; `postrider recover` delivers it"
     SlotBusy "slot-busy" Retry 3 "end the transactions that it waits for, or try again later"
-    ShardsMixed "shards-mixed" Retry 3 "stop the relays of one of the two settings of `shard`"
-    ShardsQuarantine "shards-quarantine" Stop 5 "start the relays with the former setting of `shard`, release or discard what `postrider quarantine list` shows, then change it"
     ForeignCluster "foreign-cluster" Stop 3 "make sure that DATABASE_URL names the right server; if it took the place of the old one: `postrider recover --adopt`"
     ReplicationProtocol "replication-protocol" Stop 3 "make sure that nothing but PostgreSQL 14 or newer answers there"
     ColumnMissing "column-missing" Stop 5 "correct the columns of this table in the settings, or the table"

@@ -51,7 +51,6 @@ impl From<&Problem> for Error {
             Problem::PublicationMissing { .. } => Code::PublicationMissing,
             Problem::TableMissing { .. } => Code::SchemaMissing,
             Problem::ColumnsMissing { .. } => Code::ColumnMissing,
-            Problem::KeyNotHashable { .. } => Code::SettingInvalid,
             Problem::InsertsNotPublished { .. }
             | Problem::NotViaPartitionRoot { .. }
             | Problem::TableNotPublished { .. }

@@ -15,8 +15,7 @@ use std::fmt::Display;
 use std::str::FromStr;
 
 use serde::{Deserialize, Deserializer, de};
-use slot_manager::publication::{CapturedTable, Share};
-use slot_manager::{QualifiedName, Shard};
+use slot_manager::QualifiedName;
 
 use super::envelope::Envelope;
 use super::ordering::Ordering;
@@ -203,31 +202,6 @@ impl TableSettings {
                 Choice::May(_) | Choice::Off => None,
             });
         named.chain(self.attributes.iter().cloned()).collect()
-    }
-
-    /// The column by which rows are shared out among shards: where the ordering key comes from, so
-    /// that all events of an aggregate are of one shard, else the id.
-    pub fn share_key(&self) -> &str {
-        match self.columns.choice(Role::AggregateId) {
-            Choice::Must(name) | Choice::May(name) => name,
-            Choice::Off => match self.columns.choice(Role::Id) {
-                Choice::Must(name) | Choice::May(name) => name,
-                // Refused when the columns are resolved.
-                Choice::Off => Role::Id.name(),
-            },
-        }
-    }
-
-    /// The table as the publication of a relay must hold it.
-    pub fn captured(&self, shard: Option<Shard>) -> CapturedTable {
-        CapturedTable {
-            name: self.table.clone(),
-            columns: self.required_columns(),
-            share: shard.map(|shard| Share {
-                key: self.share_key().to_owned(),
-                shard,
-            }),
-        }
     }
 }
 

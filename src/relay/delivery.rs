@@ -78,21 +78,10 @@ impl Delivery {
         let (written_sender, written) = mpsc::unbounded_channel();
         let target = settings.database()?.clone();
         let project = Arc::from(settings.project()?);
-        let releaser = Releaser::start(
-            target.clone(),
-            settings.tables.clone(),
-            project,
-            settings.shard(),
-        );
+        let releaser = Releaser::start(target.clone(), settings.tables.clone(), project);
         Ok(Self {
             lanes: Lanes::new(settings.in_flight_requests),
-            writer: Writer::start(
-                target,
-                &settings.slot,
-                &settings.family,
-                reader,
-                written_sender,
-            ),
+            writer: Writer::start(target, &settings.slot, reader, written_sender),
             written,
             publisher,
             topic_maker,

@@ -11,7 +11,6 @@ use std::time::Duration;
 use decoder::Lsn;
 
 use super::from_table::last_ordinal;
-use super::places::Places;
 use crate::dispatch::{Lookup, Recorded};
 use crate::error::Result;
 use crate::map::EventId;
@@ -27,7 +26,6 @@ pub(super) struct Earlier {
     recorded: Recorded,
     /// Closed when everything has been passed.
     sql: Option<Sql>,
-    places: Places,
     moved: Option<Moved>,
     metrics: Metrics,
 }
@@ -36,8 +34,8 @@ pub(super) struct Earlier {
 #[derive(Debug, Clone, Copy)]
 struct Moved {
     commit: CommitLsn,
-    /// The number of its next event.
-    next: u32,
+    /// The ordinal of its next event.
+    next_ordinal: u32,
 }
 
 /// An event of the stream as it is looked for.
@@ -49,11 +47,10 @@ pub(super) struct Looked<'a> {
 }
 
 impl Earlier {
-    pub(super) fn new(recorded: Recorded, sql: Sql, places: Places, metrics: Metrics) -> Self {
+    pub(super) fn new(recorded: Recorded, sql: Sql, metrics: Metrics) -> Self {
         Self {
             recorded,
             sql: Some(sql),
-            places,
             moved: None,
             metrics,
         }
@@ -73,7 +70,7 @@ impl Earlier {
     /// What is known of the next event of the stream, and the ordinal that it has from here on.
     ///
     /// # Errors
-    /// Those of a statement; `setting-invalid` when a shard has no place left.
+    /// Those of a statement.
     pub(super) async fn look_up(&mut self, event: Looked<'_>) -> Result<(Lookup, u32)> {
         let Some(sql) = &self.sql else {
             return Ok((Lookup::New, event.ordinal));
@@ -96,12 +93,12 @@ impl Earlier {
             None => {
                 let moved = match &mut self.moved {
                     Some(moved) => moved,
-                    none => none.insert(begin(sql, self.places, event).await?),
+                    none => none.insert(begin(sql, event).await?),
                 };
                 let asking = self.recorded.look_up_by_id(sql, &event_id.uuid);
                 let found = answer_within(LOOK_UP_LIMIT, asking).await?;
-                let place = self.places.nth(moved.next)?;
-                moved.next += 1;
+                let place = moved.next_ordinal;
+                moved.next_ordinal += 1;
                 (found, place)
             }
         };
@@ -116,7 +113,7 @@ impl Earlier {
 }
 
 /// Places behind those that are recorded, and behind those that were given for it in this session.
-async fn begin(sql: &Sql, places: Places, event: Looked<'_>) -> Result<Moved> {
+async fn begin(sql: &Sql, event: Looked<'_>) -> Result<Moved> {
     let recorded = answer_within(LOOK_UP_LIMIT, last_ordinal(sql, event.commit)).await?;
     let last = recorded.max(event.ordinal);
     tracing::warn!(
@@ -126,6 +123,6 @@ async fn begin(sql: &Sql, places: Places, event: Looked<'_>) -> Result<Moved> {
     );
     Ok(Moved {
         commit: event.commit,
-        next: places.nth_after(last),
+        next_ordinal: last + 1,
     })
 }

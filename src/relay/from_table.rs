@@ -48,7 +48,7 @@ fn is_of_a_table(place: CommitLsn) -> bool {
     place.lsn().as_u64() % RECORD_ALIGNMENT == RECORD_ALIGNMENT - 1
 }
 
-/// The last ordinal in use at a place, whoever has given it; the next event gets a higher one.
+/// The last ordinal in use at a place; the next event gets a higher one.
 pub(super) async fn last_ordinal(sql: &Sql, place: CommitLsn) -> Result<u32, Error> {
     const STATEMENT: &str =
         "SELECT coalesce(max(ordinal), 0) FROM outbox.dispatch WHERE commit_lsn = $1";

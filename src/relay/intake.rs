@@ -12,7 +12,6 @@ use decoder::{
     CacheChange, Lsn, Message, Oid, OwnedRelation, PgTimestamp, Relation, RelationCache,
 };
 
-use super::places::Places;
 use crate::error::{Code, Error, Result};
 use crate::lanes::{Event, EventRef};
 use crate::map::{EventError, EventPosition, MapError, Mapper, OrderingKey, TableSettings};
@@ -69,17 +68,11 @@ pub(super) struct Intake {
     tables: HashMap<Oid, Table, foldhash::fast::RandomState>,
     open: Option<Open>,
     last_commit_time: Option<PgTimestamp>,
-    places: Places,
     metrics: Metrics,
 }
 
 impl Intake {
-    pub(super) fn new(
-        settings: Arc<[TableSettings]>,
-        project: Arc<str>,
-        places: Places,
-        metrics: Metrics,
-    ) -> Self {
+    pub(super) fn new(settings: Arc<[TableSettings]>, project: Arc<str>, metrics: Metrics) -> Self {
         Self {
             settings,
             project,
@@ -87,7 +80,6 @@ impl Intake {
             tables: HashMap::default(),
             open: None,
             last_commit_time: None,
-            places,
             metrics,
         }
     }
@@ -101,8 +93,7 @@ impl Intake {
     ///
     /// # Errors
     /// `replication-protocol` when it cannot be decoded, `column-missing` and the like when the
-    /// rows of a table cannot be mapped, `setting-invalid` when a shard has no place left for a row.
-    /// Nothing of the message has taken effect then.
+    /// rows of a table cannot be mapped. Nothing of the message has taken effect then.
     pub(super) fn message(&mut self, payload: &[u8]) -> Result<Step> {
         let message = decoder::decode(payload).map_err(|e| {
             Error::new(Code::ReplicationProtocol, "a message of the stream").caused_by(e)
@@ -168,9 +159,8 @@ impl Intake {
         let Open {
             commit,
             commit_time,
-            inserts,
+            inserts: ordinal,
         } = *open;
-        let ordinal = self.places.nth(inserts)?;
         let mapper = match self.tables.get_mut(&relation) {
             Some(Table::Captured(mapper)) => mapper,
             Some(Table::Ignored { rows }) => {

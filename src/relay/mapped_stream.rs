@@ -18,7 +18,6 @@ use slot_manager::slots;
 
 use super::backlog::Backlog;
 use super::intake::{Intake, Step};
-use super::places::Places;
 use crate::error::{Code, Error, Result};
 use crate::map::OrderingKey;
 use crate::metrics::{LastStatus, Metrics};
@@ -77,12 +76,7 @@ impl MappedStream {
         let project = Arc::from(settings.project()?);
         Ok(Self {
             source: Source::open(options, LastStatus::default()).await?,
-            intake: Intake::new(
-                settings.tables.clone().into(),
-                project,
-                Places::of(settings.shard()),
-                metrics,
-            ),
+            intake: Intake::new(settings.tables.clone().into(), project, metrics),
             watermark: Watermark::new(confirmed),
             backlog: Backlog::default(),
         })

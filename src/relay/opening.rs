@@ -9,10 +9,9 @@ use std::time::Duration;
 use decoder::Lsn;
 use slot_manager::publication::{self, PublicationState};
 use slot_manager::slots::{self, CreateOptions};
-use slot_manager::{Cluster, Error as SlotError, Health, Slot, SlotName, SystemIdentifier};
+use slot_manager::{Cluster, Error as SlotError, Health, Slot};
 use tokio_postgres::types::PgLsn;
 
-use super::layout::{self, Before, Followed};
 use super::recovery::NewSlot;
 use super::recovery::loss::{self, Audit, Loss, Seen, Verdict};
 use super::session::ANSWER_LIMIT;
@@ -47,9 +46,6 @@ pub(super) struct Opening {
     pub(super) repeats: bool,
     /// Whether the slot was not made by this opening.
     pub(super) slot_is_older: bool,
-    /// The slots whose relays may still be recording what they have sent: this one, and those of
-    /// another layout.
-    pub(super) predecessors: Vec<SlotName>,
     /// The publication as it was when nobody read from the slot.
     pub(super) publication: PublicationState,
 }
@@ -61,24 +57,8 @@ pub(super) struct Opening {
 pub(super) async fn refuse_a_copy(relay: &Relay, sql: &Sql, cluster: &Cluster) -> Result<()> {
     let reading = record::read(sql, &relay.settings.slot);
     match answer_within(ANSWER_LIMIT, reading).await? {
-        Some(earlier) => not_foreign(relay, earlier.system_identifier, cluster),
-        None => {
-            before(relay, sql, cluster).await?;
-            Ok(())
-        }
-    }
-}
-
-/// What relays of other layouts have written down.
-async fn before(relay: &Relay, sql: &Sql, cluster: &Cluster) -> Result<Before> {
-    let looking = layout::before(sql, &relay.settings.family, cluster);
-    let before = answer_within(ANSWER_LIMIT, looking).await?;
-    match before {
-        Before::Foreign(expected) => {
-            not_foreign(relay, expected, cluster)?;
-            Ok(Before::SameLayout)
-        }
-        Before::SameLayout | Before::OtherLayout(_) => Ok(before),
+        Some(earlier) => not_foreign(relay, &earlier, cluster),
+        None => Ok(()),
     }
 }
 
@@ -86,7 +66,7 @@ async fn before(relay: &Relay, sql: &Sql, cluster: &Cluster) -> Result<Before> {
 ///
 /// # Errors
 /// `foreign-cluster`; `slot-missing`, `slot-lost` and `slot-recreated` when `slot_on_loss` is
-/// `stop`; `slot-foreign`, `slot-busy`; `shards-mixed`, `shards-quarantine`; those of a statement.
+/// `stop`; `slot-foreign`, `slot-busy`, those of a statement.
 pub(super) async fn plan(relay: &Relay, sql: &Sql, cluster: &Cluster) -> Result<Opening> {
     let name = &relay.settings.slot;
     let mut slot_is_older = true;
@@ -96,11 +76,8 @@ pub(super) async fn plan(relay: &Relay, sql: &Sql, cluster: &Cluster) -> Result<
         let publication = check_publication(relay, sql).await?;
         let earlier = answer_within(ANSWER_LIMIT, record::read(sql, name)).await?;
         if let Some(earlier) = &earlier {
-            not_foreign(relay, earlier.system_identifier, cluster)?;
+            not_foreign(relay, earlier, cluster)?;
         }
-        let before = before(relay, sql, cluster).await?;
-        let looking = may_serve(relay, sql, earlier.as_ref(), before.followed());
-        answer_within(ANSWER_LIMIT, looking).await?;
         let seen = Seen {
             earlier: earlier.as_ref(),
             slot: slot.as_ref(),
@@ -109,7 +86,6 @@ pub(super) async fn plan(relay: &Relay, sql: &Sql, cluster: &Cluster) -> Result<
             start: relay.settings.start,
             dispatch: relay.settings.dispatch,
             publication: publication.fingerprint(),
-            followed: before.followed(),
         };
         let repeats = loss::repeats(seen);
         let plan = match loss::judge(seen) {
@@ -124,41 +100,13 @@ pub(super) async fn plan(relay: &Relay, sql: &Sql, cluster: &Cluster) -> Result<
             }
             Verdict::Recover(loss) => Plan::Recover(recover_or_stop(relay, loss)?),
         };
-        let others = before.followed().map(|followed| followed.slots.clone());
         return Ok(Opening {
             plan,
             repeats,
             slot_is_older,
-            predecessors: [vec![name.clone()], others.unwrap_or_default()].concat(),
             publication,
         });
     }
-}
-
-/// Refuses, before anything is changed, what another layout must have done with first.
-async fn may_serve(
-    relay: &Relay,
-    sql: &Sql,
-    earlier: Option<&record::Recorded>,
-    followed: Option<&Followed>,
-) -> Result<()> {
-    if let Some(followed) = followed {
-        layout::refuse_mixed(sql, &relay.settings.family).await?;
-        return layout::refuse_quarantine(sql, followed.places_from).await;
-    }
-    match earlier.and_then(|earlier| earlier.places_from) {
-        Some(from) => layout::refuse_quarantine(sql, Some(from)).await,
-        None => Ok(()),
-    }
-}
-
-/// Refuses to go on when a relay of the layout before has set events aside since [`may_serve`].
-///
-/// # Errors
-/// `shards-quarantine`, those of a statement.
-pub(super) async fn refuse_what_was_set_aside(relay: &Relay, sql: &Sql) -> Result<()> {
-    let marked = record::read(sql, &relay.settings.slot).await?;
-    may_serve(relay, sql, marked.as_ref(), None).await
 }
 
 /// The slot when nobody reads from it, or its absence.
@@ -180,8 +128,8 @@ pub(crate) async fn server_lsn(sql: &Sql) -> Result<Lsn> {
     Ok(Lsn::new(lsn.into()))
 }
 
-fn not_foreign(relay: &Relay, expected: SystemIdentifier, cluster: &Cluster) -> Result<()> {
-    let found = cluster.system_identifier;
+fn not_foreign(relay: &Relay, earlier: &record::Recorded, cluster: &Cluster) -> Result<()> {
+    let (expected, found) = (earlier.system_identifier, cluster.system_identifier);
     if expected == found {
         return Ok(());
     }
@@ -321,8 +269,8 @@ async fn everything_is_readable(relay: &Relay, sql: &Sql) -> Result<()> {
     let settings = &relay.settings;
     for table in &settings.tables {
         let project = settings.project()?;
-        let reader = TableReader::resolve(sql, table, project, settings.shard()).await?;
-        let lacks_outcome = reader.lacks_outcome(&Resolved::default());
+        let reader = TableReader::resolve(sql, table, project).await?;
+        let lacks_outcome = Resolved::default().lacks_outcome(reader.event_id_sql());
         let statement = format!("{} where {lacks_outcome} limit 0", reader.select_sql());
         sql.simple_query(&statement).await.map_err(altered_since)?;
     }

@@ -89,7 +89,6 @@ impl Pipeline {
                     })?;
                     match *self.supervision.borrow_and_update() {
                         Supervision::PublicationRight | Supervision::PublicationUnsure => {}
-                        Supervision::BringsOthers => return Err(brings_others()),
                         Supervision::ServerStopping => return Err(Error::new(
                             Code::PostgresStopping,
                             "PostgreSQL is shutting down",
@@ -258,12 +257,6 @@ impl Pipeline {
             .oldest_pending
             .set(self.watermark.oldest_pending());
     }
-}
-
-fn brings_others() -> Error {
-    let what = "the row filter of this shard's publication is another one: its rows may be another \
-                relay's to send";
-    Error::new(Code::PublicationDrift, what)
 }
 
 async fn closed(seam: &mut Option<Seam>) -> Result<()> {

@@ -6,8 +6,7 @@
 
 use decoder::Lsn;
 use slot_manager::health::RecordedPosition;
-use slot_manager::shard::layout;
-use slot_manager::{Cluster, Shard, SlotName, SystemIdentifier};
+use slot_manager::{Cluster, SlotName, SystemIdentifier};
 use tokio_postgres::GenericClient;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::{PgLsn, ToSql};
@@ -19,7 +18,7 @@ use crate::settings::Dispatch;
 
 const SELECT: &str = "\
     SELECT system_identifier, timeline, confirmed_lsn, confirmed_is_final, recovering, dispatch, \
-        audited_publication, places_from FROM outbox.relay WHERE slot = $1";
+        audited_publication FROM outbox.relay WHERE slot = $1";
 
 /// Under `exceptions` the mode is durable before anything is delivered. Back to `full` goes who has
 /// vouched for what was delivered without a row (`auditor::vouching`), or a recovery.
@@ -106,23 +105,20 @@ const REQUEST: &str = "\
             THEN relay.resolved_xid END, \
         exceptions_xid = CASE WHEN relay.system_identifier = excluded.system_identifier \
             THEN relay.exceptions_xid END, \
-        places_from = CASE WHEN relay.system_identifier = excluded.system_identifier \
-            THEN relay.places_from END, \
         system_identifier = excluded.system_identifier, timeline = excluded.timeline, \
         confirmed_is_final = false, \
         recovering = coalesce(relay.recovering, excluded.recovering), updated_at = now()";
 
-/// Records whose place the WAL of this cluster will come to, put where no commit can be, in their
-/// order; each stays of its shard. Parameter: the number of shards (int).
+/// Records whose place the WAL of this cluster will come to, put where no commit can be.
 const MOVE_RECORDS: &str = "\
     WITH below AS ( \
         SELECT now.lsn, now.lsn - mod(now.lsn - '0/0'::pg_lsn, 8) - 1::numeric AS place \
         FROM pg_current_wal_lsn() now (lsn)) \
     UPDATE outbox.dispatch d SET commit_lsn = place.place, ordinal = place.ordinal \
     FROM (SELECT commit_lsn, ordinal AS old_ordinal, below.place, \
-                 ((row_number() OVER (ORDER BY commit_lsn, ordinal) + ( \
-                     SELECT coalesce(max(ordinal), 0) / $1 FROM outbox.dispatch \
-                     WHERE commit_lsn = below.place)) * $1 + mod(ordinal, $1))::int AS ordinal \
+                 (row_number() OVER (ORDER BY commit_lsn, ordinal) + ( \
+                     SELECT coalesce(max(ordinal), 0) FROM outbox.dispatch \
+                     WHERE commit_lsn = below.place))::int AS ordinal \
           FROM outbox.dispatch, below WHERE commit_lsn >= below.lsn) place \
     WHERE d.commit_lsn = place.commit_lsn AND d.ordinal = place.old_ordinal";
 
@@ -154,8 +150,6 @@ pub(crate) struct Recorded {
     pub(crate) dispatch: Dispatch,
     /// The publication that everything was delivered with that has an outcome.
     pub(crate) publication: Option<String>,
-    /// Places before this were given under another number of shards.
-    pub(crate) places_from: Option<Lsn>,
 }
 
 impl Recorded {
@@ -181,7 +175,6 @@ pub(crate) async fn read(sql: &Sql, slot: &SlotName) -> Result<Option<Recorded>>
     let Some(row) = row else { return Ok(None) };
     let identifier: String = row.get(0);
     let confirmed: Option<PgLsn> = row.get(2);
-    let places_from: Option<PgLsn> = row.get(7);
     Ok(Some(Recorded {
         system_identifier: identifier.parse().map_err(|e| {
             Error::new(
@@ -196,11 +189,10 @@ pub(crate) async fn read(sql: &Sql, slot: &SlotName) -> Result<Option<Recorded>>
         recovering: row.get(4),
         dispatch: Dispatch::named(row.get(5)).unwrap_or(Dispatch::Exceptions),
         publication: row.get(6),
-        places_from: places_from.map(|lsn| Lsn::new(lsn.into())),
     }))
 }
 
-pub(super) fn outdated(error: tokio_postgres::Error) -> Error {
+fn outdated(error: tokio_postgres::Error) -> Error {
     match error.code() {
         Some(state) if *state == SqlState::UNDEFINED_COLUMN => {
             Error::new(Code::SchemaMissing, "outbox.relay is of an older version").caused_by(error)
@@ -312,15 +304,12 @@ pub(super) async fn mark_recovering(
         .await
         .map_err(outdated)?;
     match marked {
-        0 => Err(taken(slot)),
+        0 => Err(Error::new(
+            Code::SlotHeld,
+            format!("another relay has taken slot \"{slot}\" meanwhile"),
+        )),
         _ => Ok(()),
     }
-}
-
-/// Somebody reads the slot that was free just now.
-pub(super) fn taken(slot: &SlotName) -> Error {
-    let what = format!("another relay has taken slot \"{slot}\" meanwhile");
-    Error::new(Code::SlotHeld, what)
 }
 
 /// Whether another relay than `instance` has taken the slot and reads from it.
@@ -367,9 +356,8 @@ pub(crate) async fn request_recovery(
 
 /// Makes room for the places of this cluster's log among the records that came from another one.
 /// Returns how many were moved.
-pub(crate) async fn move_records(sql: &impl GenericClient, shard: Option<Shard>) -> Result<u64> {
-    let shards = i32::try_from(layout(shard)).expect("invariant: at most 16");
-    Ok(sql.execute(MOVE_RECORDS, &[&shards]).await?)
+pub(crate) async fn move_records(sql: &impl GenericClient) -> Result<u64> {
+    Ok(sql.execute(MOVE_RECORDS, &[]).await?)
 }
 
 /// Takes the mark away: what was inserted by transactions before `snapshot_xmin` has its outcome,
@@ -395,7 +383,7 @@ pub(super) async fn recovered(
     Ok(rows == 1)
 }
 
-pub(super) fn names(cluster: &Cluster) -> (String, i32) {
+fn names(cluster: &Cluster) -> (String, i32) {
     (
         cluster.system_identifier.to_string(),
         i32::try_from(cluster.timeline).unwrap_or(i32::MAX),

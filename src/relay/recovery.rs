@@ -19,15 +19,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use decoder::Lsn;
-use slot_manager::{Cluster, Error as SlotError, Shard, SlotName, retention, slots};
+use slot_manager::{Cluster, Error as SlotError, SlotName, retention, slots};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
 use super::from_table::{self, FIRST_PLACE, FromTable, SessionEnded, TableSender};
-use super::places::Places;
 use super::record::Manner;
 use super::session::ANSWER_LIMIT;
-use super::{Phase, Relay, State, layout, record};
+use super::{Phase, Relay, State, record};
 use crate::dispatch::Resolved;
 use crate::error::{Code, Error, Result};
 use crate::map::TableSettings;
@@ -86,12 +85,7 @@ pub(super) async fn new_slot(
         .get_or_create(&Kind { kind: loss.name() })
         .inc();
     let (instance, why) = (&relay.instance, loss.name());
-    let marking = async {
-        match loss.followed() {
-            Some(followed) => layout::mark(sql, relay, cluster, why, followed).await,
-            None => record::mark_recovering(sql, slot, cluster, instance, why).await,
-        }
-    };
+    let marking = record::mark_recovering(sql, slot, cluster, instance, why);
     answer_within(ANSWER_LIMIT, marking).await?;
     let dropping = async {
         match slots::drop(sql, slot).await {
@@ -197,13 +191,12 @@ pub(super) async fn start(
         // Nobody vouches while the slot is marked.
         let resolved = Resolved::read(sql, &settings.slot).await?;
         let firsts = match resolved.repeats() {
-            true => Firsts::read(sql, settings.shard()).await?,
+            true => Firsts::read(sql).await?,
             false => Firsts::default(),
         };
         Ok::<_, Error>((last_ordinal, resolved, firsts))
     };
     let (last_ordinal, resolved, firsts) = answer_within(ANSWER_LIMIT, looking).await?;
-    let places = Places::of(settings.shard());
     let recovery = Recovery {
         target: settings.database()?.clone(),
         slot: settings.slot.clone(),
@@ -214,9 +207,7 @@ pub(super) async fn start(
         state: relay.state.clone(),
         metrics: relay.metrics.clone(),
         place,
-        next: places.nth_after(last_ordinal),
-        places,
-        shard: settings.shard(),
+        next_ordinal: last_ordinal + 1,
         dispatch: settings.dispatch,
         publication,
         resolved,
@@ -264,10 +255,7 @@ struct Recovery {
     state: Arc<State>,
     metrics: Metrics,
     place: CommitLsn,
-    shard: Option<Shard>,
-    places: Places,
-    /// Which of this relay's events at that place comes next.
-    next: u32,
+    next_ordinal: u32,
     dispatch: Dispatch,
     publication: String,
     resolved: Resolved,
@@ -315,17 +303,16 @@ impl Recovery {
         let resolved = &self.resolved;
         let looking = refuse_rewritten(snapshot, &table.table);
         snapshot.answer(looking).await?;
-        let resolving = TableReader::resolve(snapshot, table, &self.project, self.shard);
+        let resolving = TableReader::resolve(snapshot, table, &self.project);
         let reader = snapshot.answer(resolving).await?;
         let reading = Unrecorded::of(snapshot, reader, table, resolved, &self.firsts);
         let mut unrecorded = snapshot.answer(reading).await?;
         let before = self.progress.rows;
         while let Some(row) = snapshot.answer(unrecorded.next()).await? {
-            let ordinal = self.places.nth(self.next)?;
-            let Some(row) = unrecorded.event(&row, self.place, ordinal) else {
+            let Some(row) = unrecorded.event(&row, self.place, self.next_ordinal) else {
                 continue;
             };
-            self.next += 1;
+            self.next_ordinal += 1;
             self.progress.row();
             self.metrics.events_from_table.inc();
             let row = match row {

@@ -21,13 +21,12 @@ use super::from_table;
 use super::intake::Intake;
 use super::opening::{self, Opening, check_publication};
 use super::pipeline::{End, Pipeline};
-use super::places::Places;
 use super::quarantine::{MAX_BLOCKED, Quarantine};
 use super::record::Manner;
 use super::recovery::loss::Audit;
 use super::supervisor::{self, Subject, Supervision, Supervisor};
 use super::topic_maker::TopicMaker;
-use super::{Phase, Relay, layout, record, recovery, stuck};
+use super::{Phase, Relay, record, recovery, stuck};
 use crate::dispatch::{Reader, Recorded, quarantined, wait_for_predecessor};
 use crate::error::{Code, Error, Result};
 use crate::postgres::{Sql, answer_within, connect};
@@ -146,17 +145,14 @@ async fn open(relay: &Relay) -> Result<(Pipeline, Beside)> {
         plan,
         repeats,
         slot_is_older,
-        predecessors,
         publication,
     } = opening::plan(relay, &sql, &cluster).await?;
     let wait_limit = settings.publish_timeout;
-    let waiting = wait_for_predecessor(&sql, &predecessors, wait_limit);
+    let waiting = wait_for_predecessor(&sql, &settings.slot, wait_limit);
     answer_within(wait_limit + ANSWER_LIMIT, waiting).await?;
     let (confirmed, audit, new_slot) = opening::carry_out(relay, &sql, &cluster, plan).await?;
     let mut source = open_source(relay, confirmed).await?;
     still_the_slot(relay, &sql, &mut source, confirmed).await?;
-    // Only now, since of two that look before their slots are active neither sees the other.
-    answer_within(ANSWER_LIMIT, layout::refuse_mixed(&sql, &settings.family)).await?;
     // From here on it proves the lease, however long the rest takes: nobody reads the stream yet.
     let hasten = Arc::new(Notify::new());
     let (supervisor, supervision) = supervise(
@@ -167,10 +163,8 @@ async fn open(relay: &Relay) -> Result<(Pipeline, Beside)> {
         hasten.clone(),
     )?;
     // Only now that the slot is ours nobody else records anything.
-    let waiting = wait_for_predecessor(&sql, &predecessors, wait_limit);
+    let waiting = wait_for_predecessor(&sql, &settings.slot, wait_limit);
     answer_within(wait_limit + ANSWER_LIMIT, waiting).await?;
-    let aside = opening::refuse_what_was_set_aside(relay, &sql);
-    answer_within(ANSWER_LIMIT, aside).await?;
     let looking = Recorded::after(&sql, confirmed, repeats);
     let recorded = answer_within(ANSWER_LIMIT, looking).await?;
     let quarantine = answer_within(ANSWER_LIMIT, quarantine_of(relay, &sql)).await?;
@@ -206,18 +200,16 @@ async fn open(relay: &Relay) -> Result<(Pipeline, Beside)> {
         system_identifier: cluster.system_identifier,
         timeline: cluster.timeline,
     };
-    let places = Places::of(settings.shard());
     let pipeline = Pipeline {
         source,
         intake: Intake::new(
             settings.tables.clone().into(),
             Arc::from(settings.project()?),
-            places,
             relay.metrics.clone(),
         ),
         watermark: Watermark::new(Confirmable::by_slot(confirmed)),
         delivery: delivery(relay, quarantine, reader, confirmed)?,
-        earlier: Earlier::new(recorded, sql, places, relay.metrics.clone()),
+        earlier: Earlier::new(recorded, sql, relay.metrics.clone()),
         supervision,
         from_table,
         seam,
@@ -258,7 +250,6 @@ async fn primary(relay: &Relay) -> Result<(Sql, Cluster)> {
             format!("the server is PostgreSQL {}", cluster.major_version()),
         ));
     }
-    layout::is_supported(relay.settings.shard(), &cluster)?;
     if cluster.in_recovery {
         return Err(Error::new(Code::PostgresStandby, "the server is a standby"));
     }
@@ -348,7 +339,6 @@ fn audited(relay: &Relay, walsender: i32) -> Result<auditor::Subject> {
         captured: relay.captured.clone(),
         tables: settings.tables.clone().into(),
         project: Arc::from(settings.project()?),
-        shard: settings.shard(),
         start: settings.start,
         dispatch: settings.dispatch,
         instance: relay.instance.clone(),
@@ -379,7 +369,7 @@ fn delivery(
 async fn quarantine_of(relay: &Relay, sql: &Sql) -> Result<Quarantine> {
     let mut quarantine = Quarantine::new(relay.settings.on_bad_event);
     // Also where nothing is blocked: it makes sure that the relay can look into the quarantine.
-    let keys = quarantined::blocked_keys(sql, relay.settings.shard(), MAX_BLOCKED).await?;
+    let keys = quarantined::blocked_keys(sql, MAX_BLOCKED).await?;
     if relay.settings.on_bad_event == OnBadEvent::QuarantineKey {
         for key in &keys {
             quarantine.block(key.group.clone(), key.since, &key.first.shown());

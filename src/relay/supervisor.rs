@@ -8,7 +8,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-use slot_manager::publication::{self, CapturedTable, Problem, PublicationState};
+use slot_manager::publication::{self, CapturedTable, PublicationState};
 use slot_manager::{SlotName, SystemIdentifier, slots};
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinHandle;
@@ -33,8 +33,6 @@ pub(super) enum Supervision {
     PublicationRight,
     /// Wrong, or not to be seen.
     PublicationUnsure,
-    /// What comes through the publication may be another shard's to send.
-    BringsOthers,
     /// The server takes no new sessions: it waits for us to confirm, and cannot be written to.
     ServerStopping,
 }
@@ -221,15 +219,8 @@ impl Watcher {
             self.audit.notify_one();
         }
         self.state = state.clone();
-        let is_shard = self
-            .subject
-            .tables
-            .iter()
-            .any(|table| table.share.is_some());
-        let is_filter = |problem: &Problem| matches!(problem, Problem::RowFilter { .. });
         match problems.is_empty() {
             true => Supervision::PublicationRight,
-            false if is_shard && problems.iter().any(is_filter) => Supervision::BringsOthers,
             false => Supervision::PublicationUnsure,
         }
     }

@@ -82,17 +82,6 @@ pub const KEYS: &[Key] = &[
         "Publication that holds the outbox tables, for inserts only",
     ),
     key(
-        "shard",
-        Kind::Text,
-        "",
-        &[],
-        "This relay's share of the events, for a database whose log is more than one slot can read: \
-         `0/4` is the first of four relays, each with its share of the keys, and with a slot and a \
-         publication of its own, called `SLOT_0of4` and `PUBLICATION_0of4`. 2 to 16 of them; all or \
-         none must have it. Needs PostgreSQL 15 and `dispatch = full`. None, since one slot keeps \
-         up with most databases",
-    ),
-    key(
         "slot_failover",
         Kind::Switch,
         "false",

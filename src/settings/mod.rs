@@ -6,15 +6,14 @@
 mod choices;
 mod keys;
 mod layers;
-mod sharing;
 
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use slot_manager::SlotName;
 use slot_manager::publication::CapturedTable;
-use slot_manager::{Shard, SlotFamily, SlotName};
 use toml::{Table, Value};
 
 pub use choices::{Dispatch, Endpoint, OnBadEvent, OnLoss, Start};
@@ -30,12 +29,10 @@ use crate::postgres::Target;
 pub struct Settings {
     /// The database; `None` when neither a URL nor `PGHOST`/`PGDATABASE` says which.
     pub database: Option<Target>,
-    /// Replication slot; that of the shard, if this relay is one.
+    /// Replication slot.
     pub slot: SlotName,
-    /// Publication name, as PostgreSQL stores it; that of the shard, if this relay is one.
+    /// Publication name, as PostgreSQL stores it.
     pub publication: String,
-    /// The slot as it is set, and the shard.
-    pub family: SlotFamily,
     /// Whether a slot that we create is copied to standbys.
     pub slot_failover: bool,
     /// What the first start delivers.
@@ -108,14 +105,12 @@ impl Settings {
         let text = |name: &str| table.get(name).and_then(Value::as_str).unwrap_or_default();
         let seconds = |name: &str| Duration::from_secs(number(table, name));
         let switch = |name: &str| table.get(name).and_then(Value::as_bool).unwrap_or_default();
-        let dispatch = Dispatch::named(text("dispatch"))
-            .ok_or_else(|| setting_invalid("dispatch").hint("take `full` or `exceptions`"))?;
-        let family = sharing::family(text("slot"), text("shard"), dispatch)?;
         let settings = Settings {
             database: Target::from_settings(text("database_url"), env)?,
-            slot: sharing::slot(&family)?,
-            publication: sharing::publication(&family, text("publication"))?,
-            family,
+            slot: text("slot")
+                .parse()
+                .map_err(|e| setting_invalid("slot").caused_by(e))?,
+            publication: text("publication").to_owned(),
             slot_failover: switch("slot_failover"),
             start: match text("start") {
                 "new" => Start::New,
@@ -127,7 +122,8 @@ impl Settings {
                 "stop" => OnLoss::Stop,
                 _ => return Err(setting_invalid("slot_on_loss").hint("take `recover` or `stop`")),
             },
-            dispatch,
+            dispatch: Dispatch::named(text("dispatch"))
+                .ok_or_else(|| setting_invalid("dispatch").hint("take `full` or `exceptions`"))?,
             tables: tables(table)?,
             project: project(text("project"))?,
             pubsub: endpoint(text("pubsub_emulator_host"), text("pubsub_endpoint"))?,
@@ -163,15 +159,13 @@ impl Settings {
         Ok(settings)
     }
 
-    /// Which shard this relay is, if it is one.
-    pub fn shard(&self) -> Option<Shard> {
-        self.family.shard
-    }
-
     /// The captured tables as the publication must hold them.
     pub fn captured(&self) -> Vec<CapturedTable> {
-        let tables = self.tables.iter();
-        tables.map(|table| table.captured(self.shard())).collect()
+        let captured = |table: &TableSettings| CapturedTable {
+            name: table.table.clone(),
+            columns: table.required_columns(),
+        };
+        self.tables.iter().map(captured).collect()
     }
 
     /// The database, or the error that says how to name it.

@@ -10,12 +10,10 @@
 use std::sync::Arc;
 
 use decoder::{Oid, OwnedColumn, OwnedRelation, PgTimestamp, ReplicaIdentity, Value};
-use slot_manager::shard::KEY_TYPES;
-use slot_manager::{QualifiedName, Shard, quoted_identifier, quoted_literal};
+use slot_manager::{QualifiedName, quoted_identifier, quoted_literal};
 use tokio_postgres::SimpleQueryRow;
 use tokio_postgres::error::{Error as PgError, SqlState};
 
-use crate::dispatch::Resolved;
 use crate::error::{Code, Error, Result};
 use crate::lanes::{Event, EventRef};
 use crate::map::{EventId, EventPosition, MapError, Mapper, OrderingKey, TableSettings};
@@ -85,21 +83,18 @@ pub(crate) struct TableReader {
     /// `schema.table:` in front of ids that are not uuids.
     source_prefix: Option<String>,
     source_id: String,
-    /// The condition that a row is in the share of this relay; `None` without shards.
-    share: Option<String>,
 }
 
 impl TableReader {
-    /// Looks the table up in the catalog and resolves its mapping, for the rows of one shard.
+    /// Looks the table up in the catalog and resolves its mapping.
     ///
     /// # Errors
-    /// `publication-drift` when there is no such table, `column-missing`, `setting-invalid`, also
-    /// for a key that shards cannot share out; those of a statement.
+    /// `publication-drift` when there is no such table, `column-missing`, `setting-invalid`,
+    /// those of a statement.
     pub(crate) async fn resolve(
         sql: &Sql,
         settings: &TableSettings,
         project: &str,
-        shard: Option<Shard>,
     ) -> Result<Self> {
         let table = &settings.table;
         let relation = describe(sql, table).await?.ok_or_else(|| {
@@ -112,11 +107,7 @@ impl TableReader {
             )
             .await?;
         let mapper = Mapper::resolve(&relation, settings, project)?;
-        let share = shard.map(|shard| share_sql(shard, &relation, settings));
-        Ok(Self {
-            share: share.transpose()?,
-            ..Self::new(mapper, &relation, table, row.get(0))
-        })
+        Ok(Self::new(mapper, &relation, table, row.get(0)))
     }
 
     fn new(
@@ -172,7 +163,6 @@ impl TableReader {
             source_prefix: (!known.id_is_uuid).then(|| format!("{}.{}:", table.schema, table.name)),
             id: of(known.id),
             source_id,
-            share: None,
             mapper,
         }
     }
@@ -228,15 +218,6 @@ impl TableReader {
     /// uuid.
     pub(crate) fn source_id_sql(&self) -> &str {
         &self.source_id
-    }
-
-    /// The condition that a row has no outcome and is this relay's to deliver.
-    pub(crate) fn lacks_outcome(&self, resolved: &Resolved) -> String {
-        let lacks_outcome = resolved.lacks_outcome(&self.event_id);
-        match &self.share {
-            Some(share) => format!("{share} and {lacks_outcome}"),
-            None => lacks_outcome,
-        }
     }
 
     /// When the event of a row that [`select_sql`](Self::select_sql) brought happened, as its
@@ -309,32 +290,4 @@ pub(crate) fn altered_since(error: PgError) -> Error {
         .hint("no action needed: the relay looks at them again"),
         _ => error.into(),
     }
-}
-
-/// The condition that a row of `e` is in the share.
-///
-/// # Errors
-/// `setting-invalid`: rows cannot be shared out by that column.
-pub(crate) fn share_sql(
-    shard: Shard,
-    relation: &OwnedRelation,
-    settings: &TableSettings,
-) -> Result<String> {
-    let key = settings.share_key();
-    let column = relation.columns.iter().find(|column| column.name == key);
-    let name = format!("e.{}", quoted_identifier(key));
-    let share = column.and_then(|column| shard.share_sql(&name, column.type_oid.0));
-    share.ok_or_else(|| {
-        Error::new(
-            Code::SettingInvalid,
-            format!(
-                "rows of {} cannot be shared out by their column {key}",
-                settings.table
-            ),
-        )
-        .hint(format!(
-            "let columns.aggregateid be a column of type {}, or leave the setting `shard` out",
-            KEY_TYPES.map(|(_, name, _)| name).join(", ")
-        ))
-    })
 }

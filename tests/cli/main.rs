@@ -10,6 +10,5 @@ mod help;
 mod init;
 mod quarantine;
 mod recover;
-mod shards;
 mod slot;
 mod support;

@@ -2,8 +2,7 @@
 
 use super::facts::Facts;
 use super::{NEWEST_MAJOR, OLDEST_MAJOR};
-use crate::shard::ROW_FILTERS_MAJOR;
-use crate::{Finding, Shard, quoted_identifier};
+use crate::{Finding, quoted_identifier};
 
 /// In MB, as `pg_settings` counts it. Below it one busy minute can cost the slot: loggable WAL
 /// rates are 10-100 MB/s.
@@ -28,22 +27,6 @@ pub(super) fn version(major: u32) -> Finding {
         "server-version",
         format!("the server is PostgreSQL {major}"),
     )
-}
-
-/// Shards need the row filters of publications.
-pub(super) fn row_filters(facts: &Facts, shard: Option<Shard>) -> Option<Finding> {
-    let major = facts.cluster.major_version();
-    (shard.is_some() && major < ROW_FILTERS_MAJOR).then(|| {
-        Finding::error(
-            "server-without-row-filters",
-            format!(
-                "the server is PostgreSQL {major}, and shards need row filters of publications"
-            ),
-            format!(
-                "upgrade it to PostgreSQL {ROW_FILTERS_MAJOR}, or leave the setting `shard` out"
-            ),
-        )
-    })
 }
 
 pub(super) fn check(facts: &Facts) -> Vec<Finding> {

@@ -37,7 +37,6 @@ fn problem_code(problem: &Problem) -> &'static str {
         Problem::ColumnsMissing { .. } => "column-missing",
         Problem::NotViaPartitionRoot { .. } => "publication-not-via-root",
         Problem::TableNotPublished { .. } => "table-not-published",
-        Problem::KeyNotHashable { .. } => "key-not-hashable",
         Problem::RowFilter { .. } => "publication-row-filter",
         Problem::ColumnsNotPublished { .. } => "publication-column-list",
     }

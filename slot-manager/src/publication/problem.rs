@@ -2,27 +2,7 @@
 
 use std::fmt;
 
-use crate::shard::KEY_TYPES;
 use crate::{QualifiedName, quoted_identifier};
-
-/// A table as it is to stand in a publication.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Publishing {
-    /// The table.
-    pub table: QualifiedName,
-    /// The condition on its rows, as SQL; `None` when all are published.
-    pub row_filter: Option<String>,
-}
-
-impl fmt::Display for Publishing {
-    /// As `ALTER PUBLICATION ... ADD TABLE` takes it.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.row_filter {
-            Some(filter) => write!(f, "{} where ({filter})", self.table),
-            None => write!(f, "{}", self.table),
-        }
-    }
-}
 
 /// A reason why rows of a captured table are not streamed, or not whole.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -32,7 +12,7 @@ pub enum Problem {
         /// Its name.
         publication: String,
         /// The tables that it should have.
-        tables: Vec<Publishing>,
+        tables: Vec<QualifiedName>,
     },
     /// Inserts are not published.
     InsertsNotPublished {
@@ -63,32 +43,23 @@ pub enum Problem {
         /// The publication.
         publication: String,
         /// The table.
-        table: Publishing,
-    },
-    /// Rows are to be shared out by a column whose type has no hash function that a row filter takes.
-    KeyNotHashable {
-        /// The table.
         table: QualifiedName,
-        /// The column.
-        key: String,
-        /// Its type; `None` when there is no such column.
-        key_type: Option<String>,
     },
-    /// A row filter leaves rows out, or lets rows through that are another relay's.
+    /// A row filter leaves rows out.
     RowFilter {
         /// The publication.
         publication: String,
-        /// The table, with the filter that it should have.
-        table: Publishing,
-        /// The filter that it has, as SQL.
-        found: Option<String>,
+        /// The table.
+        table: QualifiedName,
+        /// The filter, as SQL.
+        filter: String,
     },
     /// A column list leaves needed columns out.
     ColumnsNotPublished {
         /// The publication.
         publication: String,
         /// The table.
-        table: Publishing,
+        table: QualifiedName,
         /// The columns that are left out.
         columns: Vec<String>,
     },
@@ -142,22 +113,14 @@ impl Problem {
                     quoted_identifier(publication)
                 )
             }
-            Self::KeyNotHashable { table, .. } => {
-                format!(
-                    "let columns.aggregateid of {table} be a column of type {}, or leave the setting \
-                     `shard` out",
-                    KEY_TYPES.map(|(_, name, _)| name).join(", ")
-                )
-            }
             Self::RowFilter {
                 publication, table, ..
             }
             | Self::ColumnsNotPublished {
                 publication, table, ..
             } => format!(
-                "in one transaction: alter publication {publication} drop table {}; \
+                "in one transaction: alter publication {publication} drop table {table}; \
                  alter publication {publication} add table {table}",
-                table.table,
                 publication = quoted_identifier(publication)
             ),
         }
@@ -182,48 +145,24 @@ impl fmt::Display for Problem {
                 "publication {publication} publishes the partitions of {table} under their own names"
             ),
             Self::TableNotPublished { publication, table } => {
-                let table = &table.table;
                 write!(f, "table {table} is not in publication {publication}")
             }
-            Self::KeyNotHashable {
-                table,
-                key,
-                key_type,
-            } => write!(
-                f,
-                "rows of {table} cannot be shared out by their column {key} of type {}",
-                key_type.as_deref().unwrap_or("unknown")
-            ),
             Self::RowFilter {
                 publication,
-                table: Publishing { table, row_filter },
-                found,
-            } => match (found, row_filter) {
-                (Some(found), None) => write!(
-                    f,
-                    "publication {publication} leaves out the rows of {table} that do not meet \
-                     {found}"
-                ),
-                (Some(found), Some(wanted)) => write!(
-                    f,
-                    "publication {publication} publishes the rows of {table} that meet {found}, and \
-                     the share of this relay is {wanted}"
-                ),
-                (None, _) => write!(
-                    f,
-                    "publication {publication} publishes all rows of {table}, also those of other \
-                     shards"
-                ),
-            },
+                table,
+                filter,
+            } => write!(
+                f,
+                "publication {publication} leaves out the rows of {table} that do not meet {filter}"
+            ),
             Self::ColumnsNotPublished {
                 publication,
                 table,
                 columns,
             } => write!(
                 f,
-                "publication {publication} leaves out {} of {}",
-                columns.join(", "),
-                table.table
+                "publication {publication} leaves out {} of {table}",
+                columns.join(", ")
             ),
         }
     }

@@ -4,7 +4,7 @@ use scratch_postgres::{ScratchPostgres, StopMode};
 use slot_manager::preflight::{Expectation, check};
 use slot_manager::publication::CapturedTable;
 use slot_manager::slots::{self, CreateOptions};
-use slot_manager::{Finding, QualifiedName, Severity, SlotFamily};
+use slot_manager::{Finding, QualifiedName, Severity};
 use tokio_postgres::Client;
 
 use crate::support::{
@@ -21,16 +21,11 @@ const TABLES: &str = "
 
 fn expectation(slot: &str) -> Expectation {
     Expectation {
-        family: SlotFamily {
-            base: slot_name(slot),
-            shard: None,
-        },
         slot: slot_name(slot),
         publication: "postrider".to_owned(),
         tables: vec![CapturedTable {
             name: QualifiedName::new("outbox", "events"),
             columns: vec!["id".to_owned(), "payload".to_owned()],
-            share: None,
         }],
         dispatch: Some(QualifiedName::new("outbox", "dispatch")),
         relay: QualifiedName::new("outbox", "relay"),

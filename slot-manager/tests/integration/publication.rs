@@ -1,7 +1,7 @@
 //! What the publication guard sees.
 
 use slot_manager::QualifiedName;
-use slot_manager::publication::{CapturedTable, Problem, PublicationState, Share, inspect};
+use slot_manager::publication::{CapturedTable, Problem, PublicationState, inspect};
 use tokio_postgres::Client;
 
 use crate::support::{connect, major, new_database, run, shared_server, skipped};
@@ -10,7 +10,6 @@ fn captured(name: &str, columns: &[&str]) -> CapturedTable {
     CapturedTable {
         name: name.parse().expect("a name"),
         columns: columns.iter().map(|c| (*c).to_owned()).collect(),
-        share: None,
     }
 }
 
@@ -115,7 +114,7 @@ async fn each_problem_is_named_and_its_remedy_mends_it() {
     .await;
     let problem = mended(&client, "My pub", &table).await;
     assert!(
-        matches!(&problem, Problem::RowFilter { found: Some(filter), .. } if filter == "(id > 7)"),
+        matches!(&problem, Problem::RowFilter { filter, .. } if filter == "(id > 7)"),
         "{problem}"
     );
     run(
@@ -263,78 +262,6 @@ async fn a_table_that_is_published_with_its_schema_has_no_trace_there() {
         assert_eq!(state.problems(), []);
         assert_eq!(state.untraced().next().is_some(), is_untraced, "{what}");
         run(&client, "drop publication p").await;
-    }
-}
-
-fn of_shard(table: &CapturedTable, key: &str, shard: &str) -> CapturedTable {
-    CapturedTable {
-        share: Some(Share {
-            key: key.to_owned(),
-            shard: shard.parse().expect("a shard"),
-        }),
-        ..table.clone()
-    }
-}
-
-#[tokio::test]
-async fn a_shard_takes_its_own_row_filter_and_no_other_on_every_kind_of_key() {
-    let (_, client) = new_database().await;
-    if major(&client).await < 15 {
-        return skipped("shards have row filters", "they need PostgreSQL 15");
-    }
-    for (n, (key, key_type)) in [
-        ("k", "text"),
-        ("position", "varchar(20)"),
-        ("A \"b\"::text", "varchar"),
-        ("Key", "smallint"),
-        ("select", "integer"),
-        ("k", "bigint"),
-        ("k", "uuid"),
-    ]
-    .into_iter()
-    .enumerate()
-    {
-        let quoted = key.replace('"', "\"\"");
-        run(
-            &client,
-            &format!("create table t{n} (id int, \"{quoted}\" {key_type})"),
-        )
-        .await;
-        let table = captured(&format!("public.t{n}"), &["id"]);
-        let (ours, theirs) = (of_shard(&table, key, "1/2"), of_shard(&table, key, "0/2"));
-        let publication = format!("p{n}");
-        let problem = mended(&client, &publication, &ours).await;
-        assert!(
-            matches!(problem, Problem::PublicationMissing { .. }),
-            "{problem}"
-        );
-        let before = look(&client, &publication, &ours).await;
-        for other in [&table, &theirs] {
-            let problem = mended(&client, &publication, other).await;
-            assert!(matches!(problem, Problem::RowFilter { .. }), "{problem}");
-        }
-        let problem = mended(&client, &publication, &ours).await;
-        assert!(matches!(problem, Problem::RowFilter { .. }), "{problem}");
-        let after = look(&client, &publication, &ours).await;
-        assert!(after.has_changed_since(&before), "a filter leaves a trace");
-    }
-}
-
-#[tokio::test]
-async fn a_key_without_a_hash_is_named_with_its_type() {
-    let (_, client) = new_database().await;
-    run(
-        &client,
-        "create table t (id int, d date); create publication p for table t",
-    )
-    .await;
-    let table = captured("public.t", &["id"]);
-    for (key, part) in [("d", "type date"), ("missing", "type unknown")] {
-        let problems = look(&client, "p", &of_shard(&table, key, "0/2"))
-            .await
-            .problems();
-        assert!(matches!(problems[..], [Problem::KeyNotHashable { .. }]));
-        assert!(problems[0].to_string().contains(part), "{}", problems[0]);
     }
 }
 

@@ -71,7 +71,6 @@ async fn check_database(settings: &Settings) -> Result<(Vec<Finding>, Vec<String
     let sql = connect(settings.database()?, "postrider check", STATEMENT_TIMEOUT).await?;
     let expectation = Expectation {
         slot: settings.slot.clone(),
-        family: settings.family.clone(),
         publication: settings.publication.clone(),
         tables: settings.captured(),
         dispatch: Some(QualifiedName::new("outbox", "dispatch")),

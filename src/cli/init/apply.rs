@@ -11,7 +11,6 @@ use crate::cli::findings::{finding, finding_with_remedy, from_error};
 use crate::error::{Code, Error, Result};
 use crate::postgres::Sql;
 use crate::settings::Settings;
-use crate::table;
 
 /// Key of the advisory lock: "postride" in ASCII.
 const LOCK: i64 = 0x706f_7374_7269_6465;
@@ -101,10 +100,6 @@ async fn tables_exist(sql: &Sql, settings: &Settings) -> Result<()> {
                     .hint("create it and run this again, or correct the setting that names it"),
             );
         }
-        let relation = table::describe(sql, &table.table).await?;
-        if let (Some(shard), Some(relation)) = (settings.shard(), relation) {
-            table::share_sql(shard, &relation, table)?;
-        }
     }
     Ok(())
 }
@@ -116,7 +111,6 @@ pub(super) async fn publication(sql: &Sql, settings: &Settings) -> Result<Vec<Fi
     let mut findings = Vec::new();
     for problem in publication::inspect(sql, name, &tables).await?.problems() {
         if let Problem::TableNotPublished { table, .. } = &problem {
-            let table = &table.table;
             let what = format!("cannot add {table} to publication {name}");
             sql.batch_execute(&problem.remedy())
                 .await

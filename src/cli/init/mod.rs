@@ -15,7 +15,6 @@ use super::findings::Findings;
 use super::output;
 use crate::error::{Code, Error, Result};
 use crate::postgres::{Sql, connect};
-use crate::relay::layout;
 use crate::settings::Settings;
 
 /// Long enough for a wait on another session's lock, short enough to be told of it.
@@ -105,15 +104,13 @@ pub(super) struct Schema {
 /// # Errors
 /// `postgres-version`, `privilege-missing`, `schema-missing` when a captured table is not there.
 pub(super) async fn schema(sql: &mut Sql, settings: &Settings, payload: Payload) -> Result<Schema> {
-    let cluster = cluster::inspect(sql).await?;
-    let major = cluster.major_version();
+    let major = cluster::inspect(sql).await?.major_version();
     if major < 14 {
         return Err(Error::new(
             Code::PostgresVersion,
             format!("the server is PostgreSQL {major}"),
         ));
     }
-    layout::is_supported(settings.shard(), &cluster)?;
     let captured = settings.captured();
     let before = publication::inspect(sql, &settings.publication, &captured).await?;
     let mut findings = apply::migrations(sql, settings, payload).await?;

@@ -4,8 +4,6 @@
 //! other migration tool. What the settings change is rendered here: the payload's type, the
 //! publication's name and tables, and the grants on tables that are not ours.
 
-use slot_manager::publication::Share;
-use slot_manager::shard::KEY_TYPES;
 use slot_manager::{QualifiedName, SlotName, quoted_identifier, quoted_literal};
 
 use crate::settings::Settings;
@@ -38,7 +36,7 @@ const ROLES: &str = include_str!("../../../migrations/0004_roles.sql");
 const QUARANTINE: &str = include_str!("../../../migrations/0005_quarantine.sql");
 const RECOVERY: &str = include_str!("../../../migrations/0006_recovery.sql");
 const EXCEPTIONS: &str = include_str!("../../../migrations/0008_exceptions.sql");
-const SHARDS: &str = include_str!("../../../migrations/0009_shards.sql");
+const ONE_RELAY: &str = include_str!("../../../migrations/0010_one_relay.sql");
 
 /// What the files are written for.
 const DEFAULT_PUBLICATION: &str = "postrider";
@@ -72,7 +70,7 @@ pub(super) fn migrations(settings: &Settings, payload: Payload) -> Vec<Migration
         migration(6, "recovery", RECOVERY.to_owned(), false),
         migration(7, "audit", AUDIT.to_owned(), false),
         migration(8, "exceptions", EXCEPTIONS.to_owned(), false),
-        migration(9, "shards", SHARDS.to_owned(), false),
+        migration(10, "one_relay", ONE_RELAY.to_owned(), false),
     ]
 }
 
@@ -91,8 +89,7 @@ fn events(payload: Payload) -> String {
 }
 
 fn publication(settings: &Settings) -> String {
-    let is_default = settings.shard().is_none()
-        && settings.publication == DEFAULT_PUBLICATION
+    let is_default = settings.publication == DEFAULT_PUBLICATION
         && settings
             .tables
             .iter()
@@ -101,86 +98,49 @@ fn publication(settings: &Settings) -> String {
         return PUBLICATION.to_owned();
     }
     let name = &settings.publication;
-    let captured = settings.captured();
-    let tables: Vec<String> = captured.iter().map(|t| t.name.to_string()).collect();
-    // With shards each table comes with its row filter, below.
-    let for_tables = match settings.shard() {
-        None => format!(" for table {}", tables.join(", ")),
-        Some(_) => String::new(),
-    };
+    let tables: Vec<String> = settings
+        .tables
+        .iter()
+        .map(|t| t.table.to_string())
+        .collect();
     let mut body = format!(
         "    if not exists (select from pg_catalog.pg_publication where pubname = {literal}) then\n        \
-                 create publication {identifier}{for_tables}\n            \
+                 create publication {identifier} for table {tables}\n            \
                      with (publish = 'insert', publish_via_partition_root = true);\n    \
              end if;\n",
         literal = quoted_literal(name),
         identifier = quoted_identifier(name),
+        tables = tables.join(", "),
     );
-    for table in &captured {
-        let add = match &table.share {
-            None => format!(
-                "        alter publication {} add table {};\n",
-                quoted_identifier(name),
-                table.name
-            ),
-            Some(share) => add_share(name, &table.name, share),
-        };
-        body += &unless_published(name, &table.name, &add);
+    for table in &settings.tables {
+        body += &add_table(name, &table.table);
     }
-    let declare = settings.shard().map_or("", |_| "declare\n    hash text;\n");
     format!(
         "-- What the relay streams. Must exist before the slot: rows that are inserted between the\n\
          -- two cannot be streamed.\n{}",
-        do_block(declare, &body)
+        do_block(&body)
     )
 }
 
 /// Statements as an anonymous block. Its delimiter occurs nowhere in them: a quoted name may hold
 /// `$$`, which would end the block within the name.
-fn do_block(declare: &str, body: &str) -> String {
+fn do_block(body: &str) -> String {
     let tags = std::iter::once("$$".to_owned()).chain((1..).map(|n| format!("$block_{n}$")));
     let tag = tags.into_iter().find(|tag| !body.contains(tag));
     let tag = tag.expect("invariant: a finite text holds finitely many delimiters");
-    format!("do {tag}\n{declare}begin\n{body}end\n{tag};\n")
+    format!("do {tag}\nbegin\n{body}end\n{tag};\n")
 }
 
-fn unless_published(publication: &str, table: &QualifiedName, add: &str) -> String {
+fn add_table(publication: &str, table: &QualifiedName) -> String {
     format!(
         "    if not exists (select from pg_catalog.pg_publication_tables\n                   \
-         where pubname = {} and schemaname = {} and tablename = {}) then\n\
-         {add}    \
+         where pubname = {} and schemaname = {} and tablename = {}) then\n        \
+         alter publication {} add table {table};\n    \
          end if;\n",
         quoted_literal(publication),
         quoted_literal(&table.schema),
         quoted_literal(&table.name),
-    )
-}
-
-/// Adds a table with the row filter of one shard. How its key is hashed depends on the type that the
-/// column has in the database.
-fn add_share(publication: &str, table: &QualifiedName, share: &Share) -> String {
-    let Share { key, shard } = share;
-    let (before, behind) = shard.share_sql_around(&quoted_identifier(key));
-    let hashes: String = KEY_TYPES
-        .map(|(oid, _, hash)| format!(" when {oid} then '{hash}'"))
-        .concat();
-    let refused = format!("rows of {table} cannot be shared out by their column {key}");
-    let publication = quoted_identifier(publication);
-    format!(
-        "        select case a.atttypid::int{hashes} end into hash\n        \
-         from pg_catalog.pg_attribute a\n        \
-         where a.attrelid = {regclass}::regclass and a.attname = {key} and not a.attisdropped;\n        \
-         if hash is null then\n            \
-         raise exception using message = {refused};\n        \
-         end if;\n        \
-         execute {before} || hash || {behind};\n",
-        regclass = quoted_literal(&table.to_string()),
-        key = quoted_literal(key),
-        refused = quoted_literal(&refused),
-        before = quoted_literal(&format!(
-            "alter publication {publication} add table {table} where ({before}"
-        )),
-        behind = quoted_literal(&format!("{behind})")),
+        quoted_identifier(publication),
     )
 }
 
@@ -212,7 +172,7 @@ fn grants(settings: &Settings) -> String {
     );
     format!(
         "\n-- The relay reads the other captured tables too; their writers are not its business.\n{}",
-        do_block("", &body)
+        do_block(&body)
     )
 }
 
@@ -306,11 +266,11 @@ mod tests {
                 RECOVERY,
                 AUDIT,
                 EXCEPTIONS,
-                SHARDS
+                ONE_RELAY
             ]
         );
         let versions: Vec<i32> = rendered.iter().map(|m| m.version).collect();
-        assert_eq!(versions, [1, 2, 3, 4, 5, 6, 7, 8, 9]);
+        assert_eq!(versions, [1, 2, 3, 4, 5, 6, 7, 8, 10]);
     }
 
     #[test]
@@ -341,15 +301,6 @@ mod tests {
         assert!(sql.contains("where pubname = 'Shop''s \"events\"'"));
         assert!(sql.contains("schemaname = 'sales' and tablename = 'Outbox'"));
         assert!(grants(&settings).contains("grant select on sales.\"Outbox\" to postrider_relay;"));
-    }
-
-    #[test]
-    fn a_shard_has_a_publication_of_its_own_with_its_share_of_the_rows() {
-        let sql = publication(&settings(&[("POSTRIDER_SHARD", "1/4")]));
-        assert!(sql.contains("create publication postrider_1of4\n"), "{sql}");
-        assert!(sql.contains("when 25 then 'hashtext'"), "{sql}");
-        let filter = "'(aggregateid), 0), 2147483647), 4) = 1)'";
-        assert!(sql.contains(filter), "{sql}");
     }
 
     #[test]

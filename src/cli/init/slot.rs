@@ -10,7 +10,6 @@ use crate::cli::findings::{finding, finding_with_remedy};
 use crate::cli::slot::served_before;
 use crate::error::Result;
 use crate::postgres::Sql;
-use crate::relay::layout::{self, Before};
 use crate::settings::Settings;
 
 /// How long to wait for running transactions.
@@ -27,16 +26,6 @@ pub(super) async fn ensure(
     if let Some(slot) = slots::find(sql, name).await? {
         slot.require_ours()?;
         return Ok(existing(&slot, cluster, new_publication));
-    }
-    if let Before::OtherLayout(followed) = layout::before(sql, &settings.family, cluster).await? {
-        return Ok(finding(
-            Severity::Ok,
-            "slot",
-            format!(
-                "slot {name} is made by its relay, which takes over from slot {}",
-                followed.last
-            ),
-        ));
     }
     if let Some(confirmed) = served_before(sql, name).await? {
         return Ok(finding_with_remedy(

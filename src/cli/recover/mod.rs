@@ -9,13 +9,12 @@ use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use slot_manager::{Cluster, Slot, SlotName, SystemIdentifier, cluster, publication, slots};
+use slot_manager::{Cluster, Slot, SlotName, cluster, publication, slots};
 use tokio_postgres::error::SqlState;
 
 use crate::cli::output;
 use crate::error::{Code, Error, Result};
 use crate::postgres::{Sql, connect};
-use crate::relay::layout::{self, Before};
 use crate::relay::opening::server_lsn;
 use crate::relay::record::{self, Recorded};
 use crate::relay::recovery::loss::{self, Seen, Verdict};
@@ -57,8 +56,6 @@ struct Situation {
     cluster: Cluster,
     slot: Option<Slot>,
     earlier: Option<Recorded>,
-    /// What relays of another number of shards have written down.
-    before: Before,
     /// Why a relay would recover at its next session; `None` when it would just stream.
     why: Option<Why>,
 }
@@ -81,7 +78,6 @@ impl Situation {
             slot.require_ours()?;
         }
         let earlier = record::read(sql, name).await?;
-        let before = layout::before(sql, &settings.family, &cluster).await?;
         let server_lsn = server_lsn(sql).await?;
         let publication =
             publication::inspect(sql, &settings.publication, &settings.captured()).await?;
@@ -89,7 +85,6 @@ impl Situation {
             cluster,
             slot,
             earlier,
-            before,
             why: None,
         };
         let seen = Seen {
@@ -100,32 +95,23 @@ impl Situation {
             start: settings.start,
             dispatch: settings.dispatch,
             publication: publication.fingerprint(),
-            followed: situation.before.followed(),
         };
         situation.why = situation.why(seen);
         Ok(situation)
     }
 
-    /// The cluster on which this slot was served, or others of its name, if it is another one.
-    fn served_elsewhere(&self) -> Option<SystemIdentifier> {
-        let own = self.earlier.as_ref().map(|row| row.system_identifier);
-        match (own, &self.before) {
-            (Some(own), _) => Some(own).filter(|own| *own != self.cluster.system_identifier),
-            (None, Before::Foreign(others)) => Some(*others),
-            (None, Before::SameLayout | Before::OtherLayout(_)) => None,
-        }
-    }
-
     fn is_foreign(&self) -> bool {
-        self.served_elsewhere().is_some()
+        self.earlier
+            .as_ref()
+            .is_some_and(|row| row.system_identifier != self.cluster.system_identifier)
     }
 
     fn why(&self, seen: Seen<'_>) -> Option<Why> {
-        if let Some(elsewhere) = self.served_elsewhere() {
+        if let Some(earlier) = self.earlier.as_ref().filter(|_| self.is_foreign()) {
             let what = format!(
-                "the slot was served on cluster {elsewhere}, and this is cluster {}: a relay stops \
-                 here until `postrider recover --adopt`",
-                self.cluster.system_identifier
+                "the slot was served on cluster {}, and this is cluster {}: a relay stops here \
+                 until `postrider recover --adopt`",
+                earlier.system_identifier, self.cluster.system_identifier
             );
             let name = Code::ForeignCluster.name();
             return Some(Why { name, what });
@@ -170,7 +156,7 @@ async fn request(
     confirmed(args, &question(situation, settings))?;
     let transaction = sql.client_mut().transaction().await?;
     let moved = match args.adopt {
-        true => record::move_records(&transaction, settings.shard()).await?,
+        true => record::move_records(&transaction).await?,
         false => 0,
     };
     record::request_recovery(&transaction, name, &situation.cluster, why).await?;

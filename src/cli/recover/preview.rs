@@ -13,7 +13,6 @@ use crate::cli::{figures, output};
 use crate::dispatch::Resolved;
 use crate::error::{Error, Result};
 use crate::postgres::{PatientSql, Sql};
-use crate::relay::layout::Before;
 use crate::relay::recovery::blocked::Firsts;
 use crate::relay::recovery::unrecorded::Unrecorded;
 use crate::settings::Settings;
@@ -68,22 +67,18 @@ pub(super) async fn show(
     sql.batch_execute("begin isolation level repeatable read read only")
         .await?;
     let mut tables = Vec::new();
-    let resolved = match &situation.before {
+    let resolved = match situation.is_foreign() {
         // Transactions of another cluster.
-        _ if situation.is_foreign() => Resolved::default(),
-        Before::OtherLayout(followed) => {
-            let legacy = followed.legacy;
-            Resolved::new(legacy.resolved_xid, legacy.exceptions_xid)
-        }
-        Before::SameLayout | Before::Foreign(_) => Resolved::read(&sql, &settings.slot).await?,
+        true => Resolved::default(),
+        false => Resolved::read(&sql, &settings.slot).await?,
     };
     let firsts = match resolved.repeats() {
-        true => Firsts::read(&sql, settings.shard()).await?,
+        true => Firsts::read(&sql).await?,
         false => Firsts::default(),
     };
     let project = settings.project()?;
     for table in &settings.tables {
-        let reader = TableReader::resolve(&sql, table, project, settings.shard()).await?;
+        let reader = TableReader::resolve(&sql, table, project).await?;
         let unrecorded = Unrecorded::of(&sql, reader, table, &resolved, &firsts).await?;
         tables.push(read(unrecorded, table.table.to_string()).await?);
     }

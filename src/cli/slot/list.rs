@@ -5,7 +5,6 @@ use std::process::ExitCode;
 use slot_manager::{Slot, slots};
 
 use super::{STATEMENT_TIMEOUT, session};
-use crate::cli::findings::Findings;
 use crate::cli::{figures, output};
 use crate::error::Result;
 use crate::settings::Settings;
@@ -13,7 +12,7 @@ use crate::settings::Settings;
 /// The arguments of `postrider slot list`.
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
-    /// Print JSON: {slots: [...], findings: [...]}
+    /// Print JSON: {slots: [...]}
     #[arg(long)]
     json: bool,
 }
@@ -23,19 +22,13 @@ const HEADINGS: [&str; 7] = ["SLOT", "PLUGIN", "DATABASE", "WAL", "LAG", "KEPT",
 pub(super) async fn run(settings: &Settings, args: &Args) -> Result<ExitCode> {
     let sql = session(settings, STATEMENT_TIMEOUT).await?;
     let slots = slots::list(&sql).await?;
-    let findings = settings.family.survey(&slots);
     if args.json {
-        output::write_json(&serde_json::json!({ "slots": slots, "findings": findings }));
+        output::write_json(&serde_json::json!({ "slots": slots }));
     } else if slots.is_empty() {
         output::write("There are no replication slots. `postrider init --apply` creates one.\n");
     } else {
         let rows: Vec<[String; 7]> = slots.iter().map(row).collect();
         output::write(&aligned(&rows));
-    }
-    if !args.json && !findings.is_empty() {
-        let mut shards = Findings::default();
-        shards.section("\nShards", findings);
-        shards.print();
     }
     Ok(ExitCode::SUCCESS)
 }

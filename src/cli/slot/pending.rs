@@ -11,7 +11,7 @@
 
 use std::time::Duration;
 
-use slot_manager::{Shard, Slot, quoted_identifier};
+use slot_manager::{Slot, quoted_identifier};
 
 use super::not_to_be_read;
 use crate::dispatch::Resolved;
@@ -40,9 +40,7 @@ const DESCRIPTION: &str = "\
            (select a.atttypid = 'uuid'::regtype from pg_catalog.pg_attribute a \
             where a.attrelid = c.oid and a.attname = $2 and not a.attisdropped) as id_is_uuid, \
            exists (select from pg_catalog.pg_attribute a where a.attrelid = c.oid \
-            and a.attname = $3 and not a.attisdropped) as has_time, \
-           (select a.atttypid from pg_catalog.pg_attribute a \
-            where a.attrelid = c.oid and a.attname = $4 and not a.attisdropped) as key_type \
+            and a.attname = $3 and not a.attisdropped) as has_time \
     from pg_catalog.pg_class c where c.oid = pg_catalog.to_regclass($1)";
 
 /// Looks at all captured tables; `None` when it would take long, or cannot be known.
@@ -60,7 +58,7 @@ pub(super) async fn look(sql: &Sql, settings: &Settings, slot: &Slot) -> Result<
         Err(error) => return Err(error.into()),
     };
     for table in &settings.tables {
-        match look_at(sql, table, settings.shard(), catalog_xmin, &resolved).await {
+        match look_at(sql, table, catalog_xmin, &resolved).await {
             Ok(Some(one)) => {
                 all.events += one.events;
                 all.oldest = all.oldest.zip(one.oldest).map(|(a, b)| a.max(b));
@@ -79,7 +77,6 @@ pub(super) async fn look(sql: &Sql, settings: &Settings, slot: &Slot) -> Result<
 async fn look_at(
     sql: &Sql,
     settings: &TableSettings,
-    shard: Option<Shard>,
     catalog_xmin: i64,
     resolved: &Resolved,
 ) -> Result<Option<Pending>, tokio_postgres::Error> {
@@ -89,11 +86,8 @@ async fn look_at(
         .occurred_at
         .as_deref()
         .unwrap_or("occurred_at");
-    let (table, key) = (settings.table.to_string(), settings.share_key());
-    let Some(row) = sql
-        .query_opt(DESCRIPTION, &[&table, &id, &time, &key])
-        .await?
-    else {
+    let table = settings.table.to_string();
+    let Some(row) = sql.query_opt(DESCRIPTION, &[&table, &id, &time]).await? else {
         return Ok(None);
     };
     let bytes: Option<i64> = row.get(0);
@@ -102,15 +96,7 @@ async fn look_at(
     let Some(id_is_uuid) = id_is_uuid.filter(|_| bytes.is_some_and(|n| n <= LARGEST_BYTES)) else {
         return Ok(None);
     };
-    let mut statement = statement(settings, id, id_is_uuid, has_time.then_some(time), resolved);
-    if let Some(shard) = shard {
-        let key = format!("e.{}", quoted_identifier(key));
-        let key_type: Option<u32> = row.get(3);
-        let Some(share) = key_type.and_then(|key_type| shard.share_sql(&key, key_type)) else {
-            return Ok(None);
-        };
-        statement += &format!(" and {share}");
-    }
+    let statement = statement(settings, id, id_is_uuid, has_time.then_some(time), resolved);
     let row = sql
         .query_one(&statement, &[&catalog_xmin.to_string()])
         .await?;

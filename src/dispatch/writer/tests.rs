@@ -100,12 +100,8 @@ impl World {
         let url = server.url("postgres");
         let target = Target::from_settings(&url, &Environment::new()).unwrap();
         let slot: SlotName = "p".parse().unwrap();
-        let family = SlotFamily {
-            base: slot.clone(),
-            shard: None,
-        };
         let (sender, events) = mpsc::unbounded_channel();
-        let writer = Writer::start(target.unwrap(), &slot, &family, reader, sender);
+        let writer = Writer::start(target.unwrap(), &slot, reader, sender);
         Self {
             sql,
             writer: Some(writer),

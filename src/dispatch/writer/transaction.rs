@@ -6,14 +6,14 @@ use std::time::Duration;
 
 use decoder::Lsn;
 use futures_util::SinkExt;
-use slot_manager::{SlotFamily, SystemIdentifier, cluster};
+use slot_manager::{SystemIdentifier, cluster};
 use tokio_postgres::Statement;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::PgLsn;
 
 use super::super::released::{ReleasedRows, UPDATE};
 use super::super::rows::{COPY, RowKey, encode, row_key};
-use super::super::successor::{ACTIVE_SLOTS, is_there};
+use super::super::successor::{WHO_SERVES, is_there};
 use super::batch::Batch;
 use crate::error::{Code, Error, Result};
 use crate::lanes::Standing;
@@ -73,13 +73,12 @@ pub(super) struct Place {
     pub(super) target: Target,
     pub(super) name: String,
     pub(super) slot: String,
-    pub(super) family: SlotFamily,
     pub(super) reader: Reader,
 }
 
 pub(super) struct Connected {
     sql: Sql,
-    active_slots: Statement,
+    who_serves: Statement,
     copy: Statement,
     update: Statement,
 }
@@ -90,7 +89,7 @@ impl Connected {
         place.reader.is_still_served_by(&sql).await?;
         sql.batch_execute(BE_QUICK).await?;
         Ok(Self {
-            active_slots: sql.prepare(ACTIVE_SLOTS).await?,
+            who_serves: sql.prepare(WHO_SERVES).await?,
             copy: sql.prepare(COPY).await?,
             update: sql.prepare(UPDATE).await?,
             sql,
@@ -146,14 +145,15 @@ async fn attempt(
     there: &HashSet<RowKey>,
 ) -> Result<Attempt, tokio_postgres::Error> {
     let transaction = connected.sql.client_mut().transaction().await?;
-    let active = transaction
-        .query(
-            &connected.active_slots,
-            &[&place.slot, &place.reader.instance],
-        )
+    let Reader {
+        instance,
+        walsender,
+        ..
+    } = &place.reader;
+    let serving = transaction
+        .query_one(&connected.who_serves, &[&place.slot, instance])
         .await?;
-    let active = active.iter().map(|row| (row.get(0), row.get(1)));
-    if is_there(active, &place.slot, &place.family, place.reader.walsender) {
+    if is_there(serving.get(0), serving.get(1), *walsender) {
         transaction.rollback().await?;
         return Ok(Attempt::SlotIsAnothers);
     }

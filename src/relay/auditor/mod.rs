@@ -15,7 +15,7 @@
 //!
 //! Before the first start there was no relay: rows of that time are not delivered (`start = new`),
 //! and the first whole audit records them as `discarded`, by the transaction that inserted them.
-//! From then on each row has a record. A shard compares the rows of its share.
+//! From then on each row has a record.
 //!
 //! Where published events get no record (`dispatch = exceptions`) there is nothing to compare with:
 //! then it says from time to time up to which transaction everything has its outcome (`vouching`).
@@ -31,13 +31,12 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use slot_manager::SlotName;
 use slot_manager::publication::{self, CapturedTable};
-use slot_manager::{Shard, SlotName};
 use tokio::sync::{Notify, mpsc, oneshot};
 use tokio::task::JoinHandle;
 
 use super::from_table::TableSender;
-use super::places::Places;
 use crate::dispatch::Resolved;
 use crate::error::{Code, Error, Result};
 use crate::map::TableSettings;
@@ -68,8 +67,6 @@ pub(super) struct Subject {
     pub(super) captured: Vec<CapturedTable>,
     pub(super) tables: Arc<[TableSettings]>,
     pub(super) project: Arc<str>,
-    /// Whose rows are compared.
-    pub(super) shard: Option<Shard>,
     /// Whether rows from before are wanted.
     pub(super) start: FromWhere,
     /// How the session records.
@@ -313,8 +310,7 @@ impl Audit {
     }
 
     async fn reader(&self, sql: &PatientSql, table: &TableSettings) -> Result<TableReader> {
-        let (project, shard) = (&self.subject.project, self.subject.shard);
-        let resolving = TableReader::resolve(sql, table, project, shard);
+        let resolving = TableReader::resolve(sql, table, &self.subject.project);
         sql.answer(resolving).await
     }
 
@@ -330,7 +326,6 @@ impl Audit {
             sql,
             slot: &self.subject.slot,
             walsender: self.subject.walsender,
-            places: Places::of(self.subject.shard),
             reader,
             first_xid,
             resolved: earlier.resolved,

@@ -19,7 +19,6 @@ use crate::dispatch::{Resolved, row_xid};
 use crate::error::{Code, Error, Result};
 use crate::postgres::PatientSql;
 use crate::relay::from_table::{FromTable, SessionEnded, TableSender, last_ordinal, place_before};
-use crate::relay::places::Places;
 use crate::table::{TableReader, altered_since};
 use crate::watermark::CommitLsn;
 
@@ -47,9 +46,9 @@ const NOT_RECORDED: &str = "\
 const DISCARD: &str = "\
     insert into outbox.dispatch \
         (commit_lsn, ordinal, event_id, source_id, state, attempts, committed_at, error) \
-    select $1, w.ordinal, w.id, w.source_id, 'discarded', 0, now(), \
+    select $1, $2 + w.n::int, w.id, w.source_id, 'discarded', 0, now(), \
            'committed before the first start of the relay' \
-    from unnest($2::int[], $3::uuid[], $4::text[]) as w (ordinal, id, source_id)";
+    from unnest($3::uuid[], $4::text[]) with ordinality as w (id, source_id, n)";
 
 /// How a comparison ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -117,7 +116,6 @@ pub(super) struct Pass<'a> {
     pub(super) sql: &'a PatientSql,
     pub(super) slot: &'a SlotName,
     pub(super) walsender: i32,
-    pub(super) places: Places,
     pub(super) reader: TableReader,
     /// Rows of older transactions are from before the first start, and recorded as discarded.
     pub(super) first_xid: Option<i64>,
@@ -163,7 +161,7 @@ impl Pass<'_> {
             "begin; declare audit no scroll cursor for \
              select e.tableoid, e.ctid::text, {id}, {source_id}, {is_old} from {table} e \
              where {blocks} {} order by {}",
-            self.reader.lacks_outcome(&self.resolved),
+            self.resolved.lacks_outcome(id),
             self.reader.order_sql()
         )
     }
@@ -253,13 +251,15 @@ impl Pass<'_> {
     async fn hand_over(&mut self, rows: &[Row], commit: CommitLsn) -> Result<()> {
         let sql = self.sql;
         let last = sql.answer(last_ordinal(sql, commit)).await?;
-        let mut next = self.places.nth_after(last);
+        let mut next_ordinal = last + 1;
         let mut rest = rows;
         let mut count = 1;
         while let Some(first) = rest.first() {
             let of_one_table = rest.iter().take_while(|row| row.table == first.table);
             let asked = &rest[..of_one_table.take(count).count()];
-            let portion = sql.answer(self.read(asked, commit, &mut next)).await?;
+            let portion = sql
+                .answer(self.read(asked, commit, &mut next_ordinal))
+                .await?;
             for row in portion.rows {
                 self.events
                     .send(row)
@@ -277,7 +277,12 @@ impl Pass<'_> {
 
     /// Reads rows, but no more than fit into a portion; what the server sends of the others is
     /// passed over. Nothing is held on the server when this returns.
-    async fn read(&mut self, asked: &[Row], commit: CommitLsn, next: &mut u32) -> Result<Portion> {
+    async fn read(
+        &mut self,
+        asked: &[Row],
+        commit: CommitLsn,
+        next_ordinal: &mut u32,
+    ) -> Result<Portion> {
         let mut portion = Portion {
             rows: Vec::with_capacity(asked.len()),
             done: asked.len(),
@@ -290,8 +295,8 @@ impl Pass<'_> {
             let SimpleQueryMessage::Row(row) = message else {
                 continue;
             };
-            let ordinal = self.places.nth(*next)?;
-            *next += 1;
+            let ordinal = *next_ordinal;
+            *next_ordinal += 1;
             portion
                 .rows
                 .push(match self.reader.event(&row, commit, ordinal) {
@@ -339,14 +344,9 @@ impl Pass<'_> {
         let source_ids: Vec<Option<&str>> =
             rows.iter().map(|row| row.source_id.as_deref()).collect();
         let last = self.sql.answer(last_ordinal(self.sql, commit)).await?;
-        let next = self.places.nth_after(last);
-        let ordinals = (next..).take(rows.len());
-        let ordinals: Result<Vec<i32>> = ordinals
-            .map(|nth| Ok(self.places.nth(nth)?.cast_signed()))
-            .collect();
+        let last = i32::try_from(last).unwrap_or(i32::MAX);
         let place = PgLsn::from(commit.lsn().as_u64());
-        let ordinals = ordinals?;
-        let parameters: [&(dyn ToSql + Sync); 4] = [&place, &ordinals, &ids, &source_ids];
+        let parameters: [&(dyn ToSql + Sync); 4] = [&place, &last, &ids, &source_ids];
         let discarding = self.sql.execute(DISCARD, &parameters);
         self.sql.answer(discarding).await?;
         Ok(())

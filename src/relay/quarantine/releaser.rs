@@ -10,7 +10,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::TryFutureExt;
-use slot_manager::Shard;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio_postgres::SimpleQueryMessage;
@@ -76,7 +75,6 @@ impl Releaser {
         target: Target,
         tables: Vec<TableSettings>,
         project: Arc<str>,
-        shard: Option<Shard>,
     ) -> Self {
         let (asks, incoming) = mpsc::channel(1);
         let (outgoing, found) = mpsc::channel(1);
@@ -84,7 +82,6 @@ impl Releaser {
             target,
             tables,
             project,
-            shard,
             session: None,
             looked_to: None,
         };
@@ -123,8 +120,6 @@ struct Worker {
     target: Target,
     tables: Vec<TableSettings>,
     project: Arc<str>,
-    /// Whose rows are looked at.
-    shard: Option<Shard>,
     session: Option<Session>,
     /// The last group that a look has brought, unless it was the last of all: those that cannot be
     /// published for now must not hide others.
@@ -149,7 +144,7 @@ impl Worker {
             Some(session) => session,
             none => none.insert(Session::open(&self.target).await?),
         };
-        let (sql, shard) = (&session.sql, self.shard);
+        let sql = &session.sql;
         match ask {
             Ask::Look {
                 blocked,
@@ -157,8 +152,7 @@ impl Worker {
                 count,
             } => {
                 let after = self.looked_to.take();
-                let looking =
-                    quarantined::released_groups(sql, shard, after.as_ref(), GROUPS as i64);
+                let looking = quarantined::released_groups(sql, after.as_ref(), GROUPS as i64);
                 let released = sql.answer(looking).await?;
                 self.looked_to = released.get(GROUPS - 1).cloned();
                 Ok(Found::Looked {
@@ -166,33 +160,32 @@ impl Worker {
                     vanished: match blocked.is_empty() {
                         true => Vec::new(),
                         false => {
-                            let looking = quarantined::vanished(sql, shard, &blocked);
+                            let looking = quarantined::vanished(sql, &blocked);
                             sql.answer(looking).await?
                         }
                     },
                     durable,
                     count: match count {
-                        true => Some(sql.answer(quarantined::count(sql, shard)).await?),
+                        true => Some(sql.answer(quarantined::count(sql)).await?),
                         false => None,
                     },
                 })
             }
             Ask::Do(Command::Mark(group)) => {
-                sql.answer(quarantined::mark(sql, shard, &group)).await?;
+                sql.answer(quarantined::mark(sql, &group)).await?;
                 Ok(Found::Marked(group))
             }
             Ask::Do(Command::SendBack(group)) => {
-                sql.answer(quarantined::send_back(sql, shard, &group))
-                    .await?;
+                sql.answer(quarantined::send_back(sql, &group)).await?;
                 Ok(Found::SentBack(group))
             }
             Ask::Do(Command::Page(group, after)) => {
-                let paging = quarantined::page(sql, shard, &group, after, PAGE);
+                let paging = quarantined::page(sql, &group, after, PAGE);
                 let rows = sql.answer(paging).await?;
                 let count = rows.len();
                 if count > 0 && session.readers.is_empty() {
                     for table in &self.tables {
-                        let resolving = TableReader::resolve(sql, table, &self.project, shard);
+                        let resolving = TableReader::resolve(sql, table, &self.project);
                         session.readers.push(sql.answer(resolving).await?);
                     }
                 }

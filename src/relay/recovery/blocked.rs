@@ -10,7 +10,6 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use slot_manager::Shard;
 use tokio_postgres::SimpleQueryMessage;
 
 use crate::dispatch::{Resolved, quarantined};
@@ -37,8 +36,8 @@ impl Firsts {
     ///
     /// # Errors
     /// Those of [`quarantined::blocked_keys`].
-    pub(crate) async fn read(sql: &Sql, shard: Option<Shard>) -> Result<Self> {
-        let keys = quarantined::blocked_keys(sql, shard, MAX_BLOCKED).await?;
+    pub(crate) async fn read(sql: &Sql) -> Result<Self> {
+        let keys = quarantined::blocked_keys(sql, MAX_BLOCKED).await?;
         let keys = keys.into_iter().map(|key| (key.first.uuid, key.group));
         Ok(Self(keys.collect()))
     }

@@ -11,7 +11,6 @@ use slot_manager::health::{self, Observation, Thresholds, Viewer};
 use slot_manager::{Cluster, Health, Slot, SlotName};
 
 use crate::error::{Code, Error};
-use crate::relay::layout::Followed;
 use crate::relay::record::Recorded;
 use crate::settings::{Dispatch, Start};
 
@@ -30,8 +29,6 @@ pub(crate) struct Seen<'a> {
     pub(crate) dispatch: Dispatch,
     /// The publication, which is right, as it is now.
     pub(crate) publication: &'a str,
-    /// What another number of relays has left since this one served.
-    pub(crate) followed: Option<&'a Followed>,
 }
 
 /// How the session has to begin.
@@ -62,8 +59,6 @@ pub(crate) enum Loss {
     Unfinished(String),
     /// Nobody has served this database yet, and the rows that are there are wanted.
     FirstStart,
-    /// The events were shared out among another number of relays since.
-    OtherLayout(Box<Followed>),
     /// The slot that served is gone.
     SlotMissing,
     /// The server has given the slot up.
@@ -82,9 +77,6 @@ pub(crate) enum Loss {
 
 /// Decides, on the cluster that was served before.
 pub(crate) fn judge(seen: Seen<'_>) -> Verdict {
-    if let Some(followed) = seen.followed {
-        return Verdict::Recover(Loss::OtherLayout(Box::new(followed.clone())));
-    }
     let Some(earlier) = seen.earlier else {
         return first_start(seen);
     };
@@ -115,10 +107,7 @@ pub(crate) fn judge(seen: Seen<'_>) -> Verdict {
 
 /// Whether events may have been delivered without a record, or will be.
 pub(crate) fn repeats(seen: Seen<'_>) -> bool {
-    let earlier = match seen.followed {
-        Some(followed) => Some(followed.legacy.dispatch),
-        None => seen.earlier.map(|earlier| earlier.dispatch),
-    };
+    let earlier = seen.earlier.map(|earlier| earlier.dispatch);
     seen.dispatch == Dispatch::Exceptions || earlier == Some(Dispatch::Exceptions)
 }
 
@@ -197,7 +186,6 @@ impl Loss {
         match self {
             Loss::Unfinished(_) => "recovery-unfinished",
             Loss::FirstStart => "first-start",
-            Loss::OtherLayout(_) => "shards-changed",
             Loss::SlotMissing => "slot-missing",
             Loss::SlotLost(_) => "slot-lost",
             Loss::SlotRecreated { .. } => "slot-recreated",
@@ -213,7 +201,6 @@ impl Loss {
         let code = match self {
             Loss::Unfinished(_)
             | Loss::FirstStart
-            | Loss::OtherLayout(_)
             | Loss::PublicationChanged
             | Loss::SlotUnproven { .. } => return None,
             Loss::SlotMissing => Code::SlotMissing,
@@ -223,27 +210,11 @@ impl Loss {
         Some(Error::new(code, format!("slot \"{slot}\": {self}")))
     }
 
-    /// What another number of relays has left.
-    pub(crate) fn followed(&self) -> Option<&Followed> {
-        match self {
-            Loss::OtherLayout(followed) => Some(followed),
-            Loss::Unfinished(_)
-            | Loss::FirstStart
-            | Loss::SlotMissing
-            | Loss::SlotLost(_)
-            | Loss::SlotRecreated { .. }
-            | Loss::WalMissing { .. }
-            | Loss::PublicationChanged
-            | Loss::SlotUnproven { .. } => None,
-        }
-    }
-
     /// The slot's health as metrics show it, where it has a name there.
     pub(crate) fn health_name(&self) -> Option<&'static str> {
         match self {
             Loss::Unfinished(_)
             | Loss::FirstStart
-            | Loss::OtherLayout(_)
             | Loss::PublicationChanged
             | Loss::SlotUnproven { .. } => None,
             Loss::SlotMissing => Some(Health::Missing.name()),
@@ -258,11 +229,6 @@ impl fmt::Display for Loss {
         match self {
             Loss::Unfinished(why) => write!(f, "a recovery was begun ({why}) and has not ended"),
             Loss::FirstStart => f.write_str("first start, and `start` is `all`"),
-            Loss::OtherLayout(followed) => write!(
-                f,
-                "the number of shards has changed: \"{}\" served before this slot",
-                followed.last
-            ),
             Loss::SlotMissing => f.write_str("it has served before and is gone"),
             Loss::SlotLost(Health::Invalidated { cause }) => {
                 write!(f, "PostgreSQL has invalidated it ({cause:?})")

@@ -45,7 +45,7 @@ impl Unrecorded {
     ) -> Result<Self> {
         let blocked = Blocked::of(sql, table, &reader, resolved, firsts).await?;
         let (id, order) = (reader.event_id_sql(), reader.order_sql());
-        let lacks_outcome = reader.lacks_outcome(resolved);
+        let lacks_outcome = resolved.lacks_outcome(id);
         let statement = match resolved.repeats() {
             true => format!(
                 "{} where {lacks_outcome} or {} and {id} = any ({}) order by {order}",

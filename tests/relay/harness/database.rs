@@ -227,7 +227,7 @@ impl Database {
 }
 
 /// Runs `postrider init --apply`.
-pub(crate) fn init(url: &str, slot: &str, more: &[(&str, &str)]) {
+fn init(url: &str, slot: &str, more: &[(&str, &str)]) {
     let mut environment = vec![("DATABASE_URL", url), ("POSTRIDER_SLOT", slot)];
     environment.extend(more);
     let done = postrider(&["init", "--apply"], &environment)

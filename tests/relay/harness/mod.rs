@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use pubsub_emulator::checks::{self, Report};
 use pubsub_emulator::{Emulator, RunningEmulator};
 
-pub(crate) use database::{Database, connect, init};
+pub(crate) use database::{Database, connect};
 pub(crate) use relay_process::{Relay, postrider};
 
 /// How long a condition may take to come true; generous, since machines are shared.

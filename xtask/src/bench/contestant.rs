@@ -11,9 +11,6 @@ use crate::process::{self, TOPIC};
 /// Slot of everything that reads as the relay does.
 pub(super) const SLOT: &str = "postrider";
 
-/// The shards of [`Contestant::TwoShards`]; their publications are made before any backlog.
-pub(super) const SHARDS: [&str; 2] = ["0/2", "1/2"];
-
 /// A program that drains a backlog.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Contestant {
@@ -30,8 +27,6 @@ pub(super) enum Contestant {
         delay_ms: u64,
         build: Build,
     },
-    /// Two relays, each with its share of the keys.
-    TwoShards,
     /// The relay's reading, with Google's Publisher in place of ours.
     Official,
     /// A bare tonic client with one message per request, from memory.
@@ -85,7 +80,6 @@ impl Contestant {
             Self::Recvlogical(_)
             | Self::Null(_)
             | Self::Pgwire(_)
-            | Self::TwoShards
             | Self::Official
             | Self::Bare { .. } => None,
         }
@@ -113,7 +107,6 @@ impl Contestant {
                 };
                 format!("relay{build}{setting}{}", late(delay_ms))
             }
-            Self::TwoShards => "two relays with half of the keys each".into(),
             Self::Official => "google-cloud-pubsub Publisher behind our reading".into(),
             Self::Bare { delay_ms } => {
                 format!(
@@ -129,7 +122,7 @@ impl Contestant {
         match self {
             Self::Recvlogical(_) | Self::Null(_) | Self::Pgwire(_) => None,
             Self::Relay { delay_ms, .. } | Self::Bare { delay_ms } => Some(delay_ms),
-            Self::TwoShards | Self::Official => Some(0),
+            Self::Official => Some(0),
         }
     }
 
@@ -137,7 +130,6 @@ impl Contestant {
     pub(super) fn records_all(self) -> bool {
         match self {
             Self::Relay { setting, .. } => setting.is_none_or(|(name, _)| name != DISPATCH.0),
-            Self::TwoShards => true,
             Self::Recvlogical(_)
             | Self::Null(_)
             | Self::Pgwire(_)
@@ -148,26 +140,12 @@ impl Contestant {
 
     /// The relay serves on when it has drained the backlog; the others end.
     pub(super) fn ends_by_itself(self) -> bool {
-        !matches!(self, Self::Relay { .. } | Self::TwoShards)
+        !matches!(self, Self::Relay { .. })
     }
 
-    /// The slots that are read, each by a program of its own.
-    pub(super) fn slots(self) -> &'static [&'static str] {
-        match self {
-            Self::TwoShards => &["postrider_0of2", "postrider_1of2"],
-            Self::Recvlogical(_)
-            | Self::Null(_)
-            | Self::Pgwire(_)
-            | Self::Relay { .. }
-            | Self::Official
-            | Self::Bare { .. } => &[SLOT],
-        }
-    }
-
-    /// The `nth` program, which is to drain until `end`, publishing to the emulator at `host`.
+    /// The program, which is to drain until `end`, publishing to the emulator at `host`.
     pub(super) fn command(
         self,
-        nth: usize,
         database: &Database,
         end: &str,
         host: &str,
@@ -214,11 +192,6 @@ impl Contestant {
                     Build::Other(binary) => Command::new(binary),
                 };
                 command.arg("run").envs(setting);
-                command
-            }
-            Self::TwoShards => {
-                let mut command = Command::new(process::binary());
-                command.arg("run").env("POSTRIDER_SHARD", SHARDS[nth]);
                 command
             }
         };

@@ -8,7 +8,6 @@ use scratch_postgres::ScratchPostgres;
 use tokio_postgres::{Client, NoTls};
 
 use super::backlog::Backlog;
-use super::contestant::SHARDS;
 use super::drain::Server;
 
 /// The slot that stands before the backlog and is never read: the others are copies of it.
@@ -54,14 +53,6 @@ impl Database {
             .map_err(|e| e.to_string())?;
         if !init.status.success() {
             return Err(String::from_utf8_lossy(&init.stderr).into_owned());
-        }
-        for shard in SHARDS {
-            // Without a word where server or relay know no shards: their scenario fails then.
-            let init = Command::new(binary)
-                .args(["init", "--apply", "--no-slot", "--shard", shard])
-                .env("DATABASE_URL", &url)
-                .output();
-            init.map_err(|e| e.to_string())?;
         }
         let database = Self { server, client };
         database
@@ -163,13 +154,10 @@ impl Database {
         .await
     }
 
-    /// As if nothing had ever been drained: no records, no dirty pages, the slots at the start.
-    pub(super) async fn prepare_drain(&self, slots: &[&str]) -> Result<(), String> {
+    /// As if nothing had ever been drained: no records, no dirty pages, the slot at the start.
+    pub(super) async fn prepare_drain(&self, slot: &str) -> Result<(), String> {
         self.forget().await?;
-        for slot in slots {
-            self.copy_slot(slot).await?;
-        }
-        Ok(())
+        self.copy_slot(slot).await
     }
 
     /// Removes what a relay has written.

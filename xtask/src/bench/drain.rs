@@ -7,7 +7,7 @@
 use std::time::{Duration, Instant};
 
 use super::backlog::Backlog;
-use super::contestant::Contestant;
+use super::contestant::{Contestant, SLOT};
 use super::cores::Cores;
 use super::database::Database;
 use super::peers::{Emulator, Told};
@@ -31,51 +31,36 @@ pub(super) async fn drain(
     end: &str,
     cores: Cores,
 ) -> Result<Sample, String> {
-    let slots = contestant.slots();
-    database.prepare_drain(slots).await?;
+    database.prepare_drain(SLOT).await?;
     let mut emulator = match contestant.emulator_delay_ms() {
         Some(delay_ms) => Some(Emulator::start(delay_ms, false, cores)?),
         None => None,
     };
-    let mut emulator_cpu = 0.0;
     let host = emulator.as_ref().map_or("127.0.0.1:1", |e| &e.host);
+    let command = contestant.command(database, end, host, backlog)?;
+    let mut command = cores.of_program(command)?;
     let began = Instant::now();
-    let mut programs = start(contestant, database, backlog, end, host, cores)?;
-    let mut spent: Vec<Spent> = slots.iter().map(|_| Spent::default()).collect();
+    let mut program = process::start(&mut command)?;
+    let mut spent = Spent::default();
     let mut streams_since = None;
     let over = loop {
-        let (mut ended, mut drained) = (false, true);
-        for ((slot, program), spent) in slots.iter().zip(&mut programs).zip(&mut spent) {
-            let Some(running) = program else { continue };
-            let server = database.look(slot, end).await?;
-            if server.walsender.is_some() {
-                streams_since.get_or_insert_with(Instant::now);
-            }
-            ended |= spent.look(running, &server, contestant)?;
-            if server.drained && slots.len() > 1 {
-                // Its walsender would go on with what other drains have left in the log behind the
-                // backlog, and take that time from the other.
-                *program = None;
-                database.free_slot(slot).await?;
-            }
-            drained &= server.drained;
+        let server = database.look(SLOT, end).await?;
+        if server.walsender.is_some() {
+            streams_since.get_or_insert_with(Instant::now);
         }
-        if let Some(emulator) = &mut emulator {
-            emulator_cpu = emulator.usage()?.cpu_seconds;
-        }
-        let is_too_large = |spent: &Spent| spent.program.peak_rss_kib > MEMORY_LIMIT_KIB;
+        let ended = spent.look(&mut program, &server, emulator.as_mut(), contestant)?;
         match (ended, contestant.ends_by_itself()) {
             (true, true) => break Over::Drained,
             (true, false) => return Err(format!("{} ended", contestant.describe())),
-            (false, false) if drained => break Over::Drained,
-            _ if spent.iter().any(is_too_large) => break Over::TooLarge,
+            (false, false) if server.drained => break Over::Drained,
+            _ if spent.program.peak_rss_kib > MEMORY_LIMIT_KIB => break Over::TooLarge,
             _ if began.elapsed() > LIMIT => return Err("it takes too long".into()),
             _ => tokio::time::sleep(LOOK_INTERVAL).await,
         }
     };
     let seconds = began.elapsed().as_secs_f64();
     let streamed_seconds = streams_since.unwrap_or(began).elapsed().as_secs_f64();
-    drop(programs);
+    drop(program);
     let told = match emulator {
         Some(emulator) => Some(emulator.finish()?),
         None => None,
@@ -85,10 +70,7 @@ pub(super) async fn drain(
         _ => backlog.events,
     };
     is_whole(contestant, database, told.as_ref(), events).await?;
-    for slot in slots {
-        database.free_slot(slot).await?;
-    }
-    let spent = spent.iter().fold(Spent::default(), Spent::and);
+    database.free_slot(SLOT).await?;
     Ok(Sample {
         events,
         complete: over == Over::Drained,
@@ -97,25 +79,9 @@ pub(super) async fn drain(
         program: spent.program,
         walsender_cpu: spent.walsender,
         dispatch_cpu: spent.dispatch,
-        emulator_cpu,
+        emulator_cpu: spent.emulator,
         requests: told.map(|told| told.requests),
     })
-}
-
-/// Starts one program for each slot.
-fn start(
-    contestant: Contestant,
-    database: &Database,
-    backlog: &Backlog,
-    end: &str,
-    host: &str,
-    cores: Cores,
-) -> Result<Vec<Option<Running>>, String> {
-    let start = |nth| {
-        let command = contestant.command(nth, database, end, host, backlog)?;
-        process::start(&mut cores.of_program(command)?).map(Some)
-    };
-    (0..contestant.slots().len()).map(start).collect()
 }
 
 /// Makes sure that so many events were published, and recorded where that is done.
@@ -160,26 +126,16 @@ struct Spent {
     program: Usage,
     walsender: f64,
     dispatch: f64,
+    emulator: f64,
 }
 
 impl Spent {
-    /// What several have spent; the memory is that of all together.
-    fn and(self, other: &Self) -> Self {
-        Self {
-            program: Usage {
-                peak_rss_kib: self.program.peak_rss_kib + other.program.peak_rss_kib,
-                cpu_seconds: self.program.cpu_seconds + other.program.cpu_seconds,
-            },
-            walsender: self.walsender + other.walsender,
-            dispatch: self.dispatch + other.dispatch,
-        }
-    }
-
-    /// Notes what they have used; says whether the program has ended well.
+    /// Notes what all have used; says whether the program has ended well.
     fn look(
         &mut self,
         program: &mut Running,
         server: &Server,
+        emulator: Option<&mut Emulator>,
         contestant: Contestant,
     ) -> Result<bool, String> {
         // A process that is gone keeps its last figure.
@@ -191,6 +147,9 @@ impl Spent {
         }
         if let Some(usage) = server.dispatch.and_then(usage) {
             self.dispatch = usage.cpu_seconds;
+        }
+        if let Some(emulator) = emulator {
+            self.emulator = emulator.usage()?.cpu_seconds;
         }
         match program.0.try_wait().map_err(|e| e.to_string())? {
             None => Ok(false),

@@ -83,7 +83,6 @@ pub(super) fn all(events: u64) -> Vec<Scenario> {
     delivering(events, &mut all);
     many_keys(events, &mut all);
     late_answers(events, &mut all);
-    shards(events, &mut all);
     payloads(events, &mut all);
     lengths(events, &mut all);
     all
@@ -239,19 +238,6 @@ fn late_answers(events: u64, all: &mut Vec<Scenario>) {
         let name = format!("answers-after-{delay_ms}-ms");
         let aim = Aim::RatioAtLeast(0.90);
         all.push(scenario(name, backlog, Contestant::RELAY, late, aim));
-    }
-}
-
-/// Two relays on two shards of a backlog against one on all of it.
-fn shards(events: u64, all: &mut Vec<Scenario>) {
-    for (rows, shape) in [(ROW, "1-row"), (HUNDRED, "100-row")] {
-        let backlog = Backlog::new(events, rows, THOUSAND_KEYS);
-        let name = format!("two-shards-{shape}");
-        let (one, two) = (Contestant::RELAY, Contestant::TwoShards);
-        all.push(Scenario {
-            needs: Some("shard"),
-            ..scenario(name, backlog, one, two, Aim::None)
-        });
     }
 }
 

@@ -3,7 +3,6 @@
 //! Each schedule gets a new database, publication and slot on it, so the server is made once and
 //! may be stopped and crashed by any of them.
 
-use std::collections::BTreeSet;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::process::Stdio;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,8 +13,7 @@ use tokio::process::Command;
 use tokio_postgres::{Client, NoTls};
 
 use super::fault::Outage;
-use super::gather::count;
-use super::plan::{Plan, RelayPlan};
+use super::plan::Plan;
 use super::relay::binary;
 
 /// A database that nobody captures, beside those that are tested.
@@ -41,8 +39,6 @@ pub(super) struct Ground {
     server: Arc<Mutex<ScratchPostgres>>,
     address: SocketAddr,
     socket: String,
-    /// Whether its publications can have row filters, which shards need.
-    pub(super) has_row_filters: bool,
 }
 
 impl Ground {
@@ -58,15 +54,12 @@ impl Ground {
             .await
             .map_err(|e| e.to_string())?
             .map_err(|e| e.to_string())?;
-        let mut ground = Self {
-            has_row_filters: false,
+        let ground = Self {
             address: SocketAddr::from((Ipv4Addr::LOCALHOST, server.port())),
             socket: server.socket_url(""),
             server: Arc::new(Mutex::new(server)),
         };
         let admin = connect(&ground.socket_url("postgres")).await?;
-        let version = "SELECT current_setting('server_version_num')::bigint";
-        ground.has_row_filters = count(&admin, version).await? >= 150_000;
         execute(&admin, &format!("CREATE DATABASE {BYSTANDER}")).await?;
         // The relay has no other rights than those that the documents give it. The groups are made
         // here, since databases that are prepared at once would all make them.
@@ -109,10 +102,7 @@ impl Ground {
             bystander_url: self.socket_url(BYSTANDER),
             name,
         };
-        let seats: BTreeSet<String> = plan.relay.seats().into_iter().collect();
-        for shard in seats {
-            database.init(&shard).await?;
-        }
+        database.init().await?;
         database.make_shop(plan).await?;
         Ok(database)
     }
@@ -145,11 +135,11 @@ impl Ground {
         for sql in [
             format!(
                 "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots \
-                 WHERE database = '{name}' AND active"
+                 WHERE slot_name = '{name}' AND active"
             ),
             format!(
                 "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots \
-                 WHERE database = '{name}'"
+                 WHERE slot_name = '{name}'"
             ),
             format!("DROP DATABASE {name} WITH (FORCE)"),
         ] {
@@ -188,22 +178,12 @@ pub(super) struct Database {
 }
 
 impl Database {
-    /// The slot of each shard, in their order.
-    pub(super) fn slots(&self, plan: &RelayPlan) -> Vec<String> {
-        let (name, of) = (&self.name, plan.shards);
-        match of {
-            1 => vec![name.clone()],
-            of => (0..of).map(|i| format!("{name}_{i}of{of}")).collect(),
-        }
-    }
-
-    async fn init(&self, shard: &str) -> Result<(), String> {
+    async fn init(&self) -> Result<(), String> {
         let done = Command::new(binary()?)
             .args(["init", "--apply"])
             .env_clear()
             .env("DATABASE_URL", &self.owner_url)
             .env("POSTRIDER_SLOT", &self.name)
-            .env("POSTRIDER_SHARD", shard)
             .stdin(Stdio::null())
             .output()
             .await

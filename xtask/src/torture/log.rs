@@ -42,8 +42,6 @@ impl Logged {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Life {
     pub(super) pid: u32,
-    /// Number of the seat it was started in.
-    pub(super) seat: usize,
     pub(super) born: Duration,
     pub(super) died: Option<Duration>,
     /// When it said that it streams: a little before, it has looked up what is recorded.
@@ -52,13 +50,12 @@ pub(super) struct Life {
 
 impl Log {
     /// A relay was started.
-    pub(super) fn born(&self, pid: u32, seat: usize, at: Duration) {
+    pub(super) fn born(&self, pid: u32, at: Duration) {
         let mut log = self.lock();
         let line = format!("{:8.3} -- relay {pid} starts", at.as_secs_f64());
         log.lines.push(line);
         log.lives.push(Life {
             pid,
-            seat,
             born: at,
             died: None,
             streams: Vec::new(),

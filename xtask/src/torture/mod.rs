@@ -53,9 +53,6 @@ pub(crate) struct TortureArgs {
     /// Play only schedules with this family of faults
     #[arg(long, value_enum)]
     kind: Option<Temper>,
-    /// Play only schedules whose events are shared out among several relays
-    #[arg(long)]
-    sharded: bool,
     /// Schedules at once, each job with a PostgreSQL server of its own; by default one per core
     #[arg(long)]
     jobs: Option<usize>,
@@ -136,7 +133,6 @@ struct Board {
     stop: AtomicBool,
     keep_going: bool,
     kind: Option<Temper>,
-    sharded: bool,
     totals: Mutex<Totals>,
 }
 
@@ -174,7 +170,6 @@ async fn play(args: &TortureArgs, seed: u64) -> Result<Totals, String> {
         stop: AtomicBool::new(false),
         keep_going: args.keep_going,
         kind: args.kind,
-        sharded: args.sharded,
         totals: Mutex::new(Totals::default()),
     });
     let began = Instant::now();
@@ -195,8 +190,7 @@ async fn job(board: Arc<Board>) -> Result<(), String> {
     let ground = Ground::start().await?;
     while let Some(index) = board.take() {
         let plan = Plan::draw(board.seed, index);
-        let is_other_kind = board.kind.is_some_and(|kind| kind != plan.temper);
-        if is_other_kind || board.sharded && plan.relay.shards == 1 {
+        if board.kind.is_some_and(|kind| kind != plan.temper) {
             continue;
         }
         let outcome = schedule::run(plan, &ground)

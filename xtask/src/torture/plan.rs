@@ -74,10 +74,8 @@ pub(super) enum Release {
 /// How the relay is set.
 #[derive(Debug, Clone)]
 pub(super) struct RelayPlan {
-    /// Relays of each slot at the same time.
+    /// Relays of the slot at the same time.
     pub(super) count: usize,
-    /// Slots that share the events out; 1 without `shard`.
-    pub(super) shards: usize,
     pub(super) in_flight_requests: u64,
     pub(super) in_flight_mib: u64,
     pub(super) channels: u64,
@@ -156,14 +154,10 @@ impl Plan {
             exceptions,
             ..RelayPlan::draw(temper, &steps, &mut random)
         };
-        let can_be_shared_out = relay.count == 1 && !exceptions && !temper.loses_rows();
-        if can_be_shared_out && beside.per_mille(250) {
-            relay.shards = 2;
-        }
         let says_goaway = beside.per_mille(200);
         let goaway = says_goaway.then(|| beside.millis(50..=1_000));
-        // What is set aside or comes late is judged by keys, and a bucket may be two shards'.
-        let can_share_keys = relay.shards == 1 && !has_poison && !temper.loses_rows();
+        // Events that are set aside or come late are judged by key.
+        let can_share_keys = !has_poison && !temper.loses_rows();
         if can_share_keys && beside.per_mille(200) {
             relay.buckets = Some(beside.pick(&[1, 2, 8]));
         }
@@ -215,14 +209,6 @@ impl Plan {
 }
 
 impl RelayPlan {
-    /// The setting `shard` of the relay in each seat.
-    pub(super) fn seats(&self) -> Vec<String> {
-        match self.shards {
-            1 => vec![String::new(); self.count],
-            of => (0..of).map(|index| format!("{index}/{of}")).collect(),
-        }
-    }
-
     fn draw(temper: Temper, steps: &[Step], random: &mut Random) -> Self {
         let has = |wanted: fn(&Fault) -> bool| steps.iter().any(|step| wanted(&step.fault));
         // Short where an answer or a session is to be waited out. Long elsewhere, so that a slow
@@ -247,7 +233,6 @@ impl RelayPlan {
                 | Temper::Pubsub
                 | Temper::Postgres => 1,
             },
-            shards: 1,
             in_flight_requests: random.pick(&[1, 2, 8, 64, 512]),
             in_flight_mib: random.pick(&[1, 4, 24]),
             channels: random.pick(&[1, 2, 4]),
@@ -294,8 +279,8 @@ impl fmt::Display for Plan {
         } = self;
         writeln!(
             f,
-            "{:?}{}{}, {} shard(s), {} relay(s) each: {} requests and {} MiB in flight, {} channels, publish timeout \
-             {:?}, lease {:?}{}; answers take {:?}{}",
+            "{:?}{}{}, {} relay(s): {} requests and {} MiB in flight, {} channels, publish timeout {:?}, \
+             lease {:?}{}; answers take {:?}{}",
             self.temper,
             match relay.exceptions {
                 true => " without records",
@@ -305,7 +290,6 @@ impl fmt::Display for Plan {
                 Some(buckets) => format!(" in {buckets} bucket(s)"),
                 None => String::new(),
             },
-            relay.shards,
             relay.count,
             relay.in_flight_requests,
             relay.in_flight_mib,

@@ -104,12 +104,6 @@ impl Launch {
             journal,
         }
     }
-
-    /// With a setting `shard`; empty for none.
-    pub(super) fn of_shard(mut self, shard: &str) -> Self {
-        self.environment.push(("POSTRIDER_SHARD", shard.to_owned()));
-        self
-    }
 }
 
 /// One running relay; killed when dropped.
@@ -139,7 +133,7 @@ impl Relay {
             .map_err(|e| format!("cannot start the relay: {e}"))?;
         let pid = child.id().expect("invariant: it has not been waited for");
         watchdog(&format!("{pid}"))?;
-        log.born(pid, seat, launch.journal.now());
+        log.born(pid, launch.journal.now());
         let stderr = child
             .stderr
             .take()

@@ -28,7 +28,6 @@ pub(super) struct Totals {
     swapped: u64,
     duplicates: BTreeMap<Cause, u64>,
     exceptions: u64,
-    sharded: u64,
     bucketed: u64,
     goaway: u64,
     with_poison: u64,
@@ -59,7 +58,6 @@ impl Totals {
             *self.duplicates.entry(*cause).or_default() += count;
         }
         self.exceptions += u64::from(outcome.plan.relay.exceptions);
-        self.sharded += u64::from(outcome.plan.relay.shards > 1);
         self.bucketed += u64::from(outcome.plan.relay.buckets.is_some());
         self.goaway += u64::from(outcome.plan.goaway.is_some());
         self.with_poison += u64::from(!outcome.plan.workload.poison.is_empty());
@@ -87,7 +85,6 @@ impl Totals {
             ("publish requests".to_owned(), self.attempts),
             ("looks at the slot".to_owned(), self.looks),
             ("schedules without records".to_owned(), self.exceptions),
-            ("schedules with two shards".to_owned(), self.sharded),
             ("schedules with buckets".to_owned(), self.bucketed),
             ("schedules with GOAWAY".to_owned(), self.goaway),
             ("schedules with refused events".to_owned(), self.with_poison),
@@ -168,7 +165,6 @@ pub(super) fn line(outcome: &Outcome) -> String {
     let relay = &outcome.plan.relay;
     let mode = [
         relay.exceptions.then(|| " *".to_owned()),
-        (relay.shards > 1).then(|| format!(" /{}", relay.shards)),
         relay.buckets.map(|buckets| format!(" #{buckets}")),
     ];
     let mode: String = mode.into_iter().flatten().collect();

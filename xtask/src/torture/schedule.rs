@@ -58,10 +58,7 @@ pub(super) struct Outcome {
 ///
 /// # Errors
 /// When the harness itself cannot go on; what the relay does wrong is in the verdict.
-pub(super) async fn run(mut plan: Plan, ground: &Ground) -> Result<Outcome, String> {
-    if !ground.has_row_filters {
-        plan.relay.shards = 1;
-    }
+pub(super) async fn run(plan: Plan, ground: &Ground) -> Result<Outcome, String> {
     let began = Instant::now();
     let database = ground.database(&plan).await?;
     let mut emulator = Emulator::builder();
@@ -75,11 +72,11 @@ pub(super) async fn run(mut plan: Plan, ground: &Ground) -> Result<Outcome, Stri
             .await
             .map_err(|e| e.to_string())?;
     }
-    let watch = Watch::start(&database, emulator.journal(), &plan);
+    let watch = Watch::start(database.clone(), emulator.journal(), plan.loses_rows());
     let mut random = plan.random.clone();
     let mut seats = Vec::new();
-    for shard in plan.relay.seats() {
-        seats.push(Seat::new(&plan, &shard, ground, &database, &emulator).await?);
+    for _ in 0..plan.relay.count {
+        seats.push(Seat::new(&plan, ground, &database, &emulator).await?);
     }
     let mut stage = Stage {
         ground,
@@ -124,7 +121,6 @@ pub(super) async fn run(mut plan: Plan, ground: &Ground) -> Result<Outcome, Stri
         exceptions: plan.relay.exceptions,
         buckets: plan.relay.buckets,
         relays: plan.relay.count,
-        shards: plan.relay.shards,
         from_table: match (plan.loses_rows(), plan.leaves_late_rows()) {
             (false, _) => FromTable::Never,
             (true, false) => FromTable::InOrder,
@@ -250,7 +246,7 @@ async fn deliver(stage: &mut Stage<'_>, exceptions: bool) -> Result<(), String> 
     loop {
         let confirmed: PgLsn = one(
             &client,
-            "SELECT coalesce(min(confirmed_flush_lsn), '0/0') FROM pg_replication_slots \
+            "SELECT coalesce(max(confirmed_flush_lsn), '0/0') FROM pg_replication_slots \
              WHERE database = current_database()",
         )
         .await?;

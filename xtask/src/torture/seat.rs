@@ -27,7 +27,6 @@ struct Network {
 impl Seat {
     pub(super) async fn new(
         plan: &Plan,
-        shard: &str,
         ground: &Ground,
         database: &Database,
         emulator: &RunningEmulator,
@@ -38,7 +37,7 @@ impl Seat {
             let postgres = &database.relay_url;
             let launch = Launch::new(&plan.relay, &database.name, postgres, &pubsub, journal);
             return Ok(Self {
-                launch: launch.of_shard(shard),
+                launch,
                 network: None,
             });
         }
@@ -52,7 +51,7 @@ impl Seat {
             journal,
         );
         Ok(Self {
-            launch: launch.of_shard(shard),
+            launch,
             network: Some(Network { postgres, pubsub }),
         })
     }

@@ -9,12 +9,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use pubsub_emulator::Journal;
-use tokio::task::JoinSet;
+use tokio::task::JoinHandle;
 use tokio_postgres::Client;
 use tokio_postgres::types::PgLsn;
 
 use super::ground::Database;
-use super::plan::Plan;
 
 const LOOK_INTERVAL: Duration = Duration::from_millis(4);
 
@@ -26,12 +25,10 @@ const RECORDS_EVERY: u32 = 40;
 /// A look at the slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Sample {
-    /// Whose slot; 0 without shards.
-    pub(super) shard: usize,
     /// The look was over by then.
     pub(super) at: Duration,
     pub(super) confirmed: u64,
-    /// Dispatch rows (of the shard) of transactions before that position, counted right afterwards.
+    /// Dispatch rows of transactions before that position, counted right afterwards.
     pub(super) records_below: u64,
 }
 
@@ -48,8 +45,7 @@ pub(super) struct Seen {
 /// The running watch; ends when dropped.
 #[derive(Debug)]
 pub(super) struct Watch {
-    /// One for each slot.
-    _tasks: JoinSet<()>,
+    task: JoinHandle<()>,
     journal: Journal,
     seen: Arc<Mutex<Seen>>,
 }
@@ -57,26 +53,15 @@ pub(super) struct Watch {
 impl Watch {
     /// Rows from a table have records at places behind the position from the beginning: where
     /// there may be such, they have to be left out of the count.
-    pub(super) fn start(database: &Database, journal: Journal, plan: &Plan) -> Self {
+    pub(super) fn start(database: Database, journal: Journal, has_table_rows: bool) -> Self {
         let seen = Arc::new(Mutex::new(Seen::default()));
-        let mut tasks = JoinSet::new();
-        let shards = plan.relay.shards;
-        for (shard, slot) in database.slots(&plan.relay).into_iter().enumerate() {
-            let mut records_below = format!("{RECORDS_BELOW} AND mod(ordinal, {shards}) = {shard}");
-            if plan.loses_rows() {
-                records_below += " AND mod(commit_lsn - '0/0', 8) <> 7";
-            }
-            let subject = Subject {
-                slot,
-                shard,
-                records_below,
-                journal: journal.clone(),
-                seen: seen.clone(),
-            };
-            tasks.spawn(run(database.clone(), subject));
-        }
+        let records_below = match has_table_rows {
+            true => format!("{RECORDS_BELOW} AND mod(commit_lsn - '0/0', 8) <> 7"),
+            false => RECORDS_BELOW.to_owned(),
+        };
+        let task = tokio::spawn(run(database, records_below, journal.clone(), seen.clone()));
         Self {
-            _tasks: tasks,
+            task,
             journal,
             seen,
         }
@@ -94,31 +79,34 @@ impl Watch {
     }
 }
 
-/// A slot that is looked at, and where it is noted.
-struct Subject {
-    slot: String,
-    shard: usize,
-    records_below: String,
-    journal: Journal,
-    seen: Arc<Mutex<Seen>>,
+impl Drop for Watch {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
 }
 
 fn lock(seen: &Mutex<Seen>) -> std::sync::MutexGuard<'_, Seen> {
     seen.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-async fn run(database: Database, subject: Subject) {
+async fn run(database: Database, records_below: String, journal: Journal, seen: Arc<Mutex<Seen>>) {
     loop {
         // The server may be down for a while, on purpose.
         if let Ok(client) = database.connect().await {
-            let _ = look_until_error(&client, &subject).await;
+            let _ =
+                look_until_error(&client, &database.name, &records_below, &journal, &seen).await;
         }
         tokio::time::sleep(LOOK_INTERVAL).await;
     }
 }
 
-async fn look_until_error(client: &Client, subject: &Subject) -> Result<(), tokio_postgres::Error> {
-    let (journal, seen) = (&subject.journal, &subject.seen);
+async fn look_until_error(
+    client: &Client,
+    slot: &str,
+    records_below: &str,
+    journal: &Journal,
+    seen: &Mutex<Seen>,
+) -> Result<(), tokio_postgres::Error> {
     let position = client
         .prepare(
             "SELECT confirmed_flush_lsn FROM pg_replication_slots \
@@ -126,10 +114,10 @@ async fn look_until_error(client: &Client, subject: &Subject) -> Result<(), toki
         )
         .await?;
     // A statement of its own: its snapshot must not be older than the position.
-    let records = client.prepare(&subject.records_below).await?;
+    let records = client.prepare(records_below).await?;
     let mut last = None;
     for look in 0u32.. {
-        let row = client.query_one(&position, &[&subject.slot]).await?;
+        let row = client.query_one(&position, &[&slot]).await?;
         let confirmed: PgLsn = row.get(0);
         let at = journal.now();
         lock(seen).looks += 1;
@@ -137,7 +125,6 @@ async fn look_until_error(client: &Client, subject: &Subject) -> Result<(), toki
             let row = client.query_one(&records, &[&confirmed]).await?;
             let records_below: i64 = row.get(0);
             lock(seen).samples.push(Sample {
-                shard: subject.shard,
                 at,
                 confirmed: confirmed.into(),
                 records_below: records_below as u64,

@@ -1,7 +1,6 @@
 use slot_manager::{SystemIdentifier, WalStatus};
 
 use super::*;
-use crate::relay::layout::Legacy;
 
 fn slot(confirmed: u64) -> Slot {
     Slot {
@@ -42,7 +41,6 @@ fn left(is_final: bool) -> Recorded {
         recovering: None,
         dispatch: Dispatch::Full,
         publication: Some("p1".to_owned()),
-        places_from: None,
     }
 }
 
@@ -61,7 +59,6 @@ fn judged(earlier: Option<&Recorded>, slot: Option<&Slot>, start: Start, timelin
         start,
         dispatch: Dispatch::Full,
         publication: "p2",
-        followed: None,
     })
 }
 
@@ -178,7 +175,6 @@ fn without_records(earlier: &Recorded, slot: &Slot, timeline: u32) -> Verdict {
         start: Start::New,
         dispatch: Dispatch::Exceptions,
         publication: "p1",
-        followed: None,
     })
 }
 
@@ -222,49 +218,5 @@ fn where_events_have_no_records_another_publication_is_recovered_and_else_it_is_
             ..earlier
         };
         assert_eq!(again(&before, Some(&slot(500))), changed);
-    }
-}
-
-#[test]
-fn relays_of_another_number_that_served_since_are_followed_whatever_the_slot_looks_like() {
-    let followed = Followed {
-        slots: Vec::new(),
-        last: "postrider_0of2".to_owned(),
-        legacy: Legacy {
-            first_xid: 1,
-            resolved_xid: None,
-            exceptions_xid: None,
-            dispatch: Dispatch::Full,
-        },
-        places_from: None,
-    };
-    let mark = Recorded {
-        recovering: Some("requested".to_owned()),
-        dispatch: Dispatch::Exceptions,
-        ..left(true)
-    };
-    let cluster = Cluster {
-        system_identifier: SystemIdentifier::new(7),
-        timeline: 1,
-        version_num: 150_000,
-        in_recovery: false,
-        database: "shop".to_owned(),
-    };
-    let (slot, clean) = (slot(500), left(true));
-    for earlier in [None, Some(&clean), Some(&mark)] {
-        let seen = Seen {
-            earlier,
-            slot: Some(&slot),
-            cluster: &cluster,
-            server_lsn: Lsn::new(1_000),
-            start: Start::New,
-            dispatch: Dispatch::Full,
-            publication: "p1",
-            followed: Some(&followed),
-        };
-        let expected = Loss::OtherLayout(Box::new(followed.clone()));
-        assert_eq!(judge(seen), Verdict::Recover(expected.clone()));
-        assert!(expected.stops(&"postrider".parse().unwrap()).is_none());
-        assert!(!repeats(seen), "what counts is how the others recorded");
     }
 }

@@ -100,29 +100,6 @@ fn a_third_of_the_schedules_of_each_family_records_exceptions_alone() {
 }
 
 #[test]
-fn shards_have_full_records_and_one_relay_each_and_come_with_every_fault_they_are_judged_under() {
-    let plans = (0..3_000).map(|index| Plan::draw(9, index));
-    let sharded: Vec<Plan> = plans.filter(|plan| plan.relay.shards > 1).collect();
-    assert!(sharded.len() > 150, "{}", sharded.len());
-    for plan in &sharded {
-        assert!(plan.relay.count == 1 && !plan.relay.exceptions && !plan.loses_rows());
-    }
-    for temper in [
-        Temper::Gentle,
-        Temper::Crashes,
-        Temper::Pubsub,
-        Temper::Postgres,
-        Temper::Network,
-        Temper::Everything,
-    ] {
-        assert!(
-            sharded.iter().any(|plan| plan.temper == temper),
-            "{temper:?}"
-        );
-    }
-}
-
-#[test]
 fn a_fifth_of_the_schedules_of_each_family_has_a_pubsub_that_says_goaway() {
     let mut counts: BTreeMap<String, (u32, u32)> = BTreeMap::new();
     for plan in (0..3_000).map(|index| Plan::draw(9, index)) {

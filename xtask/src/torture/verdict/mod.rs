@@ -99,10 +99,8 @@ pub(super) struct Evidence {
     pub(super) exceptions: bool,
     /// `ordering = bucketed(n)`.
     pub(super) buckets: Option<u64>,
-    /// Relays of each slot at the same time.
+    /// Relays of the slot at the same time.
     pub(super) relays: usize,
-    /// Slots that share the events out.
-    pub(super) shards: usize,
     /// Whether the plan has rows delivered from their table.
     pub(super) from_table: FromTable,
     /// Ends of the WAL before and after the publication was altered.
@@ -123,11 +121,6 @@ impl Evidence {
             Some(buckets) => buckets::key(&event.key, buckets).into(),
             None => event.key.as_str().into(),
         }
-    }
-
-    /// Whose record it is, which is whose event; 0 without shards.
-    fn shard(&self, record: &Record) -> usize {
-        usize::try_from(record.ordinal).unwrap_or(0) % self.shards.max(1)
     }
 }
 

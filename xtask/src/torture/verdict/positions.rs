@@ -5,8 +5,6 @@
 //! ends is known from its writer, who asked for the position right after COMMIT, and more exactly
 //! from the dispatch row, which has the position of the commit record itself.
 //!
-//! With shards each slot stands for the events of its share, which their records tell.
-//!
 //! Two kinds of events are behind the position from the beginning: those that wait in quarantine,
 //! which are recorded, and those that the stream does not bring. And a position that was not
 //! confirmed by a relay says nothing: that of a slot which was lost and made anew, until a relay
@@ -28,13 +26,8 @@ pub(super) fn check(evidence: &Evidence) -> Vec<Violation> {
         .filter(|sample| !is_of_a_recovery(evidence, sample.at))
         .copied()
         .collect();
-    let mut violations = Vec::new();
-    for shard in 0..evidence.shards.max(1) {
-        let samples = samples.iter().filter(|sample| sample.shard == shard);
-        let samples: Vec<Sample> = samples.copied().collect();
-        violations.extend(before_stored(evidence, shard, samples.clone()));
-        violations.extend(before_recorded(evidence, shard, &samples));
-    }
+    let mut violations = before_stored(evidence, samples.clone());
+    violations.extend(before_recorded(evidence, &samples));
     violations
 }
 
@@ -61,7 +54,7 @@ fn is_of_a_recovery(evidence: &Evidence, at: Duration) -> bool {
         })
 }
 
-fn before_stored(evidence: &Evidence, shard: usize, mut samples: Vec<Sample>) -> Vec<Violation> {
+fn before_stored(evidence: &Evidence, mut samples: Vec<Sample>) -> Vec<Violation> {
     let stored = first_stored(evidence);
     let records: HashMap<&str, _> = evidence
         .records
@@ -74,10 +67,6 @@ fn before_stored(evidence: &Evidence, shard: usize, mut samples: Vec<Sample>) ->
     for event in &evidence.events {
         let record = records.get(event.id.as_str());
         if concerned.contains(&*event.id) || record.is_some_and(|record| record.is_from_table()) {
-            continue;
-        }
-        // That one of several shards has an event, whose record is missing, nobody can say.
-        if evidence.shards > 1 && record.is_none_or(|record| evidence.shard(record) != shard) {
             continue;
         }
         let by_writer = evidence.committed_by.get(&event.transaction).copied();
@@ -115,11 +104,11 @@ fn before_stored(evidence: &Evidence, shard: usize, mut samples: Vec<Sample>) ->
 
 /// Rows that were missing when a sample was taken can be told by their number: there are more of
 /// them in the end than there were.
-fn before_recorded(evidence: &Evidence, shard: usize, samples: &[Sample]) -> Vec<Violation> {
+fn before_recorded(evidence: &Evidence, samples: &[Sample]) -> Vec<Violation> {
     let mut commits: Vec<u64> = evidence
         .records
         .iter()
-        .filter(|record| !record.is_from_table() && evidence.shard(record) == shard)
+        .filter(|record| !record.is_from_table())
         .map(|record| record.commit_lsn)
         .collect();
     commits.sort_unstable();

@@ -19,10 +19,7 @@ use super::{Evidence, Violation, quarantine};
 
 pub(super) fn check(evidence: &Evidence) -> Vec<Violation> {
     let recorded_by = recording_attempts(evidence);
-    let shards = evidence.records.iter();
-    let shards: HashMap<&str, usize> = shards
-        .map(|record| (record.event_id.as_str(), evidence.shard(record)))
-        .collect();
+    let lives = &evidence.log.lives;
     let released = match evidence.quarantine.release {
         Release::Never => HashSet::new(),
         Release::AtTheEnd | Release::UnderWay => quarantine::concerned(evidence),
@@ -35,13 +32,12 @@ pub(super) fn check(evidence: &Evidence) -> Vec<Violation> {
             let Some(recorded_at) = evidence.recorded_at.get(&**event_id) else {
                 continue;
             };
-            let shard = shards.get(&**event_id).copied().unwrap_or(0);
-            let Some(sender) = sender(evidence, shard, attempt.received) else {
+            let Some(sender) = sender(lives, attempt.received) else {
                 continue;
             };
             let is_its_own = recorded_by
                 .get(&**event_id)
-                .is_some_and(|sent| self::sender(evidence, shard, *sent) == Some(sender));
+                .is_some_and(|sent| self::sender(lives, *sent) == Some(sender));
             let knows_until = match is_its_own {
                 true => attempt.received,
                 false => sender.born,
@@ -74,13 +70,12 @@ fn recording_attempts(evidence: &Evidence) -> HashMap<&str, Duration> {
         .collect()
 }
 
-/// The relay of a shard that sent at this time: the one that had said last that it streams. `None`
-/// when that one was dead by then, since the next may not have said so yet.
-fn sender(evidence: &Evidence, shard: usize, at: Duration) -> Option<&Life> {
+/// The relay that sent at this time: the one that had said last that it streams. `None` when that
+/// one was dead by then, since the next may not have said so yet.
+fn sender(lives: &[Life], at: Duration) -> Option<&Life> {
     let last_word = |life: &Life| life.streams.iter().rev().find(|said| **said <= at).copied();
-    let lives = evidence.log.lives.iter();
     let last = lives
-        .filter(|life| evidence.shards <= 1 || life.seat == shard)
+        .iter()
         .filter_map(|life| Some((last_word(life)?, life)))
         .max_by_key(|(said, _)| *said);
     last.map(|(_, life)| life)

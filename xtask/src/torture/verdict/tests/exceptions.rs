@@ -95,7 +95,6 @@ fn without_records_the_position_says_nothing_during_a_recovery_and_counts_again_
     let mut evidence = without_records();
     // Past e2 and e3 while only e1 is stored.
     evidence.samples.push(Sample {
-        shard: 0,
         at: ms(180),
         confirmed: 3_040,
         records_below: 0,
@@ -104,7 +103,6 @@ fn without_records_the_position_says_nothing_during_a_recovery_and_counts_again_
     evidence.log.recovers = vec![ms(170)];
     evidence.log.lives = vec![Life {
         pid: 1,
-        seat: 0,
         born: ms(10),
         died: None,
         streams: vec![ms(20), ms(190)],

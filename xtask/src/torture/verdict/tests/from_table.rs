@@ -118,7 +118,6 @@ fn what_the_stream_left_out_of_an_open_transaction_may_come_with_the_next_sessio
     assert_eq!(judge(&evidence).swapped(), 2, "by one session");
     evidence.log.lives = vec![Life {
         pid: 1,
-        seat: 0,
         born: ms(10),
         died: None,
         streams: vec![ms(20), ms(350)],

@@ -8,7 +8,6 @@ mod positions;
 mod quarantine;
 mod records;
 mod senders;
-mod shards;
 mod stragglers;
 
 use std::collections::HashSet;
@@ -61,7 +60,6 @@ fn evidence() -> Evidence {
         });
         evidence.recorded_at.insert(id, ms(100 * n + 15));
         evidence.samples.push(Sample {
-            shard: 0,
             at: ms(100 * n + 20),
             confirmed: 1_000 * n + 10,
             records_below: n,

@@ -53,7 +53,6 @@ fn the_position_of_a_lost_slot_says_nothing_until_a_relay_has_it_again() {
     assert_eq!(texts(&evidence), [""; 0]);
     evidence.log.lives = vec![Life {
         pid: 1,
-        seat: 0,
         born: ms(160),
         died: None,
         streams: vec![ms(210)],

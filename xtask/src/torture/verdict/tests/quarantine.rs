@@ -135,7 +135,6 @@ fn a_released_event_has_a_record_before_it_is_sent_and_any_other_must_not() {
     let mut released = refused(true, Release::AtTheEnd);
     released.log.lives = vec![Life {
         pid: 1,
-        seat: 0,
         born: ms(350),
         died: None,
         streams: vec![ms(360)],

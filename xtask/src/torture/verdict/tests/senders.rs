@@ -9,7 +9,6 @@ fn sent_again(recorded_ms: u64, by: u64) -> Vec<Violation> {
     let mut evidence = repeated(Answer::MessageIds, vec![kill]);
     let life = |pid, born, died, streams| Life {
         pid,
-        seat: 0,
         born: ms(born),
         died,
         streams: vec![ms(streams)],
@@ -49,7 +48,6 @@ fn what_lay_in_a_frozen_relay_may_be_recorded_when_it_wakes_and_nothing_that_it_
     let complaints = |mut evidence: Evidence| {
         evidence.log.lives = vec![Life {
             pid: 2,
-            seat: 1,
             born: ms(50),
             died: None,
             streams: vec![ms(315)],
