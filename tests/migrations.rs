@@ -76,6 +76,14 @@ async fn migrate(client: &Client) {
     }
 }
 
+/// What `outbox.relay` needs beyond [`MIGRATIONS`].
+const OF_THE_RELAY: [&str; 4] = [
+    include_str!("../migrations/0006_recovery.sql"),
+    include_str!("../migrations/0007_audit.sql"),
+    include_str!("../migrations/0008_exceptions.sql"),
+    include_str!("../migrations/0010_one_relay.sql"),
+];
+
 async fn refused(client: &Client, sql: &str) -> DbError {
     let error = client.batch_execute(sql).await.expect_err(sql);
     error
@@ -449,4 +457,33 @@ async fn an_owner_who_may_not_create_roles_is_told_so_and_everything_else_is_the
         Some("false"),
         "not theirs to give"
     );
+}
+
+#[tokio::test]
+async fn a_database_that_was_prepared_for_shards_loses_what_they_needed() {
+    let client = migrated_database().await;
+    let [before @ .., one_relay] = OF_THE_RELAY;
+    for sql in before {
+        client.batch_execute(sql).await.unwrap();
+    }
+    client
+        .batch_execute(
+            "alter table outbox.relay add column places_from pg_lsn;
+             comment on column outbox.relay.slot is 'The slot; that of shard i of n ends in _iofn.';
+             comment on column outbox.dispatch.ordinal is 'With n shards: nth * n + i.'",
+        )
+        .await
+        .unwrap();
+    let left = "select string_agg(text, ' ') from (
+            select attname::text from pg_attribute
+                where attrelid = 'outbox.relay'::regclass and not attisdropped
+            union all
+            select description from pg_description d
+                where objoid in ('outbox.relay'::regclass, 'outbox.dispatch'::regclass)
+        ) found (text) where text ilike any (array['%shard%', 'places%'])";
+    assert!(text(&client, left).await.is_some());
+    for _ in 0..2 {
+        client.batch_execute(one_relay).await.unwrap();
+        assert_eq!(text(&client, left).await, None);
+    }
 }
