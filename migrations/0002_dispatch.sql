@@ -52,19 +52,11 @@ comment on column outbox.dispatch.committed_at is 'When the event''s transaction
 comment on column outbox.dispatch.dispatched_at is 'When the outcome was known.';
 comment on column outbox.dispatch.ordinal is 'Place of the event among the inserts of its transaction.';
 comment on column outbox.dispatch.attempts is 'Publish requests that carried the event.';
-comment on column outbox.dispatch.event_id is 'The event''s id; for ids that are not uuids outbox.event_uuid(table, id).';
+comment on column outbox.dispatch.event_id is 'The event''s id; for ids that are not uuids outbox.event_uuid(identity, id, inserted_xid).';
 comment on column outbox.dispatch.state is 'published, quarantined or discarded.';
 comment on column outbox.dispatch.message_id is 'Pub/Sub''s id of the message.';
 comment on column outbox.dispatch.source_id is 'schema.table:id where the id is not a uuid; else null.';
 comment on column outbox.dispatch.error is 'Why the event is not published.';
-
--- The event_id of a row whose id is not a uuid. Callers pass 'schema.table' and the id as text.
-create or replace function outbox.event_uuid(source_table text, id text) returns uuid
-language sql immutable strict parallel safe
-return md5(source_table || ':' || id)::uuid;
-
-comment on function outbox.event_uuid(text, text) is
-    'Event id under which outbox.dispatch records a row whose id is not a uuid, by ''schema.table'' and id.';
 
 -- One row per slot. A tripwire and something to look at, never a second source of truth: the
 -- position to resume from is the slot's confirmed_flush_lsn.

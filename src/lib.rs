@@ -19,6 +19,7 @@
 
 #![cfg_attr(test, allow(clippy::unwrap_used, reason = "a test fails by panicking"))]
 
+mod capture;
 pub mod cli;
 pub mod demo;
 mod dispatch;

@@ -4,6 +4,7 @@
 //! is a file of its own.
 
 mod args;
+mod capture;
 mod check;
 mod demo;
 mod emulator;

@@ -136,20 +136,7 @@ impl Recorded {
 
     /// What is recorded of an event whose transaction has moved, by its id alone.
     pub(crate) async fn look_up_by_id(&self, sql: &Sql, event_id: &[u8; 16]) -> Result<Lookup> {
-        let id = uuid::Uuid::from_bytes(*event_id);
-        let row = sql.query_one(IS_PUBLISHED, &[&id]).await?;
-        let is_published: Option<bool> = row.get(0);
-        Ok(match is_published {
-            None => Lookup::New,
-            Some(is_published) => self.standing(is_published),
-        })
-    }
-
-    fn standing(&self, is_published: bool) -> Lookup {
-        match self.repeats && is_published {
-            true => Lookup::Repeated,
-            false => Lookup::Done,
-        }
+        look_up_by_id(sql, event_id, self.repeats).await
     }
 
     /// The stream has brought every transaction that was committed before `wal_end`, so earlier rows
@@ -195,12 +182,34 @@ impl Recorded {
             Some(row) if row.event_id == *event_id => {
                 self.page.pop_front();
                 self.ids.remove(event_id);
-                Some(self.standing(row.is_published))
+                Some(standing(row.is_published, self.repeats))
             }
             Some(_) => None,
             None if self.ids.contains(event_id) => None,
             None => Some(Lookup::New),
         }
+    }
+}
+
+/// What is recorded of an event, by its id alone. `repeats` says that events may have been published
+/// without a row.
+///
+/// # Errors
+/// Those of a statement.
+pub(crate) async fn look_up_by_id(sql: &Sql, event_id: &[u8; 16], repeats: bool) -> Result<Lookup> {
+    let id = uuid::Uuid::from_bytes(*event_id);
+    let row = sql.query_one(IS_PUBLISHED, &[&id]).await?;
+    let is_published: Option<bool> = row.get(0);
+    Ok(match is_published {
+        None => Lookup::New,
+        Some(is_published) => standing(is_published, repeats),
+    })
+}
+
+fn standing(is_published: bool, repeats: bool) -> Lookup {
+    match repeats && is_published {
+        true => Lookup::Repeated,
+        false => Lookup::Done,
     }
 }
 

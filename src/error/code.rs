@@ -85,6 +85,7 @@ codes! {
     PublicationMissing "publication-missing" Stop 3 "run `postrider init --apply` as the owner of the tables"
     PublicationDrift "publication-drift" Stop 3 "`postrider check` names the statement that puts the publication right"
     PublicationGap "publication-gap" Retry 3 "no action needed: the relay delivers them from the table; find out who altered the publication"
+    TableCaptured "table-captured" Stop 3 "let POSTRIDER_SLOT name that slot; if its relay is gone for good: `postrider recover --adopt`"
     SlotMissing "slot-missing" Stop 3 "`postrider recover --dry-run` shows what was not delivered; `postrider recover` delivers it"
     SlotStuck "slot-stuck" Stop 3 "run `postrider recover`, then start the relay"
     SlotHeld "slot-held" Retry 3 "no action needed: this relay is a standby until the holder leaves"

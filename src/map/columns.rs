@@ -310,6 +310,11 @@ impl EventColumns {
         })
     }
 
+    /// Every one of them.
+    pub(super) fn all(&self) -> impl Iterator<Item = &Column> {
+        self.texts().chain(iter::once(&self.payload))
+    }
+
     /// The columns that are read as text.
     fn texts(&self) -> impl Iterator<Item = &Column> {
         let others = [&self.headers, &self.occurred_at];

@@ -123,6 +123,8 @@ impl EventFault {
         match self {
             Self::Null { .. }
             | Self::NotUtf8 { .. }
+            | Self::Unreadable { .. }
+            | Self::ValueTooLarge { .. }
             | Self::HeadersMalformed { .. }
             | Self::Topic { .. }
             | Self::AttributeReserved { .. }
@@ -159,6 +161,12 @@ pub enum EventFault {
     /// Text that is not UTF-8, which `client_encoding = UTF8` rules out.
     #[error("column {column:?} is not valid UTF-8")]
     NotUtf8 { column: String },
+    /// A value that PostgreSQL cannot send, such as bytes that have no UTF-8.
+    #[error("PostgreSQL cannot send column {column:?}: {problem}")]
+    Unreadable { column: String, problem: String },
+    /// A value that is larger than any message.
+    #[error("column {column:?} is larger than the largest message that Pub/Sub takes")]
+    ValueTooLarge { column: String },
     /// A uuid column whose value is no uuid.
     #[error("column {column:?} is not a uuid")]
     UuidMalformed { column: String },
@@ -248,7 +256,8 @@ impl MapError {
             MapError::ColumnMissing { .. } => "column-missing",
             MapError::Setting { .. } => "setting-invalid",
             MapError::Event(event) => match event.fault {
-                EventFault::OverLimit {
+                EventFault::ValueTooLarge { .. }
+                | EventFault::OverLimit {
                     limit: Limit::Request,
                     ..
                 } => "event-too-large",
@@ -317,6 +326,9 @@ impl EventError {
             EventFault::NotUtf8 { .. } => {
                 "check server_encoding; a database in SQL_ASCII may hold such text".to_owned()
             }
+            EventFault::Unreadable { column, .. } => format!(
+                "correct column {column:?} of that row of {table} and release it, or discard it"
+            ),
             EventFault::UuidMalformed { .. } | EventFault::BinaryMalformed { .. } => {
                 "make sure that nothing but PostgreSQL answers at the database's address".to_owned()
             }
@@ -337,7 +349,8 @@ impl EventError {
                  a topic of their own"
             ),
             EventFault::AttributeReserved { key } => format!("rename the header {key:?}"),
-            EventFault::OverLimit {
+            EventFault::ValueTooLarge { .. }
+            | EventFault::OverLimit {
                 limit: Limit::Request,
                 ..
             } => "store large payloads elsewhere and send a reference".to_owned(),

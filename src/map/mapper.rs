@@ -249,11 +249,22 @@ impl Mapper {
         self.columns.payload.position()
     }
 
-    /// The error of a row whose payload cannot be had, since it is text that is not UTF-8.
+    /// Which columns a message is made of, by their places.
+    pub(crate) fn used_columns(&self) -> Vec<usize> {
+        let columns = self.columns.all().chain(self.topics.columns());
+        let columns = columns.chain(&self.extra_attributes);
+        columns.map(Column::position).collect()
+    }
+
+    /// The error of a row of which something cannot be had.
     #[cold]
-    pub(crate) fn payload_not_utf8(&mut self, row: &[Value<'_>], at: EventPosition) -> MapError {
-        let column = self.columns.payload.name().to_owned();
-        self.event_error(row, at, EventFault::NotUtf8 { column })
+    pub(crate) fn refused(
+        &mut self,
+        row: &[Value<'_>],
+        at: EventPosition,
+        fault: EventFault,
+    ) -> MapError {
+        self.event_error(row, at, fault)
     }
 
     #[cold]

@@ -93,6 +93,9 @@ pub struct Columns {
     pub headers: Option<String>,
     /// When it happened.
     pub occurred_at: Option<String>,
+    /// Numbers the rows in their order of insertion, such as a `bigserial`: the order of a
+    /// recovery. A column called `seq`, or a numbered `id`, when not set.
+    pub seq: Option<String>,
     /// The event's topic, which goes before `topic_rules` and `topic` when it is not null. Used
     /// only when set.
     pub topic: Option<String>,

@@ -184,7 +184,7 @@ impl Topics {
     }
 
     /// The columns that may give the topic.
-    fn columns(&self) -> impl Iterator<Item = &Column> {
+    pub(super) fn columns(&self) -> impl Iterator<Item = &Column> {
         let pieces = match &self.pattern {
             Pattern::Fixed(_) => &[],
             Pattern::Rendered(pieces) => pieces.as_slice(),

@@ -78,7 +78,12 @@ impl Delivery {
         let (written_sender, written) = mpsc::unbounded_channel();
         let target = settings.database()?.clone();
         let project = Arc::from(settings.project()?);
-        let releaser = Releaser::start(target.clone(), settings.tables.clone(), project);
+        let releaser = Releaser::start(
+            target.clone(),
+            settings.slot.clone(),
+            settings.tables.clone(),
+            project,
+        );
         Ok(Self {
             lanes: Lanes::new(settings.in_flight_requests),
             writer: Writer::start(target, &settings.slot, reader, written_sender),

@@ -9,6 +9,7 @@ use decoder::Lsn;
 use tokio::sync::{mpsc, oneshot};
 use tokio_postgres::types::PgLsn;
 
+use super::recovery::unrecorded::Unrecorded;
 use crate::error::Error;
 use crate::map::MapError;
 use crate::postgres::Sql;
@@ -124,6 +125,53 @@ impl TableSender {
         let batch = std::mem::take(&mut self.batch);
         self.batches.send(batch).await.map_err(|_| SessionEnded)
     }
+}
+
+/// Why reading a table ended early.
+#[derive(Debug)]
+pub(super) enum Interrupted {
+    Failed(Error),
+    SessionEnded,
+}
+
+impl<E: Into<Error>> From<E> for Interrupted {
+    fn from(error: E) -> Self {
+        Self::Failed(error.into())
+    }
+}
+
+/// Where the events of one pass stand: a place in the log, and the ordinal of the next one.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Places {
+    pub(super) commit: CommitLsn,
+    pub(super) next_ordinal: u32,
+}
+
+/// Sends every unrecorded row of a table into the pipeline; `each` is told of each one. Returns how
+/// many there were.
+pub(super) async fn hand_over(
+    mut unrecorded: Unrecorded<'_>,
+    rows: &mut TableSender,
+    places: &mut Places,
+    mut each: impl FnMut(),
+) -> Result<u64, Interrupted> {
+    let mut sent = 0;
+    while let Some(row) = unrecorded.next().await? {
+        let Some(row) = unrecorded.event(&row, places.commit, places.next_ordinal) else {
+            continue;
+        };
+        places.next_ordinal += 1;
+        sent += 1;
+        each();
+        let row = match row {
+            Ok(event) => FromTable::Event(event),
+            Err(error) => FromTable::Unmappable(error),
+        };
+        if rows.send(row).await == Err(SessionEnded) {
+            return Err(Interrupted::SessionEnded);
+        }
+    }
+    Ok(sent)
 }
 
 /// Where the pipeline takes them out.

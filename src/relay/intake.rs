@@ -9,9 +9,12 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use decoder::{
-    CacheChange, Lsn, Message, Oid, OwnedRelation, PgTimestamp, Relation, RelationCache,
+    CacheChange, Lsn, Message, Oid, OwnedColumn, OwnedRelation, PgTimestamp, Relation,
+    RelationCache,
 };
 
+use super::moved::Moved;
+use crate::capture::shape::INSERTED_XID;
 use crate::error::{Code, Error, Result};
 use crate::lanes::{Event, EventRef};
 use crate::map::{EventError, EventPosition, MapError, Mapper, OrderingKey, TableSettings};
@@ -30,12 +33,15 @@ pub(super) enum Step {
         topic: Arc<str>,
         ordering_key: OrderingKey,
         event: Event,
+        /// Whether another transaction wrote the row first.
+        moved: Option<Moved>,
     },
     /// A row of the open transaction that cannot become a message, and its payload as far as it
     /// can be read.
     Unmappable {
         error: Box<EventError>,
         payload: Bytes,
+        moved: Option<Moved>,
     },
     /// The open transaction ends here.
     Commit(Lsn),
@@ -44,24 +50,54 @@ pub(super) enum Step {
 /// How rows of one relation are treated.
 #[derive(Debug)]
 enum Table {
-    Captured(Box<Mapper>),
+    Captured(Box<CapturedTable>),
     /// Not in our settings.
     Ignored {
         rows: u64,
     },
 }
 
+#[derive(Debug)]
+struct CapturedTable {
+    mapper: Mapper,
+    /// Which of the tables in the settings it is.
+    number: usize,
+    /// Place of the column `inserted_xid`, if the table has it.
+    inserted_xid: Option<usize>,
+}
+
 #[derive(Debug, Clone, Copy)]
 struct Open {
     commit: CommitLsn,
     commit_time: PgTimestamp,
+    xid: u32,
+    /// Whether it was applied here from another server, which wrote its rows first.
+    is_replicated: bool,
     inserts: u32,
+}
+
+impl Open {
+    /// Whether another transaction wrote this row first. The log has the lower half of an id.
+    fn moved(&self, table: &CapturedTable, tuple: &decoder::Tuple<'_>) -> Option<Moved> {
+        let value = tuple.iter().nth(table.inserted_xid?)?;
+        let decoder::Value::Text(text) = value else {
+            return None;
+        };
+        let inserted_xid: u64 = std::str::from_utf8(text).ok()?.parse().ok()?;
+        let is_own = self.is_replicated || inserted_xid as u32 == self.xid;
+        (!is_own).then_some(Moved {
+            table: table.number,
+            inserted_xid,
+        })
+    }
 }
 
 /// Decoder and mappers of one session.
 #[derive(Debug)]
 pub(super) struct Intake {
     settings: Arc<[TableSettings]>,
+    /// The oids of these tables, as they are now.
+    oids: Vec<Oid>,
     project: Arc<str>,
     relations: RelationCache,
     /// With a fast hash: each event looks its table up.
@@ -72,9 +108,15 @@ pub(super) struct Intake {
 }
 
 impl Intake {
-    pub(super) fn new(settings: Arc<[TableSettings]>, project: Arc<str>, metrics: Metrics) -> Self {
+    pub(super) fn new(
+        settings: Arc<[TableSettings]>,
+        oids: Vec<Oid>,
+        project: Arc<str>,
+        metrics: Metrics,
+    ) -> Self {
         Self {
             settings,
+            oids,
             project,
             relations: RelationCache::new(),
             tables: HashMap::default(),
@@ -105,6 +147,8 @@ impl Intake {
                 self.open = Some(Open {
                     commit,
                     commit_time: begin.commit_time,
+                    xid: begin.xid.0,
+                    is_replicated: false,
                     inserts: 0,
                 });
                 Ok(Step::Begin(commit, begin.commit_time))
@@ -123,7 +167,13 @@ impl Intake {
                 }
                 Ok(Step::Nothing)
             }
-            Message::Origin(_) | Message::Type(_) | Message::Logical(_) => Ok(Step::Nothing),
+            Message::Origin(_) => {
+                if let Some(open) = &mut self.open {
+                    open.is_replicated = true;
+                }
+                Ok(Step::Nothing)
+            }
+            Message::Type(_) | Message::Logical(_) => Ok(Step::Nothing),
         }
     }
 
@@ -135,16 +185,33 @@ impl Intake {
             .relations
             .get(relation.oid)
             .ok_or_else(|| unknown(relation.oid))?;
-        let table = match settings_of(&self.settings, known) {
-            Some(settings) => {
+        let table = match self.settings_of(known) {
+            Some((number, settings)) => {
                 let mapper = Mapper::resolve(known, settings, &self.project)?;
-                Table::Captured(Box::new(mapper))
+                Table::Captured(Box::new(CapturedTable {
+                    mapper,
+                    number,
+                    inserted_xid: place_of_inserted_xid(known),
+                }))
             }
             // Also the leaves of a captured partitioned table: its rows come under the root.
             None => Table::Ignored { rows: 0 },
         };
         self.tables.insert(relation.oid, table);
         Ok(Step::Nothing)
+    }
+
+    /// The number and the settings of a captured table. Log from before it was renamed has its old
+    /// name, and from before it was made anew another oid.
+    fn settings_of(&self, relation: &OwnedRelation) -> Option<(usize, &TableSettings)> {
+        let by_oid = self.oids.iter().position(|oid| *oid == relation.oid);
+        let number = by_oid.or_else(|| {
+            self.settings.iter().position(|settings| {
+                let table = &settings.table;
+                table.schema == relation.namespace && table.name == relation.name
+            })
+        })?;
+        Some((number, self.settings.get(number)?))
     }
 
     fn insert(&mut self, relation: Oid, tuple: &decoder::Tuple<'_>) -> Result<Step> {
@@ -160,9 +227,10 @@ impl Intake {
             commit,
             commit_time,
             inserts: ordinal,
+            ..
         } = *open;
-        let mapper = match self.tables.get_mut(&relation) {
-            Some(Table::Captured(mapper)) => mapper,
+        let table = match self.tables.get_mut(&relation) {
+            Some(Table::Captured(table)) => table,
             Some(Table::Ignored { rows }) => {
                 *rows += 1;
                 if *rows == 1 {
@@ -181,11 +249,16 @@ impl Intake {
             ordinal,
             commit_time,
         };
-        let mapped = match mapper.map(tuple, at) {
+        let moved = open.moved(table, tuple);
+        let mapped = match table.mapper.map(tuple, at) {
             Ok(mapped) => mapped,
             Err(MapError::Event(error)) if error.fault.is_of_the_row() => {
-                let payload = mapper.payload(tuple);
-                return Ok(Step::Unmappable { error, payload });
+                let payload = table.mapper.payload(tuple);
+                return Ok(Step::Unmappable {
+                    error,
+                    payload,
+                    moved,
+                });
             }
             Err(error) => return Err(error.into()),
         };
@@ -197,6 +270,7 @@ impl Intake {
                 origin,
                 message: mapped.message,
             },
+            moved,
         })
     }
 
@@ -230,13 +304,10 @@ impl Intake {
     }
 }
 
-fn settings_of<'a>(
-    all: &'a [TableSettings],
-    relation: &OwnedRelation,
-) -> Option<&'a TableSettings> {
-    all.iter().find(|settings| {
-        settings.table.schema == relation.namespace && settings.table.name == relation.name
-    })
+fn place_of_inserted_xid(relation: &OwnedRelation) -> Option<usize> {
+    const XID8: Oid = Oid(5069);
+    let is_it = |column: &OwnedColumn| column.name == INSERTED_XID && column.type_oid == XID8;
+    relation.columns.iter().position(is_it)
 }
 
 fn unknown(relation: Oid) -> Error {

@@ -76,7 +76,7 @@ impl MappedStream {
         let project = Arc::from(settings.project()?);
         Ok(Self {
             source: Source::open(options, LastStatus::default()).await?,
-            intake: Intake::new(settings.tables.clone().into(), project, metrics),
+            intake: Intake::new(settings.tables.clone().into(), Vec::new(), project, metrics),
             watermark: Watermark::new(confirmed),
             backlog: Backlog::default(),
         })
@@ -131,6 +131,7 @@ impl MappedStream {
                 topic,
                 ordering_key,
                 event,
+                ..
             } => {
                 self.watermark.add_event();
                 self.watermark.resolve(event.origin.commit, 1);

@@ -15,6 +15,7 @@ mod earlier;
 mod from_table;
 mod intake;
 mod mapped_stream;
+mod moved;
 pub(crate) mod opening;
 mod pipeline;
 mod quarantine;

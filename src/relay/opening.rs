@@ -16,18 +16,20 @@ use super::recovery::NewSlot;
 use super::recovery::loss::{self, Audit, Loss, Seen, Verdict};
 use super::session::ANSWER_LIMIT;
 use super::{Relay, record, recovery, standby};
-use crate::dispatch::Resolved;
+use crate::capture::claim::{self, Captured};
+use crate::capture::shape::{self, Tops};
+use crate::capture::{Window, record as captures};
 use crate::error::{Code, Error, Result};
 use crate::metrics::Kind;
 use crate::postgres::{Sql, answer_within};
-use crate::settings::{Dispatch, OnLoss, Start};
+use crate::settings::{Dispatch, OnLoss};
 use crate::table::{TableReader, altered_since};
 
 /// How long to wait for running transactions when a slot is created.
 const CREATE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// What of our own the statements over captured tables need.
-const OURS: &str = "SELECT outbox.event_uuid('', '') FROM outbox.dispatch LIMIT 0";
+const OURS: &str = "SELECT outbox.event_uuid('', '', null) FROM outbox.dispatch LIMIT 0";
 
 /// How the session begins.
 #[derive(Debug)]
@@ -44,8 +46,8 @@ pub(super) struct Opening {
     pub(super) plan: Plan,
     /// Whether events may have been delivered without a record.
     pub(super) repeats: bool,
-    /// Whether the slot was not made by this opening.
-    pub(super) slot_is_older: bool,
+    /// The tables of the settings, each with its record.
+    pub(super) captured: Vec<Captured>,
     /// The publication as it was when nobody read from the slot.
     pub(super) publication: PublicationState,
 }
@@ -66,10 +68,10 @@ pub(super) async fn refuse_a_copy(relay: &Relay, sql: &Sql, cluster: &Cluster) -
 ///
 /// # Errors
 /// `foreign-cluster`; `slot-missing`, `slot-lost` and `slot-recreated` when `slot_on_loss` is
-/// `stop`; `slot-foreign`, `slot-busy`, those of a statement.
+/// `stop`; `slot-foreign`, `slot-busy`, `table-captured`; those of a statement.
 pub(super) async fn plan(relay: &Relay, sql: &Sql, cluster: &Cluster) -> Result<Opening> {
     let name = &relay.settings.slot;
-    let mut slot_is_older = true;
+    let mut tops: Option<Tops> = None;
     loop {
         let slot = free_slot(relay, sql).await?;
         // Again, since waiting for the slot may have taken days.
@@ -78,6 +80,16 @@ pub(super) async fn plan(relay: &Relay, sql: &Sql, cluster: &Cluster) -> Result<
         if let Some(earlier) = &earlier {
             not_foreign(relay, earlier, cluster)?;
         }
+        let looking = claim::look(sql, &relay.settings.tables);
+        let found = answer_within(ANSWER_LIMIT, looking).await?;
+        let records = answer_within(ANSWER_LIMIT, captures::read(&**sql)).await?;
+        let known = claim::matched(&found, &records);
+        claim::refuse_others(&known, name)?;
+        let has_new_table = known.iter().any(Option::is_none);
+        let tops = match &mut tops {
+            Some(tops) => tops,
+            none => none.insert(answer_within(ANSWER_LIMIT, shape::tops(sql, &found)).await?),
+        };
         let seen = Seen {
             earlier: earlier.as_ref(),
             slot: slot.as_ref(),
@@ -86,6 +98,7 @@ pub(super) async fn plan(relay: &Relay, sql: &Sql, cluster: &Cluster) -> Result<
             start: relay.settings.start,
             dispatch: relay.settings.dispatch,
             publication: publication.fingerprint(),
+            has_new_table,
         };
         let repeats = loss::repeats(seen);
         let plan = match loss::judge(seen) {
@@ -95,15 +108,22 @@ pub(super) async fn plan(relay: &Relay, sql: &Sql, cluster: &Cluster) -> Result<
             }
             Verdict::CreateSlot => {
                 create(relay, sql).await?;
-                slot_is_older = false;
                 continue;
             }
             Verdict::Recover(loss) => Plan::Recover(recover_or_stop(relay, loss)?),
         };
+        let claiming = claim::claim(
+            sql,
+            name,
+            found,
+            relay.settings.start,
+            tops,
+            &relay.instance,
+        );
         return Ok(Opening {
             plan,
             repeats,
-            slot_is_older,
+            captured: answer_within(ANSWER_LIMIT, claiming).await?,
             publication,
         });
     }
@@ -242,16 +262,14 @@ pub(super) async fn carry_out(
     sql: &Sql,
     cluster: &Cluster,
     plan: Plan,
+    captured: &[Captured],
 ) -> Result<(Lsn, Audit, Option<NewSlot>)> {
     let loss = match plan {
         Plan::Stream { confirmed, audit } => return Ok((confirmed, audit, None)),
         Plan::Recover(loss) => loss,
     };
-    answer_within(ANSWER_LIMIT, everything_is_readable(relay, sql)).await?;
-    // As long as the slot tells what it has brought.
-    if loss == Loss::PublicationChanged {
-        keep_earlier_out(relay, sql, true).await?;
-    }
+    let trying = everything_is_readable(relay, sql, captured);
+    answer_within(ANSWER_LIMIT, trying).await?;
     let new = recovery::new_slot(relay, sql, cluster, &loss).await?;
     Ok((new.consistent_point, Audit::Continue, Some(new)))
 }
@@ -263,26 +281,20 @@ pub(super) async fn carry_out(
 /// # Errors
 /// `schema-missing`, `privilege-missing`; `slot-busy` when a table is altered meanwhile; those of
 /// [`TableReader::resolve`].
-async fn everything_is_readable(relay: &Relay, sql: &Sql) -> Result<()> {
+async fn everything_is_readable(relay: &Relay, sql: &Sql, captured: &[Captured]) -> Result<()> {
     // What is ours first: below, whatever is missing counts as altered just now.
     sql.batch_execute(OURS).await?;
     let settings = &relay.settings;
-    for table in &settings.tables {
-        let project = settings.project()?;
-        let reader = TableReader::resolve(sql, table, project).await?;
-        let lacks_outcome = Resolved::default().lacks_outcome(reader.event_id_sql());
-        let statement = format!("{} where {lacks_outcome} limit 0", reader.select_sql());
+    for (table, captured) in settings.tables.iter().zip(captured) {
+        let reader = TableReader::resolve(sql, table, settings.project()?, captured).await?;
+        let condition = Window::unresolved(captured, false).condition();
+        let id = reader.event_id_sql();
+        let statement = format!(
+            "{} where {condition} and not exists (select from outbox.dispatch d \
+             where d.event_id = {id}) limit 0",
+            reader.select_sql()
+        );
         sql.simple_query(&statement).await.map_err(altered_since)?;
     }
     Ok(())
-}
-
-/// What stood in the tables before the slot, or before a first start that made it, is left out if it
-/// is not wanted.
-pub(super) async fn keep_earlier_out(relay: &Relay, sql: &Sql, slot_is_older: bool) -> Result<()> {
-    let settings = &relay.settings;
-    let counts_as_resolved =
-        (settings.dispatch, settings.start) == (Dispatch::Exceptions, Start::New);
-    let writing = record::keep_earlier_out(sql, &settings.slot, counts_as_resolved, slot_is_older);
-    answer_within(ANSWER_LIMIT, writing).await
 }

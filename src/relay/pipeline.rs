@@ -17,6 +17,7 @@ use super::delivery::{Delivery, stays_published, until};
 use super::earlier::{Earlier, Looked};
 use super::from_table::{FromTable, TableRows};
 use super::intake::{Intake, Step};
+use super::moved::{Moved, MovedRows};
 use super::recovery::Seam;
 use super::supervisor::Supervision;
 use crate::dispatch::Lookup;
@@ -34,6 +35,7 @@ pub(super) struct Pipeline {
     pub(super) watermark: Watermark,
     pub(super) delivery: Delivery,
     pub(super) earlier: Earlier,
+    pub(super) moved: MovedRows,
     /// What the stream does not bring.
     pub(super) from_table: TableRows,
     /// While it is there, everything comes from the tables.
@@ -195,13 +197,14 @@ impl Pipeline {
                 topic,
                 ordering_key,
                 mut event,
+                moved,
             } => {
                 let looked = Looked {
                     commit: event.origin.commit,
                     ordinal: event.origin.ordinal,
                     event_id: &event.origin.event_id,
                 };
-                let (found, ordinal) = self.earlier.look_up(looked).await?;
+                let (found, ordinal) = self.look_up(looked, moved).await?;
                 event.origin.ordinal = ordinal;
                 event.origin.standing = match found {
                     Lookup::Done => return Ok(()),
@@ -211,13 +214,17 @@ impl Pipeline {
                 self.watermark.add_event();
                 self.delivery.take(topic, ordering_key, event);
             }
-            Step::Unmappable { mut error, payload } => {
+            Step::Unmappable {
+                mut error,
+                payload,
+                moved,
+            } => {
                 let looked = Looked {
                     commit: CommitLsn::new(error.at.commit_lsn),
                     ordinal: error.at.ordinal,
                     event_id: &error.known.event_id,
                 };
-                let (found, ordinal) = self.earlier.look_up(looked).await?;
+                let (found, ordinal) = self.look_up(looked, moved).await?;
                 error.at.ordinal = ordinal;
                 match found {
                     Lookup::Done => {}
@@ -230,6 +237,18 @@ impl Pipeline {
             }
         }
         Ok(())
+    }
+
+    /// What is known of the next event of the stream, and the ordinal that it has from here on.
+    async fn look_up(&mut self, event: Looked<'_>, moved: Option<Moved>) -> Result<(Lookup, u32)> {
+        let (found, ordinal) = self.earlier.look_up(event).await?;
+        match moved {
+            Some(moved) if found == Lookup::New => {
+                let found = self.moved.look_up(moved, event.event_id).await?;
+                Ok((found, ordinal))
+            }
+            Some(_) | None => Ok((found, ordinal)),
+        }
     }
 
     /// Lets requests that are on their way end, records them and confirms; starts nothing new.

@@ -20,42 +20,21 @@ const SELECT: &str = "\
     SELECT system_identifier, timeline, confirmed_lsn, confirmed_is_final, recovering, dispatch, \
         audited_publication FROM outbox.relay WHERE slot = $1";
 
-/// Under `exceptions` the mode is durable before anything is delivered. Back to `full` goes who has
-/// vouched for what was delivered without a row (`auditor::vouching`), or a recovery.
+/// Under `exceptions` the mode is durable before anything is delivered. Back to `full` goes who knows
+/// that what was delivered without a row is below the floor (`auditor`), or a recovery. `$6`: the
+/// slot may have left events out, so that everything has to be compared.
 const TAKE: &str = "\
     INSERT INTO outbox.relay (slot, system_identifier, timeline, confirmed_lsn, instance, \
-        dispatch, exceptions_xid, audited_publication) \
-    SELECT $1::text, $2::text, $3::int, $4::pg_lsn, $5::text, $7::text, exceptions.xid, \
-        CASE WHEN exceptions.xid IS NOT NULL THEN $8::text END \
-    FROM (SELECT CASE WHEN $7::text = 'exceptions' \
-        THEN pg_catalog.pg_current_xact_id()::text::bigint END) exceptions (xid) \
+        dispatch, audited_publication) \
+    VALUES ($1::text, $2::text, $3::int, $4::pg_lsn, $5::text, $7::text, $8::text) \
     ON CONFLICT (slot) DO UPDATE SET system_identifier = excluded.system_identifier, \
         timeline = excluded.timeline, confirmed_lsn = excluded.confirmed_lsn, \
         confirmed_is_final = false, instance = excluded.instance, since = now(), \
         updated_at = now(), \
         dispatch = CASE WHEN excluded.dispatch = 'exceptions' THEN excluded.dispatch \
             ELSE relay.dispatch END, \
-        exceptions_xid = coalesce(relay.exceptions_xid, excluded.exceptions_xid), \
         audited_publication = CASE WHEN NOT $6 \
             THEN coalesce(relay.audited_publication, excluded.audited_publication) END";
-
-/// What was committed before the first start is not to be delivered (`start = new`): older than the
-/// first session, and than anything that the slot has still to bring. A slot may be older than the
-/// first session (`$3`), and what it was to bring may be missing from the stream: it is delivered from
-/// the tables. `$2` says that nothing but this tells what is left out.
-const KEEP_EARLIER_OUT: &str = "\
-    UPDATE outbox.relay r SET \
-        first_xid = CASE WHEN $3 THEN least(r.first_xid, slot.xid) ELSE r.first_xid END, \
-        resolved_xid = CASE WHEN $2 THEN coalesce(r.resolved_xid, least(r.first_xid, slot.xid)) \
-            ELSE r.resolved_xid END \
-    FROM (SELECT next.xid \
-              - ((next.xid - s.catalog_xmin::text::bigint) % 4294967296 + 4294967296) % 4294967296 \
-          FROM pg_catalog.pg_replication_slots s, \
-              (SELECT pg_catalog.pg_snapshot_xmax(pg_catalog.pg_current_snapshot())::text::bigint) \
-                  next (xid) \
-          WHERE s.slot_name = $1 AND s.catalog_xmin IS NOT NULL) slot (xid) \
-    WHERE r.slot = $1 AND r.audited_at IS NULL AND r.recovering IS NULL \
-      AND ($3 AND r.first_xid > slot.xid OR $2 AND r.resolved_xid IS NULL)";
 
 /// A final position is the last act of a session: what comes later than that is out of date.
 const UPDATE: &str = "\
@@ -95,16 +74,11 @@ const IS_ANOTHERS: &str = "\
     SELECT FROM outbox.relay r JOIN pg_catalog.pg_replication_slots s ON s.slot_name = r.slot \
     WHERE r.slot = $1 AND r.instance <> $2 AND s.active";
 
-/// The relay that serves the slot stays its instance. Transaction ids of another cluster say nothing
-/// here.
+/// The relay that serves the slot stays its instance.
 const REQUEST: &str = "\
     INSERT INTO outbox.relay (slot, system_identifier, timeline, instance, recovering) \
     VALUES ($1, $2, $3, 'none yet', $4) \
     ON CONFLICT (slot) DO UPDATE SET \
-        resolved_xid = CASE WHEN relay.system_identifier = excluded.system_identifier \
-            THEN relay.resolved_xid END, \
-        exceptions_xid = CASE WHEN relay.system_identifier = excluded.system_identifier \
-            THEN relay.exceptions_xid END, \
         system_identifier = excluded.system_identifier, timeline = excluded.timeline, \
         confirmed_is_final = false, \
         recovering = coalesce(relay.recovering, excluded.recovering), updated_at = now()";
@@ -127,9 +101,7 @@ const MOVE_RECORDS: &str = "\
 const RECOVERED: &str = "\
     UPDATE outbox.relay r SET recovering = NULL, instance = $2, audited_at = now(), \
         updated_at = now(), dispatch = $4::text, \
-        exceptions_xid = CASE WHEN $4::text = 'exceptions' THEN r.exceptions_xid END, \
-        resolved_xid = CASE WHEN r.dispatch = 'exceptions' THEN $5 ELSE r.resolved_xid END, \
-        audited_publication = CASE WHEN r.dispatch = 'exceptions' THEN $6 \
+        audited_publication = CASE WHEN r.dispatch = 'exceptions' THEN $5 \
             ELSE r.audited_publication END \
     WHERE r.slot = $1 AND (r.instance = $2 OR EXISTS ( \
         SELECT FROM pg_catalog.pg_replication_slots s \
@@ -233,21 +205,6 @@ pub(super) async fn take(
         ],
     )
     .await?;
-    Ok(())
-}
-
-/// Writes down from where on rows are delivered, until everything has been looked at once.
-/// `counts_as_resolved` where events have no records; `slot_is_older` when the first session has
-/// found it.
-pub(super) async fn keep_earlier_out(
-    sql: &Sql,
-    slot: &SlotName,
-    counts_as_resolved: bool,
-    slot_is_older: bool,
-) -> Result<()> {
-    let parameters: [&(dyn ToSql + Sync); 3] =
-        [&slot.as_str(), &counts_as_resolved, &slot_is_older];
-    sql.execute(KEEP_EARLIER_OUT, &parameters).await?;
     Ok(())
 }
 
@@ -360,23 +317,21 @@ pub(crate) async fn move_records(sql: &impl GenericClient) -> Result<u64> {
     Ok(sql.execute(MOVE_RECORDS, &[]).await?)
 }
 
-/// Takes the mark away: what was inserted by transactions before `snapshot_xmin` has its outcome,
-/// with the publication as it was before the new slot. Returns whether it was ours to take.
+/// Takes the mark away: everything that the new slot will not bring is resolved, with the publication
+/// as it was before. Returns whether it was ours to take.
 pub(super) async fn recovered(
     sql: &Sql,
     slot: &SlotName,
     instance: &str,
     walsender: i32,
     manner: Manner<'_>,
-    snapshot_xmin: i64,
 ) -> Result<bool> {
     let (dispatch, publication) = (manner.dispatch.name(), manner.publication);
-    let parameters: [&(dyn ToSql + Sync); 6] = [
+    let parameters: [&(dyn ToSql + Sync); 5] = [
         &slot.as_str(),
         &instance,
         &walsender,
         &dispatch,
-        &snapshot_xmin,
         &publication,
     ];
     let rows = sql.execute(RECOVERED, &parameters).await?;

@@ -1,17 +1,18 @@
-//! A lost slot is not lost data: a new slot with the snapshot that fits it, everything without a
-//! record from the tables in that snapshot, and then the stream.
+//! A lost slot is not lost data: a new slot, everything without a record from the tables as far as
+//! the slot will not bring it, and then the stream.
 //!
 //! The order of the steps is the argument (docs/adr/0011-recovery.md). The mark in `outbox.relay`
 //! is durable before anything changes, and goes when every row has its record: whoever comes in
 //! between begins again, and sends only what has no record. The slot is held from before the
 //! first row is sent until the end, so that there is one sender. Nothing of the stream is taken
 //! before all rows from the tables are recorded, so that each key keeps its order over the seam.
+//! The tables are read in short statements: a row is sent when the slot's snapshot shows the
+//! transaction that inserted it, whenever it is read.
 //!
 //! Not here: whether a recovery is needed (`loss`), and what becomes of an event (`delivery`).
 
 pub(crate) mod blocked;
 pub(crate) mod loss;
-mod rewritten;
 mod snapshot;
 pub(crate) mod unrecorded;
 
@@ -23,22 +24,22 @@ use slot_manager::{Cluster, Error as SlotError, SlotName, retention, slots};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
-use super::from_table::{self, FIRST_PLACE, FromTable, SessionEnded, TableSender};
+use super::from_table::{self, FIRST_PLACE, Interrupted, Places, SessionEnded, TableSender};
 use super::record::Manner;
 use super::session::ANSWER_LIMIT;
 use super::{Phase, Relay, State, record};
-use crate::dispatch::Resolved;
+use crate::capture::claim::Captured;
+use crate::capture::record::Resolved;
+use crate::capture::{Snapshot, Window, record as captures, scan};
 use crate::error::{Code, Error, Result};
 use crate::map::TableSettings;
 use crate::metrics::{Kind, Metrics};
-use crate::postgres::{PatientSql, Sql, Target, answer_within, connect};
+use crate::postgres::{PatientSql, Sql, Target, answer_within};
 use crate::settings::Dispatch;
 use crate::source::{self, CreatedSlot};
 use crate::table::TableReader;
-use crate::watermark::CommitLsn;
 use blocked::Firsts;
 use loss::Loss;
-use rewritten::refuse_rewritten;
 use unrecorded::Unrecorded;
 
 /// How long to wait for running transactions when the slot is made. Long, since the old slot is
@@ -48,17 +49,12 @@ const CREATE_LIMIT: Duration = Duration::from_secs(300);
 /// What holds it up is named every so often.
 const BLOCKERS_NAMED_AFTER: Duration = Duration::from_secs(15);
 
-const STATEMENT_TIMEOUT: Duration = Duration::from_secs(60);
-
 const LOG_INTERVAL: Duration = Duration::from_secs(10);
 
-const SNAPSHOT_XMIN: &str = "\
-    SELECT pg_catalog.pg_snapshot_xmin(pg_catalog.pg_current_snapshot())::text::bigint";
-
-/// A new slot, and a session that sees what was committed before it.
+/// A new slot, and the transactions that it will not bring.
 pub(super) struct NewSlot {
     pub(super) consistent_point: Lsn,
-    snapshot: PatientSql,
+    snapshot: Snapshot,
     created: CreatedSlot,
 }
 
@@ -118,7 +114,8 @@ pub(super) async fn new_slot(
     let Some(created) = created else {
         return Err(blocked(sql, slot, CREATE_LIMIT).await?);
     };
-    let snapshot = snapshot::import(sql, target, &created.snapshot).await?;
+    let snapshot = snapshot::exported(target, &created.snapshot).await?;
+    snapshot::wait_until_visible(sql, &snapshot).await?;
     Ok(NewSlot {
         consistent_point: created.consistent_point,
         snapshot,
@@ -164,18 +161,33 @@ impl Drop for Seam {
     }
 }
 
-/// Starts to send every row that is visible in the slot's snapshot, and has no record there, into
-/// the pipeline. The stream is open by now: the slot is held. The second part says when it is over.
-/// `publication` is how it was before the slot was made.
+/// What a recovery reads.
+#[derive(Debug)]
+pub(super) struct What {
+    /// The publication as it was before the slot was made.
+    pub(super) publication: String,
+    /// The tables of the settings.
+    pub(super) captured: Vec<Captured>,
+    /// Whether events may have been published without a record.
+    pub(super) repeats: bool,
+}
+
+/// Starts to send every unresolved row that the slot's snapshot shows into the pipeline. The stream
+/// is open by now: the slot is held. The second part says when it is over.
 pub(super) async fn start(
     relay: &Relay,
     sql: &Sql,
     slot: NewSlot,
     walsender: i32,
-    publication: String,
+    what: What,
     rows: TableSender,
 ) -> Result<(Seam, oneshot::Receiver<()>)> {
     let settings = &relay.settings;
+    let What {
+        publication,
+        captured,
+        repeats,
+    } = what;
     let NewSlot {
         consistent_point,
         snapshot,
@@ -187,16 +199,13 @@ pub(super) async fn start(
         let last_ordinal = from_table::last_ordinal(sql, place)
             .await?
             .max(from_table::last_ordinal(sql, FIRST_PLACE).await?);
-        // Not in the snapshot, which would keep a lock on that table for as long as it is read.
-        // Nobody vouches while the slot is marked.
-        let resolved = Resolved::read(sql, &settings.slot).await?;
-        let firsts = match resolved.repeats() {
+        let firsts = match repeats {
             true => Firsts::read(sql).await?,
             false => Firsts::default(),
         };
-        Ok::<_, Error>((last_ordinal, resolved, firsts))
+        Ok::<_, Error>((last_ordinal, firsts))
     };
-    let (last_ordinal, resolved, firsts) = answer_within(ANSWER_LIMIT, looking).await?;
+    let (last_ordinal, firsts) = answer_within(ANSWER_LIMIT, looking).await?;
     let recovery = Recovery {
         target: settings.database()?.clone(),
         slot: settings.slot.clone(),
@@ -206,11 +215,15 @@ pub(super) async fn start(
         project: settings.project()?.to_owned(),
         state: relay.state.clone(),
         metrics: relay.metrics.clone(),
-        place,
-        next_ordinal: last_ordinal + 1,
+        places: Places {
+            commit: place,
+            next_ordinal: last_ordinal + 1,
+        },
         dispatch: settings.dispatch,
         publication,
-        resolved,
+        captured,
+        repeats,
+        snapshot,
         firsts,
         rows,
         progress: Progress::new(),
@@ -219,7 +232,7 @@ pub(super) async fn start(
     let (tell, over) = oneshot::channel();
     let task = tokio::spawn(async move {
         // Nobody listens any more when the session has ended.
-        let _ = match recovery.run(snapshot).await {
+        let _ = match recovery.run().await {
             Ok(()) => {
                 let _ = tell.send(());
                 close.send(Ok(()))
@@ -229,18 +242,6 @@ pub(super) async fn start(
         };
     });
     Ok((Seam { closed, task }, over))
-}
-
-/// Why reading ended early.
-enum Interrupted {
-    Failed(Error),
-    SessionEnded,
-}
-
-impl<E: Into<Error>> From<E> for Interrupted {
-    fn from(error: E) -> Self {
-        Self::Failed(error.into())
-    }
 }
 
 /// The task that reads.
@@ -254,76 +255,77 @@ struct Recovery {
     project: String,
     state: Arc<State>,
     metrics: Metrics,
-    place: CommitLsn,
-    next_ordinal: u32,
+    places: Places,
     dispatch: Dispatch,
     publication: String,
-    resolved: Resolved,
+    captured: Vec<Captured>,
+    repeats: bool,
+    snapshot: Snapshot,
     firsts: Firsts,
     rows: TableSender,
     progress: Progress,
 }
 
 impl Recovery {
-    async fn run(mut self, snapshot: PatientSql) -> Result<(), Interrupted> {
-        let looking = snapshot.query_one(SNAPSHOT_XMIN, &[]);
-        let xmin: i64 = snapshot.answer(looking).await?.get(0);
+    async fn run(mut self) -> Result<(), Interrupted> {
+        let sql = PatientSql::open(&self.target, "postrider recovery", Duration::ZERO).await?;
+        scan::prepare(&sql).await?;
         for n in 0..self.tables.len() {
-            self.read(n, &snapshot).await?;
+            self.read(n, &sql).await?;
         }
-        // What it kept from vacuum is free again while the last events are on their way.
-        drop(snapshot);
         if self.rows.settled().await == Err(SessionEnded) {
             return Err(Interrupted::SessionEnded);
         }
-        let sql = connect(&self.target, "postrider recovery", STATEMENT_TIMEOUT).await?;
         let Progress { rows, began, .. } = self.progress;
         tracing::warn!(
             slot = %self.slot, rows, seconds = began.elapsed().as_secs(),
             "recovered: everything in the tables has a record; the stream goes on"
         );
+        sql.answer(self.write_down(&sql)).await?;
+        self.state.set(Phase::Streaming);
+        Ok(())
+    }
+
+    /// Everything that the snapshot shows is resolved.
+    async fn write_down(&self, sql: &Sql) -> Result<()> {
+        let (slot, instance) = (&self.slot, &self.instance);
+        for captured in &self.captured {
+            let resolved = Resolved {
+                identity: &captured.record.identity,
+                floor: self.snapshot.xmin(),
+                floor_seq: None,
+                partitions: None,
+            };
+            captures::resolve(sql, slot, self.walsender, &resolved).await?;
+        }
         let manner = Manner {
             dispatch: self.dispatch,
             publication: &self.publication,
         };
-        let (slot, instance) = (&self.slot, &self.instance);
-        let writing = record::recovered(&sql, slot, instance, self.walsender, manner, xmin);
-        if !answer_within(ANSWER_LIMIT, writing).await? {
+        if !record::recovered(sql, slot, instance, self.walsender, manner).await? {
             tracing::warn!(
                 slot = %self.slot,
                 "another relay has marked the slot meanwhile: the next session looks again"
             );
         }
-        self.state.set(Phase::Streaming);
         Ok(())
     }
 
-    async fn read(&mut self, table: usize, snapshot: &PatientSql) -> Result<(), Interrupted> {
-        let table = &self.tables[table];
-        let resolved = &self.resolved;
-        let looking = refuse_rewritten(snapshot, &table.table);
-        snapshot.answer(looking).await?;
-        let resolving = TableReader::resolve(snapshot, table, &self.project);
-        let reader = snapshot.answer(resolving).await?;
-        let reading = Unrecorded::of(snapshot, reader, table, resolved, &self.firsts);
-        let mut unrecorded = snapshot.answer(reading).await?;
-        let before = self.progress.rows;
-        while let Some(row) = snapshot.answer(unrecorded.next()).await? {
-            let Some(row) = unrecorded.event(&row, self.place, self.next_ordinal) else {
-                continue;
-            };
-            self.next_ordinal += 1;
-            self.progress.row();
-            self.metrics.events_from_table.inc();
-            let row = match row {
-                Ok(event) => FromTable::Event(event),
-                Err(error) => FromTable::Unmappable(error),
-            };
-            if self.rows.send(row).await == Err(SessionEnded) {
-                return Err(Interrupted::SessionEnded);
-            }
-        }
-        let rows = self.progress.rows - before;
+    async fn read(&mut self, n: usize, sql: &PatientSql) -> Result<(), Interrupted> {
+        let (table, captured) = (&self.tables[n], &self.captured[n]);
+        let resolving = TableReader::resolve(sql, table, &self.project, captured);
+        let reader = sql.answer(resolving).await?;
+        let window = Window {
+            shown_by: Some(&self.snapshot),
+            ..Window::unresolved(captured, self.repeats)
+        };
+        let unrecorded = Unrecorded::of(sql, reader, table, window, &self.firsts).await?;
+        let (progress, metrics) = (&mut self.progress, &self.metrics);
+        let sending = from_table::hand_over(unrecorded, &mut self.rows, &mut self.places, || {
+            progress.row();
+            metrics.events_from_table.inc();
+        });
+        let rows = sending.await?;
         tracing::info!(table = %table.table, rows, "recovering: the table is read");
         Ok(())
     }

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use decoder::Lsn;
+use decoder::{Lsn, Oid};
 use slot_manager::publication::PublicationState;
 use slot_manager::{Cluster, cluster};
 use tokio::sync::{Notify, watch};
@@ -19,6 +19,7 @@ use super::delivery::Delivery;
 use super::earlier::Earlier;
 use super::from_table;
 use super::intake::Intake;
+use super::moved::MovedRows;
 use super::opening::{self, Opening, check_publication};
 use super::pipeline::{End, Pipeline};
 use super::quarantine::{MAX_BLOCKED, Quarantine};
@@ -27,6 +28,7 @@ use super::recovery::loss::Audit;
 use super::supervisor::{self, Subject, Supervision, Supervisor};
 use super::topic_maker::TopicMaker;
 use super::{Phase, Relay, record, recovery, stuck};
+use crate::capture::Bounds;
 use crate::dispatch::{Reader, Recorded, quarantined, wait_for_predecessor};
 use crate::error::{Code, Error, Result};
 use crate::postgres::{Sql, answer_within, connect};
@@ -144,13 +146,14 @@ async fn open(relay: &Relay) -> Result<(Pipeline, Beside)> {
     let Opening {
         plan,
         repeats,
-        slot_is_older,
+        captured,
         publication,
     } = opening::plan(relay, &sql, &cluster).await?;
     let wait_limit = settings.publish_timeout;
     let waiting = wait_for_predecessor(&sql, &settings.slot, wait_limit);
     answer_within(wait_limit + ANSWER_LIMIT, waiting).await?;
-    let (confirmed, audit, new_slot) = opening::carry_out(relay, &sql, &cluster, plan).await?;
+    let (confirmed, audit, new_slot) =
+        opening::carry_out(relay, &sql, &cluster, plan, &captured).await?;
     let mut source = open_source(relay, confirmed).await?;
     still_the_slot(relay, &sql, &mut source, confirmed).await?;
     // From here on it proves the lease, however long the rest takes: nobody reads the stream yet.
@@ -170,14 +173,17 @@ async fn open(relay: &Relay) -> Result<(Pipeline, Beside)> {
     let quarantine = answer_within(ANSWER_LIMIT, quarantine_of(relay, &sql)).await?;
     let (_, walsender) = source.lease_proof();
     take(relay, &sql, &cluster, confirmed, audit, &first_seen).await?;
-    opening::keep_earlier_out(relay, &sql, slot_is_older).await?;
     let (rows, from_table) = from_table::channel();
     let (seam, recovered) = match new_slot {
         Some(new) => {
-            let fingerprint = publication.fingerprint().to_owned();
+            let what = recovery::What {
+                publication: publication.fingerprint().to_owned(),
+                captured: captured.clone(),
+                repeats,
+            };
             let rows = rows.another();
             let (seam, recovered) =
-                recovery::start(relay, &sql, new, walsender, fingerprint, rows).await?;
+                recovery::start(relay, &sql, new, walsender, what, rows).await?;
             (Some(seam), Some(recovered))
         }
         None => {
@@ -193,7 +199,9 @@ async fn open(relay: &Relay) -> Result<(Pipeline, Beside)> {
         everything: audit == Audit::Everything,
         after: recovered,
     };
-    let (auditor, broken) = auditor::start(audited(relay, walsender)?, audit, hasten, rows);
+    let bounds: Arc<[Bounds]> = captured.iter().map(Bounds::of).collect();
+    let subject = audited(relay, walsender, bounds.clone())?;
+    let (auditor, broken) = auditor::start(subject, audit, hasten, rows);
     let reader = Reader {
         instance: relay.instance.clone(),
         walsender,
@@ -204,12 +212,22 @@ async fn open(relay: &Relay) -> Result<(Pipeline, Beside)> {
         source,
         intake: Intake::new(
             settings.tables.clone().into(),
+            captured
+                .iter()
+                .map(|captured| Oid(captured.shape.oid))
+                .collect(),
             Arc::from(settings.project()?),
             relay.metrics.clone(),
         ),
         watermark: Watermark::new(Confirmable::by_slot(confirmed)),
         delivery: delivery(relay, quarantine, reader, confirmed)?,
         earlier: Earlier::new(recorded, sql, relay.metrics.clone()),
+        moved: MovedRows::new(
+            settings.database()?.clone(),
+            bounds,
+            repeats,
+            relay.metrics.clone(),
+        ),
         supervision,
         from_table,
         seam,
@@ -330,7 +348,7 @@ fn supervise(
     Ok(supervisor::start(subject, publication, metrics, hasten))
 }
 
-fn audited(relay: &Relay, walsender: i32) -> Result<auditor::Subject> {
+fn audited(relay: &Relay, walsender: i32, bounds: Arc<[Bounds]>) -> Result<auditor::Subject> {
     let settings = &relay.settings;
     Ok(auditor::Subject {
         target: settings.database()?.clone(),
@@ -339,7 +357,7 @@ fn audited(relay: &Relay, walsender: i32) -> Result<auditor::Subject> {
         captured: relay.captured.clone(),
         tables: settings.tables.clone().into(),
         project: Arc::from(settings.project()?),
-        start: settings.start,
+        bounds,
         dispatch: settings.dispatch,
         instance: relay.instance.clone(),
         walsender,

@@ -14,9 +14,13 @@ use slot_manager::{QualifiedName, quoted_identifier, quoted_literal};
 use tokio_postgres::SimpleQueryRow;
 use tokio_postgres::error::{Error as PgError, SqlState};
 
+use crate::capture::claim::Captured;
+use crate::capture::shape::{INSERTED_XID, xids_sql};
 use crate::error::{Code, Error, Result};
 use crate::lanes::{Event, EventRef};
-use crate::map::{EventId, EventPosition, MapError, Mapper, OrderingKey, TableSettings};
+use crate::map::{
+    EventFault, EventId, EventPosition, MapError, Mapper, OrderingKey, TableSettings, limits,
+};
 use crate::postgres::Sql;
 use crate::watermark::CommitLsn;
 
@@ -31,6 +35,22 @@ const COLUMNS: &str = "\
 
 /// Stands for text that is not UTF-8, whose bytes the driver does not give; it is none either.
 pub(crate) const NOT_UTF8: &[u8] = &[0xFF];
+
+/// A value of more bytes fits into no message, so it is not read. What is escaped as text may be
+/// longer than what is sent.
+const LARGEST_BYTES: usize = 2 * limits::REQUEST_BYTES;
+
+/// A value that takes this much room, perhaps compressed, is not too large.
+const SMALL_BYTES: usize = 64 << 10;
+
+/// The type `bytea`.
+const BYTEA: u32 = 17;
+
+/// Types whose values are always small: bool, int8, int2, int4, oid, float4, float8, date, time,
+/// timestamp, timestamptz, uuid, xid8.
+const FIXED_SIZE: [u32; 13] = [
+    16, 20, 21, 23, 26, 700, 701, 1082, 1083, 1114, 1184, 2950, 5069,
+];
 
 /// Microseconds between the Unix epoch and PostgreSQL's.
 const PG_EPOCH: &str = "946684800000000";
@@ -71,18 +91,75 @@ pub(crate) struct TableEvent {
 #[derive(Debug)]
 pub(crate) struct TableReader {
     mapper: Mapper,
-    columns: usize,
+    columns: Vec<SelectedColumn>,
     /// Place of the column that says when an event happened.
     occurred_at: Option<usize>,
     table: String,
-    /// What is selected of a row.
-    selected: String,
-    order: String,
+    /// When the row was committed, as far as the server tells: microseconds of PostgreSQL's epoch.
+    committed: String,
     event_id: String,
+    /// The column by which rows are found again.
+    seq: Option<String>,
     id: String,
     /// `schema.table:` in front of ids that are not uuids.
     source_prefix: Option<String>,
-    source_id: String,
+}
+
+/// A column as it is read over SQL.
+#[derive(Debug)]
+struct SelectedColumn {
+    name: String,
+    /// Its value; null when no message could hold it.
+    value: String,
+    /// The condition that its value is not too large; `None` where it cannot be.
+    fits: Option<String>,
+}
+
+/// A row's values, read by [`TableReader::select_sql`] or column by column.
+#[derive(Debug)]
+pub(crate) enum RowValues {
+    /// As one row.
+    Whole(SimpleQueryRow),
+    /// As far as PostgreSQL could send them, and why that was not all.
+    Parts(Vec<Option<SimpleQueryRow>>, Option<EventFault>),
+}
+
+impl RowValues {
+    /// Nothing is read yet.
+    pub(crate) fn empty(reader: &TableReader) -> Self {
+        let parts = reader.columns().map(|_| None);
+        Self::Parts(parts.collect(), None)
+    }
+
+    /// The answer to [`TableReader::column_sql`].
+    pub(crate) fn take(&mut self, column: usize, row: SimpleQueryRow) {
+        if let Self::Parts(parts, _) = self {
+            parts[column] = Some(row);
+        }
+    }
+
+    /// PostgreSQL cannot send the value of this column.
+    pub(crate) fn unreadable(&mut self, column: usize, reader: &TableReader, error: &PgError) {
+        if let Self::Parts(_, fault) = self {
+            let column = reader.columns.get(column).map(|column| column.name.clone());
+            let problem = error.as_db_error();
+            fault.get_or_insert(EventFault::Unreadable {
+                column: column.unwrap_or_default(),
+                problem: problem.map_or_else(|| error.to_string(), |e| e.message().to_owned()),
+            });
+        }
+    }
+
+    /// The text of a column; an error where it is not UTF-8.
+    fn text(&self, column: usize) -> Result<Option<&str>, tokio_postgres::Error> {
+        match self {
+            Self::Whole(row) => row.try_get(column),
+            Self::Parts(parts, _) => match &parts[column] {
+                Some(row) => row.try_get(0),
+                None => Ok(None),
+            },
+        }
+    }
 }
 
 impl TableReader {
@@ -95,6 +172,7 @@ impl TableReader {
         sql: &Sql,
         settings: &TableSettings,
         project: &str,
+        captured: &Captured,
     ) -> Result<Self> {
         let table = &settings.table;
         let relation = describe(sql, table).await?.ok_or_else(|| {
@@ -107,94 +185,122 @@ impl TableReader {
             )
             .await?;
         let mapper = Mapper::resolve(&relation, settings, project)?;
-        Ok(Self::new(mapper, &relation, table, row.get(0)))
+        Ok(Self::new(mapper, &relation, table, captured, row.get(0)))
     }
 
     fn new(
         mapper: Mapper,
         relation: &OwnedRelation,
         table: &QualifiedName,
+        captured: &Captured,
         has_commit_time: bool,
     ) -> Self {
         let of = |name: &str| format!("e.{}", quoted_identifier(name));
         let known = mapper.table_columns();
         let id = of(known.id);
-        let name = format!("{}.{}", table.schema, table.name);
+        let Captured { record, shape } = captured;
         // `format` prints a value as the stream does; a cast to text prints some types otherwise.
-        let (event_id, source_id) = match known.id_is_uuid {
-            true => (id.clone(), "null::text".to_owned()),
-            false => (
+        let event_id = match known.id_is_uuid {
+            true => id.clone(),
+            false => {
+                let xid = match (shape.has_inserted_xid, record.added_xids.as_slice()) {
+                    (false, _) => "null::xid8".to_owned(),
+                    (true, []) => of(INSERTED_XID),
+                    (true, added) => format!(
+                        "case when e.inserted_xid = any ({}) then null else e.inserted_xid end",
+                        xids_sql(added)
+                    ),
+                };
                 format!(
-                    "case when {id} is not null then outbox.event_uuid({}, format('%s', {id})) end",
-                    quoted_literal(&name)
-                ),
-                format!(
-                    "{} || format('%s', {id})",
-                    quoted_literal(&format!("{name}:"))
-                ),
-            ),
+                    "case when {id} is not null then \
+                     outbox.event_uuid({}, format('%s', {id}), {xid}) end",
+                    quoted_literal(&record.identity)
+                )
+            }
         };
         let commit_time = has_commit_time.then_some("pg_xact_commit_timestamp(e.xmin)");
-        let occurred_at = known.occurred_at.map(of);
         let names = || relation.columns.iter().map(|c| c.name.as_str());
-        let occurred_at_place = names().position(|name| known.occurred_at == Some(name));
+        let occurred_at = names().position(|name| known.occurred_at == Some(name));
         let times: Vec<&str> = commit_time.into_iter().chain(["now()"]).collect();
         let committed = format!(
             "(extract(epoch from coalesce({})) * 1000000)::bigint - {PG_EPOCH}",
             times.join(", ")
         );
-        let columns: Vec<String> = relation.columns.iter().map(|c| of(&c.name)).collect();
-        // A sequence shows the order of insertion better than a clock; a uuid does not at all.
-        let order = [
-            known.aggregate_id.map(of),
-            known.version.map(of),
-            commit_time.map(|time| format!("{time} nulls first")),
-            known.id_is_number.then_some(id),
-            occurred_at,
-            Some("e.tableoid, e.ctid".to_owned()),
-        ];
+        let used = mapper.used_columns();
+        let columns = relation.columns.iter().enumerate();
+        let columns = columns.map(|(n, column)| SelectedColumn::new(column, used.contains(&n)));
         Self {
-            columns: columns.len(),
-            occurred_at: occurred_at_place,
+            columns: columns.collect(),
+            occurred_at,
             table: table.to_string(),
-            selected: format!("{}, {committed}", columns.join(", ")),
-            order: order.into_iter().flatten().collect::<Vec<_>>().join(", "),
+            committed,
             event_id,
-            source_prefix: (!known.id_is_uuid).then(|| format!("{}.{}:", table.schema, table.name)),
-            id: of(known.id),
-            source_id,
+            seq: shape.seq.as_ref().map(|seq| of(&seq.column)),
+            source_prefix: (!known.id_is_uuid).then(|| format!("{}:", record.identity)),
+            id,
             mapper,
         }
     }
 
-    /// The statement for the row of one event; `None` when it cannot be of this table.
-    pub(crate) fn find_sql(&self, event_id: &EventId) -> Option<String> {
+    /// The condition that a row of `e` is that of one event; `None` when it cannot be of this table.
+    pub(crate) fn is_sql(&self, event_id: &EventId) -> Option<String> {
         let id = match (&event_id.source_id, &self.source_prefix) {
             (None, None) => event_id.to_string(),
             (Some(source_id), Some(prefix)) => source_id.strip_prefix(prefix.as_str())?.to_owned(),
             (Some(_), None) | (None, Some(_)) => return None,
         };
+        // The table may have been made anew, with other rows under the same ids.
         Some(format!(
-            "{} where {} = {}",
-            self.select_sql(),
+            "{} = {} and {} = '{}'",
             self.id,
-            quoted_literal(&id)
+            quoted_literal(&id),
+            self.event_id,
+            uuid::Uuid::from_bytes(event_id.uuid),
         ))
     }
 
     /// `select … from table e`, to be completed and run as a simple query.
     pub(crate) fn select_sql(&self) -> String {
-        format!("select {} from {} e", self.selected, self.table)
+        let values: Vec<&str> = self.columns.iter().map(|c| c.value.as_str()).collect();
+        let too_large = self.columns.iter().filter_map(|column| {
+            let fits = column.fits.as_ref()?;
+            let name = quoted_literal(&column.name);
+            Some(format!("when not ({fits}) then {name}"))
+        });
+        let too_large: Vec<String> = too_large.collect();
+        let too_large = match too_large.is_empty() {
+            true => "null".to_owned(),
+            false => format!("case {} end", too_large.join(" ")),
+        };
+        format!(
+            "select {}, {}, {too_large}, {} from {} e",
+            values.join(", "),
+            self.committed,
+            self.event_id,
+            self.table
+        )
     }
 
-    /// The same with one more column, which [`more`](Self::more) reads.
-    pub(crate) fn select_more_sql(&self, column: &str) -> String {
-        format!("select {}, {column} from {} e", self.selected, self.table)
+    /// The columns, by number.
+    pub(crate) fn columns(&self) -> std::ops::Range<usize> {
+        0..self.columns.len()
     }
 
-    /// The column that was asked for beside the row.
-    pub(crate) fn more<'r>(&self, row: &'r SimpleQueryRow) -> Option<&'r str> {
-        row.try_get(self.columns + 1).ok().flatten()
+    /// What is selected of one column.
+    pub(crate) fn column_sql(&self, column: usize) -> &str {
+        &self.columns[column].value
+    }
+
+    /// The id in a row that [`select_sql`](Self::select_sql) brought.
+    pub(crate) fn id_of(&self, row: &SimpleQueryRow) -> Option<uuid::Uuid> {
+        let text = row.try_get(self.columns.len() + 2).ok().flatten()?;
+        uuid::Uuid::parse_str(text).ok()
+    }
+
+    /// Bytes of such a row.
+    pub(crate) fn bytes(&self, row: &SimpleQueryRow) -> usize {
+        let texts = self.columns().map(|n| row.try_get(n).ok().flatten());
+        texts.map(|text| text.map_or(0, str::len)).sum()
     }
 
     /// The table, as SQL takes it.
@@ -202,10 +308,9 @@ impl TableReader {
         &self.table
     }
 
-    /// What to order by: rows of one key in their order. By version where there is one, else by
-    /// the order of commits as far as the table shows it.
-    pub(crate) fn order_sql(&self) -> &str {
-        &self.order
+    /// The column by which rows are found again.
+    pub(crate) fn seq_sql(&self) -> Option<&str> {
+        self.seq.as_deref()
     }
 
     /// The expression for the id by which outbox.dispatch knows the row; null for a row that has
@@ -214,49 +319,54 @@ impl TableReader {
         &self.event_id
     }
 
-    /// The expression for the column `source_id` of outbox.dispatch; null for an id that is a
-    /// uuid.
-    pub(crate) fn source_id_sql(&self) -> &str {
-        &self.source_id
+    /// The column that says when an event happened.
+    pub(crate) fn occurred_at_sql(&self) -> Option<String> {
+        let column = self.columns.get(self.occurred_at?)?;
+        Some(format!("e.{}", quoted_identifier(&column.name)))
     }
 
-    /// When the event of a row that [`select_sql`](Self::select_sql) brought happened, as its
-    /// column says.
-    pub(crate) fn occurred_at<'r>(&self, row: &'r SimpleQueryRow) -> Option<&'r str> {
-        row.try_get(self.occurred_at?).ok().flatten()
+    /// When the event of a row happened, as its column says.
+    pub(crate) fn occurred_at<'r>(&self, row: &'r RowValues) -> Option<&'r str> {
+        row.text(self.occurred_at?).ok().flatten()
     }
 
-    /// Makes the event of a row that [`select_sql`](Self::select_sql) brought, standing at
-    /// `commit` and `ordinal`.
+    /// Makes the event of a row, standing at `commit` and `ordinal`.
     ///
     /// # Errors
-    /// [`MapError::Event`] when the row cannot become a message; also when its payload is text that
-    /// is not UTF-8, which the stream alone brings.
+    /// [`MapError::Event`] when the row cannot become a message; also when a value is larger than any
+    /// message, or one that PostgreSQL cannot send.
     pub(crate) fn event(
         &mut self,
-        row: &SimpleQueryRow,
+        row: &RowValues,
         commit: CommitLsn,
         ordinal: u32,
     ) -> Result<TableEvent, MapError> {
-        let values: Vec<Value<'_>> = (0..self.columns)
-            .map(|i| match row.try_get(i) {
+        let texts = self.columns().map(|n| row.text(n));
+        let values: Vec<Value<'_>> = texts
+            .map(|text| match text {
                 Ok(Some(text)) => Value::Text(text.as_bytes()),
                 Ok(None) => Value::Null,
                 Err(_) => Value::Text(NOT_UTF8),
             })
             .collect();
-        let micros = row.try_get(self.columns).ok().flatten();
-        let micros = micros.and_then(|text| text.parse().ok());
+        let (micros, fault) = self.beside(row);
         let commit_time = PgTimestamp::from_micros(micros.unwrap_or_default());
         let at = EventPosition {
             commit_lsn: commit.lsn(),
             ordinal,
             commit_time,
         };
-        let mapped = match row.try_get(self.mapper.payload_position()) {
+        if let Some(fault) = fault {
+            return Err(self.mapper.refused(&values, at, fault));
+        }
+        let mapped = match row.text(self.mapper.payload_position()) {
             Ok(_) => self.mapper.map_row(&values, at)?,
             // Other columns are looked at when they are mapped.
-            Err(_) => return Err(self.mapper.payload_not_utf8(&values, at)),
+            Err(_) => {
+                let column = self.columns[self.mapper.payload_position()].name.clone();
+                let fault = EventFault::NotUtf8 { column };
+                return Err(self.mapper.refused(&values, at, fault));
+            }
         };
         let origin = EventRef::new(commit, ordinal, commit_time, mapped.event_id);
         Ok(TableEvent {
@@ -267,6 +377,57 @@ impl TableReader {
                 message: mapped.message,
             },
         })
+    }
+
+    /// When the row was committed, and what cannot be had of it.
+    fn beside(&self, row: &RowValues) -> (Option<i64>, Option<EventFault>) {
+        match row {
+            RowValues::Whole(row) => {
+                let text = |n| row.try_get(self.columns.len() + n).ok().flatten();
+                let micros = text(0).and_then(|text: &str| text.parse().ok());
+                let too_large = text(1).map(|column| EventFault::ValueTooLarge {
+                    column: column.to_owned(),
+                });
+                (micros, too_large)
+            }
+            RowValues::Parts(_, fault) => (None, fault.clone()),
+        }
+    }
+}
+
+impl SelectedColumn {
+    /// A column that no message needs is not read: its value may be of any size.
+    fn new(column: &OwnedColumn, is_used: bool) -> Self {
+        let name = column.name.clone();
+        let value = format!("e.{}", quoted_identifier(&name));
+        if !is_used {
+            return Self {
+                name,
+                value: "null".to_owned(),
+                fits: None,
+            };
+        }
+        let bytes = match column.type_oid {
+            Oid(BYTEA) => format!("octet_length({value})"),
+            Oid(oid) if FIXED_SIZE.contains(&oid) => {
+                return Self {
+                    name,
+                    value,
+                    fits: None,
+                };
+            }
+            // The size of what is stored compressed is looked at only where it may matter.
+            _ => format!(
+                "case when pg_column_size({value}) <= {SMALL_BYTES} then 0 \
+                 else octet_length({value}::text) end"
+            ),
+        };
+        let fits = format!("{bytes} <= {LARGEST_BYTES}");
+        Self {
+            name,
+            value: format!("case when {fits} then {value} end"),
+            fits: Some(fits),
+        }
     }
 }
 

@@ -7,8 +7,10 @@ use slot_manager::publication::{self, Problem};
 use slot_manager::{Finding, Severity, quoted_identifier};
 
 use super::script::{self, Migration, Payload};
+use crate::capture::shape;
 use crate::cli::findings::{finding, finding_with_remedy, from_error};
 use crate::error::{Code, Error, Result};
+use crate::map::TableSettings;
 use crate::postgres::Sql;
 use crate::settings::Settings;
 
@@ -102,6 +104,63 @@ async fn tables_exist(sql: &Sql, settings: &Settings) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Adds the columns that captured tables lack, and the index of `seq`.
+pub(super) async fn columns(sql: &Sql, settings: &Settings) -> Result<Vec<Finding>> {
+    let mut findings = Vec::new();
+    for table in &settings.tables {
+        let name = &table.table;
+        let what = format!("cannot add columns to {name}");
+        let adding = format!("set lock_timeout = '10s'; {}", script::columns(table));
+        let added = sql.batch_execute(&adding).await;
+        let reset = sql.batch_execute("reset lock_timeout").await;
+        added.and(reset).map_err(|e| not_the_owner(e, &what))?;
+        let shape = shape::look(sql, table).await?;
+        let Some(seq) = shape.and_then(|shape| shape.seq) else {
+            continue;
+        };
+        let mut text = format!("{name} has inserted_xid, and its order in {}", seq.column);
+        if !seq.is_indexed {
+            let is_partitioned = is_partitioned(sql, table).await?;
+            let statement = script::index(table, !is_partitioned);
+            if seq.column != "seq" || is_partitioned && !is_small(sql, table).await? {
+                findings.push(finding_with_remedy(
+                    Severity::Warning,
+                    "seq-without-index",
+                    format!("{text}, which has no index: a recovery would read the table again and again"),
+                    format!("create an index on {name} ({})", quoted_identifier(&seq.column)),
+                ));
+                continue;
+            }
+            sql.batch_execute(&statement)
+                .await
+                .map_err(|e| not_the_owner(e, &what))?;
+            text += ", with an index";
+        }
+        findings.push(finding(Severity::Ok, "columns", text));
+    }
+    Ok(findings)
+}
+
+async fn is_partitioned(sql: &Sql, table: &TableSettings) -> Result<bool> {
+    const STATEMENT: &str =
+        "select relkind = 'p' from pg_catalog.pg_class where oid = pg_catalog.to_regclass($1)";
+    let row = sql
+        .query_opt(STATEMENT, &[&table.table.to_string()])
+        .await?;
+    Ok(row.is_some_and(|row| row.get(0)))
+}
+
+/// Whether an index is made before a writer notices.
+async fn is_small(sql: &Sql, table: &TableSettings) -> Result<bool> {
+    const STATEMENT: &str = "\
+        select coalesce(sum(pg_catalog.pg_relation_size(relid)), 0) < 64 << 20 \
+        from pg_catalog.pg_partition_tree(pg_catalog.to_regclass($1))";
+    let row = sql
+        .query_one(STATEMENT, &[&table.table.to_string()])
+        .await?;
+    Ok(row.get(0))
 }
 
 /// Puts tables that are missing into the publication, and says what else is wrong with it.

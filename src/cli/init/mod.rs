@@ -35,6 +35,10 @@ pub(super) struct Args {
     /// Leave the replication slot out; rows committed before it exists are not streamed
     #[arg(long)]
     no_slot: bool,
+    /// Leave captured tables without the columns inserted_xid and seq; see docs/recovery.md for what
+    /// that costs
+    #[arg(long)]
+    no_columns: bool,
     /// Print what was done as JSON: {findings: [...], worst}
     #[arg(long, requires = "apply")]
     json: bool,
@@ -44,7 +48,13 @@ pub(super) fn run(settings: &Settings, args: &Args) -> Result<ExitCode> {
     let payload = args.payload.unwrap_or(Payload::Jsonb);
     if !args.apply {
         let user = args.relay_user.as_deref();
-        output::write(&script::script(settings, payload, user, !args.no_slot));
+        output::write(&script::script(
+            settings,
+            payload,
+            user,
+            !args.no_slot,
+            !args.no_columns,
+        ));
         return Ok(ExitCode::SUCCESS);
     }
     let findings = super::block_on(apply(settings, args))?;
@@ -74,6 +84,9 @@ async fn apply(settings: &Settings, args: &Args) -> Result<Findings> {
         apply::relay_user_exists(&sql, user).await?;
     }
     let mut done = schema(&mut sql, settings, args.payload.unwrap_or(Payload::Jsonb)).await?;
+    if !args.no_columns {
+        done.findings.extend(apply::columns(&sql, settings).await?);
+    }
     if let Some(wanted) = args.payload {
         done.findings
             .extend(apply::payload_type(&sql, wanted).await?);

@@ -6,7 +6,8 @@
 
 use slot_manager::{QualifiedName, SlotName, quoted_identifier, quoted_literal};
 
-use crate::settings::Settings;
+use crate::map::TableSettings;
+use crate::settings::{Settings, Start};
 
 /// The type of the payload column of `outbox.events`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -37,6 +38,7 @@ const QUARANTINE: &str = include_str!("../../../migrations/0005_quarantine.sql")
 const RECOVERY: &str = include_str!("../../../migrations/0006_recovery.sql");
 const EXCEPTIONS: &str = include_str!("../../../migrations/0008_exceptions.sql");
 const ONE_RELAY: &str = include_str!("../../../migrations/0010_one_relay.sql");
+const CAPTURE: &str = include_str!("../../../migrations/0011_capture.sql");
 
 /// What the files are written for.
 const DEFAULT_PUBLICATION: &str = "postrider";
@@ -71,7 +73,54 @@ pub(super) fn migrations(settings: &Settings, payload: Payload) -> Vec<Migration
         migration(7, "audit", AUDIT.to_owned(), false),
         migration(8, "exceptions", EXCEPTIONS.to_owned(), false),
         migration(10, "one_relay", ONE_RELAY.to_owned(), false),
+        migration(11, "capture", CAPTURE.to_owned(), true),
     ]
+}
+
+/// Adds the columns by which rows of a captured table are told apart and put in order, where they are
+/// missing. Neither rewrites the table. A table without a numbered id gets a column `seq`, whose
+/// sequence every writer may use: the defaults of a column run with the writer's rights.
+pub(super) fn columns(table: &TableSettings) -> String {
+    let name = &table.table;
+    let oid = format!("{}::regclass", quoted_literal(&name.to_string()));
+    let numbered = table.columns.id.as_deref().unwrap_or("id");
+    let sequence = QualifiedName::new(&name.schema, format!("{}_seq_seq", short(&name.name)));
+    do_block(&format!(
+        "    if not exists (select from pg_catalog.pg_attribute where attrelid = {oid}\n               \
+                 and attname = 'inserted_xid' and not attisdropped) then\n        \
+                 alter table {name} add column inserted_xid xid8 not null\n            \
+                     default pg_catalog.pg_current_xact_id();\n    \
+             end if;\n    \
+             if not exists (\n        \
+                 select from pg_catalog.pg_attribute a\n        \
+                 left join pg_catalog.pg_attrdef d on d.adrelid = a.attrelid and d.adnum = a.attnum\n        \
+                 where a.attrelid = {oid} and not a.attisdropped and a.atttypid in (20, 21, 23)\n          \
+                   and (a.attname = 'seq' or a.attname = {id} and (a.attidentity <> ''\n               \
+                        or pg_catalog.pg_get_expr(d.adbin, d.adrelid) like 'nextval(%'))) then\n        \
+                 alter table {name} add column seq bigint;\n        \
+                 create sequence {sequence} owned by {name}.seq;\n        \
+                 alter table {name} alter column seq set default pg_catalog.nextval({literal});\n        \
+                 grant usage on sequence {sequence} to public;\n    \
+             end if;\n",
+        id = quoted_literal(numbered),
+        literal = quoted_literal(&sequence.to_string()),
+    ))
+}
+
+/// The index along which a recovery reads; in no transaction, so that writers go on.
+pub(super) fn index(table: &TableSettings, concurrently: bool) -> String {
+    let name = &table.table;
+    let index = quoted_identifier(&format!("{}_seq", short(&name.name)));
+    let concurrently = if concurrently { " concurrently" } else { "" };
+    format!(
+        "create index{concurrently} if not exists {index} on {name} (seq) where seq is not null"
+    )
+}
+
+/// As much of a name as leaves room for an ending: PostgreSQL cuts names at 63 bytes.
+fn short(name: &str) -> &str {
+    let end = (0..=48).rev().find(|end| name.is_char_boundary(*end));
+    &name[..end.unwrap_or(0).min(name.len())]
 }
 
 fn events(payload: Payload) -> String {
@@ -182,6 +231,7 @@ pub(super) fn script(
     payload: Payload,
     relay_user: Option<&str>,
     with_slot: bool,
+    with_columns: bool,
 ) -> String {
     let mut text = String::from(
         "-- The database objects of Postrider. `postrider init --apply` runs these statements; so does\n\
@@ -206,6 +256,20 @@ pub(super) fn script(
              commit;\n"
         );
     }
+    if with_columns {
+        text += &format!(
+            "\n-- What tells the rows of captured tables apart {}\n\n",
+            "-".repeat(46)
+        );
+        for table in &settings.tables {
+            text += &format!(
+                "begin;\nset local lock_timeout = '10s';\n{}commit;\n\
+                 -- Where the block above has added seq:\n-- {};\n",
+                columns(table),
+                index(table, true)
+            );
+        }
+    }
     if let Some(user) = relay_user {
         text += &format!(
             "\n-- The relay's own login role {}\n\n\
@@ -226,6 +290,10 @@ pub(super) fn script(
             "-".repeat(77),
             slot_statement(&settings.slot, settings.slot_failover),
         );
+        text += "\n-- At once after it: rows that were committed before are not the relay's to publish.\n";
+        for table in &settings.tables {
+            text += &capture_statement(table, settings);
+        }
     }
     text
 }
@@ -236,6 +304,31 @@ fn slot_statement(slot: &SlotName, failover: bool) -> String {
         "select pg_catalog.pg_create_logical_replication_slot(\n           \
          slot_name => '{slot}', plugin => 'pgoutput'{failover})\n\
          where not exists (select from pg_catalog.pg_replication_slots where slot_name = '{slot}');"
+    )
+}
+
+/// What the relay writes down itself when it makes the slot.
+fn capture_statement(table: &TableSettings, settings: &Settings) -> String {
+    let name = &table.table;
+    let (schema, table) = (quoted_literal(&name.schema), quoted_literal(&name.name));
+    let (since, floor) = match settings.start {
+        Start::New => (
+            "pg_current_snapshot()",
+            "pg_snapshot_xmin(pg_current_snapshot())",
+        ),
+        Start::All => ("null", "'0'"),
+    };
+    format!(
+        "insert into outbox.capture\n    \
+         (identity, schema_name, table_name, table_oid, slot, since, floor, has_inserted_xid, instance)\n\
+         select {identity}, {schema}, {table}, c.oid, '{slot}', {since}, {floor},\n    \
+         exists (select from pg_catalog.pg_attribute a where a.attrelid = c.oid\n        \
+         and a.attname = 'inserted_xid' and not a.attisdropped), 'psql'\n\
+         from pg_catalog.pg_class c where c.oid = {literal}::regclass\n\
+         on conflict do nothing;\n",
+        identity = quoted_literal(&format!("{}.{}", name.schema, name.name)),
+        literal = quoted_literal(&name.to_string()),
+        slot = settings.slot,
     )
 }
 
@@ -266,11 +359,12 @@ mod tests {
                 RECOVERY,
                 AUDIT,
                 EXCEPTIONS,
-                ONE_RELAY
+                ONE_RELAY,
+                CAPTURE
             ]
         );
         let versions: Vec<i32> = rendered.iter().map(|m| m.version).collect();
-        assert_eq!(versions, [1, 2, 3, 4, 5, 6, 7, 8, 10]);
+        assert_eq!(versions, [1, 2, 3, 4, 5, 6, 7, 8, 10, 11]);
     }
 
     #[test]
@@ -316,12 +410,12 @@ mod tests {
     #[test]
     fn the_slot_comes_after_the_publication_and_can_be_left_out() {
         let settings = settings(&[("POSTRIDER_SLOT", "mine")]);
-        let sql = script(&settings, Payload::Jsonb, Some("shop relay"), true);
+        let sql = script(&settings, Payload::Jsonb, Some("shop relay"), true, true);
         let slot = sql.find("slot_name => 'mine'").unwrap();
         assert!(sql.find("create publication").unwrap() < slot);
         assert!(sql.rfind("commit;").unwrap() < slot);
         assert!(sql.contains("grant postrider_relay to \"shop relay\";"));
-        let without = script(&settings, Payload::Jsonb, None, false);
+        let without = script(&settings, Payload::Jsonb, None, false, false);
         assert!(!without.contains("pg_create_logical_replication_slot"));
     }
 }

@@ -6,6 +6,7 @@ use slot_manager::health::{self, Observation, Thresholds, Viewer};
 use slot_manager::slots::{self, CreateOptions};
 use slot_manager::{Cluster, Error as SlotError, Finding, Severity, Slot};
 
+use crate::cli::capture;
 use crate::cli::findings::{finding, finding_with_remedy};
 use crate::cli::slot::served_before;
 use crate::error::Result;
@@ -39,12 +40,18 @@ pub(super) async fn ensure(
     let options = CreateOptions {
         failover: settings.slot_failover,
     };
+    let tops = capture::before_the_slot(sql, settings).await?;
     match slots::create(sql, name, options, CREATE_TIMEOUT).await {
-        Ok(at) => Ok(finding(
-            Severity::Ok,
-            "slot",
-            format!("slot {name} created at {at}: every row committed from now on is delivered"),
-        )),
+        Ok(at) => {
+            capture::from_now_on(sql, settings, &tops, "postrider init").await?;
+            Ok(finding(
+                Severity::Ok,
+                "slot",
+                format!(
+                    "slot {name} created at {at}: every row committed from now on is delivered"
+                ),
+            ))
+        }
         Err(SlotError::WalLevel { wal_level }) => Ok(finding_with_remedy(
             Severity::Warning,
             "wal-level-not-logical",

@@ -9,9 +9,10 @@ use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use slot_manager::{Cluster, Slot, SlotName, cluster, publication, slots};
+use slot_manager::{Cluster, QualifiedName, Slot, SlotName, cluster, publication, slots};
 use tokio_postgres::error::SqlState;
 
+use crate::capture::{claim, record as captures};
 use crate::cli::output;
 use crate::error::{Code, Error, Result};
 use crate::postgres::{Sql, connect};
@@ -29,7 +30,8 @@ pub(super) struct Args {
     /// Only show whether recovery is needed and what it would send now; changes nothing
     #[arg(long, conflicts_with_all = ["yes", "adopt"])]
     dry_run: bool,
-    /// This server took the place of the one that was served before: make it the relay's own
+    /// This server took the place of the one that was served before, or this slot that of another one:
+    /// make it the relay's own
     #[arg(long)]
     adopt: bool,
     /// Do it without asking
@@ -56,6 +58,10 @@ struct Situation {
     cluster: Cluster,
     slot: Option<Slot>,
     earlier: Option<Recorded>,
+    /// The slot that owns one of the tables, if it is another one.
+    owner: Option<SlotName>,
+    /// Whether events may have been delivered without a record.
+    repeats: bool,
     /// Why a relay would recover at its next session; `None` when it would just stream.
     why: Option<Why>,
 }
@@ -81,10 +87,17 @@ impl Situation {
         let server_lsn = server_lsn(sql).await?;
         let publication =
             publication::inspect(sql, &settings.publication, &settings.captured()).await?;
+        let found = claim::look(sql, &settings.tables).await?;
+        let records = captures::read(&**sql).await?;
+        let known = claim::matched(&found, &records);
+        let owners = known.iter().flatten().map(|record| record.slot.as_str());
+        let other = owners.into_iter().find(|owner| *owner != name.as_str());
         let mut situation = Self {
             cluster,
             slot,
             earlier,
+            owner: other.and_then(|owner| owner.parse().ok()),
+            repeats: false,
             why: None,
         };
         let seen = Seen {
@@ -95,8 +108,10 @@ impl Situation {
             start: settings.start,
             dispatch: settings.dispatch,
             publication: publication.fingerprint(),
+            has_new_table: known.iter().any(Option::is_none),
         };
-        situation.why = situation.why(seen);
+        let (repeats, why) = (loss::repeats(seen), situation.why(seen));
+        (situation.repeats, situation.why) = (repeats, why);
         Ok(situation)
     }
 
@@ -116,6 +131,14 @@ impl Situation {
             let name = Code::ForeignCluster.name();
             return Some(Why { name, what });
         }
+        if let Some(owner) = &self.owner {
+            let what = format!(
+                "its tables are captured through slot \"{owner}\": a relay stops here until \
+                 `postrider recover --adopt`"
+            );
+            let name = Code::TableCaptured.name();
+            return Some(Why { name, what });
+        }
         match loss::judge(seen) {
             Verdict::Stream { .. } | Verdict::CreateSlot => None,
             Verdict::Recover(loss) => Some(Why {
@@ -133,30 +156,45 @@ async fn request(
     args: &Args,
 ) -> Result<ExitCode> {
     let name = &settings.slot;
-    let why = match (situation.is_foreign(), args.adopt) {
+    let is_anothers = situation.is_foreign() || situation.owner.is_some();
+    let why = match (is_anothers, args.adopt) {
         (true, true) => "adopted",
         (false, false) => "requested",
         (true, false) => {
-            let what = situation.why.as_ref().map(|why| why.what.clone());
-            return Err(
-                Error::new(Code::ForeignCluster, what.unwrap_or_default()).hint(
-                    "if no relay runs on the old server any more and events may be published from \
-                 this one: `postrider recover --adopt`",
+            let (what, code) = match &situation.why {
+                Some(why) => (
+                    why.what.clone(),
+                    why.name.parse().unwrap_or(Code::ForeignCluster),
                 ),
-            );
+                None => (String::new(), Code::ForeignCluster),
+            };
+            return Err(Error::new(code, what).hint(
+                "if no other relay publishes these tables any more and events may be published from \
+                 here: `postrider recover --adopt`",
+            ));
         }
         (false, true) => {
             return Err(Error::new(
                 Code::SettingInvalid,
-                "--adopt: the slot was not served on another cluster",
+                "--adopt: the tables and the slot are this relay's own already",
             )
             .hint("leave --adopt out"));
         }
     };
+    if let Some(owner) = &situation.owner {
+        refuse_a_live_owner(&sql, owner).await?;
+    }
     confirmed(args, &question(situation, settings))?;
     let transaction = sql.client_mut().transaction().await?;
-    let moved = match args.adopt {
-        true => record::move_records(&transaction).await?,
+    let tables: Vec<&QualifiedName> = settings.tables.iter().map(|t| &t.table).collect();
+    if args.adopt {
+        captures::take_over(&transaction, name, &tables).await?;
+    }
+    let moved = match situation.is_foreign() {
+        true => {
+            captures::forget_floors(&transaction, name).await?;
+            record::move_records(&transaction).await?
+        }
         false => 0,
     };
     record::request_recovery(&transaction, name, &situation.cluster, why).await?;
@@ -178,6 +216,18 @@ async fn request(
     Ok(ExitCode::SUCCESS)
 }
 
+/// A relay that reads the slot which owns the tables would go on publishing.
+async fn refuse_a_live_owner(sql: &Sql, owner: &SlotName) -> Result<()> {
+    match slots::find(sql, owner).await? {
+        Some(slot) if slot.active => Err(Error::new(
+            Code::SlotHeld,
+            format!("slot \"{owner}\", which owns the tables, is being read"),
+        )
+        .hint("stop the relay that reads it first; `postrider slot list` shows who that is")),
+        Some(_) | None => Ok(()),
+    }
+}
+
 fn question(situation: &Situation, settings: &Settings) -> String {
     let name = &settings.slot;
     match situation.is_foreign() {
@@ -185,6 +235,10 @@ fn question(situation: &Situation, settings: &Settings) -> String {
             "cluster {} becomes the one on which slot {name} is served, and every row without a \
              record is published to project {:?} from here",
             situation.cluster.system_identifier, settings.project
+        ),
+        false if situation.owner.is_some() => format!(
+            "slot {name} becomes the owner of the tables, and every row without a record is published \
+             through it"
         ),
         false => format!(
             "slot {name} is made anew, and every row without a record is published from the tables"

@@ -9,10 +9,10 @@ use serde::Serialize;
 use slot_manager::SlotName;
 
 use super::{Situation, Why};
+use crate::capture::{Window, claim, scan};
 use crate::cli::{figures, output};
-use crate::dispatch::Resolved;
-use crate::error::{Error, Result};
-use crate::postgres::{PatientSql, Sql};
+use crate::error::Result;
+use crate::postgres::PatientSql;
 use crate::relay::recovery::blocked::Firsts;
 use crate::relay::recovery::unrecorded::Unrecorded;
 use crate::settings::Settings;
@@ -64,22 +64,25 @@ pub(super) async fn show(
     json: bool,
 ) -> Result<ExitCode> {
     let sql = PatientSql::open(settings.database()?, "postrider recover", Duration::ZERO).await?;
-    sql.batch_execute("begin isolation level repeatable read read only")
-        .await?;
-    let mut tables = Vec::new();
-    let resolved = match situation.is_foreign() {
-        // Transactions of another cluster.
-        true => Resolved::default(),
-        false => Resolved::read(&sql, &settings.slot).await?,
-    };
-    let firsts = match resolved.repeats() {
+    scan::prepare(&sql).await?;
+    let repeats = situation.repeats;
+    let firsts = match repeats {
         true => Firsts::read(&sql).await?,
         false => Firsts::default(),
     };
     let project = settings.project()?;
-    for table in &settings.tables {
-        let reader = TableReader::resolve(&sql, table, project).await?;
-        let unrecorded = Unrecorded::of(&sql, reader, table, &resolved, &firsts).await?;
+    let mut tables = Vec::new();
+    let known = claim::as_if_claimed(&sql, &settings.slot, &settings.tables, settings.start);
+    for (table, captured) in settings.tables.iter().zip(&sql.answer(known).await?) {
+        let resolving = TableReader::resolve(&sql, table, project, captured);
+        let reader = sql.answer(resolving).await?;
+        let window = Window::unresolved(captured, repeats);
+        let window = match situation.is_foreign() {
+            // Its transactions are of another cluster.
+            true => window.from_the_first(),
+            false => window,
+        };
+        let unrecorded = Unrecorded::of(&sql, reader, table, window, &firsts).await?;
         tables.push(read(unrecorded, table.table.to_string()).await?);
     }
     let preview = Preview {
@@ -93,15 +96,10 @@ pub(super) async fn show(
         true => output::write_json(&preview),
         false => output::write(&text(&preview, situation)),
     }
-    finish(&sql).await?;
     Ok(ExitCode::SUCCESS)
 }
 
-async fn finish(sql: &Sql) -> Result<()> {
-    sql.batch_execute("rollback").await.map_err(Error::from)
-}
-
-async fn read(mut unrecorded: Unrecorded, name: String) -> Result<Table> {
+async fn read(mut unrecorded: Unrecorded<'_>, name: String) -> Result<Table> {
     // A place for the mapping; nothing is sent or recorded.
     let place = CommitLsn::new(Lsn::new(1));
     let mut table = Table {
@@ -134,7 +132,7 @@ async fn read(mut unrecorded: Unrecorded, name: String) -> Result<Table> {
                         .first_event_ids
                         .push(event.event.origin.event_id.to_string());
                 }
-                if let Some(at) = unrecorded.occurred_at(&row) {
+                if let Some(at) = unrecorded.occurred_at(&row.values) {
                     topic.happened(at);
                 }
             }

@@ -11,7 +11,7 @@ use slot_manager::{Slot, publication};
 use tokio_postgres::types::PgLsn;
 
 use super::{CHANGE_TIMEOUT, STATEMENT_TIMEOUT, pending, served_before, session};
-use crate::cli::{figures, output};
+use crate::cli::{capture, figures, output};
 use crate::error::{Code, Error, Result};
 use crate::postgres::Sql;
 use crate::relay::record;
@@ -98,7 +98,9 @@ pub(super) async fn create(settings: &Settings, args: &CreateArgs) -> Result<Exi
     let options = CreateOptions {
         failover: settings.slot_failover,
     };
+    let tops = capture::before_the_slot(&sql, settings).await?;
     let at = slots::create(&sql, name, options, Duration::from_secs(args.wait_seconds)).await?;
+    capture::from_now_on(&sql, settings, &tops, "postrider slot create").await?;
     match args.json {
         true => output::write_json(
             &serde_json::json!({ "slot_name": name, "created_at_lsn": at.to_string() }),
@@ -173,7 +175,7 @@ async fn find(sql: &Sql, settings: &Settings) -> Result<Slot> {
 }
 
 async fn left_out(sql: &Sql, settings: &Settings, slot: &Slot) -> Result<LeftOut> {
-    let pending = pending::look(sql, settings, slot).await?;
+    let pending = pending::look(sql, settings).await?;
     Ok(LeftOut {
         slot_name: slot.slot_name.clone(),
         confirmed_flush_lsn: slot.confirmed_flush_lsn.unwrap_or_default(),

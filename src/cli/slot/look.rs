@@ -116,7 +116,7 @@ impl Look {
         let (mut pending, mut holders) = (None, Vec::new());
         if let Some(slot) = &slot {
             slot.require_ours()?;
-            pending = pending::look(sql, settings, slot).await?;
+            pending = pending::look(sql, settings).await?;
             holders = retention::holders(sql, &name, HOLDERS_OLDER_THAN).await?;
         }
         let earlier = before.and_then(|before| {

@@ -1,62 +1,61 @@
-//! Looks for committed rows that the stream never brought, and delivers them from their table.
+//! Finds committed rows that replication missed and publishes them from their table; says up to
+//! where every row is resolved.
 //!
-//! The outbox is append-only and the dispatch table durable, so a row without a record is either
-//! on its way or was never streamed. Which of the two: list such rows, note the end of the WAL,
-//! wait until everything up to there is confirmed, and look again (`pass`).
+//! The outbox is append-only and the records are durable, so a row without a record is either on
+//! its way or was never streamed. Which of the two: note the oldest running transaction and then the
+//! end of the WAL. As soon as the slot has confirmed that position, the rows of all older
+//! transactions have been streamed and recorded. One that has no record is a gap: it is published,
+//! and then the floor of its table moves up to that transaction (`capture`).
 //!
 //! Rows go missing when the publication does not hold their table at their position in the WAL,
 //! which PostgreSQL does not tell. Each change of the publication or of a captured table leaves a
-//! trace in the catalog. So:
+//! trace in the catalog, and so does a partition that comes or goes:
 //!
-//! - When that trace is not the one of the last audit, the whole table is compared, and again
-//!   until every transaction that was running then has ended (`full`).
-//! - Otherwise, every few minutes, what was appended since the last time (`marks`). That finds
-//!   what left no trace, at a small price; it may miss rows in pages that were used again.
+//! - When that trace is not the one of the last audit, the whole table is compared.
+//! - Otherwise the rows from the floor on, every few minutes: that finds what left no trace.
 //!
-//! Before the first start there was no relay: rows of that time are not delivered (`start = new`),
-//! and the first whole audit records them as `discarded`, by the transaction that inserted them.
-//! From then on each row has a record.
+//! While the publication is wrong no floor moves, so that a gap is compared whatever happens next.
 //!
-//! Where published events get no record (`dispatch = exceptions`) there is nothing to compare with:
-//! then it says from time to time up to which transaction everything has its outcome (`vouching`).
+//! Where published events get no record (`dispatch = exceptions`) there is nothing to compare with.
+//! Then the floor moves as long as the trace is the same, and else the session ends: the next one
+//! begins with a recovery that publishes every row from the floor on.
 //!
 //! Not here: the look at the publication itself (`supervisor`), the loss of the slot (`recovery`).
 
-mod marks;
-mod pass;
 mod statements;
-mod vouching;
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use decoder::Lsn;
 use slot_manager::SlotName;
 use slot_manager::publication::{self, CapturedTable};
 use tokio::sync::{Notify, mpsc, oneshot};
 use tokio::task::JoinHandle;
 
-use super::from_table::TableSender;
-use crate::dispatch::Resolved;
+use super::from_table::{self, Interrupted, Places, SessionEnded, TableSender};
+use super::recovery::blocked::Firsts;
+use super::recovery::loss::Loss;
+use super::recovery::unrecorded::Unrecorded;
+use crate::capture::claim::{self, Captured};
+use crate::capture::record::{self as captures, Resolved, current_snapshot};
+use crate::capture::shape::{self, Tops};
+use crate::capture::{Bounds, Window, scan};
 use crate::error::{Code, Error, Result};
 use crate::map::TableSettings;
 use crate::metrics::Metrics;
-use crate::postgres::{PatientSql, Target};
-use crate::settings::{Dispatch, Start as FromWhere};
+use crate::postgres::{PatientSql, Sql, Target};
+use crate::settings::Dispatch;
 use crate::table::TableReader;
-use marks::Marks;
-use pass::{Found, Outcome, Pass};
-use vouching::Vouching;
 
-/// Between two audits of what was appended.
+/// Between two audits where every event has a record.
 const INTERVAL: Duration = Duration::from_secs(300);
-/// Until the next attempt when the relay is behind, or a transaction of that time still runs.
+/// Between two audits where none has: a recovery repeats what comes after the last.
 const SOON: Duration = Duration::from_secs(10);
-/// Until rows that were found are looked at again.
+/// Until the slot is looked at again, when it is awaited.
 const AT_ONCE: Duration = Duration::from_secs(1);
 
-/// A whole table may have to be compared in one statement.
-const STATEMENT_TIMEOUT: Duration = Duration::from_secs(3600);
+const STATEMENT_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// What to audit.
 #[derive(Debug)]
@@ -67,8 +66,8 @@ pub(super) struct Subject {
     pub(super) captured: Vec<CapturedTable>,
     pub(super) tables: Arc<[TableSettings]>,
     pub(super) project: Arc<str>,
-    /// Whether rows from before are wanted.
-    pub(super) start: FromWhere,
+    /// What the pipeline knows of each table; the floors are moved here.
+    pub(super) bounds: Arc<[Bounds]>,
     /// How the session records.
     pub(super) dispatch: Dispatch,
     pub(super) instance: String,
@@ -117,9 +116,10 @@ pub(super) fn start(
             everything: start.everything,
             subject,
             events,
-            horizon: None,
-            captured_since: HashMap::new(),
-            vouching: Vouching::default(),
+            waiting: None,
+            tops: None,
+            delivered: None,
+            began_before: None,
             broken,
         };
         let mut sql = None;
@@ -147,63 +147,69 @@ pub(super) fn start(
 /// What the relay's row says of earlier audits.
 #[derive(Debug)]
 struct Earlier {
-    /// Whether every row had a record at some time since the first start.
     had_one: bool,
-    /// The oldest transaction of the time of the first start.
-    first_xid: i64,
     publication: Option<String>,
-    marks: Marks,
     /// Whether events may have been delivered without a record.
     repeats: bool,
-    /// Up to where the outcome of each row is known.
-    resolved: Resolved,
 }
 
 struct Audit {
     subject: Subject,
     events: TableSender,
     everything: bool,
-    horizon: Option<Horizon>,
-    /// For tables that are captured since the last whole comparison, the oldest transaction of
-    /// the time when that was seen.
-    captured_since: HashMap<u32, i64>,
-    vouching: Vouching,
+    /// What the slot has to confirm before the next comparison.
+    waiting: Option<Waiting>,
+    tops: Option<Tops>,
+    /// Events that had been delivered when the last audit began.
+    delivered: Option<u64>,
+    /// The transaction that was to come next when this session began: what earlier sessions have
+    /// delivered is of older ones.
+    began_before: Option<u64>,
     broken: mpsc::Sender<Error>,
 }
 
-/// When a whole audit counts: rows of a gap may be committed long after it.
-struct Horizon {
-    /// The publication as it was seen first after a change.
-    publication: String,
-    /// Transactions of that time are older than this one.
-    next_xid: i64,
-    /// Everything had a record, but such a transaction was running still.
-    was_complete: bool,
+/// What is waited for.
+#[derive(Debug, Clone, Copy)]
+struct Waiting {
+    /// All older transactions have ended
+    xmin: u64,
+    /// before this position.
+    end: Lsn,
+    /// Whether events were delivered since the audit before.
+    has_new: bool,
 }
 
 impl Audit {
-    /// One audit of whatever is due; returns the time until the next.
+    /// One step of an audit; returns the time until the next.
     async fn round(&mut self, sql: &mut Option<PatientSql>) -> Result<Duration> {
         let sql = match sql {
             Some(sql) => sql,
             None => {
                 let target = &self.subject.target;
-                sql.insert(PatientSql::open(target, "postrider auditor", STATEMENT_TIMEOUT).await?)
+                let session =
+                    PatientSql::open(target, "postrider auditor", STATEMENT_TIMEOUT).await?;
+                scan::prepare(&session).await?;
+                sql.insert(session)
+            }
+        };
+        let waiting = match self.waiting {
+            Some(waiting) => waiting,
+            None => {
+                let waiting = sql.answer(self.begin(sql)).await?;
+                *self.waiting.insert(waiting)
             }
         };
         let Subject {
             slot,
             publication,
             captured,
+            walsender,
             ..
         } = &self.subject;
         let looking = async {
             let earlier = statements::earlier(sql, slot).await?;
             // What is said of the publication must be later than that the slot has come so far.
-            let reached = match earlier.repeats {
-                true => self.vouching.has_reached(sql, &self.subject).await?,
-                false => false,
-            };
+            let reached = statements::is_confirmed(sql, slot, *walsender, waiting.end).await?;
             let state = publication::inspect(sql, publication, captured).await?;
             Ok::<_, Error>((earlier, reached, state))
         };
@@ -212,162 +218,155 @@ impl Audit {
             // The supervisor says so, and hastens us when it is mended.
             return Ok(SOON);
         }
-        if earlier.repeats {
-            let vouching = self.vouch(sql, &earlier, state.fingerprint(), reached);
-            return sql.answer(vouching).await;
+        let fingerprint = state.fingerprint();
+        let is_as_it_was = earlier.publication.as_deref() == Some(fingerprint);
+        if earlier.repeats && !is_as_it_was {
+            return sql.answer(self.end_session(sql)).await;
         }
-        let is_as_it_was = earlier.publication.as_deref() == Some(state.fingerprint());
-        if is_as_it_was && earlier.had_one && !self.everything {
-            return self.appended(sql, earlier).await;
+        if !reached {
+            return Ok(AT_ONCE);
         }
-        self.full(sql, state.fingerprint(), &earlier).await
-    }
-
-    /// Compares whole tables.
-    async fn full(
-        &mut self,
-        sql: &PatientSql,
-        publication: &str,
-        earlier: &Earlier,
-    ) -> Result<Duration> {
-        let running = sql.answer(statements::running(sql)).await?;
-        let mut horizon = match self.horizon.take() {
-            Some(horizon) if horizon.publication == publication => horizon,
-            Some(_) | None => Horizon {
-                publication: publication.to_owned(),
-                next_xid: running.next,
-                was_complete: false,
-            },
-        };
-        let is_over = running.oldest >= horizon.next_xid;
-        if horizon.was_complete && !is_over {
-            self.horizon = Some(horizon);
-            return Ok(SOON);
-        }
-        let tables = self.subject.tables.clone();
-        let oids = sql.answer(statements::tables(sql, &tables)).await?;
-        let leaves = sql.answer(statements::leaves(sql, &tables)).await?;
-        let marks = Marks::at_the_end(&leaves).and_tables(&oids);
-        let mut outcome = Outcome::Complete;
-        for (table, oid) in tables.iter().zip(oids) {
-            let first_xid = self.first_xid(earlier, oid, running.oldest);
-            let reader = self.reader(sql, table).await?;
-            let passed = self.pass(sql, reader, None, first_xid, earlier);
-            outcome = outcome.and(passed.await?);
-        }
-        horizon.was_complete = outcome == Outcome::Complete;
-        self.horizon = Some(horizon);
-        match outcome {
-            Outcome::Complete if is_over => {
-                let writing = statements::audited(sql, &self.subject.slot, publication, &marks);
-                sql.answer(writing).await?;
-                tracing::debug!("every row of the captured tables has a record");
-                self.horizon = None;
-                self.everything = false;
-                Ok(INTERVAL)
-            }
-            Outcome::Complete | Outcome::Behind => Ok(SOON),
-            Outcome::Found => Ok(AT_ONCE),
-        }
-    }
-
-    /// From which transaction on the rows of a table are delivered; `None` for all of them. Before
-    /// it is what was there before the first start, or before the table was captured at all.
-    fn first_xid(&mut self, earlier: &Earlier, table: u32, oldest: i64) -> Option<i64> {
-        if !earlier.had_one {
-            return Some(earlier.first_xid);
-        }
-        let is_new = self.subject.start == FromWhere::New && earlier.marks.is_new(table);
-        is_new.then(|| *self.captured_since.entry(table).or_insert(oldest))
-    }
-
-    /// Compares what was appended since the last time.
-    async fn appended(&mut self, sql: &PatientSql, earlier: Earlier) -> Result<Duration> {
-        let mut marks = earlier.marks.clone();
-        let looking = statements::leaves(sql, &self.subject.tables);
-        let leaves = sql.answer(looking).await?;
-        let before = marks.clone();
-        let mut pause = INTERVAL;
-        for leaf in &leaves {
-            let Some(range) = marks.due(leaf) else {
-                continue;
-            };
-            let table = &self.subject.tables[leaf.table];
-            let reader = self.reader(sql, table).await?;
-            let passed = self.pass(sql, reader, Some(range), None, &earlier);
-            match passed.await? {
-                Outcome::Complete => marks.done(leaf),
-                Outcome::Behind => pause = pause.min(SOON),
-                Outcome::Found => pause = AT_ONCE,
-            }
+        let known = claim::known(sql, slot, &self.subject.tables);
+        let captured = sql.answer(known).await?;
+        let is_whole = !is_as_it_was || self.everything;
+        let mut writes = waiting.has_new || !earlier.had_one || is_whole && !earlier.repeats;
+        if !earlier.repeats {
+            writes |= self.compare(sql, &captured, waiting, is_whole).await?;
         }
         // An idle relay writes nothing.
-        if marks != before {
-            let saving = statements::save_marks(sql, &self.subject.slot, &marks);
-            sql.answer(saving).await?;
+        if writes {
+            let writing = self.resolved(sql, &captured, waiting, fingerprint, &earlier);
+            sql.answer(writing).await?;
         }
-        Ok(pause)
+        self.waiting = None;
+        self.everything = false;
+        Ok(match earlier.repeats {
+            true => SOON,
+            false => INTERVAL,
+        })
     }
 
-    async fn reader(&self, sql: &PatientSql, table: &TableSettings) -> Result<TableReader> {
-        let resolving = TableReader::resolve(sql, table, &self.subject.project);
-        sql.answer(resolving).await
+    /// Notes what runs, and then where the WAL ends.
+    async fn begin(&mut self, sql: &Sql) -> Result<Waiting> {
+        if self.tops.is_none() {
+            let found = claim::look(sql, &self.subject.tables).await?;
+            self.tops = Some(shape::tops(sql, &found).await?);
+        }
+        let delivered = self.subject.metrics.delivered();
+        let has_new = self.delivered.replace(delivered) != Some(delivered);
+        let now = current_snapshot(&**sql).await?;
+        self.began_before.get_or_insert(now.xmax());
+        Ok(Waiting {
+            xmin: now.xmin(),
+            end: statements::wal_end(sql).await?,
+            has_new,
+        })
     }
 
-    async fn pass(
+    /// Publishes rows of ended transactions that have no record. Returns whether there were any, or a
+    /// table has other partitions than before.
+    async fn compare(
         &mut self,
         sql: &PatientSql,
-        reader: TableReader,
-        range: Option<marks::Range>,
-        first_xid: Option<i64>,
-        earlier: &Earlier,
-    ) -> Result<Outcome> {
-        let pass = Pass {
-            sql,
-            slot: &self.subject.slot,
-            walsender: self.subject.walsender,
-            reader,
-            first_xid,
-            resolved: earlier.resolved,
-            events: &mut self.events,
+        captured: &[Captured],
+        waiting: Waiting,
+        is_whole: bool,
+    ) -> Result<bool> {
+        let commit = from_table::place_before(waiting.end);
+        let last = sql.answer(from_table::last_ordinal(sql, commit)).await?;
+        let mut places = Places {
+            commit,
+            next_ordinal: last + 1,
         };
-        let Found {
-            outcome,
-            published,
-            discarded,
-        } = pass.run(range).await?;
-        if published > 0 {
-            self.subject.metrics.events_from_table.inc_by(published);
-            log_gap(published, earlier.had_one);
+        let (mut found, mut has_changed) = (0, false);
+        for (table, captured) in self.subject.tables.iter().zip(captured) {
+            let is_changed =
+                captured.record.partitions.as_deref() != Some(&captured.shape.partitions);
+            has_changed |= is_changed;
+            let window = match is_whole || is_changed {
+                true => Window::whole(captured),
+                false => Window::unresolved(captured, false),
+            };
+            let window = Window {
+                below_xid: Some(waiting.xmin),
+                ..window
+            };
+            let resolving = TableReader::resolve(sql, table, &self.subject.project, captured);
+            let reader = sql.answer(resolving).await?;
+            let none = Firsts::default();
+            let unrecorded = Unrecorded::of(sql, reader, table, window, &none).await?;
+            let metrics = &self.subject.metrics;
+            let sending = from_table::hand_over(unrecorded, &mut self.events, &mut places, || {
+                metrics.events_from_table.inc();
+            });
+            let sent = sending.await;
+            // Also when reading has failed: what was handed over before would be sent twice.
+            let settled = self.events.settled().await;
+            found += match (sent, settled) {
+                (Err(Interrupted::Failed(error)), _) => return Err(error),
+                (Err(Interrupted::SessionEnded), _) | (_, Err(SessionEnded)) => {
+                    return Err(ended());
+                }
+                (Ok(sent), Ok(())) => sent,
+            };
         }
-        if discarded > 0 {
-            tracing::warn!(
-                rows = discarded,
-                "rows from before the first start are recorded as discarded (start = new)"
+        if found > 0 {
+            let code = Code::PublicationGap;
+            tracing::error!(
+                code = code.name(),
+                rows = found,
+                hint = code.hint(),
+                "found rows missing from the replication stream: published them from the table"
             );
         }
-        Ok(outcome)
+        Ok(found > 0 || has_changed)
+    }
+
+    /// Moves the floors up.
+    async fn resolved(
+        &mut self,
+        sql: &Sql,
+        captured: &[Captured],
+        waiting: Waiting,
+        publication: &str,
+        earlier: &Earlier,
+    ) -> Result<()> {
+        // Every row up to these is of a transaction that has ended.
+        let tops = self.tops.take_if(|tops| waiting.xmin >= tops.next_xid);
+        for (n, captured) in captured.iter().enumerate() {
+            let top = tops.as_ref().and_then(|tops| *tops.seqs.get(n)?);
+            let resolved = Resolved {
+                identity: &captured.record.identity,
+                floor: waiting.xmin,
+                floor_seq: top,
+                partitions: Some(&captured.shape.partitions),
+            };
+            let (slot, walsender) = (&self.subject.slot, self.subject.walsender);
+            captures::resolve(sql, slot, walsender, &resolved).await?;
+            if let Some(bounds) = self.subject.bounds.get(n) {
+                bounds.raise_floor(waiting.xmin);
+            }
+        }
+        // Back to full records goes who has passed all that was delivered without.
+        let is_full = self.subject.dispatch == Dispatch::Full
+            && self.began_before.is_some_and(|next| waiting.xmin >= next);
+        let dispatch = match is_full || !earlier.repeats {
+            true => self.subject.dispatch,
+            false => Dispatch::Exceptions,
+        };
+        statements::audited(sql, &self.subject, publication, dispatch).await
+    }
+
+    async fn end_session(&self, sql: &Sql) -> Result<Duration> {
+        statements::mark_broken(sql, &self.subject, Loss::PublicationChanged.name()).await?;
+        let what = "the publication or a captured table was altered or made anew: what has no \
+                    known outcome is delivered from the tables";
+        // Nobody listens any more when the session has ended.
+        let _ = self.broken.try_send(Error::new(Code::PublicationGap, what));
+        Ok(SOON)
     }
 }
 
-/// Some rows at the first look are usual: those that were committed while the slot was being made.
-fn log_gap(rows: u64, had_one: bool) {
-    let code = Code::PublicationGap;
-    if had_one {
-        tracing::error!(
-            code = code.name(),
-            rows,
-            hint = code.hint(),
-            "rows were committed that the stream never brought: delivering them from their table"
-        );
-    } else {
-        tracing::warn!(
-            code = code.name(),
-            rows,
-            hint = "a few are usual, when the slot was made while services wrote; for more, see \
-                    `postrider explain publication-gap`",
-            "rows since the slot was made that the stream did not bring: delivering them from their \
-             table"
-        );
-    }
+fn ended() -> Error {
+    Error::new(Code::PostgresConnectionLost, "the session has ended")
 }

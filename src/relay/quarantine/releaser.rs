@@ -9,18 +9,18 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::TryFutureExt;
+use slot_manager::SlotName;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
-use tokio_postgres::SimpleQueryMessage;
 
 use super::{Command, PAGE};
+use crate::capture::{claim, rows};
 use crate::dispatch::quarantined;
 use crate::error::{Code, Error, Result};
 use crate::lanes::{EventRef, Group};
 use crate::map::{MapError, TableSettings};
 use crate::postgres::{PatientSql, Target};
-use crate::table::{TableEvent, TableReader, altered_since};
+use crate::table::{TableEvent, TableReader};
 
 /// Marking a key with a million events takes a while.
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(600);
@@ -73,6 +73,7 @@ pub(in crate::relay) struct Releaser {
 impl Releaser {
     pub(in crate::relay) fn start(
         target: Target,
+        slot: SlotName,
         tables: Vec<TableSettings>,
         project: Arc<str>,
     ) -> Self {
@@ -80,6 +81,7 @@ impl Releaser {
         let (outgoing, found) = mpsc::channel(1);
         let worker = Worker {
             target,
+            slot,
             tables,
             project,
             session: None,
@@ -118,6 +120,7 @@ struct Session {
 
 struct Worker {
     target: Target,
+    slot: SlotName,
     tables: Vec<TableSettings>,
     project: Arc<str>,
     session: Option<Session>,
@@ -184,8 +187,10 @@ impl Worker {
                 let rows = sql.answer(paging).await?;
                 let count = rows.len();
                 if count > 0 && session.readers.is_empty() {
-                    for table in &self.tables {
-                        let resolving = TableReader::resolve(sql, table, &self.project);
+                    let known = claim::known(sql, &self.slot, &self.tables);
+                    let known = sql.answer(known).await?;
+                    for (table, captured) in self.tables.iter().zip(&known) {
+                        let resolving = TableReader::resolve(sql, table, &self.project, captured);
                         session.readers.push(sql.answer(resolving).await?);
                     }
                 }
@@ -216,17 +221,9 @@ impl Session {
     /// Reads the row of an event and maps it anew: the settings may have changed since.
     async fn find(&mut self, group: &Group, origin: EventRef) -> Result<Found> {
         for reader in &mut self.readers {
-            let Some(statement) = reader.find_sql(&origin.event_id) else {
-                continue;
-            };
-            let asking = self.sql.simple_query(&statement).map_err(altered_since);
-            let messages = self.sql.answer(asking).await?;
-            let row = messages.iter().find_map(|message| match message {
-                SimpleQueryMessage::Row(row) => Some(row),
-                _ => None,
-            });
+            let row = rows::find(&self.sql, reader, &origin.event_id).await?;
             let Some(row) = row else { continue };
-            return match reader.event(row, origin.commit, origin.ordinal) {
+            return match reader.event(&row, origin.commit, origin.ordinal) {
                 Ok(mut found) => {
                     found.event.origin = origin;
                     Ok(Found::Event(group.clone(), found))

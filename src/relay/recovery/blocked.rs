@@ -12,7 +12,8 @@ use std::sync::Arc;
 
 use tokio_postgres::SimpleQueryMessage;
 
-use crate::dispatch::{Resolved, quarantined};
+use crate::capture::Window;
+use crate::dispatch::quarantined;
 use crate::error::Result;
 use crate::lanes::Group;
 use crate::map::{Ordering, OrderingKey, TableSettings};
@@ -49,7 +50,7 @@ impl Blocked {
         sql: &Sql,
         table: &TableSettings,
         reader: &TableReader,
-        resolved: &Resolved,
+        window: &Window<'_>,
         Firsts(keys): &Firsts,
     ) -> Result<Self> {
         let mut blocked = Self::default();
@@ -64,7 +65,7 @@ impl Blocked {
             "select {id} from {table} e where {recent} and {id} = any ('{{{ids}}}'::uuid[])",
             id = reader.event_id_sql(),
             table = reader.table_sql(),
-            recent = resolved.is_recent(),
+            recent = window.condition(),
         );
         for message in sql.simple_query(&statement).await.map_err(altered_since)? {
             let SimpleQueryMessage::Row(row) = message else {
@@ -78,13 +79,6 @@ impl Blocked {
             }
         }
         Ok(blocked)
-    }
-
-    /// Their ids, as an array of SQL.
-    pub(super) fn firsts_sql(&self) -> String {
-        let ids = self.firsts.keys();
-        let ids = ids.map(|id| uuid::Uuid::from_bytes(*id).to_string());
-        format!("'{{{}}}'::uuid[]", ids.collect::<Vec<_>>().join(","))
     }
 
     /// Whether this is the first event in quarantine of a key: what comes now stands behind it.

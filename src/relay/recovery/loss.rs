@@ -29,6 +29,8 @@ pub(crate) struct Seen<'a> {
     pub(crate) dispatch: Dispatch,
     /// The publication, which is right, as it is now.
     pub(crate) publication: &'a str,
+    /// Whether a table of the settings is not captured yet.
+    pub(crate) has_new_table: bool,
 }
 
 /// How the session has to begin.
@@ -59,6 +61,8 @@ pub(crate) enum Loss {
     Unfinished(String),
     /// Nobody has served this database yet, and the rows that are there are wanted.
     FirstStart,
+    /// A table is captured from now on, and the rows that are there are wanted.
+    TableAdded,
     /// The slot that served is gone.
     SlotMissing,
     /// The server has given the slot up.
@@ -100,6 +104,7 @@ pub(crate) fn judge(seen: Seen<'_>) -> Verdict {
             let server = seen.server_lsn;
             Verdict::Recover(Loss::WalMissing { recorded, server })
         }
+        _ if seen.has_new_table && seen.start == Start::All => Verdict::Recover(Loss::TableAdded),
         _ if repeats(seen) => without_records(earlier, recorded, slot, seen),
         _ => stream(slot, audit(earlier, recorded, slot, seen.cluster)),
     }
@@ -186,6 +191,7 @@ impl Loss {
         match self {
             Loss::Unfinished(_) => "recovery-unfinished",
             Loss::FirstStart => "first-start",
+            Loss::TableAdded => "table-added",
             Loss::SlotMissing => "slot-missing",
             Loss::SlotLost(_) => "slot-lost",
             Loss::SlotRecreated { .. } => "slot-recreated",
@@ -201,6 +207,7 @@ impl Loss {
         let code = match self {
             Loss::Unfinished(_)
             | Loss::FirstStart
+            | Loss::TableAdded
             | Loss::PublicationChanged
             | Loss::SlotUnproven { .. } => return None,
             Loss::SlotMissing => Code::SlotMissing,
@@ -215,6 +222,7 @@ impl Loss {
         match self {
             Loss::Unfinished(_)
             | Loss::FirstStart
+            | Loss::TableAdded
             | Loss::PublicationChanged
             | Loss::SlotUnproven { .. } => None,
             Loss::SlotMissing => Some(Health::Missing.name()),
@@ -229,6 +237,9 @@ impl fmt::Display for Loss {
         match self {
             Loss::Unfinished(why) => write!(f, "a recovery was begun ({why}) and has not ended"),
             Loss::FirstStart => f.write_str("first start, and `start` is `all`"),
+            Loss::TableAdded => {
+                f.write_str("a table is captured from now on, and `start` is `all`")
+            }
             Loss::SlotMissing => f.write_str("it has served before and is gone"),
             Loss::SlotLost(Health::Invalidated { cause }) => {
                 write!(f, "PostgreSQL has invalidated it ({cause:?})")

@@ -1,86 +1,80 @@
-//! The rows of a captured table that have no known outcome: what the stream alone would leave out
-//! when the slot is lost, and what a recovery would send.
+//! The rows of a captured table that still have to be published: what the stream alone would leave
+//! out when the slot is lost, and what a recovery would send.
 //!
-//! One statement for each table, whose rows are read as they are needed: neither the server's
-//! answer nor anything else is held in memory whole, however many rows there are. (A cursor would
-//! fetch by number of rows, and a row may have 9 MB.)
+//! Found in short statements (`capture`), each key in its order; no more than a portion of rows is
+//! held in memory.
 
-use std::pin::Pin;
-
-use futures_util::TryStreamExt;
-use tokio_postgres::{SimpleQueryMessage, SimpleQueryRow, SimpleQueryStream};
+use std::collections::VecDeque;
 
 use super::blocked::{Blocked, Firsts};
-use crate::dispatch::Resolved;
+use crate::capture::Window;
+use crate::capture::rows::{ReadRow, Rows};
+use crate::capture::scan::{Recorded, Scan};
 use crate::error::Result;
 use crate::lanes::Standing;
 use crate::map::{MapError, TableSettings};
-use crate::postgres::Sql;
+use crate::postgres::PatientSql;
 use crate::relay::delivery::stays_published;
 use crate::relay::from_table::FIRST_PLACE;
-use crate::table::{TableEvent, TableReader, altered_since};
+use crate::table::{RowValues, TableEvent, TableReader};
 use crate::watermark::CommitLsn;
 
 /// Rows without a known outcome, each key in its order.
-pub(crate) struct Unrecorded {
+pub(crate) struct Unrecorded<'a> {
+    sql: &'a PatientSql,
     reader: TableReader,
-    rows: Pin<Box<SimpleQueryStream>>,
+    scan: Scan<'a>,
+    rows: Rows,
+    ready: VecDeque<ReadRow>,
     /// Whether there are some among them that were delivered, or have a record all the same.
     repeats: bool,
     blocked: Blocked,
 }
 
-impl Unrecorded {
-    /// Starts the statement. `firsts` is empty where each event has a record. Within a transaction
-    /// of one snapshot the records are as old as the rows.
+impl<'a> Unrecorded<'a> {
+    /// Begins to look. `firsts` is empty where each event has a record.
     ///
     /// # Errors
     /// Those of a statement; `slot-busy` when the table has been altered since its columns were looked up.
     pub(crate) async fn of(
-        sql: &Sql,
+        sql: &'a PatientSql,
         reader: TableReader,
         table: &TableSettings,
-        resolved: &Resolved,
+        window: Window<'a>,
         firsts: &Firsts,
     ) -> Result<Self> {
-        let blocked = Blocked::of(sql, table, &reader, resolved, firsts).await?;
-        let (id, order) = (reader.event_id_sql(), reader.order_sql());
-        let lacks_outcome = resolved.lacks_outcome(id);
-        let statement = match resolved.repeats() {
-            true => format!(
-                "{} where {lacks_outcome} or {} and {id} = any ({}) order by {order}",
-                reader.select_more_sql(&format!(
-                    "exists (select from outbox.dispatch d where d.event_id = {id})"
-                )),
-                resolved.is_recent(),
-                blocked.firsts_sql(),
-            ),
-            false => format!(
-                "{} where {lacks_outcome} order by {order}",
-                reader.select_sql()
-            ),
-        };
-        let rows = sql.simple_query_raw(&statement).await;
-        let rows = Box::pin(rows.map_err(altered_since)?);
+        let looking = Blocked::of(sql, table, &reader, &window, firsts);
+        let blocked = sql.answer(looking).await?;
         Ok(Self {
+            sql,
+            scan: Scan::new(window, &reader),
             reader,
-            rows,
-            repeats: resolved.repeats(),
+            rows: Rows::new(),
+            ready: VecDeque::new(),
+            repeats: window.repeats,
             blocked,
         })
     }
 
-    /// The next row; `None` after the last. Dropping the future loses nothing.
+    /// The next row; `None` after the last.
     ///
     /// # Errors
     /// Those of the connection.
-    pub(crate) async fn next(&mut self) -> Result<Option<SimpleQueryRow>> {
-        while let Some(message) = self.rows.try_next().await.map_err(altered_since)? {
-            if let SimpleQueryMessage::Row(row) = message {
+    pub(crate) async fn next(&mut self) -> Result<Option<ReadRow>> {
+        loop {
+            if let Some(row) = self.ready.pop_front() {
                 return Ok(Some(row));
             }
+            if self.rows.is_empty() {
+                match self.scan.next(self.sql).await? {
+                    Some(found) => self.rows.add(found),
+                    None => return Ok(None),
+                }
+                continue;
+            }
+            let portion = self.rows.portion(self.sql, &self.reader).await?;
+            self.ready.extend(portion);
         }
-        Ok(None)
     }
 
     /// The row as the event at this place, or at this ordinal of [`FIRST_PLACE`] when it stands
@@ -90,11 +84,11 @@ impl Unrecorded {
     /// It cannot become a message.
     pub(crate) fn event(
         &mut self,
-        row: &SimpleQueryRow,
+        row: &ReadRow,
         commit: CommitLsn,
         ordinal: u32,
     ) -> Option<Result<TableEvent, MapError>> {
-        let event = self.reader.event(row, commit, ordinal);
+        let event = self.reader.event(&row.values, commit, ordinal);
         if !self.repeats {
             return Some(event);
         }
@@ -103,10 +97,10 @@ impl Unrecorded {
             Err(MapError::Event(error)) => error.known.event_id.clone(),
             Err(_) => return Some(event),
         };
-        if self.blocked.passes(&event_id.uuid) {
+        if self.blocked.passes(&event_id.uuid) || row.record == Recorded::SetAside {
             return None;
         }
-        let is_published = self.reader.more(row) == Some("t");
+        let is_published = row.record == Recorded::Published;
         match event {
             Ok(mut found) => {
                 let origin = &mut found.event.origin;
@@ -127,7 +121,7 @@ impl Unrecorded {
     }
 
     /// When the row's event happened, as its column says.
-    pub(crate) fn occurred_at<'r>(&self, row: &'r SimpleQueryRow) -> Option<&'r str> {
+    pub(crate) fn occurred_at<'r>(&self, row: &'r RowValues) -> Option<&'r str> {
         self.reader.occurred_at(row)
     }
 }

@@ -59,6 +59,7 @@ fn judged(earlier: Option<&Recorded>, slot: Option<&Slot>, start: Start, timelin
         start,
         dispatch: Dispatch::Full,
         publication: "p2",
+        has_new_table: false,
     })
 }
 
@@ -175,6 +176,7 @@ fn without_records(earlier: &Recorded, slot: &Slot, timeline: u32) -> Verdict {
         start: Start::New,
         dispatch: Dispatch::Exceptions,
         publication: "p1",
+        has_new_table: false,
     })
 }
 

@@ -1,0 +1,80 @@
+-- Which rows of each captured table are the relay's to publish: one row per table.
+--
+-- Plain SQL for PostgreSQL 14 to 18; running it again changes nothing.
+
+set local lock_timeout = '10s';
+
+create table if not exists outbox.capture (
+    identity         text        primary key,
+    schema_name      text        not null,
+    table_name       text        not null,
+    table_oid        oid         not null,
+    slot             text        not null,
+    since            pg_snapshot,
+    floor            xid8        not null default '0',
+    floor_seq        bigint,
+    partitions       text,
+    has_inserted_xid boolean     not null,
+    added_xids       xid8[]      not null default '{}',
+    instance         text        not null,
+    captured_at      timestamptz not null default now()
+) with (fillfactor = 50); -- updated in place, again and again: room for HOT updates
+
+comment on table outbox.capture is
+    'One row per captured table: since when, by which slot, and up to where its rows are resolved.';
+comment on column outbox.capture.identity is
+    'schema.table when it was captured first; event ids are derived from it, so it stays.';
+comment on column outbox.capture.slot is
+    'The slot that owns the table. A relay on another slot is refused.';
+comment on column outbox.capture.since is
+    'Transactions that had ended when capturing began: their rows are never published. Null: all rows are.';
+comment on column outbox.capture.floor is
+    'Every row of an older transaction is resolved: published, set aside, or from before.';
+comment on column outbox.capture.floor_seq is
+    'No row up to this seq is of a transaction from the floor on.';
+comment on column outbox.capture.partitions is
+    'Fingerprint of the partitions that were compared with outbox.dispatch.';
+comment on column outbox.capture.has_inserted_xid is
+    'Whether the table has had the column inserted_xid.';
+comment on column outbox.capture.added_xids is
+    'What inserted_xid shows of rows that are older than that column, where it was added later.';
+
+-- What outbox.capture replaces.
+alter table outbox.relay
+    drop column if exists first_xid,
+    drop column if exists resolved_xid,
+    drop column if exists exceptions_xid,
+    drop column if exists audit_marks;
+
+comment on column outbox.relay.dispatch is
+    'How rows from outbox.capture.floor on were handled: full, each has a row in outbox.dispatch when it is delivered; exceptions, only what is set aside.';
+comment on column outbox.relay.audited_at is
+    'When the floors in outbox.capture moved up last. Null: not since the first start.';
+
+-- The event_id of a row whose id is not a uuid. `identity` is that of outbox.capture; `inserted_xid` is
+-- null for a table without that column. In a database that is not UTF-8 the text is hashed as UTF-8,
+-- as the relay reads it.
+drop function if exists outbox.event_uuid(text, text);
+
+create or replace function outbox.event_uuid(identity text, id text, inserted_xid xid8 default null)
+returns uuid
+language sql immutable parallel safe
+return case
+    when id is null then null
+    when pg_catalog.getdatabaseencoding() in ('UTF8', 'SQL_ASCII') then
+        pg_catalog.md5(identity || ':' || id || coalesce(':' || inserted_xid::text, ''))::uuid
+    else
+        pg_catalog.md5(pg_catalog.convert_to(
+            identity || ':' || id || coalesce(':' || inserted_xid::text, ''), 'UTF8'))::uuid
+end;
+
+comment on function outbox.event_uuid(text, text, xid8) is
+    'Event id under which outbox.dispatch records a row whose id is not a uuid, by the identity of its table, its id and its inserted_xid.';
+
+do $$
+begin
+    if exists (select from pg_catalog.pg_roles where rolname = 'postrider_relay') then
+        grant select, insert, update on outbox.capture to postrider_relay;
+    end if;
+end
+$$;

@@ -1,0 +1,40 @@
+//! What the stream has to know of a captured table: which of its rows are handled already.
+//!
+//! A row that was moved between partitions, copied or restored comes in the stream as an insert, but
+//! keeps the `inserted_xid` of the transaction that wrote it first. Whether such a row is an event
+//! is decided as for rows that are read from the table.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::claim::Captured;
+use super::snapshot::Snapshot;
+
+/// The bounds of one table; the floor rises while a session runs.
+#[derive(Debug)]
+pub(crate) struct Bounds {
+    since: Option<Snapshot>,
+    floor: AtomicU64,
+}
+
+impl Bounds {
+    pub(crate) fn of(captured: &Captured) -> Self {
+        Self {
+            since: captured.record.since.clone(),
+            floor: AtomicU64::new(captured.record.floor),
+        }
+    }
+
+    /// Rows of older transactions are resolved.
+    pub(crate) fn raise_floor(&self, floor: u64) {
+        self.floor.fetch_max(floor, Ordering::Relaxed);
+    }
+
+    /// Whether a row that this transaction inserted needs no delivery: it is from before, or resolved.
+    pub(crate) fn is_handled(&self, inserted_xid: u64) -> bool {
+        inserted_xid < self.floor.load(Ordering::Relaxed)
+            || self
+                .since
+                .as_ref()
+                .is_some_and(|since| since.shows(inserted_xid))
+    }
+}

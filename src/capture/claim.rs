@@ -1,0 +1,339 @@
+//! Which record belongs to which table, and whether this relay may capture it.
+//!
+//! A table is known by its oid, so that a rename or `SET SCHEMA` changes nothing, and else by its
+//! name, so that a table that was made anew, restored or swapped is the same to us. Pure, but for
+//! [`claim`], which looks and writes.
+
+use slot_manager::{QualifiedName, SlotName};
+
+use super::record::{self, CaptureRecord};
+use super::shape::{self, Shape, Tops};
+use crate::error::{Code, Error, Result};
+use crate::map::TableSettings;
+use crate::postgres::Sql;
+use crate::settings::Start;
+
+/// A table as it is now.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Found {
+    pub(crate) table: QualifiedName,
+    pub(crate) shape: Shape,
+}
+
+/// A captured table: how it is, and what is recorded of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Captured {
+    pub(crate) record: CaptureRecord,
+    pub(crate) shape: Shape,
+}
+
+/// The tables of the settings as they are.
+///
+/// # Errors
+/// `publication-drift` when one is missing; `column-missing`; those of a statement.
+pub(crate) async fn look(sql: &Sql, tables: &[TableSettings]) -> Result<Vec<Found>> {
+    let mut found = Vec::with_capacity(tables.len());
+    for settings in tables {
+        let table = settings.table.clone();
+        let shape = shape::look(sql, settings).await?.ok_or_else(|| {
+            Error::new(Code::PublicationDrift, format!("there is no table {table}"))
+        })?;
+        found.push(Found { table, shape });
+    }
+    Ok(found)
+}
+
+/// The record of each table, in their order; `None` for a table that is not captured yet.
+pub(crate) fn matched<'r>(
+    found: &[Found],
+    records: &'r [CaptureRecord],
+) -> Vec<Option<&'r CaptureRecord>> {
+    let by_oid = |found: &Found| records.iter().find(|known| known.oid == found.shape.oid);
+    let taken: Vec<&str> = found
+        .iter()
+        .filter_map(by_oid)
+        .map(|known| known.identity.as_str())
+        .collect();
+    let by_name = |found: &Found| {
+        records
+            .iter()
+            .find(|known| known.table == found.table && !taken.contains(&known.identity.as_str()))
+    };
+    found
+        .iter()
+        .map(|found| by_oid(found).or_else(|| by_name(found)))
+        .collect()
+}
+
+/// Refuses tables whose rows another relay publishes.
+///
+/// # Errors
+/// `table-captured`.
+pub(crate) fn refuse_others(
+    known: &[Option<&CaptureRecord>],
+    slot: &SlotName,
+) -> Result<(), Error> {
+    let other = known
+        .iter()
+        .flatten()
+        .find(|record| record.slot != slot.as_str());
+    let Some(other) = other else { return Ok(()) };
+    Err(Error::new(
+        Code::TableCaptured,
+        format!(
+            "table {} is captured through slot \"{}\": a second relay on slot \"{slot}\" would \
+             publish its rows twice",
+            other.table, other.slot
+        ),
+    ))
+}
+
+/// Reads the records of the tables, brings them up to date, and writes those of tables that are
+/// captured from now on. `tops` was looked at before the slot was made, if it was.
+///
+/// # Errors
+/// `table-captured`; `schema-missing`; those of a statement.
+pub(crate) async fn claim(
+    sql: &Sql,
+    slot: &SlotName,
+    found: Vec<Found>,
+    start: Start,
+    tops: &Tops,
+    instance: &str,
+) -> Result<Vec<Captured>> {
+    let records = record::read(&**sql).await?;
+    let known = matched(&found, &records);
+    refuse_others(&known, slot)?;
+    let is_whole = known.iter().all(Option::is_some);
+    for (found, known) in found.iter().zip(&known) {
+        if let Some(known) = known {
+            bring_up_to_date(sql, found, known).await?;
+        }
+    }
+    if !is_whole {
+        let now = record::current_snapshot(&**sql).await?;
+        let mut new = Vec::new();
+        for (n, found) in found.iter().enumerate() {
+            if known[n].is_some() {
+                continue;
+            }
+            let record = new_record(found, &records, slot, start, &now);
+            let top = tops.seqs.get(n).copied().flatten();
+            let is_steady = record.since.is_some() && record.floor >= tops.next_xid;
+            new.push(CaptureRecord {
+                floor_seq: top.filter(|_| is_steady),
+                ..record
+            });
+        }
+        record::insert(&**sql, &new, instance).await?;
+    }
+    // As they stand now: another relay may have been faster.
+    known_of(sql, slot, found).await
+}
+
+/// The tables as they are, each with its record.
+///
+/// # Errors
+/// `slot-busy` when one has none; those of [`look`].
+pub(crate) async fn known(
+    sql: &Sql,
+    slot: &SlotName,
+    tables: &[TableSettings],
+) -> Result<Vec<Captured>> {
+    known_of(sql, slot, look(sql, tables).await?).await
+}
+
+async fn known_of(sql: &Sql, slot: &SlotName, found: Vec<Found>) -> Result<Vec<Captured>> {
+    let records = record::read(&**sql).await?;
+    let known = matched(&found, &records);
+    refuse_others(&known, slot)?;
+    let known: Vec<Option<CaptureRecord>> = known.into_iter().map(Option::<&_>::cloned).collect();
+    let captured = found.into_iter().zip(known);
+    captured
+        .map(|(Found { table, shape }, record)| {
+            let record = record.ok_or_else(|| not_captured(&table))?;
+            Ok(Captured { record, shape })
+        })
+        .collect()
+}
+
+/// The same, also where the relay has not captured a table yet: as it would do now.
+///
+/// # Errors
+/// Those of [`look`].
+pub(crate) async fn as_if_claimed(
+    sql: &Sql,
+    slot: &SlotName,
+    tables: &[TableSettings],
+    start: Start,
+) -> Result<Vec<Captured>> {
+    let found = look(sql, tables).await?;
+    let records = record::read(&**sql).await?;
+    let now = record::current_snapshot(&**sql).await?;
+    let known = matched(&found, &records);
+    let known: Vec<CaptureRecord> = found
+        .iter()
+        .zip(known)
+        .map(|(found, known)| match known {
+            Some(known) => known.clone(),
+            None => new_record(found, &records, slot, start, &now),
+        })
+        .collect();
+    let captured = found.into_iter().zip(known);
+    Ok(captured
+        .map(|(Found { shape, .. }, record)| Captured { record, shape })
+        .collect())
+}
+
+fn new_record(
+    found: &Found,
+    records: &[CaptureRecord],
+    slot: &SlotName,
+    start: Start,
+    now: &super::Snapshot,
+) -> CaptureRecord {
+    let since = (start == Start::New).then(|| now.clone());
+    CaptureRecord {
+        identity: identity(&found.table, records),
+        table: found.table.clone(),
+        oid: found.shape.oid,
+        slot: slot.as_str().to_owned(),
+        floor: since.as_ref().map_or(0, super::Snapshot::xmin),
+        floor_seq: None,
+        since,
+        partitions: Some(found.shape.partitions.clone()),
+        has_inserted_xid: found.shape.has_inserted_xid,
+        added_xids: Vec::new(),
+    }
+}
+
+fn not_captured(table: &QualifiedName) -> Error {
+    let what = format!("a table was made anew, and {table} has no record in outbox.capture");
+    Error::new(Code::SlotBusy, what).hint("no action needed: the relay looks again")
+}
+
+async fn bring_up_to_date(sql: &Sql, found: &Found, known: &CaptureRecord) -> Result<()> {
+    let Found { table, shape } = found;
+    if known.oid != shape.oid || known.table != *table {
+        tracing::warn!(
+            %table, identity = known.identity, before = %known.table,
+            "a captured table was renamed or made anew: its rows stay captured as before"
+        );
+        let moved = CaptureRecord {
+            table: table.clone(),
+            oid: shape.oid,
+            ..known.clone()
+        };
+        record::moved(&**sql, &moved).await?;
+    }
+    if shape.has_inserted_xid && !known.has_inserted_xid {
+        let added = CaptureRecord {
+            added_xids: shape.missing_xids.clone(),
+            ..known.clone()
+        };
+        record::xids_added(&**sql, &added).await?;
+    }
+    Ok(())
+}
+
+/// A name for the events of a new table that no other table's events have.
+fn identity(table: &QualifiedName, records: &[CaptureRecord]) -> String {
+    let name = format!("{}.{}", table.schema, table.name);
+    let is_free = |identity: &String| records.iter().all(|known| known.identity != *identity);
+    let numbered = (2u32..).map(|n| format!("{name}#{n}"));
+    std::iter::once(name.clone())
+        .chain(numbered)
+        .find(is_free)
+        .expect("invariant: there are fewer records than numbers")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record(identity: &str, table: &str, oid: u32) -> CaptureRecord {
+        CaptureRecord {
+            identity: identity.into(),
+            table: table.parse().unwrap(),
+            oid,
+            slot: "postrider".into(),
+            since: None,
+            floor: 0,
+            floor_seq: None,
+            partitions: None,
+            has_inserted_xid: true,
+            added_xids: Vec::new(),
+        }
+    }
+
+    fn found(table: &str, oid: u32) -> Found {
+        Found {
+            table: table.parse().unwrap(),
+            shape: Shape {
+                oid,
+                has_inserted_xid: true,
+                missing_xids: Vec::new(),
+                partitions: String::new(),
+                blocks: 0,
+                seq: None,
+                version: None,
+            },
+        }
+    }
+
+    fn identities(found: &[Found], records: &[CaptureRecord]) -> Vec<Option<String>> {
+        let known = matched(found, records);
+        known
+            .iter()
+            .map(|known| known.map(|known| known.identity.clone()))
+            .collect()
+    }
+
+    fn some(identity: &str) -> Option<String> {
+        Some(identity.to_owned())
+    }
+
+    #[test]
+    fn a_table_is_known_by_its_oid_and_else_by_its_name() {
+        let records = [record("a.x", "a.x", 1)];
+        assert_eq!(identities(&[found("a.x", 1)], &records), [some("a.x")]);
+        assert_eq!(
+            identities(&[found("b.y", 1)], &records),
+            [some("a.x")],
+            "renamed"
+        );
+        assert_eq!(
+            identities(&[found("a.x", 9)], &records),
+            [some("a.x")],
+            "made anew"
+        );
+        assert_eq!(identities(&[found("b.y", 9)], &records), [None]);
+    }
+
+    #[test]
+    fn two_tables_that_swap_their_names_keep_their_identities() {
+        let records = [record("a.x", "a.x", 1), record("a.y", "a.y", 2)];
+        let swapped = [found("a.x", 2), found("a.y", 1)];
+        assert_eq!(identities(&swapped, &records), [some("a.y"), some("a.x")]);
+    }
+
+    #[test]
+    fn a_new_table_under_the_old_name_of_a_renamed_one_gets_an_identity_of_its_own() {
+        let records = [record("a.x", "a.x", 1)];
+        let both = [found("a.x_old", 1), found("a.x", 9)];
+        assert_eq!(identities(&both, &records), [some("a.x"), None]);
+        assert_eq!(identity(&"a.x".parse().unwrap(), &records), "a.x#2");
+        assert_eq!(identity(&"a.z".parse().unwrap(), &records), "a.z");
+    }
+
+    #[test]
+    fn a_table_of_another_slot_is_refused_and_the_slot_is_named() {
+        let records = [record("a.x", "a.x", 1)];
+        let found = [found("a.x", 1)];
+        let known = matched(&found, &records);
+        assert!(refuse_others(&known, &"postrider".parse().unwrap()).is_ok());
+        let error = refuse_others(&known, &"other".parse().unwrap()).unwrap_err();
+        assert_eq!(error.code(), Code::TableCaptured);
+        assert!(error.what().contains("\"postrider\""), "{}", error.what());
+    }
+}

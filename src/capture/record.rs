@@ -1,0 +1,225 @@
+//! `outbox.capture`: one row per captured table, and the only SQL on it.
+
+use slot_manager::{QualifiedName, SlotName};
+use tokio_postgres::types::ToSql;
+use tokio_postgres::{GenericClient, Row};
+
+use super::snapshot::Snapshot;
+use crate::error::{Code, Error, Result};
+use crate::postgres::Sql;
+
+const SELECT: &str = "\
+    SELECT identity, schema_name, table_name, table_oid, slot, since::text, floor::text, floor_seq, \
+        partitions, has_inserted_xid, added_xids::text[] \
+    FROM outbox.capture ORDER BY identity";
+
+/// Another relay on the same slot may be faster; its row stays.
+const INSERT: &str = "\
+    INSERT INTO outbox.capture (identity, schema_name, table_name, table_oid, slot, since, floor, \
+        floor_seq, partitions, has_inserted_xid, instance) \
+    VALUES ($1, $2, $3, $4, $5, $6::text::pg_snapshot, $7::text::xid8, $8, $9, $10, $11) \
+    ON CONFLICT DO NOTHING";
+
+const MOVE: &str = "\
+    UPDATE outbox.capture SET schema_name = $2, table_name = $3, table_oid = $4 WHERE identity = $1";
+
+const ADD_XIDS: &str = "\
+    UPDATE outbox.capture SET has_inserted_xid = true, added_xids = $2::text[]::xid8[] \
+    WHERE identity = $1";
+
+/// Only the session that holds the slot may say that rows are resolved.
+const RESOLVE: &str = "\
+    UPDATE outbox.capture SET floor = greatest(floor, $2::text::xid8), \
+        floor_seq = coalesce($3, floor_seq), partitions = coalesce($4, partitions) \
+    WHERE identity = $1 AND slot = $5 AND EXISTS ( \
+        SELECT FROM pg_catalog.pg_replication_slots s \
+        WHERE s.slot_name = $5 AND s.active_pid = $6)";
+
+const TAKE_OVER: &str = "\
+    UPDATE outbox.capture SET slot = $2 WHERE slot <> $2 AND (schema_name, table_name) IN ( \
+        SELECT * FROM pg_catalog.unnest($1::text[], $3::text[])) \
+    RETURNING slot";
+
+/// What is known of one captured table.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct CaptureRecord {
+    /// `schema.table` when it was captured first: event ids are derived from it.
+    pub(crate) identity: String,
+    /// Its present name.
+    pub(crate) table: QualifiedName,
+    pub(crate) oid: u32,
+    /// The slot whose relay publishes its rows.
+    pub(crate) slot: String,
+    /// Rows that it shows are from before; `None`: no row is.
+    pub(crate) since: Option<Snapshot>,
+    /// Rows of older transactions are resolved.
+    pub(crate) floor: u64,
+    /// No row up to this `seq` is of a transaction from `floor` on.
+    pub(crate) floor_seq: Option<i64>,
+    /// Fingerprint of the partitions whose rows were compared.
+    pub(crate) partitions: Option<String>,
+    /// Whether the table had the column `inserted_xid` when it was captured, or got it since.
+    pub(crate) has_inserted_xid: bool,
+    /// What that column says of rows that are older than itself, where it was added later.
+    pub(crate) added_xids: Vec<u64>,
+}
+
+impl CaptureRecord {
+    fn from_row(row: &Row) -> Result<Self> {
+        let since: Option<&str> = row.get(5);
+        let added: Vec<&str> = row.get(10);
+        Ok(Self {
+            identity: row.get(0),
+            table: QualifiedName {
+                schema: row.get(1),
+                name: row.get(2),
+            },
+            oid: row.get(3),
+            slot: row.get(4),
+            since: since.map(str::parse).transpose()?,
+            floor: xid(row.get(6))?,
+            floor_seq: row.get(7),
+            partitions: row.get(8),
+            has_inserted_xid: row.get(9),
+            added_xids: added.into_iter().map(xid).collect::<Result<_>>()?,
+        })
+    }
+}
+
+/// Where the resolved rows of one table end.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Resolved<'a> {
+    pub(crate) identity: &'a str,
+    pub(crate) floor: u64,
+    pub(crate) floor_seq: Option<i64>,
+    pub(crate) partitions: Option<&'a str>,
+}
+
+/// All rows, whichever slot they are of.
+///
+/// # Errors
+/// `schema-missing` when the table is not there; those of a statement.
+pub(crate) async fn read(sql: &impl GenericClient) -> Result<Vec<CaptureRecord>> {
+    let rows = sql.query(SELECT, &[]).await?;
+    rows.iter().map(CaptureRecord::from_row).collect()
+}
+
+/// Writes the rows of tables that are captured from now on.
+///
+/// # Errors
+/// Those of a statement.
+pub(crate) async fn insert(
+    sql: &impl GenericClient,
+    records: &[CaptureRecord],
+    instance: &str,
+) -> Result<()> {
+    for record in records {
+        let since = record.since.as_ref().map(Snapshot::to_string);
+        let floor = record.floor.to_string();
+        let parameters: [&(dyn ToSql + Sync); 11] = [
+            &record.identity,
+            &record.table.schema,
+            &record.table.name,
+            &record.oid,
+            &record.slot,
+            &since,
+            &floor,
+            &record.floor_seq,
+            &record.partitions,
+            &record.has_inserted_xid,
+            &instance,
+        ];
+        sql.execute(INSERT, &parameters).await?;
+    }
+    Ok(())
+}
+
+/// The table has another name, or another table has taken its name.
+///
+/// # Errors
+/// Those of a statement.
+pub(crate) async fn moved(sql: &impl GenericClient, record: &CaptureRecord) -> Result<()> {
+    let (schema, name) = (&record.table.schema, &record.table.name);
+    sql.execute(MOVE, &[&record.identity, schema, name, &record.oid])
+        .await?;
+    Ok(())
+}
+
+/// The column `inserted_xid` was added since the table was captured.
+///
+/// # Errors
+/// Those of a statement.
+pub(crate) async fn xids_added(sql: &impl GenericClient, record: &CaptureRecord) -> Result<()> {
+    let xids: Vec<String> = record.added_xids.iter().map(u64::to_string).collect();
+    sql.execute(ADD_XIDS, &[&record.identity, &xids]).await?;
+    Ok(())
+}
+
+/// Rows up to there are resolved. Nothing when the session has lost the slot.
+///
+/// # Errors
+/// Those of a statement.
+pub(crate) async fn resolve(
+    sql: &Sql,
+    slot: &SlotName,
+    walsender: i32,
+    resolved: &Resolved<'_>,
+) -> Result<()> {
+    let floor = resolved.floor.to_string();
+    let slot = slot.as_str();
+    let parameters: [&(dyn ToSql + Sync); 6] = [
+        &resolved.identity,
+        &floor,
+        &resolved.floor_seq,
+        &resolved.partitions,
+        &slot,
+        &walsender,
+    ];
+    sql.execute(RESOLVE, &parameters).await?;
+    Ok(())
+}
+
+/// Makes the slot the owner of these tables. Returns how many it did not own before.
+///
+/// # Errors
+/// Those of a statement.
+pub(crate) async fn take_over(
+    sql: &impl GenericClient,
+    slot: &SlotName,
+    tables: &[&QualifiedName],
+) -> Result<u64> {
+    let schemas: Vec<&str> = tables.iter().map(|table| table.schema.as_str()).collect();
+    let names: Vec<&str> = tables.iter().map(|table| table.name.as_str()).collect();
+    let parameters: [&(dyn ToSql + Sync); 3] = [&schemas, &slot.as_str(), &names];
+    Ok(sql.query(TAKE_OVER, &parameters).await?.len() as u64)
+}
+
+/// Transactions of another cluster say nothing here: everything is compared.
+///
+/// # Errors
+/// Those of a statement.
+pub(crate) async fn forget_floors(sql: &impl GenericClient, slot: &SlotName) -> Result<()> {
+    const STATEMENT: &str =
+        "UPDATE outbox.capture SET floor = '0', floor_seq = NULL WHERE slot = $1";
+    sql.execute(STATEMENT, &[&slot.as_str()]).await?;
+    Ok(())
+}
+
+/// Transactions as they are now.
+///
+/// # Errors
+/// Those of a statement.
+pub(crate) async fn current_snapshot(sql: &impl GenericClient) -> Result<Snapshot> {
+    const STATEMENT: &str = "SELECT pg_catalog.pg_current_snapshot()::text";
+    sql.query_one(STATEMENT, &[])
+        .await?
+        .get::<_, &str>(0)
+        .parse()
+}
+
+fn xid(text: &str) -> Result<u64> {
+    text.parse().map_err(|e| {
+        let what = format!("outbox.capture holds the transaction id {text:?}");
+        Error::new(Code::PostgresStatement, what).caused_by(e)
+    })
+}

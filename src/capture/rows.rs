@@ -1,0 +1,269 @@
+//! Reads the rows that a walk has found, in their order and in portions of bounded size.
+//!
+//! A value may be one that PostgreSQL cannot send: bytes that have no UTF-8, or more than a message
+//! of the protocol holds. It fails the whole statement, so the portion is bisected until the row
+//! is alone, and that one is read column by column without the bad value.
+
+use std::collections::VecDeque;
+
+use futures_util::TryStreamExt;
+use tokio_postgres::error::{Error as PgError, SqlState};
+use tokio_postgres::{SimpleQueryMessage, SimpleQueryRow};
+
+use super::scan::{Candidate, Recorded};
+use crate::error::Result;
+use crate::map::EventId;
+use crate::postgres::PatientSql;
+use crate::table::{RowValues, TableReader, altered_since};
+
+/// Rows that are asked for at once, when they are small.
+const MAX_ROWS: usize = 512;
+/// A portion ends with the row that brings it to this size; what the server sends beyond is dropped.
+const PORTION_BYTES: usize = 4 << 20;
+
+/// A row as it was read, and what outbox.dispatch has of it.
+#[derive(Debug)]
+pub(crate) struct ReadRow {
+    pub(crate) values: RowValues,
+    pub(crate) record: Recorded,
+}
+
+/// Reads candidates one portion after the other.
+#[derive(Debug)]
+pub(crate) struct Rows {
+    waiting: VecDeque<Candidate>,
+    /// How many to ask for next.
+    count: usize,
+}
+
+enum Portion {
+    /// These rows, of the first so many candidates.
+    Read(Vec<ReadRow>, usize),
+    /// PostgreSQL cannot send one of them.
+    Unreadable,
+}
+
+impl Rows {
+    pub(crate) fn new() -> Self {
+        Self {
+            waiting: VecDeque::new(),
+            count: 1,
+        }
+    }
+
+    /// More rows to read, behind the others.
+    pub(crate) fn add(&mut self, candidates: Vec<Candidate>) {
+        self.waiting.extend(candidates);
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.waiting.is_empty()
+    }
+
+    /// Reads the next portion; empty when the rows are gone. Nothing is held on the server when
+    /// this returns.
+    ///
+    /// # Errors
+    /// Those of a statement; `slot-busy` when the table has been altered meanwhile.
+    pub(crate) async fn portion(
+        &mut self,
+        sql: &PatientSql,
+        reader: &TableReader,
+    ) -> Result<Vec<ReadRow>> {
+        loop {
+            let asked = self.asked();
+            if asked == 0 {
+                return Ok(Vec::new());
+            }
+            let candidates = &self.waiting.make_contiguous()[..asked];
+            match sql.answer(read(sql, reader, candidates)).await? {
+                Portion::Read(rows, done) => {
+                    self.count = match done < asked {
+                        true => done.max(1),
+                        false => (self.count * 2).min(MAX_ROWS),
+                    };
+                    self.waiting.drain(..done);
+                    return Ok(rows);
+                }
+                Portion::Unreadable if asked > 1 => self.count = asked / 2,
+                Portion::Unreadable => {
+                    self.count = 1;
+                    let candidate = self.waiting.pop_front();
+                    let candidate = candidate.expect("invariant: one was asked for");
+                    let condition = are(reader, std::slice::from_ref(&candidate));
+                    let values = around(sql, reader, &condition).await?;
+                    return Ok(Vec::from_iter(values.map(|values| ReadRow {
+                        values,
+                        record: candidate.record,
+                    })));
+                }
+            }
+        }
+    }
+
+    /// How many of the next rows one statement asks for: places are those of one partition.
+    fn asked(&self) -> usize {
+        let Some(first) = self.waiting.front() else {
+            return 0;
+        };
+        let together = self.waiting.iter().take(self.count).take_while(|next| {
+            next.seq.is_some() == first.seq.is_some()
+                && (next.seq.is_some() || next.leaf == first.leaf)
+        });
+        together.count()
+    }
+}
+
+async fn read(sql: &PatientSql, reader: &TableReader, candidates: &[Candidate]) -> Result<Portion> {
+    let statement = format!(
+        "{} where {} order by pg_catalog.array_position({}, {})",
+        reader.select_sql(),
+        are(reader, candidates),
+        ids_sql(candidates),
+        reader.event_id_sql(),
+    );
+    match read_portion(sql, &statement, reader, candidates).await {
+        Ok((rows, done)) => Ok(Portion::Read(rows, done)),
+        Err(error) if is_of_a_value(&error) => Ok(Portion::Unreadable),
+        Err(error) => Err(altered_since(error)),
+    }
+}
+
+async fn read_portion(
+    sql: &PatientSql,
+    statement: &str,
+    reader: &TableReader,
+    candidates: &[Candidate],
+) -> Result<(Vec<ReadRow>, usize), PgError> {
+    let reading = sql.simple_query_raw(statement).await?;
+    let mut reading = std::pin::pin!(reading);
+    let (mut rows, mut bytes, mut done) = (Vec::with_capacity(candidates.len()), 0, 0);
+    while let Some(message) = reading.try_next().await? {
+        let SimpleQueryMessage::Row(row) = message else {
+            continue;
+        };
+        let Some(nth) = place_of(&row, reader, &candidates[done..]) else {
+            continue;
+        };
+        done += nth + 1;
+        bytes += reader.bytes(&row);
+        rows.push(ReadRow {
+            values: RowValues::Whole(row),
+            record: candidates[done - 1].record,
+        });
+        if bytes >= PORTION_BYTES {
+            return Ok((rows, done));
+        }
+    }
+    Ok((rows, candidates.len()))
+}
+
+/// Which of the candidates the row is; rows that were deleted meanwhile are passed over.
+fn place_of(row: &SimpleQueryRow, reader: &TableReader, rest: &[Candidate]) -> Option<usize> {
+    let id = reader.id_of(row)?;
+    rest.iter().position(|candidate| candidate.id == id)
+}
+
+/// The row of one event; `None` when it is gone, or cannot be of this table.
+///
+/// # Errors
+/// As [`Rows::portion`].
+pub(crate) async fn find(
+    sql: &PatientSql,
+    reader: &TableReader,
+    event_id: &EventId,
+) -> Result<Option<RowValues>> {
+    let Some(condition) = reader.is_sql(event_id) else {
+        return Ok(None);
+    };
+    let statement = format!("{} where {condition}", reader.select_sql());
+    match ask(sql, &statement).await? {
+        Ok(row) => Ok(row.map(RowValues::Whole)),
+        Err(_) => around(sql, reader, &condition).await,
+    }
+}
+
+/// The row that meets a condition, without what cannot be sent of it; `None` when it is gone.
+async fn around(
+    sql: &PatientSql,
+    reader: &TableReader,
+    condition: &str,
+) -> Result<Option<RowValues>> {
+    let mut values = RowValues::empty(reader);
+    for column in reader.columns() {
+        let statement = format!(
+            "select {} from {} e where {condition}",
+            reader.column_sql(column),
+            reader.table_sql(),
+        );
+        match ask(sql, &statement).await? {
+            Ok(Some(row)) => values.take(column, row),
+            Ok(None) => return Ok(None),
+            Err(error) => values.unreadable(column, reader, &error),
+        }
+    }
+    Ok(Some(values))
+}
+
+/// The first row of an answer; the inner error says that PostgreSQL cannot send it.
+async fn ask(sql: &PatientSql, statement: &str) -> Result<Result<Option<SimpleQueryRow>, PgError>> {
+    let asking = async {
+        match sql.simple_query(statement).await {
+            Ok(messages) => Ok(Ok(messages)),
+            Err(error) if is_of_a_value(&error) => Ok(Err(error)),
+            Err(error) => Err(altered_since(error)),
+        }
+    };
+    let answer = sql.answer(asking).await?;
+    Ok(answer.map(|messages| {
+        messages.into_iter().find_map(|message| match message {
+            SimpleQueryMessage::Row(row) => Some(row),
+            _ => None,
+        })
+    }))
+}
+
+/// The condition that a row of `e` is one of these, by what finds it and by its id: a table that was
+/// rewritten has other rows in the same places.
+fn are(reader: &TableReader, candidates: &[Candidate]) -> String {
+    let seqs: Option<Vec<String>> = candidates
+        .iter()
+        .map(|candidate| candidate.seq.map(|seq| seq.to_string()))
+        .collect();
+    let found_by = match (seqs, reader.seq_sql()) {
+        (Some(seqs), Some(column)) => {
+            format!("{column} = any ('{{{}}}'::bigint[])", seqs.join(","))
+        }
+        _ => {
+            let places = candidates.iter().map(|c| format!("\"{}\"", c.place));
+            format!(
+                "e.tableoid = {} and e.ctid = any ('{{{}}}'::tid[])",
+                candidates[0].leaf,
+                places.collect::<Vec<_>>().join(",")
+            )
+        }
+    };
+    let id = reader.event_id_sql();
+    format!("{found_by} and {id} = any ({})", ids_sql(candidates))
+}
+
+fn ids_sql(candidates: &[Candidate]) -> String {
+    let ids = candidates.iter().map(|candidate| candidate.id.to_string());
+    format!("'{{{}}}'::uuid[]", ids.collect::<Vec<_>>().join(","))
+}
+
+/// Whether a statement failed because of a value in one of its rows.
+fn is_of_a_value(error: &PgError) -> bool {
+    let Some(code) = error.code() else {
+        return false;
+    };
+    // Data exceptions, such as bytes that have no UTF-8. A value beyond what PostgreSQL can send is
+    // a program limit, an internal error or a lack of memory, depending on the version.
+    code.code().starts_with("22")
+        || [
+            SqlState::PROGRAM_LIMIT_EXCEEDED,
+            SqlState::OUT_OF_MEMORY,
+            SqlState::INTERNAL_ERROR,
+        ]
+        .contains(code)
+}

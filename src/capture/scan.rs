@@ -1,0 +1,439 @@
+//! Walks a captured table and returns the rows that still have to be published, in their order.
+//!
+//! Every statement looks at a bounded number of rows and holds neither a lock nor a snapshot
+//! afterwards. Rows with a `seq` come page by page along its index. Rows without one, because the
+//! table has no such column or the row is older than it, come from ranges of blocks: their places are
+//! collected first, up to [`MAX_COLLECTED`] at a time, and put in order here.
+
+use std::collections::BTreeMap;
+
+use slot_manager::quoted_identifier;
+use uuid::Uuid;
+
+use super::claim::Captured;
+use super::snapshot::Snapshot;
+use crate::error::Result;
+use crate::postgres::PatientSql;
+use crate::table::{TableReader, altered_since};
+
+/// Rows that one statement walks over.
+const PAGE_ROWS: usize = 5_000;
+/// Blocks that one statement reads where there is no `seq`: 16 MB.
+const RANGE_BLOCKS: u32 = 2_048;
+/// Rows without `seq` that are put in order at once, about 100 bytes each; the next pass goes on.
+const MAX_COLLECTED: usize = 100_000;
+
+/// So that each statement costs what it looks at, whatever the statistics say: rows along the
+/// index, their records one by one.
+const PLAN: &str = "\
+    SET enable_seqscan = off; SET enable_hashjoin = off; SET enable_mergejoin = off; \
+    SET enable_sort = on; SET jit = off";
+
+/// Which rows are looked for.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Window<'a> {
+    pub(crate) captured: &'a Captured,
+    /// Rows of older transactions are left out; 0 for none.
+    pub(crate) from_xid: u64,
+    /// No row up to this `seq` is of a transaction from `from_xid` on.
+    pub(crate) from_seq: Option<i64>,
+    /// Rows of this transaction and later ones are left out.
+    pub(crate) below_xid: Option<u64>,
+    /// Rows that this snapshot does not show are left out.
+    pub(crate) shown_by: Option<&'a Snapshot>,
+    /// Whether rows without a `seq` are looked for in a table that has it.
+    pub(crate) with_unnumbered: bool,
+    /// Whether events may have been published without a record: then rows with one come too.
+    pub(crate) repeats: bool,
+}
+
+impl<'a> Window<'a> {
+    /// Everything that is not resolved.
+    pub(crate) fn unresolved(captured: &'a Captured, repeats: bool) -> Self {
+        let record = &captured.record;
+        Self {
+            captured,
+            from_xid: record.floor,
+            from_seq: record.floor_seq,
+            below_xid: None,
+            shown_by: None,
+            with_unnumbered: record.since.is_none() || repeats,
+            repeats,
+        }
+    }
+
+    /// The same, also of rows below the floor.
+    pub(crate) fn from_the_first(self) -> Self {
+        Self {
+            from_xid: 0,
+            from_seq: None,
+            ..self
+        }
+    }
+
+    /// Everything without a record in the whole table.
+    pub(crate) fn whole(captured: &'a Captured) -> Self {
+        Self {
+            with_unnumbered: true,
+            ..Self::unresolved(captured, false).from_the_first()
+        }
+    }
+
+    /// The condition on a row of `e` that its transaction is in the window.
+    pub(crate) fn condition(&self) -> String {
+        let Captured { record, shape } = self.captured;
+        let xid = shape.inserted_xid_sql(&record.added_xids);
+        let is_exact = shape.tells_top_level_transactions(&record.added_xids);
+        let visible = |snapshot: &Snapshot| {
+            format!("pg_catalog.pg_visible_in_snapshot({xid}, '{snapshot}'::pg_snapshot)")
+        };
+        let mut conditions = Vec::new();
+        if self.from_xid > 0 {
+            conditions.push(format!("{xid} >= '{}'::xid8", self.from_xid));
+        }
+        if let Some(below) = self.below_xid {
+            conditions.push(format!("{xid} < '{below}'::xid8"));
+        }
+        match &record.since {
+            Some(since) if is_exact => conditions.push(format!("not {}", visible(since))),
+            // Of a subtransaction whose transaction ran then, the snapshot says nothing.
+            Some(since) => conditions.push(format!("{xid} >= '{}'::xid8", since.xmin())),
+            None => {}
+        }
+        if let Some(shown_by) = self.shown_by {
+            conditions.push(visible(shown_by));
+        }
+        match conditions.is_empty() {
+            true => "true".to_owned(),
+            false => conditions.join(" and "),
+        }
+    }
+}
+
+/// A row that has to be published, and where it is found.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Candidate {
+    /// The table or partition that holds it.
+    pub(crate) leaf: u32,
+    /// Its `ctid` there.
+    pub(crate) place: String,
+    pub(crate) seq: Option<i64>,
+    pub(crate) id: Uuid,
+    pub(crate) record: Recorded,
+}
+
+/// What outbox.dispatch has of a row.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Recorded {
+    Nothing,
+    /// It was published, and may have to be repeated with those around it.
+    Published,
+    /// It is in quarantine, or discarded.
+    SetAside,
+}
+
+/// The order of rows without `seq`: version, transaction, partition, block and line.
+type Key = (i64, u64, u32, u32, u32);
+
+/// Where a walk stands.
+#[derive(Debug)]
+enum Walk {
+    /// After this one of the rows without `seq`.
+    Unnumbered(Option<Key>),
+    /// After this row.
+    Numbered(i64, u32, String),
+    Done,
+}
+
+/// One walk over a table.
+pub(crate) struct Scan<'a> {
+    window: Window<'a>,
+    table: String,
+    event_id: String,
+    walk: Walk,
+}
+
+/// Makes a session fit for walks.
+///
+/// # Errors
+/// Those of the connection.
+pub(crate) async fn prepare(sql: &PatientSql) -> Result<()> {
+    sql.answer(sql.batch_execute(PLAN)).await
+}
+
+impl<'a> Scan<'a> {
+    pub(crate) fn new(window: Window<'a>, reader: &TableReader) -> Self {
+        let has_seq = window.captured.shape.seq.is_some();
+        let mut scan = Self {
+            window,
+            table: reader.table_sql().to_owned(),
+            event_id: reader.event_id_sql().to_owned(),
+            walk: Walk::Unnumbered(None),
+        };
+        if has_seq && !window.with_unnumbered {
+            scan.walk = scan.first_numbered();
+        }
+        scan
+    }
+
+    fn first_numbered(&self) -> Walk {
+        match &self.window.captured.shape.seq {
+            Some(_) => {
+                let from = self.window.from_seq.unwrap_or(i64::MIN);
+                Walk::Numbered(from, u32::MAX, "(0,0)".to_owned())
+            }
+            None => Walk::Done,
+        }
+    }
+
+    /// The next rows, perhaps none; `None` at the end.
+    ///
+    /// # Errors
+    /// Those of a statement; `slot-busy` when the table has been altered meanwhile.
+    pub(crate) async fn next(&mut self, sql: &PatientSql) -> Result<Option<Vec<Candidate>>> {
+        match std::mem::replace(&mut self.walk, Walk::Done) {
+            Walk::Unnumbered(after) => {
+                let found = self.collect(sql, after).await?;
+                self.walk = match found.last_key_value() {
+                    Some((last, _)) if found.len() >= MAX_COLLECTED => {
+                        Walk::Unnumbered(Some(*last))
+                    }
+                    _ => self.first_numbered(),
+                };
+                Ok(Some(found.into_values().collect()))
+            }
+            Walk::Numbered(seq, leaf, place) => self.page(sql, seq, leaf, &place).await.map(Some),
+            Walk::Done => Ok(None),
+        }
+    }
+
+    /// What stands in outbox.dispatch of a row of `w`, and whether the row is looked for.
+    fn recorded_sql(&self) -> (&'static str, &'static str) {
+        match self.window.repeats {
+            true => (
+                "(select case when count(*) = 0 then null when bool_and(d.state = 'published') \
+                     then 'published' else 'aside' end \
+                  from outbox.dispatch d where d.event_id = w.id)",
+                "true",
+            ),
+            false => (
+                "null::text",
+                "not exists (select from outbox.dispatch d where d.event_id = w.id)",
+            ),
+        }
+    }
+
+    /// The rows of one page along the index of `seq`.
+    async fn page(
+        &mut self,
+        sql: &PatientSql,
+        seq: i64,
+        leaf: u32,
+        place: &str,
+    ) -> Result<Vec<Candidate>> {
+        let column = self.window.captured.shape.seq.as_ref();
+        let column = column.map_or_else(String::new, |seq| quoted_identifier(&seq.column));
+        let (state, is_wanted) = self.recorded_sql();
+        let statement = format!(
+            "with w as materialized ( \
+                 select e.{column}::bigint as seq, e.tableoid as leaf, e.ctid as place, \
+                     case when {condition} then {id} end as id \
+                 from {table} e \
+                 where e.{column} >= {seq} and (e.{column}, e.tableoid, e.ctid) > ({seq}, {leaf}, '{place}') \
+                 order by e.{column}, e.tableoid, e.ctid limit {PAGE_ROWS}) \
+             (select seq, leaf, place::text, id, {state}, 0::bigint from w \
+              where id is not null and {is_wanted} order by w.seq, w.leaf, w.place) \
+             union all \
+             (select seq, leaf, place::text, null, null, (select count(*) from w) from w \
+              order by w.seq desc, w.leaf desc, w.place desc limit 1)",
+            condition = self.window.condition(),
+            id = self.event_id,
+            table = self.table,
+        );
+        let rows = sql.query_typed(&statement, &[]);
+        let rows = sql
+            .answer(async { rows.await.map_err(altered_since) })
+            .await?;
+        let mut found = Vec::with_capacity(rows.len());
+        for row in rows {
+            let (seq, leaf, place): (i64, u32, String) = (row.get(0), row.get(1), row.get(2));
+            let id: Option<Uuid> = row.get(3);
+            match id {
+                Some(id) => found.push(Candidate {
+                    leaf,
+                    place,
+                    seq: Some(seq),
+                    id,
+                    record: recorded(row.get(4)),
+                }),
+                None => {
+                    let walked: i64 = row.get(5);
+                    if walked >= PAGE_ROWS as i64 {
+                        self.walk = Walk::Numbered(seq, leaf, place);
+                    }
+                }
+            }
+        }
+        Ok(found)
+    }
+
+    /// The first rows without `seq` after a key, in their order.
+    async fn collect(
+        &self,
+        sql: &PatientSql,
+        after: Option<Key>,
+    ) -> Result<BTreeMap<Key, Candidate>> {
+        let mut found = BTreeMap::new();
+        let blocks = self.window.captured.shape.blocks;
+        let mut from = 0;
+        while from <= blocks {
+            // The last range has no end: the table grows.
+            let to = Some(from.saturating_add(RANGE_BLOCKS)).filter(|to| *to <= blocks);
+            let statement = self.range_sql(from, to);
+            let rows = sql.query_typed(&statement, &[]);
+            for row in sql
+                .answer(async { rows.await.map_err(altered_since) })
+                .await?
+            {
+                let place: String = row.get(1);
+                let (block, line) = block_and_line(&place);
+                let xid: String = row.get(2);
+                let key = (
+                    row.get(3),
+                    xid.parse().unwrap_or_default(),
+                    row.get(0),
+                    block,
+                    line,
+                );
+                if after.is_some_and(|after| key <= after) {
+                    continue;
+                }
+                let candidate = Candidate {
+                    leaf: row.get(0),
+                    place,
+                    seq: None,
+                    id: row.get(4),
+                    record: recorded(row.get(5)),
+                };
+                found.insert(key, candidate);
+                if found.len() > MAX_COLLECTED {
+                    found.pop_last();
+                }
+            }
+            from = match to {
+                Some(to) => to,
+                None => break,
+            };
+        }
+        Ok(found)
+    }
+
+    fn range_sql(&self, from: u32, to: Option<u32>) -> String {
+        let Captured { record, shape } = self.window.captured;
+        let xid = shape.inserted_xid_sql(&record.added_xids);
+        let version = match (&shape.version, &shape.seq) {
+            (Some(version), None) => {
+                let version = quoted_identifier(version);
+                format!("coalesce(e.{version}::bigint, {})", i64::MIN + 1)
+            }
+            _ => "0::bigint".to_owned(),
+        };
+        let unnumbered = shape.seq.as_ref().map_or_else(String::new, |seq| {
+            format!("and e.{} is null", quoted_identifier(&seq.column))
+        });
+        let end = to.map_or_else(String::new, |to| format!("and e.ctid < '({to},0)'"));
+        let (state, is_wanted) = self.recorded_sql();
+        format!(
+            "with w as materialized ( \
+                 select e.tableoid as leaf, e.ctid as place, {xid} as xid, {version} as version, \
+                     {id} as id \
+                 from {table} e where e.ctid >= '({from},0)' {end} {unnumbered} and {condition}) \
+             select leaf, place::text, xid::text, version, id, {state} from w \
+             where id is not null and {is_wanted}",
+            id = self.event_id,
+            table = self.table,
+            condition = self.window.condition(),
+        )
+    }
+}
+
+fn recorded(state: Option<&str>) -> Recorded {
+    match state {
+        None => Recorded::Nothing,
+        Some("published") => Recorded::Published,
+        Some(_) => Recorded::SetAside,
+    }
+}
+
+fn block_and_line(place: &str) -> (u32, u32) {
+    let numbers = place.trim_matches(['(', ')']).split_once(',');
+    let numbers = numbers.and_then(|(block, line)| Some((block.parse().ok()?, line.parse().ok()?)));
+    numbers.unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::record::CaptureRecord;
+    use super::super::shape::{Seq, Shape};
+    use super::*;
+
+    fn captured(has_inserted_xid: bool, since: Option<&str>) -> Captured {
+        Captured {
+            record: CaptureRecord {
+                identity: "a.x".into(),
+                table: "a.x".parse().unwrap(),
+                oid: 1,
+                slot: "postrider".into(),
+                since: since.map(|since| since.parse().unwrap()),
+                floor: 90,
+                floor_seq: Some(7),
+                partitions: None,
+                has_inserted_xid,
+                added_xids: Vec::new(),
+            },
+            shape: Shape {
+                oid: 1,
+                has_inserted_xid,
+                missing_xids: Vec::new(),
+                partitions: String::new(),
+                blocks: 10,
+                seq: Some(Seq {
+                    column: "seq".into(),
+                    is_steady: true,
+                    is_indexed: true,
+                }),
+                version: None,
+            },
+        }
+    }
+
+    #[test]
+    fn rows_from_before_are_told_by_the_snapshot() {
+        let captured = captured(true, Some("100:110:103"));
+        let condition = Window::unresolved(&captured, false).condition();
+        assert_eq!(
+            condition,
+            "e.inserted_xid >= '90'::xid8 and not \
+             pg_catalog.pg_visible_in_snapshot(e.inserted_xid, '100:110:103'::pg_snapshot)"
+        );
+    }
+
+    #[test]
+    fn where_only_xmin_tells_the_transaction_every_row_since_its_oldest_counts_as_new() {
+        let captured = captured(false, Some("100:110:103"));
+        let condition = Window::whole(&captured).condition();
+        assert!(condition.contains("e.xmin"), "{condition}");
+        assert!(condition.ends_with(">= '100'::xid8"), "{condition}");
+        assert!(!condition.contains("pg_visible_in_snapshot"));
+    }
+
+    #[test]
+    fn the_whole_table_of_a_relay_that_wants_every_row_has_no_condition() {
+        assert_eq!(Window::whole(&captured(true, None)).condition(), "true");
+    }
+
+    #[test]
+    fn a_place_is_a_block_and_a_line() {
+        assert_eq!(block_and_line("(4294967295,17)"), (u32::MAX, 17));
+    }
+}

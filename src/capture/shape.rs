@@ -1,0 +1,230 @@
+//! Which columns a captured table has for telling its rows apart, and in what order to read them.
+//!
+//! - `inserted_xid` names the transaction that inserted a row. Without it the row's `xmin` has to
+//!   do, which tells less: see [`Shape::inserted_xid_sql`].
+//! - `seq` grows with each insert. Writers hold the lock of their aggregate while they insert, so
+//!   that `seq` has the order of each key. It is the column that the settings name, a column
+//!   called `seq`, or a numbered id. Without it rows are ordered by their version, if that is a
+//!   number, and their transaction.
+
+use slot_manager::{QualifiedName, quoted_identifier};
+use tokio_postgres::error::SqlState;
+use tokio_postgres::types::ToSql;
+
+use super::claim::Found;
+use crate::error::{Code, Error, Result};
+use crate::map::TableSettings;
+use crate::postgres::Sql;
+
+/// The column that every table may have; of type `xid8`.
+pub(crate) const INSERTED_XID: &str = "inserted_xid";
+
+/// Parameters: schema, table, and the columns that may be `seq` in the order of preference (text[]),
+/// and the column of the version.
+///
+/// `attmissingval` holds what rows show that are older than a column. A partition has its own.
+const SELECT: &str = "\
+    WITH root AS ( \
+        SELECT c.oid, c.relkind FROM pg_catalog.pg_class c \
+        JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace \
+        WHERE n.nspname = $1 AND c.relname = $2 AND c.relkind IN ('r', 'p')), \
+    leaf AS ( \
+        SELECT root.oid FROM root WHERE relkind = 'r' \
+        UNION ALL \
+        SELECT t.relid::oid FROM root, pg_catalog.pg_partition_tree(root.oid) t \
+        WHERE root.relkind = 'p' AND t.isleaf), \
+    seq AS ( \
+        SELECT a.attname, a.attnum, a.attidentity <> '' OR d.adbin IS NOT NULL AS is_numbered, \
+            s.seqcache, wanted.place, \
+            EXISTS (SELECT FROM pg_catalog.pg_index i \
+                JOIN pg_catalog.pg_class ic ON ic.oid = i.indexrelid \
+                JOIN pg_catalog.pg_am am ON am.oid = ic.relam \
+                WHERE i.indrelid = root.oid AND i.indisvalid AND am.amname = 'btree' \
+                  AND i.indkey[0] = a.attnum \
+                  AND (i.indpred IS NULL OR pg_catalog.pg_get_expr(i.indpred, i.indrelid) \
+                       = pg_catalog.format('(%I IS NOT NULL)', a.attname))) AS is_indexed \
+        FROM root \
+        CROSS JOIN pg_catalog.unnest($3::text[]) WITH ORDINALITY AS wanted (name, place) \
+        JOIN pg_catalog.pg_attribute a ON a.attrelid = root.oid AND a.attname = wanted.name \
+            AND NOT a.attisdropped AND a.atttypid IN (20, 21, 23) \
+        LEFT JOIN pg_catalog.pg_attrdef d ON d.adrelid = root.oid AND d.adnum = a.attnum \
+            AND pg_catalog.pg_get_expr(d.adbin, d.adrelid) LIKE 'nextval(%' \
+        LEFT JOIN pg_catalog.pg_depend o ON o.refobjid = root.oid AND o.refobjsubid = a.attnum \
+            AND o.refclassid = 'pg_catalog.pg_class'::regclass \
+            AND o.classid = 'pg_catalog.pg_class'::regclass AND o.deptype IN ('a', 'i') \
+            AND EXISTS (SELECT FROM pg_catalog.pg_class oc \
+                        WHERE oc.oid = o.objid AND oc.relkind = 'S') \
+        LEFT JOIN pg_catalog.pg_sequence s ON s.seqrelid = o.objid) \
+    SELECT root.oid, \
+        EXISTS (SELECT FROM pg_catalog.pg_attribute a WHERE a.attrelid = root.oid \
+            AND a.attname = 'inserted_xid' AND NOT a.attisdropped AND a.atttypid = 5069), \
+        ARRAY(SELECT DISTINCT (a.attmissingval::text::text[])[1] \
+            FROM leaf JOIN pg_catalog.pg_attribute a ON a.attrelid = leaf.oid \
+            WHERE a.attname = 'inserted_xid' AND a.atttypid = 5069 AND a.atthasmissing), \
+        (SELECT pg_catalog.md5(pg_catalog.string_agg(leaf.oid::text, ',' ORDER BY leaf.oid)) \
+            FROM leaf), \
+        (SELECT max(pg_catalog.pg_relation_size(leaf.oid)) \
+            / pg_catalog.current_setting('block_size')::bigint FROM leaf), \
+        seq.attname::text, seq.is_numbered, seq.seqcache, seq.is_indexed, \
+        EXISTS (SELECT FROM pg_catalog.pg_attribute a WHERE a.attrelid = root.oid \
+            AND a.attname = $4 AND NOT a.attisdropped AND a.atttypid IN (20, 21, 23)) \
+    FROM root \
+    LEFT JOIN LATERAL ( \
+        SELECT * FROM seq \
+        WHERE seq.attname <> $5 OR seq.is_numbered \
+        ORDER BY seq.place LIMIT 1) seq ON true";
+
+/// What a table offers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Shape {
+    pub(crate) oid: u32,
+    pub(crate) has_inserted_xid: bool,
+    /// What `inserted_xid` shows of rows that are older than the column.
+    pub(crate) missing_xids: Vec<u64>,
+    /// Changes when a partition is attached or detached, or the table made anew.
+    pub(crate) partitions: String,
+    /// Blocks of the largest partition, or of the table.
+    pub(crate) blocks: u32,
+    pub(crate) seq: Option<Seq>,
+    /// The column of the version, if it is a whole number.
+    pub(crate) version: Option<String>,
+}
+
+/// The column that has the order of insertion.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Seq {
+    pub(crate) column: String,
+    /// Whether its numbers come from a sequence one by one: then a number that was seen means that
+    /// every smaller one was given out.
+    pub(crate) is_steady: bool,
+    pub(crate) is_indexed: bool,
+}
+
+/// Looks a table up; `None` when there is none.
+///
+/// # Errors
+/// `column-missing` when `columns.seq` names no column of whole numbers; those of a statement.
+pub(crate) async fn look(sql: &Sql, settings: &TableSettings) -> Result<Option<Shape>> {
+    let table = &settings.table;
+    let named = settings.columns.seq.as_deref();
+    let id = settings.columns.id.as_deref().unwrap_or("id");
+    let version = settings.columns.version.as_deref().unwrap_or("version");
+    let wanted: Vec<&str> = match named {
+        Some("") => Vec::new(),
+        Some(named) => vec![named],
+        None => vec!["seq", id],
+    };
+    // An id that nothing numbers may be in any order; one that the settings name is taken.
+    let only_if_numbered = if named.is_none() { id } else { "" };
+    let parameters: [&(dyn ToSql + Sync); 5] = [
+        &table.schema,
+        &table.name,
+        &wanted,
+        &version,
+        &only_if_numbered,
+    ];
+    let Some(row) = sql.query_opt(SELECT, &parameters).await? else {
+        return Ok(None);
+    };
+    let missing: Vec<String> = row.get(2);
+    let column: Option<String> = row.get(5);
+    if let (None, Some(named)) = (&column, named.filter(|named| !named.is_empty())) {
+        return Err(no_such_column(table, named));
+    }
+    let is_numbered: Option<bool> = row.get(6);
+    let cache: Option<i64> = row.get(7);
+    let is_indexed: Option<bool> = row.get(8);
+    let has_version: bool = row.get(9);
+    let blocks: Option<i64> = row.get(4);
+    Ok(Some(Shape {
+        oid: row.get(0),
+        has_inserted_xid: row.get(1),
+        missing_xids: missing.iter().filter_map(|xid| xid.parse().ok()).collect(),
+        partitions: row.get::<_, Option<String>>(3).unwrap_or_default(),
+        blocks: u32::try_from(blocks.unwrap_or_default()).unwrap_or(u32::MAX),
+        seq: column.map(|column| Seq {
+            column,
+            is_steady: is_numbered == Some(true) && cache == Some(1),
+            is_indexed: is_indexed == Some(true),
+        }),
+        version: has_version.then(|| version.to_owned()),
+    }))
+}
+
+fn no_such_column(table: &QualifiedName, named: &str) -> Error {
+    let what = format!("table {table} has no column {named:?} of whole numbers");
+    Error::new(Code::ColumnMissing, what).hint(
+        "let `columns.seq` name the column that numbers the rows in their order of insertion, such \
+         as a bigserial, or leave it out",
+    )
+}
+
+impl Shape {
+    /// The transaction that inserted a row of `e`, as `xid8`.
+    ///
+    /// A row that is older than the column, or a table without it, has its `xmin` alone: 32 bits,
+    /// of a subtransaction if there was one, and lost when the table is rewritten. It is completed
+    /// to the latest transaction with these bits.
+    pub(crate) fn inserted_xid_sql(&self, added_xids: &[u64]) -> String {
+        const BY_XMIN: &str = "\
+            (select (next.xid - pg_catalog.mod(pg_catalog.mod(next.xid - e.xmin::text::bigint, \
+                4294967296) + 4294967296, 4294967296))::text::xid8 \
+             from (select pg_catalog.pg_snapshot_xmax(pg_catalog.pg_current_snapshot())\
+                ::text::bigint) next (xid))";
+        match (self.has_inserted_xid, added_xids) {
+            (false, _) => BY_XMIN.to_owned(),
+            (true, []) => format!("e.{}", quoted_identifier(INSERTED_XID)),
+            (true, added) => format!(
+                "case when e.inserted_xid = any ({}) then {BY_XMIN} else e.inserted_xid end",
+                xids_sql(added)
+            ),
+        }
+    }
+
+    /// Whether what [`inserted_xid_sql`](Self::inserted_xid_sql) gives is a transaction that a
+    /// snapshot lists: `xmin` may be of a subtransaction, which none does.
+    pub(crate) fn tells_top_level_transactions(&self, added_xids: &[u64]) -> bool {
+        self.has_inserted_xid && added_xids.is_empty()
+    }
+}
+
+/// Transaction ids as an array of SQL.
+pub(crate) fn xids_sql(xids: &[u64]) -> String {
+    let xids: Vec<String> = xids.iter().map(u64::to_string).collect();
+    format!("'{{{}}}'::xid8[]", xids.join(","))
+}
+
+/// The largest `seq` of each table that is committed, and the transactions of just after: when all of
+/// them have ended, no row up to that `seq` is of a later one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Tops {
+    pub(crate) seqs: Vec<Option<i64>>,
+    /// The transaction that comes next.
+    pub(crate) next_xid: u64,
+}
+
+/// Looks how far the numbering of each table has come.
+///
+/// # Errors
+/// Those of a statement.
+pub(crate) async fn tops(sql: &Sql, tables: &[Found]) -> Result<Tops> {
+    let mut seqs = Vec::with_capacity(tables.len());
+    for Found { table, shape } in tables {
+        let seq = shape.seq.as_ref();
+        let Some(seq) = seq.filter(|seq| seq.is_steady && seq.is_indexed) else {
+            seqs.push(None);
+            continue;
+        };
+        let column = quoted_identifier(&seq.column);
+        let statement = format!("SELECT max(e.{column})::bigint FROM {table} e");
+        seqs.push(match sql.query_one(&statement, &[]).await {
+            // In an empty table every number that is given out is larger.
+            Ok(row) => Some(row.get::<_, Option<i64>>(0).unwrap_or(i64::MIN)),
+            // Who makes a slot need not read the tables.
+            Err(error) if error.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE) => None,
+            Err(error) => return Err(error.into()),
+        });
+    }
+    let next_xid = super::record::current_snapshot(&**sql).await?.xmax();
+    Ok(Tops { seqs, next_xid })
+}

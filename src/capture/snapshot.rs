@@ -1,0 +1,124 @@
+//! PostgreSQL's `pg_snapshot`: which transactions had ended at one moment.
+
+use std::fmt;
+use std::str::FromStr;
+
+use crate::error::{Code, Error};
+
+/// A snapshot of 64-bit transaction ids, as `pg_current_snapshot()` prints it: `xmin:xmax:running`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Snapshot {
+    xmin: u64,
+    xmax: u64,
+    /// Transactions between the two that had not ended; ascending.
+    running: Vec<u64>,
+}
+
+impl Snapshot {
+    /// Every older transaction had ended.
+    pub(crate) fn xmin(&self) -> u64 {
+        self.xmin
+    }
+
+    /// No transaction from this one on had ended.
+    pub(crate) fn xmax(&self) -> u64 {
+        self.xmax
+    }
+
+    /// Whether the transaction had ended, as `pg_visible_in_snapshot` tells it.
+    pub(crate) fn shows(&self, xid: u64) -> bool {
+        xid < self.xmin || xid < self.xmax && self.running.binary_search(&xid).is_err()
+    }
+
+    /// Whether a transaction that `now` still counts as running had ended here. The snapshot of a
+    /// new slot comes from the log, which has a commit a moment before other sessions see it.
+    pub(crate) fn is_ahead_of(&self, now: &Snapshot) -> bool {
+        now.running.iter().any(|xid| self.shows(*xid))
+            || (now.xmax..self.xmax).any(|xid| self.shows(xid))
+    }
+}
+
+impl FromStr for Snapshot {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self, Error> {
+        parse(text).ok_or_else(|| {
+            let what = format!("PostgreSQL printed {text:?} as a snapshot");
+            Error::new(Code::PostgresStatement, what)
+        })
+    }
+}
+
+fn parse(text: &str) -> Option<Snapshot> {
+    let mut parts = text.splitn(3, ':');
+    let xmin: u64 = parts.next()?.parse().ok()?;
+    let xmax: u64 = parts.next()?.parse().ok()?;
+    let running = parts.next()?.split(',').filter(|xid| !xid.is_empty());
+    let mut running: Vec<u64> = running.map(|xid| xid.parse().ok()).collect::<Option<_>>()?;
+    running.sort_unstable();
+    // The snapshot of a new slot may have its `xmax` below its `xmin`. PostgreSQL looks at `xmin`
+    // first and does not read such a text back, so nothing lies between the two.
+    let xmax = xmax.max(xmin);
+    Some(Snapshot {
+        xmin,
+        xmax,
+        running,
+    })
+}
+
+impl fmt::Display for Snapshot {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}:", self.xmin, self.xmax)?;
+        for (n, xid) in self.running.iter().enumerate() {
+            let comma = if n > 0 { "," } else { "" };
+            write!(f, "{comma}{xid}")?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn snapshot(text: &str) -> Snapshot {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn it_shows_what_had_ended_and_nothing_else() {
+        let s = snapshot("100:110:103,105");
+        assert!(s.shows(99) && s.shows(100) && s.shows(104) && s.shows(109));
+        assert!(!s.shows(103) && !s.shows(105) && !s.shows(110) && !s.shows(u64::MAX));
+        assert_eq!(s.to_string(), "100:110:103,105");
+        assert_eq!(snapshot("7:7:").to_string(), "7:7:");
+    }
+
+    #[test]
+    fn ids_beyond_32_bits_are_compared_whole() {
+        let s = snapshot("4294967290:4294967300:4294967296");
+        assert!(s.shows(4_294_967_299) && !s.shows(4_294_967_296) && s.shows(3));
+    }
+
+    #[test]
+    fn the_snapshot_of_a_new_slot_may_have_its_bounds_the_wrong_way_round() {
+        let s = snapshot("20:15:");
+        assert!(s.shows(19) && !s.shows(20));
+        assert_eq!(s.to_string(), "20:20:");
+    }
+
+    #[test]
+    fn it_is_ahead_of_one_that_still_runs_what_it_shows() {
+        let slot = snapshot("10:20:12");
+        assert!(slot.is_ahead_of(&snapshot("11:20:11")));
+        assert!(!slot.is_ahead_of(&snapshot("12:20:12")));
+        assert!(slot.is_ahead_of(&snapshot("12:19:12")), "19 has not ended");
+    }
+
+    #[test]
+    fn what_is_no_snapshot_is_an_error() {
+        for text in ["", "1", "1:2", "a:2:", "1:2:x", "-1:2:"] {
+            assert!(text.parse::<Snapshot>().is_err(), "{text:?}");
+        }
+    }
+}
