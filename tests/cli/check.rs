@@ -150,7 +150,7 @@ async fn tables_of_an_older_version_are_an_error_before_the_relay_meets_them() {
     let database = Database::initialised().await;
     let (_emulator, host) = emulator().await;
     database
-        .execute("alter table outbox.relay drop column places_from")
+        .execute("alter table outbox.relay drop column dispatch")
         .await;
     let ran = check(&database, &host, &[]).await;
     ran.assert_status(2);

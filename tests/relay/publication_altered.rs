@@ -30,6 +30,32 @@ async fn recorded(database: &Database, count: i64) {
     .await;
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_row_filter_stops_a_start_and_is_told_and_made_up_for_while_streaming() {
+    let database = Database::start().await;
+    let version = "SELECT current_setting('server_version_num')::bigint";
+    if database.number(version).await < 150_000 {
+        eprintln!("SKIPPED row filters: they need PostgreSQL 15");
+        return;
+    }
+    let emulator = harness::emulator().await;
+    let relay = Relay::start(&database, &emulator);
+    relay.wait_for_log("streaming").await;
+    let filter = "WHERE (aggregateid <> 'left-out')";
+    database
+        .execute(&format!("BEGIN; {OUT}; {IN} {filter}; COMMIT"))
+        .await;
+    relay.wait_for_log("leaves out the rows of").await;
+    database.execute(&insert(&["kept", "left-out"])).await;
+    let second = Relay::start(&database, &emulator);
+    second.wait_for_log("publication-drift").await;
+    assert_eq!(second.wait().await.code(), Some(3));
+    database
+        .execute(&format!("BEGIN; {OUT}; {IN}; COMMIT"))
+        .await;
+    recorded(&database, 2).await;
+}
+
 /// pgoutput keeps in mind whether a table is published. A transaction that began before the table
 /// was put back comes with its first rows behind another one, and without them when a session begins
 /// with it: then its other rows have other ordinals.
