@@ -15,7 +15,9 @@ use decoder::{
 use super::places::Places;
 use crate::error::{Code, Error, Result};
 use crate::lanes::{Event, EventRef};
-use crate::map::{EventError, EventPosition, MapError, Mapper, OrderingKey, TableSettings};
+use crate::map::{
+    ColumnTypes, EventError, EventPosition, MapError, Mapper, OrderingKey, TableSettings,
+};
 use crate::metrics::{Kind, Metrics};
 use crate::watermark::CommitLsn;
 
@@ -40,6 +42,9 @@ pub(super) enum Step {
     },
     /// The open transaction ends here.
     Commit(Lsn),
+    /// Nothing of this captured table can be mapped before [`Intake::learn`] was told what types its
+    /// columns have.
+    TypesUnknown(Oid),
 }
 
 /// How rows of one relation are treated.
@@ -65,6 +70,7 @@ pub(super) struct Intake {
     settings: Arc<[TableSettings]>,
     project: Arc<str>,
     relations: RelationCache,
+    types: ColumnTypes,
     /// With a fast hash: each event looks its table up.
     tables: HashMap<Oid, Table, foldhash::fast::RandomState>,
     open: Option<Open>,
@@ -84,6 +90,7 @@ impl Intake {
             settings,
             project,
             relations: RelationCache::new(),
+            types: ColumnTypes::default(),
             tables: HashMap::default(),
             open: None,
             last_commit_time: None,
@@ -144,16 +151,42 @@ impl Intake {
             .relations
             .get(relation.oid)
             .ok_or_else(|| unknown(relation.oid))?;
-        let table = match settings_of(&self.settings, known) {
-            Some(settings) => {
-                let mapper = Mapper::resolve(known, settings, &self.project)?;
-                Table::Captured(Box::new(mapper))
-            }
+        let Some(settings) = settings_of(&self.settings, known) else {
             // Also the leaves of a captured partitioned table: its rows come under the root.
-            None => Table::Ignored { rows: 0 },
+            self.tables.insert(relation.oid, Table::Ignored { rows: 0 });
+            return Ok(Step::Nothing);
         };
+        if self.types.any_unknown(known) {
+            self.tables.remove(&relation.oid);
+            return Ok(Step::TypesUnknown(relation.oid));
+        }
+        let table = captured(known, &self.types, settings, &self.project)?;
         self.tables.insert(relation.oid, table);
         Ok(Step::Nothing)
+    }
+
+    /// A table as the stream has described it, and the types that are known.
+    ///
+    /// # Errors
+    /// `replication-protocol` when it was not described.
+    pub(super) fn described(&self, relation: Oid) -> Result<(&OwnedRelation, &ColumnTypes)> {
+        let known = self.relations.get(relation);
+        let known = known.ok_or_else(|| unknown(relation))?;
+        Ok((known, &self.types))
+    }
+
+    /// Takes the types that were looked up for [`Step::TypesUnknown`].
+    ///
+    /// # Errors
+    /// `column-missing` and the like when the rows of the table cannot be mapped.
+    pub(super) fn learn(&mut self, relation: Oid, types: ColumnTypes) -> Result<()> {
+        self.types.learn_all(types);
+        let known = self.relations.get(relation);
+        let known = known.ok_or_else(|| unknown(relation))?;
+        let settings = settings_of(&self.settings, known).ok_or_else(|| unknown(relation))?;
+        let table = captured(known, &self.types, settings, &self.project)?;
+        self.tables.insert(relation, table);
+        Ok(())
     }
 
     fn insert(&mut self, relation: Oid, tuple: &decoder::Tuple<'_>) -> Result<Step> {
@@ -238,6 +271,16 @@ impl Intake {
         }
         Step::Nothing
     }
+}
+
+fn captured(
+    relation: &OwnedRelation,
+    types: &ColumnTypes,
+    settings: &TableSettings,
+    project: &str,
+) -> Result<Table> {
+    let mapper = Mapper::resolve(relation, types, settings, &settings.identity(), project)?;
+    Ok(Table::Captured(Box::new(mapper)))
 }
 
 fn settings_of<'a>(

@@ -321,7 +321,8 @@ async fn everything_is_readable(relay: &Relay, sql: &Sql) -> Result<()> {
     let settings = &relay.settings;
     for table in &settings.tables {
         let project = settings.project()?;
-        let reader = TableReader::resolve(sql, table, project, settings.shard()).await?;
+        let reader =
+            TableReader::resolve(sql, table, &table.identity(), project, settings.shard()).await?;
         let lacks_outcome = reader.lacks_outcome(&Resolved::default());
         let statement = format!("{} where {lacks_outcome} limit 0", reader.select_sql());
         sql.simple_query(&statement).await.map_err(altered_since)?;

@@ -315,7 +315,8 @@ impl Recovery {
         let resolved = &self.resolved;
         let looking = refuse_rewritten(snapshot, &table.table);
         snapshot.answer(looking).await?;
-        let resolving = TableReader::resolve(snapshot, table, &self.project, self.shard);
+        let identity = table.identity();
+        let resolving = TableReader::resolve(snapshot, table, &identity, &self.project, self.shard);
         let reader = snapshot.answer(resolving).await?;
         let reading = Unrecorded::of(snapshot, reader, table, resolved, &self.firsts);
         let mut unrecorded = snapshot.answer(reading).await?;

@@ -7,6 +7,8 @@
 //!
 //! Not here: which rows are read, and when.
 
+mod column_types;
+
 use std::sync::Arc;
 
 use decoder::{Oid, OwnedColumn, OwnedRelation, PgTimestamp, ReplicaIdentity, Value};
@@ -18,17 +20,28 @@ use tokio_postgres::error::{Error as PgError, SqlState};
 use crate::dispatch::Resolved;
 use crate::error::{Code, Error, Result};
 use crate::lanes::{Event, EventRef};
-use crate::map::{EventId, EventPosition, MapError, Mapper, OrderingKey, TableSettings};
+use crate::map::{
+    ColumnTypes, EventId, EventPosition, MapError, Mapper, OrderColumn, OrderingKey, TableIdentity,
+    TableSettings, TimeKind, ValueOrder,
+};
 use crate::postgres::Sql;
 use crate::watermark::CommitLsn;
 
+pub(crate) use column_types::{look_up as look_up_types, look_up_apart as look_up_types_apart};
+
+/// A generated column counts where a publication sends it, which PostgreSQL does from 18 on.
 const COLUMNS: &str = "\
     select a.attname::text, a.atttypid, a.atttypmod \
     from pg_catalog.pg_attribute a \
     join pg_catalog.pg_class c on c.oid = a.attrelid and c.relkind in ('r', 'p') \
     join pg_catalog.pg_namespace n on n.oid = c.relnamespace \
     where n.nspname = $1 and c.relname = $2 \
-      and a.attnum > 0 and not a.attisdropped and a.attgenerated = '' \
+      and a.attnum > 0 and not a.attisdropped \
+      and (a.attgenerated = '' \
+           or current_setting('server_version_num')::int >= 180000 and exists ( \
+               select from pg_catalog.pg_publication_tables p \
+               where p.schemaname = $1 and p.tablename = $2 \
+                 and pg_catalog.to_jsonb(p) -> 'attnames' ? a.attname::text)) \
     order by a.attnum";
 
 /// Stands for text that is not UTF-8, whose bytes the driver does not give; it is none either.
@@ -37,11 +50,18 @@ pub(crate) const NOT_UTF8: &[u8] = &[0xFF];
 /// Microseconds between the Unix epoch and PostgreSQL's.
 const PG_EPOCH: &str = "946684800000000";
 
+/// A table as the stream would describe it, and the types of its columns.
+#[derive(Debug)]
+pub(crate) struct Description {
+    pub(crate) relation: OwnedRelation,
+    pub(crate) types: ColumnTypes,
+}
+
 /// Describes a table from the catalog as the stream would; `None` when there is none.
 ///
 /// # Errors
 /// Those of a statement.
-pub(crate) async fn describe(sql: &Sql, table: &QualifiedName) -> Result<Option<OwnedRelation>> {
+pub(crate) async fn describe(sql: &Sql, table: &QualifiedName) -> Result<Option<Description>> {
     let rows = sql.query(COLUMNS, &[&table.schema, &table.name]).await?;
     let columns: Vec<OwnedColumn> = rows
         .iter()
@@ -52,13 +72,18 @@ pub(crate) async fn describe(sql: &Sql, table: &QualifiedName) -> Result<Option<
             type_modifier: row.get(2),
         })
         .collect();
-    Ok((!columns.is_empty()).then(|| OwnedRelation {
+    if columns.is_empty() {
+        return Ok(None);
+    }
+    let relation = OwnedRelation {
         oid: Oid(0),
         namespace: table.schema.clone(),
         name: table.name.clone(),
         replica_identity: ReplicaIdentity::Default,
         columns,
-    }))
+    };
+    let types = look_up_types(sql, &relation, &ColumnTypes::default()).await?;
+    Ok(Some(Description { relation, types }))
 }
 
 /// A row of a table as an event, with the lane that it belongs to.
@@ -82,6 +107,11 @@ pub(crate) struct TableReader {
     order: String,
     event_id: String,
     id: String,
+    /// How ids compare.
+    id_order: ValueOrder,
+    /// The age in seconds of the oldest event among the rows, as an aggregate; `None` when the
+    /// table does not tell.
+    oldest_age: Option<String>,
     /// `schema.table:` in front of ids that are not uuids.
     source_prefix: Option<String>,
     source_id: String,
@@ -91,6 +121,7 @@ pub(crate) struct TableReader {
 
 impl TableReader {
     /// Looks the table up in the catalog and resolves its mapping, for the rows of one shard.
+    /// `identity` stands for the table in the identities of its events.
     ///
     /// # Errors
     /// `publication-drift` when there is no such table, `column-missing`, `setting-invalid`, also
@@ -98,11 +129,12 @@ impl TableReader {
     pub(crate) async fn resolve(
         sql: &Sql,
         settings: &TableSettings,
+        identity: &TableIdentity,
         project: &str,
         shard: Option<Shard>,
     ) -> Result<Self> {
         let table = &settings.table;
-        let relation = describe(sql, table).await?.ok_or_else(|| {
+        let Description { relation, types } = describe(sql, table).await?.ok_or_else(|| {
             Error::new(Code::PublicationDrift, format!("there is no table {table}"))
         })?;
         let row = sql
@@ -111,11 +143,11 @@ impl TableReader {
                 &[],
             )
             .await?;
-        let mapper = Mapper::resolve(&relation, settings, project)?;
+        let mapper = Mapper::resolve(&relation, &types, settings, identity, project)?;
         let share = shard.map(|shard| share_sql(shard, &relation, settings));
         Ok(Self {
             share: share.transpose()?,
-            ..Self::new(mapper, &relation, table, row.get(0))
+            ..Self::new(mapper, &relation, table, identity, row.get(0))
         })
     }
 
@@ -123,30 +155,36 @@ impl TableReader {
         mapper: Mapper,
         relation: &OwnedRelation,
         table: &QualifiedName,
+        identity: &TableIdentity,
         has_commit_time: bool,
     ) -> Self {
         let of = |name: &str| format!("e.{}", quoted_identifier(name));
         let known = mapper.table_columns();
         let id = of(known.id);
-        let name = format!("{}.{}", table.schema, table.name);
         // `format` prints a value as the stream does; a cast to text prints some types otherwise.
         let (event_id, source_id) = match known.id_is_uuid {
             true => (id.clone(), "null::text".to_owned()),
             false => (
                 format!(
                     "case when {id} is not null then outbox.event_uuid({}, format('%s', {id})) end",
-                    quoted_literal(&name)
+                    quoted_literal(identity.as_str())
                 ),
                 format!(
                     "{} || format('%s', {id})",
-                    quoted_literal(&format!("{name}:"))
+                    quoted_literal(&format!("{identity}:"))
                 ),
             ),
         };
         let commit_time = has_commit_time.then_some("pg_xact_commit_timestamp(e.xmin)");
-        let occurred_at = known.occurred_at.map(of);
+        let occurred_at = known.occurred_at.map(|column| of(column.name));
         let names = || relation.columns.iter().map(|c| c.name.as_str());
-        let occurred_at_place = names().position(|name| known.occurred_at == Some(name));
+        let occurred_at_name = known.occurred_at.map(|column| column.name);
+        let occurred_at_place = names().position(|name| occurred_at_name == Some(name));
+        let oldest_age = occurred_at
+            .as_deref()
+            .and_then(|time| oldest_age(time, known.time_kind));
+        let has_order = |column: &OrderColumn<'_>| column.order != ValueOrder::None;
+        let by_time = known.occurred_at.filter(has_order).and(occurred_at);
         let times: Vec<&str> = commit_time.into_iter().chain(["now()"]).collect();
         let committed = format!(
             "(extract(epoch from coalesce({})) * 1000000)::bigint - {PG_EPOCH}",
@@ -155,11 +193,15 @@ impl TableReader {
         let columns: Vec<String> = relation.columns.iter().map(|c| of(&c.name)).collect();
         // A sequence shows the order of insertion better than a clock; a uuid does not at all.
         let order = [
-            known.aggregate_id.map(of),
-            known.version.map(of),
+            known
+                .aggregate_id
+                .map(|key| by_key(&of(key.name), key.order)),
+            known
+                .version
+                .map(|version| by_version(&of(version.name), version.order)),
             commit_time.map(|time| format!("{time} nulls first")),
             known.id_is_number.then_some(id),
-            occurred_at,
+            by_time,
             Some("e.tableoid, e.ctid".to_owned()),
         ];
         Self {
@@ -169,8 +211,10 @@ impl TableReader {
             selected: format!("{}, {committed}", columns.join(", ")),
             order: order.into_iter().flatten().collect::<Vec<_>>().join(", "),
             event_id,
-            source_prefix: (!known.id_is_uuid).then(|| format!("{}.{}:", table.schema, table.name)),
+            source_prefix: (!known.id_is_uuid).then(|| format!("{identity}:")),
             id: of(known.id),
+            id_order: known.id_order,
+            oldest_age,
             source_id,
             share: None,
             mapper,
@@ -184,12 +228,22 @@ impl TableReader {
             (Some(source_id), Some(prefix)) => source_id.strip_prefix(prefix.as_str())?.to_owned(),
             (Some(_), None) | (None, Some(_)) => return None,
         };
-        Some(format!(
-            "{} where {} = {}",
-            self.select_sql(),
-            self.id,
-            quoted_literal(&id)
-        ))
+        let (column, id) = (&self.id, quoted_literal(&id));
+        let is_same = match (&self.source_prefix, self.id_order) {
+            (None, _) => format!("{column} = {id}"),
+            // Equal values of some types differ in their text, such as 1.0 and 1.00.
+            (Some(_), ValueOrder::OfType | ValueOrder::OfText) => {
+                format!("{column} = {id} and format('%s', {column}) = {id}")
+            }
+            (Some(_), ValueOrder::None) => format!("format('%s', {column}) = {id}"),
+        };
+        Some(format!("{} where {is_same}", self.select_sql()))
+    }
+
+    /// An aggregate over rows: the age in seconds of the oldest event, by the server's clock.
+    /// `None` when the table does not tell when an event happened.
+    pub(crate) fn oldest_age_sql(&self) -> Option<&str> {
+        self.oldest_age.as_deref()
     }
 
     /// `select … from table e`, to be completed and run as a simple query.
@@ -287,6 +341,39 @@ impl TableReader {
             },
         })
     }
+}
+
+/// What to order by so that rows of one key stand together. The key is its text, and not every type
+/// has an order.
+fn by_key(column: &str, order: ValueOrder) -> String {
+    match order {
+        ValueOrder::OfType | ValueOrder::OfText => column.to_owned(),
+        ValueOrder::None => format!("format('%s', {column}) collate \"C\""),
+    }
+}
+
+/// What to order by so that versions count up: whole numbers in a text by their value.
+fn by_version(column: &str, order: ValueOrder) -> String {
+    match order {
+        ValueOrder::OfType | ValueOrder::None => column.to_owned(),
+        ValueOrder::OfText => format!(
+            "case when {column}::text ~ '^[0-9]{{1,1000}}$' then {column}::text::numeric end, {column}"
+        ),
+    }
+}
+
+/// The age in seconds of the oldest of the times in `column`; infinite times have none. Computed from
+/// numbers: an interval of the farthest times does not fit.
+fn oldest_age(column: &str, kind: TimeKind) -> Option<String> {
+    let time = match kind {
+        TimeKind::Instant => column.to_owned(),
+        TimeKind::Utc => format!("{column} at time zone 'UTC'"),
+        TimeKind::Unknown => return None,
+    };
+    Some(format!(
+        "(extract(epoch from clock_timestamp()) \
+          - extract(epoch from min({time}) filter (where isfinite({column}))))::float8"
+    ))
 }
 
 /// What an error of a statement over a captured table means. The statement is written for the table

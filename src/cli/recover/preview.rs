@@ -13,6 +13,7 @@ use crate::cli::{figures, output};
 use crate::dispatch::Resolved;
 use crate::error::{Error, Result};
 use crate::postgres::{PatientSql, Sql};
+use crate::printable::printable;
 use crate::relay::layout::Before;
 use crate::relay::recovery::blocked::Firsts;
 use crate::relay::recovery::unrecorded::Unrecorded;
@@ -83,7 +84,8 @@ pub(super) async fn show(
     };
     let project = settings.project()?;
     for table in &settings.tables {
-        let reader = TableReader::resolve(&sql, table, project, settings.shard()).await?;
+        let reader =
+            TableReader::resolve(&sql, table, &table.identity(), project, settings.shard()).await?;
         let unrecorded = Unrecorded::of(&sql, reader, table, &resolved, &firsts).await?;
         tables.push(read(unrecorded, table.table.to_string()).await?);
     }
@@ -183,8 +185,9 @@ fn text(preview: &Preview<'_>, situation: &Situation) -> String {
         }
         if let Some(error) = &table.first_error {
             text += &format!(
-                "  {} cannot become a message, the first: {error}\n",
-                figures::count(table.unmappable, "row")
+                "  {} cannot become a message, the first: {}\n",
+                figures::count(table.unmappable, "row"),
+                printable(error)
             );
         }
     }
@@ -193,12 +196,18 @@ fn text(preview: &Preview<'_>, situation: &Situation) -> String {
 
 fn topic_text(name: &str, topic: &Topic) -> String {
     let mut text = format!(
-        "  -> {name}: {}, {}\n",
+        "  -> {}: {}, {}\n",
+        printable(name),
         figures::count(topic.rows, "message"),
         figures::bytes(topic.bytes)
     );
     if let (Some(oldest), Some(newest)) = (&topic.oldest, &topic.newest) {
-        text += &format!("     happened {oldest} to {newest}\n");
+        text += &format!(
+            "     happened {} to {}\n",
+            printable(oldest),
+            printable(newest)
+        );
     }
-    text + &format!("     first {}\n", topic.first_event_ids.join(", "))
+    let first = topic.first_event_ids.join(", ");
+    text + &format!("     first {}\n", printable(&first))
 }

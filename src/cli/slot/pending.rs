@@ -11,14 +11,15 @@
 
 use std::time::Duration;
 
-use slot_manager::{Shard, Slot, quoted_identifier};
+use slot_manager::{Shard, Slot};
 
 use super::not_to_be_read;
 use crate::dispatch::Resolved;
-use crate::error::Result;
+use crate::error::{Code, Result};
 use crate::map::TableSettings;
 use crate::postgres::Sql;
 use crate::settings::Settings;
+use crate::table::TableReader;
 
 /// Read in some 100 ms when cached; holds about half a million small events.
 const LARGEST_BYTES: i64 = 128 << 20;
@@ -33,17 +34,14 @@ pub(super) struct Pending {
     pub(super) oldest: Option<Duration>,
 }
 
-const DESCRIPTION: &str = "\
+const BYTES: &str = "\
     select coalesce((select sum(pg_catalog.pg_relation_size(t.relid))::bigint \
                      from pg_catalog.pg_partition_tree(c.oid) t), \
-                    pg_catalog.pg_relation_size(c.oid)) as bytes, \
-           (select a.atttypid = 'uuid'::regtype from pg_catalog.pg_attribute a \
-            where a.attrelid = c.oid and a.attname = $2 and not a.attisdropped) as id_is_uuid, \
-           exists (select from pg_catalog.pg_attribute a where a.attrelid = c.oid \
-            and a.attname = $3 and not a.attisdropped) as has_time, \
-           (select a.atttypid from pg_catalog.pg_attribute a \
-            where a.attrelid = c.oid and a.attname = $4 and not a.attisdropped) as key_type \
+                    pg_catalog.pg_relation_size(c.oid)) \
     from pg_catalog.pg_class c where c.oid = pg_catalog.to_regclass($1)";
+
+/// Topics need some project; here none is looked at.
+const NO_PROJECT: &str = "no-project";
 
 /// Looks at all captured tables; `None` when it would take long, or cannot be known.
 pub(super) async fn look(sql: &Sql, settings: &Settings, slot: &Slot) -> Result<Option<Pending>> {
@@ -66,8 +64,8 @@ pub(super) async fn look(sql: &Sql, settings: &Settings, slot: &Slot) -> Result<
                 all.oldest = all.oldest.zip(one.oldest).map(|(a, b)| a.max(b));
             }
             Ok(None) => return Ok(None),
-            Err(error) if not_to_be_read(&error) => return Ok(None),
-            Err(error) => return Err(error.into()),
+            Err(error) if is_not_to_be_known(error.code()) => return Ok(None),
+            Err(error) => return Err(error),
         }
     }
     if all.events > 0 && resolved.repeats() {
@@ -82,41 +80,27 @@ async fn look_at(
     shard: Option<Shard>,
     catalog_xmin: i64,
     resolved: &Resolved,
-) -> Result<Option<Pending>, tokio_postgres::Error> {
-    let id = settings.columns.id.as_deref().unwrap_or("id");
-    let time = settings
-        .columns
-        .occurred_at
-        .as_deref()
-        .unwrap_or("occurred_at");
-    let (table, key) = (settings.table.to_string(), settings.share_key());
-    let Some(row) = sql
-        .query_opt(DESCRIPTION, &[&table, &id, &time, &key])
-        .await?
-    else {
+) -> Result<Option<Pending>> {
+    let table = settings.table.to_string();
+    let row = sql.query_opt(BYTES, &[&table]).await?;
+    let bytes: Option<i64> = row.and_then(|row| row.get(0));
+    if bytes.is_none_or(|bytes| bytes > LARGEST_BYTES) {
         return Ok(None);
-    };
-    let bytes: Option<i64> = row.get(0);
-    let id_is_uuid: Option<bool> = row.get(1);
-    let has_time: bool = row.get(2);
-    let Some(id_is_uuid) = id_is_uuid.filter(|_| bytes.is_some_and(|n| n <= LARGEST_BYTES)) else {
-        return Ok(None);
-    };
-    let mut statement = statement(settings, id, id_is_uuid, has_time.then_some(time), resolved);
-    if let Some(shard) = shard {
-        let key = format!("e.{}", quoted_identifier(key));
-        let key_type: Option<u32> = row.get(3);
-        let Some(share) = key_type.and_then(|key_type| shard.share_sql(&key, key_type)) else {
-            return Ok(None);
-        };
-        statement += &format!(" and {share}");
     }
+    let identity = settings.identity();
+    let reader = TableReader::resolve(sql, settings, &identity, NO_PROJECT, shard).await?;
+    let statement = format!(
+        "select count(*), {} from {table} e where age(e.xmin) <= age($1::text::xid) and {}",
+        reader.oldest_age_sql().unwrap_or("null::float8"),
+        reader.lacks_outcome(resolved)
+    );
     let row = sql
         .query_one(&statement, &[&catalog_xmin.to_string()])
         .await?;
     let (events, age): (i64, Option<f64>) = (row.get(0), row.get(1));
     let oldest = match (events, age) {
         (0, _) => Some(Duration::ZERO),
+        // What has a time in the future has happened just now.
         (_, age) => age.map(|seconds| Duration::try_from_secs_f64(seconds).unwrap_or_default()),
     };
     Ok(Some(Pending {
@@ -125,33 +109,14 @@ async fn look_at(
     }))
 }
 
-/// Counts one table. Parameter: the slot's `catalog_xmin` (text).
-fn statement(
-    settings: &TableSettings,
-    id: &str,
-    id_is_uuid: bool,
-    time: Option<&str>,
-    resolved: &Resolved,
-) -> String {
-    let table = &settings.table;
-    let id = format!("e.{}", quoted_identifier(id));
-    let event_id = match id_is_uuid {
-        true => id,
-        false => {
-            let name = format!("{}.{}", table.schema, table.name).replace('\'', "''");
-            format!("outbox.event_uuid('{name}', {id}::text)")
-        }
-    };
-    let age = match time {
-        Some(time) => format!(
-            "extract(epoch from clock_timestamp() - min(e.{}))::float8",
-            quoted_identifier(time)
-        ),
-        None => "null::float8".to_owned(),
-    };
-    format!(
-        "select count(*), {age} from {table} e \
-         where age(e.xmin) <= age($1::text::xid) and {}",
-        resolved.lacks_outcome(&event_id)
+/// Something is missing or wrong; `postrider check` says more.
+fn is_not_to_be_known(code: Code) -> bool {
+    matches!(
+        code,
+        Code::PublicationDrift
+            | Code::ColumnMissing
+            | Code::SettingInvalid
+            | Code::SchemaMissing
+            | Code::PrivilegeMissing
     )
 }

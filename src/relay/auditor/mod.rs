@@ -314,7 +314,8 @@ impl Audit {
 
     async fn reader(&self, sql: &PatientSql, table: &TableSettings) -> Result<TableReader> {
         let (project, shard) = (&self.subject.project, self.subject.shard);
-        let resolving = TableReader::resolve(sql, table, project, shard);
+        let identity = table.identity();
+        let resolving = TableReader::resolve(sql, table, &identity, project, shard);
         sql.answer(resolving).await
     }
 

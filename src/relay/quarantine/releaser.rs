@@ -192,7 +192,9 @@ impl Worker {
                 let count = rows.len();
                 if count > 0 && session.readers.is_empty() {
                     for table in &self.tables {
-                        let resolving = TableReader::resolve(sql, table, &self.project, shard);
+                        let identity = table.identity();
+                        let resolving =
+                            TableReader::resolve(sql, table, &identity, &self.project, shard);
                         session.readers.push(sql.answer(resolving).await?);
                     }
                 }
