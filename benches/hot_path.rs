@@ -18,7 +18,7 @@ use decoder::{
 use divan::Bencher;
 use divan::counter::ItemsCount;
 use postrider::lanes::{Event, EventRef, Lanes, Serve};
-use postrider::map::{EventId, EventPosition, Mapper, OrderingKey, TableSettings};
+use postrider::map::{ColumnTypes, EventId, EventPosition, Mapper, OrderingKey, TableSettings};
 use postrider::watermark::{CommitLsn, Confirmable, Watermark};
 
 /// Events in one round.
@@ -145,7 +145,9 @@ fn mapping() -> Box<dyn FnMut()> {
         replica_identity: ReplicaIdentity::Default,
         columns: COLUMNS.iter().map(column).collect(),
     };
-    let mut mapper = Mapper::resolve(&relation, &TableSettings::default(), "demo")
+    let settings = TableSettings::default();
+    let (types, identity) = (ColumnTypes::default(), settings.identity());
+    let mut mapper = Mapper::resolve(&relation, &types, &settings, &identity, "demo")
         .expect("the usual table has every column");
     let frames = frames();
     Box::new(move || {

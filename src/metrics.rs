@@ -5,7 +5,7 @@
 
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, UNIX_EPOCH};
 
 use decoder::PgTimestamp;
 use prometheus_client::encoding::EncodeLabelSet;
@@ -14,6 +14,8 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
+
+use crate::server_clock::ServerClock;
 
 /// Upper bounds of the latency buckets, seconds: from half a millisecond to ten minutes.
 const LATENCY_BUCKETS: [f64; 14] = [
@@ -44,8 +46,11 @@ impl Known {
 }
 
 /// The commit time of the oldest event without outcome, from which its age follows.
-#[derive(Debug, Clone, Default)]
-pub struct OldestPending(Arc<AtomicI64>);
+#[derive(Debug, Clone)]
+pub struct OldestPending {
+    committed: Arc<AtomicI64>,
+    server_clock: ServerClock,
+}
 
 /// No session has looked yet.
 const UNKNOWN: i64 = 0;
@@ -53,24 +58,32 @@ const UNKNOWN: i64 = 0;
 const NONE: i64 = -1;
 
 impl OldestPending {
+    /// Nothing is known yet; ages will be by that clock.
+    fn by(server_clock: ServerClock) -> Self {
+        Self {
+            committed: Arc::default(),
+            server_clock,
+        }
+    }
+
     /// Says when the oldest pending transaction was committed, if there is one.
     pub fn set(&self, commit_time: Option<PgTimestamp>) {
-        self.0.store(
+        self.committed.store(
             commit_time.map_or(NONE, |at| at.as_unix_micros().max(1)),
             Ordering::Relaxed,
         );
     }
 
-    /// Its age in seconds: 0 when nothing is pending, `None` when that is not known.
+    /// Its age in seconds, by the server's clock, which wrote down the commit: 0 when nothing is
+    /// pending, `None` when that is not known.
     pub fn age_seconds(&self) -> Option<f64> {
-        match self.0.load(Ordering::Relaxed) {
+        match self.committed.load(Ordering::Relaxed) {
             UNKNOWN => None,
             NONE => Some(0.0),
             micros => {
                 let committed = Duration::from_micros(micros.unsigned_abs());
-                let now = SystemTime::now()
-                    .duration_since(UNIX_EPOCH)
-                    .unwrap_or_default();
+                let now = self.server_clock.now();
+                let now = now.duration_since(UNIX_EPOCH).unwrap_or_default();
                 Some(now.saturating_sub(committed).as_secs_f64())
             }
         }
@@ -78,7 +91,7 @@ impl OldestPending {
 
     /// There is no session any more.
     pub fn forget(&self) {
-        self.0.store(UNKNOWN, Ordering::Relaxed);
+        self.committed.store(UNKNOWN, Ordering::Relaxed);
     }
 }
 
@@ -128,6 +141,7 @@ pub struct Metrics {
     pub slot_health: Family<Kind, Gauge>,
     pub lag_bytes: Known,
     pub oldest_pending: OldestPending,
+    pub server_clock: ServerClock,
     pub retained_bytes: Known,
     pub latency: Histogram,
     /// When the last status message went to PostgreSQL; `/livez` looks at its age.
@@ -162,11 +176,13 @@ impl Metrics {
         }
         self.slot_health.clear();
         self.oldest_pending.forget();
+        self.server_clock.forget();
     }
 }
 
 impl Default for Metrics {
     fn default() -> Self {
+        let server_clock = ServerClock::default();
         Self {
             events_read: Counter::default(),
             events_published: Counter::default(),
@@ -190,7 +206,8 @@ impl Default for Metrics {
             publication_ok: Known::default(),
             slot_health: Family::default(),
             lag_bytes: Known::default(),
-            oldest_pending: OldestPending::default(),
+            oldest_pending: OldestPending::by(server_clock.clone()),
+            server_clock,
             retained_bytes: Known::default(),
             latency: Histogram::new(LATENCY_BUCKETS),
             last_status: LastStatus::default(),
@@ -378,6 +395,21 @@ mod tests {
         assert!(!known.iter().any(|(name, _)| exported(name)));
         assert!(!exported("lag_seconds") && !exported("slot_health"));
         assert_eq!(metrics.lanes_waiting.get(), 0);
+    }
+
+    #[test]
+    fn the_lag_does_not_depend_on_the_relays_own_clock() {
+        let metrics = Metrics::default();
+        // An hour ahead of us, and a day behind.
+        for ahead_s in [3_600, -86_400] {
+            let ours = PgTimestamp::from(std::time::SystemTime::now()).as_micros();
+            let server = |s: i64| PgTimestamp::from_micros(ours + (ahead_s + s) * 1_000_000);
+            metrics.server_clock.heard(server(0), Instant::now());
+            metrics.oldest_pending.set(Some(server(-7)));
+            let age = metrics.oldest_pending.age_seconds().unwrap();
+            assert!((7.0..8.0).contains(&age), "{age}");
+            metrics.forget_session();
+        }
     }
 
     #[test]

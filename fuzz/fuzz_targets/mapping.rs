@@ -9,7 +9,7 @@ use decoder::{Lsn, Oid, OwnedColumn, OwnedRelation, PgTimestamp, ReplicaIdentity
 use googleapis_tonic_google_pubsub_v1::google::pubsub::v1::PubsubMessage;
 use libfuzzer_sys::arbitrary::{self, Arbitrary};
 use libfuzzer_sys::fuzz_target;
-use postrider::map::{Columns, EventPosition, MapError, Mapped, Mapper, TableSettings, limits};
+use postrider::map::{ColumnTypes, Columns, EventPosition, MapError, Mapped, Mapper, TableSettings, limits};
 use prost::Message;
 
 #[derive(Debug, Arbitrary)]
@@ -201,7 +201,8 @@ fuzz_target!(|input: Input<'_>| {
             })
             .collect(),
     };
-    let mut mapper = match Mapper::resolve(&relation, &settings, "demo") {
+    let types = ColumnTypes::default();
+    let mut mapper = match Mapper::resolve(&relation, &types, &settings, &settings.identity(), "demo") {
         Ok(mapper) => mapper,
         Err(error) => return drop(error.to_string()),
     };

@@ -66,6 +66,13 @@ pub struct TableState {
     pub is_partitioned: bool,
     /// The columns that it has.
     pub columns: Vec<String>,
+    /// Those of them that PostgreSQL generates and cannot publish: all of them before PostgreSQL 18,
+    /// and from then on those that are not stored.
+    pub never_published: Vec<String>,
+    /// Whether the server can publish those that are stored, as PostgreSQL 18 does.
+    pub stored_are_published: bool,
+    /// Those that it generates and stores, where they can be published.
+    pub generated: Vec<String>,
     /// How it is published, if it is.
     pub published: Option<PublishedTable>,
     /// Whether it cannot be taken out of the publication, and put back, without a trace.
@@ -79,6 +86,8 @@ pub struct PublishedTable {
     pub row_filter: Option<String>,
     /// The columns that are sent; absent on PostgreSQL 14, which always sends all.
     pub columns: Option<Vec<String>>,
+    /// Whether it is published with a list of columns.
+    pub has_column_list: bool,
 }
 
 /// Looks at a publication that is dropped and made anew all the time.
@@ -162,12 +171,16 @@ impl TableState {
             oid: get(row, "table_oid")?,
             is_partitioned: get(row, "partitioned")?,
             columns: get(row, "table_columns")?,
+            never_published: get(row, "never_published")?,
+            stored_are_published: get(row, "stored_are_published")?,
+            generated: get(row, "generated")?,
             traced: get::<Option<bool>>(row, "traced")? == Some(true),
             published: published
                 .then(|| {
                     Ok::<_, Error>(PublishedTable {
                         row_filter: get(row, "row_filter")?,
                         columns: get(row, "published_columns")?,
+                        has_column_list: get(row, "has_column_list")?,
                     })
                 })
                 .transpose()?,
@@ -191,6 +204,18 @@ impl TableState {
         if !columns.is_empty() {
             return Some(Problem::ColumnsMissing { table, columns });
         }
+        let needed = |columns: &[String]| -> Vec<String> {
+            let all = self.wanted.columns.iter();
+            all.filter(|c| columns.contains(c)).cloned().collect()
+        };
+        let columns = needed(&self.never_published);
+        if !columns.is_empty() {
+            return Some(Problem::ColumnsGenerated {
+                table,
+                columns,
+                stored_are_published: self.stored_are_published,
+            });
+        }
         let publication = publication.to_owned();
         let Some(published) = &self.published else {
             // Without the option the catalog lists the partitions instead of the root.
@@ -208,9 +233,12 @@ impl TableState {
             });
         }
         let columns = lacking(published.columns.as_deref()?);
-        (!columns.is_empty()).then_some(Problem::ColumnsNotPublished {
+        let is_generated = |column: &String| self.generated.contains(column);
+        (!columns.is_empty()).then(|| Problem::ColumnsNotPublished {
             publication,
             table,
+            needs_generated: columns.iter().any(is_generated),
+            by_list: published.has_column_list || !columns.iter().all(is_generated),
             columns,
         })
     }
@@ -223,9 +251,14 @@ impl PublicationState {
     pub fn problems(&self) -> Vec<Problem> {
         let Some(publication) = &self.publication else {
             let tables = self.tables.iter().map(|t| t.wanted.name.clone()).collect();
+            let needs = |state: &TableState| {
+                let mut needed = state.wanted.columns.iter();
+                needed.any(|column| state.generated.contains(column))
+            };
             return vec![Problem::PublicationMissing {
                 publication: self.name.clone(),
                 tables,
+                needs_generated: self.tables.iter().any(needs),
             }];
         };
         let inserts = (!publication.inserts).then(|| Problem::InsertsNotPublished {

@@ -127,14 +127,24 @@ select p.oid, p.puballtables, p.pubinsert, p.pubupdate, p.pubdelete, p.pubtrunca
        coalesce(c.relkind = 'p', false) as partitioned,
        array(select a.attname::text from pg_catalog.pg_attribute a
              where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped) as table_columns,
+       array(select a.attname::text from pg_catalog.pg_attribute a
+             where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped
+               and case v.stored_are_published when true then a.attgenerated not in ('', 's')
+                                               else a.attgenerated <> '' end) as never_published,
+       array(select a.attname::text from pg_catalog.pg_attribute a
+             where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped
+               and v.stored_are_published and a.attgenerated = 's') as generated,
+       v.stored_are_published,
        t.tablename is not null as published,
        j.columns ->> 'rowfilter' as row_filter,
        case when j.columns ? 'attnames' then
            array(select pg_catalog.jsonb_array_elements_text(j.columns -> 'attnames'))
        end as published_columns,
+       pg_catalog.to_jsonb(r) ->> 'prattrs' is not null as has_column_list,
        p.puballtables or r.oid is not null as traced,
        pg_catalog.concat_ws(' ', p.oid, p.xmin, c.oid, r.oid, r.xmin, y.xmin, n.xmin) as fingerprint
-from (values (1)) one
+from (values (pg_catalog.current_setting('server_version_num')::int >= 180000))
+         v (stored_are_published)
 left join pg_catalog.pg_publication p on p.pubname = $1
 left join unnest($2, $3) with ordinality as w (schema_name, table_name, place) on true
 left join pg_catalog.pg_namespace n on n.nspname = w.schema_name

@@ -9,7 +9,7 @@ use slot_manager::{QualifiedName, SlotName};
 use super::record::{self, CaptureRecord};
 use super::shape::{self, Shape, Tops};
 use crate::error::{Code, Error, Result};
-use crate::map::TableSettings;
+use crate::map::{TableIdentity, TableSettings};
 use crate::postgres::Sql;
 use crate::settings::Start;
 
@@ -25,6 +25,13 @@ pub(crate) struct Found {
 pub(crate) struct Captured {
     pub(crate) record: CaptureRecord,
     pub(crate) shape: Shape,
+}
+
+impl Captured {
+    /// What stands for the table in the identities of its events.
+    pub(crate) fn identity(&self) -> TableIdentity {
+        TableIdentity::new(&self.record.identity).with_added_xids(&self.record.added_xids)
+    }
 }
 
 /// The tables of the settings as they are.

@@ -13,11 +13,8 @@ use tokio_postgres::types::ToSql;
 
 use super::claim::Found;
 use crate::error::{Code, Error, Result};
-use crate::map::TableSettings;
+use crate::map::{INSERTED_XID, TableSettings};
 use crate::postgres::Sql;
-
-/// The column that every table may have; of type `xid8`.
-pub(crate) const INSERTED_XID: &str = "inserted_xid";
 
 /// Parameters: schema, table, and the columns that may be `seq` in the order of preference (text[]),
 /// and the column of the version.

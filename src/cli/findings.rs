@@ -8,6 +8,7 @@ use slot_manager::{Finding, Severity};
 use super::output;
 use super::paint::Paint;
 use crate::error::Error;
+use crate::printable::printable_lines;
 
 /// What was found, under headings.
 #[derive(Debug, Default)]
@@ -75,8 +76,9 @@ impl Findings {
             } in findings
             {
                 let word = paint.severity(*severity, &format!("{:<7}", name(*severity)));
+                let what = printable_lines(what);
                 text += &format!("  {word}  {code:<width$}  {what}\n");
-                if let Some(remedy) = remedy {
+                if let Some(remedy) = remedy.as_deref().map(printable_lines) {
                     text += &format!(
                         "  {:7}  {:width$}  {}\n",
                         "",

@@ -13,6 +13,8 @@ pub use code::{Code, Disposition};
 
 use std::fmt;
 
+use crate::printable::printable_lines;
+
 /// What `postrider` tells an operator when something goes wrong.
 #[derive(Debug)]
 pub struct Error {
@@ -108,11 +110,12 @@ pub struct Report<'a>(pub &'a Error);
 impl fmt::Display for Report<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Report(error) = self;
-        writeln!(f, "error[{}]: {}", error.code, error.what)?;
+        let what = printable_lines(&error.what);
+        writeln!(f, "error[{}]: {what}", error.code)?;
         for cause in error.causes() {
-            writeln!(f, "  cause: {cause}")?;
+            writeln!(f, "  cause: {}", printable_lines(&cause))?;
         }
-        writeln!(f, "  hint:  {}", error.hint_text())?;
+        writeln!(f, "  hint:  {}", printable_lines(error.hint_text()))?;
         write!(f, "  more:  postrider explain {}", error.code)
     }
 }

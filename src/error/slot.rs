@@ -50,7 +50,9 @@ impl From<&Problem> for Error {
         let code = match problem {
             Problem::PublicationMissing { .. } => Code::PublicationMissing,
             Problem::TableMissing { .. } => Code::SchemaMissing,
-            Problem::ColumnsMissing { .. } => Code::ColumnMissing,
+            Problem::ColumnsMissing { .. } | Problem::ColumnsGenerated { .. } => {
+                Code::ColumnMissing
+            }
             Problem::InsertsNotPublished { .. }
             | Problem::NotViaPartitionRoot { .. }
             | Problem::TableNotPublished { .. }

@@ -12,8 +12,9 @@ use super::headers::Headers;
 use super::{limits, wire};
 
 /// Names of the attributes that every message carries when the row has the value.
-pub(super) const FIXED: [&str; 7] = [
+pub(super) const FIXED: [&str; 8] = [
     "event_id",
+    SOURCE_ID,
     "event_type",
     "aggregate_type",
     "aggregate_id",
@@ -21,6 +22,13 @@ pub(super) const FIXED: [&str; 7] = [
     "schema_version",
     "occurred_at",
 ];
+
+/// The attribute for the id of an event whose id is not a uuid.
+pub(super) const SOURCE_ID: &str = "source_id";
+
+/// One bit for each of [`FIXED`].
+type FixedSet = u16;
+const _: () = assert!(FIXED.len() <= FixedSet::BITS as usize);
 
 /// Names of the W3C trace context, and those under which Google's client libraries look for it.
 const TRACE_ALIASES: [(&str, &str); 2] = [
@@ -33,7 +41,7 @@ const TRACE_ALIASES: [(&str, &str); 2] = [
 pub(super) struct Attributes {
     wire: Vec<u8>,
     /// Which of [`FIXED`] were added as such, a bit for each.
-    fixed: u8,
+    fixed: FixedSet,
     /// All others.
     entries: Vec<Entry>,
 }
@@ -85,21 +93,24 @@ impl Attributes {
         });
     }
 
-    /// Adds the attributes that every message carries, before any other. `occurred_at` is given as
-    /// it goes out.
+    /// Adds the attributes that every message carries, before any other. Those that differ from
+    /// their column are given as they go out.
     pub(super) fn add_fixed(
         &mut self,
+        event_id: &str,
+        source_id: Option<&str>,
         row: &OutboxRow<'_>,
         occurred_at: Option<&str>,
     ) -> Result<(), EventFault> {
         // One call for each, so that the compiler knows every name and its length.
-        self.put_fixed(0, Some(row.id))?;
-        self.put_fixed(1, row.event_type)?;
-        self.put_fixed(2, row.aggregate_type)?;
-        self.put_fixed(3, row.aggregate_id)?;
-        self.put_fixed(4, row.version)?;
-        self.put_fixed(5, row.schema_version)?;
-        self.put_fixed(6, occurred_at)
+        self.put_fixed(0, Some(event_id))?;
+        self.put_fixed(1, source_id)?;
+        self.put_fixed(2, row.event_type)?;
+        self.put_fixed(3, row.aggregate_type)?;
+        self.put_fixed(4, row.aggregate_id)?;
+        self.put_fixed(5, row.version)?;
+        self.put_fixed(6, row.schema_version)?;
+        self.put_fixed(7, occurred_at)
     }
 
     #[inline(always)]

@@ -6,18 +6,24 @@ use std::{iter, str};
 
 use decoder::{Oid, OwnedRelation, Value};
 
+use super::column_types::ColumnTypes;
 use super::error::{EventFault, MapError, SettingFault};
 use super::payload::{self, ContentKind};
 use super::settings::{Choice, Columns, Role};
-use super::value;
+use super::value::{self, pg_type};
 use super::wire::Body;
+
+/// The column of type `xid8` that every captured table may have.
+pub const INSERTED_XID: &str = "inserted_xid";
 
 /// One column of the table.
 #[derive(Debug, Clone)]
 pub(super) struct Column {
     name: Box<str>,
     position: usize,
+    /// Of a domain what it is made from.
     type_oid: Oid,
+    has_order: bool,
 }
 
 impl Column {
@@ -31,6 +37,11 @@ impl Column {
 
     pub(super) fn type_oid(&self) -> Oid {
         self.type_oid
+    }
+
+    /// Whether rows can be put in order by it.
+    pub(super) fn has_order(&self) -> bool {
+        self.has_order
     }
 
     /// The value in `row` as text; `None` when it is null.
@@ -87,6 +98,7 @@ pub(super) fn not_utf8<'c>(
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Finder<'a> {
     pub(super) relation: &'a OwnedRelation,
+    pub(super) types: &'a ColumnTypes,
     pub(super) columns: &'a Columns,
 }
 
@@ -159,6 +171,12 @@ impl Finder<'_> {
         }
     }
 
+    /// The column that names the transaction which inserted a row, if the table has it.
+    pub(super) fn inserted_xid(&self) -> Option<Column> {
+        let column = self.find(INSERTED_XID)?;
+        (column.type_oid == pg_type::XID8).then_some(column)
+    }
+
     fn find(&self, name: &str) -> Option<Column> {
         let position = self
             .relation
@@ -169,7 +187,17 @@ impl Finder<'_> {
         Some(Column {
             name: name.into(),
             position,
-            type_oid,
+            type_oid: self.types.base(type_oid),
+            has_order: self.types.has_order(type_oid),
+        })
+    }
+
+    /// The fault of a column that a recovery could not put the events of an aggregate in order by.
+    fn without_order(&self, column: &Column) -> MapError {
+        let described = self.relation.columns[column.position].type_oid;
+        self.fault(SettingFault::VersionWithoutOrder {
+            column: column.name.to_string(),
+            type_name: self.types.name(described),
         })
     }
 }
@@ -214,12 +242,16 @@ const KEPT_BYTES: usize = 64 * 1024;
 
 impl EventColumns {
     pub(super) fn find(finder: &Finder<'_>) -> Result<Self, MapError> {
+        let version = finder.role(Role::Version)?;
+        if let Some(column) = version.as_ref().filter(|column| !column.has_order) {
+            return Err(finder.without_order(column));
+        }
         Ok(Self {
             id: finder.always(Role::Id)?,
             aggregate_type: finder.role(Role::AggregateType)?,
             aggregate_id: finder.role(Role::AggregateId)?,
             event_type: finder.role(Role::EventType)?,
-            version: finder.role(Role::Version)?,
+            version,
             schema_version: finder.role(Role::SchemaVersion)?,
             payload: finder.always(Role::Payload)?,
             headers: finder.role(Role::Headers)?,

@@ -13,6 +13,7 @@ use super::EventPosition;
 use super::event_id::EventId;
 use super::ordering::OrderingKey;
 use super::topic::TopicNameFault;
+use crate::printable::printable;
 
 /// Why a table, or one of its rows, cannot be mapped to messages.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
@@ -62,6 +63,26 @@ pub enum SettingFault {
         /// The setting that is empty.
         column_setting: String,
     },
+    /// Events of an aggregate are put in order by a column whose type has no order.
+    #[error(
+        "`columns.version` is column {column:?} of type {type_name}, which has no order: a recovery \
+         could not put the events of an aggregate in order by it"
+    )]
+    VersionWithoutOrder {
+        /// The column.
+        column: String,
+        /// What its type is called.
+        type_name: String,
+    },
+    /// A time without time zone could be any of 26 hours.
+    #[error(
+        "`columns.occurred_at` is column {column:?} of type timestamp without time zone, and \
+         `time_zone` does not say what its values mean"
+    )]
+    TimeZoneMissing {
+        /// The column.
+        column: String,
+    },
     /// An extra attribute has the name of one that is always sent.
     #[error("`attributes` lists {attribute:?}, but an attribute of that name is sent anyway")]
     AttributeTaken {
@@ -91,7 +112,7 @@ pub enum SettingFault {
 
 /// One row that cannot become a message.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
-#[error("event {} of table {table} at {at}: {fault}", .event_id.as_deref().unwrap_or("without id"))]
+#[error("event {} of table {table} at {at}: {fault}", printable(.event_id.as_deref().unwrap_or("without id")))]
 pub struct EventError {
     /// `schema.table`.
     pub table: Arc<str>,
@@ -296,6 +317,15 @@ impl SettingFault {
             } => {
                 format!("set `{column_setting}` to the name of a column, or change `{setting}`")
             }
+            SettingFault::VersionWithoutOrder { .. } => {
+                "let `columns.version` be a column of numbers, text or times, or set it to \"\""
+                    .to_owned()
+            }
+            SettingFault::TimeZoneMissing { .. } => {
+                "set `time_zone` to \"UTC\" if the values are in UTC, or to \"local\" to send them \
+                 as they are, without an offset; better, make the column a timestamptz"
+                    .to_owned()
+            }
             SettingFault::AttributeTaken { attribute } => {
                 format!("take {attribute:?} out of `attributes`")
             }
@@ -369,6 +399,7 @@ impl EventError {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::map::TableIdentity;
 
     fn event(fault: EventFault) -> MapError {
         MapError::Event(Box::new(EventError {
@@ -377,7 +408,10 @@ mod tests {
             at: EventPosition::default(),
             fault,
             known: Known {
-                event_id: EventId::of_place("outbox.events", EventPosition::default()),
+                event_id: EventId::of_place(
+                    &TableIdentity::new("outbox.events"),
+                    EventPosition::default(),
+                ),
                 topic: None,
                 ordering_key: OrderingKey::UNORDERED,
             },

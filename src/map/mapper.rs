@@ -1,20 +1,22 @@
 //! One table's mapper: resolved when the server describes the table, then called for every row.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 
 use bytes::Bytes;
 use decoder::{Lsn, OwnedRelation, PgTimestamp, Tuple, Value};
 
-use super::attributes::{Attributes, FIXED};
+use super::attributes::{Attributes, FIXED, SOURCE_ID};
+use super::column_types::ColumnTypes;
 use super::columns::{Column, EventColumns, Finder, OutboxRow, RowTexts};
 use super::envelope::{Envelope, EventContext};
 use super::error::{EventError, EventFault, Known, Limit, MapError, SettingFault};
-use super::event_id::{EventId, EventIds, SHOWN_CHARS};
+use super::event_id::{EventId, EventIds, SHOWN_CHARS, TableIdentity, UUID_CHARS};
 use super::headers::Headers;
 use super::ordering::{Ordering, OrderingKey, OrderingKeys};
-use super::settings::{Role, TableSettings};
-use super::timestamp::{self, CivilTime};
+use super::settings::{Role, TableSettings, TimeZone};
+use super::timestamp::{self, CivilTime, WithoutOffset};
 use super::topic::Topics;
 use super::value::pg_type;
 use super::wire::Body;
@@ -65,26 +67,65 @@ pub struct TableColumns<'a> {
     pub id_is_uuid: bool,
     /// Whether it is a whole number, such as a `bigserial`.
     pub id_is_number: bool,
+    /// How ids compare; without an order they cannot be compared at all.
+    pub id_order: ValueOrder,
     /// Where the ordering key comes from.
-    pub aggregate_id: Option<&'a str>,
+    pub aggregate_id: Option<OrderColumn<'a>>,
     /// Counts the events of an aggregate.
-    pub version: Option<&'a str>,
+    pub version: Option<OrderColumn<'a>>,
     /// When it happened.
-    pub occurred_at: Option<&'a str>,
+    pub occurred_at: Option<OrderColumn<'a>>,
+    /// What the values of that column are.
+    pub time_kind: TimeKind,
+}
+
+/// A column by which rows are put in order.
+#[derive(Debug, Clone, Copy)]
+pub struct OrderColumn<'a> {
+    /// Its name.
+    pub name: &'a str,
+    /// How its values compare.
+    pub order: ValueOrder,
+}
+
+/// How the values of a column compare.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ValueOrder {
+    /// As their type has it.
+    OfType,
+    /// They are text.
+    OfText,
+    /// The type has no order.
+    None,
+}
+
+/// What the values of the column `occurred_at` are to SQL.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TimeKind {
+    /// `timestamp with time zone`.
+    Instant,
+    /// `timestamp without time zone`, in UTC.
+    Utc,
+    /// No point in time, or nobody knows which.
+    Unknown,
 }
 
 /// Makes messages from the rows of one table.
 #[derive(Debug, Clone)]
 pub struct Mapper {
     table: Arc<str>,
+    identity: TableIdentity,
     relation_columns: usize,
     columns: EventColumns,
     extra_attributes: Vec<Column>,
     ids: EventIds,
+    /// The column `inserted_xid`, where the identity of an event needs it.
+    inserted_xid: Option<Column>,
     topics: Topics,
     ordering: OrderingKeys,
     envelope: Envelope,
     source: String,
+    without_offset: WithoutOffset,
     texts: RowTexts,
     inputs: Inputs,
     output: Output,
@@ -107,17 +148,21 @@ struct Output {
 
 impl Mapper {
     /// Finds the columns of `relation` that the settings name. To be called again whenever the
-    /// server describes the table anew.
+    /// server describes the table anew. `types` has every type of a column that is not usual,
+    /// `identity` stands for the table in the identities of its events.
     ///
     /// # Errors
     /// [`MapError::ColumnMissing`] and [`MapError::Setting`].
     pub fn resolve(
         relation: &OwnedRelation,
+        types: &ColumnTypes,
         settings: &TableSettings,
+        identity: &TableIdentity,
         project: &str,
     ) -> Result<Self, MapError> {
         let finder = Finder {
             relation,
+            types,
             columns: &settings.columns,
         };
         let table = finder.table();
@@ -129,17 +174,22 @@ impl Mapper {
             finder.needed(Role::EventType, "envelope")?;
         }
         let is_uuid = columns.id.type_oid() == pg_type::UUID;
+        let ids = EventIds::new(identity, is_uuid);
+        let without_offset = without_offset(&finder, &columns, settings.time_zone)?;
         Ok(Self {
             relation_columns: relation.columns.len(),
-            extra_attributes: extra_attributes(&finder, &settings.attributes)?,
-            ids: EventIds::new(&table, is_uuid),
+            extra_attributes: extra_attributes(&finder, &settings.attributes, is_uuid)?,
+            inserted_xid: ids.need_xid().then(|| finder.inserted_xid()).flatten(),
+            ids,
+            identity: identity.clone(),
+            without_offset,
             topics: Topics::resolve(&finder, settings, project)?,
             ordering: OrderingKeys::new(settings.ordering),
             envelope: settings.envelope,
             source: settings
                 .source
                 .clone()
-                .unwrap_or_else(|| format!("/{table}")),
+                .unwrap_or_else(|| format!("/{identity}")),
             texts: RowTexts::default(),
             inputs: Inputs::default(),
             output: Output::default(),
@@ -156,9 +206,20 @@ impl Mapper {
             id: id.name(),
             id_is_uuid: id.type_oid() == pg_type::UUID,
             id_is_number: [pg_type::INT2, pg_type::INT4, pg_type::INT8].contains(&id.type_oid()),
-            aggregate_id: columns.aggregate_id.as_ref().map(Column::name),
-            version: columns.version.as_ref().map(Column::name),
-            occurred_at: columns.occurred_at.as_ref().map(Column::name),
+            id_order: order_column(id).order,
+            aggregate_id: columns.aggregate_id.as_ref().map(order_column),
+            version: columns.version.as_ref().map(order_column),
+            occurred_at: columns.occurred_at.as_ref().map(order_column),
+            time_kind: self.time_kind(),
+        }
+    }
+
+    fn time_kind(&self) -> TimeKind {
+        let time = self.columns.occurred_at.as_ref().map(Column::type_oid);
+        match (time, self.without_offset) {
+            (Some(pg_type::TIMESTAMPTZ), _) => TimeKind::Instant,
+            (Some(pg_type::TIMESTAMP), WithoutOffset::IsUtc) => TimeKind::Utc,
+            _ => TimeKind::Unknown,
         }
     }
 
@@ -195,15 +256,27 @@ impl Mapper {
             });
         }
         let outbox_row = self.columns.read(row, &mut self.texts)?;
-        let event_id = self.ids.event_id(outbox_row.id, self.columns.id.name())?;
+        let xid = inserted_xid(self.inserted_xid.as_ref(), row);
+        let event_id = self
+            .ids
+            .event_id(outbox_row.id, xid.as_deref(), self.columns.id.name())?;
         let topic = self.topics.topic(row, outbox_row.aggregate_type)?;
         let ordering_key = self.ordering.key(outbox_row.aggregate_id)?;
         // A payload that is too large by itself is refused before anything is made of it.
         check_size(&topic, outbox_row.payload.as_ref().map_or(0, Body::len))?;
 
-        let time = self.inputs.read(&self.columns, &outbox_row)?;
+        let time = self
+            .inputs
+            .read(&self.columns, &outbox_row, self.without_offset)?;
+        let mut uuid = [0; UUID_CHARS];
+        let (event_text, source_id) = match event_id.source_id {
+            None => (outbox_row.id, None),
+            Some(_) => (event_id.uuid_text(&mut uuid), Some(outbox_row.id)),
+        };
         let event = EventContext {
             row: &outbox_row,
+            event_id: event_text,
+            source_id,
             event_type: self
                 .columns
                 .event_type(&outbox_row, self.envelope.needs_event_type())?,
@@ -253,6 +326,7 @@ impl Mapper {
     pub(crate) fn used_columns(&self) -> Vec<usize> {
         let columns = self.columns.all().chain(self.topics.columns());
         let columns = columns.chain(&self.extra_attributes);
+        let columns = columns.chain(&self.inserted_xid);
         columns.map(Column::position).collect()
     }
 
@@ -276,8 +350,12 @@ impl Mapper {
         let known = Known {
             event_id: id
                 .as_deref()
-                .and_then(|id| self.ids.event_id(id, self.columns.id.name()).ok())
-                .unwrap_or_else(|| EventId::of_place(&self.table, at)),
+                .and_then(|id| {
+                    let xid = inserted_xid(self.inserted_xid.as_ref(), row);
+                    let column = self.columns.id.name();
+                    self.ids.event_id(id, xid.as_deref(), column).ok()
+                })
+                .unwrap_or_else(|| EventId::of_place(&self.identity, at)),
             topic: whole.then(|| self.known_topic(row)).flatten(),
             ordering_key: match whole {
                 true => self.known_key(row),
@@ -317,6 +395,7 @@ impl Inputs {
         &mut self,
         columns: &EventColumns,
         row: &OutboxRow<'_>,
+        without_offset: WithoutOffset,
     ) -> Result<Option<CivilTime>, EventFault> {
         self.headers.read(row.headers).map_err(|place| {
             let column = columns.headers.as_ref().map_or("", Column::name).to_owned();
@@ -327,7 +406,11 @@ impl Inputs {
             }
         })?;
         let text = row.occurred_at;
-        Ok(text.and_then(|text| timestamp::to_rfc3339(text, &mut self.occurred_at)))
+        Ok(
+            text.and_then(|text| {
+                timestamp::to_rfc3339(text, without_offset, &mut self.occurred_at)
+            }),
+        )
     }
 }
 
@@ -343,7 +426,12 @@ impl Output {
         let attributes = &mut self.attributes;
         let rfc3339 = event.occurred_at.map(|(_, rfc3339)| rfc3339);
         attributes.clear();
-        attributes.add_fixed(event.row, rfc3339.or(event.row.occurred_at))?;
+        attributes.add_fixed(
+            event.event_id,
+            event.source_id,
+            event.row,
+            rfc3339.or(event.row.occurred_at),
+        )?;
         envelope.add_attributes(event, attributes)?;
         for column in extra {
             if let Some(value) = column.text(row)? {
@@ -374,11 +462,50 @@ impl Output {
     }
 }
 
+fn order_column(column: &Column) -> OrderColumn<'_> {
+    let order = match column.type_oid() {
+        pg_type::TEXT | pg_type::VARCHAR | pg_type::BPCHAR | pg_type::NAME => ValueOrder::OfText,
+        _ if column.has_order() => ValueOrder::OfType,
+        _ => ValueOrder::None,
+    };
+    OrderColumn {
+        name: column.name(),
+        order,
+    }
+}
+
+/// What the settings make of a time without an offset; they have to say it for a `timestamp`.
+fn without_offset(
+    finder: &Finder<'_>,
+    columns: &EventColumns,
+    time_zone: Option<TimeZone>,
+) -> Result<WithoutOffset, MapError> {
+    let is_timestamp = |column: &&Column| column.type_oid() == pg_type::TIMESTAMP;
+    match (time_zone, columns.occurred_at.as_ref().filter(is_timestamp)) {
+        (Some(TimeZone::Utc), _) => Ok(WithoutOffset::IsUtc),
+        (Some(TimeZone::Local), _) | (None, None) => Ok(WithoutOffset::IsNoInstant),
+        (None, Some(column)) => Err(finder.fault(SettingFault::TimeZoneMissing {
+            column: column.name().to_owned(),
+        })),
+    }
+}
+
+/// The transaction that inserted a row, where the table tells.
+fn inserted_xid<'a>(column: Option<&Column>, row: &[Value<'a>]) -> Option<Cow<'a, str>> {
+    column.and_then(|column| column.text(row).ok().flatten())
+}
+
 /// The columns that are sent as attributes on top of the fixed ones.
-fn extra_attributes(finder: &Finder<'_>, names: &[String]) -> Result<Vec<Column>, MapError> {
+fn extra_attributes(
+    finder: &Finder<'_>,
+    names: &[String],
+    id_is_uuid: bool,
+) -> Result<Vec<Column>, MapError> {
+    // Next to a uuid the attribute is free.
+    let is_fixed = |name: &str| FIXED.contains(&name) && !(id_is_uuid && name == SOURCE_ID);
     let mut columns: Vec<Column> = Vec::with_capacity(names.len());
     for name in names {
-        if FIXED.contains(&name.as_str()) || columns.iter().any(|column| column.name() == name) {
+        if is_fixed(name) || columns.iter().any(|column| column.name() == name) {
             return Err(finder.fault(SettingFault::AttributeTaken {
                 attribute: name.clone(),
             }));

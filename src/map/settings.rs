@@ -18,6 +18,7 @@ use serde::{Deserialize, Deserializer, de};
 use slot_manager::QualifiedName;
 
 use super::envelope::Envelope;
+use super::event_id::TableIdentity;
 use super::ordering::Ordering;
 use super::template::Template;
 
@@ -46,6 +47,19 @@ pub struct TableSettings {
     pub attributes: Vec<String>,
     /// CloudEvents' `source`, a URI reference; `/schema.table` when not set.
     pub source: Option<String>,
+    /// What a time without an offset in the column `occurred_at` means.
+    pub time_zone: Option<TimeZone>,
+}
+
+/// What a time without an offset means, such as a `timestamp without time zone`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+pub enum TimeZone {
+    /// It is in UTC.
+    #[serde(rename = "UTC")]
+    Utc,
+    /// It is a clock's on some wall: no point in time, and sent as it is written.
+    #[serde(rename = "local")]
+    Local,
 }
 
 impl Default for TableSettings {
@@ -63,6 +77,7 @@ impl Default for TableSettings {
             envelope: Envelope::default(),
             attributes: Vec::new(),
             source: None,
+            time_zone: None,
         }
     }
 }
@@ -206,6 +221,11 @@ impl TableSettings {
             });
         named.chain(self.attributes.iter().cloned()).collect()
     }
+
+    /// What stands for the table in the identities of its events.
+    pub fn identity(&self) -> TableIdentity {
+        TableIdentity::from(&self.table)
+    }
 }
 
 /// Reads a value from its text form.
@@ -261,6 +281,7 @@ mod tests {
             envelope = "cloudevents-binary"
             attributes = ["tenant"]
             source = "/sales"
+            time_zone = "UTC"
             [columns]
             id = "seq"
             version = ""
@@ -271,6 +292,7 @@ mod tests {
         assert_eq!(settings.ordering, Ordering::Bucketed(64));
         assert_eq!(settings.envelope, Envelope::CloudeventsBinary);
         assert_eq!(settings.topic.to_string(), "{aggregatetype}-{tenant}");
+        assert_eq!(settings.time_zone, Some(TimeZone::Utc));
         assert_eq!(settings.columns.choice(Role::Version), Choice::Off);
         assert_eq!(settings.columns.choice(Role::Topic), Choice::Must("topic"));
     }
@@ -284,6 +306,7 @@ mod tests {
             ("envelope = 'cloudevents'", "not an envelope"),
             ("topic = '{aggregatetype'", "brace without its partner"),
             ("table = ''", "table"),
+            ("time_zone = 'Europe/Berlin'", "`UTC` or `local`"),
         ] {
             let refused = read(toml).unwrap_err().to_string();
             assert!(refused.contains(part), "{toml}: {refused}");

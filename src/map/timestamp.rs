@@ -1,9 +1,10 @@
 //! When an event occurred: from the text of a column to RFC 3339 in UTC.
 //!
 //! The replication session has `DateStyle = ISO` and `TimeZone = UTC`, so a `timestamptz` arrives
-//! as `2026-11-21 11:40:44.123456+00`. The column may as well be a `timestamp` (taken as UTC) or a
-//! text in RFC 3339 with any offset. What is none of these (an epoch number, `infinity`, a year
-//! beyond 9999) is no timestamp here; the caller decides what then.
+//! as `2026-11-21 11:40:44.123456+00`. The column may as well be a text in RFC 3339 with any offset.
+//! A time without an offset, such as a `timestamp`, is a point in time only where the settings say
+//! that it is in UTC. What is none of these (an epoch number, `infinity`, a year beyond 9999) is no
+//! timestamp here; the caller decides what then.
 
 use std::fmt::Write;
 
@@ -29,6 +30,13 @@ pub(super) struct CivilTime {
     offset_s: i64,
 }
 
+/// What a time without an offset is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum WithoutOffset {
+    IsUtc,
+    IsNoInstant,
+}
+
 impl CivilTime {
     /// The point in time.
     pub(super) fn instant(self) -> PgTimestamp {
@@ -41,9 +49,13 @@ impl CivilTime {
 /// Reads `text` and puts its RFC 3339 form, in UTC with six decimals, in place of what `out` holds.
 ///
 /// Gives `None` and leaves `out` empty when `text` is not a timestamp.
-pub(super) fn to_rfc3339(text: &str, out: &mut String) -> Option<CivilTime> {
+pub(super) fn to_rfc3339(
+    text: &str,
+    without_offset: WithoutOffset,
+    out: &mut String,
+) -> Option<CivilTime> {
     out.clear();
-    let (time, decimals) = parse(text)?;
+    let (time, decimals) = parse(text, without_offset)?;
     if time.offset_s == 0 {
         // The usual case is a matter of copying: formatting numbers takes ten times as long.
         out.push_str(&text[..10]);
@@ -64,7 +76,7 @@ pub(super) fn to_rfc3339(text: &str, out: &mut String) -> Option<CivilTime> {
 }
 
 /// The time, and the decimals of its second as they are written, six at most.
-fn parse(text: &str) -> Option<(CivilTime, &str)> {
+fn parse(text: &str, without_offset: WithoutOffset) -> Option<(CivilTime, &str)> {
     let (clock, rest) = text.as_bytes().split_first_chunk::<SECONDS_END>()?;
     if !matches!(
         [clock[4], clock[7], clock[10], clock[13], clock[16]],
@@ -113,7 +125,10 @@ fn parse(text: &str) -> Option<(CivilTime, &str)> {
         day,
         second_of_day: hour * 3_600 + minute * 60 + second,
         micros: micros * POWERS_OF_TEN[DECIMALS - kept],
-        offset_s: offset(zone)?,
+        offset_s: match zone {
+            [] if without_offset == WithoutOffset::IsNoInstant => return None,
+            zone => offset(zone)?,
+        },
     };
     // ASCII up to here, so these are boundaries of characters.
     Some((time, &text[start..start + kept]))
@@ -175,7 +190,7 @@ mod tests {
 
     fn rfc3339(text: &str) -> Option<String> {
         let mut out = "left over".to_owned();
-        let time = to_rfc3339(text, &mut out)?.instant();
+        let time = to_rfc3339(text, WithoutOffset::IsUtc, &mut out)?.instant();
         assert_eq!(
             time.to_string(),
             out,
@@ -206,11 +221,15 @@ mod tests {
     }
 
     #[test]
-    fn a_timestamp_without_zone_is_taken_as_utc() {
-        assert_eq!(
-            rfc3339("2024-02-29 00:00:00").unwrap(),
-            "2024-02-29T00:00:00.000000Z"
-        );
+    fn a_time_without_an_offset_is_in_utc_only_if_the_settings_say_so() {
+        let text = "2024-02-29 00:00:00";
+        assert_eq!(rfc3339(text).unwrap(), "2024-02-29T00:00:00.000000Z");
+        let mut out = String::new();
+        assert!(to_rfc3339(text, WithoutOffset::IsNoInstant, &mut out).is_none());
+        assert_eq!(out, "");
+        let with_offset = format!("{text}+00");
+        assert!(to_rfc3339(&with_offset, WithoutOffset::IsNoInstant, &mut out).is_some());
+        assert_eq!(out, "2024-02-29T00:00:00.000000Z");
     }
 
     #[test]
@@ -267,19 +286,19 @@ mod tests {
         ) {
             let time = PgTimestamp::from_micros(micros);
             let mut out = String::new();
-            let read = to_rfc3339(&time.to_string(), &mut out);
+            let read = to_rfc3339(&time.to_string(), WithoutOffset::IsNoInstant, &mut out);
             prop_assert_eq!(read.map(CivilTime::instant), Some(time));
             prop_assert_eq!(out, time.to_string());
         }
 
         #[test]
         fn no_text_makes_it_panic(text in ".{0,40}") {
-            to_rfc3339(&text, &mut String::new());
+            to_rfc3339(&text, WithoutOffset::IsUtc, &mut String::new());
         }
 
         #[test]
         fn no_near_miss_makes_it_panic(text in "[0-9]{4}-[0-9]{2}-[0-9]{2} [0-9:.+é-]{8,20}") {
-            to_rfc3339(&text, &mut String::new());
+            to_rfc3339(&text, WithoutOffset::IsUtc, &mut String::new());
         }
     }
 }

@@ -14,7 +14,7 @@ use thiserror::Error;
 use super::columns::{Column, Finder, not_utf8};
 use super::error::{EventFault, MapError, SettingFault};
 use super::limits;
-use super::settings::{Role, TableSettings};
+use super::settings::{Choice, Role, TableSettings};
 use super::template::Part;
 
 /// Distinct topics that are remembered: as many as a project may have. When there are more, the
@@ -64,6 +64,8 @@ pub(super) struct Topics {
 enum Pattern {
     /// The full name, the same for every row.
     Fixed(Arc<str>),
+    /// There is none: every row has to tell, by this column.
+    Nothing(Column),
     Rendered(Vec<Piece>),
 }
 
@@ -97,7 +99,13 @@ impl Topics {
                 checked("topic_rules", topic)?,
             );
         }
-        let pattern = if settings.topic.columns().next().is_none() {
+        let column = finder.role(Role::Topic)?;
+        let names_it = settings.topic != TableSettings::default().topic;
+        let has_aggregate_type = settings.columns.choice(Role::AggregateType) != Choice::Off;
+        let pattern = if let (Some(column), false, false) = (&column, names_it, has_aggregate_type)
+        {
+            Pattern::Nothing(column.clone())
+        } else if settings.topic.columns().next().is_none() {
             Pattern::Fixed(checked("topic", &settings.topic.to_string())?)
         } else {
             let piece = |part: &Part| {
@@ -115,7 +123,6 @@ impl Topics {
                     .collect::<Result<_, _>>()?,
             )
         };
-        let column = finder.role(Role::Topic)?;
         let (interned, rendered) = (HashMap::default(), Vec::new());
         Ok(Self {
             prefix,
@@ -146,6 +153,7 @@ impl Topics {
         }
         let pieces = match &self.pattern {
             Pattern::Fixed(topic) => return Ok(Arc::clone(topic)),
+            Pattern::Nothing(column) => return Err(column.null("the topic")),
             Pattern::Rendered(pieces) => pieces,
         };
         for piece in pieces {
@@ -186,7 +194,7 @@ impl Topics {
     /// The columns that may give the topic.
     pub(super) fn columns(&self) -> impl Iterator<Item = &Column> {
         let pieces = match &self.pattern {
-            Pattern::Fixed(_) => &[],
+            Pattern::Fixed(_) | Pattern::Nothing(_) => &[],
             Pattern::Rendered(pieces) => pieces.as_slice(),
         };
         let in_pattern = pieces.iter().filter_map(|piece| match piece {

@@ -23,11 +23,21 @@ pub(super) mod pg_type {
     pub(crate) const TEXT: Oid = Oid(25);
     pub(crate) const OID: Oid = Oid(26);
     pub(crate) const JSON: Oid = Oid(114);
+    pub(crate) const FLOAT4: Oid = Oid(700);
+    pub(crate) const FLOAT8: Oid = Oid(701);
+    pub(crate) const MONEY: Oid = Oid(790);
+    pub(crate) const INET: Oid = Oid(869);
     pub(crate) const BPCHAR: Oid = Oid(1042);
     pub(crate) const VARCHAR: Oid = Oid(1043);
+    pub(crate) const DATE: Oid = Oid(1082);
+    pub(crate) const TIME: Oid = Oid(1083);
     pub(crate) const TIMESTAMP: Oid = Oid(1114);
     pub(crate) const TIMESTAMPTZ: Oid = Oid(1184);
+    pub(crate) const INTERVAL: Oid = Oid(1186);
+    pub(crate) const BIT: Oid = Oid(1560);
+    pub(crate) const NUMERIC: Oid = Oid(1700);
     pub(crate) const UUID: Oid = Oid(2950);
+    pub(crate) const XID8: Oid = Oid(5069);
     pub(crate) const JSONB: Oid = Oid(3802);
 }
 

@@ -10,7 +10,7 @@ mod released;
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
@@ -214,7 +214,7 @@ impl Delivery {
 
     fn on_published(&mut self, mut request: Request, mut message_ids: MessageIds) {
         self.lanes.finished(&request);
-        let at = SystemTime::now();
+        let at = self.metrics.server_clock.now();
         self.metrics.publish_requests.inc();
         let bytes = request.events.iter().map(|event| event.message.len()).sum();
         self.budget.give_back_messages(request.events.len(), bytes);

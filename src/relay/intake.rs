@@ -14,10 +14,14 @@ use decoder::{
 };
 
 use super::moved::Moved;
-use crate::capture::shape::INSERTED_XID;
+use slot_manager::QualifiedName;
+
 use crate::error::{Code, Error, Result};
 use crate::lanes::{Event, EventRef};
-use crate::map::{EventError, EventPosition, MapError, Mapper, OrderingKey, TableSettings};
+use crate::map::{
+    ColumnTypes, EventError, EventPosition, INSERTED_XID, MapError, Mapper, OrderingKey,
+    TableIdentity, TableSettings,
+};
 use crate::metrics::{Kind, Metrics};
 use crate::watermark::CommitLsn;
 
@@ -45,6 +49,9 @@ pub(super) enum Step {
     },
     /// The open transaction ends here.
     Commit(Lsn),
+    /// Nothing of this captured table can be mapped before [`Intake::learn`] was told what types its
+    /// columns have.
+    TypesUnknown(Oid),
 }
 
 /// How rows of one relation are treated.
@@ -92,14 +99,22 @@ impl Open {
     }
 }
 
+/// A table of the settings, as the stream is to know it.
+#[derive(Debug)]
+pub(super) struct Streamed {
+    pub(super) settings: TableSettings,
+    /// Its oid as it is now.
+    pub(super) oid: Oid,
+    pub(super) identity: TableIdentity,
+}
+
 /// Decoder and mappers of one session.
 #[derive(Debug)]
 pub(super) struct Intake {
-    settings: Arc<[TableSettings]>,
-    /// The oids of these tables, as they are now.
-    oids: Vec<Oid>,
+    captured: Vec<Streamed>,
     project: Arc<str>,
     relations: RelationCache,
+    types: ColumnTypes,
     /// With a fast hash: each event looks its table up.
     tables: HashMap<Oid, Table, foldhash::fast::RandomState>,
     open: Option<Open>,
@@ -108,17 +123,12 @@ pub(super) struct Intake {
 }
 
 impl Intake {
-    pub(super) fn new(
-        settings: Arc<[TableSettings]>,
-        oids: Vec<Oid>,
-        project: Arc<str>,
-        metrics: Metrics,
-    ) -> Self {
+    pub(super) fn new(captured: Vec<Streamed>, project: Arc<str>, metrics: Metrics) -> Self {
         Self {
-            settings,
-            oids,
+            captured,
             project,
             relations: RelationCache::new(),
+            types: ColumnTypes::default(),
             tables: HashMap::default(),
             open: None,
             last_commit_time: None,
@@ -185,33 +195,64 @@ impl Intake {
             .relations
             .get(relation.oid)
             .ok_or_else(|| unknown(relation.oid))?;
-        let table = match self.settings_of(known) {
-            Some((number, settings)) => {
-                let mapper = Mapper::resolve(known, settings, &self.project)?;
-                Table::Captured(Box::new(CapturedTable {
-                    mapper,
-                    number,
-                    inserted_xid: place_of_inserted_xid(known),
-                }))
-            }
+        let Some((number, streamed)) = self.captured(known) else {
             // Also the leaves of a captured partitioned table: its rows come under the root.
-            None => Table::Ignored { rows: 0 },
+            self.tables.insert(relation.oid, Table::Ignored { rows: 0 });
+            return Ok(Step::Nothing);
         };
+        if self.types.any_unknown(known) {
+            self.tables.remove(&relation.oid);
+            return Ok(Step::TypesUnknown(relation.oid));
+        }
+        let table = self.resolve(known, number, streamed)?;
         self.tables.insert(relation.oid, table);
         Ok(Step::Nothing)
     }
 
-    /// The number and the settings of a captured table. Log from before it was renamed has its old
-    /// name, and from before it was made anew another oid.
-    fn settings_of(&self, relation: &OwnedRelation) -> Option<(usize, &TableSettings)> {
-        let by_oid = self.oids.iter().position(|oid| *oid == relation.oid);
-        let number = by_oid.or_else(|| {
-            self.settings.iter().position(|settings| {
-                let table = &settings.table;
-                table.schema == relation.namespace && table.name == relation.name
-            })
-        })?;
-        Some((number, self.settings.get(number)?))
+    /// A captured table and its number. Log from before it was renamed has its old name, and from
+    /// before it was made anew another oid.
+    fn captured(&self, relation: &OwnedRelation) -> Option<(usize, &Streamed)> {
+        let is_named = |table: &QualifiedName| {
+            table.schema == relation.namespace && table.name == relation.name
+        };
+        let mut all = self.captured.iter().enumerate();
+        all.clone()
+            .find(|(_, table)| table.oid == relation.oid)
+            .or_else(|| all.find(|(_, table)| is_named(&table.settings.table)))
+    }
+
+    fn resolve(&self, relation: &OwnedRelation, number: usize, table: &Streamed) -> Result<Table> {
+        let (settings, identity) = (&table.settings, &table.identity);
+        let mapper = Mapper::resolve(relation, &self.types, settings, identity, &self.project)?;
+        Ok(Table::Captured(Box::new(CapturedTable {
+            mapper,
+            number,
+            inserted_xid: place_of_inserted_xid(relation),
+        })))
+    }
+
+    /// A table as the stream has described it, and the types that are known.
+    ///
+    /// # Errors
+    /// `replication-protocol` when it was not described.
+    pub(super) fn described(&self, relation: Oid) -> Result<(&OwnedRelation, &ColumnTypes)> {
+        let known = self.relations.get(relation);
+        let known = known.ok_or_else(|| unknown(relation))?;
+        Ok((known, &self.types))
+    }
+
+    /// Takes the types that were looked up for [`Step::TypesUnknown`].
+    ///
+    /// # Errors
+    /// `column-missing` and the like when the rows of the table cannot be mapped.
+    pub(super) fn learn(&mut self, relation: Oid, types: ColumnTypes) -> Result<()> {
+        self.types.learn_all(types);
+        let known = self.relations.get(relation);
+        let known = known.ok_or_else(|| unknown(relation))?;
+        let (number, streamed) = self.captured(known).ok_or_else(|| unknown(relation))?;
+        let table = self.resolve(known, number, streamed)?;
+        self.tables.insert(relation, table);
+        Ok(())
     }
 
     fn insert(&mut self, relation: Oid, tuple: &decoder::Tuple<'_>) -> Result<Step> {

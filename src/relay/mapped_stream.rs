@@ -13,17 +13,19 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use decoder::Lsn;
+use decoder::Oid;
 use decoder::frame::Frame;
 use slot_manager::slots;
 
 use super::backlog::Backlog;
-use super::intake::{Intake, Step};
+use super::intake::{Intake, Step, Streamed};
 use crate::error::{Code, Error, Result};
 use crate::map::OrderingKey;
 use crate::metrics::{LastStatus, Metrics};
 use crate::postgres::connect;
 use crate::settings::Settings;
 use crate::source::{Chunk, Options, Source, frames};
+use crate::table;
 use crate::watermark::{Confirmable, Watermark};
 
 /// For the look at the slot.
@@ -76,7 +78,20 @@ impl MappedStream {
         let project = Arc::from(settings.project()?);
         Ok(Self {
             source: Source::open(options, LastStatus::default()).await?,
-            intake: Intake::new(settings.tables.clone().into(), Vec::new(), project, metrics),
+            intake: Intake::new(
+                settings
+                    .tables
+                    .iter()
+                    .map(|table| Streamed {
+                        settings: table.clone(),
+                        // Found by name.
+                        oid: Oid(0),
+                        identity: table.identity(),
+                    })
+                    .collect(),
+                project,
+                metrics,
+            ),
             watermark: Watermark::new(confirmed),
             backlog: Backlog::default(),
         })
@@ -96,14 +111,14 @@ impl MappedStream {
             })),
             Some(chunk) = chunks.recv() => chunk,
         };
-        self.on_chunk(&chunk, &mut each)?;
+        self.on_chunk(&chunk, &mut each).await?;
         let confirmed = self.watermark.confirmable();
         self.source.confirm(confirmed);
         self.source.set_behind(self.backlog.is_behind());
         Ok(confirmed.lsn())
     }
 
-    fn on_chunk(&mut self, chunk: &Chunk, each: &mut impl FnMut(MappedEvent)) -> Result<()> {
+    async fn on_chunk(&mut self, chunk: &Chunk, each: &mut impl FnMut(MappedEvent)) -> Result<()> {
         let mut last_sent_at = None;
         for frame in frames(chunk) {
             match frame? {
@@ -111,7 +126,7 @@ impl MappedStream {
                     payload, sent_at, ..
                 } => {
                     last_sent_at = Some(sent_at);
-                    self.on_message(payload, each)?;
+                    self.on_message(payload, each).await?;
                 }
                 Frame::Keepalive { wal_end, .. } => self.watermark.keepalive(wal_end),
             }
@@ -122,11 +137,21 @@ impl MappedStream {
         Ok(())
     }
 
-    fn on_message(&mut self, payload: &[u8], each: &mut impl FnMut(MappedEvent)) -> Result<()> {
+    async fn on_message(
+        &mut self,
+        payload: &[u8],
+        each: &mut impl FnMut(MappedEvent),
+    ) -> Result<()> {
         match self.intake.message(payload)? {
             Step::Nothing => {}
             Step::Begin(commit, commit_time) => self.watermark.begin(commit, commit_time),
             Step::Commit(end_lsn) => self.watermark.commit(end_lsn),
+            Step::TypesUnknown(relation) => {
+                let (described, known) = self.intake.described(relation)?;
+                let target = self.source.target();
+                let found = table::look_up_types_apart(target, described, known).await?;
+                self.intake.learn(relation, found)?;
+            }
             Step::Event {
                 topic,
                 ordering_key,

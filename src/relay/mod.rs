@@ -23,6 +23,7 @@ pub(crate) mod record;
 pub(crate) mod recovery;
 mod session;
 mod standby;
+mod start_check;
 mod state;
 mod stuck;
 mod supervisor;
@@ -107,6 +108,10 @@ impl Relay {
     /// PostgreSQL never answered within `start_timeout_s`.
     pub async fn run(&self, mut shutdown: watch::Receiver<bool>) -> Result<()> {
         let began = Instant::now();
+        tokio::select! {
+            _ = shutdown.wait_for(|stop| *stop) => return Ok(()),
+            fits = start_check::settings_fit_the_tables(self) => fits?,
+        }
         let mut server_answered = false;
         let mut pause = FIRST_PAUSE;
         loop {

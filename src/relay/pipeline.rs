@@ -4,11 +4,13 @@
 //! shutdown, the end of the replication session, progress of the delivery, the publication guard,
 //! the auditor's veto, the end of a recovery, rows from the tables, and last the stream, which is
 //! the busiest. While a recovery lasts the stream is left alone. Nothing in the loop waits for the
-//! network except while the events of an earlier run are looked up; what ends a session is waited for.
+//! network except while the events of an earlier run are looked up, and while the catalog is asked for
+//! a type that the stream names for the first time; what ends a session is waited for.
 
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use decoder::Oid;
 use decoder::frame::Frame;
 use tokio::sync::{mpsc, watch};
 
@@ -26,6 +28,7 @@ use crate::lanes::{Serve, Standing};
 use crate::map::MapError;
 use crate::metrics::Metrics;
 use crate::source::{Chunk, Source, frames};
+use crate::table;
 use crate::watermark::{CommitLsn, Confirmable, Watermark};
 
 /// Everything one session works with.
@@ -159,7 +162,7 @@ impl Pipeline {
 
     async fn on_chunk(&mut self, chunk: &Chunk) -> Result<()> {
         self.metrics.received_bytes.inc_by(chunk.len() as u64);
-        let (mut sent_at, mut keepalive) = (None, false);
+        let (mut sent_at, mut keepalive, mut last_sent_at) = (None, false, None);
         for frame in frames(chunk) {
             match frame? {
                 Frame::XLogData {
@@ -168,10 +171,15 @@ impl Pipeline {
                     ..
                 } => {
                     (sent_at, keepalive) = (Some(at), false);
+                    last_sent_at = Some(at);
                     self.on_message(payload).await?;
                 }
-                Frame::Keepalive { wal_end, .. } => {
-                    keepalive = true;
+                Frame::Keepalive {
+                    wal_end,
+                    sent_at: at,
+                    ..
+                } => {
+                    (keepalive, last_sent_at) = (true, Some(at));
                     self.earlier.passed(wal_end);
                     if self.supervision.borrow().publication_is_right() {
                         self.watermark.keepalive(wal_end);
@@ -179,8 +187,12 @@ impl Pipeline {
                 }
             }
         }
+        let now = Instant::now();
+        if let Some(sent_at) = last_sent_at {
+            self.metrics.server_clock.heard(sent_at, now);
+        }
         if let (Some(sent_at), Some(committed)) = (sent_at, self.intake.last_commit_time()) {
-            self.backlog.received(sent_at, committed, Instant::now());
+            self.backlog.received(sent_at, committed, now);
         }
         if keepalive {
             self.backlog.keepalive();
@@ -193,6 +205,7 @@ impl Pipeline {
             Step::Nothing => {}
             Step::Begin(commit, commit_time) => self.watermark.begin(commit, commit_time),
             Step::Commit(end_lsn) => self.watermark.commit(end_lsn),
+            Step::TypesUnknown(relation) => self.look_types_up(relation).await?,
             Step::Event {
                 topic,
                 ordering_key,
@@ -249,6 +262,13 @@ impl Pipeline {
             }
             Some(_) | None => Ok((found, ordinal)),
         }
+    }
+
+    /// Asks the catalog for the types of a captured table, of which the stream has told the oids.
+    async fn look_types_up(&mut self, relation: Oid) -> Result<()> {
+        let (described, known) = self.intake.described(relation)?;
+        let found = table::look_up_types_apart(self.source.target(), described, known).await?;
+        self.intake.learn(relation, found)
     }
 
     /// Lets requests that are on their way end, records them and confirms; starts nothing new.

@@ -18,7 +18,7 @@ use super::backlog::Backlog;
 use super::delivery::Delivery;
 use super::earlier::Earlier;
 use super::from_table;
-use super::intake::Intake;
+use super::intake::{Intake, Streamed};
 use super::moved::MovedRows;
 use super::opening::{self, Opening, check_publication};
 use super::pipeline::{End, Pipeline};
@@ -29,10 +29,11 @@ use super::supervisor::{self, Subject, Supervision, Supervisor};
 use super::topic_maker::TopicMaker;
 use super::{Phase, Relay, record, recovery, stuck};
 use crate::capture::Bounds;
+use crate::capture::claim::Captured;
 use crate::dispatch::{Reader, Recorded, quarantined, wait_for_predecessor};
 use crate::error::{Code, Error, Result};
 use crate::postgres::{Sql, answer_within, connect};
-use crate::settings::OnBadEvent;
+use crate::settings::{OnBadEvent, Settings};
 use crate::source::{Options, Source};
 use crate::watermark::{Confirmable, Watermark};
 
@@ -211,11 +212,7 @@ async fn open(relay: &Relay) -> Result<(Pipeline, Beside)> {
     let pipeline = Pipeline {
         source,
         intake: Intake::new(
-            settings.tables.clone().into(),
-            captured
-                .iter()
-                .map(|captured| Oid(captured.shape.oid))
-                .collect(),
+            streamed(settings, &captured),
             Arc::from(settings.project()?),
             relay.metrics.clone(),
         ),
@@ -236,6 +233,18 @@ async fn open(relay: &Relay) -> Result<(Pipeline, Beside)> {
         metrics: relay.metrics.clone(),
     };
     Ok((pipeline, (supervisor, auditor)))
+}
+
+/// The captured tables as the stream is to know them.
+fn streamed(settings: &Settings, captured: &[Captured]) -> Vec<Streamed> {
+    let tables = settings.tables.iter().zip(captured);
+    tables
+        .map(|(settings, captured)| Streamed {
+            settings: settings.clone(),
+            oid: Oid(captured.shape.oid),
+            identity: captured.identity(),
+        })
+        .collect()
 }
 
 /// Writes down that this relay serves the slot from now on, and how it records.

@@ -148,6 +148,14 @@ pub const KEYS: &[Key] = &[
          `cloudevents-structured` or `protobuf`",
     ),
     key(
+        "time_zone",
+        Kind::Text,
+        "",
+        &[],
+        "What times without an offset in the column `occurred_at` mean: `UTC`, or `local` (sent as \
+         they are, without an offset); needed where that column is a timestamp without time zone",
+    ),
+    key(
         "project",
         Kind::Text,
         "",

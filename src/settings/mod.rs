@@ -7,6 +7,7 @@ mod choices;
 mod keys;
 mod layers;
 
+use std::collections::HashSet;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
@@ -92,6 +93,7 @@ impl Settings {
             let key = keys::find(name).expect("invariant: flags are made from the table of keys");
             layers::flag(&mut table, key, text)?;
         }
+        refuse_settings_of_one_table(&table)?;
         layers::defaults(&mut table)?;
         for key in KEYS {
             if let Some(value) = table.get(key.name) {
@@ -214,6 +216,9 @@ fn setting_invalid(name: &str) -> Error {
     )
 }
 
+/// Settings of the one table that is captured when the file has no [[tables]].
+const OF_ONE_TABLE: [&str; 5] = ["table", "topic", "ordering", "envelope", "time_zone"];
+
 /// `[[tables]]` of the file, or the one table that the plain settings describe.
 fn tables(table: &Table) -> Result<Vec<TableSettings>> {
     let invalid = |e: toml::de::Error| {
@@ -226,8 +231,10 @@ fn tables(table: &Table) -> Result<Vec<TableSettings>> {
         Some(list) => list.clone().try_into().map_err(invalid)?,
         None => {
             let mut one = Table::new();
-            for name in ["table", "topic", "ordering", "envelope"] {
-                one.insert(name.into(), table[name].clone());
+            for name in OF_ONE_TABLE {
+                if let Some(value) = table.get(name) {
+                    one.insert(name.into(), value.clone());
+                }
             }
             vec![one.try_into().map_err(invalid)?]
         }
@@ -235,7 +242,34 @@ fn tables(table: &Table) -> Result<Vec<TableSettings>> {
     if tables.is_empty() {
         return Err(setting_invalid("tables").hint("name at least one table in [[tables]]"));
     }
-    Ok(tables)
+    let mut names = HashSet::new();
+    match tables.iter().find(|table| !names.insert(&table.table)) {
+        Some(twice) => Err(Error::new(
+            Code::SettingInvalid,
+            format!("[[tables]] names table {} twice", twice.table),
+        )
+        .hint("say everything about a table in one [[tables]] section")),
+        None => Ok(tables),
+    }
+}
+
+/// What is set for the one table that the plain settings describe means nothing beside [[tables]].
+fn refuse_settings_of_one_table(set: &Table) -> Result<()> {
+    if !set.contains_key("tables") {
+        return Ok(());
+    }
+    match OF_ONE_TABLE.into_iter().find(|name| set.contains_key(*name)) {
+        Some(name) => Err(Error::new(
+            Code::SettingInvalid,
+            format!("setting `{name}` has no effect beside [[tables]]"),
+        )
+        .hint(format!(
+            "set it in each [[tables]] section instead, and take `{name}` out of the top of the file \
+             and POSTRIDER_{} out of the environment",
+            name.to_uppercase()
+        ))),
+        None => Ok(()),
+    }
 }
 
 /// Pub/Sub answers a malformed project as it answers a bad message: refused here, so that no event

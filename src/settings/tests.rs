@@ -102,3 +102,61 @@ fn a_wrong_endpoint_is_named() {
     let error = load(&[("PUBSUB_EMULATOR_HOST", "localhost")]).unwrap_err();
     assert_eq!(error.code(), Code::SettingInvalid);
 }
+
+fn load_file(toml: &str, env: &[(&str, &str)]) -> Result<Settings> {
+    let mut file = tempfile::NamedTempFile::new().unwrap();
+    std::io::Write::write_all(&mut file, toml.as_bytes()).unwrap();
+    let env = env
+        .iter()
+        .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
+        .collect();
+    Settings::load(Some(file.path()), &env, &[])
+}
+
+#[test]
+fn a_table_that_is_named_twice_is_refused() {
+    let twice = "[[tables]]\ntable = 'a.b'\n[[tables]]\ntable = '\"a\".\"b\"'\ntopic = 'other'\n";
+    let error = load_file(twice, &[]).unwrap_err();
+    assert_eq!(error.code(), Code::SettingInvalid);
+    assert!(error.what().contains("a.b twice"), "{error}");
+    load_file(
+        "[[tables]]\ntable = 'a.b'\n[[tables]]\ntable = 'a.\"B\"'\n",
+        &[],
+    )
+    .unwrap();
+}
+
+#[test]
+fn what_the_tables_of_the_file_would_silently_override_is_refused() {
+    let tables = "[[tables]]\ntable = 'a.b'\n";
+    for (name, value) in [
+        ("table", "a.b"),
+        ("topic", "shop"),
+        ("ordering", "none"),
+        ("envelope", "protobuf"),
+        ("time_zone", "UTC"),
+    ] {
+        let in_file = load_file(&format!("{name} = '{value}'\n{tables}"), &[]);
+        let variable = format!("POSTRIDER_{}", name.to_uppercase());
+        let in_environment = load_file(tables, &[(&variable, value)]);
+        for refused in [in_file.unwrap_err(), in_environment.unwrap_err()] {
+            assert_eq!(refused.code(), Code::SettingInvalid, "{name}");
+            assert!(refused.what().contains(name), "{refused}");
+        }
+        load_file(&format!("{name} = '{value}'"), &[]).unwrap();
+    }
+    load_file(tables, &[]).unwrap();
+}
+
+#[test]
+fn the_time_zone_of_the_one_table_is_utc_or_local_or_unknown() {
+    use crate::map::TimeZone;
+    let of = |settings: Settings| settings.tables[0].time_zone;
+    assert_eq!(of(load(&[]).unwrap()), None);
+    let utc = load(&[("POSTRIDER_TIME_ZONE", "UTC")]).unwrap();
+    assert_eq!(of(utc), Some(TimeZone::Utc));
+    let local = load(&[("POSTRIDER_TIME_ZONE", "local")]).unwrap();
+    assert_eq!(of(local), Some(TimeZone::Local));
+    let error = load(&[("POSTRIDER_TIME_ZONE", "Europe/Berlin")]).unwrap_err();
+    assert_eq!(error.code(), Code::SettingInvalid);
+}

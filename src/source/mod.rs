@@ -74,6 +74,7 @@ pub(crate) struct Source {
     ended: oneshot::Receiver<Error>,
     control: Arc<Control>,
     walsender: i32,
+    target: Target,
     close: Option<oneshot::Sender<()>>,
     thread: Option<std::thread::JoinHandle<()>>,
 }
@@ -110,6 +111,7 @@ impl Source {
         let (close, closed) = oneshot::channel();
         let (end, ended) = oneshot::channel();
         let start = options.confirmed.lsn().as_u64();
+        let target = options.target.clone();
         let control = Arc::new(Control {
             confirmed: AtomicU64::new(start),
             has_moved: Notify::new(),
@@ -135,6 +137,7 @@ impl Source {
             ended,
             control,
             walsender: 0,
+            target,
             close: Some(close),
             thread: Some(thread),
         };
@@ -147,6 +150,11 @@ impl Source {
             Ok(Err(error)) => Err(error),
             Err(_) => Err(Error::new(Code::Internal, "the replication thread ended")),
         }
+    }
+
+    /// Where it streams from.
+    pub(crate) fn target(&self) -> &Target {
+        &self.target
     }
 
     /// The session's last word, and its chunks: apart, so that the end is heard also while no

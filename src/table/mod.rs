@@ -7,6 +7,8 @@
 //!
 //! Not here: which rows are read, and when.
 
+mod column_types;
+
 use std::sync::Arc;
 
 use decoder::{Oid, OwnedColumn, OwnedRelation, PgTimestamp, ReplicaIdentity, Value};
@@ -15,22 +17,31 @@ use tokio_postgres::SimpleQueryRow;
 use tokio_postgres::error::{Error as PgError, SqlState};
 
 use crate::capture::claim::Captured;
-use crate::capture::shape::{INSERTED_XID, xids_sql};
+use crate::capture::shape::xids_sql;
 use crate::error::{Code, Error, Result};
 use crate::lanes::{Event, EventRef};
 use crate::map::{
-    EventFault, EventId, EventPosition, MapError, Mapper, OrderingKey, TableSettings, limits,
+    ColumnTypes, EventFault, EventId, EventPosition, INSERTED_XID, MapError, Mapper, OrderingKey,
+    TableSettings, TimeKind, ValueOrder, limits,
 };
 use crate::postgres::Sql;
 use crate::watermark::CommitLsn;
 
+pub(crate) use column_types::{look_up as look_up_types, look_up_apart as look_up_types_apart};
+
+/// A generated column counts where a publication sends it, which PostgreSQL does from 18 on.
 const COLUMNS: &str = "\
     select a.attname::text, a.atttypid, a.atttypmod \
     from pg_catalog.pg_attribute a \
     join pg_catalog.pg_class c on c.oid = a.attrelid and c.relkind in ('r', 'p') \
     join pg_catalog.pg_namespace n on n.oid = c.relnamespace \
     where n.nspname = $1 and c.relname = $2 \
-      and a.attnum > 0 and not a.attisdropped and a.attgenerated = '' \
+      and a.attnum > 0 and not a.attisdropped \
+      and (a.attgenerated = '' \
+           or current_setting('server_version_num')::int >= 180000 and exists ( \
+               select from pg_catalog.pg_publication_tables p \
+               where p.schemaname = $1 and p.tablename = $2 \
+                 and pg_catalog.to_jsonb(p) -> 'attnames' ? a.attname::text)) \
     order by a.attnum";
 
 /// Stands for text that is not UTF-8, whose bytes the driver does not give; it is none either.
@@ -55,11 +66,18 @@ const FIXED_SIZE: [u32; 13] = [
 /// Microseconds between the Unix epoch and PostgreSQL's.
 const PG_EPOCH: &str = "946684800000000";
 
+/// A table as the stream would describe it, and the types of its columns.
+#[derive(Debug)]
+pub(crate) struct Description {
+    pub(crate) relation: OwnedRelation,
+    pub(crate) types: ColumnTypes,
+}
+
 /// Describes a table from the catalog as the stream would; `None` when there is none.
 ///
 /// # Errors
 /// Those of a statement.
-pub(crate) async fn describe(sql: &Sql, table: &QualifiedName) -> Result<Option<OwnedRelation>> {
+pub(crate) async fn describe(sql: &Sql, table: &QualifiedName) -> Result<Option<Description>> {
     let rows = sql.query(COLUMNS, &[&table.schema, &table.name]).await?;
     let columns: Vec<OwnedColumn> = rows
         .iter()
@@ -70,13 +88,18 @@ pub(crate) async fn describe(sql: &Sql, table: &QualifiedName) -> Result<Option<
             type_modifier: row.get(2),
         })
         .collect();
-    Ok((!columns.is_empty()).then(|| OwnedRelation {
+    if columns.is_empty() {
+        return Ok(None);
+    }
+    let relation = OwnedRelation {
         oid: Oid(0),
         namespace: table.schema.clone(),
         name: table.name.clone(),
         replica_identity: ReplicaIdentity::Default,
         columns,
-    }))
+    };
+    let types = look_up_types(sql, &relation, &ColumnTypes::default()).await?;
+    Ok(Some(Description { relation, types }))
 }
 
 /// A row of a table as an event, with the lane that it belongs to.
@@ -101,6 +124,11 @@ pub(crate) struct TableReader {
     /// The column by which rows are found again.
     seq: Option<String>,
     id: String,
+    /// How ids compare.
+    id_order: ValueOrder,
+    /// The age in seconds of the oldest event among the rows, as an aggregate; `None` when the
+    /// table does not tell.
+    oldest_age: Option<String>,
     /// `schema.table:` in front of ids that are not uuids.
     source_prefix: Option<String>,
 }
@@ -175,7 +203,7 @@ impl TableReader {
         captured: &Captured,
     ) -> Result<Self> {
         let table = &settings.table;
-        let relation = describe(sql, table).await?.ok_or_else(|| {
+        let Description { relation, types } = describe(sql, table).await?.ok_or_else(|| {
             Error::new(Code::PublicationDrift, format!("there is no table {table}"))
         })?;
         let row = sql
@@ -184,13 +212,15 @@ impl TableReader {
                 &[],
             )
             .await?;
-        let mapper = Mapper::resolve(&relation, settings, project)?;
-        Ok(Self::new(mapper, &relation, table, captured, row.get(0)))
+        let identity = captured.identity();
+        let mapper = Mapper::resolve(&relation, &types, settings, &identity, project)?;
+        let described = Description { relation, types };
+        Ok(Self::new(mapper, &described, table, captured, row.get(0)))
     }
 
     fn new(
         mapper: Mapper,
-        relation: &OwnedRelation,
+        described: &Description,
         table: &QualifiedName,
         captured: &Captured,
         has_commit_time: bool,
@@ -219,8 +249,13 @@ impl TableReader {
             }
         };
         let commit_time = has_commit_time.then_some("pg_xact_commit_timestamp(e.xmin)");
+        let Description { relation, types } = described;
         let names = || relation.columns.iter().map(|c| c.name.as_str());
-        let occurred_at = names().position(|name| known.occurred_at == Some(name));
+        let occurred_at_name = known.occurred_at.map(|column| column.name);
+        let occurred_at = names().position(|name| occurred_at_name == Some(name));
+        let oldest_age = known
+            .occurred_at
+            .and_then(|time| oldest_age(&of(time.name), known.time_kind));
         let times: Vec<&str> = commit_time.into_iter().chain(["now()"]).collect();
         let committed = format!(
             "(extract(epoch from coalesce({})) * 1000000)::bigint - {PG_EPOCH}",
@@ -228,7 +263,9 @@ impl TableReader {
         );
         let used = mapper.used_columns();
         let columns = relation.columns.iter().enumerate();
-        let columns = columns.map(|(n, column)| SelectedColumn::new(column, used.contains(&n)));
+        let columns = columns.map(|(n, column)| {
+            SelectedColumn::new(column, types.base(column.type_oid), used.contains(&n))
+        });
         Self {
             columns: columns.collect(),
             occurred_at,
@@ -238,6 +275,8 @@ impl TableReader {
             seq: shape.seq.as_ref().map(|seq| of(&seq.column)),
             source_prefix: (!known.id_is_uuid).then(|| format!("{}:", record.identity)),
             id,
+            id_order: known.id_order,
+            oldest_age,
             mapper,
         }
     }
@@ -249,14 +288,24 @@ impl TableReader {
             (Some(source_id), Some(prefix)) => source_id.strip_prefix(prefix.as_str())?.to_owned(),
             (Some(_), None) | (None, Some(_)) => return None,
         };
+        let (column, id) = (&self.id, quoted_literal(&id));
+        let is_same = match (&self.source_prefix, self.id_order) {
+            (None, _) => format!("{column} = {id}"),
+            // Equal values of some types differ in their text, such as 1.0 and 1.00.
+            (Some(_), ValueOrder::OfType | ValueOrder::OfText) => {
+                format!("{column} = {id} and format('%s', {column}) = {id}")
+            }
+            (Some(_), ValueOrder::None) => format!("format('%s', {column}) = {id}"),
+        };
         // The table may have been made anew, with other rows under the same ids.
-        Some(format!(
-            "{} = {} and {} = '{}'",
-            self.id,
-            quoted_literal(&id),
-            self.event_id,
-            uuid::Uuid::from_bytes(event_id.uuid),
-        ))
+        let uuid = uuid::Uuid::from_bytes(event_id.uuid);
+        Some(format!("{is_same} and {} = '{uuid}'", self.event_id))
+    }
+
+    /// An aggregate over rows: the age in seconds of the oldest event, by the server's clock.
+    /// `None` when the table does not tell when an event happened.
+    pub(crate) fn oldest_age_sql(&self) -> Option<&str> {
+        self.oldest_age.as_deref()
     }
 
     /// `select … from table e`, to be completed and run as a simple query.
@@ -317,12 +366,6 @@ impl TableReader {
     /// no id.
     pub(crate) fn event_id_sql(&self) -> &str {
         &self.event_id
-    }
-
-    /// The column that says when an event happened.
-    pub(crate) fn occurred_at_sql(&self) -> Option<String> {
-        let column = self.columns.get(self.occurred_at?)?;
-        Some(format!("e.{}", quoted_identifier(&column.name)))
     }
 
     /// When the event of a row happened, as its column says.
@@ -397,7 +440,7 @@ impl TableReader {
 
 impl SelectedColumn {
     /// A column that no message needs is not read: its value may be of any size.
-    fn new(column: &OwnedColumn, is_used: bool) -> Self {
+    fn new(column: &OwnedColumn, base_type: Oid, is_used: bool) -> Self {
         let name = column.name.clone();
         let value = format!("e.{}", quoted_identifier(&name));
         if !is_used {
@@ -407,7 +450,7 @@ impl SelectedColumn {
                 fits: None,
             };
         }
-        let bytes = match column.type_oid {
+        let bytes = match base_type {
             Oid(BYTEA) => format!("octet_length({value})"),
             Oid(oid) if FIXED_SIZE.contains(&oid) => {
                 return Self {
@@ -429,6 +472,20 @@ impl SelectedColumn {
             fits: Some(fits),
         }
     }
+}
+
+/// The age in seconds of the oldest of the times in `column`; infinite times have none. Computed from
+/// numbers: an interval of the farthest times does not fit.
+fn oldest_age(column: &str, kind: TimeKind) -> Option<String> {
+    let time = match kind {
+        TimeKind::Instant => column.to_owned(),
+        TimeKind::Utc => format!("{column} at time zone 'UTC'"),
+        TimeKind::Unknown => return None,
+    };
+    Some(format!(
+        "(extract(epoch from clock_timestamp()) \
+          - extract(epoch from min({time}) filter (where isfinite({column}))))::float8"
+    ))
 }
 
 /// What an error of a statement over a captured table means. The statement is written for the table

@@ -13,6 +13,8 @@ pub enum Problem {
         publication: String,
         /// The tables that it should have.
         tables: Vec<QualifiedName>,
+        /// Whether it has to send generated columns, which it does only when it is told to.
+        needs_generated: bool,
     },
     /// Inserts are not published.
     InsertsNotPublished {
@@ -30,6 +32,15 @@ pub enum Problem {
         table: QualifiedName,
         /// The columns.
         columns: Vec<String>,
+    },
+    /// Needed columns are generated, and the server never publishes such columns.
+    ColumnsGenerated {
+        /// The table.
+        table: QualifiedName,
+        /// The columns.
+        columns: Vec<String>,
+        /// Whether the server would publish them if they were stored.
+        stored_are_published: bool,
     },
     /// The table is partitioned, and its partitions' rows appear under the partitions' names.
     NotViaPartitionRoot {
@@ -54,7 +65,8 @@ pub enum Problem {
         /// The filter, as SQL.
         filter: String,
     },
-    /// A column list leaves needed columns out.
+    /// A column list leaves needed columns out, or needed columns are generated and the publication
+    /// does not send such columns.
     ColumnsNotPublished {
         /// The publication.
         publication: String,
@@ -62,7 +74,23 @@ pub enum Problem {
         table: QualifiedName,
         /// The columns that are left out.
         columns: Vec<String>,
+        /// Whether some of them are generated.
+        needs_generated: bool,
+        /// Whether a list leaves them out.
+        by_list: bool,
     },
+}
+
+/// The option by which PostgreSQL 18 and newer publish stored generated columns.
+const GENERATED: &str = "publish_generated_columns = stored";
+
+/// Takes the table out and puts it back as it should be.
+fn added_again(publication: &str, table: &QualifiedName) -> String {
+    let publication = quoted_identifier(publication);
+    format!(
+        "alter publication {publication} drop table {table}; \
+         alter publication {publication} add table {table}"
+    )
 }
 
 impl Problem {
@@ -80,11 +108,16 @@ impl Problem {
             Self::PublicationMissing {
                 publication,
                 tables,
+                needs_generated,
             } => {
                 let tables: Vec<String> = tables.iter().map(ToString::to_string).collect();
+                let generated = match needs_generated {
+                    true => format!(", {GENERATED}"),
+                    false => String::new(),
+                };
                 format!(
                     "create publication {} for table {} with (publish = 'insert', \
-                     publish_via_partition_root = true)",
+                     publish_via_partition_root = true{generated})",
                     quoted_identifier(publication),
                     tables.join(", ")
                 )
@@ -103,6 +136,32 @@ impl Problem {
                 "add {} to {table}, or correct the column mapping of that table",
                 comma_separated(columns)
             ),
+            Self::ColumnsGenerated {
+                table,
+                columns,
+                stored_are_published,
+            } => {
+                let other = "or name another column in the column mapping";
+                match stored_are_published {
+                    true => format!(
+                        "drop {} of {table} and add it again as a stored generated column, {other}",
+                        comma_separated(columns)
+                    ),
+                    false => {
+                        let ordinary: Vec<String> = columns
+                            .iter()
+                            .map(|c| {
+                                format!("alter column {} drop expression", quoted_identifier(c))
+                            })
+                            .collect();
+                        format!(
+                            "alter table {table} {}, and let the service or a BEFORE INSERT trigger \
+                             write it; {other}",
+                            ordinary.join(", ")
+                        )
+                    }
+                }
+            }
             Self::NotViaPartitionRoot { publication, .. } => format!(
                 "alter publication {} set (publish_via_partition_root = true)",
                 quoted_identifier(publication)
@@ -115,14 +174,29 @@ impl Problem {
             }
             Self::RowFilter {
                 publication, table, ..
+            } => format!("in one transaction: {}", added_again(publication, table)),
+            Self::ColumnsNotPublished {
+                publication,
+                table,
+                needs_generated,
+                by_list,
+                ..
+            } => {
+                let set = format!(
+                    "alter publication {} set ({GENERATED})",
+                    quoted_identifier(publication)
+                );
+                match (needs_generated, by_list) {
+                    (true, false) => set,
+                    (true, true) => {
+                        let again = added_again(publication, table);
+                        format!("in one transaction: {again}; {set}")
+                    }
+                    (false, _) => {
+                        format!("in one transaction: {}", added_again(publication, table))
+                    }
+                }
             }
-            | Self::ColumnsNotPublished {
-                publication, table, ..
-            } => format!(
-                "in one transaction: alter publication {publication} drop table {table}; \
-                 alter publication {publication} add table {table}",
-                publication = quoted_identifier(publication)
-            ),
         }
     }
 }
@@ -139,6 +213,25 @@ impl fmt::Display for Problem {
             Self::TableMissing { table } => write!(f, "table {table} does not exist"),
             Self::ColumnsMissing { table, columns } => {
                 write!(f, "table {table} has no column {}", columns.join(", "))
+            }
+            Self::ColumnsGenerated {
+                table,
+                columns,
+                stored_are_published,
+            } => {
+                let columns = columns.join(", ");
+                match stored_are_published {
+                    true => write!(
+                        f,
+                        "column {columns} of table {table} is generated and not stored: such \
+                         columns are never published"
+                    ),
+                    false => write!(
+                        f,
+                        "column {columns} of table {table} is generated: generated columns are not \
+                         published before PostgreSQL 18"
+                    ),
+                }
             }
             Self::NotViaPartitionRoot { publication, table } => write!(
                 f,
@@ -159,6 +252,7 @@ impl fmt::Display for Problem {
                 publication,
                 table,
                 columns,
+                ..
             } => write!(
                 f,
                 "publication {publication} leaves out {} of {table}",

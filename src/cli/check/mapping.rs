@@ -13,9 +13,10 @@ use tokio_postgres::types::ToSql;
 
 use crate::cli::findings::{finding, finding_with_remedy, from_error};
 use crate::error::{Error, Result};
-use crate::map::{EventPosition, MapError, Mapper, TableSettings};
+use crate::map::{EventPosition, MapError, Mapper, TableSettings, ValueOrder};
 use crate::postgres::Sql;
-use crate::table;
+use crate::printable::printable;
+use crate::table::{self, Description};
 
 /// Rows of the sample; enough to meet every usual kind of event.
 const SAMPLE: usize = 500;
@@ -46,27 +47,30 @@ pub(super) struct Looked {
 
 /// Looks at one captured table; a missing one is the publication's finding.
 pub(super) async fn check(sql: &Sql, settings: &TableSettings, project: &str) -> Result<Looked> {
-    let Some(relation) = table::describe(sql, &settings.table).await? else {
+    let Some(described) = table::describe(sql, &settings.table).await? else {
         return Ok(Looked::default());
     };
+    let Description { relation, types } = described;
     let project = if project.is_empty() {
         NO_PROJECT
     } else {
         project
     };
-    let mut mapper = match Mapper::resolve(&relation, settings, project) {
-        Ok(mapper) => mapper,
-        Err(error) => {
-            let findings = vec![from_error(&Error::from(error))];
-            return Ok(Looked {
-                findings,
-                ..Looked::default()
-            });
-        }
-    };
+    let mut mapper =
+        match Mapper::resolve(&relation, &types, settings, &settings.identity(), project) {
+            Ok(mapper) => mapper,
+            Err(error) => {
+                let findings = vec![from_error(&Error::from(error))];
+                return Ok(Looked {
+                    findings,
+                    ..Looked::default()
+                });
+            }
+        };
     let mut topics = plain_topics(settings, project);
     let unique = not_unique(sql, settings, mapper.table_columns().id).await?;
-    let rows = match sample(sql, &relation, settings).await {
+    let by_id = mapper.table_columns().id_order != ValueOrder::None;
+    let rows = match sample(sql, &relation, settings, by_id).await {
         Ok(rows) => rows,
         Err(error) => {
             let what = format!("no sample of {} could be read: {error}", settings.table);
@@ -140,6 +144,7 @@ async fn sample(
     sql: &Sql,
     relation: &OwnedRelation,
     settings: &TableSettings,
+    by_id: bool,
 ) -> Result<Vec<Row>, tokio_postgres::Error> {
     let payload = settings.columns.payload.as_deref().unwrap_or("payload");
     let id = settings.columns.id.as_deref().unwrap_or("id");
@@ -148,15 +153,22 @@ async fn sample(
         .iter()
         .map(|column| match column.name == payload {
             true => "null::text".to_owned(),
-            false => format!("{}::text", quoted_identifier(&column.name)),
+            // As the stream has it: a cast to text prints some types otherwise.
+            false => {
+                let name = quoted_identifier(&column.name);
+                format!("case when {name} is not null then format('%s', {name}) end")
+            }
         })
         .collect();
     sql.batch_execute(SAMPLE_TIMEOUT).await?;
+    let order = match by_id {
+        true => format!("order by {} desc", quoted_identifier(id)),
+        false => String::new(),
+    };
     let statement = format!(
-        "select {} from {} order by {} desc limit {SAMPLE}",
+        "select {} from {} {order} limit {SAMPLE}",
         columns.join(", "),
-        settings.table,
-        quoted_identifier(id)
+        settings.table
     );
     sql.query(&statement, &[]).await
 }
@@ -173,7 +185,8 @@ fn judge(settings: &TableSettings, rows: usize, refused: &[MapError]) -> Finding
     let (reason, hint) = match first {
         MapError::Event(event) => {
             let id = event.event_id.as_deref().unwrap_or("unknown");
-            (format!("{} (event {id})", event.fault), first.hint())
+            let reason = format!("{} (event {})", event.fault, printable(id));
+            (reason, first.hint())
         }
         MapError::ColumnMissing { .. } | MapError::Setting { .. } => {
             (first.to_string(), first.hint())

@@ -163,34 +163,64 @@ async fn is_small(sql: &Sql, table: &TableSettings) -> Result<bool> {
     Ok(row.get(0))
 }
 
-/// Puts tables that are missing into the publication, and says what else is wrong with it.
+/// Looks at the publication after this many changes at most; each shows what the next is.
+const PUBLICATION_LOOKS: usize = 3;
+
+/// Puts tables that are missing into the publication, has it send generated columns that are needed,
+/// and says what else is wrong with it.
 pub(super) async fn publication(sql: &Sql, settings: &Settings) -> Result<Vec<Finding>> {
     let tables = settings.captured();
     let name = &settings.publication;
     let mut findings = Vec::new();
-    for problem in publication::inspect(sql, name, &tables).await?.problems() {
-        if let Problem::TableNotPublished { table, .. } = &problem {
-            let what = format!("cannot add {table} to publication {name}");
+    let mut problems = Vec::new();
+    for _ in 0..PUBLICATION_LOOKS {
+        problems = publication::inspect(sql, name, &tables).await?.problems();
+        let mut is_changed = false;
+        for problem in &problems {
+            let Some((trying, done)) = change(problem) else {
+                continue;
+            };
             sql.batch_execute(&problem.remedy())
                 .await
-                .map_err(|e| not_the_owner(e, &what))?;
-            let what = format!("added {table} to publication {name}");
-            findings.push(finding(Severity::Ok, "publication", what));
-        } else {
-            let (what, remedy) = (problem.to_string(), problem.remedy());
-            findings.push(finding_with_remedy(
-                Severity::Error,
-                "publication-drift",
-                what,
-                remedy,
-            ));
+                .map_err(|e| not_the_owner(e, &trying))?;
+            findings.push(finding(Severity::Ok, "publication", done));
+            is_changed = true;
         }
+        if !is_changed {
+            break;
+        }
+    }
+    for problem in problems.iter().filter(|problem| change(problem).is_none()) {
+        let (what, remedy) = (problem.to_string(), problem.remedy());
+        let code = "publication-drift";
+        findings.push(finding_with_remedy(Severity::Error, code, what, remedy));
     }
     if findings.is_empty() {
         let what = format!("publication {name} carries every captured table");
         findings.push(finding(Severity::Ok, "publication", what));
     }
     Ok(findings)
+}
+
+/// What `init` does about a problem by itself, in the words for a failure and for success. Only what
+/// takes nothing away from anybody.
+fn change(problem: &Problem) -> Option<(String, String)> {
+    match problem {
+        Problem::TableNotPublished { publication, table } => Some((
+            format!("cannot add {table} to publication {publication}"),
+            format!("added {table} to publication {publication}"),
+        )),
+        Problem::ColumnsNotPublished {
+            publication,
+            needs_generated: true,
+            by_list: false,
+            ..
+        } => Some((
+            format!("cannot have publication {publication} send generated columns"),
+            format!("publication {publication} sends stored generated columns"),
+        )),
+        _ => None,
+    }
 }
 
 /// Whether `outbox.events` has the payload type that was asked for.

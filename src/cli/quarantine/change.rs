@@ -7,6 +7,7 @@ use super::session;
 use crate::cli::{figures, output};
 use crate::error::{Code, Error, Result};
 use crate::postgres::Sql;
+use crate::printable::printable;
 use crate::settings::{OnBadEvent, Settings};
 
 /// The arguments of `postrider quarantine release`.
@@ -63,14 +64,14 @@ async fn release_event(settings: &Settings, sql: &Sql, id: &str) -> Result<(u64,
         (0, behind) => blocks.then(|| {
             format!(
                 "It is the first of key {}: the {} behind it {} with it, in order.",
-                event.key,
+                printable(&event.key),
                 figures::count(behind, "event"),
                 if behind == 1 { "goes" } else { "go" },
             )
         }),
         (before, _) => Some(format!(
             "Order asks for the whole key {}: {} in quarantine before it.",
-            event.key,
+            printable(&event.key),
             match before {
                 1 => "1 event is".to_owned(),
                 n => format!("{n} events are"),

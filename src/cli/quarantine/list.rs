@@ -1,21 +1,19 @@
-//! `postrider quarantine list`: one line for each key.
+//! `postrider quarantine list`: each key with its first event, and why that is there.
 
 use std::process::ExitCode;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use serde::Serialize;
 use slot_manager::Severity;
 use tokio_postgres::Row;
 
 use super::select::Condition;
-use super::{session, short};
+use super::{seconds, session, short};
 use crate::cli::paint::Paint;
 use crate::cli::{figures, output};
 use crate::error::Result;
+use crate::printable::printable;
 use crate::settings::Settings;
-
-/// Characters of an error on the screen.
-const SHOWN_ERROR_CHARS: usize = 60;
 
 /// Characters of a key on the screen.
 const SHOWN_KEY_CHARS: usize = 36;
@@ -69,7 +67,8 @@ pub(super) async fn run(settings: &Settings, args: &Args) -> Result<ExitCode> {
          shown as (select *, count(*) over () as total_keys, \
                           sum(events) over ()::bigint as total_events \
                    from counted order by since limit {}) \
-         select s.topic, s.ordering_key, s.events, s.released, f.id, f.committed_at, f.error, \
+         select s.topic, s.ordering_key, s.events, s.released, f.id, \
+                extract(epoch from clock_timestamp() - f.committed_at)::float8, f.error, \
                 s.total_keys, s.total_events \
          from shown s, lateral ( \
              select coalesce(q.source_id, q.event_id::text) as id, q.committed_at, q.error from q \
@@ -95,14 +94,13 @@ pub(super) async fn run(settings: &Settings, args: &Args) -> Result<ExitCode> {
 }
 
 fn key(row: &Row) -> Key {
-    let since: SystemTime = row.get(5);
     Key {
         topic: row.get(0),
         ordering_key: row.get(1),
         events: row.get(2),
         released: row.get(3),
         first_event: row.get(4),
-        since_seconds: since.elapsed().unwrap_or_default().as_secs(),
+        since_seconds: seconds(row.get(5)),
         error: row.get(6),
     }
 }
@@ -114,19 +112,19 @@ fn text(listing: &Listing, paint: Paint) -> String {
     let mut text = String::new();
     for key in &listing.keys {
         let name = key.ordering_key.as_deref().unwrap_or("(no key)");
-        let topic = key.topic.as_deref().map_or("(no topic)", short);
+        let topic = printable(key.topic.as_deref().map_or("(no topic)", short));
         let events = figures::count(key.events.unsigned_abs(), "event");
         let age = figures::time(Duration::from_secs(key.since_seconds));
         let state = match key.released {
             0 => paint.severity(Severity::Error, "waiting"),
             _ => paint.severity(Severity::Warning, "being released"),
         };
-        let error = key.error.as_deref().unwrap_or_default();
+        let error = printable(key.error.as_deref().unwrap_or_default());
         text += &format!(
-            "{}  {topic}  {events} {state} for {age}\n    {}  {}\n",
-            start_of(name, SHOWN_KEY_CHARS),
-            key.first_event,
-            paint.faint(&start_of(error, SHOWN_ERROR_CHARS)),
+            "{}  {topic}  {events} {state} for {age}\n    {}\n    {}\n",
+            printable(&start_of(name, SHOWN_KEY_CHARS)),
+            printable(&key.first_event),
+            paint.faint(&error),
         );
     }
     let shown = listing.keys.len() as u64;
@@ -174,10 +172,39 @@ mod tests {
         assert_eq!(
             text(&listing, Paint::PLAIN),
             "o-7  order.events  12 events waiting for 5 min 3 s\n    \
-             4f2a  event-refused: InvalidArgument\n\n\
+             4f2a\n    event-refused: InvalidArgument\n\n\
              40 events of 3 keys, 1 shown (--limit). `postrider quarantine show ID` says more; \
              `release` sends, `discard` gives up.\n"
         );
+    }
+
+    #[test]
+    fn the_whole_reason_is_shown_and_nothing_that_a_terminal_would_act_on() {
+        let reason = format!(
+            "event-invalid: {} end",
+            "its attribute is too long ".repeat(15)
+        );
+        let listing = Listing {
+            keys: vec![Key {
+                topic: Some("projects/p/topics/a\x1b]0;b".into()),
+                ordering_key: Some("ctl\nx\x1b[31mred".into()),
+                events: 1,
+                released: 0,
+                first_event: "public.a:7\r".into(),
+                since_seconds: 1,
+                error: Some(format!("{reason}\x07")),
+            }],
+            total_keys: 1,
+            total_events: 1,
+        };
+        let text = text(&listing, Paint::PLAIN);
+        assert!(
+            text.starts_with("ctl\\nx\\u{1b}[31mred  a\\u{1b}]0;b  "),
+            "{text}"
+        );
+        assert!(text.contains("    public.a:7\\r\n"), "{text}");
+        assert!(text.contains(&format!("{reason}\\u{{7}}\n")), "{text}");
+        assert!(!text.contains(|c: char| c.is_control() && c != '\n'));
     }
 
     #[test]

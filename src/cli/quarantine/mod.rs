@@ -74,6 +74,12 @@ async fn session(settings: &Settings) -> Result<Sql> {
     connect(target, "postrider quarantine", STATEMENT_TIMEOUT).await
 }
 
+/// Whole seconds of an age that the server has computed by its own clock.
+fn seconds(age: f64) -> u64 {
+    let age = Duration::try_from_secs_f64(age).unwrap_or_default();
+    age.as_secs()
+}
+
 /// A topic without its project, where that is plain.
 fn short(topic: &str) -> &str {
     topic.rsplit('/').next().unwrap_or(topic)

@@ -1,16 +1,16 @@
 //! `postrider quarantine show`: all that is recorded of one event.
 
 use std::process::ExitCode;
-use std::time::SystemTime;
 
 use serde::Serialize;
 use tokio_postgres::types::PgLsn;
 
 use super::select::{self, Event};
-use super::session;
+use super::{seconds, session};
 use crate::cli::{figures, output};
 use crate::error::{Code, Error, Result};
 use crate::postgres::Sql;
+use crate::printable::printable;
 use crate::settings::Settings;
 
 /// The arguments of `postrider quarantine show`.
@@ -43,7 +43,9 @@ struct Shown {
 }
 
 const SELECT: &str = "\
-    select topic, ordering_key, error, attempts, committed_at, dispatched_at, message_id \
+    select topic, ordering_key, error, attempts, \
+           extract(epoch from clock_timestamp() - committed_at)::float8, \
+           extract(epoch from clock_timestamp() - dispatched_at)::float8, message_id \
     from outbox.dispatch where commit_lsn = $1 and ordinal = $2";
 
 pub(super) async fn run(settings: &Settings, args: &Args) -> Result<ExitCode> {
@@ -72,10 +74,7 @@ async fn shown(sql: &Sql, event: Event) -> Result<Shown> {
     let (earlier, later) = select::neighbours(sql, &event).await?;
     let (commit, ordinal): (PgLsn, i32) = event.place;
     let row = sql.query_one(SELECT, &[&commit, &ordinal]).await?;
-    let ago = |i| {
-        let at: SystemTime = row.get(i);
-        at.elapsed().unwrap_or_default().as_secs()
-    };
+    let ago = |i| seconds(row.get(i));
     Ok(Shown {
         event_id: event.id,
         state: event.state,
@@ -94,17 +93,18 @@ async fn shown(sql: &Sql, event: Event) -> Result<Shown> {
 }
 
 fn text(shown: &Shown) -> String {
-    let none = "none".to_owned();
+    let none = || "none".to_owned();
+    let line = |text: &str| printable(text).into_owned();
     let ago = |seconds| {
         let time = figures::time(std::time::Duration::from_secs(seconds));
         format!("{time} ago")
     };
     let mut lines = vec![
-        ("event", shown.event_id.clone()),
+        ("event", line(&shown.event_id)),
         ("state", shown.state.clone()),
-        ("error", shown.error.clone().unwrap_or_else(|| none.clone())),
-        ("topic", shown.topic.clone().unwrap_or_else(|| none.clone())),
-        ("key", shown.ordering_key.clone().unwrap_or(none)),
+        ("error", shown.error.as_deref().map_or(none(), line)),
+        ("topic", shown.topic.as_deref().map_or(none(), line)),
+        ("key", shown.ordering_key.as_deref().map_or(none(), line)),
         ("attempts", shown.attempts.to_string()),
         (
             "commit",
@@ -114,7 +114,7 @@ fn text(shown: &Shown) -> String {
         ("recorded", ago(shown.dispatched_seconds_ago)),
     ];
     if let Some(message_id) = &shown.message_id {
-        lines.push(("message", message_id.clone()));
+        lines.push(("message", line(message_id)));
     }
     if ["quarantined", "released"].contains(&shown.state.as_str()) {
         let (before, behind) = (shown.earlier_in_quarantine, shown.later_in_quarantine);
@@ -127,6 +127,6 @@ fn text(shown: &Shown) -> String {
             ),
         ));
     }
-    let line = |(name, value)| format!("{name:<10} {value}\n");
-    lines.into_iter().map(line).collect()
+    let named = |(name, value)| format!("{name:<10} {value}\n");
+    lines.into_iter().map(named).collect()
 }

@@ -13,6 +13,7 @@ use crate::capture::{Window, claim, scan};
 use crate::cli::{figures, output};
 use crate::error::Result;
 use crate::postgres::PatientSql;
+use crate::printable::printable;
 use crate::relay::recovery::blocked::Firsts;
 use crate::relay::recovery::unrecorded::Unrecorded;
 use crate::settings::Settings;
@@ -176,8 +177,9 @@ fn text(preview: &Preview<'_>, situation: &Situation) -> String {
         }
         if let Some(error) = &table.first_error {
             text += &format!(
-                "  {} cannot become a message, the first: {error}\n",
-                figures::count(table.unmappable, "row")
+                "  {} cannot become a message, the first: {}\n",
+                figures::count(table.unmappable, "row"),
+                printable(error)
             );
         }
     }
@@ -186,12 +188,18 @@ fn text(preview: &Preview<'_>, situation: &Situation) -> String {
 
 fn topic_text(name: &str, topic: &Topic) -> String {
     let mut text = format!(
-        "  -> {name}: {}, {}\n",
+        "  -> {}: {}, {}\n",
+        printable(name),
         figures::count(topic.rows, "message"),
         figures::bytes(topic.bytes)
     );
     if let (Some(oldest), Some(newest)) = (&topic.oldest, &topic.newest) {
-        text += &format!("     happened {oldest} to {newest}\n");
+        text += &format!(
+            "     happened {} to {}\n",
+            printable(oldest),
+            printable(newest)
+        );
     }
-    text + &format!("     first {}\n", topic.first_event_ids.join(", "))
+    let first = topic.first_event_ids.join(", ");
+    text + &format!("     first {}\n", printable(&first))
 }

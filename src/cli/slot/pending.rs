@@ -83,12 +83,7 @@ async fn look_at(
     let project = settings.project().unwrap_or("none");
     let reader = TableReader::resolve(sql, table, project, captured).await?;
     let id = reader.event_id_sql();
-    let age = match reader.occurred_at_sql() {
-        Some(time) => {
-            format!("extract(epoch from clock_timestamp() - min({time}))::float8")
-        }
-        None => "null::float8".to_owned(),
-    };
+    let age = reader.oldest_age_sql().unwrap_or("null::float8");
     let statement = format!(
         "select count(*), {age} from {} e where {bound} and {} and {id} is not null \
          and not exists (select from outbox.dispatch d where d.event_id = {id})",
@@ -99,6 +94,7 @@ async fn look_at(
     let (events, age): (i64, Option<f64>) = (row.get(0), row.get(1));
     let oldest = match (events, age) {
         (0, _) => Some(Duration::ZERO),
+        // What has a time in the future has happened just now.
         (_, age) => age.map(|seconds| Duration::try_from_secs_f64(seconds).unwrap_or_default()),
     };
     Ok(Some(Pending {

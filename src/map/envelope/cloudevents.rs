@@ -4,7 +4,7 @@
 //!
 //! | CloudEvents | from |
 //! |---|---|
-//! | `id` | the event's id |
+//! | `id` | the attribute `event_id` |
 //! | `source` | the setting `source` |
 //! | `type` | `event_type` |
 //! | `subject` | `aggregateid`, unless null or empty |
@@ -31,7 +31,7 @@ pub(super) fn add_attributes(
     attributes: &mut Attributes,
 ) -> Result<(), EventFault> {
     attributes.add("ce-specversion", SPEC_VERSION)?;
-    attributes.add("ce-id", event.row.id)?;
+    attributes.add("ce-id", event.event_id)?;
     attributes.add("ce-source", event.source)?;
     attributes.add("ce-type", event.event_type)?;
     match event.occurred_at {
@@ -53,7 +53,7 @@ pub(super) fn write_document(
 ) -> Result<(), EventFault> {
     out.clear();
     out.extend_from_slice(b"{\"specversion\":\"1.0\"");
-    member(out, "id", event.row.id);
+    member(out, "id", event.event_id);
     member(out, "source", event.source);
     member(out, "type", event.event_type);
     if let Some(subject) = subject(event) {

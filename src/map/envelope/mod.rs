@@ -83,6 +83,10 @@ impl fmt::Display for Envelope {
 #[derive(Debug)]
 pub(super) struct EventContext<'a> {
     pub(super) row: &'a OutboxRow<'a>,
+    /// The uuid by which consumers and the dispatch table know the event.
+    pub(super) event_id: &'a str,
+    /// The text of its id, if that is not a uuid.
+    pub(super) source_id: Option<&'a str>,
     /// Checked to be there by the envelopes that need it; else empty when null.
     pub(super) event_type: &'a str,
     /// What the payload's column is called.

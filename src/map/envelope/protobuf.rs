@@ -23,7 +23,7 @@ const PAYLOAD_TAG: u32 = 15;
 /// One outbox event, with everything that is known of it.
 #[derive(Clone, PartialEq, Message)]
 pub struct Event {
-    /// The event's id, in its own text form.
+    /// The attribute `event_id`: the event's uuid.
     #[prost(string, tag = "1")]
     pub id: String,
     /// Where it comes from: the setting `source`, `/schema.table` by default.
@@ -62,6 +62,9 @@ pub struct Event {
     /// Media type of the payload.
     #[prost(string, tag = "13")]
     pub content_type: String,
+    /// The id as the table has it, where that is not a uuid.
+    #[prost(string, optional, tag = "14")]
+    pub source_id: Option<String>,
     /// The payload, byte for byte.
     #[prost(bytes = "bytes", tag = "15")]
     pub payload: Bytes,
@@ -77,7 +80,7 @@ pub(super) fn write_event(event: &EventContext<'_>, out: &mut Vec<u8>) {
             .or_insert_with(|| value.to_owned());
     }
     let without_payload = Event {
-        id: row.id.to_owned(),
+        id: event.event_id.to_owned(),
         source: event.source.to_owned(),
         r#type: event.event_type.to_owned(),
         aggregate_type: row.aggregate_type.unwrap_or_default().to_owned(),
@@ -90,6 +93,7 @@ pub(super) fn write_event(event: &EventContext<'_>, out: &mut Vec<u8>) {
         ordinal: event.at.ordinal,
         headers,
         content_type: event.content_type().to_owned(),
+        source_id: event.source_id.map(str::to_owned),
         payload: Bytes::new(),
     };
     // The payload is copied once, straight to its place: it is the last field.

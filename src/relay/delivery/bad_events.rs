@@ -5,7 +5,6 @@
 //! whatever is durable at a crash, the rest is met again in order.
 
 use std::sync::Arc;
-use std::time::SystemTime;
 
 use bytes::Bytes;
 use googleapis_tonic_google_pubsub_v1::google::pubsub::v1::PubsubMessage;
@@ -39,9 +38,14 @@ impl Delivery {
         payload: Bytes,
     ) -> Result<()> {
         let known = error.known.clone();
+        let is_hashed = known.event_id.source_id.is_some();
+        let source_id = error.event_id.clone().filter(|_| is_hashed);
+        let source_id = source_id.map(|id| ("source_id".to_owned(), id));
         let commit = crate::watermark::CommitLsn::new(error.at.commit_lsn);
         let at = error.at;
         let origin = EventRef::new(commit, at.ordinal, at.commit_time, known.event_id);
+        // The record has its id and place beside it.
+        let why = format!("{} (table {})", error.fault, error.table);
         let error = Error::from(MapError::Event(error));
         if self.quarantine.policy() == OnBadEvent::Halt {
             return Err(error);
@@ -52,10 +56,11 @@ impl Delivery {
             topic: known.topic.unwrap_or_default(),
             ordering_key: known.ordering_key,
         };
-        let reason = reason(error.code(), &error.to_string());
+        let reason = reason(error.code(), &why);
         self.block(&group, &origin, &error)?;
         let message = PubsubMessage {
             data: payload,
+            attributes: source_id.into_iter().collect(),
             ..PubsubMessage::default()
         };
         self.set_aside(group, origin, reason, error.code(), message);
@@ -237,7 +242,7 @@ impl Delivery {
         self.record(Record {
             topic: Some(group.topic).filter(|topic| !topic.is_empty()),
             ordering_key: group.ordering_key,
-            at: SystemTime::now(),
+            at: self.metrics.server_clock.now(),
             events: vec![origin],
             outcome: outcome(error),
         });
@@ -275,7 +280,7 @@ impl Delivery {
         self.record(Record {
             topic: Some(topic),
             ordering_key,
-            at: SystemTime::now(),
+            at: self.metrics.server_clock.now(),
             events: vec![event.origin],
             outcome,
         });

@@ -1,7 +1,7 @@
 //! How events come back from quarantine: asks the table every two seconds what operators have
 //! released, and takes it into the lanes step by step as `quarantine` says.
 
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use super::bad_events::reason;
 use super::{Delivery, until};
@@ -235,7 +235,7 @@ impl Delivery {
         self.record(Record {
             topic: Some(group.topic.clone()).filter(|topic| !topic.is_empty()),
             ordering_key: group.ordering_key.clone(),
-            at: SystemTime::now(),
+            at: self.metrics.server_clock.now(),
             events: vec![origin],
             outcome: Outcome::Quarantined(reason(error.code(), &error.to_string())),
         });

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use googleapis_tonic_google_pubsub_v1::google::pubsub::v1::PubsubMessage;
 use prost::Message;
+use uuid::Uuid;
 
 use crate::lanes::{EventRef, Group};
 use crate::map::limits;
@@ -33,7 +34,10 @@ pub(in crate::relay) fn letter(letter: &Letter, original: PubsubMessage) -> Byte
         error,
     } = letter;
     let own = [
-        ("event_id", origin.event_id.to_string()),
+        (
+            "event_id",
+            Uuid::from_bytes(origin.event_id.uuid).to_string(),
+        ),
         ("topic", group.topic.to_string()),
         ("ordering_key", group.ordering_key.to_string()),
         ("error", error.to_string()),

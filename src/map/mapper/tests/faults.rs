@@ -122,7 +122,7 @@ fn a_missing_column_is_told_with_its_setting_and_the_columns_there_are() {
             .into_iter()
             .filter(|column| column.0 != name)
             .collect();
-        move |toml: &str| Mapper::resolve(&relation(&columns), &settings(toml), "p")
+        move |toml: &str| resolve(&columns, toml)
     };
     for name in [
         "id",
@@ -157,7 +157,7 @@ fn a_missing_column_is_told_with_its_setting_and_the_columns_there_are() {
         "attributes = ['tenant']",
         "columns.topic = 'to'",
     ] {
-        let refused = Mapper::resolve(&relation(&OUTBOX), &settings(toml), "p").unwrap_err();
+        let refused = resolve(&OUTBOX, toml).unwrap_err();
         assert_eq!(refused.code(), "column-missing", "{toml}");
     }
 }
@@ -175,11 +175,11 @@ fn settings_that_contradict_each_other_are_refused_when_the_table_is_seen() {
         "topic = 'a topic'",
         "topic_rules = { order = 'ab' }",
     ] {
-        let refused = Mapper::resolve(&relation(&OUTBOX), &settings(toml), "p").unwrap_err();
+        let refused = resolve(&OUTBOX, toml).unwrap_err();
         assert_eq!(refused.code(), "setting-invalid", "{toml}: {refused}");
         assert!(!refused.hint().is_empty());
     }
     let toml = "columns = { aggregatetype = '', aggregateid = '', event_type = '' }\n\
                 topic = 'fixed'\nordering = 'none'";
-    Mapper::resolve(&relation(&OUTBOX), &settings(toml), "p").unwrap();
+    resolve(&OUTBOX, toml).unwrap();
 }

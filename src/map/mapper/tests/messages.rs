@@ -126,7 +126,11 @@ fn debeziums_outbox_and_a_serial_id_are_mapped() {
         Some("outbox.events:7")
     );
     let message = read(&mapped);
-    assert_eq!(message.attributes["event_id"], "7");
+    assert_eq!(
+        message.attributes["event_id"],
+        uuid::Uuid::from_bytes(mapped.event_id.uuid).to_string()
+    );
+    assert_eq!(message.attributes["source_id"], "7");
     assert_eq!(message.attributes["event_type"], "Placed");
 }
 

@@ -1,9 +1,12 @@
 //! Whole rows through a mapper, read back with Google's own message type.
 
+mod column_types;
 mod envelopes;
 mod faults;
+mod identity;
 mod messages;
 mod random;
+mod times;
 mod topics;
 
 use std::collections::HashMap;
@@ -55,7 +58,12 @@ fn settings(toml: &str) -> TableSettings {
 }
 
 fn mapper(columns: &[(&str, Oid)], toml: &str) -> Mapper {
-    Mapper::resolve(&relation(columns), &settings(toml), "p").unwrap()
+    resolve(columns, toml).unwrap()
+}
+
+fn resolve(columns: &[(&str, Oid)], toml: &str) -> Result<Mapper, MapError> {
+    let (types, identity) = (ColumnTypes::default(), TableIdentity::new("outbox.events"));
+    Mapper::resolve(&relation(columns), &types, &settings(toml), &identity, "p")
 }
 
 /// A row of `outbox.events` with the values given in place of the usual ones.

@@ -60,3 +60,24 @@ fn extra_columns_go_out_as_attributes_before_headers() {
         .unwrap();
     assert_eq!(read(&mapped).attributes["tenant"], "from-column");
 }
+
+#[test]
+fn a_topic_column_is_enough_where_there_is_no_aggregate_type() {
+    let mut columns = OUTBOX.to_vec();
+    columns[1].0 = "destination";
+    let toml = "columns = { aggregatetype = '', topic = 'destination' }";
+    let mut mapper = mapper(&columns, toml);
+    let mapped = mapper.map_row(&outbox_row(&[]), AT).unwrap();
+    assert_eq!(&*mapped.topic, "projects/p/topics/order");
+    let mut row = outbox_row(&[]);
+    row[1] = Value::Null;
+    let refused = mapper.map_row(&row, AT).unwrap_err();
+    assert!(
+        refused.to_string().contains("\"destination\" is null"),
+        "{refused}"
+    );
+    assert_eq!(refused.code(), "event-invalid");
+    // A template that is set says what a null means, and needs its columns.
+    let refused = resolve(&columns, &format!("topic = '{{aggregatetype}}.x'\n{toml}"));
+    assert_eq!(refused.unwrap_err().code(), "setting-invalid");
+}

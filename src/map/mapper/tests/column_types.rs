@@ -1,0 +1,110 @@
+//! Domains, and types without an order.
+
+use super::*;
+use crate::map::column_types::ColumnType;
+
+/// The columns of `outbox.events`, each of a domain over its type.
+fn domains() -> (Vec<(&'static str, Oid)>, ColumnTypes) {
+    let mut types = ColumnTypes::default();
+    let mut columns = OUTBOX.to_vec();
+    for (n, (_, type_oid)) in columns.iter_mut().enumerate() {
+        let domain = Oid(20_000 + n as u32);
+        let known = ColumnType {
+            base: *type_oid,
+            name: format!("domain_{n}").into(),
+            has_order: true,
+        };
+        types.learn(domain, known);
+        *type_oid = domain;
+    }
+    (columns, types)
+}
+
+fn resolved(columns: &[(&str, Oid)], types: &ColumnTypes, toml: &str) -> Result<Mapper, MapError> {
+    let identity = TableIdentity::new("outbox.events");
+    Mapper::resolve(&relation(columns), types, &settings(toml), &identity, "p")
+}
+
+#[test]
+fn a_domain_behaves_as_the_type_that_it_is_made_from() {
+    let (columns, types) = domains();
+    for envelope in [
+        "raw",
+        "cloudevents-binary",
+        "cloudevents-structured",
+        "protobuf",
+    ] {
+        let toml = format!("envelope = '{envelope}'");
+        let plain = mapper(&OUTBOX, &toml)
+            .map_row(&outbox_row(&[]), AT)
+            .unwrap();
+        let mut mapper = resolved(&columns, &types, &toml).unwrap();
+        assert_eq!(
+            mapper.map_row(&outbox_row(&[]), AT).unwrap(),
+            plain,
+            "{envelope}"
+        );
+        let known = mapper.table_columns();
+        assert!(known.id_is_uuid);
+        assert_eq!(known.time_kind, TimeKind::Instant);
+    }
+}
+
+#[test]
+fn bytea_behind_a_domain_goes_out_as_bytes() {
+    let (columns, mut types) = domains();
+    let known = ColumnType {
+        base: pg_type::BYTEA,
+        name: "body".into(),
+        has_order: true,
+    };
+    types.learn(columns[6].1, known);
+    let row = outbox_row(&[("payload", Value::Text(b"\\x00ff"))]);
+    let mapped = resolved(&columns, &types, "").unwrap().map_row(&row, AT);
+    assert_eq!(read(&mapped.unwrap()).data, &b"\x00\xff"[..]);
+}
+
+#[test]
+fn a_version_that_has_no_order_is_refused_with_its_type() {
+    let mut columns = OUTBOX;
+    columns[4].1 = pg_type::JSON;
+    let refused = resolve(&columns, "").unwrap_err();
+    assert_eq!(refused.code(), "setting-invalid");
+    assert!(refused.to_string().contains("of type json"), "{refused}");
+    assert!(refused.hint().contains("columns.version"));
+    resolve(&columns, "columns.version = ''").unwrap();
+
+    let point = Oid(600);
+    columns[4].1 = point;
+    let mut types = ColumnTypes::default();
+    let known = ColumnType {
+        base: point,
+        name: "point".into(),
+        has_order: false,
+    };
+    types.learn(point, known);
+    let refused = resolved(&columns, &types, "").unwrap_err();
+    assert!(refused.to_string().contains("of type point"), "{refused}");
+}
+
+#[test]
+fn any_other_column_may_have_any_type() {
+    let strange = Oid(600);
+    let mut types = ColumnTypes::default();
+    let known = ColumnType {
+        base: strange,
+        name: "point".into(),
+        has_order: false,
+    };
+    types.learn(strange, known);
+    let mut columns = OUTBOX;
+    for column in [0, 1, 2, 3, 5, 8] {
+        columns[column].1 = strange;
+    }
+    let mapper = resolved(&columns, &types, "").unwrap();
+    let known = mapper.table_columns();
+    assert_eq!(known.id_order, ValueOrder::None);
+    assert_eq!(known.aggregate_id.unwrap().order, ValueOrder::None);
+    assert_eq!(known.occurred_at.unwrap().order, ValueOrder::None);
+    assert_eq!(known.time_kind, TimeKind::Unknown);
+}

@@ -1,0 +1,130 @@
+//! PostgreSQL's clock as far as the relay knows it.
+//!
+//! Commit times are the server's, and the relay's own clock may be minutes away from it. Every frame
+//! of the stream says when the server sent it. The frame was on its way for a while, and may have
+//! waited in a buffer, so that the server's clock is at least that much further: of all frames the one
+//! that came fastest tells best. Only differences of the relay's monotonic clock are added.
+//!
+//! A server's clock may be set back while a session lasts, so that frames of long ago do not count.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use decoder::PgTimestamp;
+
+/// How long a frame counts at least; up to twice as long while others come.
+const COUNTS: Duration = Duration::from_secs(60);
+
+/// The server's clock; unknown before the first frame of a session.
+#[derive(Debug, Clone, Default)]
+pub struct ServerClock(Arc<Mutex<Option<Heard>>>);
+
+/// What frames have told. An offset is the server's time in Unix microseconds at `origin`.
+#[derive(Debug, Clone, Copy)]
+struct Heard {
+    origin: Instant,
+    /// The largest offset since `since`.
+    largest: i64,
+    since: Instant,
+    /// The largest of the time before.
+    before: i64,
+}
+
+impl ServerClock {
+    /// A frame that the server sent at `sent_at` is looked at.
+    pub fn heard(&self, sent_at: PgTimestamp, now: Instant) {
+        let sent_at = sent_at.as_unix_micros();
+        let mut guard = self.lock();
+        let heard = guard.get_or_insert(Heard {
+            origin: now,
+            largest: sent_at,
+            since: now,
+            before: i64::MIN,
+        });
+        let offset = sent_at.saturating_sub(micros(now.saturating_duration_since(heard.origin)));
+        if now.saturating_duration_since(heard.since) >= COUNTS {
+            heard.before = heard.largest;
+            heard.largest = offset;
+            heard.since = now;
+        }
+        heard.largest = heard.largest.max(offset);
+    }
+
+    /// What the server's clock shows; the relay's own as long as no frame has come.
+    pub fn now(&self) -> SystemTime {
+        let time = self.at(Instant::now());
+        time.unwrap_or_else(SystemTime::now)
+    }
+
+    /// What it shows at `now`.
+    fn at(&self, now: Instant) -> Option<SystemTime> {
+        let heard = (*self.lock())?;
+        let offset = heard.largest.max(heard.before);
+        let passed = micros(now.saturating_duration_since(heard.origin));
+        let unix = u64::try_from(offset.saturating_add(passed)).ok()?;
+        UNIX_EPOCH.checked_add(Duration::from_micros(unix))
+    }
+
+    /// The session is over: the next may be on another server.
+    pub fn forget(&self) {
+        *self.lock() = None;
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Heard>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn micros(time: Duration) -> i64 {
+    i64::try_from(time.as_micros()).unwrap_or(i64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sent_at(seconds: i64) -> PgTimestamp {
+        PgTimestamp::from_unix_micros(seconds * 1_000_000)
+    }
+
+    fn shows(clock: &ServerClock, now: Instant) -> u64 {
+        let time = clock.at(now).unwrap();
+        time.duration_since(UNIX_EPOCH).unwrap().as_secs()
+    }
+
+    #[test]
+    fn it_goes_on_from_the_frame_that_came_fastest() {
+        let (clock, start) = (ServerClock::default(), Instant::now());
+        let at = |seconds| start + Duration::from_secs(seconds);
+        assert_eq!(clock.at(start), None);
+        // An hour ahead of a relay whose clock nobody asks.
+        clock.heard(sent_at(3_600), at(10));
+        assert_eq!(shows(&clock, at(12)), 3_602);
+        // This one waited 20 seconds to be looked at.
+        clock.heard(sent_at(3_600), at(30));
+        assert_eq!(shows(&clock, at(30)), 3_620);
+        // And this one came faster than the first.
+        clock.heard(sent_at(3_625), at(31));
+        assert_eq!(shows(&clock, at(32)), 3_626);
+        clock.forget();
+        assert_eq!(clock.at(at(33)), None);
+    }
+
+    #[test]
+    fn a_clock_that_is_set_back_is_followed_after_a_while() {
+        let (clock, start) = (ServerClock::default(), Instant::now());
+        let at = |seconds| start + Duration::from_secs(seconds);
+        for second in 0..=200 {
+            let shown = if second < 10 { second + 5_000 } else { second };
+            clock.heard(sent_at(shown), at(second as u64));
+        }
+        assert_eq!(shows(&clock, at(200)), 200);
+    }
+
+    #[test]
+    fn times_before_1970_are_not_known() {
+        let (clock, now) = (ServerClock::default(), Instant::now());
+        clock.heard(sent_at(-5), now);
+        assert_eq!(clock.at(now), None);
+    }
+}
