@@ -357,7 +357,7 @@ fn by_version(column: &str, order: ValueOrder) -> String {
     match order {
         ValueOrder::OfType | ValueOrder::None => column.to_owned(),
         ValueOrder::OfText => format!(
-            "case when {column}::text ~ '^[0-9]{{1,1000}}$' then {column}::text::numeric end, {column}"
+            "case when {column}::text ~ '^[0-9]{{1,255}}$' then {column}::text::numeric end, {column}"
         ),
     }
 }

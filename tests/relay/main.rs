@@ -42,4 +42,5 @@ mod shards_quarantine;
 mod shards_takeover;
 mod shutdown;
 mod standby;
+mod types;
 mod unreadable;
