@@ -34,7 +34,7 @@ use crate::map::TableSettings;
 use crate::metrics::{Kind, Metrics};
 use crate::postgres::{PatientSql, Sql, Target, answer_within, connect};
 use crate::settings::Dispatch;
-use crate::source::{self, CreatedSlot};
+use crate::source;
 use crate::table::TableReader;
 use crate::watermark::CommitLsn;
 use blocked::Firsts;
@@ -60,7 +60,6 @@ const SNAPSHOT_XMIN: &str = "\
 pub(super) struct NewSlot {
     pub(super) consistent_point: Lsn,
     snapshot: PatientSql,
-    created: CreatedSlot,
 }
 
 /// Marks the slot, drops what is left of it, and makes a new one.
@@ -125,10 +124,12 @@ pub(super) async fn new_slot(
         return Err(blocked(sql, slot, CREATE_LIMIT).await?);
     };
     let snapshot = snapshot::import(sql, target, &created.snapshot).await?;
+    let consistent_point = created.consistent_point;
+    // There may be no second walsender for the stream.
+    created.close().await;
     Ok(NewSlot {
-        consistent_point: created.consistent_point,
+        consistent_point,
         snapshot,
-        created,
     })
 }
 
@@ -185,9 +186,7 @@ pub(super) async fn start(
     let NewSlot {
         consistent_point,
         snapshot,
-        created,
     } = slot;
-    created.close().await;
     let place = from_table::place_before(consistent_point);
     let looking = async {
         let last_ordinal = from_table::last_ordinal(sql, place)

@@ -10,6 +10,7 @@ mod help;
 mod init;
 mod quarantine;
 mod recover;
+mod secrets;
 mod shards;
 mod slot;
 mod support;
