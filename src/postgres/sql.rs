@@ -57,12 +57,8 @@ pub async fn connect(
     application_name: &str,
     statement_timeout: Duration,
 ) -> Result<Sql> {
-    let limit = target.connect_timeout;
     let opening = open(target, application_name, statement_timeout);
-    match tokio::time::timeout(limit, opening).await {
-        Ok(opened) => opened,
-        Err(_) => Err(unreachable(target).caused_by(format!("no answer in {limit:?}"))),
-    }
+    wire::within_connect_timeout(target, opening).await
 }
 
 async fn open(target: &Target, application_name: &str, statement_timeout: Duration) -> Result<Sql> {

@@ -51,11 +51,30 @@ pub(crate) struct Liveness {
     pub(crate) user_timeout: Duration,
 }
 
-/// Opens the stream.
+/// Opens the stream, within `connect_timeout`.
 ///
 /// # Errors
 /// `postgres-unreachable`, `postgres-tls`.
 pub(crate) async fn open(target: &Target, liveness: Liveness) -> Result<Wire> {
+    within_connect_timeout(target, connect(target, liveness)).await
+}
+
+/// What `step` brings, if it comes within `connect_timeout`.
+///
+/// # Errors
+/// Those of `step`; `postgres-unreachable`.
+pub(crate) async fn within_connect_timeout<T>(
+    target: &Target,
+    step: impl Future<Output = Result<T>>,
+) -> Result<T> {
+    let limit = target.connect_timeout;
+    match tokio::time::timeout(limit, step).await {
+        Ok(done) => done,
+        Err(_) => Err(unreachable(target).caused_by(format!("no answer in {limit:?}"))),
+    }
+}
+
+async fn connect(target: &Target, liveness: Liveness) -> Result<Wire> {
     let unreachable = |e: io::Error| unreachable(target).caused_by(e);
     let host = match &target.host {
         Host::Unix(folder) => {
@@ -206,5 +225,67 @@ impl AsyncWrite for Wire {
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use tokio::net::TcpListener;
+
+    use super::*;
+    use crate::settings::Environment;
+
+    const OURS: Liveness = Liveness {
+        idle: Duration::from_secs(10),
+        interval: Some((Duration::from_secs(5), 2)),
+        user_timeout: Duration::from_secs(20),
+    };
+
+    fn target(url: &str) -> Target {
+        let found = Target::from_settings(url, &Environment::default());
+        found.unwrap().unwrap()
+    }
+
+    #[tokio::test]
+    async fn keepalives_are_ours_unless_the_operator_sets_them() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let base = format!("postgres://u@127.0.0.1:{port}/d");
+        let asked = format!(
+            "{base}?keepalives_idle=7&keepalives_interval=3&keepalives_count=4&tcp_user_timeout=9000"
+        );
+        for (url, idle, interval, count, user_timeout) in
+            [(&base, 10, 5, 2, 20), (&asked, 7, 3, 4, 9)]
+        {
+            let stream = tcp("127.0.0.1", &target(url), OURS).await.unwrap();
+            let socket = socket2::SockRef::from(&stream);
+            let seconds = |n| Duration::from_secs(n);
+            assert_eq!(socket.tcp_keepalive_time().unwrap(), seconds(idle));
+            assert_eq!(socket.tcp_keepalive_interval().unwrap(), seconds(interval));
+            assert_eq!(socket.tcp_keepalive_retries().unwrap(), count);
+            #[cfg(target_os = "linux")]
+            assert_eq!(
+                socket.tcp_user_timeout().unwrap(),
+                Some(seconds(user_timeout))
+            );
+        }
+        let off = target(&format!("{base}?keepalives=0"));
+        let stream = tcp("127.0.0.1", &off, OURS).await.unwrap();
+        assert!(!socket2::SockRef::from(&stream).keepalive().unwrap());
+    }
+
+    #[tokio::test]
+    async fn a_server_that_says_nothing_is_left_after_connect_timeout() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let url = format!("postgres://u@127.0.0.1:{port}/d?connect_timeout=2");
+        let began = Instant::now();
+        let Err(error) = open(&target(&url), OURS).await else {
+            panic!("nobody answers there");
+        };
+        assert_eq!(error.code(), Code::PostgresUnreachable);
+        assert!((2..6).contains(&began.elapsed().as_secs()));
     }
 }

@@ -16,7 +16,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use super::Options;
 use super::scram::{self, Binding, Refusal};
 use crate::error::{Code, Error, LoginFor, Result};
-use crate::postgres::wire::{Duplex, Liveness, Wire};
+use crate::postgres::wire::{Duplex, Liveness, Wire, within_connect_timeout};
 use crate::postgres::{
     ChannelBinding, Target, end_point, passfile, refuse_a_standby, session_settings,
     transaction_timeout,
@@ -74,8 +74,12 @@ pub(super) async fn start(wire: Wire, options: &Options) -> Result<Connection> {
     Ok(connection)
 }
 
-/// Logs in as a walsender, which then takes replication commands.
+/// Logs in as a walsender, which then takes replication commands, within `connect_timeout`.
 pub(super) async fn log_in(wire: Wire, login: Login<'_>) -> Result<Connection> {
+    within_connect_timeout(login.target, introduce(wire, login)).await
+}
+
+async fn introduce(wire: Wire, login: Login<'_>) -> Result<Connection> {
     let mut connection = Connection {
         stream: wire.stream,
         buffer: BytesMut::with_capacity(8 << 10),

@@ -8,10 +8,10 @@ use rcgen::{
     BasicConstraints, CertificateParams, CustomExtension, DistinguishedName, DnType, IsCa, KeyPair,
     date_time_ymd,
 };
-use scratch_postgres::{ScratchPostgres, Tls};
+use scratch_postgres::{ScratchPostgres, StopMode, Tls};
 use tempfile::TempDir;
 
-use crate::harness::postrider;
+use crate::harness::{self, postrider};
 
 /// A self-signed certificate and its key.
 struct Certificate {
@@ -306,4 +306,24 @@ async fn parameters_of_libpq_reach_both_kinds_of_session() {
         "sslmode=require&options=-c%20no_such_setting%3Doff",
     );
     assert!(said.contains("no_such_setting"), "{said}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_standby_is_refused_when_a_primary_is_asked_for() {
+    let mut primary = ScratchPostgres::builder().start().unwrap();
+    primary.stop(StopMode::Fast, harness::PATIENCE).unwrap();
+    let standby = ScratchPostgres::builder().standby_of(&primary);
+    let standby = standby.start().unwrap();
+    let say = |parameters: &str| {
+        let url = format!("{}?{parameters}", standby.url("postgres"));
+        let environment = [("DATABASE_URL", url.as_str())];
+        let ran = postrider(&["slot", "list"], &environment).output().unwrap();
+        String::from_utf8([ran.stdout, ran.stderr].concat()).unwrap()
+    };
+    let said = say("target_session_attrs=read-write");
+    assert!(said.contains("error[postgres-standby]"), "{said}");
+    let said = say("target_session_attrs=any");
+    assert!(!said.contains("error["), "{said}");
+    let said = say("target_session_attrs=standby");
+    assert!(said.contains("error[database-url-invalid]"), "{said}");
 }
