@@ -14,13 +14,14 @@ use slot_manager::preflight::{self, Expectation};
 use slot_manager::publication;
 use slot_manager::{Finding, QualifiedName, Severity};
 
-use super::findings::{Findings, from_error};
+use super::findings::{Findings, finding, from_error};
 use super::output;
 use crate::error::Result;
 use crate::postgres::connect;
 use crate::relay::opening::untraced;
 use crate::relay::record;
 use crate::settings::{Dispatch, Endpoint, Settings};
+use crate::source;
 
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -83,6 +84,7 @@ async fn check_database(settings: &Settings) -> Result<(Vec<Finding>, Vec<String
     {
         return Ok((findings, Vec::new()));
     }
+    findings.extend(replication_session(settings, &findings).await?);
     // A table that may be read, and still be of an older version.
     if findings.iter().any(|finding| finding.code == "relay-table") {
         let read = record::read(&sql, &settings.slot).await;
@@ -105,4 +107,22 @@ async fn check_database(settings: &Settings) -> Result<(Vec<Finding>, Vec<String
         topics.extend(looked.topics);
     }
     Ok((findings, topics))
+}
+
+/// Whether a replication session is let in. A relay that reads from the slot has one, and there may
+/// be no walsender for a second one.
+async fn replication_session(settings: &Settings, known: &[Finding]) -> Result<Option<Finding>> {
+    let has = |code| known.iter().any(|finding| finding.code == code);
+    if has("slot-held") || has("replication-right-missing") || has("wal-senders-used-up") {
+        return Ok(None);
+    }
+    let probed = source::probe(settings.database()?, "postrider check").await;
+    Ok(Some(match probed {
+        Ok(()) => finding(
+            Severity::Ok,
+            "replication-session",
+            "the server takes a replication session",
+        ),
+        Err(error) => from_error(&error),
+    }))
 }
