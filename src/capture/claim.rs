@@ -281,6 +281,7 @@ mod tests {
                 has_inserted_xid: true,
                 missing_xids: Vec::new(),
                 partitions: String::new(),
+                filled: Vec::new(),
                 blocks: 0,
                 seq: None,
                 version: None,

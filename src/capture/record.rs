@@ -56,7 +56,7 @@ pub(crate) struct CaptureRecord {
     pub(crate) floor: u64,
     /// No row up to this `seq` is of a transaction from `floor` on.
     pub(crate) floor_seq: Option<i64>,
-    /// Fingerprint of the partitions whose rows were compared.
+    /// The partitions whose rows were compared, as [`Shape::partitions`](super::shape::Shape) has them.
     pub(crate) partitions: Option<String>,
     /// Whether the table had the column `inserted_xid` when it was captured, or got it since.
     pub(crate) has_inserted_xid: bool,

@@ -7,6 +7,8 @@
 //!   called `seq`, or a numbered id. Without it rows are ordered by their version, if that is a
 //!   number, and their transaction.
 
+use std::collections::HashSet;
+
 use slot_manager::{QualifiedName, quoted_identifier};
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::ToSql;
@@ -58,13 +60,13 @@ const SELECT: &str = "\
         ARRAY(SELECT DISTINCT (a.attmissingval::text::text[])[1] \
             FROM leaf JOIN pg_catalog.pg_attribute a ON a.attrelid = leaf.oid \
             WHERE a.attname = 'inserted_xid' AND a.atttypid = 5069 AND a.atthasmissing), \
-        (SELECT pg_catalog.md5(pg_catalog.string_agg(leaf.oid::text, ',' ORDER BY leaf.oid)) \
-            FROM leaf), \
+        (SELECT pg_catalog.string_agg(leaf.oid::text, ',' ORDER BY leaf.oid) FROM leaf), \
         (SELECT max(pg_catalog.pg_relation_size(leaf.oid)) \
             / pg_catalog.current_setting('block_size')::bigint FROM leaf), \
         seq.attname::text, seq.is_numbered, seq.seqcache, seq.is_indexed, \
         EXISTS (SELECT FROM pg_catalog.pg_attribute a WHERE a.attrelid = root.oid \
-            AND a.attname = $4 AND NOT a.attisdropped AND a.atttypid IN (20, 21, 23)) \
+            AND a.attname = $4 AND NOT a.attisdropped AND a.atttypid IN (20, 21, 23)), \
+        ARRAY(SELECT leaf.oid FROM leaf WHERE pg_catalog.pg_relation_size(leaf.oid) > 0) \
     FROM root \
     LEFT JOIN LATERAL ( \
         SELECT * FROM seq \
@@ -78,8 +80,10 @@ pub(crate) struct Shape {
     pub(crate) has_inserted_xid: bool,
     /// What `inserted_xid` shows of rows that are older than the column.
     pub(crate) missing_xids: Vec<u64>,
-    /// Changes when a partition is attached or detached, or the table made anew.
+    /// The oids of its partitions, or its own, ascending and separated by commas.
     pub(crate) partitions: String,
+    /// Those of them that hold something.
+    pub(crate) filled: Vec<u32>,
     /// Blocks of the largest partition, or of the table.
     pub(crate) blocks: u32,
     pub(crate) seq: Option<Seq>,
@@ -138,6 +142,7 @@ pub(crate) async fn look(sql: &Sql, settings: &TableSettings) -> Result<Option<S
         has_inserted_xid: row.get(1),
         missing_xids: missing.iter().filter_map(|xid| xid.parse().ok()).collect(),
         partitions: row.get::<_, Option<String>>(3).unwrap_or_default(),
+        filled: row.get(10),
         blocks: u32::try_from(blocks.unwrap_or_default()).unwrap_or(u32::MAX),
         seq: column.map(|column| Seq {
             column,
@@ -176,6 +181,13 @@ impl Shape {
                 xids_sql(added)
             ),
         }
+    }
+
+    /// Whether a partition has come since `known` was written down, and brought rows along.
+    pub(crate) fn has_grown_since(&self, known: &str) -> bool {
+        let known: HashSet<&str> = known.split(',').collect();
+        let mut filled = self.filled.iter();
+        filled.any(|leaf| !known.contains(leaf.to_string().as_str()))
     }
 
     /// Whether what [`inserted_xid_sql`](Self::inserted_xid_sql) gives is a transaction that a

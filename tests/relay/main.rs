@@ -43,3 +43,4 @@ mod standby;
 mod tls;
 mod types;
 mod unreadable;
+mod unsendable;

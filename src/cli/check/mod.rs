@@ -2,8 +2,10 @@
 //!
 //! Changes nothing. What is wrong is a finding, also that the database cannot be reached; only
 //! settings that cannot be read are errors. `slot_manager::preflight` looks at the database,
-//! `mapping` at the settings of the tables, `pubsub` at the other end.
+//! `mapping` at the settings of the tables, `capture` at what tells their rows apart, `pubsub` at the
+//! other end.
 
+mod capture;
 mod mapping;
 mod pubsub;
 
@@ -95,6 +97,7 @@ async fn check_database(settings: &Settings) -> Result<(Vec<Finding>, Vec<String
         let state = publication::inspect(&sql, &settings.publication, &tables).await?;
         findings.extend(untraced(&state).as_ref().map(from_error));
     }
+    findings.extend(capture::check(&sql, settings).await?);
     let mut topics = Vec::new();
     for table in &settings.tables {
         let looked = mapping::check(&sql, table, &settings.project).await?;

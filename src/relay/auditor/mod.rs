@@ -280,10 +280,12 @@ impl Audit {
         };
         let (mut found, mut has_changed) = (0, false);
         for (table, captured) in self.subject.tables.iter().zip(captured) {
-            let is_changed =
-                captured.record.partitions.as_deref() != Some(&captured.shape.partitions);
-            has_changed |= is_changed;
-            let window = match is_whole || is_changed {
+            let Captured { record, shape } = captured;
+            let known = record.partitions.as_deref();
+            has_changed |= known != Some(&shape.partitions);
+            // A partition that was filled elsewhere has rows of any transaction.
+            let has_grown = known.is_some_and(|known| shape.has_grown_since(known));
+            let window = match is_whole || has_grown {
                 true => Window::whole(captured),
                 false => Window::unresolved(captured, false),
             };
