@@ -166,7 +166,9 @@ impl TableReader {
             true => (id.clone(), "null::text".to_owned()),
             false => (
                 format!(
-                    "case when {id} is not null then outbox.event_uuid({}, format('%s', {id})) end",
+                    // `is not null` is false for a row with a null in it.
+                    "case when {id} is distinct from null \
+                     then outbox.event_uuid({}, format('%s', {id})) end",
                     quoted_literal(identity.as_str())
                 ),
                 format!(
