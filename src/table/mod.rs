@@ -242,7 +242,8 @@ impl TableReader {
                     ),
                 };
                 format!(
-                    "case when {id} is not null then \
+                    // `is not null` is false for a row with a null in it.
+                    "case when {id} is distinct from null then \
                      outbox.event_uuid({}, format('%s', {id}), {xid}) end",
                     quoted_literal(&record.identity)
                 )
