@@ -119,6 +119,8 @@ pub(super) fn start(
             waiting: None,
             tops: None,
             delivered: None,
+            goal: None,
+            floor: 0,
             began_before: None,
             broken,
         };
@@ -162,6 +164,10 @@ struct Audit {
     tops: Option<Tops>,
     /// Events that had been delivered when the last audit began.
     delivered: Option<u64>,
+    /// Those events are of transactions before this one; `None` when all of them are below the floor.
+    goal: Option<u64>,
+    /// The floor that this session has written down.
+    floor: u64,
     /// The transaction that was to come next when this session began: what earlier sessions have
     /// delivered is of older ones.
     began_before: Option<u64>,
@@ -175,8 +181,6 @@ struct Waiting {
     xmin: u64,
     /// before this position.
     end: Lsn,
-    /// Whether events were delivered since the audit before.
-    has_new: bool,
 }
 
 impl Audit {
@@ -229,7 +233,8 @@ impl Audit {
         let known = claim::known(sql, slot, &self.subject.tables);
         let captured = sql.answer(known).await?;
         let is_whole = !is_as_it_was || self.everything;
-        let mut writes = waiting.has_new || !earlier.had_one || is_whole && !earlier.repeats;
+        let is_higher = self.goal.is_some() && waiting.xmin > self.floor;
+        let mut writes = is_higher || !earlier.had_one || is_whole && !earlier.repeats;
         if !earlier.repeats {
             writes |= self.compare(sql, &captured, waiting, is_whole).await?;
         }
@@ -237,6 +242,8 @@ impl Audit {
         if writes {
             let writing = self.resolved(sql, &captured, waiting, fingerprint, &earlier);
             sql.answer(writing).await?;
+            self.floor = waiting.xmin;
+            self.goal = self.goal.filter(|goal| waiting.xmin < *goal);
         }
         self.waiting = None;
         self.everything = false;
@@ -255,11 +262,13 @@ impl Audit {
         let delivered = self.subject.metrics.delivered();
         let has_new = self.delivered.replace(delivered) != Some(delivered);
         let now = current_snapshot(&**sql).await?;
+        if has_new {
+            self.goal = Some(now.xmax());
+        }
         self.began_before.get_or_insert(now.xmax());
         Ok(Waiting {
             xmin: now.xmin(),
             end: statements::wal_end(sql).await?,
-            has_new,
         })
     }
 
