@@ -37,7 +37,7 @@ const RESOLVE: &str = "\
 
 const TAKE_OVER: &str = "\
     UPDATE outbox.capture SET slot = $2 WHERE slot <> $2 AND (schema_name, table_name) IN ( \
-        SELECT * FROM pg_catalog.unnest($1::text[], $3::text[])) \
+        SELECT * FROM unnest($1::text[], $3::text[])) \
     RETURNING slot";
 
 /// What is known of one captured table.

@@ -50,11 +50,12 @@ pub(crate) struct Window<'a> {
 impl<'a> Window<'a> {
     /// Everything that is not resolved.
     pub(crate) fn unresolved(captured: &'a Captured, repeats: bool) -> Self {
-        let record = &captured.record;
+        let Captured { record, shape } = captured;
+        let known = record.partitions.as_deref().unwrap_or_default();
         Self {
             captured,
             from_xid: record.floor,
-            from_seq: record.floor_seq,
+            from_seq: record.floor_seq.filter(|_| !shape.has_grown_since(known)),
             below_xid: None,
             shown_by: None,
             with_unnumbered: record.since.is_none() || repeats,

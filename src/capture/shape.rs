@@ -28,10 +28,11 @@ const SELECT: &str = "\
         JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace \
         WHERE n.nspname = $1 AND c.relname = $2 AND c.relkind IN ('r', 'p')), \
     leaf AS ( \
-        SELECT root.oid FROM root WHERE relkind = 'r' \
-        UNION ALL \
-        SELECT t.relid::oid FROM root, pg_catalog.pg_partition_tree(root.oid) t \
-        WHERE root.relkind = 'p' AND t.isleaf), \
+        SELECT oid, pg_catalog.concat(oid, '/', pg_catalog.pg_relation_filenode(oid)) AS place \
+        FROM (SELECT root.oid FROM root WHERE relkind = 'r' \
+              UNION ALL \
+              SELECT t.relid::oid FROM root, pg_catalog.pg_partition_tree(root.oid) t \
+              WHERE root.relkind = 'p' AND t.isleaf) leaf), \
     seq AS ( \
         SELECT a.attname, a.attnum, a.attidentity <> '' OR d.adbin IS NOT NULL AS is_numbered, \
             s.seqcache, wanted.place, \
@@ -48,25 +49,25 @@ const SELECT: &str = "\
             AND NOT a.attisdropped AND a.atttypid IN (20, 21, 23) \
         LEFT JOIN pg_catalog.pg_attrdef d ON d.adrelid = root.oid AND d.adnum = a.attnum \
             AND pg_catalog.pg_get_expr(d.adbin, d.adrelid) LIKE 'nextval(%' \
-        LEFT JOIN pg_catalog.pg_depend o ON o.refobjid = root.oid AND o.refobjsubid = a.attnum \
-            AND o.refclassid = 'pg_catalog.pg_class'::regclass \
-            AND o.classid = 'pg_catalog.pg_class'::regclass AND o.deptype IN ('a', 'i') \
-            AND EXISTS (SELECT FROM pg_catalog.pg_class oc \
-                        WHERE oc.oid = o.objid AND oc.relkind = 'S') \
-        LEFT JOIN pg_catalog.pg_sequence s ON s.seqrelid = o.objid) \
+        LEFT JOIN LATERAL ( \
+            SELECT s.seqcache FROM pg_catalog.pg_sequence s JOIN pg_catalog.pg_depend o \
+              ON o.classid = 'pg_catalog.pg_class'::regclass AND o.objid = s.seqrelid \
+                 AND o.refobjid = root.oid AND o.refobjsubid = a.attnum AND o.deptype = 'i' \
+              OR o.classid = 'pg_catalog.pg_attrdef'::regclass AND o.objid = d.oid \
+                 AND o.refobjid = s.seqrelid LIMIT 1) s ON true) \
     SELECT root.oid, \
         EXISTS (SELECT FROM pg_catalog.pg_attribute a WHERE a.attrelid = root.oid \
             AND a.attname = 'inserted_xid' AND NOT a.attisdropped AND a.atttypid = 5069), \
         ARRAY(SELECT DISTINCT (a.attmissingval::text::text[])[1] \
             FROM leaf JOIN pg_catalog.pg_attribute a ON a.attrelid = leaf.oid \
             WHERE a.attname = 'inserted_xid' AND a.atttypid = 5069 AND a.atthasmissing), \
-        (SELECT pg_catalog.string_agg(leaf.oid::text, ',' ORDER BY leaf.oid) FROM leaf), \
+        (SELECT pg_catalog.string_agg(leaf.place, ',' ORDER BY leaf.oid) FROM leaf), \
         (SELECT max(pg_catalog.pg_relation_size(leaf.oid)) \
             / pg_catalog.current_setting('block_size')::bigint FROM leaf), \
         seq.attname::text, seq.is_numbered, seq.seqcache, seq.is_indexed, \
         EXISTS (SELECT FROM pg_catalog.pg_attribute a WHERE a.attrelid = root.oid \
             AND a.attname = $4 AND NOT a.attisdropped AND a.atttypid IN (20, 21, 23)), \
-        ARRAY(SELECT leaf.oid FROM leaf WHERE pg_catalog.pg_relation_size(leaf.oid) > 0) \
+        ARRAY(SELECT leaf.place FROM leaf WHERE pg_catalog.pg_relation_size(leaf.oid) > 0) \
     FROM root \
     LEFT JOIN LATERAL ( \
         SELECT * FROM seq \
@@ -80,10 +81,11 @@ pub(crate) struct Shape {
     pub(crate) has_inserted_xid: bool,
     /// What `inserted_xid` shows of rows that are older than the column.
     pub(crate) missing_xids: Vec<u64>,
-    /// The oids of its partitions, or its own, ascending and separated by commas.
+    /// Its partitions, or itself, each by oid and file, ascending and separated by commas. A table
+    /// that is emptied or rewritten gets another file.
     pub(crate) partitions: String,
     /// Those of them that hold something.
-    pub(crate) filled: Vec<u32>,
+    pub(crate) filled: Vec<String>,
     /// Blocks of the largest partition, or of the table.
     pub(crate) blocks: u32,
     pub(crate) seq: Option<Seq>,
@@ -183,11 +185,12 @@ impl Shape {
         }
     }
 
-    /// Whether a partition has come since `known` was written down, and brought rows along.
+    /// Whether a partition has come since `known` was written down, or the table got another file, with
+    /// rows of any transaction and numbers that may begin anew.
     pub(crate) fn has_grown_since(&self, known: &str) -> bool {
         let known: HashSet<&str> = known.split(',').collect();
         let mut filled = self.filled.iter();
-        filled.any(|leaf| !known.contains(leaf.to_string().as_str()))
+        filled.any(|leaf| !known.contains(leaf.as_str()))
     }
 
     /// Whether what [`inserted_xid_sql`](Self::inserted_xid_sql) gives is a transaction that a

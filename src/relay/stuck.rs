@@ -41,10 +41,10 @@ pub(super) async fn what_to_do(relay: &Relay, confirmed: Lsn, ended: Error) -> E
     }
     let marking = async {
         let sql = connect(settings.database()?, "postrider", STATEMENT_TIMEOUT).await?;
-        check_publication(relay, &sql).await?;
         if is_of_columns(&ended) && !tables_can_be_mapped(relay, &sql).await? {
             return Ok(None);
         }
+        check_publication(relay, &sql).await?;
         let what = what_is_stuck(&settings.slot, &ended);
         let (slot, instance) = (&settings.slot, &relay.instance);
         let (ours, error) = match settings.slot_on_loss {

@@ -68,9 +68,16 @@ async fn a_recovery_whose_connection_leads_nowhere_is_given_up_and_begun_again()
         ("POSTRIDER_PUBLISH_TIMEOUT_S", "2"),
     ];
     let relay = Relay::start_with(&database, &host, &environment);
-    // In the middle of the rows.
+    // In the middle of the rows: it waits for Pub/Sub, and holds no transaction open meanwhile.
+    relay.wait_for_log("pubsub-unreachable").await;
     let name = "postrider recovery";
-    swallow(&database, &proxy, name, "wait_event = 'ClientWrite'").await;
+    swallow(
+        &database,
+        &proxy,
+        name,
+        "state = 'idle' AND xact_start IS NULL",
+    )
+    .await;
     emulator.faults().lift(silent);
     relay.wait_for_log("the answer does not come").await;
     database.wait_until_recorded().await;

@@ -149,7 +149,7 @@ impl World {
     async fn wait_for_state(&self, state: &str, count: usize) {
         let sql = format!(
             "SELECT count(*) FROM outbox.dispatch d JOIN {} e \
-                 ON d.event_id = outbox.event_uuid({}, e.\"I;\") \
+                 ON d.event_id = outbox.event_uuid({}, e.\"I;\", e.inserted_xid) \
              WHERE d.state = '{state}' AND d.ordering_key = {}",
             self.table,
             literal(&format!("{EVIL}.{EVIL} Events")),
@@ -177,7 +177,12 @@ impl World {
     /// The `event_id` under which subscribers know the row of an id that is not a uuid.
     async fn event_id(&self, id: &str) -> String {
         let table = literal(&format!("{EVIL}.{EVIL} Events"));
-        let sql = format!("SELECT outbox.event_uuid({table}, {})::text", literal(id));
+        let sql = format!(
+            "SELECT outbox.event_uuid({table}, e.\"I;\", e.inserted_xid)::text FROM {} e \
+             WHERE e.\"I;\" = {}",
+            self.table,
+            literal(id)
+        );
         self.database.text(&sql).await
     }
 

@@ -115,6 +115,10 @@ async fn a_relay_waits_for_a_walsender_and_check_says_that_there_is_none() {
     database
         .execute("SELECT pg_create_logical_replication_slot('other', 'pgoutput')")
         .await;
+    // Its tables are the other relay's.
+    database
+        .execute("UPDATE outbox.capture SET slot = 'other'")
+        .await;
     let other = Relay::start_with(
         &database,
         &emulator.addr().to_string(),
@@ -131,6 +135,9 @@ async fn a_relay_waits_for_a_walsender_and_check_says_that_there_is_none() {
         Some("error"),
         "{checked}"
     );
+    database
+        .execute("UPDATE outbox.capture SET slot = 'postrider'")
+        .await;
     let relay = start(&database, &emulator, &url);
     relay.wait_for_log("wal-senders-used-up").await;
     other.stop().await;
@@ -158,9 +165,15 @@ async fn a_relay_waits_for_a_slot_when_it_has_lost_its_own() {
         ("DATABASE_URL", url.as_str()),
         ("POSTRIDER_SLOT", "another"),
     ];
+    database
+        .execute("UPDATE outbox.capture SET slot = 'another'")
+        .await;
     let ran = postrider(&["slot", "create"], &environment).output();
     let said = String::from_utf8(ran.unwrap().stderr).unwrap();
     assert!(said.contains("error[replication-slots-used-up]"), "{said}");
+    database
+        .execute("UPDATE outbox.capture SET slot = 'postrider'")
+        .await;
     let relay = start(&database, &emulator, &url);
     relay.wait_for_log("replication-slots-used-up").await;
     database

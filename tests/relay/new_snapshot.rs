@@ -121,7 +121,7 @@ async fn no_row_is_read_while_its_transaction_is_just_being_committed() {
     tokio::time::sleep(TIME_FOR_A_MISTAKE).await;
     let before = stored(&emulator).len();
     // By then only a standby can be what they wait for.
-    relay.wait_for_log("read all the same").await;
+    relay.wait_for_log("wait for a synchronous standby").await;
     is_over.store(true, Ordering::Relaxed);
     database
         .execute("ALTER SYSTEM RESET synchronous_standby_names")

@@ -51,7 +51,7 @@ async fn the_role_has_no_right_beyond_reading_the_outbox_and_writing_its_own_rec
     let database = Database::private().await;
     let url = login_role(&database).await;
     assert_eq!(rights(&database, "outbox.events").await, "SELECT");
-    for own in ["outbox.dispatch", "outbox.relay"] {
+    for own in ["outbox.dispatch", "outbox.relay", "outbox.capture"] {
         assert_eq!(
             rights(&database, own).await,
             "INSERT SELECT UPDATE",
@@ -63,7 +63,7 @@ async fn the_role_has_no_right_beyond_reading_the_outbox_and_writing_its_own_rec
             "no right to anything else in the schema",
             "SELECT count(*) FROM pg_class WHERE relnamespace = 'outbox'::regnamespace \
              AND relkind IN ('r', 'p', 'v', 'm', 'f') \
-             AND relname NOT IN ('events', 'dispatch', 'relay') \
+             AND relname NOT IN ('events', 'dispatch', 'relay', 'capture') \
              AND has_table_privilege('shop_relay', oid, 'SELECT, INSERT, UPDATE')",
         ),
         (

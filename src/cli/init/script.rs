@@ -145,7 +145,7 @@ pub(super) fn columns(table: &TableSettings) -> String {
                    and (a.attname = 'seq' or a.attname = {id} and (a.attidentity <> ''\n               \
                         or pg_catalog.pg_get_expr(d.adbin, d.adrelid) like 'nextval(%'))) then\n        \
                  alter table {name} add column seq bigint;\n        \
-                 create sequence {sequence} owned by {name}.seq;\n        \
+                 create sequence if not exists {sequence};\n        \
                  alter table {name} alter column seq set default pg_catalog.nextval({literal});\n        \
                  grant usage on sequence {sequence} to public;\n    \
              end if;\n",

@@ -43,10 +43,14 @@ pub(super) async fn exported(target: &Target, name: &str) -> Result<Snapshot> {
 /// Those of the connection.
 pub(super) async fn wait_until_visible(sql: &Sql, snapshot: &Snapshot) -> Result<()> {
     let mut told = Instant::now();
+    let mut is_first = true;
     loop {
         let now = answer_within(ANSWER_LIMIT, current_snapshot(&**sql)).await?;
         if !snapshot.is_ahead_of(&now) {
             return Ok(());
+        }
+        if std::mem::take(&mut is_first) {
+            tracing::info!("recovering: transactions are just being committed");
         }
         if told.elapsed() >= TOLD_AFTER {
             told = Instant::now();

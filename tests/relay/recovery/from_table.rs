@@ -92,44 +92,6 @@ async fn rows_that_are_known_by_a_number_are_recovered_by_it() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn rows_without_a_version_are_recovered_in_the_order_of_commits_where_the_server_keeps_it() {
-    let server = ScratchPostgres::builder()
-        .setting("track_commit_timestamp", "on")
-        .start()
-        .unwrap();
-    let (database, emulator) = served_by(Database::on(server).await).await;
-    database.drop_slot().await;
-    let id = |n: u32| format!("00000000-0000-4000-8000-00000000000{n}");
-    let insert_one = |n: u32| {
-        format!(
-            "INSERT INTO outbox.events (id, aggregatetype, aggregateid, event_type) \
-             VALUES ('{}', 'order', 'interleaved', 'Happened')",
-            id(n)
-        )
-    };
-    let slow = harness::connect(&database.url).await;
-    slow.batch_execute("BEGIN").await.unwrap();
-    for n in [1, 3] {
-        slow.batch_execute(&insert_one(n)).await.unwrap();
-        // Committed before it, though inserted after it, and at a later time by its column.
-        database.execute(&insert_one(n + 1)).await;
-    }
-    slow.batch_execute("COMMIT").await.unwrap();
-    let relay = Relay::start(&database, &emulator);
-    database.wait_until_recorded().await;
-    wait_until_recovered(&database).await;
-    let attempts = emulator.journal().attempts();
-    let of_the_key = attempts
-        .iter()
-        .filter(|attempt| attempt.is_stored() && *attempt.ordering_key == *"interleaved");
-    let published: Vec<String> = of_the_key
-        .flat_map(|attempt| attempt.event_ids.iter().flatten())
-        .map(|id| id.to_string())
-        .collect();
-    assert_eq!(published, [2, 4, 1, 3].map(id), "{}", relay.log());
-}
-
-#[tokio::test(flavor = "multi_thread")]
 async fn rows_of_a_time_without_publication_that_the_slot_cannot_pass_come_from_the_table() {
     let (database, emulator) = served_and_stopped().await;
     let columns = "SELECT string_agg(tablename, ',') FROM pg_publication_tables";
