@@ -54,7 +54,7 @@ Each setting can stand in a TOML file (named by `--config` or `POSTRIDER_CONFIG`
 environment and in a flag. A flag wins over the environment, the environment over the file, the
 file over the default. Unknown names are errors, in the file and with the prefix `POSTRIDER_`.
 
-`table`, `topic`, `ordering` and `envelope` describe the one outbox table of a set-up without
+`table`, `topic`, `ordering`, `envelope` and `time_zone` describe the one outbox table of a set-up without
 `[[tables]]`; with `[[tables]]` in the file each table has its own: see [mapping.md](mapping.md).
 
 Read as well: the variables of libpq (`PGHOST`, `PGPORT`, `PGUSER`, `PGPASSWORD`, `PGPASSFILE`,

@@ -64,6 +64,9 @@ pub struct TableState {
     pub oid: Option<u32>,
     /// Whether it is the root of partitions.
     pub is_partitioned: bool,
+    /// Whether rows of it are kept in tables that inherit from it, such as the chunks of a TimescaleDB
+    /// hypertable: those come under their own names.
+    pub has_children: bool,
     /// The columns that it has.
     pub columns: Vec<String>,
     /// Those of them that PostgreSQL generates and cannot publish: all of them before PostgreSQL 18,
@@ -89,6 +92,10 @@ pub struct PublishedTable {
     /// Whether it is published with a list of columns.
     pub has_column_list: bool,
 }
+
+/// The column that tells which transaction inserted a row. A table that has it must send it: the
+/// identity of an event is derived from it.
+const INSERTED_XID: &str = "inserted_xid";
 
 /// Looks at a publication that is dropped and made anew all the time.
 const LOOKS: u32 = 5;
@@ -172,6 +179,7 @@ impl TableState {
             is_partitioned: get(row, "partitioned")?,
             columns: get(row, "table_columns")?,
             never_published: get(row, "never_published")?,
+            has_children: get(row, "has_children")?,
             stored_are_published: get(row, "stored_are_published")?,
             generated: get(row, "generated")?,
             traced: get::<Option<bool>>(row, "traced")? == Some(true),
@@ -199,6 +207,9 @@ impl TableState {
         };
         if self.oid.is_none() {
             return Some(Problem::TableMissing { table });
+        }
+        if self.has_children {
+            return Some(Problem::Inherited { table });
         }
         let columns = lacking(&self.columns);
         if !columns.is_empty() {
@@ -232,7 +243,12 @@ impl TableState {
                 filter,
             });
         }
-        let columns = lacking(published.columns.as_deref()?);
+        let sent = published.columns.as_deref()?;
+        let mut columns = lacking(sent);
+        let has = |columns: &[String]| columns.iter().any(|column| column == INSERTED_XID);
+        if has(&self.columns) && !has(sent) {
+            columns.push(INSERTED_XID.to_owned());
+        }
         let is_generated = |column: &String| self.generated.contains(column);
         (!columns.is_empty()).then(|| Problem::ColumnsNotPublished {
             publication,

@@ -135,6 +135,10 @@ select p.oid, p.puballtables, p.pubinsert, p.pubupdate, p.pubdelete, p.pubtrunca
              where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped
                and v.stored_are_published and a.attgenerated = 's') as generated,
        v.stored_are_published,
+       coalesce(c.relkind = 'r' and (
+           exists (select from pg_catalog.pg_inherits i where i.inhparent = c.oid)
+           or exists (select from pg_catalog.pg_trigger g
+                      where g.tgrelid = c.oid and g.tgname = 'ts_insert_blocker')), false) as has_children,
        t.tablename is not null as published,
        j.columns ->> 'rowfilter' as row_filter,
        case when j.columns ? 'attnames' then

@@ -2,12 +2,13 @@
 //!
 //! Few beside the new ones, so they go as arrays by column in one statement.
 
+use std::borrow::Cow;
 use std::time::SystemTime;
 
 use tokio_postgres::types::{PgLsn, ToSql};
 
 use super::outcome::Record;
-use super::rows::row_key;
+use super::rows::{Storing, row_key};
 use crate::lanes::{EventRef, Standing};
 
 /// What was discarded while it was on its way is published all the same: the row says so. A row
@@ -35,24 +36,24 @@ pub(super) struct ReleasedRows<'a> {
     message_ids: Vec<Option<&'a str>>,
     attempts: Vec<i32>,
     dispatched_at: Vec<SystemTime>,
-    errors: Vec<Option<&'a str>>,
+    errors: Vec<Option<Cow<'a, str>>>,
     states: Vec<&'static str>,
 }
 
 impl<'a> ReleasedRows<'a> {
-    pub(super) fn of(records: &'a [Record]) -> Self {
+    pub(super) fn of(records: &'a [Record], storing: Storing) -> Self {
         let mut rows = Self::default();
         for record in records {
             for (n, event) in record.events.iter().enumerate() {
                 if event.standing == Standing::Released {
-                    rows.add(record, n, event);
+                    rows.add(record, n, event, storing);
                 }
             }
         }
         rows
     }
 
-    fn add(&mut self, record: &'a Record, n: usize, event: &EventRef) {
+    fn add(&mut self, record: &'a Record, n: usize, event: &EventRef, storing: Storing) {
         let told = record.outcome.of(n);
         let (lsn, ordinal) = row_key(event);
         self.commit_lsns.push(lsn.into());
@@ -62,7 +63,8 @@ impl<'a> ReleasedRows<'a> {
         self.message_ids.push(told.message_id);
         self.attempts.push(told.attempts(event));
         self.dispatched_at.push(record.at);
-        self.errors.push(told.error.map(|error| &**error));
+        self.errors
+            .push(told.error.map(|error| storing.text(error)));
         self.states.push(told.state);
     }
 

@@ -4,6 +4,7 @@
 //! parse. Source: PostgreSQL manual, COPY, "Binary Format"; times are microseconds since 2000,
 //! log positions unsigned 64 bits, uuids 16 bytes, all big endian.
 
+use std::borrow::Cow;
 use std::collections::HashSet;
 
 use bytes::{BufMut, Bytes, BytesMut};
@@ -11,6 +12,37 @@ use decoder::PgTimestamp;
 
 use super::outcome::Record;
 use crate::lanes::{EventRef, Standing};
+
+/// Which texts of ours the database can store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Storing {
+    /// All: its encoding is UTF-8.
+    Everything,
+    /// Any other encoding lacks some characters. What comes from a row of the database is in it; an
+    /// error's text may hold anything.
+    Ascii,
+}
+
+impl Storing {
+    pub(super) fn in_encoding(server_encoding: &str) -> Self {
+        match server_encoding {
+            "UTF8" => Self::Everything,
+            _ => Self::Ascii,
+        }
+    }
+
+    /// A text of ours as it can be stored.
+    pub(super) fn text(self, text: &str) -> Cow<'_, str> {
+        if self == Self::Everything || text.is_ascii() {
+            return Cow::Borrowed(text);
+        }
+        let escaped = |c: char| match c.is_ascii() {
+            true => c.to_string(),
+            false => c.escape_unicode().to_string(),
+        };
+        Cow::Owned(text.chars().map(escaped).collect())
+    }
+}
 
 /// Takes the columns in the order in which [`encode`] writes them.
 pub(super) const COPY: &str = "\
@@ -38,7 +70,11 @@ pub(super) fn row_key(event: &EventRef) -> RowKey {
 
 /// The rows of all events without an outcome in `records`, but for those that are `there`
 /// already; `None` when there is no such event.
-pub(super) fn encode(records: &[Record], there: &HashSet<RowKey>) -> Option<Bytes> {
+pub(super) fn encode(
+    records: &[Record],
+    there: &HashSet<RowKey>,
+    storing: Storing,
+) -> Option<Bytes> {
     let events: usize = records.iter().map(|record| record.events.len()).sum();
     let mut out = BytesMut::with_capacity(HEADER.len() + events * USUAL_ROW);
     out.put_slice(HEADER);
@@ -46,7 +82,7 @@ pub(super) fn encode(records: &[Record], there: &HashSet<RowKey>) -> Option<Byte
         let dispatched_at = PgTimestamp::from(record.at);
         for (n, event) in record.events.iter().enumerate() {
             if event.standing == Standing::New && !there.contains(&row_key(event)) {
-                row(&mut out, record, n, event, dispatched_at);
+                row(&mut out, record, n, event, dispatched_at, storing);
             }
         }
     }
@@ -57,7 +93,14 @@ pub(super) fn encode(records: &[Record], there: &HashSet<RowKey>) -> Option<Byte
     Some(out.freeze())
 }
 
-fn row(out: &mut BytesMut, record: &Record, n: usize, event: &EventRef, at: PgTimestamp) {
+fn row(
+    out: &mut BytesMut,
+    record: &Record,
+    n: usize,
+    event: &EventRef,
+    at: PgTimestamp,
+    storing: Storing,
+) {
     let told = record.outcome.of(n);
     out.put_i16(COLUMNS);
     out.put_i32(8);
@@ -76,7 +119,8 @@ fn row(out: &mut BytesMut, record: &Record, n: usize, event: &EventRef, at: PgTi
     out.put_i64(event.commit_time.as_micros());
     out.put_i32(8);
     out.put_i64(at.as_micros());
-    text(out, told.error.map(|error| &**error));
+    let error = told.error.map(|error| storing.text(error));
+    text(out, error.as_deref());
     text(out, Some(told.state));
 }
 
@@ -88,5 +132,19 @@ fn text(out: &mut BytesMut, text: Option<&str>) {
             out.put_slice(text.as_bytes());
         }
         None => out.put_i32(NULL),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_database_of_another_encoding_gets_the_texts_of_errors_in_ascii() {
+        let text = "Zeichen \u{20ac} \u{1f600} fehlt";
+        assert_eq!(Storing::in_encoding("UTF8").text(text), text);
+        let stored = Storing::in_encoding("WIN1252").text(text).into_owned();
+        assert_eq!(stored, "Zeichen \\u{20ac} \\u{1f600} fehlt");
+        assert_eq!(Storing::Ascii.text("plain"), "plain");
     }
 }

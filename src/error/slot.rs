@@ -57,6 +57,7 @@ impl From<&Problem> for Error {
             | Problem::NotViaPartitionRoot { .. }
             | Problem::TableNotPublished { .. }
             | Problem::RowFilter { .. }
+            | Problem::Inherited { .. }
             | Problem::ColumnsNotPublished { .. } => Code::PublicationDrift,
         };
         Error::new(code, problem.to_string()).hint(problem.remedy())

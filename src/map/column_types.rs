@@ -13,7 +13,7 @@ use decoder::{Oid, OwnedRelation};
 use super::value::pg_type;
 
 /// The usual built-in types: none is a domain, and all but `json` have an order.
-const USUAL: [Oid; 24] = [
+const USUAL: [Oid; 25] = [
     pg_type::BOOL,
     pg_type::BYTEA,
     pg_type::NAME,
@@ -37,6 +37,7 @@ const USUAL: [Oid; 24] = [
     pg_type::BIT,
     pg_type::NUMERIC,
     pg_type::UUID,
+    pg_type::XID8,
     pg_type::JSONB,
 ];
 

@@ -1,9 +1,13 @@
-//! A stream that cannot get past a place in the WAL: on PostgreSQL 14 to 17 where there was no
-//! publication, on each major where decoding fails.
+//! A stream that cannot get past a place in the WAL.
 //!
-//! Another session on the same slot ends at the same place. Only a new slot helps, and what the old
-//! one would have brought comes from the tables (`recovery`). Here the slot is marked for that, or
-//! the relay stops, when it may not recover.
+//! On PostgreSQL 14 to 17 that is a row from while there was no publication. On every major it is a
+//! row that cannot be decoded or sent (bytes that have no UTF-8, a value larger than a message of the
+//! protocol), and a row from before a column was renamed or dropped, which the settings name no
+//! more.
+//!
+//! Another session on the same slot ends at the same place. Only a new slot helps, and the rows that the
+//! old one would have brought come from the tables (`recovery`), where a bad one is set aside alone.
+//! Here the slot is marked for that, or the relay stops, when it may not recover.
 
 use std::sync::atomic::Ordering;
 
@@ -13,13 +17,18 @@ use slot_manager::{SlotName, cluster};
 use super::opening::check_publication;
 use super::session::{ANSWER_LIMIT, STATEMENT_TIMEOUT};
 use super::{Relay, record};
+use crate::capture::claim;
 use crate::error::{Code, Error, Result};
-use crate::postgres::{answer_within, connect};
+use crate::postgres::{Sql, answer_within, connect};
 use crate::settings::OnLoss;
+use crate::table::TableReader;
 
 /// Whether a stream ended for a reason that comes again at the same place of the WAL.
 pub(super) fn is_of_this_place(error: &Error) -> bool {
-    matches!(error.code(), Code::PublicationMissing | Code::SlotStuck)
+    matches!(
+        error.code(),
+        Code::PublicationMissing | Code::SlotStuck | Code::ColumnMissing | Code::SettingInvalid
+    )
 }
 
 /// Marks the slot for a recovery, once the publication is there again, and gives the error with
@@ -33,6 +42,9 @@ pub(super) async fn what_to_do(relay: &Relay, confirmed: Lsn, ended: Error) -> E
     let marking = async {
         let sql = connect(settings.database()?, "postrider", STATEMENT_TIMEOUT).await?;
         check_publication(relay, &sql).await?;
+        if is_of_columns(&ended) && !tables_can_be_mapped(relay, &sql).await? {
+            return Ok(None);
+        }
         let what = what_is_stuck(&settings.slot, &ended);
         let (slot, instance) = (&settings.slot, &relay.instance);
         let (ours, error) = match settings.slot_on_loss {
@@ -62,10 +74,35 @@ pub(super) async fn what_to_do(relay: &Relay, confirmed: Lsn, ended: Error) -> E
     }
 }
 
+/// Whether the stream described a table in a way that the settings do not fit.
+fn is_of_columns(ended: &Error) -> bool {
+    matches!(ended.code(), Code::ColumnMissing | Code::SettingInvalid)
+}
+
+/// Whether the settings fit the tables as they are now: else a person has to correct them.
+async fn tables_can_be_mapped(relay: &Relay, sql: &Sql) -> Result<bool> {
+    let (settings, name) = (&relay.settings, &relay.settings.slot);
+    let known = claim::known(sql, name, &settings.tables);
+    let known = answer_within(ANSWER_LIMIT, known).await?;
+    for (table, captured) in settings.tables.iter().zip(&known) {
+        let resolving = TableReader::resolve(sql, table, settings.project()?, captured);
+        match answer_within(ANSWER_LIMIT, resolving).await {
+            Ok(_) => {}
+            Err(error) if is_of_columns(&error) => return Ok(false),
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(true)
+}
+
 fn what_is_stuck(slot: &SlotName, ended: &Error) -> String {
     match ended.code() {
         Code::SlotStuck => format!(
             "slot \"{slot}\" cannot be read past a place that PostgreSQL fails to decode: {}",
+            ended.what()
+        ),
+        Code::ColumnMissing | Code::SettingInvalid => format!(
+            "slot \"{slot}\" cannot be read past a row from before its table was altered: {}",
             ended.what()
         ),
         _ => format!(
@@ -84,8 +121,10 @@ fn fails_again(relay: &Relay, confirmed: Lsn) -> bool {
 /// Ends a session so that the next one tries again, or makes the slot anew.
 fn while_it_is_mended(ended: &Error, what: String) -> Error {
     match ended.code() {
-        Code::SlotStuck => Error::new(Code::SlotBusy, what)
-            .hint("no action needed: the relay tries again, and makes the slot anew if need be"),
+        Code::SlotStuck | Code::ColumnMissing | Code::SettingInvalid => {
+            Error::new(Code::SlotBusy, what)
+                .hint("no action needed: the relay tries again, and makes the slot anew if need be")
+        }
         _ => Error::new(Code::PublicationGap, what),
     }
 }

@@ -16,6 +16,9 @@ const COPY_DATA: u8 = b'd';
 /// would take cannot grow to this size on the wire.
 const MAX_FRAME: usize = 64 << 20;
 
+/// PostgreSQL makes no message longer than this, 1 GiB.
+const MAX_MESSAGE: usize = 1 << 30;
+
 /// What the front of the buffer holds.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Scan {
@@ -116,6 +119,12 @@ fn frame_length(bytes: &[u8]) -> Result<Option<usize>> {
         return Ok(None);
     };
     let counted = u32::from_be_bytes([header[1], header[2], header[3], header[4]]) as usize;
+    if header[0] == COPY_DATA && (MAX_FRAME..=MAX_MESSAGE).contains(&counted) {
+        return Err(Error::new(
+            Code::SlotStuck,
+            format!("the server sends a row of {counted} bytes, more than any message may have"),
+        ));
+    }
     if !(4..=MAX_FRAME).contains(&counted) {
         return Err(Error::new(
             Code::ReplicationProtocol,

@@ -378,7 +378,11 @@ fn stream_error(sqlstate: &str, message: &str) -> Error {
         // rewritten while the slot was made.
         // A file that is not there: WAL that the slot needs was removed, while the server counts
         // it as reserved still. Data that is damaged.
-        "XX000" | "XX001" | "58P01" => Error::new(Code::SlotStuck, error.what().to_owned()),
+        // A row that PostgreSQL cannot send: bytes that have no UTF-8 (data exceptions), a value
+        // that is too large for a message, or for its memory.
+        s if s.starts_with("22") || ["XX000", "XX001", "58P01", "54000", "53200"].contains(&s) => {
+            Error::new(Code::SlotStuck, error.what().to_owned())
+        }
         _ => error,
     }
 }
@@ -394,7 +398,9 @@ mod tests {
     fn an_error_that_ends_the_stream_is_told_apart_by_its_sqlstate_alone() {
         let code = |sqlstate| stream_error(sqlstate, "whatever it says").code();
         assert_eq!(code("42704"), Code::PublicationMissing);
-        for of_this_place in ["XX000", "XX001", "58P01"] {
+        for of_this_place in [
+            "XX000", "XX001", "58P01", "22021", "22P05", "54000", "53200",
+        ] {
             assert_eq!(code(of_this_place), Code::SlotStuck, "{of_this_place}");
         }
         assert_eq!(code("57P01"), Code::PostgresConnectionLost);

@@ -25,7 +25,7 @@ const LOOK_UP_LIMIT: Duration = Duration::from_secs(8);
 const TYPES: &str = "\
     with recursive asked as ( \
         select w.type_oid, coalesce(t.oid, a.atttypid) as oid \
-        from unnest($1, $2) w (type_oid, column_name) \
+        from unnest($1::oid[], $2::text[]) w (type_oid, column_name) \
         left join pg_catalog.pg_type t on t.oid = w.type_oid \
         left join pg_catalog.pg_namespace n on n.nspname = $3 \
         left join pg_catalog.pg_class c \

@@ -34,6 +34,41 @@ async fn in_state(database: &Database, state: &str) -> i64 {
 }
 
 #[tokio::test]
+async fn what_a_row_chose_reaches_no_terminal_as_a_control_character() {
+    let database = Database::initialised().await;
+    database
+        .execute(
+            "insert into outbox.dispatch (commit_lsn, committed_at, ordinal, attempts, event_id, \
+                 state, topic, ordering_key, source_id, error) \
+             select ('0/' || n)::pg_lsn, now(), 1, 0, md5('public.a:' || id)::uuid, 'quarantined', \
+                 'projects/p/topics/a', E'ctl\\nx\\x1b[31mred', 'public.a:' || id, \
+                 'event-invalid: ' || repeat('a long reason ', 30) || E'\\x1b]0;title\\x07end' \
+             from unnest(array[E'7\\r\\x1b[2J', '8']) with ordinality t (id, n)",
+        )
+        .await;
+    let id = "public.a:8";
+    for arguments in [
+        &["quarantine", "list"][..],
+        &["quarantine", "show", id],
+        &["quarantine", "release", id],
+        &["quarantine", "show", "public.a:7\r\u{1b}[2J"],
+        &["quarantine", "show", "nothing\u{1b}[2J"],
+        &["quarantine", "release", "--key", "no such\u{1b}[2J"],
+    ] {
+        let ran = database.run(arguments).await;
+        let said = format!("{}{}", ran.stdout, ran.stderr);
+        let is_raw = |c: char| c.is_control() && c != '\n';
+        assert!(!said.contains(is_raw), "{arguments:?}: {said:?}");
+    }
+    let ran = database.run(&["quarantine", "list"]).await;
+    assert_contains(&ran.stdout, "ctl\\nx\\u{1b}[31mred  a  2 events");
+    assert_contains(&ran.stdout, "public.a:7\\r\\u{1b}[2J");
+    let whole = format!("event-invalid: {}", "a long reason ".repeat(30));
+    assert_contains(&ran.stdout, &whole);
+    assert_contains(&ran.stdout, "\\u{7}end");
+}
+
+#[tokio::test]
 async fn list_shows_each_key_with_what_waits_since_when_and_why() {
     let database = filled().await;
     let ran = database.run(&["quarantine", "list"]).await;

@@ -39,4 +39,5 @@ mod secrets;
 mod service;
 mod shutdown;
 mod standby;
+mod types;
 mod unreadable;

@@ -14,13 +14,13 @@ use tonic::transport::Channel;
 use crate::harness::{self, Database, Relay, eventually};
 
 /// An ordered subscription to one topic.
-struct Subscriber {
+pub(crate) struct Subscriber {
     client: SubscriberClient<Channel>,
     name: String,
 }
 
 impl Subscriber {
-    async fn new(emulator: &RunningEmulator, topic: &str) -> Self {
+    pub(crate) async fn new(emulator: &RunningEmulator, topic: &str) -> Self {
         // The topic may be there already.
         let _ = emulator
             .create_topic(&format!("projects/demo/topics/{topic}"))
@@ -40,7 +40,7 @@ impl Subscriber {
     }
 
     /// Waits for so many messages.
-    async fn take(&mut self, count: usize) -> Vec<PubsubMessage> {
+    pub(crate) async fn take(&mut self, count: usize) -> Vec<PubsubMessage> {
         let mut messages = Vec::new();
         let client = &self.client;
         let name = &self.name;
@@ -66,7 +66,7 @@ impl Subscriber {
         messages
     }
 
-    async fn take_one(&mut self) -> PubsubMessage {
+    pub(crate) async fn take_one(&mut self) -> PubsubMessage {
         self.take(1).await.remove(0)
     }
 }
@@ -77,7 +77,7 @@ pub(crate) fn settings(toml: &str) -> NamedTempFile {
     file
 }
 
-fn attributes(message: &PubsubMessage) -> HashMap<&str, &str> {
+pub(crate) fn attributes(message: &PubsubMessage) -> HashMap<&str, &str> {
     message
         .attributes
         .iter()
@@ -184,7 +184,12 @@ async fn tables_with_other_names_ids_types_and_partitions_are_captured_together(
         .await;
     let legacy = special.take_one().await;
     assert_eq!(legacy.data, "plain text".as_bytes());
-    assert_eq!(attributes(&legacy)["event_id"], "1");
+    let known_as = "SELECT outbox.event_uuid('public.legacy', '1')::text";
+    assert_eq!(
+        attributes(&legacy)["event_id"],
+        database.text(known_as).await
+    );
+    assert_eq!(attributes(&legacy)["source_id"], "1");
     let blob = blobs.take_one().await;
     assert_eq!(
         blob.data.as_ref(),

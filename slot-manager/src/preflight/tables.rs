@@ -35,6 +35,7 @@ fn problem_code(problem: &Problem) -> &'static str {
         Problem::InsertsNotPublished { .. } => "publication-without-inserts",
         Problem::TableMissing { .. } => "table-missing",
         Problem::ColumnsMissing { .. } => "column-missing",
+        Problem::Inherited { .. } => "table-inherited",
         Problem::ColumnsGenerated { .. } => "column-generated",
         Problem::NotViaPartitionRoot { .. } => "publication-not-via-root",
         Problem::TableNotPublished { .. } => "table-not-published",

@@ -33,6 +33,11 @@ pub enum Problem {
         /// The columns.
         columns: Vec<String>,
     },
+    /// Rows of the table are kept in tables that inherit from it.
+    Inherited {
+        /// The table.
+        table: QualifiedName,
+    },
     /// Needed columns are generated, and the server never publishes such columns.
     ColumnsGenerated {
         /// The table.
@@ -136,6 +141,10 @@ impl Problem {
                 "add {} to {table}, or correct the column mapping of that table",
                 comma_separated(columns)
             ),
+            Self::Inherited { table } => format!(
+                "make {table} an ordinary table, or one with declarative partitions (partition by): \
+                 PostgreSQL streams those under the name of the root"
+            ),
             Self::ColumnsGenerated {
                 table,
                 columns,
@@ -214,6 +223,11 @@ impl fmt::Display for Problem {
             Self::ColumnsMissing { table, columns } => {
                 write!(f, "table {table} has no column {}", columns.join(", "))
             }
+            Self::Inherited { table } => write!(
+                f,
+                "rows of table {table} are kept in tables that inherit from it (or it is a TimescaleDB \
+                 hypertable): those are streamed under their own names, and would never be delivered"
+            ),
             Self::ColumnsGenerated {
                 table,
                 columns,

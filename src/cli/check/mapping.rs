@@ -73,6 +73,7 @@ pub(super) async fn check(sql: &Sql, settings: &TableSettings, project: &str) ->
     let rows = match sample(sql, &relation, settings, by_id).await {
         Ok(rows) => rows,
         Err(error) => {
+            let error = Error::from(error);
             let what = format!("no sample of {} could be read: {error}", settings.table);
             let not_sampled = finding(Severity::Info, "events-not-sampled", what);
             let findings = unique.into_iter().chain([not_sampled]).collect();

@@ -7,6 +7,7 @@ use slot_manager::{Health, Severity, Slot, WalStatus};
 use super::look::{Look, Rates};
 use crate::cli::figures;
 use crate::cli::paint::Paint;
+use crate::printable::printable;
 use crate::settings::Dispatch;
 
 /// Width of the labels.
@@ -50,8 +51,14 @@ pub(super) fn text(look: &Look, paint: Paint) -> String {
         line("reader", &reader(look, slot));
         line("WAL kept", &kept(look, slot));
         for (i, holder) in look.holders.iter().enumerate() {
-            line(if i == 0 { "held by" } else { "" }, &holder.to_string());
-            line("", &paint.faint(&format!("-> {}", holder.remedy())));
+            line(
+                if i == 0 { "held by" } else { "" },
+                &printable(&holder.to_string()),
+            );
+            line(
+                "",
+                &paint.faint(&format!("-> {}", printable(&holder.remedy()))),
+            );
         }
         if look.holders.is_empty() {
             line("held by", "nothing but this slot's own position");

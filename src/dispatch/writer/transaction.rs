@@ -12,7 +12,7 @@ use tokio_postgres::error::SqlState;
 use tokio_postgres::types::PgLsn;
 
 use super::super::released::{ReleasedRows, UPDATE};
-use super::super::rows::{COPY, RowKey, encode, row_key};
+use super::super::rows::{COPY, RowKey, Storing, encode, row_key};
 use super::super::successor::{WHO_SERVES, is_there};
 use super::batch::Batch;
 use crate::error::{Code, Error, Result};
@@ -81,6 +81,7 @@ pub(super) struct Connected {
     who_serves: Statement,
     copy: Statement,
     update: Statement,
+    storing: Storing,
 }
 
 impl Connected {
@@ -88,7 +89,9 @@ impl Connected {
         let sql = connect(&place.target, &place.name, STATEMENT_TIMEOUT).await?;
         place.reader.is_still_served_by(&sql).await?;
         sql.batch_execute(BE_QUICK).await?;
+        let encoding = sql.query_one("SHOW server_encoding", &[]).await?;
         Ok(Self {
+            storing: Storing::in_encoding(encoding.get(0)),
             who_serves: sql.prepare(WHO_SERVES).await?,
             copy: sql.prepare(COPY).await?,
             update: sql.prepare(UPDATE).await?,
@@ -159,12 +162,12 @@ async fn attempt(
     }
     // Released events go before new ones of their key, and so do their outcomes.
     if batch.holds_released {
-        let rows = ReleasedRows::of(&batch.records);
+        let rows = ReleasedRows::of(&batch.records, connected.storing);
         transaction
             .execute(&connected.update, &rows.parameters())
             .await?;
     }
-    if let Some(rows) = encode(&batch.records, there) {
+    if let Some(rows) = encode(&batch.records, there, connected.storing) {
         let mut copy = pin!(transaction.copy_in(&connected.copy).await?);
         copy.send(rows).await?;
         copy.finish().await?;

@@ -80,10 +80,13 @@ async fn rows_that_are_known_by_a_number_are_recovered_by_it() {
     wait_until_recovered(&database).await;
     assert_eq!(emulator.journal().counts().stored_messages, 800);
     for attempt in emulator.journal().attempts() {
-        let ids = attempt.event_ids.iter().flatten();
-        let numbers: Vec<u32> = ids
-            .map(|id| id.rsplit(':').next().unwrap().parse().unwrap())
-            .collect();
+        let mut numbers = Vec::new();
+        for id in attempt.event_ids.iter().flatten() {
+            let number = format!(
+                "SELECT seq FROM public.jobs WHERE outbox.event_uuid('public.jobs', seq::text) = '{id}'"
+            );
+            numbers.push(database.number(&number).await);
+        }
         assert!(numbers.is_sorted(), "{numbers:?}\n{}", relay.log());
     }
 }
