@@ -32,7 +32,8 @@ const SELECT: &str = "\
         WHERE root.relkind = 'p' AND t.isleaf), \
     seq AS ( \
         SELECT a.attname, a.attnum, a.attidentity <> '' OR d.adbin IS NOT NULL AS is_numbered, \
-            s.seqcache, wanted.place, \
+            s.seqcache, wanted.place, o.objid || '/' || pg_catalog.pg_relation_filenode(o.objid) \
+                AS numbering, \
             EXISTS (SELECT FROM pg_catalog.pg_index i \
                 JOIN pg_catalog.pg_class ic ON ic.oid = i.indexrelid \
                 JOIN pg_catalog.pg_am am ON am.oid = ic.relam \
@@ -58,13 +59,13 @@ const SELECT: &str = "\
         ARRAY(SELECT DISTINCT (a.attmissingval::text::text[])[1] \
             FROM leaf JOIN pg_catalog.pg_attribute a ON a.attrelid = leaf.oid \
             WHERE a.attname = 'inserted_xid' AND a.atttypid = 5069 AND a.atthasmissing), \
-        (SELECT pg_catalog.md5(pg_catalog.string_agg(leaf.oid::text, ',' ORDER BY leaf.oid)) \
-            FROM leaf), \
+        (SELECT pg_catalog.string_agg(leaf.oid::text, ',' ORDER BY leaf.oid) FROM leaf), \
         (SELECT max(pg_catalog.pg_relation_size(leaf.oid)) \
             / pg_catalog.current_setting('block_size')::bigint FROM leaf), \
         seq.attname::text, seq.is_numbered, seq.seqcache, seq.is_indexed, \
         EXISTS (SELECT FROM pg_catalog.pg_attribute a WHERE a.attrelid = root.oid \
-            AND a.attname = $4 AND NOT a.attisdropped AND a.atttypid IN (20, 21, 23)) \
+            AND a.attname = $4 AND NOT a.attisdropped AND a.atttypid IN (20, 21, 23)), \
+        seq.numbering \
     FROM root \
     LEFT JOIN LATERAL ( \
         SELECT * FROM seq \
@@ -78,7 +79,7 @@ pub(crate) struct Shape {
     pub(crate) has_inserted_xid: bool,
     /// What `inserted_xid` shows of rows that are older than the column.
     pub(crate) missing_xids: Vec<u64>,
-    /// Changes when a partition is attached or detached, or the table made anew.
+    /// The oids of its partitions, or its own, separated by commas.
     pub(crate) partitions: String,
     /// Blocks of the largest partition, or of the table.
     pub(crate) blocks: u32,
@@ -95,6 +96,9 @@ pub(crate) struct Seq {
     /// every smaller one was given out.
     pub(crate) is_steady: bool,
     pub(crate) is_indexed: bool,
+    /// Its sequence, and the file of that, which is another one after RESTART. Null where no
+    /// sequence belongs to the column.
+    pub(crate) numbering: Option<String>,
 }
 
 /// Looks a table up; `None` when there is none.
@@ -143,6 +147,7 @@ pub(crate) async fn look(sql: &Sql, settings: &TableSettings) -> Result<Option<S
             column,
             is_steady: is_numbered == Some(true) && cache == Some(1),
             is_indexed: is_indexed == Some(true),
+            numbering: row.get(10),
         }),
         version: has_version.then(|| version.to_owned()),
     }))
@@ -191,13 +196,20 @@ pub(crate) fn xids_sql(xids: &[u64]) -> String {
     format!("'{{{}}}'::xid8[]", xids.join(","))
 }
 
-/// The largest `seq` of each table that is committed, and the transactions of just after: when all of
-/// them have ended, no row up to that `seq` is of a later one.
+/// How far the numbering of each table has come, and the transactions of just after: when all of
+/// them have ended, rows up to that `seq` are as a rule of earlier ones.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Tops {
-    pub(crate) seqs: Vec<Option<i64>>,
+    pub(crate) seqs: Vec<Option<Top>>,
     /// The transaction that comes next.
     pub(crate) next_xid: u64,
+}
+
+/// The largest committed `seq` of one table, and what numbers its rows.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Top {
+    pub(crate) seq: i64,
+    pub(crate) numbering: String,
 }
 
 /// Looks how far the numbering of each table has come.
@@ -208,20 +220,38 @@ pub(crate) async fn tops(sql: &Sql, tables: &[Found]) -> Result<Tops> {
     let mut seqs = Vec::with_capacity(tables.len());
     for Found { table, shape } in tables {
         let seq = shape.seq.as_ref();
-        let Some(seq) = seq.filter(|seq| seq.is_steady && seq.is_indexed) else {
+        let seq = seq.filter(|seq| seq.is_steady && seq.is_indexed);
+        let Some((seq, numbering)) = seq.and_then(|seq| Some((seq, seq.numbering.clone()?))) else {
             seqs.push(None);
             continue;
         };
-        let column = quoted_identifier(&seq.column);
-        let statement = format!("SELECT max(e.{column})::bigint FROM {table} e");
-        seqs.push(match sql.query_one(&statement, &[]).await {
+        let top = match largest(sql, table, &seq.column).await {
             // In an empty table every number that is given out is larger.
-            Ok(row) => Some(row.get::<_, Option<i64>>(0).unwrap_or(i64::MIN)),
+            Ok(largest) => largest.unwrap_or(i64::MIN),
             // Who makes a slot need not read the tables.
-            Err(error) if error.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE) => None,
+            Err(error) if error.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE) => {
+                seqs.push(None);
+                continue;
+            }
             Err(error) => return Err(error.into()),
-        });
+        };
+        let top = Top {
+            seq: top,
+            numbering,
+        };
+        seqs.push(Some(top));
     }
     let next_xid = super::record::current_snapshot(&**sql).await?.xmax();
     Ok(Tops { seqs, next_xid })
+}
+
+/// The largest number that is committed.
+async fn largest(
+    sql: &Sql,
+    table: &QualifiedName,
+    column: &str,
+) -> Result<Option<i64>, tokio_postgres::Error> {
+    let column = quoted_identifier(column);
+    let statement = format!("SELECT max(e.{column})::bigint FROM {table} e");
+    Ok(sql.query_one(&statement, &[]).await?.get(0))
 }

@@ -86,6 +86,7 @@ pub(super) async fn plan(relay: &Relay, sql: &Sql, cluster: &Cluster) -> Result<
         let known = claim::matched(&found, &records);
         claim::refuse_others(&known, name)?;
         let has_new_table = known.iter().any(Option::is_none);
+        let is_captured = known.iter().any(Option::is_some);
         let tops = match &mut tops {
             Some(tops) => tops,
             none => none.insert(answer_within(ANSWER_LIMIT, shape::tops(sql, &found)).await?),
@@ -99,6 +100,7 @@ pub(super) async fn plan(relay: &Relay, sql: &Sql, cluster: &Cluster) -> Result<
             dispatch: relay.settings.dispatch,
             publication: publication.fingerprint(),
             has_new_table,
+            is_captured,
         };
         let repeats = loss::repeats(seen);
         let plan = match loss::judge(seen) {
@@ -110,7 +112,13 @@ pub(super) async fn plan(relay: &Relay, sql: &Sql, cluster: &Cluster) -> Result<
                 create(relay, sql).await?;
                 continue;
             }
-            Verdict::Recover(loss) => Plan::Recover(recover_or_stop(relay, loss)?),
+            Verdict::Recover(loss) => {
+                if loss == Loss::FirstStart {
+                    let marking = claim::from_the_beginning(sql, &known);
+                    answer_within(ANSWER_LIMIT, marking).await?;
+                }
+                Plan::Recover(recover_or_stop(relay, loss)?)
+            }
         };
         let claiming = claim::claim(
             sql,
