@@ -132,7 +132,7 @@ async fn a_lagging_slot_of_somebody_else_makes_no_old_row_count_as_new() {
     let slot = "SELECT pg_create_logical_replication_slot('lagging', 'pgoutput')";
     world.execute(slot).await;
     world.execute("CREATE DATABASE other").await;
-    let url = world.database.url.replace("/postgres", "/other");
+    let url = world.database.server().url("other");
     let other = harness::connect(&url).await;
     let slot = "SELECT pg_create_logical_replication_slot('elsewhere', 'test_decoding')";
     other.batch_execute(slot).await.unwrap();

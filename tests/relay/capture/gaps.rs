@@ -55,6 +55,9 @@ async fn a_partition_that_is_attached_is_looked_at_with_the_documented_rights() 
                ALTER TABLE public.parts ATTACH PARTITION public.more \
                    FOR VALUES FROM ('2031-01-01') TO ('2032-01-01')";
     world.execute(sql).await;
+    // At its next audit, which is soon after a start.
+    relay.stop().await;
+    let relay = world.relay();
     world.assert_published_once(relay).await;
 }
 

@@ -23,11 +23,14 @@ async fn attach(world: &mut World, rows: u32) {
     world.execute(&ATTACH.replace("INSERT_ROWS", &insert)).await;
 }
 
+/// At its next audit, which is soon after a start and then every few minutes.
 #[tokio::test(flavor = "multi_thread")]
 async fn rows_of_a_partition_that_is_attached_under_a_running_relay_are_published() {
     let (mut world, relay) = World::served(Kind::Partitioned, 50).await;
     attach(&mut world, 30).await;
     world.insert("a", 30).await;
+    relay.stop().await;
+    let relay = world.relay();
     world.assert_published_once(relay).await;
 }
 

@@ -85,7 +85,11 @@ async fn another_slot_adopts_the_tables_when_the_first_relay_is_gone() {
         world.insert("d", 20).await;
         world.note().await;
         world.wait_until_published(&second).await;
-        let refused = world.run(&["run"], &[("POSTRIDER_SLOT", "postrider")]);
+        let more = [
+            ("POSTRIDER_SLOT", "postrider"),
+            ("PUBSUB_PROJECT_ID", "demo"),
+        ];
+        let refused = world.run(&["run"], &more);
         assert_eq!(refused.status.code(), Some(3), "{}", stderr(&refused));
         assert!(
             stderr(&refused).contains("table-captured"),

@@ -8,7 +8,7 @@ use crate::harness::Relay;
 const PUBLISH: &str = "ALTER PUBLICATION postrider ADD TABLE TABLE_NAME";
 
 /// The table as its service makes it anew, with the columns that `init` had added.
-const ANEW: &str = "\
+pub(super) const ANEW: &str = "\
     DROP TABLE public.numbered; \
     CREATE TABLE public.numbered (id bigserial PRIMARY KEY, aggregatetype text, aggregateid text, \
         event_type text, payload jsonb, \
@@ -66,8 +66,15 @@ async fn settle(world: &mut World, relay: Relay) {
     relay.stop().await;
 }
 
-/// Where the numbers begin again, those that were seen before say nothing.
+/// Where the numbers begin again, those that were seen before say nothing: at once, and after the
+/// relay has seen the new ones.
 async fn numbers_that_begin_again_hide_no_row_from_a_recovery(begin_again: &str, publish: &str) {
+    for is_seen in [false, true] {
+        numbers_begin_again(begin_again, publish, is_seen).await;
+    }
+}
+
+async fn numbers_begin_again(begin_again: &str, publish: &str, is_seen: bool) {
     let (mut world, relay) = World::served(Kind::Numbered, 200).await;
     relay.stop().await;
     // A second look at how far the numbers have come.
@@ -76,8 +83,10 @@ async fn numbers_that_begin_again_hide_no_row_from_a_recovery(begin_again: &str,
     world.execute(begin_again).await;
     world.execute(publish).await;
     world.insert("a", 30).await;
-    let relay = world.relay();
-    settle(&mut world, relay).await;
+    if is_seen {
+        let relay = world.relay();
+        settle(&mut world, relay).await;
+    }
     world.insert("b", 30).await;
     world.database.drop_slot().await;
     world.insert("c", 30).await;
@@ -108,7 +117,8 @@ async fn a_recovery_finds_the_rows_of_a_sequence_that_was_restarted() {
     numbers_that_begin_again_hide_no_row_from_a_recovery(restart, "").await;
 }
 
-/// Services may give the number themselves.
+/// Services may give the number themselves, or take it from the sequence long before they insert the
+/// row, as mappers of objects do. The order of such rows is not promised.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_recovery_finds_a_row_whose_number_its_writer_has_chosen() {
     let (mut world, relay) = World::served(Kind::Numbered, 200).await;

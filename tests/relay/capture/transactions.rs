@@ -2,7 +2,7 @@
 
 use super::World;
 use super::table::Kind;
-use crate::harness::{self, eventually};
+use crate::harness;
 
 const OUT: &str = "ALTER PUBLICATION postrider DROP TABLE TABLE_NAME";
 const IN: &str = "ALTER PUBLICATION postrider ADD TABLE TABLE_NAME";
@@ -164,11 +164,7 @@ async fn a_transaction_that_outlives_several_audits_is_delivered_after_a_crash_a
             let relay = world.streaming().await;
             world.note().await;
             world.wait_until_published(&relay).await;
-            let floor = "SELECT count(*) FROM outbox.relay WHERE audited_at > since";
-            eventually("an audit has ended", || async {
-                (world.database.number(floor).await == 1).then_some(())
-            })
-            .await;
+            world.wait_until_compared(&relay).await;
             relay.kill_9();
             harness::wait_until_killed_relays_are_gone(&world.database, &world.emulator).await;
         }
