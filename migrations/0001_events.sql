@@ -8,6 +8,10 @@
 -- With opaque payloads (Protobuf, Avro) each `payload jsonb` below becomes `payload bytea`;
 -- `postrider init --payload bytea` prints it that way.
 
+-- Names below are PostgreSQL's own, whatever the search path of the session is. Run the whole file
+-- in one transaction (psql -1), as migration tools do.
+set local search_path = pg_catalog, pg_temp;
+
 create schema if not exists outbox;
 
 create table if not exists outbox.events (
@@ -47,7 +51,7 @@ comment on column outbox.events.inserted_xid is 'The transaction that inserted t
 comment on column outbox.events.seq is 'Order of insertion: the order of a recovery.';
 
 create or replace function outbox.refuse_change() returns trigger
-language plpgsql as $$
+language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
     raise exception '% on %.% refused: the outbox is insert-only', tg_op, tg_table_schema, tg_table_name
         using errcode = 'restrict_violation',
@@ -70,6 +74,8 @@ create or replace trigger insert_only
 -- Inserts one event and returns its id. Runs with the caller's rights (INSERT suffices).
 -- The W3C trace context is taken from the settings outbox.traceparent and outbox.tracestate
 -- (`set local outbox.traceparent = '00-...'`), unless the headers carry their own.
+-- The search path is set so that no function or operator of the caller's search path is called. A
+-- trigger of your own on the table sees it too: write names in it with their schema.
 create or replace function outbox.emit(
     aggregatetype  text,
     aggregateid    text,
@@ -80,7 +86,7 @@ create or replace function outbox.emit(
     schema_version int default 1,
     id             uuid default gen_random_uuid()
 ) returns uuid
-language plpgsql as $$
+language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
     -- A setting that was SET LOCAL in an earlier transaction reads as '' afterwards.
     traceparent constant text := nullif(current_setting('outbox.traceparent', true), '');
@@ -97,7 +103,6 @@ begin
     values
         (emit.id, emit.aggregatetype, emit.aggregateid, emit.event_type, emit.version,
          coalesce(emit.schema_version, 1), emit.payload, emit.headers);
-    -- Not RETURNING: that would need SELECT on the table.
     return id;
 end
 $$;

@@ -2,6 +2,10 @@
 --
 -- Plain SQL for PostgreSQL 14 to 18; running it again changes nothing.
 
+-- Names below are PostgreSQL's own, whatever the search path of the session is. Run the whole file
+-- in one transaction (psql -1), as migration tools do.
+set local search_path = pg_catalog, pg_temp;
+
 -- One row per event. The key is the event's place in the log: the position of its commit and its
 -- ordinal among the inserts of that transaction. Rows arrive in about that order, so the key's
 -- index grows at its right edge, and a restart reads what lies past the confirmed position as one

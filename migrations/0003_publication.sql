@@ -7,6 +7,10 @@
 --     alter publication postrider add table my_schema.my_outbox;
 --     grant select on my_schema.my_outbox to postrider_relay;
 
+-- Names below are PostgreSQL's own, whatever the search path of the session is. Run the whole file
+-- in one transaction (psql -1), as migration tools do.
+set local search_path = pg_catalog, pg_temp;
+
 do $$
 begin
     if not exists (select from pg_catalog.pg_publication where pubname = 'postrider') then

@@ -11,6 +11,10 @@
 -- Roles belong to the whole cluster and may be the administrators' to make: where this script may
 -- not create one it says so and leaves the grants to whoever makes the role and runs it again.
 
+-- Names below are PostgreSQL's own, whatever the search path of the session is. Run the whole file
+-- in one transaction (psql -1), as migration tools do.
+set local search_path = pg_catalog, pg_temp;
+
 do $$
 declare
     wanted record;
@@ -38,6 +42,10 @@ begin
 end
 $$;
 
+-- Those of an earlier version took names from the search path of the caller.
+alter function outbox.emit set search_path = pg_catalog, pg_temp;
+alter function outbox.refuse_change set search_path = pg_catalog, pg_temp;
+
 revoke all on function outbox.emit from public;
 
 do $$
@@ -45,6 +53,8 @@ begin
     if exists (select from pg_catalog.pg_roles where rolname = 'postrider_writer') then
         grant usage on schema outbox to postrider_writer;
         grant insert on outbox.events to postrider_writer;
+        -- For INSERT ... RETURNING id, which many libraries write by themselves.
+        grant select (id) on outbox.events to postrider_writer;
         grant execute on function outbox.emit to postrider_writer;
     end if;
     if exists (select from pg_catalog.pg_roles where rolname = 'postrider_relay') then

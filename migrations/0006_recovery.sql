@@ -2,6 +2,10 @@
 --
 -- Plain SQL for PostgreSQL 14 to 18; running it again changes nothing.
 
+-- Names below are PostgreSQL's own, whatever the search path of the session is. Run the whole file
+-- in one transaction (psql -1), as migration tools do.
+set local search_path = pg_catalog, pg_temp;
+
 alter table outbox.relay
     add column if not exists confirmed_is_final boolean not null default false,
     add column if not exists recovering text,

@@ -2,6 +2,10 @@
 --
 -- Plain SQL for PostgreSQL 14 to 18; running it again changes nothing.
 
+-- Names below are PostgreSQL's own, whatever the search path of the session is. Run the whole file
+-- in one transaction (psql -1), as migration tools do.
+set local search_path = pg_catalog, pg_temp;
+
 set local lock_timeout = '10s';
 
 create table if not exists outbox.capture (
@@ -36,7 +40,7 @@ comment on column outbox.capture.floor_seq is
 comment on column outbox.capture.numbering is
     'The sequence that numbered the rows when floor_seq was noted, and its file: another one may give out lower numbers.';
 comment on column outbox.capture.partitions is
-    'Oids of the partitions that were compared with outbox.dispatch. Null: all are to be compared.';
+    'Oids of the partitions that were compared with outbox.dispatch.';
 comment on column outbox.capture.has_inserted_xid is
     'Whether the table has had the column inserted_xid.';
 comment on column outbox.capture.added_xids is
@@ -55,20 +59,34 @@ comment on column outbox.relay.audited_at is
     'When the floors in outbox.capture moved up last. Null: not since the first start.';
 
 -- The event_id of a row whose id is not a uuid. `identity` is that of outbox.capture; `inserted_xid` is
--- null for a table without that column. In a database that is not UTF-8 the text is hashed as UTF-8,
--- as the relay reads it.
+-- null for a table without that column.
 drop function if exists outbox.event_uuid(text, text);
+
+-- In a database that is not UTF-8 the text is hashed as UTF-8, as the relay reads it; bytes that have no
+-- UTF-8 as they are: such a row cannot be published, but it must not end the statement.
+create or replace function outbox.utf8_md5(text) returns uuid
+language plpgsql immutable parallel safe
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    return md5(convert_to($1, 'UTF8'))::uuid;
+exception
+    when untranslatable_character or character_not_in_repertoire then
+        return md5($1)::uuid;
+end
+$$;
+
+comment on function outbox.utf8_md5(text) is 'Part of outbox.event_uuid, for a database that is not UTF-8.';
 
 create or replace function outbox.event_uuid(identity text, id text, inserted_xid xid8 default null)
 returns uuid
 language sql immutable parallel safe
 return case
     when id is null then null
-    when pg_catalog.getdatabaseencoding() in ('UTF8', 'SQL_ASCII') then
+    when pg_catalog.getdatabaseencoding() = 'UTF8' then
         pg_catalog.md5(identity || ':' || id || coalesce(':' || inserted_xid::text, ''))::uuid
     else
-        pg_catalog.md5(pg_catalog.convert_to(
-            identity || ':' || id || coalesce(':' || inserted_xid::text, ''), 'UTF8'))::uuid
+        outbox.utf8_md5(identity || ':' || id || coalesce(':' || inserted_xid::text, ''))
 end;
 
 comment on function outbox.event_uuid(text, text, xid8) is

@@ -57,9 +57,10 @@ file over the default. Unknown names are errors, in the file and with the prefix
 `table`, `topic`, `ordering`, `envelope` and `time_zone` describe the one outbox table of a set-up without
 `[[tables]]`; with `[[tables]]` in the file each table has its own: see [mapping.md](mapping.md).
 
-Read as well: the variables of libpq (`PGHOST`, `PGPORT`, `PGUSER`, `PGPASSWORD`, `PGPASSFILE`,
-`PGDATABASE`, `PGSSLMODE`, `PGSSLROOTCERT`, `PGSSLCERT`, `PGSSLKEY`, `PGCHANNELBINDING`)
-for what the URL leaves out,
+Read as well: the variables of libpq (`PGHOST`, `PGHOSTADDR`, `PGPORT`, `PGUSER`, `PGPASSWORD`,
+`PGPASSFILE`, `PGDATABASE`, `PGOPTIONS`, `PGCONNECT_TIMEOUT`, `PGTARGETSESSIONATTRS`, `PGSSLMODE`,
+`PGSSLROOTCERT`, `PGSSLCERT`, `PGSSLKEY`, `PGSSLSNI`, `PGSSLMINPROTOCOLVERSION`,
+`PGSSLMAXPROTOCOLVERSION`, `PGCHANNELBINDING`) for what the URL leaves out,
 `RUST_LOG` for the level of the log, `GOOGLE_APPLICATION_CREDENTIALS` for Google's credentials, and
 `POSTRIDER_PG_BIN`, the folder of PostgreSQL's programs for `postrider demo` and the tests.
 ";

@@ -163,8 +163,13 @@ async fn a_writer_can_insert_and_emit_and_nothing_else() {
         )
         .await
         .unwrap();
+    // As object-relational mappers write it.
+    let insert = "insert into outbox.events (aggregatetype, event_type) values ('order', 'Placed') \
+                  returning id::text";
+    assert!(text(&client, insert).await.is_some());
     for sql in [
         "select * from outbox.events",
+        "insert into outbox.events (aggregatetype, event_type) values ('a', 'b') returning payload",
         "update outbox.events set version = 1",
         "delete from outbox.events",
         "truncate outbox.events",

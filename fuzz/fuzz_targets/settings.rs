@@ -44,8 +44,12 @@ enum Variable<'a> {
     Any(&'a str),
 }
 
-const OF_LIBPQ: [&str; 9] = [
+const OF_LIBPQ: [&str; 13] = [
     "PGHOST",
+    "PGHOSTADDR",
+    "PGOPTIONS",
+    "PGCONNECT_TIMEOUT",
+    "PGTARGETSESSIONATTRS",
     "PGPORT",
     "PGUSER",
     "PGPASSWORD",

@@ -24,6 +24,9 @@ const OLDEST_MAJOR: u32 = 14;
 /// The newest major that is tested.
 const NEWEST_MAJOR: u32 = 18;
 
+/// Connections that a relay has at most, the replication session included.
+pub const CONNECTIONS: i64 = 6;
+
 /// What the relay is going to use.
 #[derive(Debug, Clone)]
 pub struct Expectation {

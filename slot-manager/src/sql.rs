@@ -187,9 +187,21 @@ select r.rolname::text as role,
            where g.rolname = 'rds_replication' and pg_catalog.pg_has_role(r.oid, g.oid, 'member')
        ) as may_replicate,
        pg_catalog.pg_has_role(r.oid, 'pg_read_all_stats', 'usage') as may_read_stats,
+       r.rolsuper as superuser,
+       r.rolconnlimit::bigint as role_limit,
+       d.datconnlimit::bigint as database_limit,
+       (select count(*) from pg_catalog.pg_stat_activity a
+        where a.usesysid = r.oid and a.pid <> pg_catalog.pg_backend_pid()) as role_connections,
+       (select count(*) from pg_catalog.pg_stat_activity a
+        where a.datid = d.oid and a.usesysid is not null
+          and a.pid <> pg_catalog.pg_backend_pid()) as database_connections,
+       (select count(*) from pg_catalog.pg_stat_activity a
+        where a.backend_type = 'client backend'
+          and a.pid <> pg_catalog.pg_backend_pid()) as client_connections,
        (select count(*) from pg_catalog.pg_stat_replication) as wal_senders,
        (select count(*) from pg_catalog.pg_replication_slots) as slots
 from pg_catalog.pg_roles r
+join pg_catalog.pg_database d on d.datname = pg_catalog.current_database()
 where r.rolname = current_user";
 
 /// Parameters: schemas and names (two text[]).

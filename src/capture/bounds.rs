@@ -29,12 +29,14 @@ impl Bounds {
         self.floor.fetch_max(floor, Ordering::Relaxed);
     }
 
-    /// Whether a row that this transaction inserted needs no delivery: it is from before, or resolved.
-    pub(crate) fn is_handled(&self, inserted_xid: u64) -> bool {
+    /// Whether a row that this transaction inserted is from before.
+    pub(crate) fn is_from_before(&self, inserted_xid: u64) -> bool {
+        let since = self.since.as_ref();
+        since.is_some_and(|since| since.shows(inserted_xid))
+    }
+
+    /// Whether the rows of this transaction that were in the table are resolved.
+    pub(crate) fn is_resolved(&self, inserted_xid: u64) -> bool {
         inserted_xid < self.floor.load(Ordering::Relaxed)
-            || self
-                .since
-                .as_ref()
-                .is_some_and(|since| since.shows(inserted_xid))
     }
 }

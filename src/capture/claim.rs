@@ -46,6 +46,14 @@ impl Captured {
     }
 }
 
+/// From where on rows are captured.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Begin {
+    pub(crate) start: Start,
+    /// Whether no relay has ever served the slot: then `start` still counts for every table.
+    pub(crate) is_first: bool,
+}
+
 /// The tables of the settings as they are.
 ///
 /// # Errors
@@ -116,10 +124,11 @@ pub(crate) async fn claim(
     sql: &Sql,
     slot: &SlotName,
     found: Vec<Found>,
-    start: Start,
+    start: Begin,
     tops: &Tops,
     instance: &str,
 ) -> Result<Vec<Captured>> {
+    let Begin { start, is_first } = start;
     let records = record::read(&**sql).await?;
     let known = matched(&found, &records);
     refuse_others(&known, slot)?;
@@ -127,6 +136,9 @@ pub(crate) async fn claim(
     for (found, known) in found.iter().zip(&known) {
         if let Some(known) = known {
             bring_up_to_date(sql, found, known).await?;
+            if is_first && start == Start::All && known.since.is_some() {
+                record::capture_all(&**sql, known).await?;
+            }
         }
     }
     if !is_whole {
@@ -176,18 +188,6 @@ async fn known_of(sql: &Sql, slot: &SlotName, found: Vec<Found>) -> Result<Vec<C
             Ok(Captured { record, shape })
         })
         .collect()
-}
-
-/// A relay that is to publish every row serves for the first time: what `init` has noted without
-/// knowing that does not count.
-///
-/// # Errors
-/// Those of a statement.
-pub(crate) async fn from_the_beginning(sql: &Sql, known: &[Option<&CaptureRecord>]) -> Result<()> {
-    for known in known.iter().flatten().filter(|known| known.since.is_some()) {
-        record::from_the_beginning(&**sql, &known.identity).await?;
-    }
-    Ok(())
 }
 
 /// The same, also where the relay has not captured a table yet: as it would do now.
@@ -309,6 +309,7 @@ mod tests {
                 has_inserted_xid: true,
                 missing_xids: Vec::new(),
                 partitions: String::new(),
+                filled: Vec::new(),
                 blocks: 0,
                 seq: None,
                 version: None,

@@ -60,7 +60,7 @@ pub(crate) struct CaptureRecord {
     pub(crate) floor_seq: Option<i64>,
     /// What numbered the rows when `floor_seq` was noted: another one may give out lower numbers.
     pub(crate) numbering: Option<String>,
-    /// The oids of the partitions whose rows were compared; `None`: of none yet.
+    /// The partitions whose rows were compared, as [`Shape::partitions`](super::shape::Shape) has them.
     pub(crate) partitions: Option<String>,
     /// Whether the table had the column `inserted_xid` when it was captured, or got it since.
     pub(crate) has_inserted_xid: bool,
@@ -153,18 +153,6 @@ pub(crate) async fn moved(sql: &impl GenericClient, record: &CaptureRecord) -> R
     Ok(())
 }
 
-/// Every row is wanted, also those from before.
-///
-/// # Errors
-/// Those of a statement.
-pub(crate) async fn from_the_beginning(sql: &impl GenericClient, identity: &str) -> Result<()> {
-    const STATEMENT: &str = "\
-        UPDATE outbox.capture SET since = NULL, floor = '0', floor_seq = NULL, numbering = NULL \
-        WHERE identity = $1";
-    sql.execute(STATEMENT, &[&identity]).await?;
-    Ok(())
-}
-
 /// The column `inserted_xid` was added since the table was captured.
 ///
 /// # Errors
@@ -172,6 +160,18 @@ pub(crate) async fn from_the_beginning(sql: &impl GenericClient, identity: &str)
 pub(crate) async fn xids_added(sql: &impl GenericClient, record: &CaptureRecord) -> Result<()> {
     let xids: Vec<String> = record.added_xids.iter().map(u64::to_string).collect();
     sql.execute(ADD_XIDS, &[&record.identity, &xids]).await?;
+    Ok(())
+}
+
+/// Rows from before are wanted too.
+///
+/// # Errors
+/// Those of a statement.
+pub(crate) async fn capture_all(sql: &impl GenericClient, record: &CaptureRecord) -> Result<()> {
+    const STATEMENT: &str = "\
+        UPDATE outbox.capture SET since = NULL, floor = '0', floor_seq = NULL, numbering = NULL \
+        WHERE identity = $1";
+    sql.execute(STATEMENT, &[&record.identity]).await?;
     Ok(())
 }
 

@@ -9,6 +9,7 @@ use std::collections::VecDeque;
 use futures_util::TryStreamExt;
 use tokio_postgres::error::{Error as PgError, SqlState};
 use tokio_postgres::{SimpleQueryMessage, SimpleQueryRow};
+use uuid::Uuid;
 
 use super::scan::{Candidate, Recorded};
 use crate::error::Result;
@@ -24,6 +25,8 @@ const PORTION_BYTES: usize = 4 << 20;
 /// A row as it was read, and what outbox.dispatch has of it.
 #[derive(Debug)]
 pub(crate) struct ReadRow {
+    /// Its id in outbox.dispatch.
+    pub(crate) id: Uuid,
     pub(crate) values: RowValues,
     pub(crate) record: Recorded,
 }
@@ -93,6 +96,7 @@ impl Rows {
                     let condition = are(reader, std::slice::from_ref(&candidate));
                     let values = around(sql, reader, &condition).await?;
                     return Ok(Vec::from_iter(values.map(|values| ReadRow {
+                        id: candidate.id,
                         values,
                         record: candidate.record,
                     })));
@@ -115,12 +119,17 @@ impl Rows {
 }
 
 async fn read(sql: &PatientSql, reader: &TableReader, candidates: &[Candidate]) -> Result<Portion> {
+    let order = match reader.seq_sql().filter(|_| candidates[0].seq.is_some()) {
+        Some(seq) => format!("{seq}, e.tableoid, e.ctid"),
+        None => format!(
+            "pg_catalog.array_position({}, e.ctid)",
+            places_sql(candidates)
+        ),
+    };
     let statement = format!(
-        "{} where {} order by pg_catalog.array_position({}, {})",
+        "{} where {} order by {order}",
         reader.select_sql(),
         are(reader, candidates),
-        ids_sql(candidates),
-        reader.event_id_sql(),
     );
     match read_portion(sql, &statement, reader, candidates).await {
         Ok((rows, done)) => Ok(Portion::Read(rows, done)),
@@ -148,6 +157,7 @@ async fn read_portion(
         done += nth + 1;
         bytes += reader.bytes(&row);
         rows.push(ReadRow {
+            id: candidates[done - 1].id,
             values: RowValues::Whole(row),
             record: candidates[done - 1].record,
         });
@@ -158,10 +168,17 @@ async fn read_portion(
     Ok((rows, candidates.len()))
 }
 
-/// Which of the candidates the row is; rows that were deleted meanwhile are passed over.
+/// Which of the candidates the row is; rows that were deleted meanwhile are passed over. An id alone may
+/// not be unique.
 fn place_of(row: &SimpleQueryRow, reader: &TableReader, rest: &[Candidate]) -> Option<usize> {
-    let id = reader.id_of(row)?;
-    rest.iter().position(|candidate| candidate.id == id)
+    let (id, seq) = (reader.id_of(row)?, reader.seq_of(row));
+    rest.iter().position(|candidate| {
+        candidate.id == id
+            && match candidate.seq {
+                Some(_) => candidate.seq == seq,
+                None => reader.place_of(row) == Some(candidate.place.as_str()),
+            }
+    })
 }
 
 /// The row of one event; `None` when it is gone, or cannot be of this table.
@@ -234,17 +251,19 @@ fn are(reader: &TableReader, candidates: &[Candidate]) -> String {
         (Some(seqs), Some(column)) => {
             format!("{column} = any ('{{{}}}'::bigint[])", seqs.join(","))
         }
-        _ => {
-            let places = candidates.iter().map(|c| format!("\"{}\"", c.place));
-            format!(
-                "e.tableoid = {} and e.ctid = any ('{{{}}}'::tid[])",
-                candidates[0].leaf,
-                places.collect::<Vec<_>>().join(",")
-            )
-        }
+        _ => format!(
+            "e.tableoid = {} and e.ctid = any ({})",
+            candidates[0].leaf,
+            places_sql(candidates)
+        ),
     };
     let id = reader.event_id_sql();
     format!("{found_by} and {id} = any ({})", ids_sql(candidates))
+}
+
+fn places_sql(candidates: &[Candidate]) -> String {
+    let places = candidates.iter().map(|c| format!("\"{}\"", c.place));
+    format!("'{{{}}}'::tid[]", places.collect::<Vec<_>>().join(","))
 }
 
 fn ids_sql(candidates: &[Candidate]) -> String {

@@ -270,7 +270,8 @@ impl<'a> Scan<'a> {
                  select e.{column}::bigint as seq, e.tableoid as leaf, e.ctid as place, \
                      case when {condition} then {id} end as id \
                  from {table} e \
-                 where e.{column} >= {seq} and (e.{column}, e.tableoid, e.ctid) > ({seq}, {leaf}, '{place}') \
+                 where e.{column} >= '{seq}'::bigint and (e.{column}, e.tableoid, e.ctid) \
+                     > ('{seq}'::bigint, '{leaf}'::oid, '{place}'::tid) \
                  order by e.{column}, e.tableoid, e.ctid limit {PAGE_ROWS}) \
              (select seq, leaf, place::text, id, {state}, 0::bigint from w \
               where id is not null and {is_wanted} order by w.seq, w.leaf, w.place) \
@@ -365,7 +366,7 @@ impl<'a> Scan<'a> {
         let version = match (&shape.version, &shape.seq) {
             (Some(version), None) => {
                 let version = quoted_identifier(version);
-                format!("coalesce(e.{version}::bigint, {})", i64::MIN + 1)
+                format!("coalesce(e.{version}::bigint, '{}'::bigint)", i64::MIN)
             }
             _ => "0::bigint".to_owned(),
         };
@@ -428,6 +429,7 @@ mod tests {
                 has_inserted_xid,
                 missing_xids: Vec::new(),
                 partitions: String::new(),
+                filled: Vec::new(),
                 blocks: 10,
                 seq: Some(Seq {
                     column: "seq".into(),

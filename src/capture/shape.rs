@@ -7,6 +7,8 @@
 //!   called `seq`, or a numbered id. Without it rows are ordered by their version, if that is a
 //!   number, and their transaction.
 
+use std::collections::HashSet;
+
 use slot_manager::{QualifiedName, quoted_identifier};
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::ToSql;
@@ -65,6 +67,7 @@ const SELECT: &str = "\
         seq.attname::text, seq.is_numbered, seq.seqcache, seq.is_indexed, \
         EXISTS (SELECT FROM pg_catalog.pg_attribute a WHERE a.attrelid = root.oid \
             AND a.attname = $4 AND NOT a.attisdropped AND a.atttypid IN (20, 21, 23)), \
+        ARRAY(SELECT leaf.oid FROM leaf WHERE pg_catalog.pg_relation_size(leaf.oid) > 0), \
         seq.numbering \
     FROM root \
     LEFT JOIN LATERAL ( \
@@ -79,8 +82,10 @@ pub(crate) struct Shape {
     pub(crate) has_inserted_xid: bool,
     /// What `inserted_xid` shows of rows that are older than the column.
     pub(crate) missing_xids: Vec<u64>,
-    /// The oids of its partitions, or its own, separated by commas.
+    /// The oids of its partitions, or its own, ascending and separated by commas.
     pub(crate) partitions: String,
+    /// Those of them that hold something.
+    pub(crate) filled: Vec<u32>,
     /// Blocks of the largest partition, or of the table.
     pub(crate) blocks: u32,
     pub(crate) seq: Option<Seq>,
@@ -142,12 +147,13 @@ pub(crate) async fn look(sql: &Sql, settings: &TableSettings) -> Result<Option<S
         has_inserted_xid: row.get(1),
         missing_xids: missing.iter().filter_map(|xid| xid.parse().ok()).collect(),
         partitions: row.get::<_, Option<String>>(3).unwrap_or_default(),
+        filled: row.get(10),
         blocks: u32::try_from(blocks.unwrap_or_default()).unwrap_or(u32::MAX),
         seq: column.map(|column| Seq {
             column,
             is_steady: is_numbered == Some(true) && cache == Some(1),
             is_indexed: is_indexed == Some(true),
-            numbering: row.get(10),
+            numbering: row.get(11),
         }),
         version: has_version.then(|| version.to_owned()),
     }))
@@ -181,6 +187,13 @@ impl Shape {
                 xids_sql(added)
             ),
         }
+    }
+
+    /// Whether a partition has come since `known` was written down, and brought rows along.
+    pub(crate) fn has_grown_since(&self, known: &str) -> bool {
+        let known: HashSet<&str> = known.split(',').collect();
+        let mut filled = self.filled.iter();
+        filled.any(|leaf| !known.contains(leaf.to_string().as_str()))
     }
 
     /// Whether what [`inserted_xid_sql`](Self::inserted_xid_sql) gives is a transaction that a

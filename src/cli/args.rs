@@ -146,8 +146,25 @@ fn leave(error: &clap::Error) -> ! {
             eprintln!("{}", Report(&unknown));
             std::process::exit(unknown.code().exit_status().into());
         }
+        _ if error.use_stderr() => {
+            eprint!("{}", without_secrets(&error.to_string(), std::env::args()));
+            std::process::exit(error.exit_code());
+        }
         _ => error.exit(),
     }
+}
+
+/// clap repeats an argument that it did not expect, which may be a URL with a password, or a part of
+/// one.
+fn without_secrets(text: &str, arguments: impl Iterator<Item = String>) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_".contains(c);
+    let hidden = arguments
+        .skip(1)
+        .filter(|argument| !argument.is_empty() && !argument.chars().all(is_plain));
+    hidden.fold(text.to_owned(), |text, argument| {
+        // clap escapes nothing.
+        text.replace(&argument, "...")
+    })
 }
 
 /// The whole command with the flags of the settings.
@@ -192,6 +209,21 @@ mod tests {
     #[test]
     fn the_command_line_is_consistent() {
         command().debug_assert();
+    }
+
+    #[test]
+    fn an_argument_that_may_be_a_secret_is_not_repeated() {
+        let line = ["postrider", "run", "postgres://u:hunter2@h/d"];
+        let error = command()
+            .try_get_matches_from(line)
+            .unwrap_err()
+            .to_string();
+        assert!(error.contains("hunter2"));
+        let shown = without_secrets(&error, line.map(str::to_owned).into_iter());
+        assert!(
+            !shown.contains("hunter2") && shown.contains("unexpected argument"),
+            "{shown}"
+        );
     }
 
     #[test]

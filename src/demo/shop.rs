@@ -46,15 +46,15 @@ impl Shop {
     pub(super) async fn open(target: &Target) -> Result<Self> {
         let sql = connect(target, "postrider demo", STATEMENT_TIMEOUT).await?;
         sql.batch_execute(&format!(
-            "create table orders ( \
+            "create table public.orders ( \
                  id int primary key, \
                  version bigint not null, \
                  status text not null, \
                  changed_at timestamptz not null default now() \
              ) with (fillfactor = 20); \
-             insert into orders select id, 0, 'new' from generate_series(1, {ORDERS}) id; \
+             insert into public.orders select id, 0, 'new' from generate_series(1, {ORDERS}) id; \
              create role {WRITER} login in role postrider_writer; \
-             grant select, update on orders to {WRITER}"
+             grant select, update on public.orders to {WRITER}"
         ))
         .await?;
         let slot = "postrider"
@@ -93,7 +93,7 @@ impl Shop {
         }
         let versions = self
             .sql
-            .query("select id, version from orders", &[])
+            .query("select id, version from public.orders", &[])
             .await?;
         committed.versions = versions
             .iter()

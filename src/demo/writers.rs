@@ -28,7 +28,7 @@ const ROLLBACK_EVERY: u32 = 50;
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(30);
 
 const MOVE_ON: &str = "\
-    update orders set version = version + 1, changed_at = now(), status = case status \
+    update public.orders set version = version + 1, changed_at = now(), status = case status \
         when 'placed' then 'paid' when 'paid' then 'packed' when 'packed' then 'shipped' \
         when 'shipped' then 'delivered' else 'placed' end \
     where id = $1 returning version, status";

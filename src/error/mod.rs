@@ -7,9 +7,12 @@
 mod code;
 mod map;
 mod postgres;
+mod shown_path;
 mod slot;
 
 pub use code::{Code, Disposition};
+pub(crate) use postgres::LoginFor;
+pub(crate) use shown_path::shown_path;
 
 use std::fmt;
 

@@ -19,8 +19,9 @@ pub(super) fn code_of(sqlstate: &str) -> Code {
         // are looked up in the catalog.
         "42P01" | "3F000" | "42883" | "42703" => Code::SchemaMissing,
         "55006" => Code::SlotHeld,
-        // 53400 from a walsender: no replication slot is left. SQL sessions have another meaning.
-        "53300" | "53400" => Code::PostgresTooManyConnections,
+        "53300" => Code::PostgresTooManyConnections,
+        // From a walsender. SQL sessions have another meaning.
+        "53400" => Code::ReplicationSlotsUsedUp,
         "3D000" => Code::DatabaseUrlInvalid,
         "57P03" => Code::PostgresStopping,
         "25006" => Code::PostgresStandby,
@@ -33,12 +34,54 @@ pub(super) fn code_of(sqlstate: &str) -> Code {
         // "Snapshot too old": the next one is not.
         "72000" => Code::PostgresConnectionLost,
         // Locks, limits of a statement, and of a transaction that stood still or took too long.
-        "55P03" | "57014" | "25P03" | "25P04" => Code::PostgresConnectionLost,
+        "55P03" | "57014" | "25P03" | "25P04" => Code::PostgresTimeout,
         _ => Code::PostgresStatement,
     }
 }
 
+/// Which kind of session a login was for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum LoginFor {
+    Sql,
+    Replication,
+}
+
+/// The code of a refused login. Several limits share one SQLSTATE; the routine that reported it
+/// tells them apart in every language and version of the server.
+///
+/// Source: PostgreSQL 14 to 18, `proc.c`, `postinit.c`, `miscinit.c` and `auth.c`.
+fn code_of_login(sqlstate: &str, routine: &str, login_for: LoginFor) -> Code {
+    match (sqlstate, routine, login_for) {
+        ("53300", "InitializeSessionUserId", _) => Code::RoleConnectionLimit,
+        ("53300", "CheckMyDatabase", _) => Code::DatabaseConnectionLimit,
+        ("53300", "InitProcess", LoginFor::Replication) => Code::WalSendersUsedUp,
+        ("28000", "ClientAuthentication", _) => Code::PostgresHba,
+        ("42501", "CheckMyDatabase", _) => Code::PrivilegeMissing,
+        ("42501", _, LoginFor::Replication) => Code::ReplicationRight,
+        (sqlstate, _, _) => code_of(sqlstate),
+    }
+}
+
+/// For a role that may not connect to the database.
+const GRANT_CONNECT: &str = "GRANT CONNECT ON DATABASE <database> TO <relay user>";
+
 impl Error {
+    /// What the server reported when it refused a login.
+    pub(crate) fn of_login(
+        sqlstate: &str,
+        routine: &str,
+        message: &str,
+        login_for: LoginFor,
+        what: &str,
+    ) -> Self {
+        let code = code_of_login(sqlstate, routine, login_for);
+        let error = Error::new(code, format!("{what}: {message} (SQLSTATE {sqlstate})"));
+        match code {
+            Code::PrivilegeMissing => error.hint(GRANT_CONNECT),
+            _ => error,
+        }
+    }
+
     /// What PostgreSQL reported under `sqlstate` while the relay was doing `what`.
     pub fn from_sqlstate(sqlstate: &str, message: &str, what: &str) -> Self {
         Error::new(
@@ -99,6 +142,32 @@ mod tests {
     fn a_time_limit_of_the_server_is_retried() {
         for state in ["57014", "55P03", "25P03", "25P04", "72000"] {
             assert_eq!(code_of(state).disposition(), Disposition::Retry, "{state}");
+        }
+        assert_eq!(code_of("57014"), Code::PostgresTimeout);
+    }
+
+    #[test]
+    fn limits_that_share_an_sqlstate_are_told_apart_by_the_routine_that_reports_them() {
+        use LoginFor::{Replication, Sql};
+        for (routine, login_for, code) in [
+            ("InitializeSessionUserId", Sql, Code::RoleConnectionLimit),
+            (
+                "InitializeSessionUserId",
+                Replication,
+                Code::RoleConnectionLimit,
+            ),
+            ("CheckMyDatabase", Sql, Code::DatabaseConnectionLimit),
+            ("InitProcess", Replication, Code::WalSendersUsedUp),
+            ("InitProcess", Sql, Code::PostgresTooManyConnections),
+            ("InitPostgres", Sql, Code::PostgresTooManyConnections),
+            ("", Replication, Code::PostgresTooManyConnections),
+        ] {
+            assert_eq!(
+                code_of_login("53300", routine, login_for),
+                code,
+                "{routine}"
+            );
+            assert_eq!(code.disposition(), Disposition::Retry, "{code}");
         }
     }
 

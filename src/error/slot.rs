@@ -24,7 +24,7 @@ impl From<SlotError> for Error {
             | SlotError::SlotExists { .. } => Code::SlotForeign,
             SlotError::SlotLost { .. } => Code::SlotLost,
             SlotError::CreationBlocked { .. } => Code::SlotBusy,
-            SlotError::NoSlotLeft { .. } => Code::PostgresTooManyConnections,
+            SlotError::NoSlotLeft { .. } => Code::ReplicationSlotsUsedUp,
             SlotError::NoReplicationRight { .. } => Code::ReplicationRight,
             SlotError::WalLevel { .. } => Code::WalLevel,
             SlotError::FailoverUnsupported => Code::PostgresVersion,

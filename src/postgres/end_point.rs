@@ -1,8 +1,7 @@
 //! What a login is bound to: the server's certificate, hashed.
 //!
 //! Source: RFC 5929, "Channel Binding Type tls-server-end-point"; the hash is that of the
-//! certificate's signature, and SHA-256 in place of SHA-1. Those that tokio-postgres-rustls knows, and no
-//! other, so that the SQL sessions do the same.
+//! certificate's signature, and SHA-256 in place of SHA-1.
 
 use rustls::pki_types::CertificateDer;
 use sha2::{Digest, Sha256, Sha384, Sha512};
@@ -14,12 +13,18 @@ use x509_cert::der::oid::db::rfc5912::{
     SHA_384_WITH_RSA_ENCRYPTION, SHA_512_WITH_RSA_ENCRYPTION,
 };
 
+use super::tls::proves_its_key;
+
 /// What to do where `channel_binding=require` is not to be had.
 pub(crate) const HINT: &str = "channel_binding=require takes TLS, a role with a SCRAM-SHA-256 password, and \
     a certificate whose signature names its hash; else take channel_binding=prefer";
 
-/// The hash; `None` where the signature names none, as with Ed25519.
+/// The hash; `None` where the signature names none, as with Ed25519, and where the server did not
+/// have to prove that it owns the certificate: anybody may show it then.
 pub(crate) fn of(certificate: &CertificateDer<'_>) -> Option<Vec<u8>> {
+    if !proves_its_key(certificate) {
+        return None;
+    }
     let parsed = Certificate::from_der(certificate).ok()?;
     hash(parsed.signature_algorithm.oid, certificate)
 }

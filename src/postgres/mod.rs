@@ -5,15 +5,20 @@
 //! off here; no statement about the outbox stands here.
 
 pub(crate) mod end_point;
+mod parameters;
 pub(crate) mod passfile;
 mod patience;
+pub(crate) mod session_settings;
 mod sql;
 mod target;
 mod tls;
 pub(crate) mod transaction_timeout;
+mod url;
+pub(crate) mod wire;
 
 pub(crate) use patience::PatientSql;
 pub use sql::{Sql, connect};
-pub(crate) use sql::{answer_within, is_tls, unreachable};
+pub(crate) use sql::{answer_within, refuse_a_standby};
 pub use target::{ChannelBinding, Host, SslMode, Target};
+#[cfg(test)]
 pub(crate) use tls::client_config;

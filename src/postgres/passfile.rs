@@ -11,7 +11,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use super::target::{Host, Target};
-use crate::error::{Code, Error, Result};
+use crate::error::{Code, Error, Result, shown_path};
 
 /// Rights of others than the owner, with which libpq would not read the file either.
 const OTHERS: u32 = 0o077;
@@ -38,13 +38,13 @@ fn read(path: &Path) -> Result<String> {
     let failed = |what: &str| {
         Error::new(
             Code::PostgresAuthentication,
-            format!("PGPASSFILE, {}: {what}", path.display()),
+            format!("PGPASSFILE, {}: {what}", shown_path(path)),
         )
     };
     let cannot = |e: std::io::Error| failed("it cannot be read").caused_by(e);
     let mut file = File::open(path).map_err(cannot)?;
     if file.metadata().map_err(cannot)?.permissions().mode() & OTHERS != 0 {
-        let path = path.display();
+        let path = shown_path(path);
         return Err(failed("others than its owner may read it")
             .hint(format!("let its owner alone read it: chmod 600 {path}")));
     }

@@ -19,9 +19,6 @@ const LOOK_INTERVAL: Duration = Duration::from_secs(10);
 const LOOK_TIMEOUT: Duration = Duration::from_secs(5);
 const LOOK_LIMIT: Duration = Duration::from_secs(15);
 
-/// What would end a transaction that waits for Pub/Sub.
-const NO_TIMEOUT: &str = "SET idle_in_transaction_session_timeout = 0";
-
 /// A pid may be used again.
 const WHO: &str = "\
     SELECT pid, backend_start::text FROM pg_catalog.pg_stat_activity \
@@ -63,11 +60,7 @@ impl PatientSql {
         statement_timeout: Duration,
     ) -> Result<Self> {
         let sql = connect(target, application_name, statement_timeout).await?;
-        let beginning = async {
-            sql.batch_execute(NO_TIMEOUT).await?;
-            sql.query_one(WHO, &[]).await
-        };
-        let who = super::answer_within(LOOK_LIMIT, beginning).await?;
+        let who = super::answer_within(LOOK_LIMIT, sql.query_one(WHO, &[])).await?;
         Ok(Self {
             sql,
             target: target.clone(),

@@ -4,23 +4,21 @@ use std::ops::Deref;
 use std::time::Duration;
 
 use tokio::task::JoinHandle;
-use tokio_postgres::config::SslMode as PgSslMode;
+use tokio_postgres::config::{SslMode as PgSslMode, SslNegotiation};
 use tokio_postgres::{Client, Config};
-use tokio_postgres_rustls::MakeRustlsConnect;
 
-use super::end_point;
 use super::passfile::password;
-use super::target::{ChannelBinding, Host, SslMode, Target};
-use super::tls::client_config;
-use super::transaction_timeout;
-use crate::error::{Code, Error, Result};
+use super::target::{ChannelBinding, Target};
+use super::wire::{self, AlreadyOpen, Liveness, unreachable};
+use super::{end_point, session_settings, transaction_timeout};
+use crate::error::{Code, Error, LoginFor, Result};
 
-/// How long one attempt to connect may take.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-
-/// How long data may stay unacknowledged by the peer's kernel before the connection counts as
-/// dead; the sessions have no liveness check of their own.
-const TCP_USER_TIMEOUT: Duration = Duration::from_secs(20);
+/// The sessions have no liveness check of their own.
+const LIVENESS: Liveness = Liveness {
+    idle: Duration::from_secs(10),
+    interval: Some((Duration::from_secs(5), 2)),
+    user_timeout: Duration::from_secs(20),
+};
 
 /// An open SQL session; closes when dropped.
 #[derive(Debug)]
@@ -59,29 +57,46 @@ pub async fn connect(
     application_name: &str,
     statement_timeout: Duration,
 ) -> Result<Sql> {
+    let opening = open(target, application_name, statement_timeout);
+    wire::within_connect_timeout(target, opening).await
+}
+
+async fn open(target: &Target, application_name: &str, statement_timeout: Duration) -> Result<Sql> {
     let mut config = config(target, application_name, statement_timeout);
     if let Some(password) = password(target)? {
         config.password(password.as_bytes());
     }
-    let connecting = config.connect(MakeRustlsConnect::new(client_config(target)?));
-    let (client, connection) = match tokio::time::timeout(CONNECT_TIMEOUT, connecting).await {
-        Ok(Ok(pair)) => pair,
-        Ok(Err(error)) => return Err(classify(error, target)),
-        Err(_) => {
-            return Err(unreachable(target).caused_by(format!("no answer in {CONNECT_TIMEOUT:?}")));
-        }
-    };
+    let wire = wire::open(target, LIVENESS).await?;
+    let logging_in = config.connect_raw(wire, AlreadyOpen);
+    let (client, connection) = logging_in.await.map_err(|e| refused(e, target))?;
     let version = connection.parameter("server_version").map(str::to_owned);
+    let standby = connection.parameter("in_hot_standby").map(str::to_owned);
     let driver = tokio::spawn(async move {
         if let Err(error) = connection.await {
             tracing::debug!(%error, "an SQL session ended");
         }
     });
     let sql = Sql { client, driver };
+    refuse_a_standby(target, standby.as_deref())?;
     if transaction_timeout::exists(version.as_deref()) {
-        answer_within(CONNECT_TIMEOUT, sql.batch_execute(transaction_timeout::OFF)).await?;
+        sql.batch_execute(transaction_timeout::OFF).await?;
     }
     Ok(sql)
+}
+
+/// What `target_session_attrs` asks for. `in_hot_standby` is what the server reports under this
+/// name.
+///
+/// # Errors
+/// `postgres-standby`.
+pub(crate) fn refuse_a_standby(target: &Target, in_hot_standby: Option<&str>) -> Result<()> {
+    match target.primary_only && in_hot_standby == Some("on") {
+        true => Err(Error::new(
+            Code::PostgresStandby,
+            "the server is a standby, and target_session_attrs asks for a primary",
+        )),
+        false => Ok(()),
+    }
 }
 
 /// What `asking` brings within `limit`. The limit has to be longer than the server's own for a
@@ -108,97 +123,42 @@ where
 
 fn config(target: &Target, application_name: &str, statement_timeout: Duration) -> Config {
     let mut config = Config::new();
-    match &target.host {
-        Host::Tcp(name) => config.host(name),
-        Host::Unix(folder) => config.host_path(folder),
-    };
     config
-        .port(target.port)
         .user(&target.user)
         .dbname(&target.database)
         .application_name(application_name)
         .channel_binding(target.channel_binding)
-        .connect_timeout(CONNECT_TIMEOUT)
-        .tcp_user_timeout(TCP_USER_TIMEOUT)
-        .keepalives_idle(Duration::from_secs(10))
-        .keepalives_interval(Duration::from_secs(5))
-        .keepalives_retries(2)
-        // What a role or a database sets for its sessions must not change what is read here: without
-        // `row_security=off` a policy hides rows without a word, and with it the server refuses
-        // (42501); whoever looks a second time in one transaction wants to see what is new.
-        .options(format!(
-            "-c row_security=off -c default_transaction_isolation=read\\ committed \
-             -c timezone=UTC -c datestyle=ISO -c bytea_output=hex -c synchronous_commit=on \
-             -c standard_conforming_strings=on -c idle_session_timeout=0 -c tcp_keepalives_idle=10 \
-             -c tcp_keepalives_interval=5 -c tcp_keepalives_count=2 -c tcp_user_timeout=0 \
-             -c statement_timeout={}",
-            statement_timeout.as_millis()
+        .options(session_settings::of_sql(
+            target.options.as_deref(),
+            statement_timeout.as_millis(),
         ))
-        .ssl_mode(match (target.may_use_tls(), target.ssl_mode) {
-            (false, _) | (_, SslMode::Disable) => PgSslMode::Disable,
-            (_, SslMode::Prefer) => PgSslMode::Prefer,
-            (_, SslMode::Require | SslMode::VerifyCa | SslMode::VerifyFull) => PgSslMode::Require,
-        });
+        // `wire` has negotiated TLS, or found that there is none, before tokio-postgres sees the
+        // stream: this makes it take the stream as it is.
+        .ssl_mode(PgSslMode::Require)
+        .ssl_negotiation(SslNegotiation::Direct);
     config
 }
 
-/// Whether an error of a stream is TLS' own, and not the network's.
-pub(crate) fn is_tls(error: &std::io::Error) -> bool {
-    error
-        .get_ref()
-        .is_some_and(|inner| inner.is::<rustls::Error>())
-}
-
-pub(crate) fn unreachable(target: &Target) -> Error {
-    Error::new(
-        Code::PostgresUnreachable,
-        format!("cannot reach PostgreSQL as {target}"),
-    )
-}
-
-/// Tells refused connections, TLS trouble and refused logins apart by type.
-fn classify(error: tokio_postgres::Error, target: &Target) -> Error {
-    use std::error::Error as _;
-    if error.as_db_error().is_some() {
-        return Error::from(error);
+/// Why the server did not let us in. The stream was open by then.
+fn refused(error: tokio_postgres::Error, target: &Target) -> Error {
+    if let Some(db) = error.as_db_error() {
+        let (sqlstate, routine) = (db.code().code(), db.routine().unwrap_or_default());
+        let what = format!("cannot log in as {target}");
+        return Error::of_login(sqlstate, routine, db.message(), LoginFor::Sql, &what);
     }
-    if error.is_closed() {
+    let is_of_the_network =
+        std::error::Error::source(&error).is_some_and(|cause| cause.is::<std::io::Error>());
+    if error.is_closed() || is_of_the_network {
         return unreachable(target).caused_by(error);
     }
-    let io = error
-        .source()
-        .and_then(|source| source.downcast_ref::<std::io::Error>());
-    match io {
-        Some(io)
-            if io
-                .get_ref()
-                .is_some_and(|inner| inner.is::<rustls::Error>()) =>
-        {
-            tls_failed(target).caused_by(error)
-        }
-        Some(_) => unreachable(target).caused_by(error),
-        // Neither the server's word nor the network's: TLS that was demanded is not offered, or
-        // the server wants a password and none is set, or does not bind the login.
-        None if target.channel_binding == ChannelBinding::Require => {
-            login_failed(target).hint(end_point::HINT).caused_by(error)
-        }
-        None if matches!(target.ssl_mode, SslMode::Disable | SslMode::Prefer) => {
-            login_failed(target).caused_by(error)
-        }
-        None => tls_failed(target).caused_by(error),
-    }
-}
-
-fn login_failed(target: &Target) -> Error {
-    Error::new(
+    // Neither the server's word nor the network's: the server wants a password and none is set, or
+    // a login that is not supported, or it does not bind the login to the channel.
+    let failed = Error::new(
         Code::PostgresAuthentication,
         format!("cannot log in as {target}"),
-    )
-}
-
-fn tls_failed(target: &Target) -> Error {
-    Error::new(
-        Code::PostgresTls,
-        format!("no TLS session with PostgreSQL as {target}"),
-    )
+    );
+    match target.channel_binding {
+        ChannelBinding::Require => failed.hint(end_point::HINT).caused_by(error),
+        _ => failed.caused_by(error),
+    }
 }

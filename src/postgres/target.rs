@@ -1,22 +1,33 @@
 //! The database in the words of libpq: a URL, or `PGHOST` and its relatives.
 //!
-//! Source: <https://www.postgresql.org/docs/current/libpq-connect.html>. The password is kept out
-//! of every `Debug` and error text.
+//! `url.rs` takes the URL apart, `parameters.rs` says what is honoured; this is what their values
+//! mean. The password is kept out of every `Debug` and error text, and no error shows a value.
+//!
+//! Source: <https://www.postgresql.org/docs/current/libpq-connect.html>.
 
 use std::fmt;
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
+use std::time::Duration;
 
 pub use tokio_postgres::config::ChannelBinding;
 
-use crate::error::{Code, Error, Result};
+use super::session_settings::check_options;
+use super::url::{self, Parameters, invalid};
+use crate::error::{Error, Result};
 use crate::settings::Environment;
+
+/// How long one attempt to connect may take when `connect_timeout` says nothing.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// One PostgreSQL database and how to log in.
 #[derive(Clone)]
 pub struct Target {
     /// Server.
     pub host: Host,
+    /// libpq's `hostaddr`: where to connect to instead of asking for the address of `host`.
+    pub host_addr: Option<IpAddr>,
     /// TCP port, or the number in the name of the Unix socket.
     pub port: u16,
     /// Role to log in as.
@@ -27,8 +38,20 @@ pub struct Target {
     pub password_file: Option<PathBuf>,
     /// Database.
     pub database: String,
+    /// libpq's `options`: settings for each session, in front of our own.
+    pub options: Option<String>,
+    /// Whether only a primary will do (`target_session_attrs`).
+    pub primary_only: bool,
+    /// How long an attempt to connect may take, login included.
+    pub connect_timeout: Duration,
+    /// Signs of life of the TCP connection.
+    pub keepalives: Keepalives,
     /// What is demanded of TLS.
     pub ssl_mode: SslMode,
+    /// The range of TLS versions.
+    pub tls_versions: TlsVersions,
+    /// Whether the host's name is told to the server before encryption begins (`sslsni`).
+    pub ssl_sni: bool,
     /// libpq's `channel_binding`: whether the login is bound to the TLS channel.
     pub channel_binding: ChannelBinding,
     /// PEM file of the authorities; `None` means those of the system.
@@ -44,6 +67,30 @@ pub enum Host {
     Tcp(String),
     /// The folder of a Unix socket.
     Unix(PathBuf),
+}
+
+/// libpq's `keepalives` and relatives; `None` leaves a value to Postrider.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Keepalives {
+    /// Whether there are any.
+    pub enabled: bool,
+    /// Silence before the first.
+    pub idle: Option<Duration>,
+    /// Between two.
+    pub interval: Option<Duration>,
+    /// How many may stay unanswered.
+    pub count: Option<u32>,
+    /// How long sent data may stay unacknowledged.
+    pub user_timeout: Option<Duration>,
+}
+
+/// TLS versions that are offered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TlsVersions {
+    /// Whether TLS 1.2 is.
+    pub tls12: bool,
+    /// Whether TLS 1.3 is.
+    pub tls13: bool,
 }
 
 /// libpq's `sslmode`.
@@ -72,43 +119,8 @@ impl FromStr for SslMode {
             "verify-ca" => SslMode::VerifyCa,
             "verify-full" => SslMode::VerifyFull,
             _ => {
-                return Err(url_invalid("sslmode is not known")
+                return Err(invalid("sslmode is not known")
                     .hint("sslmode is one of disable, prefer, require, verify-ca, verify-full"));
-            }
-        })
-    }
-}
-
-/// The TLS parameters of a URL or of the environment.
-#[derive(Default)]
-struct Ssl {
-    mode: Option<String>,
-    root_cert: Option<String>,
-    cert: Option<String>,
-    key: Option<String>,
-    channel_binding: Option<String>,
-}
-
-impl Ssl {
-    /// As in libpq, `sslrootcert=system` means `verify-full` and allows nothing weaker.
-    fn mode(&self) -> Result<SslMode> {
-        let system = self.root_cert.as_deref() == Some("system");
-        let mode = self.mode.as_deref().map(str::parse).transpose()?;
-        match (system, mode) {
-            (false, mode) => Ok(mode.unwrap_or(SslMode::Prefer)),
-            (true, None | Some(SslMode::VerifyFull)) => Ok(SslMode::VerifyFull),
-            (true, Some(_)) => Err(url_invalid("sslrootcert=system needs sslmode=verify-full")),
-        }
-    }
-
-    fn channel_binding(&self) -> Result<ChannelBinding> {
-        Ok(match self.channel_binding.as_deref() {
-            Some("disable") => ChannelBinding::Disable,
-            Some("prefer") | None => ChannelBinding::Prefer,
-            Some("require") => ChannelBinding::Require,
-            Some(_) => {
-                return Err(url_invalid("channel_binding is not known")
-                    .hint("channel_binding is one of disable, prefer, require"));
             }
         })
     }
@@ -121,64 +133,58 @@ impl Target {
     /// # Errors
     /// `database-url-invalid`; the URL itself is never shown.
     pub fn from_settings(url: &str, env: &Environment) -> Result<Option<Self>> {
-        let var = |name: &str| env.get(name).filter(|v| !v.is_empty()).cloned();
-        if url.is_empty() && var("PGHOST").is_none() && var("PGDATABASE").is_none() {
+        let mut found = url::parse(url)?;
+        url::fill_in(&mut found, |name| env.get(name).cloned())?;
+        let names_a_database = ["host", "hostaddr", "dbname"];
+        if url.is_empty() && !names_a_database.iter().any(|name| found.contains_key(name)) {
             return Ok(None);
         }
-        let (plain, mut ssl) = split_ssl(url)?;
-        let config: tokio_postgres::Config =
-            plain.parse().map_err(|e: tokio_postgres::Error| {
-                url_invalid("DATABASE_URL cannot be read").caused_by(e)
-            })?;
-        if config.get_hosts().len() > 1 {
-            return Err(url_invalid("DATABASE_URL names several hosts")
-                .hint("name one host: the primary, or an address that follows it"));
+        let user = (found.remove("user"))
+            .or_else(|| env.get("USER").filter(|user| !user.is_empty()).cloned())
+            .ok_or_else(|| invalid("no user is set").hint("add the user to DATABASE_URL"))?;
+        let host_addr = host_addr(&found)?;
+        let host = match (found.remove("host"), host_addr) {
+            (Some(host), _) => parse_host(host)?,
+            (None, Some(address)) => Host::Tcp(address.to_string()),
+            (None, None) => Host::Tcp("localhost".into()),
+        };
+        let port = match found.get("port") {
+            Some(port) if port.contains(',') => return Err(url::several_hosts()),
+            Some(port) => port
+                .parse()
+                .ok()
+                .filter(|port| *port != 0)
+                .ok_or_else(|| invalid("the port is not a number from 1 to 65535"))?,
+            None => 5432,
+        };
+        if let Some(options) = found.get("options") {
+            check_options(options)?;
         }
-        ssl.mode = ssl.mode.or_else(|| var("PGSSLMODE"));
-        ssl.root_cert = ssl.root_cert.or_else(|| var("PGSSLROOTCERT"));
-        ssl.cert = ssl.cert.or_else(|| var("PGSSLCERT"));
-        ssl.key = ssl.key.or_else(|| var("PGSSLKEY"));
-        ssl.channel_binding = ssl.channel_binding.or_else(|| var("PGCHANNELBINDING"));
-        let ssl_mode = ssl.mode()?;
-        let host = match config.get_hosts().first() {
-            Some(tokio_postgres::config::Host::Tcp(name)) => Host::Tcp(name.clone()),
-            Some(tokio_postgres::config::Host::Unix(path)) => Host::Unix(path.clone()),
-            None => host(&var("PGHOST").unwrap_or_else(|| "localhost".into())),
-        };
-        let port = match config.get_ports().first() {
-            Some(port) => *port,
-            None => match var("PGPORT") {
-                Some(text) => text
-                    .parse()
-                    .map_err(|_| url_invalid("PGPORT is not a port number"))?,
-                None => 5432,
-            },
-        };
-        let user = (config.get_user().map(str::to_owned))
-            .or_else(|| var("PGUSER"))
-            .or_else(|| var("USER"))
-            .ok_or_else(|| url_invalid("no user is set").hint("add the user to DATABASE_URL"))?;
-        let password = match config.get_password() {
-            Some(bytes) => Some(String::from_utf8_lossy(bytes).into_owned()),
-            None => var("PGPASSWORD"),
-        };
-        let database = (config.get_dbname().map(str::to_owned))
-            .or_else(|| var("PGDATABASE"))
-            .unwrap_or_else(|| user.clone());
         Ok(Some(Target {
+            host_addr: host_addr.filter(|_| matches!(host, Host::Tcp(_))),
             host,
             port,
+            database: found.remove("dbname").unwrap_or_else(|| user.clone()),
             user,
-            password,
-            password_file: var("PGPASSFILE").map(PathBuf::from),
-            database,
-            ssl_mode,
-            channel_binding: ssl.channel_binding()?,
-            ssl_root_cert: ssl
-                .root_cert
+            password: found.remove("password"),
+            password_file: found.remove("passfile").map(PathBuf::from),
+            options: found.remove("options"),
+            primary_only: primary_only(&found)?,
+            connect_timeout: connect_timeout(&found)?,
+            keepalives: keepalives(&found)?,
+            ssl_mode: ssl_mode(&found)?,
+            tls_versions: tls_versions(&found)?,
+            ssl_sni: match found.get("sslsni").map(String::as_str) {
+                None | Some("1") => true,
+                Some("0") => false,
+                Some(_) => return Err(invalid("sslsni is neither 0 nor 1")),
+            },
+            channel_binding: channel_binding(&found)?,
+            ssl_root_cert: found
+                .remove("sslrootcert")
                 .filter(|path| path != "system")
                 .map(PathBuf::from),
-            ssl_client: client_certificate(ssl.cert, ssl.key)?,
+            ssl_client: client_certificate(found.remove("sslcert"), found.remove("sslkey"))?,
         }))
     }
 
@@ -213,15 +219,138 @@ impl fmt::Debug for Target {
     }
 }
 
-fn url_invalid(what: &str) -> Error {
-    Error::new(Code::DatabaseUrlInvalid, what)
+/// A folder, or a name without anything that no host name holds: what is left of a password that
+/// was not encoded goes no further than here.
+fn parse_host(text: String) -> Result<Host> {
+    if text.contains(',') {
+        return Err(url::several_hosts());
+    }
+    if text.starts_with('/') {
+        return Ok(Host::Unix(text.into()));
+    }
+    let is_allowed = |c: char| c.is_alphanumeric() || "-._:%".contains(c);
+    match text.chars().all(is_allowed) {
+        true => Ok(Host::Tcp(text)),
+        false => Err(invalid(
+            "the host is neither a host name, an address nor a folder",
+        )),
+    }
 }
 
-fn host(text: &str) -> Host {
-    if text.starts_with('/') {
-        Host::Unix(text.into())
-    } else {
-        Host::Tcp(text.to_owned())
+fn host_addr(found: &Parameters) -> Result<Option<IpAddr>> {
+    let Some(text) = found.get("hostaddr") else {
+        return Ok(None);
+    };
+    if text.contains(',') {
+        return Err(url::several_hosts());
+    }
+    let address = text.parse();
+    address.map(Some).map_err(|_| {
+        invalid("hostaddr is not an IP address").hint("a host name belongs into `host`")
+    })
+}
+
+/// The relay needs a primary in any case: it looks once it is connected.
+fn primary_only(found: &Parameters) -> Result<bool> {
+    match found.get("target_session_attrs").map(String::as_str) {
+        None | Some("any") => Ok(false),
+        Some("read-write" | "primary") => Ok(true),
+        Some("read-only" | "standby" | "prefer-standby") => {
+            Err(invalid("target_session_attrs asks for a standby")
+                .hint("Postrider has to write to the primary: use target_session_attrs=read-write"))
+        }
+        Some(_) => Err(invalid("target_session_attrs is not known")
+            .hint("target_session_attrs is one of any, read-write, primary")),
+    }
+}
+
+fn connect_timeout(found: &Parameters) -> Result<Duration> {
+    let seconds: Option<i32> = number(found, "connect_timeout")?;
+    // For libpq 0 and less mean "no limit", and 1 means 2. An attempt of ours has to end.
+    Ok(match seconds {
+        None | Some(..=0) => CONNECT_TIMEOUT,
+        Some(seconds) => Duration::from_secs(u64::from(seconds.unsigned_abs().max(2))),
+    })
+}
+
+/// As for libpq, 0 means the system's own value, or ours where we have one.
+fn keepalives(found: &Parameters) -> Result<Keepalives> {
+    let positive = |name| {
+        let value: Option<u32> = number(found, name)?;
+        Ok::<_, Error>(value.filter(|value| *value > 0))
+    };
+    let seconds = |name| {
+        let value = positive(name)?;
+        Ok::<_, Error>(value.map(|value| Duration::from_secs(u64::from(value))))
+    };
+    Ok(Keepalives {
+        enabled: number::<i32>(found, "keepalives")?.is_none_or(|value| value != 0),
+        idle: seconds("keepalives_idle")?,
+        interval: seconds("keepalives_interval")?,
+        count: positive("keepalives_count")?,
+        user_timeout: positive("tcp_user_timeout")?.map(|ms| Duration::from_millis(u64::from(ms))),
+    })
+}
+
+fn number<N: FromStr>(found: &Parameters, name: &'static str) -> Result<Option<N>> {
+    let value = found.get(name).map(|text| text.trim().parse());
+    value
+        .transpose()
+        .map_err(|_| invalid(format!("`{name}` is not a whole number")))
+}
+
+/// As in libpq, `sslrootcert=system` means `verify-full` and allows nothing weaker.
+fn ssl_mode(found: &Parameters) -> Result<SslMode> {
+    let is_system = found
+        .get("sslrootcert")
+        .is_some_and(|path| path == "system");
+    let mode = found.get("sslmode").map(|mode| mode.parse()).transpose()?;
+    match (is_system, mode) {
+        (false, mode) => Ok(mode.unwrap_or(SslMode::Prefer)),
+        (true, None | Some(SslMode::VerifyFull)) => Ok(SslMode::VerifyFull),
+        (true, Some(_)) => Err(invalid("sslrootcert=system needs sslmode=verify-full")),
+    }
+}
+
+fn tls_versions(found: &Parameters) -> Result<TlsVersions> {
+    let version = |name: &str, default: u8| match found
+        .get(name)
+        .map(|text| text.to_ascii_lowercase())
+        .as_deref()
+    {
+        None => Ok(default),
+        Some("tlsv1") => Ok(0),
+        Some("tlsv1.1") => Ok(1),
+        Some("tlsv1.2") => Ok(2),
+        Some("tlsv1.3") => Ok(3),
+        Some(_) => Err(invalid(format!("`{name}` is not a version of TLS"))
+            .hint("the versions are TLSv1.2 and TLSv1.3")),
+    };
+    let (min, max) = (
+        version("ssl_min_protocol_version", 2)?,
+        version("ssl_max_protocol_version", 3)?,
+    );
+    let range = min..=max;
+    let versions = TlsVersions {
+        tls12: range.contains(&2),
+        tls13: range.contains(&3),
+    };
+    match versions.tls12 || versions.tls13 {
+        true => Ok(versions),
+        false => Err(invalid(
+            "ssl_min_protocol_version and ssl_max_protocol_version leave no version that is supported",
+        )
+        .hint("Postrider supports TLSv1.2 and TLSv1.3")),
+    }
+}
+
+fn channel_binding(found: &Parameters) -> Result<ChannelBinding> {
+    match found.get("channel_binding").map(String::as_str) {
+        Some("disable") => Ok(ChannelBinding::Disable),
+        Some("prefer") | None => Ok(ChannelBinding::Prefer),
+        Some("require") => Ok(ChannelBinding::Require),
+        Some(_) => Err(invalid("channel_binding is not known")
+            .hint("channel_binding is one of disable, prefer, require")),
     }
 }
 
@@ -232,68 +361,16 @@ fn client_certificate(
     match (cert, key) {
         (None, None) => Ok(None),
         (Some(cert), Some(key)) => Ok(Some((cert.into(), key.into()))),
-        _ => Err(url_invalid(
+        _ => Err(invalid(
             "a client certificate needs both sslcert and sslkey",
         )),
     }
 }
 
-/// Takes the TLS parameters out of a URL, since tokio-postgres does not know most of them.
-fn split_ssl(url: &str) -> Result<(String, Ssl)> {
-    let mut ssl = Ssl::default();
-    if !url.is_empty() && !url.starts_with("postgres://") && !url.starts_with("postgresql://") {
-        return Err(url_invalid("DATABASE_URL does not start with postgres://"));
-    }
-    let Some((base, query)) = url.split_once('?') else {
-        return Ok((url.into(), ssl));
-    };
-    let mut rest = Vec::new();
-    for pair in query.split('&').filter(|pair| !pair.is_empty()) {
-        let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
-        let slot = match name {
-            "sslmode" => &mut ssl.mode,
-            "sslrootcert" => &mut ssl.root_cert,
-            "sslcert" => &mut ssl.cert,
-            "sslkey" => &mut ssl.key,
-            "channel_binding" => &mut ssl.channel_binding,
-            _ => {
-                rest.push(pair);
-                continue;
-            }
-        };
-        *slot = Some(percent_decode(value)?);
-    }
-    let joined = rest.join("&");
-    Ok((
-        if joined.is_empty() {
-            base.into()
-        } else {
-            format!("{base}?{joined}")
-        },
-        ssl,
-    ))
-}
-
-fn percent_decode(text: &str) -> Result<String> {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes();
-    while let Some((&byte, tail)) = rest.split_first() {
-        rest = tail;
-        if byte != b'%' {
-            bytes.push(byte);
-            continue;
-        }
-        let hex = rest.get(..2).and_then(|h| std::str::from_utf8(h).ok());
-        let value = hex.and_then(|h| u8::from_str_radix(h, 16).ok());
-        bytes.push(value.ok_or_else(|| url_invalid("DATABASE_URL has a broken %-escape"))?);
-        rest = &rest[2..];
-    }
-    String::from_utf8(bytes).map_err(|_| url_invalid("DATABASE_URL is not UTF-8"))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::Code;
 
     fn target(url: &str, env: &[(&str, &str)]) -> Result<Option<Target>> {
         let env = env
@@ -384,6 +461,45 @@ mod tests {
                 !format!("{error} {error:?}").contains("hunter2"),
                 "{error:?}"
             );
+        }
+    }
+
+    #[test]
+    fn values_of_libpq_are_read_and_what_is_wrong_is_named_without_its_value() {
+        let url = "postgres://u@h/d?hostaddr=10.0.0.7&connect_timeout=1&keepalives=0\
+                   &keepalives_count=3&tcp_user_timeout=1500&options=endpoint%3Dep-1\
+                   &target_session_attrs=primary&ssl_max_protocol_version=TLSv1.2&sslsni=0";
+        let found = target(url, &[]).unwrap().unwrap();
+        assert_eq!(found.host_addr, Some([10, 0, 0, 7].into()));
+        assert_eq!(found.connect_timeout, Duration::from_secs(2));
+        assert!(!found.keepalives.enabled && found.primary_only && !found.ssl_sni);
+        assert_eq!(found.keepalives.count, Some(3));
+        assert_eq!(
+            found.keepalives.user_timeout,
+            Some(Duration::from_millis(1500))
+        );
+        assert_eq!(found.options.as_deref(), Some("endpoint=ep-1"));
+        assert!(found.tls_versions.tls12 && !found.tls_versions.tls13);
+        for wrong in [
+            "port=ter2",
+            "port=0",
+            "hostaddr=ter2",
+            "connect_timeout=ter2",
+            "keepalives_idle=ter2",
+            "target_session_attrs=standby",
+            "target_session_attrs=ter2",
+            "options=-c%20search_path%3Dter2",
+            "sslsni=ter2",
+            "ssl_min_protocol_version=ter2",
+            "ssl_max_protocol_version=TLSv1.1",
+            "host=ter2%20ter2",
+            "host=a,b",
+            "port=1,2",
+        ] {
+            let error = target(&format!("postgres://u@/d?{wrong}"), &[]).unwrap_err();
+            assert_eq!(error.code(), Code::DatabaseUrlInvalid, "{wrong}");
+            let shown = format!("{error} {error:?} {}", error.hint_text());
+            assert!(!shown.contains("ter2"), "{wrong}: {shown}");
         }
     }
 }

@@ -1,22 +1,27 @@
 //! TLS for both kinds of session, with libpq's meaning of `sslmode`.
 //!
-//! One rustls provider (ring). What is verified is decided here and nowhere else.
+//! One rustls provider (ring). What is verified is decided here (`tls/verifier.rs`) and nowhere
+//! else; `tls/explain.rs` says what went wrong, `tls/public_key.rs` reads the key of a certificate
+//! that webpki refuses.
 
+mod explain;
+mod public_key;
+mod verifier;
+
+use std::net::{IpAddr, Ipv4Addr};
 use std::path::Path;
 use std::sync::Arc;
 
-use rustls::client::WebPkiServerVerifier;
-use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use rustls::crypto::{CryptoProvider, verify_tls12_signature, verify_tls13_signature};
 use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
-use rustls::{
-    CertificateError, ClientConfig, DigitallySignedStruct, Error as TlsError, RootCertStore,
-    SignatureScheme,
-};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::{ClientConfig, RootCertStore, SupportedProtocolVersion};
 
 use super::target::{SslMode, Target};
-use crate::error::{Code, Error, Result};
+use crate::error::{Code, Error, Result, shown_path};
+
+pub(super) use explain::{explain, of_io};
+use verifier::Verifier;
+pub(super) use verifier::proves_its_key;
 
 /// What TLS takes for this target's `sslmode`, roots and client certificate.
 ///
@@ -24,17 +29,48 @@ use crate::error::{Code, Error, Result};
 /// `postgres-tls` when a file cannot be read or holds no certificate.
 pub(crate) fn client_config(target: &Target) -> Result<ClientConfig> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let wanted = target.tls_versions;
+    let versions: Vec<&SupportedProtocolVersion> = [
+        (wanted.tls13, &rustls::version::TLS13),
+        (wanted.tls12, &rustls::version::TLS12),
+    ]
+    .into_iter()
+    .filter_map(|(is_wanted, version)| is_wanted.then_some(version))
+    .collect();
     let builder = ClientConfig::builder_with_provider(provider.clone())
-        .with_safe_default_protocol_versions()
+        .with_protocol_versions(&versions)
         .map_err(|e| tls_error("TLS cannot be set up").caused_by(e))?
         .dangerous()
         .with_custom_certificate_verifier(Arc::new(Verifier::new(target, provider)?));
-    match &target.ssl_client {
-        None => Ok(builder.with_no_client_auth()),
+    let mut config = match &target.ssl_client {
+        None => builder.with_no_client_auth(),
         Some((cert, key)) => builder
             .with_client_auth_cert(certificates(cert)?, private_key(key)?)
-            .map_err(|e| tls_error("the client certificate cannot be used").caused_by(e)),
+            .map_err(|e| tls_error("the client certificate cannot be used").caused_by(e))?,
+    };
+    config.enable_sni = target.ssl_sni;
+    Ok(config)
+}
+
+/// The host as TLS knows it. A name that no certificate can hold matters only where names are
+/// verified.
+///
+/// # Errors
+/// `postgres-tls`.
+pub(super) fn server_name(host: &str, target: &Target) -> Result<ServerName<'static>> {
+    match ServerName::try_from(host.to_owned()) {
+        Ok(name) => Ok(name),
+        Err(_) if target.ssl_mode != SslMode::VerifyFull => {
+            // An address is not sent to the server, and nobody compares it.
+            Ok(ServerName::from(IpAddr::from(Ipv4Addr::UNSPECIFIED)))
+        }
+        Err(e) => Err(failed(target, "no certificate can name this host").caused_by(e)),
     }
+}
+
+/// No TLS session came about.
+pub(super) fn failed(target: &Target, why: &str) -> Error {
+    tls_error(format!("no TLS session with PostgreSQL as {target}: {why}"))
 }
 
 fn tls_error(what: impl Into<String>) -> Error {
@@ -42,7 +78,7 @@ fn tls_error(what: impl Into<String>) -> Error {
 }
 
 fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>> {
-    let unreadable = |e| tls_error(format!("cannot read {}", path.display())).caused_by(e);
+    let unreadable = |e| tls_error(format!("cannot read {}", shown_path(path))).caused_by(e);
     let list = CertificateDer::pem_file_iter(path)
         .map_err(|e| unreadable(e.to_string()))?
         .collect::<Result<Vec<_>, _>>()
@@ -50,146 +86,50 @@ fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>> {
     if list.is_empty() {
         return Err(tls_error(format!(
             "{} holds no certificate",
-            path.display()
+            shown_path(path)
         )));
     }
     Ok(list)
 }
 
 fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>> {
-    PrivateKeyDer::from_pem_file(path)
-        .map_err(|e| tls_error(format!("cannot read {}", path.display())).caused_by(e.to_string()))
+    PrivateKeyDer::from_pem_file(path).map_err(|e| {
+        tls_error(format!("cannot read {}", shown_path(path))).caused_by(e.to_string())
+    })
 }
 
-fn roots(file: Option<&Path>) -> Result<RootCertStore> {
+/// Those that are trusted: of the file, or else of the system.
+struct Roots {
+    store: RootCertStore,
+    /// The certificates of the file. A server may present one of them as its own.
+    listed: Vec<CertificateDer<'static>>,
+}
+
+fn roots(file: Option<&Path>) -> Result<Roots> {
     let mut store = RootCertStore::empty();
-    match file {
+    let listed = match file {
         Some(path) => {
-            for certificate in certificates(path)? {
-                store.add(certificate).map_err(|e| {
-                    tls_error(format!("{} cannot be used", path.display())).caused_by(e)
-                })?;
-            }
+            let listed = certificates(path)?;
+            // One that cannot be an authority may still be the server's own, or be of no concern.
+            store.add_parsable_certificates(listed.iter().cloned());
+            listed
         }
         None => {
             store.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+            Vec::new()
         }
-    }
+    };
     if store.is_empty() {
-        return Err(tls_error("no trusted authority is known").hint(
-            "set sslrootcert to the PEM file of the server's authority, \
-             or install the package ca-certificates",
-        ));
-    }
-    Ok(store)
-}
-
-/// How much of the server's certificate is verified.
-#[derive(Debug)]
-enum Verifier {
-    /// Nothing but the proof that the server owns its key.
-    Anything(Arc<CryptoProvider>),
-    /// The chain to a trusted authority, whatever the name.
-    Authority(Arc<WebPkiServerVerifier>),
-    /// Chain and name.
-    Full(Arc<WebPkiServerVerifier>),
-}
-
-impl Verifier {
-    fn new(target: &Target, provider: Arc<CryptoProvider>) -> Result<Self> {
-        let root_file = target.ssl_root_cert.as_deref();
-        let chain = |provider| {
-            WebPkiServerVerifier::builder_with_provider(Arc::new(roots(root_file)?), provider)
-                .build()
-                .map_err(|e| tls_error("TLS cannot be set up").caused_by(e))
-        };
-        Ok(match (target.ssl_mode, root_file) {
-            (SslMode::VerifyFull, _) => Verifier::Full(chain(provider)?),
-            (SslMode::VerifyCa, _) | (SslMode::Require, Some(_)) => {
-                Verifier::Authority(chain(provider)?)
-            }
-            (SslMode::Require, None) | (SslMode::Prefer | SslMode::Disable, _) => {
-                Verifier::Anything(provider)
-            }
-        })
-    }
-}
-
-impl ServerCertVerifier for Verifier {
-    fn verify_server_cert(
-        &self,
-        end_entity: &CertificateDer<'_>,
-        intermediates: &[CertificateDer<'_>],
-        server_name: &ServerName<'_>,
-        ocsp_response: &[u8],
-        now: UnixTime,
-    ) -> Result<ServerCertVerified, TlsError> {
-        match self {
-            Verifier::Anything(_) => Ok(ServerCertVerified::assertion()),
-            Verifier::Full(chain) => {
-                chain.verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now)
-            }
-            // webpki looks at the name last: an error about it says that the chain is good.
-            Verifier::Authority(chain) => match chain.verify_server_cert(
-                end_entity,
-                intermediates,
-                server_name,
-                ocsp_response,
-                now,
-            ) {
-                Err(TlsError::InvalidCertificate(
-                    CertificateError::NotValidForName
-                    | CertificateError::NotValidForNameContext { .. },
-                )) => Ok(ServerCertVerified::assertion()),
-                other => other,
-            },
-        }
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        cert: &CertificateDer<'_>,
-        dss: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, TlsError> {
-        match self {
-            Verifier::Anything(provider) => verify_tls12_signature(
-                message,
-                cert,
-                dss,
-                &provider.signature_verification_algorithms,
+        return Err(match file {
+            Some(path) => tls_error(format!(
+                "no certificate in {} can be used",
+                shown_path(path)
+            )),
+            None => tls_error("no trusted authority is known").hint(
+                "set sslrootcert to the PEM file of the server's authority, \
+                 or install the package ca-certificates",
             ),
-            Verifier::Authority(chain) | Verifier::Full(chain) => {
-                chain.verify_tls12_signature(message, cert, dss)
-            }
-        }
+        });
     }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        cert: &CertificateDer<'_>,
-        dss: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, TlsError> {
-        match self {
-            Verifier::Anything(provider) => verify_tls13_signature(
-                message,
-                cert,
-                dss,
-                &provider.signature_verification_algorithms,
-            ),
-            Verifier::Authority(chain) | Verifier::Full(chain) => {
-                chain.verify_tls13_signature(message, cert, dss)
-            }
-        }
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        match self {
-            Verifier::Anything(provider) => provider
-                .signature_verification_algorithms
-                .supported_schemes(),
-            Verifier::Authority(chain) | Verifier::Full(chain) => chain.supported_verify_schemes(),
-        }
-    }
+    Ok(Roots { store, listed })
 }

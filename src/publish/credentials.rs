@@ -1,12 +1,14 @@
 //! Application Default Credentials, or none for an emulator.
 
+use std::path::Path;
+
 use google_cloud_auth::credentials::{
     Builder, CacheableResource, Credentials as GoogleCredentials,
 };
 use tonic::codegen::http::{Extensions, HeaderMap};
 
 use super::Failure;
-use crate::error::{Code, Error, Result};
+use crate::error::{Code, Error, Result, shown_path};
 use crate::settings::Endpoint;
 
 const SCOPE: &str = "https://www.googleapis.com/auth/pubsub";
@@ -23,6 +25,7 @@ impl Credentials {
     pub(crate) fn for_endpoint(endpoint: &Endpoint) -> Result<Self> {
         match endpoint {
             Endpoint::Service(url) if url.starts_with("https://") => {
+                refuse_what_is_no_file()?;
                 let credentials = Builder::default()
                     .with_scopes([SCOPE])
                     .build()
@@ -47,6 +50,30 @@ impl Credentials {
             }
             Err(e) if e.is_transient() => Err(Failure::unknown(e.to_string())),
             Err(e) => Err(Failure::credentials(e.to_string())),
+        }
+    }
+}
+
+/// Google's library shows the value of the variable when it cannot open the file, and some put the
+/// content of the file there, with the private key.
+///
+/// # Errors
+/// `credentials-missing`.
+fn refuse_what_is_no_file() -> Result<()> {
+    const VARIABLE: &str = "GOOGLE_APPLICATION_CREDENTIALS";
+    let Some(path) = std::env::var_os(VARIABLE).filter(|path| !path.is_empty()) else {
+        return Ok(());
+    };
+    match std::fs::File::open(&path) {
+        Ok(_) => Ok(()),
+        Err(e) => {
+            let path = shown_path(Path::new(&path));
+            let what = format!("{VARIABLE} names no file that can be read: {path}");
+            Err(Error::new(Code::CredentialsMissing, what)
+                .caused_by(e)
+                .hint(format!(
+                    "let {VARIABLE} be the path of the key file, not its content"
+                )))
         }
     }
 }

@@ -120,8 +120,12 @@ impl MovedRows {
     /// # Errors
     /// Those of the connection and of a statement.
     pub(super) async fn look_up(&mut self, moved: Moved, event_id: &EventId) -> Result<Lookup> {
-        let bounds = self.bounds.get(moved.table);
-        let found = match bounds.is_some_and(|bounds| bounds.is_handled(moved.inserted_xid)) {
+        // A record is the better answer: a row may have been staged in another table for long.
+        let is_handled = self.bounds.get(moved.table).is_some_and(|bounds| {
+            bounds.is_from_before(moved.inserted_xid)
+                || self.repeats && bounds.is_resolved(moved.inserted_xid)
+        });
+        let found = match is_handled {
             true => Lookup::Done,
             false => self.ask(event_id).await?,
         };

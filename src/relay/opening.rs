@@ -16,7 +16,7 @@ use super::recovery::NewSlot;
 use super::recovery::loss::{self, Audit, Loss, Seen, Verdict};
 use super::session::ANSWER_LIMIT;
 use super::{Relay, record, recovery, standby};
-use crate::capture::claim::{self, Captured};
+use crate::capture::claim::{self, Begin, Captured};
 use crate::capture::shape::{self, Tops};
 use crate::capture::{Window, record as captures};
 use crate::error::{Code, Error, Result};
@@ -112,19 +112,16 @@ pub(super) async fn plan(relay: &Relay, sql: &Sql, cluster: &Cluster) -> Result<
                 create(relay, sql).await?;
                 continue;
             }
-            Verdict::Recover(loss) => {
-                if loss == Loss::FirstStart {
-                    let marking = claim::from_the_beginning(sql, &known);
-                    answer_within(ANSWER_LIMIT, marking).await?;
-                }
-                Plan::Recover(recover_or_stop(relay, loss)?)
-            }
+            Verdict::Recover(loss) => Plan::Recover(recover_or_stop(relay, loss)?),
         };
         let claiming = claim::claim(
             sql,
             name,
             found,
-            relay.settings.start,
+            Begin {
+                start: relay.settings.start,
+                is_first: earlier.is_none(),
+            },
             tops,
             &relay.instance,
         );

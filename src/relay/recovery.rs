@@ -36,7 +36,7 @@ use crate::map::TableSettings;
 use crate::metrics::{Kind, Metrics};
 use crate::postgres::{PatientSql, Sql, Target, answer_within};
 use crate::settings::Dispatch;
-use crate::source::{self, CreatedSlot};
+use crate::source;
 use crate::table::TableReader;
 use blocked::Firsts;
 use loss::Loss;
@@ -55,7 +55,6 @@ const LOG_INTERVAL: Duration = Duration::from_secs(10);
 pub(super) struct NewSlot {
     pub(super) consistent_point: Lsn,
     snapshot: Snapshot,
-    created: CreatedSlot,
 }
 
 /// Marks the slot, drops what is left of it, and makes a new one.
@@ -115,11 +114,13 @@ pub(super) async fn new_slot(
         return Err(blocked(sql, slot, CREATE_LIMIT).await?);
     };
     let snapshot = snapshot::exported(target, &created.snapshot).await?;
+    let consistent_point = created.consistent_point;
+    // There may be no second walsender for the stream.
+    created.close().await;
     snapshot::wait_until_visible(sql, &snapshot).await?;
     Ok(NewSlot {
-        consistent_point: created.consistent_point,
+        consistent_point,
         snapshot,
-        created,
     })
 }
 
@@ -191,9 +192,7 @@ pub(super) async fn start(
     let NewSlot {
         consistent_point,
         snapshot,
-        created,
     } = slot;
-    created.close().await;
     let place = from_table::place_before(consistent_point);
     let looking = async {
         let last_ordinal = from_table::last_ordinal(sql, place)

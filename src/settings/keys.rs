@@ -288,7 +288,7 @@ pub(super) fn nearest(name: &str) -> Option<&'static str> {
 }
 
 /// Levenshtein distance in bytes.
-fn edit_distance(a: &str, b: &str) -> usize {
+pub(crate) fn edit_distance(a: &str, b: &str) -> usize {
     let mut row: Vec<usize> = (0..=b.len()).collect();
     for (i, x) in a.bytes().enumerate() {
         let mut diagonal = row[0];

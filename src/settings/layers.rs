@@ -8,7 +8,7 @@ use std::path::Path;
 use toml::{Table, Value};
 
 use super::keys::{self, KEYS, Key, Kind};
-use crate::error::{Code, Error, Result};
+use crate::error::{Code, Error, Result, shown_path};
 
 /// Variables with our prefix that are not settings.
 const OTHER_VARIABLES: &[&str] = &["POSTRIDER_CONFIG", "POSTRIDER_PG_BIN"];
@@ -20,9 +20,9 @@ pub type Environment = BTreeMap<String, String>;
 pub(super) fn file(path: &Path) -> Result<Table> {
     let invalid = |what: String| Error::new(Code::SettingInvalid, what);
     let text = std::fs::read_to_string(path)
-        .map_err(|e| invalid(format!("cannot read {}", path.display())).caused_by(e))?;
+        .map_err(|e| invalid(format!("cannot read {}", shown_path(path))).caused_by(e))?;
     let table: Table = text.parse().map_err(|e: toml::de::Error| {
-        invalid(format!("{}: {}", path.display(), e.message())).hint(format!(
+        invalid(format!("{}: {}", shown_path(path), e.message())).hint(format!(
             "correct the TOML syntax{}",
             e.span()
                 .map(|s| format!(" near byte {}", s.start))
@@ -31,7 +31,7 @@ pub(super) fn file(path: &Path) -> Result<Table> {
     })?;
     for name in table.keys().filter(|name| *name != "tables") {
         if keys::find(name).is_none() {
-            return Err(unknown(name, &path.display().to_string()));
+            return Err(unknown(name, &shown_path(path)));
         }
     }
     Ok(table)

@@ -18,6 +18,7 @@ use slot_manager::publication::CapturedTable;
 use toml::{Table, Value};
 
 pub use choices::{Dispatch, Endpoint, OnBadEvent, OnLoss, Start};
+pub(crate) use keys::edit_distance;
 pub use keys::{KEYS, Key, Kind};
 pub use layers::Environment;
 
@@ -288,12 +289,19 @@ fn endpoint(emulator: &str, service: &str) -> Result<Endpoint> {
     if !emulator.is_empty() {
         let host = emulator.trim_start_matches("http://").trim_end_matches('/');
         return match format!("http://{host}").parse::<tonic::transport::Uri>() {
-            Ok(uri) if uri.port().is_some() => Ok(Endpoint::Emulator(host.to_owned())),
+            Ok(uri) if uri.port().is_some() && !host.contains('@') => {
+                Ok(Endpoint::Emulator(host.to_owned()))
+            }
             _ => Err(setting_invalid("pubsub_emulator_host").hint("write it as host:port")),
         };
     }
     match service.parse::<tonic::transport::Uri>() {
-        Ok(uri) if matches!(uri.scheme_str(), Some("http" | "https")) && uri.host().is_some() => {
+        // A user and password would be of no use, and be shown.
+        Ok(uri)
+            if matches!(uri.scheme_str(), Some("http" | "https"))
+                && uri.host().is_some()
+                && !service.contains('@') =>
+        {
             Ok(Endpoint::Service(service.trim_end_matches('/').to_owned()))
         }
         _ => Err(Error::new(

@@ -16,9 +16,8 @@ use slot_manager::SlotName;
 use tokio::io::AsyncWriteExt;
 
 use super::handshake::{self, Connection, Login, code_and_message, lost, protocol, unexpected};
-use super::wire;
 use crate::error::{Code, Error, Result};
-use crate::postgres::Target;
+use crate::postgres::{Target, wire};
 
 const COMMAND: &str = "CREATE_REPLICATION_SLOT";
 
@@ -48,13 +47,10 @@ pub(crate) struct CreatedSlot {
 }
 
 impl CreatedSlot {
-    /// Gives the snapshot up; sessions that have imported it keep it.
-    pub(crate) async fn close(mut self) {
-        let mut message = BytesMut::new();
-        frontend::terminate(&mut message);
-        // The server drops the snapshot also when the connection just breaks.
-        let _ = self.connection.send(&message).await;
-        let _ = self.connection.stream.shutdown().await;
+    /// Gives the snapshot up, and waits until the walsender has ended: sessions that have imported
+    /// the snapshot keep it, and there may be no other walsender for the stream.
+    pub(crate) async fn close(self) {
+        self.connection.close().await;
     }
 }
 
@@ -62,7 +58,7 @@ impl CreatedSlot {
 ///
 /// # Errors
 /// `slot-busy` when the name is taken just now, `wal-level`, `replication-right`,
-/// `postgres-too-many-connections` when no slot is left, those of the connection.
+/// `replication-slots-used-up` when no slot is left, those of the connection.
 pub(crate) async fn create_slot(wanted: CreateSlot<'_>) -> Result<Option<CreatedSlot>> {
     let mut connection = in_time(connect(wanted)).await?;
     let mut message = BytesMut::new();
@@ -78,7 +74,14 @@ pub(crate) async fn create_slot(wanted: CreateSlot<'_>) -> Result<Option<Created
             // moment.
             match in_time(answer(&mut connection, wanted.slot, &mut row)).await {
                 Ok(()) => {}
-                Err(error) if error.code() == Code::PostgresConnectionLost => return Ok(None),
+                Err(error)
+                    if matches!(
+                        error.code(),
+                        Code::PostgresTimeout | Code::PostgresConnectionLost
+                    ) =>
+                {
+                    return Ok(None);
+                }
                 Err(error) => return Err(error),
             }
         }
@@ -92,7 +95,11 @@ pub(crate) async fn create_slot(wanted: CreateSlot<'_>) -> Result<Option<Created
 }
 
 async fn connect(wanted: CreateSlot<'_>) -> Result<Connection> {
-    let wire = wire::open(wanted.target, wanted.wal_sender_timeout / 2).await?;
+    let wire = wire::open(
+        wanted.target,
+        handshake::liveness(wanted.wal_sender_timeout / 2),
+    )
+    .await?;
     let login = Login {
         target: wanted.target,
         application_name: wanted.application_name,
@@ -168,7 +175,9 @@ async fn cancel(connection: &Connection, wanted: CreateSlot<'_>) -> Result<()> {
     let Some((process, secret)) = connection.cancel_key else {
         return Ok(());
     };
-    let mut stream = wire::open(wanted.target, STEP_LIMIT).await?.stream;
+    let mut stream = wire::open(wanted.target, handshake::liveness(STEP_LIMIT))
+        .await?
+        .stream;
     let mut message = BytesMut::new();
     frontend::cancel_request(process, secret, &mut message);
     let sent = async {

@@ -15,12 +15,18 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::Options;
 use super::scram::{self, Binding, Refusal};
-use super::wire::{Duplex, Wire};
-use crate::error::{Code, Error, Result};
-use crate::postgres::{ChannelBinding, Target, end_point, passfile, transaction_timeout};
+use crate::error::{Code, Error, LoginFor, Result};
+use crate::postgres::wire::{Duplex, Liveness, Wire, within_connect_timeout};
+use crate::postgres::{
+    ChannelBinding, Target, end_point, passfile, refuse_a_standby, session_settings,
+    transaction_timeout,
+};
 
 /// CopyBothResponse, which postgres-protocol does not know.
 const COPY_BOTH_TAG: u8 = b'W';
+/// How long the end of a session may take.
+const CLOSE_LIMIT: Duration = Duration::from_secs(5);
+
 /// What postgres-protocol makes of no tag: kept apart from its own messages.
 const HEADER: usize = 5;
 
@@ -32,12 +38,28 @@ pub(super) struct Connection {
     pub(super) cancel_key: Option<(i32, i32)>,
 }
 
+/// What a server tells of itself.
+#[derive(Debug, Default)]
+struct Server {
+    version: Option<String>,
+    in_hot_standby: Option<String>,
+}
+
 /// Who logs in, and where.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Login<'a> {
     pub(super) target: &'a Target,
     pub(super) application_name: &'a str,
     pub(super) wal_sender_timeout: Duration,
+}
+
+/// How long a replication connection may be silent: it has signs of life of its own.
+pub(super) fn liveness(silence: Duration) -> Liveness {
+    Liveness {
+        idle: silence,
+        interval: None,
+        user_timeout: silence,
+    }
 }
 
 /// Logs in and starts the replication.
@@ -52,8 +74,12 @@ pub(super) async fn start(wire: Wire, options: &Options) -> Result<Connection> {
     Ok(connection)
 }
 
-/// Logs in as a walsender, which then takes replication commands.
+/// Logs in as a walsender, which then takes replication commands, within `connect_timeout`.
 pub(super) async fn log_in(wire: Wire, login: Login<'_>) -> Result<Connection> {
+    within_connect_timeout(login.target, introduce(wire, login)).await
+}
+
+async fn introduce(wire: Wire, login: Login<'_>) -> Result<Connection> {
     let mut connection = Connection {
         stream: wire.stream,
         buffer: BytesMut::with_capacity(8 << 10),
@@ -63,8 +89,9 @@ pub(super) async fn log_in(wire: Wire, login: Login<'_>) -> Result<Connection> {
     connection
         .authenticate(login.target, wire.end_point)
         .await?;
-    let version = connection.greeting(login.target).await?;
-    if transaction_timeout::exists(version.as_deref()) {
+    let server = connection.greeting(login.target).await?;
+    refuse_a_standby(login.target, server.in_hot_standby.as_deref())?;
+    if transaction_timeout::exists(server.version.as_deref()) {
         connection.set(transaction_timeout::OFF).await?;
     }
     Ok(connection)
@@ -72,10 +99,9 @@ pub(super) async fn log_in(wire: Wire, login: Login<'_>) -> Result<Connection> {
 
 impl Connection {
     async fn start_up(&mut self, login: Login<'_>) -> Result<()> {
-        let timeout_ms = login.wal_sender_timeout.as_millis();
-        let session = format!(
-            "-c wal_sender_timeout={timeout_ms} -c timezone=UTC -c datestyle=ISO \
-             -c bytea_output=hex -c idle_in_transaction_session_timeout=0 -c tcp_user_timeout=0"
+        let session = session_settings::of_replication(
+            login.target.options.as_deref(),
+            login.wal_sender_timeout.as_millis(),
         );
         let parameters = [
             ("user", login.target.user.as_str()),
@@ -161,7 +187,7 @@ impl Connection {
                         .map_err(|e| login_failed(target, e))?;
                 }
                 Message::ErrorResponse(body) => {
-                    return Err(server_error(body.fields(), &cannot_log_in(target)));
+                    return Err(login_refused(body.fields(), target));
                 }
                 Message::NoticeResponse(_) => {}
                 // A login is not over before it is accepted.
@@ -181,22 +207,25 @@ impl Connection {
         }
     }
 
-    /// What the server tells of itself until it is ready. Gives its version.
-    async fn greeting(&mut self, target: &Target) -> Result<Option<String>> {
-        let mut version = None;
+    /// What the server tells of itself until it is ready.
+    async fn greeting(&mut self, target: &Target) -> Result<Server> {
+        let mut server = Server::default();
         loop {
             match self.message().await? {
                 Message::BackendKeyData(body) => {
                     self.cancel_key = Some((body.process_id(), body.secret_key()));
                 }
                 Message::ParameterStatus(body) => {
-                    if body.name().map_err(protocol)? == "server_version" {
-                        version = Some(body.value().map_err(protocol)?.to_owned());
+                    let value = || body.value().map(str::to_owned).map_err(protocol);
+                    match body.name().map_err(protocol)? {
+                        "server_version" => server.version = Some(value()?),
+                        "in_hot_standby" => server.in_hot_standby = Some(value()?),
+                        _ => {}
                     }
                 }
-                Message::ReadyForQuery(_) => return Ok(version),
+                Message::ReadyForQuery(_) => return Ok(server),
                 Message::ErrorResponse(body) => {
-                    return Err(server_error(body.fields(), &cannot_log_in(target)));
+                    return Err(login_refused(body.fields(), target));
                 }
                 Message::NoticeResponse(_) => {}
                 _ => return Err(unexpected("login")),
@@ -278,6 +307,21 @@ impl Connection {
         }
     }
 
+    /// Ends the session, and waits for the end of the server process: it frees its places before it
+    /// closes the connection.
+    pub(super) async fn close(mut self) {
+        let mut message = BytesMut::new();
+        frontend::terminate(&mut message);
+        let closing = async {
+            self.send(&message).await?;
+            loop {
+                self.message().await?;
+            }
+        };
+        // It ends with an error, as it must. The server notices also when the connection just breaks.
+        let _: Result<Result<()>, _> = tokio::time::timeout(CLOSE_LIMIT, closing).await;
+    }
+
     pub(super) async fn send(&mut self, bytes: &[u8]) -> Result<()> {
         let sent = async {
             self.stream.write_all(bytes).await?;
@@ -297,6 +341,17 @@ fn start_statement(options: &Options) -> String {
          (proto_version '1', publication_names '\"{publication}\"')",
         options.slot
     )
+}
+
+/// The operator's error for an ErrorResponse before the login was complete.
+fn login_refused(fields: ErrorFields<'_>, target: &Target) -> Error {
+    let Reported {
+        sqlstate,
+        message,
+        routine,
+    } = Reported::read(fields);
+    let what = cannot_log_in(target);
+    Error::of_login(&sqlstate, &routine, &message, LoginFor::Replication, &what)
 }
 
 /// The operator's error for an ErrorResponse.
@@ -327,18 +382,38 @@ pub(super) fn log_notice(fields: ErrorFields<'_>) {
     tracing::warn!(%sqlstate, "PostgreSQL's walsender says: {message}");
 }
 
-pub(super) fn code_and_message(mut fields: ErrorFields<'_>) -> (String, String) {
-    let (mut code, mut message) = (String::new(), String::new());
-    while let Ok(Some(field)) = fields.next() {
-        let value = String::from_utf8_lossy(field.value_bytes());
-        match field.type_() {
-            b'C' => code = value.into_owned(),
-            b'M' => message = value.into_owned(),
-            b'D' => message.push_str(&format!("; {value}")),
-            _ => {}
+pub(super) fn code_and_message(fields: ErrorFields<'_>) -> (String, String) {
+    let Reported {
+        sqlstate, message, ..
+    } = Reported::read(fields);
+    (sqlstate, message)
+}
+
+/// What we read of an ErrorResponse or NoticeResponse.
+#[derive(Debug, Default)]
+struct Reported {
+    sqlstate: String,
+    /// With its detail.
+    message: String,
+    /// The function of the server that reports it.
+    routine: String,
+}
+
+impl Reported {
+    fn read(mut fields: ErrorFields<'_>) -> Self {
+        let mut reported = Self::default();
+        while let Ok(Some(field)) = fields.next() {
+            let value = String::from_utf8_lossy(field.value_bytes());
+            match field.type_() {
+                b'C' => reported.sqlstate = value.into_owned(),
+                b'M' => reported.message = value.into_owned(),
+                b'D' => reported.message.push_str(&format!("; {value}")),
+                b'R' => reported.routine = value.into_owned(),
+                _ => {}
+            }
         }
+        reported
     }
-    (code, message)
 }
 
 fn password(target: &Target) -> Result<Cow<'_, str>> {

@@ -14,12 +14,12 @@ mod framing;
 mod handshake;
 mod lease;
 mod pace;
+mod probe;
 mod proof;
 mod scram;
 mod session;
 #[cfg(test)]
 mod tests;
-mod wire;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -35,8 +35,9 @@ use crate::metrics::LastStatus;
 use crate::postgres::Target;
 use crate::watermark::Confirmable;
 
-pub(crate) use create::{CreateSlot, CreatedSlot, create_slot};
+pub(crate) use create::{CreateSlot, create_slot};
 pub(crate) use framing::frames;
+pub(crate) use probe::probe;
 pub(crate) use proof::LeaseProof;
 
 /// Chunks between the session and the relay; with the read buffer of the session this bounds the

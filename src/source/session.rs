@@ -18,8 +18,9 @@ use super::feedback::{Due, Feedback, LOOK_INTERVAL, Reading};
 use super::framing::{Then, scan};
 use super::handshake::{self, Connection, code_and_message, log_notice, lost, walsender_error};
 use super::pace::Pace;
-use super::{CHUNKS, CLOSE_TIMEOUT, Chunk, Control, LAST_WORD_LIMIT, Options, wire};
+use super::{CHUNKS, CLOSE_TIMEOUT, Chunk, Control, LAST_WORD_LIMIT, Options};
 use crate::error::{Code, Error, Result};
+use crate::postgres::wire;
 
 /// Limit of connecting, logging in and starting the replication.
 const START_TIMEOUT: Duration = Duration::from_secs(20);
@@ -86,7 +87,8 @@ pub(super) fn run(options: Options, control: Arc<Control>, ends: Ends) {
 
 async fn connect(options: &Options) -> Result<Connection> {
     let connecting = async {
-        let wire = wire::open(&options.target, options.wal_sender_timeout / 2).await?;
+        let liveness = handshake::liveness(options.wal_sender_timeout / 2);
+        let wire = wire::open(&options.target, liveness).await?;
         handshake::start(wire, options).await
     };
     tokio::time::timeout(START_TIMEOUT, connecting)

@@ -242,7 +242,8 @@ impl TableReader {
                     ),
                 };
                 format!(
-                    "case when {id} is not null then \
+                    // `is not null` is false for a row with a null in it.
+                    "case when {id} is distinct from null then \
                      outbox.event_uuid({}, format('%s', {id}), {xid}) end",
                     quoted_literal(&record.identity)
                 )
@@ -322,10 +323,11 @@ impl TableReader {
             false => format!("case {} end", too_large.join(" ")),
         };
         format!(
-            "select {}, {}, {too_large}, {} from {} e",
+            "select {}, {}, {too_large}, {}, {}, e.ctid from {} e",
             values.join(", "),
             self.committed,
             self.event_id,
+            self.seq.as_deref().unwrap_or("null"),
             self.table
         )
     }
@@ -344,6 +346,17 @@ impl TableReader {
     pub(crate) fn id_of(&self, row: &SimpleQueryRow) -> Option<uuid::Uuid> {
         let text = row.try_get(self.columns.len() + 2).ok().flatten()?;
         uuid::Uuid::parse_str(text).ok()
+    }
+
+    /// The number in such a row.
+    pub(crate) fn seq_of(&self, row: &SimpleQueryRow) -> Option<i64> {
+        let text = row.try_get(self.columns.len() + 3).ok().flatten()?;
+        text.parse().ok()
+    }
+
+    /// Where such a row stands in its table or partition.
+    pub(crate) fn place_of<'r>(&self, row: &'r SimpleQueryRow) -> Option<&'r str> {
+        row.try_get(self.columns.len() + 4).ok().flatten()
     }
 
     /// Bytes of such a row.

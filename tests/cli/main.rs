@@ -10,5 +10,6 @@ mod help;
 mod init;
 mod quarantine;
 mod recover;
+mod secrets;
 mod slot;
 mod support;

@@ -177,10 +177,7 @@ async fn a_server_with_the_right_name_serves_under_every_sslmode_with_tls() {
             .await;
     }
     secured
-        .is_refused(
-            &secured.url("localhost", "sslmode=disable"),
-            "postgres-authentication",
-        )
+        .is_refused(&secured.url("localhost", "sslmode=disable"), "postgres-hba")
         .await;
 }
 

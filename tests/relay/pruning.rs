@@ -91,5 +91,5 @@ async fn the_documented_statement_prunes_in_steps_and_nothing_that_waits() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn without_records_the_documented_statement_prunes_in_steps_and_nothing_that_waits() {
-    prunes_what_is_delivered("exceptions", documented("resolved_xid")).await;
+    prunes_what_is_delivered("exceptions", documented("c.floor")).await;
 }

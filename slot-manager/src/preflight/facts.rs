@@ -9,13 +9,16 @@ use super::Expectation;
 use crate::slot::get;
 use crate::{Cluster, Error, QualifiedName, Slot, slots, sql};
 
-/// Settings that the checks look at; the last two only exist from 17 and 18 on.
-const SETTINGS: [&str; 7] = [
+/// Settings that the checks look at; the last three only exist from 16, 17 and 18 on.
+const SETTINGS: [&str; 10] = [
     "wal_level",
     "max_wal_senders",
     "max_replication_slots",
     "max_slot_wal_keep_size",
     "wal_sender_timeout",
+    "max_connections",
+    "superuser_reserved_connections",
+    "reserved_connections",
     "synchronized_standby_slots",
     "idle_replication_slot_timeout",
 ];
@@ -31,12 +34,28 @@ pub(super) struct Facts {
     pub(super) role: String,
     pub(super) may_replicate: bool,
     pub(super) may_read_stats: bool,
+    pub(super) connections: Connections,
+    /// Whether somebody reads from the slot: the relay itself.
+    pub(super) is_read: bool,
     pub(super) wal_senders: i64,
     pub(super) slot_count: i64,
     pub(super) slots: Vec<Slot>,
     pub(super) backend_pids: Vec<i32>,
     /// In the order of [`Expectation::all_tables`].
     pub(super) rights: Vec<TableRights>,
+}
+
+/// Limits of connections, and how many there are of each kind but for our own. A negative limit is
+/// none.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Connections {
+    /// No limit applies to superusers but that of the server.
+    pub(super) is_superuser: bool,
+    pub(super) role_limit: i64,
+    pub(super) of_role: i64,
+    pub(super) database_limit: i64,
+    pub(super) of_database: i64,
+    pub(super) of_clients: i64,
 }
 
 #[derive(Debug, Clone, Default)]
@@ -66,7 +85,18 @@ impl Facts {
         let row = rows
             .first()
             .expect("invariant: the current role is in pg_roles");
+        let slots = slots::list(client).await?;
+        let is_ours = |slot: &&Slot| slot.slot_name == expectation.slot.as_str();
         Ok(Self {
+            connections: Connections {
+                is_superuser: get(row, "superuser")?,
+                role_limit: get(row, "role_limit")?,
+                of_role: get(row, "role_connections")?,
+                database_limit: get(row, "database_limit")?,
+                of_database: get(row, "database_connections")?,
+                of_clients: get(row, "client_connections")?,
+            },
+            is_read: slots.iter().find(is_ours).is_some_and(|slot| slot.active),
             cluster,
             settings: Settings::read(client).await?,
             role: get(row, "role")?,
@@ -74,7 +104,7 @@ impl Facts {
             may_read_stats: get(row, "may_read_stats")?,
             wal_senders: get(row, "wal_senders")?,
             slot_count: get(row, "slots")?,
-            slots: slots::list(client).await?,
+            slots,
             backend_pids: backend_pids(client).await?,
             rights: read_rights(client, &expectation.all_tables()).await?,
         })

@@ -1,7 +1,7 @@
 //! Checks of the server: version, role in replication, settings, free places.
 
 use super::facts::Facts;
-use super::{NEWEST_MAJOR, OLDEST_MAJOR};
+use super::{CONNECTIONS, NEWEST_MAJOR, OLDEST_MAJOR};
 use crate::{Finding, quoted_identifier};
 
 /// In MB, as `pg_settings` counts it. Below it one busy minute can cost the slot: loggable WAL
@@ -37,6 +37,9 @@ pub(super) fn check(facts: &Facts) -> Vec<Finding> {
         statistics_right(facts),
         wal_senders(facts),
         replication_slots(facts),
+        role_limit(facts),
+        database_limit(facts),
+        server_limit(facts),
         slot_wal_keep_size(facts),
         wal_sender_timeout(facts),
         pooler(&facts.backend_pids),
@@ -111,8 +114,9 @@ fn wal_senders(facts: &Facts) -> Finding {
     let what = format!("{used} of {limit} walsenders are in use");
     let remedy = "raise max_wal_senders and restart the server, or end a reader that is not needed";
     match limit - used {
+        // One of them is the relay's own.
+        _ if facts.is_read => Finding::ok("wal-senders", what),
         ..=0 => Finding::error("wal-senders-used-up", what, remedy),
-        1 => Finding::warning("wal-senders-short", what, remedy),
         _ => Finding::ok("wal-senders", what),
     }
 }
@@ -131,6 +135,86 @@ fn replication_slots(facts: &Facts) -> Finding {
     match limit - used {
         ..=0 => Finding::warning("replication-slots-used-up", what, remedy),
         _ => Finding::ok("replication-slots", what),
+    }
+}
+
+fn role_limit(facts: &Facts) -> Finding {
+    let connections = facts.connections;
+    let role = &facts.role;
+    let limit = match connections.is_superuser {
+        true => -1,
+        false => connections.role_limit,
+    };
+    places(
+        "role-connection-limit",
+        &format!("role {role}"),
+        limit,
+        connections.of_role,
+        facts.is_read,
+        format!(
+            "alter role {} connection limit {}, or -1 for none",
+            quoted_identifier(role),
+            connections.of_role + CONNECTIONS
+        ),
+    )
+}
+
+fn database_limit(facts: &Facts) -> Finding {
+    let connections = facts.connections;
+    let limit = match connections.is_superuser {
+        true => -1,
+        false => connections.database_limit,
+    };
+    let database = &facts.cluster.database;
+    places(
+        "database-connection-limit",
+        &format!("database {database}"),
+        limit,
+        connections.of_database,
+        facts.is_read,
+        format!(
+            "alter database {} connection limit with a higher number, or -1 for none",
+            quoted_identifier(database)
+        ),
+    )
+}
+
+fn server_limit(facts: &Facts) -> Finding {
+    let setting = |name| facts.settings.number(name).unwrap_or_default();
+    let reserved = match facts.connections.is_superuser {
+        true => 0,
+        false => setting("superuser_reserved_connections") + setting("reserved_connections"),
+    };
+    places(
+        "postgres-too-many-connections",
+        "the server",
+        setting("max_connections") - reserved,
+        facts.connections.of_clients,
+        facts.is_read,
+        "raise max_connections and restart the server, or close other sessions".to_owned(),
+    )
+}
+
+/// Whether a relay finds enough connections under a limit. `is_read`: it has them already.
+fn places(
+    code: &'static str,
+    whose: &str,
+    limit: i64,
+    used: i64,
+    is_read: bool,
+    remedy: String,
+) -> Finding {
+    if limit < 0 {
+        return Finding::ok(code, format!("{whose} has no limit of connections"));
+    }
+    let what = format!(
+        "{whose}: {used} of {limit} connections are in use, and a relay has up to {CONNECTIONS}"
+    );
+    match limit - used {
+        _ if is_read => Finding::ok(code, what),
+        ..=0 => Finding::error(code, what, remedy),
+        1..CONNECTIONS => Finding::warning(code, what, remedy),
+        _ => Finding::ok(code, what),
     }
 }
 

@@ -157,7 +157,8 @@ async fn sample(
             // As the stream has it: a cast to text prints some types otherwise.
             false => {
                 let name = quoted_identifier(&column.name);
-                format!("case when {name} is not null then format('%s', {name}) end")
+                // `is not null` is false for a row with a null in it.
+                format!("case when {name} is distinct from null then format('%s', {name}) end")
             }
         })
         .collect();

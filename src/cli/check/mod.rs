@@ -2,8 +2,10 @@
 //!
 //! Changes nothing. What is wrong is a finding, also that the database cannot be reached; only
 //! settings that cannot be read are errors. `slot_manager::preflight` looks at the database,
-//! `mapping` at the settings of the tables, `pubsub` at the other end.
+//! `mapping` at the settings of the tables, `capture` at what tells their rows apart, `pubsub` at the
+//! other end.
 
+mod capture;
 mod mapping;
 mod pubsub;
 
@@ -14,13 +16,14 @@ use slot_manager::preflight::{self, Expectation};
 use slot_manager::publication;
 use slot_manager::{Finding, QualifiedName, Severity};
 
-use super::findings::{Findings, from_error};
+use super::findings::{Findings, finding, from_error};
 use super::output;
 use crate::error::Result;
 use crate::postgres::connect;
 use crate::relay::opening::untraced;
 use crate::relay::record;
 use crate::settings::{Dispatch, Endpoint, Settings};
+use crate::source;
 
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -83,6 +86,7 @@ async fn check_database(settings: &Settings) -> Result<(Vec<Finding>, Vec<String
     {
         return Ok((findings, Vec::new()));
     }
+    findings.extend(replication_session(settings, &findings).await?);
     // A table that may be read, and still be of an older version.
     if findings.iter().any(|finding| finding.code == "relay-table") {
         let read = record::read(&sql, &settings.slot).await;
@@ -93,6 +97,7 @@ async fn check_database(settings: &Settings) -> Result<(Vec<Finding>, Vec<String
         let state = publication::inspect(&sql, &settings.publication, &tables).await?;
         findings.extend(untraced(&state).as_ref().map(from_error));
     }
+    findings.extend(capture::check(&sql, settings).await?);
     let mut topics = Vec::new();
     for table in &settings.tables {
         let looked = mapping::check(&sql, table, &settings.project).await?;
@@ -105,4 +110,22 @@ async fn check_database(settings: &Settings) -> Result<(Vec<Finding>, Vec<String
         topics.extend(looked.topics);
     }
     Ok((findings, topics))
+}
+
+/// Whether a replication session is let in. A relay that reads from the slot has one, and there may
+/// be no walsender for a second one.
+async fn replication_session(settings: &Settings, known: &[Finding]) -> Result<Option<Finding>> {
+    let has = |code| known.iter().any(|finding| finding.code == code);
+    if has("slot-held") || has("replication-right-missing") || has("wal-senders-used-up") {
+        return Ok(None);
+    }
+    let probed = source::probe(settings.database()?, "postrider check").await;
+    Ok(Some(match probed {
+        Ok(()) => finding(
+            Severity::Ok,
+            "replication-session",
+            "the server takes a replication session",
+        ),
+        Err(error) => from_error(&error),
+    }))
 }

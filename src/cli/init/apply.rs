@@ -46,6 +46,10 @@ async fn apply(sql: &mut Sql, migration: &Migration) -> Result<&'static str> {
         .execute("select pg_advisory_xact_lock($1)", &[&LOCK])
         .await?;
     transaction
+        .batch_execute(script::GUARD)
+        .await
+        .map_err(failed)?;
+    transaction
         .batch_execute(script::VERSIONS)
         .await
         .map_err(failed)?;

@@ -44,6 +44,53 @@ const CAPTURE: &str = include_str!("../../../migrations/0011_capture.sql");
 const DEFAULT_PUBLICATION: &str = "postrider";
 const DEFAULT_TABLE: &str = "outbox.events";
 
+/// Every function, operator, type and table without a schema is then PostgreSQL's own. Each of the
+/// files begins with it, and so does what is rendered here.
+const PIN: &str = "set local search_path = pg_catalog, pg_temp;\n";
+
+/// Refuses objects that belong to a role which could use them against the one that runs this:
+/// statements on a table run its triggers, and whoever owns the schema can put others into it.
+///
+/// Such an owner is not trusted, unless it is a superuser, the owner of the database, the role
+/// itself or one that it is a member of. A superuser is a member of every role, so that does not
+/// count for superusers.
+pub(super) const GUARD: &str = "\
+do $$
+declare
+    found record;
+begin
+    for found in
+        select o.what, r.rolname
+        from (
+            select 'schema outbox' as what, n.nspowner as owner
+            from pg_catalog.pg_namespace n where n.nspname = 'outbox'
+            union all
+            select 'outbox.' || c.relname, c.relowner
+            from pg_catalog.pg_class c
+            where c.relnamespace = (select n.oid from pg_catalog.pg_namespace n where n.nspname = 'outbox')
+              and c.relname in ('events', 'dispatch', 'relay', 'migrations')
+            union all
+            select 'function outbox.' || p.proname, p.proowner
+            from pg_catalog.pg_proc p
+            where p.pronamespace = (select n.oid from pg_catalog.pg_namespace n where n.nspname = 'outbox')
+              and p.proname in ('emit', 'refuse_change', 'event_uuid')
+        ) o
+        join pg_catalog.pg_roles r on r.oid = o.owner
+        where not r.rolsuper
+          and r.rolname <> current_user
+          and r.oid <> (select d.datdba from pg_catalog.pg_database d where d.datname = current_database())
+          and ((select me.rolsuper from pg_catalog.pg_roles me where me.rolname = current_user)
+               or not pg_catalog.pg_has_role(r.oid, 'usage'))
+    loop
+        raise exception '% belongs to role %, which is not trusted', found.what, found.rolname
+            using errcode = 'insufficient_privilege',
+                  hint = pg_catalog.format('Run this as role %s, or give the schema and its tables to the owner of the database.',
+                                           found.rolname);
+    end loop;
+end
+$$;
+";
+
 /// Where it stands which migrations have been applied. Runs before each of them.
 pub(super) const VERSIONS: &str = "\
 create schema if not exists outbox;
@@ -166,7 +213,7 @@ fn publication(settings: &Settings) -> String {
     }
     format!(
         "-- What the relay streams. Must exist before the slot: rows that are inserted between the\n\
-         -- two cannot be streamed.\n{}",
+         -- two cannot be streamed.\n\n{PIN}{}",
         do_block(&body)
     )
 }
@@ -236,7 +283,10 @@ pub(super) fn script(
     let mut text = String::from(
         "-- The database objects of Postrider. `postrider init --apply` runs these statements; so does\n\
          -- psql -v ON_ERROR_STOP=1 -f FILE, as the owner of the database. Running them again changes\n\
-         -- nothing.\n",
+         -- nothing.\n\
+         --\n\
+         -- Names without a schema are PostgreSQL's own, also for what is in no transaction below.\n\
+         set search_path = pg_catalog, pg_temp;\n",
     );
     for Migration {
         version, name, sql, ..
@@ -247,7 +297,7 @@ pub(super) fn script(
             "-".repeat(80 - name.len())
         );
         if version == 1 {
-            text += &format!("{VERSIONS}\n");
+            text += &format!("{PIN}{GUARD}\n{VERSIONS}\n");
         }
         text += &format!(
             "{sql}\n\
@@ -263,7 +313,7 @@ pub(super) fn script(
         );
         for table in &settings.tables {
             text += &format!(
-                "begin;\nset local lock_timeout = '10s';\n{}commit;\n\
+                "begin;\n{PIN}set local lock_timeout = '10s';\n{}commit;\n\
                  -- Where the block above has added seq:\n-- {};\n",
                 columns(table),
                 index(table, true)
@@ -295,6 +345,7 @@ pub(super) fn script(
             text += &capture_statement(table, settings);
         }
     }
+    text += "\nreset search_path;\n";
     text
 }
 

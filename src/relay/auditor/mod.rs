@@ -120,6 +120,8 @@ pub(super) fn start(
             waiting: None,
             tops: None,
             delivered: None,
+            goal: None,
+            floor: 0,
             began_before: None,
             broken,
         };
@@ -163,6 +165,10 @@ struct Audit {
     tops: Option<Tops>,
     /// Events that had been delivered when the last audit began.
     delivered: Option<u64>,
+    /// Those events are of transactions before this one; `None` when all of them are below the floor.
+    goal: Option<u64>,
+    /// The floor that this session has written down.
+    floor: u64,
     /// The transaction that was to come next when this session began: what earlier sessions have
     /// delivered is of older ones.
     began_before: Option<u64>,
@@ -176,8 +182,6 @@ struct Waiting {
     xmin: u64,
     /// before this position.
     end: Lsn,
-    /// Whether events were delivered since the audit before.
-    has_new: bool,
 }
 
 impl Audit {
@@ -247,7 +251,8 @@ impl Audit {
             .iter()
             .any(|captured| !captured.new_partitions().is_empty());
         let is_whole = !is_as_it_was || self.everything;
-        let mut writes = waiting.has_new || !earlier.had_one || has_partitions;
+        let is_higher = self.goal.is_some() && waiting.xmin > self.floor;
+        let mut writes = is_higher || !earlier.had_one || has_partitions;
         writes |= is_whole && !earlier.repeats;
         if !earlier.repeats {
             writes |= self.compare(sql, &captured, waiting, is_whole).await?;
@@ -256,6 +261,8 @@ impl Audit {
         if writes {
             let writing = self.resolved(sql, &captured, waiting, fingerprint, &earlier);
             sql.answer(writing).await?;
+            self.floor = waiting.xmin;
+            self.goal = self.goal.filter(|goal| waiting.xmin < *goal);
         }
         self.waiting = None;
         self.everything = false;
@@ -274,11 +281,13 @@ impl Audit {
         let delivered = self.subject.metrics.delivered();
         let has_new = self.delivered.replace(delivered) != Some(delivered);
         let now = current_snapshot(&**sql).await?;
+        if has_new {
+            self.goal = Some(now.xmax());
+        }
         self.began_before.get_or_insert(now.xmax());
         Ok(Waiting {
             xmin: now.xmin(),
             end: statements::wal_end(sql).await?,
-            has_new,
         })
     }
 
@@ -299,10 +308,12 @@ impl Audit {
         };
         let (mut found, mut has_changed) = (0, false);
         for (table, captured) in self.subject.tables.iter().zip(captured) {
-            let is_changed =
-                captured.record.partitions.as_deref() != Some(&captured.shape.partitions);
-            has_changed |= is_changed;
-            let window = match is_whole || is_changed {
+            let Captured { record, shape } = captured;
+            let known = record.partitions.as_deref();
+            has_changed |= known != Some(&shape.partitions);
+            // A partition that was filled elsewhere has rows of any transaction.
+            let has_grown = known.is_some_and(|known| shape.has_grown_since(known));
+            let window = match is_whole || has_grown {
                 true => Window::whole(captured),
                 false => Window::unresolved(captured, false),
             };

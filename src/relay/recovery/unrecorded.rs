@@ -88,7 +88,11 @@ impl<'a> Unrecorded<'a> {
         commit: CommitLsn,
         ordinal: u32,
     ) -> Option<Result<TableEvent, MapError>> {
-        let event = self.reader.event(&row.values, commit, ordinal);
+        let mut event = self.reader.event(&row.values, commit, ordinal);
+        if let Err(MapError::Event(error)) = &mut event {
+            // Also where its id cannot be read: else it would be found again and again.
+            error.known.event_id.uuid = row.id.into_bytes();
+        }
         if !self.repeats {
             return Some(event);
         }

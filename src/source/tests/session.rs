@@ -40,8 +40,8 @@ async fn held_back(server: &ScratchPostgres, url: &str) -> (Source, Sql) {
     let sql = connect(&beside, "test", Duration::from_secs(10)).await;
     let sql = sql.unwrap();
     for statement in [
-        "CREATE TABLE t (a int)",
-        "CREATE PUBLICATION p FOR TABLE t",
+        "CREATE TABLE public.t (a int)",
+        "CREATE PUBLICATION p FOR TABLE public.t",
         "SELECT pg_create_logical_replication_slot('s', 'pgoutput')",
     ] {
         sql.batch_execute(statement).await.unwrap();
@@ -51,7 +51,9 @@ async fn held_back(server: &ScratchPostgres, url: &str) -> (Source, Sql) {
     let deadline = Instant::now() + Duration::from_secs(30);
     let mut held_back = 0;
     while held_back < 5 {
-        sql.batch_execute("INSERT INTO t VALUES (1)").await.unwrap();
+        sql.batch_execute("INSERT INTO public.t VALUES (1)")
+            .await
+            .unwrap();
         tokio::time::sleep(Duration::from_millis(5)).await;
         held_back += u32::from(source.chunks.len() == CHUNKS);
         assert!(Instant::now() < deadline);

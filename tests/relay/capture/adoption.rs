@@ -76,7 +76,8 @@ fn poller(url: &str, stop: Arc<AtomicBool>) -> JoinHandle<Vec<i64>> {
 struct Shop {
     database: Database,
     emulator: RunningEmulator,
-    settings: NamedTempFile,
+    /// Removed when it is dropped.
+    _settings: NamedTempFile,
 }
 
 impl Shop {
@@ -130,7 +131,7 @@ async fn each_row_is_sent_once_by_the_poller_or_by_the_relay_that_takes_its_plac
     let shop = Shop {
         database,
         emulator,
-        settings,
+        _settings: settings,
     };
 
     let slow = harness::connect(&url).await;
@@ -205,7 +206,7 @@ async fn a_first_start_with_all_publishes_all_though_init_did_not_know_it() {
     let shop = Shop {
         database,
         emulator,
-        settings,
+        _settings: settings,
     };
     let host = shop.emulator.addr().to_string();
     let more = [

@@ -8,7 +8,7 @@ const PLACES: [&str; 3] = ["i::text", "NULL", "CASE WHEN i % 3 = 0 THEN i::text 
 
 /// Rows of one key whose versions are these, in one transaction each.
 async fn in_order_of_insertion(kind: Kind, version_type: &str, version: &str) {
-    let mut world = World::new(kind, 20).await;
+    let world = World::new(kind, 20).await;
     if kind != Kind::Events {
         let add = format!("ALTER TABLE TABLE_NAME ADD COLUMN version {version_type}");
         world.execute(&add).await;

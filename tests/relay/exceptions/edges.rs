@@ -55,7 +55,7 @@ async fn full_records_come_back_when_every_transaction_of_the_time_without_has_e
     relay.stop().await;
     let relay = Relay::start(&database, &emulator);
     insert(&database, 201, 50).await;
-    let vouched = format!("SELECT count(*) FROM outbox.relay WHERE resolved_xid = {slow_xid}");
+    let vouched = format!("SELECT count(*) FROM outbox.capture WHERE floor = '{slow_xid}'");
     eventually("the relay has vouched for what is older", || async {
         (database.number(&vouched).await == 1).then_some(())
     })

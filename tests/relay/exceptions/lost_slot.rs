@@ -63,7 +63,7 @@ async fn rows_of_a_transaction_that_is_older_than_a_vouch_are_delivered_after_a_
     );
     slow.batch_execute(&begun).await.unwrap();
     let resolved = || async {
-        let sql = "SELECT coalesce(max(resolved_xid), 0) FROM outbox.relay";
+        let sql = "SELECT max(floor::text::bigint) FROM outbox.capture";
         database.number(sql).await
     };
     let before = resolved().await;

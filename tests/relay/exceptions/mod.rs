@@ -101,8 +101,8 @@ async fn wait_until_recovered(database: &Database) {
 
 /// Waits until the relay has vouched for every event that is committed.
 pub(crate) async fn wait_until_vouched(database: &Database) {
-    let sql = "SELECT count(*) FROM outbox.relay r WHERE NOT EXISTS \
-               (SELECT FROM outbox.events e WHERE e.xmin::text::bigint >= r.resolved_xid)";
+    let sql = "SELECT count(*) FROM outbox.capture c WHERE NOT EXISTS \
+               (SELECT FROM outbox.events e WHERE e.inserted_xid >= c.floor)";
     eventually("the relay has vouched", || async {
         (database.number(sql).await == 1).then_some(())
     })
@@ -164,8 +164,7 @@ async fn make_slot(database: &Database) {
 
 /// Waits until full records are back, and the tables are compared with them.
 pub(crate) async fn wait_until_compared(database: &Database) {
-    let sql = "SELECT count(*) FROM outbox.relay \
-               WHERE dispatch = 'full' AND audit_marks IS NOT NULL";
+    let sql = "SELECT count(*) FROM outbox.relay WHERE dispatch = 'full'";
     eventually("the tables are compared", || async {
         (database.number(sql).await == 1).then_some(())
     })

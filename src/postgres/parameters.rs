@@ -1,0 +1,211 @@
+//! libpq's connection parameters: which of them Postrider honours, and why it refuses the others.
+//!
+//! No parameter is dropped silently. A parameter that is missing here is not one of libpq's.
+//!
+//! Source: <https://www.postgresql.org/docs/18/libpq-connect.html#LIBPQ-PARAMKEYWORDS>
+
+use crate::settings::edit_distance;
+
+/// What Postrider does with a parameter.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Usage {
+    /// `Target` reads it.
+    Honoured,
+    /// Only these values, which ask for nothing beyond what Postrider does anyway; else the hint.
+    OnlyWith(&'static [&'static str], &'static str),
+    /// Refused, with this hint.
+    Refused(&'static str),
+}
+
+/// One connection parameter.
+#[derive(Debug)]
+pub(super) struct Parameter {
+    pub(super) name: &'static str,
+    /// The environment variable that gives it when the URL does not; empty when Postrider reads
+    /// none for it.
+    pub(super) variable: &'static str,
+    pub(super) usage: Usage,
+}
+
+use Usage::{Honoured, OnlyWith, Refused};
+
+const NO_GSSAPI: &str =
+    "Postrider does not log in by GSSAPI; use a password or a client certificate";
+const NO_OAUTH: &str = "Postrider does not log in by OAuth; use a password or a client certificate";
+const NO_REVOCATION: &str = "Postrider does not read revocation lists; leave the parameter out";
+const NAMES: &str = "Postrider names its sessions itself, and recognizes them by these names; leave \
+    the parameter out";
+const NO_SERVICE_FILE: &str = "Postrider does not read service files; put host, port, dbname and user \
+    into DATABASE_URL";
+
+const fn honoured(name: &'static str, variable: &'static str) -> Parameter {
+    Parameter {
+        name,
+        variable,
+        usage: Honoured,
+    }
+}
+
+const fn only_with(
+    name: &'static str,
+    variable: &'static str,
+    values: &'static [&'static str],
+    hint: &'static str,
+) -> Parameter {
+    Parameter {
+        name,
+        variable,
+        usage: OnlyWith(values, hint),
+    }
+}
+
+const fn refused(name: &'static str, variable: &'static str, hint: &'static str) -> Parameter {
+    Parameter {
+        name,
+        variable,
+        usage: Refused(hint),
+    }
+}
+
+/// Every parameter of libpq 18.
+pub(super) const PARAMETERS: &[Parameter] = &[
+    honoured("host", "PGHOST"),
+    honoured("hostaddr", "PGHOSTADDR"),
+    honoured("port", "PGPORT"),
+    honoured("dbname", "PGDATABASE"),
+    honoured("user", "PGUSER"),
+    honoured("password", "PGPASSWORD"),
+    honoured("passfile", "PGPASSFILE"),
+    honoured("channel_binding", "PGCHANNELBINDING"),
+    honoured("connect_timeout", "PGCONNECT_TIMEOUT"),
+    honoured("options", "PGOPTIONS"),
+    honoured("target_session_attrs", "PGTARGETSESSIONATTRS"),
+    honoured("keepalives", ""),
+    honoured("keepalives_idle", ""),
+    honoured("keepalives_interval", ""),
+    honoured("keepalives_count", ""),
+    honoured("tcp_user_timeout", ""),
+    honoured("sslmode", "PGSSLMODE"),
+    honoured("sslrootcert", "PGSSLROOTCERT"),
+    honoured("sslcert", "PGSSLCERT"),
+    honoured("sslkey", "PGSSLKEY"),
+    honoured("sslsni", "PGSSLSNI"),
+    honoured("ssl_min_protocol_version", "PGSSLMINPROTOCOLVERSION"),
+    honoured("ssl_max_protocol_version", "PGSSLMAXPROTOCOLVERSION"),
+    // libpq uses it for sessions without a name; ours have one.
+    honoured("fallback_application_name", ""),
+    refused("application_name", "", NAMES),
+    only_with(
+        "client_encoding",
+        "",
+        &["utf8", "UTF8", "utf-8", "UTF-8"],
+        "Postrider's sessions use UTF8; leave the parameter out",
+    ),
+    only_with(
+        "load_balance_hosts",
+        "PGLOADBALANCEHOSTS",
+        &["disable"],
+        "Postrider connects to one host; leave the parameter out",
+    ),
+    only_with(
+        "sslnegotiation",
+        "PGSSLNEGOTIATION",
+        &["postgres"],
+        "Postrider asks for TLS in PostgreSQL's usual way; leave the parameter out",
+    ),
+    only_with(
+        "sslcompression",
+        "PGSSLCOMPRESSION",
+        &["0"],
+        "TLS compression is unsafe and not supported; leave the parameter out",
+    ),
+    only_with(
+        "sslcertmode",
+        "PGSSLCERTMODE",
+        &["allow"],
+        "Postrider sends the client certificate that sslcert names when the server asks for one; \
+         leave the parameter out",
+    ),
+    only_with(
+        "gssencmode",
+        "PGGSSENCMODE",
+        &["disable", "prefer"],
+        "Postrider does not encrypt by GSSAPI; use sslmode=verify-full",
+    ),
+    only_with("gssdelegation", "PGGSSDELEGATION", &["0"], NO_GSSAPI),
+    only_with(
+        "min_protocol_version",
+        "PGMINPROTOCOLVERSION",
+        &["3.0"],
+        "Postrider speaks protocol 3.0; leave the parameter out",
+    ),
+    only_with(
+        "max_protocol_version",
+        "PGMAXPROTOCOLVERSION",
+        &["3.0", "3.2", "latest"],
+        "Postrider speaks protocol 3.0; leave the parameter out",
+    ),
+    refused(
+        "require_auth",
+        "PGREQUIREAUTH",
+        "use channel_binding=require: it accepts a login by SCRAM alone",
+    ),
+    refused(
+        "requiressl",
+        "PGREQUIRESSL",
+        "write sslmode=require, or better sslmode=verify-full",
+    ),
+    refused(
+        "requirepeer",
+        "PGREQUIREPEER",
+        "Postrider does not look at the owner of a Unix socket; leave the parameter out",
+    ),
+    refused(
+        "sslpassword",
+        "",
+        "Postrider reads unencrypted keys; let sslkey name a key without a password",
+    ),
+    refused("sslcrl", "PGSSLCRL", NO_REVOCATION),
+    refused("sslcrldir", "PGSSLCRLDIR", NO_REVOCATION),
+    refused(
+        "sslkeylogfile",
+        "",
+        "Postrider writes no TLS keys to a file; leave the parameter out",
+    ),
+    refused("service", "PGSERVICE", NO_SERVICE_FILE),
+    refused("servicefile", "PGSERVICEFILE", NO_SERVICE_FILE),
+    refused(
+        "replication",
+        "",
+        "Postrider decides itself which of its sessions replicate; leave the parameter out",
+    ),
+    refused("krbsrvname", "PGKRBSRVNAME", NO_GSSAPI),
+    refused("gsslib", "PGGSSLIB", NO_GSSAPI),
+    refused(
+        "scram_client_key",
+        "",
+        "Postrider logs in with a password; set the password instead",
+    ),
+    refused(
+        "scram_server_key",
+        "",
+        "Postrider logs in with a password; set the password instead",
+    ),
+    refused("oauth_issuer", "", NO_OAUTH),
+    refused("oauth_client_id", "", NO_OAUTH),
+    refused("oauth_client_secret", "", NO_OAUTH),
+    refused("oauth_scope", "", NO_OAUTH),
+];
+
+/// The parameter of this name.
+pub(super) fn find(name: &str) -> Option<&'static Parameter> {
+    PARAMETERS.iter().find(|parameter| parameter.name == name)
+}
+
+/// The parameter whose name resembles `name`, which is none.
+pub(super) fn nearest(name: &str) -> Option<&'static str> {
+    let names = PARAMETERS.iter().map(|parameter| parameter.name);
+    let with_distance = names.map(|known| (edit_distance(known, name), known));
+    let (distance, known) = with_distance.min()?;
+    (distance <= 2).then_some(known)
+}

@@ -1,0 +1,164 @@
+//! What a failed handshake means, and what to do about it.
+
+use std::io;
+
+use rustls::{
+    AlertDescription, CertificateError, Error as TlsError, InvalidMessage, PeerIncompatible,
+};
+
+use super::failed;
+use crate::error::{Error, shown_path};
+use crate::postgres::target::Target;
+
+const SUPPORTED: &str = "docs/security.md lists the TLS versions, curves and signature algorithms that \
+    are supported";
+const VERSIONS: &str = "let the server offer TLS 1.2 or 1.3 (ssl_min_protocol_version, \
+    ssl_max_protocol_version), on both sides";
+const AUTHORITY: &str = "let sslrootcert name the PEM file of the authority that signed it, or of the \
+    certificate itself when it is self-signed";
+const NEW_CERTIFICATE: &str = "give the server a new certificate";
+
+/// The error of TLS within an error of a stream; `None` when the network is to blame.
+pub(in crate::postgres) fn of_io(error: &io::Error) -> Option<TlsError> {
+    error
+        .get_ref()
+        .and_then(|inner| inner.downcast_ref::<TlsError>())
+        .cloned()
+}
+
+/// The operator's error.
+pub(in crate::postgres) fn explain(error: TlsError, target: &Target) -> Error {
+    let (why, hint) = match &error {
+        TlsError::InvalidCertificate(error) => of_certificate(error, target),
+        TlsError::AlertReceived(alert) => of_alert(*alert),
+        TlsError::PeerIncompatible(
+            PeerIncompatible::ServerDoesNotSupportTls12Or13
+            | PeerIncompatible::ServerTlsVersionIsDisabledByOurConfig
+            | PeerIncompatible::SupportedVersionsExtensionRequired
+            | PeerIncompatible::Tls12NotOffered
+            | PeerIncompatible::Tls12NotOfferedOrEnabled,
+        ) => (
+            "the server offers no TLS version that is supported".into(),
+            VERSIONS.into(),
+        ),
+        TlsError::PeerIncompatible(_) | TlsError::PeerMisbehaved(_) => {
+            ("the server's TLS does not fit".into(), SUPPORTED.into())
+        }
+        TlsError::InvalidMessage(InvalidMessage::UnknownProtocolVersion) => (
+            "the server offers no TLS version that is supported".into(),
+            VERSIONS.into(),
+        ),
+        _ => return failed(target, "the handshake failed").caused_by(error),
+    };
+    failed(target, &why).caused_by(error).hint(hint)
+}
+
+fn of_certificate(error: &CertificateError, target: &Target) -> (String, String) {
+    let authorities = match &target.ssl_root_cert {
+        Some(path) => shown_path(path),
+        None => "the system's list".to_owned(),
+    };
+    match error {
+        CertificateError::Expired | CertificateError::ExpiredContext { .. } => (
+            "the server's certificate, or one in its chain, has expired".into(),
+            NEW_CERTIFICATE.into(),
+        ),
+        CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. } => (
+            "the server's certificate is not valid yet".into(),
+            "compare the clocks of both machines".into(),
+        ),
+        CertificateError::UnknownIssuer => (
+            format!("the server's certificate is of no authority in {authorities}"),
+            AUTHORITY.into(),
+        ),
+        CertificateError::BadSignature => (
+            format!(
+                "the server's certificate is of no authority in {authorities}, though one has the \
+                 name of its issuer; or the server does not own it"
+            ),
+            AUTHORITY.into(),
+        ),
+        CertificateError::NotValidForNameContext { presented, .. } if presented.is_empty() => (
+            "the server's certificate names no host in subjectAltName".into(),
+            "make a certificate with a subjectAltName, since its common name is not looked at, or \
+             take sslmode=verify-ca"
+                .into(),
+        ),
+        CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. } => (
+            "the server's certificate is for another host".into(),
+            "connect by a name that the certificate holds, or take sslmode=verify-ca".into(),
+        ),
+        CertificateError::UnsupportedSignatureAlgorithmContext { .. }
+        | CertificateError::UnsupportedSignatureAlgorithmForPublicKeyContext { .. } => (
+            "the server's certificate has a signature or key of an algorithm that is not supported"
+                .into(),
+            SUPPORTED.into(),
+        ),
+        CertificateError::UnhandledCriticalExtension => (
+            "the server's certificate has a critical extension that is not supported".into(),
+            NEW_CERTIFICATE.into(),
+        ),
+        CertificateError::InvalidPurpose | CertificateError::InvalidPurposeContext { .. } => (
+            "the server's certificate is not meant for servers".into(),
+            "make a certificate whose extended key usage is serverAuth".into(),
+        ),
+        CertificateError::BadEncoding => (
+            "the server's certificate cannot be read".into(),
+            NEW_CERTIFICATE.into(),
+        ),
+        CertificateError::Other(other) => of_webpki(&other.to_string()),
+        _ => (
+            "the server's certificate is refused".into(),
+            SUPPORTED.into(),
+        ),
+    }
+}
+
+/// Errors of webpki that rustls has no variant for. There is nothing but their names, as the type
+/// is not among our dependencies.
+fn of_webpki(name: &str) -> (String, String) {
+    if name.contains("UnsupportedCertVersion") {
+        return (
+            "the server's certificate is of X.509 version 1, which cannot be verified".into(),
+            "make a certificate of version 3".into(),
+        );
+    }
+    if name.contains("CaUsedAsEndEntity") {
+        return (
+            "the server's certificate is that of an authority".into(),
+            "let sslrootcert name the PEM file of that very certificate, or make one without \
+             CA:TRUE"
+                .into(),
+        );
+    }
+    (
+        "the server's certificate is refused".into(),
+        SUPPORTED.into(),
+    )
+}
+
+fn of_alert(alert: AlertDescription) -> (String, String) {
+    match alert {
+        AlertDescription::ProtocolVersion => (
+            "the server offers no TLS version that is supported".into(),
+            VERSIONS.into(),
+        ),
+        AlertDescription::HandshakeFailure | AlertDescription::InsufficientSecurity => (
+            "client and server have no cipher, curve or signature algorithm in common".into(),
+            format!("{SUPPORTED}; ssl_ecdh_curve=prime256v1 and an RSA or P-256 key fit"),
+        ),
+        AlertDescription::UnknownCA
+        | AlertDescription::BadCertificate
+        | AlertDescription::UnsupportedCertificate
+        | AlertDescription::CertificateUnknown
+        | AlertDescription::CertificateExpired
+        | AlertDescription::CertificateRevoked
+        | AlertDescription::CertificateRequired
+        | AlertDescription::AccessDenied => (
+            "the server refuses the client certificate, or wants one".into(),
+            "set sslcert and sslkey to a certificate of an authority in the server's ssl_ca_file"
+                .into(),
+        ),
+        _ => ("the server refuses the handshake".into(), SUPPORTED.into()),
+    }
+}

@@ -1,0 +1,107 @@
+//! The public key of a certificate, read without looking at anything else in it.
+//!
+//! For `sslmode=prefer` and `require`, which take any certificate: webpki refuses versions before
+//! 3, unknown critical extensions and more before it gives the key away.
+
+use rustls::SignatureScheme;
+use rustls::crypto::WebPkiSupportedAlgorithms;
+
+/// DER tags.
+const INTEGER: u8 = 0x02;
+const BIT_STRING: u8 = 0x03;
+const SEQUENCE: u8 = 0x30;
+const VERSION: u8 = 0xA0;
+
+/// The shortest RSA key with which ring verifies, in bytes.
+const RSA_MIN: usize = 2048 / 8;
+
+/// A key, and the algorithm that it is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct PublicKey<'a> {
+    /// The AlgorithmIdentifier, without its own tag and length.
+    algorithm: &'a [u8],
+    key: &'a [u8],
+}
+
+impl<'a> PublicKey<'a> {
+    /// `None` when the bytes are no certificate.
+    ///
+    /// Source: RFC 5280, 4.1. SubjectPublicKeyInfo stands behind version, serial number, signature,
+    /// issuer, validity and subject.
+    pub(super) fn of_certificate(der: &'a [u8]) -> Option<Self> {
+        let mut certificate = content(&mut { der }, SEQUENCE)?;
+        let mut fields = content(&mut certificate, SEQUENCE)?;
+        if fields.first() == Some(&VERSION) {
+            content(&mut fields, VERSION)?;
+        }
+        content(&mut fields, INTEGER)?;
+        for _ in ["signature", "issuer", "validity", "subject"] {
+            content(&mut fields, SEQUENCE)?;
+        }
+        let mut info = content(&mut fields, SEQUENCE)?;
+        let algorithm = content(&mut info, SEQUENCE)?;
+        let key = content(&mut info, BIT_STRING)?;
+        let (unused_bits, key) = key.split_first()?;
+        (*unused_bits == 0).then_some(Self { algorithm, key })
+    }
+
+    /// Whether signatures made with this key can be verified here at all.
+    pub(super) fn is_supported(&self, algorithms: &WebPkiSupportedAlgorithms) -> bool {
+        let all = algorithms.all.iter();
+        let is_known = all
+            .map(|algorithm| algorithm.public_key_alg_id())
+            .any(|id| id.as_ref() == self.algorithm);
+        is_known && self.rsa_modulus().is_none_or(|modulus| modulus >= RSA_MIN)
+    }
+
+    /// Verifies a signature of a handshake.
+    pub(super) fn verify(
+        &self,
+        algorithms: &WebPkiSupportedAlgorithms,
+        scheme: SignatureScheme,
+        message: &[u8],
+        signature: &[u8],
+    ) -> bool {
+        let of_scheme = algorithms
+            .mapping
+            .iter()
+            .find(|(known, _)| *known == scheme);
+        let candidates = of_scheme.map_or(&[][..], |(_, candidates)| *candidates);
+        candidates
+            .iter()
+            .filter(|candidate| candidate.public_key_alg_id().as_ref() == self.algorithm)
+            .any(|candidate| {
+                candidate
+                    .verify_signature(self.key, message, signature)
+                    .is_ok()
+            })
+    }
+
+    /// Length of an RSA key's modulus in bytes; `None` for other keys.
+    fn rsa_modulus(&self) -> Option<usize> {
+        let mut fields = content(&mut { self.key }, SEQUENCE)?;
+        let modulus = content(&mut fields, INTEGER)?;
+        Some(modulus.iter().skip_while(|byte| **byte == 0).count())
+    }
+}
+
+/// Takes one value with this tag, and gives its content.
+fn content<'a>(input: &mut &'a [u8], tag: u8) -> Option<&'a [u8]> {
+    let (found, rest) = input.split_first()?;
+    let (first, mut rest) = rest.split_first()?;
+    let length = match usize::from(*first) {
+        short @ ..0x80 => short,
+        long => {
+            let (bytes, behind) = rest.split_at_checked(long - 0x80)?;
+            rest = behind;
+            let digits = bytes.iter().skip_while(|byte| **byte == 0);
+            match digits.clone().count() {
+                1..=4 => digits.fold(0, |length, byte| (length << 8) | usize::from(*byte)),
+                _ => return None,
+            }
+        }
+    };
+    let (content, behind) = rest.split_at_checked(length)?;
+    *input = behind;
+    (*found == tag).then_some(content)
+}

@@ -1,0 +1,291 @@
+//! The byte stream to the server, for both kinds of session: TCP or Unix socket, with TLS when
+//! `sslmode` wants it.
+
+use std::future::{Ready, ready};
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::BytesMut;
+use postgres_protocol::message::frontend;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
+use tokio::net::{TcpStream, UnixStream};
+use tokio_postgres::tls::{ChannelBinding, TlsConnect, TlsStream};
+use tokio_rustls::TlsConnector;
+
+use super::target::{ChannelBinding as RequiredBinding, Host, SslMode, Target};
+use super::{end_point, tls};
+use crate::error::{Code, Error, Result};
+
+/// A stream in both directions, whatever it runs over.
+pub(crate) trait Duplex: AsyncRead + AsyncWrite + Unpin + Send {}
+impl<T: AsyncRead + AsyncWrite + Unpin + Send> Duplex for T {}
+
+/// An open stream.
+pub(crate) struct Wire {
+    pub(crate) stream: Box<dyn Duplex>,
+    /// What the login over it can be bound to, if anything.
+    pub(crate) end_point: Option<Vec<u8>>,
+}
+
+impl Wire {
+    fn plain(stream: impl Duplex + 'static) -> Self {
+        Self {
+            stream: Box::new(stream),
+            end_point: None,
+        }
+    }
+}
+
+/// When a silent connection counts as dead, where the operator has set nothing.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Liveness {
+    /// Silence before the first keepalive.
+    pub(crate) idle: Duration,
+    /// Between two keepalives, and how many may stay unanswered; `None` is the system's own.
+    pub(crate) interval: Option<(Duration, u32)>,
+    /// After so long without an acknowledgement by the peer's kernel a write fails, so that a dead
+    /// peer is noticed also while nothing is read.
+    pub(crate) user_timeout: Duration,
+}
+
+/// Opens the stream, within `connect_timeout`.
+///
+/// # Errors
+/// `postgres-unreachable`, `postgres-tls`.
+pub(crate) async fn open(target: &Target, liveness: Liveness) -> Result<Wire> {
+    within_connect_timeout(target, connect(target, liveness)).await
+}
+
+/// What `step` brings, if it comes within `connect_timeout`.
+///
+/// # Errors
+/// Those of `step`; `postgres-unreachable`.
+pub(crate) async fn within_connect_timeout<T>(
+    target: &Target,
+    step: impl Future<Output = Result<T>>,
+) -> Result<T> {
+    let limit = target.connect_timeout;
+    match tokio::time::timeout(limit, step).await {
+        Ok(done) => done,
+        Err(_) => Err(unreachable(target).caused_by(format!("no answer in {limit:?}"))),
+    }
+}
+
+async fn connect(target: &Target, liveness: Liveness) -> Result<Wire> {
+    let unreachable = |e: io::Error| unreachable(target).caused_by(e);
+    let host = match &target.host {
+        Host::Unix(folder) => {
+            let path = folder.join(format!(".s.PGSQL.{}", target.port));
+            let stream = UnixStream::connect(path).await.map_err(unreachable)?;
+            return Ok(Wire::plain(stream));
+        }
+        Host::Tcp(host) => host,
+    };
+    let connecting = || tcp(host, target, liveness);
+    let stream = connecting().await.map_err(unreachable)?;
+    if !target.may_use_tls() {
+        return Ok(Wire::plain(stream));
+    }
+    // Outside of the handshake: files that cannot be read are no reason to go on without TLS.
+    let connector = TlsConnector::from(Arc::new(tls::client_config(target)?));
+    let may_be_plain =
+        target.ssl_mode == SslMode::Prefer && target.channel_binding != RequiredBinding::Require;
+    match encrypt(stream, host, connector, target).await {
+        // As libpq does: who takes no encryption also takes it when TLS does not come about.
+        Err(error) if error.code() == Code::PostgresTls && may_be_plain => {
+            tracing::warn!(code = %error.code(), "{error}; going on without TLS, as sslmode=prefer allows");
+            Ok(Wire::plain(connecting().await.map_err(unreachable)?))
+        }
+        opened => opened,
+    }
+}
+
+async fn tcp(host: &str, target: &Target, liveness: Liveness) -> io::Result<TcpStream> {
+    let stream = match target.host_addr {
+        Some(address) => TcpStream::connect((address, target.port)).await?,
+        None => TcpStream::connect((host, target.port)).await?,
+    };
+    stream.set_nodelay(true)?;
+    keep_alive(&stream, target, liveness)?;
+    Ok(stream)
+}
+
+fn keep_alive(stream: &TcpStream, target: &Target, liveness: Liveness) -> io::Result<()> {
+    let socket = socket2::SockRef::from(stream);
+    let asked = target.keepalives;
+    #[cfg(target_os = "linux")]
+    socket.set_tcp_user_timeout(Some(asked.user_timeout.unwrap_or(liveness.user_timeout)))?;
+    if !asked.enabled {
+        return socket.set_keepalive(false);
+    }
+    let idle = asked.idle.unwrap_or(liveness.idle);
+    let mut keepalive = socket2::TcpKeepalive::new().with_time(idle);
+    let (interval, count) = liveness.interval.unzip();
+    if let Some(interval) = asked.interval.or(interval) {
+        keepalive = keepalive.with_interval(interval);
+    }
+    if let Some(count) = asked.count.or(count) {
+        keepalive = keepalive.with_retries(count);
+    }
+    socket.set_tcp_keepalive(&keepalive)
+}
+
+/// Asks the server for TLS (source: manual, "SSL Session Encryption").
+async fn encrypt(
+    mut stream: TcpStream,
+    host: &str,
+    connector: TlsConnector,
+    target: &Target,
+) -> Result<Wire> {
+    let mut request = BytesMut::new();
+    frontend::ssl_request(&mut request);
+    let answer = async {
+        stream.write_all(&request).await?;
+        stream.read_u8().await
+    };
+    match answer.await.map_err(|e| unreachable(target).caused_by(e))? {
+        b'S' => {}
+        b'N' if target.ssl_mode == SslMode::Prefer => return Ok(Wire::plain(stream)),
+        b'N' => {
+            return Err(tls::failed(target, "the server offers no TLS")
+                .hint("turn `ssl` on in the server, or take sslmode=prefer within one machine"));
+        }
+        // An ErrorResponse of a server that could not start a process for us.
+        b'E' => return Err(unreachable(target)),
+        _ => return Err(tls::failed(target, "no PostgreSQL server answers")),
+    }
+    let name = tls::server_name(host, target)?;
+    let stream = connector.connect(name, stream).await;
+    let stream = stream.map_err(|e| match tls::of_io(&e) {
+        Some(of_tls) => tls::explain(of_tls, target),
+        None => unreachable(target).caused_by(e),
+    })?;
+    let certificates = stream.get_ref().1.peer_certificates();
+    let end_point = certificates.and_then(|chain| end_point::of(chain.first()?));
+    Ok(Wire {
+        stream: Box::new(stream),
+        end_point,
+    })
+}
+
+pub(crate) fn unreachable(target: &Target) -> Error {
+    Error::new(
+        Code::PostgresUnreachable,
+        format!("cannot reach PostgreSQL as {target}"),
+    )
+}
+
+/// Gives tokio-postgres a stream that is encrypted already, where it is.
+pub(super) struct AlreadyOpen;
+
+impl TlsConnect<Wire> for AlreadyOpen {
+    type Stream = Wire;
+    type Error = io::Error;
+    type Future = Ready<io::Result<Wire>>;
+
+    fn connect(self, wire: Wire) -> Self::Future {
+        ready(Ok(wire))
+    }
+}
+
+impl TlsStream for Wire {
+    fn channel_binding(&self) -> ChannelBinding {
+        match &self.end_point {
+            Some(hash) => ChannelBinding::tls_server_end_point(hash.clone()),
+            None => ChannelBinding::none(),
+        }
+    }
+}
+
+impl AsyncRead for Wire {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(cx, buffer)
+    }
+}
+
+impl AsyncWrite for Wire {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(cx, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use tokio::net::TcpListener;
+
+    use super::*;
+    use crate::settings::Environment;
+
+    const OURS: Liveness = Liveness {
+        idle: Duration::from_secs(10),
+        interval: Some((Duration::from_secs(5), 2)),
+        user_timeout: Duration::from_secs(20),
+    };
+
+    fn target(url: &str) -> Target {
+        let found = Target::from_settings(url, &Environment::default());
+        found.unwrap().unwrap()
+    }
+
+    #[tokio::test]
+    async fn keepalives_are_ours_unless_the_operator_sets_them() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let base = format!("postgres://u@127.0.0.1:{port}/d");
+        let asked = format!(
+            "{base}?keepalives_idle=7&keepalives_interval=3&keepalives_count=4&tcp_user_timeout=9000"
+        );
+        for (url, idle, interval, count, user_timeout) in
+            [(&base, 10, 5, 2, 20), (&asked, 7, 3, 4, 9)]
+        {
+            let stream = tcp("127.0.0.1", &target(url), OURS).await.unwrap();
+            let socket = socket2::SockRef::from(&stream);
+            let seconds = |n| Duration::from_secs(n);
+            assert_eq!(socket.tcp_keepalive_time().unwrap(), seconds(idle));
+            assert_eq!(socket.tcp_keepalive_interval().unwrap(), seconds(interval));
+            assert_eq!(socket.tcp_keepalive_retries().unwrap(), count);
+            #[cfg(target_os = "linux")]
+            assert_eq!(
+                socket.tcp_user_timeout().unwrap(),
+                Some(seconds(user_timeout))
+            );
+        }
+        let off = target(&format!("{base}?keepalives=0"));
+        let stream = tcp("127.0.0.1", &off, OURS).await.unwrap();
+        assert!(!socket2::SockRef::from(&stream).keepalive().unwrap());
+    }
+
+    #[tokio::test]
+    async fn a_server_that_says_nothing_is_left_after_connect_timeout() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let url = format!("postgres://u@127.0.0.1:{port}/d?connect_timeout=2");
+        let began = Instant::now();
+        let Err(error) = open(&target(&url), OURS).await else {
+            panic!("nobody answers there");
+        };
+        assert_eq!(error.code(), Code::PostgresUnreachable);
+        assert!((2..6).contains(&began.elapsed().as_secs()));
+    }
+}

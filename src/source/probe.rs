@@ -1,0 +1,33 @@
+//! Opens a replication session and closes it again, for `postrider check`: nothing else proves that
+//! `pg_hba.conf`, a proxy and the server's limits let one in.
+
+use std::time::Duration;
+
+use super::handshake::{self, Login};
+use crate::error::{Code, Error, Result};
+use crate::postgres::{Target, wire};
+
+const LIMIT: Duration = Duration::from_secs(20);
+
+/// Whether the server takes a replication session. It has a walsender for that moment.
+///
+/// # Errors
+/// What a relay would meet.
+pub(crate) async fn probe(target: &Target, application_name: &str) -> Result<()> {
+    let probing = async {
+        let wire = wire::open(target, handshake::liveness(LIMIT)).await?;
+        let login = Login {
+            target,
+            application_name,
+            wal_sender_timeout: LIMIT,
+        };
+        handshake::log_in(wire, login).await?.close().await;
+        Ok(())
+    };
+    tokio::time::timeout(LIMIT, probing)
+        .await
+        .unwrap_or_else(|_| {
+            let what = "the replication session gets no answer";
+            Err(Error::new(Code::PostgresUnreachable, what))
+        })
+}

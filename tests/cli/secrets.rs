@@ -1,0 +1,271 @@
+//! No part of a secret is printed, whatever its characters, wherever it is given, right or wrong,
+//! by any command, with everything that can be logged.
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::sync::Arc;
+
+use scratch_postgres::ScratchPostgres;
+use tempfile::TempDir;
+use tokio::sync::Semaphore;
+
+use crate::support::{command, connect, execute};
+
+/// How many secrets are tried.
+const SECRETS: u64 = 200;
+
+/// Letters that stand together in nothing that the program prints.
+const LETTERS: [char; 10] = ['Q', 'X', 'Z', 'J', 'K', 'V', 'W', 'H', 'B', 'F'];
+
+/// What URLs, password files, TOML, SQL and shells give a meaning to.
+const SPECIAL: [&str; 22] = [
+    "@", ":", "/", "?", "#", "[", "]", "%", " ", "\"", "'", "\\", "\n", "&", "=", "+", "é", "漢",
+    "%40", "://", "@@", "%zz",
+];
+
+/// A repeatable stream of numbers (SplitMix64).
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, end: usize) -> usize {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        ((z ^ (z >> 31)) % end as u64) as usize
+    }
+
+    fn letters(&mut self) -> String {
+        let count = 4 + self.below(4);
+        (0..count)
+            .map(|_| LETTERS[self.below(LETTERS.len())])
+            .collect()
+    }
+
+    /// Groups of letters with special characters between them, and sometimes a number in front,
+    /// which could be taken for a port.
+    fn secret(&mut self) -> String {
+        let mut secret = match self.below(4) {
+            0 => format!("{}", 10_000 + self.below(50_000)),
+            _ => self.letters(),
+        };
+        for _ in 0..1 + self.below(3) {
+            secret.push_str(SPECIAL[self.below(SPECIAL.len())]);
+            secret.push_str(&self.letters());
+        }
+        secret
+    }
+}
+
+/// With every byte escaped that is not a letter or digit.
+fn percent_encoded(text: &str) -> String {
+    text.bytes()
+        .map(|byte| match byte.is_ascii_alphanumeric() {
+            true => char::from(byte).to_string(),
+            false => format!("%{byte:02X}"),
+        })
+        .collect()
+}
+
+/// The pieces of four characters of a secret that hold at least three letters of ours.
+fn fragments(secret: &str) -> Vec<String> {
+    let characters: Vec<char> = secret.chars().collect();
+    let windows = characters.windows(4);
+    windows
+        .filter(|window| window.iter().filter(|c| LETTERS.contains(c)).count() >= 3)
+        .map(|window| window.iter().collect())
+        .collect()
+}
+
+/// Where a secret is given.
+const WAYS: usize = 15;
+
+/// Variables for one command, and whether its login can succeed.
+fn environment(
+    way: usize,
+    secret: &str,
+    role: &str,
+    port: u16,
+    files: &Path,
+) -> Vec<(String, String)> {
+    let encoded = percent_encoded(secret);
+    let file = |name: &str, text: String| {
+        let path = files.join(format!("{role}-{name}"));
+        std::fs::write(&path, text).unwrap();
+        std::fs::set_permissions(&path, PermissionsExt::from_mode(0o600)).unwrap();
+        path.display().to_string()
+    };
+    let url = |password: &str| format!("postgres://{role}:{password}@127.0.0.1:{port}/postgres");
+    let right = url(&encoded);
+    let without = format!("postgres://{role}@127.0.0.1:{port}/postgres");
+    let account = format!("{{\"type\": \"service_account\", \"private_key\": \"{secret}\"}}");
+    let mut set: Vec<(&str, String)> = match way {
+        0 => vec![("DATABASE_URL", right)],
+        1 => vec![("DATABASE_URL", url(secret))],
+        2 => vec![("DATABASE_URL", format!("{without}?password={secret}"))],
+        3 => vec![("DATABASE_URL", format!("{without}?sslmode={encoded}"))],
+        4 => vec![("DATABASE_URL", without), ("PGPASSWORD", secret.to_owned())],
+        5 => vec![
+            ("DATABASE_URL", without),
+            ("PGPASSFILE", file("pgpass", format!("*:*:*:*:{secret}\n"))),
+        ],
+        6 => vec![("DATABASE_URL", without), ("PGPASSFILE", secret.to_owned())],
+        7 => vec![(
+            "POSTRIDER_CONFIG",
+            file(
+                "config.toml",
+                format!("database_url = \"{}\"\n", url(secret)),
+            ),
+        )],
+        8 => vec![(
+            "POSTRIDER_CONFIG",
+            file(
+                "bare.toml",
+                format!("slot = \"a\"\ndatabase_url = {}\n", url(secret)),
+            ),
+        )],
+        9 => vec![(
+            "POSTRIDER_CONFIG",
+            format!("database_url = \"{}\"", url(secret)),
+        )],
+        10 => vec![
+            ("DATABASE_URL", right),
+            ("GOOGLE_APPLICATION_CREDENTIALS", account),
+        ],
+        11 => vec![
+            ("DATABASE_URL", right),
+            (
+                "GOOGLE_APPLICATION_CREDENTIALS",
+                file("account.json", account),
+            ),
+        ],
+        12 => vec![
+            ("DATABASE_URL", right),
+            (
+                "POSTRIDER_PUBSUB_ENDPOINT",
+                format!("https://user:{secret}@localhost"),
+            ),
+        ],
+        13 => vec![
+            ("DATABASE_URL", format!("{right}?sslmode=require")),
+            ("PGSSLCERT", "client.pem".to_owned()),
+            ("PGSSLKEY", format!("-----BEGIN PRIVATE KEY-----\n{secret}")),
+        ],
+        14 => vec![(
+            "DATABASE_URL",
+            format!("{right}?{secret}&{encoded}={encoded}"),
+        )],
+        _ => unreachable!("invariant: below WAYS"),
+    };
+    if !matches!(way, 10..=12) {
+        set.push(("PUBSUB_EMULATOR_HOST", "127.0.0.1:1".to_owned()));
+    }
+    set.push(("PUBSUB_PROJECT_ID", "demo".to_owned()));
+    set.push(("POSTRIDER_START_TIMEOUT_S", "1".to_owned()));
+    set.push(("POSTRIDER_HTTP_ADDR", "off".to_owned()));
+    set.push(("RUST_LOG", "trace".to_owned()));
+    set.push(("POSTRIDER_SLOT", format!("of_{role}")));
+    let owned = |(name, value): (&str, String)| (name.to_owned(), value);
+    set.into_iter().map(owned).collect()
+}
+
+const COMMANDS: [&[&str]; 12] = [
+    &["run"],
+    &["check"],
+    &["init", "--apply"],
+    &["slot", "list"],
+    &["slot", "show"],
+    &["slot", "create"],
+    &["slot", "drop", "--yes"],
+    &["quarantine", "list"],
+    &["quarantine", "release", "--all"],
+    &["recover", "--dry-run"],
+    &["check", "--json"],
+    &["init"],
+];
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_part_of_two_hundred_secrets_is_printed_by_any_command_at_trace_level() {
+    let server = ScratchPostgres::builder()
+        .setting("max_connections", "60")
+        .setting("max_replication_slots", "250")
+        .hba_line("host all +secretive 127.0.0.1/32 scram-sha-256")
+        .start()
+        .unwrap();
+    let admin = connect(&server.socket_url("postgres")).await;
+    execute(&admin, "create role secretive").await;
+    let files = TempDir::new().unwrap();
+    let mut random = Random(20_261_126);
+    let places = Arc::new(Semaphore::new(4));
+    let mut running = tokio::task::JoinSet::new();
+    for nth in 0..SECRETS {
+        let secret = random.secret();
+        let role = format!("role{nth}");
+        let literal = format!("E'{}'", secret.replace('\\', "\\\\").replace('\'', "''"));
+        execute(
+            &admin,
+            &format!("create role {role} login replication password {literal} in role secretive"),
+        )
+        .await;
+        for way in 0..WAYS {
+            let arguments = COMMANDS[(nth as usize + way) % COMMANDS.len()];
+            let set = environment(way, &secret, &role, server.port(), files.path());
+            let (secret, places) = (secret.clone(), places.clone());
+            running.spawn(async move {
+                let _place = places.acquire().await.unwrap();
+                let env: Vec<(&str, &str)> =
+                    set.iter().map(|(n, v)| (n.as_str(), v.as_str())).collect();
+                let child = command(arguments, &env).spawn().unwrap();
+                // `run` goes on when the login succeeds.
+                let pid = child.id().unwrap().to_string();
+                let ended = child.wait_with_output();
+                let limit = std::time::Duration::from_secs(2);
+                let mut ended = std::pin::pin!(ended);
+                let output = match tokio::time::timeout(limit, &mut ended).await {
+                    Ok(output) => output.unwrap(),
+                    Err(_) => {
+                        let _ = std::process::Command::new("kill")
+                            .args(["-KILL", &pid])
+                            .status();
+                        ended.await.unwrap()
+                    }
+                };
+                let printed = [output.stdout, output.stderr].concat();
+                let printed = String::from_utf8_lossy(&printed);
+                let encoded = percent_encoded(&secret);
+                for fragment in fragments(&secret).iter().chain(&fragments(&encoded)) {
+                    assert!(
+                        !printed.contains(fragment.as_str()),
+                        "{fragment:?} of {secret:?}, way {way}, {arguments:?}:\n{printed}"
+                    );
+                }
+                assert!(
+                    !printed.contains("panicked"),
+                    "{secret:?}, way {way}:\n{printed}"
+                );
+            });
+        }
+    }
+    while let Some(done) = running.join_next().await {
+        done.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_argument_in_the_wrong_place_is_not_repeated() {
+    for arguments in [
+        &["run", "postgres://u:QXZJKV@h/d"][..],
+        &["check", "--json", "host=h password=QXZJKV"],
+        &["postgres://u:QXZJKV@h/d"],
+        &["quarantine", "--state=postgres://u:QXZJKV@h/d"],
+        &["slot", "--database-url=postgres://u:QX@ZJKV@h/d"],
+    ] {
+        let ran = command(arguments, &[]).output().await.unwrap();
+        let printed = [ran.stdout, ran.stderr].concat();
+        let printed = String::from_utf8_lossy(&printed);
+        assert!(
+            !printed.is_empty() && !printed.contains("ZJKV"),
+            "{arguments:?}:\n{printed}"
+        );
+    }
+}

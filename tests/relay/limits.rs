@@ -1,0 +1,332 @@
+//! A server that has few places, or gives the relay's role few: each limit has a code of its own,
+//! the relay goes on by itself when a place is free, and it needs no more than it says.
+
+use pubsub_emulator::RunningEmulator;
+use scratch_postgres::ScratchPostgres;
+use tokio_postgres::Client;
+
+use crate::harness::{self, Database, Relay, eventually, insert_orders, postrider};
+use crate::privileges::login_role;
+
+/// As docs/operations.md says.
+const CONNECTIONS: i64 = 6;
+
+/// A database on a server with these settings, and the URL of the relay's role.
+async fn server_with(settings: &[(&str, &str)]) -> (Database, RunningEmulator, String) {
+    let mut builder = ScratchPostgres::builder();
+    for (name, value) in settings {
+        builder = builder.setting(name, value);
+    }
+    let database = Database::on(builder.start().unwrap()).await;
+    let url = login_role(&database).await;
+    (database, harness::emulator().await, url)
+}
+
+fn start(database: &Database, emulator: &RunningEmulator, url: &str) -> Relay {
+    let host = emulator.addr().to_string();
+    Relay::start_with(database, &host, &[("DATABASE_URL", url)])
+}
+
+/// What `postrider check` says as the relay's role.
+fn check(url: &str) -> String {
+    let environment = [("DATABASE_URL", url), ("PUBSUB_PROJECT_ID", "demo")];
+    let ran = postrider(&["check", "--json"], &environment).output();
+    String::from_utf8(ran.unwrap().stdout).unwrap()
+}
+
+/// The severity of a finding of `check`.
+fn severity(checked: &str, code: &str) -> Option<String> {
+    let json: serde_json::Value = serde_json::from_str(checked).unwrap();
+    let findings = json["findings"].as_array().unwrap();
+    let found = findings.iter().find(|finding| finding["code"] == code)?;
+    found["severity"].as_str().map(str::to_owned)
+}
+
+async fn delivers(database: &Database, emulator: &RunningEmulator) {
+    insert_orders(database, 20, 5).await;
+    database.wait_until_recorded().await;
+    let report = harness::check(database, emulator).await;
+    assert!(report.is_clean(), "{report}");
+}
+
+/// Sessions of the relay's role.
+async fn sessions(url: &str, count: usize) -> Vec<Client> {
+    let mut sessions = Vec::new();
+    for _ in 0..count {
+        sessions.push(harness::connect(url).await);
+    }
+    sessions
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn six_connections_one_walsender_and_one_slot_are_enough_for_start_audit_release_and_recovery()
+ {
+    let places = [("max_wal_senders", "1"), ("max_replication_slots", "1")];
+    let (database, emulator, url) = server_with(&places).await;
+    database
+        .execute(&format!(
+            "ALTER ROLE shop_relay CONNECTION LIMIT {CONNECTIONS}"
+        ))
+        .await;
+    let relay = start(&database, &emulator, &url);
+    delivers(&database, &emulator).await;
+    database
+        .execute(
+            "INSERT INTO outbox.events (aggregatetype, aggregateid, event_type, payload, headers) \
+             VALUES ('order', 'o-bad', 'Bad', '{}', jsonb_build_object('long', repeat('x', 2000)))",
+        )
+        .await;
+    database.wait_until_recorded().await;
+    database.wait_until_audited().await;
+    database
+        .execute("UPDATE outbox.dispatch SET state = 'released' WHERE state = 'quarantined'")
+        .await;
+    eventually("the released event has come back", || async {
+        let waiting = "SELECT count(*) FROM outbox.dispatch WHERE state = 'released'";
+        (database.number(waiting).await == 0).then_some(())
+    })
+    .await;
+    let log = relay.log();
+    assert!(
+        !log.contains("connection-limit") && !log.contains("used-up"),
+        "{log}"
+    );
+    // The walsender of this relay may end a moment after it: the next one waits for that.
+    relay.kill_9();
+    database.drop_slot().await;
+    insert_orders(&database, 20, 5).await;
+    let relay = start(&database, &emulator, &url);
+    relay.wait_for_log("recovered").await;
+    insert_orders(&database, 20, 5).await;
+    database.wait_until_recorded().await;
+    database.wait_until_audited().await;
+    let used = database
+        .number("SELECT count(*) FROM pg_stat_activity WHERE usename = 'shop_relay'")
+        .await;
+    assert!(used <= CONNECTIONS, "{used}");
+    let log = relay.log();
+    assert!(!log.contains("connection-limit"), "{log}");
+    relay.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_relay_waits_for_a_walsender_and_check_says_that_there_is_none() {
+    let (database, emulator, url) = server_with(&[("max_wal_senders", "1")]).await;
+    database
+        .execute("SELECT pg_create_logical_replication_slot('other', 'pgoutput')")
+        .await;
+    let other = Relay::start_with(
+        &database,
+        &emulator.addr().to_string(),
+        &[("POSTRIDER_SLOT", "other"), ("DATABASE_URL", &url)],
+    );
+    eventually("the other relay streams", || async {
+        let active = "SELECT count(*) FROM pg_replication_slots WHERE active";
+        (database.number(active).await == 1).then_some(())
+    })
+    .await;
+    let checked = check(&url);
+    assert_eq!(
+        severity(&checked, "wal-senders-used-up").as_deref(),
+        Some("error"),
+        "{checked}"
+    );
+    let relay = start(&database, &emulator, &url);
+    relay.wait_for_log("wal-senders-used-up").await;
+    other.stop().await;
+    insert_orders(&database, 20, 5).await;
+    database.wait_until_recorded().await;
+    relay.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_relay_waits_for_a_slot_when_it_has_lost_its_own() {
+    let (database, emulator, url) = server_with(&[("max_replication_slots", "1")]).await;
+    let relay = start(&database, &emulator, &url);
+    delivers(&database, &emulator).await;
+    relay.stop().await;
+    database.drop_slot().await;
+    database
+        .execute("SELECT pg_create_physical_replication_slot('taken')")
+        .await;
+    let checked = check(&url);
+    assert!(
+        severity(&checked, "replication-slots-used-up").is_some(),
+        "{checked}"
+    );
+    let environment = [
+        ("DATABASE_URL", url.as_str()),
+        ("POSTRIDER_SLOT", "another"),
+    ];
+    let ran = postrider(&["slot", "create"], &environment).output();
+    let said = String::from_utf8(ran.unwrap().stderr).unwrap();
+    assert!(said.contains("error[replication-slots-used-up]"), "{said}");
+    let relay = start(&database, &emulator, &url);
+    relay.wait_for_log("replication-slots-used-up").await;
+    database
+        .execute("SELECT pg_drop_replication_slot('taken')")
+        .await;
+    delivers(&database, &emulator).await;
+    relay.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn each_limit_of_connections_has_its_code_and_a_relay_goes_on_when_one_is_free() {
+    let settings = [
+        ("max_connections", "12"),
+        ("superuser_reserved_connections", "4"),
+    ];
+    let (database, emulator, url) = server_with(&settings).await;
+    for (limit, code, relief, taken) in [
+        (
+            "ALTER ROLE shop_relay CONNECTION LIMIT 2",
+            "role-connection-limit",
+            "ALTER ROLE shop_relay CONNECTION LIMIT -1",
+            0,
+        ),
+        (
+            "ALTER DATABASE postgres CONNECTION LIMIT 3",
+            "database-connection-limit",
+            "ALTER DATABASE postgres CONNECTION LIMIT -1",
+            0,
+        ),
+        ("SELECT 1", "postgres-too-many-connections", "SELECT 1", 7),
+    ] {
+        database.execute(limit).await;
+        let sessions = sessions(&url, taken).await;
+        let checked = check(&url);
+        let found = severity(&checked, code);
+        assert!(
+            matches!(found.as_deref(), Some("warning" | "error")),
+            "{code}: {checked}"
+        );
+        let relay = start(&database, &emulator, &url);
+        relay.wait_for_log(code).await;
+        drop(sessions);
+        database.execute(relief).await;
+        delivers(&database, &emulator).await;
+        relay.stop().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_role_that_pg_hba_rejects_is_told_so() {
+    let server = ScratchPostgres::builder()
+        .hba_line("host all shop_relay 127.0.0.1/32 reject")
+        .start()
+        .unwrap();
+    let database = Database::on(server).await;
+    let emulator = harness::emulator().await;
+    let url = login_role(&database).await;
+    let checked = check(&url);
+    assert_eq!(
+        severity(&checked, "postgres-hba").as_deref(),
+        Some("error"),
+        "{checked}"
+    );
+    let relay = start(&database, &emulator, &url);
+    relay.wait_for_error("postgres-hba").await;
+    assert_eq!(relay.wait().await.code(), Some(3));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn settings_of_the_role_and_the_database_end_nothing() {
+    let (database, emulator, url) = server_with(&[]).await;
+    for setting in [
+        "default_transaction_read_only = on",
+        "statement_timeout = '1ms'",
+        "lock_timeout = '1ms'",
+        "idle_in_transaction_session_timeout = '1ms'",
+        "idle_session_timeout = '1ms'",
+    ] {
+        database
+            .execute(&format!(
+                "ALTER ROLE shop_relay SET {setting}; ALTER DATABASE postgres SET {setting}"
+            ))
+            .await;
+    }
+    let relay = start(&database, &emulator, &url);
+    delivers(&database, &emulator).await;
+    database.wait_until_audited().await;
+    relay.stop().await;
+    database.drop_slot().await;
+    // The new slot has to wait for a transaction, for longer than `lock_timeout`.
+    let without = "default_transaction_read_only=off statement_timeout=0 lock_timeout=0 \
+                   idle_in_transaction_session_timeout=0 idle_session_timeout=0";
+    let without = without
+        .split(' ')
+        .map(|set| format!("-c%20{}", set.replace('=', "%3D")));
+    let without = without.collect::<Vec<_>>().join("%20");
+    let writer = harness::connect(&format!("{}?options={without}", database.url)).await;
+    writer
+        .batch_execute(
+            "BEGIN; \
+             INSERT INTO outbox.events (aggregatetype, aggregateid, event_type) \
+             VALUES ('order', 'o-late', 'Placed')",
+        )
+        .await
+        .unwrap();
+    let relay = start(&database, &emulator, &url);
+    relay.wait_for_log("recovering").await;
+    eventually("the new slot waits for the transaction", || async {
+        let waiting = "SELECT count(*) FROM pg_stat_activity \
+                       WHERE usename = 'shop_relay' AND wait_event_type = 'Lock'";
+        (database.number(waiting).await == 1).then_some(())
+    })
+    .await;
+    writer.batch_execute("COMMIT").await.unwrap();
+    relay.wait_for_log("recovered").await;
+    insert_orders(&database, 20, 5).await;
+    database.wait_until_recorded().await;
+    let log = relay.log();
+    for code in [
+        "postgres-timeout",
+        "postgres-standby",
+        "postgres-connection-lost",
+    ] {
+        assert!(!log.contains(code), "{log}");
+    }
+    let environment = [("DATABASE_URL", url.as_str())];
+    let ran = postrider(&["slot", "show"], &environment).output().unwrap();
+    assert!(
+        ran.status.code() <= Some(1),
+        "{}",
+        String::from_utf8_lossy(&ran.stderr)
+    );
+    relay.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_strangers_session_under_a_writers_name_is_left_alone_and_delays_nothing() {
+    let (database, emulator, url) = server_with(&[]).await;
+    // It sees the states of all sessions.
+    database
+        .execute(
+            "GRANT pg_read_all_stats TO shop_relay; CREATE ROLE stranger LOGIN; \
+             GRANT CREATE ON SCHEMA public TO stranger",
+        )
+        .await;
+    let stranger = harness::connect(&format!(
+        "{}?application_name=postrider%20dispatch%20postrider",
+        url.replace("shop_relay@", "stranger@")
+    ))
+    .await;
+    stranger
+        .batch_execute("BEGIN; CREATE TABLE public.of_a_stranger ()")
+        .await
+        .unwrap();
+    let began = std::time::Instant::now();
+    let relay = start(&database, &emulator, &url);
+    delivers(&database, &emulator).await;
+    assert!(began.elapsed().as_secs() < 5, "{}", relay.log());
+    // Another session of the same relay.
+    database
+        .execute("SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE active")
+        .await;
+    delivers(&database, &emulator).await;
+    let log = relay.log();
+    let told = log.matches("under the name of a relay").count();
+    assert_eq!(told, 1, "{log}");
+    stranger.batch_execute("COMMIT").await.unwrap();
+    relay.stop().await;
+}

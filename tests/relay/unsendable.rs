@@ -1,0 +1,188 @@
+//! Rows that the stream cannot bring: bytes without UTF-8, values beyond every message, columns that
+//! were altered while their log was waiting. The relay reads around them and goes on by itself.
+
+use pubsub_emulator::RunningEmulator;
+use scratch_postgres::ScratchPostgres;
+
+use crate::harness::{self, Database, Relay, eventually};
+use crate::mapping::settings;
+
+/// A database in an encoding of one byte per character.
+async fn in_encoding(encoding: &str) -> Database {
+    let server = ScratchPostgres::builder()
+        .setting("wal_level", "logical")
+        .initdb_arg(&format!("--encoding={encoding}"))
+        .initdb_arg("--locale=C");
+    let database = Database::on(server.start().unwrap()).await;
+    database
+        .execute("DROP TRIGGER insert_only ON outbox.events")
+        .await;
+    database
+}
+
+async fn insert(database: &Database, key: &str, payload: &str) {
+    database
+        .execute(&format!(
+            "INSERT INTO outbox.events (aggregatetype, aggregateid, event_type, payload) \
+             VALUES ('order', '{key}', 'OrderPlaced', {payload})"
+        ))
+        .await;
+}
+
+/// In WIN1252 the byte 0x81 is text that no other encoding has.
+const NO_UTF8: &str = "to_jsonb(convert_from('\\x81', 'WIN1252'))";
+
+async fn states(database: &Database) -> String {
+    database
+        .text(
+            "SELECT coalesce(string_agg(state || ' ' || n, ', ' ORDER BY state), '') \
+             FROM (SELECT state, count(*) AS n FROM outbox.dispatch GROUP BY state) s",
+        )
+        .await
+}
+
+fn stored(emulator: &RunningEmulator) -> u64 {
+    emulator.journal().counts().stored_messages
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_row_whose_bytes_have_no_utf8_is_set_aside_and_other_keys_go_on() {
+    let database = in_encoding("WIN1252").await;
+    let emulator = harness::emulator().await;
+    let relay = Relay::start(&database, &emulator);
+    insert(&database, "good", "'1'").await;
+    database.wait_until_recorded().await;
+    insert(&database, "bad", NO_UTF8).await;
+    insert(&database, "bad", "'2'").await;
+    insert(&database, "good", "'3'").await;
+    database.wait_until_recorded().await;
+    assert_eq!(
+        states(&database).await,
+        "published 2, quarantined 2",
+        "{}",
+        relay.log()
+    );
+    let reason = database
+        .text("SELECT error FROM outbox.dispatch WHERE error LIKE '%cannot send%'")
+        .await;
+    assert!(reason.contains("payload") && reason.is_ascii(), "{reason}");
+    insert(&database, "good", "'4'").await;
+    database.wait_until_recorded().await;
+    assert_eq!(stored(&emulator), 3, "nothing twice");
+    // Corrected and released it goes out, and what waited behind it.
+    database
+        .execute("UPDATE outbox.events SET payload = '1' WHERE payload::text LIKE '\"_\"'")
+        .await;
+    database
+        .execute("UPDATE outbox.dispatch SET state = 'released' WHERE state = 'quarantined'")
+        .await;
+    eventually("everything is published", || async {
+        (states(&database).await == "published 5").then_some(())
+    })
+    .await;
+    relay.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_row_without_utf8_that_was_corrected_or_deleted_before_it_was_read_leaves_no_trace() {
+    let database = in_encoding("WIN1252").await;
+    let emulator = harness::emulator().await;
+    insert(&database, "corrected", NO_UTF8).await;
+    insert(&database, "deleted", NO_UTF8).await;
+    insert(&database, "good", "'1'").await;
+    for sql in [
+        "UPDATE outbox.events SET payload = '\"mended\"' WHERE aggregateid = 'corrected'",
+        "DELETE FROM outbox.events WHERE aggregateid = 'deleted'",
+    ] {
+        database.execute(sql).await;
+    }
+    let relay = Relay::start(&database, &emulator);
+    database.wait_until_recorded().await;
+    assert_eq!(states(&database).await, "published 2", "{}", relay.log());
+    insert(&database, "good", "'2'").await;
+    database.wait_until_recorded().await;
+    assert_eq!(stored(&emulator), 3);
+    relay.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_row_of_a_database_without_an_encoding_is_set_aside_when_it_is_no_utf8() {
+    let database = in_encoding("SQL_ASCII").await;
+    let emulator = harness::emulator().await;
+    let relay = Relay::start(&database, &emulator);
+    insert(
+        &database,
+        "bad",
+        "('\"' || convert_from('\\xff', 'SQL_ASCII') || '\"')::jsonb",
+    )
+    .await;
+    insert(&database, "good", "'1'").await;
+    database.wait_until_recorded().await;
+    assert_eq!(
+        states(&database).await,
+        "published 1, quarantined 1",
+        "{}",
+        relay.log()
+    );
+    relay.stop().await;
+}
+
+/// Hex doubles 36 MB beyond a message of the protocol, and PostgreSQL itself cannot send 600 MB.
+#[tokio::test(flavor = "multi_thread")]
+async fn values_beyond_every_message_are_set_aside_in_little_memory() {
+    let database = Database::private().await;
+    let emulator = harness::emulator().await;
+    database
+        .execute("ALTER TABLE outbox.events ALTER payload TYPE bytea USING NULL")
+        .await;
+    let relay = Relay::start(&database, &emulator);
+    insert(&database, "good", "'1'").await;
+    database.wait_until_recorded().await;
+    let usual = relay.peak_rss_kib();
+    for megabytes in [36, 600] {
+        let payload = format!("convert_to(repeat('x', {megabytes} * 1000000), 'UTF8')");
+        insert(&database, &format!("large-{megabytes}"), &payload).await;
+        insert(&database, "good", "'2'").await;
+        database.wait_until_recorded().await;
+    }
+    assert_eq!(
+        states(&database).await,
+        "published 3, quarantined 2",
+        "{}",
+        relay.log()
+    );
+    let more = relay.peak_rss_kib().saturating_sub(usual) / 1024;
+    assert!(more < 128, "{more} MiB more than before");
+    relay.stop().await;
+}
+
+/// What is wrong with the log is right in the table, and the settings name the table's columns.
+async fn altered(alter: &str, columns: &str) {
+    let database = Database::private().await;
+    let emulator = harness::emulator().await;
+    let addr = emulator.addr().to_string();
+    for n in 1..=3 {
+        insert(&database, "a", &format!("'{n}'")).await;
+    }
+    database.execute(alter).await;
+    let file = settings(&format!(
+        "[[tables]]\ntable = \"outbox.events\"\ncolumns = {{ {columns} }}\n"
+    ));
+    let config = file.path().to_str().unwrap();
+    let relay = Relay::start_with(&database, &addr, &[("POSTRIDER_CONFIG", config)]);
+    database.wait_until_recorded().await;
+    assert_eq!(states(&database).await, "published 3", "{}", relay.log());
+    relay.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_from_before_a_column_was_renamed_are_delivered() {
+    let alter = "ALTER TABLE outbox.events RENAME aggregateid TO customer";
+    altered(alter, "aggregateid = \"customer\"").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_from_before_a_column_was_replaced_by_another_are_delivered() {
+    let alter = "ALTER TABLE outbox.events ADD customer int NOT NULL DEFAULT 7, DROP aggregateid";
+    altered(alter, "aggregateid = \"customer\"").await;
+}
