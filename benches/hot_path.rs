@@ -203,6 +203,7 @@ fn watermark() -> Box<dyn FnMut()> {
             watermark.begin(
                 CommitLsn::new(Lsn::new(position)),
                 PgTimestamp::from_micros(0),
+                position as u32,
             );
             watermark.add_event();
             watermark.commit(Lsn::new(position + 4));

@@ -17,6 +17,7 @@ create table if not exists outbox.capture (
     since            pg_snapshot,
     floor            xid8        not null default '0',
     floor_seq        bigint,
+    numbering        text,
     partitions       text,
     has_inserted_xid boolean     not null,
     added_xids       xid8[]      not null default '{}',
@@ -35,7 +36,9 @@ comment on column outbox.capture.since is
 comment on column outbox.capture.floor is
     'Every row of an older transaction is resolved: published, set aside, or from before.';
 comment on column outbox.capture.floor_seq is
-    'No row up to this seq is of a transaction from the floor on.';
+    'Rows up to this seq are as a rule of transactions before the floor. A hint where to begin: null when a recovery has just relied on it.';
+comment on column outbox.capture.numbering is
+    'The sequence that numbered the rows when floor_seq was noted, and its file: another one may give out lower numbers.';
 comment on column outbox.capture.partitions is
     'Oids of the partitions that were compared with outbox.dispatch.';
 comment on column outbox.capture.has_inserted_xid is

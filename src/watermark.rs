@@ -60,6 +60,7 @@ impl CommitLsn {
 #[derive(Debug)]
 struct Open {
     commit: CommitLsn,
+    xid: u32,
     commit_time: PgTimestamp,
     /// Events so far that have no durable outcome yet.
     unresolved: u64,
@@ -69,6 +70,7 @@ struct Open {
 #[derive(Debug)]
 struct Pending {
     commit: CommitLsn,
+    xid: u32,
     /// The position that is safe while this transaction is not resolved.
     floor: Lsn,
     commit_time: PgTimestamp,
@@ -101,8 +103,8 @@ impl Watermark {
         }
     }
 
-    /// A transaction begins.
-    pub fn begin(&mut self, transaction: CommitLsn, commit_time: PgTimestamp) {
+    /// A transaction begins; `xid` is its id as the log has it.
+    pub fn begin(&mut self, transaction: CommitLsn, commit_time: PgTimestamp, xid: u32) {
         debug_assert!(self.open.is_none(), "transactions come one after the other");
         debug_assert!(
             self.pending
@@ -112,6 +114,7 @@ impl Watermark {
         );
         self.open = Some(Open {
             commit: transaction,
+            xid,
             commit_time,
             unresolved: 0,
         });
@@ -135,6 +138,7 @@ impl Watermark {
         }
         self.pending.push_back(Pending {
             commit: open.commit,
+            xid: open.xid,
             floor,
             commit_time: open.commit_time,
             unresolved: open.unresolved,
@@ -165,6 +169,21 @@ impl Watermark {
             self.resolved += 1;
             self.take_resolved_away();
         }
+    }
+
+    /// The ended transaction with this id, if it is not resolved.
+    pub fn unresolved_of(&self, xid: u32) -> Option<CommitLsn> {
+        let mut pending = self.pending.iter().rev();
+        let found = pending.find(|pending| pending.xid == xid && pending.unresolved > 0);
+        found.map(|pending| pending.commit)
+    }
+
+    /// Whether this ended transaction has events without an outcome.
+    pub fn is_unresolved(&self, transaction: CommitLsn) -> bool {
+        let place = self
+            .pending
+            .binary_search_by_key(&transaction, |pending| pending.commit);
+        place.is_ok_and(|place| self.pending[place].unresolved > 0)
     }
 
     fn is_resolved(&mut self, commit_time: PgTimestamp) {

@@ -32,14 +32,18 @@ impl Captured {
     pub(crate) fn identity(&self) -> TableIdentity {
         TableIdentity::new(&self.record.identity).with_added_xids(&self.record.added_xids)
     }
-}
 
-/// From where on rows are captured.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Begin {
-    pub(crate) start: Start,
-    /// Whether no relay has ever served the slot: then `start` still counts for every table.
-    pub(crate) is_first: bool,
+    /// The partitions that have come since the floor was raised last. Their rows may be of older
+    /// transactions and still be new here: a table that was attached brings its own.
+    pub(crate) fn new_partitions(&self) -> Vec<&str> {
+        let Some(known) = &self.record.partitions else {
+            return Vec::new();
+        };
+        let is_known = |oid: &&str| known.split(',').any(|known| known == *oid);
+        let oids = self.shape.partitions.split(',');
+        oids.filter(|oid| !oid.is_empty() && !is_known(oid))
+            .collect()
+    }
 }
 
 /// The tables of the settings as they are.
@@ -112,11 +116,10 @@ pub(crate) async fn claim(
     sql: &Sql,
     slot: &SlotName,
     found: Vec<Found>,
-    start: Begin,
+    start: Start,
     tops: &Tops,
     instance: &str,
 ) -> Result<Vec<Captured>> {
-    let Begin { start, is_first } = start;
     let records = record::read(&**sql).await?;
     let known = matched(&found, &records);
     refuse_others(&known, slot)?;
@@ -124,9 +127,6 @@ pub(crate) async fn claim(
     for (found, known) in found.iter().zip(&known) {
         if let Some(known) = known {
             bring_up_to_date(sql, found, known).await?;
-            if is_first && start == Start::All && known.since.is_some() {
-                record::capture_all(&**sql, known).await?;
-            }
         }
     }
     if !is_whole {
@@ -137,10 +137,12 @@ pub(crate) async fn claim(
                 continue;
             }
             let record = new_record(found, &records, slot, start, &now);
-            let top = tops.seqs.get(n).copied().flatten();
+            let top = tops.seqs.get(n).cloned().flatten();
             let is_steady = record.since.is_some() && record.floor >= tops.next_xid;
+            let top = top.filter(|_| is_steady);
             new.push(CaptureRecord {
-                floor_seq: top.filter(|_| is_steady),
+                floor_seq: top.as_ref().map(|top| top.seq),
+                numbering: top.map(|top| top.numbering),
                 ..record
             });
         }
@@ -219,6 +221,7 @@ fn new_record(
         slot: slot.as_str().to_owned(),
         floor: since.as_ref().map_or(0, super::Snapshot::xmin),
         floor_seq: None,
+        numbering: None,
         since,
         partitions: Some(found.shape.partitions.clone()),
         has_inserted_xid: found.shape.has_inserted_xid,
@@ -279,6 +282,7 @@ mod tests {
             since: None,
             floor: 0,
             floor_seq: None,
+            numbering: None,
             partitions: None,
             has_inserted_xid: true,
             added_xids: Vec::new(),
@@ -328,6 +332,18 @@ mod tests {
             "made anew"
         );
         assert_eq!(identities(&[found("b.y", 9)], &records), [None]);
+    }
+
+    #[test]
+    fn partitions_are_new_that_were_not_there_when_the_floor_was_raised() {
+        let mut captured = Captured {
+            record: record("a.x", "a.x", 1),
+            shape: found("a.x", 1).shape,
+        };
+        captured.shape.partitions = "7,12,123".into();
+        assert!(captured.new_partitions().is_empty(), "none was compared");
+        captured.record.partitions = Some("12,9".into());
+        assert_eq!(captured.new_partitions(), ["7", "123"]);
     }
 
     #[test]

@@ -10,18 +10,20 @@ use crate::postgres::Sql;
 
 const SELECT: &str = "\
     SELECT identity, schema_name, table_name, table_oid, slot, since::text, floor::text, floor_seq, \
-        partitions, has_inserted_xid, added_xids::text[] \
+        numbering, partitions, has_inserted_xid, added_xids::text[] \
     FROM outbox.capture ORDER BY identity";
 
 /// Another relay on the same slot may be faster; its row stays.
 const INSERT: &str = "\
     INSERT INTO outbox.capture (identity, schema_name, table_name, table_oid, slot, since, floor, \
-        floor_seq, partitions, has_inserted_xid, instance) \
-    VALUES ($1, $2, $3, $4, $5, $6::text::pg_snapshot, $7::text::xid8, $8, $9, $10, $11) \
+        floor_seq, numbering, partitions, has_inserted_xid, instance) \
+    VALUES ($1, $2, $3, $4, $5, $6::text::pg_snapshot, $7::text::xid8, $8, $9, $10, $11, $12) \
     ON CONFLICT DO NOTHING";
 
 const MOVE: &str = "\
-    UPDATE outbox.capture SET schema_name = $2, table_name = $3, table_oid = $4 WHERE identity = $1";
+    UPDATE outbox.capture SET schema_name = $2, table_name = $3, table_oid = $4, \
+        partitions = CASE WHEN table_oid = $4 THEN partitions END \
+    WHERE identity = $1";
 
 const ADD_XIDS: &str = "\
     UPDATE outbox.capture SET has_inserted_xid = true, added_xids = $2::text[]::xid8[] \
@@ -30,15 +32,14 @@ const ADD_XIDS: &str = "\
 /// Only the session that holds the slot may say that rows are resolved.
 const RESOLVE: &str = "\
     UPDATE outbox.capture SET floor = greatest(floor, $2::text::xid8), \
-        floor_seq = coalesce($3, floor_seq), partitions = coalesce($4, partitions) \
+        floor_seq = CASE WHEN $7::text IS NULL THEN floor_seq ELSE $3 END, \
+        numbering = coalesce($7, numbering), partitions = coalesce($4, partitions) \
     WHERE identity = $1 AND slot = $5 AND EXISTS ( \
         SELECT FROM pg_catalog.pg_replication_slots s \
         WHERE s.slot_name = $5 AND s.active_pid = $6)";
 
 const TAKE_OVER: &str = "\
-    UPDATE outbox.capture SET slot = $2 WHERE slot <> $2 AND (schema_name, table_name) IN ( \
-        SELECT * FROM unnest($1::text[], $3::text[])) \
-    RETURNING slot";
+    UPDATE outbox.capture SET slot = $2 WHERE slot <> $2 AND identity = ANY ($1)";
 
 /// What is known of one captured table.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -54,8 +55,11 @@ pub(crate) struct CaptureRecord {
     pub(crate) since: Option<Snapshot>,
     /// Rows of older transactions are resolved.
     pub(crate) floor: u64,
-    /// No row up to this `seq` is of a transaction from `floor` on.
+    /// Rows up to this `seq` are as a rule of transactions before `floor`. A hint where to begin: a
+    /// writer may have chosen a number, or have taken it long before it inserted the row.
     pub(crate) floor_seq: Option<i64>,
+    /// What numbered the rows when `floor_seq` was noted: another one may give out lower numbers.
+    pub(crate) numbering: Option<String>,
     /// The partitions whose rows were compared, as [`Shape::partitions`](super::shape::Shape) has them.
     pub(crate) partitions: Option<String>,
     /// Whether the table had the column `inserted_xid` when it was captured, or got it since.
@@ -67,7 +71,7 @@ pub(crate) struct CaptureRecord {
 impl CaptureRecord {
     fn from_row(row: &Row) -> Result<Self> {
         let since: Option<&str> = row.get(5);
-        let added: Vec<&str> = row.get(10);
+        let added: Vec<&str> = row.get(11);
         Ok(Self {
             identity: row.get(0),
             table: QualifiedName {
@@ -79,8 +83,9 @@ impl CaptureRecord {
             since: since.map(str::parse).transpose()?,
             floor: xid(row.get(6))?,
             floor_seq: row.get(7),
-            partitions: row.get(8),
-            has_inserted_xid: row.get(9),
+            numbering: row.get(8),
+            partitions: row.get(9),
+            has_inserted_xid: row.get(10),
             added_xids: added.into_iter().map(xid).collect::<Result<_>>()?,
         })
     }
@@ -91,7 +96,9 @@ impl CaptureRecord {
 pub(crate) struct Resolved<'a> {
     pub(crate) identity: &'a str,
     pub(crate) floor: u64,
-    pub(crate) floor_seq: Option<i64>,
+    /// How far the numbers had come when the transactions below the floor had ended, and what
+    /// numbers the rows.
+    pub(crate) floor_seq: Option<(i64, &'a str)>,
     pub(crate) partitions: Option<&'a str>,
 }
 
@@ -116,7 +123,7 @@ pub(crate) async fn insert(
     for record in records {
         let since = record.since.as_ref().map(Snapshot::to_string);
         let floor = record.floor.to_string();
-        let parameters: [&(dyn ToSql + Sync); 11] = [
+        let parameters: [&(dyn ToSql + Sync); 12] = [
             &record.identity,
             &record.table.schema,
             &record.table.name,
@@ -125,6 +132,7 @@ pub(crate) async fn insert(
             &since,
             &floor,
             &record.floor_seq,
+            &record.numbering,
             &record.partitions,
             &record.has_inserted_xid,
             &instance,
@@ -155,17 +163,6 @@ pub(crate) async fn xids_added(sql: &impl GenericClient, record: &CaptureRecord)
     Ok(())
 }
 
-/// Rows from before are wanted too.
-///
-/// # Errors
-/// Those of a statement.
-pub(crate) async fn capture_all(sql: &impl GenericClient, record: &CaptureRecord) -> Result<()> {
-    const STATEMENT: &str = "\
-        UPDATE outbox.capture SET since = NULL, floor = '0', floor_seq = NULL WHERE identity = $1";
-    sql.execute(STATEMENT, &[&record.identity]).await?;
-    Ok(())
-}
-
 /// Rows up to there are resolved. Nothing when the session has lost the slot.
 ///
 /// # Errors
@@ -178,31 +175,44 @@ pub(crate) async fn resolve(
 ) -> Result<()> {
     let floor = resolved.floor.to_string();
     let slot = slot.as_str();
-    let parameters: [&(dyn ToSql + Sync); 6] = [
+    let (floor_seq, numbering) = resolved.floor_seq.unzip();
+    let parameters: [&(dyn ToSql + Sync); 7] = [
         &resolved.identity,
         &floor,
-        &resolved.floor_seq,
+        &floor_seq,
         &resolved.partitions,
         &slot,
         &walsender,
+        &numbering,
     ];
     sql.execute(RESOLVE, &parameters).await?;
     Ok(())
 }
 
-/// Makes the slot the owner of these tables. Returns how many it did not own before.
+/// The next comparison looks at every number: a recovery has left out what lies below the hint.
+///
+/// # Errors
+/// Those of a statement.
+pub(crate) async fn forget_numbers(sql: &Sql, slot: &SlotName, identity: &str) -> Result<()> {
+    const STATEMENT: &str = "\
+        UPDATE outbox.capture SET floor_seq = NULL, numbering = NULL \
+        WHERE slot = $1 AND identity = $2";
+    sql.execute(STATEMENT, &[&slot.as_str(), &identity]).await?;
+    Ok(())
+}
+
+/// Makes the slot the owner of the tables with these identities.
 ///
 /// # Errors
 /// Those of a statement.
 pub(crate) async fn take_over(
     sql: &impl GenericClient,
     slot: &SlotName,
-    tables: &[&QualifiedName],
-) -> Result<u64> {
-    let schemas: Vec<&str> = tables.iter().map(|table| table.schema.as_str()).collect();
-    let names: Vec<&str> = tables.iter().map(|table| table.name.as_str()).collect();
-    let parameters: [&(dyn ToSql + Sync); 3] = [&schemas, &slot.as_str(), &names];
-    Ok(sql.query(TAKE_OVER, &parameters).await?.len() as u64)
+    identities: &[String],
+) -> Result<()> {
+    sql.execute(TAKE_OVER, &[&identities, &slot.as_str()])
+        .await?;
+    Ok(())
 }
 
 /// Transactions of another cluster say nothing here: everything is compared.
@@ -210,8 +220,8 @@ pub(crate) async fn take_over(
 /// # Errors
 /// Those of a statement.
 pub(crate) async fn forget_floors(sql: &impl GenericClient, slot: &SlotName) -> Result<()> {
-    const STATEMENT: &str =
-        "UPDATE outbox.capture SET floor = '0', floor_seq = NULL WHERE slot = $1";
+    const STATEMENT: &str = "UPDATE outbox.capture SET floor = '0', floor_seq = NULL, numbering = NULL \
+         WHERE slot = $1";
     sql.execute(STATEMENT, &[&slot.as_str()]).await?;
     Ok(())
 }

@@ -35,7 +35,7 @@ pub(crate) struct Window<'a> {
     pub(crate) captured: &'a Captured,
     /// Rows of older transactions are left out; 0 for none.
     pub(crate) from_xid: u64,
-    /// No row up to this `seq` is of a transaction from `from_xid` on.
+    /// Rows up to this `seq` are as a rule of transactions before `from_xid`.
     pub(crate) from_seq: Option<i64>,
     /// Rows of this transaction and later ones are left out.
     pub(crate) below_xid: Option<u64>,
@@ -51,11 +51,13 @@ impl<'a> Window<'a> {
     /// Everything that is not resolved.
     pub(crate) fn unresolved(captured: &'a Captured, repeats: bool) -> Self {
         let Captured { record, shape } = captured;
-        let known = record.partitions.as_deref().unwrap_or_default();
+        let numbering = shape.seq.as_ref().and_then(|seq| seq.numbering.as_ref());
+        let is_numbered_so = numbering.is_some() && numbering == record.numbering.as_ref();
         Self {
             captured,
             from_xid: record.floor,
-            from_seq: record.floor_seq.filter(|_| !shape.has_grown_since(known)),
+            // What was published without a record cannot be told afterwards from what was left out.
+            from_seq: record.floor_seq.filter(|_| is_numbered_so && !repeats),
             below_xid: None,
             shown_by: None,
             with_unnumbered: record.since.is_none() || repeats,
@@ -80,6 +82,30 @@ impl<'a> Window<'a> {
         }
     }
 
+    /// The condition on a row of `e` that it is in a partition which has come since. Only where
+    /// nothing else compares those.
+    fn new_partitions(&self) -> Option<String> {
+        let new = self.captured.new_partitions();
+        let is_needed = self.repeats && !new.is_empty();
+        is_needed.then(|| format!("e.tableoid = any ('{{{}}}'::oid[])", new.join(",")))
+    }
+
+    /// The condition on a row of `e` that it is older than the window, and in a partition which has
+    /// come since; `None` where there is none.
+    pub(crate) fn overlooked(&self) -> Option<String> {
+        let new = self.new_partitions()?;
+        let any = Self {
+            from_xid: 0,
+            ..*self
+        };
+        let xid = self
+            .captured
+            .shape
+            .inserted_xid_sql(&self.captured.record.added_xids);
+        let (from, others) = (self.from_xid, any.condition());
+        Some(format!("{new} and {xid} < '{from}'::xid8 and {others}"))
+    }
+
     /// The condition on a row of `e` that its transaction is in the window.
     pub(crate) fn condition(&self) -> String {
         let Captured { record, shape } = self.captured;
@@ -90,7 +116,11 @@ impl<'a> Window<'a> {
         };
         let mut conditions = Vec::new();
         if self.from_xid > 0 {
-            conditions.push(format!("{xid} >= '{}'::xid8", self.from_xid));
+            let recent = format!("{xid} >= '{}'::xid8", self.from_xid);
+            conditions.push(match self.new_partitions() {
+                Some(new) => format!("({recent} or {new})"),
+                None => recent,
+            });
         }
         if let Some(below) = self.below_xid {
             conditions.push(format!("{xid} < '{below}'::xid8"));
@@ -389,6 +419,7 @@ mod tests {
                 since: since.map(|since| since.parse().unwrap()),
                 floor: 90,
                 floor_seq: Some(7),
+                numbering: Some("2/2".into()),
                 partitions: None,
                 has_inserted_xid,
                 added_xids: Vec::new(),
@@ -404,6 +435,7 @@ mod tests {
                     column: "seq".into(),
                     is_steady: true,
                     is_indexed: true,
+                    numbering: Some("2/2".into()),
                 }),
                 version: None,
             },
@@ -433,6 +465,16 @@ mod tests {
     #[test]
     fn the_whole_table_of_a_relay_that_wants_every_row_has_no_condition() {
         assert_eq!(Window::whole(&captured(true, None)).condition(), "true");
+    }
+
+    #[test]
+    fn the_number_to_begin_with_counts_as_long_as_the_same_sequence_gives_them_out() {
+        let mut captured = captured(true, None);
+        assert_eq!(Window::unresolved(&captured, false).from_seq, Some(7));
+        assert_eq!(Window::unresolved(&captured, true).from_seq, None);
+        assert_eq!(Window::whole(&captured).from_seq, None);
+        captured.record.numbering = Some("2/1".into());
+        assert_eq!(Window::unresolved(&captured, false).from_seq, None);
     }
 
     #[test]

@@ -28,14 +28,14 @@ const SELECT: &str = "\
         JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace \
         WHERE n.nspname = $1 AND c.relname = $2 AND c.relkind IN ('r', 'p')), \
     leaf AS ( \
-        SELECT oid, pg_catalog.concat(oid, '/', pg_catalog.pg_relation_filenode(oid)) AS place \
-        FROM (SELECT root.oid FROM root WHERE relkind = 'r' \
-              UNION ALL \
-              SELECT t.relid::oid FROM root, pg_catalog.pg_partition_tree(root.oid) t \
-              WHERE root.relkind = 'p' AND t.isleaf) leaf), \
+        SELECT root.oid FROM root WHERE relkind = 'r' \
+        UNION ALL \
+        SELECT t.relid::oid FROM root, pg_catalog.pg_partition_tree(root.oid) t \
+        WHERE root.relkind = 'p' AND t.isleaf), \
     seq AS ( \
         SELECT a.attname, a.attnum, a.attidentity <> '' OR d.adbin IS NOT NULL AS is_numbered, \
             s.seqcache, wanted.place, \
+            s.seqrelid || '/' || pg_catalog.pg_relation_filenode(s.seqrelid) AS numbering, \
             EXISTS (SELECT FROM pg_catalog.pg_index i \
                 JOIN pg_catalog.pg_class ic ON ic.oid = i.indexrelid \
                 JOIN pg_catalog.pg_am am ON am.oid = ic.relam \
@@ -50,7 +50,7 @@ const SELECT: &str = "\
         LEFT JOIN pg_catalog.pg_attrdef d ON d.adrelid = root.oid AND d.adnum = a.attnum \
             AND pg_catalog.pg_get_expr(d.adbin, d.adrelid) LIKE 'nextval(%' \
         LEFT JOIN LATERAL ( \
-            SELECT s.seqcache FROM pg_catalog.pg_sequence s JOIN pg_catalog.pg_depend o \
+            SELECT s.seqrelid, s.seqcache FROM pg_catalog.pg_sequence s JOIN pg_catalog.pg_depend o \
               ON o.classid = 'pg_catalog.pg_class'::regclass AND o.objid = s.seqrelid \
                  AND o.refobjid = root.oid AND o.refobjsubid = a.attnum AND o.deptype = 'i' \
               OR o.classid = 'pg_catalog.pg_attrdef'::regclass AND o.objid = d.oid \
@@ -61,13 +61,14 @@ const SELECT: &str = "\
         ARRAY(SELECT DISTINCT (a.attmissingval::text::text[])[1] \
             FROM leaf JOIN pg_catalog.pg_attribute a ON a.attrelid = leaf.oid \
             WHERE a.attname = 'inserted_xid' AND a.atttypid = 5069 AND a.atthasmissing), \
-        (SELECT pg_catalog.string_agg(leaf.place, ',' ORDER BY leaf.oid) FROM leaf), \
+        (SELECT pg_catalog.string_agg(leaf.oid::text, ',' ORDER BY leaf.oid) FROM leaf), \
         (SELECT max(pg_catalog.pg_relation_size(leaf.oid)) \
             / pg_catalog.current_setting('block_size')::bigint FROM leaf), \
         seq.attname::text, seq.is_numbered, seq.seqcache, seq.is_indexed, \
         EXISTS (SELECT FROM pg_catalog.pg_attribute a WHERE a.attrelid = root.oid \
             AND a.attname = $4 AND NOT a.attisdropped AND a.atttypid IN (20, 21, 23)), \
-        ARRAY(SELECT leaf.place FROM leaf WHERE pg_catalog.pg_relation_size(leaf.oid) > 0) \
+        ARRAY(SELECT leaf.oid FROM leaf WHERE pg_catalog.pg_relation_size(leaf.oid) > 0), \
+        seq.numbering \
     FROM root \
     LEFT JOIN LATERAL ( \
         SELECT * FROM seq \
@@ -81,11 +82,10 @@ pub(crate) struct Shape {
     pub(crate) has_inserted_xid: bool,
     /// What `inserted_xid` shows of rows that are older than the column.
     pub(crate) missing_xids: Vec<u64>,
-    /// Its partitions, or itself, each by oid and file, ascending and separated by commas. A table
-    /// that is emptied or rewritten gets another file.
+    /// The oids of its partitions, or its own, ascending and separated by commas.
     pub(crate) partitions: String,
     /// Those of them that hold something.
-    pub(crate) filled: Vec<String>,
+    pub(crate) filled: Vec<u32>,
     /// Blocks of the largest partition, or of the table.
     pub(crate) blocks: u32,
     pub(crate) seq: Option<Seq>,
@@ -101,6 +101,9 @@ pub(crate) struct Seq {
     /// every smaller one was given out.
     pub(crate) is_steady: bool,
     pub(crate) is_indexed: bool,
+    /// Its sequence, and the file of that, which is another one after RESTART. Null where no
+    /// sequence belongs to the column.
+    pub(crate) numbering: Option<String>,
 }
 
 /// Looks a table up; `None` when there is none.
@@ -150,6 +153,7 @@ pub(crate) async fn look(sql: &Sql, settings: &TableSettings) -> Result<Option<S
             column,
             is_steady: is_numbered == Some(true) && cache == Some(1),
             is_indexed: is_indexed == Some(true),
+            numbering: row.get(11),
         }),
         version: has_version.then(|| version.to_owned()),
     }))
@@ -185,12 +189,11 @@ impl Shape {
         }
     }
 
-    /// Whether a partition has come since `known` was written down, or the table got another file, with
-    /// rows of any transaction and numbers that may begin anew.
+    /// Whether a partition has come since `known` was written down, and brought rows along.
     pub(crate) fn has_grown_since(&self, known: &str) -> bool {
         let known: HashSet<&str> = known.split(',').collect();
         let mut filled = self.filled.iter();
-        filled.any(|leaf| !known.contains(leaf.as_str()))
+        filled.any(|leaf| !known.contains(leaf.to_string().as_str()))
     }
 
     /// Whether what [`inserted_xid_sql`](Self::inserted_xid_sql) gives is a transaction that a
@@ -206,13 +209,20 @@ pub(crate) fn xids_sql(xids: &[u64]) -> String {
     format!("'{{{}}}'::xid8[]", xids.join(","))
 }
 
-/// The largest `seq` of each table that is committed, and the transactions of just after: when all of
-/// them have ended, no row up to that `seq` is of a later one.
+/// How far the numbering of each table has come, and the transactions of just after: when all of
+/// them have ended, rows up to that `seq` are as a rule of earlier ones.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Tops {
-    pub(crate) seqs: Vec<Option<i64>>,
+    pub(crate) seqs: Vec<Option<Top>>,
     /// The transaction that comes next.
     pub(crate) next_xid: u64,
+}
+
+/// The largest committed `seq` of one table, and what numbers its rows.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Top {
+    pub(crate) seq: i64,
+    pub(crate) numbering: String,
 }
 
 /// Looks how far the numbering of each table has come.
@@ -223,20 +233,38 @@ pub(crate) async fn tops(sql: &Sql, tables: &[Found]) -> Result<Tops> {
     let mut seqs = Vec::with_capacity(tables.len());
     for Found { table, shape } in tables {
         let seq = shape.seq.as_ref();
-        let Some(seq) = seq.filter(|seq| seq.is_steady && seq.is_indexed) else {
+        let seq = seq.filter(|seq| seq.is_steady && seq.is_indexed);
+        let Some((seq, numbering)) = seq.and_then(|seq| Some((seq, seq.numbering.clone()?))) else {
             seqs.push(None);
             continue;
         };
-        let column = quoted_identifier(&seq.column);
-        let statement = format!("SELECT max(e.{column})::bigint FROM {table} e");
-        seqs.push(match sql.query_one(&statement, &[]).await {
+        let top = match largest(sql, table, &seq.column).await {
             // In an empty table every number that is given out is larger.
-            Ok(row) => Some(row.get::<_, Option<i64>>(0).unwrap_or(i64::MIN)),
+            Ok(largest) => largest.unwrap_or(i64::MIN),
             // Who makes a slot need not read the tables.
-            Err(error) if error.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE) => None,
+            Err(error) if error.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE) => {
+                seqs.push(None);
+                continue;
+            }
             Err(error) => return Err(error.into()),
-        });
+        };
+        let top = Top {
+            seq: top,
+            numbering,
+        };
+        seqs.push(Some(top));
     }
     let next_xid = super::record::current_snapshot(&**sql).await?.xmax();
     Ok(Tops { seqs, next_xid })
+}
+
+/// The largest number that is committed.
+async fn largest(
+    sql: &Sql,
+    table: &QualifiedName,
+    column: &str,
+) -> Result<Option<i64>, tokio_postgres::Error> {
+    let column = quoted_identifier(column);
+    let statement = format!("SELECT max(e.{column})::bigint FROM {table} e");
+    Ok(sql.query_one(&statement, &[]).await?.get(0))
 }

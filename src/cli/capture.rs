@@ -1,7 +1,7 @@
 //! What stands in outbox.capture once a command has made the slot: from here on every committed row
 //! is the relay's to publish, whether or not it has ever run.
 
-use crate::capture::claim::{self, Begin};
+use crate::capture::claim;
 use crate::capture::record;
 use crate::capture::shape::{self, Tops};
 use crate::error::Result;
@@ -31,10 +31,6 @@ pub(super) async fn from_now_on(
 ) -> Result<()> {
     let found = claim::look(sql, &settings.tables).await?;
     let (slot, start) = (&settings.slot, settings.start);
-    let start = Begin {
-        start,
-        is_first: false,
-    };
     claim::claim(sql, slot, found, start, tops, instance).await?;
     Ok(())
 }

@@ -30,8 +30,8 @@ use crate::watermark::CommitLsn;
 pub(super) enum Step {
     /// Nothing to do.
     Nothing,
-    /// A transaction begins.
-    Begin(CommitLsn, PgTimestamp),
+    /// A transaction begins; its id as the log has it.
+    Begin(CommitLsn, PgTimestamp, u32),
     /// An event of the open transaction.
     Event {
         topic: Arc<str>,
@@ -161,7 +161,7 @@ impl Intake {
                     is_replicated: false,
                     inserts: 0,
                 });
-                Ok(Step::Begin(commit, begin.commit_time))
+                Ok(Step::Begin(commit, begin.commit_time, begin.xid.0))
             }
             Message::Commit(commit) => {
                 self.open = None;

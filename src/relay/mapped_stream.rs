@@ -144,7 +144,9 @@ impl MappedStream {
     ) -> Result<()> {
         match self.intake.message(payload)? {
             Step::Nothing => {}
-            Step::Begin(commit, commit_time) => self.watermark.begin(commit, commit_time),
+            Step::Begin(commit, commit_time, xid) => {
+                self.watermark.begin(commit, commit_time, xid);
+            }
             Step::Commit(end_lsn) => self.watermark.commit(end_lsn),
             Step::TypesUnknown(relation) => {
                 let (described, known) = self.intake.described(relation)?;

@@ -2,17 +2,23 @@
 //! key was updated, pg_partman moved them, a table was copied and swapped, a dump was restored.
 //!
 //! Such a row is an event only if it was never handled: it is looked up by its id. The usual row
-//! costs no look-up.
+//! costs no look-up. A relay that was down may get the row itself and the moved one soon after it:
+//! then the look-up waits until the first one has its outcome.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
+
+use bytes::Bytes;
 
 use crate::capture::Bounds;
 use crate::dispatch::{Lookup, look_up_by_id};
 use crate::error::Result;
-use crate::map::EventId;
+use crate::lanes::Event;
+use crate::map::{EventError, EventId, OrderingKey};
 use crate::metrics::Metrics;
 use crate::postgres::{Sql, Target, answer_within, connect};
+use crate::watermark::CommitLsn;
 
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Of a connection that leads nowhere; the server's own limit comes first.
@@ -27,6 +33,44 @@ pub(super) struct Moved {
     pub(super) inserted_xid: u64,
 }
 
+/// A row of the stream that another transaction wrote first.
+#[derive(Debug)]
+pub(super) struct MovedRow {
+    pub(super) moved: Moved,
+    pub(super) row: Row,
+}
+
+/// As it is delivered, or set aside.
+#[derive(Debug)]
+pub(super) enum Row {
+    Event {
+        topic: Arc<str>,
+        ordering_key: OrderingKey,
+        event: Event,
+    },
+    Unmappable {
+        error: Box<EventError>,
+        payload: Bytes,
+    },
+}
+
+impl Row {
+    pub(super) fn event_id(&self) -> &EventId {
+        match self {
+            Self::Event { event, .. } => &event.origin.event_id,
+            Self::Unmappable { error, .. } => &error.known.event_id,
+        }
+    }
+
+    /// The transaction of the log that brought it.
+    pub(super) fn commit(&self) -> CommitLsn {
+        match self {
+            Self::Event { event, .. } => event.origin.commit,
+            Self::Unmappable { error, .. } => CommitLsn::new(error.at.commit_lsn),
+        }
+    }
+}
+
 /// The look-up of one session.
 pub(super) struct MovedRows {
     target: Target,
@@ -34,6 +78,9 @@ pub(super) struct MovedRows {
     repeats: bool,
     /// Opened for the first such row.
     sql: Option<Sql>,
+    /// By the transaction that wrote them first, whose events have no outcome yet. No more than
+    /// those are on their way.
+    waiting: BTreeMap<CommitLsn, Vec<MovedRow>>,
     metrics: Metrics,
 }
 
@@ -49,8 +96,23 @@ impl MovedRows {
             bounds,
             repeats,
             sql: None,
+            waiting: BTreeMap::new(),
             metrics,
         }
+    }
+
+    /// Keeps a row until the transaction that wrote it first is resolved.
+    pub(super) fn wait_for(&mut self, first: CommitLsn, row: MovedRow) {
+        self.waiting.entry(first).or_default().push(row);
+    }
+
+    /// The rows that have waited for this transaction.
+    pub(super) fn have_waited_for(&mut self, first: CommitLsn) -> Vec<MovedRow> {
+        self.waiting.remove(&first).unwrap_or_default()
+    }
+
+    pub(super) fn any_waits(&self) -> bool {
+        !self.waiting.is_empty()
     }
 
     /// What is known of a moved row.

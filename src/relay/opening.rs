@@ -16,7 +16,7 @@ use super::recovery::NewSlot;
 use super::recovery::loss::{self, Audit, Loss, Seen, Verdict};
 use super::session::ANSWER_LIMIT;
 use super::{Relay, record, recovery, standby};
-use crate::capture::claim::{self, Begin, Captured};
+use crate::capture::claim::{self, Captured};
 use crate::capture::shape::{self, Tops};
 use crate::capture::{Window, record as captures};
 use crate::error::{Code, Error, Result};
@@ -86,6 +86,7 @@ pub(super) async fn plan(relay: &Relay, sql: &Sql, cluster: &Cluster) -> Result<
         let known = claim::matched(&found, &records);
         claim::refuse_others(&known, name)?;
         let has_new_table = known.iter().any(Option::is_none);
+        let is_captured = known.iter().any(Option::is_some);
         let tops = match &mut tops {
             Some(tops) => tops,
             none => none.insert(answer_within(ANSWER_LIMIT, shape::tops(sql, &found)).await?),
@@ -99,6 +100,7 @@ pub(super) async fn plan(relay: &Relay, sql: &Sql, cluster: &Cluster) -> Result<
             dispatch: relay.settings.dispatch,
             publication: publication.fingerprint(),
             has_new_table,
+            is_captured,
         };
         let repeats = loss::repeats(seen);
         let plan = match loss::judge(seen) {
@@ -116,10 +118,7 @@ pub(super) async fn plan(relay: &Relay, sql: &Sql, cluster: &Cluster) -> Result<
             sql,
             name,
             found,
-            Begin {
-                start: relay.settings.start,
-                is_first: earlier.is_none(),
-            },
+            relay.settings.start,
             tops,
             &relay.instance,
         );

@@ -19,7 +19,7 @@ use super::delivery::{Delivery, stays_published, until};
 use super::earlier::{Earlier, Looked};
 use super::from_table::{FromTable, TableRows};
 use super::intake::{Intake, Step};
-use super::moved::{Moved, MovedRows};
+use super::moved::{MovedRow, MovedRows, Row};
 use super::recovery::Seam;
 use super::supervisor::Supervision;
 use crate::dispatch::Lookup;
@@ -87,7 +87,7 @@ impl Pipeline {
                 error = ended => return Err(error.unwrap_or_else(|_| {
                     Error::new(Code::Internal, "the replication thread ended without a word")
                 })),
-                recorded = self.delivery.progress() => self.on_recorded(recorded?),
+                recorded = self.delivery.progress() => self.on_recorded(recorded?).await?,
                 changed = self.supervision.changed() => {
                     changed.map_err(|_| {
                         Error::new(Code::Internal, "the supervisor ended without a word")
@@ -131,12 +131,47 @@ impl Pipeline {
         }
     }
 
-    fn on_recorded(&mut self, commits: Vec<(CommitLsn, u64)>) {
+    async fn on_recorded(&mut self, commits: Vec<(CommitLsn, u64)>) -> Result<()> {
         for (commit, events) in commits {
-            if !self.from_table.resolve(commit, events) {
-                self.watermark.resolve(commit, events);
+            if self.from_table.resolve(commit, events) {
+                continue;
+            }
+            self.watermark.resolve(commit, events);
+            if self.moved.any_waits() && !self.watermark.is_unresolved(commit) {
+                for row in self.moved.have_waited_for(commit) {
+                    self.take_moved(row).await?;
+                }
             }
         }
+        Ok(())
+    }
+
+    /// Delivers a moved row, unless the event is handled already.
+    async fn take_moved(&mut self, MovedRow { moved, row }: MovedRow) -> Result<()> {
+        let found = self.moved.look_up(moved, row.event_id()).await?;
+        let commit = row.commit();
+        match (found, row) {
+            (Lookup::Done, _) => self.watermark.resolve(commit, 1),
+            (Lookup::Repeated, Row::Unmappable { error, .. }) => {
+                stays_published(&error.known.event_id, &error);
+                self.watermark.resolve(commit, 1);
+            }
+            (Lookup::New, Row::Unmappable { error, payload }) => {
+                self.delivery.take_unmappable(error, payload)?;
+            }
+            (
+                found,
+                Row::Event {
+                    topic,
+                    ordering_key,
+                    mut event,
+                },
+            ) => {
+                event.origin.standing = standing(found);
+                self.delivery.take(topic, ordering_key, event);
+            }
+        }
+        Ok(())
     }
 
     fn on_table_rows(&mut self, batch: Vec<FromTable>) -> Result<()> {
@@ -203,7 +238,9 @@ impl Pipeline {
     async fn on_message(&mut self, payload: &[u8]) -> Result<()> {
         match self.intake.message(payload)? {
             Step::Nothing => {}
-            Step::Begin(commit, commit_time) => self.watermark.begin(commit, commit_time),
+            Step::Begin(commit, commit_time, xid) => {
+                self.watermark.begin(commit, commit_time, xid);
+            }
             Step::Commit(end_lsn) => self.watermark.commit(end_lsn),
             Step::TypesUnknown(relation) => self.look_types_up(relation).await?,
             Step::Event {
@@ -217,13 +254,20 @@ impl Pipeline {
                     ordinal: event.origin.ordinal,
                     event_id: &event.origin.event_id,
                 };
-                let (found, ordinal) = self.look_up(looked, moved).await?;
+                let (found, ordinal) = self.earlier.look_up(looked).await?;
                 event.origin.ordinal = ordinal;
-                event.origin.standing = match found {
-                    Lookup::Done => return Ok(()),
-                    Lookup::Repeated => Standing::Repeated,
-                    Lookup::New => Standing::New,
-                };
+                if let (Some(moved), Lookup::New) = (moved, found) {
+                    let row = Row::Event {
+                        topic,
+                        ordering_key,
+                        event,
+                    };
+                    return self.on_moved(MovedRow { moved, row }).await;
+                }
+                if found == Lookup::Done {
+                    return Ok(());
+                }
+                event.origin.standing = standing(found);
                 self.watermark.add_event();
                 self.delivery.take(topic, ordering_key, event);
             }
@@ -237,12 +281,16 @@ impl Pipeline {
                     ordinal: error.at.ordinal,
                     event_id: &error.known.event_id,
                 };
-                let (found, ordinal) = self.look_up(looked, moved).await?;
+                let (found, ordinal) = self.earlier.look_up(looked).await?;
                 error.at.ordinal = ordinal;
-                match found {
-                    Lookup::Done => {}
-                    Lookup::Repeated => stays_published(&error.known.event_id, &error),
-                    Lookup::New => {
+                match (found, moved) {
+                    (Lookup::New, Some(moved)) => {
+                        let row = Row::Unmappable { error, payload };
+                        return self.on_moved(MovedRow { moved, row }).await;
+                    }
+                    (Lookup::Done, _) => {}
+                    (Lookup::Repeated, _) => stays_published(&error.known.event_id, &error),
+                    (Lookup::New, None) => {
                         self.watermark.add_event();
                         self.delivery.take_unmappable(error, payload)?;
                     }
@@ -252,15 +300,16 @@ impl Pipeline {
         Ok(())
     }
 
-    /// What is known of the next event of the stream, and the ordinal that it has from here on.
-    async fn look_up(&mut self, event: Looked<'_>, moved: Option<Moved>) -> Result<(Lookup, u32)> {
-        let (found, ordinal) = self.earlier.look_up(event).await?;
-        match moved {
-            Some(moved) if found == Lookup::New => {
-                let found = self.moved.look_up(moved, event.event_id).await?;
-                Ok((found, ordinal))
+    /// A moved row without a record at its place: now, or when the row that was there first has its
+    /// outcome.
+    async fn on_moved(&mut self, row: MovedRow) -> Result<()> {
+        self.watermark.add_event();
+        match self.watermark.unresolved_of(row.moved.inserted_xid as u32) {
+            Some(first) => {
+                self.moved.wait_for(first, row);
+                Ok(())
             }
-            Some(_) | None => Ok((found, ordinal)),
+            None => self.take_moved(row).await,
         }
     }
 
@@ -295,6 +344,13 @@ impl Pipeline {
         self.metrics
             .oldest_pending
             .set(self.watermark.oldest_pending());
+    }
+}
+
+fn standing(found: Lookup) -> Standing {
+    match found {
+        Lookup::Repeated => Standing::Repeated,
+        Lookup::New | Lookup::Done => Standing::New,
     }
 }
 

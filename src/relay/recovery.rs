@@ -285,15 +285,25 @@ impl Recovery {
         Ok(())
     }
 
-    /// Everything that the snapshot shows is resolved.
+    /// Everything that the snapshot shows is resolved, but for rows with odd numbers, where reading
+    /// began with a number: the auditor looks at those, and raises the floors.
     async fn write_down(&self, sql: &Sql) -> Result<()> {
         let (slot, instance) = (&self.slot, &self.instance);
         for captured in &self.captured {
+            let identity = &captured.record.identity;
+            if Window::unresolved(captured, self.repeats)
+                .from_seq
+                .is_some()
+            {
+                captures::forget_numbers(sql, slot, identity).await?;
+                continue;
+            }
             let resolved = Resolved {
-                identity: &captured.record.identity,
+                identity,
                 floor: self.snapshot.xmin(),
                 floor_seq: None,
-                partitions: None,
+                // With records the auditor compares new ones.
+                partitions: self.repeats.then_some(&*captured.shape.partitions),
             };
             captures::resolve(sql, slot, self.walsender, &resolved).await?;
         }

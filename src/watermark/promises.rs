@@ -81,7 +81,7 @@ proptest! {
             clock += 10;
             match step {
                 Step::Begin if stream.open().is_none() => {
-                    watermark.begin(CommitLsn::new(Lsn::new(clock)), PgTimestamp::from_micros(clock as i64));
+                    watermark.begin(CommitLsn::new(Lsn::new(clock)), PgTimestamp::from_micros(clock as i64), 0);
                     stream.transactions.push(Sent { name: clock, end: None, unresolved: 0 });
                 }
                 Step::Event => if let Some(open) = stream.open() {

@@ -14,7 +14,7 @@ fn started_at(n: u64) -> Watermark {
 
 fn transaction(watermark: &mut Watermark, commit: u64, end: u64, events: u64) -> CommitLsn {
     let name = CommitLsn::new(lsn(commit));
-    watermark.begin(name, PgTimestamp::from_micros(commit as i64));
+    watermark.begin(name, PgTimestamp::from_micros(commit as i64), commit as u32);
     (0..events).for_each(|_| watermark.add_event());
     watermark.commit(lsn(end));
     name
@@ -53,7 +53,7 @@ fn a_keepalive_on_an_idle_stream_is_confirmed() {
 fn an_open_transaction_holds_the_watermark_even_when_all_its_events_so_far_are_done() {
     let mut watermark = started_at(10);
     let name = CommitLsn::new(lsn(20));
-    watermark.begin(name, PgTimestamp::from_micros(0));
+    watermark.begin(name, PgTimestamp::from_micros(0), 0);
     watermark.add_event();
     watermark.resolve(name, 1);
     watermark.keepalive(lsn(19));

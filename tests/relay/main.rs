@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod audit;
+mod capture;
 mod connections;
 mod dead_ends;
 mod delivery;

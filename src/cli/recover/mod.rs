@@ -9,7 +9,7 @@ use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use slot_manager::{Cluster, QualifiedName, Slot, SlotName, cluster, publication, slots};
+use slot_manager::{Cluster, Slot, SlotName, cluster, publication, slots};
 use tokio_postgres::error::SqlState;
 
 use crate::capture::{claim, record as captures};
@@ -60,6 +60,8 @@ struct Situation {
     earlier: Option<Recorded>,
     /// The slot that owns one of the tables, if it is another one.
     owner: Option<SlotName>,
+    /// The records of the tables.
+    identities: Vec<String>,
     /// Whether events may have been delivered without a record.
     repeats: bool,
     /// Why a relay would recover at its next session; `None` when it would just stream.
@@ -90,13 +92,15 @@ impl Situation {
         let found = claim::look(sql, &settings.tables).await?;
         let records = captures::read(&**sql).await?;
         let known = claim::matched(&found, &records);
-        let owners = known.iter().flatten().map(|record| record.slot.as_str());
-        let other = owners.into_iter().find(|owner| *owner != name.as_str());
+        let identities = known.iter().flatten().map(|record| record.identity.clone());
+        let mut owners = known.iter().flatten().map(|record| record.slot.as_str());
+        let other = owners.find(|owner| *owner != name.as_str());
         let mut situation = Self {
             cluster,
             slot,
             earlier,
             owner: other.and_then(|owner| owner.parse().ok()),
+            identities: identities.collect(),
             repeats: false,
             why: None,
         };
@@ -109,6 +113,7 @@ impl Situation {
             dispatch: settings.dispatch,
             publication: publication.fingerprint(),
             has_new_table: known.iter().any(Option::is_none),
+            is_captured: known.iter().any(Option::is_some),
         };
         let (repeats, why) = (loss::repeats(seen), situation.why(seen));
         (situation.repeats, situation.why) = (repeats, why);
@@ -186,9 +191,8 @@ async fn request(
     }
     confirmed(args, &question(situation, settings))?;
     let transaction = sql.client_mut().transaction().await?;
-    let tables: Vec<&QualifiedName> = settings.tables.iter().map(|t| &t.table).collect();
     if args.adopt {
-        captures::take_over(&transaction, name, &tables).await?;
+        captures::take_over(&transaction, name, &situation.identities).await?;
     }
     let moved = match situation.is_foreign() {
         true => {

@@ -15,6 +15,7 @@ use crate::error::Result;
 use crate::postgres::PatientSql;
 use crate::printable::printable;
 use crate::relay::recovery::blocked::Firsts;
+use crate::relay::recovery::loss::Loss;
 use crate::relay::recovery::unrecorded::Unrecorded;
 use crate::settings::Settings;
 use crate::table::TableReader;
@@ -74,7 +75,13 @@ pub(super) async fn show(
     let project = settings.project()?;
     let mut tables = Vec::new();
     let known = claim::as_if_claimed(&sql, &settings.slot, &settings.tables, settings.start);
-    for (table, captured) in settings.tables.iter().zip(&sql.answer(known).await?) {
+    let mut known = sql.answer(known).await?;
+    let is_first_start =
+        situation.why.as_ref().map(|why| why.name) == Some(Loss::FirstStart.name());
+    for captured in known.iter_mut().filter(|_| is_first_start) {
+        (captured.record.since, captured.record.floor) = (None, 0);
+    }
+    for (table, captured) in settings.tables.iter().zip(&known) {
         let resolving = TableReader::resolve(&sql, table, project, captured);
         let reader = sql.answer(resolving).await?;
         let window = Window::unresolved(captured, repeats);

@@ -18,7 +18,8 @@
 //!
 //! Where published events get no record (`dispatch = exceptions`) there is nothing to compare with.
 //! Then the floor moves as long as the trace is the same, and else the session ends: the next one
-//! begins with a recovery that publishes every row from the floor on.
+//! begins with a recovery that publishes every row from the floor on. So it ends when a partition
+//! was attached that holds older rows.
 //!
 //! Not here: the look at the publication itself (`supervisor`), the loss of the slot (`recovery`).
 
@@ -232,9 +233,27 @@ impl Audit {
         }
         let known = claim::known(sql, slot, &self.subject.tables);
         let captured = sql.answer(known).await?;
+        let has_overlooked = async {
+            let windows = captured
+                .iter()
+                .map(|captured| Window::unresolved(captured, true));
+            for window in windows.filter(|_| earlier.repeats) {
+                if statements::has_overlooked(sql, &window).await? {
+                    return Ok(true);
+                }
+            }
+            Ok::<_, Error>(false)
+        };
+        if sql.answer(has_overlooked).await? {
+            return sql.answer(self.end_session(sql)).await;
+        }
+        let has_partitions = captured
+            .iter()
+            .any(|captured| !captured.new_partitions().is_empty());
         let is_whole = !is_as_it_was || self.everything;
         let is_higher = self.goal.is_some() && waiting.xmin > self.floor;
-        let mut writes = is_higher || !earlier.had_one || is_whole && !earlier.repeats;
+        let mut writes = is_higher || !earlier.had_one || has_partitions;
+        writes |= is_whole && !earlier.repeats;
         if !earlier.repeats {
             writes |= self.compare(sql, &captured, waiting, is_whole).await?;
         }
@@ -342,14 +361,14 @@ impl Audit {
         publication: &str,
         earlier: &Earlier,
     ) -> Result<()> {
-        // Every row up to these is of a transaction that has ended.
+        // Rows up to these are of transactions that have ended.
         let tops = self.tops.take_if(|tops| waiting.xmin >= tops.next_xid);
         for (n, captured) in captured.iter().enumerate() {
-            let top = tops.as_ref().and_then(|tops| *tops.seqs.get(n)?);
+            let top = tops.as_ref().and_then(|tops| tops.seqs.get(n)?.as_ref());
             let resolved = Resolved {
                 identity: &captured.record.identity,
                 floor: waiting.xmin,
-                floor_seq: top,
+                floor_seq: top.map(|top| (top.seq, top.numbering.as_str())),
                 partitions: Some(&captured.shape.partitions),
             };
             let (slot, walsender) = (&self.subject.slot, self.subject.walsender);

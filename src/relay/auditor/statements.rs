@@ -5,6 +5,7 @@ use slot_manager::SlotName;
 use tokio_postgres::types::{PgLsn, ToSql};
 
 use super::{Earlier, Subject};
+use crate::capture::Window;
 use crate::error::Result;
 use crate::postgres::Sql;
 use crate::settings::Dispatch;
@@ -53,6 +54,16 @@ pub(super) async fn audited(
         [&slot, instance, &publication, &dispatch, &walsender];
     sql.execute(AUDITED, &parameters).await?;
     Ok(())
+}
+
+/// Whether a partition has come with rows that are older than the window.
+pub(super) async fn has_overlooked(sql: &Sql, window: &Window<'_>) -> Result<bool> {
+    let Some(overlooked) = window.overlooked() else {
+        return Ok(false);
+    };
+    let table = &window.captured.record.table;
+    let statement = format!("select exists (select from {table} e where {overlooked})");
+    Ok(sql.query_one(&statement, &[]).await?.get(0))
 }
 
 /// The next session begins with a recovery, unless another relay has taken the slot.

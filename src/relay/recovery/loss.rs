@@ -31,6 +31,8 @@ pub(crate) struct Seen<'a> {
     pub(crate) publication: &'a str,
     /// Whether a table of the settings is not captured yet.
     pub(crate) has_new_table: bool,
+    /// Whether one is captured already, so that there was a slot.
+    pub(crate) is_captured: bool,
 }
 
 /// How the session has to begin.
@@ -146,6 +148,7 @@ fn is_proven(earlier: &Recorded, recorded: Lsn, slot: &Slot, seen: Seen<'_>) -> 
 fn first_start(seen: Seen<'_>) -> Verdict {
     match (seen.start, seen.slot) {
         (Start::All, _) => Verdict::Recover(Loss::FirstStart),
+        (Start::New, None) if seen.is_captured => Verdict::Recover(Loss::SlotMissing),
         (Start::New, None) => Verdict::CreateSlot,
         (Start::New, Some(slot)) => match health(slot, seen) {
             health @ (Health::Lost | Health::Invalidated { .. }) => {

@@ -54,6 +54,10 @@ impl Relay {
         Self { child, log }
     }
 
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
     pub(crate) fn log(&self) -> String {
         self.log.lock().unwrap().join("\n")
     }

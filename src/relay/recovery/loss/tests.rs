@@ -60,6 +60,7 @@ fn judged(earlier: Option<&Recorded>, slot: Option<&Slot>, start: Start, timelin
         dispatch: Dispatch::Full,
         publication: "p2",
         has_new_table: false,
+        is_captured: false,
     })
 }
 
@@ -177,6 +178,7 @@ fn without_records(earlier: &Recorded, slot: &Slot, timeline: u32) -> Verdict {
         dispatch: Dispatch::Exceptions,
         publication: "p1",
         has_new_table: false,
+        is_captured: false,
     })
 }
 
@@ -221,4 +223,27 @@ fn where_events_have_no_records_another_publication_is_recovered_and_else_it_is_
         };
         assert_eq!(again(&before, Some(&slot(500))), changed);
     }
+}
+
+#[test]
+fn a_slot_that_was_made_and_lost_before_any_relay_ran_is_a_loss() {
+    let cluster = Cluster {
+        system_identifier: SystemIdentifier::new(7),
+        timeline: 1,
+        version_num: 150_000,
+        in_recovery: false,
+        database: "shop".to_owned(),
+    };
+    let seen = Seen {
+        earlier: None,
+        slot: None,
+        cluster: &cluster,
+        server_lsn: Lsn::new(1_000),
+        start: Start::New,
+        dispatch: Dispatch::Full,
+        publication: "p1",
+        has_new_table: false,
+        is_captured: true,
+    };
+    assert_eq!(judge(seen), Verdict::Recover(Loss::SlotMissing));
 }

@@ -1,0 +1,252 @@
+//! docs/adopting.md: an outbox that a poller has served is taken over without a pause of the
+//! services. Every committed row is sent exactly once, by the poller or by the relay.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::Duration;
+
+use pubsub_emulator::RunningEmulator;
+use scratch_postgres::ScratchPostgres;
+use tempfile::NamedTempFile;
+use tokio::task::JoinHandle;
+
+use super::{assert_done, stored};
+use crate::harness::{self, Database, Relay, eventually, postrider};
+
+const TABLE: &str = "\
+    CREATE TABLE public.outbox (id bigserial PRIMARY KEY, aggregatetype text NOT NULL, \
+        aggregateid text, event_type text NOT NULL, payload jsonb, processed_at timestamptz)";
+
+const SETTINGS: &str = "start = \"all\"\n[[tables]]\ntable = \"public.outbox\"\n";
+
+/// As it stands in docs/adopting.md.
+fn what_was_sent() -> String {
+    let page = include_str!("../../../docs/adopting.md");
+    let (_, rest) = page.split_once("```sql\n").unwrap();
+    let (statement, _) = rest.split_once("```").unwrap();
+    statement.to_owned()
+}
+
+/// A service that writes until it is told to stop.
+fn writer(url: &str, name: &'static str, stop: Arc<AtomicBool>) -> JoinHandle<()> {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let url = url.to_owned();
+    tokio::spawn(async move {
+        let client = harness::connect(&url).await;
+        while !stop.load(Ordering::Relaxed) {
+            let n = NEXT.fetch_add(1, Ordering::Relaxed);
+            let end = if n.is_multiple_of(7) {
+                "ROLLBACK"
+            } else {
+                "COMMIT"
+            };
+            let sql = format!("BEGIN; {}; {end}", row(&format!("{name}-{}", n % 5)));
+            client.batch_execute(&sql).await.unwrap();
+            tokio::time::sleep(Duration::from_millis(3)).await;
+        }
+    })
+}
+
+fn row(key: &str) -> String {
+    format!(
+        "INSERT INTO public.outbox (aggregatetype, aggregateid, event_type, payload) \
+         VALUES ('order', '{key}', 'Placed', '{{}}')"
+    )
+}
+
+/// The poller that was there before: what it has sent it has marked.
+fn poller(url: &str, stop: Arc<AtomicBool>) -> JoinHandle<Vec<i64>> {
+    let url = url.to_owned();
+    tokio::spawn(async move {
+        let client = harness::connect(&url).await;
+        let mut sent = Vec::new();
+        while !stop.load(Ordering::Relaxed) {
+            let sql = "UPDATE public.outbox SET processed_at = now() WHERE id IN ( \
+                       SELECT id FROM public.outbox WHERE processed_at IS NULL \
+                       ORDER BY id LIMIT 20 FOR UPDATE SKIP LOCKED) RETURNING id";
+            let rows = client.query(sql, &[]).await.unwrap();
+            sent.extend(rows.iter().map(|row| row.get::<_, i64>(0)));
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        sent
+    })
+}
+
+struct Shop {
+    database: Database,
+    emulator: RunningEmulator,
+    /// Removed when it is dropped.
+    _settings: NamedTempFile,
+}
+
+impl Shop {
+    /// Event ids of rows that meet a condition.
+    async fn events(&self, condition: &str) -> HashSet<String> {
+        let sql = format!(
+            "SELECT outbox.event_uuid('public.outbox', id::text, inserted_xid)::text \
+             FROM public.outbox WHERE {condition}"
+        );
+        let rows = self.database.client.query(&sql, &[]).await.unwrap();
+        rows.iter().map(|row| row.get(0)).collect()
+    }
+
+    async fn wait_until_published(&self, relay: &Relay) {
+        eventually("every row is sent", || async {
+            assert!(!relay.log().contains("error["), "{}", relay.log());
+            let (ours, stored) = (
+                self.events("processed_at IS NULL").await,
+                stored(&self.emulator),
+            );
+            ours.iter().all(|id| stored.contains_key(id)).then_some(())
+        })
+        .await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn each_row_is_sent_once_by_the_poller_or_by_the_relay_that_takes_its_place() {
+    let builder = ScratchPostgres::builder().setting("wal_level", "logical");
+    let server = builder.start().unwrap();
+    let url = server.socket_url("postgres");
+    let client = harness::connect(&url).await;
+    client.batch_execute(TABLE).await.unwrap();
+    let history = format!("{} ", row("history")).replace(
+        "VALUES ('order', 'history', 'Placed', '{}')",
+        "SELECT 'order', 'history', 'Placed', '{}' FROM generate_series(1, 300)",
+    );
+    client.batch_execute(&history).await.unwrap();
+    let stop_writers = Arc::new(AtomicBool::new(false));
+    let stop_poller = Arc::new(AtomicBool::new(false));
+    let writers: Vec<_> = ["a", "b"]
+        .map(|name| writer(&url, name, stop_writers.clone()))
+        .into();
+    let polling = poller(&url, stop_poller.clone());
+
+    let settings = NamedTempFile::new().unwrap();
+    std::fs::write(settings.path(), SETTINGS).unwrap();
+    let path = settings.path().display().to_string();
+    let database = Database::on_with(server, &[("POSTRIDER_CONFIG", &path)]).await;
+    let emulator = harness::emulator().await;
+    let shop = Shop {
+        database,
+        emulator,
+        _settings: settings,
+    };
+
+    let slow = harness::connect(&url).await;
+    let sql = format!("BEGIN; {}", row("slow"));
+    slow.batch_execute(&sql).await.unwrap();
+    eventually("the poller goes on meanwhile", || async {
+        let sent = "SELECT count(*) FROM public.outbox WHERE processed_at IS NOT NULL";
+        (shop.database.number(sent).await > 350).then_some(())
+    })
+    .await;
+    stop_poller.store(true, Ordering::Relaxed);
+    let sent = polling.await.unwrap();
+    shop.database.execute(&what_was_sent()).await;
+
+    let host = shop.emulator.addr().to_string();
+    let more = [("POSTRIDER_CONFIG", path.as_str())];
+    let relay = Relay::start_with(&shop.database, &host, &more);
+    relay.wait_for_log("recovering").await;
+    slow.batch_execute("COMMIT").await.unwrap();
+    relay.wait_for_log("recovered").await;
+    stop_writers.store(true, Ordering::Relaxed);
+    for writer in writers {
+        writer.await.unwrap();
+    }
+    shop.wait_until_published(&relay).await;
+    shop.database.wait_until_confirmed().await;
+    relay.stop().await;
+    assert_each_once(&shop, &sent).await;
+    // The second start is one like any other.
+    shop.database.execute(&row("later")).await;
+    let relay = Relay::start_with(&shop.database, &host, &more);
+    shop.wait_until_published(&relay).await;
+    shop.database.wait_until_audited().await;
+    assert!(!relay.log().contains("recovering"), "{}", relay.log());
+    relay.stop().await;
+    assert_each_once(&shop, &sent).await;
+}
+
+async fn assert_each_once(shop: &Shop, sent: &[i64]) {
+    let by_poller = shop.events("processed_at IS NOT NULL").await;
+    assert_eq!(
+        by_poller.len(),
+        sent.len(),
+        "the poller has marked what it sent"
+    );
+    let by_relay = stored(&shop.emulator);
+    let twice = by_relay
+        .iter()
+        .filter(|(id, copies)| **copies > 1 || by_poller.contains(*id));
+    assert_eq!(twice.count(), 0, "sent twice");
+    let all = shop.events("true").await;
+    assert_eq!(by_relay.len() + by_poller.len(), all.len());
+    assert!(by_relay.len() > 10, "the writers have gone on");
+}
+
+/// `start = all` is what counts, also when `init` was run without it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_first_start_with_all_publishes_all_though_init_did_not_know_it() {
+    let builder = ScratchPostgres::builder().setting("wal_level", "logical");
+    let server = builder.start().unwrap();
+    let url = server.socket_url("postgres");
+    let client = harness::connect(&url).await;
+    client.batch_execute(TABLE).await.unwrap();
+    for n in 0..10 {
+        client.batch_execute(&row(&format!("k-{n}"))).await.unwrap();
+    }
+    let settings = NamedTempFile::new().unwrap();
+    std::fs::write(settings.path(), SETTINGS.replace("start = \"all\"\n", "")).unwrap();
+    let path = settings.path().display().to_string();
+    let database = Database::on_with(server, &[("POSTRIDER_CONFIG", &path)]).await;
+    let emulator = harness::emulator().await;
+    let shop = Shop {
+        database,
+        emulator,
+        _settings: settings,
+    };
+    let host = shop.emulator.addr().to_string();
+    let more = [
+        ("POSTRIDER_CONFIG", path.as_str()),
+        ("POSTRIDER_START", "all"),
+    ];
+    let relay = Relay::start_with(&shop.database, &host, &more);
+    shop.wait_until_published(&relay).await;
+    relay.stop().await;
+}
+
+/// What the page tells people to look at before the relay starts.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_dry_run_counts_what_the_poller_has_not_sent() {
+    let builder = ScratchPostgres::builder().setting("wal_level", "logical");
+    let server = builder.start().unwrap();
+    let url = server.socket_url("postgres");
+    let client = harness::connect(&url).await;
+    client.batch_execute(TABLE).await.unwrap();
+    for n in 0..20 {
+        client.batch_execute(&row(&format!("k-{n}"))).await.unwrap();
+    }
+    let settings = NamedTempFile::new().unwrap();
+    std::fs::write(settings.path(), SETTINGS).unwrap();
+    let path = settings.path().display().to_string();
+    let environment = [
+        ("DATABASE_URL", url.as_str()),
+        ("POSTRIDER_CONFIG", &path),
+        ("PUBSUB_PROJECT_ID", "demo"),
+    ];
+    assert_done(&["init", "--apply"], &environment);
+    let mark = "UPDATE public.outbox SET processed_at = now() WHERE id <= 15";
+    client.batch_execute(mark).await.unwrap();
+    client.batch_execute(&what_was_sent()).await.unwrap();
+    let shown = postrider(&["recover", "--dry-run", "--json"], &environment)
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&shown.stdout);
+    assert!(
+        text.contains("\"rows\": 5") || text.contains("\"rows\":5"),
+        "{text}"
+    );
+}

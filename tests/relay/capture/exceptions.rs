@@ -1,0 +1,198 @@
+//! The same where published events get no record (`dispatch = exceptions`): rows may come again, but
+//! none is lost, and none from before is published.
+
+use pubsub_emulator::{Action, Fault};
+use tonic::Code;
+
+use super::World;
+use super::table::Kind;
+use crate::harness::{self, Relay, eventually};
+
+impl World {
+    async fn without_records(kind: Kind, old_rows: u32) -> Self {
+        let mut world = Self::new(kind, old_rows).await;
+        world
+            .more
+            .push(("POSTRIDER_DISPATCH", "exceptions".to_owned()));
+        world
+    }
+}
+
+/// A relay without records that has delivered rows and vouched for them.
+async fn served(kind: Kind) -> (World, Relay) {
+    World::without_records(kind, 500).await.serve(50).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_old_row_is_published_without_records_when_the_slot_is_lost() {
+    for kind in [Kind::Events, Kind::Numbered, Kind::Uuid, Kind::Partitioned] {
+        let mut world = World::without_records(kind, 2_000).await;
+        world.insert("a", 30).await;
+        world.database.drop_slot().await;
+        world.insert("b", 30).await;
+        let relay = world.relay();
+        world.insert("c", 30).await;
+        world.note().await;
+        world.wait_until_published(&relay).await;
+        relay.kill_9();
+        world.database.drop_slot().await;
+        world.insert("d", 30).await;
+        let relay = world.relay();
+        world.assert_published(relay).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lagging_slot_of_somebody_else_repeats_no_old_row_without_records() {
+    let mut world = World::new(Kind::Numbered, 0).await.without_slot().await;
+    world
+        .more
+        .push(("POSTRIDER_DISPATCH", "exceptions".to_owned()));
+    let slot = "SELECT pg_create_logical_replication_slot('lagging', 'pgoutput')";
+    world.execute(slot).await;
+    world
+        .execute(&Kind::Numbered.insert_old("TABLE_NAME", 1_000))
+        .await;
+    world.streaming().await.stop().await;
+    world.insert("a", 30).await;
+    world.database.drop_slot().await;
+    let relay = world.relay();
+    world.assert_published(relay).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_of_a_gap_are_published_without_records_also_after_a_crash() {
+    for is_killed in [false, true] {
+        let (mut world, relay) = served(Kind::Numbered).await;
+        let another = "CREATE TABLE public.another (id int); \
+                       ALTER PUBLICATION postrider ADD TABLE public.another";
+        world.execute(another).await;
+        world
+            .execute("ALTER PUBLICATION postrider DROP TABLE TABLE_NAME")
+            .await;
+        relay.wait_for_log("publication-drift").await;
+        world.insert("gap", 40).await;
+        let relay = match is_killed {
+            true => {
+                relay.kill_9();
+                harness::wait_until_killed_relays_are_gone(&world.database, &world.emulator).await;
+                None
+            }
+            false => Some(relay),
+        };
+        world
+            .execute("ALTER PUBLICATION postrider ADD TABLE TABLE_NAME")
+            .await;
+        let relay = relay.unwrap_or_else(|| world.relay());
+        world.insert("a", 20).await;
+        world.assert_published(relay).await;
+    }
+}
+
+const ANEW: &str = "\
+    DROP TABLE public.numbered; \
+    CREATE TABLE public.numbered (id bigserial PRIMARY KEY, aggregatetype text, aggregateid text, \
+        event_type text, payload jsonb, \
+        inserted_xid xid8 NOT NULL DEFAULT pg_current_xact_id())";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_table_that_is_made_anew_loses_nothing_without_records() {
+    for is_running in [false, true] {
+        let (mut world, relay) = served(Kind::Numbered).await;
+        let relay = match is_running {
+            true => Some(relay),
+            false => {
+                relay.stop().await;
+                None
+            }
+        };
+        world.execute(ANEW).await;
+        world.insert("a", 30).await;
+        world
+            .execute("ALTER PUBLICATION postrider ADD TABLE TABLE_NAME")
+            .await;
+        world.insert("b", 30).await;
+        let relay = relay.unwrap_or_else(|| world.relay());
+        world.assert_published(relay).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_table_that_is_renamed_loses_nothing_without_records() {
+    for loses_slot in [false, true] {
+        let (mut world, relay) = served(Kind::Numbered).await;
+        relay.stop().await;
+        world.insert("a", 30).await;
+        world
+            .execute("ALTER TABLE TABLE_NAME RENAME TO newly_called")
+            .await;
+        world.now_called("public.newly_called");
+        world.insert("b", 30).await;
+        if loses_slot {
+            world.database.drop_slot().await;
+        }
+        let relay = world.relay();
+        world.assert_published(relay).await;
+    }
+}
+
+/// The rows of a partition that was filled before the last vouch, and attached after it.
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_of_a_partition_that_was_filled_long_before_are_published_without_records() {
+    let (mut world, relay) = served(Kind::Partitioned).await;
+    let fill = "CREATE TABLE public.long_ago (LIKE public.parts INCLUDING ALL); \
+                INSERT INTO public.long_ago (aggregatetype, aggregateid, event_type, payload, day) \
+                SELECT 'order', 'attached-' || i % 5, 'New', jsonb_build_object('n', i), '2031-05-05' \
+                FROM generate_series(1001, 1030) i";
+    world.execute(fill).await;
+    relay.stop().await;
+    world.insert("a", 30).await;
+    let relay = world.relay();
+    world.note().await;
+    world.wait_until_published(&relay).await;
+    world.wait_until_compared(&relay).await;
+    let attach = "ALTER TABLE public.parts ATTACH PARTITION public.long_ago \
+                  FOR VALUES FROM ('2031-01-01') TO ('2032-01-01')";
+    world.execute(attach).await;
+    world.assert_published(relay).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_that_are_copied_out_and_in_again_are_not_lost_without_records() {
+    let (mut world, relay) = served(Kind::Numbered).await;
+    relay.stop().await;
+    world.insert("a", 30).await;
+    world.note().await;
+    let folder = world.database.server().data_dir().display().to_string();
+    let file = format!("{folder}/rows.copy");
+    let out = format!("COPY TABLE_NAME TO '{file}'; TRUNCATE TABLE_NAME");
+    world.execute(&out).await;
+    world.database.drop_slot().await;
+    world
+        .execute(&format!("COPY TABLE_NAME FROM '{file}'"))
+        .await;
+    world.insert("b", 30).await;
+    let relay = world.relay();
+    world.assert_published(relay).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_table_may_be_altered_while_its_recovery_without_records_waits() {
+    let (mut world, relay) = served(Kind::Events).await;
+    relay.stop().await;
+    world.insert_at_once("a", 20_000).await;
+    world.database.drop_slot().await;
+    let faults = world.emulator.faults();
+    let stalled = faults.inject(Fault::new(Action::Fail(Code::Unavailable)));
+    let relay = world.relay();
+    relay.wait_for_log("recovering").await;
+    eventually("the recovery waits for Pub/Sub", || async {
+        (world.emulator.journal().counts().attempts > 5).then_some(())
+    })
+    .await;
+    let alter = "SET lock_timeout = '3s'; ALTER TABLE TABLE_NAME ADD COLUMN extra text";
+    world.execute(alter).await;
+    faults.lift(stalled);
+    world.insert("b", 30).await;
+    world.assert_published(relay).await;
+}

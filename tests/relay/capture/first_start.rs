@@ -1,0 +1,185 @@
+//! The first start on a table with history: the rows from before are never published, nothing is
+//! written for them, and new ones are delivered at once.
+
+use std::time::{Duration, Instant};
+
+use pubsub_emulator::Emulator;
+
+use super::table::Kind;
+use super::{World, assert_done};
+use crate::harness;
+
+const HISTORY: u32 = 200_000;
+/// Generous: machines are shared, and what it guards against took minutes.
+const STREAMS_WITHIN: Duration = Duration::from_secs(10);
+
+async fn a_long_history_costs_nothing(kind: Kind) {
+    let mut world = World::new(kind, HISTORY).await.without_slot().await;
+    let began = Instant::now();
+    let relay = world.streaming().await;
+    let took = began.elapsed();
+    println!("{kind:?}: streaming after {took:?} on {HISTORY} old rows");
+    assert!(took < STREAMS_WITHIN, "{took:?}\n{}", relay.log());
+    world.insert("new", 100).await;
+    world.note().await;
+    world.wait_until_published(&relay).await;
+    world.wait_until_compared(&relay).await;
+    assert_only_new_rows_have_a_record(&world, 100).await;
+    world.assert_published_once(relay).await;
+    assert_only_new_rows_have_a_record(&world, 100).await;
+}
+
+async fn assert_only_new_rows_have_a_record(world: &World, new: i64) {
+    let records = "SELECT count(*) FROM outbox.dispatch";
+    assert_eq!(world.database.number(records).await, new);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_long_history_of_events_costs_nothing_at_the_first_start() {
+    a_long_history_costs_nothing(Kind::Events).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_long_history_of_numbered_rows_costs_nothing_at_the_first_start() {
+    a_long_history_costs_nothing(Kind::Numbered).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_long_history_without_any_number_costs_nothing_at_the_first_start() {
+    a_long_history_costs_nothing(Kind::Uuid).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_long_history_in_partitions_costs_nothing_at_the_first_start() {
+    a_long_history_costs_nothing(Kind::Partitioned).await;
+}
+
+/// The slot is dropped before or after the first relay has done something, and a person asks for a
+/// recovery as well.
+async fn no_old_row_is_published_after_a_loss(kind: Kind, by_init: bool) {
+    let mut world = World::new(kind, 2_000).await;
+    if !by_init {
+        world = world.without_slot().await;
+        world.streaming().await.stop().await;
+    }
+    world.insert("a", 30).await;
+    world.database.drop_slot().await;
+    world.insert("b", 30).await;
+    let asked = world.run(&["recover", "--yes"], &[]);
+    assert!(asked.status.success(), "{asked:?}");
+    let relay = world.relay();
+    relay.wait_for_log("recovered").await;
+    world.insert("c", 30).await;
+    world.note().await;
+    world.wait_until_published(&relay).await;
+    relay.stop().await;
+    world.database.drop_slot().await;
+    world.insert("d", 30).await;
+    let relay = world.relay();
+    world.assert_published_once(relay).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_old_event_is_published_when_the_slot_is_lost_before_the_relay_has_run() {
+    no_old_row_is_published_after_a_loss(Kind::Events, true).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_old_event_is_published_when_the_slot_is_lost_at_once() {
+    no_old_row_is_published_after_a_loss(Kind::Events, false).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_old_numbered_row_is_published_when_the_slot_is_lost() {
+    no_old_row_is_published_after_a_loss(Kind::Numbered, true).await;
+    no_old_row_is_published_after_a_loss(Kind::Numbered, false).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_old_row_without_a_number_is_published_when_the_slot_is_lost() {
+    no_old_row_is_published_after_a_loss(Kind::Uuid, true).await;
+    no_old_row_is_published_after_a_loss(Kind::Uuid, false).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_old_row_of_a_partition_is_published_when_the_slot_is_lost() {
+    no_old_row_is_published_after_a_loss(Kind::Partitioned, true).await;
+    no_old_row_is_published_after_a_loss(Kind::Partitioned, false).await;
+}
+
+/// One event of a missing topic once kept the first audit from ever ending.
+#[tokio::test(flavor = "multi_thread")]
+async fn no_old_row_is_published_when_the_topic_is_missing_and_the_slot_is_lost_meanwhile() {
+    let emulator = Emulator::builder().listen("127.0.0.1:0".parse().unwrap());
+    let emulator = emulator.start().await.unwrap();
+    let mut world = World::with_emulator(Kind::Numbered, 2_000, emulator).await;
+    let relay = world.relay();
+    world.insert("a", 30).await;
+    relay.wait_for_log("topic-missing").await;
+    relay.stop().await;
+    world.database.drop_slot().await;
+    let relay = world.relay();
+    world.insert("b", 30).await;
+    relay.wait_for_log("topic-missing").await;
+    let topic = "projects/demo/topics/order.events";
+    world.emulator.create_topic(topic).await.unwrap();
+    world.assert_published_once(relay).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lagging_slot_of_somebody_else_makes_no_old_row_count_as_new() {
+    let mut world = World::new(Kind::Numbered, 0).await.without_slot().await;
+    let slot = "SELECT pg_create_logical_replication_slot('lagging', 'pgoutput')";
+    world.execute(slot).await;
+    world.execute("CREATE DATABASE other").await;
+    let url = world.database.server().url("other");
+    let other = harness::connect(&url).await;
+    let slot = "SELECT pg_create_logical_replication_slot('elsewhere', 'test_decoding')";
+    other.batch_execute(slot).await.unwrap();
+    world
+        .execute(&Kind::Numbered.insert_old("TABLE_NAME", 1_000))
+        .await;
+    let relay = world.streaming().await;
+    world.insert("a", 30).await;
+    world.note().await;
+    world.wait_until_published(&relay).await;
+    world.wait_until_compared(&relay).await;
+    relay.stop().await;
+    world.database.drop_slot().await;
+    world.insert("b", 30).await;
+    let relay = world.relay();
+    world.assert_published_once(relay).await;
+}
+
+/// Rows that are committed while `init` and the first start run are either old or delivered: those
+/// that were written after the slot was made are delivered.
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_that_are_committed_between_init_and_the_first_start_are_delivered() {
+    for kind in [Kind::Events, Kind::Numbered, Kind::Uuid, Kind::Partitioned] {
+        let mut world = World::new(kind, 100).await;
+        world.insert("early", 50).await;
+        let relay = world.relay();
+        world.insert("late", 50).await;
+        world.assert_published_once(relay).await;
+    }
+}
+
+/// `init` again, and a check, change nothing of which rows are ours.
+#[tokio::test(flavor = "multi_thread")]
+async fn init_may_be_run_again_at_any_time() {
+    let (mut world, relay) = World::served(Kind::Numbered, 30).await;
+    let config = world.settings.path().display().to_string();
+    let url = world.database.url.clone();
+    let environment = [
+        ("DATABASE_URL", url.as_str()),
+        ("POSTRIDER_CONFIG", &config),
+    ];
+    assert_done(&["init", "--apply"], &environment);
+    world.insert("a", 30).await;
+    relay.stop().await;
+    world.database.drop_slot().await;
+    world.insert("b", 30).await;
+    let _ = world.run(&["init", "--apply"], &[]);
+    let relay = world.relay();
+    world.assert_published_once(relay).await;
+}

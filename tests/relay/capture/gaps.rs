@@ -1,0 +1,137 @@
+//! Rows that the publication left out are found and published: with no more rights than the
+//! documented ones, and also when the relay that saw the gap is killed.
+
+use super::World;
+use super::table::Kind;
+use crate::harness;
+use crate::privileges::login_role;
+
+const OUT: &str = "ALTER PUBLICATION postrider DROP TABLE TABLE_NAME";
+const IN: &str = "ALTER PUBLICATION postrider ADD TABLE TABLE_NAME";
+/// So that a publication does not become empty.
+const ANOTHER: &str = "CREATE TABLE public.another (id int); \
+                       ALTER PUBLICATION postrider ADD TABLE public.another";
+
+/// A relay with the rights of `postrider_relay` alone.
+async fn served_by_its_role(kind: Kind) -> (World, harness::Relay) {
+    let mut world = World::new(kind, 100).await;
+    let url = login_role(&world.database).await;
+    world.more.push(("DATABASE_URL", url));
+    world.serve(40).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_gap_is_closed_with_the_documented_rights() {
+    for kind in [Kind::Events, Kind::Numbered, Kind::Uuid, Kind::Partitioned] {
+        let (mut world, relay) = served_by_its_role(kind).await;
+        world.execute(OUT).await;
+        world.insert("gap", 40).await;
+        world.execute(IN).await;
+        world.insert("a", 20).await;
+        world.assert_published_once(relay).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lost_slot_costs_nothing_with_the_documented_rights() {
+    for kind in [Kind::Numbered, Kind::Partitioned] {
+        let (mut world, relay) = served_by_its_role(kind).await;
+        relay.stop().await;
+        world.insert("a", 40).await;
+        world.database.drop_slot().await;
+        world.insert("b", 40).await;
+        let relay = world.relay();
+        world.assert_published_once(relay).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_partition_that_is_attached_is_looked_at_with_the_documented_rights() {
+    let (mut world, relay) = served_by_its_role(Kind::Partitioned).await;
+    let sql = "CREATE TABLE public.more (LIKE public.parts INCLUDING ALL); \
+               INSERT INTO public.more (aggregatetype, aggregateid, event_type, payload, day) \
+               SELECT 'order', 'attached-' || i % 5, 'New', jsonb_build_object('n', i), '2031-05-05' \
+               FROM generate_series(1001, 1030) i; \
+               ALTER TABLE public.parts ATTACH PARTITION public.more \
+                   FOR VALUES FROM ('2031-01-01') TO ('2032-01-01')";
+    world.execute(sql).await;
+    // At its next audit, which is soon after a start.
+    relay.stop().await;
+    let relay = world.relay();
+    world.assert_published_once(relay).await;
+}
+
+/// When the relay that has seen the gap is killed.
+#[derive(Clone, Copy, PartialEq)]
+enum Killed {
+    WhileThereIsTheGap,
+    RightAfterIt,
+}
+
+async fn a_gap_that_was_seen_is_closed_after_a_crash(kind: Kind, killed: Killed) {
+    let (mut world, relay) = World::served(kind, 40).await;
+    world.execute(ANOTHER).await;
+    world.execute(OUT).await;
+    relay.wait_for_log("publication-drift").await;
+    world.insert("gap", 40).await;
+    if killed == Killed::RightAfterIt {
+        world.execute(IN).await;
+    }
+    relay.kill_9();
+    harness::wait_until_killed_relays_are_gone(&world.database, &world.emulator).await;
+    if killed == Killed::WhileThereIsTheGap {
+        world.execute(IN).await;
+    }
+    world.insert("a", 20).await;
+    let relay = world.relay();
+    world.assert_published(relay).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_gap_that_the_relay_saw_is_closed_though_it_is_killed_meanwhile() {
+    for kind in [Kind::Events, Kind::Numbered, Kind::Partitioned] {
+        a_gap_that_was_seen_is_closed_after_a_crash(kind, Killed::WhileThereIsTheGap).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_gap_that_the_relay_saw_is_closed_though_it_is_killed_right_after() {
+    for kind in [Kind::Events, Kind::Uuid, Kind::Partitioned] {
+        a_gap_that_was_seen_is_closed_after_a_crash(kind, Killed::RightAfterIt).await;
+    }
+}
+
+/// Old pages have room for new rows: a row is found wherever it lies.
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_of_a_gap_that_lie_in_reused_pages_are_found() {
+    for kind in [Kind::Numbered, Kind::Uuid] {
+        let (mut world, relay) = World::served(kind, 400).await;
+        let make_room = "DELETE FROM TABLE_NAME WHERE (payload->>'n')::int % 2 = 0";
+        world.execute(make_room).await;
+        world.execute("VACUUM TABLE_NAME").await;
+        world.execute(ANOTHER).await;
+        world.execute(OUT).await;
+        relay.wait_for_log("publication-drift").await;
+        world.insert("gap", 100).await;
+        world.execute(IN).await;
+        world.assert_published_once(relay).await;
+    }
+}
+
+/// The rows of a gap are compared after a loss of the slot too.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_gap_and_a_lost_slot_together_cost_nothing() {
+    for kind in [Kind::Events, Kind::Numbered, Kind::Partitioned] {
+        let (mut world, relay) = World::served(kind, 40).await;
+        world.execute(ANOTHER).await;
+        world.execute(OUT).await;
+        relay.wait_for_log("publication-drift").await;
+        world.insert("gap", 40).await;
+        relay.stop().await;
+        world.execute(IN).await;
+        world.database.drop_slot().await;
+        world.insert("a", 20).await;
+        let relay = world.relay();
+        world.assert_published_once(relay).await;
+    }
+}

@@ -1,0 +1,330 @@
+//! Random histories against a plain model: every row that a committed transaction has inserted since
+//! capturing began must be published, and none else, whatever happens to the relay, its slot, its
+//! publication, its settings and its table in between. The order of a key holds for rows that no gap
+//! has left out.
+//!
+//! `POSTRIDER_HISTORY_SEED` replays one history.
+
+use tokio_postgres::Client;
+
+use super::table::Kind;
+use super::{World, write_settings};
+use crate::harness::{self, Relay};
+
+const STEPS: u32 = 150;
+const OUT: &str = "ALTER PUBLICATION postrider DROP TABLE TABLE_NAME";
+const IN: &str = "ALTER PUBLICATION postrider ADD TABLE TABLE_NAME";
+
+/// SplitMix64.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, bound: u32) -> u32 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut z = self.0;
+        z = (z ^ z >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        z = (z ^ z >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
+        ((z ^ z >> 31) % u64::from(bound)) as u32
+    }
+}
+
+struct History {
+    world: World,
+    random: Random,
+    relay: Option<Relay>,
+    /// A transaction that is open, with rows of its own keys.
+    slow: Option<Client>,
+    prepared: Vec<String>,
+    /// What was done, for whoever has to understand a failure.
+    done: Vec<String>,
+    step: u32,
+    partitions: u32,
+    /// The keys of rows that are written now. Those of a time without settings come from the table,
+    /// beside the stream; what is written later has other keys.
+    keys: String,
+}
+
+impl History {
+    async fn run(kind: Kind, seed: u64) {
+        println!("POSTRIDER_HISTORY_SEED={seed} ({kind:?})");
+        let mut world = World::new(kind, 200).await;
+        // What the other version of the settings captures.
+        let other = "CREATE TABLE public.other (LIKE outbox.events INCLUDING ALL); \
+                     ALTER PUBLICATION postrider ADD TABLE public.other";
+        world.execute(other).await;
+        world.insert("o", 5).await;
+        let mut history = Self {
+            world,
+            random: Random(seed),
+            relay: None,
+            slow: None,
+            prepared: Vec::new(),
+            done: Vec::new(),
+            step: 0,
+            partitions: 0,
+            keys: "o".to_owned(),
+        };
+        for step in 0..STEPS {
+            history.step = step;
+            history.step().await;
+        }
+        history.end().await;
+    }
+
+    fn say(&mut self, what: &str) {
+        self.done.push(format!("{}: {what}", self.step));
+    }
+
+    async fn step(&mut self) {
+        match self.random.below(20) {
+            0..=4 => self.insert().await,
+            5 => self.insert_and_roll_back().await,
+            6 => self.insert_with_savepoints().await,
+            7 => self.prepare().await,
+            8 => self.end_prepared().await,
+            9 => self.begin_slow().await,
+            10 => self.end_slow().await,
+            11 => self.lose_the_slot().await,
+            12 => self.gap().await,
+            13 => self.take_out_of_the_settings().await,
+            14 => self.kill().await,
+            15 => self.replace().await,
+            16 => self.attach().await,
+            _ => self.start_or_stop().await,
+        }
+    }
+
+    async fn insert(&mut self) {
+        let rows = 1 + self.random.below(20);
+        self.say(&format!("insert {rows}"));
+        match self.random.below(2) {
+            0 => self.world.insert(&self.keys, rows).await,
+            _ => self.world.insert_at_once(&self.keys, rows).await,
+        }
+    }
+
+    async fn insert_and_roll_back(&mut self) {
+        self.say("insert and roll back");
+        let sql = format!("BEGIN; {}; ROLLBACK", self.world.row_sql("o-1"));
+        self.world.execute(&sql).await;
+    }
+
+    async fn insert_with_savepoints(&mut self) {
+        self.say("insert with savepoints");
+        let mut sql = String::from("BEGIN;");
+        for _ in 0..3 {
+            let end = ["RELEASE s", "ROLLBACK TO s", "RELEASE s"][self.random.below(3) as usize];
+            sql += &format!(
+                "SAVEPOINT s; {}; {end};",
+                self.world.row_sql(&format!("{}-2", self.keys))
+            );
+        }
+        self.world.execute(&(sql + "COMMIT")).await;
+    }
+
+    async fn prepare(&mut self) {
+        self.say("prepare");
+        let name = format!("p{}", self.step);
+        let row = self.world.row_sql(&name);
+        let sql = format!("BEGIN; {row}; PREPARE TRANSACTION '{name}'");
+        self.world.execute(&sql).await;
+        self.prepared.push(name);
+    }
+
+    async fn end_prepared(&mut self) {
+        let Some(name) = self.prepared.pop() else {
+            return;
+        };
+        let end = ["COMMIT", "ROLLBACK"][self.random.below(2) as usize];
+        self.say(&format!("{end} PREPARED {name}"));
+        self.world
+            .execute(&format!("{end} PREPARED '{name}'"))
+            .await;
+    }
+
+    async fn begin_slow(&mut self) {
+        if self.slow.is_some() {
+            return;
+        }
+        self.say("begin a slow transaction");
+        let client = harness::connect(&self.world.database.url).await;
+        let row = self.world.row_sql(&format!("slow-{}", self.step));
+        client
+            .batch_execute(&format!("BEGIN; {row}"))
+            .await
+            .unwrap();
+        self.slow = Some(client);
+    }
+
+    async fn end_slow(&mut self) {
+        let Some(client) = self.slow.take() else {
+            return;
+        };
+        let end = ["COMMIT", "ROLLBACK"][self.random.below(2) as usize];
+        self.say(&format!("{end} the slow transaction"));
+        client.batch_execute(end).await.unwrap();
+    }
+
+    async fn start_or_stop(&mut self) {
+        match self.relay.take() {
+            Some(relay) => {
+                self.say("stop");
+                relay.stop().await;
+            }
+            None => {
+                self.say("start");
+                self.relay = Some(self.world.relay());
+            }
+        }
+    }
+
+    async fn kill(&mut self) {
+        let Some(relay) = self.relay.take() else {
+            return;
+        };
+        self.say("kill -9");
+        relay.kill_9();
+        let World {
+            database, emulator, ..
+        } = &self.world;
+        harness::wait_until_killed_relays_are_gone(database, emulator).await;
+    }
+
+    async fn lose_the_slot(&mut self) {
+        let relay = self.relay.take();
+        let exists = "SELECT count(*) FROM pg_replication_slots";
+        if let Some(relay) = relay {
+            relay.stop().await;
+        }
+        // A recovery that was stopped may have left none.
+        if self.world.database.number(exists).await == 1 {
+            self.say("drop the slot");
+            self.world.database.drop_slot().await;
+        }
+    }
+
+    /// Rows that the publication leaves out.
+    async fn gap(&mut self) {
+        self.say("gap");
+        self.end_all().await;
+        self.world.execute(OUT).await;
+        let rows = 1 + self.random.below(10);
+        let key = format!("gap{}", self.step);
+        self.world.insert(&key, rows).await;
+        self.world.execute(IN).await;
+    }
+
+    /// Another version of the settings, without the table, serves for a while.
+    async fn take_out_of_the_settings(&mut self) {
+        self.say("settings without the table");
+        if let Some(relay) = self.relay.take() {
+            relay.stop().await;
+        }
+        write_settings(&self.world.settings, Kind::Events, "public.other");
+        let relay = self.world.relay();
+        let key = format!("out{}", self.step);
+        self.world.insert(&key, 5).await;
+        // The relay that waits for a transaction to end cannot stream yet, which is fine.
+        if self.slow.is_none() && self.prepared.is_empty() {
+            self.world.wait_until_compared(&relay).await;
+        }
+        relay.stop().await;
+        write_settings(&self.world.settings, self.world.kind, &self.world.table);
+        self.keys = format!("o{}", self.step);
+    }
+
+    /// Ends what holds locks on the table.
+    async fn end_all(&mut self) {
+        self.end_slow().await;
+        while !self.prepared.is_empty() {
+            self.end_prepared().await;
+        }
+    }
+
+    /// The table is made anew, when everything in it has been published.
+    async fn replace(&mut self) {
+        if self.world.kind != Kind::Numbered {
+            return;
+        }
+        self.end_all().await;
+        self.settle().await;
+        self.say("make the table anew");
+        self.world.execute(super::replaced::ANEW).await;
+        let key = format!("anew{}", self.step);
+        self.world.insert(&key, 5).await;
+        self.world.execute(IN).await;
+    }
+
+    async fn attach(&mut self) {
+        if self.world.kind != Kind::Partitioned {
+            return;
+        }
+        self.end_all().await;
+        self.say("attach a partition");
+        let (n, first) = (self.partitions, self.world.next);
+        self.partitions += 1;
+        self.world.next += 5;
+        let year = 2030 + n;
+        let sql = format!(
+            "CREATE TABLE public.more_{n} (LIKE public.parts INCLUDING ALL); \
+             INSERT INTO public.more_{n} (aggregatetype, aggregateid, event_type, payload, day) \
+             SELECT 'order', 'attached-{n}', 'New', jsonb_build_object('n', i), '{year}-05-05' \
+             FROM generate_series({first}, {first} + 4) i; \
+             ALTER TABLE public.parts ATTACH PARTITION public.more_{n} \
+                 FOR VALUES FROM ('{year}-01-01') TO ('{}-01-01')",
+            year + 1
+        );
+        self.world.execute(&sql).await;
+    }
+
+    /// Everything that is committed has been published.
+    async fn settle(&mut self) {
+        let relay = self.relay.take().unwrap_or_else(|| self.world.relay());
+        self.world.note().await;
+        self.world.wait_until_published(&relay).await;
+        self.world.wait_until_compared(&relay).await;
+        self.relay = Some(relay);
+    }
+
+    async fn end(mut self) {
+        self.end_all().await;
+        self.settle().await;
+        let relay = self.relay.take().unwrap();
+        relay.stop().await;
+        let relay = self.world.relay();
+        self.world.wait_until_compared(&relay).await;
+        let report = self.world.report();
+        let log = relay.log();
+        assert!(report.is_clean(), "{report}\n{:#?}\n{log}", self.done);
+        relay.stop().await;
+        println!("{report}");
+    }
+}
+
+/// The seeds of every run, or the one that is asked for.
+async fn histories(kind: Kind, seeds: &[u64]) {
+    let asked = std::env::var("POSTRIDER_HISTORY_SEED");
+    match asked.ok().and_then(|seed| seed.parse().ok()) {
+        Some(seed) => History::run(kind, seed).await,
+        None => {
+            for seed in seeds {
+                History::run(kind, *seed).await;
+            }
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_random_history_of_a_numbered_table_publishes_what_the_model_says() {
+    histories(Kind::Numbered, &[1, 2]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_random_history_of_a_partitioned_table_publishes_what_the_model_says() {
+    histories(Kind::Partitioned, &[3]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_random_history_of_events_publishes_what_the_model_says() {
+    histories(Kind::Events, &[4]).await;
+}

@@ -1,0 +1,333 @@
+//! Which rows of a captured table are the relay's to publish: each row that was committed since
+//! capturing began, once, whatever becomes of the table, and none from before.
+
+mod adoption;
+mod exceptions;
+mod first_start;
+mod gaps;
+mod history;
+mod long_recovery;
+mod moved_rows;
+mod order;
+mod owner;
+mod renamed;
+mod replaced;
+mod table;
+mod transactions;
+mod wraparound;
+
+use std::collections::{HashMap, HashSet};
+
+use pubsub_emulator::RunningEmulator;
+use pubsub_emulator::checks::{self, Expected, Report, Stream};
+use scratch_postgres::ScratchPostgres;
+use tempfile::NamedTempFile;
+
+use crate::harness::{self, Database, Relay, eventually, postrider};
+use table::Kind;
+
+/// A captured table with what must be published of it.
+struct World {
+    database: Database,
+    emulator: RunningEmulator,
+    kind: Kind,
+    /// The present name of the table.
+    table: String,
+    settings: NamedTempFile,
+    /// Settings of the relay beyond those of the file.
+    more: Vec<(&'static str, String)>,
+    /// The number that the next row gets.
+    next: u32,
+    expected: Expected,
+    noted: HashSet<String>,
+}
+
+impl World {
+    /// A table with so many old rows, prepared by `postrider init --apply`, which makes the slot.
+    async fn new(kind: Kind, old_rows: u32) -> Self {
+        Self::with_emulator(kind, old_rows, harness::emulator().await).await
+    }
+
+    async fn with_emulator(kind: Kind, old_rows: u32, emulator: RunningEmulator) -> Self {
+        let builder = ScratchPostgres::builder().setting("wal_level", "logical");
+        let builder = builder.setting("max_prepared_transactions", "10");
+        Self::on(builder.start().unwrap(), kind, old_rows, emulator).await
+    }
+
+    async fn on(
+        server: ScratchPostgres,
+        kind: Kind,
+        old_rows: u32,
+        emulator: RunningEmulator,
+    ) -> Self {
+        let url = server.socket_url("postgres");
+        let client = harness::connect(&url).await;
+        let settings = NamedTempFile::new().unwrap();
+        write_settings(&settings, kind, kind.table());
+        let path = settings.path().display().to_string();
+        if kind == Kind::Events {
+            let environment = [("DATABASE_URL", url.as_str()), ("POSTRIDER_CONFIG", &path)];
+            assert_done(&["init", "--apply", "--no-slot"], &environment);
+        } else {
+            client.batch_execute(&kind.create()).await.unwrap();
+        }
+        let old = kind.insert_old(kind.table(), old_rows);
+        client.batch_execute(&old).await.unwrap();
+        let database = Database::on_with(server, &[("POSTRIDER_CONFIG", &path)]).await;
+        Self {
+            database,
+            emulator,
+            kind,
+            table: kind.table().to_owned(),
+            settings,
+            more: Vec::new(),
+            next: 1,
+            expected: Expected::new(),
+            noted: HashSet::new(),
+        }
+    }
+
+    /// As if `init` had made no slot: the relay makes it at its first start.
+    async fn without_slot(self) -> Self {
+        self.database.drop_slot().await;
+        self.database.execute("DELETE FROM outbox.capture").await;
+        self
+    }
+
+    /// The table of the settings is called so from now on.
+    fn now_called(&mut self, table: &str) {
+        write_settings(&self.settings, self.kind, table);
+        table.clone_into(&mut self.table);
+    }
+
+    fn relay(&self) -> Relay {
+        let config = self.settings.path().display().to_string();
+        let mut more = vec![("POSTRIDER_CONFIG", config.as_str())];
+        more.extend(
+            self.more
+                .iter()
+                .map(|(name, value)| (*name, value.as_str())),
+        );
+        Relay::start_with(&self.database, &self.emulator.addr().to_string(), &more)
+    }
+
+    /// A relay that streams.
+    async fn streaming(&self) -> Relay {
+        let relay = self.relay();
+        relay.wait_for_log("streaming").await;
+        relay
+    }
+
+    /// Runs a command of the program with the settings of the relay.
+    fn run(&self, arguments: &[&str], more: &[(&str, &str)]) -> std::process::Output {
+        let config = self.settings.path().display().to_string();
+        let mut environment = vec![
+            ("DATABASE_URL", self.database.url.as_str()),
+            ("POSTRIDER_CONFIG", &config),
+            ("POSTRIDER_SLOT", self.database.slot()),
+        ];
+        environment.extend(more);
+        postrider(arguments, &environment).output().unwrap()
+    }
+
+    async fn execute(&self, sql: &str) {
+        let sql = sql.replace("TABLE_NAME", &self.table);
+        if let Err(error) = self.database.client.batch_execute(&sql).await {
+            panic!("{error:?}: {sql}");
+        }
+    }
+
+    /// Commits new rows, each in a transaction of its own, over five keys.
+    async fn insert(&mut self, prefix: &str, rows: u32) {
+        let sql = self.insert_sql(prefix, rows);
+        self.database.execute(&sql).await;
+    }
+
+    fn insert_sql(&mut self, prefix: &str, rows: u32) -> String {
+        let sql = self.kind.insert(&self.table, prefix, self.next, rows);
+        self.next += rows;
+        sql
+    }
+
+    /// Commits new rows in one transaction.
+    async fn insert_at_once(&mut self, prefix: &str, rows: u32) {
+        let sql = self
+            .kind
+            .insert_at_once(&self.table, prefix, self.next, rows);
+        self.next += rows;
+        self.database.execute(&sql).await;
+    }
+
+    /// As [`insert`](Self::insert), of the partition that none of the tests moves.
+    async fn insert_into_first_partition(&mut self, prefix: &str, rows: u32) {
+        let sql = format!(
+            "INSERT INTO public.parts (aggregatetype, aggregateid, event_type, payload, day) \
+             SELECT 'order', '{prefix}-' || i % 5, 'New', jsonb_build_object('n', i), '2020-03-03' \
+             FROM generate_series({}, {}) i",
+            self.next,
+            self.next + rows - 1
+        );
+        self.next += rows;
+        self.database.execute(&sql).await;
+    }
+
+    /// One row, as a statement.
+    fn row_sql(&mut self, key: &str) -> String {
+        let sql = self.kind.row(&self.table, key, self.next);
+        self.next += 1;
+        sql
+    }
+
+    /// The rows that are in the table now must be published, unless they are old.
+    async fn note(&mut self) {
+        let sql = format!(
+            "SELECT {id}::text, aggregateid FROM {table} e \
+             WHERE event_type = 'New' ORDER BY (payload->>'n')::bigint",
+            id = self.kind.event_id(),
+            table = self.table,
+        );
+        self.note_rows(&sql).await;
+    }
+
+    /// What the statement gives must be published: event ids and keys.
+    async fn note_rows(&mut self, sql: &str) {
+        for row in self.database.client.query(sql, &[]).await.unwrap() {
+            let (id, key): (String, String) = (row.get(0), row.get(1));
+            if self.noted.insert(id.clone()) {
+                let stream = Stream::new("projects/demo/topics/order.events", key);
+                self.expected.entry(stream).or_default().push(id);
+            }
+        }
+    }
+
+    /// Waits until every noted row is published, as long as there is progress.
+    async fn wait_until_published(&self, relay: &Relay) {
+        loop {
+            let before = self.missing();
+            if before == 0 {
+                return;
+            }
+            let what = format!("more of {} rows are published", self.noted.len());
+            eventually(&what, || async {
+                assert!(!relay.log().contains("error["), "{}", relay.log());
+                (self.missing() < before).then_some(())
+            })
+            .await;
+        }
+    }
+
+    /// Noted rows that are not published.
+    fn missing(&self) -> usize {
+        let stored = stored(&self.emulator);
+        let is_missing = |id: &&String| !stored.contains_key(*id);
+        self.noted.iter().filter(is_missing).count()
+    }
+
+    /// Waits until the relay's session has compared the tables, and has confirmed what there is.
+    async fn wait_until_compared(&self, relay: &Relay) {
+        let sql = format!(
+            "SELECT count(*) FROM outbox.relay WHERE instance LIKE '%:{}' \
+             AND audited_at > since AND recovering IS NULL",
+            relay.pid()
+        );
+        eventually("the tables are compared", || async {
+            assert!(!relay.log().contains("error["), "{}", relay.log());
+            (self.database.number(&sql).await == 1).then_some(())
+        })
+        .await;
+        self.database.wait_until_confirmed().await;
+    }
+
+    /// What is in the table now has come once and in order, also after a restart, and nothing else.
+    async fn assert_published_once(&mut self, relay: Relay) {
+        let relay = self.published_all(relay).await;
+        let report = self.report();
+        assert!(
+            report.is_clean() && report.duplicates.is_empty(),
+            "{report}\n{}",
+            relay.log()
+        );
+        relay.stop().await;
+    }
+
+    /// The same, where rows that were delivered may come again.
+    async fn assert_published(&mut self, relay: Relay) {
+        let relay = self.published_all(relay).await;
+        let report = self.report();
+        assert!(report.is_clean(), "{report}\n{}", relay.log());
+        relay.stop().await;
+    }
+
+    async fn published_all(&mut self, relay: Relay) -> Relay {
+        self.note().await;
+        self.wait_until_published(&relay).await;
+        self.wait_until_compared(&relay).await;
+        relay.stop().await;
+        let relay = self.relay();
+        self.wait_until_compared(&relay).await;
+        relay
+    }
+
+    fn report(&self) -> Report {
+        checks::check(&self.emulator.journal().attempts(), &self.expected)
+    }
+
+    /// A relay that has delivered rows of the keys `before-…` and compared the tables.
+    async fn served(kind: Kind, rows: u32) -> (Self, Relay) {
+        Self::new(kind, 20).await.serve(rows).await
+    }
+
+    async fn serve(mut self, rows: u32) -> (Self, Relay) {
+        let relay = self.streaming().await;
+        self.insert("before", rows).await;
+        self.note().await;
+        self.wait_until_published(&relay).await;
+        self.wait_until_compared(&relay).await;
+        let keeps_records = !self
+            .more
+            .iter()
+            .any(|(name, _)| *name == "POSTRIDER_DISPATCH");
+        if keeps_records {
+            self.wait_until_recorded().await;
+        }
+        (self, relay)
+    }
+
+    /// Waits until every noted row has its record.
+    async fn wait_until_recorded(&self) {
+        let ids: Vec<String> = self.noted.iter().cloned().collect();
+        let sql = "SELECT count(*) FROM outbox.dispatch WHERE event_id::text = ANY ($1)";
+        eventually("every noted row has its record", || async {
+            let row = self.database.client.query_one(sql, &[&ids]).await.unwrap();
+            (row.get::<_, i64>(0) >= ids.len() as i64).then_some(())
+        })
+        .await;
+    }
+}
+
+/// How often each event is stored.
+fn stored(emulator: &RunningEmulator) -> HashMap<String, u32> {
+    let mut stored = HashMap::new();
+    for attempt in emulator.journal().attempts() {
+        if attempt.is_stored() {
+            for id in attempt.event_ids.iter().flatten() {
+                *stored.entry(id.to_string()).or_default() += 1;
+            }
+        }
+    }
+    stored
+}
+
+fn write_settings(file: &NamedTempFile, kind: Kind, table: &str) {
+    std::fs::write(file.path(), kind.settings(table)).unwrap();
+}
+
+fn assert_done(arguments: &[&str], environment: &[(&str, &str)]) {
+    let done = postrider(arguments, environment).output().unwrap();
+    assert!(
+        done.status.success(),
+        "{}{}",
+        String::from_utf8_lossy(&done.stdout),
+        String::from_utf8_lossy(&done.stderr)
+    );
+}

@@ -1,0 +1,184 @@
+//! Rows that come into a captured table without being new, and partitions that come and go.
+
+use super::World;
+use super::table::Kind;
+
+/// A partition with rows that no stream brings under the table's name.
+const ATTACH: &str = "\
+    CREATE TABLE public.more (LIKE public.parts INCLUDING ALL); \
+    INSERT_ROWS; \
+    ALTER TABLE public.parts ATTACH PARTITION public.more \
+        FOR VALUES FROM ('2030-01-01') TO ('2031-01-01')";
+
+/// Attaches a partition with so many rows, and says what the statement was.
+async fn attach(world: &mut World, rows: u32) {
+    let first = world.next;
+    world.next += rows;
+    let insert = format!(
+        "INSERT INTO public.more (aggregatetype, aggregateid, event_type, payload, day) \
+         SELECT 'order', 'attached-' || i % 5, 'New', jsonb_build_object('n', i), '2030-05-05' \
+         FROM generate_series({first}, {}) i",
+        world.next - 1
+    );
+    world.execute(&ATTACH.replace("INSERT_ROWS", &insert)).await;
+}
+
+/// At its next audit, which is soon after a start and then every few minutes.
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_of_a_partition_that_is_attached_under_a_running_relay_are_published() {
+    let (mut world, relay) = World::served(Kind::Partitioned, 50).await;
+    attach(&mut world, 30).await;
+    world.insert("a", 30).await;
+    relay.stop().await;
+    let relay = world.relay();
+    world.assert_published_once(relay).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_of_a_partition_that_is_attached_while_the_relay_is_down_are_published() {
+    let (mut world, relay) = World::served(Kind::Partitioned, 50).await;
+    relay.stop().await;
+    attach(&mut world, 30).await;
+    world.insert("a", 30).await;
+    let relay = world.relay();
+    world.assert_published_once(relay).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_of_an_attached_partition_are_published_though_the_slot_is_lost() {
+    let (mut world, relay) = World::served(Kind::Partitioned, 50).await;
+    attach(&mut world, 30).await;
+    relay.stop().await;
+    world.database.drop_slot().await;
+    world.insert("a", 30).await;
+    let relay = world.relay();
+    world.assert_published_once(relay).await;
+}
+
+/// Rows that were filled long before they are attached are older than what is resolved by then.
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_of_a_partition_that_was_filled_long_before_are_published() {
+    let (mut world, relay) = World::served(Kind::Partitioned, 50).await;
+    let sql = "CREATE TABLE public.long_ago (LIKE public.parts INCLUDING ALL); \
+               INSERT INTO public.long_ago (aggregatetype, aggregateid, event_type, payload, day) \
+               SELECT 'order', 'attached-' || i % 5, 'New', jsonb_build_object('n', i), '2031-05-05' \
+               FROM generate_series(1001, 1030) i";
+    world.execute(sql).await;
+    relay.stop().await;
+    // The floor rises above those rows.
+    world.insert("a", 30).await;
+    let relay = world.relay();
+    world.note().await;
+    world.wait_until_published(&relay).await;
+    world.wait_until_compared(&relay).await;
+    relay.stop().await;
+    let attach = "ALTER TABLE public.parts ATTACH PARTITION public.long_ago \
+                  FOR VALUES FROM ('2031-01-01') TO ('2032-01-01')";
+    world.execute(attach).await;
+    world.database.drop_slot().await;
+    let relay = world.relay();
+    world.assert_published_once(relay).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_of_a_partition_that_is_detached_before_they_are_streamed_are_published() {
+    let (mut world, relay) = World::served(Kind::Partitioned, 50).await;
+    relay.stop().await;
+    world.insert("a", 40).await;
+    world.note().await;
+    world
+        .execute("ALTER TABLE public.parts DETACH PARTITION public.parts_2")
+        .await;
+    let relay = world.relay();
+    world.insert_into_first_partition("b", 30).await;
+    world.assert_published_once(relay).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_partition_that_is_detached_and_attached_again_repeats_nothing() {
+    let (mut world, relay) = World::served(Kind::Partitioned, 50).await;
+    world
+        .execute("ALTER TABLE public.parts DETACH PARTITION public.parts_2")
+        .await;
+    world.insert_into_first_partition("a", 30).await;
+    world
+        .execute(
+            "ALTER TABLE public.parts ATTACH PARTITION public.parts_2 \
+             FOR VALUES FROM ('2022-01-01') TO ('2023-01-01')",
+        )
+        .await;
+    world.insert("b", 30).await;
+    world.assert_published_once(relay).await;
+}
+
+/// How rows come into another partition.
+const BY_UPDATE: &str = "UPDATE public.parts SET day = day + 366 WHERE day < '2022-06-01'";
+const BY_PARTMAN: &str = "\
+    WITH gone AS (DELETE FROM public.parts WHERE day < '2022-06-01' RETURNING *) \
+    INSERT INTO public.parts SELECT id, aggregatetype, aggregateid, event_type, payload, day + 366, \
+        inserted_xid, seq FROM gone";
+
+async fn moved(how: &str, with_restart: bool) {
+    let (mut world, relay) = World::served(Kind::Partitioned, 60).await;
+    let relay = match with_restart {
+        true => {
+            relay.stop().await;
+            world.streaming().await
+        }
+        false => relay,
+    };
+    world.wait_until_compared(&relay).await;
+    world.execute(how).await;
+    world.insert("a", 30).await;
+    world.assert_published_once(relay).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_that_an_update_moves_to_another_partition_are_not_published_again() {
+    moved(BY_UPDATE, false).await;
+    moved(BY_UPDATE, true).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_that_are_deleted_and_inserted_into_another_partition_are_not_published_again() {
+    moved(BY_PARTMAN, false).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn old_rows_that_move_to_another_partition_are_not_published() {
+    let mut world = World::new(Kind::Partitioned, 100).await;
+    let relay = world.streaming().await;
+    world.execute(BY_UPDATE).await;
+    world.insert("a", 30).await;
+    world.assert_published_once(relay).await;
+}
+
+/// Rows whose insert and move are both still to be streamed come once.
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_that_move_before_they_are_streamed_are_published_once() {
+    for how in [BY_UPDATE, BY_PARTMAN] {
+        let (mut world, relay) = World::served(Kind::Partitioned, 50).await;
+        relay.stop().await;
+        world.insert("a", 40).await;
+        world.execute(how).await;
+        world.insert("b", 40).await;
+        let relay = world.relay();
+        world.assert_published_once(relay).await;
+    }
+}
+
+/// A row that is inserted and moved in one transaction is new.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_row_that_its_own_transaction_moves_is_published() {
+    let (mut world, relay) = World::served(Kind::Partitioned, 20).await;
+    let rows: String = (0..8)
+        .map(|n| world.row_sql(&format!("own-{n}")) + ";")
+        .collect();
+    let sql = format!("BEGIN; {rows} {BY_UPDATE}; COMMIT");
+    world.execute(&sql).await;
+    world.note().await;
+    world.wait_until_published(&relay).await;
+    let report = world.report();
+    assert!(report.is_clean(), "{report}");
+    relay.stop().await;
+}

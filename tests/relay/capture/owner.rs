@@ -1,0 +1,131 @@
+//! One relay per table: a second one is refused, also under another slot name, unless the first is
+//! gone and a person says so.
+
+use super::World;
+use super::table::Kind;
+
+const SECOND: (&str, &str) = ("POSTRIDER_SLOT", "second");
+
+async fn slots(world: &World) -> String {
+    let sql =
+        "SELECT string_agg(slot_name::text, ' ' ORDER BY slot_name) FROM pg_replication_slots";
+    world.database.text(sql).await
+}
+
+fn stderr(output: &std::process::Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+async fn a_second_relay_is_refused(kind: Kind, first_runs: bool) {
+    let (mut world, first) = World::served(kind, 40).await;
+    let first = match first_runs {
+        true => Some(first),
+        false => {
+            first.stop().await;
+            None
+        }
+    };
+    world.insert("a", 20).await;
+    let host = world.emulator.addr().to_string();
+    let more = [
+        SECOND,
+        ("PUBSUB_EMULATOR_HOST", host.as_str()),
+        ("PUBSUB_PROJECT_ID", "demo"),
+        ("POSTRIDER_HTTP_ADDR", "off"),
+    ];
+    let refused = world.run(&["run"], &more);
+    let said = stderr(&refused);
+    assert_eq!(refused.status.code(), Some(3), "{said}");
+    assert!(said.contains("error[table-captured]"), "{said}");
+    assert!(
+        said.contains("\"postrider\""),
+        "the first slot is named: {said}"
+    );
+    for command in [&["slot", "create"][..], &["recover", "--yes"]] {
+        let refused = world.run(command, &more);
+        assert!(!refused.status.success(), "{command:?}: {refused:?}");
+    }
+    let _ = world.run(&["init", "--apply"], &more);
+    assert_eq!(slots(&world).await, "postrider", "no slot is made");
+    let first = first.unwrap_or_else(|| world.relay());
+    world.insert("b", 20).await;
+    world.assert_published_once(first).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_second_relay_on_the_same_table_is_refused_while_the_first_runs() {
+    a_second_relay_is_refused(Kind::Events, true).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_second_relay_on_the_same_table_is_refused_while_the_first_is_down() {
+    a_second_relay_is_refused(Kind::Numbered, false).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn another_slot_adopts_the_tables_when_the_first_relay_is_gone() {
+    for drops_first in [false, true] {
+        let (mut world, first) = World::served(Kind::Numbered, 40).await;
+        world.insert("a", 20).await;
+        let refused = world.run(&["recover", "--adopt", "--yes"], &[SECOND]);
+        let said = stderr(&refused);
+        assert!(!refused.status.success(), "the first one runs: {said}");
+        assert!(said.contains("slot-held"), "{said}");
+        first.stop().await;
+        world.insert("b", 20).await;
+        if drops_first {
+            world.database.drop_slot().await;
+        }
+        let adopted = world.run(&["recover", "--adopt", "--yes"], &[SECOND]);
+        assert!(adopted.status.success(), "{}", stderr(&adopted));
+        world.insert("c", 20).await;
+        world.more.push(("POSTRIDER_SLOT", "second".to_owned()));
+        let second = world.relay();
+        second.wait_for_log("recovered").await;
+        world.insert("d", 20).await;
+        world.note().await;
+        world.wait_until_published(&second).await;
+        let more = [
+            ("POSTRIDER_SLOT", "postrider"),
+            ("PUBSUB_PROJECT_ID", "demo"),
+        ];
+        let refused = world.run(&["run"], &more);
+        assert_eq!(refused.status.code(), Some(3), "{}", stderr(&refused));
+        assert!(
+            stderr(&refused).contains("table-captured"),
+            "{}",
+            stderr(&refused)
+        );
+        second.stop().await;
+        let report = world.report();
+        assert!(
+            report.is_clean() && report.duplicates.is_empty(),
+            "{report}"
+        );
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_table_that_is_adopted_after_it_was_renamed_is_the_same_table() {
+    let (mut world, first) = World::served(Kind::Numbered, 40).await;
+    first.stop().await;
+    world
+        .execute("ALTER TABLE TABLE_NAME RENAME TO newly_called")
+        .await;
+    world.now_called("public.newly_called");
+    world.insert("a", 20).await;
+    let adopted = world.run(&["recover", "--adopt", "--yes"], &[SECOND]);
+    assert!(adopted.status.success(), "{}", stderr(&adopted));
+    world.more.push(("POSTRIDER_SLOT", "second".to_owned()));
+    let second = world.relay();
+    second.wait_for_log("recovered").await;
+    world.insert("b", 20).await;
+    world.note().await;
+    world.wait_until_published(&second).await;
+    second.stop().await;
+    let report = world.report();
+    assert!(
+        report.is_clean() && report.duplicates.is_empty(),
+        "{report}"
+    );
+}

@@ -1,0 +1,114 @@
+//! The kinds of tables that services have for their outbox.
+
+/// A kind of outbox table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// `outbox.events`, as `init` makes it.
+    Events,
+    /// Its ids are numbered, from 1 again when it is made anew.
+    Numbered,
+    /// Its ids are random; nothing in it is numbered.
+    Uuid,
+    /// Partitioned by a date, with random ids.
+    Partitioned,
+}
+
+/// Columns that the services write, after the id.
+const COLUMNS: &str = "aggregatetype text, aggregateid text, event_type text, payload jsonb";
+
+impl Kind {
+    pub(super) fn table(self) -> &'static str {
+        match self {
+            Self::Events => "outbox.events",
+            Self::Numbered => "public.numbered",
+            Self::Uuid => "public.plain",
+            Self::Partitioned => "public.parts",
+        }
+    }
+
+    /// The table as its service makes it.
+    pub(super) fn create(self) -> String {
+        match self {
+            Self::Events => String::new(),
+            Self::Numbered => {
+                format!("CREATE TABLE public.numbered (id bigserial PRIMARY KEY, {COLUMNS});")
+            }
+            Self::Uuid => format!(
+                "CREATE TABLE public.plain (id uuid PRIMARY KEY DEFAULT gen_random_uuid(), {COLUMNS});"
+            ),
+            Self::Partitioned => {
+                let partitions = (0..4).map(|n| {
+                    format!(
+                        "CREATE TABLE public.parts_{n} PARTITION OF public.parts \
+                         FOR VALUES FROM ('{}-01-01') TO ('{}-01-01');",
+                        2020 + n,
+                        2021 + n
+                    )
+                });
+                format!(
+                    "CREATE TABLE public.parts (id uuid DEFAULT gen_random_uuid(), {COLUMNS}, \
+                     day date NOT NULL) PARTITION BY RANGE (day);{}",
+                    partitions.collect::<String>()
+                )
+            }
+        }
+    }
+
+    /// The settings file of a relay that captures it under this name.
+    pub(super) fn settings(self, table: &str) -> String {
+        format!("[[tables]]\ntable = \"{table}\"\n")
+    }
+
+    /// The SQL of the event id of a row of `e`.
+    pub(super) fn event_id(self) -> &'static str {
+        match self {
+            Self::Numbered => "outbox.event_uuid('public.numbered', e.id::text, e.inserted_xid)",
+            Self::Events | Self::Uuid | Self::Partitioned => "e.id",
+        }
+    }
+
+    fn is_partitioned(self) -> bool {
+        self == Self::Partitioned
+    }
+
+    /// Inserts the row whose number is the SQL `n`.
+    fn values(self, table: &str, key: &str, event_type: &str, n: &str) -> String {
+        let (column, value) = match self.is_partitioned() {
+            true => (", day", format!(", date '2020-01-01' + ({n}) % 4 * 366")),
+            false => ("", String::new()),
+        };
+        format!(
+            "INSERT INTO {table} (aggregatetype, aggregateid, event_type, payload{column}) \
+             SELECT 'order', {key}, '{event_type}', jsonb_build_object('n', {n}){value}"
+        )
+    }
+
+    /// Rows from before the relay, in one transaction.
+    pub(super) fn insert_old(self, table: &str, rows: u32) -> String {
+        let insert = self.values(table, "'old-' || n % 5", "Old", "n");
+        format!("{insert} FROM generate_series(1, {rows}) n")
+    }
+
+    /// New rows with the numbers from `first` on, in a transaction each.
+    pub(super) fn insert(self, table: &str, prefix: &str, first: u32, rows: u32) -> String {
+        let insert = self.values(table, &format!("'{prefix}-' || i % 5"), "New", "i");
+        format!(
+            "DO $$ BEGIN FOR i IN {first}..{last} LOOP {insert}; COMMIT; END LOOP; END $$",
+            last = first + rows - 1
+        )
+    }
+
+    /// The same in one transaction.
+    pub(super) fn insert_at_once(self, table: &str, prefix: &str, first: u32, rows: u32) -> String {
+        let insert = self.values(table, &format!("'{prefix}-' || i % 5"), "New", "i");
+        format!(
+            "{insert} FROM generate_series({first}, {}) i",
+            first + rows - 1
+        )
+    }
+
+    /// One new row.
+    pub(super) fn row(self, table: &str, key: &str, n: u32) -> String {
+        self.values(table, &format!("'{key}'"), "New", &n.to_string())
+    }
+}

@@ -1,0 +1,147 @@
+//! Transaction ids have 32 bits in rows and in the log. A row is told from others by 64 bits, also
+//! when the lower half begins again.
+
+use std::fs;
+use std::os::unix::fs::{MetadataExt, chown};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use scratch_postgres::{ScratchPostgres, StopMode};
+
+use super::World;
+use super::table::Kind;
+use crate::harness;
+
+const EPOCH: u64 = 1 << 32;
+/// So many transactions before the wraparound the test begins.
+const BEFORE: u64 = 700;
+/// Transactions whose outcomes one file of `pg_xact` holds, and its bytes.
+const XIDS_PER_FILE: u64 = 1 << 20;
+const FILE_BYTES: usize = 1 << 18;
+
+/// A server whose next transaction id is `BEFORE` the wraparound: in steps of less than half of all
+/// ids, since a row must not be older than that.
+async fn near_the_wraparound() -> ScratchPostgres {
+    let builder = ScratchPostgres::builder().setting("wal_level", "logical");
+    let builder = builder.setting("autovacuum", "off");
+    let mut server = builder
+        .setting("max_prepared_transactions", "10")
+        .start()
+        .unwrap();
+    for next in [2_000_000_000, 4_000_000_000, EPOCH - BEFORE] {
+        freeze(&server).await;
+        let programs = programs(&server);
+        server
+            .stop(StopMode::Fast, Duration::from_secs(30))
+            .unwrap();
+        reset(&programs, server.data_dir(), next);
+        server.start_again().unwrap();
+    }
+    freeze(&server).await;
+    server
+}
+
+/// The folder of the server's programs.
+fn programs(server: &ScratchPostgres) -> PathBuf {
+    let program = fs::read_link(format!("/proc/{}/exe", server.pid().unwrap())).unwrap();
+    program.parent().unwrap().to_owned()
+}
+
+async fn freeze(server: &ScratchPostgres) {
+    let client = harness::connect(&server.socket_url("postgres")).await;
+    let allow = "ALTER DATABASE template0 ALLOW_CONNECTIONS true";
+    client.batch_execute(allow).await.unwrap();
+    for database in ["template0", "template1", "postgres"] {
+        let client = harness::connect(&server.socket_url(database)).await;
+        client.batch_execute("VACUUM FREEZE").await.unwrap();
+    }
+}
+
+fn reset(programs: &Path, data: &Path, next: u64) {
+    let owner = fs::metadata(data).unwrap();
+    let outcomes = data.join(format!("pg_xact/{:04X}", next / XIDS_PER_FILE));
+    fs::write(&outcomes, vec![0; FILE_BYTES]).unwrap();
+    chown(&outcomes, Some(owner.uid()), Some(owner.gid())).unwrap();
+    let done = Command::new(programs.join("pg_resetwal"))
+        .arg("-x")
+        .arg(next.to_string())
+        .arg(data)
+        .uid(owner.uid())
+        .gid(owner.gid())
+        .output()
+        .unwrap();
+    assert!(done.status.success(), "{done:?}");
+}
+
+async fn next_xid(world: &World) -> i64 {
+    let sql = "SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint";
+    world.database.number(sql).await
+}
+
+/// Uses ids up until the lower half has begun again.
+async fn pass_it(world: &World) {
+    while next_xid(world).await < EPOCH as i64 + 10 {
+        let use_some = "DO $$ BEGIN FOR i IN 1..50 LOOP \
+                        PERFORM pg_current_xact_id(); COMMIT; END LOOP; END $$";
+        world.execute(use_some).await;
+    }
+}
+
+async fn rows_before_and_after_the_wraparound(kind: Kind) {
+    let server = near_the_wraparound().await;
+    let world = World::on(server, kind, 500, harness::emulator().await).await;
+    let (mut world, relay) = world.serve(50).await;
+    world.insert("before", 50).await;
+    let slow = harness::connect(&world.database.url).await;
+    let row = world.row_sql("slow");
+    slow.batch_execute(&format!("BEGIN; {row}")).await.unwrap();
+    assert!(next_xid(&world).await < EPOCH as i64, "began too late");
+    pass_it(&world).await;
+    world.insert("after", 50).await;
+    world.execute("CREATE TABLE public.another (id int); ALTER PUBLICATION postrider ADD TABLE public.another").await;
+    world
+        .execute("ALTER PUBLICATION postrider DROP TABLE TABLE_NAME")
+        .await;
+    relay.wait_for_log("publication-drift").await;
+    world.insert("gap", 30).await;
+    slow.batch_execute("COMMIT").await.unwrap();
+    world
+        .execute("ALTER PUBLICATION postrider ADD TABLE TABLE_NAME")
+        .await;
+    world.note().await;
+    world.wait_until_published(&relay).await;
+    relay.stop().await;
+    world.insert("lost", 30).await;
+    world.database.drop_slot().await;
+    let relay = world.relay();
+    relay.wait_for_log("recovered").await;
+    world.assert_published_once(relay).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_wraparound_of_transaction_ids_changes_nothing_for_events() {
+    rows_before_and_after_the_wraparound(Kind::Events).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_wraparound_of_transaction_ids_changes_nothing_for_numbered_rows() {
+    rows_before_and_after_the_wraparound(Kind::Numbered).await;
+}
+
+/// The slot is lost before the wraparound and the recovery comes after it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_recovery_over_the_wraparound_publishes_each_row_once() {
+    let server = near_the_wraparound().await;
+    let world = World::on(server, Kind::Numbered, 500, harness::emulator().await).await;
+    let (mut world, relay) = world.serve(50).await;
+    relay.stop().await;
+    world.insert("before", 50).await;
+    world.database.drop_slot().await;
+    assert!(next_xid(&world).await < EPOCH as i64, "began too late");
+    pass_it(&world).await;
+    world.insert("after", 50).await;
+    let relay = world.relay();
+    world.assert_published_once(relay).await;
+}
