@@ -83,15 +83,6 @@ impl ColumnTypes {
         self.0.get(&type_oid).map_or(type_oid, |known| known.base)
     }
 
-    /// What the type is called.
-    pub(super) fn name(&self, type_oid: Oid) -> String {
-        match self.0.get(&type_oid) {
-            Some(known) => known.name.to_string(),
-            None if type_oid == pg_type::JSON => "json".to_owned(),
-            None => format!("with oid {}", type_oid.0),
-        }
-    }
-
     /// Whether rows can be put in order by a column of this type.
     pub(super) fn has_order(&self, type_oid: Oid) -> bool {
         match self.0.get(&type_oid) {

@@ -191,15 +191,6 @@ impl Finder<'_> {
             has_order: self.types.has_order(type_oid),
         })
     }
-
-    /// The fault of a column that a recovery could not put the events of an aggregate in order by.
-    fn without_order(&self, column: &Column) -> MapError {
-        let described = self.relation.columns[column.position].type_oid;
-        self.fault(SettingFault::VersionWithoutOrder {
-            column: column.name.to_string(),
-            type_name: self.types.name(described),
-        })
-    }
 }
 
 /// The columns that every envelope uses.
@@ -242,16 +233,12 @@ const KEPT_BYTES: usize = 64 * 1024;
 
 impl EventColumns {
     pub(super) fn find(finder: &Finder<'_>) -> Result<Self, MapError> {
-        let version = finder.role(Role::Version)?;
-        if let Some(column) = version.as_ref().filter(|column| !column.has_order) {
-            return Err(finder.without_order(column));
-        }
         Ok(Self {
             id: finder.always(Role::Id)?,
             aggregate_type: finder.role(Role::AggregateType)?,
             aggregate_id: finder.role(Role::AggregateId)?,
             event_type: finder.role(Role::EventType)?,
-            version,
+            version: finder.role(Role::Version)?,
             schema_version: finder.role(Role::SchemaVersion)?,
             payload: finder.always(Role::Payload)?,
             headers: finder.role(Role::Headers)?,

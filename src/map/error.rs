@@ -63,17 +63,6 @@ pub enum SettingFault {
         /// The setting that is empty.
         column_setting: String,
     },
-    /// Events of an aggregate are put in order by a column whose type has no order.
-    #[error(
-        "`columns.version` is column {column:?} of type {type_name}, which has no order: a recovery \
-         could not put the events of an aggregate in order by it"
-    )]
-    VersionWithoutOrder {
-        /// The column.
-        column: String,
-        /// What its type is called.
-        type_name: String,
-    },
     /// A time without time zone could be any of 26 hours.
     #[error(
         "`columns.occurred_at` is column {column:?} of type timestamp without time zone, and \
@@ -316,10 +305,6 @@ impl SettingFault {
                 column_setting,
             } => {
                 format!("set `{column_setting}` to the name of a column, or change `{setting}`")
-            }
-            SettingFault::VersionWithoutOrder { .. } => {
-                "let `columns.version` be a column of numbers, text or times, or set it to \"\""
-                    .to_owned()
             }
             SettingFault::TimeZoneMissing { .. } => {
                 "set `time_zone` to \"UTC\" if the values are in UTC, or to \"local\" to send them \

@@ -58,45 +58,19 @@ pub struct Mapped {
     pub message: Bytes,
 }
 
-/// The columns by which rows are found and put in order when the table is read.
+/// The columns by which rows are found when the table is read.
 #[derive(Debug, Clone, Copy)]
 pub struct TableColumns<'a> {
     /// Identity of the event.
     pub id: &'a str,
     /// Whether its type is uuid: the event id itself.
     pub id_is_uuid: bool,
-    /// Whether it is a whole number, such as a `bigserial`.
-    pub id_is_number: bool,
-    /// How ids compare; without an order they cannot be compared at all.
-    pub id_order: ValueOrder,
-    /// Where the ordering key comes from.
-    pub aggregate_id: Option<OrderColumn<'a>>,
-    /// Counts the events of an aggregate.
-    pub version: Option<OrderColumn<'a>>,
+    /// Whether ids can be compared.
+    pub id_has_order: bool,
     /// When it happened.
-    pub occurred_at: Option<OrderColumn<'a>>,
+    pub occurred_at: Option<&'a str>,
     /// What the values of that column are.
     pub time_kind: TimeKind,
-}
-
-/// A column by which rows are put in order.
-#[derive(Debug, Clone, Copy)]
-pub struct OrderColumn<'a> {
-    /// Its name.
-    pub name: &'a str,
-    /// How its values compare.
-    pub order: ValueOrder,
-}
-
-/// How the values of a column compare.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ValueOrder {
-    /// As their type has it.
-    OfType,
-    /// They are text.
-    OfText,
-    /// The type has no order.
-    None,
 }
 
 /// What the values of the column `occurred_at` are to SQL.
@@ -198,18 +172,15 @@ impl Mapper {
         })
     }
 
-    /// The columns by which rows are found and put in order when the table is read.
+    /// The columns by which rows are found when the table is read.
     pub fn table_columns(&self) -> TableColumns<'_> {
         let columns = &self.columns;
         let id = &columns.id;
         TableColumns {
             id: id.name(),
             id_is_uuid: id.type_oid() == pg_type::UUID,
-            id_is_number: [pg_type::INT2, pg_type::INT4, pg_type::INT8].contains(&id.type_oid()),
-            id_order: order_column(id).order,
-            aggregate_id: columns.aggregate_id.as_ref().map(order_column),
-            version: columns.version.as_ref().map(order_column),
-            occurred_at: columns.occurred_at.as_ref().map(order_column),
+            id_has_order: id.has_order(),
+            occurred_at: columns.occurred_at.as_ref().map(Column::name),
             time_kind: self.time_kind(),
         }
     }
@@ -459,18 +430,6 @@ impl Output {
             wire::message_size(body.len(), attributes.len(), key.len()),
         )?;
         Ok(wire::message(body, attributes, key))
-    }
-}
-
-fn order_column(column: &Column) -> OrderColumn<'_> {
-    let order = match column.type_oid() {
-        pg_type::TEXT | pg_type::VARCHAR | pg_type::BPCHAR | pg_type::NAME => ValueOrder::OfText,
-        _ if column.has_order() => ValueOrder::OfType,
-        _ => ValueOrder::None,
-    };
-    OrderColumn {
-        name: column.name(),
-        order,
     }
 }
 

@@ -45,7 +45,7 @@ pub use columns::INSERTED_XID;
 pub use envelope::{Envelope, ParseEnvelopeError};
 pub use error::{EventError, EventFault, Known, Limit, MapError, SettingFault};
 pub use event_id::{EventId, TableIdentity};
-pub use mapper::{EventPosition, Mapped, Mapper, OrderColumn, TableColumns, TimeKind, ValueOrder};
+pub use mapper::{EventPosition, Mapped, Mapper, TableColumns, TimeKind};
 pub use ordering::{BUCKETS_MAX, Ordering, OrderingKey, ParseOrderingError};
 pub use settings::{Columns, TableSettings, TimeZone};
 pub use template::{ParseTemplateError, Template};

@@ -22,7 +22,7 @@ use crate::error::{Code, Error, Result};
 use crate::lanes::{Event, EventRef};
 use crate::map::{
     ColumnTypes, EventFault, EventId, EventPosition, INSERTED_XID, MapError, Mapper, OrderingKey,
-    TableSettings, TimeKind, ValueOrder, limits,
+    TableSettings, TimeKind, limits,
 };
 use crate::postgres::Sql;
 use crate::watermark::CommitLsn;
@@ -124,8 +124,8 @@ pub(crate) struct TableReader {
     /// The column by which rows are found again.
     seq: Option<String>,
     id: String,
-    /// How ids compare.
-    id_order: ValueOrder,
+    /// Whether ids can be compared.
+    id_has_order: bool,
     /// The age in seconds of the oldest event among the rows, as an aggregate; `None` when the
     /// table does not tell.
     oldest_age: Option<String>,
@@ -252,11 +252,10 @@ impl TableReader {
         let commit_time = has_commit_time.then_some("pg_xact_commit_timestamp(e.xmin)");
         let Description { relation, types } = described;
         let names = || relation.columns.iter().map(|c| c.name.as_str());
-        let occurred_at_name = known.occurred_at.map(|column| column.name);
-        let occurred_at = names().position(|name| occurred_at_name == Some(name));
+        let occurred_at = names().position(|name| known.occurred_at == Some(name));
         let oldest_age = known
             .occurred_at
-            .and_then(|time| oldest_age(&of(time.name), known.time_kind));
+            .and_then(|time| oldest_age(&of(time), known.time_kind));
         let times: Vec<&str> = commit_time.into_iter().chain(["now()"]).collect();
         let committed = format!(
             "(extract(epoch from coalesce({})) * 1000000)::bigint - {PG_EPOCH}",
@@ -276,7 +275,7 @@ impl TableReader {
             seq: shape.seq.as_ref().map(|seq| of(&seq.column)),
             source_prefix: (!known.id_is_uuid).then(|| format!("{}:", record.identity)),
             id,
-            id_order: known.id_order,
+            id_has_order: known.id_has_order,
             oldest_age,
             mapper,
         }
@@ -290,13 +289,13 @@ impl TableReader {
             (Some(_), None) | (None, Some(_)) => return None,
         };
         let (column, id) = (&self.id, quoted_literal(&id));
-        let is_same = match (&self.source_prefix, self.id_order) {
+        let is_same = match (&self.source_prefix, self.id_has_order) {
             (None, _) => format!("{column} = {id}"),
             // Equal values of some types differ in their text, such as 1.0 and 1.00.
-            (Some(_), ValueOrder::OfType | ValueOrder::OfText) => {
+            (Some(_), true) => {
                 format!("{column} = {id} and format('%s', {column}) = {id}")
             }
-            (Some(_), ValueOrder::None) => format!("format('%s', {column}) = {id}"),
+            (Some(_), false) => format!("format('%s', {column}) = {id}"),
         };
         // The table may have been made anew, with other rows under the same ids.
         let uuid = uuid::Uuid::from_bytes(event_id.uuid);

@@ -13,7 +13,7 @@ use tokio_postgres::types::ToSql;
 
 use crate::cli::findings::{finding, finding_with_remedy, from_error};
 use crate::error::{Error, Result};
-use crate::map::{EventPosition, MapError, Mapper, TableSettings, ValueOrder};
+use crate::map::{EventPosition, MapError, Mapper, TableSettings};
 use crate::postgres::Sql;
 use crate::printable::printable;
 use crate::table::{self, Description};
@@ -69,7 +69,7 @@ pub(super) async fn check(sql: &Sql, settings: &TableSettings, project: &str) ->
         };
     let mut topics = plain_topics(settings, project);
     let unique = not_unique(sql, settings, mapper.table_columns().id).await?;
-    let by_id = mapper.table_columns().id_order != ValueOrder::None;
+    let by_id = mapper.table_columns().id_has_order;
     let rows = match sample(sql, &relation, settings, by_id).await {
         Ok(rows) => rows,
         Err(error) => {

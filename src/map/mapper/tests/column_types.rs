@@ -65,29 +65,6 @@ fn bytea_behind_a_domain_goes_out_as_bytes() {
 }
 
 #[test]
-fn a_version_that_has_no_order_is_refused_with_its_type() {
-    let mut columns = OUTBOX;
-    columns[4].1 = pg_type::JSON;
-    let refused = resolve(&columns, "").unwrap_err();
-    assert_eq!(refused.code(), "setting-invalid");
-    assert!(refused.to_string().contains("of type json"), "{refused}");
-    assert!(refused.hint().contains("columns.version"));
-    resolve(&columns, "columns.version = ''").unwrap();
-
-    let point = Oid(600);
-    columns[4].1 = point;
-    let mut types = ColumnTypes::default();
-    let known = ColumnType {
-        base: point,
-        name: "point".into(),
-        has_order: false,
-    };
-    types.learn(point, known);
-    let refused = resolved(&columns, &types, "").unwrap_err();
-    assert!(refused.to_string().contains("of type point"), "{refused}");
-}
-
-#[test]
 fn any_other_column_may_have_any_type() {
     let strange = Oid(600);
     let mut types = ColumnTypes::default();
@@ -98,13 +75,11 @@ fn any_other_column_may_have_any_type() {
     };
     types.learn(strange, known);
     let mut columns = OUTBOX;
-    for column in [0, 1, 2, 3, 5, 8] {
+    for column in [0, 1, 2, 3, 4, 5, 8] {
         columns[column].1 = strange;
     }
     let mapper = resolved(&columns, &types, "").unwrap();
     let known = mapper.table_columns();
-    assert_eq!(known.id_order, ValueOrder::None);
-    assert_eq!(known.aggregate_id.unwrap().order, ValueOrder::None);
-    assert_eq!(known.occurred_at.unwrap().order, ValueOrder::None);
+    assert!(!known.id_has_order);
     assert_eq!(known.time_kind, TimeKind::Unknown);
 }
