@@ -46,6 +46,15 @@ impl Captured {
     }
 }
 
+/// From where on rows are captured.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Begin {
+    pub(crate) start: Start,
+    /// Whether no relay has ever served the slot: then `start` still counts for every table, whatever
+    /// `init` has noted without knowing it.
+    pub(crate) is_first: bool,
+}
+
 /// The tables of the settings as they are.
 ///
 /// # Errors
@@ -116,10 +125,11 @@ pub(crate) async fn claim(
     sql: &Sql,
     slot: &SlotName,
     found: Vec<Found>,
-    start: Start,
+    begin: Begin,
     tops: &Tops,
     instance: &str,
 ) -> Result<Vec<Captured>> {
+    let Begin { start, is_first } = begin;
     let records = record::read(&**sql).await?;
     let known = matched(&found, &records);
     refuse_others(&known, slot)?;
@@ -127,6 +137,9 @@ pub(crate) async fn claim(
     for (found, known) in found.iter().zip(&known) {
         if let Some(known) = known {
             bring_up_to_date(sql, found, known).await?;
+            if is_first && start == Start::All && known.since.is_some() {
+                record::capture_all(&**sql, known).await?;
+            }
         }
     }
     if !is_whole {

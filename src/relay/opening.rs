@@ -16,7 +16,7 @@ use super::recovery::NewSlot;
 use super::recovery::loss::{self, Audit, Loss, Seen, Verdict};
 use super::session::ANSWER_LIMIT;
 use super::{Relay, record, recovery, standby};
-use crate::capture::claim::{self, Captured};
+use crate::capture::claim::{self, Begin, Captured};
 use crate::capture::shape::{self, Tops};
 use crate::capture::{Window, record as captures};
 use crate::error::{Code, Error, Result};
@@ -118,7 +118,10 @@ pub(super) async fn plan(relay: &Relay, sql: &Sql, cluster: &Cluster) -> Result<
             sql,
             name,
             found,
-            relay.settings.start,
+            Begin {
+                start: relay.settings.start,
+                is_first: earlier.is_none(),
+            },
             tops,
             &relay.instance,
         );

@@ -12,7 +12,7 @@ use std::time::Duration;
 use slot_manager::{Cluster, Slot, SlotName, cluster, publication, slots};
 use tokio_postgres::error::SqlState;
 
-use crate::capture::{claim, record as captures};
+use crate::capture::{Snapshot, claim, record as captures};
 use crate::cli::output;
 use crate::error::{Code, Error, Result};
 use crate::postgres::{Sql, connect};
@@ -189,6 +189,9 @@ async fn request(
     if let Some(owner) = &situation.owner {
         refuse_a_live_owner(&sql, owner).await?;
     }
+    if situation.is_foreign() {
+        refuse_lower_transactions(&sql).await?;
+    }
     confirmed(args, &question(situation, settings))?;
     let transaction = sql.client_mut().transaction().await?;
     if args.adopt {
@@ -218,6 +221,30 @@ async fn request(
         )),
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// A cluster that a dump was restored into counts its transactions from the beginning: rows that are
+/// committed here would count as from before the relay.
+async fn refuse_lower_transactions(sql: &Sql) -> Result<()> {
+    let now = captures::current_snapshot(&**sql).await?.xmax();
+    let records = captures::read(&**sql).await?;
+    let since = records.iter().filter_map(|record| record.since.as_ref());
+    let Some(wanted) = since
+        .map(Snapshot::xmax)
+        .max()
+        .filter(|wanted| now < *wanted)
+    else {
+        return Ok(());
+    };
+    let what = format!(
+        "the next transaction of this cluster is {now}, and rows up to {wanted} are from before the \
+         relay: what is committed here would be taken for such rows"
+    );
+    Err(Error::new(Code::ForeignCluster, what).hint(format!(
+        "stop PostgreSQL, run `pg_resetwal -e {} -x {} DATADIR`, start it, and run this again",
+        wanted >> 32,
+        wanted & u64::from(u32::MAX)
+    )))
 }
 
 /// A relay that reads the slot which owns the tables would go on publishing.
