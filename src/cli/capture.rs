@@ -1,5 +1,5 @@
-//! What stands in outbox.capture once a command has made the slot: from here on every committed row
-//! is the relay's to publish, whether or not it has ever run.
+//! What stands in outbox.capture before a command makes the slot: from here on every committed row is
+//! the relay's to publish, whether or not it has ever run.
 
 use crate::capture::claim::{self, Begin};
 use crate::capture::record;
@@ -19,7 +19,8 @@ pub(super) async fn before_the_slot(sql: &Sql, settings: &Settings) -> Result<To
     shape::tops(sql, &found).await
 }
 
-/// Writes down, right after the slot was made, that its relay captures the tables.
+/// Writes down, right before the slot is made, that its relay captures the tables. A crash in between
+/// loses nothing then: what the slot does not bring comes from the tables.
 ///
 /// # Errors
 /// As [`before_the_slot`].

@@ -109,6 +109,13 @@ pub(super) async fn plan(relay: &Relay, sql: &Sql, cluster: &Cluster) -> Result<
                 Plan::Stream { confirmed, audit }
             }
             Verdict::CreateSlot => {
+                // Before the slot: a crash in between loses nothing then.
+                let begin = Begin {
+                    start: relay.settings.start,
+                    is_first: true,
+                };
+                let claiming = claim::claim(sql, name, found, begin, tops, &relay.instance);
+                answer_within(ANSWER_LIMIT, claiming).await?;
                 create(relay, sql).await?;
                 continue;
             }

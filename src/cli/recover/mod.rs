@@ -190,7 +190,7 @@ async fn request(
         refuse_a_live_owner(&sql, owner).await?;
     }
     if situation.is_foreign() {
-        refuse_lower_transactions(&sql).await?;
+        refuse_lower_transactions(&sql, settings).await?;
     }
     confirmed(args, &question(situation, settings))?;
     let transaction = sql.client_mut().transaction().await?;
@@ -225,20 +225,28 @@ async fn request(
 
 /// A cluster that a dump was restored into counts its transactions from the beginning: rows that are
 /// committed here would count as from before the relay.
-async fn refuse_lower_transactions(sql: &Sql) -> Result<()> {
+async fn refuse_lower_transactions(sql: &Sql, settings: &Settings) -> Result<()> {
     let now = captures::current_snapshot(&**sql).await?.xmax();
     let records = captures::read(&**sql).await?;
     let since = records.iter().filter_map(|record| record.since.as_ref());
-    let Some(wanted) = since
-        .map(Snapshot::xmax)
-        .max()
-        .filter(|wanted| now < *wanted)
-    else {
+    let mut wanted = since.map(Snapshot::xmax).max().unwrap_or_default();
+    for found in claim::look(sql, &settings.tables).await? {
+        if found.shape.has_inserted_xid {
+            let table = &found.table;
+            let statement = format!(
+                "select e.inserted_xid::text from {table} e order by e.inserted_xid desc limit 1"
+            );
+            let row = sql.query_opt(&statement, &[]).await?;
+            let last: Option<u64> = row.and_then(|row| row.get::<_, &str>(0).parse().ok());
+            wanted = wanted.max(last.map_or(0, |last| last + 1));
+        }
+    }
+    if now >= wanted {
         return Ok(());
-    };
+    }
     let what = format!(
-        "the next transaction of this cluster is {now}, and rows up to {wanted} are from before the \
-         relay: what is committed here would be taken for such rows"
+        "the next transaction of this cluster is {now}, and the tables have rows of transactions up to \
+         {wanted}: what is committed here could not be told from them"
     );
     Err(Error::new(Code::ForeignCluster, what).hint(format!(
         "stop PostgreSQL, run `pg_resetwal -e {} -x {} DATADIR`, start it, and run this again",

@@ -122,6 +122,7 @@ pub(super) fn start(
             delivered: None,
             goal: None,
             floor: 0,
+            horizon: None,
             began_before: None,
             broken,
         };
@@ -169,6 +170,9 @@ struct Audit {
     goal: Option<u64>,
     /// The floor that this session has written down.
     floor: u64,
+    /// After a whole comparison: it is compared soon again until the transactions of that time, all
+    /// before this one, have ended.
+    horizon: Option<u64>,
     /// The transaction that was to come next when this session began: what earlier sessions have
     /// delivered is of older ones.
     began_before: Option<u64>,
@@ -220,7 +224,9 @@ impl Audit {
         };
         let (earlier, reached, state) = sql.answer(looking).await?;
         if !state.problems().is_empty() {
-            // The supervisor says so, and hastens us when it is mended.
+            // The supervisor says so, and hastens us when it is mended. Rows of this time are of later
+            // transactions than those that were waited for.
+            self.waiting = None;
             return Ok(SOON);
         }
         let fingerprint = state.fingerprint();
@@ -231,7 +237,11 @@ impl Audit {
         if !reached {
             return Ok(AT_ONCE);
         }
-        let known = claim::known(sql, slot, &self.subject.tables);
+        let known = async {
+            // Columns may be added while a relay runs.
+            claim::refresh(sql, &self.subject.tables).await?;
+            claim::known(sql, slot, &self.subject.tables).await
+        };
         let captured = sql.answer(known).await?;
         let has_overlooked = async {
             let windows = captured
@@ -266,7 +276,14 @@ impl Audit {
         }
         self.waiting = None;
         self.everything = false;
-        Ok(match earlier.repeats {
+        if is_whole {
+            // Rows of a gap may be of transactions that are still running.
+            let now = sql.answer(current_snapshot(&***sql)).await?;
+            self.horizon = Some(now.xmax());
+            return Ok(AT_ONCE);
+        }
+        self.horizon = self.horizon.filter(|horizon| waiting.xmin < *horizon);
+        Ok(match earlier.repeats || self.horizon.is_some() {
             true => SOON,
             false => INTERVAL,
         })
@@ -315,7 +332,9 @@ impl Audit {
             let has_grown = known.is_some_and(|known| shape.has_grown_since(known));
             let window = match is_whole || has_grown {
                 true => Window::whole(captured),
-                false => Window::unresolved(captured, false),
+                // Nothing has ended since.
+                false if waiting.xmin <= record.floor => continue,
+                false => Window::recent(captured),
             };
             let window = Window {
                 below_xid: Some(waiting.xmin),
@@ -339,6 +358,10 @@ impl Audit {
                 }
                 (Ok(sent), Ok(())) => sent,
             };
+            if window.goes_by_places() {
+                sql.answer(shape::refuse_rewritten(sql, table, shape))
+                    .await?;
+            }
         }
         if found > 0 {
             let code = Code::PublicationGap;

@@ -46,6 +46,9 @@ async fn a_server_of_another_timeline_that_has_the_slot_goes_on_and_is_audited()
 /// Copies what a dump would hold of the outbox to another cluster.
 async fn migrate(from: &Database, to: &Database) {
     to.execute("DELETE FROM outbox.capture").await;
+    let last = from.number("SELECT max(seq) FROM outbox.events").await;
+    to.execute(&format!("SELECT setval('outbox.events_seq_seq', {last})"))
+        .await;
     for table in [
         "outbox.events",
         "outbox.dispatch",
