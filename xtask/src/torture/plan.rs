@@ -216,7 +216,7 @@ impl Plan {
     }
 
     /// Which events may be read from the table.
-    pub(super) fn from_table(&self) -> FromTable {
+    pub(super) fn reads_from_table(&self) -> FromTable {
         let needs_new_slot = |step: &Step| step.fault.needs_new_slot();
         match (
             self.leaves_late_rows(),

@@ -121,7 +121,7 @@ pub(super) async fn run(plan: Plan, ground: &Ground) -> Result<Outcome, String> 
         exceptions: plan.relay.exceptions,
         buckets: plan.relay.buckets,
         relays: plan.relay.count,
-        from_table: plan.from_table(),
+        from_table: plan.reads_from_table(),
         gaps: stage.gaps.clone(),
         quarantine: Quarantine {
             refused,

@@ -155,8 +155,8 @@ fn draw_replacement(random: &mut Random) -> Vec<Fault> {
     let down = random.weighted(&[(4, Down::Running), (1, Down::Killed), (1, Down::Stopped)]);
     let copied = Fault::Replaced(down, Replacement::Copied);
     match random.within(0..=9) {
-        0..=3 => vec![copied],
-        4..=5 => vec![Fault::Replaced(down, Replacement::Recreated)],
+        0..=1 => vec![copied],
+        2..=5 => vec![Fault::Replaced(down, Replacement::Recreated)],
         6..=7 => vec![copied, Fault::SlotLost(Down::Killed, Loss::Dropped)],
         // Seldom, since PostgreSQL decodes the row twice before the relay gives the slot up.
         _ => vec![Fault::TooLong],
