@@ -81,7 +81,7 @@ impl<'a> Window<'a> {
     }
 
     /// The same, also of rows below the floor.
-    pub(crate) fn from_the_first(self) -> Self {
+    pub(crate) fn with_resolved(self) -> Self {
         Self {
             from_xid: 0,
             from_seq: None,
@@ -91,7 +91,7 @@ impl<'a> Window<'a> {
 
     /// Everything without a record in the whole table.
     pub(crate) fn whole(captured: &'a Captured) -> Self {
-        Self::unresolved(captured, false).from_the_first()
+        Self::unresolved(captured, false).with_resolved()
     }
 
     /// The condition on a row of `e` that it is in a partition which has come since. Only where

@@ -38,6 +38,10 @@ pub(super) enum Fault {
     SlotLost(Down, Loss),
     /// The publication does not carry the outbox table for this time.
     Gap(Down, Unpublished, Duration),
+    /// The outbox table is another one from now on, under the same name.
+    Replaced(Down, Replacement),
+    /// A row that is longer than the relay reads from the stream.
+    TooLong,
     /// Nothing is refused any more, and everything in quarantine is released.
     Release,
 }
@@ -62,11 +66,22 @@ pub(super) enum Loss {
     Invalidated,
 }
 
-/// How the publication leaves the outbox table out.
+/// How the stream leaves the outbox table out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Unpublished {
     TableOut,
     PublicationDropped,
+    /// Another version of the settings serves for a while, and has another table.
+    NotInSettings,
+}
+
+/// Where the rows of the old table are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Replacement {
+    /// In the new table, which is swapped for the old one.
+    Copied,
+    /// Dropped with the old table; the WAL has those that were not published yet.
+    Recreated,
 }
 
 /// A peer of the relay.
@@ -128,6 +143,11 @@ impl Fault {
         }
     }
 
+    /// Whether rows have to be read from their table, since the slot cannot bring them.
+    pub(super) fn needs_new_slot(&self) -> bool {
+        matches!(self, Fault::SlotLost(..) | Fault::TooLong)
+    }
+
     /// Whether the relay has to tell a slot that was made anew by what it left behind.
     pub(super) fn follows_a_clean_stop(&self) -> bool {
         matches!(self, Fault::SlotLost(Down::Stopped, Loss::Recreated))
@@ -141,6 +161,8 @@ impl Fault {
             | Fault::RefusePubsub(span)
             | Fault::LockDispatch(span)
             | Fault::Network(_, _, span) => *span,
+            // Some seconds until the relay has met the row twice and made a new slot.
+            Fault::TooLong => Duration::from_secs(30),
             // Over when they have been caused.
             Fault::Kill(_)
             | Fault::Stop(_)
@@ -152,6 +174,7 @@ impl Fault {
             | Fault::CutPubsub
             | Fault::SlotLost(..)
             | Fault::Gap(..)
+            | Fault::Replaced(..)
             | Fault::Release => Duration::ZERO,
         }
     }
@@ -197,6 +220,13 @@ impl fmt::Display for Fault {
             Fault::Gap(down, Unpublished::PublicationDropped, span) => {
                 write!(f, "there is no publication for {span:?}, the relay {down}")
             }
+            Fault::Gap(_, Unpublished::NotInSettings, span) => {
+                write!(f, "the settings have another table for {span:?}")
+            }
+            Fault::Replaced(down, how) => {
+                write!(f, "the table is {how:?} under its name, the relay {down}")
+            }
+            Fault::TooLong => f.write_str("a row is too long for the stream"),
             Fault::Release => f.write_str("everything in quarantine is cured and released"),
         }
     }

@@ -9,6 +9,16 @@ use tokio_postgres::types::PgLsn;
 use super::schedule::topic;
 use super::verdict::{Event, Record};
 
+/// What a row of the outbox has as its transaction that was there before the table was captured. No
+/// such row is an event.
+pub(super) const HISTORY: &str = "history";
+
+/// Every committed event, also those of a table that was dropped.
+const EVENTS: &str = "\
+    (SELECT id, aggregatetype, aggregateid, version, payload FROM outbox.events \
+        WHERE payload->>'t' IS DISTINCT FROM 'history' \
+     UNION ALL SELECT id, aggregatetype, aggregateid, version, payload FROM shop.former)";
+
 /// The one value that a statement asks for.
 pub(super) async fn one<T>(client: &Client, sql: &str) -> Result<T, String>
 where
@@ -26,9 +36,11 @@ pub(super) async fn count(client: &Client, sql: &str) -> Result<i64, String> {
 
 /// Ids of events without a record.
 pub(super) async fn unrecorded(client: &Client) -> Result<HashSet<String>, String> {
-    let sql = "SELECT e.id::text FROM outbox.events e \
-               WHERE NOT EXISTS (SELECT FROM outbox.dispatch d WHERE d.event_id = e.id)";
-    let rows = client.query(sql, &[]).await;
+    let sql = format!(
+        "SELECT e.id::text FROM {EVENTS} e \
+         WHERE NOT EXISTS (SELECT FROM outbox.dispatch d WHERE d.event_id = e.id)"
+    );
+    let rows = client.query(&sql, &[]).await;
     let rows = rows.map_err(|e| format!("{e:?}"))?;
     Ok(rows.iter().map(|row| row.get(0)).collect())
 }
@@ -50,13 +62,12 @@ pub(super) async fn set_aside(client: &Client) -> Result<HashSet<String>, String
 
 /// What stands in the outbox: the truth about what was committed.
 pub(super) async fn events(client: &Client) -> Result<Vec<Event>, String> {
+    let sql = format!(
+        "SELECT id::text, aggregatetype, coalesce(aggregateid, ''), coalesce(version, 0), \
+             payload->>'t' FROM {EVENTS} e"
+    );
     let rows = client
-        .query(
-            "SELECT id::text, aggregatetype, coalesce(aggregateid, ''), coalesce(version, 0), \
-                    payload->>'t' \
-             FROM outbox.events",
-            &[],
-        )
+        .query(&sql, &[])
         .await
         .map_err(|e| format!("{e:?}"))?;
     let event = |row: &tokio_postgres::Row| Event {

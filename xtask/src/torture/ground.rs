@@ -4,17 +4,14 @@
 //! may be stopped and crashed by any of them.
 
 use std::net::{Ipv4Addr, SocketAddr};
-use std::process::Stdio;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use scratch_postgres::{ScratchPostgres, StopMode};
-use tokio::process::Command;
 use tokio_postgres::{Client, NoTls};
 
 use super::fault::Outage;
 use super::plan::Plan;
-use super::relay::binary;
 
 /// A database that nobody captures, beside those that are tested.
 const BYSTANDER: &str = "bystander";
@@ -102,8 +99,7 @@ impl Ground {
             bystander_url: self.socket_url(BYSTANDER),
             name,
         };
-        database.init().await?;
-        database.make_shop(plan).await?;
+        database.prepare(plan).await?;
         Ok(database)
     }
 
@@ -135,11 +131,11 @@ impl Ground {
         for sql in [
             format!(
                 "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots \
-                 WHERE slot_name = '{name}' AND active"
+                 WHERE database = '{name}' AND active"
             ),
             format!(
                 "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots \
-                 WHERE slot_name = '{name}'"
+                 WHERE database = '{name}'"
             ),
             format!("DROP DATABASE {name} WITH (FORCE)"),
         ] {
@@ -171,51 +167,13 @@ pub(super) struct Database {
     /// For the harness, over the Unix socket.
     pub(super) url: String,
     /// For who prepares it, over TCP.
-    owner_url: String,
+    pub(super) owner_url: String,
     /// For the relay, over TCP.
     pub(super) relay_url: String,
     pub(super) bystander_url: String,
 }
 
 impl Database {
-    async fn init(&self) -> Result<(), String> {
-        let done = Command::new(binary()?)
-            .args(["init", "--apply"])
-            .env_clear()
-            .env("DATABASE_URL", &self.owner_url)
-            .env("POSTRIDER_SLOT", &self.name)
-            .stdin(Stdio::null())
-            .output()
-            .await
-            .map_err(|e| format!("postrider init: {e}"))?;
-        match done.status.success() {
-            true => Ok(()),
-            false => Err(format!(
-                "postrider init: {}",
-                String::from_utf8_lossy(&done.stderr)
-            )),
-        }
-    }
-
-    /// Aggregates with a version that writers count up: the row lock makes the order of versions
-    /// the order of commits.
-    async fn make_shop(&self, plan: &Plan) -> Result<(), String> {
-        let kinds = super::plan::KINDS
-            .map(|kind| format!("'{kind}'"))
-            .join(", ");
-        let sql = format!(
-            "CREATE SCHEMA shop; \
-             CREATE TABLE shop.noise (n int, pad text); \
-             CREATE TABLE shop.aggregate \
-                 (kind text, id text, version bigint NOT NULL, PRIMARY KEY (kind, id)) \
-                 WITH (fillfactor = 20); \
-             INSERT INTO shop.aggregate SELECT kind, 'hot-' || n, 0 \
-             FROM unnest(ARRAY[{kinds}]) kind, generate_series(1, {}) n",
-            plan.workload.hot_keys
-        );
-        execute(&connect(&self.url).await?, &sql).await
-    }
-
     pub(super) async fn connect(&self) -> Result<Client, String> {
         connect(&self.url).await
     }

@@ -15,9 +15,9 @@ use super::relay::{Relay, binary};
 use super::stage::Stage;
 
 /// How long anything here may take that ends by itself.
-const LIMIT: Duration = Duration::from_secs(60);
+pub(super) const LIMIT: Duration = Duration::from_secs(60);
 
-const LOOK_INTERVAL: Duration = Duration::from_millis(10);
+pub(super) const LOOK_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Segments that are filled while the slot may keep none.
 const SEGMENTS: usize = 4;
@@ -47,7 +47,7 @@ impl Stage<'_> {
     }
 
     /// Waits until one of the relays has said that it streams.
-    async fn streams(&mut self) -> Result<(), String> {
+    pub(super) async fn streams(&mut self) -> Result<(), String> {
         let deadline = Instant::now() + LIMIT;
         let log = self.log.clone();
         let streams = |relay: &Relay| log.has_streamed(relay.pid());
@@ -101,13 +101,8 @@ impl Stage<'_> {
         how: Unpublished,
         span: Duration,
     ) -> Result<(), String> {
-        // A relay that comes up while the publication is wrong ends, as it should.
-        self.streams().await?;
-        let seat = self.take_down(down).await?;
-        let client = self.database.connect().await?;
-        let position = "SELECT pg_current_wal_insert_lsn()";
-        let before: PgLsn = one(&client, position).await?;
         let (out, back) = match how {
+            Unpublished::NotInSettings => return self.roll_settings_back(span).await,
             Unpublished::TableOut => (
                 "ALTER PUBLICATION postrider DROP TABLE outbox.events",
                 "ALTER PUBLICATION postrider ADD TABLE outbox.events",
@@ -118,6 +113,12 @@ impl Stage<'_> {
                      WITH (publish = 'insert', publish_via_partition_root = true)",
             ),
         };
+        // A relay that comes up while the publication is wrong ends, as it should.
+        self.streams().await?;
+        let seat = self.take_down(down).await?;
+        let client = self.database.connect().await?;
+        let position = "SELECT pg_current_wal_insert_lsn()";
+        let before: PgLsn = one(&client, position).await?;
         execute(&client, out).await?;
         tokio::time::sleep(span).await;
         execute(&client, back).await?;
@@ -209,7 +210,7 @@ async fn invalidate(client: &Client) -> Result<(), String> {
     execute(client, "SELECT pg_reload_conf()").await
 }
 
-fn not_after(deadline: Instant, what: &str) -> Result<(), String> {
+pub(super) fn not_after(deadline: Instant, what: &str) -> Result<(), String> {
     match Instant::now() > deadline {
         true => Err(format!("{what} within {LIMIT:?}")),
         false => Ok(()),

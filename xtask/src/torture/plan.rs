@@ -6,6 +6,7 @@
 //! machine.
 
 mod steps;
+mod table;
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -13,6 +14,8 @@ use std::time::Duration;
 
 use super::fault::Fault;
 use super::random::Random;
+use super::verdict::FromTable;
+pub(super) use table::TablePlan;
 
 /// Kinds of aggregates; each has a topic of its own.
 pub(super) const KINDS: [&str; 3] = ["order", "invoice", "parcel"];
@@ -24,6 +27,7 @@ pub(super) struct Plan {
     pub(super) temper: Temper,
     pub(super) relay: RelayPlan,
     pub(super) workload: WorkloadPlan,
+    pub(super) table: TablePlan,
     /// The relay starts only when the writers have ended, and works a backlog off.
     pub(super) backlog: bool,
     /// Each answer of Pub/Sub takes so long, so that there is something to interrupt.
@@ -57,6 +61,8 @@ pub(super) enum Temper {
     Loss,
     /// A publication that is altered, or dropped and made again, while rows are written.
     Publication,
+    /// A captured table that is made anew or swapped for a copy, or has a row that cannot be decoded.
+    Tables,
     /// The relay's crashes, with Pub/Sub, PostgreSQL and networks that misbehave.
     Everything,
 }
@@ -101,6 +107,8 @@ pub(super) struct WorkloadPlan {
     pub(super) ddl: bool,
     pub(super) noise: bool,
     pub(super) large_rows: bool,
+    /// The table has partitions, and rows are moved between them.
+    pub(super) moves_rows: bool,
     /// `logical_decoding_work_mem` of the walsender, kB: small ones make it spill.
     pub(super) decoding_work_mem_kb: u64,
     /// Writers and numbers of their transactions with an event that Pub/Sub refuses.
@@ -135,6 +143,7 @@ impl Plan {
             (8, Temper::Network),
             (9, Temper::Loss),
             (5, Temper::Publication),
+            (6, Temper::Tables),
             (9, Temper::Everything),
         ]);
         let has_poison = !temper.loses_rows() && random.per_mille(180);
@@ -145,10 +154,14 @@ impl Plan {
             // What is refused alone is released behind its key, in no order with what is cured.
             (true, false) => random.pick(&[Release::Never, Release::AtTheEnd]),
         };
-        let steps = steps::draw(temper, release, &mut random);
-        let backlog = temper != Temper::Publication && random.per_mille(250);
+        let mut steps = steps::draw(temper, release, &mut random);
+        let writes_beside_faults = matches!(temper, Temper::Publication | Temper::Tables);
+        let backlog = !writes_beside_faults && random.per_mille(250);
         let mut beside = random.clone().fork();
         let exceptions = beside.per_mille(330);
+        if exceptions {
+            steps::keep_undelivered_rows(&mut steps);
+        }
         let mut relay = RelayPlan {
             quarantines_key,
             exceptions,
@@ -161,11 +174,20 @@ impl Plan {
         if can_share_keys && beside.per_mille(200) {
             relay.buckets = Some(beside.pick(&[1, 2, 8]));
         }
+        let table = TablePlan::draw(temper.loses_rows(), &mut beside);
+        let mut workload = WorkloadPlan::draw(temper, has_poison, &mut random);
+        // Nothing tells a moved row that was delivered from one that was not where nothing is recorded,
+        // and a row that the stream has left out may come as a moved one.
+        let can_move = !exceptions && !matches!(temper, Temper::Tables | Temper::Publication);
+        let late = |step: &Step| step.fault.leaves_late_rows();
+        let can_move = can_move && !steps.iter().any(late);
+        workload.moves_rows = beside.per_mille(180) && can_move;
         Self {
             index,
             temper,
             relay,
-            workload: WorkloadPlan::draw(temper, has_poison, &mut random),
+            workload,
+            table,
             backlog,
             answer_delay: match backlog {
                 true => random.millis(1..=8),
@@ -192,11 +214,24 @@ impl Plan {
         };
         self.steps.iter().any(late)
     }
+
+    /// Which events may be read from the table.
+    pub(super) fn reads_from_table(&self) -> FromTable {
+        let needs_new_slot = |step: &Step| step.fault.needs_new_slot();
+        match (
+            self.leaves_late_rows(),
+            self.steps.iter().any(needs_new_slot),
+        ) {
+            (true, _) => FromTable::Late,
+            (false, true) => FromTable::InOrder,
+            (false, false) => FromTable::Never,
+        }
+    }
 }
 
 impl Temper {
     fn loses_rows(self) -> bool {
-        matches!(self, Temper::Loss | Temper::Publication)
+        matches!(self, Temper::Loss | Temper::Publication | Temper::Tables)
     }
 }
 
@@ -217,7 +252,7 @@ impl RelayPlan {
             () if has(Fault::tries_the_lease) => (1, 5),
             () if has(Fault::withholds_answers) => (1, 12),
             // The publication is looked at eight times within a lease.
-            () if temper == Temper::Publication => (2, 10),
+            () if matches!(temper, Temper::Publication | Temper::Tables) => (2, 10),
             () => (10, 60),
         };
         Self {
@@ -228,6 +263,7 @@ impl RelayPlan {
                 Temper::Everything => random.pick(&[1, 2]),
                 Temper::Network | Temper::Loss => random.pick(&[1, 1, 2]),
                 Temper::Publication
+                | Temper::Tables
                 | Temper::Gentle
                 | Temper::Crashes
                 | Temper::Pubsub
@@ -248,9 +284,9 @@ impl RelayPlan {
 impl WorkloadPlan {
     fn draw(temper: Temper, has_poison: bool, random: &mut Random) -> Self {
         let writers = random.within(2..=5);
-        // Writers must not be done before their table is out of the publication.
+        // Writers must not be done before something happens to their table.
         let (transactions, pause_ms) = match temper {
-            Temper::Publication => (random.within(30..=60), 40),
+            Temper::Publication | Temper::Tables => (random.within(30..=60), 40),
             _ => (random.within(10..=60), random.pick(&[0, 5, 20, 40])),
         };
         let mut poison = BTreeSet::new();
@@ -267,6 +303,7 @@ impl WorkloadPlan {
             ddl: random.per_mille(250),
             noise: random.per_mille(400),
             large_rows: random.per_mille(40),
+            moves_rows: false,
             decoding_work_mem_kb: random.pick(&[64, 64, 65_536]),
         }
     }
@@ -315,6 +352,7 @@ impl fmt::Display for Plan {
                 self.release,
             )?;
         }
+        writeln!(f, "{:?}", self.table)?;
         write!(f, "{workload:?}")?;
         for Step { when, fault } in &self.steps {
             match when {

@@ -104,6 +104,13 @@ impl Launch {
             journal,
         }
     }
+
+    /// The same with other settings: this outbox table in place of `outbox.events`.
+    pub(super) fn with_table(&self, table: &str) -> Self {
+        let mut other = self.clone();
+        (other.environment).push(("POSTRIDER_TABLE", table.to_owned()));
+        other
+    }
 }
 
 /// One running relay; killed when dropped.

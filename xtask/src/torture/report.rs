@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use super::fault::{Fault, Loss, Outage, Side, Unpublished};
+use super::fault::{Fault, Loss, Outage, Replacement, Side, Unpublished};
 use super::plan::Release;
 use super::schedule::Outcome;
 use super::verdict::Cause;
@@ -31,6 +31,10 @@ pub(super) struct Totals {
     bucketed: u64,
     goaway: u64,
     with_poison: u64,
+    history: u64,
+    captured_by_relay: u64,
+    lagging_slot: u64,
+    moves_rows: u64,
     set_aside: u64,
     released: u64,
     from_table: u64,
@@ -61,6 +65,11 @@ impl Totals {
         self.bucketed += u64::from(outcome.plan.relay.buckets.is_some());
         self.goaway += u64::from(outcome.plan.goaway.is_some());
         self.with_poison += u64::from(!outcome.plan.workload.poison.is_empty());
+        let table = &outcome.plan.table;
+        self.history += u64::from(table.history > 0);
+        self.captured_by_relay += u64::from(table.captured_by_relay);
+        self.lagging_slot += u64::from(table.lagging_slot);
+        self.moves_rows += u64::from(outcome.plan.workload.moves_rows);
         self.set_aside += verdict.set_aside;
         if outcome.plan.release != Release::Never {
             self.released += verdict.set_aside;
@@ -88,6 +97,16 @@ impl Totals {
             ("schedules with buckets".to_owned(), self.bucketed),
             ("schedules with GOAWAY".to_owned(), self.goaway),
             ("schedules with refused events".to_owned(), self.with_poison),
+            ("schedules with a history".to_owned(), self.history),
+            (
+                "schedules captured by the relay".to_owned(),
+                self.captured_by_relay,
+            ),
+            (
+                "schedules with a lagging slot".to_owned(),
+                self.lagging_slot,
+            ),
+            ("schedules with moved rows".to_owned(), self.moves_rows),
             ("events set aside".to_owned(), self.set_aside),
             ("  released in the end".to_owned(), self.released),
             ("recoveries".to_owned(), self.recoveries),
@@ -153,6 +172,10 @@ fn name(fault: &Fault) -> &'static str {
         Fault::SlotLost(_, Loss::Invalidated) => "slot invalidated",
         Fault::Gap(_, Unpublished::TableOut, _) => "table out of the publication",
         Fault::Gap(_, Unpublished::PublicationDropped, _) => "publication dropped and made anew",
+        Fault::Gap(_, Unpublished::NotInSettings, _) => "table out of the settings",
+        Fault::Replaced(_, Replacement::Copied) => "table swapped for a copy",
+        Fault::Replaced(_, Replacement::Recreated) => "table made anew",
+        Fault::TooLong => "row too long for the stream",
         Fault::Release => "released from quarantine under way",
         Fault::Network(Side::Postgres, ..) => "network to PostgreSQL disturbed",
         Fault::Network(Side::Pubsub, ..) => "network to Pub/Sub disturbed",

@@ -19,7 +19,7 @@ use super::plan::{KINDS, Plan, Release};
 use super::random::Random;
 use super::seat::Seat;
 use super::stage::{Occurrence, Stage};
-use super::verdict::{self, Evidence, FromTable, Quarantine, Verdict};
+use super::verdict::{self, Evidence, Quarantine, Verdict};
 use super::watch::Watch;
 use super::workload::{self, Writers, Written, refused_id};
 
@@ -121,11 +121,7 @@ pub(super) async fn run(plan: Plan, ground: &Ground) -> Result<Outcome, String> 
         exceptions: plan.relay.exceptions,
         buckets: plan.relay.buckets,
         relays: plan.relay.count,
-        from_table: match (plan.loses_rows(), plan.leaves_late_rows()) {
-            (false, _) => FromTable::Never,
-            (true, false) => FromTable::InOrder,
-            (true, true) => FromTable::Late,
-        },
+        from_table: plan.reads_from_table(),
         gaps: stage.gaps.clone(),
         quarantine: Quarantine {
             refused,
@@ -247,7 +243,7 @@ async fn deliver(stage: &mut Stage<'_>, exceptions: bool) -> Result<(), String> 
         let confirmed: PgLsn = one(
             &client,
             "SELECT coalesce(max(confirmed_flush_lsn), '0/0') FROM pg_replication_slots \
-             WHERE database = current_database()",
+             WHERE slot_name = current_database()",
         )
         .await?;
         let mut undelivered = gather::unrecorded(&client).await?;

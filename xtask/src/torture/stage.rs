@@ -144,6 +144,8 @@ impl Stage<'_> {
             }
             Fault::SlotLost(down, loss) => self.lose_slot(*down, *loss).await?,
             Fault::Gap(down, how, span) => self.leave_out(*down, *how, *span).await?,
+            Fault::Replaced(down, how) => self.replace_table(*down, *how).await?,
+            Fault::TooLong => self.write_too_long().await?,
             Fault::Release => self.release().await?,
             Fault::Network(side, trouble, span) => {
                 let relay = self.take_relay().await?;

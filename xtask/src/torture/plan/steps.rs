@@ -2,7 +2,7 @@
 
 use pubsub_emulator::{Action, Code};
 
-use super::super::fault::{Down, Fault, Loss, Outage, Side, Trouble, Unpublished};
+use super::super::fault::{Down, Fault, Loss, Outage, Replacement, Side, Trouble, Unpublished};
 use super::super::random::Random;
 use super::{KINDS, Release, Step, Temper, When};
 
@@ -20,7 +20,7 @@ const UNKNOWN_OUTCOME: [Code; 6] = [
 pub(super) fn draw(temper: Temper, release: Release, random: &mut Random) -> Vec<Step> {
     let kills = match temper {
         Temper::Gentle => 0,
-        Temper::Publication => random.within(0..=2),
+        Temper::Publication | Temper::Tables => random.within(0..=2),
         Temper::Loss | Temper::Standby => random.within(1..=3),
         Temper::Crashes => random.within(2..=5),
         Temper::Pubsub | Temper::Postgres | Temper::Network | Temper::Everything => {
@@ -28,7 +28,9 @@ pub(super) fn draw(temper: Temper, release: Release, random: &mut Random) -> Vec
         }
     };
     let others = match temper {
-        Temper::Crashes | Temper::Loss | Temper::Publication => random.within(0..=1),
+        Temper::Crashes | Temper::Loss | Temper::Publication | Temper::Tables => {
+            random.within(0..=1)
+        }
         _ => random.within(1..=4),
     };
     let mut faults: Vec<Fault> = Vec::new();
@@ -39,6 +41,7 @@ pub(super) fn draw(temper: Temper, release: Release, random: &mut Random) -> Vec
     match temper {
         Temper::Loss => beside.extend(draw_losses(random)),
         Temper::Publication => beside.push(draw_gap(random)),
+        Temper::Tables => beside.extend(draw_replacement(random)),
         _ => {}
     }
     if release == Release::UnderWay {
@@ -66,7 +69,7 @@ fn draw_fault(temper: Temper, random: &mut Random) -> Fault {
         Temper::Postgres => random.pick(&[Family::Server, Family::Server, Family::Gentle]),
         Temper::Standby => random.pick(&[Family::Lease, Family::Lease, Family::Gentle]),
         Temper::Network => random.pick(&[Family::Network, Family::Network, Family::Gentle]),
-        Temper::Loss | Temper::Publication => {
+        Temper::Loss | Temper::Publication | Temper::Tables => {
             random.pick(&[Family::Gentle, Family::Refusals, Family::Unanswered])
         }
         Temper::Everything => random.pick(&[
@@ -148,7 +151,33 @@ fn draw_losses(random: &mut Random) -> Vec<Fault> {
         .collect()
 }
 
+fn draw_replacement(random: &mut Random) -> Vec<Fault> {
+    let down = random.weighted(&[(4, Down::Running), (1, Down::Killed), (1, Down::Stopped)]);
+    let copied = Fault::Replaced(down, Replacement::Copied);
+    match random.within(0..=9) {
+        0..=1 => vec![copied],
+        2..=5 => vec![Fault::Replaced(down, Replacement::Recreated)],
+        6..=7 => vec![copied, Fault::SlotLost(Down::Killed, Loss::Dropped)],
+        // Seldom, since PostgreSQL decodes the row twice before the relay gives the slot up.
+        _ => vec![Fault::TooLong],
+    }
+}
+
+/// Without records a table that is made anew begins a recovery, and rows that were dropped before they
+/// were delivered are gone, as docs/recovery.md says. So the table keeps its rows then.
+pub(super) fn keep_undelivered_rows(steps: &mut [Step]) {
+    for step in steps {
+        if let Fault::Replaced(_, how) = &mut step.fault {
+            *how = Replacement::Copied;
+        }
+    }
+}
+
 fn draw_gap(random: &mut Random) -> Fault {
+    if random.per_mille(300) {
+        let span = random.millis(30..=400);
+        return Fault::Gap(Down::Stopped, Unpublished::NotInSettings, span);
+    }
     let down = random.weighted(&[(4, Down::Running), (1, Down::Killed), (1, Down::Stopped)]);
     let what = random.pick(&[Unpublished::TableOut, Unpublished::PublicationDropped]);
     Fault::Gap(down, what, random.millis(30..=400))

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use pubsub_emulator::Action;
 
-use super::super::fault::{Down, Loss, Outage, Side, Trouble, Unpublished};
+use super::super::fault::{Down, Loss, Outage, Replacement, Side, Trouble, Unpublished};
 use super::*;
 
 #[test]
@@ -40,6 +40,10 @@ fn nearly_every_schedule_kills_the_relay_and_every_family_of_faults_comes() {
         with(|fault| matches!(fault, Fault::SlotLost(_, Loss::Invalidated))),
         with(|fault| matches!(fault, Fault::Gap(_, Unpublished::TableOut, _))),
         with(|fault| matches!(fault, Fault::Gap(_, Unpublished::PublicationDropped, _))),
+        with(|fault| matches!(fault, Fault::Gap(_, Unpublished::NotInSettings, _))),
+        with(|fault| matches!(fault, Fault::Replaced(Down::Running, Replacement::Copied))),
+        with(|fault| matches!(fault, Fault::Replaced(_, Replacement::Recreated))),
+        with(|fault| matches!(fault, Fault::TooLong)),
         with(|fault| matches!(fault, Fault::Release)),
     ] {
         assert!(count > 10, "{count}");
@@ -51,7 +55,10 @@ fn what_ci_plays_has_two_hundred_schedules_that_kill_a_relay() {
     let kills = |fault: &Fault| {
         matches!(
             fault,
-            Fault::Kill(_) | Fault::SlotLost(Down::Killed, _) | Fault::Gap(Down::Killed, ..)
+            Fault::Kill(_)
+                | Fault::SlotLost(Down::Killed, _)
+                | Fault::Gap(Down::Killed, ..)
+                | Fault::Replaced(Down::Killed, _)
         )
     };
     let plans = (0..240).map(|index| Plan::draw(1, index));
@@ -107,7 +114,7 @@ fn a_fifth_of_the_schedules_of_each_family_has_a_pubsub_that_says_goaway() {
         *with += u32::from(plan.goaway.is_some());
         *all += 1;
     }
-    assert_eq!(counts.len(), 9);
+    assert_eq!(counts.len(), 10);
     for (temper, (with, all)) in counts {
         assert!(
             with * 10 > all && with * 10 < all * 3,
@@ -123,7 +130,42 @@ fn what_leaves_rows_that_come_late_is_the_only_loss_of_its_schedule() {
         let is_loss = |s: &&Step| matches!(s.fault, Fault::SlotLost(..) | Fault::Gap(..));
         let losses = plan.steps.iter().filter(is_loss).count();
         assert!(losses <= 1 || !plan.leaves_late_rows());
-        assert_eq!(losses > 0, plan.loses_rows());
+        assert!(losses == 0 || plan.loses_rows());
+        assert!(losses > 0 || !matches!(plan.temper, Temper::Loss | Temper::Publication));
+    }
+}
+
+#[test]
+fn a_table_without_records_keeps_the_rows_that_were_not_delivered() {
+    for index in 0..3_000 {
+        let plan = Plan::draw(7, index);
+        let drops = |step: &Step| matches!(step.fault, Fault::Replaced(_, Replacement::Recreated));
+        assert!(!plan.relay.exceptions || !plan.steps.iter().any(drops));
+    }
+}
+
+#[test]
+fn what_ci_plays_has_tables_of_every_kind() {
+    let plans: Vec<Plan> = (0..240).map(|index| Plan::draw(1, index)).collect();
+    let with = |wanted: fn(&Plan) -> bool| plans.iter().filter(|plan| wanted(plan)).count();
+    for count in [
+        with(|plan| plan.table.history > 0 && plan.temper == Temper::Loss),
+        with(|plan| plan.table.history > 0 && plan.table.captured_by_relay),
+        with(|plan| plan.table.history > 0 && plan.table.lagging_slot),
+        with(|plan| plan.workload.moves_rows),
+        with(|plan| plan.temper == Temper::Tables && plan.relay.exceptions),
+        with(|plan| {
+            plan.steps
+                .iter()
+                .any(|step| matches!(step.fault, Fault::TooLong))
+        }),
+        with(|plan| {
+            let recreated = Replacement::Recreated;
+            (plan.steps.iter())
+                .any(|step| matches!(step.fault, Fault::Replaced(_, how) if how == recreated))
+        }),
+    ] {
+        assert!(count >= 2, "{count}");
     }
 }
 

@@ -216,7 +216,9 @@ pub(super) fn blame(evidence: &Evidence, fault: &Fault) -> Option<Cause> {
         Fault::Network(_, Trouble::Delayed(_), _) => None,
         Fault::Network(Side::Pubsub, ..) => Some(Cause::Cut),
         Fault::Network(Side::Postgres, ..) => Some(Cause::ServerDown),
-        Fault::SlotLost(Down::Killed, _) | Fault::Gap(Down::Killed, ..) => Some(Cause::Killed),
+        Fault::SlotLost(Down::Killed, _)
+        | Fault::Gap(Down::Killed, ..)
+        | Fault::Replaced(Down::Killed, _) => Some(Cause::Killed),
         // The slot is free at once, while what the relay has sent is still on its way. Its outcome
         // is not recorded once another relay has the slot.
         Fault::TerminateWalsender | Fault::SlotLost(..) if evidence.relays > 1 => {
@@ -228,6 +230,8 @@ pub(super) fn blame(evidence: &Evidence, fault: &Fault) -> Option<Cause> {
         | Fault::TerminateSql
         | Fault::SlotLost(..)
         | Fault::Gap(..)
+        | Fault::Replaced(..)
+        | Fault::TooLong
             if evidence.exceptions =>
         {
             Some(Cause::SessionEnded)
@@ -239,6 +243,8 @@ pub(super) fn blame(evidence: &Evidence, fault: &Fault) -> Option<Cause> {
         | Fault::LockDispatch(_)
         | Fault::SlotLost(..)
         | Fault::Gap(..)
+        | Fault::Replaced(..)
+        | Fault::TooLong
         | Fault::Release => None,
         Fault::Publish(action, _) | Fault::PublishFor(action, _) => match action {
             // The copy itself shows what these did to it.

@@ -42,11 +42,13 @@ fn is_of_a_lost_slot(evidence: &Evidence, at: Duration) -> bool {
 }
 
 /// Where nothing is recorded, what comes from the tables cannot be told by its record: while a relay
-/// makes up for a slot, its position says nothing.
+/// makes up for a slot, its position says nothing. Nor does it where the relay itself gives a slot up
+/// that cannot bring a row.
 fn is_of_a_recovery(evidence: &Evidence, at: Duration) -> bool {
     let lives = evidence.log.lives.iter();
     let streams: Vec<Duration> = lives.flat_map(|life| life.streams.clone()).collect();
-    evidence.exceptions
+    let gives_up = |occurrence: &Occurrence| matches!(occurrence.fault, Fault::TooLong);
+    (evidence.exceptions || evidence.occurrences.iter().any(gives_up))
         && evidence.log.recovers.iter().any(|begun| {
             let over = streams.iter().filter(|said| *said > begun).min();
             // Logs are read a little later than they are written.

@@ -42,6 +42,17 @@ const NOISE: [&str; 5] = [
     "INSERT INTO noise VALUES (1, 'one')",
 ];
 
+/// Rows that have been there for long, and rows that may be on their way, go to the other partition. The
+/// trigger that keeps the table insert-only must not see it.
+const MOVES: [&str; 2] = [
+    "SET session_replication_role = replica; \
+     UPDATE outbox.events SET part = 1 - part WHERE (id, part) IN \
+        (SELECT id, part FROM outbox.events ORDER BY seq DESC LIMIT 30)",
+    "SET session_replication_role = replica; \
+     UPDATE outbox.events SET part = 1 - part WHERE (id, part) IN \
+        (SELECT id, part FROM outbox.events ORDER BY seq LIMIT 20)",
+];
+
 /// Of the server: what makes slots save their positions, and WAL that belongs to no table.
 const SERVER: [&str; 4] = [
     "CHECKPOINT",
@@ -83,6 +94,10 @@ pub(super) fn start(
         300,
         random.fork(),
     ));
+    if plan.moves_rows {
+        let own = database.url.clone();
+        tasks.spawn(repeat(own, "public", &MOVES, 60, random.fork()));
+    }
     tasks
 }
 

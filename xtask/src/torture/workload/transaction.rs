@@ -295,6 +295,7 @@ mod tests {
             ddl: false,
             noise: false,
             large_rows: true,
+            moves_rows: false,
             decoding_work_mem_kb: 64,
             poison: [(1, 7)].into(),
         };
