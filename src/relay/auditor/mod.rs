@@ -28,7 +28,6 @@ mod statements;
 use std::sync::Arc;
 use std::time::Duration;
 
-use decoder::Lsn;
 use slot_manager::SlotName;
 use slot_manager::publication::{self, CapturedTable};
 use tokio::sync::{Notify, mpsc, oneshot};
@@ -48,6 +47,7 @@ use crate::metrics::Metrics;
 use crate::postgres::{PatientSql, Sql, Target};
 use crate::settings::Dispatch;
 use crate::table::TableReader;
+use statements::{Earlier, Waiting};
 
 /// Between two audits where every event has a record.
 const INTERVAL: Duration = Duration::from_secs(300);
@@ -118,6 +118,8 @@ pub(super) fn start(
             subject,
             events,
             waiting: None,
+            noted: None,
+            altered_before: None,
             tops: None,
             delivered: None,
             goal: None,
@@ -147,21 +149,17 @@ pub(super) fn start(
     (auditor, told)
 }
 
-/// What the relay's row says of earlier audits.
-#[derive(Debug)]
-struct Earlier {
-    had_one: bool,
-    publication: Option<String>,
-    /// Whether events may have been delivered without a record.
-    repeats: bool,
-}
-
 struct Audit {
     subject: Subject,
     events: TableSender,
     everything: bool,
     /// What the slot has to confirm before the next comparison.
     waiting: Option<Waiting>,
+    /// The publication and the tables as the last round found them.
+    noted: Option<String>,
+    /// Rows of transactions before this one may have been left out while they were altered: the next
+    /// comparison comes soon, until these have ended.
+    altered_before: Option<u64>,
     tops: Option<Tops>,
     /// Events that had been delivered when the last audit began.
     delivered: Option<u64>,
@@ -173,15 +171,6 @@ struct Audit {
     /// delivered is of older ones.
     began_before: Option<u64>,
     broken: mpsc::Sender<Error>,
-}
-
-/// What is waited for.
-#[derive(Debug, Clone, Copy)]
-struct Waiting {
-    /// All older transactions have ended
-    xmin: u64,
-    /// before this position.
-    end: Lsn,
 }
 
 impl Audit {
@@ -228,23 +217,19 @@ impl Audit {
         if earlier.repeats && !is_as_it_was {
             return sql.answer(self.end_session(sql)).await;
         }
+        if self.noted.as_deref() != Some(fingerprint) {
+            // What was noted before an alteration ends before the rows that it left out: they would
+            // be found by the next audit only, after minutes.
+            self.noted = Some(fingerprint.to_owned());
+            self.waiting = None;
+            return Ok(Duration::ZERO);
+        }
         if !reached {
             return Ok(AT_ONCE);
         }
         let known = claim::known(sql, slot, &self.subject.tables);
         let captured = sql.answer(known).await?;
-        let has_overlooked = async {
-            let windows = captured
-                .iter()
-                .map(|captured| Window::unresolved(captured, true));
-            for window in windows.filter(|_| earlier.repeats) {
-                if statements::has_overlooked(sql, &window).await? {
-                    return Ok(true);
-                }
-            }
-            Ok::<_, Error>(false)
-        };
-        if sql.answer(has_overlooked).await? {
+        if earlier.repeats && sql.answer(have_overlooked(sql, &captured)).await? {
             return sql.answer(self.end_session(sql)).await;
         }
         let has_partitions = captured
@@ -266,7 +251,11 @@ impl Audit {
         }
         self.waiting = None;
         self.everything = false;
-        Ok(match earlier.repeats {
+        if !is_as_it_was {
+            self.altered_before = Some(waiting.next);
+        }
+        self.altered_before = (self.altered_before).filter(|next| waiting.xmin < *next);
+        Ok(match earlier.repeats || self.altered_before.is_some() {
             true => SOON,
             false => INTERVAL,
         })
@@ -287,6 +276,7 @@ impl Audit {
         self.began_before.get_or_insert(now.xmax());
         Ok(Waiting {
             xmin: now.xmin(),
+            next: now.xmax(),
             end: statements::wal_end(sql).await?,
         })
     }
@@ -395,6 +385,17 @@ impl Audit {
         let _ = self.broken.try_send(Error::new(Code::PublicationGap, what));
         Ok(SOON)
     }
+}
+
+/// Whether a partition of one of the tables has come with rows that are older than the floor.
+async fn have_overlooked(sql: &Sql, captured: &[Captured]) -> Result<bool> {
+    for captured in captured {
+        let window = Window::unresolved(captured, true);
+        if statements::has_overlooked(sql, &window).await? {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 fn ended() -> Error {
