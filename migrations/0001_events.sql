@@ -29,7 +29,7 @@ create table if not exists outbox.events (
     headers        jsonb,
     occurred_at    timestamptz not null default now(),
     inserted_xid   xid8        not null default pg_current_xact_id(),
-    seq            bigint      default nextval('outbox.events_seq_seq')
+    seq            bigint      not null default nextval('outbox.events_seq_seq')
 ) with (
     -- Vacuum of an insert-only table is cheap (no index scan) and sets pages all-visible and
     -- frozen soon, while they are still in memory; pruning then leaves few dead rows behind.

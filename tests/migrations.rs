@@ -77,11 +77,12 @@ async fn migrate(client: &Client) {
 }
 
 /// What `outbox.relay` needs beyond [`MIGRATIONS`].
-const OF_THE_RELAY: [&str; 4] = [
+const OF_THE_RELAY: [&str; 5] = [
     include_str!("../migrations/0006_recovery.sql"),
     include_str!("../migrations/0007_audit.sql"),
     include_str!("../migrations/0008_exceptions.sql"),
     include_str!("../migrations/0010_one_relay.sql"),
+    include_str!("../migrations/0011_capture.sql"),
 ];
 
 async fn refused(client: &Client, sql: &str) -> DbError {
@@ -378,6 +379,9 @@ async fn an_existing_publication_is_left_as_it_is() {
 #[tokio::test]
 async fn event_uuid_agrees_with_the_mapper() {
     let client = migrated_database().await;
+    for migration in OF_THE_RELAY {
+        client.batch_execute(migration).await.unwrap();
+    }
     // The same pair as in the mapper's own test.
     let uuid = text(&client, "select outbox.event_uuid('public.a', '7')::text").await;
     assert_eq!(
@@ -467,7 +471,7 @@ async fn an_owner_who_may_not_create_roles_is_told_so_and_everything_else_is_the
 #[tokio::test]
 async fn a_database_that_was_prepared_for_shards_loses_what_they_needed() {
     let client = migrated_database().await;
-    let [before @ .., one_relay] = OF_THE_RELAY;
+    let [before @ .., one_relay, _] = OF_THE_RELAY;
     for sql in before {
         client.batch_execute(sql).await.unwrap();
     }

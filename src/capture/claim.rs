@@ -41,9 +41,21 @@ impl Captured {
         };
         let is_known = |oid: &&str| known.split(',').any(|known| known == *oid);
         let oids = self.shape.partitions.split(',');
-        oids.filter(|oid| !oid.is_empty() && !is_known(oid))
+        // One that is empty brings nothing.
+        let filled: Vec<String> = self.shape.filled.iter().map(u32::to_string).collect();
+        let is_filled = |oid: &&str| filled.iter().any(|filled| filled == oid);
+        oids.filter(|oid| is_filled(oid) && !is_known(oid))
             .collect()
     }
+}
+
+/// From where on rows are captured.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Begin {
+    pub(crate) start: Start,
+    /// Whether no relay has ever served the slot: then `start` still counts for every table, whatever
+    /// `init` has noted without knowing it.
+    pub(crate) is_first: bool,
 }
 
 /// The tables of the settings as they are.
@@ -116,10 +128,11 @@ pub(crate) async fn claim(
     sql: &Sql,
     slot: &SlotName,
     found: Vec<Found>,
-    start: Start,
+    begin: Begin,
     tops: &Tops,
     instance: &str,
 ) -> Result<Vec<Captured>> {
+    let Begin { start, is_first } = begin;
     let records = record::read(&**sql).await?;
     let known = matched(&found, &records);
     refuse_others(&known, slot)?;
@@ -127,6 +140,9 @@ pub(crate) async fn claim(
     for (found, known) in found.iter().zip(&known) {
         if let Some(known) = known {
             bring_up_to_date(sql, found, known).await?;
+            if is_first && start == Start::All && known.since.is_some() {
+                record::capture_all(&**sql, known).await?;
+            }
         }
     }
     if !is_whole {
@@ -150,6 +166,21 @@ pub(crate) async fn claim(
     }
     // As they stand now: another relay may have been faster.
     known_of(sql, slot, found).await
+}
+
+/// Brings the records of captured tables up to date, for the session that holds the slot.
+///
+/// # Errors
+/// Those of [`look`].
+pub(crate) async fn refresh(sql: &Sql, tables: &[TableSettings]) -> Result<()> {
+    let found = look(sql, tables).await?;
+    let records = record::read(&**sql).await?;
+    for (found, known) in found.iter().zip(matched(&found, &records)) {
+        if let Some(known) = known {
+            bring_up_to_date(sql, found, known).await?;
+        }
+    }
+    Ok(())
 }
 
 /// The tables as they are, each with its record.
@@ -298,6 +329,7 @@ mod tests {
                 missing_xids: Vec::new(),
                 partitions: String::new(),
                 filled: Vec::new(),
+                files: String::new(),
                 blocks: 0,
                 seq: None,
                 version: None,
@@ -340,7 +372,8 @@ mod tests {
             record: record("a.x", "a.x", 1),
             shape: found("a.x", 1).shape,
         };
-        captured.shape.partitions = "7,12,123".into();
+        captured.shape.partitions = "7,8,12,123".into();
+        captured.shape.filled = vec![7, 12, 123];
         assert!(captured.new_partitions().is_empty(), "none was compared");
         captured.record.partitions = Some("12,9".into());
         assert_eq!(captured.new_partitions(), ["7", "123"]);

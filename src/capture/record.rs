@@ -163,6 +163,18 @@ pub(crate) async fn xids_added(sql: &impl GenericClient, record: &CaptureRecord)
     Ok(())
 }
 
+/// Rows from before are wanted too.
+///
+/// # Errors
+/// Those of a statement.
+pub(crate) async fn capture_all(sql: &impl GenericClient, record: &CaptureRecord) -> Result<()> {
+    const STATEMENT: &str = "\
+        UPDATE outbox.capture SET since = NULL, floor = '0', floor_seq = NULL, numbering = NULL \
+        WHERE identity = $1";
+    sql.execute(STATEMENT, &[&record.identity]).await?;
+    Ok(())
+}
+
 /// Rows up to there are resolved. Nothing when the session has lost the slot.
 ///
 /// # Errors

@@ -11,6 +11,7 @@ use slot_manager::quoted_identifier;
 use uuid::Uuid;
 
 use super::claim::Captured;
+use super::shape::xids_sql;
 use super::snapshot::Snapshot;
 use crate::error::Result;
 use crate::postgres::PatientSql;
@@ -60,13 +61,27 @@ impl<'a> Window<'a> {
             from_seq: record.floor_seq.filter(|_| is_numbered_so && !repeats),
             below_xid: None,
             shown_by: None,
-            with_unnumbered: record.since.is_none() || repeats,
+            with_unnumbered: shape.seq.as_ref().is_none_or(|seq| seq.is_nullable),
             repeats,
         }
     }
 
+    /// The same for the auditor, which looks often: rows without a number that came since the last
+    /// time are found by a recovery, and when the whole table is compared.
+    pub(crate) fn recent(captured: &'a Captured) -> Self {
+        Self {
+            with_unnumbered: captured.record.numbering.is_none(),
+            ..Self::unresolved(captured, false)
+        }
+    }
+
+    /// Whether rows are looked for by their places in the table, which a rewrite changes.
+    pub(crate) fn goes_by_places(&self) -> bool {
+        self.with_unnumbered || self.captured.shape.numbered().is_none()
+    }
+
     /// The same, also of rows below the floor.
-    pub(crate) fn from_the_first(self) -> Self {
+    pub(crate) fn with_resolved(self) -> Self {
         Self {
             from_xid: 0,
             from_seq: None,
@@ -76,10 +91,7 @@ impl<'a> Window<'a> {
 
     /// Everything without a record in the whole table.
     pub(crate) fn whole(captured: &'a Captured) -> Self {
-        Self {
-            with_unnumbered: true,
-            ..Self::unresolved(captured, false).from_the_first()
-        }
+        Self::unresolved(captured, false).with_resolved()
     }
 
     /// The condition on a row of `e` that it is in a partition which has come since. Only where
@@ -115,6 +127,11 @@ impl<'a> Window<'a> {
             format!("pg_catalog.pg_visible_in_snapshot({xid}, '{snapshot}'::pg_snapshot)")
         };
         let mut conditions = Vec::new();
+        // Rows that were there when the column was added are resolved as soon as the floor has passed.
+        let added = &record.added_xids;
+        if added.iter().max().is_some_and(|xid| record.floor > *xid) {
+            conditions.push(format!("e.inserted_xid <> all ({})", xids_sql(added)));
+        }
         if self.from_xid > 0 {
             let recent = format!("{xid} >= '{}'::xid8", self.from_xid);
             conditions.push(match self.new_partitions() {
@@ -194,7 +211,7 @@ pub(crate) async fn prepare(sql: &PatientSql) -> Result<()> {
 
 impl<'a> Scan<'a> {
     pub(crate) fn new(window: Window<'a>, reader: &TableReader) -> Self {
-        let has_seq = window.captured.shape.seq.is_some();
+        let has_seq = window.captured.shape.numbered().is_some();
         let mut scan = Self {
             window,
             table: reader.table_sql().to_owned(),
@@ -208,7 +225,7 @@ impl<'a> Scan<'a> {
     }
 
     fn first_numbered(&self) -> Walk {
-        match &self.window.captured.shape.seq {
+        match self.window.captured.shape.numbered() {
             Some(_) => {
                 let from = self.window.from_seq.unwrap_or(i64::MIN);
                 Walk::Numbered(from, u32::MAX, "(0,0)".to_owned())
@@ -321,7 +338,7 @@ impl<'a> Scan<'a> {
         while from <= blocks {
             // The last range has no end: the table grows.
             let to = Some(from.saturating_add(RANGE_BLOCKS)).filter(|to| *to <= blocks);
-            let statement = self.range_sql(from, to);
+            let statement = self.range_sql(from, to, after);
             let rows = sql.query_typed(&statement, &[]);
             for row in sql
                 .answer(async { rows.await.map_err(altered_since) })
@@ -360,18 +377,28 @@ impl<'a> Scan<'a> {
         Ok(found)
     }
 
-    fn range_sql(&self, from: u32, to: Option<u32>) -> String {
+    fn range_sql(&self, from: u32, to: Option<u32>, after: Option<Key>) -> String {
         let Captured { record, shape } = self.window.captured;
         let xid = shape.inserted_xid_sql(&record.added_xids);
-        let version = match (&shape.version, &shape.seq) {
-            (Some(version), None) => {
-                let version = quoted_identifier(version);
-                format!("coalesce(e.{version}::bigint, '{}'::bigint)", i64::MIN)
-            }
-            _ => "0::bigint".to_owned(),
+        let by = match (&shape.seq, shape.numbered()) {
+            // Only rows without a number are looked for.
+            (Some(_), Some(_)) => None,
+            (Some(seq), None) => Some(&seq.column),
+            (None, _) => shape.version.as_ref(),
         };
-        let unnumbered = shape.seq.as_ref().map_or_else(String::new, |seq| {
+        let version = match by {
+            Some(column) => {
+                let column = quoted_identifier(column);
+                format!("coalesce(e.{column}::bigint, '{}'::bigint)", i64::MIN)
+            }
+            None => "'0'::bigint".to_owned(),
+        };
+        let unnumbered = shape.numbered().map_or_else(String::new, |seq| {
             format!("and e.{} is null", quoted_identifier(&seq.column))
+        });
+        // What earlier passes have brought is not asked for again.
+        let after = after.map_or_else(String::new, |(by, by_xid, ..)| {
+            format!("and ({version}, {xid}) >= ('{by}'::bigint, '{by_xid}'::xid8)")
         });
         let end = to.map_or_else(String::new, |to| format!("and e.ctid < '({to},0)'"));
         let (state, is_wanted) = self.recorded_sql();
@@ -379,7 +406,8 @@ impl<'a> Scan<'a> {
             "with w as materialized ( \
                  select e.tableoid as leaf, e.ctid as place, {xid} as xid, {version} as version, \
                      {id} as id \
-                 from {table} e where e.ctid >= '({from},0)' {end} {unnumbered} and {condition}) \
+                 from {table} e \
+                 where e.ctid >= '({from},0)' {end} {unnumbered} and {condition} {after}) \
              select leaf, place::text, xid::text, version, id, {state} from w \
              where id is not null and {is_wanted}",
             id = self.event_id,
@@ -430,11 +458,13 @@ mod tests {
                 missing_xids: Vec::new(),
                 partitions: String::new(),
                 filled: Vec::new(),
+                files: String::new(),
                 blocks: 10,
                 seq: Some(Seq {
                     column: "seq".into(),
                     is_steady: true,
                     is_indexed: true,
+                    is_nullable: false,
                     numbering: Some("2/2".into()),
                 }),
                 version: None,

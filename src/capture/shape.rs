@@ -33,8 +33,9 @@ const SELECT: &str = "\
         SELECT t.relid::oid FROM root, pg_catalog.pg_partition_tree(root.oid) t \
         WHERE root.relkind = 'p' AND t.isleaf), \
     seq AS ( \
-        SELECT a.attname, a.attnum, a.attidentity <> '' OR d.adbin IS NOT NULL AS is_numbered, \
-            s.seqcache, wanted.place, \
+        SELECT a.attname, a.attnum, \
+            (a.attidentity <> '' OR d.adbin IS NOT NULL) AND s.seqincrement = 1 AS is_numbered, \
+            NOT a.attnotnull AS is_nullable, s.seqcache, wanted.place, \
             s.seqrelid || '/' || pg_catalog.pg_relation_filenode(s.seqrelid) AS numbering, \
             EXISTS (SELECT FROM pg_catalog.pg_index i \
                 JOIN pg_catalog.pg_class ic ON ic.oid = i.indexrelid \
@@ -50,7 +51,7 @@ const SELECT: &str = "\
         LEFT JOIN pg_catalog.pg_attrdef d ON d.adrelid = root.oid AND d.adnum = a.attnum \
             AND pg_catalog.pg_get_expr(d.adbin, d.adrelid) LIKE 'nextval(%' \
         LEFT JOIN LATERAL ( \
-            SELECT s.seqrelid, s.seqcache FROM pg_catalog.pg_sequence s JOIN pg_catalog.pg_depend o \
+            SELECT s.seqrelid, s.seqcache, s.seqincrement FROM pg_catalog.pg_sequence s JOIN pg_catalog.pg_depend o \
               ON o.classid = 'pg_catalog.pg_class'::regclass AND o.objid = s.seqrelid \
                  AND o.refobjid = root.oid AND o.refobjsubid = a.attnum AND o.deptype = 'i' \
               OR o.classid = 'pg_catalog.pg_attrdef'::regclass AND o.objid = d.oid \
@@ -68,11 +69,13 @@ const SELECT: &str = "\
         EXISTS (SELECT FROM pg_catalog.pg_attribute a WHERE a.attrelid = root.oid \
             AND a.attname = $4 AND NOT a.attisdropped AND a.atttypid IN (20, 21, 23)), \
         ARRAY(SELECT leaf.oid FROM leaf WHERE pg_catalog.pg_relation_size(leaf.oid) > 0), \
-        seq.numbering \
+        seq.numbering, seq.is_nullable, \
+        (SELECT pg_catalog.string_agg(pg_catalog.pg_relation_filenode(leaf.oid)::text, ',' \
+            ORDER BY leaf.oid) FROM leaf) \
     FROM root \
     LEFT JOIN LATERAL ( \
         SELECT * FROM seq \
-        WHERE seq.attname <> $5 OR seq.is_numbered \
+        WHERE seq.attname <> $5 OR coalesce(seq.is_numbered, false) \
         ORDER BY seq.place LIMIT 1) seq ON true";
 
 /// What a table offers.
@@ -86,6 +89,8 @@ pub(crate) struct Shape {
     pub(crate) partitions: String,
     /// Those of them that hold something.
     pub(crate) filled: Vec<u32>,
+    /// Their files: another one means that the table was rewritten.
+    pub(crate) files: String,
     /// Blocks of the largest partition, or of the table.
     pub(crate) blocks: u32,
     pub(crate) seq: Option<Seq>,
@@ -101,6 +106,8 @@ pub(crate) struct Seq {
     /// every smaller one was given out.
     pub(crate) is_steady: bool,
     pub(crate) is_indexed: bool,
+    /// Whether a row may be without a number.
+    pub(crate) is_nullable: bool,
     /// Its sequence, and the file of that, which is another one after RESTART. Null where no
     /// sequence belongs to the column.
     pub(crate) numbering: Option<String>,
@@ -148,15 +155,36 @@ pub(crate) async fn look(sql: &Sql, settings: &TableSettings) -> Result<Option<S
         missing_xids: missing.iter().filter_map(|xid| xid.parse().ok()).collect(),
         partitions: row.get::<_, Option<String>>(3).unwrap_or_default(),
         filled: row.get(10),
+        files: row.get::<_, Option<String>>(13).unwrap_or_default(),
         blocks: u32::try_from(blocks.unwrap_or_default()).unwrap_or(u32::MAX),
         seq: column.map(|column| Seq {
             column,
             is_steady: is_numbered == Some(true) && cache == Some(1),
             is_indexed: is_indexed == Some(true),
+            is_nullable: row.get::<_, Option<bool>>(12) != Some(false),
             numbering: row.get(11),
         }),
         version: has_version.then(|| version.to_owned()),
     }))
+}
+
+/// Refuses to count a table as read whose rows were looked for by their places, if it was rewritten since
+/// `before`: the rows have other places now.
+///
+/// # Errors
+/// `slot-busy`; those of [`look`].
+pub(crate) async fn refuse_rewritten(
+    sql: &Sql,
+    settings: &TableSettings,
+    before: &Shape,
+) -> Result<()> {
+    match look(sql, settings).await? {
+        Some(now) if now.files == before.files => Ok(()),
+        Some(_) | None => {
+            let what = format!("{} was rewritten while it was read", settings.table);
+            Err(Error::new(Code::SlotBusy, what).hint("no action needed: the relay reads it again"))
+        }
+    }
 }
 
 fn no_such_column(table: &QualifiedName, named: &str) -> Error {
@@ -168,6 +196,11 @@ fn no_such_column(table: &QualifiedName, named: &str) -> Error {
 }
 
 impl Shape {
+    /// The column along whose index rows are read. Without an index each page would sort the table.
+    pub(crate) fn numbered(&self) -> Option<&Seq> {
+        self.seq.as_ref().filter(|seq| seq.is_indexed)
+    }
+
     /// The transaction that inserted a row of `e`, as `xid8`.
     ///
     /// A row that is older than the column, or a table without it, has its `xmin` alone: 32 bits,

@@ -1,7 +1,7 @@
-//! What stands in outbox.capture once a command has made the slot: from here on every committed row
-//! is the relay's to publish, whether or not it has ever run.
+//! What stands in outbox.capture before a command makes the slot: from here on every committed row is
+//! the relay's to publish, whether or not it has ever run.
 
-use crate::capture::claim;
+use crate::capture::claim::{self, Begin};
 use crate::capture::record;
 use crate::capture::shape::{self, Tops};
 use crate::error::Result;
@@ -19,7 +19,8 @@ pub(super) async fn before_the_slot(sql: &Sql, settings: &Settings) -> Result<To
     shape::tops(sql, &found).await
 }
 
-/// Writes down, right after the slot was made, that its relay captures the tables.
+/// Writes down, right before the slot is made, that its relay captures the tables. A crash in between
+/// loses nothing then: what the slot does not bring comes from the tables.
 ///
 /// # Errors
 /// As [`before_the_slot`].
@@ -30,7 +31,11 @@ pub(super) async fn from_now_on(
     instance: &str,
 ) -> Result<()> {
     let found = claim::look(sql, &settings.tables).await?;
-    let (slot, start) = (&settings.slot, settings.start);
-    claim::claim(sql, slot, found, start, tops, instance).await?;
+    let slot = &settings.slot;
+    let begin = Begin {
+        start: settings.start,
+        is_first: false,
+    };
+    claim::claim(sql, slot, found, begin, tops, instance).await?;
     Ok(())
 }

@@ -16,7 +16,7 @@ use super::recovery::NewSlot;
 use super::recovery::loss::{self, Audit, Loss, Seen, Verdict};
 use super::session::ANSWER_LIMIT;
 use super::{Relay, record, recovery, standby};
-use crate::capture::claim::{self, Captured};
+use crate::capture::claim::{self, Begin, Captured};
 use crate::capture::shape::{self, Tops};
 use crate::capture::{Window, record as captures};
 use crate::error::{Code, Error, Result};
@@ -109,6 +109,13 @@ pub(super) async fn plan(relay: &Relay, sql: &Sql, cluster: &Cluster) -> Result<
                 Plan::Stream { confirmed, audit }
             }
             Verdict::CreateSlot => {
+                // Before the slot: a crash in between loses nothing then.
+                let begin = Begin {
+                    start: relay.settings.start,
+                    is_first: true,
+                };
+                let claiming = claim::claim(sql, name, found, begin, tops, &relay.instance);
+                answer_within(ANSWER_LIMIT, claiming).await?;
                 create(relay, sql).await?;
                 continue;
             }
@@ -118,7 +125,10 @@ pub(super) async fn plan(relay: &Relay, sql: &Sql, cluster: &Cluster) -> Result<
             sql,
             name,
             found,
-            relay.settings.start,
+            Begin {
+                start: relay.settings.start,
+                is_first: earlier.is_none(),
+            },
             tops,
             &relay.instance,
         );

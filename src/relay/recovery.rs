@@ -30,7 +30,7 @@ use super::session::ANSWER_LIMIT;
 use super::{Phase, Relay, State, record};
 use crate::capture::claim::Captured;
 use crate::capture::record::Resolved;
-use crate::capture::{Snapshot, Window, record as captures, scan};
+use crate::capture::{Snapshot, Window, record as captures, scan, shape};
 use crate::error::{Code, Error, Result};
 use crate::map::TableSettings;
 use crate::metrics::{Kind, Metrics};
@@ -335,6 +335,10 @@ impl Recovery {
             metrics.events_from_table.inc();
         });
         let rows = sending.await?;
+        if window.goes_by_places() {
+            sql.answer(shape::refuse_rewritten(sql, table, &captured.shape))
+                .await?;
+        }
         tracing::info!(table = %table.table, rows, "recovering: the table is read");
         Ok(())
     }

@@ -280,12 +280,15 @@ async fn evil_ids_are_streamed_recovered_and_released(world: &World) {
     relay.wait_for_log("recovered").await;
     world.wait_for_state("published", 2 * each).await;
 
+    // Their event ids are known as soon as they are inserted.
+    world.database.execute("BEGIN").await;
+    world.insert(&released).await;
     for id in &released {
         let event_id = world.event_id(id).await;
         let poison = Fault::new(Action::Poison { event_id });
         world.emulator.faults().inject(poison);
     }
-    world.insert(&released).await;
+    world.database.execute("COMMIT").await;
     world.wait_for_state("quarantined", each).await;
     world.emulator.faults().lift_all();
     let first = format!("{EVIL}.{EVIL} Events:{}", released[0]);

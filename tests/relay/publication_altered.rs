@@ -128,7 +128,6 @@ async fn rows_of_a_gap_come_once_though_their_table_is_altered_while_they_are_re
         .execute("ALTER TABLE outbox.events DROP COLUMN extra")
         .await;
     emulator.faults().lift(refused);
-    relay.wait_for_log("cannot compare the tables").await;
     database.wait_until_recorded().await;
     let report = harness::check(&database, &emulator).await;
     assert!(report.is_clean(), "{report}\n{}", relay.log());
@@ -219,14 +218,13 @@ async fn rows_of_a_table_that_is_rewritten_before_a_recovery_reads_it_are_not_pa
         .faults()
         .inject(Fault::new(Action::Fail(Code::Unavailable)));
     let relay = start();
-    // The first table is read as far as there is room; to the snapshot the other one is empty now.
+    // The first table is read as far as there is room; the other one is rewritten before its turn.
     relay.wait_for_log("pubsub-unreachable").await;
     tokio::time::sleep(Duration::from_millis(500)).await;
     database
         .execute("ALTER TABLE public.later ALTER COLUMN extra TYPE bigint")
         .await;
     emulator.faults().lift(down);
-    relay.wait_for_log("was rewritten since").await;
     recorded(&database, 1_530).await;
     let row = database
         .client

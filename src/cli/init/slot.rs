@@ -41,17 +41,13 @@ pub(super) async fn ensure(
         failover: settings.slot_failover,
     };
     let tops = capture::before_the_slot(sql, settings).await?;
+    capture::from_now_on(sql, settings, &tops, "postrider init").await?;
     match slots::create(sql, name, options, CREATE_TIMEOUT).await {
-        Ok(at) => {
-            capture::from_now_on(sql, settings, &tops, "postrider init").await?;
-            Ok(finding(
-                Severity::Ok,
-                "slot",
-                format!(
-                    "slot {name} created at {at}: every row committed from now on is delivered"
-                ),
-            ))
-        }
+        Ok(at) => Ok(finding(
+            Severity::Ok,
+            "slot",
+            format!("slot {name} created at {at}: every row committed from now on is delivered"),
+        )),
         Err(SlotError::WalLevel { wal_level }) => Ok(finding_with_remedy(
             Severity::Warning,
             "wal-level-not-logical",

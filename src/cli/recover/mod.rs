@@ -12,7 +12,7 @@ use std::time::Duration;
 use slot_manager::{Cluster, Slot, SlotName, cluster, publication, slots};
 use tokio_postgres::error::SqlState;
 
-use crate::capture::{claim, record as captures};
+use crate::capture::{Snapshot, claim, record as captures};
 use crate::cli::output;
 use crate::error::{Code, Error, Result};
 use crate::postgres::{Sql, connect};
@@ -189,6 +189,9 @@ async fn request(
     if let Some(owner) = &situation.owner {
         refuse_a_live_owner(&sql, owner).await?;
     }
+    if situation.is_foreign() {
+        refuse_lower_transactions(&sql, settings).await?;
+    }
     confirmed(args, &question(situation, settings))?;
     let transaction = sql.client_mut().transaction().await?;
     if args.adopt {
@@ -218,6 +221,38 @@ async fn request(
         )),
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// A cluster that a dump was restored into counts its transactions from the beginning: rows that are
+/// committed here would count as from before the relay.
+async fn refuse_lower_transactions(sql: &Sql, settings: &Settings) -> Result<()> {
+    let now = captures::current_snapshot(&**sql).await?.xmax();
+    let records = captures::read(&**sql).await?;
+    let since = records.iter().filter_map(|record| record.since.as_ref());
+    let mut wanted = since.map(Snapshot::xmax).max().unwrap_or_default();
+    for found in claim::look(sql, &settings.tables).await? {
+        if found.shape.has_inserted_xid {
+            let table = &found.table;
+            let statement = format!(
+                "select e.inserted_xid::text from {table} e order by e.inserted_xid desc limit 1"
+            );
+            let row = sql.query_opt(&statement, &[]).await?;
+            let last: Option<u64> = row.and_then(|row| row.get::<_, &str>(0).parse().ok());
+            wanted = wanted.max(last.map_or(0, |last| last + 1));
+        }
+    }
+    if now >= wanted {
+        return Ok(());
+    }
+    let what = format!(
+        "the next transaction of this cluster is {now}, and the tables have rows of transactions up to \
+         {wanted}: what is committed here could not be told from them"
+    );
+    Err(Error::new(Code::ForeignCluster, what).hint(format!(
+        "stop PostgreSQL, run `pg_resetwal -e {} -x {} DATADIR`, start it, and run this again",
+        wanted >> 32,
+        wanted & u64::from(u32::MAX)
+    )))
 }
 
 /// A relay that reads the slot which owns the tables would go on publishing.

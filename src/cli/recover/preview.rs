@@ -87,7 +87,7 @@ pub(super) async fn show(
         let window = Window::unresolved(captured, repeats);
         let window = match situation.is_foreign() {
             // Its transactions are of another cluster.
-            true => window.from_the_first(),
+            true => window.with_resolved(),
             false => window,
         };
         let unrecorded = Unrecorded::of(&sql, reader, table, window, &firsts).await?;

@@ -28,6 +28,7 @@ mod statements;
 use std::sync::Arc;
 use std::time::Duration;
 
+use decoder::Lsn;
 use slot_manager::SlotName;
 use slot_manager::publication::{self, CapturedTable};
 use tokio::sync::{Notify, mpsc, oneshot};
@@ -47,7 +48,6 @@ use crate::metrics::Metrics;
 use crate::postgres::{PatientSql, Sql, Target};
 use crate::settings::Dispatch;
 use crate::table::TableReader;
-use statements::{Earlier, Waiting};
 
 /// Between two audits where every event has a record.
 const INTERVAL: Duration = Duration::from_secs(300);
@@ -118,12 +118,11 @@ pub(super) fn start(
             subject,
             events,
             waiting: None,
-            noted: None,
-            altered_before: None,
             tops: None,
             delivered: None,
             goal: None,
             floor: 0,
+            horizon: None,
             began_before: None,
             broken,
         };
@@ -149,17 +148,21 @@ pub(super) fn start(
     (auditor, told)
 }
 
+/// What the relay's row says of earlier audits.
+#[derive(Debug)]
+struct Earlier {
+    had_one: bool,
+    publication: Option<String>,
+    /// Whether events may have been delivered without a record.
+    repeats: bool,
+}
+
 struct Audit {
     subject: Subject,
     events: TableSender,
     everything: bool,
     /// What the slot has to confirm before the next comparison.
     waiting: Option<Waiting>,
-    /// The publication and the tables as the last round found them.
-    noted: Option<String>,
-    /// Rows of transactions before this one may have been left out while they were altered: the next
-    /// comparison comes soon, until these have ended.
-    altered_before: Option<u64>,
     tops: Option<Tops>,
     /// Events that had been delivered when the last audit began.
     delivered: Option<u64>,
@@ -167,10 +170,22 @@ struct Audit {
     goal: Option<u64>,
     /// The floor that this session has written down.
     floor: u64,
+    /// After a whole comparison: it is compared soon again until the transactions of that time, all
+    /// before this one, have ended.
+    horizon: Option<u64>,
     /// The transaction that was to come next when this session began: what earlier sessions have
     /// delivered is of older ones.
     began_before: Option<u64>,
     broken: mpsc::Sender<Error>,
+}
+
+/// What is waited for.
+#[derive(Debug, Clone, Copy)]
+struct Waiting {
+    /// All older transactions have ended
+    xmin: u64,
+    /// before this position.
+    end: Lsn,
 }
 
 impl Audit {
@@ -209,7 +224,9 @@ impl Audit {
         };
         let (earlier, reached, state) = sql.answer(looking).await?;
         if !state.problems().is_empty() {
-            // The supervisor says so, and hastens us when it is mended.
+            // The supervisor says so, and hastens us when it is mended. Rows of this time are of later
+            // transactions than those that were waited for.
+            self.waiting = None;
             return Ok(SOON);
         }
         let fingerprint = state.fingerprint();
@@ -217,19 +234,27 @@ impl Audit {
         if earlier.repeats && !is_as_it_was {
             return sql.answer(self.end_session(sql)).await;
         }
-        if self.noted.as_deref() != Some(fingerprint) {
-            // What was noted before an alteration ends before the rows that it left out: they would
-            // be found by the next audit only, after minutes.
-            self.noted = Some(fingerprint.to_owned());
-            self.waiting = None;
-            return Ok(Duration::ZERO);
-        }
         if !reached {
             return Ok(AT_ONCE);
         }
-        let known = claim::known(sql, slot, &self.subject.tables);
+        let known = async {
+            // Columns may be added while a relay runs.
+            claim::refresh(sql, &self.subject.tables).await?;
+            claim::known(sql, slot, &self.subject.tables).await
+        };
         let captured = sql.answer(known).await?;
-        if earlier.repeats && sql.answer(have_overlooked(sql, &captured)).await? {
+        let has_overlooked = async {
+            let windows = captured
+                .iter()
+                .map(|captured| Window::unresolved(captured, true));
+            for window in windows.filter(|_| earlier.repeats) {
+                if statements::has_overlooked(sql, &window).await? {
+                    return Ok(true);
+                }
+            }
+            Ok::<_, Error>(false)
+        };
+        if sql.answer(has_overlooked).await? {
             return sql.answer(self.end_session(sql)).await;
         }
         let has_partitions = captured
@@ -251,11 +276,14 @@ impl Audit {
         }
         self.waiting = None;
         self.everything = false;
-        if !is_as_it_was {
-            self.altered_before = Some(waiting.next);
+        if is_whole {
+            // Rows of a gap may be of transactions that are still running.
+            let now = sql.answer(current_snapshot(&***sql)).await?;
+            self.horizon = Some(now.xmax());
+            return Ok(AT_ONCE);
         }
-        self.altered_before = (self.altered_before).filter(|next| waiting.xmin < *next);
-        Ok(match earlier.repeats || self.altered_before.is_some() {
+        self.horizon = self.horizon.filter(|horizon| waiting.xmin < *horizon);
+        Ok(match earlier.repeats || self.horizon.is_some() {
             true => SOON,
             false => INTERVAL,
         })
@@ -276,7 +304,6 @@ impl Audit {
         self.began_before.get_or_insert(now.xmax());
         Ok(Waiting {
             xmin: now.xmin(),
-            next: now.xmax(),
             end: statements::wal_end(sql).await?,
         })
     }
@@ -305,7 +332,9 @@ impl Audit {
             let has_grown = known.is_some_and(|known| shape.has_grown_since(known));
             let window = match is_whole || has_grown {
                 true => Window::whole(captured),
-                false => Window::unresolved(captured, false),
+                // Nothing has ended since.
+                false if waiting.xmin <= record.floor => continue,
+                false => Window::recent(captured),
             };
             let window = Window {
                 below_xid: Some(waiting.xmin),
@@ -329,6 +358,10 @@ impl Audit {
                 }
                 (Ok(sent), Ok(())) => sent,
             };
+            if window.goes_by_places() {
+                sql.answer(shape::refuse_rewritten(sql, table, shape))
+                    .await?;
+            }
         }
         if found > 0 {
             let code = Code::PublicationGap;
@@ -385,17 +418,6 @@ impl Audit {
         let _ = self.broken.try_send(Error::new(Code::PublicationGap, what));
         Ok(SOON)
     }
-}
-
-/// Whether a partition of one of the tables has come with rows that are older than the floor.
-async fn have_overlooked(sql: &Sql, captured: &[Captured]) -> Result<bool> {
-    for captured in captured {
-        let window = Window::unresolved(captured, true);
-        if statements::has_overlooked(sql, &window).await? {
-            return Ok(true);
-        }
-    }
-    Ok(false)
 }
 
 fn ended() -> Error {

@@ -4,7 +4,7 @@ use decoder::Lsn;
 use slot_manager::SlotName;
 use tokio_postgres::types::{PgLsn, ToSql};
 
-use super::Subject;
+use super::{Earlier, Subject};
 use crate::capture::Window;
 use crate::error::Result;
 use crate::postgres::Sql;
@@ -28,26 +28,6 @@ const AUDITED: &str = "\
 const MARK_BROKEN: &str = "\
     update outbox.relay set recovering = coalesce(recovering, $3), updated_at = now() \
     where slot = $1 and instance = $2";
-
-/// What the relay's row says of earlier audits.
-#[derive(Debug)]
-pub(super) struct Earlier {
-    pub(super) had_one: bool,
-    pub(super) publication: Option<String>,
-    /// Whether events may have been delivered without a record.
-    pub(super) repeats: bool,
-}
-
-/// What is waited for.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Waiting {
-    /// All older transactions have ended
-    pub(super) xmin: u64,
-    /// and none from this one on had begun,
-    pub(super) next: u64,
-    /// before this position.
-    pub(super) end: Lsn,
-}
 
 /// What earlier audits left behind.
 pub(super) async fn earlier(sql: &Sql, slot: &SlotName) -> Result<Earlier> {

@@ -15,10 +15,12 @@ async fn a_first_start_with_new_delivers_no_row_from_before_it_also_when_the_slo
     let database = Database::private().await;
     let emulator = harness::emulator().await;
     database.drop_slot().await;
+    database.execute("DELETE FROM outbox.capture").await;
     insert(&database, 1, 300).await;
     make_slot(&database).await;
-    insert(&database, 301, 20).await;
     let relay = start(&database, &emulator);
+    relay.wait_for_log("streaming").await;
+    insert(&database, 301, 20).await;
     eventually("what came after the slot is delivered", || async {
         (stored(&emulator).len() == 20).then_some(())
     })

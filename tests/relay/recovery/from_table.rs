@@ -196,6 +196,7 @@ async fn rows_from_before_the_first_start_stay_where_they_are_unless_all_is_aske
     let database = Database::start().await;
     let emulator = harness::emulator().await;
     database.drop_slot().await;
+    database.execute("DELETE FROM outbox.capture").await;
     insert_orders(&database, 50, 5).await;
     let relay = Relay::start(&database, &emulator);
     relay.wait_for_log("first start: created the slot").await;

@@ -45,7 +45,16 @@ async fn a_server_of_another_timeline_that_has_the_slot_goes_on_and_is_audited()
 
 /// Copies what a dump would hold of the outbox to another cluster.
 async fn migrate(from: &Database, to: &Database) {
-    for table in ["outbox.events", "outbox.dispatch", "outbox.relay"] {
+    to.execute("DELETE FROM outbox.capture").await;
+    let last = from.number("SELECT max(seq) FROM outbox.events").await;
+    to.execute(&format!("SELECT setval('outbox.events_seq_seq', {last})"))
+        .await;
+    for table in [
+        "outbox.events",
+        "outbox.dispatch",
+        "outbox.relay",
+        "outbox.capture",
+    ] {
         let rows = from
             .client
             .query(&format!("SELECT to_jsonb(t)::text FROM {table} t"), &[])
