@@ -9,7 +9,7 @@ use tokio_postgres::Client;
 
 use super::table::Kind;
 use super::{World, write_settings};
-use crate::harness::{self, Relay, eventually};
+use crate::harness::{self, Relay};
 
 const STEPS: u32 = 150;
 const OUT: &str = "ALTER PUBLICATION postrider DROP TABLE TABLE_NAME";
@@ -35,6 +35,8 @@ struct History {
     /// A transaction that is open, with rows of its own keys.
     slow: Option<Client>,
     prepared: Vec<String>,
+    /// What was done, for whoever has to understand a failure.
+    done: Vec<String>,
     step: u32,
     partitions: u32,
     /// The keys of rows that are written now. Those of a time without settings come from the table,
@@ -57,6 +59,7 @@ impl History {
             relay: None,
             slow: None,
             prepared: Vec::new(),
+            done: Vec::new(),
             step: 0,
             partitions: 0,
             keys: "o".to_owned(),
@@ -68,9 +71,8 @@ impl History {
         history.end().await;
     }
 
-    /// Tells what is done, for whoever has to understand a failure.
     fn say(&mut self, what: &str) {
-        println!("{}: {what}", self.step);
+        self.done.push(format!("{}: {what}", self.step));
     }
 
     async fn step(&mut self) {
@@ -171,15 +173,7 @@ impl History {
             }
             None => {
                 self.say("start");
-                let relay = self.world.relay();
-                // A publication that is wrong at the very start ends it, which is another test's matter.
-                eventually("the relay has begun", || async {
-                    let log = relay.log();
-                    let has_begun = log.contains("streaming") || log.contains("recovering");
-                    has_begun.then_some(())
-                })
-                .await;
-                self.relay = Some(relay);
+                self.relay = Some(self.world.relay());
             }
         }
     }
@@ -285,7 +279,6 @@ impl History {
 
     /// Everything that is committed has been published.
     async fn settle(&mut self) {
-        self.say("wait until everything is published");
         let relay = self.relay.take().unwrap_or_else(|| self.world.relay());
         self.world.note().await;
         self.world.wait_until_published(&relay).await;
@@ -302,7 +295,7 @@ impl History {
         self.world.wait_until_compared(&relay).await;
         let report = self.world.report();
         let log = relay.log();
-        assert!(report.is_clean(), "{report}\n{log}");
+        assert!(report.is_clean(), "{report}\n{:#?}\n{log}", self.done);
         relay.stop().await;
         println!("{report}");
     }
