@@ -5,8 +5,8 @@
 //! uuid: the same on every run, different for each table, and the same that
 //! `outbox.event_uuid('schema.table', id, inserted_xid)` gives in SQL. The transaction is part of it,
 //! since a table that was made anew may number its rows from 1 again; a table without that column
-//! has the id alone. Which of the two it is depends on the column's type alone, never on the value: SQL has
-//! to agree.
+//! has the id alone. Whether an id is hashed depends on the column's type alone, never on the value:
+//! SQL has to agree.
 
 use std::fmt;
 use std::sync::Arc;

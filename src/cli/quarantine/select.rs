@@ -78,25 +78,27 @@ impl Condition {
     }
 }
 
-/// The uuid under which an event is recorded.
-pub(super) async fn event_id(sql: &Sql, id: &str) -> Result<Uuid> {
-    match Uuid::parse_str(id) {
-        Ok(uuid) => Ok(uuid),
-        Err(_) => Ok(sql.query_one("select md5($1)::uuid", &[&id]).await?.get(0)),
-    }
+/// The rows of an event, whatever their state, the first in the log first. An id that is not a uuid
+/// is looked for in the whole table, since its uuid also depends on the transaction that wrote it.
+pub(super) async fn rows_of(sql: &Sql, id: &str) -> Result<Vec<Event>> {
+    rows_where(sql, id, "true").await
 }
 
-/// The rows of an event, whatever their state, the first in the log first.
-pub(super) async fn rows_of(sql: &Sql, id: &str) -> Result<Vec<Event>> {
-    let uuid = event_id(sql, id).await?;
-    let rows = sql
-        .query(
-            "select d.commit_lsn, d.ordinal, coalesce(d.source_id, d.event_id::text), d.state, \
-                    coalesce(d.topic, ''), coalesce(d.ordering_key, '') \
-             from outbox.dispatch d where d.event_id = $1 order by d.commit_lsn, d.ordinal",
-            &[&uuid],
-        )
-        .await?;
+async fn rows_where(sql: &Sql, id: &str, condition: &str) -> Result<Vec<Event>> {
+    let select = "select d.commit_lsn, d.ordinal, coalesce(d.source_id, d.event_id::text), \
+                         d.state, coalesce(d.topic, ''), coalesce(d.ordering_key, '') \
+                  from outbox.dispatch d";
+    let order = "order by d.commit_lsn, d.ordinal";
+    let rows = match Uuid::parse_str(id) {
+        Ok(uuid) => {
+            let statement = format!("{select} where d.event_id = $1 and {condition} {order}");
+            sql.query(&statement, &[&uuid]).await?
+        }
+        Err(_) => {
+            let statement = format!("{select} where d.source_id = $1 and {condition} {order}");
+            sql.query(&statement, &[&id]).await?
+        }
+    };
     Ok(rows.iter().map(event).collect())
 }
 
@@ -112,18 +114,16 @@ fn event(row: &Row) -> Event {
 
 /// The row of an event in quarantine.
 pub(super) async fn in_quarantine(sql: &Sql, id: &str) -> Result<Event> {
+    let waiting = rows_where(sql, id, IN_QUARANTINE).await?;
+    if let Some(first) = waiting.into_iter().next() {
+        return Ok(first);
+    }
     let rows = rows_of(sql, id).await?;
-    let state = rows.first().map(|row| row.state.clone());
-    let mut waiting = rows
-        .into_iter()
-        .filter(|row| ["quarantined", "released"].contains(&row.state.as_str()));
-    waiting.next().ok_or_else(|| {
-        let what = match state {
-            Some(state) => format!("event {id} is {state}"),
-            None => format!("event {id} is not recorded"),
-        };
-        Error::new(Code::NotInQuarantine, what)
-    })
+    let what = match rows.first() {
+        Some(row) => format!("event {id} is {}", row.state),
+        None => format!("event {id} is not recorded"),
+    };
+    Err(Error::new(Code::NotInQuarantine, what))
 }
 
 /// How many events of the key of `event` are in quarantine before it, and after it.

@@ -13,26 +13,36 @@ use pubsub_emulator::Attempt;
 use super::super::stage::Occurrence;
 use super::duplicates::LATE;
 
+/// A connection: a client may use the same port again for a later one.
+pub(super) type Connection = (SocketAddr, Option<Duration>);
+
+/// The connection that brought an attempt, if the journal knows.
+pub(super) fn connection(attempt: &Attempt) -> Option<Connection> {
+    Some((attempt.peer?, attempt.connected))
+}
+
 /// When each connection was accepted, and its last request.
 #[derive(Debug)]
-pub(super) struct Connections(HashMap<SocketAddr, (Duration, Duration)>);
+pub(super) struct Connections(HashMap<Connection, (Duration, Duration)>);
 
 impl Connections {
     pub(super) fn of(attempts: &[Attempt]) -> Self {
         let mut connections = HashMap::new();
         for attempt in attempts {
-            let Some(peer) = attempt.peer else { continue };
+            let Some(connection) = connection(attempt) else {
+                continue;
+            };
             let at = attempt.received;
             let opened = attempt.connected.unwrap_or(at);
-            let (first, last) = connections.entry(peer).or_insert((opened, at));
+            let (first, last) = connections.entry(connection).or_insert((opened, at));
             (*first, *last) = (opened.min(*first), at.max(*last));
         }
         Self(connections)
     }
 
     /// When it was accepted. `None` for one that is in no attempt.
-    pub(super) fn opened(&self, peer: SocketAddr) -> Option<Duration> {
-        self.0.get(&peer).map(|(opened, _)| *opened)
+    pub(super) fn opened(&self, connection: Connection) -> Option<Duration> {
+        self.0.get(&connection).map(|(opened, _)| *opened)
     }
 
     /// Whether the connection of one of the two, whichever, may have ended with the fault, and that
@@ -45,13 +55,13 @@ impl Connections {
         one: &Attempt,
         other: &Attempt,
     ) -> bool {
-        let span = |attempt: &Attempt| self.0.get(&attempt.peer?).copied();
+        let span = |attempt: &Attempt| self.0.get(&connection(attempt)?).copied();
         let (Some(of_one), Some(of_other)) = (span(one), span(other)) else {
             return false;
         };
         let ended = |(opened, last)| opened <= occurrence.to && last <= occurrence.to + LATE;
         let began = |(opened, _)| opened >= occurrence.from || relays > 1;
-        one.peer != other.peer
+        connection(one) != connection(other)
             && [(of_one, of_other), (of_other, of_one)]
                 .into_iter()
                 .any(|(gone, next)| ended(gone) && began(next))

@@ -13,7 +13,7 @@ use pubsub_emulator::{Action, Answer, Attempt};
 
 use super::super::fault::{Down, Fault, Side, Trouble};
 use super::super::stage::Occurrence;
-use super::connections::Connections;
+use super::connections::{Connections, connection};
 use super::{Evidence, Violation};
 
 /// The reason for a duplicate.
@@ -127,7 +127,7 @@ fn cause(
     let succeeded = (evidence.log.succeeded.iter())
         .any(|found| is_ended_walsender(evidence, before, again, *found));
     let closed = evidence.closes_connections
-        && again.peer != before.peer
+        && connection(again) != connection(before)
         && is_among_the_last(evidence, before);
     by_fault
         .or(closed.then_some(Cause::Closed))
@@ -165,8 +165,9 @@ fn is_ended_walsender(
 /// Whether its connection has ended right after it.
 fn is_among_the_last(evidence: &Evidence, attempt: &Attempt) -> bool {
     let ended = attempt.ended.unwrap_or(attempt.received);
-    let is_later =
-        |other: &Attempt| other.peer == attempt.peer && other.received > ended + LAST_MOMENTS;
+    let is_later = |other: &Attempt| {
+        connection(other) == connection(attempt) && other.received > ended + LAST_MOMENTS
+    };
     attempt.peer.is_some() && !evidence.attempts.iter().any(is_later)
 }
 

@@ -7,14 +7,13 @@
 //! requests of *living* senders says nothing about it.
 
 use std::collections::{HashMap, HashSet};
-use std::net::SocketAddr;
 use std::time::Duration;
 
 use pubsub_emulator::Attempt;
 use pubsub_emulator::checks::Violation;
 
 use super::Evidence;
-use super::connections::Connections;
+use super::connections::{Connection, Connections, connection};
 use super::duplicates::{Cause, LATE, blame, blamed};
 
 fn is_the_end_of_a_client(cause: Cause) -> bool {
@@ -25,7 +24,8 @@ fn is_the_end_of_a_client(cause: Cause) -> bool {
 /// older than that, and it has brought nothing of this lane since it was frozen. What it had sent
 /// before may be read while it is frozen.
 pub(super) fn lay_in_a_frozen_relay(evidence: &Evidence, attempt: &Attempt) -> bool {
-    let is_of_peer = |other: &&Attempt| attempt.peer.is_some() && other.peer == attempt.peer;
+    let is_of_peer =
+        |other: &&Attempt| attempt.peer.is_some() && connection(other) == connection(attempt);
     let of_peer = || evidence.attempts.iter().filter(is_of_peer);
     let is_of_lane = |other: &&Attempt| is_of_lane(other, attempt);
     let freezes = evidence.occurrences.iter().filter(|occurrence| {
@@ -68,7 +68,7 @@ pub(super) fn are_under_way_together(evidence: &Evidence, found: &Violation) -> 
     [first, second]
         .into_iter()
         .any(|attempt| lay_in_a_frozen_relay(evidence, attempt))
-        || (first.peer != second.peer
+        || (connection(first) != connection(second)
             && blamed(
                 evidence,
                 &Connections::of(&evidence.attempts),
@@ -82,19 +82,21 @@ pub(super) fn are_under_way_together(evidence: &Evidence, found: &Violation) -> 
 /// the same events.
 pub(super) fn without(evidence: &Evidence, attempts: &[Attempt]) -> Vec<Attempt> {
     let connections = Connections::of(attempts);
-    let opened = |peer: &SocketAddr| connections.opened(*peer).unwrap_or_default();
+    let opened = |peer: &Connection| connections.opened(*peer).unwrap_or_default();
     let mut in_order: Vec<&Attempt> = attempts.iter().filter(|a| a.is_stored()).collect();
     in_order.sort_by_key(|attempt| attempt.first_message_id);
     // Of each event, the connections that have stored it so far.
-    let mut stored_by: HashMap<&str, HashSet<SocketAddr>> = HashMap::new();
+    let mut stored_by: HashMap<&str, HashSet<Connection>> = HashMap::new();
     // By sequence and first message: of a request there may be several parts.
     let mut stragglers: HashSet<(u64, Option<u64>)> = HashSet::new();
     for attempt in in_order {
-        let Some(peer) = attempt.peer else { continue };
+        let Some(peer) = connection(attempt) else {
+            continue;
+        };
         let ends: Vec<(Duration, Duration)> = ends_before(evidence, attempt)
             .filter(|(_, end)| opened(&peer) <= *end)
             .collect();
-        let is_successor = |other: &SocketAddr| {
+        let is_successor = |other: &Connection| {
             let began = opened(other);
             began > opened(&peer) && ends.iter().any(|(from, _)| began >= *from)
         };

@@ -30,6 +30,20 @@ fn a_duplicate_needs_a_fault_between_its_copies() {
 }
 
 #[test]
+fn a_later_connection_from_the_same_port_does_not_keep_the_first_one_alive() {
+    let kill = happened(Fault::Kill(ms(10)), 310, 390);
+    let mut evidence = repeated(Answer::MessageIds, vec![kill]);
+    evidence.attempts.push(Attempt {
+        event_ids: [].into(),
+        first_message_id: None,
+        ..attempt(4, 2_000, "")
+    });
+    assert!(judge(&evidence).duplicates.is_empty(), "the sender lives");
+    evidence.attempts[4].connected = Some(ms(1_900));
+    assert!(!judge(&evidence).duplicates.is_empty());
+}
+
+#[test]
 fn a_fault_that_ends_connections_explains_no_duplicate_of_those_that_go_on() {
     for fault in [Fault::Kill(ms(10)), Fault::CutPubsub] {
         let mut evidence = repeated(Answer::MessageIds, vec![happened(fault, 310, 390)]);
