@@ -151,7 +151,7 @@ async fn a_gap_that_comes_while_an_audit_waits_is_closed_soon() {
         let stalled = faults.inject(Fault::new(Action::Fail(Code::Unavailable)));
         let relay = world.streaming().await;
         let waits = "SELECT count(*) FROM pg_stat_activity \
-                     WHERE application_name = 'postrider auditor' AND query LIKE '%pg_publication%'";
+                     WHERE application_name = 'postrider auditor' AND query LIKE '%p.puballtables%'";
         eventually("an audit waits for the slot", || async {
             (world.database.number(waits).await == 1).then_some(())
         })

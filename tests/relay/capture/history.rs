@@ -9,7 +9,7 @@ use tokio_postgres::Client;
 
 use super::table::Kind;
 use super::{World, write_settings};
-use crate::harness::{self, Relay};
+use crate::harness::{self, Relay, eventually};
 
 const STEPS: u32 = 150;
 const OUT: &str = "ALTER PUBLICATION postrider DROP TABLE TABLE_NAME";
@@ -171,7 +171,20 @@ impl History {
             }
             None => {
                 self.say("start");
-                self.relay = Some(self.world.relay());
+                let relay = self.world.relay();
+                // A publication that is wrong at the very start ends it, which is another test's matter.
+                // The server may still be making a slot for the relay before: it waits for a
+                // transaction of ours, and this one stands by.
+                eventually("the relay has begun", || async {
+                    let log = relay.log();
+                    let has_begun = |word| log.contains(word);
+                    let begun = ["streaming", "recovering", "standby"]
+                        .into_iter()
+                        .any(has_begun);
+                    begun.then_some(())
+                })
+                .await;
+                self.relay = Some(relay);
             }
         }
     }
