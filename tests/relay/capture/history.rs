@@ -195,6 +195,15 @@ impl History {
         };
         self.say("kill -9");
         relay.kill_9();
+        self.end_sessions().await;
+    }
+
+    /// The server does not notice that a relay is gone while it makes a slot for it, which waits for
+    /// open transactions.
+    async fn end_sessions(&self) {
+        let end = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity \
+                   WHERE application_name LIKE 'postrider%'";
+        self.world.execute(end).await;
         let World {
             database, emulator, ..
         } = &self.world;
@@ -207,6 +216,7 @@ impl History {
         if let Some(relay) = relay {
             relay.stop().await;
         }
+        self.end_sessions().await;
         // A recovery that was stopped may have left none.
         if self.world.database.number(exists).await == 1 {
             self.say("drop the slot");
