@@ -146,7 +146,7 @@ select p.oid, p.puballtables, p.pubinsert, p.pubupdate, p.pubdelete, p.pubtrunca
        end as published_columns,
        pg_catalog.to_jsonb(r) ->> 'prattrs' is not null as has_column_list,
        p.puballtables or r.oid is not null as traced,
-       pg_catalog.concat_ws(' ', p.oid, p.xmin, c.oid, r.oid, r.xmin, y.xmin, n.oid) as fingerprint
+       pg_catalog.concat_ws(' ', p.oid, p.xmin, c.oid, r.oid, r.xmin, y.xmin, n.xmin) as fingerprint
 from (values (pg_catalog.current_setting('server_version_num')::int >= 180000))
          v (stored_are_published)
 left join pg_catalog.pg_publication p on p.pubname = $1
