@@ -20,7 +20,7 @@ use super::error::EventFault;
 use crate::printable::printable;
 
 /// Characters of an id that logs, errors and the records of other events show.
-pub(super) const SHOWN_CHARS: usize = 128;
+pub(crate) const SHOWN_CHARS: usize = 128;
 
 /// Characters of a uuid as text.
 pub(super) const UUID_CHARS: usize = uuid::fmt::Hyphenated::LENGTH;

@@ -44,6 +44,7 @@ pub use column_types::{ColumnType, ColumnTypes};
 pub use columns::INSERTED_XID;
 pub use envelope::{Envelope, ParseEnvelopeError};
 pub use error::{EventError, EventFault, Known, Limit, MapError, SettingFault};
+pub(crate) use event_id::SHOWN_CHARS;
 pub use event_id::{EventId, TableIdentity};
 pub use mapper::{EventPosition, Mapped, Mapper, TableColumns, TimeKind};
 pub use ordering::{BUCKETS_MAX, Ordering, OrderingKey, ParseOrderingError};

@@ -62,7 +62,11 @@ async fn what_a_row_chose_reaches_no_terminal_as_a_control_character() {
     }
     let ran = database.run(&["quarantine", "list"]).await;
     assert_contains(&ran.stdout, "ctl\\nx\\u{1b}[31mred  a  2 events");
-    assert_contains(&ran.stdout, "public.a:7\\r\\u{1b}[2J");
+    // A person cannot type this id, so the list shows the uuid.
+    let uuid = database
+        .text("select md5(E'public.a:7\\r\\x1b[2J')::uuid::text")
+        .await;
+    assert_contains(&ran.stdout, &uuid);
     let whole = format!("event-invalid: {}", "a long reason ".repeat(30));
     assert_contains(&ran.stdout, &whole);
     assert_contains(&ran.stdout, "\\u{7}end");
@@ -93,6 +97,83 @@ async fn list_shows_each_key_with_what_waits_since_when_and_why() {
     assert_eq!(one["total_keys"], 1);
     let none = database.run(&["quarantine", "list", "--key", "x"]).await;
     assert_contains(&none.stdout, "Nothing is in quarantine");
+}
+
+/// An event in quarantine with an id that is not a uuid. Its uuid is made as the relay makes it.
+async fn with_numbered(database: &Database, lsn: u32, id: &str, inserted_xid: u32) -> String {
+    let id = id.replace('\'', "''");
+    let sql = format!(
+        "insert into outbox.dispatch (commit_lsn, committed_at, ordinal, attempts, event_id, \
+             state, topic, ordering_key, source_id, error) \
+         select '0/{lsn}', now(), 1, 0, outbox.event_uuid('public.a', '{id}', '{inserted_xid}'), \
+             'quarantined', 'projects/p/topics/a', 'k-{lsn}', 'public.a:{id}', 'event-invalid'"
+    );
+    database.execute(&sql).await;
+    let sql = format!("select event_id::text from outbox.dispatch where commit_lsn = '0/{lsn}'");
+    database.text(&sql).await
+}
+
+#[tokio::test]
+async fn the_name_that_list_shows_is_one_that_every_other_command_takes() {
+    let database = Database::initialised().await;
+    let long = "y".repeat(20_000);
+    for (lsn, id) in (10..).zip(["7", "8\r\u{1b}[2J", "with 'quotes' and spaces", &long]) {
+        let uuid = with_numbered(&database, lsn, id, 900 + lsn).await;
+        let key = format!("k-{lsn}");
+        let list = ["quarantine", "list", "--key", &key, "--json"];
+        let json = database.run(&list).await.json();
+        let name = json["keys"][0]["first_event"].as_str().unwrap().to_owned();
+        assert!(name.len() <= 137, "{} bytes", name.len());
+        assert!(!name.contains(char::is_control), "{name:?}");
+        for name in [&name, &uuid] {
+            let show = ["quarantine", "show", name, "--json"];
+            let json = database.run(&show).await.json();
+            assert_eq!(json["uuid"], uuid.as_str());
+            assert_eq!(json["event_id"], format!("public.a:{id}"));
+        }
+        let ran = database.run(&["quarantine", "show", &uuid]).await;
+        assert!(ran.stdout.len() < 1_000, "{}", ran.stdout);
+        database
+            .run(&["quarantine", "release", &name])
+            .await
+            .assert_status(0);
+        database
+            .run(&["quarantine", "discard", &name, "--yes"])
+            .await
+            .assert_status(0);
+    }
+    assert_eq!(in_state(&database, "discarded").await, 4);
+}
+
+#[tokio::test]
+async fn of_two_events_with_one_id_a_command_asks_which() {
+    let database = Database::initialised().await;
+    // The table was made anew between the two, and numbered its rows from 1 again.
+    let first = with_numbered(&database, 10, "1", 700).await;
+    let second = with_numbered(&database, 20, "1", 900).await;
+    assert_ne!(first, second);
+    for command in [
+        &["quarantine", "show", "public.a:1"][..],
+        &["quarantine", "release", "public.a:1"],
+        &["quarantine", "discard", "public.a:1", "--yes"],
+    ] {
+        let ran = database.run(command).await;
+        ran.assert_error("setting-invalid", 2);
+        assert_contains(&ran.stderr, &first);
+        assert_contains(&ran.stderr, &second);
+    }
+    assert_eq!(in_state(&database, "quarantined").await, 2);
+    database
+        .run(&["quarantine", "discard", &first, "--yes"])
+        .await
+        .assert_status(0);
+    // Now the id means the one that is left, although the other still has a row.
+    database
+        .run(&["quarantine", "release", "public.a:1"])
+        .await
+        .assert_status(0);
+    let sql = format!("select state from outbox.dispatch where event_id = '{second}'");
+    assert_eq!(database.text(&sql).await, "released");
 }
 
 #[tokio::test]

@@ -88,6 +88,10 @@ impl Database {
         self.client.query_one(sql, &[]).await.unwrap().get(0)
     }
 
+    pub(crate) async fn text(&self, sql: &str) -> String {
+        self.client.query_one(sql, &[]).await.unwrap().get(0)
+    }
+
     /// What every command needs to know of this database.
     pub(crate) fn env(&self) -> Vec<(&str, &str)> {
         vec![("DATABASE_URL", &self.url), ("POSTRIDER_SLOT", &self.name)]

@@ -7,8 +7,8 @@ use serde::Serialize;
 use slot_manager::Severity;
 use tokio_postgres::Row;
 
-use super::select::Condition;
-use super::{seconds, session, short};
+use super::select::{self, Condition};
+use super::{seconds, session, short, start_of};
 use crate::cli::paint::Paint;
 use crate::cli::{figures, output};
 use crate::error::Result;
@@ -43,6 +43,7 @@ struct Key {
     events: i64,
     /// Of these, asked for and not sent yet.
     released: i64,
+    /// What the other commands take for it.
     first_event: String,
     /// Age of the first event's commit.
     since_seconds: u64,
@@ -67,11 +68,11 @@ pub(super) async fn run(settings: &Settings, args: &Args) -> Result<ExitCode> {
          shown as (select *, count(*) over () as total_keys, \
                           sum(events) over ()::bigint as total_events \
                    from counted order by since limit {}) \
-         select s.topic, s.ordering_key, s.events, s.released, f.id, \
+         select s.topic, s.ordering_key, s.events, s.released, f.source_id, f.event_id, \
                 extract(epoch from clock_timestamp() - f.committed_at)::float8, f.error, \
                 s.total_keys, s.total_events \
          from shown s, lateral ( \
-             select coalesce(q.source_id, q.event_id::text) as id, q.committed_at, q.error from q \
+             select q.source_id, q.event_id, q.committed_at, q.error from q \
              where q.topic is not distinct from s.topic \
                and q.ordering_key is not distinct from s.ordering_key \
                and q.commit_lsn = s.since order by q.ordinal limit 1) f \
@@ -82,8 +83,8 @@ pub(super) async fn run(settings: &Settings, args: &Args) -> Result<ExitCode> {
     let rows = sql.query(&statement, &condition.parameters()).await?;
     let total = |i| rows.first().map_or(0, |row| row.get(i));
     let listing = Listing {
-        total_keys: total(7),
-        total_events: total(8),
+        total_keys: total(8),
+        total_events: total(9),
         keys: rows.iter().map(key).collect(),
     };
     match args.json {
@@ -99,9 +100,9 @@ fn key(row: &Row) -> Key {
         ordering_key: row.get(1),
         events: row.get(2),
         released: row.get(3),
-        first_event: row.get(4),
-        since_seconds: seconds(row.get(5)),
-        error: row.get(6),
+        first_event: select::name(row.get(4), row.get(5)),
+        since_seconds: seconds(row.get(6)),
+        error: row.get(7),
     }
 }
 
@@ -140,14 +141,6 @@ fn text(listing: &Listing, paint: Paint) -> String {
         figures::count(keys, "key"),
     );
     text
-}
-
-/// The first characters, with dots where some are left out.
-fn start_of(text: &str, chars: usize) -> String {
-    match text.char_indices().nth(chars) {
-        Some((end, _)) => format!("{}...", &text[..end]),
-        None => text.to_owned(),
-    }
 }
 
 #[cfg(test)]

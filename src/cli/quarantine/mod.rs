@@ -84,3 +84,11 @@ fn seconds(age: f64) -> u64 {
 fn short(topic: &str) -> &str {
     topic.rsplit('/').next().unwrap_or(topic)
 }
+
+/// The first characters, with dots where some are left out.
+fn start_of(text: &str, chars: usize) -> String {
+    match text.char_indices().nth(chars) {
+        Some((end, _)) => format!("{}...", &text[..end]),
+        None => text.to_owned(),
+    }
+}
