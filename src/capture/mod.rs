@@ -11,9 +11,9 @@
 //! - `slot` owns the table; a relay on another slot is refused ([`claim`]).
 //!
 //! Both bounds compare with the column `inserted_xid` of the row. [`shape`] finds out which columns
-//! a table has for that, and what to do without them; [`scan`] walks a table in short statements
-//! and returns the rows that lack a record; [`rows`] reads those, around values that cannot be
-//! read.
+//! a table has for that, and what to do without them; [`window`] writes the condition, [`scan`] walks
+//! a table in short statements and returns the rows that lack a record, and [`rows`] reads those,
+//! around values that cannot be read.
 //!
 //! Not here: when to look (`relay::auditor`, `relay::recovery`), and how a row becomes a message
 //! (`table`, `map`).
@@ -25,7 +25,8 @@ pub(crate) mod rows;
 pub(crate) mod scan;
 pub(crate) mod shape;
 mod snapshot;
+mod window;
 
 pub(crate) use bounds::Bounds;
-pub(crate) use scan::Window;
 pub(crate) use snapshot::Snapshot;
+pub(crate) use window::Window;

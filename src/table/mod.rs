@@ -8,10 +8,12 @@
 //! Not here: which rows are read, and when.
 
 mod column_types;
+mod describe;
+mod values;
 
 use std::sync::Arc;
 
-use decoder::{Oid, OwnedColumn, OwnedRelation, PgTimestamp, ReplicaIdentity, Value};
+use decoder::{PgTimestamp, Value};
 use slot_manager::{QualifiedName, quoted_identifier, quoted_literal};
 use tokio_postgres::SimpleQueryRow;
 use tokio_postgres::error::{Error as PgError, SqlState};
@@ -21,86 +23,22 @@ use crate::capture::shape::xids_sql;
 use crate::error::{Code, Error, Result};
 use crate::lanes::{Event, EventRef};
 use crate::map::{
-    ColumnTypes, EventFault, EventId, EventPosition, INSERTED_XID, MapError, Mapper, OrderingKey,
-    TableSettings, TimeKind, limits,
+    EventFault, EventId, EventPosition, INSERTED_XID, MapError, Mapper, OrderingKey, TableSettings,
+    TimeKind,
 };
 use crate::postgres::Sql;
 use crate::watermark::CommitLsn;
 
-pub(crate) use column_types::{look_up as look_up_types, look_up_apart as look_up_types_apart};
-
-/// A generated column counts where a publication sends it, which PostgreSQL does from 18 on.
-const COLUMNS: &str = "\
-    select a.attname::text, a.atttypid, a.atttypmod \
-    from pg_catalog.pg_attribute a \
-    join pg_catalog.pg_class c on c.oid = a.attrelid and c.relkind in ('r', 'p') \
-    join pg_catalog.pg_namespace n on n.oid = c.relnamespace \
-    where n.nspname = $1 and c.relname = $2 \
-      and a.attnum > 0 and not a.attisdropped \
-      and (a.attgenerated = '' \
-           or current_setting('server_version_num')::int >= 180000 and exists ( \
-               select from pg_catalog.pg_publication_tables p \
-               where p.schemaname = $1 and p.tablename = $2 \
-                 and pg_catalog.to_jsonb(p) -> 'attnames' ? a.attname::text)) \
-    order by a.attnum";
+pub(crate) use column_types::look_up_apart as look_up_types_apart;
+pub(crate) use describe::{Description, describe};
+pub(crate) use values::RowValues;
+use values::SelectedColumn;
 
 /// Stands for text that is not UTF-8, whose bytes the driver does not give; it is none either.
 pub(crate) const NOT_UTF8: &[u8] = &[0xFF];
 
-/// A value of more bytes fits into no message, so it is not read. What is escaped as text may be
-/// longer than what is sent.
-const LARGEST_BYTES: usize = 2 * limits::REQUEST_BYTES;
-
-/// A value that takes this much room, perhaps compressed, is not too large.
-const SMALL_BYTES: usize = 64 << 10;
-
-/// The type `bytea`.
-const BYTEA: u32 = 17;
-
-/// Types whose values are always small: bool, int8, int2, int4, oid, float4, float8, date, time,
-/// timestamp, timestamptz, uuid, xid8.
-const FIXED_SIZE: [u32; 13] = [
-    16, 20, 21, 23, 26, 700, 701, 1082, 1083, 1114, 1184, 2950, 5069,
-];
-
 /// Microseconds between the Unix epoch and PostgreSQL's.
 const PG_EPOCH: &str = "946684800000000";
-
-/// A table as the stream would describe it, and the types of its columns.
-#[derive(Debug)]
-pub(crate) struct Description {
-    pub(crate) relation: OwnedRelation,
-    pub(crate) types: ColumnTypes,
-}
-
-/// Describes a table from the catalog as the stream would; `None` when there is none.
-///
-/// # Errors
-/// Those of a statement.
-pub(crate) async fn describe(sql: &Sql, table: &QualifiedName) -> Result<Option<Description>> {
-    let rows = sql.query(COLUMNS, &[&table.schema, &table.name]).await?;
-    let columns: Vec<OwnedColumn> = rows
-        .iter()
-        .map(|row| OwnedColumn {
-            is_key: false,
-            name: row.get(0),
-            type_oid: Oid(row.get(1)),
-            type_modifier: row.get(2),
-        })
-        .collect();
-    if columns.is_empty() {
-        return Ok(None);
-    }
-    let relation = OwnedRelation {
-        oid: Oid(0),
-        namespace: table.schema.clone(),
-        name: table.name.clone(),
-        replica_identity: ReplicaIdentity::Default,
-        columns,
-    };
-    let types = look_up_types(sql, &relation, &ColumnTypes::default()).await?;
-    Ok(Some(Description { relation, types }))
-}
 
 /// A row of a table as an event, with the lane that it belongs to.
 #[derive(Debug)]
@@ -131,63 +69,6 @@ pub(crate) struct TableReader {
     oldest_age: Option<String>,
     /// `schema.table:` in front of ids that are not uuids.
     source_prefix: Option<String>,
-}
-
-/// A column as it is read over SQL.
-#[derive(Debug)]
-struct SelectedColumn {
-    name: String,
-    /// Its value; null when no message could hold it.
-    value: String,
-    /// The condition that its value is not too large; `None` where it cannot be.
-    fits: Option<String>,
-}
-
-/// A row's values, read by [`TableReader::select_sql`] or column by column.
-#[derive(Debug)]
-pub(crate) enum RowValues {
-    /// As one row.
-    Whole(SimpleQueryRow),
-    /// As far as PostgreSQL could send them, and why that was not all.
-    Parts(Vec<Option<SimpleQueryRow>>, Option<EventFault>),
-}
-
-impl RowValues {
-    /// Nothing is read yet.
-    pub(crate) fn empty(reader: &TableReader) -> Self {
-        let parts = reader.columns().map(|_| None);
-        Self::Parts(parts.collect(), None)
-    }
-
-    /// The answer to [`TableReader::column_sql`].
-    pub(crate) fn take(&mut self, column: usize, row: SimpleQueryRow) {
-        if let Self::Parts(parts, _) = self {
-            parts[column] = Some(row);
-        }
-    }
-
-    /// PostgreSQL cannot send the value of this column.
-    pub(crate) fn unreadable(&mut self, column: usize, reader: &TableReader, error: &PgError) {
-        if let Self::Parts(_, fault) = self {
-            let column = reader.columns.get(column).map(|column| column.name.clone());
-            let problem = error.as_db_error();
-            fault.get_or_insert(EventFault::Unreadable {
-                column: column.unwrap_or_default(),
-                problem: problem.map_or_else(|| error.to_string(), |e| e.message().to_owned()),
-            });
-        }
-    }
-
-    /// The text of a column; an error where it is not UTF-8.
-    fn text(&self, column: usize) -> Result<Option<&str>, tokio_postgres::Error> {
-        match self {
-            Self::Whole(row) => row.try_get(column),
-            Self::Parts(parts, _) => match &parts[column] {
-                Some(row) => row.try_get(0),
-                None => Ok(None),
-            },
-        }
-    }
 }
 
 impl TableReader {
@@ -446,42 +327,6 @@ impl TableReader {
                 (micros, too_large)
             }
             RowValues::Parts(_, fault) => (None, fault.clone()),
-        }
-    }
-}
-
-impl SelectedColumn {
-    /// A column that no message needs is not read: its value may be of any size.
-    fn new(column: &OwnedColumn, base_type: Oid, is_used: bool) -> Self {
-        let name = column.name.clone();
-        let value = format!("e.{}", quoted_identifier(&name));
-        if !is_used {
-            return Self {
-                name,
-                value: "null".to_owned(),
-                fits: None,
-            };
-        }
-        let bytes = match base_type {
-            Oid(BYTEA) => format!("octet_length({value})"),
-            Oid(oid) if FIXED_SIZE.contains(&oid) => {
-                return Self {
-                    name,
-                    value,
-                    fits: None,
-                };
-            }
-            // The size of what is stored compressed is looked at only where it may matter.
-            _ => format!(
-                "case when pg_column_size({value}) <= {SMALL_BYTES} then 0 \
-                 else octet_length({value}::text) end"
-            ),
-        };
-        let fits = format!("{bytes} <= {LARGEST_BYTES}");
-        Self {
-            name,
-            value: format!("case when {fits} then {value} end"),
-            fits: Some(fits),
         }
     }
 }

@@ -1,0 +1,215 @@
+//! Which rows of a captured table a walk looks for, as a condition in SQL.
+//!
+//! The lower bound is the floor of the capture record, the upper bound a snapshot or a transaction.
+//! Rows from before the table was captured never count.
+//!
+//! Not here: how the rows are walked (`scan`).
+
+use super::claim::Captured;
+use super::shape::xids_sql;
+use super::snapshot::Snapshot;
+
+/// Which rows are looked for.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Window<'a> {
+    pub(crate) captured: &'a Captured,
+    /// Rows of older transactions are left out; 0 for none.
+    pub(crate) from_xid: u64,
+    /// Rows up to this `seq` are as a rule of transactions before `from_xid`.
+    pub(crate) from_seq: Option<i64>,
+    /// Rows of this transaction and later ones are left out.
+    pub(crate) below_xid: Option<u64>,
+    /// Rows that this snapshot does not show are left out.
+    pub(crate) shown_by: Option<&'a Snapshot>,
+    /// Whether rows without a `seq` are looked for in a table that has it.
+    pub(crate) with_unnumbered: bool,
+    /// Whether events may have been published without a record: then rows with one come too.
+    pub(crate) repeats: bool,
+}
+
+impl<'a> Window<'a> {
+    /// Everything that is not resolved.
+    pub(crate) fn unresolved(captured: &'a Captured, repeats: bool) -> Self {
+        let Captured { record, shape } = captured;
+        let numbering = shape.seq.as_ref().and_then(|seq| seq.numbering.as_ref());
+        let is_numbered_so = numbering.is_some() && numbering == record.numbering.as_ref();
+        Self {
+            captured,
+            from_xid: record.floor,
+            // What was published without a record cannot be told afterwards from what was left out.
+            from_seq: record.floor_seq.filter(|_| is_numbered_so && !repeats),
+            below_xid: None,
+            shown_by: None,
+            with_unnumbered: shape.seq.as_ref().is_none_or(|seq| seq.is_nullable),
+            repeats,
+        }
+    }
+
+    /// The same for the auditor, which looks often: rows without a number that came since the last
+    /// time are found by a recovery, and when the whole table is compared.
+    pub(crate) fn recent(captured: &'a Captured) -> Self {
+        Self {
+            with_unnumbered: captured.record.numbering.is_none(),
+            ..Self::unresolved(captured, false)
+        }
+    }
+
+    /// Whether rows are looked for by their places in the table, which a rewrite changes.
+    pub(crate) fn goes_by_places(&self) -> bool {
+        self.with_unnumbered || self.captured.shape.numbered().is_none()
+    }
+
+    /// The same, also of rows below the floor.
+    pub(crate) fn with_resolved(self) -> Self {
+        Self {
+            from_xid: 0,
+            from_seq: None,
+            ..self
+        }
+    }
+
+    /// Everything without a record in the whole table.
+    pub(crate) fn whole(captured: &'a Captured) -> Self {
+        Self::unresolved(captured, false).with_resolved()
+    }
+
+    /// The condition on a row of `e` that it is in a partition which has come since. Only where
+    /// nothing else compares those.
+    fn new_partitions(&self) -> Option<String> {
+        let new = self.captured.new_partitions();
+        let is_needed = self.repeats && !new.is_empty();
+        is_needed.then(|| format!("e.tableoid = any ('{{{}}}'::oid[])", new.join(",")))
+    }
+
+    /// The condition on a row of `e` that it is older than the window, and in a partition which has
+    /// come since; `None` where there is none.
+    pub(crate) fn overlooked(&self) -> Option<String> {
+        let new = self.new_partitions()?;
+        let any = Self {
+            from_xid: 0,
+            ..*self
+        };
+        let xid = self
+            .captured
+            .shape
+            .inserted_xid_sql(&self.captured.record.added_xids);
+        let (from, others) = (self.from_xid, any.condition());
+        Some(format!("{new} and {xid} < '{from}'::xid8 and {others}"))
+    }
+
+    /// The condition on a row of `e` that its transaction is in the window.
+    pub(crate) fn condition(&self) -> String {
+        let Captured { record, shape } = self.captured;
+        let xid = shape.inserted_xid_sql(&record.added_xids);
+        let is_exact = shape.tells_top_level_transactions(&record.added_xids);
+        let visible = |snapshot: &Snapshot| {
+            format!("pg_catalog.pg_visible_in_snapshot({xid}, '{snapshot}'::pg_snapshot)")
+        };
+        let mut conditions = Vec::new();
+        // Rows that were there when the column was added are resolved as soon as the floor has passed.
+        let added = &record.added_xids;
+        if added.iter().max().is_some_and(|xid| record.floor > *xid) {
+            conditions.push(format!("e.inserted_xid <> all ({})", xids_sql(added)));
+        }
+        if self.from_xid > 0 {
+            let recent = format!("{xid} >= '{}'::xid8", self.from_xid);
+            conditions.push(match self.new_partitions() {
+                Some(new) => format!("({recent} or {new})"),
+                None => recent,
+            });
+        }
+        if let Some(below) = self.below_xid {
+            conditions.push(format!("{xid} < '{below}'::xid8"));
+        }
+        match &record.since {
+            Some(since) if is_exact => conditions.push(format!("not {}", visible(since))),
+            // Of a subtransaction whose transaction ran then, the snapshot says nothing.
+            Some(since) => conditions.push(format!("{xid} >= '{}'::xid8", since.xmin())),
+            None => {}
+        }
+        if let Some(shown_by) = self.shown_by {
+            conditions.push(visible(shown_by));
+        }
+        match conditions.is_empty() {
+            true => "true".to_owned(),
+            false => conditions.join(" and "),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::record::CaptureRecord;
+    use super::super::shape::{Seq, Shape};
+    use super::*;
+
+    fn captured(has_inserted_xid: bool, since: Option<&str>) -> Captured {
+        Captured {
+            record: CaptureRecord {
+                identity: "a.x".into(),
+                table: "a.x".parse().unwrap(),
+                oid: 1,
+                slot: "postrider".into(),
+                since: since.map(|since| since.parse().unwrap()),
+                floor: 90,
+                floor_seq: Some(7),
+                numbering: Some("2/2".into()),
+                partitions: None,
+                has_inserted_xid,
+                added_xids: Vec::new(),
+            },
+            shape: Shape {
+                oid: 1,
+                has_inserted_xid,
+                missing_xids: Vec::new(),
+                partitions: String::new(),
+                filled: Vec::new(),
+                files: String::new(),
+                blocks: 10,
+                seq: Some(Seq {
+                    column: "seq".into(),
+                    is_steady: true,
+                    is_indexed: true,
+                    is_nullable: false,
+                    numbering: Some("2/2".into()),
+                }),
+                version: None,
+            },
+        }
+    }
+
+    #[test]
+    fn rows_from_before_are_told_by_the_snapshot() {
+        let captured = captured(true, Some("100:110:103"));
+        let condition = Window::unresolved(&captured, false).condition();
+        assert_eq!(
+            condition,
+            "e.inserted_xid >= '90'::xid8 and not \
+             pg_catalog.pg_visible_in_snapshot(e.inserted_xid, '100:110:103'::pg_snapshot)"
+        );
+    }
+
+    #[test]
+    fn where_only_xmin_tells_the_transaction_every_row_since_its_oldest_counts_as_new() {
+        let captured = captured(false, Some("100:110:103"));
+        let condition = Window::whole(&captured).condition();
+        assert!(condition.contains("e.xmin"), "{condition}");
+        assert!(condition.ends_with(">= '100'::xid8"), "{condition}");
+        assert!(!condition.contains("pg_visible_in_snapshot"));
+    }
+
+    #[test]
+    fn the_whole_table_of_a_relay_that_wants_every_row_has_no_condition() {
+        assert_eq!(Window::whole(&captured(true, None)).condition(), "true");
+    }
+
+    #[test]
+    fn the_number_to_begin_with_counts_as_long_as_the_same_sequence_gives_them_out() {
+        let mut captured = captured(true, None);
+        assert_eq!(Window::unresolved(&captured, false).from_seq, Some(7));
+        assert_eq!(Window::unresolved(&captured, true).from_seq, None);
+        assert_eq!(Window::whole(&captured).from_seq, None);
+        captured.record.numbering = Some("2/1".into());
+        assert_eq!(Window::unresolved(&captured, false).from_seq, None);
+    }
+}
