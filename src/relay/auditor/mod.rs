@@ -224,9 +224,7 @@ impl Audit {
         };
         let (earlier, reached, state) = sql.answer(looking).await?;
         if !state.problems().is_empty() {
-            // The supervisor says so, and hastens us when it is mended. Rows of this time are of later
-            // transactions than those that were waited for.
-            self.waiting = None;
+            // The supervisor reports the problem, and wakes the auditor when it is solved.
             return Ok(SOON);
         }
         let fingerprint = state.fingerprint();
