@@ -120,7 +120,8 @@ impl MovedRows {
     /// # Errors
     /// Those of the connection and of a statement.
     pub(super) async fn look_up(&mut self, moved: Moved, event_id: &EventId) -> Result<Lookup> {
-        // A record is the better answer: a row may have been staged in another table for long.
+        // With full records a row below the floor is looked up all the same. It may have waited in a
+        // table that is not captured until now, and then it was never published.
         let is_handled = self.bounds.get(moved.table).is_some_and(|bounds| {
             bounds.is_from_before(moved.inserted_xid)
                 || self.repeats && bounds.is_resolved(moved.inserted_xid)
