@@ -53,6 +53,22 @@ async fn a_prepared_transaction_that_outlives_audits_and_the_slot_is_delivered()
     world.assert_published_once(relay).await;
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_row_that_its_own_transaction_deletes_again_is_published_from_the_stream() {
+    for kind in [Kind::Events, Kind::Numbered] {
+        let (mut world, relay) = World::served(kind, 20).await;
+        for round in 0..3 {
+            let row = world.row_sql("short-lived");
+            world.execute(&format!("BEGIN; {row}")).await;
+            world.note().await;
+            let delete = "DELETE FROM TABLE_NAME WHERE aggregateid = 'short-lived'";
+            world.execute(&format!("{delete}; COMMIT")).await;
+            world.insert(&format!("a{round}"), 5).await;
+        }
+        world.assert_published_once(relay).await;
+    }
+}
+
 /// Rows of savepoints belong to the transaction around them.
 async fn savepoints(kind: Kind, loses_slot: bool) {
     let (mut world, relay) = World::served(kind, 20).await;
