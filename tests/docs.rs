@@ -1,6 +1,6 @@
 //! Keeps what is written in Markdown true: settings, links, paths, examples, names.
 //!
-//! `cargo xtask settings-doc` (this file with `UPDATE_DOCS=1`) writes `docs/settings.md`.
+//! `cargo xtask settings-doc` (this file with `UPDATE_DOCS=1`) writes `docs/reference/settings.md`.
 
 use std::collections::BTreeSet;
 use std::fmt::Write;
@@ -93,15 +93,15 @@ fn settings_page() -> String {
 
 #[test]
 fn settings_page_is_the_table_of_settings() {
-    let path = root().join("docs/settings.md");
+    let path = root().join("docs/reference/settings.md");
     let rendered = settings_page();
     if std::env::var_os("UPDATE_DOCS").is_some() {
-        std::fs::write(&path, &rendered).expect("docs/settings.md can be written");
+        std::fs::write(&path, &rendered).expect("docs/reference/settings.md can be written");
     }
     let written = std::fs::read_to_string(&path).unwrap_or_default();
     assert!(
         written == rendered,
-        "docs/settings.md is stale: run `cargo xtask settings-doc`"
+        "docs/reference/settings.md is stale: run `cargo xtask settings-doc`"
     );
 }
 
@@ -137,7 +137,7 @@ fn every_path_in_the_architecture_exists() {
 
 #[test]
 fn every_test_that_a_guarantee_cites_exists() {
-    let page = read("docs/guarantees.md");
+    let page = read("docs/reference/guarantees.md");
     let in_list = page
         .lines()
         .filter_map(|line| line.strip_prefix("- `")?.strip_suffix('`'));
@@ -158,7 +158,7 @@ fn every_test_that_a_guarantee_cites_exists() {
 
 #[test]
 fn every_test_that_stands_beside_a_bug_of_others_exists() {
-    let page = read("docs/peer-bugs.md");
+    let page = read("docs/explanation/peer-bugs.md");
     let sources: String = files(root(), ".rs").iter().map(read).collect();
     let is_test = |span: &&str| span.matches('_').count() > 3 && !span.contains('(');
     let cited: BTreeSet<_> = code_spans(&page).filter(is_test).collect();
@@ -206,7 +206,7 @@ fn every_metric_that_is_written_about_exists() {
     let exported = metrics.encode("postrider").expect("metrics can be encoded");
     for page in [
         "deploy/prometheus-alerts.yml",
-        "docs/operations.md",
+        "docs/how-to/operations.md",
         "README.md",
     ] {
         let text = read(page);

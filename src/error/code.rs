@@ -1,6 +1,6 @@
 //! The table of error codes: what the program does about each, how it exits, what to do next.
 //!
-//! One row per code. `docs/errors/<code>.md` is its page, shown by `postrider explain`.
+//! One row per code. `docs/reference/errors/<code>.md` is its page, shown by `postrider explain`.
 
 use std::fmt;
 use std::str::FromStr;
@@ -20,7 +20,7 @@ macro_rules! codes {
     ($($variant:ident $name:literal $disposition:ident $exit:literal $hint:literal)*) => {
         /// A stable, documented kind of failure.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-        #[allow(missing_docs, reason = "each code has a page under docs/errors")]
+        #[allow(missing_docs, reason = "each code has a page under docs/reference/errors")]
         pub enum Code { $($variant,)* }
 
         impl Code {
@@ -52,7 +52,7 @@ macro_rules! codes {
             pub fn page(self) -> &'static str {
                 match self {
                     $(Code::$variant => include_str!(
-                        concat!("../../docs/errors/", $name, ".md")
+                        concat!("../../docs/reference/errors/", $name, ".md")
                     ),)*
                 }
             }
@@ -144,9 +144,12 @@ mod tests {
             let page = code.page();
             assert!(
                 page.starts_with(&format!("# {code}\n")),
-                "docs/errors/{code}.md"
+                "docs/reference/errors/{code}.md"
             );
-            assert!(page.contains("## What to do"), "docs/errors/{code}.md");
+            assert!(
+                page.contains("## What to do"),
+                "docs/reference/errors/{code}.md"
+            );
         }
     }
 

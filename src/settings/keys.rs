@@ -1,7 +1,7 @@
 //! The table of all settings: name, kind, bound, default, reason.
 //!
 //! One row serves the TOML file, the environment variable `POSTRIDER_<NAME>`, the flag
-//! `--<name>`, the help text and `docs/settings.md`.
+//! `--<name>`, the help text and `docs/reference/settings.md`.
 
 /// What values a setting takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

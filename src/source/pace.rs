@@ -2,7 +2,7 @@
 //!
 //! The walsender makes one `send` per message. A reader that waits on the socket is woken by each
 //! of them, which costs both sides more than the message; one that sleeps for a moment finds many.
-//! Measured: `docs/performance.md`. A state machine without IO; the clock is passed in.
+//! Measured: `docs/reference/performance.md`. A state machine without IO; the clock is passed in.
 
 use std::time::{Duration, Instant};
 

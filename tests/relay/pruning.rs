@@ -1,4 +1,4 @@
-//! The statements of docs/operations.md that prune: in steps, while the relay runs, and of nothing
+//! The statements of docs/how-to/operations.md that prune: in steps, while the relay runs, and of nothing
 //! that is not delivered.
 
 use pubsub_emulator::RunningEmulator;
@@ -11,7 +11,7 @@ const OLD: u32 = 12_000;
 
 /// The statement with these words, as it stands in the page.
 fn documented(words: &str) -> &'static str {
-    let page = include_str!("../../docs/operations.md");
+    let page = include_str!("../../docs/how-to/operations.md");
     let blocks = page.split("```sql\n").skip(1);
     let mut statements = blocks.filter_map(|block| block.split("```").next());
     statements

@@ -38,7 +38,7 @@ enum Command {
     Memory(memory::MemoryArgs),
     /// Run the suites that need a server on every supported major of PostgreSQL
     PgMatrix(pg_matrix::PgMatrixArgs),
-    /// Write docs/settings.md from the table of settings in src/settings/keys.rs
+    /// Write docs/reference/settings.md from the table of settings in src/settings/keys.rs
     SettingsDoc {
         /// Only say whether it is up to date
         #[arg(long)]

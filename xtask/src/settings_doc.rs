@@ -1,4 +1,4 @@
-//! `cargo xtask settings-doc`: writes or checks `docs/settings.md`.
+//! `cargo xtask settings-doc`: writes or checks `docs/reference/settings.md`.
 //!
 //! The rendering is a test of the root package (`tests/docs.rs`), which has the table at hand; so
 //! xtask need not build the whole program to check the formatting.

@@ -12,8 +12,8 @@ use crate::postgres::Sql;
 use crate::settings::Settings;
 
 /// What `postrider init --apply` would do.
-const INIT: &str = "run `postrider init --apply` as the owner of the table; docs/recovery.md says what \
-                    is missing without it";
+const INIT: &str = "run `postrider init --apply` as the owner of the table; \
+                    docs/explanation/recovery.md says what is missing without it";
 
 /// Looks at all captured tables, and at who owns them.
 pub(super) async fn check(sql: &Sql, settings: &Settings) -> Result<Vec<Finding>> {

@@ -35,8 +35,8 @@ pub(super) struct Args {
     /// Leave the replication slot out; rows committed before it exists are not streamed
     #[arg(long)]
     no_slot: bool,
-    /// Leave captured tables without the columns inserted_xid and seq; see docs/recovery.md for what
-    /// that costs
+    /// Leave captured tables without the columns inserted_xid and seq; see
+    /// docs/explanation/recovery.md for what that costs
     #[arg(long)]
     no_columns: bool,
     /// Print what was done as JSON: {findings: [...], worst}

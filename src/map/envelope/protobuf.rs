@@ -1,4 +1,4 @@
-//! The envelope `postrider.v1.Event`, as `docs/event.proto` defines it for consumers.
+//! The envelope `postrider.v1.Event`, as `docs/reference/event.proto` defines it for consumers.
 //!
 //! The derive stands in for generated code: no protoc is needed to build this program. A test
 //! compares it with the `.proto` file field by field.
@@ -123,7 +123,10 @@ mod tests {
 
     /// The fields of the message in the `.proto` file: (name, number).
     fn published_fields() -> Vec<(&'static str, u32)> {
-        let proto = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/event.proto"));
+        let proto = include_str!(concat!(
+            env!("CARGO_MANIFEST_DIR"),
+            "/docs/reference/event.proto"
+        ));
         let field = |line: &'static str| {
             let (declaration, number) = line.trim().strip_suffix(';')?.split_once(" = ")?;
             Some((declaration.split_whitespace().last()?, number.parse().ok()?))

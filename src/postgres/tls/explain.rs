@@ -10,8 +10,8 @@ use super::failed;
 use crate::error::{Error, shown_path};
 use crate::postgres::target::Target;
 
-const SUPPORTED: &str = "docs/security.md lists the TLS versions, curves and signature algorithms that \
-    are supported";
+const SUPPORTED: &str = "docs/explanation/security.md lists the TLS versions, curves and signature \
+    algorithms that are supported";
 const VERSIONS: &str = "let the server offer TLS 1.2 or 1.3 (ssl_min_protocol_version, \
     ssl_max_protocol_version), on both sides";
 const AUTHORITY: &str = "let sslrootcert name the PEM file of the authority that signed it, or of the \

@@ -1,4 +1,4 @@
-//! docs/adopting.md: an outbox that a poller has served is taken over without a pause of the
+//! docs/how-to/adopting.md: an outbox that a poller has served is taken over without a pause of the
 //! services. Every committed row is sent exactly once, by the poller or by the relay.
 
 use std::collections::HashSet;
@@ -20,9 +20,9 @@ const TABLE: &str = "\
 
 const SETTINGS: &str = "start = \"all\"\n[[tables]]\ntable = \"public.outbox\"\n";
 
-/// As it stands in docs/adopting.md.
+/// As it stands in docs/how-to/adopting.md.
 fn what_was_sent() -> String {
-    let page = include_str!("../../../docs/adopting.md");
+    let page = include_str!("../../../docs/how-to/adopting.md");
     let (_, rest) = page.split_once("```sql\n").unwrap();
     let (statement, _) = rest.split_once("```").unwrap();
     statement.to_owned()

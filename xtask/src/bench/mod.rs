@@ -3,7 +3,7 @@
 //! Every figure stands beside a baseline of the same run, since machines differ and are shared:
 //! both take turns, and medians are compared. The server keeps its durable settings (fsync on),
 //! each program is a process of its own, and each drain starts from a copy of one slot, so that all
-//! read the same WAL. docs/performance.md tells the method.
+//! read the same WAL. docs/reference/performance.md tells the method.
 //!
 //! Not here: micro-benchmarks.
 

@@ -95,7 +95,7 @@ pub(crate) fn run(args: &PgMatrixArgs) -> Result<(), String> {
     }
 }
 
-/// As Markdown, fit for docs/matrix.md.
+/// As Markdown, fit for docs/reference/matrix.md.
 fn print_table(suites: &[Suite], rows: &[Row]) {
     println!("\nPassed / failed / skipped, and seconds:\n");
     let names: Vec<_> = suites.iter().map(|suite| suite.name).collect();

@@ -164,7 +164,7 @@ fn draw_replacement(random: &mut Random) -> Vec<Fault> {
 }
 
 /// Without records a table that is made anew begins a recovery, and rows that were dropped before they
-/// were delivered are gone, as docs/recovery.md says. So the table keeps its rows then.
+/// were delivered are gone, as docs/explanation/recovery.md says. So the table keeps its rows then.
 pub(super) fn keep_undelivered_rows(steps: &mut [Step]) {
     for step in steps {
         if let Fault::Replaced(_, how) = &mut step.fault {

@@ -7,7 +7,7 @@ use pubsub_emulator::Attempt;
 
 use super::{Event, Evidence};
 
-/// The ordering key under which the events of an aggregate go out (docs/mapping.md).
+/// The ordering key under which the events of an aggregate go out (docs/reference/mapping.md).
 pub(super) fn key(aggregate: &str, buckets: u64) -> String {
     const FNV_OFFSET_BASIS: u64 = 0xcbf2_9ce4_8422_2325;
     const FNV_PRIME: u64 = 0x0100_0000_01b3;
