@@ -91,7 +91,7 @@ impl World {
     async fn cut(&self, held_up: &HeldUp) {
         self.proxy.cut_one(held_up.port, Cut::Reset);
         self.relay
-            .wait_for_log("cannot write outbox.dispatch, again")
+            .wait_for_log("cannot write outbox.dispatch, retrying")
             .await;
         self.database
             .execute(&format!("SELECT pg_advisory_unlock({LOCK})"))

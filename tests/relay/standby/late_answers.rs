@@ -76,7 +76,7 @@ async fn an_outcome_that_comes_after_the_slot_has_changed_hands_is_not_recorded(
         "{}",
         first.log()
     );
-    first.wait_for_log("another session has had the slot").await;
+    first.wait_for_log("another session has taken over the slot").await;
     first.wait_for_log("standby").await;
     assert_eq!(database.number(RECORDS).await, 0, "{}", first.log());
     emulator.faults().lift(withheld);

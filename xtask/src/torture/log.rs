@@ -10,7 +10,7 @@ const RECOVERS: &str = "every row without a record in outbox.dispatch";
 /// What a relay logs when it leaves what is on its way to itself.
 const GIVEN_UP: &str = "PostgreSQL has given the slot up";
 /// What a relay logs when it records nothing any more.
-const SUCCEEDED: &str = "another session has had the slot meanwhile";
+const SUCCEEDED: &str = "another session has taken over the slot";
 
 /// A handle to the log. Clones share it.
 #[derive(Debug, Clone, Default)]
