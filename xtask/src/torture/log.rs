@@ -8,7 +8,7 @@ const STREAMS: [&str; 2] = ["streaming slot=", "recovered: everything"];
 /// What a relay logs when it begins to deliver from the tables.
 const RECOVERS: &str = "every row without a record in outbox.dispatch";
 /// What a relay logs when it leaves what is on its way to itself.
-const GIVEN_UP: &str = "PostgreSQL has given the slot up";
+const GIVEN_UP: &str = "PostgreSQL has released the slot";
 /// What a relay logs when it records nothing any more.
 const SUCCEEDED: &str = "another session has taken over the slot";
 
