@@ -8,7 +8,7 @@ use tokio_postgres::Client;
 use crate::harness::{self, Database, Relay, eventually, insert_orders, postrider};
 use crate::privileges::login_role;
 
-/// As docs/how-to/operations.md says.
+/// The number in docs/reference/postgresql.md.
 const CONNECTIONS: i64 = 6;
 
 /// A database on a server with these settings, and the URL of the relay's role.

@@ -1,5 +1,5 @@
-//! The same where published events get no record (`dispatch = exceptions`): rows may come again, but
-//! none is lost, and none from before is published.
+//! The same promises with `dispatch = exceptions`, where published events get no record: rows may
+//! be repeated, but none is lost, and no old row is published.
 
 use pubsub_emulator::{Action, Fault};
 use tonic::Code;
@@ -18,7 +18,7 @@ impl World {
     }
 }
 
-/// A relay without records that has delivered rows and vouched for them.
+/// A relay that writes no records, after it has delivered rows and vouched for them.
 async fn served(kind: Kind) -> (World, Relay) {
     World::without_records(kind, 500).await.serve(50).await
 }
@@ -43,7 +43,7 @@ async fn no_old_row_is_published_without_records_when_the_slot_is_lost() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_lagging_slot_of_somebody_else_repeats_no_old_row_without_records() {
+async fn a_lagging_foreign_slot_repeats_no_old_row_without_records() {
     let mut world = World::new(Kind::Numbered, 0).await.without_slot().await;
     world
         .more
@@ -96,7 +96,7 @@ const ANEW: &str = "\
         inserted_xid xid8 NOT NULL DEFAULT pg_current_xact_id())";
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_table_that_is_made_anew_loses_nothing_without_records() {
+async fn a_recreated_table_loses_nothing_without_records() {
     for is_running in [false, true] {
         let (mut world, relay) = served(Kind::Numbered).await;
         let relay = match is_running {
@@ -118,7 +118,7 @@ async fn a_table_that_is_made_anew_loses_nothing_without_records() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_table_that_is_renamed_loses_nothing_without_records() {
+async fn renaming_a_table_loses_nothing_without_records() {
     for loses_slot in [false, true] {
         let (mut world, relay) = served(Kind::Numbered).await;
         relay.stop().await;
@@ -136,9 +136,9 @@ async fn a_table_that_is_renamed_loses_nothing_without_records() {
     }
 }
 
-/// The rows of a partition that was filled before the last vouch, and attached after it.
+/// The rows of a partition that was filled before the last vouch and attached after it.
 #[tokio::test(flavor = "multi_thread")]
-async fn rows_of_a_partition_that_was_filled_long_before_are_published_without_records() {
+async fn rows_of_a_partition_filled_long_before_are_published_without_records() {
     let (mut world, relay) = served(Kind::Partitioned).await;
     let fill = "CREATE TABLE public.long_ago (LIKE public.parts INCLUDING ALL); \
                 INSERT INTO public.long_ago (aggregatetype, aggregateid, event_type, payload, day) \
@@ -158,7 +158,7 @@ async fn rows_of_a_partition_that_was_filled_long_before_are_published_without_r
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn rows_that_are_copied_out_and_in_again_are_not_lost_without_records() {
+async fn copying_rows_out_and_back_loses_nothing_without_records() {
     let (mut world, relay) = served(Kind::Numbered).await;
     relay.stop().await;
     world.insert("a", 30).await;
@@ -177,7 +177,7 @@ async fn rows_that_are_copied_out_and_in_again_are_not_lost_without_records() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_table_may_be_altered_while_its_recovery_without_records_waits() {
+async fn a_table_can_be_altered_while_a_recovery_without_records_waits() {
     let (mut world, relay) = served(Kind::Events).await;
     relay.stop().await;
     world.insert_at_once("a", 20_000).await;

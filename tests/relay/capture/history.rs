@@ -1,7 +1,7 @@
-//! Random histories against a plain model: every row that a committed transaction has inserted since
-//! capturing began must be published, and none else, whatever happens to the relay, its slot, its
-//! publication, its settings and its table in between. The order of a key holds for rows that no gap
-//! has left out.
+//! Random histories, checked against a plain model. The relay must publish every row that a
+//! committed transaction inserted since capturing began, and no other row, whatever happens to the
+//! relay, its slot, its publication, its settings and its table in between. The order per key holds
+//! for rows that no gap left out.
 //!
 //! `POSTRIDER_HISTORY_SEED` replays one history.
 
@@ -32,13 +32,13 @@ struct History {
     world: World,
     random: Random,
     relay: Option<Relay>,
-    /// A transaction that is open, with rows of its own keys.
+    /// A transaction that stays open, with rows under keys of its own.
     slow: Option<Client>,
     prepared: Vec<String>,
     step: u32,
     partitions: u32,
-    /// The keys of rows that are written now. Those of a time without settings come from the table,
-    /// beside the stream; what is written later has other keys.
+    /// The keys of rows that are written now. Rows written while the settings lacked the table come
+    /// from the table, concurrently with the stream, so rows written later get other keys.
     keys: String,
 }
 
@@ -46,7 +46,7 @@ impl History {
     async fn run(kind: Kind, seed: u64) {
         println!("POSTRIDER_HISTORY_SEED={seed} ({kind:?})");
         let mut world = World::new(kind, 200).await;
-        // What the other version of the settings captures.
+        // The table that the other version of the settings captures.
         let other = "CREATE TABLE public.other (LIKE outbox.events INCLUDING ALL); \
                      ALTER PUBLICATION postrider ADD TABLE public.other";
         world.execute(other).await;
@@ -68,7 +68,7 @@ impl History {
         history.end().await;
     }
 
-    /// Tells what is done, for whoever has to understand a failure.
+    /// Prints each step, to help whoever debugs a failure.
     fn say(&mut self, what: &str) {
         println!("{}: {what}", self.step);
     }
@@ -172,9 +172,9 @@ impl History {
             None => {
                 self.say("start");
                 let relay = self.world.relay();
-                // A publication that is wrong at the very start ends it, which is another test's matter.
-                // The server may still be making a slot for the relay before: it waits for a
-                // transaction of ours, and this one stands by.
+                // A publication that is wrong at startup ends the relay, which another test covers.
+                // The server may still be creating a slot for the previous relay while it waits for
+                // our open transaction; then this relay is a standby.
                 eventually("the relay has begun", || async {
                     let log = relay.log();
                     let has_begun = |word| log.contains(word);
@@ -198,8 +198,8 @@ impl History {
         self.end_sessions().await;
     }
 
-    /// The server does not notice that a relay is gone while it makes a slot for it, which waits for
-    /// open transactions.
+    /// While the server creates a slot it waits for open transactions, and does not notice that the
+    /// relay is gone.
     async fn end_sessions(&self) {
         let end = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity \
                    WHERE application_name LIKE 'postrider%'";
@@ -217,14 +217,14 @@ impl History {
             relay.stop().await;
         }
         self.end_sessions().await;
-        // A recovery that was stopped may have left none.
+        // A recovery that was stopped may have left no slot.
         if self.world.database.number(exists).await == 1 {
             self.say("drop the slot");
             self.world.database.drop_slot().await;
         }
     }
 
-    /// Rows that the publication leaves out.
+    /// A gap: rows that the publication leaves out.
     async fn gap(&mut self) {
         self.say("gap");
         self.end_all().await;
@@ -235,7 +235,7 @@ impl History {
         self.world.execute(IN).await;
     }
 
-    /// Another version of the settings, without the table, serves for a while.
+    /// For a while the relay runs with other settings that lack the table.
     async fn take_out_of_the_settings(&mut self) {
         self.say("settings without the table");
         if let Some(relay) = self.relay.take() {
@@ -245,7 +245,7 @@ impl History {
         let relay = self.world.relay();
         let key = format!("out{}", self.step);
         self.world.insert(&key, 5).await;
-        // The relay that waits for a transaction to end cannot stream yet, which is fine.
+        // A relay that waits for a transaction to end cannot stream yet, which is fine.
         if self.slow.is_none() && self.prepared.is_empty() {
             self.world.wait_until_compared(&relay).await;
         }
@@ -254,7 +254,7 @@ impl History {
         self.keys = format!("o{}", self.step);
     }
 
-    /// Ends what holds locks on the table.
+    /// Ends the transactions that hold locks on the table.
     async fn end_all(&mut self) {
         self.end_slow().await;
         while !self.prepared.is_empty() {
@@ -262,14 +262,14 @@ impl History {
         }
     }
 
-    /// The table is made anew, when everything in it has been published.
+    /// Recreates the table after everything in it has been published.
     async fn replace(&mut self) {
         if self.world.kind != Kind::Numbered {
             return;
         }
         self.end_all().await;
         self.settle().await;
-        self.say("make the table anew");
+        self.say("recreate the table");
         self.world.execute(super::replaced::ANEW).await;
         let key = format!("anew{}", self.step);
         self.world.insert(&key, 5).await;
@@ -298,7 +298,7 @@ impl History {
         self.world.execute(&sql).await;
     }
 
-    /// Everything that is committed has been published.
+    /// Waits until everything that is committed has been published.
     async fn settle(&mut self) {
         self.say("wait until everything is published");
         let relay = self.relay.take().unwrap_or_else(|| self.world.relay());
@@ -323,7 +323,7 @@ impl History {
     }
 }
 
-/// The seeds of every run, or the one that is asked for.
+/// The seeds of every run, or the one that `POSTRIDER_HISTORY_SEED` names.
 async fn histories(kind: Kind, seeds: &[u64]) {
     let asked = std::env::var("POSTRIDER_HISTORY_SEED");
     match asked.ok().and_then(|seed| seed.parse().ok()) {
