@@ -245,7 +245,7 @@ async fn an_answer_with_too_few_ids_is_no_answer_and_the_batch_comes_again() {
         .emulator
         .faults()
         .inject(Fault::new(Action::FewerIds).times(8));
-    world.relay.wait_for_log("ids for").await;
+    world.relay.wait_for_log("message ids for").await;
     let (report, _) = world.ends_well().await;
     assert!(!report.duplicates.is_empty(), "{report}");
     assert_eq!(report.unexplained_duplicates(), 0, "{report}");
