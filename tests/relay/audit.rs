@@ -420,7 +420,11 @@ async fn a_relay_that_may_not_recover_stops_at_a_row_postgres_cannot_decode() {
     assert!(log.contains("postrider recover"), "{log}");
     assert_eq!(relay.wait().await.code(), Some(3), "{log}");
     let recovering = "SELECT count(*) FROM outbox.relay WHERE recovering IS NOT NULL";
-    assert_eq!(database.number(recovering).await, 0, "no recovery was started");
+    assert_eq!(
+        database.number(recovering).await,
+        0,
+        "no recovery was started"
+    );
     // The relay keeps refusing until an operator asks for a recovery.
     let relay = run();
     relay.wait_for_error("slot-stuck").await;

@@ -89,8 +89,7 @@ async fn one_large_transaction_is_published_whole_and_in_order() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_idle_relay_retains_no_wal_and_writes_nothing_while_other_tables_are_busy()
- {
+async fn an_idle_relay_retains_no_wal_and_writes_nothing_while_other_tables_are_busy() {
     let mut database = Database::private().await;
     let emulator = harness::emulator().await;
     let (port, host) = (free_addr(), emulator.addr().to_string());

@@ -6,7 +6,7 @@ use scratch_postgres::{ScratchPostgres, StopMode};
 use crate::harness::{self, Database, Relay, eventually};
 use crate::load::{Load, wait_for_more};
 
-/// A primary, its standby, and a proxy that leads to whichever of the two serves.
+/// A primary, its standby, and a proxy that leads to the one that serves.
 struct Pair {
     database: Database,
     standby: ScratchPostgres,

@@ -1,15 +1,15 @@
-//! The statements of docs/how-to/operations.md that prune: in steps, while the relay runs, and of nothing
-//! that is not delivered.
+//! The pruning statements of docs/how-to/operations.md: they delete in steps, while the relay runs,
+//! and delete no undelivered event.
 
 use pubsub_emulator::RunningEmulator;
 
 use crate::exceptions::{BAD, poison, stored, wait_until_vouched};
 use crate::harness::{self, Database, Relay, eventually};
 
-/// More than one step of a statement takes.
+/// More rows than one step of a statement deletes.
 const OLD: u32 = 12_000;
 
-/// The statement with these words, as it stands in the page.
+/// The statement in the docs page that contains these words.
 fn documented(words: &str) -> &'static str {
     let page = include_str!("../../docs/how-to/operations.md");
     let blocks = page.split("```sql\n").skip(1);
@@ -36,7 +36,8 @@ async fn wait_until_stored(emulator: &RunningEmulator, count: u32) {
     .await;
 }
 
-/// Prunes old rows that are delivered, and neither an old one that waits in quarantine nor new ones.
+/// Checks that it prunes old delivered rows, but neither an old row that waits in quarantine nor
+/// new rows.
 async fn prunes_what_is_delivered(dispatch: &str, statement: &str) {
     let database = Database::private().await;
     let emulator = harness::emulator().await;
@@ -85,17 +86,17 @@ async fn prunes_what_is_delivered(dispatch: &str, statement: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_documented_statement_prunes_in_steps_and_nothing_that_waits() {
+async fn the_documented_statement_prunes_in_steps_and_keeps_waiting_events() {
     prunes_what_is_delivered("full", documented("d.dispatched_at")).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn without_records_the_documented_statement_prunes_in_steps_and_nothing_that_waits() {
+async fn without_records_the_documented_statement_prunes_in_steps_and_keeps_waiting_events() {
     prunes_what_is_delivered("exceptions", documented("c.floor")).await;
 }
 
-/// A topic that is missing keeps the confirmed position back while other topics go on. The records of
-/// those are what keeps a restart from publishing them again.
+/// A missing topic holds back the confirmed position while other topics continue. The records of
+/// those topics keep a restart from publishing their events again.
 #[tokio::test(flavor = "multi_thread")]
 async fn records_behind_the_confirmed_position_outlive_pruning_and_a_restart_repeats_nothing() {
     let database = Database::private().await;

@@ -175,7 +175,7 @@ async fn assert_each_once(shop: &Shop, sent: &[i64]) {
     assert_eq!(
         by_poller.len(),
         sent.len(),
-        "the poller has marked what it sent"
+        "the poller has marked the rows it sent"
     );
     let by_relay = stored(&shop.emulator);
     let twice = by_relay

@@ -68,7 +68,7 @@ impl History {
         history.end().await;
     }
 
-    /// Prints each step, to help whoever debugs a failure.
+    /// Prints each step, to help with debugging a failure.
     fn say(&mut self, what: &str) {
         println!("{}: {what}", self.step);
     }

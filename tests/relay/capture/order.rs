@@ -1,5 +1,5 @@
-//! In a recovery, the rows of each key come in insertion order, whatever their `version` says and
-//! whichever transaction began first.
+//! In a recovery, the rows of each key come in insertion order, regardless of their `version` and of
+//! which transaction began first.
 
 use super::World;
 use super::table::Kind;

@@ -97,7 +97,10 @@ async fn rows_before_and_after_the_wraparound(kind: Kind) {
     let slow = harness::connect(&world.database.url).await;
     let row = world.row_sql("slow");
     slow.batch_execute(&format!("BEGIN; {row}")).await.unwrap();
-    assert!(next_xid(&world).await < EPOCH as i64, "the test began after the wraparound");
+    assert!(
+        next_xid(&world).await < EPOCH as i64,
+        "the test began after the wraparound"
+    );
     pass_it(&world).await;
     world.insert("after", 50).await;
     world.execute("CREATE TABLE public.another (id int); ALTER PUBLICATION postrider ADD TABLE public.another").await;
@@ -139,7 +142,10 @@ async fn a_recovery_across_the_wraparound_publishes_each_row_once() {
     relay.stop().await;
     world.insert("before", 50).await;
     world.database.drop_slot().await;
-    assert!(next_xid(&world).await < EPOCH as i64, "the test began after the wraparound");
+    assert!(
+        next_xid(&world).await < EPOCH as i64,
+        "the test began after the wraparound"
+    );
     pass_it(&world).await;
     world.insert("after", 50).await;
     let relay = world.relay();

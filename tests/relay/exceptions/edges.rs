@@ -56,7 +56,7 @@ async fn full_records_resume_after_every_transaction_begun_without_them_has_ende
     let relay = Relay::start(&database, &emulator);
     insert(&database, 201, 50).await;
     let vouched = format!("SELECT count(*) FROM outbox.capture WHERE floor = '{slow_xid}'");
-    eventually("the relay has vouched for what is older", || async {
+    eventually("the relay has vouched for the older events", || async {
         (database.number(&vouched).await == 1).then_some(())
     })
     .await;
