@@ -1,9 +1,9 @@
 //! Walks a captured table and returns the rows that still have to be published, in their order.
 //!
-//! Every statement looks at a bounded number of rows and holds neither a lock nor a snapshot
-//! afterwards. Rows with a `seq` come page by page along its index. Rows without one, because the
-//! table has no such column or the row is older than it, come from ranges of blocks: their places are
-//! collected first, up to [`MAX_COLLECTED`] at a time, and put in order here.
+//! Every statement looks at a bounded number of rows, and holds no lock and no snapshot afterwards.
+//! Rows with a `seq` are read page by page along its index. Rows without one exist if the table has
+//! no such column, or if they are older than the column. They are found in ranges of blocks: the
+//! walk first collects their places, up to [`MAX_COLLECTED`] at a time, and sorts them here.
 
 use std::collections::BTreeMap;
 
@@ -18,21 +18,22 @@ use crate::table::{TableReader, altered_since};
 
 /// Rows that one statement walks over.
 const PAGE_ROWS: usize = 5_000;
-/// Blocks that one statement reads where there is no `seq`: 16 MB.
+/// Blocks that one statement reads when there is no `seq`: 16 MB.
 const RANGE_BLOCKS: u32 = 2_048;
-/// Rows without `seq` that are put in order at once, about 100 bytes each; the next pass goes on.
+/// Rows without `seq` that are sorted at once, about 100 bytes each. The next pass continues after
+/// them.
 const MAX_COLLECTED: usize = 100_000;
 
-/// So that each statement costs what it looks at, whatever the statistics say: rows along the
-/// index, their records one by one.
+/// Keeps the cost of a statement proportional to the rows it looks at, whatever the statistics say:
+/// it reads rows along the index, and their records one by one.
 const PLAN: &str = "\
     SET enable_seqscan = off; SET enable_hashjoin = off; SET enable_mergejoin = off; \
     SET enable_sort = on; SET jit = off";
 
-/// A row that has to be published, and where it is found.
+/// A row that has to be published, and where it is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Candidate {
-    /// The table or partition that holds it.
+    /// The OID of the table or partition that holds it.
     pub(crate) leaf: u32,
     /// Its `ctid` there.
     pub(crate) place: String,
@@ -41,11 +42,11 @@ pub(crate) struct Candidate {
     pub(crate) record: Recorded,
 }
 
-/// What outbox.dispatch has of a row.
+/// The state of a row in outbox.dispatch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Recorded {
     Nothing,
-    /// It was published, and may have to be repeated with those around it.
+    /// It was published, and may have to be repeated along with its neighbours.
     Published,
     /// It is in quarantine, or discarded.
     SetAside,
@@ -54,12 +55,12 @@ pub(crate) enum Recorded {
 /// The order of rows without `seq`: version, transaction, partition, block and line.
 type Key = (i64, u64, u32, u32, u32);
 
-/// Where a walk stands.
+/// The progress of a walk.
 #[derive(Debug)]
 enum Walk {
-    /// After this one of the rows without `seq`.
+    /// Among the rows without `seq`, after this key.
     Unnumbered(Option<Key>),
-    /// After this row.
+    /// Among the rows with `seq`, after this row.
     Numbered(i64, u32, String),
     Done,
 }
@@ -72,7 +73,7 @@ pub(crate) struct Scan<'a> {
     walk: Walk,
 }
 
-/// Makes a session fit for walks.
+/// Sets up a session for walks.
 ///
 /// # Errors
 /// Those of the connection.
@@ -105,10 +106,10 @@ impl<'a> Scan<'a> {
         }
     }
 
-    /// The next rows, perhaps none; `None` at the end.
+    /// The next rows, possibly none; `None` at the end.
     ///
     /// # Errors
-    /// Those of a statement; `slot-busy` when the table has been altered meanwhile.
+    /// Those of a statement; `slot-busy` when the table was altered in the meantime.
     pub(crate) async fn next(&mut self, sql: &PatientSql) -> Result<Option<Vec<Candidate>>> {
         match std::mem::replace(&mut self.walk, Walk::Done) {
             Walk::Unnumbered(after) => {
@@ -126,7 +127,8 @@ impl<'a> Scan<'a> {
         }
     }
 
-    /// What stands in outbox.dispatch of a row of `w`, and whether the row is looked for.
+    /// SQL for the state of a row of `w` in outbox.dispatch, and the condition that the row is
+    /// wanted.
     fn recorded_sql(&self) -> (&'static str, &'static str) {
         match self.window.repeats {
             true => (
@@ -207,7 +209,7 @@ impl<'a> Scan<'a> {
         let blocks = self.window.captured.shape.blocks;
         let mut from = 0;
         while from <= blocks {
-            // The last range has no end: the table grows.
+            // The last range is open-ended, because the table grows.
             let to = Some(from.saturating_add(RANGE_BLOCKS)).filter(|to| *to <= blocks);
             let statement = self.range_sql(from, to, after);
             let rows = sql.query_typed(&statement, &[]);
@@ -252,7 +254,7 @@ impl<'a> Scan<'a> {
         let Captured { record, shape } = self.window.captured;
         let xid = shape.inserted_xid_sql(&record.added_xids);
         let by = match (&shape.seq, shape.numbered()) {
-            // Only rows without a number are looked for.
+            // Only rows without a number are wanted.
             (Some(_), Some(_)) => None,
             (Some(seq), None) => Some(&seq.column),
             (None, _) => shape.version.as_ref(),
@@ -267,7 +269,7 @@ impl<'a> Scan<'a> {
         let unnumbered = shape.numbered().map_or_else(String::new, |seq| {
             format!("and e.{} is null", quoted_identifier(&seq.column))
         });
-        // What earlier passes have brought is not asked for again.
+        // Skip the rows that earlier passes have returned.
         let after = after.map_or_else(String::new, |(by, by_xid, ..)| {
             format!("and ({version}, {xid}) >= ('{by}'::bigint, '{by_xid}'::xid8)")
         });

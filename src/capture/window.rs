@@ -1,7 +1,7 @@
-//! Which rows of a captured table a walk looks for, as a condition in SQL.
+//! The SQL condition for the rows of a captured table that a walk looks for.
 //!
-//! The lower bound is the floor of the capture record, the upper bound a snapshot or a transaction.
-//! Rows from before the table was captured never count.
+//! The lower bound is the floor of the capture record; the upper bound is a snapshot or a
+//! transaction. Rows that are older than capturing never match.
 //!
 //! Not here: how the rows are walked (`scan`).
 
@@ -9,26 +9,27 @@ use super::claim::Captured;
 use super::shape::xids_sql;
 use super::snapshot::Snapshot;
 
-/// Which rows are looked for.
+/// The bounds of a walk.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Window<'a> {
     pub(crate) captured: &'a Captured,
-    /// Rows of older transactions are left out; 0 for none.
+    /// Rows of older transactions are left out; 0 for no bound.
     pub(crate) from_xid: u64,
-    /// Rows up to this `seq` are as a rule of transactions before `from_xid`.
+    /// Rows up to this `seq` usually belong to transactions before `from_xid`, so they are skipped.
     pub(crate) from_seq: Option<i64>,
-    /// Rows of this transaction and later ones are left out.
+    /// Rows of this transaction and of later ones are left out.
     pub(crate) below_xid: Option<u64>,
-    /// Rows that this snapshot does not show are left out.
+    /// Rows that are not visible in this snapshot are left out.
     pub(crate) shown_by: Option<&'a Snapshot>,
-    /// Whether rows without a `seq` are looked for in a table that has it.
+    /// Whether rows without a `seq` are included, in a table that has the column.
     pub(crate) with_unnumbered: bool,
-    /// Whether events may have been published without a record: then rows with one come too.
+    /// Whether events may have been published without a record. Then rows that have one are
+    /// included too.
     pub(crate) repeats: bool,
 }
 
 impl<'a> Window<'a> {
-    /// Everything that is not resolved.
+    /// All rows that are not resolved.
     pub(crate) fn unresolved(captured: &'a Captured, repeats: bool) -> Self {
         let Captured { record, shape } = captured;
         let numbering = shape.seq.as_ref().and_then(|seq| seq.numbering.as_ref());
@@ -36,7 +37,8 @@ impl<'a> Window<'a> {
         Self {
             captured,
             from_xid: record.floor,
-            // What was published without a record cannot be told afterwards from what was left out.
+            // If events are published without a record, a published row cannot be told from one
+            // that was skipped. So the hint is not used then.
             from_seq: record.floor_seq.filter(|_| is_numbered_so && !repeats),
             below_xid: None,
             shown_by: None,
@@ -45,8 +47,8 @@ impl<'a> Window<'a> {
         }
     }
 
-    /// The same for the auditor, which looks often: rows without a number that came since the last
-    /// time are found by a recovery, and when the whole table is compared.
+    /// The same for the auditor, which runs often. It leaves rows without a number to a recovery
+    /// and to comparisons of the whole table.
     pub(crate) fn recent(captured: &'a Captured) -> Self {
         Self {
             with_unnumbered: captured.record.numbering.is_none(),
@@ -54,12 +56,13 @@ impl<'a> Window<'a> {
         }
     }
 
-    /// Whether rows are looked for by their places in the table, which a rewrite changes.
+    /// Whether rows are found by their places in the table, which change when the table is
+    /// rewritten.
     pub(crate) fn goes_by_places(&self) -> bool {
         self.with_unnumbered || self.captured.shape.numbered().is_none()
     }
 
-    /// The same, also of rows below the floor.
+    /// The same window, including rows below the floor.
     pub(crate) fn with_resolved(self) -> Self {
         Self {
             from_xid: 0,
@@ -68,21 +71,21 @@ impl<'a> Window<'a> {
         }
     }
 
-    /// Everything without a record in the whole table.
+    /// All rows of the table without a record.
     pub(crate) fn whole(captured: &'a Captured) -> Self {
         Self::unresolved(captured, false).with_resolved()
     }
 
-    /// The condition on a row of `e` that it is in a partition which has come since. Only where
-    /// nothing else compares those.
+    /// The condition that a row of `e` is in a partition that was added since the floor was raised.
+    /// Only with `repeats`: otherwise the auditor compares those partitions as a whole.
     fn new_partitions(&self) -> Option<String> {
         let new = self.captured.new_partitions();
         let is_needed = self.repeats && !new.is_empty();
         is_needed.then(|| format!("e.tableoid = any ('{{{}}}'::oid[])", new.join(",")))
     }
 
-    /// The condition on a row of `e` that it is older than the window, and in a partition which has
-    /// come since; `None` where there is none.
+    /// The condition that a row of `e` is older than the window and in a partition that was added
+    /// since the floor was raised; `None` if there is no such partition.
     pub(crate) fn overlooked(&self) -> Option<String> {
         let new = self.new_partitions()?;
         let any = Self {
@@ -97,7 +100,7 @@ impl<'a> Window<'a> {
         Some(format!("{new} and {xid} < '{from}'::xid8 and {others}"))
     }
 
-    /// The condition on a row of `e` that its transaction is in the window.
+    /// The condition that a row of `e` is in the window.
     pub(crate) fn condition(&self) -> String {
         let Captured { record, shape } = self.captured;
         let xid = shape.inserted_xid_sql(&record.added_xids);
@@ -106,7 +109,8 @@ impl<'a> Window<'a> {
             format!("pg_catalog.pg_visible_in_snapshot({xid}, '{snapshot}'::pg_snapshot)")
         };
         let mut conditions = Vec::new();
-        // Rows that were there when the column was added are resolved as soon as the floor has passed.
+        // Rows that existed when the column was added are resolved once the floor is past that
+        // point.
         let added = &record.added_xids;
         if added.iter().max().is_some_and(|xid| record.floor > *xid) {
             conditions.push(format!("e.inserted_xid <> all ({})", xids_sql(added)));
@@ -123,7 +127,7 @@ impl<'a> Window<'a> {
         }
         match &record.since {
             Some(since) if is_exact => conditions.push(format!("not {}", visible(since))),
-            // Of a subtransaction whose transaction ran then, the snapshot says nothing.
+            // The snapshot does not list a subtransaction of a transaction that was running then.
             Some(since) => conditions.push(format!("{xid} >= '{}'::xid8", since.xmin())),
             None => {}
         }
@@ -179,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_from_before_are_told_by_the_snapshot() {
+    fn rows_older_than_capturing_are_excluded_by_the_snapshot() {
         let captured = captured(true, Some("100:110:103"));
         let condition = Window::unresolved(&captured, false).condition();
         assert_eq!(
@@ -190,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn where_only_xmin_tells_the_transaction_every_row_since_its_oldest_counts_as_new() {
+    fn with_xmin_only_every_row_since_the_snapshots_oldest_transaction_counts_as_new() {
         let captured = captured(false, Some("100:110:103"));
         let condition = Window::whole(&captured).condition();
         assert!(condition.contains("e.xmin"), "{condition}");
@@ -199,12 +203,12 @@ mod tests {
     }
 
     #[test]
-    fn the_whole_table_of_a_relay_that_wants_every_row_has_no_condition() {
+    fn a_relay_that_captures_every_row_reads_the_whole_table_without_a_condition() {
         assert_eq!(Window::whole(&captured(true, None)).condition(), "true");
     }
 
     #[test]
-    fn the_number_to_begin_with_counts_as_long_as_the_same_sequence_gives_them_out() {
+    fn the_seq_hint_is_used_only_while_the_same_sequence_numbers_the_rows() {
         let mut captured = captured(true, None);
         assert_eq!(Window::unresolved(&captured, false).from_seq, Some(7));
         assert_eq!(Window::unresolved(&captured, true).from_seq, None);

@@ -1,4 +1,4 @@
-//! A table described from the catalog, as the stream would describe it.
+//! Describes a table from the catalog, as the stream would describe it.
 
 use decoder::{Oid, OwnedColumn, OwnedRelation, ReplicaIdentity};
 use slot_manager::QualifiedName;
@@ -8,7 +8,8 @@ use crate::error::Result;
 use crate::map::ColumnTypes;
 use crate::postgres::Sql;
 
-/// A generated column counts where a publication sends it, which PostgreSQL does from 18 on.
+/// A generated column is included if a publication sends it, which is possible from PostgreSQL 18
+/// on.
 const COLUMNS: &str = "\
     select a.attname::text, a.atttypid, a.atttypmod \
     from pg_catalog.pg_attribute a \
@@ -30,7 +31,7 @@ pub(crate) struct Description {
     pub(crate) types: ColumnTypes,
 }
 
-/// Describes a table from the catalog as the stream would; `None` when there is none.
+/// Describes a table from the catalog; `None` when it does not exist.
 ///
 /// # Errors
 /// Those of a statement.

@@ -1,5 +1,5 @@
-//! The values of a row as they are read over SQL: whole rows, or column by column around a value
-//! that PostgreSQL cannot send. A value that fits into no message is never read.
+//! The values of a row that is read over SQL: as a whole row, or column by column to work around a
+//! value that PostgreSQL cannot send. A value too large for any message is never read.
 
 use decoder::{Oid, OwnedColumn};
 use slot_manager::quoted_identifier;
@@ -9,11 +9,11 @@ use tokio_postgres::error::Error as PgError;
 use super::TableReader;
 use crate::map::{EventFault, limits};
 
-/// A value of more bytes fits into no message, so it is not read. What is escaped as text may be
-/// longer than what is sent.
+/// A larger value fits into no message, so it is not read. The bound is generous because escaped
+/// text may be longer than the bytes that are sent.
 const LARGEST_BYTES: usize = 2 * limits::REQUEST_BYTES;
 
-/// A value that takes this much room, perhaps compressed, is not too large.
+/// A value stored in at most this many bytes, perhaps compressed, is not too large.
 const SMALL_BYTES: usize = 64 << 10;
 
 /// The type `bytea`.
@@ -25,18 +25,18 @@ const FIXED_SIZE: [u32; 13] = [
     16, 20, 21, 23, 26, 700, 701, 1082, 1083, 1114, 1184, 2950, 5069,
 ];
 
-/// A column as it is read over SQL.
+/// A column as it is selected over SQL.
 #[derive(Debug)]
 pub(super) struct SelectedColumn {
     pub(super) name: String,
-    /// Its value; null when no message could hold it.
+    /// The expression for its value, which is null when the value is too large for any message.
     pub(super) value: String,
-    /// The condition that its value is not too large; `None` where it cannot be.
+    /// The condition that its value is not too large; `None` for a type that is always small.
     pub(super) fits: Option<String>,
 }
 
 impl SelectedColumn {
-    /// A column that no message needs is not read: its value may be of any size.
+    /// A column that no message needs is not read, since its value may be of any size.
     pub(super) fn new(column: &OwnedColumn, base_type: Oid, is_used: bool) -> Self {
         let name = column.name.clone();
         let value = format!("e.{}", quoted_identifier(&name));
@@ -56,7 +56,7 @@ impl SelectedColumn {
                     fits: None,
                 };
             }
-            // The size of what is stored compressed is looked at only where it may matter.
+            // The uncompressed size is computed only when the stored size is not small.
             _ => format!(
                 "case when pg_column_size({value}) <= {SMALL_BYTES} then 0 \
                  else octet_length({value}::text) end"
@@ -74,27 +74,27 @@ impl SelectedColumn {
 /// A row's values, read by [`TableReader::select_sql`] or column by column.
 #[derive(Debug)]
 pub(crate) enum RowValues {
-    /// As one row.
+    /// Read as one row.
     Whole(SimpleQueryRow),
-    /// As far as PostgreSQL could send them, and why that was not all.
+    /// The columns that PostgreSQL could send, and the fault of one that it could not.
     Parts(Vec<Option<SimpleQueryRow>>, Option<EventFault>),
 }
 
 impl RowValues {
-    /// Nothing is read yet.
+    /// No column has been read yet.
     pub(crate) fn empty(reader: &TableReader) -> Self {
         let parts = reader.columns().map(|_| None);
         Self::Parts(parts.collect(), None)
     }
 
-    /// The answer to [`TableReader::column_sql`].
+    /// Stores the answer to [`TableReader::column_sql`].
     pub(crate) fn take(&mut self, column: usize, row: SimpleQueryRow) {
         if let Self::Parts(parts, _) = self {
             parts[column] = Some(row);
         }
     }
 
-    /// PostgreSQL cannot send the value of this column.
+    /// Notes that PostgreSQL cannot send the value of this column.
     pub(crate) fn unreadable(&mut self, column: usize, reader: &TableReader, error: &PgError) {
         if let Self::Parts(_, fault) = self {
             let column = reader.columns.get(column).map(|column| column.name.clone());
@@ -106,7 +106,7 @@ impl RowValues {
         }
     }
 
-    /// The text of a column; an error where it is not UTF-8.
+    /// The text of a column; an error when it is not UTF-8.
     pub(super) fn text(&self, column: usize) -> Result<Option<&str>, tokio_postgres::Error> {
         match self {
             Self::Whole(row) => row.try_get(column),
