@@ -1,4 +1,4 @@
-//! Keeps what is written in Markdown true: settings, links, paths, examples, names.
+//! Checks that the Markdown files are true: settings, links, paths, examples, names.
 //!
 //! `cargo xtask settings-doc` (this file with `UPDATE_DOCS=1`) writes `docs/reference/settings.md`.
 
@@ -18,7 +18,7 @@ fn read(path: impl AsRef<Path>) -> String {
     std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
 }
 
-/// Files below a folder whose names end so; build output and dot folders are left out.
+/// Files below a folder whose names end with `ending`, except in build output and dot folders.
 fn files(folder: &Path, ending: &str) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(folder).expect("a folder of the repository") {
@@ -39,7 +39,7 @@ fn files(folder: &Path, ending: &str) -> Vec<PathBuf> {
     found
 }
 
-/// What stands between backticks on one line.
+/// The text between backticks on each line.
 fn code_spans(text: &str) -> impl Iterator<Item = &str> {
     text.lines()
         .flat_map(|line| line.split('`').skip(1).step_by(2))
@@ -92,7 +92,7 @@ fn settings_page() -> String {
 }
 
 #[test]
-fn settings_page_is_the_table_of_settings() {
+fn the_settings_page_matches_the_table_of_settings() {
     let path = root().join("docs/reference/settings.md");
     let rendered = settings_page();
     if std::env::var_os("UPDATE_DOCS").is_some() {
@@ -157,7 +157,7 @@ fn every_test_that_a_guarantee_cites_exists() {
 }
 
 #[test]
-fn every_test_that_stands_beside_a_bug_of_others_exists() {
+fn every_test_cited_for_a_bug_of_a_peer_exists() {
     let page = read("docs/explanation/peer-bugs.md");
     let sources: String = files(root(), ".rs").iter().map(read).collect();
     let is_test = |span: &&str| span.matches('_').count() > 3 && !span.contains('(');
@@ -189,7 +189,7 @@ fn every_toml_example_is_accepted_as_settings() {
 }
 
 #[test]
-fn every_metric_that_is_written_about_exists() {
+fn every_metric_named_in_the_docs_exists() {
     let metrics = Metrics::default();
     let label = Label { kind: "x" };
     metrics.publish_failures.get_or_create(&label).inc();

@@ -34,7 +34,7 @@ async fn in_state(database: &Database, state: &str) -> i64 {
 }
 
 #[tokio::test]
-async fn what_a_row_chose_reaches_no_terminal_as_a_control_character() {
+async fn no_control_character_from_a_row_reaches_the_terminal() {
     let database = Database::initialised().await;
     database
         .execute(
@@ -73,7 +73,7 @@ async fn what_a_row_chose_reaches_no_terminal_as_a_control_character() {
 }
 
 #[tokio::test]
-async fn list_shows_each_key_with_what_waits_since_when_and_why() {
+async fn list_shows_for_each_key_how_many_events_wait_since_when_and_why() {
     let database = filled().await;
     let ran = database.run(&["quarantine", "list"]).await;
     ran.assert_status(0);
@@ -99,7 +99,7 @@ async fn list_shows_each_key_with_what_waits_since_when_and_why() {
     assert_contains(&none.stdout, "Nothing is in quarantine");
 }
 
-/// An event in quarantine with an id that is not a uuid. Its uuid is made as the relay makes it.
+/// Quarantines an event whose id is not a uuid. Computes its uuid as the relay does.
 async fn with_numbered(database: &Database, lsn: u32, id: &str, inserted_xid: u32) -> String {
     let id = id.replace('\'', "''");
     let sql = format!(
@@ -114,7 +114,7 @@ async fn with_numbered(database: &Database, lsn: u32, id: &str, inserted_xid: u3
 }
 
 #[tokio::test]
-async fn the_name_that_list_shows_is_one_that_every_other_command_takes() {
+async fn every_command_takes_the_names_that_list_shows() {
     let database = Database::initialised().await;
     let long = "y".repeat(20_000);
     for (lsn, id) in (10..).zip(["7", "8\r\u{1b}[2J", "with 'quotes' and spaces", &long]) {
@@ -146,9 +146,9 @@ async fn the_name_that_list_shows_is_one_that_every_other_command_takes() {
 }
 
 #[tokio::test]
-async fn of_two_events_with_one_id_a_command_asks_which() {
+async fn an_id_of_two_events_is_refused_as_ambiguous() {
     let database = Database::initialised().await;
-    // The table was made anew between the two, and numbered its rows from 1 again.
+    // Between the two events the table was recreated, so its numbers restarted at 1.
     let first = with_numbered(&database, 10, "1", 700).await;
     let second = with_numbered(&database, 20, "1", 900).await;
     assert_ne!(first, second);
@@ -167,7 +167,7 @@ async fn of_two_events_with_one_id_a_command_asks_which() {
         .run(&["quarantine", "discard", &first, "--yes"])
         .await
         .assert_status(0);
-    // Now the id means the one that is left, although the other still has a row.
+    // From now on the id means the remaining event, although the discarded one still has a row.
     database
         .run(&["quarantine", "release", "public.a:1"])
         .await
@@ -177,7 +177,7 @@ async fn of_two_events_with_one_id_a_command_asks_which() {
 }
 
 #[tokio::test]
-async fn show_says_all_that_is_recorded_of_an_event_by_either_of_its_names() {
+async fn show_prints_the_whole_record_of_an_event_for_either_of_its_names() {
     let database = filled().await;
     let ran = database.run(&["quarantine", "show", SECOND]).await;
     ran.assert_status(0);
@@ -221,7 +221,7 @@ async fn release_of_an_event_behind_others_releases_its_whole_key_and_says_so() 
 }
 
 #[tokio::test]
-async fn release_of_one_event_under_quarantine_event_is_of_that_event_alone() {
+async fn under_quarantine_event_release_takes_only_the_named_event() {
     let database = filled().await;
     let policy = [("POSTRIDER_ON_BAD_EVENT", "quarantine_event")];
     let ran = database
@@ -235,7 +235,7 @@ async fn release_of_one_event_under_quarantine_event_is_of_that_event_alone() {
 }
 
 #[tokio::test]
-async fn discard_wants_yes_and_never_touches_what_is_published() {
+async fn discard_needs_yes_and_never_touches_published_events() {
     let database = filled().await;
     let ran = database.run(&["quarantine", "discard", "--all"]).await;
     ran.assert_error("setting-invalid", 2);
@@ -260,7 +260,7 @@ async fn discard_wants_yes_and_never_touches_what_is_published() {
 }
 
 #[tokio::test]
-async fn the_relays_own_role_may_do_all_of_it() {
+async fn the_relays_own_role_may_run_all_quarantine_commands() {
     let database = filled().await;
     let role = format!("{}_operator", database.name);
     database
@@ -281,7 +281,7 @@ async fn the_relays_own_role_may_do_all_of_it() {
 }
 
 #[tokio::test]
-async fn events_are_named_by_id_by_key_or_all_and_not_by_nothing() {
+async fn events_are_named_by_id_key_or_all_and_one_of_these_is_required() {
     let database = filled().await;
     for args in [
         &["quarantine", "release"][..],
