@@ -1,5 +1,5 @@
-//! What stands in outbox.capture before a command makes the slot: from here on every committed row is
-//! the relay's to publish, whether or not it has ever run.
+//! Writes the capture records before a command creates the slot. From then on the relay has to publish
+//! every committed row, even if it has never run.
 
 use crate::capture::claim::{self, Begin};
 use crate::capture::record;
@@ -8,7 +8,7 @@ use crate::error::Result;
 use crate::postgres::Sql;
 use crate::settings::Settings;
 
-/// Looks at the tables before the slot is made.
+/// Reads the tops of the tables before the slot is created.
 ///
 /// # Errors
 /// `table-captured`; `schema-missing`; those of a statement.
@@ -19,8 +19,8 @@ pub(super) async fn before_the_slot(sql: &Sql, settings: &Settings) -> Result<To
     shape::tops(sql, &found).await
 }
 
-/// Writes down, right before the slot is made, that its relay captures the tables. A crash in between
-/// loses nothing then: what the slot does not bring comes from the tables.
+/// Records, right before the slot is created, that its relay captures the tables. A crash in between
+/// then loses nothing: the relay reads from the tables the rows that the slot does not stream.
 ///
 /// # Errors
 /// As [`before_the_slot`].

@@ -21,7 +21,7 @@ async fn a_second_init_changes_nothing_and_says_so() {
     let second = database.run(&["init", "--apply"]).await;
     second.assert_status(0);
     assert!(!second.stdout.contains("applied"), "{second}");
-    assert_contains(&second.stdout, "is there already");
+    assert_contains(&second.stdout, "already done");
     assert_eq!(
         database.number("select count(*) from outbox.events").await,
         3
@@ -56,7 +56,7 @@ async fn the_printed_script_does_the_same_as_apply() {
     database.execute(&printed.stdout).await;
     let applied = database.run(&["init", "--apply"]).await;
     applied.assert_status(0);
-    assert_contains(&applied.stdout, "0002 dispatch: is there already");
+    assert_contains(&applied.stdout, "0002 dispatch: already done");
 }
 
 #[tokio::test]
