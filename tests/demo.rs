@@ -180,7 +180,7 @@ fn an_order_that_changes_without_an_event_fails_the_demo() {
         shown.contains("FAILED: 1 orders that disagree with their events"),
         "{shown}"
     );
-    assert!(shown.contains("The relay's last words"), "{shown}");
+    assert!(shown.contains("The end of the relay's log"), "{shown}");
     assert!(error.starts_with("error[demo-failed]: "), "{error}");
     assert_nothing_left(temp.path());
 }
