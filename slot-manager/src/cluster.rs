@@ -1,8 +1,8 @@
-//! Which cluster we are connected to.
+//! Identifies the cluster that we are connected to.
 //!
-//! A copy that was restored from a backup has the system identifier of its original; a new
-//! cluster with the same data (dump and restore, major upgrade) has another. The timeline grows at
-//! each promotion.
+//! A copy that was restored from a backup has the system identifier of its original. A new cluster
+//! with the same data (dump and restore, major upgrade) has a different one. The timeline grows
+//! with each promotion.
 
 use std::fmt;
 use std::num::ParseIntError;
@@ -14,12 +14,12 @@ use tokio_postgres::Client;
 use crate::slot::get;
 use crate::{Error, sql};
 
-/// Number that `initdb` gives a cluster. Printed unsigned, as `IDENTIFY_SYSTEM` does.
+/// The number that `initdb` gives a cluster. Printed unsigned, as in `IDENTIFY_SYSTEM`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct SystemIdentifier(u64);
 
 impl SystemIdentifier {
-    /// The identifier of this value.
+    /// Wraps an identifier.
     #[must_use]
     pub const fn new(value: u64) -> Self {
         Self(value)
@@ -40,7 +40,7 @@ impl FromStr for SystemIdentifier {
     }
 }
 
-/// As text: JSON readers round numbers of this size.
+/// Serialised as text, because JSON readers round numbers of this size.
 impl Serialize for SystemIdentifier {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_str(self)
@@ -50,11 +50,11 @@ impl Serialize for SystemIdentifier {
 /// The cluster and database behind a connection.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Cluster {
-    /// Who it is.
+    /// The identity of the cluster.
     pub system_identifier: SystemIdentifier,
-    /// Which of its histories; on a standby as of the last restart point.
+    /// The timeline; on a standby, as of the last restart point.
     pub timeline: u32,
-    /// Such as 150013 for 15.13.
+    /// The version as a number, such as 150013 for 15.13.
     pub version_num: u32,
     /// Whether it is a standby.
     pub in_recovery: bool,
@@ -70,7 +70,7 @@ impl Cluster {
     }
 }
 
-/// Asks the server who it is.
+/// Reads the identity of the server's cluster.
 ///
 /// # Errors
 /// [`Error::Database`].
@@ -78,7 +78,7 @@ pub async fn inspect(client: &Client) -> Result<Cluster, Error> {
     let rows = client
         .query_typed(sql::CLUSTER, &[])
         .await
-        .map_err(Error::database("asking which cluster this is"))?;
+        .map_err(Error::database("identifying the cluster"))?;
     let row = rows
         .first()
         .expect("invariant: a select without FROM gives one row");
