@@ -109,7 +109,7 @@ fn check(server: &ScratchPostgres, host: &str, parameters: &str) -> String {
 }
 
 fn is_let_in(said: &str) -> bool {
-    said.contains("the server takes a replication session") && !said.contains("postgres-tls")
+    said.contains("the server accepts a replication session") && !said.contains("postgres-tls")
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,4 +1,4 @@
-//! `postrider quarantine list`: each key with its first event, and why that is there.
+//! `postrider quarantine list`: each key with its first event and that event's error.
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -27,7 +27,7 @@ pub(super) struct Args {
     /// Only this topic
     #[arg(long, value_name = "TOPIC")]
     topic: Option<String>,
-    /// At most so many keys, those that wait longest
+    /// Maximum number of keys, longest waiting first
     #[arg(long, value_name = "N", default_value_t = 50,
           value_parser = clap::value_parser!(i64).range(1..=100_000))]
     limit: i64,
@@ -41,9 +41,9 @@ struct Key {
     topic: Option<String>,
     ordering_key: Option<String>,
     events: i64,
-    /// Of these, asked for and not sent yet.
+    /// Released events among them that are not published yet.
     released: i64,
-    /// What the other commands take for it.
+    /// The name of the first event that the other commands accept.
     first_event: String,
     /// Age of the first event's commit.
     since_seconds: u64,
@@ -135,8 +135,8 @@ fn text(listing: &Listing, paint: Paint) -> String {
         false => String::new(),
     };
     text += &format!(
-        "\n{} of {}{more}. `postrider quarantine show ID` says more; `release` sends, `discard` \
-         gives up.\n",
+        "\n{} of {}{more}. `postrider quarantine show ID` shows details; `release` publishes, \
+         `discard` drops.\n",
         figures::count(listing.total_events.unsigned_abs(), "event"),
         figures::count(keys, "key"),
     );
@@ -148,7 +148,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_key_shows_how_many_wait_for_how_long_and_why() {
+    fn a_key_shows_its_event_count_age_and_first_error() {
         let listing = Listing {
             keys: vec![Key {
                 topic: Some("projects/p/topics/order.events".into()),
@@ -166,13 +166,13 @@ mod tests {
             text(&listing, Paint::PLAIN),
             "o-7  order.events  12 events waiting for 5 min 3 s\n    \
              4f2a\n    event-refused: InvalidArgument\n\n\
-             40 events of 3 keys, 1 shown (--limit). `postrider quarantine show ID` says more; \
-             `release` sends, `discard` gives up.\n"
+             40 events of 3 keys, 1 shown (--limit). `postrider quarantine show ID` shows details; \
+             `release` publishes, `discard` drops.\n"
         );
     }
 
     #[test]
-    fn the_whole_reason_is_shown_and_nothing_that_a_terminal_would_act_on() {
+    fn the_whole_error_is_shown_with_control_characters_escaped() {
         let reason = format!(
             "event-invalid: {} end",
             "its attribute is too long ".repeat(15)

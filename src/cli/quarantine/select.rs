@@ -1,4 +1,4 @@
-//! Which events a command means: one by its id, those of a key, of a topic, or all.
+//! Resolves which events a command means: one by its id, those of a key, of a topic, or all.
 
 use tokio_postgres::Row;
 use tokio_postgres::types::{PgLsn, ToSql};
@@ -9,10 +9,10 @@ use crate::map::SHOWN_CHARS;
 use crate::postgres::Sql;
 use crate::printable::printable;
 
-/// What is in quarantine.
+/// The condition for rows in quarantine.
 pub(super) const IN_QUARANTINE: &str = "d.state in ('quarantined', 'released')";
 
-/// The arguments that say which events.
+/// The arguments that select events.
 #[derive(Debug, clap::Args)]
 pub(super) struct Which {
     /// The event: its uuid, or `schema.table:id` where ids are not uuids
@@ -38,7 +38,7 @@ pub(super) struct Event {
     /// `schema.table:id` where the id is not a uuid.
     pub(super) source_id: Option<String>,
     pub(super) state: String,
-    /// Empty where there is none.
+    /// Empty if the event has none.
     pub(super) topic: String,
     pub(super) key: String,
 }
@@ -48,7 +48,7 @@ impl Event {
         ["quarantined", "released"].contains(&self.state.as_str())
     }
 
-    /// Whether its key has an order to keep.
+    /// Whether the event has an ordering key.
     pub(super) fn is_ordered(&self) -> bool {
         !self.topic.is_empty() && !self.key.is_empty()
     }
@@ -86,8 +86,8 @@ impl Condition {
     }
 }
 
-/// What a person can give as the argument for an event. An id that is long, or that a terminal cannot
-/// show as it is, is named by the event's uuid.
+/// The name of an event that a person can type as an argument: its source id, or its uuid if the id is
+/// long or has characters that a terminal cannot show.
 pub(super) fn name(source_id: Option<&str>, uuid: Uuid) -> String {
     let can_be_typed = |id: &&str| id.chars().nth(SHOWN_CHARS).is_none() && printable(id) == **id;
     source_id
@@ -95,14 +95,15 @@ pub(super) fn name(source_id: Option<&str>, uuid: Uuid) -> String {
         .map_or_else(|| uuid.to_string(), str::to_owned)
 }
 
-/// The rows of an event, the first in the log first: those in quarantine, or all if none is there.
+/// The rows of an event in log order: those in quarantine, or all its rows if none is in quarantine.
 ///
 /// # Errors
-/// `not-in-quarantine` when there is none; `setting-invalid` when several events have this id.
+/// `not-in-quarantine` when the event has no row; `setting-invalid` when several events have this id.
 pub(super) async fn rows_of(sql: &Sql, id: &str) -> Result<Vec<Event>> {
     let mut rows = rows_where(sql, id, IN_QUARANTINE).await?;
     if rows.is_empty() {
-        // By `source_id` this reads the whole table: the uuid also depends on the transaction.
+        // A search by `source_id` reads the whole table. The uuid cannot be computed from the id,
+        // because it also depends on the transaction.
         rows = rows_where(sql, id, "true").await?;
     }
     let mut uuids: Vec<Uuid> = rows.iter().map(|row| row.uuid).collect();
@@ -113,7 +114,7 @@ pub(super) async fn rows_of(sql: &Sql, id: &str) -> Result<Vec<Event>> {
         1 => Ok(rows),
         count => {
             let uuids: Vec<String> = uuids.iter().take(5).map(Uuid::to_string).collect();
-            let what = format!("{count} events have the id {id}: their table was made anew");
+            let what = format!("{count} events have the id {id}: their table was recreated");
             Err(Error::new(Code::SettingInvalid, what)
                 .hint(format!("name one by its uuid: {}", uuids.join(", "))))
         }
@@ -154,7 +155,7 @@ fn not_in_quarantine(what: String) -> Error {
 /// The row of an event in quarantine.
 ///
 /// # Errors
-/// Those of [`rows_of`]; `not-in-quarantine` when it has another state.
+/// Those of [`rows_of`]; `not-in-quarantine` when the event has another state.
 pub(super) async fn in_quarantine(sql: &Sql, id: &str) -> Result<Event> {
     let first = rows_of(sql, id).await?.swap_remove(0);
     match first.is_in_quarantine() {
@@ -163,7 +164,7 @@ pub(super) async fn in_quarantine(sql: &Sql, id: &str) -> Result<Event> {
     }
 }
 
-/// How many events of the key of `event` are in quarantine before it, and after it.
+/// The number of quarantined events of the same key before and after `event`.
 pub(super) async fn neighbours(sql: &Sql, event: &Event) -> Result<(u64, u64)> {
     if !event.is_ordered() {
         return Ok((0, 0));

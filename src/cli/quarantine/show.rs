@@ -1,4 +1,4 @@
-//! `postrider quarantine show`: all that is recorded of one event.
+//! `postrider quarantine show`: shows the record of one event.
 
 use std::process::ExitCode;
 
@@ -54,7 +54,7 @@ const SELECT: &str = "\
 
 pub(super) async fn run(settings: &Settings, args: &Args) -> Result<ExitCode> {
     let sql = session(settings).await?;
-    // In quarantine the first of its rows; of what went out, the last.
+    // Show the first row if the event is in quarantine, otherwise the latest one.
     let mut rows = select::rows_of(&sql, &args.id).await?;
     let event = match rows[0].is_in_quarantine() {
         true => rows.swap_remove(0),

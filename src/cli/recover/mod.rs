@@ -1,7 +1,7 @@
-//! `postrider recover`: what recovery would send, and asking for it.
+//! `postrider recover`: previews a recovery, or requests one.
 //!
-//! The work itself is the relay's, which holds the slot and knows what is on its way: this
-//! command marks the slot, and ends the relay's session so that it begins anew.
+//! The relay does the recovery itself, because it holds the slot and knows which events are in
+//! flight. This command marks the slot and ends the relay's session, so that the relay opens a new one.
 
 mod preview;
 
@@ -27,11 +27,11 @@ const STATEMENT_TIMEOUT: Duration = Duration::from_secs(3600);
 /// The arguments of `postrider recover`.
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
-    /// Only show whether recovery is needed and what it would send now; changes nothing
+    /// Only show whether recovery is needed and which rows it would publish; changes nothing
     #[arg(long, conflicts_with_all = ["yes", "adopt"])]
     dry_run: bool,
-    /// This server took the place of the one that was served before, or this slot that of another one:
-    /// make it the relay's own
+    /// This server replaces the one that the relay served before, or this slot replaces another one:
+    /// let the relay continue here
     #[arg(long)]
     adopt: bool,
     /// Do it without asking
@@ -53,18 +53,18 @@ pub(super) fn run(settings: &Settings, args: &Args) -> Result<ExitCode> {
     })
 }
 
-/// How things stand.
+/// The facts that decide whether a recovery is needed.
 struct Situation {
     cluster: Cluster,
     slot: Option<Slot>,
     earlier: Option<Recorded>,
-    /// The slot that owns one of the tables, if it is another one.
+    /// Another slot that owns one of the tables, if any.
     owner: Option<SlotName>,
-    /// The records of the tables.
+    /// The identities of the tables' capture records.
     identities: Vec<String>,
     /// Whether events may have been delivered without a record.
     repeats: bool,
-    /// Why a relay would recover at its next session; `None` when it would just stream.
+    /// Why a relay would recover at its next session; `None` if it would only stream.
     why: Option<Why>,
 }
 
@@ -129,8 +129,8 @@ impl Situation {
     fn why(&self, seen: Seen<'_>) -> Option<Why> {
         if let Some(earlier) = self.earlier.as_ref().filter(|_| self.is_foreign()) {
             let what = format!(
-                "the slot was served on cluster {}, and this is cluster {}: a relay stops here \
-                 until `postrider recover --adopt`",
+                "the relay's records come from cluster {}, and this is cluster {}: a relay refuses to \
+                 run here until `postrider recover --adopt`",
                 earlier.system_identifier, self.cluster.system_identifier
             );
             let name = Code::ForeignCluster.name();
@@ -138,7 +138,7 @@ impl Situation {
         }
         if let Some(owner) = &self.owner {
             let what = format!(
-                "its tables are captured through slot \"{owner}\": a relay stops here until \
+                "the tables are captured through slot \"{owner}\": a relay refuses to run here until \
                  `postrider recover --adopt`"
             );
             let name = Code::TableCaptured.name();
@@ -174,14 +174,14 @@ async fn request(
                 None => (String::new(), Code::ForeignCluster),
             };
             return Err(Error::new(code, what).hint(
-                "if no other relay publishes these tables any more and events may be published from \
-                 here: `postrider recover --adopt`",
+                "if no other relay publishes these tables and events should be published from here: \
+                 `postrider recover --adopt`",
             ));
         }
         (false, true) => {
             return Err(Error::new(
                 Code::SettingInvalid,
-                "--adopt: the tables and the slot are this relay's own already",
+                "--adopt is not needed: the tables and the slot already belong to this relay",
             )
             .hint("leave --adopt out"));
         }
@@ -215,16 +215,16 @@ async fn request(
             "records_moved": moved,
         })),
         false => output::write(&format!(
-            "Marked slot {name} for recovery: every row without a record in outbox.dispatch is \
-             delivered from the tables, then the stream goes on.\n{}\n",
+            "Marked slot {name} for recovery: the relay publishes every row without a record in \
+             outbox.dispatch from the tables, then continues with the stream.\n{}\n",
             relay.text()
         )),
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// A cluster that a dump was restored into counts its transactions from the beginning: rows that are
-/// committed here would count as from before the relay.
+/// Refuses a cluster whose transaction ids are below those in the tables. A cluster that a dump was
+/// restored into counts transactions from the beginning, so new rows would look older than the relay.
 async fn refuse_lower_transactions(sql: &Sql, settings: &Settings) -> Result<()> {
     let now = captures::current_snapshot(&**sql).await?.xmax();
     let records = captures::read(&**sql).await?;
@@ -245,8 +245,8 @@ async fn refuse_lower_transactions(sql: &Sql, settings: &Settings) -> Result<()>
         return Ok(());
     }
     let what = format!(
-        "the next transaction of this cluster is {now}, and the tables have rows of transactions up to \
-         {wanted}: what is committed here could not be told from them"
+        "the next transaction of this cluster is {now}, but the tables have rows of transactions up to \
+         {wanted}: new rows could not be distinguished from the old ones"
     );
     Err(Error::new(Code::ForeignCluster, what).hint(format!(
         "stop PostgreSQL, run `pg_resetwal -e {} -x {} DATADIR`, start it, and run this again",
@@ -255,7 +255,7 @@ async fn refuse_lower_transactions(sql: &Sql, settings: &Settings) -> Result<()>
     )))
 }
 
-/// A relay that reads the slot which owns the tables would go on publishing.
+/// Refuses while a relay reads the slot that owns the tables: it would keep publishing.
 async fn refuse_a_live_owner(sql: &Sql, owner: &SlotName) -> Result<()> {
     match slots::find(sql, owner).await? {
         Some(slot) if slot.active => Err(Error::new(
@@ -271,8 +271,8 @@ fn question(situation: &Situation, settings: &Settings) -> String {
     let name = &settings.slot;
     match situation.is_foreign() {
         true => format!(
-            "cluster {} becomes the one on which slot {name} is served, and every row without a \
-             record is published to project {:?} from here",
+            "this adopts cluster {} for slot {name}, and every row without a record is published to \
+             project {:?} from here",
             situation.cluster.system_identifier, settings.project
         ),
         false if situation.owner.is_some() => format!(
@@ -280,12 +280,12 @@ fn question(situation: &Situation, settings: &Settings) -> String {
              through it"
         ),
         false => format!(
-            "slot {name} is made anew, and every row without a record is published from the tables"
+            "slot {name} is recreated, and every row without a record is published from the tables"
         ),
     }
 }
 
-/// Asks on a terminal; without one, `--yes` has to say it.
+/// Asks for confirmation on a terminal; without a terminal, `--yes` is required.
 fn confirmed(args: &Args, what: &str) -> Result<()> {
     if args.yes {
         return Ok(());
@@ -295,12 +295,12 @@ fn confirmed(args: &Args, what: &str) -> Result<()> {
             Code::SettingInvalid,
             format!("this needs --yes: {what}; nothing was done"),
         )
-        .hint("`postrider recover --dry-run` shows what would be sent; then add --yes")
+        .hint("`postrider recover --dry-run` shows which rows would be published; then add --yes")
     };
     if !std::io::stdin().is_terminal() {
         return Err(refused());
     }
-    eprint!("{what}. Go on? [y/N] ");
+    eprint!("{what}. Continue? [y/N] ");
     let mut answer = String::new();
     let _ = std::io::stderr().flush(); // the answer counts, not the prompt
     match std::io::stdin().read_line(&mut answer) {
@@ -309,13 +309,13 @@ fn confirmed(args: &Args, what: &str) -> Result<()> {
     }
 }
 
-/// What the relay does about the mark.
+/// When the relay reacts to the mark.
 enum Relay {
-    /// None runs.
+    /// No relay runs: at the next start.
     Starts,
-    /// Its session was ended: it begins the next one at once.
+    /// The relay's session was ended: it opens the next one at once.
     BeginsAnew,
-    /// It runs on, and we may not end its session.
+    /// The relay keeps running, and this role may not end its session.
     MustBeRestarted,
 }
 
@@ -330,16 +330,16 @@ impl Relay {
 
     fn text(&self) -> &'static str {
         match self {
-            Relay::Starts => "No relay holds the slot: it happens at the next `postrider run`.",
-            Relay::BeginsAnew => "The relay that holds the slot begins now; see its log.",
+            Relay::Starts => "No relay holds the slot: the next `postrider run` does the recovery.",
+            Relay::BeginsAnew => "The relay that holds the slot recovers now; see its log.",
             Relay::MustBeRestarted => {
-                "This role may not end the session of the relay that holds the slot: restart it."
+                "This role may not end the session of the relay that holds the slot: restart the relay."
             }
         }
     }
 }
 
-/// Ends the session that holds the slot: the relay's next one finds the mark.
+/// Ends the session that holds the slot; the relay's next session finds the mark.
 async fn wake(sql: &Sql, slot: &SlotName) -> Result<Relay> {
     const STATEMENT: &str = "\
         select pg_terminate_backend(active_pid) from pg_catalog.pg_replication_slots \
