@@ -257,7 +257,7 @@ async fn without_update_on_dispatch_events_flow_and_a_release_names_the_right() 
         let mut lines = log.lines();
         lines
             .any(|line| {
-                line.contains("cannot look into the quarantine")
+                line.contains("cannot read the quarantine")
                     && line.contains("privilege-missing")
                     && line.contains("GRANT postrider_relay")
             })

@@ -88,7 +88,7 @@ async fn a_transaction_with_other_rows_after_a_restart_is_recognised_by_its_even
     harness::wait_until_killed_relays_are_gone(&database, &emulator).await;
     emulator.faults().lift_all();
     let relay = Relay::start(&database, &emulator);
-    relay.wait_for_log("comes with other rows").await;
+    relay.wait_for_log("was decoded with other rows").await;
     database.wait_until_recorded().await;
     recorded(&database, 2 + 8).await;
     let report = harness::check(&database, &emulator).await;

@@ -137,7 +137,7 @@ async fn a_key_whose_events_are_all_discarded_is_unblocked() {
     let relay = Relay::start(&database, &emulator);
     wait_for_state(&database, "quarantined", 21).await;
     quarantine(&database, &["discard", "--key", "o-1", "--yes"]);
-    relay.wait_for_log("nothing is left in quarantine").await;
+    relay.wait_for_log("the quarantine of this key is empty").await;
     insert_orders(&database, 20, 2).await;
     database.wait_until_recorded().await;
     assert_eq!(in_state(&database, "quarantined").await, 0);
@@ -155,11 +155,11 @@ async fn a_pruned_row_stays_in_quarantine_with_the_reason() {
         .await;
     quarantine(&database, &["release", "--all"]);
     relay
-        .wait_for_log("cannot be released from quarantine")
+        .wait_for_log("cannot release an event from quarantine")
         .await;
     wait_for_state(&database, "quarantined", 21).await;
     let shown = quarantine(&database, &["show", BAD]);
-    assert!(shown.contains("is not in its table any more"), "{shown}");
+    assert!(shown.contains("is no longer in its table"), "{shown}");
     quarantine(&database, &["discard", BAD, "--yes"]);
     quarantine(&database, &["release", "--all"]);
     wait_for_state(&database, "published", 50).await;
