@@ -1,15 +1,15 @@
-//! A lost slot is not lost data: a new slot, everything without a record from the tables as far as
-//! the slot will not bring it, and then the stream.
+//! Recovers from a lost slot without losing data: creates a new slot, publishes from the tables all
+//! rows without a record that the new slot will not bring, and then continues with the stream.
 //!
-//! The order of the steps is the argument (docs/adr/0011-recovery.md). The mark in `outbox.relay`
-//! is durable before anything changes, and goes when every row has its record: whoever comes in
-//! between begins again, and sends only what has no record. The slot is held from before the
-//! first row is sent until the end, so that there is one sender. Nothing of the stream is taken
-//! before all rows from the tables are recorded, so that each key keeps its order over the seam.
-//! The tables are read in short statements: a row is sent when the slot's snapshot shows the
-//! transaction that inserted it, whenever it is read.
+//! The order of the steps makes this safe (docs/adr/0011-recovery.md). The mark in `outbox.relay` is
+//! durable before anything changes, and is removed when every row has its record: a relay that starts
+//! in between begins again, and publishes only rows without a record. The slot is held from before
+//! the first row is sent until the end, so there is one sender. The stream is read only after all
+//! rows from the tables are recorded, so each key keeps its order across the seam. The tables are
+//! read in short statements: a row is sent if the slot's snapshot shows the transaction that inserted
+//! it, no matter when the row is read.
 //!
-//! Not here: whether a recovery is needed (`loss`), and what becomes of an event (`delivery`).
+//! Not here: whether a recovery is needed (`loss`), and delivering the events (`delivery`).
 
 pub(crate) mod blocked;
 pub(crate) mod loss;
@@ -42,22 +42,22 @@ use blocked::Firsts;
 use loss::Loss;
 use unrecorded::Unrecorded;
 
-/// How long to wait for running transactions when the slot is made. Long, since the old slot is
-/// gone, and each attempt waits anew.
+/// How long to wait for running transactions when creating the slot. Long, because the old slot is
+/// gone, and each new attempt waits from the beginning.
 const CREATE_LIMIT: Duration = Duration::from_secs(300);
 
-/// What holds it up is named every so often.
+/// How often to log the transactions that hold up the new slot.
 const BLOCKERS_NAMED_AFTER: Duration = Duration::from_secs(15);
 
 const LOG_INTERVAL: Duration = Duration::from_secs(10);
 
-/// A new slot, and the transactions that it will not bring.
+/// A new slot, and the snapshot of the transactions that it will not bring.
 pub(super) struct NewSlot {
     pub(super) consistent_point: Lsn,
     snapshot: Snapshot,
 }
 
-/// Marks the slot, drops what is left of it, and makes a new one.
+/// Marks the slot for recovery, drops what is left of it, and creates a new one.
 ///
 /// # Errors
 /// `slot-held` and `slot-busy` when another relay or a transaction is in the way; `slot-foreign`.
@@ -71,8 +71,8 @@ pub(super) async fn new_slot(
     let (slot, target) = (&settings.slot, settings.database()?);
     tracing::warn!(
         kind = loss.name(), %slot,
-        "recovering: {loss}; every row without a record in outbox.dispatch is delivered from the \
-         tables, then the stream goes on"
+        "recovering: {loss}; every row without a record in outbox.dispatch is published from the \
+         tables, and then the relay continues with the stream"
     );
     relay
         .metrics
@@ -115,7 +115,7 @@ pub(super) async fn new_slot(
     };
     let snapshot = snapshot::exported(target, &created.snapshot).await?;
     let consistent_point = created.consistent_point;
-    // There may be no second walsender for the stream.
+    // The server may have no second walsender for the stream.
     created.close().await;
     snapshot::wait_until_visible(sql, &snapshot).await?;
     Ok(NewSlot {
@@ -124,7 +124,7 @@ pub(super) async fn new_slot(
     })
 }
 
-/// Names the transactions that a new slot has waited for so long.
+/// The error that names the transactions for which the new slot is waiting.
 async fn blocked(sql: &Sql, slot: &SlotName, waited: Duration) -> Result<Error> {
     let looking = retention::blockers_of_creation(sql);
     let blockers = answer_within(ANSWER_LIMIT, looking).await?;
@@ -138,7 +138,7 @@ async fn blocked(sql: &Sql, slot: &SlotName, waited: Duration) -> Result<Error> 
     Ok(blocked.into())
 }
 
-/// The seam between the tables and the stream: while it is there, nothing of the stream is taken.
+/// The seam between the tables and the stream: while it exists, the stream is not read.
 #[derive(Debug)]
 pub(super) struct Seam {
     closed: oneshot::Receiver<Result<()>>,
@@ -146,10 +146,10 @@ pub(super) struct Seam {
 }
 
 impl Seam {
-    /// Waits until everything from the tables is recorded. Dropping the future loses nothing.
+    /// Waits until everything from the tables is recorded. Cancel-safe.
     ///
     /// # Errors
-    /// The session has to end; the next one begins the recovery again.
+    /// An error that ends the session; the next session begins the recovery again.
     pub(super) async fn closed(&mut self) -> Result<()> {
         let closed = (&mut self.closed).await;
         closed.unwrap_or_else(|_| Err(Error::new(Code::Internal, "the recovery task ended")))
@@ -162,10 +162,10 @@ impl Drop for Seam {
     }
 }
 
-/// What a recovery reads.
+/// The input of a recovery.
 #[derive(Debug)]
 pub(super) struct What {
-    /// The publication as it was before the slot was made.
+    /// Fingerprint of the publication from before the slot was created.
     pub(super) publication: String,
     /// The tables of the settings.
     pub(super) captured: Vec<Captured>,
@@ -174,7 +174,7 @@ pub(super) struct What {
 }
 
 /// Starts to send every unresolved row that the slot's snapshot shows into the pipeline. The stream
-/// is open by now: the slot is held. The second part says when it is over.
+/// must be open, so that the slot is held. The receiver reports when the recovery is over.
 pub(super) async fn start(
     relay: &Relay,
     sql: &Sql,
@@ -230,7 +230,7 @@ pub(super) async fn start(
     let (close, closed) = oneshot::channel();
     let (tell, over) = oneshot::channel();
     let task = tokio::spawn(async move {
-        // Nobody listens any more when the session has ended.
+        // If the session has ended, nobody receives this.
         let _ = match recovery.run().await {
             Ok(()) => {
                 let _ = tell.send(());
@@ -248,7 +248,7 @@ struct Recovery {
     target: Target,
     slot: slot_manager::SlotName,
     instance: String,
-    /// The process that reads the slot for this session.
+    /// The walsender's pid.
     walsender: i32,
     tables: Vec<TableSettings>,
     project: String,
@@ -278,15 +278,16 @@ impl Recovery {
         let Progress { rows, began, .. } = self.progress;
         tracing::warn!(
             slot = %self.slot, rows, seconds = began.elapsed().as_secs(),
-            "recovered: everything in the tables has a record; the stream goes on"
+            "recovered: everything in the tables has a record; continuing with the stream"
         );
         sql.answer(self.write_down(&sql)).await?;
         self.state.set(Phase::Streaming);
         Ok(())
     }
 
-    /// Everything that the snapshot shows is resolved, but for rows with odd numbers, where reading
-    /// began with a number: the auditor looks at those, and raises the floors.
+    /// Raises the floors and removes the mark: everything that the snapshot shows is resolved. There is one
+    /// exception: if reading began at a `seq`, newer transactions may have rows with lower numbers. The
+    /// auditor looks for those, and raises that table's floor.
     async fn write_down(&self, sql: &Sql) -> Result<()> {
         let (slot, instance) = (&self.slot, &self.instance);
         for captured in &self.captured {
@@ -302,7 +303,7 @@ impl Recovery {
                 identity,
                 floor: self.snapshot.xmin(),
                 floor_seq: None,
-                // With records the auditor compares new ones.
+                // With full records the auditor compares new partitions.
                 partitions: self.repeats.then_some(&*captured.shape.partitions),
             };
             captures::resolve(sql, slot, self.walsender, &resolved).await?;
@@ -314,7 +315,7 @@ impl Recovery {
         if !record::recovered(sql, slot, instance, self.walsender, manner).await? {
             tracing::warn!(
                 slot = %self.slot,
-                "another relay has marked the slot meanwhile: the next session looks again"
+                "another relay has marked the slot for recovery: the next session recovers again"
             );
         }
         Ok(())
@@ -339,7 +340,7 @@ impl Recovery {
             sql.answer(shape::refuse_rewritten(sql, table, &captured.shape))
                 .await?;
         }
-        tracing::info!(table = %table.table, rows, "recovering: the table is read");
+        tracing::info!(table = %table.table, rows, "recovering: finished reading the table");
         Ok(())
     }
 }
@@ -362,11 +363,11 @@ impl Progress {
 
     fn row(&mut self) {
         self.rows += 1;
-        // Looking at the clock for each row would cost more than the row.
+        // Reading the clock for each row would cost more than the row.
         if self.rows.is_multiple_of(256) && self.logged.elapsed() >= LOG_INTERVAL {
             self.logged = Instant::now();
             let rows = self.rows;
-            tracing::info!(rows, "recovering: rows are being delivered from the tables");
+            tracing::info!(rows, "recovering: publishing rows from the tables");
         }
     }
 }

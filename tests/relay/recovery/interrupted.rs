@@ -66,7 +66,7 @@ async fn a_standby_completes_a_recovery_when_the_first_relay_dies() {
     emulator.faults().refuse_connections(true);
     let first = Relay::start(&database, &emulator);
     // From then on the first relay holds the new slot.
-    first.wait_for_log("the table is read").await;
+    first.wait_for_log("finished reading the table").await;
     let second = Relay::start(&database, &emulator);
     second.wait_for_log("standby").await;
     insert(&database, 2_201, 300).await;
