@@ -1,7 +1,7 @@
 //! The watermark: how far every event has its outcome. This is the only module that makes positions
 //! which may be confirmed to PostgreSQL.
 //!
-//! What PostgreSQL promises, and what follows from that (manual, "Logical Decoding" and "Streaming
+//! The promises of PostgreSQL, and their consequences (manual, "Logical Decoding" and "Streaming
 //! Replication Protocol"):
 //!
 //! - With protocol 1, transactions arrive whole and in commit order. The slot can resume at a
@@ -193,8 +193,8 @@ impl Watermark {
     }
 
     /// Removes resolved entries: those at the front at once, the others when they outnumber the
-    /// unresolved ones. So few of them pile up behind a stuck transaction, and each costs the same
-    /// whatever the order of outcomes.
+    /// unresolved ones. That keeps the queue short behind a stuck transaction, at a constant cost per
+    /// entry in any order.
     fn take_resolved_away(&mut self) {
         while self
             .pending

@@ -36,7 +36,7 @@ pub(super) fn writer_name(slot: &SlotName) -> String {
 /// sessions that still have one, and PostgreSQL rolls their transactions back.
 ///
 /// # Errors
-/// Errors of a statement.
+/// Database errors.
 pub(crate) async fn wait_for_predecessor(
     sql: &Sql,
     slot: &SlotName,

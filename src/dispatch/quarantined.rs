@@ -131,7 +131,7 @@ pub(crate) async fn blocked_keys(sql: &Sql, limit: usize) -> Result<Vec<BlockedK
 /// Groups with released events, in order, up to `limit`; with `after`, only the groups behind it.
 ///
 /// # Errors
-/// Errors of a statement.
+/// Database errors.
 pub(crate) async fn released_groups(
     sql: &Sql,
     after: Option<&Group>,
@@ -151,7 +151,7 @@ pub(crate) async fn released_groups(
 /// The next released rows of the group after the place `after`, in order.
 ///
 /// # Errors
-/// Errors of a statement.
+/// Database errors.
 pub(crate) async fn page(
     sql: &Sql,
     group: &Group,
@@ -184,7 +184,7 @@ pub(crate) async fn page(
 /// Marks the quarantined events of the group as released.
 ///
 /// # Errors
-/// Errors of a statement.
+/// Database errors.
 pub(crate) async fn mark(sql: &Sql, group: &Group) -> Result<()> {
     change(sql, MARK, group).await
 }
@@ -192,7 +192,7 @@ pub(crate) async fn mark(sql: &Sql, group: &Group) -> Result<()> {
 /// Marks the released events of the group as quarantined again.
 ///
 /// # Errors
-/// Errors of a statement.
+/// Database errors.
 pub(crate) async fn send_back(sql: &Sql, group: &Group) -> Result<()> {
     change(sql, SEND_BACK, group).await
 }
@@ -206,7 +206,7 @@ async fn change(sql: &Sql, statement: &str, group: &Group) -> Result<()> {
 /// Returns those of `groups` that have no events left in quarantine.
 ///
 /// # Errors
-/// Errors of a statement.
+/// Database errors.
 pub(crate) async fn vanished(sql: &Sql, groups: &[Group]) -> Result<Vec<Group>> {
     let topics: Vec<&str> = groups.iter().map(|group| &*group.topic).collect();
     let keys: Vec<&str> = groups.iter().map(|g| g.ordering_key.as_str()).collect();
@@ -219,7 +219,7 @@ pub(crate) async fn vanished(sql: &Sql, groups: &[Group]) -> Result<Vec<Group>> 
 /// How many events are in quarantine, counted up to a million.
 ///
 /// # Errors
-/// Errors of a statement.
+/// Database errors.
 pub(crate) async fn count(sql: &Sql) -> Result<i64> {
     Ok(sql.query_one(COUNT, &[&COUNTED]).await?.get(0))
 }

@@ -197,7 +197,7 @@ impl Recorded {
 /// row.
 ///
 /// # Errors
-/// Errors of a statement.
+/// Database errors.
 pub(crate) async fn look_up_by_id(sql: &Sql, event_id: &[u8; 16], repeats: bool) -> Result<Lookup> {
     let id = uuid::Uuid::from_bytes(*event_id);
     let row = sql.query_one(IS_PUBLISHED, &[&id]).await?;

@@ -91,7 +91,7 @@ impl Writer {
         }
     }
 
-    /// Writes what is still queued, or gives up after `limit`.
+    /// Writes all queued outcomes, or gives up after `limit`.
     pub(crate) async fn finish(mut self, limit: Duration) {
         self.queue = None;
         if tokio::time::timeout(limit, &mut self.task).await.is_err() {

@@ -75,7 +75,7 @@ pub enum Load {
     Keep,
 }
 
-/// A slot for a lane, reused when the lane ends.
+/// A place for a lane, reused after the lane ends.
 #[derive(Debug, Default)]
 struct Place {
     lane: Option<Lane>,
@@ -345,8 +345,8 @@ impl Lanes {
         self.slow_topics.throttled(topic, || in_flight.count() + 1);
     }
 
-    /// Retries the waiting requests of `topic` at `at` if that is sooner, because what they waited
-    /// for has happened.
+    /// Retries the waiting requests of `topic` at `at`, if that is sooner: the reason to wait is
+    /// gone.
     pub fn hasten(&mut self, topic: &str, at: Instant) {
         for place in 0..self.places.len() {
             let Some(lane) = self.places[place].lane.as_mut() else {

@@ -51,7 +51,7 @@ pub(super) struct Connection {
     traffic: Arc<Traffic>,
 }
 
-/// Counts what is sent and received, for the task that pings.
+/// Counts requests and answers, for the task that pings.
 #[derive(Debug, Default)]
 struct Traffic {
     /// Requests so far.

@@ -1,5 +1,5 @@
-//! Google's error details: what they add to a gRPC code. Reads the `google.rpc.Status` in the
-//! trailers, as far as it affects how we react.
+//! Google's error details, which refine the gRPC code. Reads the `google.rpc.Status` in the trailers,
+//! as far as it affects how we react.
 //!
 //! Sources: google/rpc/status.proto and error_details.proto; google/api/error_reason.proto, which
 //! reserves the error domain `googleapis.com` for Google's service infrastructure (API disabled,
@@ -73,7 +73,7 @@ pub(super) struct Details {
 }
 
 impl Details {
-    /// Reads the bytes of a `google.rpc.Status`, ignoring whatever cannot be decoded.
+    /// Reads the bytes of a `google.rpc.Status`. Parts that cannot be decoded are ignored.
     pub(super) fn read(bytes: &[u8]) -> Self {
         let mut details = Self::default();
         let status = RpcStatus::decode(bytes).unwrap_or_default();

@@ -1,4 +1,5 @@
-//! What a failed attempt means: one exhaustive table by gRPC code and error details, never by text.
+//! Classifies failed attempts, with one exhaustive table by gRPC code and error details, never by
+//! text.
 //!
 //! Decisions that are not obvious from the codes:
 //!

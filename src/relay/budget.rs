@@ -14,10 +14,9 @@
 //!
 //! - when messages have spent the budget, more than five eighths of it. So a little more is sent than
 //!   has to go, and one late answer does not hold everything up.
-//! - more than a quarter of the budget, or more than a sixteenth of everything that this backlog has
-//!   brought, whichever is larger; lanes then send until five eighths of that remain. Events that
-//!   wait when a backlog ends must still be sent, and without this limit they would be a large part
-//!   of a short backlog.
+//! - more than the larger of a quarter of the budget and a sixteenth of everything that this backlog
+//!   has brought. Lanes then send until five eighths of that remain. Events that wait when a backlog
+//!   ends must still be sent, and without this limit they would be a large part of a short backlog.
 //! - more than half of the budget when hardly any messages share a lane: then requests do not fill
 //!   up.
 
@@ -220,7 +219,8 @@ impl Budget {
         !(has_to_send || sheds) && (shared || self.undelivered() < self.limit / 2)
     }
 
-    /// Whether messages have spent the budget. Records are written soon, whatever the lanes do.
+    /// Whether messages have spent the budget. If records have, waiting is enough: they are written
+    /// soon.
     pub(super) fn is_spent_by_messages(&self) -> bool {
         self.spent == Some(By::Messages)
     }

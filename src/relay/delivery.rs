@@ -150,7 +150,7 @@ impl Delivery {
             return Ok(std::mem::take(&mut self.resolved.commits));
         }
         if self.budget.is_spent_by_messages() || !self.budget.has_room() {
-            // Held events would keep the budget spent, whoever has spent it.
+            // Held events would keep the budget spent, even if other events have spent it.
             self.unhold();
         }
         self.ask();

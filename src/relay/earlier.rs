@@ -68,10 +68,10 @@ impl Earlier {
         self.moved = self.moved.filter(|moved| moved.commit.lsn() >= wal_end);
     }
 
-    /// Returns what is recorded for the next event of the stream, and the ordinal to use for it.
+    /// Looks up the next event of the stream. Also returns the ordinal to use for it.
     ///
     /// # Errors
-    /// Errors of a statement.
+    /// Database errors.
     pub(super) async fn look_up(&mut self, event: Looked<'_>) -> Result<(Lookup, u32)> {
         let Some(sql) = &self.sql else {
             return Ok((Lookup::New, event.ordinal));

@@ -5,8 +5,7 @@
 //! database and `auditor` looks for rows that the stream left out. `standby` waits for a slot that
 //! another relay holds, `opening` compares the slot with the relay's own row (`record`), and
 //! `recovery` replaces a lost slot. `mapped_stream` is a session without delivery, for benchmarks.
-//! Every session but the last ends with an error, and only the error's code decides whether another
-//! session follows.
+//! When a session ends with an error, the error's code decides whether another session follows.
 
 mod auditor;
 mod backlog;

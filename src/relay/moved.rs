@@ -119,7 +119,7 @@ impl MovedRows {
     /// Looks up a moved row.
     ///
     /// # Errors
-    /// Errors of the connection and of a statement.
+    /// Connection and database errors.
     pub(super) async fn look_up(&mut self, moved: Moved, event_id: &EventId) -> Result<Lookup> {
         // With full records, look up even a row below the floor. It may come from a table that was
         // not captured until now, and then it was never published.

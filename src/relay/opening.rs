@@ -41,7 +41,7 @@ pub(super) enum Plan {
     Recover(Loss),
 }
 
-/// The plan, and what it was based on.
+/// The plan, and the facts behind it.
 #[derive(Debug)]
 pub(super) struct Opening {
     pub(super) plan: Plan,
@@ -69,7 +69,7 @@ pub(super) async fn refuse_a_copy(relay: &Relay, sql: &Sql, cluster: &Cluster) -
 ///
 /// # Errors
 /// `foreign-cluster`; `slot-missing`, `slot-lost` and `slot-recreated` when `slot_on_loss` is
-/// `stop`; `slot-foreign`, `slot-busy`, `table-captured`; those of a statement.
+/// `stop`; `slot-foreign`, `slot-busy`, `table-captured`; errors of a statement.
 pub(super) async fn plan(relay: &Relay, sql: &Sql, cluster: &Cluster) -> Result<Opening> {
     let name = &relay.settings.slot;
     let mut tops: Option<Tops> = None;
@@ -154,7 +154,7 @@ async fn free_slot(relay: &Relay, sql: &Sql) -> Result<Option<Slot>> {
 /// The end of the server's WAL.
 ///
 /// # Errors
-/// Errors of a statement.
+/// Database errors.
 pub(crate) async fn server_lsn(sql: &Sql) -> Result<Lsn> {
     let row = sql.query_one("SELECT pg_current_wal_lsn()", &[]).await?;
     let lsn: PgLsn = row.get(0);

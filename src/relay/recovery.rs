@@ -57,7 +57,7 @@ pub(super) struct NewSlot {
     snapshot: Snapshot,
 }
 
-/// Marks the slot for recovery, drops what is left of it, and creates a new one.
+/// Marks the slot for recovery, drops it if it still exists, and creates a new one.
 ///
 /// # Errors
 /// `slot-held` and `slot-busy` when another relay or a transaction is in the way; `slot-foreign`.

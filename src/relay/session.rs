@@ -1,9 +1,9 @@
 //! One session on the slot: check everything, stream, and shut down gracefully.
 //!
 //! The order of the steps makes this safe. First the cluster must be ours, and the publication right.
-//! Then the slot must be free and ours: the one that we left (`opening`), or a new one after
-//! publishing older rows from the tables (`recovery`). Then the session looks up which events have an
-//! outcome, and only then the stream starts.
+//! Then the slot must be free and ours: either the one that we left (`opening`), or a new one
+//! (`recovery`), whose stream must wait until older rows are published from the tables. Then the
+//! session looks up which events have an outcome. Only after that it reads the stream.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -161,7 +161,7 @@ async fn a_column_renamed_and_renamed_back_without_a_row_in_between_loses_nothin
         .execute("SELECT pg_terminate_backend(pid) FROM pg_stat_replication")
         .await;
     relay
-        .wait_for_log("has no column aggregateid; trying again")
+        .wait_for_log("has no column aggregateid; retrying")
         .await;
     database
         .execute("ALTER TABLE outbox.events RENAME COLUMN aggregate_id TO aggregateid")

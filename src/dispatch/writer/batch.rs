@@ -14,8 +14,8 @@ pub(super) const MAX_ROWS: usize = 8_000;
 const MAX_TEXT_BYTES: usize = 4 << 20;
 /// A batch of this many rows does not wait for more: next to writing them, a commit is cheap.
 const ENOUGH_ROWS: usize = 2_000;
-/// Minimum time between two small batches. A crash repeats what was published during this time, and
-/// none of it is confirmed sooner.
+/// Minimum time between two small batches. A crash repeats events that were published during this
+/// time, and none of them is confirmed sooner.
 const MIN_INTERVAL: Duration = Duration::from_millis(50);
 
 /// What one batch has made durable.

@@ -107,7 +107,7 @@ impl Task {
         assert!(matches!(flushed, Poll::Ready(Ok(()))));
     }
 
-    /// Reads what is available.
+    /// Reads the available bytes.
     fn read(&mut self) -> Poll<io::Result<Vec<u8>>> {
         let mut into = [0; 64];
         let mut into = ReadBuf::new(&mut into);

@@ -1,8 +1,8 @@
 //! Handles an event that can never be published: sets it aside by policy, after sending a dead letter
 //! if there is a topic for it.
 //!
-//! Records the bad event first, then the events that wait behind it. So at a crash, whatever is
-//! durable, the rest arrives again in order.
+//! Records the bad event first, then the events that wait behind it. So after a crash at any point,
+//! the events that are not recorded arrive again in order.
 
 use std::sync::Arc;
 

@@ -1,5 +1,5 @@
-//! Brings events back from quarantine: asks the table every two seconds what operators have released,
-//! and moves it into the lanes step by step, as `quarantine` says.
+//! Brings events back from quarantine: asks the table every two seconds which events operators have
+//! released, and moves those into the lanes step by step, as `quarantine` says.
 
 use std::time::{Duration, Instant};
 

@@ -4,9 +4,9 @@
 //! A recovery publishes events without a record again, including those that come before their key's
 //! first event in quarantine. Those must not wait behind it, but later ones must. A row does not show
 //! its place in the log. But rows are read in the order of their aggregate, so if the aggregate is
-//! the ordering key, every row read before that first event comes before it. If that first event is
-//! not among the rows that are read, all rows of its key count as coming after it. So they do if
-//! several aggregates share an ordering key.
+//! the ordering key, every row read before that first event comes before it. All rows of a key count
+//! as coming after it if that first event is not among the rows that are read, or if several
+//! aggregates share an ordering key.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;

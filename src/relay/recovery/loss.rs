@@ -49,7 +49,7 @@ pub(crate) enum Verdict {
 /// What the auditor has to look at first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Audit {
-    /// Only what it has not compared yet.
+    /// Only rows that it has not compared yet.
     Continue,
     /// Everything: the slot is ahead of the recorded position, or has been through a failover. Both
     /// are normal, but cannot be distinguished from a loss.
@@ -136,11 +136,11 @@ fn without_records(earlier: &Recorded, recorded: Lsn, slot: &Slot, seen: Seen<'_
     }
 }
 
-/// Whether the slot is provably the one that was served. A recreated slot keeps WAL only from the end
-/// of the WAL at that time on, which is never before a confirmed position. Two cases look the same
-/// and are missed: a slot that was moved forward, because `pg_replication_slot_advance` may leave
-/// `restart_lsn` where it is, and a copy of another slot. But `postrider slot advance` leaves a final
-/// position behind.
+/// Whether the slot is provably the one that was served. A recreated slot keeps WAL only from its
+/// creation on, which is never before a confirmed position. Two cases look the same and are missed: a
+/// slot that was moved forward, because `pg_replication_slot_advance` may leave `restart_lsn` where
+/// it is, and a copy of another slot. (`postrider slot advance` is noticed, because it leaves a final
+/// position behind.)
 fn is_proven(earlier: &Recorded, recorded: Lsn, slot: &Slot, seen: Seen<'_>) -> bool {
     let is_old = slot.restart_lsn.is_some_and(|at| at < recorded);
     earlier.timeline == seen.cluster.timeline && is_old
@@ -206,7 +206,7 @@ impl Loss {
     }
 
     /// The error with which the relay stops if it may not recover by itself. `None` if it recovers
-    /// whatever the settings say: a person has requested it, or the slot is not lost.
+    /// under any settings: a person has requested it, or the slot is not lost.
     pub(crate) fn stops(&self, slot: &SlotName) -> Option<Error> {
         let code = match self {
             Loss::Unfinished(_)

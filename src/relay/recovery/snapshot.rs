@@ -41,7 +41,7 @@ pub(super) async fn exported(target: &Target, name: &str) -> Result<Snapshot> {
 /// Waits until other sessions see every transaction that the snapshot shows.
 ///
 /// # Errors
-/// Errors of the connection.
+/// Connection errors.
 pub(super) async fn wait_until_visible(sql: &Sql, snapshot: &Snapshot) -> Result<()> {
     let mut told = Instant::now();
     let mut is_first = true;

@@ -60,7 +60,7 @@ impl<'a> Unrecorded<'a> {
     /// The next row; `None` after the last.
     ///
     /// # Errors
-    /// Errors of the connection.
+    /// Connection errors.
     pub(crate) async fn next(&mut self) -> Result<Option<ReadRow>> {
         loop {
             if let Some(row) = self.ready.pop_front() {

@@ -24,7 +24,7 @@ async fn a_released_key_goes_out_in_commit_order_while_services_keep_writing_to_
     // Releases the first event of its key; the events behind it are released too.
     let said = quarantine(&database, &["release", BAD]);
     assert!(said.contains("first of key o-1"), "{said}");
-    relay.wait_for_log("is released from quarantine").await;
+    relay.wait_for_log("are released from quarantine").await;
     writing.await.unwrap();
     database.wait_until_recorded().await;
     wait_for_state(&database, "quarantined", 0).await;

@@ -163,7 +163,7 @@ async fn a_standby_that_finds_the_publication_altered_at_takeover_waits() {
         .await;
     first.stop().await;
     second.wait_for_log("publication-drift").await;
-    second.wait_for_log("trying again").await;
+    second.wait_for_log("; retrying in").await;
     database
         .execute("ALTER PUBLICATION postrider ADD TABLE outbox.events")
         .await;
