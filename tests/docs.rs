@@ -48,21 +48,20 @@ fn code_spans(text: &str) -> impl Iterator<Item = &str> {
 const SETTINGS_HEAD: &str = "\
 # Settings
 
-Made from `src/settings/keys.rs` by `cargo xtask settings-doc`: change the settings there.
+Generated from `src/settings/keys.rs` by `cargo xtask settings-doc`: change the settings there.
 
-Each setting can stand in a TOML file (named by `--config` or `POSTRIDER_CONFIG`), in the
-environment and in a flag. A flag wins over the environment, the environment over the file, the
-file over the default. Unknown names are errors, in the file and with the prefix `POSTRIDER_`.
+Set each setting in a TOML file (named by `--config` or `POSTRIDER_CONFIG`), in the environment, or by a flag. A
+flag overrides the environment, the environment overrides the file, and the file overrides the default. An unknown
+name is an error, both in the file and in a variable with the prefix `POSTRIDER_`.
 
-`table`, `topic`, `ordering`, `envelope` and `time_zone` describe the one outbox table of a set-up without
-`[[tables]]`; with `[[tables]]` in the file each table has its own: see [mapping.md](mapping.md).
+`table`, `topic`, `ordering`, `envelope` and `time_zone` describe a single outbox table. For several tables use
+`[[tables]]` in the file instead, where each table has its own: see [mapping.md](mapping.md).
 
-Read as well: the variables of libpq (`PGHOST`, `PGHOSTADDR`, `PGPORT`, `PGUSER`, `PGPASSWORD`,
-`PGPASSFILE`, `PGDATABASE`, `PGOPTIONS`, `PGCONNECT_TIMEOUT`, `PGTARGETSESSIONATTRS`, `PGSSLMODE`,
-`PGSSLROOTCERT`, `PGSSLCERT`, `PGSSLKEY`, `PGSSLSNI`, `PGSSLMINPROTOCOLVERSION`,
-`PGSSLMAXPROTOCOLVERSION`, `PGCHANNELBINDING`) for what the URL leaves out,
-`RUST_LOG` for the level of the log, `GOOGLE_APPLICATION_CREDENTIALS` for Google's credentials, and
-`POSTRIDER_PG_BIN`, the folder of PostgreSQL's programs for `postrider demo` and the tests.
+The relay also reads `RUST_LOG` (the log level), `GOOGLE_APPLICATION_CREDENTIALS` (Google's credentials), and, for
+parameters that the URL leaves out, the variables of libpq: `PGHOST`, `PGHOSTADDR`, `PGPORT`, `PGUSER`,
+`PGPASSWORD`, `PGPASSFILE`, `PGDATABASE`, `PGOPTIONS`, `PGCONNECT_TIMEOUT`, `PGTARGETSESSIONATTRS`, `PGSSLMODE`,
+`PGSSLROOTCERT`, `PGSSLCERT`, `PGSSLKEY`, `PGSSLSNI`, `PGSSLMINPROTOCOLVERSION`, `PGSSLMAXPROTOCOLVERSION` and
+`PGCHANNELBINDING`. `postrider demo` and the tests read `POSTRIDER_PG_BIN`, the folder of PostgreSQL's programs.
 ";
 
 fn settings_page() -> String {
