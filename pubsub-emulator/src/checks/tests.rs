@@ -1,5 +1,5 @@
-//! Each check must be able to fail: every violation is provoked by a journal that is wrong in one
-//! way, and journals of a correct publisher under random faults are clean.
+//! Each check must be able to fail: a journal that is wrong in one way provokes each violation, and
+//! the journals of a correct publisher under random faults are clean.
 
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -9,7 +9,7 @@ use super::*;
 
 const TOPIC: &str = "projects/p/topics/orders";
 
-/// Writes journals: one attempt after the other, a millisecond each.
+/// Writes journals, one attempt after another, a millisecond each.
 #[derive(Default)]
 struct Script {
     attempts: Vec<Attempt>,
@@ -292,14 +292,14 @@ fn a_report_can_be_read() {
     assert!(text.ends_with("… and 10 more\n"), "{text}");
 }
 
-/// What becomes of one request of a correct publisher.
+/// The outcome of one request of a correct publisher.
 #[derive(Debug, Clone)]
 enum Fate {
     Answered,
     StoredThenFailed,
     Failed,
     Withheld,
-    /// Answered, but the publisher crashes and starts again so many events earlier.
+    /// Answered, but the publisher crashes and restarts this many events earlier.
     Crash(usize),
 }
 
@@ -316,8 +316,8 @@ fn fates() -> impl Strategy<Value = Vec<(usize, usize, Fate)>> {
 
 const KEYS: [&str; 3] = ["a", "b", "c"];
 
-/// Plays a correct publisher: in order per key, repeats what was not answered. Returns the journal
-/// and what it has fully published.
+/// Plays a correct publisher, which sends in order per key and repeats unanswered requests. Returns
+/// the journal and the events that it has fully published.
 fn correct_history(fates: &[(usize, usize, Fate)]) -> (Script, Expected) {
     let mut script = Script::default();
     let mut next = [0_usize; 3];

@@ -20,7 +20,7 @@ fn matches(filter: &str, attributes: &[(&str, &str)]) -> bool {
 }
 
 #[test]
-fn a_key_is_found_whatever_its_value() {
+fn a_key_is_found_regardless_of_its_value() {
     assert!(matches("attributes:region", &[("region", "")]));
     assert!(!matches("attributes:region", &[("Region", "eu")]));
     assert!(matches(
@@ -129,7 +129,7 @@ fn bad_filters_are_refused_with_what_was_expected() {
     }
 }
 
-/// A filter and its own text with every part in parentheses.
+/// A filter, and its text with every part in parentheses.
 fn filter_text() -> impl Strategy<Value = (String, Filter)> {
     let key = "[a-c]";
     let value = "[x-z\"\\\\]{0,2}";

@@ -31,8 +31,8 @@ pub(crate) struct Database {
 impl Database {
     /// A durable server, prepared by `postrider init --apply`.
     ///
-    /// Autovacuum and checkpoints by time are off during a measurement, because they would affect
-    /// only the side that runs at that moment.
+    /// Autovacuum is off and timed checkpoints are rare, because they would affect only the side
+    /// that runs at that moment.
     pub(crate) async fn start(binary: &Path) -> Result<Self, String> {
         let server = ScratchPostgres::builder()
             .durable()

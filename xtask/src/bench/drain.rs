@@ -17,7 +17,7 @@ use crate::process::{self, Running, Usage, usage};
 /// How often the processes are sampled. Short compared with any drain.
 const LOOK_INTERVAL: Duration = Duration::from_millis(20);
 
-/// A program whose memory grows beyond this limit is stopped and judged by what it has done so far.
+/// A program whose memory grows beyond this limit is stopped and judged by its work so far.
 const MEMORY_LIMIT_KIB: u64 = 6 << 20;
 
 /// A drain that takes longer has failed.

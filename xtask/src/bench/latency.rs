@@ -187,7 +187,7 @@ async fn relay(database: &Database, pace: Pace, rows: std::ops::Range<u64>) -> R
 }
 
 /// Both sides begin with empty tables. Otherwise a first start would write a record for each row
-/// that it finds, which is not what is measured.
+/// that it finds, which would distort the latencies.
 async fn begin_anew(database: &Database) -> Result<(), String> {
     // A trigger protects the table against TRUNCATE.
     const EMPTY: &str = "SET session_replication_role = replica; TRUNCATE outbox.events; \

@@ -92,7 +92,7 @@ impl Stage<'_> {
         Ok(())
     }
 
-    /// Fails if a relay exited by itself. A relay exits only when it is told to; no fault of a plan
+    /// Fails if a relay exited by itself. A relay exits only when it is asked to; no fault of a plan
     /// makes it exit.
     pub(super) fn relays_must_run(&mut self) -> Result<(), String> {
         for relay in &mut self.relays {
