@@ -162,7 +162,9 @@ async fn a_recovery_restarts_when_a_table_is_altered_while_it_reads() {
     // From PostgreSQL 16 on the query on the publication waits instead, and the relay sees the
     // current columns.
     if waits_to_read {
-        relay.wait_for_log("was altered after the relay looked up").await;
+        relay
+            .wait_for_log("was altered after the relay looked up")
+            .await;
     }
     database.wait_until_recorded().await;
     let report = harness::check(&database, &emulator).await;

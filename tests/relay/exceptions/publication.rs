@@ -78,6 +78,10 @@ async fn a_publication_for_all_tables_in_a_schema_is_refused() {
         .await;
     let relay = start(&database, &emulator);
     relay.wait_for_error("publication-drift").await;
-    assert!(relay.log().contains("only through its schema"), "{}", relay.log());
+    assert!(
+        relay.log().contains("only through its schema"),
+        "{}",
+        relay.log()
+    );
     assert!(!relay.wait().await.success());
 }

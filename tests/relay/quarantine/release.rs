@@ -137,7 +137,9 @@ async fn a_key_whose_events_are_all_discarded_is_unblocked() {
     let relay = Relay::start(&database, &emulator);
     wait_for_state(&database, "quarantined", 21).await;
     quarantine(&database, &["discard", "--key", "o-1", "--yes"]);
-    relay.wait_for_log("the quarantine of this key is empty").await;
+    relay
+        .wait_for_log("the quarantine of this key is empty")
+        .await;
     insert_orders(&database, 20, 2).await;
     database.wait_until_recorded().await;
     assert_eq!(in_state(&database, "quarantined").await, 0);
