@@ -84,7 +84,7 @@ const REQUEST: &str = "\
         confirmed_is_final = false, \
         recovering = coalesce(relay.recovering, excluded.recovering), updated_at = now()";
 
-/// Moves rows at places that the WAL of this cluster has yet to reach to a place where no commit can
+/// Moves rows whose place the WAL of this cluster has not reached yet to a place where no commit can
 /// be.
 const MOVE_RECORDS: &str = "\
     WITH below AS ( \
