@@ -16,11 +16,11 @@ pub struct DecodeError {
     pub offset: usize,
     /// What the protocol expects at this position, in words.
     pub expected: &'static str,
-    /// What was found instead.
+    /// How the bytes differ from that.
     pub fault: Fault,
 }
 
-/// What was found instead of the expected bytes.
+/// How bytes can differ from the protocol.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum Fault {
     /// The input ends within this field.

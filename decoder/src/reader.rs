@@ -1,6 +1,6 @@
 //! A checked cursor over one message. No other code of this crate reads bytes from the wire.
 //!
-//! Each method takes the name of what it expects, for the error. Numbers are big-endian.
+//! Each method takes a description of the expected value, for the error. Numbers are big-endian.
 
 use crate::error::{DecodeError, Fault};
 use crate::{Lsn, MessageKind, Oid, PgTimestamp};

@@ -6,7 +6,7 @@ use crate::Oid;
 use crate::error::DecodeError;
 use crate::reader::Reader;
 
-/// Truncated relations: all published ones that the statement named or reached through CASCADE.
+/// Truncated relations: all published ones that the statement named or reached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Truncate<'a> {
     /// Whether the statement had `CASCADE`.
@@ -55,7 +55,7 @@ impl<'a> RelationOids<'a> {
         self.oids.len()
     }
 
-    /// Whether there are no relations, which the server never sends.
+    /// Whether there are no relations. The server has no reason to send such a message.
     pub fn is_empty(&self) -> bool {
         self.oids.is_empty()
     }

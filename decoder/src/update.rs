@@ -19,7 +19,7 @@ pub struct Update<'a> {
 /// The parts of the old row that the replica identity includes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OldRow<'a> {
-    /// The columns of the key. All others are NULL here, whatever their value was.
+    /// The columns of the key. All others are NULL here, even if they had a value.
     Key(Tuple<'a>),
     /// All columns (`REPLICA IDENTITY FULL`).
     Full(Tuple<'a>),

@@ -83,7 +83,7 @@ pub(crate) const DROP_SLOT: &str = "select pg_catalog.pg_drop_replication_slot($
 pub(crate) const ADVANCE_SLOT: &str =
     "select end_lsn from pg_catalog.pg_replication_slot_advance($1, $2)";
 
-/// The usual reason when the server refuses logical decoding with "prerequisite missing".
+/// The setting that may be why the server refuses logical decoding as "prerequisite missing".
 pub(crate) const WAL_LEVEL: &str = "select pg_catalog.current_setting('wal_level')";
 
 /// Parameters: slot name or NULL (text), minimum age in seconds (float8).

@@ -1,4 +1,4 @@
-//! Finds out by which columns the rows of a captured table can be told apart and ordered.
+//! Finds out by which columns the rows of a captured table can be distinguished and ordered.
 //!
 //! - `inserted_xid` names the transaction that inserted a row. Without it the row's `xmin` is used,
 //!   which says less: see [`Shape::inserted_xid_sql`].

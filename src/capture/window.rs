@@ -37,8 +37,8 @@ impl<'a> Window<'a> {
         Self {
             captured,
             from_xid: record.floor,
-            // If events are published without a record, a published row cannot be told from one
-            // that was skipped. So the hint is not used then.
+            // If events are published without a record, a published row cannot be distinguished
+            // from one that was skipped. So the hint is not used then.
             from_seq: record.floor_seq.filter(|_| is_numbered_so && !repeats),
             below_xid: None,
             shown_by: None,
@@ -77,7 +77,7 @@ impl<'a> Window<'a> {
     }
 
     /// The condition that a row of `e` is in a partition that was added since the floor was raised.
-    /// Only with `repeats`: otherwise the auditor compares those partitions as a whole.
+    /// Only with `repeats`: otherwise the auditor compares the whole table.
     fn new_partitions(&self) -> Option<String> {
         let new = self.captured.new_partitions();
         let is_needed = self.repeats && !new.is_empty();

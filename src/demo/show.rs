@@ -1,4 +1,4 @@
-//! The script: what happens when, and what is announced.
+//! The script: the order of the steps, and their announcements.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -262,7 +262,7 @@ impl<'a> Show<'a> {
         Ok(window)
     }
 
-    /// Shows what can be tried now, and from here on prints each message.
+    /// Shows commands to try, and from here on prints each message.
     pub(super) fn open_playground(&self) -> Result<()> {
         self.playing.store(true, Ordering::Relaxed);
         let playground = Playground {

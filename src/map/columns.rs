@@ -91,7 +91,7 @@ pub(super) fn not_utf8<'c>(
     row: &[Value<'_>],
 ) -> EventFault {
     let fault = columns.find_map(|column| column.text(row).err());
-    fault.expect("invariant: what is UTF-8 piece by piece is so as a whole")
+    fault.expect("invariant: UTF-8 values are still UTF-8 when concatenated")
 }
 
 /// Looks columns up in one table.

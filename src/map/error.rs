@@ -47,7 +47,7 @@ pub enum MapError {
     Event(Box<EventError>),
 }
 
-/// What is wrong with the settings of a table.
+/// A fault in the settings of a table.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum SettingFault {
     /// A column that every event needs was switched off.

@@ -1,4 +1,4 @@
-//! Pub/Sub's limits on what may be published, as the service documents them
+//! Pub/Sub's limits on publishing, as the service documents them
 //! (<https://cloud.google.com/pubsub/quotas#resource_limits>).
 //!
 //! The limits are checked here rather than in the publisher, because only here can the error name

@@ -53,8 +53,8 @@ pub(super) struct Login<'a> {
     pub(super) wal_sender_timeout: Duration,
 }
 
-/// How long a replication connection may be silent. It needs no TCP keepalives, because the
-/// protocol has keepalives of its own.
+/// How long a replication connection may be silent. The system's interval between TCP keepalives is
+/// good enough, because the protocol has keepalives of its own.
 pub(super) fn liveness(silence: Duration) -> Liveness {
     Liveness {
         idle: silence,

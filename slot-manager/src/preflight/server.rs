@@ -4,8 +4,8 @@ use super::facts::Facts;
 use super::{CONNECTIONS, NEWEST_MAJOR, OLDEST_MAJOR};
 use crate::{Finding, quoted_identifier};
 
-/// In MB, the unit of `pg_settings`. Below this limit, one busy minute can lose the slot: WAL rates
-/// of 10-100 MB/s are common.
+/// In MB, the unit of `pg_settings`. Below this limit, one busy minute can lose the slot: a server
+/// can write 10-100 MB of WAL a second.
 const SMALL_KEEP_SIZE_MB: i64 = 1024;
 
 pub(super) fn version(major: u32) -> Finding {
