@@ -16,6 +16,10 @@
 //! [`scan`] walks a table in short statements and finds the rows that lack a record. [`rows`] reads
 //! those rows, and works around values that cannot be read.
 //!
+//! **Invariants.** A statement over a captured table reads a bounded number of rows, and holds no
+//! lock or snapshot while the relay waits for something else. A floor moves only after the session
+//! that holds the slot has confirmed everything below it.
+//!
 //! Not here: when to look (`relay::auditor`, `relay::recovery`), and how a row becomes a message
 //! (`table`, `map`).
 

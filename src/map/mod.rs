@@ -24,6 +24,9 @@
 //! So a header cannot replace an attribute that consumers rely on. Since every message has an
 //! `event_id`, none is ever empty.
 //!
+//! **Invariants.** A value is refused, never truncated. An error names the row and contains no payload,
+//! header or attribute.
+//!
 //! **Not here:** IO of any kind, batches and lanes, the handling of refused rows, and the marks of
 //! a replay.
 

@@ -3,6 +3,10 @@
 //! Both kinds of session share one [`Target`], one TLS configuration and one way to tell what
 //! went wrong. What the server sets for a role or a database and would stand in the way is turned
 //! off here; no statement about the outbox stands here.
+//!
+//! **Invariants.** Only `tls/verifier.rs` decides how much of a certificate is verified. A session
+//! finds only PostgreSQL's own objects by name, because its search path is set when it starts. Errors
+//! are built from parsed parts and contain no piece of a URL and no value of a parameter.
 
 pub(crate) mod end_point;
 mod parameters;

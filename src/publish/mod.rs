@@ -4,6 +4,8 @@
 //! which request is sent when, and when it is retried. One table in `failure` says what a failure
 //! means. Why not Google's own publisher: it keeps a task for each key it has ever seen, queues
 //! without bound and retries out of sight (`docs/adr/0002-own-publish-call.md`).
+//!
+//! **Invariant.** A token is never sent over plain text.
 
 mod answer;
 mod backoff;

@@ -1,7 +1,8 @@
 //! Builds one checked [`Settings`] from file, environment and flags.
 //!
 //! Flags win over the environment, the environment over the file, the file over the defaults.
-//! Everything is read and checked before the runtime starts; nothing here connects anywhere.
+//! Everything is read and checked before the runtime starts; nothing here connects anywhere. No error
+//! shows the value of `database_url`, which may contain a password.
 
 mod choices;
 mod keys;
