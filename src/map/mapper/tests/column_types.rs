@@ -65,7 +65,7 @@ fn bytea_behind_a_domain_is_sent_as_bytes() {
 }
 
 #[test]
-fn columns_other_than_the_payload_may_have_any_type() {
+fn columns_other_than_payload_and_headers_may_have_any_type() {
     let strange = Oid(600);
     let mut types = ColumnTypes::default();
     let known = ColumnType {
