@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 /// Generous, because machines are shared.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// The demo with a temp folder of its own, so that the test sees what it leaves behind.
+/// The demo with a temp folder of its own, so that the test sees any leftovers.
 fn demo(temp: &Path, arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_postrider"));
     command
@@ -72,12 +72,15 @@ fn assert_nothing_left(temp: &Path) {
 fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     let deadline = Instant::now() + PATIENCE;
     while !holds() {
-        assert!(Instant::now() < deadline, "not within {PATIENCE:?}: {what}");
+        assert!(
+            Instant::now() < deadline,
+            "still not after {PATIENCE:?}: {what}"
+        );
         std::thread::sleep(Duration::from_millis(20));
     }
 }
 
-/// Reads standard output until `text` comes. Returns what was read.
+/// Reads standard output until `text` comes. Returns all text read.
 fn read_until(child: &mut Child, text: &str) -> String {
     let stdout = child.stdout.as_mut().unwrap();
     let (mut read, mut byte) = (Vec::new(), [0]);

@@ -177,7 +177,7 @@ fn every_toml_example_is_accepted_as_settings() {
         for block in read(&page).split("```toml\n").skip(1) {
             let example = block.split("```").next().unwrap_or_default();
             let file = tempfile::NamedTempFile::new().expect("a temporary file");
-            std::fs::write(file.path(), example).expect("it can be written");
+            std::fs::write(file.path(), example).expect("the file can be written");
             if let Err(error) = Settings::load(Some(file.path()), &Environment::new(), &[]) {
                 panic!("{}: {error}\n{example}", page.display());
             }

@@ -1,4 +1,4 @@
-//! The migrations on a real server: what they create, what each role may do, and what is refused.
+//! The migrations on a real server: created objects, rights of each role, and refusals.
 //!
 //! All tests share one server, with one database per test; a watchdog stops the server when the
 //! test process ends. Roles belong to the whole server, so the test of an owner who may not create
@@ -283,7 +283,7 @@ async fn emit_takes_the_trace_context_from_the_settings_of_the_transaction() {
     assert_eq!(
         headers("after").await,
         None,
-        "the settings end with their transaction"
+        "the settings last until their transaction ends"
     );
 }
 

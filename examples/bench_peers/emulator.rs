@@ -1,4 +1,4 @@
-//! Our emulator, which reports what it received when its input ends.
+//! Our emulator, which prints a report when its input ends.
 //!
 //! Its first line is the address on which it listens. Its last line is JSON: the totals, and with
 //! `--arrivals` the arrival of each event, as microseconds since 1970 by event id.

@@ -180,7 +180,7 @@ impl Acceptor {
                     .ok();
             }
             tokio::select! {
-                // Clients that arrived while the port was to be closed are not accepted.
+                // A client that arrives while the port should be closed is not accepted.
                 biased;
                 changed = self.switch.changed() => if changed.is_err() { return },
                 Some(_) = connections.join_next() => {}

@@ -215,7 +215,7 @@ impl Parser {
         }
     }
 
-    /// Parses what may follow `attributes`.
+    /// Parses the comparison after `attributes`.
     fn comparison(&mut self) -> Result<Filter, FilterError> {
         match self.tokens.next() {
             Some(Token::Symbol(':')) => Ok(Filter::Has { key: self.key()? }),

@@ -1,8 +1,8 @@
 //! The journal: every attempt to publish, as it arrived, in the order of processing.
 //!
-//! An attempt is one readable `Publish` request, whatever its outcome. `checks.rs` judges the
-//! journal. It grows without bound; a benchmark switches it to counting only. Nothing here decides
-//! what is stored or answered.
+//! An attempt is one readable `Publish` request, with any outcome. `checks.rs` judges the journal.
+//! The journal grows without bound; a benchmark switches it to counting only. Decisions about
+//! storing and answering are made elsewhere.
 
 mod attempt;
 

@@ -68,7 +68,7 @@ async fn serve(
     consumer.run(requests, responses).await
 }
 
-/// One stream and what it may hold. Dropping it releases its client id.
+/// One stream and its limits. Dropping it releases its client id.
 struct Consumer<'a> {
     id: ConsumerId,
     subscription: &'a Subscription,

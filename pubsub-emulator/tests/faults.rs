@@ -270,7 +270,7 @@ async fn publish_again(clients: &mut Clients, topic: &str, event_id: &str) {
     };
     tokio::time::timeout(PATIENCE, publishing)
         .await
-        .expect("the client comes back");
+        .expect("the client reconnects");
 }
 
 #[tokio::test]

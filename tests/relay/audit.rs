@@ -84,7 +84,7 @@ async fn a_gap_of_many_large_rows_is_delivered_in_little_memory() {
 
 /// The confirmed position, once it no longer changes.
 async fn resting_position(database: &Database) -> i64 {
-    eventually("the confirmed position rests", || async {
+    eventually("the confirmed position no longer changes", || async {
         let before = database.confirmed().await;
         // A status message follows within 250 ms.
         tokio::time::sleep(Duration::from_millis(600)).await;
@@ -93,7 +93,7 @@ async fn resting_position(database: &Database) -> i64 {
     .await
 }
 
-/// Checks that the relay confirms no idle position between `break_it` and `mend`, and delivers
+/// Checks that the relay confirms no idle position after `break_it` and before `mend`, and delivers
 /// everything afterwards. `found` is what the relay logs each time it looks at the broken
 /// publication.
 async fn no_idle_position_is_confirmed_between(break_it: &str, found: &str, mend: &str) {
@@ -121,7 +121,7 @@ async fn no_idle_position_is_confirmed_between(break_it: &str, found: &str, mend
     }
     database.execute("CHECKPOINT").await;
     let written = database.current_wal().await;
-    eventually("PostgreSQL has read and sent all of it", || async {
+    eventually("PostgreSQL has read and sent all WAL", || async {
         let sent = "SELECT coalesce(max(sent_lsn - '0/0'), 0)::bigint FROM pg_stat_replication";
         (database.number(sent).await >= written).then_some(())
     })
@@ -210,7 +210,7 @@ async fn rows_from_before_the_first_start_are_never_sent_and_get_no_record() {
     let relay = Relay::start(&database, &emulator);
     relay.wait_for_log("streaming").await;
     insert_orders(&database, 20, 5).await;
-    eventually("the new ones are recorded", || async {
+    eventually("the new rows are recorded", || async {
         (database
             .number("SELECT count(*) FROM outbox.dispatch")
             .await

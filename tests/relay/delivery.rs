@@ -218,7 +218,7 @@ async fn a_table_of_the_same_name_in_another_schema_is_not_the_outbox() {
 async fn a_partly_recorded_batch_is_completed_and_no_row_is_replaced() {
     let database = Database::start().await;
     let emulator = harness::emulator().await;
-    // Nothing is delivered until the test has written a row before the relay does.
+    // Holds back delivery until the test has written one of the rows before the relay does.
     emulator.faults().refuse_connections(true);
     let peek = format!("{}_peek", database.slot());
     database

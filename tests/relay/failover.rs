@@ -76,7 +76,7 @@ async fn a_failover_to_a_standby_with_synchronised_slots_loses_nothing_and_repea
     // Without this wait, records of events that the slot has confirmed on the standby are lost with
     // the primary.
     let written = pair.database.current_wal().await;
-    eventually("the standby has all of it", || async {
+    eventually("the standby has all WAL", || async {
         let received = "SELECT (pg_last_wal_receive_lsn() - '0/0')::bigint";
         let row = on_standby.query_one(received, &[]).await.ok()?;
         (row.get::<_, i64>(0) >= written).then_some(())

@@ -49,7 +49,7 @@ async fn every_event_comes_once_and_in_order_whether_written_before_or_after_the
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_message_comes_with_the_payload_key_and_attributes_of_its_row() {
+async fn a_message_has_the_payload_key_and_attributes_of_its_row() {
     let Some((mut referee, database)) = stage().await else {
         return;
     };
@@ -343,7 +343,7 @@ async fn a_key_blocked_by_a_schema_is_released_in_order_once_the_schema_is_gone(
     let url = [("DATABASE_URL", database.url.as_str())];
     assert!(postrider(&release, &url).output().unwrap().status.success());
     insert_orders(&database, 50, 5).await;
-    eventually("all is published", || async {
+    eventually("everything is published", || async {
         (in_state(&database, "published").await == 151).then_some(())
     })
     .await;

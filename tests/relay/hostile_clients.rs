@@ -1,5 +1,5 @@
-//! Hostile clients of the HTTP port. The port gives nothing away, and whatever clients send or
-//! leave out, it still answers probes.
+//! Hostile clients of the HTTP port. The port reveals no secrets, and keeps answering probes no
+//! matter what clients send or leave out.
 
 use std::time::{Duration, Instant};
 

@@ -246,7 +246,7 @@ async fn a_role_that_pg_hba_rejects_gets_its_own_error() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn timeouts_of_the_role_and_the_database_end_no_statement() {
+async fn timeouts_and_read_only_defaults_of_role_and_database_have_no_effect() {
     let (database, emulator, url) = server_with(&[]).await;
     for setting in [
         "default_transaction_read_only = on",

@@ -194,7 +194,7 @@ async fn tables_with_other_names_ids_types_and_partitions_are_captured_together(
     assert_eq!(
         blob.data.as_ref(),
         [0x00, 0xff, 0x10],
-        "bytes go out exactly as they are"
+        "bytes are sent unchanged"
     );
     assert!(
         blob.ordering_key.starts_with("bucket-"),

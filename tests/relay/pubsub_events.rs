@@ -149,7 +149,7 @@ async fn a_connection_that_dies_silently_is_replaced_while_the_others_continue()
         connections,
         "it is too soon to notice"
     );
-    eventually("another connection", async || {
+    eventually("another connection is opened", async || {
         (world.proxy.accepted() > connections).then_some(())
     })
     .await;

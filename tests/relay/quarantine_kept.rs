@@ -42,7 +42,7 @@ async fn is_kept_and_released(dispatch: &str) -> (Database, i64) {
     let before = stored();
     emulator.faults().lift_all();
     release(&database);
-    eventually("all is released", || async {
+    eventually("everything is released", || async {
         (rows(&database, "published").await == published + behind).then_some(())
     })
     .await;

@@ -142,7 +142,7 @@ async fn a_stricter_isolation_level_makes_no_audit_repeat_events_in_flight() {
     for _ in 0..4 {
         load.wait_for_rows(50).await;
         let before = database.text(audited).await;
-        // This changes nothing in effect but leaves a trace, so everything is compared.
+        // `publish` keeps its value, but the statement leaves a trace, so everything is compared.
         database
             .execute("ALTER PUBLICATION postrider SET (publish = 'insert')")
             .await;

@@ -160,7 +160,10 @@ async fn an_endpoint_with_a_wrong_or_untrusted_certificate_gets_nothing() {
         let relay = relay_to(&database, &endpoint, &account, authorities);
         relay.wait_for_log("pubsub-unreachable").await;
         let log = relay.log();
-        assert!(log.contains("certificate"), "the reason is named: {log}");
+        assert!(
+            log.contains("certificate"),
+            "the log names the certificate: {log}"
+        );
         relay.kill_9();
         assert_eq!(emulator.journal().counts().attempts, 0, "{log}");
         let recorded = "SELECT count(*) FROM outbox.dispatch";

@@ -48,7 +48,7 @@ async fn sigterm_while_connecting_or_while_postgresql_is_down() {
     ];
     proxy.set_flow(Flow::Stalled);
     let connecting = Relay::start_with(&database, &host, &environment);
-    harness::eventually("it connects", || async {
+    harness::eventually("the relay connects", || async {
         (proxy.open_connections() > 0).then_some(())
     })
     .await;
@@ -110,7 +110,7 @@ async fn sigterm_during_a_big_transaction() {
     let recorded = database
         .number("SELECT count(*) FROM outbox.dispatch")
         .await;
-    assert!(recorded < 30_000, "it was in the middle");
+    assert!(recorded < 30_000, "everything was already recorded");
     emulator.faults().lift_all();
     the_next_one_delivers_all(&database, &emulator).await;
     let report = harness::check_streamed(&database, &emulator).await;
@@ -224,7 +224,7 @@ async fn sigterm_during_a_recovery_which_the_next_relay_completes() {
     let recorded = database
         .number("SELECT count(*) FROM outbox.dispatch")
         .await;
-    assert!(recorded < 2_100, "it was in the middle");
+    assert!(recorded < 2_100, "everything was already recorded");
     assert_eq!(
         database.number(MARKED).await,
         1,
@@ -262,17 +262,17 @@ async fn sigterm_during_a_release_which_the_next_relay_completes() {
     assert_eq!(left, 1_996);
     for _ in 0..2 {
         let relay = Relay::start(&database, &emulator);
-        eventually("some are sent", || async {
+        eventually("some released events are sent", || async {
             (database.number(RELEASED).await < left).then_some(())
         })
         .await;
         ends_in_time(relay).await;
         left = database.number(RELEASED).await;
     }
-    assert!(left > 0, "it was in the middle");
+    assert!(left > 0, "everything was already sent");
     emulator.faults().lift_all();
     let relay = Relay::start(&database, &emulator);
-    eventually("all are sent", || async {
+    eventually("all released events are sent", || async {
         (database.number(RELEASED).await == 0).then_some(())
     })
     .await;

@@ -161,7 +161,7 @@ fn a_repeat_that_jumps_ahead_skips() {
 }
 
 #[test]
-fn a_block_that_goes_back_and_carries_on_is_allowed() {
+fn a_repeat_that_goes_back_and_continues_is_allowed() {
     let report = Script::default()
         .ok("k", &["1", "2", "3"])
         .ok("k", &["2", "3", "4"])
@@ -238,7 +238,7 @@ fn a_given_up_request_may_be_noticed_late_but_not_much() {
 }
 
 #[test]
-fn mixed_keys_are_found_although_they_were_refused() {
+fn mixed_keys_are_found_even_if_refused() {
     let refused = Answer::Error(Code::FailedPrecondition);
     let mut script = Script::default().attempt("a", &["1", "2"], false, refused);
     script.attempts[0].other_keys = vec!["b".to_owned()];

@@ -1,4 +1,4 @@
-//! The script: which injected fault applies to a publish, and what it does.
+//! The script: selects the injected fault that applies to a publish, and its action.
 //!
 //! Plain state without a lock or a clock.
 

@@ -108,7 +108,7 @@ fn a_throttle_lets_its_rate_pass() {
 }
 
 #[test]
-fn removed_topics_come_back() {
+fn removed_topics_can_be_restored() {
     let faults = Faults::default();
     faults.remove_topic(TOPIC);
     assert!(faults.is_removed(TOPIC));

@@ -41,7 +41,7 @@ fn values_are_compared_exactly() {
 }
 
 #[test]
-fn unequal_is_the_opposite_of_equal_also_for_absent_keys() {
+fn unequal_is_the_opposite_of_equal_even_for_absent_keys() {
     assert!(matches("attributes.region != \"eu\"", &[("region", "us")]));
     assert!(matches("attributes.region != \"eu\"", &[]));
     assert!(!matches("attributes.region != \"eu\"", &[("region", "eu")]));
@@ -85,7 +85,7 @@ fn an_empty_filter_is_no_filter() {
 }
 
 #[test]
-fn bad_filters_are_refused_with_what_was_expected() {
+fn bad_filters_are_refused_with_the_expected_token() {
     let mixed = "attributes:a AND attributes:b OR attributes:c";
     assert_eq!(Filter::parse(mixed), Err(FilterError::MixedOperators));
     assert_eq!(

@@ -1,7 +1,7 @@
 //! A subscription: its settings, its backlog of messages, and the consumers that wait for them.
 //!
-//! [`backlog::Backlog`] decides what is delivered when, and knows neither locks nor clocks. Here it
-//! gets both, and its tokens become ack ids.
+//! [`backlog::Backlog`] selects the messages to deliver, and knows neither locks nor clocks. This
+//! module adds both, and turns the backlog's tokens into ack ids.
 
 mod ack_id;
 mod backlog;

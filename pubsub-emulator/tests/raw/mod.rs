@@ -1,6 +1,6 @@
 //! Access to the emulator through bare tonic clients, without the behaviour of any client library.
 //!
-//! Every wait has a deadline; after that the test fails and says what it waited for.
+//! Every wait has a deadline; after that the test fails and names the missing condition.
 
 #![allow(dead_code, reason = "each test file uses its part")]
 

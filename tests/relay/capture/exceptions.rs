@@ -61,7 +61,7 @@ async fn a_lagging_foreign_slot_repeats_no_old_row_without_records() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn rows_of_a_gap_are_published_without_records_also_after_a_crash() {
+async fn rows_of_a_gap_are_published_without_records_even_after_a_crash() {
     for is_killed in [false, true] {
         let (mut world, relay) = served(Kind::Numbered).await;
         let another = "CREATE TABLE public.another (id int); \

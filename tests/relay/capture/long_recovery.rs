@@ -81,7 +81,7 @@ async fn recorded(world: &World) -> HashSet<String> {
 
 /// Kills the relay once `records` rows are recorded.
 async fn killed_after(world: &World, relay: Relay, records: i64) -> HashSet<String> {
-    eventually("a part is recorded", || async {
+    eventually("some rows are recorded", || async {
         let count = "SELECT count(*) FROM outbox.dispatch";
         (world.database.number(count).await > records).then_some(())
     })
@@ -99,7 +99,10 @@ async fn a_recovery_that_is_killed_twice_resends_only_unrecorded_rows() {
     let slow = faults.inject(Fault::new(slow));
     let first = killed_after(&world, world.relay(), 10_000).await;
     let second = killed_after(&world, world.relay(), 40_000).await;
-    assert!(second.len() < ROWS as usize, "it was killed too late");
+    assert!(
+        second.len() < ROWS as usize,
+        "the relay was killed too late"
+    );
     faults.lift(slow);
     world.insert("b", 50).await;
     let relay = world.relay();

@@ -39,7 +39,7 @@ async fn events_before_a_blocked_event_are_repeated_before_it_when_the_slot_is_l
     assert_eq!(rows(&database, "quarantined").await, 41);
     emulator.faults().lift_all();
     release(&database);
-    eventually("all is released", || async {
+    eventually("everything is released", || async {
         (rows(&database, "published").await == 41).then_some(())
     })
     .await;
@@ -47,7 +47,7 @@ async fn events_before_a_blocked_event_are_repeated_before_it_when_the_slot_is_l
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn kill_9_in_the_middle_of_a_release_keeps_the_order_of_the_key() {
+async fn kill_9_during_a_release_keeps_the_order_of_the_key() {
     let database = Database::start().await;
     let emulator = harness::emulator().await;
     poison(&emulator);
@@ -73,7 +73,7 @@ async fn kill_9_in_the_middle_of_a_release_keeps_the_order_of_the_key() {
     for round in 0..4 {
         let published = rows(&database, "published").await;
         insert(&database, 10_001 + round * 100, 100).await;
-        eventually("some more is released", || async {
+        eventually("some more events are released", || async {
             let more = rows(&database, "published").await > published;
             (more || rows(&database, "released").await == 0).then_some(())
         })
@@ -82,7 +82,7 @@ async fn kill_9_in_the_middle_of_a_release_keeps_the_order_of_the_key() {
         harness::wait_until_killed_relays_are_gone(&database, &emulator).await;
         relay = start(&database, &emulator);
     }
-    eventually("all is released", || async {
+    eventually("everything is released", || async {
         let left = rows(&database, "released").await + rows(&database, "quarantined").await;
         (left == 0).then_some(())
     })
@@ -121,7 +121,7 @@ async fn released_events_are_repeated_among_their_neighbours_when_the_slot_is_lo
     .await;
     emulator.faults().lift_all();
     release(&database);
-    eventually("all is released", || async {
+    eventually("everything is released", || async {
         (rows(&database, "published").await == 11).then_some(())
     })
     .await;

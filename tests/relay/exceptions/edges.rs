@@ -112,7 +112,7 @@ async fn events_with_the_ordering_key_of_a_blocked_event_wait_behind_it_after_a_
     insert_bad(&database, 21).await;
     // An aggregate that sorts before the bad event's aggregate in any order.
     insert_one(&database, WAITS, "a", 1).await;
-    eventually("both are set aside", || async {
+    eventually("both are quarantined", || async {
         (rows(&database, "quarantined").await == 2).then_some(())
     })
     .await;

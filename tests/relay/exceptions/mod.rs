@@ -92,7 +92,7 @@ pub(crate) async fn wait_until_delivered(
 }
 
 async fn wait_until_recovered(database: &Database) {
-    eventually("the mark of the recovery is gone", || async {
+    eventually("the recovery mark is gone", || async {
         let marked = "SELECT count(*) FROM outbox.relay WHERE recovering IS NOT NULL";
         (database.number(marked).await == 0).then_some(())
     })

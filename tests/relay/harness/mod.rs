@@ -25,7 +25,10 @@ pub(crate) async fn eventually<T, F: Future<Output = Option<T>>>(
         if let Some(value) = probe().await {
             return value;
         }
-        assert!(Instant::now() < deadline, "not within {PATIENCE:?}: {what}");
+        assert!(
+            Instant::now() < deadline,
+            "still not after {PATIENCE:?}: {what}"
+        );
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }

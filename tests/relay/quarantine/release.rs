@@ -3,7 +3,7 @@
 use super::*;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_released_key_goes_out_in_commit_order_while_services_keep_writing_to_it() {
+async fn a_released_key_is_published_in_commit_order_while_services_keep_writing_to_it() {
     let (database, emulator, fault) = with_a_blocked_key(1_000).await;
     let relay = Relay::start(&database, &emulator);
     wait_for_state(&database, "quarantined", 501).await;
@@ -55,7 +55,7 @@ async fn kill_9_during_a_release_resumes_it_at_the_next_start() {
     for left in [900, 600, 300] {
         let relay = Relay::start(&database, &emulator);
         insert_orders(&database, 20, 2).await;
-        eventually("some are sent", || async {
+        eventually("some released events are sent", || async {
             (in_state(&database, "released").await < left).then_some(())
         })
         .await;
@@ -82,7 +82,7 @@ async fn an_event_that_fails_again_returns_to_quarantine_and_its_key_stays_block
     let attempts = format!("SELECT attempts::bigint FROM outbox.dispatch WHERE event_id = '{BAD}'");
     let before = database.number(&attempts).await;
     quarantine(&database, &["release", "--all"]);
-    eventually("it was tried again", || async {
+    eventually("the event was tried again", || async {
         (database.number(&attempts).await > before).then_some(())
     })
     .await;
@@ -221,7 +221,7 @@ async fn under_quarantine_event_events_are_released_one_by_one() {
     wait_for_state(&database, "quarantined", 2).await;
     emulator.faults().lift(first);
     quarantine(&database, &["release", "--all"]);
-    eventually("one is sent, the other fails again", || async {
+    eventually("one event is sent, the other fails again", || async {
         let left = in_state(&database, "quarantined").await;
         let released = in_state(&database, "released").await;
         ((left, released) == (1, 0)).then_some(())

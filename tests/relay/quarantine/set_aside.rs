@@ -247,7 +247,7 @@ async fn kill_9_during_the_bisection_keeps_the_key_blocked_and_loses_nothing() {
     for errors in 1..5 {
         let relay = Relay::start(&database, &emulator);
         // The search ends early if the bad event is alone in its request.
-        eventually("the search is under way", || async {
+        eventually("the bisection has begun", || async {
             let refused = emulator.journal().counts().error_answers;
             let found = in_state(&database, "quarantined").await > 0;
             (refused >= errors * 2 || found).then_some(())

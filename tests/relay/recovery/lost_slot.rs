@@ -29,7 +29,7 @@ async fn a_slot_recreated_after_a_clean_stop_is_noticed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_slot_that_was_advanced_behind_our_back_is_noticed() {
+async fn a_slot_advanced_by_somebody_else_is_noticed() {
     let (database, emulator) = served_and_stopped().await;
     insert(&database, 201, 500).await;
     let slot = database.slot();

@@ -210,7 +210,7 @@ async fn a_frozen_relay_sends_nothing_new_when_it_wakes_up_after_a_takeover() {
     let of_first = |attempt: &&Attempt| attempt.peer.is_some_and(|p| peers_of_first.contains(&p));
     let late = attempts.iter().filter(of_first);
     let late = late.filter(|attempt| attempt.received >= woken).count();
-    // Requests in its sockets when it froze cannot be called back: at most one per key.
+    // Requests that were in its sockets when it froze cannot be called back, at most one per key.
     assert!(late <= 10, "{late} requests after it woke up");
     let report = harness::check_streamed(&database, &emulator).await;
     let missing = |violation: &&Violation| matches!(violation, Violation::Missing { .. });
@@ -260,7 +260,7 @@ async fn published_events_are_recorded_even_if_the_free_slot_is_seen_first() {
         .await
         .unwrap();
     insert_orders(&database, 3, 3).await;
-    eventually("all is published", || async {
+    eventually("everything is published", || async {
         (emulator.journal().counts().attempts == 3).then_some(())
     })
     .await;

@@ -1,5 +1,4 @@
-//! The programs of `examples/bench_peers`, and the process of its emulator, which reports what it
-//! received.
+//! The programs of `examples/bench_peers`. Its emulator runs as a process that prints a report.
 
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader};

@@ -60,7 +60,7 @@ pub(super) async fn set_aside(client: &Client) -> Result<HashSet<String>, String
     Ok(rows.iter().map(|row| row.get(0)).collect())
 }
 
-/// The rows of the outbox: the truth about what was committed.
+/// The rows of the outbox, which show all committed events.
 pub(super) async fn events(client: &Client) -> Result<Vec<Event>, String> {
     let sql = format!(
         "SELECT id::text, aggregatetype, coalesce(aggregateid, ''), coalesce(version, 0), \

@@ -152,8 +152,8 @@ impl Plan {
         let release = match (has_poison, quarantines_key) {
             (false, _) => Release::Never,
             (true, true) => random.pick(&[Release::Never, Release::AtTheEnd, Release::UnderWay]),
-            // An event refused alone is released behind its key, in no defined order with other
-            // released events.
+            // An event that is quarantined alone is released after later events of its key, in no
+            // defined order with other released events.
             (true, false) => random.pick(&[Release::Never, Release::AtTheEnd]),
         };
         let mut steps = steps::draw(temper, release, &mut random);

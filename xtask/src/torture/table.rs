@@ -22,7 +22,7 @@ const COPY: &str = "\
     DROP TABLE IF EXISTS outbox.put_away; \
     ALTER TABLE outbox.events RENAME TO put_away";
 
-/// The harness keeps the rows, to know what was committed.
+/// The harness keeps the rows, because they show all committed events.
 const DROP: &str = "\
     INSERT INTO shop.former \
         SELECT id, aggregatetype, aggregateid, version, payload FROM outbox.events \

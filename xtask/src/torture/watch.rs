@@ -2,8 +2,8 @@
 //! events were recorded.
 //!
 //! One connection looks at the slot every few milliseconds. Times are by the journal's clock and
-//! are taken *after* the answer, so that an observation never seems earlier than it was. A fault of
-//! the relay may slip through a gap of a millisecond, but nothing is accused wrongly.
+//! are taken *after* the answer, so that an observation never seems earlier than it was. An error of
+//! the relay may go unnoticed for a millisecond, but a correct relay is never blamed.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};

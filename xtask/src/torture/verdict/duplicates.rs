@@ -111,8 +111,8 @@ fn cause(
         return Some(Cause::StoredButFailed);
     }
     let by_fault = blamed(evidence, connections, before, again).min();
-    // The relay's clock starts before the journal's: the request is first in flight, and on a busy
-    // machine both the request and its answer are read a good deal later.
+    // The relay starts its timeout when it sends a request, the journal when it has read the request.
+    // On a busy machine that is later, so the journal may see a wait shorter than the timeout.
     let timeout = evidence.publish_timeout;
     let at_least = (timeout.mul_f64(0.9)).min(timeout.saturating_sub(Duration::from_millis(500)));
     let waited = again.received.saturating_sub(before.received);

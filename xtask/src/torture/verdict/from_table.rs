@@ -88,9 +88,9 @@ fn left_out(evidence: &Evidence) -> HashSet<&str> {
     left_out.map(|overtaken| &*overtaken.event.id).collect()
 }
 
-/// Whether a recovery without records omitted from a repeat only events of a long transaction. The
-/// transaction id of such events is older than the commits before them, so they may be vouched for
-/// alone (docs/adr/0013-exceptions.md).
+/// Whether a repeat after a recovery without records skipped only events of a long transaction. The
+/// id of that transaction is older than the commits before its own, so the relay may have vouched
+/// for it and not for them (docs/adr/0013-exceptions.md).
 pub(super) fn leaves_out_what_is_vouched_for(
     evidence: &Evidence,
     found: &checks::Violation,

@@ -1,14 +1,18 @@
 //! Judges the evidence of a schedule. Pure functions over plain data: no IO, no clock.
 //!
-//! `pubsub_emulator::checks` finds out whether everything was published, in order, one request at a
-//! time per key; `order` tells it what to expect. The files here add what needs the database.
-//! `positions`: nothing was confirmed too early. `records`: the dispatch table is true.
-//! `quarantine`: only refused events and the events behind them are set aside. `from_table`: only
-//! events that the stream could not bring are read from a table. `duplicates`: every repeat has its
-//! reason in the plan. `senders`: no relay sends an event that it must know is recorded.
-//! `stragglers`: requests that a dead client left in flight do not count against living ones.
-//! `connections`: whether one client can have sent both of two requests. `buckets`: aggregates that
-//! share a key.
+//! `pubsub_emulator::checks` judges whether everything was published, in order, one request at a
+//! time per key. The files here prepare its input and add the checks that need the database:
+//!
+//! - `order`: the expected events and their order.
+//! - `positions`: nothing was confirmed too early.
+//! - `records`: the dispatch table is true.
+//! - `quarantine`: only refused events and the events behind them are set aside.
+//! - `from_table`: only events that the stream could not bring are read from a table.
+//! - `duplicates`: every repeat has its reason in the plan.
+//! - `senders`: no relay sends an event that it must know is recorded.
+//! - `stragglers`: requests that a dead client left in flight do not count against living ones.
+//! - `connections`: whether one client can have sent both of two requests.
+//! - `buckets`: aggregates that share a key.
 
 mod buckets;
 mod connections;

@@ -78,10 +78,10 @@ fn messages(evidence: &Evidence) -> HashSet<(&str, u64)> {
     messages
 }
 
-/// Checks the positions of events in the log, which tell a restarting relay what is already
-/// delivered. Within a key they must grow with the version, and never be at or past the known end
-/// of the event's transaction. An event read from its table has its position where the relay read
-/// it, so a late event has a late position.
+/// Checks the positions of events in the log, by which a restarting relay skips delivered events.
+/// Within a key they must grow with the version, and never be at or past the known end of the
+/// event's transaction. An event read from its table gets the position at which the relay read it,
+/// so a late event has a late position.
 fn out_of_order(evidence: &Evidence, events: &HashMap<&str, &Event>) -> Vec<Violation> {
     let mut violations = Vec::new();
     let mut last: HashMap<(&str, &str), (i64, &Record)> = HashMap::new();

@@ -122,7 +122,7 @@ impl Writer {
                 None => self.connect().await?,
             };
             if let Some(gid) = self.in_doubt.take() {
-                // Fails if there is no such transaction. `tidy` rolls back what is left at the end.
+                // Fails if there is no such transaction. `tidy` rolls back any remaining ones at the end.
                 let undo = format!("ROLLBACK PREPARED '{gid}'");
                 let _ = connected.batch_execute(&undo).await;
             }

@@ -70,7 +70,7 @@ fn stored_in_order(plan: FromTable, order: [u64; 3]) -> Vec<Violation> {
 }
 
 #[test]
-fn an_event_that_was_left_out_may_come_late_but_not_early() {
+fn an_omitted_event_may_come_late_but_not_early() {
     assert_eq!(stored_in_order(FromTable::Late, [0, 2, 1]), []);
     assert!(matches!(
         &stored_in_order(FromTable::Late, [1, 0, 2])[..],
