@@ -13,7 +13,7 @@ use crate::harness::{self, Database, Relay, eventually};
 
 /// Longer than the relay takes to confirm, or to vouch for, a position that it believes delivered.
 const TIME_FOR_A_MISTAKE: Duration = Duration::from_secs(2);
-/// The same for vouching that runs every ten seconds.
+/// The same for vouching, which runs every ten seconds.
 const A_ROUND: Duration = Duration::from_secs(12);
 
 async fn insert_one(database: &Database, id: &str, key: &str, version: u32) {

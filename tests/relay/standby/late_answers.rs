@@ -23,7 +23,7 @@ async fn taken_over_before_the_answers_come() -> (Database, RunningEmulator, Rel
     let host = emulator.addr().to_string();
     let second = Relay::start_with(&database, &host, &with(&[]));
     second.wait_for_log("standby").await;
-    // Shorter than a relay waits for answers after its session has ended.
+    // No longer than a relay waits for answers after its session has ended.
     let late = Action::Delay(Duration::from_secs(9));
     emulator.faults().inject(Fault::new(late).times(3));
     let withheld = emulator.faults().inject(Fault::new(Action::NeverAnswer));

@@ -11,7 +11,7 @@ use super::schedule::Outcome;
 use super::verdict::{Event, Evidence, Violation};
 use crate::step;
 
-/// Per kind of violation. CI keeps only the end of a log, which must be short.
+/// Per kind of violation. Usually only the end of a log is kept, so it must be short.
 const VIOLATIONS_SHOWN: usize = 2;
 const LOG_LINES_SHOWN: usize = 60;
 const LOG_LINES_SUMMED_UP: usize = 4;
