@@ -41,7 +41,7 @@ async fn an_audit_with_a_silent_connection_is_given_up_and_repeated() {
              ALTER PUBLICATION postrider ADD TABLE outbox.events",
         )
         .await;
-    relay.wait_for_log("the answer does not come").await;
+    relay.wait_for_log("the answer does not arrive").await;
     database.wait_until_recorded().await;
     let report = harness::check(&database, &emulator).await;
     assert!(report.is_clean(), "{report}\n{}", relay.log());
@@ -80,7 +80,7 @@ async fn a_recovery_with_a_silent_connection_is_given_up_and_restarted() {
     )
     .await;
     emulator.faults().lift(silent);
-    relay.wait_for_log("the answer does not come").await;
+    relay.wait_for_log("the answer does not arrive").await;
     database.wait_until_recorded().await;
     let report = harness::check(&database, &emulator).await;
     assert!(report.is_clean(), "{report}\n{}", relay.log());

@@ -186,7 +186,7 @@ async fn the_verifying_modes_say_what_is_wrong_with_a_certificate() {
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
     });
     let mut cases = vec![
-        (good, "verify-full", None, "of no authority in"),
+        (good, "verify-full", None, "signed by no authority in"),
         (expired, "verify-ca", Some("expired.pem"), "has expired"),
         (
             named,
