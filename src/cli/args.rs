@@ -33,7 +33,7 @@ pub struct Cli {
 
 #[derive(Debug, Subcommand)]
 pub(super) enum Command {
-    /// Relay events until told to stop
+    /// Relay events until a signal stops it
     ///
     /// Reads the slot, publishes each event, records it in outbox.dispatch, and only then confirms
     /// its position. Needs no settings file: environment variables are enough. SIGTERM starts a

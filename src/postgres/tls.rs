@@ -1,7 +1,8 @@
 //! TLS for both kinds of session, with libpq's meaning of `sslmode`.
 //!
-//! Uses one rustls provider (ring). Only `tls/verifier.rs` decides what is verified. `tls/explain.rs`
-//! explains failures; `tls/public_key.rs` reads the key of a certificate that webpki refuses.
+//! Uses one rustls provider (ring). All decisions about verification are in `tls/verifier.rs`.
+//! `tls/explain.rs` explains failures; `tls/public_key.rs` reads the key of a certificate that webpki
+//! refuses.
 
 mod explain;
 mod public_key;

@@ -30,7 +30,7 @@ pub(super) async fn check(sql: &Sql, settings: &Settings) -> Result<Vec<Finding>
     Ok(findings)
 }
 
-/// Checks the server's encoding: PostgreSQL sends text to the relay as UTF-8, whatever the encoding is.
+/// Checks the server's encoding: PostgreSQL converts all text to UTF-8 for the relay.
 async fn encoding(sql: &Sql) -> Result<Finding> {
     let row = sql.query_one("show server_encoding", &[]).await?;
     let encoding: &str = row.get(0);

@@ -90,11 +90,13 @@ fn meaning(health: &Health) -> String {
             severe(lag.severity)
         ),
         Health::Reserved(_) | Health::Extended(_) => {
-            "all its WAL still exists, but not for long at the current rate".to_owned()
+            "PostgreSQL still has all WAL for it, but not for long at the current rate".to_owned()
         }
-        Health::Unreserved(_) => "the next checkpoint may remove WAL that it needs".to_owned(),
+        Health::Unreserved(_) => {
+            "the next checkpoint may remove WAL that the slot needs".to_owned()
+        }
         Health::Lost => {
-            "PostgreSQL removed WAL that it needs: it can never be read again".to_owned()
+            "PostgreSQL removed WAL that the slot needs: it can never be read again".to_owned()
         }
         Health::Invalidated { .. } => {
             "PostgreSQL invalidated it: it can never be read again".to_owned()
