@@ -7,7 +7,7 @@
 use slot_manager::{QualifiedName, SlotName};
 
 use super::record::{self, CaptureRecord};
-use super::shape::{self, Shape, Tops};
+use super::shape::{self, Shape};
 use crate::error::{Code, Error, Result};
 use crate::map::{TableIdentity, TableSettings};
 use crate::postgres::Sql;
@@ -52,8 +52,10 @@ impl Captured {
 
 /// Where capturing begins.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Begin {
+pub(crate) struct Begin<'a> {
     pub(crate) start: Start,
+    /// Fingerprint of the publication.
+    pub(crate) publication: &'a str,
     /// Whether no relay has ever used the slot. Then `start` applies to every table, even to one
     /// that `init` has recorded, since `init` does not know the setting.
     pub(crate) is_first: bool,
@@ -121,7 +123,7 @@ pub(crate) fn refuse_others(
 }
 
 /// Reads the records of the tables, brings them up to date, and adds records for tables that are
-/// captured from now on. If the slot is new, `tops` was read before the slot was created.
+/// captured from now on.
 ///
 /// # Errors
 /// `table-captured`; `schema-missing`; those of a statement.
@@ -129,11 +131,14 @@ pub(crate) async fn claim(
     sql: &Sql,
     slot: &SlotName,
     found: Vec<Found>,
-    begin: Begin,
-    tops: &Tops,
+    begin: Begin<'_>,
     instance: &str,
 ) -> Result<Vec<Captured>> {
-    let Begin { start, is_first } = begin;
+    let Begin {
+        start,
+        publication,
+        is_first,
+    } = begin;
     let records = record::read(&**sql).await?;
     let known = matched(&found, &records);
     refuse_others(&known, slot)?;
@@ -148,21 +153,14 @@ pub(crate) async fn claim(
     }
     if !is_whole {
         let now = record::current_snapshot(&**sql).await?;
-        let mut new = Vec::new();
-        for (n, found) in found.iter().enumerate() {
-            if known[n].is_some() {
-                continue;
-            }
-            let record = new_record(found, &records, slot, start, &now);
-            let top = tops.seqs.get(n).cloned().flatten();
-            let is_steady = record.since.is_some() && record.floor >= tops.next_xid;
-            let top = top.filter(|_| is_steady);
-            new.push(CaptureRecord {
-                floor_seq: top.as_ref().map(|top| top.seq),
-                numbering: top.map(|top| top.numbering),
-                ..record
-            });
-        }
+        let new = found.iter().zip(&known);
+        let new = new.filter(|(_, known)| known.is_none());
+        let new: Vec<CaptureRecord> = new
+            .map(|(found, _)| CaptureRecord {
+                publication: Some(publication.to_owned()),
+                ..new_record(found, &records, slot, start, &now)
+            })
+            .collect();
         record::insert(&**sql, &new, instance).await?;
     }
     // Read again, because another relay may have written the records first.
@@ -258,6 +256,8 @@ fn new_record(
         partitions: Some(found.shape.partitions.clone()),
         has_inserted_xid: found.shape.has_inserted_xid,
         added_xids: Vec::new(),
+        recorded_from: 0,
+        publication: None,
     }
 }
 
@@ -318,6 +318,8 @@ mod tests {
             partitions: None,
             has_inserted_xid: true,
             added_xids: Vec::new(),
+            recorded_from: 0,
+            publication: None,
         }
     }
 

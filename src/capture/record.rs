@@ -10,14 +10,16 @@ use crate::postgres::Sql;
 
 const SELECT: &str = "\
     SELECT identity, schema_name, table_name, table_oid, slot, since::text, floor::text, floor_seq, \
-        numbering, partitions, has_inserted_xid, added_xids::text[] \
+        numbering, partitions, has_inserted_xid, added_xids::text[], recorded_from::text, \
+        publication \
     FROM outbox.capture ORDER BY identity";
 
 /// If another relay on the same slot was faster, its row stays.
 const INSERT: &str = "\
     INSERT INTO outbox.capture (identity, schema_name, table_name, table_oid, slot, since, floor, \
-        floor_seq, numbering, partitions, has_inserted_xid, instance) \
-    VALUES ($1, $2, $3, $4, $5, $6::text::pg_snapshot, $7::text::xid8, $8, $9, $10, $11, $12) \
+        floor_seq, numbering, partitions, has_inserted_xid, instance, publication) \
+    VALUES ($1, $2, $3, $4, $5, $6::text::pg_snapshot, $7::text::xid8, $8, $9, $10, $11, $12, \
+        $13) \
     ON CONFLICT DO NOTHING";
 
 const MOVE: &str = "\
@@ -38,8 +40,16 @@ const RESOLVE: &str = "\
         SELECT FROM pg_catalog.pg_replication_slots s \
         WHERE s.slot_name = $5 AND s.active_pid = $6)";
 
+/// The new owner finds no records of events that its predecessor published without one.
 const TAKE_OVER: &str = "\
-    UPDATE outbox.capture SET slot = $2 WHERE slot <> $2 AND identity = ANY ($1)";
+    UPDATE outbox.capture c SET slot = $2, \
+        recorded_from = CASE WHEN EXISTS ( \
+            SELECT FROM outbox.relay r WHERE r.slot = c.slot AND r.dispatch = 'exceptions') \
+            THEN greatest(floor, recorded_from) ELSE recorded_from END \
+    WHERE slot <> $2 AND identity = ANY ($1)";
+
+const FULL_FROM_HERE: &str = "\
+    UPDATE outbox.capture SET recorded_from = greatest(floor, recorded_from) WHERE slot = $1";
 
 /// The record of one captured table.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -68,6 +78,10 @@ pub(crate) struct CaptureRecord {
     pub(crate) has_inserted_xid: bool,
     /// If the column was added later, its values in rows that are older than the column.
     pub(crate) added_xids: Vec<u64>,
+    /// Rows of older transactions may have been published without a record. All of them are resolved.
+    pub(crate) recorded_from: u64,
+    /// Fingerprint of the publication when capturing began; `None` in a record of an older version.
+    pub(crate) publication: Option<String>,
 }
 
 impl CaptureRecord {
@@ -89,6 +103,8 @@ impl CaptureRecord {
             partitions: row.get(9),
             has_inserted_xid: row.get(10),
             added_xids: added.into_iter().map(xid).collect::<Result<_>>()?,
+            recorded_from: xid(row.get(12))?,
+            publication: row.get(13),
         })
     }
 }
@@ -125,7 +141,7 @@ pub(crate) async fn insert(
     for record in records {
         let since = record.since.as_ref().map(Snapshot::to_string);
         let floor = record.floor.to_string();
-        let parameters: [&(dyn ToSql + Sync); 12] = [
+        let parameters: [&(dyn ToSql + Sync); 13] = [
             &record.identity,
             &record.table.schema,
             &record.table.name,
@@ -138,6 +154,7 @@ pub(crate) async fn insert(
             &record.partitions,
             &record.has_inserted_xid,
             &instance,
+            &record.publication,
         ];
         sql.execute(INSERT, &parameters).await?;
     }
@@ -203,16 +220,13 @@ pub(crate) async fn resolve(
     Ok(())
 }
 
-/// Makes the next comparison look at every number, because a recovery has skipped rows below the
-/// hint.
+/// Notes that events get a full record again: all rows below the floors are resolved, some of them
+/// without a record.
 ///
 /// # Errors
 /// Those of a statement.
-pub(crate) async fn forget_numbers(sql: &Sql, slot: &SlotName, identity: &str) -> Result<()> {
-    const STATEMENT: &str = "\
-        UPDATE outbox.capture SET floor_seq = NULL, numbering = NULL \
-        WHERE slot = $1 AND identity = $2";
-    sql.execute(STATEMENT, &[&slot.as_str(), &identity]).await?;
+pub(crate) async fn full_from_here(sql: &impl GenericClient, slot: &SlotName) -> Result<()> {
+    sql.execute(FULL_FROM_HERE, &[&slot.as_str()]).await?;
     Ok(())
 }
 
@@ -236,8 +250,9 @@ pub(crate) async fn take_over(
 /// # Errors
 /// Those of a statement.
 pub(crate) async fn forget_floors(sql: &impl GenericClient, slot: &SlotName) -> Result<()> {
-    const STATEMENT: &str = "UPDATE outbox.capture SET floor = '0', floor_seq = NULL, numbering = NULL \
-         WHERE slot = $1";
+    const STATEMENT: &str = "\
+        UPDATE outbox.capture SET floor = '0', floor_seq = NULL, numbering = NULL, recorded_from = '0' \
+        WHERE slot = $1";
     sql.execute(STATEMENT, &[&slot.as_str()]).await?;
     Ok(())
 }

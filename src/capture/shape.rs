@@ -15,8 +15,18 @@ use tokio_postgres::types::ToSql;
 
 use super::claim::Found;
 use crate::error::{Code, Error, Result};
-use crate::map::{INSERTED_XID, TableSettings};
+use crate::map::TableSettings;
 use crate::postgres::Sql;
+
+/// PostgreSQL gives lower ids to no transaction.
+pub(crate) const FIRST_NORMAL_XID: u64 = 3;
+
+/// `xmin` of a row of `e`, completed to 64 bits.
+const BY_XMIN: &str = "\
+    (select (next.xid - pg_catalog.mod(pg_catalog.mod(next.xid - e.xmin::text::bigint, \
+        4294967296) + 4294967296, 4294967296))::text::xid8 \
+     from (select pg_catalog.pg_snapshot_xmax(pg_catalog.pg_current_snapshot())\
+        ::text::bigint) next (xid))";
 
 /// Parameters: schema, table, the possible `seq` columns in order of preference (text[]), the
 /// version column, and the column that counts as `seq` only if a sequence numbers it.
@@ -71,8 +81,8 @@ const SELECT: &str = "\
             AND a.attname = $4 AND NOT a.attisdropped AND a.atttypid IN (20, 21, 23)), \
         ARRAY(SELECT leaf.oid FROM leaf WHERE pg_catalog.pg_relation_size(leaf.oid) > 0), \
         seq.numbering, seq.is_nullable, \
-        (SELECT pg_catalog.string_agg(pg_catalog.pg_relation_filenode(leaf.oid)::text, ',' \
-            ORDER BY leaf.oid) FROM leaf) \
+        (SELECT pg_catalog.string_agg( \
+            leaf.oid || ':' || pg_catalog.pg_relation_filenode(leaf.oid), ',') FROM leaf) \
     FROM root \
     LEFT JOIN LATERAL ( \
         SELECT * FROM seq \
@@ -90,7 +100,7 @@ pub(crate) struct Shape {
     pub(crate) partitions: String,
     /// The OIDs of those partitions that are not empty.
     pub(crate) filled: Vec<u32>,
-    /// Their file numbers. A new file number means that the table was rewritten.
+    /// `oid:file number` of each of them. A new file number means that the table was rewritten.
     pub(crate) files: String,
     /// Blocks of the largest partition, or of the table.
     pub(crate) blocks: u32,
@@ -182,12 +192,21 @@ pub(crate) async fn refuse_rewritten(
     before: &Shape,
 ) -> Result<()> {
     match look(sql, settings).await? {
-        Some(now) if now.files == before.files => Ok(()),
+        Some(now) if !was_rewritten(&before.files, &now.files) => Ok(()),
         Some(_) | None => {
             let what = format!("{} was rewritten while the relay read it", settings.table);
             Err(Error::new(Code::SlotBusy, what).hint("no action needed: the relay reads it again"))
         }
     }
+}
+
+/// Whether a table or partition has another file than before. Partitions may come and go.
+fn was_rewritten(before: &str, now: &str) -> bool {
+    let oid = |file: &str| file.split(':').next().map(str::to_owned);
+    let before: HashSet<&str> = before.split(',').collect();
+    let oids: HashSet<_> = before.iter().map(|file| oid(file)).collect();
+    now.split(',')
+        .any(|file| oids.contains(&oid(file)) && !before.contains(file))
 }
 
 fn no_such_column(table: &QualifiedName, named: &str) -> Error {
@@ -207,23 +226,23 @@ impl Shape {
 
     /// The transaction that inserted a row of `e`, as `xid8`.
     ///
-    /// For a row that is older than the column, and in a table without it, only `xmin` is known. It
-    /// has 32 bits, may be that of a subtransaction, and is lost when the table is rewritten. It is
-    /// completed to the latest transaction with these bits.
+    /// For a row that is older than the column, and in a table without it, only `xmin` is known. The
+    /// same counts for a row whose writer has set the column to a transaction that cannot be. `xmin` has
+    /// 32 bits, may be that of a subtransaction, and is lost when the table is rewritten. It is completed
+    /// to the latest transaction with these bits.
     pub(crate) fn inserted_xid_sql(&self, added_xids: &[u64]) -> String {
-        const BY_XMIN: &str = "\
-            (select (next.xid - pg_catalog.mod(pg_catalog.mod(next.xid - e.xmin::text::bigint, \
-                4294967296) + 4294967296, 4294967296))::text::xid8 \
-             from (select pg_catalog.pg_snapshot_xmax(pg_catalog.pg_current_snapshot())\
-                ::text::bigint) next (xid))";
-        match (self.has_inserted_xid, added_xids) {
-            (false, _) => BY_XMIN.to_owned(),
-            (true, []) => format!("e.{}", quoted_identifier(INSERTED_XID)),
-            (true, added) => format!(
-                "case when e.inserted_xid = any ({}) then {BY_XMIN} else e.inserted_xid end",
-                xids_sql(added)
-            ),
+        if !self.has_inserted_xid {
+            return BY_XMIN.to_owned();
         }
+        let added = match added_xids {
+            [] => String::new(),
+            added => format!("or e.inserted_xid = any ({}) ", xids_sql(added)),
+        };
+        format!(
+            "case when e.inserted_xid < '{FIRST_NORMAL_XID}'::xid8 \
+             or e.inserted_xid >= pg_catalog.pg_snapshot_xmax(pg_catalog.pg_current_snapshot()) {added}\
+             then {BY_XMIN} else e.inserted_xid end"
+        )
     }
 
     /// Whether a partition with rows was added since `known` was recorded.
@@ -304,4 +323,18 @@ async fn largest(
     let column = quoted_identifier(column);
     let statement = format!("SELECT max(e.{column})::bigint FROM {table} e");
     Ok(sql.query_one(&statement, &[]).await?.get(0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_table_is_rewritten_when_one_of_its_partitions_has_another_file() {
+        assert!(!was_rewritten("1:10,2:20", "1:10,2:20"));
+        assert!(was_rewritten("1:10,2:20", "1:10,2:21"));
+        // A partition was added, and another one was detached.
+        assert!(!was_rewritten("1:10,2:20", "2:20,3:30"));
+        assert!(!was_rewritten("1:10", "1:10,10:1"));
+    }
 }

@@ -32,14 +32,10 @@ impl<'a> Window<'a> {
     /// All rows that are not resolved.
     pub(crate) fn unresolved(captured: &'a Captured, repeats: bool) -> Self {
         let Captured { record, shape } = captured;
-        let numbering = shape.seq.as_ref().and_then(|seq| seq.numbering.as_ref());
-        let is_numbered_so = numbering.is_some() && numbering == record.numbering.as_ref();
         Self {
             captured,
             from_xid: record.floor,
-            // If events are published without a record, a published row cannot be distinguished
-            // from one that was skipped. So the hint is not used then.
-            from_seq: record.floor_seq.filter(|_| is_numbered_so && !repeats),
+            from_seq: None,
             below_xid: None,
             shown_by: None,
             with_unnumbered: shape.seq.as_ref().is_none_or(|seq| seq.is_nullable),
@@ -47,11 +43,15 @@ impl<'a> Window<'a> {
         }
     }
 
-    /// The same for the auditor, which runs often. It leaves rows without a number to a recovery
-    /// and to comparisons of the whole table.
+    /// The same for the auditor, which runs often. It leaves rows without a number, and those with a
+    /// lower one than usual, to a recovery and to comparisons of the whole table.
     pub(crate) fn recent(captured: &'a Captured) -> Self {
+        let Captured { record, shape } = captured;
+        let numbering = shape.seq.as_ref().and_then(|seq| seq.numbering.as_ref());
+        let is_numbered_so = numbering.is_some() && numbering == record.numbering.as_ref();
         Self {
-            with_unnumbered: captured.record.numbering.is_none(),
+            from_seq: record.floor_seq.filter(|_| is_numbered_so),
+            with_unnumbered: record.numbering.is_none(),
             ..Self::unresolved(captured, false)
         }
     }
@@ -62,42 +62,42 @@ impl<'a> Window<'a> {
         self.with_unnumbered || self.captured.shape.numbered().is_none()
     }
 
-    /// The same window, including rows below the floor.
-    pub(crate) fn with_resolved(self) -> Self {
+    /// All rows of the table that should have a record and have none.
+    pub(crate) fn whole(captured: &'a Captured) -> Self {
         Self {
-            from_xid: 0,
-            from_seq: None,
-            ..self
+            from_xid: captured.record.recorded_from,
+            ..Self::unresolved(captured, false)
         }
     }
 
-    /// All rows of the table without a record.
-    pub(crate) fn whole(captured: &'a Captured) -> Self {
-        Self::unresolved(captured, false).with_resolved()
-    }
-
     /// The condition that a row of `e` is in a partition that was added since the floor was raised.
-    /// Only with `repeats`: otherwise the auditor compares the whole table.
+    /// Only where rows may lack a record: otherwise the auditor compares the whole table.
     fn new_partitions(&self) -> Option<String> {
         let new = self.captured.new_partitions();
-        let is_needed = self.repeats && !new.is_empty();
+        let may_lack_records = self.repeats || self.captured.record.recorded_from > 0;
+        let is_needed = may_lack_records && !new.is_empty();
         is_needed.then(|| format!("e.tableoid = any ('{{{}}}'::oid[])", new.join(",")))
     }
 
-    /// The condition that a row of `e` is older than the window and in a partition that was added
-    /// since the floor was raised; `None` if there is no such partition.
+    /// The condition that a row of `e` is in a partition that was added since the floor was raised, and
+    /// that the stream did not bring it: it is older than the window, or was written before the
+    /// partition was attached. `None` if there is no such partition.
     pub(crate) fn overlooked(&self) -> Option<String> {
         let new = self.new_partitions()?;
         let any = Self {
             from_xid: 0,
             ..*self
         };
-        let xid = self
-            .captured
-            .shape
-            .inserted_xid_sql(&self.captured.record.added_xids);
+        let Captured { record, shape } = self.captured;
+        let xid = shape.inserted_xid_sql(&record.added_xids);
         let (from, others) = (self.from_xid, any.condition());
-        Some(format!("{new} and {xid} < '{from}'::xid8 and {others}"))
+        Some(format!(
+            "{new} and ({xid} < '{from}'::xid8 or pg_catalog.age(e.xmin) >= ( \
+                 select min(pg_catalog.age(i.xmin)) from pg_catalog.pg_inherits i \
+                 where i.inhrelid in ( \
+                     select relid from pg_catalog.pg_partition_ancestors(e.tableoid)))) \
+             and {others}"
+        ))
     }
 
     /// The condition that a row of `e` is in the window.
@@ -161,6 +161,8 @@ mod tests {
                 partitions: None,
                 has_inserted_xid,
                 added_xids: Vec::new(),
+                recorded_from: 0,
+                publication: None,
             },
             shape: Shape {
                 oid: 1,

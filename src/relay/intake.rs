@@ -16,6 +16,7 @@ use decoder::{
 use super::moved::Moved;
 use slot_manager::QualifiedName;
 
+use crate::capture::shape::FIRST_NORMAL_XID;
 use crate::error::{Code, Error, Result};
 use crate::lanes::{Event, EventRef};
 use crate::map::{
@@ -92,7 +93,9 @@ impl Open {
             return None;
         };
         let inserted_xid: u64 = std::str::from_utf8(text).ok()?.parse().ok()?;
-        let is_own = self.is_replicated || inserted_xid as u32 == self.xid;
+        // A writer that fills every column by itself may write a zero.
+        let is_made_up = inserted_xid < FIRST_NORMAL_XID;
+        let is_own = self.is_replicated || is_made_up || inserted_xid as u32 == self.xid;
         (!is_own).then_some(Moved {
             table: table.number,
             inserted_xid,

@@ -8,7 +8,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 
@@ -24,6 +24,8 @@ use crate::watermark::CommitLsn;
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Limit for a dead connection; the server's own statement timeout comes first.
 const LOOK_UP_LIMIT: Duration = Duration::from_secs(8);
+/// Between two log lines about skipped rows.
+const LOG_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Marks an insert as a moved row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -83,6 +85,9 @@ pub(super) struct MovedRows {
     /// are never more than those.
     waiting: BTreeMap<CommitLsn, Vec<MovedRow>>,
     metrics: Metrics,
+    /// Rows that were skipped by their bounds since the last log line about them.
+    skipped: u64,
+    logged: Option<Instant>,
 }
 
 impl MovedRows {
@@ -99,6 +104,8 @@ impl MovedRows {
             sql: None,
             waiting: BTreeMap::new(),
             metrics,
+            skipped: 0,
+            logged: None,
         }
     }
 
@@ -127,14 +134,31 @@ impl MovedRows {
             bounds.is_from_before(moved.inserted_xid)
                 || self.repeats && bounds.is_resolved(moved.inserted_xid)
         });
-        let found = match is_handled {
-            true => Lookup::Done,
-            false => self.ask(event_id).await?,
-        };
+        if is_handled {
+            self.metrics.events_skipped.inc();
+            self.log_skipped(moved, event_id);
+            return Ok(Lookup::Done);
+        }
+        let found = self.ask(event_id).await?;
         if found == Lookup::Done {
             self.metrics.events_skipped.inc();
         }
         Ok(found)
+    }
+
+    /// Such a row has no record, so the log is the only place that shows it.
+    fn log_skipped(&mut self, moved: Moved, event_id: &EventId) {
+        self.skipped += 1;
+        let is_due = |logged: Instant| logged.elapsed() >= LOG_INTERVAL;
+        if self.logged.is_none_or(is_due) {
+            tracing::info!(
+                rows = self.skipped, first_event = %event_id.shown(), inserted_xid = moved.inserted_xid,
+                "skipped inserts of rows that an older transaction had written first, as happens when \
+                 rows are moved between partitions: by their inserted_xid they were handled before"
+            );
+            self.logged = Some(Instant::now());
+            self.skipped = 0;
+        }
     }
 
     async fn ask(&mut self, event_id: &EventId) -> Result<Lookup> {

@@ -5,12 +5,10 @@
 //! then.
 
 use std::sync::atomic::Ordering;
-use std::time::Duration;
 
 use decoder::Lsn;
 use slot_manager::publication::{self, PublicationState};
-use slot_manager::slots::{self, CreateOptions};
-use slot_manager::{Cluster, Error as SlotError, Health, Slot};
+use slot_manager::{Cluster, Health, Slot};
 use tokio_postgres::types::PgLsn;
 
 use super::recovery::NewSlot;
@@ -18,16 +16,12 @@ use super::recovery::loss::{self, Audit, Loss, Seen, Verdict};
 use super::session::ANSWER_LIMIT;
 use super::{Relay, record, recovery, standby};
 use crate::capture::claim::{self, Begin, Captured};
-use crate::capture::shape::{self, Tops};
 use crate::capture::{Window, record as captures};
 use crate::error::{Code, Error, Result};
 use crate::metrics::Kind;
 use crate::postgres::{Sql, answer_within};
-use crate::settings::{Dispatch, OnLoss};
+use crate::settings::{Dispatch, OnLoss, Start};
 use crate::table::{TableReader, altered_since};
-
-/// How long to wait for running transactions when creating a slot.
-const CREATE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Needs everything of our own schema that statements over captured tables use.
 const OURS: &str = "SELECT outbox.event_uuid('', '', null) FROM outbox.dispatch LIMIT 0";
@@ -65,81 +59,69 @@ pub(super) async fn refuse_a_copy(relay: &Relay, sql: &Sql, cluster: &Cluster) -
     }
 }
 
-/// Waits until the slot is free, and makes the plan. Creates the slot at the first start.
+/// Waits until the slot is free, makes the plan, and claims the tables. A recovery is marked before
+/// that: a table that is captured, but not recovered yet, would look served.
 ///
 /// # Errors
 /// `foreign-cluster`; `slot-missing`, `slot-lost` and `slot-recreated` when `slot_on_loss` is
-/// `stop`; `slot-foreign`, `slot-busy`, `table-captured`; errors of a statement.
+/// `stop`; `slot-foreign`, `slot-busy`, `table-captured`; if a recovery could not read everything,
+/// `schema-missing`, `privilege-missing` and those of [`TableReader::resolve`]; errors of a statement.
 pub(super) async fn plan(relay: &Relay, sql: &Sql, cluster: &Cluster) -> Result<Opening> {
     let name = &relay.settings.slot;
-    let mut tops: Option<Tops> = None;
-    loop {
-        let slot = free_slot(relay, sql).await?;
-        // Check again: waiting for the slot may have taken days.
-        let publication = check_publication(relay, sql).await?;
-        let earlier = answer_within(ANSWER_LIMIT, record::read(sql, name)).await?;
-        if let Some(earlier) = &earlier {
-            not_foreign(relay, earlier, cluster)?;
-        }
-        let looking = claim::look(sql, &relay.settings.tables);
-        let found = answer_within(ANSWER_LIMIT, looking).await?;
-        let records = answer_within(ANSWER_LIMIT, captures::read(&**sql)).await?;
-        let known = claim::matched(&found, &records);
-        claim::refuse_others(&known, name)?;
-        let has_new_table = known.iter().any(Option::is_none);
-        let is_captured = known.iter().any(Option::is_some);
-        let tops = match &mut tops {
-            Some(tops) => tops,
-            none => none.insert(answer_within(ANSWER_LIMIT, shape::tops(sql, &found)).await?),
-        };
-        let seen = Seen {
-            earlier: earlier.as_ref(),
-            slot: slot.as_ref(),
-            cluster,
-            server_lsn: answer_within(ANSWER_LIMIT, server_lsn(sql)).await?,
-            start: relay.settings.start,
-            dispatch: relay.settings.dispatch,
-            publication: publication.fingerprint(),
-            has_new_table,
-            is_captured,
-        };
-        let repeats = loss::repeats(seen);
-        let plan = match loss::judge(seen) {
-            Verdict::Stream { confirmed, audit } => {
-                log_failover(earlier.as_ref(), cluster);
-                Plan::Stream { confirmed, audit }
-            }
-            Verdict::CreateSlot => {
-                // Claim before creating the slot, so that a crash in between loses nothing.
-                let begin = Begin {
-                    start: relay.settings.start,
-                    is_first: true,
-                };
-                let claiming = claim::claim(sql, name, found, begin, tops, &relay.instance);
-                answer_within(ANSWER_LIMIT, claiming).await?;
-                create(relay, sql).await?;
-                continue;
-            }
-            Verdict::Recover(loss) => Plan::Recover(recover_or_stop(relay, loss)?),
-        };
-        let claiming = claim::claim(
-            sql,
-            name,
-            found,
-            Begin {
-                start: relay.settings.start,
-                is_first: earlier.is_none(),
-            },
-            tops,
-            &relay.instance,
-        );
-        return Ok(Opening {
-            plan,
-            repeats,
-            captured: answer_within(ANSWER_LIMIT, claiming).await?,
-            publication,
-        });
+    let slot = free_slot(relay, sql).await?;
+    // Check again: waiting for the slot may have taken days.
+    let publication = check_publication(relay, sql).await?;
+    let earlier = answer_within(ANSWER_LIMIT, record::read(sql, name)).await?;
+    if let Some(earlier) = &earlier {
+        not_foreign(relay, earlier, cluster)?;
     }
+    let looking = claim::look(sql, &relay.settings.tables);
+    let found = answer_within(ANSWER_LIMIT, looking).await?;
+    let records = answer_within(ANSWER_LIMIT, captures::read(&**sql)).await?;
+    let known = claim::matched(&found, &records);
+    claim::refuse_others(&known, name)?;
+    let seen = Seen {
+        earlier: earlier.as_ref(),
+        slot: slot.as_ref(),
+        cluster,
+        server_lsn: answer_within(ANSWER_LIMIT, server_lsn(sql)).await?,
+        start: relay.settings.start,
+        dispatch: relay.settings.dispatch,
+        publication: publication.fingerprint(),
+        has_new_table: known.iter().any(Option::is_none),
+    };
+    let plan = match loss::judge(seen) {
+        Verdict::Stream { confirmed, audit } => {
+            log_failover(earlier.as_ref(), cluster);
+            Plan::Stream { confirmed, audit }
+        }
+        Verdict::Recover(loss) => {
+            let loss = recover_or_stop(relay, loss)?;
+            let trying = everything_is_readable(relay, sql);
+            answer_within(ANSWER_LIMIT, trying).await?;
+            let marking = record::mark_recovering(sql, name, cluster, &relay.instance, loss.name());
+            answer_within(ANSWER_LIMIT, marking).await?;
+            Plan::Recover(loss)
+        }
+    };
+    let begin = Begin {
+        start: relay.settings.start,
+        publication: publication.fingerprint(),
+        is_first: earlier.as_ref().is_none_or(is_at_its_first_start),
+    };
+    let claiming = claim::claim(sql, name, found, begin, &relay.instance);
+    Ok(Opening {
+        plan,
+        repeats: loss::repeats(seen),
+        captured: answer_within(ANSWER_LIMIT, claiming).await?,
+        publication,
+    })
+}
+
+/// Whether the first start has begun and not ended.
+fn is_at_its_first_start(earlier: &record::Recorded) -> bool {
+    let first_start = Loss::FirstStart(Start::New).name();
+    earlier.recovering.as_deref() == Some(first_start)
 }
 
 /// Waits until nobody reads from the slot; `None` when it does not exist.
@@ -208,29 +190,6 @@ fn log_failover(earlier: Option<&record::Recorded>, cluster: &Cluster) {
     }
 }
 
-/// Creates the slot at the first start. If another relay is faster, the next look at the slot shows
-/// it.
-async fn create(relay: &Relay, sql: &Sql) -> Result<()> {
-    let name = &relay.settings.slot;
-    let options = CreateOptions {
-        failover: relay.settings.slot_failover,
-    };
-    let creating = async {
-        match slots::create(sql, name, options, CREATE_TIMEOUT).await {
-            Err(SlotError::SlotExists { .. }) => Ok(None),
-            created => created.map(Some),
-        }
-    };
-    if let Some(at) = answer_within(ANSWER_LIMIT, creating).await? {
-        tracing::warn!(
-            slot = %name, %at,
-            "first start: created the slot; rows that were committed before it are not published \
-             (`start = all` publishes them)"
-        );
-    }
-    Ok(())
-}
-
 /// Checks the publication.
 ///
 /// # Errors
@@ -275,18 +234,15 @@ pub(crate) fn untraced(state: &PublicationState) -> Option<Error> {
 pub(super) async fn carry_out(
     relay: &Relay,
     sql: &Sql,
-    cluster: &Cluster,
     plan: Plan,
-    captured: &[Captured],
 ) -> Result<(Lsn, Audit, Option<NewSlot>)> {
-    let loss = match plan {
-        Plan::Stream { confirmed, audit } => return Ok((confirmed, audit, None)),
-        Plan::Recover(loss) => loss,
-    };
-    let trying = everything_is_readable(relay, sql, captured);
-    answer_within(ANSWER_LIMIT, trying).await?;
-    let new = recovery::new_slot(relay, sql, cluster, &loss).await?;
-    Ok((new.consistent_point, Audit::Continue, Some(new)))
+    match plan {
+        Plan::Stream { confirmed, audit } => Ok((confirmed, audit, None)),
+        Plan::Recover(loss) => {
+            let new = recovery::new_slot(relay, sql, &loss).await?;
+            Ok((new.consistent_point, Audit::Continue, Some(new)))
+        }
+    }
 }
 
 /// Makes sure that a recovery can read everything it needs, while nothing has changed yet: the old
@@ -296,11 +252,13 @@ pub(super) async fn carry_out(
 /// # Errors
 /// `schema-missing`, `privilege-missing`; `slot-busy` when a table was altered in the meantime;
 /// errors of [`TableReader::resolve`].
-async fn everything_is_readable(relay: &Relay, sql: &Sql, captured: &[Captured]) -> Result<()> {
+async fn everything_is_readable(relay: &Relay, sql: &Sql) -> Result<()> {
     // Check our own schema first: below, a missing object looks like a table that was just altered.
     sql.batch_execute(OURS).await?;
     let settings = &relay.settings;
-    for (table, captured) in settings.tables.iter().zip(captured) {
+    let captured =
+        claim::as_if_claimed(sql, &settings.slot, &settings.tables, settings.start).await?;
+    for (table, captured) in settings.tables.iter().zip(&captured) {
         let reader = TableReader::resolve(sql, table, settings.project()?, captured).await?;
         let condition = Window::unresolved(captured, false).condition();
         let id = reader.event_id_sql();

@@ -20,7 +20,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use decoder::Lsn;
-use slot_manager::{Cluster, Error as SlotError, SlotName, retention, slots};
+use slot_manager::{Error as SlotError, SlotName, retention, slots};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
@@ -35,7 +35,7 @@ use crate::error::{Code, Error, Result};
 use crate::map::TableSettings;
 use crate::metrics::{Kind, Metrics};
 use crate::postgres::{PatientSql, Sql, Target, answer_within};
-use crate::settings::Dispatch;
+use crate::settings::{Dispatch, Start};
 use crate::source;
 use crate::table::TableReader;
 use blocked::Firsts;
@@ -55,33 +55,29 @@ const LOG_INTERVAL: Duration = Duration::from_secs(10);
 pub(super) struct NewSlot {
     pub(super) consistent_point: Lsn,
     snapshot: Snapshot,
+    /// Whether there was nothing to lose: no relay has served the database before.
+    is_first: bool,
 }
 
-/// Marks the slot for recovery, drops it if it still exists, and creates a new one.
+/// Drops the slot, which is marked for recovery, if it still exists, and creates a new one.
 ///
 /// # Errors
 /// `slot-held` and `slot-busy` when another relay or a transaction is in the way; `slot-foreign`.
-pub(super) async fn new_slot(
-    relay: &Relay,
-    sql: &Sql,
-    cluster: &Cluster,
-    loss: &Loss,
-) -> Result<NewSlot> {
+pub(super) async fn new_slot(relay: &Relay, sql: &Sql, loss: &Loss) -> Result<NewSlot> {
     let settings = &relay.settings;
     let (slot, target) = (&settings.slot, settings.database()?);
-    tracing::warn!(
-        kind = loss.name(), %slot,
-        "recovering: {loss}; every row without a record in outbox.dispatch is published from the \
-         tables, and then the relay continues with the stream"
-    );
-    relay
-        .metrics
-        .recoveries
-        .get_or_create(&Kind { kind: loss.name() })
-        .inc();
-    let (instance, why) = (&relay.instance, loss.name());
-    let marking = record::mark_recovering(sql, slot, cluster, instance, why);
-    answer_within(ANSWER_LIMIT, marking).await?;
+    match loss {
+        Loss::FirstStart(Start::New) => tracing::info!(%slot, "{loss}; creating the slot"),
+        loss => {
+            tracing::warn!(
+                kind = loss.name(), %slot,
+                "recovering: {loss}; every row without a record in outbox.dispatch is published from \
+                 the tables, and then the relay continues with the stream"
+            );
+            let kind = Kind { kind: loss.name() };
+            relay.metrics.recoveries.get_or_create(&kind).inc();
+        }
+    }
     let dropping = async {
         match slots::drop(sql, slot).await {
             Err(SlotError::SlotMissing { .. }) => Ok(false),
@@ -121,6 +117,7 @@ pub(super) async fn new_slot(
     Ok(NewSlot {
         consistent_point,
         snapshot,
+        is_first: matches!(loss, Loss::FirstStart(Start::New)),
     })
 }
 
@@ -192,6 +189,7 @@ pub(super) async fn start(
     let NewSlot {
         consistent_point,
         snapshot,
+        is_first,
     } = slot;
     let place = from_table::place_before(consistent_point);
     let looking = async {
@@ -223,6 +221,7 @@ pub(super) async fn start(
         captured,
         repeats,
         snapshot,
+        is_first,
         firsts,
         rows,
         progress: Progress::new(),
@@ -260,6 +259,7 @@ struct Recovery {
     captured: Vec<Captured>,
     repeats: bool,
     snapshot: Snapshot,
+    is_first: bool,
     firsts: Firsts,
     rows: TableSender,
     progress: Progress,
@@ -275,30 +275,24 @@ impl Recovery {
         if self.rows.settled().await == Err(SessionEnded) {
             return Err(Interrupted::SessionEnded);
         }
-        let Progress { rows, began, .. } = self.progress;
-        tracing::warn!(
-            slot = %self.slot, rows, seconds = began.elapsed().as_secs(),
-            "recovered: everything in the tables has a record; continuing with the stream"
-        );
         sql.answer(self.write_down(&sql)).await?;
+        let (slot, rows) = (&self.slot, self.progress.rows);
+        if !self.is_first {
+            tracing::warn!(
+                %slot, rows, seconds = self.progress.began.elapsed().as_secs(),
+                "recovered: everything in the tables has a record; continuing with the stream"
+            );
+        }
+        tracing::info!(%slot, "streaming");
         self.state.set(Phase::Streaming);
         Ok(())
     }
 
-    /// Raises the floors and removes the mark: everything that the snapshot shows is resolved. There is one
-    /// exception: if reading began at a `seq`, newer transactions may have rows with lower numbers. The
-    /// auditor looks for those, and raises that table's floor.
+    /// Raises the floors and removes the mark: everything that the snapshot shows is resolved.
     async fn write_down(&self, sql: &Sql) -> Result<()> {
         let (slot, instance) = (&self.slot, &self.instance);
         for captured in &self.captured {
             let identity = &captured.record.identity;
-            if Window::unresolved(captured, self.repeats)
-                .from_seq
-                .is_some()
-            {
-                captures::forget_numbers(sql, slot, identity).await?;
-                continue;
-            }
             let resolved = Resolved {
                 identity,
                 floor: self.snapshot.xmin(),
@@ -307,6 +301,9 @@ impl Recovery {
                 partitions: self.repeats.then_some(&*captured.shape.partitions),
             };
             captures::resolve(sql, slot, self.walsender, &resolved).await?;
+        }
+        if self.repeats && self.dispatch == Dispatch::Full {
+            captures::full_from_here(&**sql, slot).await?;
         }
         let manner = Manner {
             dispatch: self.dispatch,
@@ -340,7 +337,9 @@ impl Recovery {
             sql.answer(shape::refuse_rewritten(sql, table, &captured.shape))
                 .await?;
         }
-        tracing::info!(table = %table.table, rows, "recovering: finished reading the table");
+        if !self.is_first || rows > 0 {
+            tracing::info!(table = %table.table, rows, "recovering: finished reading the table");
+        }
         Ok(())
     }
 }

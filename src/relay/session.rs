@@ -154,8 +154,7 @@ async fn open(relay: &Relay) -> Result<(Pipeline, Beside)> {
     let wait_limit = settings.publish_timeout;
     let waiting = wait_for_predecessor(&sql, &settings.slot, wait_limit);
     answer_within(wait_limit + ANSWER_LIMIT, waiting).await?;
-    let (confirmed, audit, new_slot) =
-        opening::carry_out(relay, &sql, &cluster, plan, &captured).await?;
+    let (confirmed, audit, new_slot) = opening::carry_out(relay, &sql, plan).await?;
     let mut source = open_source(relay, confirmed).await?;
     still_the_slot(relay, &sql, &mut source, confirmed).await?;
     // The supervisor proves the lease from here on, however long the rest takes: nobody reads the
@@ -175,7 +174,8 @@ async fn open(relay: &Relay) -> Result<(Pipeline, Beside)> {
     let recorded = answer_within(ANSWER_LIMIT, looking).await?;
     let quarantine = answer_within(ANSWER_LIMIT, quarantine_of(relay, &sql)).await?;
     let (_, walsender) = source.lease_proof();
-    take(relay, &sql, &cluster, confirmed, audit, &first_seen).await?;
+    let publication_before = as_captured(&captured, &first_seen);
+    take(relay, &sql, &cluster, confirmed, audit, publication_before).await?;
     let (rows, from_table) = from_table::channel();
     let (seam, recovered) = match new_slot {
         Some(new) => {
@@ -249,6 +249,16 @@ fn streamed(settings: &Settings, captured: &[Captured]) -> Vec<Streamed> {
         .collect()
 }
 
+/// Fingerprint of the publication when capturing began. It matters only at the first session, which
+/// compares the tables if the publication has changed since.
+fn as_captured<'a>(captured: &'a [Captured], now: &'a PublicationState) -> &'a str {
+    let mut before = captured
+        .iter()
+        .filter_map(|captured| captured.record.publication.as_deref());
+    let changed = before.find(|before| *before != now.fingerprint());
+    changed.unwrap_or(now.fingerprint())
+}
+
 /// Records that this relay serves the slot from now on, and how it records events.
 async fn take(
     relay: &Relay,
@@ -256,13 +266,13 @@ async fn take(
     cluster: &Cluster,
     confirmed: Lsn,
     audit: Audit,
-    publication: &PublicationState,
+    publication: &str,
 ) -> Result<()> {
     let (slot, instance) = (&relay.settings.slot, &relay.instance);
     let position = PgLsn::from(confirmed.as_u64());
     let manner = Manner {
         dispatch: relay.settings.dispatch,
-        publication: publication.fingerprint(),
+        publication,
     };
     let taking = record::take(sql, slot, cluster, position, instance, audit, manner);
     answer_within(ANSWER_LIMIT, taking).await

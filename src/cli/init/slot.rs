@@ -40,14 +40,18 @@ pub(super) async fn ensure(
     let options = CreateOptions {
         failover: settings.slot_failover,
     };
-    let tops = capture::before_the_slot(sql, settings).await?;
-    capture::from_now_on(sql, settings, &tops, "postrider init").await?;
+    capture::refuse_others(sql, settings).await?;
     match slots::create(sql, name, options, CREATE_TIMEOUT).await {
-        Ok(at) => Ok(finding(
-            Severity::Ok,
-            "slot",
-            format!("slot {name} created at {at}: every row committed from now on is delivered"),
-        )),
+        Ok(at) => {
+            capture::from_now_on(sql, settings, "postrider init").await?;
+            Ok(finding(
+                Severity::Ok,
+                "slot",
+                format!(
+                    "slot {name} created at {at}: every row committed from now on is delivered"
+                ),
+            ))
+        }
         Err(SlotError::WalLevel { wal_level }) => Ok(finding_with_remedy(
             Severity::Warning,
             "wal-level-not-logical",

@@ -113,7 +113,6 @@ impl Situation {
             dispatch: settings.dispatch,
             publication: publication.fingerprint(),
             has_new_table: known.iter().any(Option::is_none),
-            is_captured: known.iter().any(Option::is_some),
         };
         let (repeats, why) = (loss::repeats(seen), situation.why(seen));
         (situation.repeats, situation.why) = (repeats, why);
@@ -145,7 +144,7 @@ impl Situation {
             return Some(Why { name, what });
         }
         match loss::judge(seen) {
-            Verdict::Stream { .. } | Verdict::CreateSlot => None,
+            Verdict::Stream { .. } => None,
             Verdict::Recover(loss) => Some(Why {
                 name: loss.name(),
                 what: loss.to_string(),

@@ -17,7 +17,7 @@ use crate::printable::printable;
 use crate::relay::recovery::blocked::Firsts;
 use crate::relay::recovery::loss::Loss;
 use crate::relay::recovery::unrecorded::Unrecorded;
-use crate::settings::Settings;
+use crate::settings::{Settings, Start};
 use crate::table::TableReader;
 use crate::watermark::CommitLsn;
 
@@ -75,9 +75,9 @@ pub(super) async fn show(
     let mut tables = Vec::new();
     let known = claim::as_if_claimed(&sql, &settings.slot, &settings.tables, settings.start);
     let mut known = sql.answer(known).await?;
-    let is_first_start =
-        situation.why.as_ref().map(|why| why.name) == Some(Loss::FirstStart.name());
-    for captured in known.iter_mut().filter(|_| is_first_start) {
+    let wants_everything = settings.start == Start::All
+        && situation.why.as_ref().map(|why| why.name) == Some(Loss::FirstStart(Start::All).name());
+    for captured in known.iter_mut().filter(|_| wants_everything) {
         (captured.record.since, captured.record.floor) = (None, 0);
     }
     for (table, captured) in settings.tables.iter().zip(&known) {
@@ -86,7 +86,10 @@ pub(super) async fn show(
         let window = Window::unresolved(captured, repeats);
         let window = match situation.is_foreign() {
             // The floor counts transactions of another cluster, so it resolves nothing here.
-            true => window.with_resolved(),
+            true => Window {
+                from_xid: 0,
+                ..window
+            },
             false => window,
         };
         let unrecorded = Unrecorded::of(&sql, reader, table, window, &firsts).await?;

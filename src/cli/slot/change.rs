@@ -98,9 +98,9 @@ pub(super) async fn create(settings: &Settings, args: &CreateArgs) -> Result<Exi
     let options = CreateOptions {
         failover: settings.slot_failover,
     };
-    let tops = capture::before_the_slot(&sql, settings).await?;
-    capture::from_now_on(&sql, settings, &tops, "postrider slot create").await?;
+    capture::refuse_others(&sql, settings).await?;
     let at = slots::create(&sql, name, options, Duration::from_secs(args.wait_seconds)).await?;
+    capture::from_now_on(&sql, settings, "postrider slot create").await?;
     match args.json {
         true => output::write_json(
             &serde_json::json!({ "slot_name": name, "created_at_lsn": at.to_string() }),

@@ -410,6 +410,9 @@ impl Audit {
             true => self.subject.dispatch,
             false => Dispatch::Exceptions,
         };
+        if earlier.repeats && dispatch == Dispatch::Full {
+            captures::full_from_here(&**sql, &self.subject.slot).await?;
+        }
         statements::audited(sql, &self.subject, publication, dispatch).await
     }
 

@@ -31,8 +31,6 @@ pub(crate) struct Seen<'a> {
     pub(crate) publication: &'a str,
     /// Whether a table of the settings is not captured yet.
     pub(crate) has_new_table: bool,
-    /// Whether a table is captured already: then there must have been a slot.
-    pub(crate) is_captured: bool,
 }
 
 /// How the session must begin.
@@ -40,8 +38,6 @@ pub(crate) struct Seen<'a> {
 pub(crate) enum Verdict {
     /// The slot has everything: stream from it.
     Stream { confirmed: Lsn, audit: Audit },
-    /// The first start, and only new events are wanted.
-    CreateSlot,
     /// The slot may lack rows that are in the tables.
     Recover(Loss),
 }
@@ -61,8 +57,9 @@ pub(crate) enum Audit {
 pub(crate) enum Loss {
     /// A recovery was begun or requested, and has not ended.
     Unfinished(String),
-    /// No relay has served this database yet, and its existing rows are wanted.
-    FirstStart,
+    /// No relay has served this database yet. Either there is no slot, or the existing rows are
+    /// wanted.
+    FirstStart(Start),
     /// A table is captured from now on, and its existing rows are wanted.
     TableAdded,
     /// The slot was in use before, and no longer exists.
@@ -148,9 +145,7 @@ fn is_proven(earlier: &Recorded, recorded: Lsn, slot: &Slot, seen: Seen<'_>) -> 
 
 fn first_start(seen: Seen<'_>) -> Verdict {
     match (seen.start, seen.slot) {
-        (Start::All, _) => Verdict::Recover(Loss::FirstStart),
-        (Start::New, None) if seen.is_captured => Verdict::Recover(Loss::SlotMissing),
-        (Start::New, None) => Verdict::CreateSlot,
+        (Start::All, _) | (Start::New, None) => Verdict::Recover(Loss::FirstStart(seen.start)),
         (Start::New, Some(slot)) => match health(slot, seen) {
             health @ (Health::Lost | Health::Invalidated { .. }) => {
                 Verdict::Recover(Loss::SlotLost(health))
@@ -194,7 +189,7 @@ impl Loss {
     pub(crate) fn name(&self) -> &'static str {
         match self {
             Loss::Unfinished(_) => "recovery-unfinished",
-            Loss::FirstStart => "first-start",
+            Loss::FirstStart(_) => "first-start",
             Loss::TableAdded => "table-added",
             Loss::SlotMissing => "slot-missing",
             Loss::SlotLost(_) => "slot-lost",
@@ -210,7 +205,7 @@ impl Loss {
     pub(crate) fn stops(&self, slot: &SlotName) -> Option<Error> {
         let code = match self {
             Loss::Unfinished(_)
-            | Loss::FirstStart
+            | Loss::FirstStart(_)
             | Loss::TableAdded
             | Loss::PublicationChanged
             | Loss::SlotUnproven { .. } => return None,
@@ -225,7 +220,7 @@ impl Loss {
     pub(crate) fn health_name(&self) -> Option<&'static str> {
         match self {
             Loss::Unfinished(_)
-            | Loss::FirstStart
+            | Loss::FirstStart(_)
             | Loss::TableAdded
             | Loss::PublicationChanged
             | Loss::SlotUnproven { .. } => None,
@@ -240,7 +235,11 @@ impl fmt::Display for Loss {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Loss::Unfinished(why) => write!(f, "an earlier recovery ({why}) has not finished"),
-            Loss::FirstStart => f.write_str("first start, and `start` is `all`"),
+            Loss::FirstStart(Start::All) => f.write_str("first start, and `start` is `all`"),
+            Loss::FirstStart(Start::New) => f.write_str(
+                "first start: rows that were committed before now are not published (`start = all` \
+                 publishes them)",
+            ),
             Loss::TableAdded => f.write_str("a new table is captured, and `start` is `all`"),
             Loss::SlotMissing => f.write_str("the slot was in use before and no longer exists"),
             Loss::SlotLost(Health::Invalidated { cause }) => {

@@ -196,3 +196,97 @@ async fn a_table_can_be_altered_while_a_recovery_without_records_waits() {
     world.insert("b", 30).await;
     world.assert_published(relay).await;
 }
+
+/// It was filled just now, so its rows are younger than the floor.
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_of_a_partition_filled_just_before_it_is_attached_are_published_without_records() {
+    let (mut world, relay) = served(Kind::Partitioned).await;
+    let attach = "CREATE TABLE public.more (LIKE public.parts INCLUDING ALL); \
+                  INSERT INTO public.more (aggregatetype, aggregateid, event_type, payload, day) \
+                  SELECT 'order', 'attached-' || i % 5, 'New', jsonb_build_object('n', i), '2030-05-05' \
+                  FROM generate_series(1001, 1007) i; \
+                  ALTER TABLE public.parts ATTACH PARTITION public.more \
+                      FOR VALUES FROM ('2030-01-01') TO ('2031-01-01')";
+    world.execute(attach).await;
+    world.insert("a", 5).await;
+    world.assert_published(relay).await;
+}
+
+/// A new partition that the stream fills is no reason to repeat anything.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_partition_that_is_created_empty_repeats_nothing_without_records() {
+    let (mut world, relay) = served(Kind::Partitioned).await;
+    let create = "CREATE TABLE public.more PARTITION OF public.parts \
+                      FOR VALUES FROM ('2030-01-01') TO ('2031-01-01')";
+    world.execute(create).await;
+    let insert = "INSERT INTO public.parts (aggregatetype, aggregateid, event_type, payload, day) \
+                  SELECT 'order', 'new-' || i % 5, 'New', jsonb_build_object('n', i), '2030-05-05' \
+                  FROM generate_series(1001, 1007) i";
+    world.execute(insert).await;
+    world.insert("a", 5).await;
+    world.note().await;
+    world.wait_until_published(&relay).await;
+    world.wait_until_compared(&relay).await;
+    let noted = "SELECT count(*) FROM outbox.capture WHERE \
+                     'public.more'::regclass::oid::text = ANY (string_to_array(partitions, ','))";
+    eventually("the new partition is noted", || async {
+        (world.database.number(noted).await == 1).then_some(())
+    })
+    .await;
+    assert!(!relay.log().contains("publication-gap"), "{}", relay.log());
+    relay.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_gap_before_the_first_session_is_noticed_without_records() {
+    let mut world = World::without_records(Kind::Numbered, 20).await;
+    let another = "CREATE TABLE public.another (id int); \
+                   ALTER PUBLICATION postrider ADD TABLE public.another";
+    world.execute(another).await;
+    let out = "ALTER PUBLICATION postrider DROP TABLE TABLE_NAME";
+    world.execute(out).await;
+    world.insert("gap", 10).await;
+    let back = "ALTER PUBLICATION postrider ADD TABLE TABLE_NAME";
+    world.execute(back).await;
+    let relay = world.relay();
+    world.insert("a", 10).await;
+    world.assert_published(relay).await;
+}
+
+/// What was published without a record stays published when records are written again, whatever makes
+/// the relay compare the whole table.
+#[tokio::test(flavor = "multi_thread")]
+async fn back_at_full_records_nothing_that_was_published_without_one_is_repeated() {
+    for kind in [Kind::Numbered, Kind::Partitioned] {
+        let (mut world, relay) = served(kind).await;
+        relay.stop().await;
+        world.more.clear();
+        let relay = world.streaming().await;
+        world.insert("a", 20).await;
+        let is_full = "SELECT count(*) FROM outbox.relay WHERE dispatch = 'full'";
+        eventually("full records are back", || async {
+            (world.database.number(is_full).await == 1).then_some(())
+        })
+        .await;
+        world
+            .execute("ALTER PUBLICATION postrider SET (publish = 'insert, update')")
+            .await;
+        relay.wait_for_log("comparing the tables").await;
+        world.insert("b", 20).await;
+        world.note().await;
+        world.wait_until_published(&relay).await;
+        relay.kill_9();
+        harness::wait_until_killed_relays_are_gone(&world.database, &world.emulator).await;
+        let relay = world.relay();
+        world.insert("c", 20).await;
+        world.note().await;
+        world.wait_until_published(&relay).await;
+        world.wait_until_compared(&relay).await;
+        let report = world.report();
+        let repeated = report.duplicates.iter();
+        let repeated = repeated.filter(|copy| copy.stream.ordering_key.starts_with("before-"));
+        assert_eq!(repeated.count(), 0, "{report}\n{}", relay.log());
+        assert!(report.is_clean(), "{report}");
+        relay.stop().await;
+    }
+}

@@ -8,6 +8,7 @@ use pubsub_emulator::Emulator;
 use super::table::Kind;
 use super::{World, assert_done};
 use crate::harness;
+use crate::privileges::login_role;
 
 const HISTORY: u32 = 200_000;
 /// Generous, because machines are shared. The bug that this guards against took minutes.
@@ -181,5 +182,47 @@ async fn init_can_run_again_at_any_time() {
     world.insert("b", 30).await;
     let _ = world.run(&["init", "--apply"], &[]);
     let relay = world.relay();
+    world.assert_published_once(relay).await;
+}
+
+/// PostgreSQL makes the slot only when the transactions that are open have ended. What is committed
+/// meanwhile is published, and in order.
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_committed_while_the_first_slot_is_made_keep_their_order() {
+    for kind in [Kind::Events, Kind::Partitioned] {
+        let mut world = World::new(kind, 100).await.without_slot().await;
+        let other = "CREATE TABLE public.unrelated (id int)";
+        world.execute(other).await;
+        let slow = harness::connect(&world.database.url).await;
+        let write = "BEGIN; INSERT INTO public.unrelated VALUES (1)";
+        slow.batch_execute(write).await.unwrap();
+        let relay = world.relay();
+        relay.wait_for_log("first start: ").await;
+        world.insert("k", 100).await;
+        slow.batch_execute("COMMIT").await.unwrap();
+        world.insert("k", 100).await;
+        world.assert_published_once(relay).await;
+    }
+}
+
+/// The record of a table that cannot be read yet must not make the next start think it is served.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_first_start_with_all_that_lacks_a_right_begins_again_in_order() {
+    let mut world = World::new(Kind::Numbered, 0).await.without_slot().await;
+    let url = login_role(&world.database).await;
+    world.more.push(("DATABASE_URL", url));
+    world.more.push(("POSTRIDER_START", "all".to_owned()));
+    world.insert("a", 50).await;
+    world
+        .execute("REVOKE SELECT ON TABLE_NAME FROM postrider_relay")
+        .await;
+    let relay = world.relay();
+    relay.wait_for_error("privilege-missing").await;
+    relay.wait().await;
+    world
+        .execute("GRANT SELECT ON TABLE_NAME TO postrider_relay")
+        .await;
+    let relay = world.relay();
+    world.insert("a", 50).await;
     world.assert_published_once(relay).await;
 }

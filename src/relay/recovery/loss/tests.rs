@@ -60,7 +60,6 @@ fn judged(earlier: Option<&Recorded>, slot: Option<&Slot>, start: Start, timelin
         dispatch: Dispatch::Full,
         publication: "p2",
         has_new_table: false,
-        is_captured: false,
     })
 }
 
@@ -151,10 +150,11 @@ fn an_unfinished_recovery_comes_first_and_runs_even_if_slot_on_loss_is_stop() {
 
 #[test]
 fn a_first_start_publishes_existing_rows_only_with_start_all() {
-    let all = Verdict::Recover(Loss::FirstStart);
+    let begins = |start| Verdict::Recover(Loss::FirstStart(start));
+    let all = begins(Start::All);
     assert_eq!(judged(None, None, Start::All, 1), all);
     assert_eq!(judged(None, Some(&slot(500)), Start::All, 1), all);
-    assert_eq!(judged(None, None, Start::New, 1), Verdict::CreateSlot);
+    assert_eq!(judged(None, None, Start::New, 1), begins(Start::New));
     assert_eq!(
         judged(None, Some(&slot(500)), Start::New, 1),
         streams(500, Audit::Continue)
@@ -178,7 +178,6 @@ fn without_records(earlier: &Recorded, slot: &Slot, timeline: u32) -> Verdict {
         dispatch: Dispatch::Exceptions,
         publication: "p1",
         has_new_table: false,
-        is_captured: false,
     })
 }
 
@@ -223,27 +222,4 @@ fn a_changed_publication_is_recovered_with_exceptions_and_audited_otherwise() {
         };
         assert_eq!(again(&before, Some(&slot(500))), changed);
     }
-}
-
-#[test]
-fn a_slot_lost_before_any_relay_ran_is_recovered() {
-    let cluster = Cluster {
-        system_identifier: SystemIdentifier::new(7),
-        timeline: 1,
-        version_num: 150_000,
-        in_recovery: false,
-        database: "shop".to_owned(),
-    };
-    let seen = Seen {
-        earlier: None,
-        slot: None,
-        cluster: &cluster,
-        server_lsn: Lsn::new(1_000),
-        start: Start::New,
-        dispatch: Dispatch::Full,
-        publication: "p1",
-        has_new_table: false,
-        is_captured: true,
-    };
-    assert_eq!(judge(seen), Verdict::Recover(Loss::SlotMissing));
 }
