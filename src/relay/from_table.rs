@@ -35,6 +35,8 @@ pub(super) enum FromTable {
     Event(TableEvent),
     /// A row that cannot become a message.
     Unmappable(MapError),
+    /// Answer now: everything sent before this is queued for its key.
+    Queued(oneshot::Sender<()>),
     /// Answer once everything sent before this has its recorded outcome.
     Settle(oneshot::Sender<()>),
 }
@@ -109,12 +111,25 @@ impl TableSender {
         Ok(())
     }
 
+    /// Waits until everything that was sent is queued for its key. What the pipeline takes from then on
+    /// is sent after it.
+    pub(super) async fn queued(&mut self) -> Result<(), SessionEnded> {
+        self.ask(FromTable::Queued).await
+    }
+
     /// Waits until everything that was sent has its recorded outcome.
     pub(super) async fn settled(&mut self) -> Result<(), SessionEnded> {
-        let (answer, settled) = oneshot::channel();
-        self.batch.push(FromTable::Settle(answer));
+        self.ask(FromTable::Settle).await
+    }
+
+    async fn ask(
+        &mut self,
+        question: fn(oneshot::Sender<()>) -> FromTable,
+    ) -> Result<(), SessionEnded> {
+        let (answer, answered) = oneshot::channel();
+        self.batch.push(question(answer));
         self.flush().await?;
-        settled.await.map_err(|_| SessionEnded)
+        answered.await.map_err(|_| SessionEnded)
     }
 
     /// Sends the batch, full or not.
@@ -246,7 +261,7 @@ mod tests {
             rows.taken();
             match row {
                 FromTable::Settle(answer) => rows.settle(answer),
-                FromTable::Event(_) | FromTable::Unmappable(_) => unreachable!("none was sent"),
+                other => unreachable!("was not sent: {other:?}"),
             }
         }
         assert!(rows.resolve(place, 1));

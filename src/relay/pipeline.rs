@@ -22,7 +22,7 @@ use super::earlier::{Earlier, Looked};
 use super::from_table::{FromTable, TableRows};
 use super::intake::{Intake, Step};
 use super::moved::{MovedRow, MovedRows, Row};
-use super::recovery::Seam;
+use super::recovery::{Seam, SeamStep};
 use super::supervisor::Supervision;
 use crate::dispatch::Lookup;
 use crate::error::{Code, Error, Result};
@@ -43,7 +43,7 @@ pub(super) struct Pipeline {
     pub(super) moved: MovedRows,
     /// Rows that the stream does not bring.
     pub(super) from_table: TableRows,
-    /// While this is `Some`, a recovery runs, and events come only from the tables.
+    /// While this is `Some`, a recovery runs. The stream is read once the seam is open.
     pub(super) seam: Option<Seam>,
     /// Errors of the auditor: the stream has left out rows, and only a recovery can publish them.
     pub(super) broken: mpsc::Receiver<Error>,
@@ -80,7 +80,8 @@ impl Pipeline {
             }
             self.measure();
             let takes_events = self.delivery.takes_events();
-            let takes_chunks = takes_events && self.seam.is_none();
+            let is_open = self.seam.as_ref().is_none_or(Seam::is_open);
+            let takes_chunks = takes_events && is_open;
             self.backlog.reads(takes_events, now);
             let (ended, chunks) = self.source.split();
             tokio::select! {
@@ -105,10 +106,10 @@ impl Pipeline {
                 told = self.broken.recv() => return Err(told.unwrap_or_else(|| {
                     Error::new(Code::Internal, "the auditor ended unexpectedly")
                 })),
-                closed = closed(&mut self.seam), if self.seam.is_some() => {
-                    closed?;
-                    self.seam = None;
-                }
+                step = next_step(&mut self.seam), if self.seam.is_some() => match step? {
+                    SeamStep::Opened => {}
+                    SeamStep::Over => self.seam = None,
+                },
                 Some(batch) = self.from_table.recv(), if takes_events => {
                     self.on_table_rows(batch)?;
                 }
@@ -190,6 +191,10 @@ impl Pipeline {
                 FromTable::Unmappable(error) => {
                     self.send_what_came_before();
                     return Err(error.into());
+                }
+                FromTable::Queued(answer) => {
+                    // The one who asked may be gone.
+                    let _ = answer.send(());
                 }
                 FromTable::Settle(answer) => self.from_table.settle(answer),
             }
@@ -356,9 +361,9 @@ fn standing(found: Lookup) -> Standing {
     }
 }
 
-async fn closed(seam: &mut Option<Seam>) -> Result<()> {
+async fn next_step(seam: &mut Option<Seam>) -> Result<SeamStep> {
     match seam {
-        Some(seam) => seam.closed().await,
+        Some(seam) => seam.next_step().await,
         None => std::future::pending().await,
     }
 }

@@ -5,8 +5,9 @@
 //! durable before anything changes, and is removed when every row has its record: a relay that starts
 //! in between begins again, and publishes only rows without a record. The slot is held from before
 //! the first row is sent until the end, so there is one sender. The stream is read only after all
-//! rows from the tables are recorded, so each key keeps its order across the seam. The tables are
-//! read in short statements: a row is sent if the slot's snapshot shows the transaction that inserted
+//! rows from the tables are queued for their keys, so each key keeps its order across the seam, and a
+//! row that has to wait, for its topic say, holds up its key alone. The tables are read in short
+//! statements: a row is sent if the slot's snapshot shows the transaction that inserted
 //! it, no matter when the row is read.
 //!
 //! Not here: whether a recovery is needed (`loss`), and delivering the events (`delivery`).
@@ -135,21 +136,46 @@ async fn blocked(sql: &Sql, slot: &SlotName, waited: Duration) -> Result<Error> 
     Ok(blocked.into())
 }
 
-/// The seam between the tables and the stream: while it exists, the stream is not read.
+/// The seam between the tables and the stream: the stream is read when it is open.
 #[derive(Debug)]
 pub(super) struct Seam {
-    closed: oneshot::Receiver<Result<()>>,
+    is_open: bool,
+    /// `None` once it has answered.
+    opened: Option<oneshot::Receiver<()>>,
+    over: oneshot::Receiver<Result<()>>,
     task: JoinHandle<()>,
 }
 
+/// What happens to the seam.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum SeamStep {
+    /// All rows from the tables are queued for their keys: the stream may be read.
+    Opened,
+    /// All of them are recorded.
+    Over,
+}
+
 impl Seam {
-    /// Waits until everything from the tables is recorded. Cancel-safe.
+    pub(super) fn is_open(&self) -> bool {
+        self.is_open
+    }
+
+    /// Waits for the next step. Cancel-safe.
     ///
     /// # Errors
     /// An error that ends the session; the next session begins the recovery again.
-    pub(super) async fn closed(&mut self) -> Result<()> {
-        let closed = (&mut self.closed).await;
-        closed.unwrap_or_else(|_| Err(Error::new(Code::Internal, "the recovery task ended")))
+    pub(super) async fn next_step(&mut self) -> Result<SeamStep> {
+        if let Some(opened) = &mut self.opened {
+            self.is_open = opened.await.is_ok();
+            self.opened = None;
+            if self.is_open {
+                return Ok(SeamStep::Opened);
+            }
+        }
+        let over = (&mut self.over).await;
+        let over =
+            over.unwrap_or_else(|_| Err(Error::new(Code::Internal, "the recovery task ended")));
+        over.map(|()| SeamStep::Over)
     }
 }
 
@@ -226,20 +252,27 @@ pub(super) async fn start(
         rows,
         progress: Progress::new(),
     };
-    let (close, closed) = oneshot::channel();
-    let (tell, over) = oneshot::channel();
+    let (open, opened) = oneshot::channel();
+    let (end, over) = oneshot::channel();
+    let (tell, told) = oneshot::channel();
     let task = tokio::spawn(async move {
         // If the session has ended, nobody receives this.
-        let _ = match recovery.run().await {
+        let _ = match recovery.run(open).await {
             Ok(()) => {
                 let _ = tell.send(());
-                close.send(Ok(()))
+                end.send(Ok(()))
             }
-            Err(Interrupted::Failed(error)) => close.send(Err(error)),
+            Err(Interrupted::Failed(error)) => end.send(Err(error)),
             Err(Interrupted::SessionEnded) => Ok(()),
         };
     });
-    Ok((Seam { closed, task }, over))
+    let seam = Seam {
+        is_open: false,
+        opened: Some(opened),
+        over,
+        task,
+    };
+    Ok((seam, told))
 }
 
 /// The task that reads.
@@ -266,12 +299,16 @@ struct Recovery {
 }
 
 impl Recovery {
-    async fn run(mut self) -> Result<(), Interrupted> {
+    async fn run(mut self, open: oneshot::Sender<()>) -> Result<(), Interrupted> {
         let sql = PatientSql::open(&self.target, "postrider recovery", Duration::ZERO).await?;
         scan::prepare(&sql).await?;
         for n in 0..self.tables.len() {
             self.read(n, &sql).await?;
         }
+        if self.rows.queued().await == Err(SessionEnded) {
+            return Err(Interrupted::SessionEnded);
+        }
+        let _ = open.send(());
         if self.rows.settled().await == Err(SessionEnded) {
             return Err(Interrupted::SessionEnded);
         }

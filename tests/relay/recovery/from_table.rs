@@ -242,3 +242,33 @@ async fn a_recovery_quarantines_an_unmappable_row_which_blocks_only_its_key() {
     assert_eq!(database.number(waiting).await, 11, "{}", relay.log());
     relay.stop().await;
 }
+
+/// The row waits for its topic, and its key with it. The stream of all other keys goes on.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_recovered_row_whose_topic_is_missing_holds_up_its_key_alone() {
+    let (database, emulator) = served_and_stopped().await;
+    database.drop_slot().await;
+    insert(&database, 201, 50).await;
+    let lost = "INSERT INTO outbox.events (aggregatetype, aggregateid, event_type, version, payload) \
+                SELECT 'nowhere', 'n-1', 'Lost', n, '{}' FROM generate_series(1, 3) n";
+    database.execute(lost).await;
+    let relay = Relay::start(&database, &emulator);
+    relay.wait_for_log("topic-missing").await;
+    insert(&database, 251, 50).await;
+    // These wait behind those that came from the table.
+    database.execute(&lost.replace("1, 3", "4, 6")).await;
+    insert(&database, 301, 50).await;
+    eventually("the stream of other keys is published", || async {
+        (recorded(&database).await == 350).then_some(())
+    })
+    .await;
+    // A relay that dies now begins the recovery again.
+    relay.kill_9();
+    harness::wait_until_killed_relays_are_gone(&database, &emulator).await;
+    let relay = Relay::start(&database, &emulator);
+    relay.wait_for_log("recovery-unfinished").await;
+    insert(&database, 351, 50).await;
+    let topic = "projects/demo/topics/nowhere.events";
+    emulator.create_topic(topic).await.unwrap();
+    assert_nothing_is_lost_or_repeated(&database, &emulator, &relay).await;
+}
