@@ -110,6 +110,8 @@ pub(super) struct Streamed {
     /// Its current oid.
     pub(super) oid: Oid,
     pub(super) identity: TableIdentity,
+    /// Whether every row has a value in `inserted_xid`, so that event ids may depend on it.
+    pub(super) always_has_inserted_xid: bool,
 }
 
 /// Decoder and mappers of one session.
@@ -232,10 +234,21 @@ impl Intake {
     fn resolve(&self, relation: &OwnedRelation, number: usize, table: &Streamed) -> Result<Table> {
         let (settings, identity) = (&table.settings, &table.identity);
         let mapper = Mapper::resolve(relation, &self.types, settings, identity, &self.project)?;
+        let inserted_xid = place_of_inserted_xid(relation);
+        let is_hashed = !mapper.table_columns().id_is_uuid;
+        if table.always_has_inserted_xid && is_hashed && inserted_xid.is_none() {
+            let name = &settings.table;
+            let what = format!(
+                "the stream has rows of table {name} without the column {INSERTED_XID:?}, on which \
+                 their event ids depend"
+            );
+            return Err(Error::new(Code::ColumnMissing, what)
+                .hint("add it to the publication's column list of that table, or drop the list"));
+        }
         Ok(Table::Captured(Box::new(CapturedTable {
             mapper,
             number,
-            inserted_xid: place_of_inserted_xid(relation),
+            inserted_xid,
         })))
     }
 

@@ -87,6 +87,7 @@ impl MappedStream {
                         // Unknown here: tables are found by name.
                         oid: Oid(0),
                         identity: table.identity(),
+                        always_has_inserted_xid: false,
                     })
                     .collect(),
                 project,

@@ -245,6 +245,8 @@ fn streamed(settings: &Settings, captured: &[Captured]) -> Vec<Streamed> {
             settings: settings.clone(),
             oid: Oid(captured.shape.oid),
             identity: captured.identity(),
+            always_has_inserted_xid: captured.record.has_inserted_xid
+                && captured.record.added_xids.is_empty(),
         })
         .collect()
 }

@@ -285,3 +285,46 @@ async fn a_foreign_partition_does_not_count_as_rewritten() {
     recorded(&database, 10).await;
     relay.stop().await;
 }
+
+/// Event ids of numbered rows depend on `inserted_xid`. Rows that come without it would get other ids
+/// than the same rows in the table.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_column_list_without_inserted_xid_for_a_moment_repeats_nothing() {
+    let database = Database::private().await;
+    let version = "SELECT current_setting('server_version_num')::bigint";
+    if database.number(version).await < 150_000 {
+        eprintln!("SKIPPED: column lists need PostgreSQL 15");
+        return;
+    }
+    let emulator = harness::emulator().await;
+    let create = "CREATE TABLE public.numbered (id bigserial PRIMARY KEY, aggregatetype text, \
+                      aggregateid text, event_type text, payload jsonb)";
+    database.execute(create).await;
+    let table = [("POSTRIDER_TABLE", "public.numbered")];
+    let mut environment = vec![("DATABASE_URL", database.url.as_str())];
+    environment.extend(table);
+    let ran = harness::postrider(&["init", "--apply"], &environment).output();
+    assert!(ran.unwrap().status.success());
+    let run = || Relay::start_with(&database, &emulator.addr().to_string(), &table);
+    let insert = "INSERT INTO public.numbered (aggregatetype, aggregateid, event_type, payload) \
+                  SELECT 'order', 'k', 'New', '{}' FROM generate_series(1, 5)";
+    let relay = run();
+    relay.wait_for_log("streaming").await;
+    relay.stop().await;
+    let list = "id, aggregatetype, aggregateid, event_type, payload";
+    database
+        .execute(&format!(
+            "ALTER PUBLICATION postrider SET TABLE public.numbered ({list}); {insert}; \
+             ALTER PUBLICATION postrider SET TABLE public.numbered; {insert}"
+        ))
+        .await;
+    let relay = run();
+    eventually("all rows are recorded once", || async {
+        let recorded = "SELECT count(*) FROM outbox.dispatch d JOIN public.numbered e \
+                        ON d.event_id = outbox.event_uuid('public.numbered', e.id::text, e.inserted_xid)";
+        (database.number(recorded).await == 10).then_some(())
+    })
+    .await;
+    relay.stop().await;
+    assert_eq!(emulator.journal().counts().stored_messages, 10);
+}
