@@ -277,8 +277,7 @@ fn refuse_settings_of_one_table(set: &Table) -> Result<()> {
 /// Checks the project; empty if not set. Pub/Sub answers a malformed project in the same way as a bad
 /// message, so without this check the relay would quarantine events for it.
 fn project(text: &str) -> Result<String> {
-    let allowed = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "-.:".contains(c);
-    match text.chars().all(allowed) {
+    match text.is_empty() || crate::map::limits::is_project_id(text) {
         true => Ok(text.to_owned()),
         false => Err(setting_invalid("project").hint(
             "use the project's id, such as my-project-123: lower-case letters, digits, hyphens",
