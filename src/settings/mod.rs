@@ -22,6 +22,7 @@ pub use choices::{Dispatch, Endpoint, OnBadEvent, OnLoss, Start};
 pub(crate) use keys::edit_distance;
 pub use keys::{KEYS, Key, Kind};
 pub use layers::Environment;
+pub(crate) use layers::environment_of as environment;
 
 use crate::error::{Code, Error, Result};
 use crate::map::TableSettings;
