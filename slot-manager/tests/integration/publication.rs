@@ -403,10 +403,8 @@ async fn relations_whose_rows_are_never_streamed_are_refused_before_there_is_a_p
             part: QualifiedName::new("public", part),
         };
         let table = captured(&format!("public.{name}"), &["id"]);
-        assert_eq!(
-            look(&client, "none", &table).await.problems(),
-            [unfit.clone()]
-        );
+        let alone = look(&client, "none", &table).await.problems();
+        assert_eq!(alone, std::slice::from_ref(&unfit));
         // With a table that is fit, the remedy for the publication leaves the other out.
         let both = [table.clone(), captured("public.good", &["id"])];
         let problems = inspect(&client, "pub", &both)

@@ -265,6 +265,21 @@ impl Session {
 mod tests {
     use super::*;
 
+    #[test]
+    fn a_search_that_fails_for_one_event_does_not_hold_up_the_others() {
+        let of = |code, readers_are_new| is_of_one_event(&Error::new(code, "no"), readers_are_new);
+        assert!(of(Code::PostgresStatement, false));
+        // The table was altered: look its columns up again, but only once.
+        assert!(!of(Code::SlotBusy, false) && of(Code::SlotBusy, true));
+        for code in [
+            Code::PostgresConnectionLost,
+            Code::PostgresTimeout,
+            Code::PrivilegeMissing,
+        ] {
+            assert!(!of(code, true), "{code}");
+        }
+    }
+
     #[tokio::test]
     async fn a_dead_task_is_reported_instead_of_awaited() {
         let (asks, _) = mpsc::channel(1);
