@@ -67,6 +67,11 @@ pub struct TableState {
     /// Whether rows are stored in tables that inherit from it, such as the chunks of a TimescaleDB
     /// hypertable. Such rows are streamed under the names of those tables.
     pub has_children: bool,
+    /// The table itself or one of its partitions whose rows PostgreSQL never streams: its kind, such as
+    /// `unlogged table`, and its name.
+    pub unstreamed: Option<(String, QualifiedName)>,
+    /// Another captured table that this one is a partition of.
+    pub captured_root: Option<QualifiedName>,
     /// Its columns.
     pub columns: Vec<String>,
     /// The generated columns that PostgreSQL cannot publish: all of them before PostgreSQL 18, and
@@ -173,7 +178,16 @@ impl Publication {
 impl TableState {
     fn from_row(wanted: &CapturedTable, row: &Row) -> Result<Self, Error> {
         let published: bool = get(row, "published")?;
+        let name = |schema: &str, name: &str| {
+            let (schema, name): (Option<String>, Option<String>) =
+                (get(row, schema)?, get(row, name)?);
+            let both = schema.zip(name);
+            Ok::<_, Error>(both.map(|(schema, name)| QualifiedName::new(schema, name)))
+        };
+        let kind: Option<String> = get(row, "unstreamed_kind")?;
         Ok(Self {
+            unstreamed: kind.zip(name("unstreamed_schema", "unstreamed_name")?),
+            captured_root: name("root_schema", "root_name")?,
             wanted: wanted.clone(),
             oid: get(row, "table_oid")?,
             is_partitioned: get(row, "partitioned")?,
@@ -195,6 +209,18 @@ impl TableState {
         })
     }
 
+    /// Why no publication can carry every row of the table.
+    fn unfit(&self) -> Option<Problem> {
+        let table = self.wanted.name.clone();
+        if let Some((kind, part)) = self.unstreamed.clone() {
+            return Some(Problem::NotStreamed { table, kind, part });
+        }
+        if let Some(root) = self.captured_root.clone() {
+            return Some(Problem::CapturedTwice { table, root });
+        }
+        self.has_children.then_some(Problem::Inherited { table })
+    }
+
     fn problem(&self, publication: &str, via_partition_root: bool) -> Option<Problem> {
         let table = self.wanted.name.clone();
         let lacking = |columns: &[String]| -> Vec<String> {
@@ -208,8 +234,8 @@ impl TableState {
         if self.oid.is_none() {
             return Some(Problem::TableMissing { table });
         }
-        if self.has_children {
-            return Some(Problem::Inherited { table });
+        if let Some(problem) = self.unfit() {
+            return Some(problem);
         }
         let columns = lacking(&self.columns);
         if !columns.is_empty() {
@@ -266,16 +292,22 @@ impl PublicationState {
     #[must_use]
     pub fn problems(&self) -> Vec<Problem> {
         let Some(publication) = &self.publication else {
-            let tables = self.tables.iter().map(|t| t.wanted.name.clone()).collect();
+            let mut problems = self.unfit();
+            let fit = self.tables.iter().filter(|t| t.unfit().is_none());
+            let tables: Vec<QualifiedName> = fit.map(|t| t.wanted.name.clone()).collect();
+            if tables.is_empty() && !problems.is_empty() {
+                return problems;
+            }
             let needs = |state: &TableState| {
                 let mut needed = state.wanted.columns.iter();
                 needed.any(|column| state.generated.contains(column))
             };
-            return vec![Problem::PublicationMissing {
+            problems.push(Problem::PublicationMissing {
                 publication: self.name.clone(),
                 tables,
                 needs_generated: self.tables.iter().any(needs),
-            }];
+            });
+            return problems;
         };
         let inserts = (!publication.inserts).then(|| Problem::InsertsNotPublished {
             publication: self.name.clone(),
@@ -286,6 +318,12 @@ impl PublicationState {
             .iter()
             .filter_map(|t| t.problem(&self.name, via_root));
         inserts.into_iter().chain(of_tables).collect()
+    }
+
+    /// The tables that no publication can carry, whether there is a publication or not.
+    #[must_use]
+    pub fn unfit(&self) -> Vec<Problem> {
+        self.tables.iter().filter_map(TableState::unfit).collect()
     }
 
     /// The captured tables that belong to the publication through their schema. They may have been

@@ -139,6 +139,8 @@ select p.oid, p.puballtables, p.pubinsert, p.pubupdate, p.pubdelete, p.pubtrunca
            exists (select from pg_catalog.pg_inherits i where i.inhparent = c.oid)
            or exists (select from pg_catalog.pg_trigger g
                       where g.tgrelid = c.oid and g.tgname = 'ts_insert_blocker')), false) as has_children,
+       part.kind as unstreamed_kind, part.schema_name as unstreamed_schema, part.name as unstreamed_name,
+       root.schema_name as root_schema, root.name as root_name,
        t.tablename is not null as published,
        j.columns ->> 'rowfilter' as row_filter,
        case when j.columns ? 'attnames' then
@@ -153,7 +155,32 @@ left join pg_catalog.pg_publication p on p.pubname = $1
 left join unnest($2, $3) with ordinality as w (schema_name, table_name, place) on true
 left join pg_catalog.pg_namespace n on n.nspname = w.schema_name
 left join pg_catalog.pg_class c
-       on c.relnamespace = n.oid and c.relname = w.table_name and c.relkind in ('r', 'p')
+       on c.relnamespace = n.oid and c.relname = w.table_name and c.relkind in ('r', 'p', 'f', 'v', 'm')
+left join lateral (
+    with recursive tree (oid) as (
+        select c.oid union all
+        select i.inhrelid from tree join pg_catalog.pg_inherits i on i.inhparent = tree.oid
+        where c.relkind = 'p')
+    select case l.relkind when 'f' then 'foreign table' when 'v' then 'view'
+                          when 'm' then 'materialized view'
+                          else case l.relpersistence when 'u' then 'unlogged table'
+                                                     else 'temporary table' end end as kind,
+           s.nspname::text as schema_name, l.relname::text as name
+    from tree join pg_catalog.pg_class l on l.oid = tree.oid
+              join pg_catalog.pg_namespace s on s.oid = l.relnamespace
+    where l.relkind not in ('r', 'p')
+       or l.relpersistence <> 'p' and (l.relkind = 'r' or l.oid = c.oid)
+    order by l.oid <> c.oid, l.oid limit 1) part on true
+left join lateral (
+    with recursive up (oid) as (
+        select c.oid where c.relispartition union all
+        select i.inhparent from up join pg_catalog.pg_inherits i on i.inhrelid = up.oid)
+    select s.nspname::text as schema_name, l.relname::text as name
+    from up join pg_catalog.pg_class l on l.oid = up.oid and l.oid <> c.oid
+            join pg_catalog.pg_namespace s on s.oid = l.relnamespace
+            join unnest($2, $3) other (schema_name, table_name)
+              on other.schema_name = s.nspname and other.table_name = l.relname
+    limit 1) root on true
 left join pg_catalog.pg_type y on y.oid = c.reltype
 left join pg_catalog.pg_publication_rel r on r.prpubid = p.oid and r.prrelid = c.oid
 left join pg_catalog.pg_publication_tables t

@@ -1,9 +1,10 @@
 //! The shape of the command line. One flag for each setting, made from the table of settings.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::error::{ContextKind, ErrorKind};
-use clap::{Arg, CommandFactory, FromArgMatches, Parser, Subcommand};
+use clap::{Arg, ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use super::emulator::EmulatorArgs;
 use super::output;
@@ -119,19 +120,39 @@ impl Cli {
     /// Reads the arguments of the process, and the settings given as flags. Prints help and exits
     /// when the arguments are invalid.
     pub fn from_process() -> (Self, Vec<(String, String)>) {
-        let matches = command()
-            .try_get_matches()
-            .unwrap_or_else(|error| leave(&error));
+        let command = command();
+        let matches = command.clone().try_get_matches();
+        let matches = matches.unwrap_or_else(|error| leave(&error));
         let cli = match Cli::from_arg_matches(&matches) {
             Ok(cli) => cli,
             Err(error) => error.exit(),
         };
-        let flags = KEYS.iter().filter_map(|key| {
-            let text = matches.get_one::<String>(key.name)?;
-            Some((key.name.to_owned(), text.clone()))
-        });
-        (cli, flags.collect())
+        (cli, settings(&command, &matches))
     }
+}
+
+/// The settings that are given as flags.
+fn settings(command: &clap::Command, matches: &ArgMatches) -> Vec<(String, String)> {
+    let keys = KEYS
+        .iter()
+        .filter(|key| !is_of_a_command(command, matches, key.name));
+    let flags = keys.filter_map(|key| {
+        let text = matches.get_one::<String>(key.name)?;
+        Some((key.name.to_owned(), text.clone()))
+    });
+    flags.collect()
+}
+
+/// Whether the command that was given has an argument of its own under this name, as `quarantine list`
+/// has `--topic`. Then it is not the setting of that name.
+fn is_of_a_command(command: &clap::Command, matches: &ArgMatches, name: &str) -> bool {
+    let Some((subcommand, matches)) = matches.subcommand() else {
+        return false;
+    };
+    command.find_subcommand(subcommand).is_some_and(|command| {
+        command.get_arguments().any(|own| own.get_id() == name)
+            || is_of_a_command(command, matches, name)
+    })
 }
 
 /// Prints help or the error, and exits. An unknown flag is reported as an unknown setting.
@@ -148,7 +169,10 @@ fn leave(error: &clap::Error) -> ! {
             std::process::exit(unknown.code().exit_status().into());
         }
         _ if error.use_stderr() => {
-            eprint!("{}", without_secrets(&error.to_string(), std::env::args()));
+            eprint!(
+                "{}",
+                without_secrets(&error.to_string(), std::env::args_os())
+            );
             std::process::exit(error.exit_code());
         }
         _ => error.exit(),
@@ -156,11 +180,12 @@ fn leave(error: &clap::Error) -> ! {
 }
 
 /// Hides arguments in clap's error text: clap repeats an unexpected argument, which may be a URL with a
-/// password or a part of one.
-fn without_secrets(text: &str, arguments: impl Iterator<Item = String>) -> String {
+/// password or a part of one. Arguments may be any bytes.
+fn without_secrets(text: &str, arguments: impl Iterator<Item = OsString>) -> String {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_".contains(c);
     let hidden = arguments
         .skip(1)
+        .map(|argument| argument.to_string_lossy().into_owned())
         .filter(|argument| !argument.is_empty() && !argument.chars().all(is_plain));
     hidden.fold(text.to_owned(), |text, argument| {
         // clap escapes nothing.
@@ -220,11 +245,36 @@ mod tests {
             .unwrap_err()
             .to_string();
         assert!(error.contains("hunter2"));
-        let shown = without_secrets(&error, line.map(str::to_owned).into_iter());
+        let shown = without_secrets(&error, line.map(OsString::from).into_iter());
         assert!(
             !shown.contains("hunter2") && shown.contains("unexpected argument"),
             "{shown}"
         );
+    }
+
+    #[test]
+    fn a_flag_of_a_command_is_not_the_setting_of_the_same_name() {
+        let set = |line: &[&str]| {
+            let command = command();
+            let matches = command.clone().try_get_matches_from(line).unwrap();
+            settings(&command, &matches)
+        };
+        for action in ["list", "release", "discard"] {
+            let line = [
+                "postrider",
+                "quarantine",
+                action,
+                "--key",
+                "k",
+                "--topic",
+                "orders",
+            ];
+            assert_eq!(set(&line), [], "{action}");
+            let with_slot = [&line[..], &["--slot", "a"]].concat();
+            assert_eq!(set(&with_slot), [("slot".to_owned(), "a".to_owned())]);
+        }
+        let line = ["postrider", "run", "--topic", "orders"];
+        assert_eq!(set(&line), [("topic".to_owned(), "orders".to_owned())]);
     }
 
     #[test]

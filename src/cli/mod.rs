@@ -26,7 +26,7 @@ use std::io::Write;
 use std::process::ExitCode;
 
 use crate::error::{Code, Error, Report, Result};
-use crate::settings::{Environment, Settings};
+use crate::settings::{Settings, environment};
 use args::Command;
 
 /// Runs the command that the process was started with.
@@ -48,7 +48,10 @@ pub fn main() -> ExitCode {
 }
 
 fn dispatch(cli: Cli, flags: &[(String, String)]) -> Result<ExitCode> {
-    let load = || Settings::load(cli.config.as_deref(), &environment(), flags);
+    let load = || {
+        let environment = environment(std::env::vars_os())?;
+        Settings::load(cli.config.as_deref(), &environment, flags)
+    };
     match cli.command {
         Command::Run => run::run(load()?),
         Command::Init(args) => init::run(&load()?, &args),
@@ -64,13 +67,6 @@ fn dispatch(cli: Cli, flags: &[(String, String)]) -> Result<ExitCode> {
             Ok(ExitCode::SUCCESS)
         }
     }
-}
-
-/// The environment. Variables that are not UTF-8 cannot be settings; skip them instead of panicking.
-fn environment() -> Environment {
-    std::env::vars_os()
-        .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
-        .collect()
 }
 
 /// Runs a sequential command on this thread.

@@ -9,6 +9,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use md5::{Digest, Md5};
 use slot_manager::SlotName;
 
 use crate::error::Result;
@@ -27,9 +28,21 @@ const OURS: &str = "usename = session_user and state <> 'idle'";
 /// How long a terminated session may take to end.
 const END_LIMIT: Duration = Duration::from_secs(2);
 
-/// The `application_name` of this slot's writer.
+/// Bytes of an `application_name`; PostgreSQL cuts the rest.
+const NAME_BYTES: usize = 63;
+
+/// The `application_name` of this slot's writer. A long slot name ends with a hash, so that slots whose
+/// names begin alike have different writers.
 pub(super) fn writer_name(slot: &SlotName) -> String {
-    format!("postrider dispatch {slot}")
+    let name = format!("postrider dispatch {slot}");
+    if name.len() <= NAME_BYTES {
+        return name;
+    }
+    let hash = Md5::digest(slot.as_str());
+    let hash = u64::from_be_bytes(hash[..8].try_into().expect("invariant: MD5 has 16 bytes"));
+    let ending = format!("#{hash:016x}");
+    let start = &name[..NAME_BYTES - ending.len()];
+    [start, &ending].concat()
 }
 
 /// Waits until no other writer of this slot has a transaction open. After `limit` it terminates the
@@ -98,4 +111,23 @@ async fn warn_of_strangers(sql: &Sql, name: &str) -> Result<()> {
         );
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn writers_of_slots_that_begin_alike_have_different_names_of_at_most_63_bytes() {
+        let name = |slot: String| writer_name(&slot.parse().unwrap());
+        assert_eq!(name("shop".into()), "postrider dispatch shop");
+        let start = "s".repeat(44);
+        let names: Vec<String> = ["", "_a", "_b", "_a_longer_suffix"]
+            .map(|end| name(format!("{start}{end}")))
+            .into();
+        for (n, one) in names.iter().enumerate() {
+            assert!(one.len() <= NAME_BYTES, "{one}");
+            assert!(!names[..n].contains(one), "{names:?}");
+        }
+    }
 }

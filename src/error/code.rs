@@ -74,7 +74,7 @@ codes! {
     PostgresConnectionLost "postgres-connection-lost" Retry 3 "no action needed: the relay reconnects by itself"
     PostgresHba "postgres-hba" Stop 3 "add a line for this role, database and address to pg_hba.conf, and reload; `postrider explain postgres-hba` has an example"
     PostgresTooManyConnections "postgres-too-many-connections" Retry 3 "raise max_connections and restart PostgreSQL, or close other sessions; the relay retries by itself"
-    RoleConnectionLimit "role-connection-limit" Retry 3 "ALTER ROLE <relay user> CONNECTION LIMIT 8, or -1 for none: a relay needs up to 6 connections; the relay retries by itself"
+    RoleConnectionLimit "role-connection-limit" Retry 3 "ALTER ROLE <relay user> CONNECTION LIMIT 8, or -1 for none: a relay needs up to 6 connections, and a standby and a command need 2 more; the relay retries by itself"
     DatabaseConnectionLimit "database-connection-limit" Retry 3 "ALTER DATABASE <database> CONNECTION LIMIT with a higher number, or close other sessions; the relay retries by itself"
     WalSendersUsedUp "wal-senders-used-up" Retry 3 "raise max_wal_senders and restart PostgreSQL, or end a replication session that nobody needs; the relay retries by itself"
     ReplicationSlotsUsedUp "replication-slots-used-up" Retry 3 "drop a slot that nobody needs, or raise max_replication_slots and restart PostgreSQL; the relay retries by itself"

@@ -1,22 +1,61 @@
 //! Converts errors of the mapping into the operator's errors.
 
 use super::{Code, Error};
-use crate::map::{EventFault, Limit, MapError};
+use crate::map::MapError;
 
 impl From<MapError> for Error {
     fn from(error: MapError) -> Self {
-        let code = match &error {
-            MapError::ColumnMissing { .. } => Code::ColumnMissing,
-            MapError::Setting { .. } => Code::SettingInvalid,
-            MapError::Event(event) => match &event.fault {
-                EventFault::OverLimit {
-                    limit: Limit::Request,
-                    ..
-                } => Code::EventTooLarge,
-                _ => Code::EventInvalid,
-            },
-        };
+        let code = error.code().parse();
+        let code: Code = code.expect("invariant: the mapping's codes are in the table of codes");
         let hint = error.hint();
         Error::new(code, error.to_string()).hint(hint)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::map::{
+        EventError, EventFault, EventId, EventPosition, Known, OrderingKey, SettingFault,
+    };
+
+    #[test]
+    fn an_error_of_the_mapping_keeps_its_code() {
+        let event = |fault| {
+            let event_id = EventId {
+                uuid: [0; 16],
+                source_id: None,
+            };
+            MapError::Event(Box::new(EventError {
+                table: "outbox.events".into(),
+                event_id: None,
+                at: EventPosition::default(),
+                fault,
+                known: Known {
+                    event_id,
+                    topic: None,
+                    ordering_key: OrderingKey::UNORDERED,
+                },
+            }))
+        };
+        let column = || "payload".to_owned();
+        let setting = SettingFault::TimeZoneMissing { column: column() };
+        for error in [
+            event(EventFault::ValueTooLarge { column: column() }),
+            event(EventFault::NotUtf8 { column: column() }),
+            MapError::Setting {
+                table: "t".to_owned(),
+                fault: setting,
+            },
+            MapError::ColumnMissing {
+                table: "t".to_owned(),
+                column: column(),
+                setting: "columns.payload".to_owned(),
+                present: Vec::new(),
+            },
+        ] {
+            let code = error.code();
+            assert_eq!(Error::from(error).code().name(), code);
+        }
     }
 }

@@ -16,7 +16,10 @@ pub(crate) use shown_path::shown_path;
 
 use std::fmt;
 
-use crate::printable::printable_lines;
+use crate::printable::{printable, printable_lines};
+
+/// Longest text of an error in a log line, in characters. PostgreSQL may quote a value of any size.
+const LOGGED_CHARS: usize = 2_000;
 
 /// An error as `postrider` reports it to an operator.
 #[derive(Debug)]
@@ -94,14 +97,19 @@ impl Error {
     }
 }
 
-/// The form for a log line: what happened and why.
+/// The form for a log line: what happened and why, on one line of bounded length. Messages of
+/// PostgreSQL and Pub/Sub may quote what somebody wrote into a row.
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.what)?;
+        let mut text = self.what.clone();
         for cause in self.causes() {
-            write!(f, ": {cause}")?;
+            text.push_str(": ");
+            text.push_str(&cause);
         }
-        Ok(())
+        match text.char_indices().nth(LOGGED_CHARS) {
+            Some((end, _)) => write!(f, "{}...", printable(&text[..end])),
+            None => f.write_str(&printable(&text)),
+        }
     }
 }
 
@@ -136,6 +144,17 @@ mod tests {
         assert!(text.contains("cause: address already in use"));
         assert!(text.contains("hint:  "));
         assert!(text.ends_with("postrider explain port-in-use"));
+    }
+
+    #[test]
+    fn the_text_for_a_log_is_one_line_of_bounded_length() {
+        let forged = "invalid value: \"x\n2026-01-01 ERROR forged \u{1b}[31m\"";
+        let error = Error::new(Code::PostgresStatement, forged).caused_by("b\r\nc");
+        let text = error.to_string();
+        assert!(!text.contains(char::is_control), "{text}");
+        assert!(text.contains("x\\n2026"), "{text}");
+        let long = Error::new(Code::PostgresStatement, "\u{e9}".repeat(1_000_000));
+        assert_eq!(long.to_string().chars().count(), LOGGED_CHARS + 3);
     }
 
     #[test]

@@ -58,6 +58,8 @@ impl From<&Problem> for Error {
             | Problem::TableNotPublished { .. }
             | Problem::RowFilter { .. }
             | Problem::Inherited { .. }
+            | Problem::NotStreamed { .. }
+            | Problem::CapturedTwice { .. }
             | Problem::ColumnsNotPublished { .. } => Code::PublicationDrift,
         };
         Error::new(code, problem.to_string()).hint(problem.remedy())

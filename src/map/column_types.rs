@@ -48,7 +48,7 @@ pub struct ColumnType {
     pub base: Oid,
     /// The name of the type.
     pub name: Box<str>,
-    /// Whether rows can be sorted by a value of this type.
+    /// Whether values of this type can be compared and sorted with PostgreSQL's own operators.
     pub has_order: bool,
 }
 

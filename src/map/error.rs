@@ -329,6 +329,12 @@ impl SettingFault {
 impl EventError {
     fn hint(&self) -> String {
         let table = &self.table;
+        // Such an event is identified by its place in the log. Its corrected row would be another event.
+        if self.event_id.is_none() && self.fault.is_of_the_row() {
+            return format!(
+                "insert the event again into {table}, with an id that can be read, and discard this one"
+            );
+        }
         match &self.fault {
             EventFault::ColumnCount { .. } => {
                 "this is a fault in postrider: please report it with the log".to_owned()
@@ -419,6 +425,21 @@ mod tests {
         );
         assert_eq!(error.code(), "event-invalid");
         assert!(error.hint().contains("bucketed"));
+    }
+
+    #[test]
+    fn an_event_without_a_readable_id_must_be_inserted_again() {
+        let fault = || EventFault::Unreadable {
+            column: "id".to_owned(),
+            problem: "invalid byte sequence".to_owned(),
+        };
+        let MapError::Event(mut error) = event(fault()) else {
+            unreachable!("an event")
+        };
+        assert!(error.hint().contains("release the event"));
+        error.event_id = None;
+        let hint = error.hint();
+        assert!(hint.contains("insert the event again") && hint.contains("discard"));
     }
 
     #[test]

@@ -19,6 +19,10 @@ pub const ATTRIBUTE_VALUE_BYTES: usize = 1_024;
 /// Characters of a topic's id, the last part of its name.
 pub const TOPIC_ID_CHARS: std::ops::RangeInclusive<usize> = 3..=255;
 
+/// Bytes of a project id. Google allows 30 characters, and in old projects a domain and a colon
+/// before them.
+const PROJECT_ID_BYTES: usize = 128;
+
 /// Prefix of attribute keys that the service reserves.
 const RESERVED_PREFIX: &str = "goog";
 /// Attribute keys under the reserved prefix that clients may set: Google's client libraries put the
@@ -30,9 +34,25 @@ pub fn is_reserved_attribute(key: &str) -> bool {
     key.starts_with(RESERVED_PREFIX) && !key.starts_with(CLIENT_PREFIX)
 }
 
+/// Whether a project may have this id.
+pub fn is_project_id(text: &str) -> bool {
+    let is_allowed = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "-.:".contains(c);
+    (1..=PROJECT_ID_BYTES).contains(&text.len()) && text.chars().all(is_allowed)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_project_id_is_short_and_has_no_capital_letters() {
+        for id in ["my-project-123", "example.com:shop", "p"] {
+            assert!(is_project_id(id), "{id}");
+        }
+        for id in ["", "Shop", "a b", "a\nb", "a/b", &"p".repeat(129)] {
+            assert!(!is_project_id(id), "{id}");
+        }
+    }
 
     #[test]
     fn only_keys_with_the_services_prefix_are_reserved() {

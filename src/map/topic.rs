@@ -2,7 +2,9 @@
 //! template, in that order.
 //!
 //! Full names (`projects/p/topics/t`) are built and checked once per distinct topic, and then
-//! shared.
+//! shared. A row may choose the project only in the column that is set for the topic: the values
+//! in a template never do. Every part of a name has a maximum length, because names are kept in
+//! memory, in an index and in logs.
 
 use std::collections::HashMap;
 use std::str;
@@ -43,6 +45,9 @@ pub enum TopicNameFault {
     /// A name with slashes that is not a full topic name.
     #[error("a name with slashes has the form projects/PROJECT/topics/TOPIC")]
     FullName,
+    /// A full name whose project is no project id.
+    #[error("the project of a full name is not a project id")]
+    Project,
 }
 
 /// Finds the topics of one table's events.
@@ -66,7 +71,12 @@ enum Pattern {
     Fixed(Arc<str>),
     /// No template: each row must name its topic in this column.
     Nothing(Column),
-    Rendered(Vec<Piece>),
+    Rendered {
+        /// `projects/p/topics/`.
+        prefix: Box<str>,
+        /// The topic's id.
+        pieces: Vec<Piece>,
+    },
 }
 
 #[derive(Debug, Clone)]
@@ -108,20 +118,23 @@ impl Topics {
         } else if settings.topic.columns().next().is_none() {
             Pattern::Fixed(checked("topic", &settings.topic.to_string())?)
         } else {
+            let fault = |fault| {
+                finder.fault(SettingFault::Topic {
+                    setting: "topic",
+                    topic: settings.topic.to_string(),
+                    fault,
+                })
+            };
+            let parts = settings.topic.parts();
+            let (prefix, parts) = project_of(parts, &prefix).map_err(fault)?;
             let piece = |part: &Part| {
                 Ok(match part {
                     Part::Text(text) => Piece::Text(text.as_str().into()),
                     Part::Column(name) => Piece::Column(finder.in_template(name)?),
                 })
             };
-            Pattern::Rendered(
-                settings
-                    .topic
-                    .parts()
-                    .iter()
-                    .map(piece)
-                    .collect::<Result<_, _>>()?,
-            )
+            let pieces = parts.iter().map(piece).collect::<Result<_, _>>()?;
+            Pattern::Rendered { prefix, pieces }
         };
         let (interned, rendered) = (HashMap::default(), Vec::new());
         Ok(Self {
@@ -144,18 +157,20 @@ impl Topics {
         if let Some(column) = &self.column
             && column.append(row, &mut self.rendered)?.unwrap_or(0) > 0
         {
-            return self.intern(row);
+            return self.intern(row, 0);
         }
         if !self.rules.is_empty()
             && let Some(topic) = aggregate_type.and_then(|name| self.rules.get(name))
         {
             return Ok(Arc::clone(topic));
         }
-        let pieces = match &self.pattern {
+        let (prefix, pieces) = match &self.pattern {
             Pattern::Fixed(topic) => return Ok(Arc::clone(topic)),
             Pattern::Nothing(column) => return Err(column.null("the topic")),
-            Pattern::Rendered(pieces) => pieces,
+            Pattern::Rendered { prefix, pieces } => (prefix, pieces),
         };
+        let prefix_len = prefix.len();
+        self.rendered.extend_from_slice(prefix.as_bytes());
         for piece in pieces {
             match piece {
                 Piece::Text(text) => self.rendered.extend_from_slice(text.as_bytes()),
@@ -165,19 +180,24 @@ impl Topics {
                 },
             }
         }
-        self.intern(row)
+        self.intern(row, prefix_len)
     }
 
-    /// The full name of the topic in `rendered`.
-    fn intern(&mut self, row: &[Value<'_>]) -> Result<Arc<str>, EventFault> {
+    /// The full name of the topic in `rendered`. If `rendered` begins with a prefix from the
+    /// settings, the rest must be a topic's id.
+    fn intern(&mut self, row: &[Value<'_>], prefix_len: usize) -> Result<Arc<str>, EventFault> {
         self.rendered.shrink_to(KEPT_BYTES);
         if let Some(topic) = self.interned.get(self.rendered.as_slice()) {
             return Ok(Arc::clone(topic));
         }
         let rendered = str::from_utf8(&self.rendered).map_err(|_| not_utf8(self.columns(), row))?;
-        let topic = full_name(&self.prefix, rendered).map_err(|fault| {
+        let topic = match rendered.split_at(prefix_len) {
+            ("", name) => full_name(&self.prefix, name),
+            (_, id) => check_id(id).map(|()| rendered.into()),
+        };
+        let topic = topic.map_err(|fault| {
             // A very long name is cut, because the error ends up in logs.
-            let topic = rendered
+            let topic = rendered[prefix_len..]
                 .chars()
                 .take(*limits::TOPIC_ID_CHARS.end())
                 .collect();
@@ -195,7 +215,7 @@ impl Topics {
     pub(super) fn columns(&self) -> impl Iterator<Item = &Column> {
         let pieces = match &self.pattern {
             Pattern::Fixed(_) | Pattern::Nothing(_) => &[],
-            Pattern::Rendered(pieces) => pieces.as_slice(),
+            Pattern::Rendered { pieces, .. } => pieces.as_slice(),
         };
         let in_pattern = pieces.iter().filter_map(|piece| match piece {
             Piece::Column(column) => Some(column),
@@ -227,13 +247,36 @@ fn full_name(prefix: &str, topic: &str) -> Result<Arc<str>, TopicNameFault> {
         parts.next(),
         parts.next(),
     ) {
-        (Some("projects"), Some(project), Some("topics"), Some(id), None)
-            if !project.is_empty() =>
-        {
+        (Some("projects"), Some(project), Some("topics"), Some(id), None) => {
+            if !limits::is_project_id(project) {
+                return Err(TopicNameFault::Project);
+            }
             check_id(id)?;
             Ok(topic.into())
         }
         _ => Err(TopicNameFault::FullName),
+    }
+}
+
+/// Splits a template into `projects/p/topics/` and the template of the topic's id. The project is
+/// the one that the template begins with, otherwise that of `prefix`.
+fn project_of(parts: &[Part], prefix: &str) -> Result<(Box<str>, Vec<Part>), TopicNameFault> {
+    let mut parts = parts.to_vec();
+    let mut prefix = prefix;
+    let first = match parts.first() {
+        Some(Part::Text(text)) => text.clone(),
+        Some(Part::Column(_)) | None => String::new(),
+    };
+    if let Some(end) = first.rfind('/') {
+        let (before, id) = first.split_at(end + 1);
+        full_name("", &format!("{before}any-topic"))?;
+        prefix = before;
+        parts[0] = Part::Text(id.to_owned());
+    }
+    let has_slash = |part: &Part| matches!(part, Part::Text(text) if text.contains('/'));
+    match parts.iter().any(has_slash) {
+        true => Err(TopicNameFault::FullName),
+        false => Ok((prefix.into(), parts)),
     }
 }
 
@@ -282,7 +325,8 @@ mod tests {
             ("order events", TopicNameFault::Character(' ')),
             ("bestellungen-ä", TopicNameFault::Character('ä')),
             ("projects/p/topics", TopicNameFault::FullName),
-            ("projects//topics/abc", TopicNameFault::FullName),
+            ("projects//topics/abc", TopicNameFault::Project),
+            ("projects/a\nb/topics/abc", TopicNameFault::Project),
             ("projects/p/topics/abc/d", TopicNameFault::FullName),
             ("projects/p/topics/a", TopicNameFault::Length(1)),
         ] {
@@ -293,6 +337,25 @@ mod tests {
             full_name(PREFIX, &"t".repeat(256)),
             Err(TopicNameFault::Length(256))
         );
+        let long = format!("projects/{}/topics/abc", "p".repeat(900_000));
+        assert_eq!(full_name(PREFIX, &long), Err(TopicNameFault::Project));
+    }
+
+    #[test]
+    fn a_template_names_its_project_before_the_first_column_or_not_at_all() {
+        let of = |template: &str| {
+            let template: crate::map::Template = template.parse().unwrap();
+            project_of(template.parts(), PREFIX).map(|(prefix, parts)| (prefix, parts.len()))
+        };
+        assert_eq!(of("{x}.events"), Ok((PREFIX.into(), 2)));
+        assert_eq!(
+            of("projects/q/topics/{x}.events"),
+            Ok(("projects/q/topics/".into(), 3))
+        );
+        assert_eq!(of("projects/Q/topics/{x}"), Err(TopicNameFault::Project));
+        for template in ["projects/{x}/topics/abc", "{x}/abc", "a/{x}", "a{x}/b"] {
+            assert_eq!(of(template), Err(TopicNameFault::FullName), "{template}");
+        }
     }
 
     #[test]
@@ -301,13 +364,16 @@ mod tests {
             prefix: PREFIX.into(),
             column: None,
             rules: HashMap::new(),
-            pattern: Pattern::Rendered(Vec::new()),
+            pattern: Pattern::Rendered {
+                prefix: PREFIX.into(),
+                pieces: Vec::new(),
+            },
             interned: HashMap::default(),
             rendered: Vec::new(),
         };
         for i in 0..=INTERNED_MAX {
             topics.rendered = format!("topic-{i}").into();
-            topics.intern(&[]).unwrap();
+            topics.intern(&[], 0).unwrap();
         }
         assert_eq!(topics.interned.len(), 1);
     }

@@ -20,6 +20,7 @@ pub(crate) mod transaction_timeout;
 mod url;
 pub(crate) mod wire;
 
+pub(crate) use parameters::is_connection_variable;
 pub(crate) use patience::PatientSql;
 pub use sql::{Sql, connect};
 pub(crate) use sql::{answer_within, refuse_a_standby};

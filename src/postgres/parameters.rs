@@ -209,3 +209,8 @@ pub(super) fn nearest(name: &str) -> Option<&'static str> {
     let (distance, known) = with_distance.min()?;
     (distance <= 2).then_some(known)
 }
+/// Whether this environment variable is one of libpq's that [`PARAMETERS`] lists.
+pub(crate) fn is_connection_variable(name: &str) -> bool {
+    let mut variables = PARAMETERS.iter().map(|parameter| parameter.variable);
+    !name.is_empty() && variables.any(|variable| variable == name)
+}

@@ -21,8 +21,14 @@ const COMMON: &[(&str, &str)] = &[
     ("idle_in_transaction_session_timeout", "0"),
     ("idle_session_timeout", "0"),
     ("timezone", "UTC"),
+    // The text of a value must not depend on the role: ids of events are made from it.
     ("datestyle", "ISO"),
+    ("intervalstyle", "postgres"),
+    ("extra_float_digits", "1"),
+    ("quote_all_identifiers", "off"),
     ("bytea_output", "hex"),
+    // The relay logs what the walsender sends as a warning.
+    ("client_min_messages", "warning"),
     ("tcp_user_timeout", "0"),
 ];
 

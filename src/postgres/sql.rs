@@ -9,7 +9,7 @@ use tokio_postgres::{Client, Config};
 
 use super::passfile::password;
 use super::target::{ChannelBinding, Target};
-use super::wire::{self, AlreadyOpen, Liveness, unreachable};
+use super::wire::{self, AlreadyOpen, Liveness, Wire, unreachable};
 use super::{end_point, session_settings, transaction_timeout};
 use crate::error::{Code, Error, LoginFor, Result};
 
@@ -57,16 +57,21 @@ pub async fn connect(
     application_name: &str,
     statement_timeout: Duration,
 ) -> Result<Sql> {
-    let opening = open(target, application_name, statement_timeout);
-    wire::within_connect_timeout(target, opening).await
+    let wire = wire::open(target, LIVENESS).await?;
+    let logging_in = log_in(wire, target, application_name, statement_timeout);
+    wire::within_connect_timeout(target, logging_in).await
 }
 
-async fn open(target: &Target, application_name: &str, statement_timeout: Duration) -> Result<Sql> {
+async fn log_in(
+    wire: Wire,
+    target: &Target,
+    application_name: &str,
+    statement_timeout: Duration,
+) -> Result<Sql> {
     let mut config = config(target, application_name, statement_timeout);
     if let Some(password) = password(target)? {
         config.password(password.as_bytes());
     }
-    let wire = wire::open(target, LIVENESS).await?;
     let logging_in = config.connect_raw(wire, AlreadyOpen);
     let (client, connection) = logging_in.await.map_err(|e| refused(e, target))?;
     let version = connection.parameter("server_version").map(str::to_owned);

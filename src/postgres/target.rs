@@ -18,7 +18,7 @@ use super::url::{self, Parameters, invalid};
 use crate::error::{Error, Result};
 use crate::settings::Environment;
 
-/// Limit of one attempt to connect, if `connect_timeout` is not set.
+/// Limit of each step of connecting, if `connect_timeout` is not set.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// One PostgreSQL database and how to log in.
@@ -42,7 +42,7 @@ pub struct Target {
     pub options: Option<String>,
     /// Whether the server must be a primary (`target_session_attrs`).
     pub primary_only: bool,
-    /// Limit of one attempt to connect, including the login.
+    /// Limit of each step of connecting: opening a stream to one address of the host, and the login.
     pub connect_timeout: Duration,
     /// TCP keepalives.
     pub keepalives: Keepalives,
@@ -54,7 +54,8 @@ pub struct Target {
     pub ssl_sni: bool,
     /// libpq's `channel_binding`: whether the login is bound to the TLS channel.
     pub channel_binding: ChannelBinding,
-    /// PEM file of the trusted authorities; `None` means those of the operating system.
+    /// PEM file of the trusted authorities; `None` means those of the operating system. `verify-ca`
+    /// always has a file.
     pub ssl_root_cert: Option<PathBuf>,
     /// PEM files of the client's certificate and key.
     pub ssl_client: Option<(PathBuf, PathBuf)>,
@@ -148,6 +149,13 @@ impl Target {
             (None, Some(address)) => Host::Tcp(address.to_string()),
             (None, None) => Host::Tcp("localhost".into()),
         };
+        if let (Host::Unix(_), Some(_)) = (&host, host_addr) {
+            return Err(
+                invalid("hostaddr is set, and the host is the folder of a Unix socket").hint(
+                    "remove hostaddr (PGHOSTADDR) to use the socket, or make the host a host name",
+                ),
+            );
+        }
         let port = match found.get("port") {
             Some(port) if port.contains(',') => return Err(url::several_hosts()),
             Some(port) => port
@@ -161,7 +169,8 @@ impl Target {
             check_options(options)?;
         }
         Ok(Some(Target {
-            host_addr: host_addr.filter(|_| matches!(host, Host::Tcp(_))),
+            ssl_mode: ssl_mode(&found, &host)?,
+            host_addr,
             host,
             port,
             database: found.remove("dbname").unwrap_or_else(|| user.clone()),
@@ -172,7 +181,6 @@ impl Target {
             primary_only: primary_only(&found)?,
             connect_timeout: connect_timeout(&found)?,
             keepalives: keepalives(&found)?,
-            ssl_mode: ssl_mode(&found)?,
             tls_versions: tls_versions(&found)?,
             ssl_sni: match found.get("sslsni").map(String::as_str) {
                 None | Some("1") => true,
@@ -300,16 +308,26 @@ fn number<N: FromStr>(found: &Parameters, name: &'static str) -> Result<Option<N
         .map_err(|_| invalid(format!("`{name}` is not a whole number")))
 }
 
-/// As in libpq, `sslrootcert=system` means `verify-full` and allows nothing weaker.
-fn ssl_mode(found: &Parameters) -> Result<SslMode> {
-    let is_system = found
-        .get("sslrootcert")
-        .is_some_and(|path| path == "system");
+/// As in libpq, `sslrootcert=system` means `verify-full` and allows nothing weaker: a public authority
+/// signs certificates for anybody, so only the host's name tells the server from an impostor.
+/// `verify-ca`, which ignores the name, needs a file for the same reason.
+fn ssl_mode(found: &Parameters, host: &Host) -> Result<SslMode> {
+    let root = found.get("sslrootcert").map(String::as_str);
     let mode = found.get("sslmode").map(|mode| mode.parse()).transpose()?;
-    match (is_system, mode) {
-        (false, mode) => Ok(mode.unwrap_or(SslMode::Prefer)),
-        (true, None | Some(SslMode::VerifyFull)) => Ok(SslMode::VerifyFull),
-        (true, Some(_)) => Err(invalid("sslrootcert=system needs sslmode=verify-full")),
+    match (root, mode, host) {
+        (Some("system"), None | Some(SslMode::VerifyFull), _) => Ok(SslMode::VerifyFull),
+        (Some("system"), Some(_), _) => {
+            Err(invalid("sslrootcert=system needs sslmode=verify-full"))
+        }
+        (None, Some(SslMode::VerifyCa), Host::Tcp(_)) => Err(invalid(
+            "sslmode=verify-ca needs sslrootcert: without it any certificate of any public \
+             authority would do",
+        )
+        .hint(
+            "set sslrootcert to the PEM file of the server's authority; or use sslmode=verify-full, \
+             which also verifies the host's name",
+        )),
+        (_, mode, _) => Ok(mode.unwrap_or(SslMode::Prefer)),
     }
 }
 
@@ -443,6 +461,42 @@ mod tests {
             .unwrap();
         assert_eq!(found.ssl_mode, SslMode::VerifyFull);
         assert!(target("postgres://u@h/d?sslrootcert=system&sslmode=require", &[]).is_err());
+    }
+
+    #[test]
+    fn verify_ca_needs_the_file_of_an_authority() {
+        let mode =
+            |url: &str, env: &[(&str, &str)]| target(url, env).map(|found| found.unwrap().ssl_mode);
+        for (url, env) in [
+            ("postgres://u@h/d?sslmode=verify-ca", ("PGSSLROOTCERT", "")),
+            ("postgres://u@h/d", ("PGSSLMODE", "verify-ca")),
+        ] {
+            let env = [env];
+            let error = mode(url, &env).unwrap_err();
+            assert_eq!(error.code(), Code::DatabaseUrlInvalid);
+            assert!(error.hint_text().contains("sslrootcert"), "{error}");
+        }
+        let file = [("PGSSLROOTCERT", "/etc/ca.pem")];
+        let url = "postgres://u@h/d?sslmode=verify-ca";
+        assert_eq!(mode(url, &file).unwrap(), SslMode::VerifyCa);
+        // As in libpq, a Unix socket has no TLS.
+        let socket = "postgres://u@%2Frun/d?sslmode=verify-ca";
+        assert_eq!(mode(socket, &[]).unwrap(), SslMode::VerifyCa);
+    }
+
+    #[test]
+    fn an_address_next_to_a_unix_socket_is_refused() {
+        let address = [("PGHOSTADDR", "10.0.0.7")];
+        let socket = [("PGHOST", "/run/postgresql")];
+        for (url, env) in [
+            ("postgres://u@%2Frun/d?hostaddr=10.0.0.7", &[][..]),
+            ("postgres://u@%2Frun/d", &address),
+            ("postgres://u@/d?hostaddr=10.0.0.7", &socket),
+        ] {
+            let error = target(url, env).unwrap_err();
+            assert!(error.what().contains("hostaddr"), "{error}");
+            assert!(!error.to_string().contains("10.0.0.7"), "{error}");
+        }
     }
 
     #[test]

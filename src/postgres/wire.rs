@@ -3,6 +3,8 @@
 
 use std::future::{Ready, ready};
 use std::io;
+use std::net::SocketAddr;
+use std::path::Path;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -51,12 +53,36 @@ pub(crate) struct Liveness {
     pub(crate) user_timeout: Duration,
 }
 
-/// Opens the stream, within `connect_timeout`.
+/// Opens the stream. A host name may stand for several addresses: as in libpq, they are tried one
+/// after the other, each within `connect_timeout`, until one can be reached.
 ///
 /// # Errors
 /// `postgres-unreachable`, `postgres-tls`.
 pub(crate) async fn open(target: &Target, liveness: Liveness) -> Result<Wire> {
-    within_connect_timeout(target, connect(target, liveness)).await
+    let host = match &target.host {
+        Host::Unix(folder) => return within_connect_timeout(target, unix(folder, target)).await,
+        Host::Tcp(host) => host,
+    };
+    let addresses = within_connect_timeout(target, addresses(host, target)).await?;
+    first_of(&addresses, host, target, liveness).await
+}
+
+/// Opens a stream to the first address that can be reached.
+async fn first_of(
+    addresses: &[SocketAddr],
+    host: &str,
+    target: &Target,
+    liveness: Liveness,
+) -> Result<Wire> {
+    let mut failed = unreachable(target);
+    for &address in addresses {
+        let opening = connect(host, address, target, liveness);
+        match within_connect_timeout(target, opening).await {
+            Err(error) if error.code() == Code::PostgresUnreachable => failed = error,
+            opened => return opened,
+        }
+    }
+    Err(failed)
 }
 
 /// The result of `step`, within `connect_timeout`.
@@ -74,17 +100,32 @@ pub(crate) async fn within_connect_timeout<T>(
     }
 }
 
-async fn connect(target: &Target, liveness: Liveness) -> Result<Wire> {
+async fn unix(folder: &Path, target: &Target) -> Result<Wire> {
+    let path = folder.join(format!(".s.PGSQL.{}", target.port));
+    let stream = UnixStream::connect(path).await;
+    let stream = stream.map_err(|e| unreachable(target).caused_by(e))?;
+    Ok(Wire::plain(stream))
+}
+
+/// The addresses of the host.
+async fn addresses(host: &str, target: &Target) -> Result<Vec<SocketAddr>> {
+    if let Some(address) = target.host_addr {
+        return Ok(vec![(address, target.port).into()]);
+    }
+    let found = tokio::net::lookup_host((host, target.port)).await;
+    Ok(found
+        .map_err(|e| unreachable(target).caused_by(e))?
+        .collect())
+}
+
+async fn connect(
+    host: &str,
+    address: SocketAddr,
+    target: &Target,
+    liveness: Liveness,
+) -> Result<Wire> {
     let unreachable = |e: io::Error| unreachable(target).caused_by(e);
-    let host = match &target.host {
-        Host::Unix(folder) => {
-            let path = folder.join(format!(".s.PGSQL.{}", target.port));
-            let stream = UnixStream::connect(path).await.map_err(unreachable)?;
-            return Ok(Wire::plain(stream));
-        }
-        Host::Tcp(host) => host,
-    };
-    let connecting = || tcp(host, target, liveness);
+    let connecting = || tcp(address, target, liveness);
     let stream = connecting().await.map_err(unreachable)?;
     if !target.may_use_tls() {
         return Ok(Wire::plain(stream));
@@ -103,11 +144,8 @@ async fn connect(target: &Target, liveness: Liveness) -> Result<Wire> {
     }
 }
 
-async fn tcp(host: &str, target: &Target, liveness: Liveness) -> io::Result<TcpStream> {
-    let stream = match target.host_addr {
-        Some(address) => TcpStream::connect((address, target.port)).await?,
-        None => TcpStream::connect((host, target.port)).await?,
-    };
+async fn tcp(address: SocketAddr, target: &Target, liveness: Liveness) -> io::Result<TcpStream> {
+    let stream = TcpStream::connect(address).await?;
     stream.set_nodelay(true)?;
     keep_alive(&stream, target, liveness)?;
     Ok(stream)
@@ -260,7 +298,8 @@ mod tests {
         for (url, idle, interval, count, user_timeout) in
             [(&base, 10, 5, 2, 20), (&asked, 7, 3, 4, 9)]
         {
-            let stream = tcp("127.0.0.1", &target(url), OURS).await.unwrap();
+            let address = listener.local_addr().unwrap();
+            let stream = tcp(address, &target(url), OURS).await.unwrap();
             let socket = socket2::SockRef::from(&stream);
             let seconds = |n| Duration::from_secs(n);
             assert_eq!(socket.tcp_keepalive_time().unwrap(), seconds(idle));
@@ -273,8 +312,29 @@ mod tests {
             );
         }
         let off = target(&format!("{base}?keepalives=0"));
-        let stream = tcp("127.0.0.1", &off, OURS).await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let stream = tcp(address, &off, OURS).await.unwrap();
         assert!(!socket2::SockRef::from(&stream).keepalive().unwrap());
+    }
+
+    #[tokio::test]
+    async fn a_silent_address_leaves_the_next_one_its_whole_connect_timeout() {
+        let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let slow = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let addresses = [silent.local_addr().unwrap(), slow.local_addr().unwrap()];
+        tokio::spawn(async move {
+            let (mut stream, _) = slow.accept().await.unwrap();
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            stream.write_all(b"N").await.unwrap();
+            std::future::pending::<()>().await;
+        });
+        let target = target("postgres://u@localhost/d?connect_timeout=2&sslmode=prefer");
+        let opened = first_of(&addresses, "localhost", &target, OURS).await;
+        assert!(opened.is_ok());
+        let opened = first_of(&addresses[..1], "localhost", &target, OURS).await;
+        assert_eq!(opened.err().unwrap().code(), Code::PostgresUnreachable);
+        let opened = first_of(&[], "localhost", &target, OURS).await;
+        assert_eq!(opened.err().unwrap().code(), Code::PostgresUnreachable);
     }
 
     #[tokio::test]

@@ -3,18 +3,51 @@
 //! The result is one TOML table; the parent module interprets the values.
 
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::path::Path;
 
 use toml::{Table, Value};
 
 use super::keys::{self, KEYS, Key, Kind};
 use crate::error::{Code, Error, Result, shown_path};
+use crate::postgres::is_connection_variable;
 
 /// Variables with the prefix `POSTRIDER_` that are not settings.
 const OTHER_VARIABLES: &[&str] = &["POSTRIDER_CONFIG", "POSTRIDER_PG_BIN"];
 
 /// The environment variables, passed in for tests.
 pub type Environment = BTreeMap<String, String>;
+
+/// The variables as text. Other programs may have variables that are not UTF-8, which are left out.
+///
+/// # Errors
+/// `setting-invalid` for a variable that Postrider reads; its value is not shown.
+pub(crate) fn environment_of(
+    variables: impl Iterator<Item = (OsString, OsString)>,
+) -> Result<Environment> {
+    let mut env = Environment::new();
+    for (name, value) in variables {
+        match (name.into_string(), value.into_string()) {
+            (Ok(name), Ok(value)) => {
+                env.insert(name, value);
+            }
+            (Ok(name), Err(_)) if is_read(&name) => {
+                let what = format!("environment variable {name} is not UTF-8");
+                let hint = format!("write {name} in UTF-8, or unset it");
+                return Err(Error::new(Code::SettingInvalid, what).hint(hint));
+            }
+            _ => {}
+        }
+    }
+    Ok(env)
+}
+
+/// Whether this variable is a setting or a connection parameter.
+fn is_read(name: &str) -> bool {
+    (name.starts_with("POSTRIDER_") && !OTHER_VARIABLES.contains(&name))
+        || KEYS.iter().any(|key| key.aliases.contains(&name))
+        || is_connection_variable(name)
+}
 
 /// Reads the file; `[[tables]]` stays unparsed.
 pub(super) fn file(path: &Path) -> Result<Table> {
@@ -147,6 +180,32 @@ mod tests {
             .iter()
             .map(|(k, v)| ((*k).into(), (*v).into()))
             .collect()
+    }
+
+    #[test]
+    #[cfg(unix)]
+    fn a_variable_that_is_not_utf8_is_an_error_only_if_it_is_read() {
+        use std::os::unix::ffi::OsStringExt;
+        let of = |name: &str| {
+            let value = OsString::from_vec(b"postgres://u:hunter2\xff@h/d".to_vec());
+            let good = ("POSTRIDER_SLOT".into(), "a".into());
+            environment_of([(name.into(), value), good].into_iter())
+        };
+        for name in [
+            "DATABASE_URL",
+            "POSTRIDER_DATABASE_URL",
+            "PGPASSWORD",
+            "PGHOSTADDR",
+            "PUBSUB_PROJECT_ID",
+        ] {
+            let error = of(name).unwrap_err();
+            assert_eq!(error.code(), Code::SettingInvalid);
+            assert!(error.what().contains(name), "{error}");
+            assert!(!format!("{error} {error:?}").contains("hunter2"), "{error}");
+        }
+        for name in ["HOME", "PGDATA", "POSTRIDER_CONFIG"] {
+            assert_eq!(of(name).unwrap().len(), 1, "{name}");
+        }
     }
 
     #[test]

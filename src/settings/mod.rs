@@ -22,6 +22,7 @@ pub use choices::{Dispatch, Endpoint, OnBadEvent, OnLoss, Start};
 pub(crate) use keys::edit_distance;
 pub use keys::{KEYS, Key, Kind};
 pub use layers::Environment;
+pub(crate) use layers::environment_of as environment;
 
 use crate::error::{Code, Error, Result};
 use crate::map::TableSettings;
@@ -277,8 +278,7 @@ fn refuse_settings_of_one_table(set: &Table) -> Result<()> {
 /// Checks the project; empty if not set. Pub/Sub answers a malformed project in the same way as a bad
 /// message, so without this check the relay would quarantine events for it.
 fn project(text: &str) -> Result<String> {
-    let allowed = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "-.:".contains(c);
-    match text.chars().all(allowed) {
+    match text.is_empty() || crate::map::limits::is_project_id(text) {
         true => Ok(text.to_owned()),
         false => Err(setting_invalid("project").hint(
             "use the project's id, such as my-project-123: lower-case letters, digits, hyphens",

@@ -21,6 +21,7 @@ use crate::postgres::{
     ChannelBinding, Target, end_point, passfile, refuse_a_standby, session_settings,
     transaction_timeout,
 };
+use crate::printable::printable;
 
 /// CopyBothResponse, which postgres-protocol does not support.
 const COPY_BOTH_TAG: u8 = b'W';
@@ -383,6 +384,7 @@ pub(super) fn walsender_error(sqlstate: &str, message: &str, what: &str) -> Erro
 /// changes of a missing publication with nothing but a warning.
 pub(super) fn log_notice(fields: ErrorFields<'_>) {
     let (sqlstate, message) = code_and_message(fields);
+    let message = printable(&message);
     tracing::warn!(%sqlstate, "warning from PostgreSQL's walsender: {message}");
 }
 

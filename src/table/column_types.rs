@@ -22,7 +22,9 @@ const LOOK_UP_LIMIT: Duration = Duration::from_secs(8);
 /// read as that type, because PostgreSQL has either converted them or found that no conversion is
 /// needed.
 ///
-/// Only scalar types count as sortable: an array or a row may contain values that cannot be sorted.
+/// Only PostgreSQL's own scalar types count as sortable. An array or a row may contain values that
+/// cannot be sorted. The operators of another type may be in any schema, and may belong to anybody. A
+/// `regclass` or an enum cannot be read again from its text once the object or label has another name.
 const TYPES: &str = "\
     with recursive asked as ( \
         select w.type_oid, coalesce(t.oid, a.atttypid) as oid \
@@ -35,16 +37,19 @@ const TYPES: &str = "\
                on a.attrelid = c.oid and a.attname = w.column_name \
               and a.attnum > 0 and not a.attisdropped \
     ), made_from as ( \
-        select asked.type_oid, t.oid, t.typtype, t.typbasetype, t.typcategory \
+        select asked.type_oid, t.oid, t.typname, t.typnamespace, t.typtype, t.typbasetype, \
+               t.typcategory \
         from asked join pg_catalog.pg_type t on t.oid = asked.oid \
         union all \
-        select d.type_oid, t.oid, t.typtype, t.typbasetype, t.typcategory \
+        select d.type_oid, t.oid, t.typname, t.typnamespace, t.typtype, t.typbasetype, \
+               t.typcategory \
         from made_from d join pg_catalog.pg_type t on t.oid = d.typbasetype \
         where d.typtype = 'd' \
     ) \
     select m.type_oid, m.oid, pg_catalog.format_type(m.type_oid, null), \
-           m.typtype in ('e', 'r') \
-           or m.typtype = 'b' and m.typcategory <> 'A' and exists ( \
+           m.typtype = 'b' and m.typcategory <> 'A' \
+           and m.typnamespace = 'pg_catalog'::regnamespace and m.typname not like 'reg%' \
+           and exists ( \
                select from pg_catalog.pg_opclass o \
                join pg_catalog.pg_am am on am.oid = o.opcmethod and am.amname = 'btree' \
                where o.opcdefault and (o.opcintype = m.oid or exists ( \

@@ -63,7 +63,7 @@ pub(crate) struct TableReader {
     /// The column by which rows are found again.
     seq: Option<String>,
     id: String,
-    /// Whether ids can be sorted.
+    /// Whether ids can be compared with PostgreSQL's own operators, for which there may be an index.
     id_has_order: bool,
     /// An aggregate: the age in seconds of the oldest event among the rows. `None` when the table
     /// does not record when events happened.
@@ -219,9 +219,9 @@ impl TableReader {
         0..self.columns.len()
     }
 
-    /// The expression that is selected for one column.
-    pub(crate) fn column_sql(&self, column: usize) -> &str {
-        &self.columns[column].value
+    /// The expressions that are selected for one column: its value, and when the row was committed.
+    pub(crate) fn column_sql(&self, column: usize) -> String {
+        format!("{}, {}", self.columns[column].value, self.committed)
     }
 
     /// The id in a row that [`select_sql`](Self::select_sql) returned.
@@ -327,7 +327,11 @@ impl TableReader {
                 });
                 (micros, too_large)
             }
-            RowValues::Parts(_, fault) => (None, fault.clone()),
+            RowValues::Parts(parts, fault) => {
+                let mut times = parts.iter().flatten().map(|part| part.try_get(1));
+                let micros = times.find_map(|text| text.ok().flatten()?.parse().ok());
+                (micros, fault.clone())
+            }
         }
     }
 }

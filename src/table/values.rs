@@ -56,10 +56,11 @@ impl SelectedColumn {
                     fits: None,
                 };
             }
-            // The uncompressed size is computed only when the stored size is not small.
+            // The uncompressed size is computed only when the stored size is not small. A cast to text
+            // would call a function of the type's owner, with the rights of the relay.
             _ => format!(
                 "case when pg_column_size({value}) <= {SMALL_BYTES} then 0 \
-                 else octet_length({value}::text) end"
+                 else octet_length(format('%s', {value})) end"
             ),
         };
         let fits = format!("{bytes} <= {LARGEST_BYTES}");

@@ -99,6 +99,33 @@ async fn list_shows_for_each_key_how_many_events_wait_since_when_and_why() {
     assert_contains(&none.stdout, "Nothing is in quarantine");
 }
 
+#[tokio::test]
+async fn a_topic_can_be_named_although_the_settings_list_tables() {
+    let database = filled().await;
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), "[[tables]]\ntable = 'outbox.events'\n").unwrap();
+    let config = file.path().display().to_string();
+    let run = async |action: &[&str]| {
+        let arguments = ["quarantine"].iter().chain(action).copied();
+        let arguments: Vec<&str> = arguments.chain(["--config", &config]).collect();
+        let ran = database.run(&arguments).await;
+        ran.assert_status(0);
+        ran
+    };
+    let list = run(&["list", "--topic", "order.events", "--json"]).await;
+    assert_eq!(list.json()["total_keys"], 1);
+    run(&["release", "--key", "o-1", "--topic", "order.events"]).await;
+    run(&[
+        "discard",
+        "--key",
+        "o-1",
+        "--topic",
+        "order.events",
+        "--yes",
+    ])
+    .await;
+}
+
 /// Quarantines an event whose id is not a uuid. Computes its uuid as the relay does.
 async fn with_numbered(database: &Database, lsn: u32, id: &str, inserted_xid: u32) -> String {
     let id = id.replace('\'', "''");

@@ -252,6 +252,40 @@ async fn no_command_prints_part_of_a_secret_at_trace_level() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_url_that_is_not_utf8_is_refused_and_not_printed() {
+    use std::os::unix::ffi::OsStringExt;
+    let text = |prefix: &str| {
+        let bytes = [prefix.as_bytes(), b"postgres://u:QXZJKV\xff@h/d"].concat();
+        std::ffi::OsString::from_vec(bytes)
+    };
+    for (variable, flag, code) in [
+        (Some("DATABASE_URL"), None, "error[setting-invalid]"),
+        (Some("PGPASSWORD"), None, "error[setting-invalid]"),
+        (None, Some("--database-url="), "invalid UTF-8"),
+        (None, Some("--no-such-flag="), "error"),
+        (None, Some(""), "error"),
+    ] {
+        let mut command = command(&["check"], &[]);
+        if let Some(variable) = variable {
+            command.env(variable, text(""));
+        }
+        if let Some(flag) = flag {
+            command.arg(text(flag));
+        }
+        let ran = command.output().await.unwrap();
+        let printed = [ran.stdout, ran.stderr].concat();
+        let printed = String::from_utf8_lossy(&printed);
+        assert!(printed.contains(code), "{variable:?} {flag:?}:\n{printed}");
+        for part in ["QXZJKV", "panicked"] {
+            assert!(!printed.contains(part), "{variable:?} {flag:?}:\n{printed}");
+        }
+        if let Some(variable) = variable {
+            assert!(printed.contains(variable), "{printed}");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_misplaced_argument_is_not_printed() {
     for arguments in [
         &["run", "postgres://u:QXZJKV@h/d"][..],

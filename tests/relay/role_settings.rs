@@ -161,3 +161,78 @@ async fn a_stricter_isolation_level_makes_no_audit_repeat_events_in_flight() {
         relay.log()
     );
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn settings_of_the_role_change_no_id_and_fill_no_log() {
+    let (database, emulator, url) = with_its_role().await;
+    database
+        .execute(
+            "ALTER ROLE shop_relay SET client_min_messages = 'debug5'; \
+             ALTER ROLE shop_relay SET extra_float_digits = '-15'; \
+             ALTER ROLE shop_relay SET intervalstyle = 'iso_8601'; \
+             ALTER ROLE shop_relay SET quote_all_identifiers = 'on'; \
+             ALTER ROLE shop_relay SET datestyle = 'German'; \
+             ALTER ROLE shop_relay SET timezone = 'Asia/Tokyo'",
+        )
+        .await;
+    let types = [
+        ("double precision", "0.1234567"),
+        ("interval", "1 day 02:03:04"),
+        ("timestamptz", "2026-01-02 03:04:05+00"),
+        ("regclass", "outbox.events"),
+    ];
+    let mut toml = String::new();
+    let mut names = Vec::new();
+    for (n, (id, value)) in types.iter().enumerate() {
+        let table = format!("public.of_role_{n}");
+        database
+            .execute(&format!(
+                "CREATE TABLE {table} (id {id}, aggregatetype text, aggregateid text, \
+                     event_type text, payload text); GRANT SELECT ON {table} TO postrider_relay"
+            ))
+            .await;
+        toml += &format!("[[tables]]\ntable = '{table}'\n");
+        names.push((table, *value));
+    }
+    let list: Vec<&str> = names.iter().map(|(table, _)| table.as_str()).collect();
+    let publish = format!("ALTER PUBLICATION postrider SET TABLE {}", list.join(", "));
+    database.execute(&publish).await;
+    let file = crate::mapping::settings(&toml);
+    let config = file.path().display().to_string();
+    let host = emulator.addr().to_string();
+    let more = [
+        ("DATABASE_URL", url.as_str()),
+        ("POSTRIDER_CONFIG", &config),
+    ];
+    let relay = Relay::start_with(&database, &host, &more);
+    relay.wait_for_log("streaming").await;
+    for (table, value) in &names {
+        database
+            .execute(&format!(
+                "INSERT INTO {table} VALUES ('{value}', 'order', '{table}', 'E', '1')"
+            ))
+            .await;
+    }
+    database
+        .execute("SET timezone = 'UTC'; SET search_path = pg_catalog")
+        .await;
+    eventually(
+        "each event is recorded under the id that SQL computes",
+        || async {
+            let mut found = 0;
+            for (table, _) in &names {
+                let recorded = format!(
+                    "SELECT count(*) FROM {table} e JOIN outbox.dispatch d ON d.event_id \
+                     = outbox.event_uuid('{table}', format('%s', e.id), null) \
+                 AND d.source_id = '{table}:' || format('%s', e.id)"
+                );
+                found += database.number(&recorded).await;
+            }
+            (found == 4).then_some(())
+        },
+    )
+    .await;
+    let log = relay.log();
+    assert!(!log.contains("warning from PostgreSQL"), "{log}");
+    relay.stop().await;
+}

@@ -67,6 +67,8 @@ async fn a_row_that_is_not_utf8_is_quarantined_and_other_keys_continue() {
         .text("SELECT error FROM outbox.dispatch WHERE error LIKE '%cannot send%'")
         .await;
     assert!(reason.contains("payload") && reason.is_ascii(), "{reason}");
+    let old = "SELECT count(*) FROM outbox.dispatch WHERE committed_at < now() - interval '1 hour'";
+    assert_eq!(database.number(old).await, 0, "the time of the commit");
     insert(&database, "good", "'4'").await;
     database.wait_until_recorded().await;
     assert_eq!(stored(&emulator), 3, "nothing twice");

@@ -36,6 +36,8 @@ fn problem_code(problem: &Problem) -> &'static str {
         Problem::TableMissing { .. } => "table-missing",
         Problem::ColumnsMissing { .. } => "column-missing",
         Problem::Inherited { .. } => "table-inherited",
+        Problem::NotStreamed { .. } => "table-not-streamed",
+        Problem::CapturedTwice { .. } => "table-captured-twice",
         Problem::ColumnsGenerated { .. } => "column-generated",
         Problem::NotViaPartitionRoot { .. } => "publication-not-via-root",
         Problem::TableNotPublished { .. } => "table-not-published",

@@ -38,6 +38,22 @@ pub enum Problem {
         /// The table.
         table: QualifiedName,
     },
+    /// PostgreSQL never streams rows of the table, or of one of its partitions.
+    NotStreamed {
+        /// The table.
+        table: QualifiedName,
+        /// What the table or partition is, such as `unlogged table`.
+        kind: String,
+        /// The partition, or the table itself.
+        part: QualifiedName,
+    },
+    /// The table is a partition of another captured table, which brings the same rows.
+    CapturedTwice {
+        /// The table.
+        table: QualifiedName,
+        /// The other table.
+        root: QualifiedName,
+    },
     /// Required columns are generated, and the server cannot publish them.
     ColumnsGenerated {
         /// The table.
@@ -99,6 +115,13 @@ fn added_again(publication: &str, table: &QualifiedName) -> String {
     )
 }
 
+fn with_article(kind: &str) -> String {
+    match kind.starts_with('u') {
+        true => format!("an {kind}"),
+        false => format!("a {kind}"),
+    }
+}
+
 impl Problem {
     /// The SQL or the change that fixes it, to be run as the owner of the publication.
     #[must_use]
@@ -146,6 +169,22 @@ impl Problem {
                 "make {table} an ordinary table, or one with declarative partitions (partition by): \
                  PostgreSQL streams those under the name of the root"
             ),
+            Self::NotStreamed { table, kind, part } => match (kind.as_str(), part == table) {
+                ("unlogged table", true) => format!(
+                    "alter table {part} set logged (create it again if that is refused or it is \
+                     partitioned), or take it out of the settings"
+                ),
+                ("unlogged table", false) => format!("alter table {part} set logged"),
+                (_, true) => format!(
+                    "name an ordinary or a partitioned table instead of {part} in the settings"
+                ),
+                (_, false) => format!(
+                    "alter table {table} detach partition {part}, and attach an ordinary table in its place"
+                ),
+            },
+            Self::CapturedTwice { table, root } => {
+                format!("take {table} out of [[tables]]: its rows are delivered with {root}")
+            }
             Self::ColumnsGenerated {
                 table,
                 columns,
@@ -229,6 +268,22 @@ impl fmt::Display for Problem {
                 "rows of table {table} are stored in tables that inherit from it (or it is a TimescaleDB \
                  hypertable): they are streamed under their own names, and would never be delivered"
             ),
+            Self::NotStreamed { table, kind, part } if part == table => write!(
+                f,
+                "{table} is {}: PostgreSQL streams no rows of such a relation",
+                with_article(kind)
+            ),
+            Self::NotStreamed { table, kind, part } => write!(
+                f,
+                "partition {part} of {table} is {}: PostgreSQL never streams its rows",
+                with_article(kind)
+            ),
+            Self::CapturedTwice { table, root } => {
+                write!(
+                    f,
+                    "table {table} is a partition of {root}, which is captured too"
+                )
+            }
             Self::ColumnsGenerated {
                 table,
                 columns,

@@ -368,3 +368,87 @@ async fn a_stored_generated_column_is_published_from_18_on_with_the_option() {
     );
     assert!(problems[0].to_string().contains("never published"));
 }
+
+#[tokio::test]
+async fn relations_whose_rows_are_never_streamed_are_refused_before_there_is_a_publication() {
+    let (_, client) = new_database().await;
+    run(
+        &client,
+        "create extension file_fdw; create server files foreign data wrapper file_fdw;
+         create table good (id int);
+         create view v as select 1 as id;
+         create materialized view m as select 1 as id;
+         create unlogged table u (id int);
+         create foreign table f (id int) server files options (filename '/dev/null');
+         create table p (id int) partition by range (id);
+         create table p_1 partition of p for values from (0) to (10);
+         create table p_2 partition of p for values from (10) to (20) partition by range (id);
+         create unlogged table p_2_1 partition of p_2 for values from (10) to (20);
+         create table q (id int) partition by range (id);
+         create foreign table q_1 partition of q for values from (0) to (10)
+             server files options (filename '/dev/null')",
+    )
+    .await;
+    for (name, kind, part) in [
+        ("v", "view", "v"),
+        ("m", "materialized view", "m"),
+        ("u", "unlogged table", "u"),
+        ("f", "foreign table", "f"),
+        ("p", "unlogged table", "p_2_1"),
+        ("q", "foreign table", "q_1"),
+    ] {
+        let unfit = Problem::NotStreamed {
+            table: QualifiedName::new("public", name),
+            kind: kind.to_owned(),
+            part: QualifiedName::new("public", part),
+        };
+        let table = captured(&format!("public.{name}"), &["id"]);
+        let alone = look(&client, "none", &table).await.problems();
+        assert_eq!(alone, std::slice::from_ref(&unfit));
+        // With a table that is fit, the remedy for the publication leaves the other out.
+        let both = [table.clone(), captured("public.good", &["id"])];
+        let problems = inspect(&client, "pub", &both)
+            .await
+            .expect("inspect")
+            .problems();
+        assert_eq!(problems[0], unfit);
+        run(&client, &problems[1].remedy()).await;
+        let problems = inspect(&client, "pub", &both)
+            .await
+            .expect("inspect")
+            .problems();
+        assert_eq!(problems, [unfit]);
+        run(&client, "drop publication pub").await;
+    }
+    run(
+        &client,
+        "create publication p for table p with (publish_via_partition_root)",
+    )
+    .await;
+    let problem = mended(&client, "p", &captured("public.p", &["id"])).await;
+    assert!(matches!(problem, Problem::NotStreamed { .. }), "{problem}");
+}
+
+#[tokio::test]
+async fn a_partition_next_to_its_root_is_refused() {
+    let (_, client) = new_database().await;
+    run(
+        &client,
+        "create table p (id int) partition by range (id);
+         create table p_1 partition of p for values from (0) to (10) partition by range (id);
+         create table p_1_1 partition of p_1 for values from (0) to (10)",
+    )
+    .await;
+    let both = [
+        captured("public.p", &["id"]),
+        captured("public.p_1_1", &["id"]),
+    ];
+    let state = inspect(&client, "p", &both).await.expect("inspect");
+    let twice = Problem::CapturedTwice {
+        table: QualifiedName::new("public", "p_1_1"),
+        root: QualifiedName::new("public", "p"),
+    };
+    assert_eq!(state.unfit(), [twice]);
+    let alone = inspect(&client, "p", &both[1..]).await.expect("inspect");
+    assert_eq!(alone.unfit(), []);
+}

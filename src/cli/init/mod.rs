@@ -115,7 +115,8 @@ pub(super) struct Schema {
 /// Brings schema, publication and roles up to date, without the slot.
 ///
 /// # Errors
-/// `postgres-version`, `privilege-missing`, `schema-missing` when a captured table does not exist.
+/// `postgres-version`, `privilege-missing`, `schema-missing` when a captured table does not exist,
+/// `publication-drift` when no publication can carry one.
 pub(super) async fn schema(sql: &mut Sql, settings: &Settings, payload: Payload) -> Result<Schema> {
     let major = cluster::inspect(sql).await?.major_version();
     if major < 14 {
@@ -126,6 +127,9 @@ pub(super) async fn schema(sql: &mut Sql, settings: &Settings, payload: Payload)
     }
     let captured = settings.captured();
     let before = publication::inspect(sql, &settings.publication, &captured).await?;
+    if let Some(unfit) = before.unfit().first() {
+        return Err(unfit.into());
+    }
     let mut findings = apply::migrations(sql, settings, payload).await?;
     findings.extend(apply::publication(sql, settings).await?);
     Ok(Schema {

@@ -82,12 +82,14 @@ fn of_certificate(error: &CertificateError, target: &Target) -> (String, String)
         CertificateError::NotValidForNameContext { presented, .. } if presented.is_empty() => (
             "the server's certificate names no host in subjectAltName".into(),
             "create a certificate with a subjectAltName (its common name is ignored), or use \
-             sslmode=verify-ca"
+             sslmode=verify-ca with sslrootcert"
                 .into(),
         ),
         CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. } => (
             "the server's certificate is for another host".into(),
-            "connect with a host name that is in the certificate, or use sslmode=verify-ca".into(),
+            "connect with a host name that is in the certificate, or use sslmode=verify-ca with \
+             sslrootcert"
+                .into(),
         ),
         CertificateError::UnsupportedSignatureAlgorithmContext { .. }
         | CertificateError::UnsupportedSignatureAlgorithmForPublicKeyContext { .. } => (

@@ -186,6 +186,7 @@ impl Worker {
                 let paging = quarantined::page(sql, &group, after, PAGE);
                 let rows = sql.answer(paging).await?;
                 let count = rows.len();
+                let readers_are_new = session.readers.is_empty();
                 if count > 0 && session.readers.is_empty() {
                     let known = claim::known(sql, &self.slot, &self.tables);
                     let known = sql.answer(known).await?;
@@ -195,7 +196,12 @@ impl Worker {
                     }
                 }
                 for origin in rows {
-                    let one = session.find(&group, origin).await?;
+                    let one = match session.find(&group, origin.clone()).await {
+                        Err(error) if is_of_one_event(&error, readers_are_new) => {
+                            Found::Lost(group.clone(), origin, error)
+                        }
+                        found => found?,
+                    };
                     if found.send(one).await.is_err() {
                         break;
                     }
@@ -203,6 +209,16 @@ impl Worker {
                 Ok(Found::PageEnded(group, count))
             }
         }
+    }
+}
+
+/// Whether only the search for this one event fails. It then stays in quarantine, so that it does not
+/// hold up the others. `slot-busy` means that the table was altered since the reader was made.
+fn is_of_one_event(error: &Error, readers_are_new: bool) -> bool {
+    match error.code() {
+        Code::PostgresStatement => true,
+        Code::SlotBusy => readers_are_new,
+        _ => false,
     }
 }
 
@@ -235,7 +251,10 @@ impl Session {
                 Err(error) => Err(error.into()),
             };
         }
-        let what = format!("event {} is no longer in its table", origin.event_id);
+        let what = format!(
+            "event {} is no longer in its table",
+            origin.event_id.shown()
+        );
         let gone = Error::new(Code::EventInvalid, what)
             .hint("to discard it, run `postrider quarantine discard ID --yes`");
         Ok(Found::Lost(group.clone(), origin, gone))
@@ -245,6 +264,21 @@ impl Session {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_search_that_fails_for_one_event_does_not_hold_up_the_others() {
+        let of = |code, readers_are_new| is_of_one_event(&Error::new(code, "no"), readers_are_new);
+        assert!(of(Code::PostgresStatement, false));
+        // The table was altered: look its columns up again, but only once.
+        assert!(!of(Code::SlotBusy, false) && of(Code::SlotBusy, true));
+        for code in [
+            Code::PostgresConnectionLost,
+            Code::PostgresTimeout,
+            Code::PrivilegeMissing,
+        ] {
+            assert!(!of(code, true), "{code}");
+        }
+    }
 
     #[tokio::test]
     async fn a_dead_task_is_reported_instead_of_awaited() {

@@ -250,3 +250,32 @@ async fn a_dry_run_counts_the_rows_the_poller_has_not_sent() {
         "{text}"
     );
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_whose_id_is_padded_with_blanks_are_recorded_under_the_id_of_their_event() {
+    let builder = ScratchPostgres::builder().setting("wal_level", "logical");
+    let server = builder.start().unwrap();
+    let url = server.socket_url("postgres");
+    let client = harness::connect(&url).await;
+    let table = TABLE.replace("bigserial PRIMARY KEY", "char(5) PRIMARY KEY");
+    client.batch_execute(&table).await.unwrap();
+    let rows = "INSERT INTO public.outbox SELECT i::text, 'order', 'k', 'Placed', '{}', \
+                CASE WHEN i <= 5 THEN now() END FROM generate_series(1, 8) i";
+    client.batch_execute(rows).await.unwrap();
+    let settings = NamedTempFile::new().unwrap();
+    std::fs::write(settings.path(), SETTINGS).unwrap();
+    let path = settings.path().display().to_string();
+    let database = Database::on_with(server, &[("POSTRIDER_CONFIG", &path)]).await;
+    let emulator = harness::emulator().await;
+    database.execute(&what_was_sent()).await;
+    let host = emulator.addr().to_string();
+    let more = [("POSTRIDER_CONFIG", path.as_str())];
+    let relay = Relay::start_with(&database, &host, &more);
+    relay.wait_for_log("recovered").await;
+    let published = "SELECT count(*) FROM outbox.dispatch WHERE state = 'published'";
+    assert_eq!(database.number(published).await, 3, "{}", relay.log());
+    assert_eq!(stored(&emulator).len(), 3);
+    let named = "SELECT count(*) FROM outbox.dispatch WHERE source_id = 'public.outbox:1    '";
+    assert_eq!(database.number(named).await, 1);
+    relay.stop().await;
+}

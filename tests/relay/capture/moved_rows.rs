@@ -215,3 +215,34 @@ async fn a_row_that_its_own_transaction_moves_is_published() {
     assert!(report.is_clean(), "{report}");
     relay.stop().await;
 }
+
+/// PostgreSQL never streams rows of an unlogged partition.
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_of_an_unlogged_partition_are_published_once_it_is_logged() {
+    let (mut world, relay) = World::served(Kind::Partitioned, 50).await;
+    world
+        .execute("CREATE UNLOGGED TABLE public.more (LIKE public.parts INCLUDING ALL)")
+        .await;
+    let without_rows = ATTACH.split_once("INSERT_ROWS; ").unwrap().1;
+    world.execute(without_rows).await;
+    relay
+        .wait_for_log("public.more of public.parts is an unlogged table")
+        .await;
+    let first = world.next;
+    world.next += 30;
+    let insert = format!(
+        "INSERT INTO public.parts (aggregatetype, aggregateid, event_type, payload, day) \
+         SELECT 'order', 'unlogged-' || i % 5, 'New', jsonb_build_object('n', i), '2030-05-05' \
+         FROM generate_series({first}, {}) i",
+        world.next - 1
+    );
+    world.execute(&insert).await;
+    relay.stop().await;
+    let refused = world.relay();
+    refused.wait_for_error("publication-drift").await;
+    assert_eq!(refused.wait().await.code(), Some(3));
+    world.execute("ALTER TABLE public.more SET LOGGED").await;
+    world.insert("a", 30).await;
+    let relay = world.relay();
+    world.assert_published_once(relay).await;
+}

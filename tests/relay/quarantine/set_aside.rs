@@ -65,6 +65,39 @@ async fn one_poison_event_among_thousands_is_quarantined_and_only_its_key_waits(
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_row_that_names_a_topic_in_another_project_is_set_aside_and_forges_no_log_line() {
+    let database = Database::start().await;
+    let emulator = harness::emulator().await;
+    let insert = |aggregate_type: &str| {
+        format!(
+            "INSERT INTO outbox.events (aggregatetype, aggregateid, event_type, payload) \
+             VALUES ({aggregate_type}, md5({aggregate_type}), 'E', '1');"
+        )
+    };
+    let names = [
+        "'projects/' || repeat('p', 900000) || '/topics/abc'",
+        "'projects/' || (SELECT string_agg(md5(i::text), '') FROM generate_series(1, 900) i) \
+         || '/topics/abc'",
+        "E'projects/x\\n2026-01-01 ERROR forged\\x1b[31m/topics/abc'",
+        "'projects/other/topics/abc'",
+    ];
+    for name in names {
+        database.execute(&insert(name)).await;
+    }
+    insert_orders(&database, 100, 10).await;
+    let addr = emulator.addr().to_string();
+    let create = [("POSTRIDER_CREATE_TOPICS", "true")];
+    let relay = Relay::start_with(&database, &addr, &create);
+    database.wait_until_recorded().await;
+    let log = relay.log();
+    assert_eq!(in_state(&database, "quarantined").await, 4, "{log}");
+    assert_eq!(in_state(&database, "published").await, 100, "{log}");
+    let forged = |line: &str| line.starts_with("2026-01-01") || line.contains('\u{1b}');
+    assert!(!log.lines().any(forged), "{log}");
+    assert!(log.len() < 20_000, "{} bytes", log.len());
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn under_quarantine_event_only_the_bad_event_is_quarantined() {
     let database = Database::start().await;
     let emulator = harness::emulator().await;

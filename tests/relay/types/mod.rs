@@ -5,6 +5,7 @@ mod domains;
 mod generated;
 mod identity;
 mod keys;
+mod released;
 mod times;
 
 use std::process::Output;

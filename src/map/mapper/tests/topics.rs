@@ -82,3 +82,30 @@ fn a_topic_column_suffices_when_there_is_no_aggregate_type() {
     let refused = resolve(&columns, &format!("topic = '{{aggregatetype}}.x'\n{toml}"));
     assert_eq!(refused.unwrap_err().code(), "setting-invalid");
 }
+
+#[test]
+fn a_value_in_a_template_cannot_choose_the_project() {
+    let of = |aggregate_type: &str, toml: &str| {
+        let mut row: Vec<Value<'_>> = outbox_row(&[]);
+        row[1] = Value::Text(aggregate_type.as_bytes());
+        let mapped = mapper(&OUTBOX, toml).map_row(&row, AT);
+        mapped.map(|mapped| mapped.topic)
+    };
+    let project = "p".repeat(900_000);
+    for name in [
+        "projects/q/topics/abc",
+        &format!("projects/{project}/topics/abc"),
+    ] {
+        for toml in ["", "topic = '{aggregatetype}'"] {
+            let refused = of(name, toml).unwrap_err();
+            assert_eq!(refused.code(), "event-invalid");
+            assert!(refused.to_string().contains("not '/'"), "{refused}");
+            assert!(refused.to_string().len() < 1_000);
+        }
+    }
+    let toml = "topic = 'projects/q/topics/{aggregatetype}.events'";
+    assert_eq!(
+        &*of("order", toml).unwrap(),
+        "projects/q/topics/order.events"
+    );
+}
