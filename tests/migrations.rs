@@ -473,8 +473,8 @@ async fn an_owner_who_may_not_create_roles_gets_a_notice_and_everything_else() {
 #[tokio::test]
 async fn a_database_prepared_for_shards_loses_their_columns() {
     let client = migrated_database().await;
-    let [before @ .., one_relay, _] = OF_THE_RELAY;
-    for sql in before {
+    let one_relay = include_str!("../migrations/0010_one_relay.sql");
+    for sql in OF_THE_RELAY.iter().take_while(|sql| **sql != one_relay) {
         client.batch_execute(sql).await.unwrap();
     }
     client

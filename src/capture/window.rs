@@ -188,10 +188,13 @@ mod tests {
     fn rows_older_than_capturing_are_excluded_by_the_snapshot() {
         let captured = captured(true, Some("100:110:103"));
         let condition = Window::unresolved(&captured, false).condition();
+        let xid = captured.shape.inserted_xid_sql(&[]);
         assert_eq!(
             condition,
-            "e.inserted_xid >= '90'::xid8 and not \
-             pg_catalog.pg_visible_in_snapshot(e.inserted_xid, '100:110:103'::pg_snapshot)"
+            format!(
+                "{xid} >= '90'::xid8 and not \
+                 pg_catalog.pg_visible_in_snapshot({xid}, '100:110:103'::pg_snapshot)"
+            )
         );
     }
 
@@ -210,12 +213,20 @@ mod tests {
     }
 
     #[test]
+    fn rows_that_may_have_been_published_without_a_record_are_never_compared() {
+        let mut captured = captured(true, None);
+        captured.record.recorded_from = 70;
+        let condition = Window::whole(&captured).condition();
+        assert!(condition.ends_with(">= '70'::xid8"), "{condition}");
+    }
+
+    #[test]
     fn the_seq_hint_is_used_only_while_the_same_sequence_numbers_the_rows() {
         let mut captured = captured(true, None);
-        assert_eq!(Window::unresolved(&captured, false).from_seq, Some(7));
-        assert_eq!(Window::unresolved(&captured, true).from_seq, None);
+        assert_eq!(Window::recent(&captured).from_seq, Some(7));
+        assert_eq!(Window::unresolved(&captured, false).from_seq, None);
         assert_eq!(Window::whole(&captured).from_seq, None);
         captured.record.numbering = Some("2/1".into());
-        assert_eq!(Window::unresolved(&captured, false).from_seq, None);
+        assert_eq!(Window::recent(&captured).from_seq, None);
     }
 }

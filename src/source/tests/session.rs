@@ -87,7 +87,7 @@ async fn a_confirmed_position_is_reported_at_once() {
     let opened = Source::open(options(target(&url)), last_status.clone()).await;
     let source = opened.unwrap();
     tokio::time::sleep(Duration::from_millis(1_500)).await;
-    let mut waited = Duration::ZERO;
+    let mut waits = Vec::new();
     for lsn in 2..10 {
         tokio::time::sleep(Duration::from_millis(300)).await;
         let began = Instant::now();
@@ -95,9 +95,14 @@ async fn a_confirmed_position_is_reported_at_once() {
         while last_status.age().is_none_or(|age| age > began.elapsed()) {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
-        waited += began.elapsed();
+        waits.push(began.elapsed());
     }
-    assert!(waited < Duration::from_millis(500), "{waited:?}");
+    // Most of them: a busy machine delays some.
+    waits.sort_unstable();
+    assert!(
+        waits[waits.len() / 2] < Duration::from_millis(60),
+        "{waits:?}"
+    );
     source.close().await;
 }
 
