@@ -203,7 +203,7 @@ fn with_keep_the_demo_shows_inserted_events_until_ctrl_c() {
     let temp = temp_folder();
     let arguments = ["--seconds", "5", "--rate", "100", "--keep"];
     let mut child = demo(temp.path(), &arguments).spawn().unwrap();
-    let shown = read_until(&mut child, "Ctrl-C ends it all.");
+    let shown = read_until(&mut child, "Press Ctrl-C to stop everything.");
     let url = shown
         .split("DATABASE_URL=")
         .nth(1)

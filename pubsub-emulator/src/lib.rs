@@ -3,7 +3,7 @@
 //! It speaks gRPC over plain HTTP/2, so every official client works with it through
 //! `PUBSUB_EMULATOR_HOST`. It refuses what the service refuses (limits, mixed ordering keys,
 //! malformed names), and delivers ordered subscriptions like the service (redelivering a message
-//! redelivers all later ones of its key). It fails on request ([`Faults`]), and records every
+//! redelivers all later ones of its key). It injects faults on request ([`Faults`]), and records every
 //! attempt to publish ([`Journal`]), which [`checks`] judges.
 //!
 //! ```
@@ -31,7 +31,6 @@
 //! **Not here:** TLS and authentication, push, BigQuery and Cloud Storage subscriptions, dead
 //! letters, retry policies, exactly-once delivery, schemas, snapshots, retention. A request for one
 //! of them gets UNIMPLEMENTED with the name of the field. Nothing is kept on disk.
-//! them gets UNIMPLEMENTED with the name of the field. Nothing is kept on disk.
 
 pub mod checks;
 mod connections;

@@ -320,7 +320,8 @@ impl PublicationState {
         inserts.into_iter().chain(of_tables).collect()
     }
 
-    /// The tables that no publication can carry, whether there is a publication or not.
+    /// One problem for each captured table that cannot be published completely. Does not depend on
+    /// whether the publication exists.
     #[must_use]
     pub fn unfit(&self) -> Vec<Problem> {
         self.tables.iter().filter_map(TableState::unfit).collect()

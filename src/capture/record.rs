@@ -61,7 +61,8 @@ pub(crate) struct CaptureRecord {
     pub(crate) oid: u32,
     /// The slot whose relay publishes its rows.
     pub(crate) slot: String,
-    /// Rows visible in this snapshot are older than capturing; `None` means that no row is.
+    /// The snapshot taken when capturing began: rows visible in it are never published. `None`: no row is
+    /// too old to publish.
     pub(crate) since: Option<Snapshot>,
     /// All rows of older transactions are resolved.
     pub(crate) floor: u64,

@@ -55,7 +55,8 @@ pub(super) struct Playground {
 impl Screen {
     /// Prints a text, which includes its own line ends.
     ///
-    /// # Errors The output was closed.
+    /// # Errors
+    /// The output was closed.
     pub(super) fn print(self, text: &str) -> Result<()> {
         let written = if self.on_stderr {
             std::io::stderr().write_all(text.as_bytes())
@@ -199,8 +200,8 @@ impl Screen {
              {program} run --http-addr off\n  \
              kill -9 {pid}\n\n\
              Messages appear here as they arrive. {}\n\n",
-            self.paint(BOLD, "It is yours to try."),
-            self.paint(BOLD, "Ctrl-C ends it all."),
+            self.paint(BOLD, "Try it yourself."),
+            self.paint(BOLD, "Press Ctrl-C to stop everything."),
         )
     }
 

@@ -118,7 +118,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn writers_of_slots_that_begin_alike_have_different_names_of_at_most_63_bytes() {
+    fn slots_with_a_common_prefix_get_distinct_writer_names_within_63_bytes() {
         let name = |slot: String| writer_name(&slot.parse().unwrap());
         assert_eq!(name("shop".into()), "postrider dispatch shop");
         let start = "s".repeat(44);

@@ -68,7 +68,7 @@ codes! {
     ProjectMissing "project-missing" Stop 2 "set PUBSUB_PROJECT_ID to the Google Cloud project of the topics"
     CredentialsMissing "credentials-missing" Stop 4 "run `gcloud auth application-default login`, or set GOOGLE_APPLICATION_CREDENTIALS"
     PortInUse "port-in-use" Stop 2 "set POSTRIDER_HTTP_ADDR to a free address, or stop the other process"
-    PostgresUnreachable "postgres-unreachable" Retry 3 "check that PostgreSQL runs, and the host and port in DATABASE_URL"
+    PostgresUnreachable "postgres-unreachable" Retry 3 "check that PostgreSQL is running, and that DATABASE_URL has the right host and port"
     PostgresAuthentication "postgres-authentication" Stop 3 "check the user and password in DATABASE_URL, and the server's pg_hba.conf"
     PostgresTls "postgres-tls" Stop 3 "check sslmode and sslrootcert; sslmode=verify-full needs the host name in the certificate"
     PostgresConnectionLost "postgres-connection-lost" Retry 3 "no action needed: the relay reconnects by itself"

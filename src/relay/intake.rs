@@ -239,8 +239,8 @@ impl Intake {
         if table.always_has_inserted_xid && is_hashed && inserted_xid.is_none() {
             let name = &settings.table;
             let what = format!(
-                "the stream has rows of table {name} without the column {INSERTED_XID:?}, on which \
-                 their event ids depend"
+                "PostgreSQL sends rows of table {name} without the column {INSERTED_XID:?}, from which \
+                 their event ids are computed"
             );
             return Err(Error::new(Code::ColumnMissing, what)
                 .hint("add it to the publication's column list of that table, or drop the list"));

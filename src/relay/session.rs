@@ -3,7 +3,7 @@
 //! The order of the steps makes this safe. First the cluster must be ours, and the publication right.
 //! Then the slot must be free and ours: either the one that we left (`opening`), or a new one
 //! (`recovery`), whose stream must wait until older rows are published from the tables. Then the
-//! session looks up which events have an outcome. Only after that it reads the stream.
+//! session looks up which events have an outcome. Only then does it read the stream.
 
 use std::sync::Arc;
 use std::time::Duration;

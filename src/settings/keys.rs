@@ -94,7 +94,7 @@ pub const KEYS: &[Key] = &[
         "new",
         &[],
         "What the first start on a database delivers: `new` (rows committed from then on) or `all` \
-         (also the unrecorded rows that are already in the tables; with `dispatch = full` this also \
+         (also the unrecorded rows that are already in the tables; this also \
          applies to tables that are added later). The default is `new`, because a table that another \
          program served before contains rows that were delivered long ago",
     ),

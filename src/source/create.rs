@@ -56,7 +56,8 @@ impl CreatedSlot {
 
 /// Creates the slot; returns `None` if running transactions delayed it past the limit.
 ///
-/// # Errors `slot-busy` when another session is creating a slot of this name, `wal-level`,
+/// # Errors
+/// `slot-busy` when another session is creating a slot of this name, `wal-level`,
 /// `replication-right`, `replication-slots-used-up` when no slot is left, and those of the
 /// connection.
 pub(crate) async fn create_slot(wanted: CreateSlot<'_>) -> Result<Option<CreatedSlot>> {

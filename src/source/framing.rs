@@ -43,7 +43,8 @@ pub(super) enum Then {
 
 /// Scans the front of `buffer`.
 ///
-/// # Errors `replication-protocol` on an impossible length.
+/// # Errors
+/// `replication-protocol` on an impossible length.
 pub(super) fn scan(buffer: &[u8]) -> Result<Scan> {
     let mut at = 0;
     let mut last = 0..0;
@@ -102,7 +103,8 @@ fn copy_data_bodies(chunk: &[u8]) -> impl Iterator<Item = &[u8]> {
 
 /// Decodes the frames of a chunk.
 ///
-/// # Errors `replication-protocol` in place of a frame that cannot be decoded.
+/// # Errors
+/// `replication-protocol` in place of a frame that cannot be decoded.
 pub(crate) fn frames(chunk: &[u8]) -> impl Iterator<Item = Result<Frame<'_>>> {
     copy_data_bodies(chunk).map(|body| {
         decode_frame(body).map_err(|e| {

@@ -105,7 +105,8 @@ impl Source {
     ///
     /// Every status message is noted in `last_status`.
     ///
-    /// # Errors Those of the connection; `slot-held` when another session has the slot.
+    /// # Errors
+    /// Those of the connection; `slot-held` when another session has the slot.
     pub(crate) async fn open(options: Options, last_status: LastStatus) -> Result<Self> {
         let (chunk_sender, chunks) = mpsc::channel(CHUNKS);
         let (started, wait_started) = oneshot::channel();
@@ -185,7 +186,7 @@ impl Source {
         last_word.unwrap_or_else(slot_given_up)
     }
 
-    /// The handle for proof that PostgreSQL hears us, and the pid of our walsender.
+    /// The shared handle to the session's lease, and the pid of our walsender.
     pub(crate) fn lease_proof(&self) -> (LeaseProof, i32) {
         (self.control.lease.clone(), self.walsender)
     }

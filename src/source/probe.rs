@@ -11,7 +11,8 @@ const LIMIT: Duration = Duration::from_secs(20);
 
 /// Whether the server accepts a replication session. The probe occupies a walsender for a moment.
 ///
-/// # Errors Those that the relay would get.
+/// # Errors
+/// Those that the relay would get.
 pub(crate) async fn probe(target: &Target, application_name: &str) -> Result<()> {
     let probing = async {
         let wire = wire::open(target, handshake::liveness(LIMIT)).await?;

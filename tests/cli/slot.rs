@@ -127,7 +127,7 @@ async fn watch_prints_the_slot_repeatedly_with_rates() {
 }
 
 #[tokio::test]
-async fn a_missing_slot_is_one_object_and_exit_code_3() {
+async fn slot_show_reports_a_missing_slot_in_json_and_exits_with_3() {
     let database = Database::new().await;
     let ran = database.run(&["slot", "show", "--json"]).await;
     ran.assert_status(3);

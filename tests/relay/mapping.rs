@@ -231,7 +231,7 @@ async fn tables_with_other_names_ids_types_and_partitions_are_captured_together(
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn every_envelope_arrives_in_its_form() {
+async fn each_envelope_produces_its_documented_message() {
     for (envelope, check) in [
         (
             "cloudevents-binary",

@@ -289,7 +289,7 @@ async fn a_foreign_partition_does_not_count_as_rewritten() {
 /// Event ids of numbered rows depend on `inserted_xid`. Rows that come without it would get other ids
 /// than the same rows in the table.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_column_list_without_inserted_xid_for_a_moment_repeats_nothing() {
+async fn leaving_inserted_xid_out_of_the_column_list_for_a_moment_repeats_nothing() {
     let database = Database::private().await;
     let version = "SELECT current_setting('server_version_num')::bigint";
     if database.number(version).await < 150_000 {

@@ -70,7 +70,7 @@ async fn sigterm_while_connecting_or_while_postgresql_is_down() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn sigterm_on_standby_even_with_a_silent_connection() {
+async fn sigterm_ends_a_standby_even_if_its_connection_is_silent() {
     let database = Database::private().await;
     let emulator = harness::emulator().await;
     let host = emulator.addr().to_string();

@@ -108,7 +108,7 @@ fn meaning(health: &Health) -> String {
             )
         }
         Health::ForeignCluster { expected, found } => {
-            format!("the relay's records come from cluster {expected}, this is cluster {found}")
+            format!("the relay's records come from cluster {expected}, but this is cluster {found}")
         }
     }
 }

@@ -52,8 +52,9 @@ use crate::table::TableReader;
 
 /// Time between two audits when every event has a record.
 const INTERVAL: Duration = Duration::from_secs(300);
-/// Time between two audits without records: a recovery repeats everything after the last audit. Also
-/// the pause before a retry.
+/// Time between two audits with `dispatch = exceptions`, where a recovery repeats everything since the last
+/// audit. Also used after a comparison of whole tables until older transactions have ended, and as the
+/// pause before a retry.
 const SOON: Duration = Duration::from_secs(10);
 /// Time between two looks at the slot while it has not confirmed the awaited position.
 const AT_ONCE: Duration = Duration::from_secs(1);
@@ -427,5 +428,8 @@ impl Audit {
 }
 
 fn ended() -> Error {
-    Error::new(Code::PostgresConnectionLost, "the session has ended")
+    Error::new(
+        Code::PostgresConnectionLost,
+        "the replication session ended during the audit",
+    )
 }

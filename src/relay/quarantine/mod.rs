@@ -248,7 +248,7 @@ impl Quarantine {
         self.blocked.insert(group, blocked);
     }
 
-    /// Registers a record that the writer is given.
+    /// Counts a record that was just handed to the dispatch writer.
     pub(super) fn handed(&mut self, record: &Record) {
         self.handed += 1;
         if let Some(topic) = &record.topic

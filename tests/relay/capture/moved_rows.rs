@@ -137,7 +137,8 @@ async fn moved(how: &str, with_restart: bool) {
     world.assert_published_once(relay).await;
 }
 
-/// Such a row looks the same as one that waited in another table. A repeat is better than a loss.
+/// A moved row without a record looks like a row that waited in a staging table and was never published.
+/// Publishing it twice is better than losing it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_moved_row_whose_record_was_pruned_is_published_again_under_its_event_id() {
     let (world, relay) = World::served(Kind::Partitioned, 60).await;

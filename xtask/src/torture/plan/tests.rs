@@ -170,7 +170,7 @@ fn the_schedules_of_ci_have_tables_of_every_kind() {
 }
 
 #[test]
-fn a_slot_recreated_after_a_clean_stop_has_one_relay() {
+fn schedules_that_recreate_the_slot_after_a_clean_stop_use_one_relay() {
     for index in 0..3_000 {
         let plan = Plan::draw(6, index);
         let clean = |step: &Step| step.fault.follows_a_clean_stop();

@@ -53,7 +53,7 @@ pub(super) fn check(evidence: &Evidence) -> Vec<Violation> {
     violations
 }
 
-/// When the message was sent that the event's dispatch row names.
+/// For each event, the time at which the emulator received the message that its dispatch row names.
 fn recording_attempts(evidence: &Evidence) -> HashMap<&str, Duration> {
     let mut by_message: HashMap<u64, Duration> = HashMap::new();
     for attempt in &evidence.attempts {
