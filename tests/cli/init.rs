@@ -153,6 +153,43 @@ async fn other_tables_and_publications_come_from_the_settings() {
 }
 
 #[tokio::test]
+async fn a_view_and_a_partition_next_to_its_root_are_refused_before_anything_is_created() {
+    let database = Database::new().await;
+    let columns = "id uuid, aggregatetype text, aggregateid text, event_type text, payload text";
+    database
+        .execute(&format!(
+            "create table parts ({columns}) partition by hash (id); \
+             create table part partition of parts for values with (modulus 1, remainder 0); \
+             create view seen as select * from parts"
+        ))
+        .await;
+    for (tables, said) in [
+        (
+            &["public.parts", "public.part"][..],
+            "is a partition of public.parts",
+        ),
+        (&["public.seen"], "public.seen is a view"),
+    ] {
+        let toml = tables
+            .iter()
+            .map(|t| format!("[[tables]]\ntable = '{t}'\n"));
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), toml.collect::<String>()).unwrap();
+        let config = file.path().display().to_string();
+        let env = [("POSTRIDER_CONFIG", config.as_str())];
+        let ran = database
+            .run_with(&["init", "--apply", "--no-slot"], &env)
+            .await;
+        ran.assert_error("publication-drift", 3);
+        assert!(ran.stderr.contains(said), "{}", ran.stderr);
+        let ran = database.run_with(&["check"], &env).await;
+        assert!(ran.stdout.contains(said), "{}", ran.stdout);
+        let created = "select count(*) from pg_namespace where nspname = 'outbox'";
+        assert_eq!(database.number(created).await, 0);
+    }
+}
+
+#[tokio::test]
 async fn without_logical_wal_everything_except_the_slot_is_created() {
     let server = ScratchPostgres::builder()
         .setting("wal_level", "replica")
