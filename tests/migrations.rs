@@ -77,12 +77,13 @@ async fn migrate(client: &Client) {
 }
 
 /// What `outbox.relay` needs beyond [`MIGRATIONS`].
-const OF_THE_RELAY: [&str; 5] = [
+const OF_THE_RELAY: [&str; 6] = [
     include_str!("../migrations/0006_recovery.sql"),
     include_str!("../migrations/0007_audit.sql"),
     include_str!("../migrations/0008_exceptions.sql"),
     include_str!("../migrations/0010_one_relay.sql"),
     include_str!("../migrations/0011_capture.sql"),
+    include_str!("../migrations/0012_database.sql"),
 ];
 
 async fn refused(client: &Client, sql: &str) -> DbError {

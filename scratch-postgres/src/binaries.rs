@@ -27,6 +27,20 @@ impl Binaries {
         Self::search(named.map(PathBuf::from), Path::new(DEBIAN_LAYOUT), &on_path)
     }
 
+    /// In this folder and nowhere else.
+    pub(crate) fn in_named_folder(folder: &Path) -> Result<Self, Error> {
+        Self::in_folder(folder).ok_or_else(|| Error::NoServerPrograms {
+            looked_in: folder.display().to_string(),
+        })
+    }
+
+    /// The folder that holds both.
+    pub(crate) fn folder(&self) -> &Path {
+        self.postgres
+            .parent()
+            .expect("invariant: a file in a folder")
+    }
+
     fn search(named: Option<PathBuf>, debian: &Path, on_path: &[PathBuf]) -> Result<Self, Error> {
         if let Some(folder) = named {
             return Self::in_folder(&folder).ok_or_else(|| Error::NoServerPrograms {

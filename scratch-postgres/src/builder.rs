@@ -37,6 +37,7 @@ pub struct Builder {
     hba_lines: Vec<String>,
     tls: Option<Tls>,
     data: Data,
+    programs: Option<PathBuf>,
 }
 
 /// Where the data folder comes from.
@@ -48,6 +49,10 @@ enum Data {
     StandbyOf {
         data_dir: PathBuf,
         conninfo: String,
+    },
+    UpgradeOf {
+        data_dir: PathBuf,
+        programs: PathBuf,
     },
 }
 
@@ -129,18 +134,40 @@ impl Builder {
         self
     }
 
+    /// Takes `initdb` and `postgres` from this folder, whatever `POSTRIDER_PG_BIN` says.
+    #[must_use]
+    pub fn programs(mut self, folder: &Path) -> Self {
+        self.programs = Some(folder.to_owned());
+        self
+    }
+
+    /// Upgrades a *stopped* server of an older major: `pg_upgrade` copies its data into a new
+    /// cluster. Both folders of [`programs`](Self::programs) need `pg_upgrade` and what it calls.
+    #[must_use]
+    pub fn upgrade_of(mut self, server: &ScratchPostgres) -> Self {
+        self.data = Data::UpgradeOf {
+            data_dir: server.data_dir().to_owned(),
+            programs: server.programs().to_owned(),
+        };
+        self
+    }
+
     /// Makes the data folder, starts the server and waits until it takes connections.
     ///
     /// # Errors
     /// No server programs, no account for them, no usable temp folder, `initdb` failed, or the
     /// server did not start (its log tells why).
     pub fn start(self) -> Result<ScratchPostgres, Error> {
-        let binaries = Binaries::find()?;
+        let binaries = match &self.programs {
+            Some(folder) => Binaries::in_named_folder(folder)?,
+            None => Binaries::find()?,
+        };
         let account = Account::choose()?;
         let folder = Folder::create(account)?;
         let mut server = ScratchPostgres::new(binaries.clone(), account, folder.clone())?;
         self.make_data_folder(&binaries, account, &folder)?;
         self.write_files(account, &folder.data())?;
+        self.upgrade(&binaries, account, &folder)?;
         server.start_first()?;
         Ok(server)
     }
@@ -152,7 +179,7 @@ impl Builder {
         folder: &Folder,
     ) -> Result<(), Error> {
         let source = match &self.data {
-            Data::Initdb => {
+            Data::Initdb | Data::UpgradeOf { .. } => {
                 return process::run(
                     account
                         .command(&binaries.initdb, folder.root())
@@ -173,10 +200,31 @@ impl Builder {
         }
         process::run(Command::new("cp").arg("-a").arg(source).arg(folder.data()))?;
         match &self.data {
-            Data::Initdb | Data::CopyOf(_) => Ok(()),
+            Data::Initdb | Data::CopyOf(_) | Data::UpgradeOf { .. } => Ok(()),
             // A standby has slots of its own, or copies that it keeps up to date itself.
             Data::StandbyOf { .. } => remove_slots(&folder.data()),
         }
+    }
+
+    /// After the settings are written: the new server needs room for the slots that come along.
+    fn upgrade(&self, binaries: &Binaries, account: Account, folder: &Folder) -> Result<(), Error> {
+        let Data::UpgradeOf { data_dir, programs } = &self.data else {
+            return Ok(());
+        };
+        process::run(
+            account
+                .command(binaries.folder().join("pg_upgrade"), folder.root())
+                .args(["--username=postgres", "--no-sync", "--socketdir"])
+                .arg(folder.root())
+                .arg("--old-bindir")
+                .arg(programs)
+                .arg("--new-bindir")
+                .arg(binaries.folder())
+                .arg("--old-datadir")
+                .arg(data_dir)
+                .arg("--new-datadir")
+                .arg(folder.data()),
+        )
     }
 
     fn write_files(&self, account: Account, data: &Path) -> Result<(), Error> {

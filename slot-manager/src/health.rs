@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime};
 
 use decoder::Lsn;
 
-use crate::{Severity, Slot, SystemIdentifier, WalStatus};
+use crate::{Origin, Severity, Slot, WalStatus};
 
 mod state;
 
@@ -25,8 +25,8 @@ pub struct Observation<'a> {
     pub viewer: Viewer,
     /// How far delivery is behind in time, see [`time_lag`].
     pub time_lag: Option<Duration>,
-    /// The cluster that we are connected to.
-    pub system_identifier: SystemIdentifier,
+    /// The database that we are connected to.
+    pub origin: Origin,
     /// What the relay wrote down about the slot.
     pub recorded: Option<&'a RecordedPosition>,
 }
@@ -54,8 +54,8 @@ pub enum Viewer {
 /// What the relay wrote down when it last confirmed something.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RecordedPosition {
-    /// The cluster.
-    pub system_identifier: SystemIdentifier,
+    /// The database in which it was written down.
+    pub origin: Origin,
     /// The confirmed position.
     pub confirmed_lsn: Option<Lsn>,
     /// Whether nothing can have been confirmed after it was written down: the relay has it in
@@ -98,12 +98,12 @@ pub fn judge(observation: &Observation<'_>, thresholds: &Thresholds) -> Health {
     let Observation {
         slot,
         recorded,
-        system_identifier: found,
+        origin: found,
         ..
     } = *observation;
     if let Some(expected) = recorded
-        .map(|r| r.system_identifier)
-        .filter(|id| *id != found)
+        .map(|r| r.origin)
+        .filter(|origin| !origin.matches(found))
     {
         return Health::ForeignCluster { expected, found };
     }

@@ -11,7 +11,7 @@
 //! - [`retention`]: which transactions and slots keep WAL from being removed.
 //! - [`publication`]: whether the publication still carries every captured row. The relay asks
 //!   every few seconds, because PostgreSQL itself may skip rows without an error.
-//! - [`cluster`]: which cluster this is, so that a restored copy is not taken for the original.
+//! - [`cluster`]: which database of which cluster this is, so that a copy is not taken for the original.
 //! - [`preflight`]: everything above and the server's settings and grants, as [`Finding`]s.
 //!
 //! **Invariants.** Decisions rest on SQLSTATEs and catalog columns, never on message texts. Every
@@ -34,7 +34,7 @@ mod slot_name;
 pub mod slots;
 mod sql;
 
-pub use cluster::{Cluster, SystemIdentifier};
+pub use cluster::{Cluster, Origin, SystemIdentifier};
 pub use error::Error;
 pub use finding::{Finding, Severity};
 pub use health::Health;

@@ -98,7 +98,8 @@ pub(super) enum Command {
     /// Examples:
     ///   postrider recover --dry-run          (is it needed, and what would be sent?)
     ///   postrider recover --yes              (do it now, or at the relay's next start)
-    ///   postrider recover --adopt --yes      (this server took the place of the old one)
+    ///   postrider recover --adopt --yes      (this server or database took the
+    ///                                         place of the old one)
     #[command(verbatim_doc_comment)]
     Recover(super::recover::Args),
     Emulator(EmulatorArgs),

@@ -99,7 +99,7 @@ codes! {
     SlotLost "slot-lost" Stop 3 "`postrider recover --dry-run` shows what was not delivered; `postrider recover` delivers it"
     SlotRecreated "slot-recreated" Stop 3 "`postrider recover --dry-run` shows what was not delivered; `postrider recover` delivers it"
     SlotBusy "slot-busy" Retry 3 "end the transactions that it waits for, or try again later"
-    ForeignCluster "foreign-cluster" Stop 3 "make sure that DATABASE_URL names the right server; if it took the place of the old one: `postrider recover --adopt`"
+    ForeignCluster "foreign-cluster" Stop 3 "make sure that DATABASE_URL names the right server and database; if this one took the place of the old one: `postrider recover --adopt`"
     ReplicationProtocol "replication-protocol" Stop 3 "make sure that nothing but PostgreSQL 14 or newer answers there"
     ColumnMissing "column-missing" Stop 5 "correct the columns of this table in the settings, or the table"
     EventInvalid "event-invalid" Stop 5 "correct the settings of the table, or set on_bad_event to quarantine_key to set such events aside"

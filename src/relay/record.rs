@@ -6,7 +6,7 @@
 
 use decoder::Lsn;
 use slot_manager::health::RecordedPosition;
-use slot_manager::{Cluster, SlotName, SystemIdentifier};
+use slot_manager::{Cluster, Origin, SlotName};
 use tokio_postgres::GenericClient;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::{PgLsn, ToSql};
@@ -18,17 +18,19 @@ use crate::settings::Dispatch;
 
 const SELECT: &str = "\
     SELECT system_identifier, timeline, confirmed_lsn, confirmed_is_final, recovering, dispatch, \
-        audited_publication FROM outbox.relay WHERE slot = $1";
+        audited_publication, database_oid FROM outbox.relay WHERE slot = $1";
 
 /// Under `exceptions` the mode is durable before anything is delivered. Back to `full` goes who knows
 /// that what was delivered without a row is below the floor (`auditor`), or a recovery. `$6`: the
 /// slot may have left events out, so that everything has to be compared.
 const TAKE: &str = "\
     INSERT INTO outbox.relay (slot, system_identifier, timeline, confirmed_lsn, instance, \
-        dispatch, audited_publication) \
-    VALUES ($1::text, $2::text, $3::int, $4::pg_lsn, $5::text, $7::text, $8::text) \
+        dispatch, audited_publication, database_oid) \
+    VALUES ($1::text, $2::text, $3::int, $4::pg_lsn, $5::text, $7::text, $8::text, \
+        $9::oid) \
     ON CONFLICT (slot) DO UPDATE SET system_identifier = excluded.system_identifier, \
-        timeline = excluded.timeline, confirmed_lsn = excluded.confirmed_lsn, \
+        timeline = excluded.timeline, database_oid = excluded.database_oid, \
+        confirmed_lsn = excluded.confirmed_lsn, \
         confirmed_is_final = false, instance = excluded.instance, since = now(), \
         updated_at = now(), \
         dispatch = CASE WHEN excluded.dispatch = 'exceptions' THEN excluded.dispatch \
@@ -53,8 +55,9 @@ const WRITE_FINAL: &str = "\
 
 /// A relay that reads the slot by now has recovered what there was: a mark would outlive it.
 const MARK_RECOVERING: &str = "\
-    INSERT INTO outbox.relay (slot, system_identifier, timeline, instance, recovering) \
-    VALUES ($1, $2, $3, $4, $5) \
+    INSERT INTO outbox.relay (slot, system_identifier, timeline, instance, recovering, \
+        database_oid) \
+    VALUES ($1, $2, $3, $4, $5, $6) \
     ON CONFLICT (slot) DO UPDATE SET instance = excluded.instance, \
         recovering = coalesce(relay.recovering, excluded.recovering), since = now(), \
         updated_at = now() \
@@ -63,8 +66,9 @@ const MARK_RECOVERING: &str = "\
 
 /// A relay that has taken the slot meanwhile sees by itself whether it can be read.
 const MARK_STUCK: &str = "\
-    INSERT INTO outbox.relay (slot, system_identifier, timeline, instance, recovering) \
-    VALUES ($1, $2, $3, $4, $5) \
+    INSERT INTO outbox.relay (slot, system_identifier, timeline, instance, recovering, \
+        database_oid) \
+    VALUES ($1, $2, $3, $4, $5, $6) \
     ON CONFLICT (slot) DO UPDATE SET \
         recovering = coalesce(relay.recovering, excluded.recovering), updated_at = now() \
     WHERE relay.instance = excluded.instance OR NOT EXISTS ( \
@@ -76,12 +80,21 @@ const IS_ANOTHERS: &str = "\
 
 /// The relay that serves the slot stays its instance.
 const REQUEST: &str = "\
-    INSERT INTO outbox.relay (slot, system_identifier, timeline, instance, recovering) \
-    VALUES ($1, $2, $3, 'none yet', $4) \
+    INSERT INTO outbox.relay (slot, system_identifier, timeline, instance, recovering, \
+        database_oid) \
+    VALUES ($1, $2, $3, 'none yet', $4, $5) \
     ON CONFLICT (slot) DO UPDATE SET \
         system_identifier = excluded.system_identifier, timeline = excluded.timeline, \
+        database_oid = excluded.database_oid, \
         confirmed_is_final = false, \
         recovering = coalesce(relay.recovering, excluded.recovering), updated_at = now()";
+
+/// What the publication left out before is in the tables, and was looked at.
+const KEEP_SLOT: &str = "\
+    UPDATE outbox.relay SET system_identifier = $2, timeline = $3, confirmed_lsn = $4, \
+        confirmed_is_final = false, audited_publication = $5, updated_at = now(), \
+        database_oid = $6 \
+    WHERE slot = $1";
 
 /// Records whose place the WAL of this cluster will come to, put where no commit can be.
 const MOVE_RECORDS: &str = "\
@@ -110,7 +123,8 @@ const RECOVERED: &str = "\
 /// What an earlier session wrote down.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Recorded {
-    pub(crate) system_identifier: SystemIdentifier,
+    /// The database that it was written down in.
+    pub(crate) origin: Origin,
     pub(crate) timeline: u32,
     /// `None`: the slot was never served.
     pub(crate) confirmed_lsn: Option<Lsn>,
@@ -128,7 +142,7 @@ impl Recorded {
     /// What a judgement of the slot's health needs.
     pub(crate) fn position(&self) -> RecordedPosition {
         RecordedPosition {
-            system_identifier: self.system_identifier,
+            origin: self.origin,
             confirmed_lsn: self.confirmed_lsn,
             is_final: self.confirmed_is_final,
         }
@@ -146,15 +160,16 @@ pub(crate) async fn read(sql: &Sql, slot: &SlotName) -> Result<Option<Recorded>>
         .map_err(outdated)?;
     let Some(row) = row else { return Ok(None) };
     let identifier: String = row.get(0);
+    let system_identifier = identifier.parse().map_err(|e| {
+        let what = format!("outbox.relay holds the system identifier {identifier:?}");
+        Error::new(Code::PostgresStatement, what).caused_by(e)
+    })?;
     let confirmed: Option<PgLsn> = row.get(2);
     Ok(Some(Recorded {
-        system_identifier: identifier.parse().map_err(|e| {
-            Error::new(
-                Code::PostgresStatement,
-                format!("outbox.relay holds the system identifier {identifier:?}"),
-            )
-            .caused_by(e)
-        })?,
+        origin: Origin {
+            system_identifier,
+            database_oid: row.get(7),
+        },
         timeline: row.get::<_, i32>(1).unsigned_abs(),
         confirmed_lsn: confirmed.map(|lsn| Lsn::new(lsn.into())),
         confirmed_is_final: row.get(3),
@@ -190,7 +205,7 @@ pub(super) async fn take(
     audit: Audit,
     manner: Manner<'_>,
 ) -> Result<()> {
-    let (identifier, timeline) = names(cluster);
+    let (identifier, timeline, database) = names(cluster);
     sql.execute(
         TAKE,
         &[
@@ -202,6 +217,7 @@ pub(super) async fn take(
             &(audit == Audit::Everything),
             &manner.dispatch.name(),
             &manner.publication,
+            &database,
         ],
     )
     .await?;
@@ -252,11 +268,18 @@ pub(super) async fn mark_recovering(
     instance: &str,
     why: &str,
 ) -> Result<()> {
-    let (identifier, timeline) = names(cluster);
+    let (identifier, timeline, database) = names(cluster);
     let marked = sql
         .execute(
             MARK_RECOVERING,
-            &[&slot.as_str(), &identifier, &timeline, &instance, &why],
+            &[
+                &slot.as_str(),
+                &identifier,
+                &timeline,
+                &instance,
+                &why,
+                &database,
+            ],
         )
         .await
         .map_err(outdated)?;
@@ -286,11 +309,18 @@ pub(super) async fn mark_stuck(
     instance: &str,
     why: &str,
 ) -> Result<bool> {
-    let (identifier, timeline) = names(cluster);
+    let (identifier, timeline, database) = names(cluster);
     let rows = sql
         .execute(
             MARK_STUCK,
-            &[&slot.as_str(), &identifier, &timeline, &instance, &why],
+            &[
+                &slot.as_str(),
+                &identifier,
+                &timeline,
+                &instance,
+                &why,
+                &database,
+            ],
         )
         .await?;
     Ok(rows == 1)
@@ -304,8 +334,33 @@ pub(crate) async fn request_recovery(
     cluster: &Cluster,
     why: &str,
 ) -> Result<()> {
-    let (identifier, timeline) = names(cluster);
-    sql.execute(REQUEST, &[&slot.as_str(), &identifier, &timeline, &why])
+    let (identifier, timeline, database) = names(cluster);
+    let parameters: [&(dyn ToSql + Sync); 5] =
+        [&slot.as_str(), &identifier, &timeline, &why, &database];
+    sql.execute(REQUEST, &parameters).await.map_err(outdated)?;
+    Ok(())
+}
+
+/// Makes the slot as it stands the one that is served on this cluster, where everything in the tables
+/// has its outcome.
+pub(crate) async fn keep_slot(
+    sql: &impl GenericClient,
+    slot: &SlotName,
+    cluster: &Cluster,
+    confirmed: Lsn,
+    publication: &str,
+) -> Result<()> {
+    let (identifier, timeline, database) = names(cluster);
+    let confirmed = PgLsn::from(confirmed.as_u64());
+    let parameters: [&(dyn ToSql + Sync); 6] = [
+        &slot.as_str(),
+        &identifier,
+        &timeline,
+        &confirmed,
+        &publication,
+        &database,
+    ];
+    sql.execute(KEEP_SLOT, &parameters)
         .await
         .map_err(outdated)?;
     Ok(())
@@ -338,9 +393,10 @@ pub(super) async fn recovered(
     Ok(rows == 1)
 }
 
-fn names(cluster: &Cluster) -> (String, i32) {
+fn names(cluster: &Cluster) -> (String, i32, u32) {
     (
         cluster.system_identifier.to_string(),
         i32::try_from(cluster.timeline).unwrap_or(i32::MAX),
+        cluster.database_oid,
     )
 }

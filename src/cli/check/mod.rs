@@ -20,8 +20,7 @@ use super::findings::{Findings, finding, from_error};
 use super::output;
 use crate::error::Result;
 use crate::postgres::connect;
-use crate::relay::opening::untraced;
-use crate::relay::record;
+use crate::relay::opening::{self, untraced};
 use crate::settings::{Dispatch, Endpoint, Settings};
 use crate::source;
 
@@ -89,7 +88,7 @@ async fn check_database(settings: &Settings) -> Result<(Vec<Finding>, Vec<String
     findings.extend(replication_session(settings, &findings).await?);
     // A table that may be read, and still be of an older version.
     if findings.iter().any(|finding| finding.code == "relay-table") {
-        let read = record::read(&sql, &settings.slot).await;
+        let read = opening::refuse_foreign_records(&sql, settings).await;
         findings.extend(read.err().as_ref().map(from_error));
     }
     if settings.dispatch == Dispatch::Exceptions {

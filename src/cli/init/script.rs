@@ -39,6 +39,7 @@ const RECOVERY: &str = include_str!("../../../migrations/0006_recovery.sql");
 const EXCEPTIONS: &str = include_str!("../../../migrations/0008_exceptions.sql");
 const ONE_RELAY: &str = include_str!("../../../migrations/0010_one_relay.sql");
 const CAPTURE: &str = include_str!("../../../migrations/0011_capture.sql");
+const DATABASE: &str = include_str!("../../../migrations/0012_database.sql");
 
 /// What the files are written for.
 const DEFAULT_PUBLICATION: &str = "postrider";
@@ -121,6 +122,7 @@ pub(super) fn migrations(settings: &Settings, payload: Payload) -> Vec<Migration
         migration(8, "exceptions", EXCEPTIONS.to_owned(), false),
         migration(10, "one_relay", ONE_RELAY.to_owned(), false),
         migration(11, "capture", CAPTURE.to_owned(), true),
+        migration(12, "database", DATABASE.to_owned(), true),
     ]
 }
 

@@ -9,6 +9,7 @@ use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 use std::time::Duration;
 
+use decoder::Lsn;
 use slot_manager::{Cluster, Slot, SlotName, cluster, publication, slots};
 use tokio_postgres::error::SqlState;
 
@@ -18,7 +19,7 @@ use crate::error::{Code, Error, Result};
 use crate::postgres::{Sql, connect};
 use crate::relay::opening::server_lsn;
 use crate::relay::record::{self, Recorded};
-use crate::relay::recovery::loss::{self, Seen, Verdict};
+use crate::relay::recovery::loss::{self, Audit, Seen, Verdict};
 use crate::settings::Settings;
 
 /// Adopting may move many records.
@@ -37,7 +38,8 @@ pub(super) struct Args {
     /// Do it without asking
     #[arg(long)]
     yes: bool,
-    /// Print JSON: {slot_name, needed, why, tables: [...]} or {slot_name, marked, relay}
+    /// Print JSON: {slot_name, needed, why, tables: [...]} or {slot_name, marked, relay}, where
+    /// `marked` is null if the slot goes on as it is
     #[arg(long)]
     json: bool,
 }
@@ -64,6 +66,10 @@ struct Situation {
     identities: Vec<String>,
     /// Whether events may have been delivered without a record.
     repeats: bool,
+    /// The publication as it is.
+    publication: String,
+    /// Where the slot stands, if a relay that had left it there would just stream.
+    usable_from: Option<Lsn>,
     /// Why a relay would recover at its next session; `None` when it would just stream.
     why: Option<Why>,
 }
@@ -102,6 +108,8 @@ impl Situation {
             owner: other.and_then(|owner| owner.parse().ok()),
             identities: identities.collect(),
             repeats: false,
+            publication: publication.fingerprint().to_owned(),
+            usable_from: None,
             why: None,
         };
         let seen = Seen {
@@ -116,14 +124,18 @@ impl Situation {
             is_captured: known.iter().any(Option::is_some),
         };
         let (repeats, why) = (loss::repeats(seen), situation.why(seen));
+        // Without the column a relay cannot tell rows that were restored after the slot was made.
+        let tells_restored_rows = found.iter().all(|found| found.shape.has_inserted_xid);
+        let usable_from = usable_from(seen).filter(|_| tells_restored_rows);
         (situation.repeats, situation.why) = (repeats, why);
+        situation.usable_from = usable_from;
         Ok(situation)
     }
 
     fn is_foreign(&self) -> bool {
         self.earlier
             .as_ref()
-            .is_some_and(|row| row.system_identifier != self.cluster.system_identifier)
+            .is_some_and(|row| !row.origin.matches(self.cluster.origin()))
     }
 
     fn why(&self, seen: Seen<'_>) -> Option<Why> {
@@ -131,7 +143,8 @@ impl Situation {
             let what = format!(
                 "the slot was served on cluster {}, and this is cluster {}: a relay stops here \
                  until `postrider recover --adopt`",
-                earlier.system_identifier, self.cluster.system_identifier
+                earlier.origin,
+                self.cluster.origin()
             );
             let name = Code::ForeignCluster.name();
             return Some(Why { name, what });
@@ -152,6 +165,42 @@ impl Situation {
             }),
         }
     }
+}
+
+/// Where the slot stands, if a relay that had left it there on this cluster would just stream.
+fn usable_from(seen: Seen<'_>) -> Option<Lsn> {
+    let slot = seen.slot.filter(|slot| !slot.active)?;
+    let left_here = Recorded {
+        origin: seen.cluster.origin(),
+        timeline: seen.cluster.timeline,
+        confirmed_lsn: slot.confirmed_flush_lsn,
+        confirmed_is_final: false,
+        publication: Some(seen.publication.to_owned()),
+        ..seen.earlier?.clone()
+    };
+    let verdict = loss::judge(Seen {
+        earlier: Some(&left_here),
+        ..seen
+    });
+    match verdict {
+        Verdict::Stream {
+            confirmed,
+            audit: Audit::Continue,
+        } => Some(confirmed),
+        _ => None,
+    }
+}
+
+/// Where the slot goes on on this cluster: it is usable, and nothing in the tables waits for an
+/// outcome, so that all it could have left out was handled before. That is so after `pg_upgrade`, if
+/// everything was delivered before it. The slot was there before we look at the rows: it brings all
+/// that we do not see.
+async fn kept_from(situation: &Situation, settings: &Settings) -> Result<Option<Lsn>> {
+    if !situation.is_foreign() || situation.owner.is_some() || situation.usable_from.is_none() {
+        return Ok(None);
+    }
+    let waits = preview::any_row_waits(situation, settings).await?;
+    Ok(situation.usable_from.filter(|_| !waits))
 }
 
 async fn request(
@@ -193,6 +242,7 @@ async fn request(
         refuse_lower_transactions(&sql, settings).await?;
     }
     confirmed(args, &question(situation, settings))?;
+    let kept_from = kept_from(situation, settings).await?;
     let transaction = sql.client_mut().transaction().await?;
     if args.adopt {
         captures::take_over(&transaction, name, &situation.identities).await?;
@@ -204,16 +254,27 @@ async fn request(
         }
         false => 0,
     };
-    record::request_recovery(&transaction, name, &situation.cluster, why).await?;
+    let cluster = &situation.cluster;
+    match kept_from {
+        Some(confirmed) => {
+            let publication = &situation.publication;
+            record::keep_slot(&transaction, name, cluster, confirmed, publication).await?;
+        }
+        None => record::request_recovery(&transaction, name, cluster, why).await?,
+    }
     transaction.commit().await?;
     let relay = wake(&sql, name).await?;
     match args.json {
         true => output::write_json(&serde_json::json!({
             "slot_name": name,
-            "marked": why,
+            "marked": kept_from.is_none().then_some(why),
             "relay": relay.name(),
             "records_moved": moved,
         })),
+        false if kept_from.is_some() => output::write(&format!(
+            "Slot {name} is served on this cluster from now on. Nothing in the tables waits, so it \
+             goes on where it stands: start the relay.\n"
+        )),
         false => output::write(&format!(
             "Marked slot {name} for recovery: every row without a record in outbox.dispatch is \
              delivered from the tables, then the stream goes on.\n{}\n",
@@ -273,7 +334,8 @@ fn question(situation: &Situation, settings: &Settings) -> String {
         true => format!(
             "cluster {} becomes the one on which slot {name} is served, and every row without a \
              record is published to project {:?} from here",
-            situation.cluster.system_identifier, settings.project
+            situation.cluster.origin(),
+            settings.project
         ),
         false if situation.owner.is_some() => format!(
             "slot {name} becomes the owner of the tables, and every row without a record is published \

@@ -126,6 +126,13 @@ impl Database {
         }
     }
 
+    /// The same database on another server, which takes the place of the private one.
+    pub(crate) async fn move_to(&mut self, server: ScratchPostgres) {
+        self.url = server.url("postgres");
+        self.home = Home::Private(Box::new(server));
+        self.reconnect().await;
+    }
+
     /// Connects again after the server was restarted.
     pub(crate) async fn reconnect(&mut self) {
         let url = self.server().socket_url("postgres");

@@ -1,10 +1,12 @@
 //! The slot is lost, made anew, or was never there, and nothing is lost with it: the rows without
 //! a record come from the tables, each key in its order, and then the stream goes on.
 
+mod copies;
 mod from_table;
 mod interrupted;
 mod lost_slot;
 mod other_server;
+mod upgrade;
 
 use crate::harness::{self, Database, Relay, eventually, insert_orders};
 use pubsub_emulator::{Action, Fault, RunningEmulator};
