@@ -1,5 +1,5 @@
--- In which database the relay has served its slot: a copy of the database on the same server is told
--- from the original by it.
+-- Notes the database in which the relay served its slot, so that a relay refuses a copy of the
+-- database on the same server.
 --
 -- Plain SQL for PostgreSQL 14 to 18; running it again changes nothing.
 

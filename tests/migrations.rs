@@ -472,7 +472,7 @@ async fn an_owner_who_may_not_create_roles_is_told_so_and_everything_else_is_the
 #[tokio::test]
 async fn a_database_that_was_prepared_for_shards_loses_what_they_needed() {
     let client = migrated_database().await;
-    let [before @ .., one_relay, _] = OF_THE_RELAY;
+    let [before @ .., one_relay, _, _] = OF_THE_RELAY;
     for sql in before {
         client.batch_execute(sql).await.unwrap();
     }

@@ -89,7 +89,7 @@ const REQUEST: &str = "\
         confirmed_is_final = false, \
         recovering = coalesce(relay.recovering, excluded.recovering), updated_at = now()";
 
-/// What the publication left out before is in the tables, and was looked at.
+/// The present publication counts as audited: `recover --adopt` has compared the tables.
 const KEEP_SLOT: &str = "\
     UPDATE outbox.relay SET system_identifier = $2, timeline = $3, confirmed_lsn = $4, \
         confirmed_is_final = false, audited_publication = $5, updated_at = now(), \
@@ -341,8 +341,7 @@ pub(crate) async fn request_recovery(
     Ok(())
 }
 
-/// Makes the slot as it stands the one that is served on this cluster, where everything in the tables
-/// has its outcome.
+/// Continues with the slot on this cluster, at a moment when every row in the tables has its outcome.
 pub(crate) async fn keep_slot(
     sql: &impl GenericClient,
     slot: &SlotName,

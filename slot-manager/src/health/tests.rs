@@ -1,5 +1,6 @@
 use super::*;
 use crate::Holder;
+use crate::SystemIdentifier;
 
 const HERE: Origin = Origin {
     system_identifier: SystemIdentifier::new(7),

@@ -18,6 +18,7 @@ use slot_manager::{Finding, QualifiedName, Severity};
 
 use super::findings::{Findings, finding, from_error};
 use super::output;
+use super::recover;
 use crate::error::Result;
 use crate::postgres::connect;
 use crate::relay::opening::{self, untraced};
@@ -89,7 +90,10 @@ async fn check_database(settings: &Settings) -> Result<(Vec<Finding>, Vec<String
     // A table that may be read, and still be of an older version.
     if findings.iter().any(|finding| finding.code == "relay-table") {
         let read = opening::refuse_foreign_records(&sql, settings).await;
-        findings.extend(read.err().as_ref().map(from_error));
+        match read {
+            Ok(()) => with_a_lost_slot(&mut findings, recover::lost_slot(&sql, settings).await),
+            Err(error) => findings.push(from_error(&error)),
+        }
     }
     if settings.dispatch == Dispatch::Exceptions {
         let tables = settings.captured();
@@ -109,6 +113,16 @@ async fn check_database(settings: &Settings) -> Result<(Vec<Finding>, Vec<String
         topics.extend(looked.topics);
     }
     Ok((findings, topics))
+}
+
+/// A missing slot is no news at a first start, and else a loss.
+fn with_a_lost_slot(findings: &mut Vec<Finding>, lost: Option<Finding>) {
+    let Some(lost) = lost else { return };
+    let is_milder = |known: &Finding| known.code == lost.code && known.severity < lost.severity;
+    findings.retain(|known| !is_milder(known));
+    if findings.iter().all(|known| known.code != lost.code) {
+        findings.push(lost);
+    }
 }
 
 /// Whether a replication session is let in. A relay that reads from the slot has one, and there may

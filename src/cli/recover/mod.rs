@@ -3,6 +3,7 @@
 //! The work itself is the relay's, which holds the slot and knows what is on its way: this
 //! command marks the slot, and ends the relay's session so that it begins anew.
 
+mod adopt;
 mod preview;
 
 use std::io::{IsTerminal, Write};
@@ -10,17 +11,17 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use decoder::Lsn;
-use slot_manager::{Cluster, Slot, SlotName, cluster, publication, slots};
+use slot_manager::{Cluster, Finding, Severity, Slot, SlotName, cluster, publication, slots};
 use tokio_postgres::error::SqlState;
 
-use crate::capture::{Snapshot, claim, record as captures};
+use crate::capture::{claim, record as captures};
 use crate::cli::output;
 use crate::error::{Code, Error, Result};
 use crate::postgres::{Sql, connect};
 use crate::relay::opening::server_lsn;
 use crate::relay::record::{self, Recorded};
-use crate::relay::recovery::loss::{self, Audit, Seen, Verdict};
-use crate::settings::Settings;
+use crate::relay::recovery::loss::{self, Seen, Verdict};
+use crate::settings::{OnLoss, Settings};
 
 /// Adopting may move many records.
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(3600);
@@ -68,7 +69,7 @@ struct Situation {
     repeats: bool,
     /// The publication as it is.
     publication: String,
-    /// Where the slot stands, if a relay that had left it there would just stream.
+    /// The slot's position, if a relay that stopped there would continue to stream.
     usable_from: Option<Lsn>,
     /// Why a relay would recover at its next session; `None` when it would just stream.
     why: Option<Why>,
@@ -78,6 +79,8 @@ struct Situation {
 struct Why {
     name: &'static str,
     what: String,
+    /// The error of a relay that may not recover by itself.
+    stops: Option<Error>,
 }
 
 impl Situation {
@@ -123,10 +126,10 @@ impl Situation {
             has_new_table: known.iter().any(Option::is_none),
             is_captured: known.iter().any(Option::is_some),
         };
-        let (repeats, why) = (loss::repeats(seen), situation.why(seen));
+        let (repeats, why) = (loss::repeats(seen), situation.why(name, seen));
         // Without the column a relay cannot tell rows that were restored after the slot was made.
         let tells_restored_rows = found.iter().all(|found| found.shape.has_inserted_xid);
-        let usable_from = usable_from(seen).filter(|_| tells_restored_rows);
+        let usable_from = adopt::usable_from(seen).filter(|_| tells_restored_rows);
         (situation.repeats, situation.why) = (repeats, why);
         situation.usable_from = usable_from;
         Ok(situation)
@@ -138,7 +141,7 @@ impl Situation {
             .is_some_and(|row| !row.origin.matches(self.cluster.origin()))
     }
 
-    fn why(&self, seen: Seen<'_>) -> Option<Why> {
+    fn why(&self, slot: &SlotName, seen: Seen<'_>) -> Option<Why> {
         if let Some(earlier) = self.earlier.as_ref().filter(|_| self.is_foreign()) {
             let what = format!(
                 "the slot was served on cluster {}, and this is cluster {}: a relay stops here \
@@ -146,61 +149,58 @@ impl Situation {
                 earlier.origin,
                 self.cluster.origin()
             );
-            let name = Code::ForeignCluster.name();
-            return Some(Why { name, what });
+            return Some(Why {
+                name: Code::ForeignCluster.name(),
+                what,
+                stops: None,
+            });
         }
         if let Some(owner) = &self.owner {
             let what = format!(
                 "its tables are captured through slot \"{owner}\": a relay stops here until \
                  `postrider recover --adopt`"
             );
-            let name = Code::TableCaptured.name();
-            return Some(Why { name, what });
+            return Some(Why {
+                name: Code::TableCaptured.name(),
+                what,
+                stops: None,
+            });
         }
         match loss::judge(seen) {
             Verdict::Stream { .. } | Verdict::CreateSlot => None,
             Verdict::Recover(loss) => Some(Why {
                 name: loss.name(),
                 what: loss.to_string(),
+                stops: loss.stops(slot),
             }),
         }
     }
 }
 
-/// Where the slot stands, if a relay that had left it there on this cluster would just stream.
-fn usable_from(seen: Seen<'_>) -> Option<Lsn> {
-    let slot = seen.slot.filter(|slot| !slot.active)?;
-    let left_here = Recorded {
-        origin: seen.cluster.origin(),
-        timeline: seen.cluster.timeline,
-        confirmed_lsn: slot.confirmed_flush_lsn,
-        confirmed_is_final: false,
-        publication: Some(seen.publication.to_owned()),
-        ..seen.earlier?.clone()
+/// The finding of `postrider check` about a slot that is lost or was made anew. `None` also when a look
+/// at the database fails: then another finding says why.
+pub(super) async fn lost_slot(sql: &Sql, settings: &Settings) -> Option<Finding> {
+    let situation = Situation::look(sql, settings).await.ok()?;
+    let error = situation.why?.stops?;
+    let (severity, remedy) = match settings.slot_on_loss {
+        OnLoss::Recover => (
+            Severity::Warning,
+            "`postrider run` makes a new slot and delivers every row without a record from the tables; \
+             `postrider recover --dry-run` shows them. If this server is a copy of another one, run no \
+             relay here",
+        ),
+        OnLoss::Stop => (
+            Severity::Error,
+            "`postrider recover --dry-run` shows what was not delivered, `postrider recover --yes` asks \
+             for it; if this server is a copy of another one, run no relay here",
+        ),
     };
-    let verdict = loss::judge(Seen {
-        earlier: Some(&left_here),
-        ..seen
-    });
-    match verdict {
-        Verdict::Stream {
-            confirmed,
-            audit: Audit::Continue,
-        } => Some(confirmed),
-        _ => None,
-    }
-}
-
-/// Where the slot goes on on this cluster: it is usable, and nothing in the tables waits for an
-/// outcome, so that all it could have left out was handled before. That is so after `pg_upgrade`, if
-/// everything was delivered before it. The slot was there before we look at the rows: it brings all
-/// that we do not see.
-async fn kept_from(situation: &Situation, settings: &Settings) -> Result<Option<Lsn>> {
-    if !situation.is_foreign() || situation.owner.is_some() || situation.usable_from.is_none() {
-        return Ok(None);
-    }
-    let waits = preview::any_row_waits(situation, settings).await?;
-    Ok(situation.usable_from.filter(|_| !waits))
+    Some(Finding {
+        code: error.code().name(),
+        severity,
+        what: error.what().to_owned(),
+        remedy: Some(remedy.to_owned()),
+    })
 }
 
 async fn request(
@@ -236,13 +236,13 @@ async fn request(
         }
     };
     if let Some(owner) = &situation.owner {
-        refuse_a_live_owner(&sql, owner).await?;
+        adopt::refuse_a_live_owner(&sql, owner).await?;
     }
     if situation.is_foreign() {
-        refuse_lower_transactions(&sql, settings).await?;
+        adopt::refuse_lower_transactions(&sql, settings).await?;
     }
     confirmed(args, &question(situation, settings))?;
-    let kept_from = kept_from(situation, settings).await?;
+    let kept_from = adopt::kept_from(situation, settings).await?;
     let transaction = sql.client_mut().transaction().await?;
     if args.adopt {
         captures::take_over(&transaction, name, &situation.identities).await?;
@@ -272,8 +272,8 @@ async fn request(
             "records_moved": moved,
         })),
         false if kept_from.is_some() => output::write(&format!(
-            "Slot {name} is served on this cluster from now on. Nothing in the tables waits, so it \
-             goes on where it stands: start the relay.\n"
+            "Kept slot {name}: every row in the tables has its outcome, and the slot delivers all later \
+             ones. Start the relay.\n"
         )),
         false => output::write(&format!(
             "Marked slot {name} for recovery: every row without a record in outbox.dispatch is \
@@ -282,50 +282,6 @@ async fn request(
         )),
     }
     Ok(ExitCode::SUCCESS)
-}
-
-/// A cluster that a dump was restored into counts its transactions from the beginning: rows that are
-/// committed here would count as from before the relay.
-async fn refuse_lower_transactions(sql: &Sql, settings: &Settings) -> Result<()> {
-    let now = captures::current_snapshot(&**sql).await?.xmax();
-    let records = captures::read(&**sql).await?;
-    let since = records.iter().filter_map(|record| record.since.as_ref());
-    let mut wanted = since.map(Snapshot::xmax).max().unwrap_or_default();
-    for found in claim::look(sql, &settings.tables).await? {
-        if found.shape.has_inserted_xid {
-            let table = &found.table;
-            let statement = format!(
-                "select e.inserted_xid::text from {table} e order by e.inserted_xid desc limit 1"
-            );
-            let row = sql.query_opt(&statement, &[]).await?;
-            let last: Option<u64> = row.and_then(|row| row.get::<_, &str>(0).parse().ok());
-            wanted = wanted.max(last.map_or(0, |last| last + 1));
-        }
-    }
-    if now >= wanted {
-        return Ok(());
-    }
-    let what = format!(
-        "the next transaction of this cluster is {now}, and the tables have rows of transactions up to \
-         {wanted}: what is committed here could not be told from them"
-    );
-    Err(Error::new(Code::ForeignCluster, what).hint(format!(
-        "stop PostgreSQL, run `pg_resetwal -e {} -x {} DATADIR`, start it, and run this again",
-        wanted >> 32,
-        wanted & u64::from(u32::MAX)
-    )))
-}
-
-/// A relay that reads the slot which owns the tables would go on publishing.
-async fn refuse_a_live_owner(sql: &Sql, owner: &SlotName) -> Result<()> {
-    match slots::find(sql, owner).await? {
-        Some(slot) if slot.active => Err(Error::new(
-            Code::SlotHeld,
-            format!("slot \"{owner}\", which owns the tables, is being read"),
-        )
-        .hint("stop the relay that reads it first; `postrider slot list` shows who that is")),
-        Some(_) | None => Ok(()),
-    }
 }
 
 fn question(situation: &Situation, settings: &Settings) -> String {

@@ -190,7 +190,7 @@ impl Topic {
 
 fn text(preview: &Preview<'_>, situation: &Situation) -> String {
     let mut text = match &situation.why {
-        Some(Why { name, what }) => format!(
+        Some(Why { name, what, .. }) => format!(
             "slot {}: recovery is needed ({name}): {what}\n\n",
             preview.slot_name
         ),

@@ -1,5 +1,5 @@
-//! Copies of a database, and a relay that has production's settings but for `DATABASE_URL`: what it
-//! publishes of production's events, and what keeps it from that.
+//! A relay on a copy of the database, with production's settings except `DATABASE_URL`, must not publish
+//! production's events.
 
 use super::*;
 
