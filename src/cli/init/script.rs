@@ -413,11 +413,12 @@ mod tests {
                 AUDIT,
                 EXCEPTIONS,
                 ONE_RELAY,
-                CAPTURE
+                CAPTURE,
+                DATABASE
             ]
         );
         let versions: Vec<i32> = rendered.iter().map(|m| m.version).collect();
-        assert_eq!(versions, [1, 2, 3, 4, 5, 6, 7, 8, 10, 11]);
+        assert_eq!(versions, [1, 2, 3, 4, 5, 6, 7, 8, 10, 11, 12]);
     }
 
     #[test]
