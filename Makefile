@@ -17,7 +17,7 @@ demo: prerequisites
 test: prerequisites
 	$(CARGO) xtask ci
 
-# Debian keeps initdb out of PATH. POSTRIDER_PG_BIN names another folder with it.
+# Debian keeps initdb out of PATH. POSTRIDER_PG_BIN can name another folder that has initdb.
 prerequisites:
 	@set -e; \
 	missing=; \
@@ -43,6 +43,6 @@ prerequisites:
 	{ $$as_root env DEBIAN_FRONTEND=noninteractive apt-get update -qq \
 	    && $$as_root env DEBIAN_FRONTEND=noninteractive \
 	        apt-get install -y -qq --no-install-recommends $$missing; } </dev/null || { \
-	    echo "Could not install them. Ask an administrator to run: apt-get install" $$missing >&2; \
+	    echo "Could not install the packages. Ask an administrator to run: apt-get install" $$missing >&2; \
 	    exit 1; \
 	}

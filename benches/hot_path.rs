@@ -1,10 +1,11 @@
-//! What the hot path costs per event, part by part: decoder, mapping, lanes, watermark.
+//! The cost of the hot path per event, part by part: decoder, mapping, lanes, watermark.
 //!
-//! `cargo bench --bench hot_path` prints times of a round, which is 1,000 events. With the name of a
-//! part and a number of rounds it runs that part so often and says nothing: `cargo xtask instructions`
-//! counts what that takes, which tells a slower change from a busy machine.
+//! `cargo bench --bench hot_path` prints the time of a round of 1,000 events. With the name of a
+//! part and a number of rounds it runs only that part that many times and prints nothing. `cargo
+//! xtask instructions` counts the instructions of such a run, which tells a slower change from a
+//! busy machine.
 //!
-//! Not here: the whole, with PostgreSQL and Pub/Sub. `cargo xtask bench` has that.
+//! Not here: the whole pipeline with PostgreSQL and Pub/Sub. `cargo xtask bench` measures that.
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -24,10 +25,10 @@ use postrider::watermark::{CommitLsn, Confirmable, Watermark};
 /// Events in one round.
 const EVENTS: u32 = 1_000;
 
-/// Ordering keys among them.
+/// The number of ordering keys among them.
 const KEYS: u32 = 50;
 
-/// A part: its name, and what makes the code of one round.
+/// A part: its name, and a function that creates the code of one round.
 type Part = (&'static str, fn() -> Box<dyn FnMut()>);
 
 const PARTS: [Part; 4] = [
@@ -190,7 +191,7 @@ fn lanes() -> Box<dyn FnMut()> {
         for request in requests.collect::<Vec<_>>() {
             lanes.finished(&request);
         }
-        assert!(lanes.is_empty(), "one request for each key takes all");
+        assert!(lanes.is_empty(), "one request per key takes all events");
     })
 }
 

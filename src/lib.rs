@@ -1,21 +1,22 @@
 //! Postrider reads the write-ahead log of one PostgreSQL database and delivers its transactional
 //! outbox to Google Cloud Pub/Sub, in order per key, losing nothing.
 //!
-//! A tour, along the way of an event:
+//! A tour that follows an event:
 //!
-//! 1. [`settings`] says what to do; [`postgres`] is where the database is.
-//! 2. `source` holds the replication session, on a thread of its own, and hands on chunks of the
-//!    stream. [`decoder`] (a crate) reads them.
-//! 3. [`relay`] is the loop around everything: sessions, and the pipeline of one session.
-//! 4. [`map`] makes a Pub/Sub message of a row.
-//! 5. [`lanes`] keep the order per key and say which request goes next.
-//! 6. [`publish`] makes one attempt and says what its failure means.
-//! 7. `dispatch` records what became of each event; `table` reads rows that the stream does not
-//!    bring.
-//! 8. [`watermark`] says how far everything is resolved, which `source` then confirms.
+//! 1. [`settings`] reads the settings; [`postgres`] opens connections to the database.
+//! 2. `source` runs the replication session, on its own thread, and passes on chunks of the stream.
+//!    The crate [`decoder`] parses them.
+//! 3. [`relay`] is the main loop: it opens sessions, and runs the pipeline of each one.
+//! 4. [`map`] turns a row into a Pub/Sub message.
+//! 5. [`lanes`] keep the order per key and choose the next request.
+//! 6. [`publish`] makes one publish attempt and classifies its failure.
+//! 7. `dispatch` records the outcome of each event. `capture` finds, and `table` reads, rows that are
+//!    missing from the stream.
+//! 8. [`watermark`] computes the position up to which every event has its outcome; `source` then
+//!    confirms that position.
 //!
-//! [`error`] has the codes that operators see, [`metrics`] and [`http`] what they watch, [`cli`]
-//! the commands, [`demo`] the one to begin with.
+//! [`error`] has the codes that operators see, [`metrics`] and [`http`] are for monitoring, [`cli`]
+//! has the commands, and [`demo`] is the one to begin with.
 
 #![cfg_attr(test, allow(clippy::unwrap_used, reason = "a test fails by panicking"))]
 

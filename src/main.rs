@@ -1,4 +1,4 @@
-//! The `postrider` binary: reads its arguments and does what they say.
+//! The `postrider` binary; `src/cli/mod.rs` has the commands.
 
 use std::process::ExitCode;
 

@@ -1,7 +1,7 @@
-//! What the relay counts and measures, for Prometheus and for `/status`.
+//! The relay's metrics, for Prometheus and for `/status`.
 //!
-//! Made once and shared; cheap to clone, nothing here is ever waited for. Names follow
-//! Prometheus: base units last, `_total` for counters.
+//! Created once and shared. Cloning is cheap, and nothing here waits. Names follow Prometheus: base
+//! units last, `_total` for counters.
 
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -22,10 +22,10 @@ const LATENCY_BUCKETS: [f64; 14] = [
     0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0, 30.0, 120.0, 600.0,
 ];
 
-/// The class of a failed attempt, the kind of an unexpected change, or the health of the slot.
+/// The label `kind`: the class of a failed attempt, the kind of an unexpected change, and so on.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct Kind {
-    /// Its name.
+    /// The label's value.
     pub kind: &'static str,
 }
 
@@ -34,7 +34,7 @@ pub struct Kind {
 pub struct Known(Arc<Mutex<Option<f64>>>);
 
 impl Known {
-    /// The value is known now, or not known any more.
+    /// Sets the value; `None` makes it unknown.
     pub fn set(&self, value: Option<f64>) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = value;
     }
@@ -45,20 +45,20 @@ impl Known {
     }
 }
 
-/// The commit time of the oldest event without outcome, from which its age follows.
+/// The commit time of the oldest event without an outcome, to compute its age.
 #[derive(Debug, Clone)]
 pub struct OldestPending {
     committed: Arc<AtomicI64>,
     server_clock: ServerClock,
 }
 
-/// No session has looked yet.
+/// No session has set a commit time yet.
 const UNKNOWN: i64 = 0;
 /// Nothing is pending.
 const NONE: i64 = -1;
 
 impl OldestPending {
-    /// Nothing is known yet; ages will be by that clock.
+    /// An unknown commit time; ages are computed with `server_clock`.
     fn by(server_clock: ServerClock) -> Self {
         Self {
             committed: Arc::default(),
@@ -66,7 +66,7 @@ impl OldestPending {
         }
     }
 
-    /// Says when the oldest pending transaction was committed, if there is one.
+    /// Sets the commit time of the oldest pending transaction, if there is one.
     pub fn set(&self, commit_time: Option<PgTimestamp>) {
         self.committed.store(
             commit_time.map_or(NONE, |at| at.as_unix_micros().max(1)),
@@ -74,8 +74,8 @@ impl OldestPending {
         );
     }
 
-    /// Its age in seconds, by the server's clock, which wrote down the commit: 0 when nothing is
-    /// pending, `None` when that is not known.
+    /// Its age in seconds: 0 if nothing is pending, `None` if unknown. Uses the server's clock, because
+    /// commit times come from it.
     pub fn age_seconds(&self) -> Option<f64> {
         match self.committed.load(Ordering::Relaxed) {
             UNKNOWN => None,
@@ -89,7 +89,7 @@ impl OldestPending {
         }
     }
 
-    /// There is no session any more.
+    /// Makes the commit time unknown, when the session ends.
     pub fn forget(&self) {
         self.committed.store(UNKNOWN, Ordering::Relaxed);
     }
@@ -100,12 +100,12 @@ impl OldestPending {
 pub struct LastStatus(Arc<Mutex<Option<Instant>>>);
 
 impl LastStatus {
-    /// One was sent just now.
+    /// Notes that a status message was sent now.
     pub fn sent(&self) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
     }
 
-    /// How long ago that was; `None` before the first.
+    /// The time since the last status message; `None` before the first.
     pub fn age(&self) -> Option<Duration> {
         self.0
             .lock()
@@ -144,17 +144,17 @@ pub struct Metrics {
     pub server_clock: ServerClock,
     pub retained_bytes: Known,
     pub latency: Histogram,
-    /// When the last status message went to PostgreSQL; `/livez` looks at its age.
+    /// When the last status message was sent to PostgreSQL; `/livez` checks its age.
     pub last_status: LastStatus,
 }
 
 impl Metrics {
-    /// Grows whenever something has got an outcome.
+    /// A number that grows whenever an event gets an outcome.
     pub(crate) fn delivered(&self) -> u64 {
         self.events_published.get() + self.events_recorded.get()
     }
 
-    /// What only the relay knows that has the slot is not known any more.
+    /// Resets the values that only the relay that holds the slot can know.
     pub(crate) fn forget_session(&self) {
         for nothing in [
             &self.holds_slot,
@@ -235,7 +235,7 @@ impl Metrics {
             |name, help, counter: &Counter| registry.register(name, help, counter.clone());
         add(
             "events_read",
-            "Events read from the stream that had no outcome yet",
+            "Events read from the stream that had no recorded outcome",
             &self.events_read,
         );
         add(
@@ -245,7 +245,7 @@ impl Metrics {
         );
         add(
             "events_skipped",
-            "Events skipped, as their outcome is recorded",
+            "Events skipped because their outcome was already recorded",
             &self.events_skipped,
         );
         add(
@@ -255,7 +255,7 @@ impl Metrics {
         );
         add(
             "events_from_table",
-            "Events delivered from their table, since the stream did not bring them",
+            "Events published from their table because they were missing from the stream",
             &self.events_from_table,
         );
         add(
@@ -271,12 +271,12 @@ impl Metrics {
         );
         registry.register(
             "recoveries",
-            "Recoveries begun, by the loss that was noticed",
+            "Recoveries started, by the kind of loss",
             self.recoveries.clone(),
         );
         registry.register(
             "publish_failures",
-            "Failed publish attempts by class; each is made again",
+            "Failed publish attempts, by class; each is retried",
             self.publish_failures.clone(),
         );
         registry.register(
@@ -286,12 +286,12 @@ impl Metrics {
         );
         registry.register(
             "events_quarantined",
-            "Events set aside, by the code of the error, or `waits` behind a blocked key",
+            "Events quarantined, by error code, or `waits` for events behind a bad one of their key",
             self.events_quarantined.clone(),
         );
         registry.register(
             "commit_to_ack_seconds",
-            "From the commit to the acknowledgement by Pub/Sub",
+            "Time from the commit to the acknowledgement by Pub/Sub",
             self.latency.clone(),
         );
     }
@@ -301,13 +301,13 @@ impl Metrics {
         add("in_flight_bytes", "Events in memory", &self.in_flight_bytes);
         add(
             "in_flight_requests",
-            "Publish requests on their way",
+            "Publish requests in flight",
             &self.in_flight_requests,
         );
         add("lanes", "Ordering keys with work", &self.lanes);
         add(
             "lanes_waiting",
-            "Ordering keys that wait to try again",
+            "Ordering keys that wait for a retry",
             &self.lanes_waiting,
         );
         add(
@@ -317,7 +317,7 @@ impl Metrics {
         );
         registry.register(
             "slot_health",
-            "1 for the present health",
+            "1 for the current health",
             self.slot_health.clone(),
         );
         let mut add = |name, help, value: Option<f64>| {
@@ -339,22 +339,22 @@ impl Metrics {
         );
         add(
             "publication_ok",
-            "1 while the publication is known to be right",
+            "1 while the publication is known to be correct",
             self.publication_ok.get(),
         );
         add(
             "blocked_keys",
-            "Ordering keys that wait in quarantine behind a bad event",
+            "Ordering keys blocked by events in quarantine",
             self.blocked_keys.get(),
         );
         add(
             "events_in_quarantine",
-            "Events in quarantine, bad ones and those that wait behind them, up to a million",
+            "Events in quarantine: bad events and those that wait behind them; counted up to a million",
             self.events_in_quarantine.get(),
         );
         add(
             "lag_seconds",
-            "Age of the oldest event without outcome, 0 if none",
+            "Age of the oldest event without an outcome, 0 if none",
             self.oldest_pending.age_seconds(),
         );
     }
@@ -365,7 +365,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_only_the_relay_with_the_slot_knows_is_absent_before_and_after_its_session() {
+    fn metrics_of_a_session_are_absent_before_and_after_it() {
         let metrics = Metrics::default();
         let exported = |name: &str| {
             let text = metrics.encode("s").unwrap();
@@ -400,7 +400,7 @@ mod tests {
     #[test]
     fn the_lag_does_not_depend_on_the_relays_own_clock() {
         let metrics = Metrics::default();
-        // An hour ahead of us, and a day behind.
+        // The server's clock is an hour ahead of the relay's, then a day behind.
         for ahead_s in [3_600, -86_400] {
             let ours = PgTimestamp::from(std::time::SystemTime::now()).as_micros();
             let server = |s: i64| PgTimestamp::from_micros(ours + (ahead_s + s) * 1_000_000);

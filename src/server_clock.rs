@@ -1,37 +1,37 @@
-//! PostgreSQL's clock as far as the relay knows it.
+//! The relay's estimate of PostgreSQL's clock.
 //!
-//! Commit times are the server's, and the relay's own clock may be minutes away from it. Every frame
-//! of the stream says when the server sent it. The frame was on its way for a while, and may have
-//! waited in a buffer, so that the server's clock is at least that much further: of all frames the one
-//! that came fastest tells best. Only differences of the relay's monotonic clock are added.
+//! Commit times come from the server, and the relay's own clock may differ from it by minutes. Every
+//! frame of the stream has the time at which the server sent it. The frame then travels for a while,
+//! and may wait in a buffer, so the server's clock is later than that time. The frame with the smallest
+//! delay gives the best estimate. The relay adds only differences of its own monotonic clock.
 //!
-//! A server's clock may be set back while a session lasts, so that frames of long ago do not count.
+//! A server's clock may be set back during a session, so old frames expire.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use decoder::PgTimestamp;
 
-/// How long a frame counts at least; up to twice as long while others come.
+/// How long a frame counts at least; at most twice as long while newer frames arrive.
 const COUNTS: Duration = Duration::from_secs(60);
 
 /// The server's clock; unknown before the first frame of a session.
 #[derive(Debug, Clone, Default)]
 pub struct ServerClock(Arc<Mutex<Option<Heard>>>);
 
-/// What frames have told. An offset is the server's time in Unix microseconds at `origin`.
+/// The estimate from frames so far. An offset is the server's time in Unix microseconds at `origin`.
 #[derive(Debug, Clone, Copy)]
 struct Heard {
     origin: Instant,
     /// The largest offset since `since`.
     largest: i64,
     since: Instant,
-    /// The largest of the time before.
+    /// The largest offset of the period before `since`.
     before: i64,
 }
 
 impl ServerClock {
-    /// A frame that the server sent at `sent_at` is looked at.
+    /// Takes a frame into account that the server sent at `sent_at`.
     pub fn heard(&self, sent_at: PgTimestamp, now: Instant) {
         let sent_at = sent_at.as_unix_micros();
         let mut guard = self.lock();
@@ -50,13 +50,13 @@ impl ServerClock {
         heard.largest = heard.largest.max(offset);
     }
 
-    /// What the server's clock shows; the relay's own as long as no frame has come.
+    /// The server's time; the relay's own time until the first frame has arrived.
     pub fn now(&self) -> SystemTime {
         let time = self.at(Instant::now());
         time.unwrap_or_else(SystemTime::now)
     }
 
-    /// What it shows at `now`.
+    /// The server's time at `now`, if known.
     fn at(&self, now: Instant) -> Option<SystemTime> {
         let heard = (*self.lock())?;
         let offset = heard.largest.max(heard.before);
@@ -65,7 +65,7 @@ impl ServerClock {
         UNIX_EPOCH.checked_add(Duration::from_micros(unix))
     }
 
-    /// The session is over: the next may be on another server.
+    /// Forgets the estimate when the session ends: the next one may be on another server.
     pub fn forget(&self) {
         *self.lock() = None;
     }
@@ -93,17 +93,17 @@ mod tests {
     }
 
     #[test]
-    fn it_goes_on_from_the_frame_that_came_fastest() {
+    fn the_frame_with_the_smallest_delay_sets_the_clock() {
         let (clock, start) = (ServerClock::default(), Instant::now());
         let at = |seconds| start + Duration::from_secs(seconds);
         assert_eq!(clock.at(start), None);
-        // An hour ahead of a relay whose clock nobody asks.
+        // The server's clock is an hour ahead of the relay's.
         clock.heard(sent_at(3_600), at(10));
         assert_eq!(shows(&clock, at(12)), 3_602);
-        // This one waited 20 seconds to be looked at.
+        // This frame waited 20 seconds in a buffer.
         clock.heard(sent_at(3_600), at(30));
         assert_eq!(shows(&clock, at(30)), 3_620);
-        // And this one came faster than the first.
+        // This frame had a smaller delay than the first.
         clock.heard(sent_at(3_625), at(31));
         assert_eq!(shows(&clock, at(32)), 3_626);
         clock.forget();
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn a_clock_that_is_set_back_is_followed_after_a_while() {
+    fn a_server_clock_that_is_set_back_is_followed_later() {
         let (clock, start) = (ServerClock::default(), Instant::now());
         let at = |seconds| start + Duration::from_secs(seconds);
         for second in 0..=200 {
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn times_before_1970_are_not_known() {
+    fn times_before_1970_are_unknown() {
         let (clock, now) = (ServerClock::default(), Instant::now());
         clock.heard(sent_at(-5), now);
         assert_eq!(clock.at(now), None);

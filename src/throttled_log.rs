@@ -1,4 +1,4 @@
-//! Lets a line that could come a thousand times a second into the log every ten seconds.
+//! Limits frequent log lines to one per error code every ten seconds.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -7,14 +7,14 @@ use crate::error::Code;
 
 const INTERVAL: Duration = Duration::from_secs(10);
 
-/// When each code was last logged, and how often it came since.
+/// When each code was last logged, and how many lines were suppressed since.
 #[derive(Debug, Default)]
 pub(crate) struct ThrottledLog {
     last: HashMap<Code, (Instant, u64)>,
 }
 
 impl ThrottledLog {
-    /// `Some(n)` when a line is due, with `n` as the number of those left out since the last.
+    /// `Some(n)` if a line is due; `n` is the number of lines suppressed since the last one.
     pub(crate) fn due(&mut self, code: Code) -> Option<u64> {
         self.due_at(code, Instant::now())
     }
@@ -43,7 +43,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_line_comes_at_once_and_later_ones_say_how_many_were_left_out() {
+    fn the_first_line_is_logged_at_once_and_later_ones_count_suppressed_lines() {
         let (mut log, start) = (ThrottledLog::default(), Instant::now());
         assert_eq!(log.due_at(Code::TopicMissing, start), Some(0));
         assert_eq!(log.due_at(Code::TopicMissing, start), None);

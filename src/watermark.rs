@@ -1,29 +1,30 @@
-//! How far everything is resolved: the one place that makes a position which may be confirmed.
+//! The watermark: how far every event has its outcome. This is the only module that makes positions
+//! which may be confirmed to PostgreSQL.
 //!
-//! What PostgreSQL promises, and what follows from it (manual, "Logical Decoding" and "Streaming
+//! The promises of PostgreSQL, and their consequences (manual, "Logical Decoding" and "Streaming
 //! Replication Protocol"):
 //!
-//! - With protocol 1 transactions come whole and in the order of their commits. A Commit's
-//!   `end_lsn` is where the slot may resume: everything up to that commit is never sent again.
-//!   Its `commit_lsn` would bring the same transaction again.
-//! - A keepalive's `wal_end` says that everything before it has been sent. It may be confirmed
-//!   only if, in the order of the stream, nothing is pending before it.
-//! - So each transaction keeps the position that was safe just before its Begin, its *floor*. The
-//!   watermark is the floor of the first transaction that is not resolved, and the last position
-//!   of the stream when there is none.
+//! - With protocol 1, transactions arrive whole and in commit order. The slot can resume at a
+//!   Commit's `end_lsn`: PostgreSQL then never sends that transaction, or an earlier one, again. If
+//!   we confirmed its `commit_lsn`, PostgreSQL would send it again.
+//! - A keepalive's `wal_end` says that everything before it has been sent. It may be confirmed only
+//!   if nothing earlier in the stream is still pending.
+//! - So each transaction keeps its *floor*: the position that was safe just before its Begin. The
+//!   watermark is the floor of the first unresolved transaction, or the last position of the stream
+//!   when everything is resolved.
 //!
-//! Only transactions with unresolved events are kept, and at most as many others, so that one stuck
-//! event costs little, however much flows past it. Transactions come in the order of their commits,
-//! so a queue holds them: no tree to keep in balance. No IO, no clock.
+//! The ledger keeps unresolved transactions, and at most about as many resolved ones, so one stuck
+//! event costs little memory, however much flows past it. Transactions arrive in commit order, so a
+//! queue holds them, not a tree. No IO, no clock.
 
 use std::collections::VecDeque;
 
 use decoder::{Lsn, PgTimestamp};
 
-/// Entries whose room is not worth the trouble of giving it back.
+/// Freeing the memory of fewer entries than this is not worth the trouble.
 const KEPT: usize = 64;
 
-/// A position that may be reported to PostgreSQL as flushed. Made in this module alone.
+/// A position that may be reported to PostgreSQL as flushed. Only this module makes one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Confirmable(Lsn);
 
@@ -33,14 +34,14 @@ impl Confirmable {
         self.0
     }
 
-    /// What the slot itself has confirmed: the position to begin a session with.
+    /// The slot's own confirmed position, with which a session begins.
     pub fn by_slot(confirmed_flush_lsn: Lsn) -> Self {
         Self(confirmed_flush_lsn)
     }
 }
 
-/// The commit LSN of a transaction, from its Begin (`final_lsn`): its name, and the first half of
-/// the identity of its events.
+/// The commit LSN of a transaction, from its Begin (`final_lsn`). It identifies the transaction, and
+/// is the first half of its events' identity.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct CommitLsn(Lsn);
 
@@ -56,13 +57,13 @@ impl CommitLsn {
     }
 }
 
-/// A transaction whose Commit has not come.
+/// A transaction whose Commit has not arrived.
 #[derive(Debug)]
 struct Open {
     commit: CommitLsn,
     xid: u32,
     commit_time: PgTimestamp,
-    /// Events so far that have no durable outcome yet.
+    /// Events so far without a durable outcome.
     unresolved: u64,
 }
 
@@ -71,28 +72,29 @@ struct Open {
 struct Pending {
     commit: CommitLsn,
     xid: u32,
-    /// The position that is safe while this transaction is not resolved.
+    /// The position that may be confirmed while this transaction is unresolved.
     floor: Lsn,
     commit_time: PgTimestamp,
-    /// Events that have no durable outcome yet; with none its entry waits to be taken away.
+    /// Events without a durable outcome. At zero, the entry waits to be removed.
     unresolved: u64,
 }
 
-/// The ledger of unresolved transactions of one session.
+/// The ledger of one session's unresolved transactions.
 #[derive(Debug)]
 pub struct Watermark {
-    /// The last safe position of the stream: a commit's end, or a keepalive with nothing open.
+    /// The last safe position of the stream: the end of a commit, or a keepalive outside any
+    /// transaction.
     position: Lsn,
     open: Option<Open>,
-    /// In the order of their commits; the first one is not resolved.
+    /// In commit order; the first one is unresolved.
     pending: VecDeque<Pending>,
-    /// Entries of `pending` that are resolved.
+    /// How many entries of `pending` are resolved.
     resolved: usize,
     last_resolved_commit_time: Option<PgTimestamp>,
 }
 
 impl Watermark {
-    /// A session that resumes at the slot's own position.
+    /// The ledger of a session that resumes at the slot's position.
     pub fn new(start: Confirmable) -> Self {
         Self {
             position: start.0,
@@ -103,7 +105,7 @@ impl Watermark {
         }
     }
 
-    /// A transaction begins; `xid` is its id as the log has it.
+    /// A transaction begins; `xid` is its id in the log.
     pub fn begin(&mut self, transaction: CommitLsn, commit_time: PgTimestamp, xid: u32) {
         debug_assert!(self.open.is_none(), "transactions come one after the other");
         debug_assert!(
@@ -127,7 +129,7 @@ impl Watermark {
         }
     }
 
-    /// The open transaction ends; `end_lsn` is its Commit's.
+    /// The open transaction ends; `end_lsn` is from its Commit.
     pub fn commit(&mut self, end_lsn: Lsn) {
         let floor = self.position;
         self.position = self.position.max(end_lsn);
@@ -171,7 +173,7 @@ impl Watermark {
         }
     }
 
-    /// The ended transaction with this id, if it is not resolved.
+    /// The commit LSN of the ended transaction with this id, if it is unresolved.
     pub fn unresolved_of(&self, xid: u32) -> Option<CommitLsn> {
         let mut pending = self.pending.iter().rev();
         let found = pending.find(|pending| pending.xid == xid && pending.unresolved > 0);
@@ -190,9 +192,9 @@ impl Watermark {
         self.last_resolved_commit_time = self.last_resolved_commit_time.max(Some(commit_time));
     }
 
-    /// Takes resolved entries away: all at the front, and the others as soon as they are the
-    /// greater part, so that behind a stuck transaction there are hardly more of them
-    /// than of unresolved ones, and each costs the same whatever the order.
+    /// Removes resolved entries: those at the front at once, the others when they outnumber the
+    /// unresolved ones. That keeps the queue short behind a stuck transaction, at a constant cost per
+    /// entry in any order.
     fn take_resolved_away(&mut self) {
         while self
             .pending
@@ -212,7 +214,7 @@ impl Watermark {
 
     /// A keepalive said that everything before `wal_end` has been sent.
     ///
-    /// The caller leaves this out while the publication is not known to be right.
+    /// The caller must not call this while the publication is wrong or unknown.
     pub fn keepalive(&mut self, wal_end: Lsn) {
         if self.open.is_none() {
             self.position = self.position.max(wal_end);
@@ -230,7 +232,7 @@ impl Watermark {
         self.open.is_some()
     }
 
-    /// Transactions with something unresolved.
+    /// Transactions that are open or have unresolved events.
     pub fn pending_transactions(&self) -> usize {
         self.pending.len() - self.resolved + usize::from(self.open.is_some())
     }

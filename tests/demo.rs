@@ -1,4 +1,4 @@
-//! `postrider demo` as a newcomer runs it, only shorter.
+//! `postrider demo` as a newcomer runs it, but shorter.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -7,10 +7,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Generous, since machines are shared.
+/// Generous, because machines are shared.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// The demonstration with a temp folder of its own, so that what it leaves can be seen.
+/// The demo with a temp folder of its own, so that the test sees any leftovers.
 fn demo(temp: &Path, arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_postrider"));
     command
@@ -22,7 +22,7 @@ fn demo(temp: &Path, arguments: &[&str]) -> Command {
     command
 }
 
-/// A folder that PostgreSQL's account may enter, with a path short enough for its socket.
+/// A folder that the PostgreSQL account may enter, with a path short enough for the socket.
 fn temp_folder() -> tempfile::TempDir {
     use std::os::unix::fs::PermissionsExt;
     let everybody = std::fs::Permissions::from_mode(0o777);
@@ -33,7 +33,7 @@ fn temp_folder() -> tempfile::TempDir {
         .unwrap()
 }
 
-/// What is left in the temp folder, and the processes that have to do with it.
+/// Files left in the temp folder, and processes that still use it.
 fn left_behind(temp: &Path) -> Vec<PathBuf> {
     let files = std::fs::read_dir(temp)
         .unwrap()
@@ -46,7 +46,8 @@ fn left_behind(temp: &Path) -> Vec<PathBuf> {
         .collect()
 }
 
-/// Whether the folder stands in a process' arguments or environment, or a file of it is open.
+/// Whether the folder is in the process's arguments or environment, or the process has a file of it
+/// open.
 fn has_to_do_with(process: &Path, folder: &Path) -> bool {
     let folder = folder.to_str().unwrap();
     let named = ["cmdline", "environ"].into_iter().any(|file| {
@@ -63,7 +64,7 @@ fn has_to_do_with(process: &Path, folder: &Path) -> bool {
     named || open
 }
 
-/// Waits until nothing is left: a relay that was killed takes a moment to go.
+/// Waits until nothing is left, because a killed relay takes a moment to end.
 fn assert_nothing_left(temp: &Path) {
     eventually("nothing is left", || left_behind(temp).is_empty());
 }
@@ -71,12 +72,15 @@ fn assert_nothing_left(temp: &Path) {
 fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     let deadline = Instant::now() + PATIENCE;
     while !holds() {
-        assert!(Instant::now() < deadline, "not within {PATIENCE:?}: {what}");
+        assert!(
+            Instant::now() < deadline,
+            "still not after {PATIENCE:?}: {what}"
+        );
         std::thread::sleep(Duration::from_millis(20));
     }
 }
 
-/// Reads from standard output until a text comes; returns what was read.
+/// Reads standard output until `text` comes. Returns all text read.
 fn read_until(child: &mut Child, text: &str) -> String {
     let stdout = child.stdout.as_mut().unwrap();
     let (mut read, mut byte) = (Vec::new(), [0]);
@@ -84,7 +88,7 @@ fn read_until(child: &mut Child, text: &str) -> String {
         let count = stdout.read(&mut byte).unwrap();
         assert!(
             count == 1,
-            "it ended without {text:?}: {}",
+            "the output ended without {text:?}: {}",
             String::from_utf8_lossy(&read)
         );
         read.push(byte[0]);
@@ -104,7 +108,7 @@ fn signal(name: &str, pid: u32) {
 }
 
 #[test]
-fn the_demonstration_survives_a_kill_and_leaves_nothing_behind() {
+fn the_demo_survives_a_kill_and_leaves_nothing_behind() {
     let temp = temp_folder();
     let output = demo(temp.path(), &["--seconds", "6", "--rate", "500"])
         .output()
@@ -133,7 +137,7 @@ fn the_demonstration_survives_a_kill_and_leaves_nothing_behind() {
 }
 
 #[test]
-fn the_summary_comes_as_json_when_asked_for() {
+fn the_summary_is_json_with_the_json_flag() {
     let temp = temp_folder();
     let output = demo(temp.path(), &["--seconds", "5", "--rate", "200", "--json"])
         .output()
@@ -154,7 +158,7 @@ fn the_summary_comes_as_json_when_asked_for() {
 }
 
 #[test]
-fn an_order_that_changes_without_its_event_fails_the_demonstration() {
+fn an_order_that_changes_without_an_event_fails_the_demo() {
     let temp = temp_folder();
     let mut child = demo(temp.path(), &["--seconds", "5", "--rate", "100"])
         .spawn()
@@ -179,13 +183,13 @@ fn an_order_that_changes_without_its_event_fails_the_demonstration() {
         shown.contains("FAILED: 1 orders that disagree with their events"),
         "{shown}"
     );
-    assert!(shown.contains("The relay's last words"), "{shown}");
+    assert!(shown.contains("The end of the relay's log"), "{shown}");
     assert!(error.starts_with("error[demo-failed]: "), "{error}");
     assert_nothing_left(temp.path());
 }
 
 #[test]
-fn ctrl_c_ends_it_early_and_cleans_up() {
+fn ctrl_c_ends_the_demo_early_and_cleans_up() {
     let temp = temp_folder();
     let mut child = demo(temp.path(), &[]).spawn().unwrap();
     read_until(&mut child, "4 writers");
@@ -195,7 +199,7 @@ fn ctrl_c_ends_it_early_and_cleans_up() {
 }
 
 #[test]
-fn kept_running_it_shows_what_people_insert_until_ctrl_c() {
+fn with_keep_the_demo_shows_inserted_events_until_ctrl_c() {
     let temp = temp_folder();
     let arguments = ["--seconds", "5", "--rate", "100", "--keep"];
     let mut child = demo(temp.path(), &arguments).spawn().unwrap();
@@ -225,7 +229,7 @@ async fn execute(url: &str, sql: &str) {
 }
 
 #[test]
-fn killed_without_a_warning_it_leaves_nothing_behind_either() {
+fn a_demo_killed_by_sigkill_leaves_nothing_behind() {
     let temp = temp_folder();
     let mut child = demo(temp.path(), &["--rate", "100"]).spawn().unwrap();
     read_until(&mut child, "order\n");
@@ -235,7 +239,7 @@ fn killed_without_a_warning_it_leaves_nothing_behind_either() {
 }
 
 #[test]
-fn without_postgresql_it_says_how_to_get_it() {
+fn without_postgresql_the_demo_says_how_to_install_it() {
     let temp = temp_folder();
     let output = demo(temp.path(), &[])
         .env("POSTRIDER_PG_BIN", temp.path())

@@ -1,6 +1,6 @@
-//! Keeps what is written in Markdown true: settings, links, paths, examples, names.
+//! Checks that the Markdown files are true: settings, links, paths, examples, names.
 //!
-//! `cargo xtask settings-doc` (this file with `UPDATE_DOCS=1`) writes `docs/settings.md`.
+//! `cargo xtask settings-doc` (this file with `UPDATE_DOCS=1`) writes `docs/reference/settings.md`.
 
 use std::collections::BTreeSet;
 use std::fmt::Write;
@@ -18,7 +18,7 @@ fn read(path: impl AsRef<Path>) -> String {
     std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
 }
 
-/// Files below a folder whose names end so; build output and dot folders are left out.
+/// Files below a folder whose names end with `ending`, except in build output and dot folders.
 fn files(folder: &Path, ending: &str) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(folder).expect("a folder of the repository") {
@@ -39,7 +39,7 @@ fn files(folder: &Path, ending: &str) -> Vec<PathBuf> {
     found
 }
 
-/// What stands between backticks on one line.
+/// The text between backticks on each line.
 fn code_spans(text: &str) -> impl Iterator<Item = &str> {
     text.lines()
         .flat_map(|line| line.split('`').skip(1).step_by(2))
@@ -48,21 +48,20 @@ fn code_spans(text: &str) -> impl Iterator<Item = &str> {
 const SETTINGS_HEAD: &str = "\
 # Settings
 
-Made from `src/settings/keys.rs` by `cargo xtask settings-doc`: change the settings there.
+Generated from `src/settings/keys.rs` by `cargo xtask settings-doc`: change the settings there.
 
-Each setting can stand in a TOML file (named by `--config` or `POSTRIDER_CONFIG`), in the
-environment and in a flag. A flag wins over the environment, the environment over the file, the
-file over the default. Unknown names are errors, in the file and with the prefix `POSTRIDER_`.
+Set each setting in a TOML file (named by `--config` or `POSTRIDER_CONFIG`), in the environment, or by a flag. A
+flag overrides the environment, the environment overrides the file, and the file overrides the default. An unknown
+name is an error, both in the file and in a variable with the prefix `POSTRIDER_`.
 
-`table`, `topic`, `ordering`, `envelope` and `time_zone` describe the one outbox table of a set-up without
-`[[tables]]`; with `[[tables]]` in the file each table has its own: see [mapping.md](mapping.md).
+`table`, `topic`, `ordering`, `envelope` and `time_zone` describe a single outbox table. For several tables use
+`[[tables]]` in the file instead, where each table has its own: see [mapping.md](mapping.md).
 
-Read as well: the variables of libpq (`PGHOST`, `PGHOSTADDR`, `PGPORT`, `PGUSER`, `PGPASSWORD`,
-`PGPASSFILE`, `PGDATABASE`, `PGOPTIONS`, `PGCONNECT_TIMEOUT`, `PGTARGETSESSIONATTRS`, `PGSSLMODE`,
-`PGSSLROOTCERT`, `PGSSLCERT`, `PGSSLKEY`, `PGSSLSNI`, `PGSSLMINPROTOCOLVERSION`,
-`PGSSLMAXPROTOCOLVERSION`, `PGCHANNELBINDING`) for what the URL leaves out,
-`RUST_LOG` for the level of the log, `GOOGLE_APPLICATION_CREDENTIALS` for Google's credentials, and
-`POSTRIDER_PG_BIN`, the folder of PostgreSQL's programs for `postrider demo` and the tests.
+The relay also reads `RUST_LOG` (the log level), `GOOGLE_APPLICATION_CREDENTIALS` (Google's credentials), and, for
+parameters that the URL leaves out, the variables of libpq: `PGHOST`, `PGHOSTADDR`, `PGPORT`, `PGUSER`,
+`PGPASSWORD`, `PGPASSFILE`, `PGDATABASE`, `PGOPTIONS`, `PGCONNECT_TIMEOUT`, `PGTARGETSESSIONATTRS`, `PGSSLMODE`,
+`PGSSLROOTCERT`, `PGSSLCERT`, `PGSSLKEY`, `PGSSLSNI`, `PGSSLMINPROTOCOLVERSION`, `PGSSLMAXPROTOCOLVERSION` and
+`PGCHANNELBINDING`. `postrider demo` and the tests read `POSTRIDER_PG_BIN`, the folder of PostgreSQL's programs.
 ";
 
 fn settings_page() -> String {
@@ -92,16 +91,16 @@ fn settings_page() -> String {
 }
 
 #[test]
-fn settings_page_is_the_table_of_settings() {
-    let path = root().join("docs/settings.md");
+fn the_settings_page_matches_the_table_of_settings() {
+    let path = root().join("docs/reference/settings.md");
     let rendered = settings_page();
     if std::env::var_os("UPDATE_DOCS").is_some() {
-        std::fs::write(&path, &rendered).expect("docs/settings.md can be written");
+        std::fs::write(&path, &rendered).expect("docs/reference/settings.md can be written");
     }
     let written = std::fs::read_to_string(&path).unwrap_or_default();
     assert!(
         written == rendered,
-        "docs/settings.md is stale: run `cargo xtask settings-doc`"
+        "docs/reference/settings.md is stale: run `cargo xtask settings-doc`"
     );
 }
 
@@ -137,7 +136,7 @@ fn every_path_in_the_architecture_exists() {
 
 #[test]
 fn every_test_that_a_guarantee_cites_exists() {
-    let page = read("docs/guarantees.md");
+    let page = read("docs/reference/guarantees.md");
     let in_list = page
         .lines()
         .filter_map(|line| line.strip_prefix("- `")?.strip_suffix('`'));
@@ -157,8 +156,8 @@ fn every_test_that_a_guarantee_cites_exists() {
 }
 
 #[test]
-fn every_test_that_stands_beside_a_bug_of_others_exists() {
-    let page = read("docs/peer-bugs.md");
+fn every_test_cited_for_a_bug_of_a_peer_exists() {
+    let page = read("docs/explanation/peer-bugs.md");
     let sources: String = files(root(), ".rs").iter().map(read).collect();
     let is_test = |span: &&str| span.matches('_').count() > 3 && !span.contains('(');
     let cited: BTreeSet<_> = code_spans(&page).filter(is_test).collect();
@@ -178,7 +177,7 @@ fn every_toml_example_is_accepted_as_settings() {
         for block in read(&page).split("```toml\n").skip(1) {
             let example = block.split("```").next().unwrap_or_default();
             let file = tempfile::NamedTempFile::new().expect("a temporary file");
-            std::fs::write(file.path(), example).expect("it can be written");
+            std::fs::write(file.path(), example).expect("the file can be written");
             if let Err(error) = Settings::load(Some(file.path()), &Environment::new(), &[]) {
                 panic!("{}: {error}\n{example}", page.display());
             }
@@ -189,7 +188,7 @@ fn every_toml_example_is_accepted_as_settings() {
 }
 
 #[test]
-fn every_metric_that_is_written_about_exists() {
+fn every_metric_named_in_the_docs_exists() {
     let metrics = Metrics::default();
     let label = Label { kind: "x" };
     metrics.publish_failures.get_or_create(&label).inc();
@@ -206,7 +205,7 @@ fn every_metric_that_is_written_about_exists() {
     let exported = metrics.encode("postrider").expect("metrics can be encoded");
     for page in [
         "deploy/prometheus-alerts.yml",
-        "docs/operations.md",
+        "docs/how-to/operations.md",
         "README.md",
     ] {
         let text = read(page);

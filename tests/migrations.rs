@@ -1,8 +1,8 @@
-//! The migrations on a real server: what they create, who may do what, and what is refused.
+//! The migrations on a real server: created objects, rights of each role, and refusals.
 //!
-//! One server for all tests, a database for each; the server is stopped by its watchdog when the
+//! All tests share one server, with one database per test; a watchdog stops the server when the
 //! test process ends. Roles belong to the whole server, so the test of an owner who may not create
-//! any starts one of its own.
+//! roles starts a server of its own.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -33,7 +33,7 @@ fn start() -> ScratchPostgres {
         .unwrap()
 }
 
-/// Connects; the messages of the notices that the server sends are collected.
+/// Connects, and collects the messages of the server's notices.
 async fn connect(url: &str) -> (Client, Arc<Mutex<Vec<String>>>) {
     let (client, mut connection) = tokio_postgres::connect(url, NoTls).await.unwrap();
     let notices = Arc::new(Mutex::new(Vec::new()));
@@ -49,9 +49,9 @@ async fn connect(url: &str) -> (Client, Arc<Mutex<Vec<String>>>) {
     (client, notices)
 }
 
-/// A new database of the common server, empty.
+/// A new, empty database on the shared server.
 async fn empty_database() -> Client {
-    // Not from within a runtime's thread that must not block.
+    // The server may start here, which blocks, so it needs a thread that may block.
     let admin_url = tokio::task::spawn_blocking(|| SERVER.url("postgres"))
         .await
         .unwrap();
@@ -76,14 +76,15 @@ async fn migrate(client: &Client) {
     }
 }
 
-/// What `outbox.relay` needs beyond [`MIGRATIONS`].
-const OF_THE_RELAY: [&str; 6] = [
+/// The migrations that `outbox.relay` needs in addition to [`MIGRATIONS`].
+const OF_THE_RELAY: [&str; 7] = [
     include_str!("../migrations/0006_recovery.sql"),
     include_str!("../migrations/0007_audit.sql"),
     include_str!("../migrations/0008_exceptions.sql"),
     include_str!("../migrations/0010_one_relay.sql"),
     include_str!("../migrations/0011_capture.sql"),
-    include_str!("../migrations/0012_database.sql"),
+    include_str!("../migrations/0012_capture_history.sql"),
+    include_str!("../migrations/0013_database.sql"),
 ];
 
 async fn refused(client: &Client, sql: &str) -> DbError {
@@ -185,7 +186,7 @@ async fn a_writer_can_insert_and_emit_and_nothing_else() {
 }
 
 #[tokio::test]
-async fn others_can_do_nothing_at_all() {
+async fn other_roles_can_do_nothing() {
     let client = migrated_database().await;
     client
         .batch_execute("create role nobody_special; set role nobody_special")
@@ -284,7 +285,7 @@ async fn emit_takes_the_trace_context_from_the_settings_of_the_transaction() {
     assert_eq!(
         headers("after").await,
         None,
-        "the settings end with their transaction"
+        "the settings last until their transaction ends"
     );
 }
 
@@ -316,7 +317,7 @@ async fn the_relay_can_read_events_and_record_outcomes_but_never_write_an_event(
         )
         .await
         .unwrap();
-    // A transaction of its own: it may not follow a write.
+    // In a transaction of its own, because a slot cannot be created after a write.
     let slot = "select pg_create_logical_replication_slot('of_the_relay', 'pgoutput', true)";
     client.batch_execute(slot).await.unwrap();
     for sql in [
@@ -332,7 +333,7 @@ async fn the_relay_can_read_events_and_record_outcomes_but_never_write_an_event(
 }
 
 #[tokio::test]
-async fn an_event_has_one_dispatch_row_at_its_place_and_one_of_three_states() {
+async fn an_event_has_one_dispatch_row_per_position_and_one_of_three_states() {
     let client = migrated_database().await;
     let insert = |state: &str| {
         format!(
@@ -348,7 +349,7 @@ async fn an_event_has_one_dispatch_row_at_its_place_and_one_of_three_states() {
 }
 
 #[tokio::test]
-async fn the_publication_has_the_inserts_of_the_outbox_and_of_nothing_else() {
+async fn the_publication_contains_only_the_inserts_of_the_outbox() {
     let client = migrated_database().await;
     let found = text(
         &client,
@@ -361,7 +362,7 @@ async fn the_publication_has_the_inserts_of_the_outbox_and_of_nothing_else() {
 }
 
 #[tokio::test]
-async fn an_existing_publication_is_left_as_it_is() {
+async fn an_existing_publication_is_not_changed() {
     let client = migrated_database().await;
     client
         .batch_execute("create table more (id int); alter publication postrider add table more")
@@ -383,7 +384,7 @@ async fn event_uuid_agrees_with_the_mapper() {
     for migration in OF_THE_RELAY {
         client.batch_execute(migration).await.unwrap();
     }
-    // The same pair as in the mapper's own test.
+    // The same values as in the mapper's own test.
     let uuid = text(&client, "select outbox.event_uuid('public.a', '7')::text").await;
     assert_eq!(
         uuid.as_deref(),
@@ -398,7 +399,7 @@ async fn event_uuid_agrees_with_the_mapper() {
 }
 
 #[tokio::test]
-async fn an_opaque_payload_takes_the_replacement_of_one_text() {
+async fn replacing_one_line_of_the_migration_makes_the_payload_opaque() {
     let client = empty_database().await;
     for sql in MIGRATIONS {
         client
@@ -415,7 +416,7 @@ async fn an_opaque_payload_takes_the_replacement_of_one_text() {
 }
 
 #[tokio::test]
-async fn an_owner_who_may_not_create_roles_is_told_so_and_everything_else_is_there() {
+async fn an_owner_who_may_not_create_roles_gets_a_notice_and_everything_else() {
     let server = tokio::task::spawn_blocking(start).await.unwrap();
     let (admin, _) = connect(&server.url("postgres")).await;
     for sql in ["create role shop", "create database shop owner shop"] {
@@ -439,7 +440,8 @@ async fn an_owner_who_may_not_create_roles_is_told_so_and_everything_else_is_the
         assert!(told, "{role}: {notices:?}");
     }
 
-    // An administrator makes one role, the owner may by now make the other: both get their rights.
+    // An administrator creates one role, and the owner may now create the other. Both get their
+    // rights.
     admin
         .batch_execute("create role postrider_writer; alter role shop createrole")
         .await
@@ -465,14 +467,14 @@ async fn an_owner_who_may_not_create_roles_is_told_so_and_everything_else_is_the
     assert_eq!(
         text(&client, replication).await.as_deref(),
         Some("false"),
-        "not theirs to give"
+        "the owner cannot grant it"
     );
 }
 
 #[tokio::test]
-async fn a_database_that_was_prepared_for_shards_loses_what_they_needed() {
+async fn a_database_prepared_for_shards_loses_their_columns() {
     let client = migrated_database().await;
-    let [before @ .., one_relay, _, _] = OF_THE_RELAY;
+    let [before @ .., one_relay, _, _, _] = OF_THE_RELAY;
     for sql in before {
         client.batch_execute(sql).await.unwrap();
     }

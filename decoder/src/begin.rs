@@ -4,12 +4,12 @@ use crate::error::DecodeError;
 use crate::reader::Reader;
 use crate::{Lsn, PgTimestamp, Xid};
 
-/// Starts a transaction that is known to have been committed.
+/// Starts a transaction. The server sends only committed transactions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Begin {
-    /// Where the commit record starts: the same as [`Commit::commit_lsn`](crate::Commit) later.
+    /// Start of the commit record: the same position as [`Commit::commit_lsn`](crate::Commit).
     pub final_lsn: Lsn,
-    /// When it was committed, by the server's clock.
+    /// Commit time, by the server's clock.
     pub commit_time: PgTimestamp,
     /// The transaction.
     pub xid: Xid,

@@ -7,14 +7,16 @@ use crate::{Lsn, PgTimestamp};
 /// Ends a transaction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Commit {
-    /// Not used by protocol 1: always 0. Anything else is refused, as PostgreSQL's own subscriber
-    /// does.
+    /// Always 0: protocol 1 defines no flags. Other values are refused, as PostgreSQL's own
+    /// subscriber does.
     pub flags: u8,
-    /// Where the commit record starts. Reported as flushed, it has the transaction sent again.
+    /// Start of the commit record. If this is reported as flushed, the server sends the transaction
+    /// again.
     pub commit_lsn: Lsn,
-    /// The first byte after the commit record. Reported as flushed, it covers the transaction.
+    /// The first byte after the commit record. If this is reported as flushed, the transaction is
+    /// confirmed.
     pub end_lsn: Lsn,
-    /// When it was committed, by the server's clock.
+    /// Commit time, by the server's clock.
     pub commit_time: PgTimestamp,
 }
 
@@ -48,7 +50,7 @@ mod tests {
     }
 
     #[test]
-    fn commit_flags_are_refused_since_protocol_1_has_none() {
+    fn any_commit_flag_is_refused() {
         let mut payload = PAYLOAD.to_vec();
         payload[1] = 0x80;
         let refused = decode(&payload).unwrap_err();

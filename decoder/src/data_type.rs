@@ -5,12 +5,12 @@ use crate::error::DecodeError;
 use crate::reader::Reader;
 use crate::relation::read_namespace;
 
-/// Names a data type (an enum, a domain, one of an extension) ahead of the Relation whose columns
-/// refer to it by number. For a domain, the server gives the domain's number and the name of the
-/// type that it is based on.
+/// Names a data type (an enum, a domain, or a type of an extension). Sent before the Relation whose
+/// columns refer to it by OID. For a domain, the server sends the domain's OID with the name of its
+/// base type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Type<'a> {
-    /// The number, as in [`Column::type_oid`](crate::Column).
+    /// Its OID, as in [`Column::type_oid`](crate::Column).
     pub oid: Oid,
     /// The schema.
     pub namespace: &'a str,

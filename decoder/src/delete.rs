@@ -1,4 +1,4 @@
-//! `Delete`: a row that is no more.
+//! `Delete`: a deleted row.
 
 use crate::error::DecodeError;
 use crate::reader::Reader;
@@ -9,7 +9,7 @@ use crate::{Oid, OldRow, Tuple};
 pub struct Delete<'a> {
     /// The relation, described by a [`Relation`](crate::Relation) earlier in the session.
     pub relation: Oid,
-    /// The row as it was, as far as the replica identity tells.
+    /// The old row, or the part of it that the replica identity includes.
     pub old: OldRow<'a>,
 }
 

@@ -1,6 +1,6 @@
-//! Why bytes could not be decoded: in which message, at which byte, what should have been there.
+//! Decoding errors: which message, at which byte, and what was expected there.
 //!
-//! An error carries positions and single bytes, never a column's value, so that it can be logged.
+//! An error contains positions and single bytes, never a column's value, so it is safe to log.
 
 use thiserror::Error;
 
@@ -10,61 +10,61 @@ use crate::MessageKind;
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("{message}, byte {offset}: expected {expected}, {fault}")]
 pub struct DecodeError {
-    /// What was being decoded.
+    /// The message that was being decoded.
     pub message: MessageKind,
-    /// Where, in bytes from the start of the input. At most the input's length.
+    /// Position in bytes from the start of the input. At most the input's length.
     pub offset: usize,
-    /// What the protocol has at this place, in words.
+    /// What the protocol expects at this position, in words.
     pub expected: &'static str,
-    /// What was there instead.
+    /// How the bytes differ from that.
     pub fault: Fault,
 }
 
-/// What was found instead of what the protocol has there.
+/// How bytes can differ from the protocol.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum Fault {
-    /// The input ends inside of this field.
+    /// The input ends within this field.
     #[error("but {available} of {needed} bytes are left")]
     Truncated {
-        /// Bytes that the field takes.
+        /// Number of bytes that the field needs.
         needed: usize,
-        /// Bytes that are left in the input.
+        /// Number of bytes left in the input.
         available: usize,
     },
-    /// A string without the zero byte that ends it.
-    #[error("but no zero byte ends it")]
+    /// A string without its terminating zero byte.
+    #[error("but the terminating zero byte is missing")]
     UnterminatedString,
-    /// A name that is not UTF-8; the offset is that of the first bad byte.
+    /// A name that is not UTF-8. The offset is that of the first invalid byte.
     #[error("but it is not UTF-8")]
     InvalidUtf8,
-    /// A count or length below zero.
+    /// A negative count or length.
     #[error("but it is negative ({found})")]
     Negative {
         /// The number on the wire.
         found: i32,
     },
-    /// A byte that is none of those allowed here.
+    /// A byte that is not allowed here.
     #[error("but found 0x{found:02X}")]
     UnexpectedByte {
         /// The byte on the wire.
         found: u8,
     },
-    /// Flag bits that protocol 1 does not define. They could change what the message means.
+    /// Flag bits that protocol 1 does not define. They could change the meaning of the message.
     #[error("but bits are set that protocol 1 does not define (0x{found:02X})")]
     UnknownFlags {
         /// The flags on the wire.
         found: u8,
     },
-    /// A known message that protocol 1 does not have.
+    /// A known message of a later protocol version.
     #[error("but the message belongs to protocol {version}")]
     LaterProtocol {
-        /// The first protocol version that has it.
+        /// The first protocol version that has the message.
         version: u8,
     },
     /// Bytes after the end of the message.
     #[error("but bytes are left over ({count})")]
     TrailingBytes {
-        /// How many.
+        /// The number of bytes.
         count: usize,
     },
 }
@@ -89,8 +89,8 @@ impl DecodeError {
             | Fault::UnterminatedString
             | Fault::Negative { .. }
             | Fault::TrailingBytes { .. } => {
-                "the message was damaged on its way or does not come from pgoutput: reconnect, so \
-                 that the server sends it again, and check the slot's plugin if it comes back"
+                "the message was damaged in transit or does not come from pgoutput: reconnect, so \
+                 that the server sends it again; if the error recurs, check the slot's plugin"
             }
         }
     }

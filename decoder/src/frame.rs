@@ -1,6 +1,6 @@
-//! Frames of the streaming replication protocol: what is in a `CopyData` message of either side.
+//! Frames of the streaming replication protocol, which are the bodies of `CopyData` messages.
 //!
-//! Not here: the `CopyData` envelope itself (its tag `d` and length), which belongs to the
+//! Not here: the `CopyData` envelope itself (its tag `d` and its length), which belongs to the
 //! connection.
 //!
 //! Source: PostgreSQL manual, "Streaming Replication Protocol", `START_REPLICATION`.
@@ -11,29 +11,30 @@ use crate::error::DecodeError;
 use crate::reader::Reader;
 use crate::{Lsn, MessageKind, PgTimestamp};
 
-/// What the server sends in one `CopyData`.
+/// A frame from the server, in one `CopyData`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Frame<'a> {
-    /// A piece of the stream: with `pgoutput` exactly one message.
+    /// A piece of the stream. With `pgoutput` it is exactly one message.
     XLogData {
-        /// Where the message stands in the WAL; 0/0 for those that stand nowhere (Relation, Type).
-        /// Not in order across transactions, and so of no use to confirm or to skip.
+        /// Position of the message in the WAL; 0/0 for a message without one (Relation, Type).
+        /// Positions are not ordered across transactions, so they must not be used to confirm or to
+        /// skip.
         wal_start: Lsn,
-        /// The server's position in the WAL; with logical decoding the same as `wal_start`.
+        /// The server's position in the WAL. With logical decoding it equals `wal_start`.
         wal_end: Lsn,
-        /// When it was sent, by the server's clock.
+        /// Send time, by the server's clock.
         sent_at: PgTimestamp,
         /// One message for [`decode`](crate::decode).
         payload: &'a [u8],
     },
-    /// A sign of life.
+    /// A heartbeat.
     Keepalive {
-        /// How far the server has read the WAL and sent everything that was to send.
+        /// The server has read the WAL and sent all changes up to this position.
         wal_end: Lsn,
-        /// When it was sent, by the server's clock.
+        /// Send time, by the server's clock.
         sent_at: PgTimestamp,
-        /// Whether the server wants a [`StandbyStatus`] now, and otherwise ends the session when
-        /// `wal_sender_timeout` is over.
+        /// Whether the server wants a [`StandbyStatus`] now. Without one, it ends the session after
+        /// `wal_sender_timeout`.
         reply_requested: bool,
     },
 }
@@ -42,7 +43,7 @@ pub enum Frame<'a> {
 ///
 /// # Errors
 ///
-/// When the body is not a well-formed frame. The payload of WAL data is not looked into.
+/// When the body is not a well-formed frame. The payload of WAL data is not decoded.
 #[inline]
 pub fn decode_frame(body: &[u8]) -> Result<Frame<'_>, DecodeError> {
     const TAG: &str = "the tag w or k of a frame (1 byte)";
@@ -75,20 +76,20 @@ fn read_keepalive(mut reader: Reader<'_>) -> Result<Frame<'_>, DecodeError> {
     Ok(frame)
 }
 
-/// What the client reports: how far it is. The server drops WAL and moves the slot's
-/// `confirmed_flush_lsn` by `flushed`; nothing up to there is ever sent again.
+/// The client's report of its progress. The server moves the slot's `confirmed_flush_lsn` to
+/// `flushed` and may remove WAL before it. It never sends anything up to that position again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StandbyStatus {
-    /// Received up to here.
+    /// The position up to which the client has received everything.
     pub written: Lsn,
-    /// Durable up to here: the promise that counts.
+    /// The position up to which everything is durable. Only this one moves the slot.
     pub flushed: Lsn,
-    /// Taken effect up to here; shown in `pg_stat_replication` and waited for by
-    /// `synchronous_commit = remote_apply`.
+    /// The position up to which everything is applied. Shown in `pg_stat_replication`, and awaited
+    /// by `synchronous_commit = remote_apply`.
     pub applied: Lsn,
-    /// When it is sent, by the client's clock.
+    /// Send time, by the client's clock.
     pub sent_at: PgTimestamp,
-    /// Whether the client wants a keepalive back at once, to learn that the server is there.
+    /// Whether the client wants an immediate keepalive, to learn that the server is alive.
     pub reply_requested: bool,
 }
 
@@ -114,7 +115,7 @@ mod tests {
     use crate::Fault;
 
     #[test]
-    fn wal_data_carries_one_payload() {
+    fn a_wal_data_frame_carries_one_payload() {
         let body = b"w\0\0\0\0\0\0\x01\0\0\0\0\0\0\0\x02\0\0\0\0\0\0\0\0\x03payload";
         let expected = Frame::XLogData {
             wal_start: Lsn::new(0x100),
@@ -139,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn a_frame_that_is_cut_short_is_refused_with_its_name() {
+    fn a_truncated_frame_is_refused_by_name() {
         let refused = decode_frame(b"w\0\0\0").unwrap_err();
         assert_eq!(
             (refused.message, refused.offset),
@@ -170,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn unknown_frames_are_refused_by_their_tag() {
+    fn an_unknown_frame_is_refused_by_its_tag() {
         let refused = decode_frame(b"s").unwrap_err();
         assert_eq!(
             (refused.offset, refused.fault),
@@ -179,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn a_status_is_encoded_as_the_manual_says() {
+    fn a_status_is_encoded_as_in_the_manual() {
         let status = StandbyStatus {
             written: Lsn::new(0x0102_0304_0506_0708),
             flushed: Lsn::new(2),

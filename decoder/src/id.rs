@@ -1,10 +1,10 @@
-//! The server's numbers for things: object identifiers and transaction identifiers.
+//! The server's identifiers: object identifiers and transaction identifiers.
 //!
-//! Newtypes, so that neither can be taken for the other, or for a count.
+//! They are newtypes, so that they cannot be confused with each other or with a count.
 
 use std::fmt;
 
-/// An object identifier: of a relation (`pg_class.oid`) or of a data type (`pg_type.oid`).
+/// The identifier of a relation (`pg_class.oid`) or of a data type (`pg_type.oid`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Oid(pub u32);
 
@@ -14,8 +14,8 @@ impl fmt::Display for Oid {
     }
 }
 
-/// A transaction identifier, without its epoch: it wraps around after 2^32 transactions, so it
-/// names a transaction for people and logs, and orders nothing.
+/// A transaction identifier without its epoch. It wraps around after 2^32 transactions, so it
+/// identifies a transaction for people and logs, but cannot be used for ordering.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Xid(pub u32);
 

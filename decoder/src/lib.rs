@@ -1,16 +1,16 @@
-//! Decodes what a PostgreSQL walsender sends: the frames of the streaming replication protocol
+//! Decodes the output of a PostgreSQL walsender: the frames of the streaming replication protocol
 //! and, inside them, the messages of `pgoutput` at protocol version 1.
 //!
 //! The crate does no IO, has no clock and never waits. It turns bytes that the caller owns into
 //! values that borrow from them. A tour, in the order in which bytes arrive:
 //!
 //! 1. Each `CopyData` body is a [`frame::Frame`]: WAL data or a keepalive
-//!    ([`frame::decode_frame`]). The answer to it is a [`frame::StandbyStatus`].
+//!    ([`frame::decode_frame`]). The client answers with a [`frame::StandbyStatus`].
 //! 2. The payload of a WAL data frame is one [`Message`] ([`decode`]). A transaction is a
 //!    [`Begin`], its changes, and a [`Commit`].
-//! 3. Before the first change to a table in a session, and after each change of its shape, the
-//!    server describes it in a [`Relation`]. [`RelationCache`] keeps these and tells which ones
-//!    really differ from what was known.
+//! 3. The server describes a table in a [`Relation`] before the first change to it in a session, and
+//!    again after its shape has changed. [`RelationCache`] stores these descriptions, and reports
+//!    which ones differ from the previous one.
 //! 4. A change holds a [`Tuple`], whose columns are in the order of that relation. Each is a
 //!    [`Value`] that points into the input.
 //!
@@ -25,14 +25,14 @@
 //! # Ok::<(), decoder::DecodeError>(())
 //! ```
 //!
-//! **Invariants.** Any input gives a value or a [`DecodeError`], never a panic. A message is
-//! checked whole when it is decoded, so that walking over its tuple, columns or relations cannot
-//! fail. Nothing is allocated but by [`RelationCache`], and there in proportion to its input: a
-//! count or a length from the wire is never trusted before the bytes behind it were seen. Bytes
-//! left over, flags that protocol 1 does not define, and messages of later protocols are errors.
+//! **Invariants.** Any input results in a value or a [`DecodeError`], never in a panic. A message
+//! is checked as a whole when it is decoded, so that iterating over its tuple, columns or relations
+//! cannot fail. Only [`RelationCache`] allocates memory, in proportion to its input. A count or a
+//! length from the wire is never trusted before its bytes have been seen. Trailing bytes, flags
+//! that protocol 1 does not define, and messages of later protocols are errors.
 //!
-//! **Not here:** the connection and its authentication, `CopyData` framing, what may be confirmed
-//! to the server and when, and what the columns mean to an outbox.
+//! **Not here:** the connection and its authentication, `CopyData` framing, which position may be
+//! confirmed to the server and when, and the meaning of columns in an outbox.
 //!
 //! Source for all layouts: the PostgreSQL manual, chapters "Streaming Replication Protocol" and
 //! "Logical Replication Message Formats".

@@ -1,20 +1,20 @@
 //! `Message`: bytes that an application wrote into the WAL with `pg_logical_emit_message`.
 //!
-//! Named `LogicalMessage` here, since every message of the stream is a message.
+//! Named `LogicalMessage` here, because everything in the stream is called a message.
 
 use crate::Lsn;
 use crate::error::DecodeError;
 use crate::reader::Reader;
 
-/// Bytes of an application's own. Sent only when the stream was started with `messages 'true'`.
+/// Bytes from an application. Sent only when the stream was started with `messages 'true'`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LogicalMessage<'a> {
-    /// Whether it belongs to the transaction around it. If not, it was sent as soon as it was
-    /// written, between transactions, and whatever became of the transaction that wrote it.
+    /// Whether it belongs to the surrounding transaction. If not, it was sent between transactions
+    /// as soon as it was written, even if the transaction that wrote it was rolled back.
     pub is_transactional: bool,
-    /// Where it stands in the WAL.
+    /// Its position in the WAL.
     pub lsn: Lsn,
-    /// By which applications tell their messages apart.
+    /// The prefix by which applications recognise their messages.
     pub prefix: &'a str,
     /// The bytes.
     pub content: &'a [u8],
@@ -56,7 +56,7 @@ mod tests {
     }
 
     #[test]
-    fn a_message_outside_of_transactions_says_so() {
+    fn a_non_transactional_message_is_recognised() {
         let payload = b"M\0\0\0\0\x01\0\0\0\xA8\0\0\0\0\0";
         let Ok(Message::Logical(message)) = decode(payload) else {
             panic!("not a message")

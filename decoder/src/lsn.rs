@@ -1,7 +1,7 @@
 //! A position in the write-ahead log.
 //!
-//! One plain type for "a position". Which positions may be confirmed to the server is not known
-//! here: the roles of an LSN are types of the part that gives them that role.
+//! A plain type for positions of any kind. This module does not know which positions may be
+//! confirmed to the server: the module that gives an LSN a role defines a type for that role.
 
 use std::fmt;
 use std::str::FromStr;
@@ -10,13 +10,13 @@ use thiserror::Error;
 
 /// A log sequence number: the byte offset in the WAL of one cluster and timeline.
 ///
-/// Displayed and parsed as PostgreSQL's `pg_lsn` is, two hexadecimal halves: `16/B374D848`.
+/// Displayed and parsed like PostgreSQL's `pg_lsn`, as two hexadecimal halves: `16/B374D848`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Lsn(u64);
 
 impl Lsn {
-    /// `0/0`, which PostgreSQL calls invalid: no record starts there. As a start position it asks
-    /// the server to use the slot's own.
+    /// `0/0`, which PostgreSQL calls invalid, because no record starts there. As a start position
+    /// it tells the server to use the slot's own position.
     pub const ZERO: Self = Self(0);
 
     /// The position `offset` bytes from the start of the WAL.
@@ -29,7 +29,7 @@ impl Lsn {
         self.0
     }
 
-    /// Bytes of WAL from `earlier` up to here, or `None` when `earlier` is in fact later.
+    /// Bytes of WAL from `earlier` to this position, or `None` when `earlier` is in fact later.
     pub const fn bytes_since(self, earlier: Self) -> Option<u64> {
         self.0.checked_sub(earlier.0)
     }
@@ -71,7 +71,7 @@ pub struct ParseLsnError {
 impl FromStr for Lsn {
     type Err = ParseLsnError;
 
-    /// Accepts what PostgreSQL's `pg_lsn` accepts, in either case, with or without leading zeros.
+    /// Accepts the same texts as PostgreSQL's `pg_lsn`: either case, with or without leading zeros.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         text.split_once('/')
             .and_then(|(high, low)| Some(Self(parse_half(high)? << 32 | parse_half(low)?)))
@@ -95,7 +95,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_lsn_is_written_as_postgresql_writes_it() {
+    fn an_lsn_is_displayed_as_in_postgresql() {
         assert_eq!(Lsn::new(0x16_B374_D848).to_string(), "16/B374D848");
         assert_eq!(Lsn::ZERO.to_string(), "0/0");
         assert_eq!(Lsn::new(u64::MAX).to_string(), "FFFFFFFF/FFFFFFFF");
@@ -103,14 +103,14 @@ mod tests {
     }
 
     #[test]
-    fn an_lsn_is_read_in_either_case_and_with_leading_zeros() {
+    fn an_lsn_is_parsed_in_either_case_and_with_leading_zeros() {
         assert_eq!("16/B374D848".parse(), Ok(Lsn::new(0x16_B374_D848)));
         assert_eq!("16/b374d848".parse(), Ok(Lsn::new(0x16_B374_D848)));
         assert_eq!("0/0000001A".parse(), Ok(Lsn::new(0x1A)));
     }
 
     #[test]
-    fn what_postgresql_refuses_as_an_lsn_is_refused_and_named() {
+    fn a_text_that_postgresql_refuses_as_an_lsn_is_refused_and_shown() {
         for text in [
             "",
             "/",
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn distance_is_known_only_forwards() {
+    fn the_distance_to_a_later_position_is_none() {
         let (earlier, later) = (Lsn::new(100), Lsn::new(0x1_0000_0000));
         assert_eq!(later.bytes_since(earlier), Some(0x1_0000_0000 - 100));
         assert_eq!(later.bytes_since(later), Some(0));

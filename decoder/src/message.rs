@@ -1,4 +1,4 @@
-//! Any message of `pgoutput` protocol 1, told apart by its tag byte.
+//! Any message of `pgoutput` protocol 1, recognised by its tag byte.
 
 use crate::error::{DecodeError, Fault};
 use crate::reader::Reader;
@@ -14,13 +14,14 @@ use crate::{
 pub enum Message<'a> {
     /// Starts a committed transaction.
     Begin(Begin),
-    /// Ends it.
+    /// Ends a committed transaction.
     Commit(Commit),
-    /// Says where the transaction was first made; follows Begin when there is something to say.
+    /// Names the server where the transaction originated. Follows Begin, if the transaction has an
+    /// origin.
     Origin(Origin<'a>),
-    /// Describes a table ahead of the changes to it.
+    /// Describes a table. Sent before the changes to it.
     Relation(Relation<'a>),
-    /// Names a data type that is not built in, ahead of a Relation that uses it.
+    /// Names a data type that is not built in. Sent before a Relation that uses it.
     Type(Type<'a>),
     /// A new row.
     Insert(Insert<'a>),
@@ -28,9 +29,9 @@ pub enum Message<'a> {
     Update(Update<'a>),
     /// A deleted row.
     Delete(Delete<'a>),
-    /// Emptied tables.
+    /// Truncated tables.
     Truncate(Truncate<'a>),
-    /// Bytes that an application wrote into the WAL itself.
+    /// Bytes that an application wrote into the WAL.
     Logical(LogicalMessage<'a>),
 }
 
@@ -120,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn every_tag_byte_of_no_message_is_refused_and_shown() {
+    fn an_unknown_tag_byte_is_refused_and_shown() {
         for tag in (0..=u8::MAX).filter(|&tag| MessageKind::of_message_tag(tag).is_none()) {
             let refused = decode(&[tag]).unwrap_err();
             assert_eq!(refused.message, MessageKind::UnidentifiedMessage);

@@ -1,12 +1,12 @@
-//! The names and tag bytes of everything a walsender can send on this stream.
+//! The names and tag bytes of everything that a walsender can send on this stream.
 //!
-//! Messages of later protocol versions are known by name only, so that a stream that was started
-//! with the wrong options is refused with a sentence instead of "unknown byte".
+//! Messages of later protocol versions are known by name only. So a stream that was started with
+//! the wrong options is refused with a clear sentence instead of "unknown byte".
 
 use std::fmt;
 
-/// What was being decoded: a `pgoutput` message, a replication frame, or one of them before its
-/// tag was read.
+/// The thing that was being decoded: a `pgoutput` message, a replication frame, or either of them
+/// before its tag was read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[allow(
     missing_docs,
@@ -41,7 +41,7 @@ pub enum MessageKind {
 }
 
 impl MessageKind {
-    /// The `pgoutput` message that starts with `tag`, of whichever protocol version.
+    /// The `pgoutput` message that starts with `tag`, in any protocol version.
     pub const fn of_message_tag(tag: u8) -> Option<Self> {
         Some(match tag {
             b'B' => Self::Begin,
@@ -96,8 +96,8 @@ impl MessageKind {
         }
     }
 
-    /// The `proto_version` from which on the server may send this message; `None` for frames,
-    /// which have no version, and for what was not identified.
+    /// The `proto_version` from which the server may send this message; `None` for frames, which
+    /// have no version, and for unidentified messages.
     pub const fn protocol_version(self) -> Option<u8> {
         match self {
             Self::Begin

@@ -1,14 +1,14 @@
-//! `Origin`: the transaction came here by replication from another server.
+//! `Origin`: the server from which a transaction was replicated.
 
 use crate::Lsn;
 use crate::error::DecodeError;
 use crate::reader::Reader;
 
-/// Where a transaction was first made. Sent after Begin when the session that wrote it had a
+/// The origin of a transaction. Sent after Begin when the session that wrote the transaction had a
 /// replication origin (`pg_replication_origin_session_setup`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Origin<'a> {
-    /// The commit's position on the server of origin: never to be mixed with this server's.
+    /// The commit's position on the origin. It must never be mixed with positions of this server.
     pub commit_lsn: Lsn,
     /// The name of the origin.
     pub name: &'a str,

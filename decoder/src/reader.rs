@@ -1,11 +1,11 @@
-//! A checked cursor over one message: the only code of this crate that takes bytes off the wire.
+//! A checked cursor over one message. No other code of this crate reads bytes from the wire.
 //!
-//! Each method names what it expects, so that an error can say it. Numbers are big-endian.
+//! Each method takes a description of the expected value, for the error. Numbers are big-endian.
 
 use crate::error::{DecodeError, Fault};
 use crate::{Lsn, MessageKind, Oid, PgTimestamp};
 
-/// Where in which message we are.
+/// A position in a message.
 #[derive(Debug, Clone)]
 pub(crate) struct Reader<'a> {
     message: MessageKind,
@@ -14,7 +14,7 @@ pub(crate) struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    /// At the start of `input`.
+    /// Starts at the beginning of `input`.
     pub(crate) fn new(message: MessageKind, input: &'a [u8]) -> Self {
         Self {
             message,
@@ -23,17 +23,17 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// The same place, now that the tag told which message it is.
+    /// The same position, now that the tag has identified the message.
     pub(crate) fn within(self, message: MessageKind) -> Self {
         Self { message, ..self }
     }
 
-    /// Bytes from the start of the input.
+    /// Number of bytes already read.
     pub(crate) fn offset(&self) -> usize {
         self.input_len - self.rest.len()
     }
 
-    /// What has not been read yet.
+    /// The bytes that have not been read yet.
     pub(crate) fn rest(&self) -> &'a [u8] {
         self.rest
     }
@@ -77,7 +77,7 @@ impl<'a> Reader<'a> {
         self.u32(expected).map(Oid)
     }
 
-    /// An `Int16` that counts columns.
+    /// An `Int16` that is a number of columns.
     #[inline]
     pub(crate) fn column_count(&mut self, expected: &'static str) -> Result<u16, DecodeError> {
         let start = self.offset();
@@ -93,8 +93,8 @@ impl<'a> Reader<'a> {
         })
     }
 
-    /// An `Int32` that is a count or a length. Not compared with what is left: the caller takes
-    /// that many bytes next, and fails there.
+    /// An `Int32` that is a count or a length. It is not compared with the bytes that are left: the
+    /// caller then reads that many bytes, and fails if there are fewer.
     #[inline]
     pub(crate) fn length(&mut self, expected: &'static str) -> Result<usize, DecodeError> {
         let start = self.offset();
@@ -117,8 +117,8 @@ impl<'a> Reader<'a> {
         Ok(head)
     }
 
-    /// The bytes after `tag` and their length, in one step; takes nothing when anything else
-    /// stands there, which is for the other methods to tell.
+    /// The bytes after `tag` and their length, in one step. On anything else it reads nothing, and
+    /// the other methods find the error.
     #[inline]
     pub(crate) fn sized(&mut self, tag: u8) -> Option<&'a [u8]> {
         let (&[found, length @ ..], after) = self.rest.split_first_chunk::<5>()?;
@@ -131,7 +131,7 @@ impl<'a> Reader<'a> {
         Some(bytes)
     }
 
-    /// A zero-terminated `String`, without the zero.
+    /// A zero-terminated `String`, without the zero byte.
     pub(crate) fn string(&mut self, expected: &'static str) -> Result<&'a str, DecodeError> {
         let start = self.offset();
         let Some(end) = self.rest.iter().position(|&byte| byte == 0) else {
@@ -144,7 +144,7 @@ impl<'a> Reader<'a> {
         })
     }
 
-    /// A byte of flags, of which only those in `defined` may be set.
+    /// A byte of flags. Only the bits in `defined` may be set.
     pub(crate) fn flags(&mut self, expected: &'static str, defined: u8) -> Result<u8, DecodeError> {
         let start = self.offset();
         let found = self.u8(expected)?;
@@ -154,7 +154,7 @@ impl<'a> Reader<'a> {
         Ok(found)
     }
 
-    /// The end of the message.
+    /// Checks that the message ends here.
     #[inline]
     pub(crate) fn finish(self) -> Result<(), DecodeError> {
         if self.rest.is_empty() {
@@ -168,7 +168,7 @@ impl<'a> Reader<'a> {
         ))
     }
 
-    /// The error for the byte that was read last, which is none of those that may stand there.
+    /// The error for the last byte read, which is not allowed there.
     #[cold]
     pub(crate) fn unexpected(&self, expected: &'static str, found: u8) -> DecodeError {
         self.fault_at(
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn a_number_cut_short_says_how_much_was_needed_and_left() {
+    fn a_truncated_number_reports_the_bytes_needed_and_left() {
         let mut reader = reader(b"\x01\x02\x03");
         let expected = error(
             0,
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn negative_counts_and_lengths_are_refused_where_they_stand() {
+    fn negative_counts_and_lengths_are_refused_at_their_offset() {
         let mut counts = reader(b"\x80\x00");
         assert_eq!(
             counts.column_count("it"),
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn a_length_beyond_the_input_takes_nothing() {
+    fn a_length_beyond_the_input_reads_nothing() {
         let mut reader = reader(b"abc");
         let expected = error(
             0,
@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn leftover_bytes_are_counted() {
+    fn trailing_bytes_are_counted() {
         let mut reader = reader(b"abc");
         reader.u8("it").unwrap();
         let refused = reader.finish().unwrap_err();

@@ -1,4 +1,4 @@
-//! `Relation`: what a table looks like, ahead of the changes to it.
+//! `Relation`: the description of a table, sent before the changes to it.
 
 use std::iter::FusedIterator;
 
@@ -6,23 +6,23 @@ use crate::error::DecodeError;
 use crate::reader::Reader;
 use crate::{MessageKind, Oid};
 
-/// Describes a table. Sent before the first change to it in a session, and again after anything
-/// that could have changed it, also when in fact nothing did.
+/// Describes a table. Sent before the first change to it in a session, and again after any event
+/// that could have changed it, even if nothing has changed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Relation<'a> {
-    /// The number by which changes refer to it.
+    /// The OID by which changes refer to it.
     pub oid: Oid,
-    /// The schema; `pg_catalog` where the wire has the empty string.
+    /// The schema. The empty string on the wire means `pg_catalog`.
     pub namespace: &'a str,
     /// The name in that schema.
     pub name: &'a str,
-    /// What UPDATE and DELETE tell of the old row.
+    /// The parts of the old row that UPDATE and DELETE include.
     pub replica_identity: ReplicaIdentity,
-    /// The published columns, in the order of the tuples to come.
+    /// The published columns, in the order of the tuples that follow.
     pub columns: Columns<'a>,
 }
 
-/// What the server writes to the WAL about the old row of an UPDATE or DELETE
+/// The parts of the old row that the server writes to the WAL for an UPDATE or DELETE
 /// (`pg_class.relreplident`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReplicaIdentity {
@@ -50,7 +50,7 @@ pub struct Column<'a> {
     pub type_modifier: i32,
 }
 
-/// The columns of a [`Relation`], read from the message as they are walked over.
+/// The columns of a [`Relation`], parsed while iterating.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Columns<'a> {
     count: u16,
@@ -69,7 +69,7 @@ impl<'a> Relation<'a> {
     }
 }
 
-/// A schema's name, which the server leaves empty for its own.
+/// The name of a schema. The server sends an empty string for `pg_catalog`.
 pub(crate) fn read_namespace<'a>(reader: &mut Reader<'a>) -> Result<&'a str, DecodeError> {
     let name = reader.string("the name of the schema (string)")?;
     Ok(if name.is_empty() { "pg_catalog" } else { name })
@@ -89,7 +89,7 @@ impl ReplicaIdentity {
 }
 
 impl<'a> Column<'a> {
-    /// The flag of a column that belongs to the replica identity.
+    /// Flag of a column in the replica identity.
     const KEY: u8 = 1;
 
     fn read(reader: &mut Reader<'a>) -> Result<Self, DecodeError> {
@@ -103,7 +103,7 @@ impl<'a> Column<'a> {
 }
 
 impl<'a> Columns<'a> {
-    /// Takes the columns from `reader` and checks each of them.
+    /// Reads the columns from `reader` and checks each of them.
     fn read(reader: &mut Reader<'a>) -> Result<Self, DecodeError> {
         let count = reader.column_count("the number of columns (2 bytes)")?;
         let start = reader.rest();
@@ -116,17 +116,17 @@ impl<'a> Columns<'a> {
         })
     }
 
-    /// How many columns are published.
+    /// Number of published columns.
     pub fn len(&self) -> usize {
         self.count.into()
     }
 
-    /// Whether there is none, which PostgreSQL allows (`CREATE TABLE t ()`).
+    /// Whether there are no columns, which PostgreSQL allows (`CREATE TABLE t ()`).
     pub fn is_empty(&self) -> bool {
         self.count == 0
     }
 
-    /// Walks over the columns in order.
+    /// Iterates over the columns in order.
     pub fn iter(&self) -> ColumnIter<'a> {
         ColumnIter {
             remaining: self.count,
@@ -153,7 +153,7 @@ impl<'a> IntoIterator for &Columns<'a> {
     }
 }
 
-/// The columns of a relation in order. They were checked when the message was decoded.
+/// Iterates over the columns of a relation. They were checked when the message was decoded.
 #[derive(Debug, Clone)]
 pub struct ColumnIter<'a> {
     remaining: u16,
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn the_empty_schema_is_pg_catalog() {
+    fn the_empty_schema_name_means_pg_catalog() {
         let Ok(Message::Relation(relation)) = decode(b"R\0\0\0\x01\0pg_class\0n\0\0") else {
             panic!("not a relation")
         };
@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn more_columns_than_bytes_is_refused_at_the_missing_one() {
+    fn a_column_count_beyond_the_input_is_refused_at_the_first_missing_column() {
         let refused = decode(b"R\0\0\0\x01s\0t\0d\x7F\xFF").unwrap_err();
         assert_eq!(refused.offset, 12);
         assert_eq!(

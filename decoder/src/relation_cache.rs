@@ -1,8 +1,9 @@
-//! The relations that the server has described in the present session.
+//! The relations that the server has described in the current session.
 //!
-//! The server repeats a Relation whenever something *may* have changed, an `ANALYZE` included. So
-//! the cache compares, and tells apart what is new from what was only repeated: whoever derives
-//! something from a relation (column positions, say) does so again only when needed.
+//! The server repeats a Relation whenever something *may* have changed, for example after an
+//! `ANALYZE`. The cache compares each one with the previous description. So code that derives
+//! something from a relation, such as column positions, does so again only when the relation has
+//! really changed.
 
 use std::collections::HashMap;
 
@@ -10,7 +11,7 @@ use crate::{Column, Oid, Relation, ReplicaIdentity};
 
 /// Relations by their OID, owned.
 ///
-/// Holds one entry for each published table of the session, as the walsender does itself.
+/// It holds one entry per published table of the session, as the walsender itself does.
 #[derive(Debug, Clone, Default)]
 pub struct RelationCache {
     relations: HashMap<Oid, OwnedRelation>,
@@ -18,26 +19,26 @@ pub struct RelationCache {
 
 /// What an [`insert`](RelationCache::insert) did to the cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[must_use = "what was derived from the relation is out of date unless it is unchanged"]
+#[must_use = "values derived from the relation are out of date unless it is unchanged"]
 pub enum CacheChange {
-    /// The relation was not known.
+    /// The relation was new.
     Added,
-    /// It was known, and was described again exactly as it is.
+    /// The relation was known, and its description is the same.
     Unchanged,
-    /// It was known, and its name, replica identity or columns are others now.
+    /// The relation was known, and its name, replica identity or columns have changed.
     Redefined,
 }
 
 /// A [`Relation`] that owns its names.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OwnedRelation {
-    /// The number by which changes refer to it.
+    /// The OID by which changes refer to it.
     pub oid: Oid,
     /// The schema.
     pub namespace: String,
     /// The name in that schema.
     pub name: String,
-    /// What UPDATE and DELETE tell of the old row.
+    /// The parts of the old row that UPDATE and DELETE include.
     pub replica_identity: ReplicaIdentity,
     /// The published columns, in the order of the tuples.
     pub columns: Vec<OwnedColumn>,
@@ -62,7 +63,7 @@ impl RelationCache {
         Self::default()
     }
 
-    /// Remembers `relation` in place of whatever was known under its OID.
+    /// Stores `relation`, and replaces any earlier description under its OID.
     pub fn insert(&mut self, relation: &Relation<'_>) -> CacheChange {
         match self.relations.get_mut(&relation.oid) {
             Some(known) if known.describes(relation) => CacheChange::Unchanged,
@@ -88,25 +89,25 @@ impl RelationCache {
         self.relations.values()
     }
 
-    /// How many relations are known.
+    /// Number of relations in the cache.
     pub fn len(&self) -> usize {
         self.relations.len()
     }
 
-    /// Whether none is known.
+    /// Whether the cache is empty.
     pub fn is_empty(&self) -> bool {
         self.relations.is_empty()
     }
 
-    /// Forgets everything: to be called on each reconnect, since the server describes all
-    /// relations anew in each session and numbers may have been given to other tables.
+    /// Forgets everything. To be called on each reconnect: the server describes all relations again
+    /// in each session, and an OID may belong to another table by then.
     pub fn clear(&mut self) {
         self.relations.clear();
     }
 }
 
 impl OwnedRelation {
-    /// Whether `relation` says the same as is known. Allocates nothing.
+    /// Whether `relation` equals this description. Allocates nothing.
     fn describes(&self, relation: &Relation<'_>) -> bool {
         let Self {
             oid,
@@ -177,7 +178,7 @@ mod tests {
     use super::*;
     use crate::{Message, decode};
 
-    /// Table `s.t` with OID 5 and the columns given, each of them a nullable `text`.
+    /// Table `s.t` with OID 5 and the given columns, each a nullable `text`.
     fn payload(replica_identity: u8, columns: &[&str]) -> Vec<u8> {
         let mut payload = b"R\0\0\0\x05s\0t\0".to_vec();
         payload.extend([replica_identity, 0, columns.len() as u8]);
@@ -197,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn a_repeated_relation_is_unchanged_and_a_different_one_redefines() {
+    fn a_repeated_relation_is_unchanged_and_a_different_one_is_redefined() {
         let mut cache = RelationCache::new();
         assert_eq!(
             insert(&mut cache, &payload(b'd', &["a"])),
@@ -235,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn after_clear_everything_is_new_again() {
+    fn after_clear_every_relation_is_new() {
         let mut cache = RelationCache::new();
         assert_eq!(
             insert(&mut cache, &payload(b'd', &["a"])),

@@ -1,7 +1,7 @@
-//! Points in time as the server sends them: microseconds since PostgreSQL's own epoch.
+//! Timestamps as the server sends them: microseconds since PostgreSQL's own epoch.
 //!
-//! Conversions and the RFC 3339 form are written out here, since they are thirty lines and a date
-//! crate is not. There is no clock here: the caller brings `SystemTime`.
+//! The conversions and the RFC 3339 form are implemented here, because thirty lines are less than a
+//! date crate. There is no clock here: the caller passes a `SystemTime`.
 
 use std::fmt;
 use std::time::{Duration, SystemTime};
@@ -13,8 +13,8 @@ const MICROS_PER_DAY: i64 = 86_400 * MICROS_PER_SECOND;
 
 /// Microseconds since 2000-01-01 00:00:00 UTC, as in `timestamptz` and the replication protocol.
 ///
-/// Displayed in RFC 3339 with six decimals: `2026-11-21T11:40:44.123456Z`. Years outside of
-/// 0000-9999, for which RFC 3339 has no form, are written with a sign, as ISO 8601 does.
+/// Displayed in RFC 3339 with six decimals: `2026-11-21T11:40:44.123456Z`. RFC 3339 has no form for
+/// years outside 0000-9999; they are displayed with a sign, as in ISO 8601.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct PgTimestamp(i64);
 
@@ -29,23 +29,23 @@ impl PgTimestamp {
         self.0
     }
 
-    /// From microseconds since 1970-01-01 UTC; saturates some 292,000 years back.
+    /// From microseconds since 1970-01-01 UTC. Saturates about 292,000 years in the past.
     pub const fn from_unix_micros(micros: i64) -> Self {
         Self(micros.saturating_sub(UNIX_MICROS_OF_PG_EPOCH))
     }
 
-    /// Microseconds since 1970-01-01 UTC; saturates some 292,000 years ahead.
+    /// Microseconds since 1970-01-01 UTC. Saturates about 292,000 years in the future.
     pub const fn as_unix_micros(self) -> i64 {
         self.0.saturating_add(UNIX_MICROS_OF_PG_EPOCH)
     }
 
-    /// Microseconds from `earlier` up to here: negative when `earlier` is in fact later (clocks
-    /// of two machines differ), saturating.
+    /// Microseconds from `earlier` to this time, saturating. Negative when `earlier` is in fact
+    /// later, since the clocks of two machines may differ.
     pub const fn micros_since(self, earlier: Self) -> i64 {
         self.0.saturating_sub(earlier.0)
     }
 
-    /// The same point as a `SystemTime`, or `None` where the platform's clock cannot express it.
+    /// The same time as a `SystemTime`, or `None` if the platform cannot represent it.
     pub fn to_system_time(self) -> Option<SystemTime> {
         let micros = self.as_unix_micros();
         let distance = Duration::from_micros(micros.unsigned_abs());
@@ -58,7 +58,7 @@ impl PgTimestamp {
 }
 
 impl From<SystemTime> for PgTimestamp {
-    /// Cuts off nanoseconds; saturates beyond the 292,000 years that an `i64` holds.
+    /// Truncates to microseconds. Saturates beyond the 292,000 years that an `i64` holds.
     fn from(time: SystemTime) -> Self {
         let saturated = |d: Duration| i64::try_from(d.as_micros()).unwrap_or(i64::MAX);
         Self::from_unix_micros(match time.duration_since(SystemTime::UNIX_EPOCH) {
@@ -89,10 +89,10 @@ impl fmt::Display for PgTimestamp {
     }
 }
 
-/// Year, month and day in the Gregorian calendar of a day counted from 2000-01-01.
+/// Year, month and day in the Gregorian calendar, from the number of days since 2000-01-01.
 ///
-/// Counts from 2000-03-01 instead, so that the leap day is the last day of a year and a month's
-/// start follows from a line: 153 days in each five months.
+/// It counts from 2000-03-01 instead. Then the leap day is the last day of a year, and the start of
+/// a month is a linear function: 153 days per five months.
 fn civil_date(days_since_2000: i64) -> (i64, i64, i64) {
     const DAYS_PER_400_YEARS: i64 = 146_097;
     let days = days_since_2000 - 60;
@@ -136,14 +136,14 @@ mod tests {
     }
 
     #[test]
-    fn a_time_is_written_in_rfc_3339_with_microseconds() {
+    fn a_timestamp_is_displayed_in_rfc_3339_with_microseconds() {
         // `date -u -d @1795261244`
         let time = PgTimestamp::from_unix_micros(1_795_261_244_123_456);
         assert_eq!(time.to_string(), "2026-11-21T11:40:44.123456Z");
     }
 
     #[test]
-    fn leap_days_and_the_ends_of_years_and_centuries_are_right() {
+    fn leap_days_and_the_ends_of_years_and_centuries_are_correct() {
         // Unix seconds from `date -u -d <date> +%s`.
         for (unix_seconds, written) in [
             (951_782_399, "2000-02-28T23:59:59"),
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn years_outside_of_rfc_3339_are_written_with_a_sign() {
+    fn years_outside_rfc_3339_are_displayed_with_a_sign() {
         let end = PgTimestamp::from_micros(i64::MAX).to_string();
         assert_eq!(end, "+294277-01-09T04:00:54.775807Z");
         assert!(
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn every_day_of_1200_years_follows_the_one_before() {
+    fn every_day_of_1200_years_follows_the_day_before() {
         let mut previous = civil_date(-220_000);
         for day in -219_999..220_000 {
             let (year, month, day_of_month) = civil_date(day);
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn system_time_goes_there_and_back() {
+    fn a_timestamp_survives_a_round_trip_through_system_time() {
         for unix_micros in [0, 1, -1, 1_795_261_244_123_456, -62_167_219_200_000_000] {
             let time = PgTimestamp::from_unix_micros(unix_micros);
             let system_time = time.to_system_time().unwrap();

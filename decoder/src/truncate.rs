@@ -1,4 +1,4 @@
-//! `Truncate`: tables that were emptied, several of them by one statement.
+//! `Truncate`: tables that one statement emptied.
 
 use std::iter::FusedIterator;
 
@@ -6,18 +6,18 @@ use crate::Oid;
 use crate::error::DecodeError;
 use crate::reader::Reader;
 
-/// Emptied relations: those that are published of all that the statement named or reached.
+/// Truncated relations: all published ones that the statement named or reached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Truncate<'a> {
-    /// Whether the statement said `CASCADE`.
+    /// Whether the statement had `CASCADE`.
     pub cascade: bool,
-    /// Whether it said `RESTART IDENTITY`.
+    /// Whether it had `RESTART IDENTITY`.
     pub restart_identity: bool,
     /// The relations.
     pub relations: RelationOids<'a>,
 }
 
-/// The relations of a [`Truncate`], read from the message as they are walked over.
+/// The relations of a [`Truncate`], parsed while iterating.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RelationOids<'a> {
     oids: &'a [[u8; 4]],
@@ -40,7 +40,7 @@ impl<'a> Truncate<'a> {
 }
 
 impl<'a> RelationOids<'a> {
-    /// Takes `count` OIDs from `reader`.
+    /// Reads `count` OIDs from `reader`.
     fn read(reader: &mut Reader<'a>, count: usize) -> Result<Self, DecodeError> {
         let bytes = reader.bytes(
             "as many OIDs as announced (4 bytes each)",
@@ -50,17 +50,17 @@ impl<'a> RelationOids<'a> {
         Ok(Self { oids })
     }
 
-    /// How many relations were emptied.
+    /// Number of truncated relations.
     pub fn len(&self) -> usize {
         self.oids.len()
     }
 
-    /// Whether there is none, which the server has no reason to send.
+    /// Whether there are no relations. The server has no reason to send such a message.
     pub fn is_empty(&self) -> bool {
         self.oids.is_empty()
     }
 
-    /// Walks over the relations in order.
+    /// Iterates over the relations in order.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = Oid> + FusedIterator + use<'a> {
         self.oids.iter().map(|&oid| Oid(u32::from_be_bytes(oid)))
     }
@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn a_truncate_names_all_its_relations() {
+    fn a_truncate_lists_all_its_relations() {
         let truncate = truncate(b"T\0\0\0\x02\0\0\0\x40\0\0\0\x40\x01");
         let oids: Vec<Oid> = truncate.relations.iter().collect();
         assert_eq!(oids, [Oid(16_384), Oid(16_385)]);
@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn the_options_are_told_apart() {
+    fn each_combination_of_options_is_decoded() {
         for (options, cascade, restart_identity) in [
             (0, false, false),
             (1, true, false),
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn more_relations_than_bytes_are_refused() {
+    fn a_relation_count_beyond_the_input_is_refused() {
         let refused = decode(b"T\x7F\xFF\xFF\xFF\0\0\0\0\x01").unwrap_err();
         assert_eq!(refused.offset, 6);
         assert_eq!(

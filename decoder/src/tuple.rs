@@ -1,7 +1,7 @@
-//! `TupleData`: the columns of one row, as they stand in Insert, Update and Delete.
+//! `TupleData`: the columns of one row, in Insert, Update and Delete.
 //!
-//! The hot path of the crate: a row is walked over twice, once to check it when it is decoded, and
-//! once by whoever wants its values. Neither allocates.
+//! The hot path of the crate. A row is traversed twice: once to check it when it is decoded, and
+//! once to read its values. Neither traversal allocates.
 
 use std::iter::FusedIterator;
 
@@ -11,29 +11,29 @@ use crate::reader::Reader;
 
 /// The columns of one row, in the order of its [`Relation`](crate::Relation).
 ///
-/// Nothing here ties the number of columns to that of the relation: compare them.
+/// This type does not ensure that the number of columns matches the relation, so compare them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Tuple<'a> {
     columns: u16,
     body: &'a [u8],
 }
 
-/// What a row has in one column.
+/// The value of one column in a row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Value<'a> {
     /// SQL's NULL.
     Null,
-    /// A large value that an UPDATE left as it was: the server has not sent it.
+    /// A large value that an UPDATE did not change. The server does not send it.
     UnchangedToast,
     /// The text form, as `SELECT` would print it, in the client encoding.
     Text(&'a [u8]),
-    /// The binary form of the type's send function. Sent only when the stream was started with
-    /// `binary 'true'`, and even then only for types that have such a function.
+    /// The output of the type's binary send function. Sent only when the stream was started with
+    /// `binary 'true'`, and only for types that have such a function.
     Binary(&'a [u8]),
 }
 
 impl<'a> Tuple<'a> {
-    /// Takes a row from `reader` and checks each of its columns.
+    /// Reads a row from `reader` and checks each of its columns.
     #[inline]
     pub(crate) fn read(reader: &mut Reader<'a>) -> Result<Self, DecodeError> {
         let columns = reader.column_count("the number of columns (2 bytes)")?;
@@ -47,7 +47,7 @@ impl<'a> Tuple<'a> {
         })
     }
 
-    /// How many columns the row has.
+    /// Number of columns in the row.
     pub fn len(&self) -> usize {
         self.columns.into()
     }
@@ -57,7 +57,7 @@ impl<'a> Tuple<'a> {
         self.columns == 0
     }
 
-    /// Walks over the values in order.
+    /// Iterates over the values in order.
     #[inline]
     pub fn iter(&self) -> Values<'a> {
         Values {
@@ -96,7 +96,7 @@ impl<'a> Value<'a> {
         Ok(value)
     }
 
-    /// By value, so that the reader of a caller's loop can stay in registers.
+    /// Takes the reader by value, so that the reader in the caller's loop can stay in registers.
     #[inline(never)]
     fn read_other(mut reader: Reader<'a>) -> Result<(Self, Reader<'a>), DecodeError> {
         const KIND: &str = "a column's kind n, u, t or b (1 byte)";
@@ -116,7 +116,7 @@ impl<'a> Value<'a> {
     }
 }
 
-/// The values of a row in order. They were checked when the message was decoded.
+/// Iterates over the values of a row. They were checked when the message was decoded.
 #[derive(Debug, Clone)]
 pub struct Values<'a> {
     remaining: u16,
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn each_kind_of_value_is_told_apart() {
+    fn each_kind_of_value_is_decoded() {
         let tuple = read(b"\0\x05nut\0\0\0\x02hit\0\0\0\0b\0\0\0\x01\xFF").unwrap();
         let values: Vec<Value<'_>> = tuple.iter().collect();
         assert_eq!(
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn the_values_know_how_many_are_left() {
+    fn the_iterator_knows_how_many_values_are_left() {
         let tuple = read(b"\0\x02nn").unwrap();
         let mut values = tuple.iter();
         assert_eq!((tuple.len(), values.len()), (2, 2));
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_without_columns_is_a_row() {
+    fn a_row_may_have_no_columns() {
         let tuple = read(b"\0\0").unwrap();
         assert!(tuple.is_empty());
         assert_eq!(tuple.iter().next(), None);

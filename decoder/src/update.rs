@@ -1,4 +1,4 @@
-//! `Update`: a changed row, and what is told of it as it was before.
+//! `Update`: a changed row, with its old version as far as it was sent.
 
 use crate::error::DecodeError;
 use crate::reader::Reader;
@@ -9,17 +9,17 @@ use crate::{Oid, Tuple};
 pub struct Update<'a> {
     /// The relation, described by a [`Relation`](crate::Relation) earlier in the session.
     pub relation: Oid,
-    /// The row before; `None` when its key stayed the same and the replica identity is not full.
+    /// The row before. `None` when the key is unchanged and the replica identity is not full.
     pub old: Option<OldRow<'a>>,
-    /// The row after. Large values that stayed the same are
+    /// The row after. Large values that did not change are
     /// [`UnchangedToast`](crate::Value::UnchangedToast).
     pub new: Tuple<'a>,
 }
 
-/// What the replica identity tells of a row before it was changed or deleted.
+/// The parts of the old row that the replica identity includes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OldRow<'a> {
-    /// The columns of the key; all others are NULL here, whatever they were.
+    /// The columns of the key. All others are NULL here, even if they had a value.
     Key(Tuple<'a>),
     /// All columns (`REPLICA IDENTITY FULL`).
     Full(Tuple<'a>),
@@ -66,7 +66,7 @@ mod tests {
     }
 
     #[test]
-    fn an_update_of_other_columns_has_only_the_new_row() {
+    fn an_update_without_a_key_change_has_only_the_new_row() {
         let update = update(b"U\0\0\x40\0N\0\x01t\0\0\0\x01b");
         assert_eq!((update.relation, update.old), (Oid(16_384), None));
         assert_eq!(update.new.iter().collect::<Vec<_>>(), [Value::Text(b"b")]);

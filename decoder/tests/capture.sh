@@ -1,14 +1,14 @@
 #!/bin/sh
-# Captures what pgoutput sends in each situation that the decoder is tested with.
+# Captures the output of pgoutput in each situation that the decoder is tested with.
 #
 #   PGHOST=... PGPORT=... PGUSER=... sh decoder/tests/capture.sh decoder/tests/fixtures/pg15
 #
-# Needs psql and a superuser on a server with wal_level = logical that may be written to: a
-# database, a slot and a replication origin, each called decoder_capture, are made and removed.
-# Each scenario becomes a file <name>.hex: a line for the server's version, and then one line for
-# each message, with the server's own LSN and transaction for it and the bytes in hexadecimal.
+# Needs psql, and a superuser on a server with wal_level = logical that this script may write to. It
+# creates and removes a database, a slot and a replication origin, each called decoder_capture. Each
+# scenario becomes a file <name>.hex: a line with the server's version, and then one line per
+# message, with the server's own LSN and transaction id and the bytes in hexadecimal.
 set -eu
-# Texts in UTF-8 whatever the locale is, times in UTC, no notice about what is not there to drop.
+# UTF-8 text in any locale, times in UTC, and no notices about dropping objects that do not exist.
 export PGCLIENTENCODING=UTF8 PGOPTIONS='-c TimeZone=UTC -c client_min_messages=warning'
 
 out=${1:?usage: capture.sh OUT_DIR}
@@ -26,7 +26,7 @@ clean_up() {
         -c "DROP DATABASE IF EXISTS $name WITH (FORCE)"
 }
 
-# scenario NAME [PGOUTPUT_OPTIONS]: runs the SQL on standard input, writes what pgoutput makes of it.
+# scenario NAME [PGOUTPUT_OPTIONS]: runs the SQL from standard input, writes the output of pgoutput.
 scenario() {
     db -o /dev/null -c "SELECT pg_create_logical_replication_slot('$name', 'pgoutput')"
     db -o /dev/null

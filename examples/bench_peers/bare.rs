@@ -1,6 +1,8 @@
-//! A bare tonic client: the same number of requests of one message, with as many on their way.
+//! A bare tonic client that sends the same number of requests of one message, with as many in
+//! flight.
 //!
-//! It has nothing to read, no order to keep and nothing to record: what a request costs at least.
+//! It has nothing to read, no order to keep and nothing to record, so it shows the least that a
+//! request costs.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -51,7 +53,7 @@ pub(crate) async fn run(args: Args) -> Done {
     Ok(())
 }
 
-/// Sends one request after the other until there are enough of all senders together.
+/// Sends one request after another until all senders together have sent enough.
 async fn send(
     mut client: PublisherClient<Channel>,
     next: Arc<AtomicU64>,
@@ -71,7 +73,7 @@ async fn send(
     }
 }
 
-/// What the relay makes of row `n` of the benchmark's backlog.
+/// The message that the relay makes of row `n` of the benchmark's backlog.
 fn message(n: u64) -> PubsubMessage {
     let note = "x".repeat(100);
     let attributes = [

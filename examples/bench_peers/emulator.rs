@@ -1,7 +1,7 @@
-//! Our emulator, which tells at its end what it got; it ends when its input does.
+//! Our emulator, which prints a report when its input ends.
 //!
-//! Its first line is where it listens. Its last words are JSON: the totals, and with `--arrivals`
-//! when each event arrived, as microseconds since 1970 by event id.
+//! Its first line is the address on which it listens. Its last line is JSON: the totals, and with
+//! `--arrivals` the arrival of each event, as microseconds since 1970 by event id.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -16,10 +16,10 @@ pub(crate) struct Args {
     /// Full name of the topic
     #[arg(long)]
     topic: String,
-    /// Milliseconds by which each answer is late
+    /// Milliseconds by which each answer is delayed
     #[arg(long, default_value_t = 0)]
     delay_ms: u64,
-    /// Tell when each event arrived
+    /// Report when each event arrived
     #[arg(long)]
     arrivals: bool,
 }
@@ -36,7 +36,7 @@ pub(crate) async fn run(args: Args) -> Done {
         emulator.faults().inject(Fault::new(late));
     }
     println!("{}", emulator.addr());
-    // Whatever comes is nothing to us; its end is.
+    // Ignores the input and waits for its end.
     let end = || std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
     tokio::task::spawn_blocking(end).await??;
     let counts = emulator.journal().counts();

@@ -1,13 +1,13 @@
-//! The programs that `cargo xtask bench` sets beside the relay and against it.
+//! The programs that `cargo xtask bench` runs along with the relay and compares it with.
 //!
-//! They stand in one example of the root package, since they need its library and its
-//! dependencies, and since a release build of one is quicker than of four:
+//! They share one example of the root package, because they need its library and its dependencies,
+//! and because a release build of one example is faster than of four:
 //!
 //! - `null` reads a slot through the relay's own source, decoder and mapper, and publishes nothing.
 //! - `pgwire` reads it with the crate pgwire-replication.
 //! - `official` is the same with Google's own Publisher behind it.
 //! - `bare` sends requests of one message each with a plain tonic client, from memory.
-//! - `emulator` is our emulator, which tells at its end what it got.
+//! - `emulator` is our emulator, which prints a report when its input ends.
 //!
 //! Settings come from the environment, as for `postrider run`. Not for users.
 
@@ -44,7 +44,7 @@ enum Peer {
 }
 
 fn main() -> ExitCode {
-    // Fails only when there is one already.
+    // Fails only if a provider is already installed.
     let _ = rustls::crypto::ring::default_provider().install_default();
     match run(Cli::parse().peer) {
         Ok(()) => ExitCode::SUCCESS,
@@ -71,7 +71,7 @@ fn run(peer: Peer) -> Done {
     })
 }
 
-/// What the relay would read from the environment.
+/// The settings that the relay would read from the environment.
 fn settings() -> Done<Settings> {
     let environment: Environment = std::env::vars().collect();
     Settings::load(None, &environment, &[]).map_err(|error| error.to_string().into())

@@ -1,4 +1,4 @@
-//! The null publisher: decode and map until a position of the WAL, and count.
+//! The null publisher: decodes and maps until a position of the WAL, and counts.
 
 use decoder::Lsn;
 use postrider::relay::MappedStream;
@@ -10,7 +10,7 @@ pub(crate) struct Args {
     /// Position of the WAL at which to end
     #[arg(long)]
     until: Lsn,
-    /// Events that must have come by then
+    /// Events that must have arrived by then
     #[arg(long)]
     events: u64,
 }
@@ -22,7 +22,7 @@ pub(crate) async fn run(args: Args) -> Done {
         let confirmed = stream
             .next(|event| {
                 events += 1;
-                // So that the work for the message cannot be left out.
+                // Keeps the compiler from leaving out the work for the message.
                 bytes += std::hint::black_box(&event).message.len();
             })
             .await?;
@@ -32,7 +32,7 @@ pub(crate) async fn run(args: Args) -> Done {
     }
     stream.close().await;
     if events != args.events || bytes == 0 {
-        return Err(format!("{events} of {} events came", args.events).into());
+        return Err(format!("{events} of {} events arrived", args.events).into());
     }
     Ok(())
 }

@@ -1,7 +1,8 @@
-//! The relay's reading with Google's own Publisher in place of ours.
+//! The relay's reading with Google's own Publisher instead of ours.
 //!
-//! The Publisher takes messages as its own type, so that each is decoded once more here: about a
-//! microsecond that the relay does not spend. No dispatch rows are written, which the relay does.
+//! The Publisher takes messages as its own type, so each message is decoded once more here. This
+//! costs about a microsecond that the relay does not spend. Unlike the relay, this program writes
+//! no dispatch rows.
 
 use std::collections::VecDeque;
 
@@ -16,8 +17,8 @@ use prost::Message as _;
 
 use crate::{Done, settings};
 
-/// Messages that wait for their id, at most. The Publisher's own queues have no bound; this is what
-/// the relay's budget of 24 MiB comes to with the messages of the benchmark.
+/// The most messages that wait for their id. The Publisher's own queues have no limit; this is what
+/// the relay's budget of 24 MiB holds with the messages of the benchmark.
 const IN_FLIGHT: usize = 40_000;
 
 #[derive(Debug, clap::Args)]

@@ -1,16 +1,16 @@
-//! The crate `pgwire-replication` in place of our replication session: it reads until a position of
-//! the WAL and counts rows. Nothing is decoded beyond the first byte, and nothing is mapped, so
-//! it has less to do than `null`.
+//! The crate `pgwire-replication` instead of our replication session: it reads until a position of
+//! the WAL and counts rows. It decodes only the first byte and maps nothing, so it has less to do
+//! than `null`.
 
 use pgwire_replication::{Lsn, ReplicationClient, ReplicationConfig, ReplicationEvent, TlsConfig};
 use tokio_postgres::config::Host;
 
 use crate::{Done, settings};
 
-/// Messages that wait between its task and us; more made no difference.
+/// Messages that may wait between the crate's task and us. More made no difference.
 const BUFFER_EVENTS: usize = 1_024;
 
-/// First byte of an Insert.
+/// The first byte of an Insert.
 const INSERT: u8 = b'I';
 
 #[derive(Debug, clap::Args)]
@@ -18,7 +18,7 @@ pub(crate) struct Args {
     /// Position of the WAL at which to end
     #[arg(long)]
     until: String,
-    /// Events that must have come by then
+    /// Events that must have arrived by then
     #[arg(long)]
     events: u64,
 }
@@ -46,7 +46,7 @@ pub(crate) async fn run(args: Args) -> Done {
     }
     client.shutdown().await?;
     if events != args.events {
-        return Err(format!("{events} of {} events came", args.events).into());
+        return Err(format!("{events} of {} events arrived", args.events).into());
     }
     Ok(())
 }

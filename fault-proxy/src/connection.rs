@@ -1,4 +1,4 @@
-//! One connection: bytes in both directions, as the switch says.
+//! One connection: moves bytes in both directions, as the switch says.
 
 use std::collections::VecDeque;
 use std::io;
@@ -16,19 +16,19 @@ use tokio::time::Instant;
 use crate::switch::{Cut, Direction, Flow, Switch};
 use crate::target::{Socket, Target};
 
-/// Most that one direction of a connection holds back.
+/// The most bytes that one direction of a connection holds back.
 const QUEUE_BYTES: usize = 1 << 20;
 
 const READ_BUFFER: usize = 64 << 10;
 
-/// What has passed, over all connections.
+/// Totals over all connections.
 #[derive(Debug, Default)]
 pub(crate) struct Traffic {
     pub(crate) accepted: AtomicU64,
     pub(crate) open: AtomicUsize,
     to_target: AtomicU64,
     from_target: AtomicU64,
-    /// Local ports from which TCP targets were reached.
+    /// The local ports from which TCP targets were reached.
     ports: Mutex<Vec<u16>>,
 }
 
@@ -45,7 +45,7 @@ impl Traffic {
     }
 }
 
-/// Counts a connection as open while it lives.
+/// Counts a connection as open for as long as it lives.
 struct Counted(Arc<Traffic>);
 
 impl Counted {
@@ -62,7 +62,7 @@ impl Drop for Counted {
     }
 }
 
-/// Serves a client until one side ends it, or the proxy does.
+/// Serves a client until one side or the proxy ends the connection.
 pub(crate) async fn serve(
     mut client: TcpStream,
     target: watch::Receiver<Target>,
@@ -76,7 +76,7 @@ pub(crate) async fn serve(
         connected = connecting => connected,
         cut = until_cut(&mut switch, cuts_before, None) => return end(&client, cut),
     };
-    // The server is not there: so is the client's connection.
+    // The target is unreachable, so the client's connection breaks too.
     let Ok(mut socket) = connected else {
         return end(&client, Cut::Reset);
     };
@@ -99,7 +99,7 @@ pub(crate) async fn serve(
     }
 }
 
-/// Connects when a packet would get through.
+/// Connects as soon as a packet would get through.
 async fn connect(
     target: watch::Receiver<Target>,
     mut switch: watch::Receiver<Switch>,
@@ -114,7 +114,8 @@ async fn connect(
 /// Prepares how the socket ends when it is dropped.
 fn end(stream: &TcpStream, how: Cut) {
     match how {
-        // Without lingering, closing sends RST. It fails only when the peer has ended it already.
+        // Without lingering, closing sends RST. This fails only if the peer has already ended the
+        // connection.
         Cut::Reset => drop(SockRef::from(stream).set_linger(Some(Duration::ZERO))),
         Cut::Finish => drop(SockRef::from(stream).shutdown(std::net::Shutdown::Write)),
     }
@@ -135,10 +136,10 @@ async fn until_cut(
     }
 }
 
-/// The state, and the port from which the connection reaches the target.
+/// The switch, and the port from which the connection reaches the target.
 type OwnSwitch = (watch::Receiver<Switch>, Option<u16>);
 
-/// Moves bytes both ways; says how the connection is to end.
+/// Moves bytes both ways. Returns how the connection must end.
 async fn relay<S: AsyncRead + AsyncWrite + Unpin>(
     client: &mut TcpStream,
     server: &mut S,
@@ -164,7 +165,7 @@ async fn relay<S: AsyncRead + AsyncWrite + Unpin>(
     }
 }
 
-/// Moves the bytes of one direction until their end, which is passed on.
+/// Moves the bytes of one direction until their end, and passes the end on.
 async fn pump(
     mut from: impl AsyncRead + Unpin,
     mut to: impl AsyncWrite + Unpin,
@@ -196,7 +197,7 @@ async fn pump(
                 changed.map_err(|_| io::ErrorKind::ConnectionReset)?;
             }
             () = until(due), if due.is_some() => {
-                let (_, mut bytes) = queue.pop_front().expect("invariant: what is due is queued");
+                let (_, mut bytes) = queue.pop_front().expect("invariant: bytes that are due are queued");
                 queued -= bytes.len();
                 traffic.bytes(direction).fetch_add(bytes.len() as u64, Ordering::SeqCst);
                 to.write_all_buf(&mut bytes).await?;

@@ -6,16 +6,16 @@
 //! let proxy = FaultProxy::start(Target::tcp("127.0.0.1:5432")).await?;
 //! // Point the client at `proxy.addr()`, then:
 //! proxy.set_flow(Flow::Stalled); // a partition: nothing passes, nothing is closed
-//! proxy.heal(); // TCP would have sent it all again: what was held back comes now
+//! proxy.heal(); // TCP would have retransmitted: the held-back bytes arrive now
 //! proxy.cut(Cut::Reset); // every connection breaks
 //! proxy.refuse(); // and no new one can be made
 //! # Ok(()) }
 //! ```
 //!
 //! `proxy.rs` listens and holds the handle, `switch.rs` is the state that all connections watch,
-//! `connection.rs` moves the bytes of one. It knows nothing of what passes through it: faults on
-//! the level of a protocol belong to the server behind it (`pubsub-emulator` has those of
-//! Pub/Sub). Only for tests: it is as fast as one task per connection is, and never encrypts.
+//! and `connection.rs` moves the bytes of one connection. The proxy does not understand the bytes
+//! that pass through it: faults of a protocol belong in the server behind it (`pubsub-emulator` has
+//! those of Pub/Sub). Only for tests: it is as fast as one task per connection, and never encrypts.
 
 mod connection;
 mod proxy;

@@ -16,7 +16,7 @@ use crate::target::Target;
 /// Connections that may wait to be accepted.
 const BACKLOG: u32 = 128;
 
-/// A running proxy; its connections and its port end with it.
+/// A running proxy. Its connections and its port close when it is dropped.
 #[derive(Debug)]
 pub struct FaultProxy {
     addr: SocketAddr,
@@ -27,13 +27,13 @@ pub struct FaultProxy {
 }
 
 impl FaultProxy {
-    /// Starts a proxy on a free port of 127.0.0.1, on the runtime it is called from. Everything
-    /// passes at first.
+    /// Starts a proxy on a free port of 127.0.0.1, on the current runtime. At first everything
+    /// passes.
     ///
     /// # Errors
-    /// No port can be had.
+    /// If no port is available.
     pub async fn start(target: impl Into<Target>) -> io::Result<Self> {
-        // A second socket holds the port while no listener does.
+        // A second socket keeps the port while no listener does.
         let holder = bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))?;
         let addr = holder.local_addr()?;
         let listener = bind(addr)?.listen(BACKLOG)?;
@@ -56,12 +56,12 @@ impl FaultProxy {
         })
     }
 
-    /// Where clients connect to.
+    /// The address to which clients connect.
     pub fn addr(&self) -> SocketAddr {
         self.addr
     }
 
-    /// Says what happens to bytes in both directions, of all connections, now and later.
+    /// Sets what happens to bytes in both directions, on all connections, now and later.
     pub fn set_flow(&self, flow: Flow) {
         self.switch.send_modify(|switch| {
             switch.to_target = flow;
@@ -69,34 +69,36 @@ impl FaultProxy {
         });
     }
 
-    /// Says what happens to bytes in one direction.
+    /// Sets what happens to bytes in one direction.
     pub fn set_flow_of(&self, direction: Direction, flow: Flow) {
         self.switch
             .send_modify(|switch| switch.set_flow(direction, flow));
     }
 
-    /// Says what happens to bytes of the one connection that reaches a TCP target from this local
-    /// port, see [`FaultProxy::cut_one`], in both directions, whatever happens to others.
+    /// Sets what happens to bytes of the one connection that reaches a TCP target from this local
+    /// port (see [`FaultProxy::cut_one`]), in both directions. It takes precedence over the other
+    /// settings.
     pub fn set_flow_of_one(&self, port: u16, flow: Flow) {
         self.switch
             .send_modify(|switch| switch.of_one = Some((port, flow)));
     }
 
-    /// Breaks all connections; new ones can be made at once. Says how many there were.
+    /// Breaks all connections. Clients may reconnect at once. Returns how many connections there
+    /// were.
     pub fn cut(&self, how: Cut) -> usize {
         let open = self.open_connections();
         self.switch.send_modify(|switch| switch.cut(None, how));
         open
     }
 
-    /// Breaks the one connection that reaches a TCP target from this local port, which the target
-    /// knows as its client's: `client_port` in PostgreSQL's `pg_stat_activity`.
+    /// Breaks the one connection that reaches a TCP target from this local port. The target knows
+    /// it as its client's port: `client_port` in PostgreSQL's `pg_stat_activity`.
     pub fn cut_one(&self, port: u16, how: Cut) {
         self.switch
             .send_modify(|switch| switch.cut(Some(port), how));
     }
 
-    /// Closes the port within moments ("connection refused"); the connections there are stay, see
+    /// Closes the port within moments ("connection refused"). Existing connections stay; see
     /// [`FaultProxy::cut`].
     pub fn refuse(&self) {
         self.switch.send_modify(|switch| switch.refuse = true);
@@ -112,27 +114,28 @@ impl FaultProxy {
         });
     }
 
-    /// Leads new connections to another server, as a failover does.
+    /// Directs new connections to another server, as a failover does.
     pub fn retarget(&self, target: impl Into<Target>) {
         self.target.send_replace(target.into());
     }
 
-    /// Connections that are open now.
+    /// The number of connections that are open now.
     pub fn open_connections(&self) -> usize {
         self.traffic.open.load(Ordering::SeqCst)
     }
 
-    /// Connections that were ever accepted.
+    /// The number of connections ever accepted.
     pub fn accepted(&self) -> u64 {
         self.traffic.accepted.load(Ordering::SeqCst)
     }
 
-    /// Local ports from which TCP targets were ever reached, those of ended connections too.
+    /// The local ports from which TCP targets were ever reached, including those of ended
+    /// connections.
     pub fn ports(&self) -> Vec<u16> {
         self.traffic.ports().clone()
     }
 
-    /// Bytes that have passed; not those that were swallowed or wait.
+    /// Bytes that have passed. Swallowed and waiting bytes do not count.
     pub fn bytes(&self, direction: Direction) -> u64 {
         self.traffic.bytes(direction).load(Ordering::SeqCst)
     }
@@ -162,7 +165,7 @@ struct Acceptor {
 }
 
 impl Acceptor {
-    /// Accepts until the proxy is dropped, which ends the connections, too.
+    /// Accepts connections until the proxy is dropped, which also ends them.
     async fn run(mut self, listener: TcpListener) {
         let mut listener = Some(listener);
         let mut connections = JoinSet::new();
@@ -171,13 +174,13 @@ impl Acceptor {
             if refuse {
                 listener = None;
             } else if listener.is_none() {
-                // Tried again at the next change; the port is held, so it works.
+                // Retried at the next change. The port is reserved, so it will work.
                 listener = bind(self.addr)
                     .and_then(|socket| socket.listen(BACKLOG))
                     .ok();
             }
             tokio::select! {
-                // Who has come while nobody was to be let in stays outside.
+                // A client that arrives while the port should be closed is not accepted.
                 biased;
                 changed = self.switch.changed() => if changed.is_err() { return },
                 Some(_) = connections.join_next() => {}

@@ -1,8 +1,8 @@
-//! What the proxy does at the moment: the state that its connections watch.
+//! The current behaviour of the proxy: the state that its connections watch.
 
 use std::time::Duration;
 
-/// One of the two ways through the proxy.
+/// One of the two directions through the proxy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Direction {
     /// From the client to the server.
@@ -17,13 +17,13 @@ pub enum Flow {
     /// They pass.
     #[default]
     Open,
-    /// They pass so much later, in order. At most 1 MiB is on its way per connection and
-    /// direction; then the sender feels it.
+    /// They pass this much later, in order. At most 1 MiB is in flight per connection and
+    /// direction; beyond that the sender is blocked.
     Delayed(Duration),
-    /// They wait, as behind a partition that heals: the sender's buffers fill, nothing is closed,
-    /// not even by the end of the other side, and all of it comes when the flow is open again.
+    /// They wait, like during a partition that heals later. The sender's buffers fill, nothing is
+    /// closed, not even if the other side ends, and all bytes arrive when the flow is open again.
     Stalled,
-    /// They are taken and vanish; nothing is closed, not even by the end of the other side. A
+    /// They are read and discarded. Nothing is closed, not even if the other side ends. A
     /// connection that has lost bytes this way breaks (reset) when the flow changes.
     Swallowed,
 }
@@ -31,7 +31,7 @@ pub enum Flow {
 /// How a connection is broken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cut {
-    /// By RST: what was on its way is lost, both sides get an error.
+    /// By RST: bytes in flight are lost, and both sides get an error.
     Reset,
     /// By FIN: both sides read an end of the stream.
     Finish,
@@ -42,25 +42,24 @@ pub enum Cut {
 pub(crate) struct Switch {
     pub(crate) to_target: Flow,
     pub(crate) from_target: Flow,
-    /// Of one connection, by the port from which it reaches the target.
+    /// The flow of one connection, given by the port from which it reaches the target.
     pub(crate) of_one: Option<(u16, Flow)>,
     pub(crate) refuse: bool,
-    /// How many cuts there were.
+    /// The number of cuts so far.
     pub(crate) cuts: u64,
     cut_of_all: Option<Made>,
     cut_of_one: Option<(u16, Made)>,
 }
 
-/// A cut that was made.
 #[derive(Debug, Clone, Copy)]
 struct Made {
-    /// Its place among all cuts, from 1.
+    /// The cut's number among all cuts, from 1.
     number: u64,
     how: Cut,
 }
 
 impl Switch {
-    /// What happens to the bytes of a connection that reaches the target from `port`.
+    /// The flow for a connection that reaches the target from `port`.
     pub(crate) fn flow(&self, direction: Direction, port: Option<u16>) -> Flow {
         match (self.of_one, direction) {
             (Some((one, flow)), _) if Some(one) == port => flow,
@@ -87,8 +86,8 @@ impl Switch {
         }
     }
 
-    /// How a connection that reaches the target from `port` is cut, if it was after the first
-    /// `cuts_before`.
+    /// How a connection that reaches the target from `port` was cut after the first `cuts_before`
+    /// cuts, if it was.
     pub(crate) fn cut_since(&self, cuts_before: u64, port: Option<u16>) -> Option<Cut> {
         let of_one = self.cut_of_one.filter(|(own, _)| Some(*own) == port);
         [self.cut_of_all, of_one.map(|(_, made)| made)]

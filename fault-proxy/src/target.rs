@@ -1,4 +1,4 @@
-//! Where the proxy leads to.
+//! The server to which the proxy leads.
 
 use std::io;
 use std::net::SocketAddr;

@@ -12,7 +12,7 @@ use tokio::time::timeout;
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Long enough to see that nothing comes.
+/// Long enough to see that nothing arrives.
 const SILENCE: Duration = Duration::from_millis(200);
 
 async fn echo(stream: impl AsyncRead + AsyncWrite) {
@@ -22,7 +22,7 @@ async fn echo(stream: impl AsyncRead + AsyncWrite) {
     let _ = to.shutdown().await;
 }
 
-/// Echoes on a free port, with `greeting` before.
+/// Echoes on a free port, after sending `greeting`.
 async fn echo_server(greeting: &'static [u8]) -> Target {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let addr = listener.local_addr().unwrap();
@@ -57,13 +57,13 @@ async fn expect(stream: &mut TcpStream, text: &[u8]) {
     assert_eq!(answer, text);
 }
 
-/// Nothing comes, not even an end.
+/// Checks that nothing arrives, not even an end.
 async fn is_silent(stream: &mut TcpStream) {
     let read = timeout(SILENCE, stream.read_u8()).await;
     assert!(read.is_err(), "{read:?}");
 }
 
-/// What reading says when the connection has ended.
+/// The result of reading after the connection has ended.
 async fn end_of(stream: &mut TcpStream) -> Result<usize, ErrorKind> {
     let mut rest = Vec::new();
     let read = timeout(PATIENCE, stream.read_to_end(&mut rest)).await;
@@ -115,13 +115,13 @@ async fn a_reset_is_an_error_and_a_finish_is_an_end_for_the_client() {
 }
 
 #[tokio::test]
-async fn a_refused_client_gets_nothing_and_those_that_are_connected_stay() {
+async fn a_refused_client_gets_nothing_and_open_connections_stay() {
     let proxy = proxy().await;
     let mut stream = client(&proxy).await;
     comes_back(&mut stream, b"before").await;
     proxy.refuse();
     let refused = async {
-        // One that meets the closing of the port may be reset instead.
+        // A connection attempt that meets the closing of the port may be reset instead.
         while TcpStream::connect(proxy.addr())
             .await
             .map_err(|e| e.kind())
@@ -147,7 +147,7 @@ async fn a_refused_client_gets_nothing_and_those_that_are_connected_stay() {
 }
 
 #[tokio::test]
-async fn what_is_stalled_comes_when_it_is_healed_and_nothing_is_closed() {
+async fn stalled_bytes_arrive_when_the_proxy_is_healed_and_nothing_is_closed() {
     let proxy = proxy().await;
     let mut stream = client(&proxy).await;
     comes_back(&mut stream, b"before").await;
@@ -163,7 +163,7 @@ async fn what_is_stalled_comes_when_it_is_healed_and_nothing_is_closed() {
 }
 
 #[tokio::test]
-async fn a_connection_that_lost_bytes_breaks_when_it_is_healed_and_not_before() {
+async fn a_connection_that_lost_bytes_breaks_when_the_proxy_is_healed_and_not_before() {
     let proxy = proxy().await;
     let mut stream = client(&proxy).await;
     comes_back(&mut stream, b"before").await;
@@ -185,7 +185,7 @@ async fn a_connection_that_lost_bytes_breaks_when_it_is_healed_and_not_before() 
 }
 
 #[tokio::test]
-async fn what_is_delayed_comes_late_and_in_order() {
+async fn delayed_bytes_arrive_late_and_in_order() {
     let proxy = proxy().await;
     let mut stream = client(&proxy).await;
     comes_back(&mut stream, b"before").await;
@@ -218,13 +218,13 @@ async fn a_unix_socket_can_be_the_target() {
 }
 
 #[tokio::test]
-async fn a_server_that_is_not_there_breaks_the_connection() {
+async fn an_unreachable_server_breaks_the_connection() {
     let proxy = FaultProxy::start(Target::tcp("127.0.0.1:9")).await.unwrap();
     assert!(end_of(&mut client(&proxy).await).await.is_err());
 }
 
 #[tokio::test]
-async fn one_connection_is_cut_by_the_port_that_its_server_sees_and_the_others_stay() {
+async fn one_connection_is_cut_by_its_client_port_and_the_others_stay() {
     let (ports, mut port_of_next) = tokio::sync::mpsc::unbounded_channel();
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let addr = listener.local_addr().unwrap();

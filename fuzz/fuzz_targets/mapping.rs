@@ -1,7 +1,7 @@
-//! Any table, any settings for it, any row: no panic, the same message each time, and nothing that
+//! For any table, settings and row: no panic, the same message each time, and no message that
 //! Pub/Sub would refuse.
 //!
-//! Names come from a short list most of the time, or nothing would ever fit together.
+//! Names usually come from a short list; otherwise tables and settings would never match.
 
 #![no_main]
 
@@ -9,7 +9,9 @@ use decoder::{Lsn, Oid, OwnedColumn, OwnedRelation, PgTimestamp, ReplicaIdentity
 use googleapis_tonic_google_pubsub_v1::google::pubsub::v1::PubsubMessage;
 use libfuzzer_sys::arbitrary::{self, Arbitrary};
 use libfuzzer_sys::fuzz_target;
-use postrider::map::{ColumnTypes, Columns, EventPosition, MapError, Mapped, Mapper, TableSettings, limits};
+use postrider::map::{
+    ColumnTypes, Columns, EventPosition, MapError, Mapped, Mapper, TableSettings, limits,
+};
 use prost::Message;
 
 #[derive(Debug, Arbitrary)]
@@ -88,7 +90,7 @@ const ENVELOPES: [&str; 4] = [
 ];
 
 impl Settings<'_> {
-    /// `None` where a text is refused before there is a mapper.
+    /// `None` if a text is refused before there is a mapper.
     fn build(&self) -> Option<TableSettings> {
         let named = |n: usize| self.named[n].as_ref().map(|name| name.text().to_owned());
         let mut settings = TableSettings {
@@ -143,7 +145,7 @@ enum Field<'a> {
     Long(u8, u16),
 }
 
-/// What the fields of a row point into.
+/// The texts to which the fields of a row point.
 fn texts(row: &[Field<'_>]) -> Vec<Vec<u8>> {
     row.iter()
         .map(|field| match field {
@@ -202,10 +204,11 @@ fuzz_target!(|input: Input<'_>| {
             .collect(),
     };
     let types = ColumnTypes::default();
-    let mut mapper = match Mapper::resolve(&relation, &types, &settings, &settings.identity(), "demo") {
-        Ok(mapper) => mapper,
-        Err(error) => return drop(error.to_string()),
-    };
+    let mut mapper =
+        match Mapper::resolve(&relation, &types, &settings, &settings.identity(), "demo") {
+            Ok(mapper) => mapper,
+            Err(error) => return drop(error.to_string()),
+        };
     let fresh = mapper.clone();
     let at = EventPosition {
         commit_lsn: Lsn::new(input.position.0),
@@ -215,7 +218,7 @@ fuzz_target!(|input: Input<'_>| {
     for row in &input.rows {
         let texts = texts(row);
         let values = values(row, &texts);
-        // A mapper that has seen other rows, and one that has not.
+        // Compares a mapper that has seen other rows with one that has not.
         let mapped = mapper.map_row(&values, at);
         let again = fresh.clone().map_row(&values, at);
         match (mapped, again) {
@@ -253,6 +256,6 @@ fn check_error(error: &MapError, again: &MapError) {
     assert_eq!(error.to_string(), again.to_string());
     assert!(
         error.to_string().len() < 4_096,
-        "an error is a line, not the row"
+        "the error is too long for one line"
     );
 }

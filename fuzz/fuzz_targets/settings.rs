@@ -1,5 +1,5 @@
-//! Any file, environment and flags as settings: no panic, the same answer each time, an error only
-//! of those codes that settings have, and never the password of the database in it.
+//! For any file, environment and flags: no panic, the same result each time, only the error codes
+//! that settings have, and never the database password in an error.
 
 #![no_main]
 
@@ -144,7 +144,7 @@ impl Variable<'_> {
     }
 }
 
-/// One file for all executions of this process.
+/// One file, shared by all executions of this process.
 static PATH: LazyLock<PathBuf> = LazyLock::new(|| {
     std::env::temp_dir().join(format!("postrider-fuzz-{}.toml", std::process::id()))
 });
@@ -194,7 +194,7 @@ fuzz_target!(|input: Input<'_>| {
     }
 });
 
-/// Where the URL of the database stands in its own place, its password is not repeated.
+/// If the database URL is given where it belongs, no error shows its password.
 fn check_secrecy(input: &Input<'_>, error: &postrider::error::Error) {
     let is_own_place = |variable: &Variable<'_>| {
         matches!(

@@ -1,10 +1,11 @@
-//! Judges a journal: was every event published, in order, and what was repeated and why?
+//! Judges a journal: whether every event was published, in order, and which events were repeated
+//! and why.
 //!
-//! [`check`] is a pure function over a snapshot of the journal and the list of what should have
-//! been published. For each (topic, ordering key) the first copies must come in the expected
-//! order, and repeats only as blocks that go back and carry on from there: nothing is skipped,
-//! nothing swapped. Messages without an ordering key have no order to keep. Judging what
-//! *subscribers* got is not its business.
+//! [`check`] is a pure function over a snapshot of the journal and the list of events that should
+//! have been published. For each (topic, ordering key) the first copies must come in the expected
+//! order. Repeats are allowed only as blocks that go back and continue from there: nothing is
+//! skipped and nothing swapped. Messages without an ordering key have no order. Messages that
+//! *subscribers* received are not judged here.
 
 mod report;
 
@@ -53,8 +54,8 @@ struct Copy<'a> {
     answer: Answer,
 }
 
-/// The stored copies of each stream in the order in which they were stored, which is that of their
-/// message ids.
+/// The stored copies of each stream in the order in which they were stored, which is the order of
+/// their message ids.
 fn stored_copies<'a>(
     attempts: &'a [Attempt],
     report: &mut Report,
@@ -88,7 +89,7 @@ fn stored_copies<'a>(
     streams
 }
 
-/// Completeness, and order where there is an ordering key.
+/// Checks completeness, and order where there is an ordering key.
 fn check_stream(stream: &Stream, copies: &[Copy<'_>], expected: &[String], report: &mut Report) {
     let places: HashMap<&str, usize> = expected
         .iter()
@@ -96,7 +97,7 @@ fn check_stream(stream: &Stream, copies: &[Copy<'_>], expected: &[String], repor
         .map(|(place, id)| (id.as_str(), place))
         .collect();
     let mut seen = vec![false; expected.len()];
-    // The place of the copy before, and of the latest event that had a first copy.
+    // The place of the previous copy, and the place of the latest event that had a first copy.
     let mut before: Option<usize> = None;
     let mut latest: Option<usize> = None;
     for copy in copies {
@@ -164,7 +165,8 @@ fn find_duplicates(stream: &Stream, copies: &[Copy<'_>], report: &mut Report) {
     }
 }
 
-/// One ordering key in each request, and one request at a time for each ordering key.
+/// Checks that each request has one ordering key, and that each ordering key has one request at a
+/// time.
 fn check_requests(attempts: &[Attempt], report: &mut Report) {
     let mut under_way: HashMap<(&str, &str), &Attempt> = HashMap::new();
     let mut by_arrival: Vec<&Attempt> = attempts.iter().collect();
@@ -193,7 +195,7 @@ fn check_requests(attempts: &[Attempt], report: &mut Report) {
                 second: attempt.sequence,
             });
         }
-        // Whichever ends last is the one that the next must not meet.
+        // Keep the attempt that ends last: the next attempt must not overlap with it.
         let ends_later = earlier
             .ended
             .is_none_or(|e| attempt.ended.is_some_and(|a| a < e));

@@ -1,7 +1,7 @@
 //! The accepted connections: hands them to the server, and breaks or refuses them on request.
 //!
-//! A second handle to each socket is kept as long as the connection lives, so that it can be cut
-//! from outside without a word of HTTP/2: what a client sees when a server dies.
+//! Keeps a second handle to each socket while the connection lives, so that it can be cut from
+//! outside without any HTTP/2 frame, as a client sees it when a server dies.
 
 use std::collections::HashMap;
 use std::io;
@@ -40,12 +40,12 @@ impl Connections {
     /// Cuts every open connection.
     pub(crate) fn reset(&self) {
         for socket in self.registry().open.values() {
-            // Fails only if the connection is gone already.
+            // Fails only if the connection is already gone.
             let _ = socket.shutdown(Shutdown::Both);
         }
     }
 
-    /// While on, new connections are closed at once.
+    /// While on, closes new connections at once.
     pub(crate) fn refuse(&self, refuse: bool) {
         self.registry().refuse = refuse;
     }
@@ -106,7 +106,7 @@ impl Stream for Incoming {
     }
 }
 
-/// One accepted connection; forgotten when dropped.
+/// One accepted connection. It is forgotten when dropped.
 #[derive(Debug)]
 pub(crate) struct Connection {
     stream: TcpStream,

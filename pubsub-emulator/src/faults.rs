@@ -1,9 +1,8 @@
-//! Scripted faults of the publish path: what goes wrong, for which publishes, how often.
+//! Scripted faults of the publish path: what fails, for which publishes, how often.
 //!
-//! A fault is injected at run time and stays until it is used up or lifted. The faults are asked
-//! in the order of injection and the first one that applies is used. Nothing here stores or
-//! answers: `publisher.rs` does what the [`Verdict`] says. Broken connections are made by
-//! `connections.rs`.
+//! A fault is injected at run time and stays until it is used up or lifted. The first fault that
+//! applies is used, in the order of injection. Nothing here stores or answers: `publisher.rs` does
+//! what the [`Verdict`] says, and `connections.rs` breaks connections.
 
 mod script;
 
@@ -22,9 +21,9 @@ use crate::connections::Connections;
 pub enum Action {
     /// Answers with the code; nothing is stored.
     Fail(Code),
-    /// Stores the messages and answers with the code all the same.
+    /// Stores the messages but answers with the code.
     StoreThenFail(Code),
-    /// Stores the messages and answers as usual, but so much later.
+    /// Stores the messages and answers as usual, but this much later.
     Delay(Duration),
     /// Stores nothing and never answers.
     NeverAnswer,
@@ -32,10 +31,10 @@ pub enum Action {
     StoreThenNeverAnswer,
     /// Stores the messages and answers with one id too few.
     FewerIds,
-    /// Answers RESOURCE_EXHAUSTED above so many messages per second, counted over bursts of up to
-    /// a second. Requests that fit are left to later faults and do not count as a use.
+    /// Answers RESOURCE_EXHAUSTED above this rate, counted over bursts of up to a second. Requests
+    /// within the rate are left to later faults and do not count as a use.
     Throttle {
-        /// The rate that is let through.
+        /// The rate up to which requests pass.
         messages_per_second: u32,
     },
     /// Answers INVALID_ARGUMENT if a message with this event id is in the request. Other requests
@@ -46,7 +45,7 @@ pub enum Action {
     },
 }
 
-/// A fault to inject: an [`Action`], and which publishes it meets.
+/// A fault to inject: an [`Action`], and the publishes to which it applies.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Fault {
     action: Action,
@@ -56,7 +55,7 @@ pub struct Fault {
 }
 
 impl Fault {
-    /// A fault that meets every publish until it is lifted.
+    /// A fault that applies to every publish until it is lifted.
     pub fn new(action: Action) -> Self {
         Self {
             action,
@@ -66,22 +65,22 @@ impl Fault {
         }
     }
 
-    /// Meets only topics like this: a full name, or a topic id if there is no `/` in it; `*`
-    /// stands for any characters.
+    /// Applies only to matching topics. The pattern is a full name, or a topic id if it has no `/`;
+    /// `*` matches any characters.
     #[must_use]
     pub fn on_topic(mut self, pattern: impl Into<String>) -> Self {
         self.topic = Some(pattern.into());
         self
     }
 
-    /// Meets only requests with this ordering key.
+    /// Applies only to requests with this ordering key.
     #[must_use]
     pub fn on_ordering_key(mut self, ordering_key: impl Into<String>) -> Self {
         self.ordering_key = Some(ordering_key.into());
         self
     }
 
-    /// Ends after so many uses.
+    /// Ends after this many uses.
     #[must_use]
     pub fn times(mut self, uses: u64) -> Self {
         self.uses_left = Some(uses);
@@ -89,7 +88,7 @@ impl Fault {
     }
 }
 
-/// Names an injected fault.
+/// Identifies an injected fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FaultId(u64);
 
@@ -101,19 +100,19 @@ pub struct Faults {
 
 #[derive(Debug, Default)]
 struct Inner {
-    /// Whether `script` holds anything, to keep the usual publish free of the lock.
+    /// Whether `script` contains anything, so that a publish without faults needs no lock.
     scripted: AtomicBool,
     script: Mutex<Script>,
     connections: Connections,
 }
 
 impl Faults {
-    /// Injects a fault, behind those already there.
+    /// Injects a fault, after those already there.
     pub fn inject(&self, fault: Fault) -> FaultId {
         self.change(|script| script.inject(fault))
     }
 
-    /// Ends one fault. Answers already being delayed or withheld stay so.
+    /// Ends one fault. Answers that are already delayed or withheld stay so.
     pub fn lift(&self, id: FaultId) {
         self.change(|script| script.lift(id));
     }
@@ -124,29 +123,29 @@ impl Faults {
         self.refuse_connections(false);
     }
 
-    /// How many uses a fault has left: `None` if without end, 0 once used up or lifted.
+    /// How many uses a fault has left: `None` if unlimited, 0 once used up or lifted.
     pub fn uses_left(&self, id: FaultId) -> Option<u64> {
         self.script().uses_left(id)
     }
 
     /// Makes a topic (full name) answer NOT_FOUND as if it were gone. Its subscriptions and their
-    /// messages are kept. Creating the topic restores it, too.
+    /// messages are kept. Creating the topic also restores it.
     pub fn remove_topic(&self, topic: impl Into<String>) {
         let topic = topic.into();
         self.change(|script| script.removed_topics.insert(topic));
     }
 
-    /// Ends [`Faults::remove_topic`]. Says whether the topic was removed.
+    /// Ends [`Faults::remove_topic`]. Returns whether the topic was removed.
     pub fn restore_topic(&self, topic: &str) -> bool {
         self.change(|script| script.removed_topics.remove(topic))
     }
 
-    /// Breaks all connections. Clients may connect again at once.
+    /// Breaks all connections. Clients may reconnect at once.
     pub fn reset_connections(&self) {
         self.inner.connections.reset();
     }
 
-    /// While on, closes every new connection right after it was made. Those already made stay;
+    /// While on, closes every new connection right after it was made. Existing connections stay;
     /// see [`Faults::reset_connections`].
     pub fn refuse_connections(&self, refuse: bool) {
         self.inner.connections.refuse(refuse);

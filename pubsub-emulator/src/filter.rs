@@ -41,7 +41,7 @@ pub(crate) enum FilterError {
 }
 
 impl Filter {
-    /// Parses a filter. An empty one stands for "every message" and is `None`.
+    /// Parses a filter. An empty filter means "every message" and gives `None`.
     pub(crate) fn parse(text: &str) -> Result<Option<Self>, FilterError> {
         if text.len() > MAX_FILTER_BYTES {
             return Err(FilterError::TooLong { bytes: text.len() });
@@ -127,7 +127,7 @@ fn tokenize(text: &str) -> Result<Vec<Token>, FilterError> {
     Ok(tokens)
 }
 
-/// A key without quotation marks has letters, digits, `_` and, not first, `-`.
+/// A key without quotation marks consists of letters, digits, `_` and, except at the start, `-`.
 fn is_key_char(c: char) -> bool {
     c.is_alphanumeric() || matches!(c, '_' | '-')
 }
@@ -215,7 +215,7 @@ impl Parser {
         }
     }
 
-    /// What may follow `attributes`.
+    /// Parses the comparison after `attributes`.
     fn comparison(&mut self) -> Result<Filter, FilterError> {
         match self.tokens.next() {
             Some(Token::Symbol(':')) => Ok(Filter::Has { key: self.key()? }),

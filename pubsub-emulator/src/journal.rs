@@ -1,8 +1,8 @@
 //! The journal: every attempt to publish, as it arrived, in the order of processing.
 //!
-//! An attempt is one `Publish` request that could be read, whatever became of it. The journal is
-//! what `checks.rs` judges. It grows without bound; a benchmark switches it to counting only.
-//! Nothing here decides what is stored or answered.
+//! An attempt is one readable `Publish` request, with any outcome. `checks.rs` judges the journal.
+//! The journal grows without bound; a benchmark switches it to counting only. Decisions about
+//! storing and answering are made elsewhere.
 
 mod attempt;
 
@@ -82,7 +82,7 @@ impl Journal {
         self.inner.log().attempts.clone()
     }
 
-    /// The time by the journal's clock, in which attempts are stamped.
+    /// The time by the journal's clock, which stamps the attempts.
     pub fn now(&self) -> Duration {
         self.inner.started.elapsed()
     }
@@ -100,7 +100,8 @@ impl Journal {
         }
     }
 
-    /// Waits until the totals satisfy `condition`; after `limit` the totals come back as the error.
+    /// Waits until the totals satisfy `condition`. After `limit` it returns the totals as the
+    /// error.
     pub async fn wait_until(
         &self,
         limit: Duration,
@@ -123,7 +124,7 @@ impl Journal {
             .map_err(|_| self.counts())
     }
 
-    /// Forgets all attempts and totals. Sequence numbers and message ids go on.
+    /// Forgets all attempts and totals. Sequence numbers and message ids continue.
     pub fn clear(&self) {
         let inner = &self.inner;
         inner.log().attempts.clear();
@@ -139,7 +140,7 @@ impl Journal {
         }
     }
 
-    /// Enters an attempt. Dropping the entry without an answer means that there was none.
+    /// Enters an attempt. Dropping the entry without an answer means that it was never answered.
     pub(crate) fn enter(
         &self,
         peer: Option<Peer>,
@@ -203,7 +204,8 @@ impl Inner {
     }
 }
 
-/// The id by which the publisher names an event: an attribute of its own, or that of CloudEvents.
+/// The id by which the publisher identifies an event: an attribute of its own, or the id of
+/// CloudEvents.
 pub(crate) fn event_id(message: MessageView<'_>) -> Option<&str> {
     let mut cloud_event = None;
     for (key, value) in message.attributes() {

@@ -2,8 +2,8 @@
 //!
 //! It speaks gRPC over plain HTTP/2, so every official client works with it through
 //! `PUBSUB_EMULATOR_HOST`. It refuses what the service refuses (limits, mixed ordering keys,
-//! malformed names), delivers ordered subscriptions as the service does (going back to a message
-//! brings all later ones of its key again), breaks on request ([`Faults`]), and writes down every
+//! malformed names), and delivers ordered subscriptions like the service (redelivering a message
+//! redelivers all later ones of its key). It fails on request ([`Faults`]), and records every
 //! attempt to publish ([`Journal`]), which [`checks`] judges.
 //!
 //! ```
@@ -22,14 +22,15 @@
 //! # }
 //! ```
 //!
-//! A tour: `server` starts and stops; `publisher` and `subscriber` answer the calls,
-//! `streaming_pull` the streams, `rest` the clients that administer over HTTP; `registry`, `topic` and `subscription` hold what exists;
-//! `limits`, `names` and `filter` are the service's rules; `wire` reads messages without decoding
-//! them; `connections` cuts sockets. `subscription::backlog` is the state machine behind
-//! deliveries.
+//! A tour: `server` starts and stops. `publisher` and `subscriber` answer the calls,
+//! `streaming_pull` serves the streams, and `rest` serves clients that administer over HTTP.
+//! `registry`, `topic` and `subscription` hold the resources. `limits`, `names` and `filter` are
+//! the service's rules. `wire` reads messages without decoding them, and `connections` cuts
+//! sockets. `subscription::backlog` is the state machine of deliveries.
 //!
 //! **Not here:** TLS and authentication, push, BigQuery and Cloud Storage subscriptions, dead
-//! letters, retry policies, exactly-once delivery, schemas, snapshots, retention. Whoever asks for
+//! letters, retry policies, exactly-once delivery, schemas, snapshots, retention. A request for one
+//! of them gets UNIMPLEMENTED with the name of the field. Nothing is kept on disk.
 //! them gets UNIMPLEMENTED with the name of the field. Nothing is kept on disk.
 
 pub mod checks;
@@ -54,7 +55,7 @@ pub use journal::{Answer, Attempt, Counts, Journal, Recording};
 pub use server::{Emulator, EmulatorBuilder, RunningEmulator, StartError};
 pub use tonic::{Code, Status};
 
-/// The published message types.
+/// The message types from the published crate.
 use googleapis_tonic_google_pubsub_v1::google::pubsub::v1 as proto;
 
 /// The server traits that `build.rs` describes.

@@ -1,29 +1,29 @@
-//! What the service refuses in a `Publish` request, in its words as far as they are known.
+//! The requests that the service refuses to publish, in its words as far as they are known.
 //!
 //! The limits are those of <https://cloud.google.com/pubsub/quotas#resource_limits>. A request is
-//! accepted or refused as a whole; the first offence found is the one that is reported.
+//! accepted or refused as a whole, and the first violation found is reported.
 
 use tonic::{Code, Status};
 
 use crate::wire::MessageView;
 
 pub(crate) const MAX_MESSAGES: usize = 1_000;
-/// Of the encoded request, with the topic's name.
+/// Bytes of the encoded request, including the topic's name.
 pub(crate) const MAX_REQUEST_BYTES: usize = 10_000_000;
 pub(crate) const MAX_ORDERING_KEY_BYTES: usize = 1_024;
 pub(crate) const MAX_ATTRIBUTES: usize = 100;
 pub(crate) const MAX_ATTRIBUTE_KEY_BYTES: usize = 256;
 pub(crate) const MAX_ATTRIBUTE_VALUE_BYTES: usize = 1_024;
-/// Of an encoded `Acknowledge` or `ModifyAckDeadline` request.
+/// Bytes of an encoded `Acknowledge` or `ModifyAckDeadline` request.
 pub(crate) const MAX_ACK_REQUEST_BYTES: usize = 524_288;
-/// Attribute keys that start so are the service's own …
+/// Attribute keys with this prefix are the service's own …
 const RESERVED_PREFIX: &str = "goog";
-/// … except those in which its client libraries carry trace contexts.
+/// … except those in which its client libraries send trace contexts.
 const CLIENT_PREFIX: &str = "googclient_";
 const QUOTAS: &str = "Refer to https://cloud.google.com/pubsub/quotas for more information.";
 
-/// Why a publish request is refused. Like the service, it names the field but not the message:
-/// who wants to know which one must divide the batch.
+/// Why a publish request is refused. Like the service, a refusal names the field but not the
+/// message: to find the bad message, a client has to bisect the batch.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Refusal {
     #[error(

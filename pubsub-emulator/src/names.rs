@@ -1,15 +1,15 @@
 //! Resource names: `projects/{project}/topics/{id}` and `projects/{project}/subscriptions/{id}`.
 //!
-//! Checks them as the service does and words the answers about missing and present resources as
-//! the service words them, so that a client that is tested here behaves the same there.
-//! Rules: <https://cloud.google.com/pubsub/docs/pubsub-basics#resource_names>.
+//! Checks names like the service, and words the answers about missing and existing resources like
+//! the service, so that a client that is tested here behaves the same there. Rules:
+//! <https://cloud.google.com/pubsub/docs/pubsub-basics#resource_names>.
 
 use tonic::Status;
 
-/// The name that a subscription shows once its topic is gone.
+/// The topic name that a subscription shows once its topic is deleted.
 pub(crate) const DELETED_TOPIC: &str = "_deleted-topic_";
 
-/// What a name names.
+/// The kind of resource.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     Topic,
@@ -76,7 +76,7 @@ fn is_valid(kind: Kind, name: &str) -> bool {
     matches!(expected, (true, true, true, true, None))
 }
 
-/// Project ids are left free beyond the characters, since emulators are used with made-up ones.
+/// Project ids are checked only for their characters, because emulators are used with made-up ones.
 fn is_valid_project(project: &str) -> bool {
     !project.is_empty()
         && project

@@ -1,8 +1,8 @@
 //! The service `google.pubsub.v1.Publisher`: topics, and publishing to them.
 //!
-//! The order of a publish: it is read, entered in the journal, judged by the faults, judged by the
-//! service's rules, stored, answered. Schemas, ingestion and snapshots are not offered; the server
-//! answers UNIMPLEMENTED to methods that are missing here.
+//! The steps of a publish: the request is read, entered in the journal, judged by the faults and
+//! then by the service's rules, stored, and answered. Schemas, ingestion and snapshots are not
+//! offered; the server answers UNIMPLEMENTED to methods that are missing here.
 
 use std::future;
 use std::sync::Arc;
@@ -126,7 +126,7 @@ impl Publisher for PublisherService {
     }
 }
 
-/// What to do once the messages are stored.
+/// What to do after the messages are stored.
 enum Then {
     Answer,
     AnswerAfter(Duration),

@@ -1,7 +1,7 @@
-//! What exists: topics, subscriptions, and how they hang together.
+//! The existing resources: topics, subscriptions, and the links between them.
 //!
-//! Owned by the two services alike. Locks are taken in the order subscriptions, topics, one topic,
-//! one subscription.
+//! Shared by the two services. Locks are taken in the order subscriptions, topics, one topic, one
+//! subscription.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -17,13 +17,13 @@ use crate::proto;
 use crate::subscription::{Gone, Subscription};
 use crate::topic::Topic;
 
-/// The page size where the client asks for none, and the largest.
+/// The default page size, and the largest.
 const DEFAULT_PAGE: usize = 100;
 const MAX_PAGE: usize = 1_000;
 
 type Named<T> = RwLock<BTreeMap<String, Arc<T>>>;
 
-/// Everything that one emulator knows.
+/// The resources of one emulator.
 #[derive(Debug)]
 pub(crate) struct Registry {
     pub(crate) journal: Journal,
@@ -73,7 +73,7 @@ impl Registry {
         Ok(resource)
     }
 
-    /// The subscriptions of a deleted topic stay, but get nothing any more, also not from a later
+    /// Deletes a topic. Its subscriptions stay but get no more messages, not even from a later
     /// topic of the same name.
     pub(crate) fn delete_topic(&self, name: &str) -> Result<(), Status> {
         let topic = self.topic(name)?;
@@ -124,7 +124,7 @@ impl Registry {
         Ok(())
     }
 
-    /// The subscription stays, but its messages are dropped and it gets no more.
+    /// Detaches a subscription. It stays, but its messages are dropped and it gets no more.
     pub(crate) fn detach_subscription(&self, name: &str) -> Result<(), Status> {
         let subscription = self.subscription(name)?;
         self.unhook(&subscription, Gone::Detached);
@@ -164,7 +164,7 @@ fn refuse_topic_features(resource: &proto::Topic) -> Result<(), Status> {
     }
 }
 
-/// UNIMPLEMENTED, by name: better refused than silently without effect.
+/// UNIMPLEMENTED with the field's name, which is better than silently ignoring the field.
 pub(crate) fn unsupported_field(field: &str) -> Status {
     Status::unimplemented(format!(
         "This emulator does not support the field {field}. Leave it out, or test this part \
@@ -182,8 +182,8 @@ fn of_project<'a, T>(
     from_start.take_while(move |(name, _)| name.starts_with(&prefix))
 }
 
-/// Cuts one page out of items that are sorted by name. The token of the next page is the last
-/// name of this one; it is empty at the end.
+/// Cuts one page out of items that are sorted by name. The token of the next page is the last name
+/// of this page; it is empty at the end.
 pub(crate) fn page<T>(
     items: Vec<T>,
     name: impl for<'a> Fn(&'a T) -> &'a String,
@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn a_project_does_not_list_those_of_a_project_with_a_longer_name() {
+    fn a_project_does_not_list_resources_of_a_project_with_a_longer_name() {
         let registry = Registry::new(Recording::Counts);
         for name in ["projects/p/topics/abc", "projects/p1/topics/abc"] {
             let resource = proto::Topic {

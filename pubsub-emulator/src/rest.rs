@@ -1,8 +1,8 @@
 //! Topics and subscriptions over HTTP and JSON, on the same port.
 //!
 //! Some official clients administer over REST even when they publish over gRPC (the Rust one), and
-//! so do `gcloud` and Terraform. Creating, reading, listing and deleting is offered, in the form of
-//! <https://cloud.google.com/pubsub/docs/reference/rest>. Publishing and pulling is not.
+//! so do `gcloud` and Terraform. Offers creating, reading, listing and deleting, in the form of
+//! <https://cloud.google.com/pubsub/docs/reference/rest>, but not publishing and pulling.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -46,7 +46,7 @@ pub(crate) fn router(registry: Arc<Registry>) -> Router {
         .with_state(registry)
 }
 
-/// A topic as JSON. Fields that are not here are refused by name.
+/// A topic as JSON. Other fields are refused by name.
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 struct TopicJson {
@@ -56,7 +56,7 @@ struct TopicJson {
     message_retention_duration: Option<String>,
 }
 
-/// A subscription as JSON. Fields that are not here are refused by name.
+/// A subscription as JSON. Other fields are refused by name.
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 struct SubscriptionJson {
@@ -257,7 +257,7 @@ fn duration(text: Option<&str>) -> Result<Option<prost_types::Duration>, Status>
     Ok(Some(duration))
 }
 
-/// An error in the form of Google's REST interfaces.
+/// An error in the form of Google's REST APIs.
 #[derive(Debug)]
 struct Refused(Status);
 

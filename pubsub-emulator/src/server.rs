@@ -1,7 +1,8 @@
 //! Starting and stopping: one TCP listener, one server task.
 //!
-//! gRPC over plain HTTP/2 with gzip understood, and REST over HTTP/1.1 on the same port; no TLS. A running emulator lives on the tokio runtime that
-//! started it and ends when it is shut down or dropped.
+//! It serves gRPC over plain HTTP/2, with gzip support, and REST over HTTP/1.1 on the same port,
+//! without TLS. A running emulator lives on the tokio runtime that started it and ends when it is
+//! shut down or dropped.
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -26,21 +27,21 @@ use crate::services::publisher_server::PublisherServer;
 use crate::services::subscriber_server::SubscriberServer;
 use crate::subscriber::SubscriberService;
 
-/// Well above the 10 MB that a request may have, so that the emulator itself can refuse it in the
-/// service's words instead of the transport.
+/// Well above the 10 MB that a request may have, so that the emulator and not the transport refuses
+/// a request that is too large, in the service's words.
 const MAX_FRAME_BYTES: usize = 64 << 20;
-/// Enough for a few full batches under way; the default of 64 KiB would throttle them.
+/// Enough for a few full batches in flight; the default of 64 KiB would throttle them.
 const STREAM_WINDOW_BYTES: u32 = 1 << 20;
 const CONNECTION_WINDOW_BYTES: u32 = 16 << 20;
 /// How long a shutdown waits for the connections that it has cut.
 const SHUTDOWN_LIMIT: Duration = Duration::from_secs(5);
 
-/// The emulator, before it runs.
+/// The emulator before it is started.
 #[derive(Debug, Clone, Copy)]
 pub struct Emulator;
 
 impl Emulator {
-    /// Starts with: a free port of 127.0.0.1, every attempt recorded.
+    /// Defaults: a free port of 127.0.0.1, and every attempt recorded.
     pub fn builder() -> EmulatorBuilder {
         EmulatorBuilder {
             listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
@@ -50,7 +51,7 @@ impl Emulator {
     }
 }
 
-/// What can be chosen before the start.
+/// The options of an emulator.
 #[derive(Debug, Clone)]
 #[must_use]
 pub struct EmulatorBuilder {
@@ -71,12 +72,12 @@ pub enum StartError {
         /// The address asked for.
         address: SocketAddr,
     },
-    /// The address cannot be listened on.
+    /// The emulator cannot listen on the address.
     #[error("cannot listen on {address}: {source}; choose an address of this machine")]
     Listen {
         /// The address asked for.
         address: SocketAddr,
-        /// What the system says.
+        /// The error of the system.
         source: io::Error,
     },
 }
@@ -94,8 +95,8 @@ impl EmulatorBuilder {
         self
     }
 
-    /// Says GOAWAY to each connection of this age, as Google's front ends do: requests under way
-    /// are answered, and the client has to connect again.
+    /// Sends GOAWAY to each connection of this age, like Google's front ends: requests in flight
+    /// are answered, and the client has to reconnect.
     pub fn max_connection_age(mut self, age: Duration) -> Self {
         self.max_connection_age = Some(age);
         self
@@ -146,7 +147,7 @@ async fn serve(
     .accept_compressed(CompressionEncoding::Gzip)
     .max_decoding_message_size(MAX_FRAME_BYTES);
     let stopped = async {
-        // An error means that the emulator was dropped: stop all the same.
+        // An error means that the emulator was dropped; it stops either way.
         let _ = stopped.await;
     };
     let mut routes = Routes::new(publisher).add_service(subscriber);
@@ -171,7 +172,7 @@ async fn serve(
     }
 }
 
-/// An emulator that serves. Dropping it stops it.
+/// A running emulator. Dropping it stops it.
 #[derive(Debug)]
 pub struct RunningEmulator {
     address: SocketAddr,
@@ -181,7 +182,7 @@ pub struct RunningEmulator {
 }
 
 impl RunningEmulator {
-    /// Where it listens, with the port that was taken. The value for `PUBSUB_EMULATOR_HOST`.
+    /// The address on which it listens, with the actual port. The value for `PUBSUB_EMULATOR_HOST`.
     pub fn addr(&self) -> SocketAddr {
         self.address
     }
@@ -191,7 +192,7 @@ impl RunningEmulator {
         self.registry.journal.clone()
     }
 
-    /// What goes wrong.
+    /// The faults.
     pub fn faults(&self) -> Faults {
         self.registry.faults.clone()
     }
@@ -210,7 +211,7 @@ impl RunningEmulator {
     pub async fn shutdown(mut self) {
         self.stop();
         if let Some(server) = self.server.take() {
-            // The port is closed by now; whatever still runs after the limit ends by itself.
+            // The port is closed by now. Tasks that still run after the limit end by themselves.
             let _ = tokio::time::timeout(SHUTDOWN_LIMIT, server).await;
         }
     }
@@ -220,7 +221,7 @@ impl RunningEmulator {
         connections.refuse(true);
         connections.reset();
         if let Some(stop) = self.stop.take() {
-            // Fails only if the server has ended already.
+            // Fails only if the server has already ended.
             let _ = stop.send(());
         }
     }

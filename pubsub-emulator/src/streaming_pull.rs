@@ -1,8 +1,8 @@
-//! `StreamingPull`: one task per stream that delivers messages and takes acknowledgements.
+//! `StreamingPull`: one task per stream that delivers messages and reads acknowledgements.
 //!
-//! The response headers leave at once, before the first request is looked at, since clients wait
-//! for them; a refusal then ends the stream. A stream never gets more than its flow control
-//! allows, and its acknowledgements are read even while the client is slow to read messages.
+//! The response headers are sent at once, before the first request is read, because clients wait
+//! for them; a refusal then ends the stream. A stream never gets more than its flow control allows,
+//! and its acknowledgements are read even while the client is slow to read messages.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,10 +18,10 @@ use crate::registry::Registry;
 use crate::subscription::{ACK_DEADLINE_SECONDS, ConsumerId, FlowControl, Subscription};
 use crate::wire::{ReceivedMessage, StreamingPullResponse};
 
-/// An empty response goes out after so long without a message, so that clients and the proxies in
-/// between see that the stream lives.
+/// An empty response is sent after this long without a message, so that clients and the proxies in
+/// between see that the stream is alive.
 const HEARTBEAT: Duration = Duration::from_secs(5);
-/// Responses that wait for a slow client. More would only lease messages that nobody reads.
+/// Responses that may wait for a slow client. More would only lease messages that nobody reads.
 const RESPONSES_AHEAD: usize = 2;
 
 type Responses = Sender<Result<StreamingPullResponse, Status>>;
@@ -68,7 +68,7 @@ async fn serve(
     consumer.run(requests, responses).await
 }
 
-/// One stream and what it may hold. Dropping it gives its client id free.
+/// One stream and its limits. Dropping it releases its client id.
 struct Consumer<'a> {
     id: ConsumerId,
     subscription: &'a Subscription,
@@ -85,7 +85,7 @@ impl Consumer<'_> {
     ) -> Result<(), Status> {
         let mut next_heartbeat = Instant::now() + HEARTBEAT;
         let mut next_expiry = None;
-        // Whether there may be messages to take; otherwise one of the wake-ups is awaited.
+        // Whether there may be messages to take; otherwise it waits for a wake-up.
         let mut look = true;
         let subscription = self.subscription;
         let mut changed = Box::pin(subscription.changed().notified());
@@ -103,7 +103,8 @@ impl Consumer<'_> {
                 },
                 permit = responses.reserve(), if look => {
                     let Ok(permit) = permit else { return Ok(()) };
-                    // Asked to be woken before looking, so that nothing is missed in between.
+                    // Registers for the wake-up before looking, so that no message is missed in
+                    // between.
                     changed.set(subscription.changed().notified());
                     changed.as_mut().enable();
                     let taken =
@@ -129,7 +130,7 @@ impl Consumer<'_> {
         }
     }
 
-    /// A request after the first: acknowledgements, deadlines, a new ack deadline.
+    /// Handles a later request: acknowledgements, deadlines, a new ack deadline.
     fn take_request(&mut self, request: &StreamingPullRequest) -> Result<(), Status> {
         let only_first = [
             (!request.subscription.is_empty(), "subscription"),
@@ -185,7 +186,7 @@ fn stream_ack_deadline(seconds: i32) -> Result<Duration, Status> {
     }
 }
 
-/// Zero or less stands for no limit.
+/// Zero or less means no limit.
 fn limit(value: i64) -> Option<usize> {
     usize::try_from(value).ok().filter(|limit| *limit > 0)
 }

@@ -1,4 +1,4 @@
-//! The service `google.pubsub.v1.Subscriber`: subscriptions, and taking messages from them.
+//! The service `google.pubsub.v1.Subscriber`: subscriptions, and pulling messages from them.
 //!
 //! `StreamingPull` is in `streaming_pull.rs`. Snapshots are not offered; the server answers
 //! UNIMPLEMENTED to methods that are missing here.
@@ -21,7 +21,7 @@ use crate::streaming_pull;
 use crate::subscription::{FlowControl, MUTABLE_FIELDS, Subscription};
 use crate::wire::{PullResponse, StreamingPullResponse};
 
-/// How long an unary pull waits for a first message before it answers with none.
+/// How long a unary pull waits for a first message before it answers with none.
 const PULL_WAIT: Duration = Duration::from_secs(5);
 
 type Answered<T> = Result<Response<T>, Status>;
@@ -190,7 +190,7 @@ impl Subscriber for SubscriberService {
     }
 }
 
-/// A seek to "now" was written down by a client a moment ago, with a clock of its own.
+/// A client wrote down the time of a seek to "now" a moment ago, by its own clock.
 const SEEK_TOLERANCE: Duration = Duration::from_secs(10);
 
 async fn pull(
@@ -218,7 +218,7 @@ async fn pull(
         }
         let next_expiry = taken.next_expiry.map(tokio::time::Instant::from_std);
         let wake = next_expiry.map_or(give_up, |expiry| expiry.min(give_up));
-        // Either way there may be something now.
+        // With or without a wake-up, there may be something now.
         let _ = tokio::time::timeout_at(wake, changed).await;
     }
 }

@@ -1,10 +1,10 @@
 //! Messages on the wire: Pub/Sub messages stay encoded from the publisher to the subscriber.
 //!
 //! Decoding each message into maps and strings would cost more than everything else that the
-//! emulator does. The request and response types here have the wire format of their namesakes in
+//! emulator does. So the request and response types here have the wire format of their namesakes in
 //! `google.pubsub.v1`, but hold each `PubsubMessage` as its encoded bytes (on the wire an embedded
-//! message and a `bytes` field are the same). [`MessageView`] reads such bytes in place. What the
-//! service would refuse is decided in `limits.rs`, not here.
+//! message and a `bytes` field are the same). [`MessageView`] reads such bytes in place.
+//! `limits.rs` decides what the service would refuse.
 
 use bytes::{BufMut, Bytes, BytesMut};
 use prost::Message;
@@ -56,7 +56,7 @@ mod field {
     pub(super) const MESSAGE_ID: u64 = 3;
     pub(super) const PUBLISH_TIME: u64 = 4;
     pub(super) const ORDERING_KEY: u64 = 5;
-    /// Of an entry of the attribute map.
+    /// Fields of an entry of the attribute map.
     pub(super) const MAP_KEY: u64 = 1;
     pub(super) const MAP_VALUE: u64 = 2;
 }
@@ -80,12 +80,12 @@ pub(crate) struct MessageView<'a> {
     encoded: &'a [u8],
     pub(crate) data: &'a [u8],
     pub(crate) ordering_key: &'a str,
-    /// The publisher filled fields that only the service may fill.
+    /// Whether the publisher filled fields that only the service may fill.
     has_service_fields: bool,
 }
 
 impl<'a> MessageView<'a> {
-    /// Walks the whole message once; later reads cannot fail.
+    /// Reads the whole message once; later reads cannot fail.
     pub(crate) fn parse(encoded: &'a [u8]) -> Result<Self, Malformed> {
         let mut view = Self {
             encoded,
@@ -134,8 +134,8 @@ impl<'a> MessageView<'a> {
             .map(|(_, value)| value)
     }
 
-    /// The message as subscribers get it: with its id and publish time, in memory of its own, so
-    /// that one unacknowledged message does not hold its whole request.
+    /// The message as subscribers get it, with its id and publish time. It is copied, so that one
+    /// unacknowledged message does not keep its whole request in memory.
     pub(crate) fn stored(self, message_id: u64, publish_time: &Timestamp) -> Bytes {
         let service_fields = ServiceFields {
             message_id: message_id.to_string(),
@@ -174,7 +174,7 @@ struct ServiceFields {
     publish_time: Option<Timestamp>,
 }
 
-/// Takes one field off the front: its number, and its bytes if it is length-delimited.
+/// Takes one field off the front. Returns its number, and its bytes if it is length-delimited.
 fn next_field<'a>(rest: &mut &'a [u8]) -> Result<(u64, Option<&'a [u8]>), Malformed> {
     let key = varint(rest)?;
     let number = key >> 3;
@@ -264,7 +264,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_view_reads_what_prost_wrote(message in message()) {
+        fn a_view_reads_messages_that_prost_wrote(message in message()) {
             let encoded = message.encode_to_vec();
             let view = MessageView::parse(&encoded).expect("valid");
             prop_assert_eq!(view.data, &message.data[..]);
@@ -278,7 +278,7 @@ mod tests {
         }
 
         #[test]
-        fn a_stored_message_differs_only_in_what_the_service_fills(message in message()) {
+        fn a_stored_message_differs_only_in_the_fields_of_the_service(message in message()) {
             let encoded = message.encode_to_vec();
             let stored = MessageView::parse(&encoded).expect("valid").stored(42, &PUBLISH_TIME);
             let expected = PubsubMessage {

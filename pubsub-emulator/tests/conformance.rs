@@ -1,9 +1,9 @@
-//! What every Pub/Sub must do, asked of this emulator and of Google's own.
+//! What every Pub/Sub must do, tested on this emulator and on Google's own.
 //!
-//! The same cases run against both; Google's is the independent referee for what is written here.
-//! Where its emulator is lax or wrong (mixed keys, limits, filters, flow control, redelivery in
-//! order) there is no case: see `strict.rs` and `deliveries.rs`. Its jar comes with the Debian
-//! package `google-cloud-cli-pubsub-emulator`; without it and Java that half is skipped.
+//! The same cases run against both; Google's emulator is the independent referee for these tests.
+//! Where it is lax or wrong (mixed keys, limits, filters, flow control, ordered redelivery) there
+//! is no case here: see `strict.rs` and `deliveries.rs`. Its jar comes with the Debian package
+//! `google-cloud-cli-pubsub-emulator`; without it or Java that half is skipped.
 
 mod raw;
 
@@ -21,7 +21,7 @@ use raw::{Clients, ack_ids, data, event, message, refused};
 use tonic::Code;
 use tonic::codec::CompressionEncoding;
 
-/// Declares the cases once, and runs each against this emulator and all against Google's.
+/// Declares the cases once. Runs each case against this emulator, and all cases against Google's.
 macro_rules! cases {
     ($($case:ident),* $(,)?) => {
         mod this_emulator {
@@ -45,16 +45,16 @@ macro_rules! cases {
 cases![
     message_ids_answer_the_messages_of_a_request_in_order,
     each_key_is_received_in_the_order_of_publication,
-    what_was_published_is_received_unchanged,
+    published_messages_are_received_unchanged,
     missing_resources_are_not_found,
     existing_resources_already_exist,
     a_request_of_more_than_a_thousand_messages_is_refused_whole,
     an_empty_message_is_refused,
     every_subscription_gets_every_message_published_after_its_creation,
-    acknowledged_messages_do_not_come_again,
-    a_nacked_message_comes_again,
+    acknowledged_messages_are_not_redelivered,
+    a_nacked_message_is_redelivered,
     unary_acknowledgements_count_for_streamed_messages,
-    a_compressed_request_is_understood,
+    a_compressed_request_is_accepted,
     topics_are_listed_in_pages,
     a_deleted_topic_leaves_its_subscriptions_behind,
     a_deleted_subscription_ends_its_streams,
@@ -127,7 +127,7 @@ async fn each_key_is_received_in_the_order_of_publication(mut clients: Clients) 
     }
 }
 
-async fn what_was_published_is_received_unchanged(mut clients: Clients) {
+async fn published_messages_are_received_unchanged(mut clients: Clients) {
     let (topic, subscription) = clients.create_ordered("orders").await;
     let published = proto::PubsubMessage {
         data: vec![0, 159, 146, 150].into(),
@@ -242,7 +242,7 @@ async fn every_subscription_gets_every_message_published_after_its_creation(mut 
     }
 }
 
-async fn acknowledged_messages_do_not_come_again(mut clients: Clients) {
+async fn acknowledged_messages_are_not_redelivered(mut clients: Clients) {
     let (topic, subscription) = clients.create_ordered("orders").await;
     clients
         .publish(&topic, vec![message("", "1"), message("", "2")])
@@ -261,7 +261,7 @@ async fn acknowledged_messages_do_not_come_again(mut clients: Clients) {
     assert_eq!(received.iter().map(data).collect::<Vec<_>>(), ["3"]);
 }
 
-async fn a_nacked_message_comes_again(mut clients: Clients) {
+async fn a_nacked_message_is_redelivered(mut clients: Clients) {
     let (topic, subscription) = clients.create_ordered("orders").await;
     clients
         .publish(&topic, vec![message("", "1")])
@@ -289,7 +289,7 @@ async fn unary_acknowledgements_count_for_streamed_messages(mut clients: Clients
         .acknowledge(&subscription, received.clone())
         .await
         .expect("acknowledged");
-    // Without effect, since the message is acknowledged.
+    // No effect, because the message is already acknowledged.
     clients
         .modify_ack_deadline(&subscription, received, 0)
         .await
@@ -302,7 +302,7 @@ async fn unary_acknowledgements_count_for_streamed_messages(mut clients: Clients
     assert_eq!(next.iter().map(data).collect::<Vec<_>>(), ["2"]);
 }
 
-async fn a_compressed_request_is_understood(mut clients: Clients) {
+async fn a_compressed_request_is_accepted(mut clients: Clients) {
     let topic = clients.create_topic("orders").await;
     clients.publisher = clients.publisher.send_compressed(CompressionEncoding::Gzip);
     let ids = clients
@@ -384,7 +384,7 @@ async fn a_deleted_subscription_ends_its_streams(mut clients: Clients) {
     refused(clients.pull(&subscription, 1).await, Code::NotFound);
 }
 
-/// Says so past the test harness, which would show it only for a failed test.
+/// Bypasses the test harness, which would show the line only for a failed test.
 fn skipped(reason: &str) {
     let _ = writeln!(
         io::stderr(),
@@ -392,14 +392,14 @@ fn skipped(reason: &str) {
     );
 }
 
-/// Google's emulator in a process of its own, which ends with this value.
+/// Google's emulator in a process of its own, which is killed when this value is dropped.
 struct Referee {
     process: Child,
     address: SocketAddr,
 }
 
 impl Referee {
-    /// How long its Java machine may take to start under load.
+    /// How long the Java process may take to start under load.
     const START_LIMIT: Duration = Duration::from_secs(60);
 
     fn start() -> Option<Self> {
@@ -436,8 +436,8 @@ impl Referee {
         Some(referee)
     }
 
-    /// Outside the range from which the system gives ports to those that ask for any: it is a while
-    /// until the Java machine takes it.
+    /// A port outside the range from which the system assigns ports by itself, because the Java
+    /// process takes a while to open it.
     fn free_address() -> SocketAddr {
         let first = std::process::id() % 5_000;
         let ports = (0..5_000).map(|next| 15_000 + ((first + next) % 5_000) as u16);
@@ -462,7 +462,7 @@ impl Referee {
 
 impl Drop for Referee {
     fn drop(&mut self) {
-        // Both fail only if it has ended by itself.
+        // Both fail only if the process has already ended.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }

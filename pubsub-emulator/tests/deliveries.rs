@@ -1,7 +1,7 @@
-//! What subscribers get, and when: order, redelivery, flow control, filters.
+//! Which messages subscribers get, and when: order, redelivery, flow control, filters.
 //!
-//! These are the parts in which Google's own emulator differs from the service, so the portable
-//! suite of `conformance.rs` cannot ask for them.
+//! In these parts Google's own emulator differs from the service, so the portable suite of
+//! `conformance.rs` cannot test them.
 
 mod raw;
 
@@ -20,7 +20,7 @@ async fn start() -> (RunningEmulator, Clients) {
 }
 
 #[tokio::test]
-async fn a_nack_brings_the_rest_of_its_key_again_and_leaves_other_keys_alone() {
+async fn a_nack_redelivers_the_rest_of_its_key_and_leaves_other_keys_alone() {
     let (_emulator, mut clients) = start().await;
     let (topic, subscription) = clients.create_ordered("orders").await;
     let messages = ["1", "2", "3"].map(|data| message("a", data));
@@ -45,7 +45,7 @@ async fn a_nack_brings_the_rest_of_its_key_again_and_leaves_other_keys_alone() {
 }
 
 #[tokio::test]
-async fn an_expired_deadline_brings_the_rest_of_its_key_again() {
+async fn an_expired_deadline_redelivers_the_rest_of_its_key() {
     let (_emulator, mut clients) = start().await;
     let (topic, subscription) = clients.create_ordered("orders").await;
     let messages = ["1", "2"].map(|data| message("a", data));
@@ -91,7 +91,7 @@ async fn a_closed_stream_keeps_its_messages_until_the_deadline_and_then_gives_th
         other.messages(1).await.iter().map(data).collect::<Vec<_>>(),
         ["3"]
     );
-    // A client that closes its stream may still acknowledge what it has finished.
+    // A client that closes its stream may still acknowledge the messages it has processed.
     let (finished, left) = (ack_ids(&received[..1]), ack_ids(&received[1..]));
     clients
         .acknowledge(&subscription, finished)
@@ -126,7 +126,7 @@ async fn a_client_that_reconnects_under_its_id_gets_the_rest_of_its_key() {
         .publish(&topic, vec![message("a", "2")])
         .await
         .expect("published");
-    // The server notices the end of a stream a moment later; until then the key stays with it.
+    // The server notices the end of a stream a moment later; until then the stream keeps the key.
     let give_up = Instant::now() + raw::PATIENCE;
     loop {
         let mut again = clients.stream_with(&subscription, first()).await;
@@ -179,7 +179,7 @@ async fn filters_decide_at_publication_and_per_subscription() {
 }
 
 #[tokio::test]
-async fn a_stream_opens_at_once_and_shows_that_it_lives() {
+async fn a_stream_opens_at_once_and_sends_heartbeats() {
     let (_emulator, mut clients) = start().await;
     let (_topic, subscription) = clients.create_ordered("orders").await;
     let asked = Instant::now();
@@ -211,7 +211,7 @@ async fn a_stream_never_holds_more_messages_than_its_flow_control_allows() {
         let received = stream.messages(1).await;
         assert!(received.len() <= 3, "{}", received.len());
         seen.extend(received.iter().map(data));
-        // By turns on the stream and beside it.
+        // Alternately over the stream and with a unary call.
         if seen.len().is_multiple_of(2) {
             stream.acknowledge(ack_ids(&received)).await;
         } else {

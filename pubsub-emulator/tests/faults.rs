@@ -1,4 +1,4 @@
-//! Scripted faults as a client meets them, and what the journal and its checks say of them.
+//! Scripted faults as a client sees them, and the reports of the journal and its checks.
 
 mod raw;
 
@@ -23,7 +23,7 @@ fn expected(topic: &str, key: &str, events: &[&str]) -> Expected {
     [(Stream::new(topic, key), events)].into()
 }
 
-/// Publishes with a deadline of the client's own, as the gRPC status tells it.
+/// Publishes with a client-side deadline, sent as a gRPC timeout.
 async fn publish_within(
     clients: &mut Clients,
     topic: &str,
@@ -94,7 +94,7 @@ async fn a_stored_publish_that_fails_explains_its_duplicate() {
 }
 
 #[tokio::test]
-async fn a_delayed_answer_comes_late_but_its_message_does_not() {
+async fn a_delayed_answer_is_late_but_its_message_is_not() {
     let (emulator, mut clients, topic, subscription) = start().await;
     emulator
         .faults()
@@ -162,7 +162,7 @@ async fn a_throttle_answers_resource_exhausted_until_it_is_lifted() {
         messages_per_second: 1,
     };
     let fault = emulator.faults().inject(Fault::new(throttle));
-    // A request passes as a whole, and this one uses up a minute.
+    // A request passes as a whole, so this one uses up a minute.
     clients
         .publish(&topic, vec![event("k", "many"); 60])
         .await
@@ -208,7 +208,7 @@ async fn a_removed_topic_is_not_found_until_it_is_restored_or_created() {
 }
 
 #[tokio::test]
-async fn a_reset_connection_fails_what_was_under_way_and_clients_come_back() {
+async fn a_reset_connection_fails_requests_in_flight_and_clients_reconnect() {
     let (emulator, mut clients, topic, _) = start().await;
     emulator
         .faults()
@@ -270,7 +270,7 @@ async fn publish_again(clients: &mut Clients, topic: &str, event_id: &str) {
     };
     tokio::time::timeout(PATIENCE, publishing)
         .await
-        .expect("the client comes back");
+        .expect("the client reconnects");
 }
 
 #[tokio::test]
@@ -320,7 +320,7 @@ async fn counting_only_keeps_no_attempts() {
 }
 
 #[tokio::test]
-async fn a_port_in_use_is_reported_with_what_to_do() {
+async fn a_port_in_use_is_reported_with_a_remedy() {
     let emulator = Emulator::builder().start().await.expect("a free port");
     let error = Emulator::builder()
         .listen(emulator.addr())
@@ -362,7 +362,7 @@ async fn shutting_down_ends_open_streams_and_closes_the_port() {
 }
 
 #[tokio::test]
-async fn dropping_it_closes_the_port() {
+async fn dropping_the_emulator_closes_the_port() {
     let emulator = Emulator::builder().start().await.expect("a free port");
     let address = emulator.addr();
     drop(emulator);
@@ -377,7 +377,7 @@ async fn dropping_it_closes_the_port() {
 }
 
 #[tokio::test]
-async fn an_answer_with_too_few_ids_is_stored_and_counts_as_no_answer() {
+async fn an_answer_with_too_few_ids_has_stored_its_messages_and_counts_as_no_answer() {
     let (emulator, mut clients, topic, _) = start().await;
     emulator
         .faults()
@@ -398,7 +398,7 @@ async fn an_answer_with_too_few_ids_is_stored_and_counts_as_no_answer() {
 }
 
 #[tokio::test]
-async fn a_connection_of_the_greatest_age_is_replaced_and_no_request_that_arrives_fails() {
+async fn a_connection_past_its_maximum_age_is_replaced_and_no_arrived_request_fails() {
     let builder = Emulator::builder().max_connection_age(Duration::from_millis(200));
     let emulator = builder.start().await.expect("a free port");
     let mut clients = Clients::connect(emulator.addr(), "faults").await;
@@ -411,7 +411,7 @@ async fn a_connection_of_the_greatest_age_is_replaced_and_no_request_that_arrive
     let began = Instant::now();
     for n in 0.. {
         assert!(began.elapsed() < PATIENCE);
-        // A client may notice that its connection ends when the request is at hand and not sent.
+        // A client may find its connection closed with a request that it has not sent yet.
         loop {
             let messages = vec![event("k", &n.to_string())];
             match clients.publish(&topic, messages).await {
@@ -424,7 +424,7 @@ async fn a_connection_of_the_greatest_age_is_replaced_and_no_request_that_arrive
             let ids: Vec<_> = ids.iter().map(String::as_str).collect();
             let attempts = emulator.journal().attempts();
             let report = checks::check(&attempts, &expected(&topic, "k", &ids));
-            // What arrived was answered, or its repetition would be here.
+            // Every request that arrived was answered; otherwise its repeat would be here.
             assert!(
                 report.is_clean() && report.duplicates.is_empty(),
                 "{report}"

@@ -1,4 +1,4 @@
-//! Requests that this emulator refuses as the service does, where Google's own emulator is lax.
+//! Requests that this emulator refuses like the service, where Google's own emulator is lax.
 
 mod raw;
 
@@ -81,7 +81,7 @@ async fn requests_above_ten_million_bytes_are_answered_and_not_cut_off() {
 }
 
 #[tokio::test]
-async fn malformed_names_are_refused_before_anything_is_looked_up() {
+async fn malformed_names_are_refused_before_any_lookup() {
     let (_emulator, mut clients) = start().await;
     for topic in ["orders", "projects/p/topics/x", "projects/p/topics/goog-x"] {
         let status = refused(
@@ -162,7 +162,7 @@ async fn a_detached_subscription_says_so() {
 }
 
 #[tokio::test]
-async fn updates_change_what_they_name_and_refuse_what_is_fixed() {
+async fn updates_change_the_named_fields_and_refuse_immutable_ones() {
     let (_emulator, mut clients) = start().await;
     let (topic, subscription) = clients.create_ordered("orders").await;
     let mask = |path: &str| {

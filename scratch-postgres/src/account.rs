@@ -1,7 +1,7 @@
 //! The operating system account that the server runs as.
 //!
-//! PostgreSQL refuses root, so root hands the data folder and the processes to another account.
-//! An ordinary user runs everything as itself.
+//! PostgreSQL refuses to run as root, so root hands the data folder and the processes to another
+//! account. An ordinary user runs everything under its own account.
 
 use std::io;
 use std::os::unix::fs::chown;
@@ -35,7 +35,7 @@ impl Account {
         Err(Error::NoAccount)
     }
 
-    /// A command that runs as this account, in a folder that the account may enter.
+    /// A command that runs as this account, in a folder which the account may enter.
     pub(crate) fn command(self, program: impl AsRef<std::ffi::OsStr>, folder: &Path) -> Command {
         let mut command = Command::new(program);
         command
@@ -49,7 +49,7 @@ impl Account {
         command
     }
 
-    /// Gives a file or folder to this account.
+    /// Makes this account the owner of a file or folder.
     pub(crate) fn take(self, path: &Path) -> io::Result<()> {
         match self {
             Self::Own => Ok(()),
@@ -63,7 +63,7 @@ fn id(arguments: &[&str]) -> Result<Option<u32>, Error> {
     let output = Command::new("id")
         .args(arguments)
         .output()
-        .map_err(Error::io("running id"))?;
+        .map_err(Error::io("running `id`"))?;
     if !output.status.success() {
         return Ok(None);
     }

@@ -1,8 +1,8 @@
 //! Finds `initdb` and `postgres` on this machine.
 //!
-//! Order: the folder in `POSTRIDER_PG_BIN`, the highest major of Debian's layout, `PATH`.
-//! A folder that the variable names but that lacks the programs is an error, never a reason to
-//! look elsewhere: a test matrix must not silently test another major.
+//! Order of the search: the folder in `POSTRIDER_PG_BIN`, the highest major version in Debian's
+//! layout, `PATH`. If the variable names a folder without the programs, that is an error and the
+//! search stops: a test matrix must not silently test another major version.
 
 use std::path::{Path, PathBuf};
 
@@ -12,7 +12,8 @@ pub(crate) const FOLDER_VARIABLE: &str = "POSTRIDER_PG_BIN";
 
 const DEBIAN_LAYOUT: &str = "/usr/lib/postgresql";
 
-/// The two programs that are needed. `pg_ctl` is not: signals and the pid file do its work.
+/// The two programs that are needed. `pg_ctl` is not needed, since signals and the pid file replace
+/// it.
 #[derive(Debug, Clone)]
 pub(crate) struct Binaries {
     pub(crate) initdb: PathBuf,
@@ -27,14 +28,14 @@ impl Binaries {
         Self::search(named.map(PathBuf::from), Path::new(DEBIAN_LAYOUT), &on_path)
     }
 
-    /// In this folder and nowhere else.
+    /// Looks in this folder only.
     pub(crate) fn in_named_folder(folder: &Path) -> Result<Self, Error> {
         Self::in_folder(folder).ok_or_else(|| Error::NoServerPrograms {
             looked_in: folder.display().to_string(),
         })
     }
 
-    /// The folder that holds both.
+    /// The folder that contains both programs.
     pub(crate) fn folder(&self) -> &Path {
         self.postgres
             .parent()
@@ -57,7 +58,7 @@ impl Binaries {
     }
 
     fn in_folder(folder: &Path) -> Option<Self> {
-        // The server runs with another working directory, hence absolute paths.
+        // The server runs in another working directory, so the paths must be absolute.
         let folder = folder.canonicalize().ok()?;
         let found = Self {
             initdb: folder.join("initdb"),

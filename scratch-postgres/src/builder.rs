@@ -1,4 +1,4 @@
-//! How a scratch server is made: settings, access rules, TLS, and where its data comes from.
+//! How a scratch server is made: settings, access rules, TLS, and the source of its data.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -18,9 +18,10 @@ const DEFAULT_SETTINGS: [(&str, &str); 13] = [
     ("max_replication_slots", "20"),
     ("max_prepared_transactions", "5"),
     ("shared_buffers", "32MB"),
-    // Kept in the data folder, so that a crash leaves nothing behind in /dev/shm.
+    // Shared memory is a file in the data folder, so that a crash leaves nothing behind in
+    // /dev/shm.
     ("dynamic_shared_memory_type", "mmap"),
-    // A killed process loses nothing without fsync; only a killed machine does.
+    // Without fsync, killing a process loses no data; only a crash of the machine does.
     ("fsync", "off"),
     ("full_page_writes", "off"),
     ("wal_retrieve_retry_interval", "200ms"),
@@ -29,7 +30,7 @@ const DEFAULT_SETTINGS: [(&str, &str); 13] = [
     ("log_timezone", "UTC"),
 ];
 
-/// Describes a server; [`Builder::start`] makes and starts it.
+/// Describes a server. [`Builder::start`] creates and starts it.
 #[derive(Debug, Clone, Default)]
 pub struct Builder {
     settings: Vec<(String, String)>,
@@ -40,7 +41,7 @@ pub struct Builder {
     programs: Option<PathBuf>,
 }
 
-/// Where the data folder comes from.
+/// The source of the data folder.
 #[derive(Debug, Clone, Default)]
 enum Data {
     #[default]
@@ -63,7 +64,8 @@ pub struct Tls {
     pub cert_pem: String,
     /// The private key of `cert_pem`.
     pub key_pem: String,
-    /// Authority that client certificates must come from (`cert` rules in [`Builder::hba_line`]).
+    /// The authority that must have signed client certificates (for `cert` rules in
+    /// [`Builder::hba_line`]).
     pub client_ca_pem: Option<String>,
 }
 
@@ -74,7 +76,8 @@ impl std::fmt::Debug for Tls {
 }
 
 impl Builder {
-    /// Sets a server setting, as in `postgresql.conf`; the value needs no quotes. The last wins.
+    /// Sets a server setting, as in `postgresql.conf`. The value needs no quotes. The last call
+    /// wins.
     #[must_use]
     pub fn setting(mut self, name: &str, value: &str) -> Self {
         self.settings.push((name.to_owned(), value.to_owned()));
@@ -88,15 +91,15 @@ impl Builder {
         self
     }
 
-    /// Adds a line to `pg_hba.conf`, before the default ones (which trust every local user), such
-    /// as `host all alice 127.0.0.1/32 scram-sha-256`.
+    /// Adds a line to `pg_hba.conf`, before the default ones (which trust every local user).
+    /// Example: `host all alice 127.0.0.1/32 scram-sha-256`.
     #[must_use]
     pub fn hba_line(mut self, line: &str) -> Self {
         self.hba_lines.push(line.to_owned());
         self
     }
 
-    /// Turns TLS on. The default rules then refuse TCP connections without it; the Unix socket
+    /// Turns TLS on. The default rules then refuse TCP connections without it. The Unix socket
     /// stays open.
     #[must_use]
     pub fn tls(mut self, tls: Tls) -> Self {
@@ -104,7 +107,7 @@ impl Builder {
         self
     }
 
-    /// Turns `fsync` and `full_page_writes` on, for measurements that shall mean something.
+    /// Turns `fsync` and `full_page_writes` on, for realistic measurements.
     #[must_use]
     pub fn durable(self) -> Self {
         self.setting("fsync", "on")
@@ -118,8 +121,8 @@ impl Builder {
         self
     }
 
-    /// Makes a hot standby of a *stopped* server, which may be started again afterwards. It gets
-    /// none of its slots.
+    /// Makes a hot standby of a *stopped* server, which may be started again afterwards. The
+    /// standby gets none of its slots.
     #[must_use]
     pub fn standby_of(mut self, primary: &ScratchPostgres) -> Self {
         let conninfo = format!(
@@ -134,15 +137,16 @@ impl Builder {
         self
     }
 
-    /// Takes `initdb` and `postgres` from this folder, whatever `POSTRIDER_PG_BIN` says.
+    /// Takes the server programs from this folder, regardless of `POSTRIDER_PG_BIN`.
     #[must_use]
     pub fn programs(mut self, folder: &Path) -> Self {
         self.programs = Some(folder.to_owned());
         self
     }
 
-    /// Upgrades a *stopped* server of an older major: `pg_upgrade` copies its data into a new
-    /// cluster. Both folders of [`programs`](Self::programs) need `pg_upgrade` and what it calls.
+    /// Upgrades a *stopped* server of an older major version: `pg_upgrade` copies its data into a new
+    /// cluster. Both folders of [`programs`](Self::programs) need `pg_upgrade` and the programs that it
+    /// calls.
     #[must_use]
     pub fn upgrade_of(mut self, server: &ScratchPostgres) -> Self {
         self.data = Data::UpgradeOf {
@@ -152,11 +156,11 @@ impl Builder {
         self
     }
 
-    /// Makes the data folder, starts the server and waits until it takes connections.
+    /// Creates the data folder, starts the server and waits until it accepts connections.
     ///
     /// # Errors
     /// No server programs, no account for them, no usable temp folder, `initdb` failed, or the
-    /// server did not start (its log tells why).
+    /// server did not start (the error contains the end of its log).
     pub fn start(self) -> Result<ScratchPostgres, Error> {
         let binaries = match &self.programs {
             Some(folder) => Binaries::in_named_folder(folder)?,
@@ -201,12 +205,13 @@ impl Builder {
         process::run(Command::new("cp").arg("-a").arg(source).arg(folder.data()))?;
         match &self.data {
             Data::Initdb | Data::CopyOf(_) | Data::UpgradeOf { .. } => Ok(()),
-            // A standby has slots of its own, or copies that it keeps up to date itself.
+            // A standby has its own slots, or copies that it keeps in sync by itself.
             Data::StandbyOf { .. } => remove_slots(&folder.data()),
         }
     }
 
-    /// After the settings are written: the new server needs room for the slots that come along.
+    /// Runs after the settings are written, because the new server needs room for the slots that
+    /// `pg_upgrade` copies.
     fn upgrade(&self, binaries: &Binaries, account: Account, folder: &Folder) -> Result<(), Error> {
         let Data::UpgradeOf { data_dir, programs } = &self.data else {
             return Ok(());
@@ -278,7 +283,7 @@ impl Builder {
     }
 }
 
-/// Removes the replication slots of a data folder, as `pg_basebackup` leaves them out.
+/// Removes the replication slots from a data folder, as `pg_basebackup` does.
 fn remove_slots(data: &Path) -> Result<(), Error> {
     let folder = data.join("pg_replslot");
     let failed = || Error::io(format!("removing the slots in {}", folder.display()));
@@ -289,7 +294,7 @@ fn remove_slots(data: &Path) -> Result<(), Error> {
     Ok(())
 }
 
-/// One line of a configuration file, quoted.
+/// One line of a configuration file, with the value quoted.
 pub(crate) fn setting_line(name: &str, value: &str) -> String {
     format!(
         "{name} = '{}'\n",
@@ -297,7 +302,8 @@ pub(crate) fn setting_line(name: &str, value: &str) -> String {
     )
 }
 
-/// Writes a file that only the server's account may read: it refuses keys that others may.
+/// Writes a file that only the server's account may read. PostgreSQL refuses a key that others may
+/// read.
 fn write_file(account: Account, path: &Path, content: &str) -> Result<(), Error> {
     fs::write(path, content)
         .and_then(|()| fs::set_permissions(path, fs::Permissions::from_mode(0o600)))
@@ -310,7 +316,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_later_setting_stands_after_an_earlier_one_and_is_quoted() {
+    fn a_later_setting_follows_an_earlier_one_and_is_quoted() {
         let builder = Builder::default()
             .setting("wal_level", "replica")
             .setting("a.b", r"it's \ x");
@@ -320,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn own_access_rules_come_before_the_default_ones() {
+    fn custom_access_rules_come_before_the_default_ones() {
         let conf = Builder::default()
             .hba_line("host all alice 127.0.0.1/32 md5")
             .pg_hba_conf();

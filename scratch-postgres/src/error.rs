@@ -1,11 +1,11 @@
-//! What can go wrong with a scratch server, and what to do about it.
+//! Errors of a scratch server, with advice on what to do.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::StopMode;
 
-/// A scratch server could not be made, started or stopped.
+/// A scratch server could not be created, started or stopped.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -35,11 +35,11 @@ pub enum Error {
         tried: String,
     },
     /// An operation of the operating system failed.
-    #[error("{action} failed: {source}; check the rights and the free space of the temp folder")]
+    #[error("{action} failed: {source}; check permissions and free space in the temp folder")]
     Io {
-        /// What was being done, with the path or program.
+        /// The action that failed, with its path or program.
         action: String,
-        /// The operating system's answer.
+        /// The error of the operating system.
         source: std::io::Error,
     },
     /// A helper program (`initdb`, `cp`, `kill`) ended with an error.
@@ -62,13 +62,13 @@ pub enum Error {
         /// The last lines of the server log.
         log_tail: String,
     },
-    /// The server is still shutting down; it was told to and goes on doing so.
+    /// The server is still shutting down, and continues to.
     #[error(
         "the server did not stop within {timeout:?} of a {mode:?} shutdown: a client or a \
-         walsender holds it up; disconnect it, wait longer or stop with StopMode::Immediate"
+         walsender delays it; disconnect it, wait longer or stop with StopMode::Immediate"
     )]
     StillRunning {
-        /// The mode that was asked for.
+        /// The requested mode.
         mode: StopMode,
         /// How long we waited.
         timeout: Duration,

@@ -1,7 +1,7 @@
 //! The temporary folder of one server: `data/`, `log` and the Unix socket.
 //!
-//! The folder is removed by the watchdog, not here: there is one way in which servers go away,
-//! whether they are dropped or their owner is killed.
+//! The folder is removed by the watchdog, not here. That way there is only one clean-up, whether a
+//! server is dropped or its owner is killed.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use crate::account::Account;
 use crate::{Error, process};
 
-/// `sockaddr_un` holds 107 bytes and a zero (103 on macOS); `/.s.PGSQL.12345.lock` takes 20.
+/// `sockaddr_un` holds 107 bytes and a zero (103 on macOS). `/.s.PGSQL.12345.lock` takes 20.
 const LONGEST_FOLDER_BYTES: usize = 103 - 20;
 
 const PREFIX: &str = "scratch-pg-";
@@ -20,8 +20,8 @@ pub(crate) struct Folder {
 }
 
 impl Folder {
-    /// Makes a folder below the system's temp folder, or below `/tmp` when that one is too deep
-    /// for a socket or closed to the server's account.
+    /// Creates a folder in the system's temp folder. Uses `/tmp` if the path of the temp folder is
+    /// too long for a socket, or if the server's account may not enter it.
     pub(crate) fn create(account: Account) -> Result<Self, Error> {
         let candidates = [std::env::temp_dir(), PathBuf::from("/tmp")];
         for candidate in &candidates {
@@ -46,7 +46,7 @@ impl Folder {
         }
         std::fs::set_permissions(temp.path(), std::fs::Permissions::from_mode(0o700)).ok()?;
         account.take(temp.path()).ok()?;
-        // Only the account itself can tell whether it may enter every folder above.
+        // Only the account itself can find out whether it may enter every parent folder.
         process::run(&mut account.command("true", temp.path())).ok()?;
         Some(Self { root: temp.keep() })
     }

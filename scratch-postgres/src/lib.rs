@@ -11,15 +11,15 @@
 //! # Ok(()) } // dropped: stopped at once, folder removed
 //! ```
 //!
-//! A server is a real one: own data folder, own port on 127.0.0.1, own Unix socket. Settings are
-//! tuned for speed, not for durability ([`Builder::durable`] turns that round). When the calling
-//! process dies without dropping the value, even by SIGKILL, a watchdog process stops the server
-//! and removes the folder.
+//! Each server is a real one, with its own data folder, its own port on 127.0.0.1 and its own Unix
+//! socket. The settings favour speed over durability ([`Builder::durable`] reverses that). If the
+//! calling process dies without dropping the value, even by SIGKILL, a watchdog process stops the
+//! server and removes the folder.
 //!
-//! PostgreSQL refuses to run as root. Under root everything runs as the account `postgres`, or
-//! `nobody` where there is no such account.
+//! PostgreSQL refuses to run as root. Under root everything runs as the account `postgres`, or as
+//! `nobody` if there is no such account.
 //!
-//! **Not here:** SQL. Connect with the client that the test wants to use. No async runtime either.
+//! **Not here:** SQL; connect with the client that the test wants to use. No async runtime either.
 
 mod account;
 mod binaries;
@@ -35,5 +35,5 @@ pub use builder::{Builder, Tls};
 pub use error::Error;
 pub use server::{ScratchPostgres, StopMode};
 
-/// Environment variable that names the folder with `initdb` and `postgres` to use.
+/// Environment variable that names the folder with `initdb` and `postgres`.
 pub const BIN_FOLDER_VARIABLE: &str = binaries::FOLDER_VARIABLE;

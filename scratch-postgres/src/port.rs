@@ -1,8 +1,9 @@
 //! Chooses TCP ports on the loopback interface.
 //!
-//! Nobody can reserve a port for another process, so the choice is a guess that the caller checks
-//! by starting the server on it. Among scratch servers a port is claimed, by a Unix socket of its
-//! number that needs no file, so that none takes the port of one that is down between two starts.
+//! A port cannot be reserved for another process. So the choice is a guess, which the caller checks
+//! by starting the server on it. Scratch servers claim their ports among themselves with an
+//! abstract Unix socket named after the port. So no other scratch server can take a port while its
+//! server is down between two starts.
 
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
@@ -14,18 +15,18 @@ use crate::Error;
 
 pub(crate) const HOST: &str = "127.0.0.1";
 
-/// Below Linux's range for outgoing connections (from 32768), so that none of those can take the
-/// port while the server is down between two starts.
+/// Below Linux's range for outgoing connections (from 32768). So no outgoing connection can take
+/// the port while the server is down between two starts.
 const PORTS: std::ops::Range<u16> = 15_000..32_000;
 
-/// A port that no other scratch server has until this is dropped.
+/// A port that no other scratch server uses until this value is dropped.
 #[derive(Debug)]
 pub(crate) struct Port {
     pub(crate) number: u16,
     _claim: UnixListener,
 }
 
-/// A port that nobody listens on now. `RandomState` gives another starting point at each call.
+/// A port on which nobody listens now. `RandomState` gives each call another starting point.
 pub(crate) fn free() -> Result<Port, Error> {
     let random = RandomState::new().build_hasher().finish();
     let offset = random % u64::from(PORTS.end - PORTS.start);
@@ -62,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn a_port_is_claimed_once_until_it_is_given_back() {
+    fn a_port_is_claimed_once_until_it_is_released() {
         let port = free().expect("a port");
         let number = port.number;
         assert!(is_free(number) && claim(number).is_none());

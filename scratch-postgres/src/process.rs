@@ -5,10 +5,10 @@ use std::time::{Duration, Instant};
 
 use crate::Error;
 
-/// How often conditions are looked at again.
+/// How often a condition is checked.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
-/// Runs a program to its end; its output becomes the error when it fails.
+/// Runs a program to its end. If it fails, its output is part of the error.
 pub(crate) fn run(command: &mut Command) -> Result<(), Error> {
     let program = command.get_program().to_string_lossy().into_owned();
     let output = command
@@ -29,7 +29,7 @@ pub(crate) fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// Sends a signal with the shell's own `kill`: slim images have no `/bin/kill`.
+/// Sends a signal with the shell's built-in `kill`, because slim images have no `/bin/kill`.
 pub(crate) fn signal(name: &str, pids: &[u32]) -> Result<(), Error> {
     let mut command = Command::new("sh");
     command.args(["-c", r#"kill -s "$@""#, "sh", name]);
@@ -37,7 +37,7 @@ pub(crate) fn signal(name: &str, pids: &[u32]) -> Result<(), Error> {
     run(&mut command)
 }
 
-/// Looks at a condition until it holds or the time is over; tells whether it held.
+/// Checks a condition until it holds or the time is up. Returns whether it held.
 pub(crate) fn wait_until(timeout: Duration, mut holds: impl FnMut() -> bool) -> bool {
     let deadline = Instant::now() + timeout;
     loop {
@@ -60,7 +60,7 @@ pub(crate) fn children_of(parent: u32) -> Vec<u32> {
         .collect()
 }
 
-/// Whether any of these processes still runs. A zombie does not: it holds nothing any more.
+/// Whether any of these processes still runs. A zombie does not count: it holds no resources.
 pub(crate) fn any_alive(pids: &[u32]) -> bool {
     table().iter().any(|p| p.alive && pids.contains(&p.pid))
 }
@@ -71,7 +71,7 @@ struct Process {
     alive: bool,
 }
 
-/// Every process: from `/proc` on Linux, else from `ps`.
+/// Every process: from `/proc` on Linux, otherwise from `ps`.
 fn table() -> Vec<Process> {
     match std::fs::read_dir("/proc/self").and_then(|_| std::fs::read_dir("/proc")) {
         Ok(entries) => entries
@@ -92,7 +92,7 @@ fn table() -> Vec<Process> {
     }
 }
 
-/// `pid (name) state ppid ...`; the name may itself hold blanks and brackets.
+/// `pid (name) state ppid ...`; the name may contain spaces and parentheses.
 fn parse_stat(stat: &str) -> Option<Process> {
     let (pid, rest) = stat.split_once(" (")?;
     let (_, rest) = rest.rsplit_once(") ")?;
@@ -122,7 +122,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_name_with_brackets_does_not_confuse_the_table() {
+    fn a_process_name_with_parentheses_is_parsed() {
         let process = parse_stat("77 (odd) name) (x) S 12 77 77 0").expect("parsed");
         assert_eq!((process.pid, process.parent, process.alive), (77, 12, true));
     }

@@ -1,8 +1,8 @@
-//! A scratch server while it lives: start, stop, crash, addresses, log.
+//! A running scratch server: start, stop, crash, addresses, log.
 //!
-//! The postmaster is our direct child, so that its end is noticed at once and its pid is known.
-//! Readiness is read from the last line of `postmaster.pid`, as `pg_ctl` does: no connection is
-//! needed, and another server on the same port cannot be mistaken for ours.
+//! The postmaster is our direct child, so its pid is known and its end is noticed at once.
+//! Readiness is read from the last line of `postmaster.pid`, as `pg_ctl` does. This needs no
+//! connection, and cannot mistake another server on the same port for ours.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
@@ -19,27 +19,28 @@ use crate::port::{self, HOST, Port};
 use crate::watchdog::Watchdog;
 use crate::{Error, process};
 
-/// Crash recovery of a test's WAL takes seconds; a machine under load may need many.
+/// Crash recovery of a test's WAL takes seconds, but may take much longer on a machine under load.
 const START_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// For the stop inside [`ScratchPostgres::restart`].
 const RESTART_STOP_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// An immediate shutdown is a matter of milliseconds; after this it is killed.
+/// An immediate shutdown takes milliseconds. After this time the server is killed.
 const DROP_STOP_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Another process can take a free port before the server binds it: so often we try others.
+/// Another process can take a free port before the server binds it. Then we try another, at most
+/// this often.
 const PORT_TRIES: u32 = 10;
 
-/// How a server is told to stop.
+/// How a server is asked to stop.
 /// See <https://www.postgresql.org/docs/current/server-shutdown.html>.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StopMode {
-    /// Waits for every client to leave by itself.
+    /// Waits for every client to disconnect.
     Smart,
     /// Ends client sessions, sends all WAL to the walsenders, then stops.
     Fast,
-    /// Stops without a checkpoint: the next start recovers from the WAL.
+    /// Stops without a checkpoint. The next start recovers from the WAL.
     Immediate,
 }
 
@@ -66,13 +67,13 @@ pub struct ScratchPostgres {
 }
 
 impl ScratchPostgres {
-    /// Describes a server; nothing is done before [`Builder::start`].
+    /// Describes a server. Nothing is started before [`Builder::start`].
     #[must_use]
     pub fn builder() -> Builder {
         Builder::default()
     }
 
-    /// A server whose folder is empty yet. From here on the folder will be removed.
+    /// A server whose folder is still empty. From here on the watchdog will remove the folder.
     pub(crate) fn new(binaries: Binaries, account: Account, folder: Folder) -> Result<Self, Error> {
         let watchdog = Watchdog::watch(folder.root())?;
         let data_dir = folder.data();
@@ -93,7 +94,7 @@ impl ScratchPostgres {
         HOST
     }
 
-    /// The TCP port; the same over all restarts.
+    /// The TCP port, which stays the same over all restarts.
     #[must_use]
     pub fn port(&self) -> u16 {
         self.port.as_ref().map_or(0, |port| port.number)
@@ -149,13 +150,13 @@ impl ScratchPostgres {
             .map_err(Error::io(format!("reading {}", path.display())))
     }
 
-    /// The pid of the postmaster, if the server runs.
+    /// The pid of the postmaster, if the server is running.
     #[must_use]
     pub fn pid(&self) -> Option<u32> {
         self.postmaster.as_ref().map(Child::id)
     }
 
-    /// Everything that the server has logged so far, over all its starts.
+    /// The server's log, over all its starts.
     ///
     /// # Errors
     /// The file cannot be read.
@@ -165,7 +166,7 @@ impl ScratchPostgres {
     }
 
     /// Writes a setting to `postgresql.auto.conf`. It takes effect at [`reload`](Self::reload) or
-    /// at the next start, whichever the setting needs.
+    /// at the next start, depending on the setting.
     ///
     /// # Errors
     /// The file cannot be written.
@@ -177,7 +178,7 @@ impl ScratchPostgres {
             .map_err(Error::io("writing postgresql.auto.conf"))
     }
 
-    /// Makes the server read its configuration again. Sessions take it up a moment later.
+    /// Makes the server reload its configuration. Sessions apply it a moment later.
     ///
     /// # Errors
     /// [`Error::NotRunning`].
@@ -188,8 +189,8 @@ impl ScratchPostgres {
     /// Stops the server and waits until it has ended.
     ///
     /// # Errors
-    /// [`Error::StillRunning`] when the time is over: the shutdown goes on, call again to wait on
-    /// or to use a harder mode. [`Error::NotRunning`].
+    /// [`Error::StillRunning`] when the time is up. The shutdown continues; call again to wait
+    /// longer, or to use a harder mode. [`Error::NotRunning`].
     pub fn stop(&mut self, mode: StopMode, timeout: Duration) -> Result<(), Error> {
         let postmaster = self.postmaster.as_mut().ok_or(Error::NotRunning)?;
         process::signal(mode.signal(), &[postmaster.id()])?;
@@ -214,7 +215,8 @@ impl ScratchPostgres {
     /// Stops and starts the server.
     ///
     /// # Errors
-    /// As [`stop`](Self::stop) (with a minute's patience) and [`start_again`](Self::start_again).
+    /// The same as for [`stop`](Self::stop), with a timeout of a minute, and
+    /// [`start_again`](Self::start_again).
     pub fn restart(&mut self, mode: StopMode) -> Result<(), Error> {
         self.stop(mode, RESTART_STOP_TIMEOUT)?;
         self.start_again()
@@ -223,11 +225,11 @@ impl ScratchPostgres {
     /// Crashes the server: SIGKILL to the postmaster and all its children at once.
     ///
     /// # Errors
-    /// [`Error::NotRunning`], or a process outlives the signal.
+    /// [`Error::NotRunning`]; [`Error::StillRunning`] when a process outlives the signal.
     pub fn kill_9(&mut self) -> Result<(), Error> {
         let postmaster = self.postmaster.as_mut().ok_or(Error::NotRunning)?;
         let pid = postmaster.id();
-        process::signal("STOP", &[pid])?; // it must not fork while we look at its children
+        process::signal("STOP", &[pid])?; // it must not fork while we list its children
         let mut pids = process::children_of(pid);
         pids.push(pid);
         for pid in &pids {
@@ -238,7 +240,7 @@ impl ScratchPostgres {
             .map_err(Error::io("waiting for the killed postmaster"))?;
         self.postmaster = None;
         self.watchdog.server_stopped()?;
-        // A child that still lives holds the shared memory, and the next start would refuse.
+        // A child that is still alive holds the shared memory, and the next start would fail.
         if process::wait_until(DROP_STOP_TIMEOUT, || !process::any_alive(&pids)) {
             return Ok(());
         }
@@ -256,7 +258,7 @@ impl ScratchPostgres {
             self.port = Some(port::free()?);
             tries += 1;
             match self.launch() {
-                // Somebody was faster with this port; anything else is a real failure.
+                // Another process took the port first. Any other error is a real failure.
                 Err(Error::DidNotStart { .. })
                     if tries < PORT_TRIES && !port::is_free(self.port()) => {}
                 other => return other,
@@ -289,7 +291,7 @@ impl ScratchPostgres {
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(log)
-            .process_group(0) // a Ctrl-C on the terminal is for us, not for the server
+            .process_group(0) // a Ctrl-C on the terminal must not reach the server
             .spawn()
             .map_err(Error::io(format!(
                 "starting {}",
@@ -334,12 +336,12 @@ impl Drop for ScratchPostgres {
         if self.postmaster.is_some() && self.stop(StopMode::Immediate, DROP_STOP_TIMEOUT).is_err() {
             let _ = self.kill_9();
         }
-        // The watchdog is dropped after this and removes the folder.
+        // The watchdog is dropped next, and removes the folder.
     }
 }
 
-/// Line 1 of `postmaster.pid` is the pid (the file of a crashed server may lie there), line 8 the
-/// status.
+/// Line 1 of `postmaster.pid` is the pid, since the file may be left over from a crashed server.
+/// Line 8 is the status.
 fn pid_file_says_ready(data_dir: &Path, pid: u32) -> bool {
     let Ok(text) = fs::read_to_string(data_dir.join("postmaster.pid")) else {
         return false;
@@ -353,7 +355,7 @@ fn last_lines(text: &str, count: usize) -> String {
     lines[lines.len().saturating_sub(count)..].join("\n")
 }
 
-/// Everything but letters, digits and `-._~` as `%XX`.
+/// Replaces everything but letters, digits and `-._~` with `%XX`.
 fn percent_encoded(text: &str) -> String {
     let mut encoded = String::with_capacity(text.len());
     for byte in text.bytes() {

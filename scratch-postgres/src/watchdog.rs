@@ -1,11 +1,11 @@
-//! Stops the server and removes its folder when the owner is gone, however it went.
+//! Stops the server and removes its folder when the owner is gone, for whatever reason.
 //!
-//! A shell reads from a pipe whose other end only the owner holds. The kernel closes that end
-//! when the owner ends, also by SIGKILL; the shell then sees the end of the input and cleans up.
-//! No polling, and no pid of the owner that could have been given to another process.
+//! A shell reads from a pipe whose other end only the owner holds. The kernel closes that end when
+//! the owner ends, even by SIGKILL. The shell then sees the end of its input and cleans up. This
+//! needs no polling, and no pid of the owner that might have been reused.
 //!
-//! The owner writes the server's pid when it starts one and an empty line when it has stopped, so
-//! the shell never signals a stale pid.
+//! The owner writes the server's pid when it starts a server, and an empty line when it has stopped
+//! one. So the shell never signals a stale pid.
 
 use std::io::Write;
 use std::os::unix::process::CommandExt;
@@ -14,7 +14,7 @@ use std::process::{Child, Command, Stdio};
 
 use crate::Error;
 
-/// `$1` is the folder. Immediate shutdown first, SIGKILL after five seconds.
+/// `$1` is the folder. Tries an immediate shutdown first, then SIGKILL after five seconds.
 const SCRIPT: &str = r#"
 server=
 while read -r line; do server=$line; done
@@ -35,7 +35,7 @@ pub(crate) struct Watchdog {
 }
 
 impl Watchdog {
-    /// `folder` is removed when this value is dropped or our process ends.
+    /// Removes `folder` when this value is dropped or our process ends.
     pub(crate) fn watch(folder: &Path) -> Result<Self, Error> {
         let shell = Command::new("sh")
             .args(["-c", SCRIPT, "sh"])
@@ -70,7 +70,7 @@ impl Watchdog {
 
 impl Drop for Watchdog {
     fn drop(&mut self) {
-        // `wait` closes the pipe first. A failure means that the shell is gone: nothing to do.
+        // `wait` closes the pipe first. It fails only if the shell is gone already.
         let _ = self.shell.wait();
     }
 }

@@ -1,4 +1,4 @@
-//! Claims about scratch servers, each on a real one.
+//! Tests of scratch servers, each on a real one.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -10,7 +10,7 @@ use scratch_postgres::{Error, ScratchPostgres, StopMode};
 
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Set in the process that plays the owner which gets killed.
+/// Set in the process that acts as the owner and gets killed.
 const OWNER_ROLE: &str = "SCRATCH_POSTGRES_TEST_OWNER";
 
 fn started() -> ScratchPostgres {
@@ -39,7 +39,7 @@ fn comes_true(mut condition: impl FnMut() -> bool) -> bool {
 }
 
 #[test]
-fn a_started_server_takes_connections_over_tcp_and_socket() {
+fn a_started_server_accepts_connections_over_tcp_and_socket() {
     let server = started();
     assert_eq!(answers(&server), Some(b'N'), "no TLS unless asked for");
     let socket = server
@@ -85,7 +85,7 @@ fn a_restart_keeps_port_and_data() {
     assert!(answers(&server).is_some());
 }
 
-/// The first field of the control file; another one for each run of initdb.
+/// The first field of the control file, which differs for each run of initdb.
 fn system_identifier(server: &ScratchPostgres) -> Vec<u8> {
     let control = std::fs::read(server.data_dir().join("global/pg_control")).expect("control");
     control[..8].to_vec()
@@ -104,12 +104,12 @@ fn after_kill_9_the_next_start_recovers() {
 }
 
 #[test]
-fn a_smart_stop_that_a_client_holds_up_is_reported_and_can_be_hardened() {
+fn a_smart_stop_delayed_by_a_client_is_reported_and_can_be_followed_by_a_fast_one() {
     let mut server = started();
     let _client = raw_session(&server);
     let error = server
         .stop(StopMode::Smart, Duration::from_millis(300))
-        .expect_err("held up");
+        .expect_err("delayed");
     assert!(
         matches!(
             error,
@@ -127,7 +127,7 @@ fn a_smart_stop_that_a_client_holds_up_is_reported_and_can_be_hardened() {
     ));
 }
 
-/// A session as far as the start-up message and its answer, enough to hold up a smart stop.
+/// A session up to the answer to its start-up message, which is enough to delay a smart stop.
 fn raw_session(server: &ScratchPostgres) -> TcpStream {
     let mut stream = TcpStream::connect((server.host(), server.port())).expect("connect");
     let body = b"\0\x03\0\0user\0postgres\0database\0postgres\0\0";
@@ -152,7 +152,7 @@ fn a_wrong_setting_is_reported_with_the_end_of_the_log() {
 }
 
 #[test]
-fn a_setting_written_later_holds_after_a_reload() {
+fn a_setting_written_later_takes_effect_after_a_reload() {
     let server = started();
     server.set("log_connections", "on").expect("set");
     server.reload().expect("reload");
@@ -196,7 +196,7 @@ fn a_standby_follows_its_primary() {
     assert!(answers(&standby).is_some());
 }
 
-/// Not a test by itself: the owner process of the next one. It never ends of its own accord.
+/// Not a test by itself: the owner process of the next test. It never ends by itself.
 #[test]
 fn owner_process_for_the_watchdog_test() {
     if std::env::var_os(OWNER_ROLE).is_none() {
@@ -243,7 +243,7 @@ fn owned_server(output: impl Read) -> (u32, PathBuf) {
     panic!("the owner ended without starting a server");
 }
 
-/// Whether a process runs; a zombie whose adopted parent never looks does not.
+/// Whether a process runs. A zombie that nobody reaps does not count.
 fn runs(pid: u32) -> bool {
     let proc = Path::new("/proc").join(pid.to_string());
     if Path::new("/proc/self").exists() {

@@ -1,4 +1,4 @@
-//! Claims about scratch servers with TLS, each on a real one.
+//! Tests of scratch servers with TLS, each on a real one.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -38,7 +38,7 @@ fn a_server_with_a_certificate_offers_tls_and_refuses_tcp_without_it() {
 }
 
 #[test]
-fn an_own_rule_can_let_tcp_without_tls_in() {
+fn a_custom_rule_can_allow_tcp_without_tls() {
     let server = with_certificate(true)
         .hba_line("hostnossl all all 127.0.0.1/32 trust")
         .start()

@@ -1,8 +1,8 @@
-//! Which database of which cluster we are connected to.
+//! Identifies the cluster and the database that we are connected to.
 //!
-//! A copy of the server's files has the system identifier of its original; a new cluster with the
-//! same data (dump and restore, major upgrade) has another. A copy of the database on the same
-//! cluster has another oid. The timeline grows at each promotion.
+//! A copy of the server's files has the system identifier of its original. A new cluster with the same
+//! data (dump and restore, major upgrade) has a different one. A copy of the database on the same
+//! cluster has a different oid. The timeline grows with each promotion.
 
 use std::fmt;
 use std::num::ParseIntError;
@@ -14,12 +14,12 @@ use tokio_postgres::Client;
 use crate::slot::get;
 use crate::{Error, sql};
 
-/// Number that `initdb` gives a cluster. Printed unsigned, as `IDENTIFY_SYSTEM` does.
+/// The number that `initdb` gives a cluster. Printed unsigned, as in `IDENTIFY_SYSTEM`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct SystemIdentifier(u64);
 
 impl SystemIdentifier {
-    /// The identifier of this value.
+    /// Wraps an identifier.
     #[must_use]
     pub const fn new(value: u64) -> Self {
         Self(value)
@@ -40,25 +40,25 @@ impl FromStr for SystemIdentifier {
     }
 }
 
-/// As text: JSON readers round numbers of this size.
+/// Serialised as text, because JSON readers round numbers of this size.
 impl Serialize for SystemIdentifier {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_str(self)
     }
 }
 
-/// Which database of which cluster. A copy of the database has another origin, unless it was made
-/// from the server's files.
+/// Identifies a database of a cluster. A copy of the database has a different origin, unless the copy
+/// was made from the server's files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Origin {
     /// The cluster.
     pub system_identifier: SystemIdentifier,
-    /// The database. `None`: not written down.
+    /// The database; `None` in a record of an older version.
     pub database_oid: Option<u32>,
 }
 
 impl Origin {
-    /// Whether both can be the same database.
+    /// Whether both may be the same database.
     #[must_use]
     pub fn matches(self, other: Self) -> bool {
         let databases = self.database_oid.zip(other.database_oid);
@@ -85,17 +85,17 @@ impl Serialize for Origin {
 /// The cluster and database behind a connection.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Cluster {
-    /// Who it is.
+    /// The identity of the cluster.
     pub system_identifier: SystemIdentifier,
-    /// Which of its histories; on a standby as of the last restart point.
+    /// The timeline; on a standby, as of the last restart point.
     pub timeline: u32,
-    /// Such as 150013 for 15.13.
+    /// The version as a number, such as 150013 for 15.13.
     pub version_num: u32,
     /// Whether it is a standby.
     pub in_recovery: bool,
     /// The database that we are connected to.
     pub database: String,
-    /// Its oid, which a rename, a promotion and `pg_upgrade` (from 15 on) keep.
+    /// The oid of the database. A rename, a promotion and `pg_upgrade` (to 15 or later) keep it.
     pub database_oid: u32,
 }
 
@@ -106,7 +106,7 @@ impl Cluster {
         self.version_num / 10_000
     }
 
-    /// Which database of which cluster it is.
+    /// The cluster and the database.
     #[must_use]
     pub const fn origin(&self) -> Origin {
         Origin {
@@ -116,7 +116,7 @@ impl Cluster {
     }
 }
 
-/// Asks the server who it is.
+/// Reads the identity of the server's cluster.
 ///
 /// # Errors
 /// [`Error::Database`].
@@ -124,7 +124,7 @@ pub async fn inspect(client: &Client) -> Result<Cluster, Error> {
     let rows = client
         .query_typed(sql::CLUSTER, &[])
         .await
-        .map_err(Error::database("asking which cluster this is"))?;
+        .map_err(Error::database("identifying the cluster"))?;
     let row = rows
         .first()
         .expect("invariant: a select without FROM gives one row");

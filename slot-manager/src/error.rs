@@ -1,4 +1,4 @@
-//! What can go wrong with a slot, and what to do about it.
+//! Errors of slot operations, with advice on what to do.
 
 use std::time::Duration;
 
@@ -8,16 +8,16 @@ use tokio_postgres::error::SqlState;
 use crate::retention::WalHolder;
 use crate::{Holder, SlotName};
 
-/// An operation on a slot or a look at the catalogs failed.
+/// A slot operation or a catalog query failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// The database refused a statement, or the connection broke.
     #[error("{action} failed: {source}; check that the server is up and that the role may do this")]
     Database {
-        /// What was being done.
+        /// The action that failed.
         action: &'static str,
-        /// The client's error; [`Error::sqlstate`] gives its code.
+        /// The client's error. [`Error::sqlstate`] returns its code.
         source: tokio_postgres::Error,
     },
     /// No slot has this name.
@@ -40,18 +40,18 @@ pub enum Error {
     SlotInUse {
         /// The slot.
         slot: SlotName,
-        /// Who reads from it, if it still did when we looked.
+        /// The session that reads from it, if it was still there when we looked.
         holder: Option<Box<Holder>>,
     },
     /// The slot was not free in time.
     #[error(
-        "replication slot {slot} was not free after {waited:?}; it is held by {holder}: stop that \
+        "replication slot {slot} was not free after {waited:?}: it is held by {holder}; stop that \
          reader, or end it with `select pg_terminate_backend({})`", holder.pid
     )]
     StillHeld {
         /// The slot.
         slot: SlotName,
-        /// Who reads from it.
+        /// The session that reads from it.
         holder: Box<Holder>,
         /// How long we waited.
         waited: Duration,
@@ -86,8 +86,8 @@ pub enum Error {
     },
     /// The slot can never be read again.
     #[error(
-        "replication slot {slot} is lost ({reason}): start the relay, which makes a new one and \
-         delivers what has no record from the outbox table"
+        "replication slot {slot} is lost ({reason}): start the relay, which creates a new slot and \
+         publishes unrecorded events from the outbox table"
     )]
     SlotLost {
         /// The slot.
@@ -97,18 +97,18 @@ pub enum Error {
     },
     /// An advance would go backwards.
     #[error(
-        "replication slot {slot} is confirmed up to {confirmed} and cannot go back to {to}: the \
-         WAL before is not kept"
+        "replication slot {slot} is confirmed up to {confirmed} and cannot go back to {to}, because \
+         earlier WAL is not kept"
     )]
     Backwards {
         /// The slot.
         slot: SlotName,
-        /// Where it stands.
+        /// Its confirmed position.
         confirmed: Lsn,
-        /// Where it should have gone.
+        /// The requested position.
         to: Lsn,
     },
-    /// The server would not let us create the slot in time, because transactions run.
+    /// The server could not create the slot in time, because of running transactions.
     #[error(
         "creating replication slot {slot} waited longer than {timeout:?} for running \
          transactions ({}): end them or wait, then try again",
@@ -119,7 +119,7 @@ pub enum Error {
         slot: SlotName,
         /// How long we waited.
         timeout: Duration,
-        /// The transactions that ran when we looked.
+        /// The transactions that were running when we looked.
         blockers: Vec<WalHolder>,
     },
     /// Every slot of the cluster is taken.
@@ -131,7 +131,7 @@ pub enum Error {
         /// The slot.
         slot: SlotName,
     },
-    /// The role may not work with slots.
+    /// The role may not manage slots.
     #[error(
         "the role may not manage replication slot {slot}: `alter role ... with replication` \
          (Amazon RDS: `grant rds_replication to ...`)"
@@ -140,29 +140,31 @@ pub enum Error {
         /// The slot.
         slot: SlotName,
     },
-    /// The server does not write what logical decoding needs.
+    /// The server's WAL lacks the information for logical decoding.
     #[error(
         "wal_level is {wal_level}, logical replication needs logical: `alter system set wal_level \
          = 'logical'` and restart the server (Amazon RDS: rds.logical_replication = 1; Cloud SQL: \
          flag cloudsql.logical_decoding = on)"
     )]
     WalLevel {
-        /// The present value.
+        /// The current value.
         wal_level: String,
     },
-    /// This server cannot keep slots on standbys.
+    /// This server does not support failover slots.
     #[error("failover slots need PostgreSQL 17 or newer: create the slot without failover")]
     FailoverUnsupported,
-    /// The server shows a state that we do not know.
-    #[error("unknown wal_status {wal_status:?}: this server is newer than we know, upgrade")]
+    /// The server reports a status that this version does not know.
+    #[error(
+        "unknown wal_status {wal_status:?}: this server is newer than this postrider, so upgrade"
+    )]
     UnknownWalStatus {
-        /// As the server shows it.
+        /// The status as the server reports it.
         wal_status: String,
     },
 }
 
 impl Error {
-    /// The SQLSTATE, when the server refused something that has no variant of its own.
+    /// The SQLSTATE, if the server refused something that has no variant of its own.
     #[must_use]
     pub fn sqlstate(&self) -> Option<&SqlState> {
         match self {
@@ -178,7 +180,7 @@ impl Error {
 
 fn blockers_text(blockers: &[WalHolder]) -> String {
     if blockers.is_empty() {
-        return "they have ended meanwhile".to_owned();
+        return "they have ended in the meantime".to_owned();
     }
     let texts: Vec<String> = blockers.iter().map(WalHolder::to_string).collect();
     texts.join("; ")

@@ -2,17 +2,17 @@
 
 use serde::Serialize;
 
-/// How bad something is. Ordered: the worst of several is their maximum.
+/// How bad a finding is. Ordered, so the worst of several is their maximum.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Severity {
     /// As it should be.
     Ok,
-    /// Worth knowing; nothing to do.
+    /// Worth knowing, but nothing has to be done.
     Info,
-    /// Works now and will hurt later, or hurts a little.
+    /// Works now but will cause trouble later, or already causes a little.
     Warning,
-    /// Does not work, or data is at risk.
+    /// Does not work, or puts data at risk.
     Error,
 }
 
@@ -23,7 +23,7 @@ pub struct Finding {
     pub code: &'static str,
     /// How bad it is.
     pub severity: Severity,
-    /// What was found, as a sentence with the values seen.
+    /// The finding as a sentence, with the values seen.
     pub what: String,
     /// What to run or change; absent when there is nothing to do.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -1,8 +1,7 @@
-//! Judges a slot: one word for its state, how bad that is, and what to do.
+//! Judges a slot: a name for its state, how bad that is, and what to do.
 //!
-//! Pure: everything that is known comes in as an [`Observation`], nothing is asked or measured.
-//! Causes go before symptoms: a slot on another cluster is not "inactive", a lost one is not
-//! "lagging".
+//! Pure: all facts are passed in as an [`Observation`]. Causes are checked before symptoms: a slot
+//! on another cluster is not "inactive", and a lost slot is not "lagging".
 
 use std::time::{Duration, SystemTime};
 
@@ -14,73 +13,73 @@ mod state;
 
 pub use state::{Headroom, Health, InvalidationCause, Lag};
 
-/// What is known about a slot at one moment.
+/// The known facts about a slot at one moment.
 #[derive(Debug, Clone, Copy)]
 pub struct Observation<'a> {
-    /// The slot; `None` when there is none of its name.
+    /// The slot; `None` when no slot has its name.
     pub slot: Option<&'a Slot>,
-    /// The same slot a while ago, for rates.
+    /// The same slot at an earlier time, to compute rates.
     pub earlier: Option<Earlier<'a>>,
-    /// Who asks.
+    /// The party that asks.
     pub viewer: Viewer,
-    /// How far delivery is behind in time, see [`time_lag`].
+    /// How far delivery lags behind in time, see [`time_lag`].
     pub time_lag: Option<Duration>,
     /// The database that we are connected to.
     pub origin: Origin,
-    /// What the relay wrote down about the slot.
+    /// The relay's last record about the slot.
     pub recorded: Option<&'a RecordedPosition>,
 }
 
-/// An earlier look at the same slot.
+/// An earlier observation of the same slot.
 #[derive(Debug, Clone, Copy)]
 pub struct Earlier<'a> {
-    /// As it was.
+    /// The slot at that time.
     pub slot: &'a Slot,
     /// How long ago.
     pub ago: Duration,
 }
 
-/// Who asks for the judgement.
+/// The party that asks for the judgement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Viewer {
-    /// A person or a monitor: any reader of the slot is the right one.
+    /// A person or a monitor. Any reader of the slot is acceptable.
     Outside,
     /// The relay that streams from the slot.
     Streaming,
-    /// A relay that does not: another reader means that it stands by.
+    /// A relay that does not stream. If another session reads, this relay stands by.
     Waiting,
 }
 
-/// What the relay wrote down when it last confirmed something.
+/// The relay's record of a position that it confirmed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RecordedPosition {
-    /// The database in which it was written down.
+    /// The database in which it was recorded.
     pub origin: Origin,
     /// The confirmed position.
     pub confirmed_lsn: Option<Lsn>,
-    /// Whether nothing can have been confirmed after it was written down: the relay has it in
-    /// memory, or wrote it as its last act of a clean stop. Positions confirmed on an idle
-    /// database are not written down at once, so that without this a slot further on is normal.
+    /// Whether no later position can have been confirmed: the relay has this record in memory, or
+    /// wrote it as the last step of a graceful shutdown. On an idle database, confirmed positions
+    /// are not recorded at once. So if this is false, a slot that is further ahead is normal.
     pub is_final: bool,
 }
 
-/// From where on a state is worth a warning or an alarm.
+/// Limits above which a state is a warning or an error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Thresholds {
-    /// Unconfirmed WAL.
+    /// Unconfirmed WAL for a warning.
     pub warn_lag_bytes: u64,
-    /// Unconfirmed WAL.
+    /// Unconfirmed WAL for an error.
     pub error_lag_bytes: Option<u64>,
-    /// Age of the oldest unconfirmed event.
+    /// Age of the oldest unconfirmed event for a warning.
     pub warn_lag: Duration,
-    /// Age of the oldest unconfirmed event.
+    /// Age of the oldest unconfirmed event for an error.
     pub error_lag: Option<Duration>,
-    /// Time until the slot is lost at the present rate.
+    /// Warn if the slot will be lost within this time at the current rate.
     pub warn_time_to_loss: Duration,
 }
 
 impl Default for Thresholds {
-    /// 256 MiB (16 segments) or 5 minutes behind; an hour to react before the slot is lost.
+    /// 256 MiB (16 segments) or 5 minutes of lag, and an hour to react before the slot is lost.
     fn default() -> Self {
         Self {
             warn_lag_bytes: 256 << 20,
@@ -123,8 +122,8 @@ fn gone(slot: &Slot) -> Option<Health> {
         Some("wal_level_insufficient") => InvalidationCause::WalLevelInsufficient,
         Some("idle_timeout") => InvalidationCause::IdleTimeout,
         Some(other) => InvalidationCause::Other(other.to_owned()),
-        // PostgreSQL 16 calls every invalidated slot conflicting; one whose WAL was removed has no
-        // restart_lsn any more.
+        // PostgreSQL 16 reports every invalidated slot as conflicting. If WAL was removed, the slot
+        // has no restart_lsn.
         None if slot.conflicting == Some(true) && slot.restart_lsn.is_some() => {
             InvalidationCause::Conflict
         }
@@ -134,8 +133,9 @@ fn gone(slot: &Slot) -> Option<Health> {
     Some(Health::Invalidated { cause })
 }
 
-/// A position *behind* the recorded one is normal: a crashed server goes back to what it last
-/// saved, and a promoted standby to what it last copied. Only one ahead leaves events out.
+/// A position *behind* the record is normal: after a crash, a server returns to the position that
+/// it last saved, and a promoted standby to the one that it last synchronised. Only a position
+/// ahead of the record skips events.
 fn recreated(slot: &Slot, recorded: Option<&RecordedPosition>) -> Option<Health> {
     let recorded = recorded.filter(|r| r.is_final)?.confirmed_lsn?;
     let found = slot.confirmed_flush_lsn?;
@@ -198,7 +198,8 @@ fn lag(slot: &Slot, time: Option<Duration>, thresholds: &Thresholds) -> Lag {
     }
 }
 
-/// What is left before the slot is lost, with the time at the rate since the earlier look.
+/// The room left before the slot is lost, and the time it lasts at the rate since the earlier
+/// observation.
 #[must_use]
 pub fn headroom(slot: &Slot, earlier: Option<Earlier<'_>>) -> Headroom {
     let time_to_loss = slot.safe_wal_size.and_then(|left| {
@@ -220,21 +221,22 @@ pub fn headroom(slot: &Slot, earlier: Option<Earlier<'_>>) -> Headroom {
     }
 }
 
-/// What a relay knows of the events that it has not confirmed.
+/// A relay's knowledge of its unconfirmed events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pending {
-    /// Nothing yet: it has not streamed since its start.
+    /// Unknown: the relay has not streamed since its start.
     Unknown,
-    /// Everything that it was sent is confirmed.
+    /// Everything received is confirmed.
     Nothing,
-    /// The oldest unconfirmed event was committed then.
+    /// The oldest unconfirmed event was committed at this time.
     Since(SystemTime),
 }
 
-/// How far delivery is behind in time: absent until known, zero when there is nothing to deliver.
+/// How far delivery lags behind in time: `None` while unknown, zero when there is nothing to
+/// deliver.
 ///
-/// `lag_bytes` up to `idle_bytes` count as none: an idle server writes a little WAL by itself.
-/// With nothing pending but more than that to read, the age is not known.
+/// A lag of up to `idle_bytes` counts as none, because an idle server writes a little WAL by
+/// itself. If nothing is pending but more than `idle_bytes` is left to read, the age is unknown.
 #[must_use]
 pub fn time_lag(
     pending: Pending,

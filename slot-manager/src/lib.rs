@@ -1,22 +1,23 @@
 //! Creates, inspects and judges logical replication slots on PostgreSQL 14 to 18.
 //!
-//! Everything takes a plain [`tokio_postgres::Client`] on the database of the slot; no replication
-//! connection is needed. A tour:
+//! Everything takes a plain [`tokio_postgres::Client`] connected to the database of the slot. No
+//! replication connection is needed. A tour:
 //!
 //! - [`slots`]: [`list`](slots::list), [`find`](slots::find), [`create`](slots::create),
 //!   [`drop`](slots::drop), [`advance`](slots::advance) and
 //!   [`wait_until_free`](slots::wait_until_free). One row type, [`Slot`], for all majors.
-//! - [`health`]: [`judge`](health::judge) turns a slot and what is known about it into one
-//!   [`Health`], with a severity and what to do. Pure.
+//! - [`health`]: [`judge`](health::judge) turns a slot and the known facts about it into a
+//!   [`Health`], with a severity and a remedy. Pure.
 //! - [`retention`]: which transactions and slots keep WAL from being removed.
 //! - [`publication`]: whether the publication still carries every captured row. The relay asks
 //!   every few seconds, because PostgreSQL itself may skip rows without an error.
-//! - [`cluster`]: which database of which cluster this is, so that a copy is not taken for the original.
-//! - [`preflight`]: everything above and the server's settings and grants, as [`Finding`]s.
+//! - [`cluster`]: identifies the cluster and the database, so that a copy is not taken for the original.
+//! - [`preflight`]: checks all of the above, the server's settings and the grants, and returns
+//!   [`Finding`]s.
 //!
 //! **Invariants.** Decisions rest on SQLSTATEs and catalog columns, never on message texts. Every
-//! statement stands in `sql.rs`. Statements are sent unnamed, in one round trip, so that nothing
-//! stays behind in a session. No function retries, logs or reconnects: the caller does.
+//! statement is in `sql.rs`. Statements are sent unnamed, in one round trip, so they leave nothing
+//! behind in a session. No function retries, logs or reconnects; the caller does.
 //!
 //! **Not here:** streaming from a slot, confirming positions, and the snapshot that a slot can
 //! export (a replication command).

@@ -1,7 +1,7 @@
 //! Checks everything that the relay needs from the database, before it starts.
 //!
-//! First all facts are read, in a handful of statements; then pure functions turn them into
-//! [`Finding`]s, one per check, also for what is well.
+//! First a few statements read all facts. Then pure functions turn the facts into [`Finding`]s, one
+//! per check, even for a check that passes.
 //!
 //! **Not here:** the replication connection itself (opening one is the only proof that a pooler
 //! or `pg_hba.conf` lets it through), and everything about Pub/Sub.
@@ -18,16 +18,16 @@ mod tables;
 
 use facts::Facts;
 
-/// The oldest major that is supported.
+/// The oldest supported major version.
 const OLDEST_MAJOR: u32 = 14;
 
-/// The newest major that is tested.
+/// The newest tested major version.
 const NEWEST_MAJOR: u32 = 18;
 
-/// Connections that a relay has at most, the replication session included.
+/// The maximum number of connections of a relay, including the replication session.
 pub const CONNECTIONS: i64 = 6;
 
-/// What the relay is going to use.
+/// The objects that the relay is going to use.
 #[derive(Debug, Clone)]
 pub struct Expectation {
     /// The slot; it may be missing.
@@ -36,21 +36,21 @@ pub struct Expectation {
     pub publication: String,
     /// The captured tables.
     pub tables: Vec<CapturedTable>,
-    /// Where outcomes are recorded; `None` when they are not.
+    /// The table where outcomes are recorded; `None` when they are not recorded.
     pub dispatch: Option<QualifiedName>,
-    /// Where the relay writes down who it is and how far it got.
+    /// The table where the relay records its identity and position.
     pub relay: QualifiedName,
 }
 
-/// Checks the database as the role that the client logged in as. Changes nothing.
+/// Checks the database with the rights of the client's role. Changes nothing.
 ///
 /// # Errors
-/// [`Error::Database`] when a fact could not be read; what is wrong with the facts is a finding.
+/// [`Error::Database`] when a fact could not be read. A problem with the facts is a finding.
 pub async fn check(client: &Client, expectation: &Expectation) -> Result<Vec<Finding>, Error> {
     let cluster = cluster::inspect(client).await?;
     let version = server::version(cluster.major_version());
     if version.severity == Severity::Error {
-        return Ok(vec![version]); // the other statements may not run there
+        return Ok(vec![version]); // the other statements may fail on this version
     }
     let facts = Facts::read(client, cluster, expectation).await?;
     let publication =

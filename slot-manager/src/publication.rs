@@ -1,10 +1,10 @@
 //! Whether the publication carries every row of the captured tables.
 //!
-//! PostgreSQL looks a publication up as of the WAL position that it decodes. Rows that were
-//! written while the publication was missing, or while it did not have the table, are not streamed
-//! ever, and PostgreSQL 18 says so in a notice only. So the relay looks itself, every few seconds,
-//! with one cheap statement, and confirms nothing while there is a [`Problem`]. A change that was
-//! undone between two looks shows in [`PublicationState::has_changed_since`].
+//! PostgreSQL looks a publication up as of the WAL position that it is decoding. Rows written while
+//! the publication did not exist, or did not include the table, are never streamed. PostgreSQL 18
+//! reports this only in a notice. So the relay checks by itself every few seconds, with one cheap
+//! statement, and confirms nothing while there is a [`Problem`].
+//! [`PublicationState::has_changed_since`] finds a change that was undone between two checks.
 //!
 //! See <https://www.postgresql.org/docs/current/sql-createpublication.html>.
 
@@ -22,20 +22,20 @@ pub use problem::Problem;
 /// A table whose inserts must be streamed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CapturedTable {
-    /// The table; for a partitioned one its root.
+    /// The table; for a partitioned table, its root.
     pub name: QualifiedName,
     /// The columns that are needed from each row.
     pub columns: Vec<String>,
 }
 
-/// A publication as it stood at one moment, seen from the captured tables.
+/// The state of a publication at one moment, and of the captured tables in it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PublicationState {
     /// Its name.
     pub name: String,
-    /// What it is; `None` when there is none of this name.
+    /// Its properties; `None` when it does not exist.
     pub publication: Option<Publication>,
-    /// The captured tables, in the order in which they were asked for.
+    /// The captured tables, in the order of the request.
     pub tables: Vec<TableState>,
     fingerprint: String,
 }
@@ -43,7 +43,7 @@ pub struct PublicationState {
 /// A publication's own properties.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Publication {
-    /// Its object identifier; another one means that it was recreated.
+    /// Its OID, which changes when it is dropped and created again.
     pub oid: u32,
     /// `FOR ALL TABLES`.
     pub all_tables: bool,
@@ -51,56 +51,56 @@ pub struct Publication {
     pub inserts: bool,
     /// Whether updates, deletes or truncates are published too.
     pub other_changes: bool,
-    /// Whether rows of partitions appear as rows of the root.
+    /// Whether rows of partitions are published as rows of the root.
     pub via_partition_root: bool,
 }
 
-/// What the publication makes of one captured table.
+/// The state of one captured table in the publication.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TableState {
-    /// What was asked for.
+    /// The table as requested.
     pub wanted: CapturedTable,
-    /// Its object identifier; `None` when there is no such table.
+    /// Its OID; `None` when the table does not exist.
     pub oid: Option<u32>,
-    /// Whether it is the root of partitions.
+    /// Whether it is partitioned.
     pub is_partitioned: bool,
-    /// Whether rows of it are kept in tables that inherit from it, such as the chunks of a TimescaleDB
-    /// hypertable: those come under their own names.
+    /// Whether rows are stored in tables that inherit from it, such as the chunks of a TimescaleDB
+    /// hypertable. Such rows are streamed under the names of those tables.
     pub has_children: bool,
-    /// The columns that it has.
+    /// Its columns.
     pub columns: Vec<String>,
-    /// Those of them that PostgreSQL generates and cannot publish: all of them before PostgreSQL 18,
-    /// and from then on those that are not stored.
+    /// The generated columns that PostgreSQL cannot publish: all of them before PostgreSQL 18, and
+    /// those that are not stored from 18 on.
     pub never_published: Vec<String>,
-    /// Whether the server can publish those that are stored, as PostgreSQL 18 does.
+    /// Whether the server can publish stored generated columns, as PostgreSQL 18 does.
     pub stored_are_published: bool,
-    /// Those that it generates and stores, where they can be published.
+    /// The stored generated columns, if the server can publish them.
     pub generated: Vec<String>,
     /// How it is published, if it is.
     pub published: Option<PublishedTable>,
-    /// Whether it cannot be taken out of the publication, and put back, without a trace.
+    /// Whether a removal from the publication leaves a trace, even if the table is added again.
     pub traced: bool,
 }
 
 /// How a table is published.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PublishedTable {
-    /// Rows that do not meet it are left out.
+    /// Rows that do not satisfy this condition are not published.
     pub row_filter: Option<String>,
-    /// The columns that are sent; absent on PostgreSQL 14, which always sends all.
+    /// The published columns; `None` on PostgreSQL 14, which always publishes all of them.
     pub columns: Option<Vec<String>>,
-    /// Whether it is published with a list of columns.
+    /// Whether the publication has a column list for it.
     pub has_column_list: bool,
 }
 
-/// The column that tells which transaction inserted a row. A table that has it must send it: the
-/// identity of an event is derived from it.
+/// The column that names the transaction which inserted a row. A table that has this column must
+/// publish it, because the identity of an event is derived from it.
 const INSERTED_XID: &str = "inserted_xid";
 
-/// Looks at a publication that is dropped and made anew all the time.
+/// Maximum number of attempts, for a publication that is dropped and created again all the time.
 const LOOKS: u32 = 5;
 
-/// Looks at a publication, with one statement.
+/// Reads the state of a publication, with one statement.
 ///
 /// # Errors
 /// [`Error::Database`].
@@ -120,7 +120,7 @@ pub async fn inspect(
     let rows = loop {
         match client.query_typed(sql::PUBLICATION, &parameters).await {
             Err(error) if is_of_a_dropped_object(&error) && looks < LOOKS => looks += 1,
-            looked => break looked.map_err(Error::database("looking at the publication"))?,
+            looked => break looked.map_err(Error::database("reading the publication"))?,
         }
     };
     let properties = rows
@@ -145,8 +145,8 @@ pub async fn inspect(
     })
 }
 
-/// Whether something was dropped while the statement ran, whose snapshot still shows it. PostgreSQL 16
-/// and newer may call that an internal error ("cache lookup failed").
+/// Whether an object was dropped while the statement ran, although its snapshot still shows the
+/// object. PostgreSQL 16 and newer may report this as an internal error ("cache lookup failed").
 fn is_of_a_dropped_object(error: &tokio_postgres::Error) -> bool {
     let code = error.code();
     code == Some(&SqlState::UNDEFINED_OBJECT) || code == Some(&SqlState::INTERNAL_ERROR)
@@ -229,7 +229,7 @@ impl TableState {
         }
         let publication = publication.to_owned();
         let Some(published) = &self.published else {
-            // Without the option the catalog lists the partitions instead of the root.
+            // Without the option, the catalog lists the partitions instead of the root.
             return Some(if self.is_partitioned && !via_partition_root {
                 Problem::NotViaPartitionRoot { publication, table }
             } else {
@@ -261,8 +261,8 @@ impl TableState {
 }
 
 impl PublicationState {
-    /// Why rows are not streamed; empty when all is well. Per table the first reason only: the
-    /// others cannot be known before it is removed.
+    /// The reasons why rows are not streamed; empty when there are none. For each table only the
+    /// first reason, because the others cannot be found before it is fixed.
     #[must_use]
     pub fn problems(&self) -> Vec<Problem> {
         let Some(publication) = &self.publication else {
@@ -288,27 +288,28 @@ impl PublicationState {
         inserts.into_iter().chain(of_tables).collect()
     }
 
-    /// The captured tables that belong to the publication by their schema: they may have been out of
-    /// it without a trace in the [`fingerprint`](Self::fingerprint).
+    /// The captured tables that belong to the publication through their schema. They may have been
+    /// out of it for a time without a trace in the [`fingerprint`](Self::fingerprint).
     pub fn untraced(&self) -> impl Iterator<Item = &QualifiedName> {
         let published = self.tables.iter().filter(|t| t.published.is_some());
         published.filter(|t| !t.traced).map(|t| &t.wanted.name)
     }
 
-    /// The identities and versions of the publication, of its hold on each captured table and of
-    /// the tables, with their names: the same as long as
-    /// [`has_changed_since`](Self::has_changed_since) is false. To be compared, not read.
+    /// The identities and versions of the publication, of its captured tables and of their
+    /// membership, with their names. It stays the same as long as
+    /// [`has_changed_since`](Self::has_changed_since) is false. Only for comparison; it has no
+    /// meaning by itself.
     #[must_use]
     pub fn fingerprint(&self) -> &str {
         &self.fingerprint
     }
 
-    /// Whether the publication, its hold on a captured table, or a captured table itself was
-    /// altered, dropped or recreated since `earlier`, also when all looks the same again. Rows
+    /// Whether the publication, its membership of a captured table, or a captured table itself was
+    /// altered, dropped or created again since `earlier`, even if the state is the same again. Rows
     /// written in between may be missing from the stream.
     ///
-    /// Both states must come from the same question. Membership through `FOR TABLES IN SCHEMA`
-    /// and `FOR ALL TABLES` leaves no trace per table.
+    /// Both states must come from the same arguments. Membership through `FOR TABLES IN SCHEMA` and
+    /// `FOR ALL TABLES` leaves no trace per table.
     #[must_use]
     pub fn has_changed_since(&self, earlier: &Self) -> bool {
         self.fingerprint != earlier.fingerprint

@@ -5,11 +5,11 @@ use std::str::FromStr;
 
 use serde::Serialize;
 
-/// `NAMEDATALEN - 1` of every usual build: PostgreSQL cuts longer names off.
+/// `NAMEDATALEN - 1` in standard builds. PostgreSQL truncates longer names.
 const LONGEST_BYTES: usize = 63;
 
-/// Words that SQL does not take as a bare name: the keywords that PostgreSQL 14 to 18 list as
-/// reserved, or as reserved but allowed for functions and types.
+/// Words that SQL does not accept as a bare name: the keywords that PostgreSQL 14 to 18 list as
+/// reserved, or as reserved except for functions and types.
 /// <https://www.postgresql.org/docs/current/sql-keywords-appendix.html>
 const RESERVED: &str = "all analyse analyze and any array as asc asymmetric authorization binary both case cast \
     check collate collation column concurrently constraint create cross current_catalog \
@@ -21,10 +21,11 @@ const RESERVED: &str = "all analyse analyze and any array as asc asymmetric auth
     similar some symmetric system_user table tablesample then to trailing true union unique \
     user using variadic verbose when where window with";
 
-/// A schema and a name in it, as the catalog has them (no quotes, no folding left to do).
+/// A schema and a name in it, exactly as in the catalog: without quotes, and with the case already
+/// folded.
 ///
-/// Parsed as SQL would: `outbox.Events` is `events`, `outbox."Events"` keeps its capital. Shown
-/// with quotes where SQL needs them, so that the text can be pasted into a statement.
+/// Parsed as in SQL: `outbox.Events` is `events`, and `outbox."Events"` keeps its capital.
+/// Displayed with quotes where SQL needs them, so that the text can be pasted into a statement.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct QualifiedName {
     /// The schema.
@@ -42,12 +43,12 @@ pub struct QualifiedName {
 pub struct ParseQualifiedNameError {
     /// The text as it was given.
     pub input: String,
-    /// What is wrong with it.
+    /// The reason why it is not valid.
     pub problem: &'static str,
 }
 
 impl QualifiedName {
-    /// A name whose parts stand in the catalog exactly like this.
+    /// A name from its parts, exactly as they are in the catalog.
     #[must_use]
     pub fn new(schema: impl Into<String>, name: impl Into<String>) -> Self {
         Self {
@@ -88,13 +89,13 @@ impl FromStr for QualifiedName {
             .ok_or_else(|| fail("the schema is missing"))?;
         let (name, rest) = identifier(rest).map_err(fail)?;
         if !rest.is_empty() {
-            return Err(fail("there is more behind the table's name"));
+            return Err(fail("there is more text after the table's name"));
         }
         Ok(Self { schema, name })
     }
 }
 
-/// Takes one identifier off the front: quoted (as it stands) or bare (folded to lower case).
+/// Consumes one identifier: quoted (taken literally) or bare (folded to lower case).
 fn identifier(input: &str) -> Result<(String, &str), &'static str> {
     let (name, rest) = match input.strip_prefix('"') {
         Some(quoted) => quoted_part(quoted)?,
@@ -112,12 +113,12 @@ fn bare_part(input: &str) -> Result<(String, &str), &'static str> {
     let (name, rest) = input.split_at(end);
     let allowed = |c: char| c.is_alphanumeric() || c == '_' || c == '$';
     if !name.chars().all(allowed) || name.starts_with(|c: char| c.is_ascii_digit() || c == '$') {
-        return Err("a name with other characters than letters, digits and _ needs double quotes");
+        return Err("a name with characters other than letters, digits and _ needs double quotes");
     }
     Ok((name.to_ascii_lowercase(), rest))
 }
 
-/// After the opening quote; a doubled quote stands for one.
+/// The rest of a quoted identifier, after the opening quote. A doubled quote is one quote.
 fn quoted_part(input: &str) -> Result<(String, &str), &'static str> {
     let mut name = String::new();
     let mut rest = input;
@@ -134,7 +135,7 @@ fn quoted_part(input: &str) -> Result<(String, &str), &'static str> {
     }
 }
 
-/// An identifier as SQL takes it: in double quotes unless it can stand bare.
+/// An identifier for use in SQL, with double quotes if it needs them.
 #[must_use]
 pub fn quoted_identifier(name: &str) -> String {
     let bare = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_';
@@ -180,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_shown_reads_back_as_the_same_name() {
+    fn a_displayed_name_is_read_back_as_the_same_name() {
         for (schema, name) in [
             ("outbox", "events"),
             ("order", "user"),
@@ -193,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_sql_needs_quoted_is_quoted() {
+    fn a_name_is_quoted_only_if_sql_needs_it() {
         assert_eq!(
             QualifiedName::new("outbox", "events_2").to_string(),
             "outbox.events_2"
@@ -205,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_is_no_table_with_schema_is_refused() {
+    fn a_text_that_is_not_a_qualified_name_is_refused() {
         let long = format!("a.{}", "x".repeat(64));
         for input in [
             "", "events", "a.", ".b", "a.b.c", "a b.c", "a.\"b", "a.\"b\"c", "1a.b", &long,

@@ -1,8 +1,9 @@
-//! Who keeps WAL from being removed, and makes the creation of a slot wait.
+//! Finds out which transactions and slots keep WAL from being removed, or delay the creation of a
+//! slot.
 //!
 //! A slot's `restart_lsn` cannot pass the start of a transaction that was running at the confirmed
-//! position: a reader that confirms everything still keeps the WAL back to the oldest of them.
-//! Only transactions that have written (that have an xid) count.
+//! position. So even a reader that confirms everything keeps WAL back to the oldest of them. Only
+//! transactions that have written (and so have an xid) count.
 
 use std::fmt;
 use std::time::Duration;
@@ -14,12 +15,12 @@ use tokio_postgres::{Client, Row};
 use crate::slot::get;
 use crate::{Error, SlotName, sql};
 
-/// Something that keeps WAL.
+/// A transaction or slot that keeps WAL.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct WalHolder {
-    /// What it is.
+    /// Its kind.
     pub kind: WalHolderKind,
-    /// Its server process; absent for a prepared transaction and a slot that nobody reads.
+    /// Its server process; `None` for a prepared transaction, and for a slot without a reader.
     pub pid: Option<i32>,
     /// Identifier of a prepared transaction, or name of a slot.
     pub name: Option<String>,
@@ -27,20 +28,20 @@ pub struct WalHolder {
     pub database: Option<String>,
     /// The role.
     pub user: Option<String>,
-    /// As the client names itself.
+    /// The application name of the client.
     pub application_name: Option<String>,
-    /// How long the transaction has been open; absent when our role may not see it.
+    /// How long the transaction has been open; `None` when our role may not see it.
     #[serde(rename = "age_seconds", serialize_with = "seconds")]
     pub age: Option<Duration>,
 }
 
-/// The kinds of things that keep WAL.
+/// The kinds of WAL holders.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum WalHolderKind {
-    /// A transaction at work.
+    /// A transaction that is running a statement.
     Transaction,
-    /// A transaction whose client does nothing.
+    /// A transaction whose client is idle.
     IdleInTransaction,
     /// A transaction between PREPARE and COMMIT PREPARED.
     PreparedTransaction,
@@ -49,7 +50,7 @@ pub enum WalHolderKind {
 }
 
 impl WalHolder {
-    /// What ends it.
+    /// What to do about it.
     #[must_use]
     pub fn remedy(&self) -> String {
         let name = self.name.as_deref().unwrap_or_default().replace('\'', "''");
@@ -66,7 +67,7 @@ impl WalHolder {
                 format!("`commit prepared '{name}'` or `rollback prepared '{name}'`")
             }
             WalHolderKind::OtherSlot => format!(
-                "start its reader, or if it has none any more `select \
+                "start its reader, or if it has no reader any longer, `select \
                  pg_drop_replication_slot('{name}')`"
             ),
         }
@@ -113,8 +114,8 @@ impl fmt::Display for WalHolder {
     }
 }
 
-/// Lists what keeps the WAL of `slot`, the oldest first: transactions that are open for at least
-/// `older_than`, and slots that keep more than this one.
+/// Lists the holders of WAL for `slot`, oldest first: transactions that have been open for at least
+/// `older_than`, and slots that keep older WAL than this one.
 ///
 /// # Errors
 /// [`Error::Database`].
@@ -126,7 +127,7 @@ pub async fn holders(
     query(client, Some(slot.as_str()), older_than).await
 }
 
-/// Lists what a new slot has to wait for, the oldest first.
+/// Lists the transactions that the creation of a slot has to wait for, oldest first.
 ///
 /// # Errors
 /// [`Error::Database`].
@@ -146,7 +147,7 @@ async fn query(
     let rows = client
         .query_typed(sql::RETENTION, &parameters)
         .await
-        .map_err(Error::database("listing what keeps WAL"))?;
+        .map_err(Error::database("listing the holders of WAL"))?;
     rows.iter().map(WalHolder::from_row).collect()
 }
 

@@ -1,4 +1,5 @@
-//! One row of `pg_replication_slots`, the same on every major, with the lag already computed.
+//! One row of `pg_replication_slots`, the same for every major version, with the lag already
+//! computed.
 
 use decoder::Lsn;
 use serde::{Serialize, Serializer};
@@ -7,16 +8,16 @@ use tokio_postgres::types::PgLsn;
 
 use crate::Error;
 
-/// A replication slot as the server showed it at one moment.
+/// A replication slot as the server reported it at one moment.
 ///
-/// Columns that a major lacks are `None` there: `conflicting` before 16; `inactive_since`,
+/// A column that a major version lacks is `None`: `conflicting` before 16; `inactive_since`,
 /// `invalidation_reason`, `failover` and `synced` before 17.
 /// See <https://www.postgresql.org/docs/current/view-pg-replication-slots.html>.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Slot {
     /// The slot's name.
     pub slot_name: String,
-    /// Output plugin; `None` for a physical slot, empty while a session makes the slot.
+    /// Output plugin; `None` for a physical slot, empty while a session is creating the slot.
     pub plugin: Option<String>,
     /// `logical` or `physical`.
     pub slot_type: String,
@@ -25,58 +26,58 @@ pub struct Slot {
     /// Whether `database` is the one that we are connected to.
     #[serde(skip)]
     pub in_this_database: bool,
-    /// Whether it goes away with its session.
+    /// Whether it is dropped with its session.
     pub temporary: bool,
     /// Whether a session reads from it now.
     pub active: bool,
     /// The server process of that session.
     pub active_pid: Option<i32>,
-    /// Whether the WAL that it needs is safe.
+    /// Whether the required WAL is kept.
     pub wal_status: Option<WalStatus>,
-    /// Bytes of WAL that can be written before the slot is lost; absent without a limit
-    /// (`max_slot_wal_keep_size`). Negative when it is past due.
+    /// Bytes of WAL that can be written before the slot is lost; `None` without a limit
+    /// (`max_slot_wal_keep_size`). Negative when the limit is exceeded.
     pub safe_wal_size: Option<i64>,
     /// Whether prepared transactions are decoded at PREPARE.
     pub two_phase: bool,
-    /// Everything before this was confirmed by the reader.
+    /// The reader has confirmed everything before this position.
     #[serde(serialize_with = "lsn_text")]
     pub confirmed_flush_lsn: Option<Lsn>,
     /// The oldest WAL that the slot keeps.
     #[serde(serialize_with = "lsn_text")]
     pub restart_lsn: Option<Lsn>,
-    /// The oldest transaction whose effect on the catalogs is kept from vacuum.
+    /// The oldest transaction whose changes to the catalogs must be kept by vacuum.
     pub catalog_xmin: Option<i64>,
-    /// The oldest transaction whose rows are kept from vacuum.
+    /// The oldest transaction whose rows must be kept by vacuum.
     pub xmin: Option<i64>,
     /// Whether it was invalidated by a conflict with recovery.
     pub conflicting: Option<bool>,
-    /// Why it was invalidated, in the server's words, such as `wal_removed`.
+    /// Why it was invalidated, as the server reports it, such as `wal_removed`.
     pub invalidation_reason: Option<String>,
-    /// Since when nobody has read from it (RFC 3339, UTC).
+    /// Since when no session has read from it (RFC 3339, UTC).
     pub inactive_since: Option<String>,
-    /// Whether it is kept up to date on standbys.
+    /// Whether it is synchronised to standbys.
     pub failover: Option<bool>,
-    /// Whether it is itself such a copy.
+    /// Whether it was synchronised from a primary.
     pub synced: Option<bool>,
-    /// The server's position: end of the written WAL; on a standby of the received WAL.
+    /// The server's position: the end of the written WAL, or on a standby, of the received WAL.
     #[serde(serialize_with = "lsn_text")]
     pub server_lsn: Option<Lsn>,
-    /// `server_lsn - confirmed_flush_lsn`: what the reader has not confirmed.
+    /// `server_lsn - confirmed_flush_lsn`: WAL that the reader has not confirmed.
     pub lag_bytes: Option<u64>,
-    /// `server_lsn - restart_lsn`: what the slot keeps on disk.
+    /// `server_lsn - restart_lsn`: WAL that the slot keeps on disk.
     pub retained_bytes: Option<u64>,
-    /// Who reads from it.
+    /// The session that reads from it.
     pub holder: Option<Holder>,
 }
 
-/// The session that reads from a slot. What our role may not see is absent.
+/// The session that reads from a slot. A field that our role may not see is `None`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Holder {
     /// Its server process.
     pub pid: i32,
-    /// As the client names itself.
+    /// The application name of the client.
     pub application_name: Option<String>,
-    /// The client's address; absent over a Unix socket.
+    /// The client's address; `None` over a Unix socket.
     pub client_addr: Option<String>,
     /// The role that it logged in as.
     pub user: Option<String>,
@@ -84,22 +85,22 @@ pub struct Holder {
     pub since: Option<String>,
 }
 
-/// Whether the WAL that a slot needs is safe.
+/// Whether the WAL that a slot requires is kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum WalStatus {
     /// Within `max_wal_size`.
     Reserved,
-    /// Beyond `max_wal_size`, still kept.
+    /// Beyond `max_wal_size`, but still kept.
     Extended,
-    /// No longer kept: the next checkpoint removes it.
+    /// No longer kept: the next checkpoint may remove it.
     Unreserved,
-    /// Gone. The slot can never be read again.
+    /// Removed. The slot can never be read again.
     Lost,
 }
 
 impl Slot {
-    /// Refuses a slot that the relay could not stream from, whatever its state.
+    /// Refuses a slot that the relay could never stream from, in any state.
     ///
     /// # Errors
     /// [`Error::PhysicalSlot`], [`Error::OtherPlugin`] or [`Error::OtherDatabase`].
@@ -109,7 +110,7 @@ impl Slot {
             return Err(Error::PhysicalSlot { slot });
         }
         match self.plugin.as_deref() {
-            // While it is made, and held by who makes it, it has no plugin yet.
+            // While a session is creating the slot, and holds it, the plugin is still empty.
             Some("pgoutput" | "") => {}
             plugin => {
                 let plugin = plugin.unwrap_or("unknown").to_owned();
@@ -129,7 +130,7 @@ impl Slot {
             Ok(value.map(|lsn| Lsn::new(lsn.into())))
         };
         let server_lsn = lsn("server_lsn")?;
-        // The two positions are not read at the same instant: never below zero.
+        // The two positions are not read at the same instant, so clamp the difference to zero.
         let behind = |position: Option<Lsn>| -> Option<u64> {
             Some(server_lsn?.bytes_since(position?).unwrap_or(0))
         };
@@ -212,7 +213,7 @@ impl WalStatus {
     }
 }
 
-/// A column of one of our own statements; failing means that the server's catalogs changed.
+/// Reads a column of one of our own statements. A failure means that the server's catalogs changed.
 pub(crate) fn get<'a, T: tokio_postgres::types::FromSql<'a>>(
     row: &'a Row,
     column: &str,

@@ -1,16 +1,16 @@
-//! The name of a replication slot, checked once.
+//! The name of a replication slot, validated on construction.
 
 use std::fmt;
 use std::str::FromStr;
 
 use serde::Serialize;
 
-/// `NAMEDATALEN - 1` of every usual build.
+/// `NAMEDATALEN - 1` in standard builds.
 const LONGEST_BYTES: usize = 63;
 
 /// A name that PostgreSQL accepts for a slot: `^[a-z0-9_]{1,63}$`.
 ///
-/// Safe inside SQL and replication commands without quoting.
+/// It needs no quotes in SQL and in replication commands.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 #[serde(transparent)]
 pub struct SlotName(String);
@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_that_postgresql_takes_are_taken() {
+    fn names_that_postgresql_accepts_are_accepted() {
         for name in ["a", "0", "_", "postrider_2", &"x".repeat(63)] {
             assert_eq!(name.parse::<SlotName>().expect(name).as_str(), name);
         }

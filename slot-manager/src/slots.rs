@@ -1,4 +1,4 @@
-//! Finding, creating, dropping and advancing slots, and waiting for one that is in use.
+//! Finds, creates, drops and advances slots, and waits for a slot that is in use.
 
 use std::time::{Duration, Instant};
 
@@ -10,18 +10,18 @@ use tokio_postgres::{Client, SimpleQueryMessage};
 use crate::slot::get;
 use crate::{Error, Slot, SlotName, WalStatus, retention, sql};
 
-/// How often a slot in use is looked at: take-over stays well below a second, and two small
-/// catalog queries a second cost nothing.
+/// How often to check a slot in use. This keeps a takeover well below a second, and two small
+/// catalog queries a second cost almost nothing.
 const LOOK_INTERVAL: Duration = Duration::from_millis(500);
 
-/// How a slot is created.
+/// The options of a new slot.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct CreateOptions {
-    /// Keep it up to date on standbys (PostgreSQL 17 and newer).
+    /// Synchronise it to standbys (PostgreSQL 17 and newer).
     pub failover: bool,
 }
 
-/// Every slot of the cluster, by name.
+/// Every slot of the cluster, sorted by name.
 ///
 /// # Errors
 /// [`Error::Database`].
@@ -29,7 +29,7 @@ pub async fn list(client: &Client) -> Result<Vec<Slot>, Error> {
     query(client, None).await
 }
 
-/// The slot of this name, whatever its kind.
+/// The slot of this name, of any kind.
 ///
 /// # Errors
 /// [`Error::Database`].
@@ -45,16 +45,16 @@ async fn query(client: &Client, name: Option<&str>) -> Result<Vec<Slot>, Error> 
     rows.iter().map(Slot::from_row).collect()
 }
 
-/// Creates a `pgoutput` slot and returns its consistent point: every transaction that commits
-/// after it will be streamed.
+/// Creates a `pgoutput` slot and returns its consistent point. Every transaction that commits after
+/// this point will be streamed.
 ///
-/// The server waits until all transactions that run at this moment have ended, for at most
-/// `timeout`. Make the publication first: rows that are inserted between the slot and the
-/// publication cannot be streamed. Dropping the future does not stop the server: it goes on until
-/// `timeout`.
+/// The server waits at most `timeout` until all transactions that are running now have ended.
+/// Create the publication first: rows inserted after the slot but before the publication cannot be
+/// streamed. Dropping the future does not stop the server, which continues until `timeout`.
 ///
 /// # Errors
-/// [`Error::CreationBlocked`] names the transactions; no slot is left behind. [`Error::SlotExists`],
+/// [`Error::CreationBlocked`] names the transactions, and leaves no slot behind.
+/// [`Error::SlotExists`],
 /// [`Error::NoSlotLeft`], [`Error::NoReplicationRight`], [`Error::WalLevel`],
 /// [`Error::FailoverUnsupported`], [`Error::Database`].
 pub async fn create(
@@ -99,7 +99,7 @@ async fn creation_error(
         return Error::FailoverUnsupported;
     }
     if code == SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE {
-        // Also said for other reasons: only the setting itself proves this one.
+        // This SQLSTATE has other causes too, so check the setting.
         let row = client.query_typed(sql::WAL_LEVEL, &[]).await.ok();
         let level: Option<String> = row.and_then(|rows| rows.first()?.try_get(0).ok());
         if let Some(wal_level) = level.filter(|level| level != "logical") {
@@ -109,7 +109,7 @@ async fn creation_error(
     refused(name, "creating a replication slot", source)
 }
 
-/// What a refused statement means for a slot; the callers have handled what is theirs alone.
+/// Maps a refused statement to an error. The callers have already handled their special cases.
 fn refused(name: &SlotName, action: &'static str, source: tokio_postgres::Error) -> Error {
     let slot = name.clone();
     match source.code() {
@@ -123,7 +123,7 @@ fn refused(name: &SlotName, action: &'static str, source: tokio_postgres::Error)
     }
 }
 
-/// Drops a slot: its WAL is released, and it cannot be had back.
+/// Drops a slot. Its WAL is released, and the slot cannot be restored.
 ///
 /// # Errors
 /// [`Error::SlotMissing`], [`Error::SlotInUse`], a slot that is not ours
@@ -141,13 +141,13 @@ pub async fn drop(client: &Client, name: &SlotName) -> Result<(), Error> {
     }
 }
 
-/// Moves the confirmed position forward to `to`, or to the end of the WAL if that comes earlier,
-/// and returns the position reached. What lies between is **never streamed**.
+/// Moves the confirmed position forward to `to`, or to the end of the WAL if that is earlier, and
+/// returns the new position. Changes in between are **never streamed**.
 ///
-/// The server decodes the WAL on the way, so a long way takes long.
+/// The server decodes the WAL up to that position, so a long distance takes long.
 ///
 /// # Errors
-/// [`Error::Backwards`], [`Error::SlotLost`], and as [`drop`](fn@drop).
+/// [`Error::Backwards`], [`Error::SlotLost`], and those of [`drop`](fn@drop).
 pub async fn advance(client: &Client, name: &SlotName, to: Lsn) -> Result<Lsn, Error> {
     let slot = free_and_ours(client, name).await?;
     if slot.wal_status == Some(WalStatus::Lost) || slot.invalidation_reason.is_some() {
@@ -202,7 +202,7 @@ async fn free_and_ours(client: &Client, name: &SlotName) -> Result<Slot, Error> 
     Ok(slot)
 }
 
-/// The slot was free when we looked; between that and the statement somebody took it.
+/// Another session took the slot between our look and the statement.
 async fn changed_meanwhile(
     client: &Client,
     name: &SlotName,
@@ -224,15 +224,15 @@ async fn changed_meanwhile(
     }
 }
 
-/// Waits until no session reads from the slot, and returns it as it was then.
+/// Waits until no session reads from the slot, and returns the slot as it was then.
 ///
-/// `observe` sees the slot at each look while it is held, about twice a second: for the status of
-/// a standby, or a log line when the holder changes. Without a `deadline` the wait is endless.
-/// Being free is no reservation: starting the stream can still find the slot taken (55006).
-/// Dropping the future ends the wait.
+/// `observe` is called about twice a second with the held slot, so that a standby can show its
+/// status, or log when the holder changes. Without a `deadline` the wait is unlimited. A free slot
+/// is not reserved: starting the stream can still find it in use (55006). Dropping the future ends
+/// the wait.
 ///
 /// # Errors
-/// [`Error::StillHeld`] at the deadline, [`Error::SlotMissing`] when the slot goes away, a slot
+/// [`Error::StillHeld`] at the deadline, [`Error::SlotMissing`] when the slot is dropped, a slot
 /// that is not ours ([`Slot::require_ours`]), [`Error::Database`].
 pub async fn wait_until_free(
     client: &Client,

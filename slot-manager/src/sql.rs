@@ -1,12 +1,12 @@
 //! Every SQL statement of this crate.
 //!
-//! Each runs unchanged on PostgreSQL 14 to 18. Columns that only later majors have are read out of
-//! `to_jsonb(row)`: there an absent column is NULL instead of an error, so that no statement needs
-//! to know the version first. Catalog functions and tables are schema-qualified where a user's
-//! `search_path` could put another one in front.
+//! Each statement runs unchanged on PostgreSQL 14 to 18. Columns that only later versions have are
+//! read from `to_jsonb(row)`, where a missing column is NULL instead of an error. So no statement
+//! depends on the version. Catalog functions and tables are schema-qualified, so that a
+//! `search_path` cannot put another object in front of them.
 //!
-//! Times leave the server as text in UTC (RFC 3339) for people, and as an age in seconds for
-//! arithmetic: the two clocks never have to agree.
+//! Times are returned as text in UTC (RFC 3339) for people, and as an age in seconds for
+//! arithmetic. So the clocks of the server and the client need not agree.
 
 use std::time::Duration;
 
@@ -14,8 +14,8 @@ use crate::SlotName;
 
 /// Parameters: slot name or NULL for all (text).
 ///
-/// On a standby `pg_current_wal_lsn()` is an error: the position is what was received or, from an
-/// archive, replayed.
+/// On a standby `pg_current_wal_lsn()` is an error. There the position is the received one or, if
+/// WAL comes from an archive, the replayed one.
 pub(crate) const SLOTS: &str = "
 with server as materialized (
     select case
@@ -58,10 +58,10 @@ left join pg_catalog.pg_stat_activity a on a.pid = s.active_pid
 where $1 is null or s.slot_name = $1
 order by s.slot_name";
 
-/// One simple-protocol message: the statements share an implicit transaction, so the timeout goes
-/// with it, and it counts anew for the second statement.
+/// One simple-protocol message: the statements share an implicit transaction. The timeout ends with
+/// that transaction, and applies to the second statement separately.
 ///
-/// The fifth argument exists from PostgreSQL 17 on, and is left out unless it is wanted.
+/// The fifth argument exists from PostgreSQL 17 on, and is left out unless it is needed.
 pub(crate) fn create_slot(name: &SlotName, failover: bool, timeout: Duration) -> String {
     // 0 would mean "no timeout".
     let timeout_ms = i32::try_from(timeout.as_millis())
@@ -83,14 +83,14 @@ pub(crate) const DROP_SLOT: &str = "select pg_catalog.pg_drop_replication_slot($
 pub(crate) const ADVANCE_SLOT: &str =
     "select end_lsn from pg_catalog.pg_replication_slot_advance($1, $2)";
 
-/// What logical decoding is refused for, when the server only says "prerequisite missing".
+/// The setting that may be why the server refuses logical decoding as "prerequisite missing".
 pub(crate) const WAL_LEVEL: &str = "select pg_catalog.current_setting('wal_level')";
 
-/// Parameters: slot name or NULL (text), youngest age in seconds (float8).
+/// Parameters: slot name or NULL (text), minimum age in seconds (float8).
 ///
-/// A transaction matters from the moment it has an xid: a new slot waits for those, and an
-/// existing one must be able to decode them from their start. An age that our role may not see is
-/// NULL and is listed.
+/// A transaction matters once it has an xid: a new slot waits for it, and an existing slot must be
+/// able to decode it from its start. An age that our role may not see is NULL, and such a
+/// transaction is listed too.
 pub(crate) const RETENTION: &str = "
 select kind, pid, name, database, user_name, application_name, age_seconds
 from (
@@ -118,8 +118,8 @@ order by age_seconds desc nulls last, kind, pid, name";
 
 /// Parameters: publication (text), schemas and names of the captured tables (two text[]).
 ///
-/// One row per table (one in all when there is none). `xmin` of the catalog rows changes at every
-/// ALTER, also at one that was undone between two looks.
+/// One row per table, or a single row when there is none. `xmin` of a catalog row changes with
+/// every ALTER, even if the change is undone before the next check.
 pub(crate) const PUBLICATION: &str = "
 select p.oid, p.puballtables, p.pubinsert, p.pubupdate, p.pubdelete, p.pubtruncate, p.pubviaroot,
        w.place,
@@ -161,7 +161,7 @@ left join pg_catalog.pg_publication_tables t
 left join lateral (select pg_catalog.to_jsonb(t) as columns) j on true
 order by w.place";
 
-/// The timeline of a standby is only known as of its last restart point.
+/// The timeline of a standby is known only as of its last restart point.
 pub(crate) const CLUSTER: &str = "
 select (select system_identifier from pg_catalog.pg_control_system()) as system_identifier,
        case
@@ -177,11 +177,11 @@ select (select system_identifier from pg_catalog.pg_control_system()) as system_
        (select oid from pg_catalog.pg_database
         where datname = pg_catalog.current_database()) as database_oid";
 
-/// Parameters: names of settings (text[]). Settings that this major lacks give no row.
+/// Parameters: names of settings (text[]). A setting that this version lacks has no row.
 pub(crate) const SETTINGS: &str = "
 select name, setting from pg_catalog.pg_settings where name = any ($1)";
 
-/// The right to replicate is the role's own attribute, or on Amazon RDS a group role.
+/// The right to replicate is an attribute of the role or, on Amazon RDS, a group role.
 pub(crate) const ROLE_AND_USAGE: &str = "
 select r.rolname::text as role,
        r.rolreplication or r.rolsuper or exists (
@@ -221,5 +221,5 @@ left join pg_catalog.pg_class c
        on c.relnamespace = n.oid and c.relname = w.table_name and c.relkind in ('r', 'p')
 order by w.place";
 
-/// Which server process answers.
+/// The server process that answers.
 pub(crate) const BACKEND_PID: &str = "select pg_catalog.pg_backend_pid()";

@@ -1,15 +1,15 @@
-//! What the stream has to know of a captured table: which of its rows are handled already.
+//! What the stream needs to know about a captured table: which of its rows were handled earlier.
 //!
-//! A row that was moved between partitions, copied or restored comes in the stream as an insert, but
-//! keeps the `inserted_xid` of the transaction that wrote it first. Whether such a row is an event
-//! is decided as for rows that are read from the table.
+//! A row that was moved between partitions, copied or restored arrives in the stream as an insert.
+//! It keeps the `inserted_xid` of the transaction that wrote it first. Whether such a row is an
+//! event is decided by the same rule as for rows that are read from the table.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::claim::Captured;
 use super::snapshot::Snapshot;
 
-/// The bounds of one table; the floor rises while a session runs.
+/// The bounds of one table. The floor rises while a session runs.
 #[derive(Debug)]
 pub(crate) struct Bounds {
     since: Option<Snapshot>,
@@ -24,18 +24,18 @@ impl Bounds {
         }
     }
 
-    /// Rows of older transactions are resolved.
+    /// Notes that all rows of older transactions are resolved.
     pub(crate) fn raise_floor(&self, floor: u64) {
         self.floor.fetch_max(floor, Ordering::Relaxed);
     }
 
-    /// Whether a row that this transaction inserted is from before.
+    /// Whether a row that this transaction inserted is older than capturing.
     pub(crate) fn is_from_before(&self, inserted_xid: u64) -> bool {
         let since = self.since.as_ref();
         since.is_some_and(|since| since.shows(inserted_xid))
     }
 
-    /// Whether the rows of this transaction that were in the table are resolved.
+    /// Whether all rows of this transaction that were in the table are resolved.
     pub(crate) fn is_resolved(&self, inserted_xid: u64) -> bool {
         inserted_xid < self.floor.load(Ordering::Relaxed)
     }

@@ -1,26 +1,26 @@
-//! Which record belongs to which table, and whether this relay may capture it.
+//! Matches capture records with tables, and decides whether this relay may capture a table.
 //!
-//! A table is known by its oid, so that a rename or `SET SCHEMA` changes nothing, and else by its
-//! name, so that a table that was made anew, restored or swapped is the same to us. Pure, but for
-//! [`claim`], which looks and writes.
+//! A table is recognised by its OID, so a rename or `SET SCHEMA` changes nothing. If no record has
+//! the OID, the name decides, so a table that was dropped and created again, restored or swapped
+//! keeps its record. All functions are pure, except those that take an SQL session.
 
 use slot_manager::{QualifiedName, SlotName};
 
 use super::record::{self, CaptureRecord};
-use super::shape::{self, Shape, Tops};
+use super::shape::{self, Shape};
 use crate::error::{Code, Error, Result};
 use crate::map::{TableIdentity, TableSettings};
 use crate::postgres::Sql;
 use crate::settings::Start;
 
-/// A table as it is now.
+/// A table as it is in the catalog now.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Found {
     pub(crate) table: QualifiedName,
     pub(crate) shape: Shape,
 }
 
-/// A captured table: how it is, and what is recorded of it.
+/// A captured table: its shape, and its record.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Captured {
     pub(crate) record: CaptureRecord,
@@ -28,20 +28,21 @@ pub(crate) struct Captured {
 }
 
 impl Captured {
-    /// What stands for the table in the identities of its events.
+    /// The name that identifies the table in the ids of its events.
     pub(crate) fn identity(&self) -> TableIdentity {
         TableIdentity::new(&self.record.identity).with_added_xids(&self.record.added_xids)
     }
 
-    /// The partitions that have come since the floor was raised last. Their rows may be of older
-    /// transactions and still be new here: a table that was attached brings its own.
+    /// The partitions that were added since the floor was last raised and hold rows. Such rows may
+    /// be of older transactions and still be unhandled, because a table that is attached brings its
+    /// own rows.
     pub(crate) fn new_partitions(&self) -> Vec<&str> {
         let Some(known) = &self.record.partitions else {
             return Vec::new();
         };
         let is_known = |oid: &&str| known.split(',').any(|known| known == *oid);
         let oids = self.shape.partitions.split(',');
-        // One that is empty brings nothing.
+        // An empty partition brings no rows.
         let filled: Vec<String> = self.shape.filled.iter().map(u32::to_string).collect();
         let is_filled = |oid: &&str| filled.iter().any(|filled| filled == oid);
         oids.filter(|oid| is_filled(oid) && !is_known(oid))
@@ -49,16 +50,18 @@ impl Captured {
     }
 }
 
-/// From where on rows are captured.
+/// Where capturing begins.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Begin {
+pub(crate) struct Begin<'a> {
     pub(crate) start: Start,
-    /// Whether no relay has ever served the slot: then `start` still counts for every table, whatever
-    /// `init` has noted without knowing it.
+    /// Fingerprint of the publication.
+    pub(crate) publication: &'a str,
+    /// Whether no relay has ever used the slot. Then `start` applies to every table, even to one
+    /// that `init` has recorded, since `init` does not know the setting.
     pub(crate) is_first: bool,
 }
 
-/// The tables of the settings as they are.
+/// Looks up the tables of the settings in the catalog.
 ///
 /// # Errors
 /// `publication-drift` when one is missing; `column-missing`; those of a statement.
@@ -74,7 +77,7 @@ pub(crate) async fn look(sql: &Sql, tables: &[TableSettings]) -> Result<Vec<Foun
     Ok(found)
 }
 
-/// The record of each table, in their order; `None` for a table that is not captured yet.
+/// The record of each table, in the order of `found`; `None` for a table that is not captured yet.
 pub(crate) fn matched<'r>(
     found: &[Found],
     records: &'r [CaptureRecord],
@@ -119,8 +122,8 @@ pub(crate) fn refuse_others(
     ))
 }
 
-/// Reads the records of the tables, brings them up to date, and writes those of tables that are
-/// captured from now on. `tops` was looked at before the slot was made, if it was.
+/// Reads the records of the tables, brings them up to date, and adds records for tables that are
+/// captured from now on.
 ///
 /// # Errors
 /// `table-captured`; `schema-missing`; those of a statement.
@@ -128,11 +131,14 @@ pub(crate) async fn claim(
     sql: &Sql,
     slot: &SlotName,
     found: Vec<Found>,
-    begin: Begin,
-    tops: &Tops,
+    begin: Begin<'_>,
     instance: &str,
 ) -> Result<Vec<Captured>> {
-    let Begin { start, is_first } = begin;
+    let Begin {
+        start,
+        publication,
+        is_first,
+    } = begin;
     let records = record::read(&**sql).await?;
     let known = matched(&found, &records);
     refuse_others(&known, slot)?;
@@ -147,28 +153,21 @@ pub(crate) async fn claim(
     }
     if !is_whole {
         let now = record::current_snapshot(&**sql).await?;
-        let mut new = Vec::new();
-        for (n, found) in found.iter().enumerate() {
-            if known[n].is_some() {
-                continue;
-            }
-            let record = new_record(found, &records, slot, start, &now);
-            let top = tops.seqs.get(n).cloned().flatten();
-            let is_steady = record.since.is_some() && record.floor >= tops.next_xid;
-            let top = top.filter(|_| is_steady);
-            new.push(CaptureRecord {
-                floor_seq: top.as_ref().map(|top| top.seq),
-                numbering: top.map(|top| top.numbering),
-                ..record
-            });
-        }
+        let new = found.iter().zip(&known);
+        let new = new.filter(|(_, known)| known.is_none());
+        let new: Vec<CaptureRecord> = new
+            .map(|(found, _)| CaptureRecord {
+                publication: Some(publication.to_owned()),
+                ..new_record(found, &records, slot, start, &now)
+            })
+            .collect();
         record::insert(&**sql, &new, instance).await?;
     }
-    // As they stand now: another relay may have been faster.
+    // Read again, because another relay may have written the records first.
     known_of(sql, slot, found).await
 }
 
-/// Brings the records of captured tables up to date, for the session that holds the slot.
+/// Brings the records of captured tables up to date. For the session that holds the slot.
 ///
 /// # Errors
 /// Those of [`look`].
@@ -183,10 +182,10 @@ pub(crate) async fn refresh(sql: &Sql, tables: &[TableSettings]) -> Result<()> {
     Ok(())
 }
 
-/// The tables as they are, each with its record.
+/// The tables as they are now, each with its record.
 ///
 /// # Errors
-/// `slot-busy` when one has none; those of [`look`].
+/// `slot-busy` when a table has no record; those of [`look`].
 pub(crate) async fn known(
     sql: &Sql,
     slot: &SlotName,
@@ -209,7 +208,7 @@ async fn known_of(sql: &Sql, slot: &SlotName, found: Vec<Found>) -> Result<Vec<C
         .collect()
 }
 
-/// The same, also where the relay has not captured a table yet: as it would do now.
+/// The same, except that a table without a record gets the record that the relay would write now.
 ///
 /// # Errors
 /// Those of [`look`].
@@ -257,11 +256,13 @@ fn new_record(
         partitions: Some(found.shape.partitions.clone()),
         has_inserted_xid: found.shape.has_inserted_xid,
         added_xids: Vec::new(),
+        recorded_from: 0,
+        publication: None,
     }
 }
 
 fn not_captured(table: &QualifiedName) -> Error {
-    let what = format!("a table was made anew, and {table} has no record in outbox.capture");
+    let what = format!("a table was created again, and {table} has no record in outbox.capture");
     Error::new(Code::SlotBusy, what).hint("no action needed: the relay looks again")
 }
 
@@ -270,7 +271,7 @@ async fn bring_up_to_date(sql: &Sql, found: &Found, known: &CaptureRecord) -> Re
     if known.oid != shape.oid || known.table != *table {
         tracing::warn!(
             %table, identity = known.identity, before = %known.table,
-            "a captured table was renamed or made anew: its rows stay captured as before"
+            "a captured table was renamed or created again: its rows are captured as before"
         );
         let moved = CaptureRecord {
             table: table.clone(),
@@ -289,7 +290,7 @@ async fn bring_up_to_date(sql: &Sql, found: &Found, known: &CaptureRecord) -> Re
     Ok(())
 }
 
-/// A name for the events of a new table that no other table's events have.
+/// A name for the events of a new table, different from that of every other table.
 fn identity(table: &QualifiedName, records: &[CaptureRecord]) -> String {
     let name = format!("{}.{}", table.schema, table.name);
     let is_free = |identity: &String| records.iter().all(|known| known.identity != *identity);
@@ -317,6 +318,8 @@ mod tests {
             partitions: None,
             has_inserted_xid: true,
             added_xids: Vec::new(),
+            recorded_from: 0,
+            publication: None,
         }
     }
 
@@ -350,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_is_known_by_its_oid_and_else_by_its_name() {
+    fn a_table_is_recognised_by_its_oid_or_otherwise_by_its_name() {
         let records = [record("a.x", "a.x", 1)];
         assert_eq!(identities(&[found("a.x", 1)], &records), [some("a.x")]);
         assert_eq!(
@@ -361,20 +364,23 @@ mod tests {
         assert_eq!(
             identities(&[found("a.x", 9)], &records),
             [some("a.x")],
-            "made anew"
+            "created again"
         );
         assert_eq!(identities(&[found("b.y", 9)], &records), [None]);
     }
 
     #[test]
-    fn partitions_are_new_that_were_not_there_when_the_floor_was_raised() {
+    fn partitions_added_since_the_floor_was_raised_are_new() {
         let mut captured = Captured {
             record: record("a.x", "a.x", 1),
             shape: found("a.x", 1).shape,
         };
         captured.shape.partitions = "7,8,12,123".into();
         captured.shape.filled = vec![7, 12, 123];
-        assert!(captured.new_partitions().is_empty(), "none was compared");
+        assert!(
+            captured.new_partitions().is_empty(),
+            "no partitions recorded"
+        );
         captured.record.partitions = Some("12,9".into());
         assert_eq!(captured.new_partitions(), ["7", "123"]);
     }
@@ -387,7 +393,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_table_under_the_old_name_of_a_renamed_one_gets_an_identity_of_its_own() {
+    fn a_new_table_under_the_old_name_of_a_renamed_one_gets_its_own_identity() {
         let records = [record("a.x", "a.x", 1)];
         let both = [found("a.x_old", 1), found("a.x", 9)];
         assert_eq!(identities(&both, &records), [some("a.x"), None]);

@@ -1,19 +1,24 @@
-//! Which committed rows of the captured tables still have to be published.
+//! Finds the committed rows of captured tables that still have to be published.
 //!
 //! The stream delivers new rows. Recovery, the auditor and the first start read the *tables*, and
-//! must tell the rows that are ours from those that are older than the relay, or handled already.
-//! One durable row per captured table in `outbox.capture` answers that ([`record`]):
+//! must tell the rows that are ours from rows that are older than the relay or handled already. For
+//! this, each captured table has one durable row in `outbox.capture` ([`record`]):
 //!
-//! - `since` is the snapshot in which capturing began. A row that it shows is from before, and is
-//!   never published. `None` captures every row (`start = all`).
+//! - `since` is the snapshot in which capturing began. A row that is visible in it is older than
+//!   capturing and is never published. `None` captures every row (`start = all`).
 //! - `floor`: every row of an older transaction is resolved.
-//! - The event id is derived from `identity`, which stays when the table is renamed or recreated.
-//! - `slot` owns the table; a relay on another slot is refused ([`claim`]).
+//! - The event id is derived from `identity`, which stays when the table is renamed or created
+//!   again.
+//! - `slot` owns the table. A relay on another slot is refused ([`claim`]).
 //!
-//! Both bounds compare with the column `inserted_xid` of the row. [`shape`] finds out which columns
-//! a table has for that, and what to do without them; [`scan`] walks a table in short statements
-//! and returns the rows that lack a record; [`rows`] reads those, around values that cannot be
-//! read.
+//! Both bounds are compared with the row's column `inserted_xid`. [`shape`] finds out which of
+//! these columns a table has, and what to use without them. [`window`] writes the condition.
+//! [`scan`] walks a table in short statements and finds the rows that lack a record. [`rows`] reads
+//! those rows, and works around values that cannot be read.
+//!
+//! **Invariants.** A statement over a captured table reads a bounded number of rows, and holds no
+//! lock or snapshot while the relay waits for something else. A floor moves only after the session
+//! that holds the slot has confirmed everything below it.
 //!
 //! Not here: when to look (`relay::auditor`, `relay::recovery`), and how a row becomes a message
 //! (`table`, `map`).
@@ -25,7 +30,8 @@ pub(crate) mod rows;
 pub(crate) mod scan;
 pub(crate) mod shape;
 mod snapshot;
+mod window;
 
 pub(crate) use bounds::Bounds;
-pub(crate) use scan::Window;
 pub(crate) use snapshot::Snapshot;
+pub(crate) use window::Window;

@@ -10,14 +10,16 @@ use crate::postgres::Sql;
 
 const SELECT: &str = "\
     SELECT identity, schema_name, table_name, table_oid, slot, since::text, floor::text, floor_seq, \
-        numbering, partitions, has_inserted_xid, added_xids::text[] \
+        numbering, partitions, has_inserted_xid, added_xids::text[], recorded_from::text, \
+        publication \
     FROM outbox.capture ORDER BY identity";
 
-/// Another relay on the same slot may be faster; its row stays.
+/// If another relay on the same slot was faster, its row stays.
 const INSERT: &str = "\
     INSERT INTO outbox.capture (identity, schema_name, table_name, table_oid, slot, since, floor, \
-        floor_seq, numbering, partitions, has_inserted_xid, instance) \
-    VALUES ($1, $2, $3, $4, $5, $6::text::pg_snapshot, $7::text::xid8, $8, $9, $10, $11, $12) \
+        floor_seq, numbering, partitions, has_inserted_xid, instance, publication) \
+    VALUES ($1, $2, $3, $4, $5, $6::text::pg_snapshot, $7::text::xid8, $8, $9, $10, $11, $12, \
+        $13) \
     ON CONFLICT DO NOTHING";
 
 const MOVE: &str = "\
@@ -29,7 +31,7 @@ const ADD_XIDS: &str = "\
     UPDATE outbox.capture SET has_inserted_xid = true, added_xids = $2::text[]::xid8[] \
     WHERE identity = $1";
 
-/// Only the session that holds the slot may say that rows are resolved.
+/// Only the session that holds the slot may declare rows resolved.
 const RESOLVE: &str = "\
     UPDATE outbox.capture SET floor = greatest(floor, $2::text::xid8), \
         floor_seq = CASE WHEN $7::text IS NULL THEN floor_seq ELSE $3 END, \
@@ -38,34 +40,48 @@ const RESOLVE: &str = "\
         SELECT FROM pg_catalog.pg_replication_slots s \
         WHERE s.slot_name = $5 AND s.active_pid = $6)";
 
+/// The new owner finds no records of events that its predecessor published without one.
 const TAKE_OVER: &str = "\
-    UPDATE outbox.capture SET slot = $2 WHERE slot <> $2 AND identity = ANY ($1)";
+    UPDATE outbox.capture c SET slot = $2, \
+        recorded_from = CASE WHEN EXISTS ( \
+            SELECT FROM outbox.relay r WHERE r.slot = c.slot AND r.dispatch = 'exceptions') \
+            THEN greatest(floor, recorded_from) ELSE recorded_from END \
+    WHERE slot <> $2 AND identity = ANY ($1)";
 
-/// What is known of one captured table.
+const FULL_FROM_HERE: &str = "\
+    UPDATE outbox.capture SET recorded_from = greatest(floor, recorded_from) WHERE slot = $1";
+
+/// The record of one captured table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct CaptureRecord {
-    /// `schema.table` when it was captured first: event ids are derived from it.
+    /// `schema.table` when it was first captured. Event ids are derived from it.
     pub(crate) identity: String,
-    /// Its present name.
+    /// Its current name.
     pub(crate) table: QualifiedName,
     pub(crate) oid: u32,
     /// The slot whose relay publishes its rows.
     pub(crate) slot: String,
-    /// Rows that it shows are from before; `None`: no row is.
+    /// Rows visible in this snapshot are older than capturing; `None` means that no row is.
     pub(crate) since: Option<Snapshot>,
-    /// Rows of older transactions are resolved.
+    /// All rows of older transactions are resolved.
     pub(crate) floor: u64,
-    /// Rows up to this `seq` are as a rule of transactions before `floor`. A hint where to begin: a
-    /// writer may have chosen a number, or have taken it long before it inserted the row.
+    /// Rows up to this `seq` usually belong to transactions before `floor`. It is only a hint where
+    /// to start: a writer may choose a number, or take one long before it inserts the row.
     pub(crate) floor_seq: Option<i64>,
-    /// What numbered the rows when `floor_seq` was noted: another one may give out lower numbers.
+    /// The sequence that numbered the rows when `floor_seq` was noted. Another sequence may give
+    /// out lower numbers.
     pub(crate) numbering: Option<String>,
-    /// The partitions whose rows were compared, as [`Shape::partitions`](super::shape::Shape) has them.
+    /// The partitions whose rows were compared, in the form of
+    /// [`Shape::partitions`](super::shape::Shape).
     pub(crate) partitions: Option<String>,
-    /// Whether the table had the column `inserted_xid` when it was captured, or got it since.
+    /// Whether the table has the column `inserted_xid`, from the start or added later.
     pub(crate) has_inserted_xid: bool,
-    /// What that column says of rows that are older than itself, where it was added later.
+    /// If the column was added later, its values in rows that are older than the column.
     pub(crate) added_xids: Vec<u64>,
+    /// Rows of older transactions may have been published without a record. All of them are resolved.
+    pub(crate) recorded_from: u64,
+    /// Fingerprint of the publication when capturing began; `None` in a record of an older version.
+    pub(crate) publication: Option<String>,
 }
 
 impl CaptureRecord {
@@ -87,31 +103,33 @@ impl CaptureRecord {
             partitions: row.get(9),
             has_inserted_xid: row.get(10),
             added_xids: added.into_iter().map(xid).collect::<Result<_>>()?,
+            recorded_from: xid(row.get(12))?,
+            publication: row.get(13),
         })
     }
 }
 
-/// Where the resolved rows of one table end.
+/// How far the rows of one table are resolved.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Resolved<'a> {
     pub(crate) identity: &'a str,
     pub(crate) floor: u64,
-    /// How far the numbers had come when the transactions below the floor had ended, and what
-    /// numbers the rows.
+    /// The highest `seq` by the time all transactions below the floor had ended, and the sequence
+    /// that numbers the rows.
     pub(crate) floor_seq: Option<(i64, &'a str)>,
     pub(crate) partitions: Option<&'a str>,
 }
 
-/// All rows, whichever slot they are of.
+/// All records, of every slot.
 ///
 /// # Errors
-/// `schema-missing` when the table is not there; those of a statement.
+/// `schema-missing` when `outbox.capture` does not exist; those of a statement.
 pub(crate) async fn read(sql: &impl GenericClient) -> Result<Vec<CaptureRecord>> {
     let rows = sql.query(SELECT, &[]).await?;
     rows.iter().map(CaptureRecord::from_row).collect()
 }
 
-/// Writes the rows of tables that are captured from now on.
+/// Adds the records of tables that are captured from now on.
 ///
 /// # Errors
 /// Those of a statement.
@@ -123,7 +141,7 @@ pub(crate) async fn insert(
     for record in records {
         let since = record.since.as_ref().map(Snapshot::to_string);
         let floor = record.floor.to_string();
-        let parameters: [&(dyn ToSql + Sync); 12] = [
+        let parameters: [&(dyn ToSql + Sync); 13] = [
             &record.identity,
             &record.table.schema,
             &record.table.name,
@@ -136,13 +154,14 @@ pub(crate) async fn insert(
             &record.partitions,
             &record.has_inserted_xid,
             &instance,
+            &record.publication,
         ];
         sql.execute(INSERT, &parameters).await?;
     }
     Ok(())
 }
 
-/// The table has another name, or another table has taken its name.
+/// Notes that the table has a new name, or that a new table has its name.
 ///
 /// # Errors
 /// Those of a statement.
@@ -153,7 +172,7 @@ pub(crate) async fn moved(sql: &impl GenericClient, record: &CaptureRecord) -> R
     Ok(())
 }
 
-/// The column `inserted_xid` was added since the table was captured.
+/// Notes that the column `inserted_xid` was added after capturing began.
 ///
 /// # Errors
 /// Those of a statement.
@@ -163,7 +182,7 @@ pub(crate) async fn xids_added(sql: &impl GenericClient, record: &CaptureRecord)
     Ok(())
 }
 
-/// Rows from before are wanted too.
+/// Captures the rows that are older than the relay, too.
 ///
 /// # Errors
 /// Those of a statement.
@@ -175,7 +194,7 @@ pub(crate) async fn capture_all(sql: &impl GenericClient, record: &CaptureRecord
     Ok(())
 }
 
-/// Rows up to there are resolved. Nothing when the session has lost the slot.
+/// Notes how far rows are resolved. Has no effect when the session has lost the slot.
 ///
 /// # Errors
 /// Those of a statement.
@@ -201,15 +220,13 @@ pub(crate) async fn resolve(
     Ok(())
 }
 
-/// The next comparison looks at every number: a recovery has left out what lies below the hint.
+/// Notes that events get a full record again: all rows below the floors are resolved, some of them
+/// without a record.
 ///
 /// # Errors
 /// Those of a statement.
-pub(crate) async fn forget_numbers(sql: &Sql, slot: &SlotName, identity: &str) -> Result<()> {
-    const STATEMENT: &str = "\
-        UPDATE outbox.capture SET floor_seq = NULL, numbering = NULL \
-        WHERE slot = $1 AND identity = $2";
-    sql.execute(STATEMENT, &[&slot.as_str(), &identity]).await?;
+pub(crate) async fn full_from_here(sql: &impl GenericClient, slot: &SlotName) -> Result<()> {
+    sql.execute(FULL_FROM_HERE, &[&slot.as_str()]).await?;
     Ok(())
 }
 
@@ -227,18 +244,20 @@ pub(crate) async fn take_over(
     Ok(())
 }
 
-/// Transactions of another cluster say nothing here: everything is compared.
+/// Resets the floors: transaction ids of another cluster mean nothing here, so all rows are
+/// compared.
 ///
 /// # Errors
 /// Those of a statement.
 pub(crate) async fn forget_floors(sql: &impl GenericClient, slot: &SlotName) -> Result<()> {
-    const STATEMENT: &str = "UPDATE outbox.capture SET floor = '0', floor_seq = NULL, numbering = NULL \
-         WHERE slot = $1";
+    const STATEMENT: &str = "\
+        UPDATE outbox.capture SET floor = '0', floor_seq = NULL, numbering = NULL, recorded_from = '0' \
+        WHERE slot = $1";
     sql.execute(STATEMENT, &[&slot.as_str()]).await?;
     Ok(())
 }
 
-/// Transactions as they are now.
+/// The current snapshot.
 ///
 /// # Errors
 /// Those of a statement.
@@ -252,7 +271,7 @@ pub(crate) async fn current_snapshot(sql: &impl GenericClient) -> Result<Snapsho
 
 fn xid(text: &str) -> Result<u64> {
     text.parse().map_err(|e| {
-        let what = format!("outbox.capture holds the transaction id {text:?}");
+        let what = format!("outbox.capture holds an invalid transaction id {text:?}");
         Error::new(Code::PostgresStatement, what).caused_by(e)
     })
 }

@@ -1,8 +1,8 @@
 //! Reads the rows that a walk has found, in their order and in portions of bounded size.
 //!
-//! A value may be one that PostgreSQL cannot send: bytes that have no UTF-8, or more than a message
-//! of the protocol holds. It fails the whole statement, so the portion is bisected until the row
-//! is alone, and that one is read column by column without the bad value.
+//! PostgreSQL cannot send some values: bytes that cannot be converted to UTF-8, or more bytes than
+//! a protocol message can hold. One such value fails the whole statement. So the portion is
+//! bisected until the row is alone, and that row is read column by column, without the bad value.
 
 use std::collections::VecDeque;
 
@@ -17,12 +17,12 @@ use crate::map::EventId;
 use crate::postgres::PatientSql;
 use crate::table::{RowValues, TableReader, altered_since};
 
-/// Rows that are asked for at once, when they are small.
+/// Maximum number of small rows per statement.
 const MAX_ROWS: usize = 512;
-/// A portion ends with the row that brings it to this size; what the server sends beyond is dropped.
+/// A portion ends with the row that reaches this size. The rest of the server's answer is dropped.
 const PORTION_BYTES: usize = 4 << 20;
 
-/// A row as it was read, and what outbox.dispatch has of it.
+/// A row as it was read, with its state in outbox.dispatch.
 #[derive(Debug)]
 pub(crate) struct ReadRow {
     /// Its id in outbox.dispatch.
@@ -31,16 +31,16 @@ pub(crate) struct ReadRow {
     pub(crate) record: Recorded,
 }
 
-/// Reads candidates one portion after the other.
+/// Reads candidates, one portion after another.
 #[derive(Debug)]
 pub(crate) struct Rows {
     waiting: VecDeque<Candidate>,
-    /// How many to ask for next.
+    /// Number of rows to ask for next.
     count: usize,
 }
 
 enum Portion {
-    /// These rows, of the first so many candidates.
+    /// The rows, and how many candidates they cover; some candidates may be gone.
     Read(Vec<ReadRow>, usize),
     /// PostgreSQL cannot send one of them.
     Unreadable,
@@ -54,7 +54,7 @@ impl Rows {
         }
     }
 
-    /// More rows to read, behind the others.
+    /// Adds rows to read, after all others.
     pub(crate) fn add(&mut self, candidates: Vec<Candidate>) {
         self.waiting.extend(candidates);
     }
@@ -63,11 +63,11 @@ impl Rows {
         self.waiting.is_empty()
     }
 
-    /// Reads the next portion; empty when the rows are gone. Nothing is held on the server when
+    /// Reads the next portion; empty when no rows are left. The server holds nothing for us when
     /// this returns.
     ///
     /// # Errors
-    /// Those of a statement; `slot-busy` when the table has been altered meanwhile.
+    /// Those of a statement; `slot-busy` when the table was altered in the meantime.
     pub(crate) async fn portion(
         &mut self,
         sql: &PatientSql,
@@ -105,7 +105,8 @@ impl Rows {
         }
     }
 
-    /// How many of the next rows one statement asks for: places are those of one partition.
+    /// How many of the next rows one statement asks for. Rows found by `ctid` must be in one
+    /// partition.
     fn asked(&self) -> usize {
         let Some(first) = self.waiting.front() else {
             return 0;
@@ -168,8 +169,8 @@ async fn read_portion(
     Ok((rows, candidates.len()))
 }
 
-/// Which of the candidates the row is; rows that were deleted meanwhile are passed over. An id alone may
-/// not be unique.
+/// The index in `rest` of the candidate that this row is. Rows deleted in the meantime are skipped.
+/// The id alone is not enough, since it may not be unique.
 fn place_of(row: &SimpleQueryRow, reader: &TableReader, rest: &[Candidate]) -> Option<usize> {
     let (id, seq) = (reader.id_of(row)?, reader.seq_of(row));
     rest.iter().position(|candidate| {
@@ -181,7 +182,7 @@ fn place_of(row: &SimpleQueryRow, reader: &TableReader, rest: &[Candidate]) -> O
     })
 }
 
-/// The row of one event; `None` when it is gone, or cannot be of this table.
+/// The row of one event; `None` when it is gone, or when the event cannot be of this table.
 ///
 /// # Errors
 /// As [`Rows::portion`].
@@ -200,7 +201,7 @@ pub(crate) async fn find(
     }
 }
 
-/// The row that meets a condition, without what cannot be sent of it; `None` when it is gone.
+/// The row that meets `condition`, without the values that cannot be sent; `None` when it is gone.
 async fn around(
     sql: &PatientSql,
     reader: &TableReader,
@@ -222,7 +223,7 @@ async fn around(
     Ok(Some(values))
 }
 
-/// The first row of an answer; the inner error says that PostgreSQL cannot send it.
+/// The first row of the answer. The inner error means that PostgreSQL cannot send it.
 async fn ask(sql: &PatientSql, statement: &str) -> Result<Result<Option<SimpleQueryRow>, PgError>> {
     let asking = async {
         match sql.simple_query(statement).await {
@@ -240,8 +241,8 @@ async fn ask(sql: &PatientSql, statement: &str) -> Result<Result<Option<SimpleQu
     }))
 }
 
-/// The condition that a row of `e` is one of these, by what finds it and by its id: a table that was
-/// rewritten has other rows in the same places.
+/// The condition that a row of `e` is one of these candidates, by `seq` or place, and by id. The id
+/// is needed because a table that was rewritten has other rows in the same places.
 fn are(reader: &TableReader, candidates: &[Candidate]) -> String {
     let seqs: Option<Vec<String>> = candidates
         .iter()
@@ -276,8 +277,8 @@ fn is_of_a_value(error: &PgError) -> bool {
     let Some(code) = error.code() else {
         return false;
     };
-    // Data exceptions, such as bytes that have no UTF-8. A value beyond what PostgreSQL can send is
-    // a program limit, an internal error or a lack of memory, depending on the version.
+    // Data exceptions, such as bytes that cannot be converted to UTF-8. A value that is too large
+    // to send is a program limit, an internal error or a lack of memory, depending on the version.
     code.code().starts_with("22")
         || [
             SqlState::PROGRAM_LIMIT_EXCEEDED,

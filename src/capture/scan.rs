@@ -1,9 +1,9 @@
 //! Walks a captured table and returns the rows that still have to be published, in their order.
 //!
-//! Every statement looks at a bounded number of rows and holds neither a lock nor a snapshot
-//! afterwards. Rows with a `seq` come page by page along its index. Rows without one, because the
-//! table has no such column or the row is older than it, come from ranges of blocks: their places are
-//! collected first, up to [`MAX_COLLECTED`] at a time, and put in order here.
+//! Every statement looks at a bounded number of rows, and holds no lock and no snapshot afterwards.
+//! Rows with a `seq` are read page by page along its index. Rows without one exist if the table has
+//! no such column, or if they are older than the column. They are found in ranges of blocks: the
+//! walk first collects their places, up to [`MAX_COLLECTED`] at a time, and sorts them here.
 
 use std::collections::BTreeMap;
 
@@ -11,157 +11,29 @@ use slot_manager::quoted_identifier;
 use uuid::Uuid;
 
 use super::claim::Captured;
-use super::shape::xids_sql;
-use super::snapshot::Snapshot;
+use super::window::Window;
 use crate::error::Result;
 use crate::postgres::PatientSql;
 use crate::table::{TableReader, altered_since};
 
 /// Rows that one statement walks over.
 const PAGE_ROWS: usize = 5_000;
-/// Blocks that one statement reads where there is no `seq`: 16 MB.
+/// Blocks that one statement reads when there is no `seq`: 16 MB.
 const RANGE_BLOCKS: u32 = 2_048;
-/// Rows without `seq` that are put in order at once, about 100 bytes each; the next pass goes on.
+/// Rows without `seq` that are sorted at once, about 100 bytes each. The next pass continues after
+/// them.
 const MAX_COLLECTED: usize = 100_000;
 
-/// So that each statement costs what it looks at, whatever the statistics say: rows along the
-/// index, their records one by one.
+/// Keeps the cost of a statement proportional to the rows it looks at, whatever the statistics say:
+/// it reads rows along the index, and their records one by one.
 const PLAN: &str = "\
     SET enable_seqscan = off; SET enable_hashjoin = off; SET enable_mergejoin = off; \
     SET enable_sort = on; SET jit = off";
 
-/// Which rows are looked for.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Window<'a> {
-    pub(crate) captured: &'a Captured,
-    /// Rows of older transactions are left out; 0 for none.
-    pub(crate) from_xid: u64,
-    /// Rows up to this `seq` are as a rule of transactions before `from_xid`.
-    pub(crate) from_seq: Option<i64>,
-    /// Rows of this transaction and later ones are left out.
-    pub(crate) below_xid: Option<u64>,
-    /// Rows that this snapshot does not show are left out.
-    pub(crate) shown_by: Option<&'a Snapshot>,
-    /// Whether rows without a `seq` are looked for in a table that has it.
-    pub(crate) with_unnumbered: bool,
-    /// Whether events may have been published without a record: then rows with one come too.
-    pub(crate) repeats: bool,
-}
-
-impl<'a> Window<'a> {
-    /// Everything that is not resolved.
-    pub(crate) fn unresolved(captured: &'a Captured, repeats: bool) -> Self {
-        let Captured { record, shape } = captured;
-        let numbering = shape.seq.as_ref().and_then(|seq| seq.numbering.as_ref());
-        let is_numbered_so = numbering.is_some() && numbering == record.numbering.as_ref();
-        Self {
-            captured,
-            from_xid: record.floor,
-            // What was published without a record cannot be told afterwards from what was left out.
-            from_seq: record.floor_seq.filter(|_| is_numbered_so && !repeats),
-            below_xid: None,
-            shown_by: None,
-            with_unnumbered: shape.seq.as_ref().is_none_or(|seq| seq.is_nullable),
-            repeats,
-        }
-    }
-
-    /// The same for the auditor, which looks often: rows without a number that came since the last
-    /// time are found by a recovery, and when the whole table is compared.
-    pub(crate) fn recent(captured: &'a Captured) -> Self {
-        Self {
-            with_unnumbered: captured.record.numbering.is_none(),
-            ..Self::unresolved(captured, false)
-        }
-    }
-
-    /// Whether rows are looked for by their places in the table, which a rewrite changes.
-    pub(crate) fn goes_by_places(&self) -> bool {
-        self.with_unnumbered || self.captured.shape.numbered().is_none()
-    }
-
-    /// The same, also of rows below the floor.
-    pub(crate) fn with_resolved(self) -> Self {
-        Self {
-            from_xid: 0,
-            from_seq: None,
-            ..self
-        }
-    }
-
-    /// Everything without a record in the whole table.
-    pub(crate) fn whole(captured: &'a Captured) -> Self {
-        Self::unresolved(captured, false).with_resolved()
-    }
-
-    /// The condition on a row of `e` that it is in a partition which has come since. Only where
-    /// nothing else compares those.
-    fn new_partitions(&self) -> Option<String> {
-        let new = self.captured.new_partitions();
-        let is_needed = self.repeats && !new.is_empty();
-        is_needed.then(|| format!("e.tableoid = any ('{{{}}}'::oid[])", new.join(",")))
-    }
-
-    /// The condition on a row of `e` that it is older than the window, and in a partition which has
-    /// come since; `None` where there is none.
-    pub(crate) fn overlooked(&self) -> Option<String> {
-        let new = self.new_partitions()?;
-        let any = Self {
-            from_xid: 0,
-            ..*self
-        };
-        let xid = self
-            .captured
-            .shape
-            .inserted_xid_sql(&self.captured.record.added_xids);
-        let (from, others) = (self.from_xid, any.condition());
-        Some(format!("{new} and {xid} < '{from}'::xid8 and {others}"))
-    }
-
-    /// The condition on a row of `e` that its transaction is in the window.
-    pub(crate) fn condition(&self) -> String {
-        let Captured { record, shape } = self.captured;
-        let xid = shape.inserted_xid_sql(&record.added_xids);
-        let is_exact = shape.tells_top_level_transactions(&record.added_xids);
-        let visible = |snapshot: &Snapshot| {
-            format!("pg_catalog.pg_visible_in_snapshot({xid}, '{snapshot}'::pg_snapshot)")
-        };
-        let mut conditions = Vec::new();
-        // Rows that were there when the column was added are resolved as soon as the floor has passed.
-        let added = &record.added_xids;
-        if added.iter().max().is_some_and(|xid| record.floor > *xid) {
-            conditions.push(format!("e.inserted_xid <> all ({})", xids_sql(added)));
-        }
-        if self.from_xid > 0 {
-            let recent = format!("{xid} >= '{}'::xid8", self.from_xid);
-            conditions.push(match self.new_partitions() {
-                Some(new) => format!("({recent} or {new})"),
-                None => recent,
-            });
-        }
-        if let Some(below) = self.below_xid {
-            conditions.push(format!("{xid} < '{below}'::xid8"));
-        }
-        match &record.since {
-            Some(since) if is_exact => conditions.push(format!("not {}", visible(since))),
-            // Of a subtransaction whose transaction ran then, the snapshot says nothing.
-            Some(since) => conditions.push(format!("{xid} >= '{}'::xid8", since.xmin())),
-            None => {}
-        }
-        if let Some(shown_by) = self.shown_by {
-            conditions.push(visible(shown_by));
-        }
-        match conditions.is_empty() {
-            true => "true".to_owned(),
-            false => conditions.join(" and "),
-        }
-    }
-}
-
-/// A row that has to be published, and where it is found.
+/// A row that has to be published, and where it is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Candidate {
-    /// The table or partition that holds it.
+    /// The OID of the table or partition that holds it.
     pub(crate) leaf: u32,
     /// Its `ctid` there.
     pub(crate) place: String,
@@ -170,11 +42,11 @@ pub(crate) struct Candidate {
     pub(crate) record: Recorded,
 }
 
-/// What outbox.dispatch has of a row.
+/// The state of a row in outbox.dispatch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Recorded {
     Nothing,
-    /// It was published, and may have to be repeated with those around it.
+    /// It was published, and may have to be repeated along with its neighbours.
     Published,
     /// It is in quarantine, or discarded.
     SetAside,
@@ -183,12 +55,12 @@ pub(crate) enum Recorded {
 /// The order of rows without `seq`: version, transaction, partition, block and line.
 type Key = (i64, u64, u32, u32, u32);
 
-/// Where a walk stands.
+/// The progress of a walk.
 #[derive(Debug)]
 enum Walk {
-    /// After this one of the rows without `seq`.
+    /// Among the rows without `seq`, after this key.
     Unnumbered(Option<Key>),
-    /// After this row.
+    /// Among the rows with `seq`, after this row.
     Numbered(i64, u32, String),
     Done,
 }
@@ -201,7 +73,7 @@ pub(crate) struct Scan<'a> {
     walk: Walk,
 }
 
-/// Makes a session fit for walks.
+/// Sets up a session for walks.
 ///
 /// # Errors
 /// Those of the connection.
@@ -234,10 +106,10 @@ impl<'a> Scan<'a> {
         }
     }
 
-    /// The next rows, perhaps none; `None` at the end.
+    /// The next rows, possibly none; `None` at the end.
     ///
     /// # Errors
-    /// Those of a statement; `slot-busy` when the table has been altered meanwhile.
+    /// Those of a statement; `slot-busy` when the table was altered in the meantime.
     pub(crate) async fn next(&mut self, sql: &PatientSql) -> Result<Option<Vec<Candidate>>> {
         match std::mem::replace(&mut self.walk, Walk::Done) {
             Walk::Unnumbered(after) => {
@@ -255,7 +127,8 @@ impl<'a> Scan<'a> {
         }
     }
 
-    /// What stands in outbox.dispatch of a row of `w`, and whether the row is looked for.
+    /// SQL for the state of a row of `w` in outbox.dispatch, and the condition that the row is
+    /// wanted.
     fn recorded_sql(&self) -> (&'static str, &'static str) {
         match self.window.repeats {
             true => (
@@ -336,7 +209,7 @@ impl<'a> Scan<'a> {
         let blocks = self.window.captured.shape.blocks;
         let mut from = 0;
         while from <= blocks {
-            // The last range has no end: the table grows.
+            // The last range is open-ended, because the table grows.
             let to = Some(from.saturating_add(RANGE_BLOCKS)).filter(|to| *to <= blocks);
             let statement = self.range_sql(from, to, after);
             let rows = sql.query_typed(&statement, &[]);
@@ -381,7 +254,7 @@ impl<'a> Scan<'a> {
         let Captured { record, shape } = self.window.captured;
         let xid = shape.inserted_xid_sql(&record.added_xids);
         let by = match (&shape.seq, shape.numbered()) {
-            // Only rows without a number are looked for.
+            // Only rows without a number are wanted.
             (Some(_), Some(_)) => None,
             (Some(seq), None) => Some(&seq.column),
             (None, _) => shape.version.as_ref(),
@@ -396,7 +269,7 @@ impl<'a> Scan<'a> {
         let unnumbered = shape.numbered().map_or_else(String::new, |seq| {
             format!("and e.{} is null", quoted_identifier(&seq.column))
         });
-        // What earlier passes have brought is not asked for again.
+        // Skip the rows that earlier passes have returned.
         let after = after.map_or_else(String::new, |(by, by_xid, ..)| {
             format!("and ({version}, {xid}) >= ('{by}'::bigint, '{by_xid}'::xid8)")
         });
@@ -433,79 +306,7 @@ fn block_and_line(place: &str) -> (u32, u32) {
 
 #[cfg(test)]
 mod tests {
-    use super::super::record::CaptureRecord;
-    use super::super::shape::{Seq, Shape};
     use super::*;
-
-    fn captured(has_inserted_xid: bool, since: Option<&str>) -> Captured {
-        Captured {
-            record: CaptureRecord {
-                identity: "a.x".into(),
-                table: "a.x".parse().unwrap(),
-                oid: 1,
-                slot: "postrider".into(),
-                since: since.map(|since| since.parse().unwrap()),
-                floor: 90,
-                floor_seq: Some(7),
-                numbering: Some("2/2".into()),
-                partitions: None,
-                has_inserted_xid,
-                added_xids: Vec::new(),
-            },
-            shape: Shape {
-                oid: 1,
-                has_inserted_xid,
-                missing_xids: Vec::new(),
-                partitions: String::new(),
-                filled: Vec::new(),
-                files: String::new(),
-                blocks: 10,
-                seq: Some(Seq {
-                    column: "seq".into(),
-                    is_steady: true,
-                    is_indexed: true,
-                    is_nullable: false,
-                    numbering: Some("2/2".into()),
-                }),
-                version: None,
-            },
-        }
-    }
-
-    #[test]
-    fn rows_from_before_are_told_by_the_snapshot() {
-        let captured = captured(true, Some("100:110:103"));
-        let condition = Window::unresolved(&captured, false).condition();
-        assert_eq!(
-            condition,
-            "e.inserted_xid >= '90'::xid8 and not \
-             pg_catalog.pg_visible_in_snapshot(e.inserted_xid, '100:110:103'::pg_snapshot)"
-        );
-    }
-
-    #[test]
-    fn where_only_xmin_tells_the_transaction_every_row_since_its_oldest_counts_as_new() {
-        let captured = captured(false, Some("100:110:103"));
-        let condition = Window::whole(&captured).condition();
-        assert!(condition.contains("e.xmin"), "{condition}");
-        assert!(condition.ends_with(">= '100'::xid8"), "{condition}");
-        assert!(!condition.contains("pg_visible_in_snapshot"));
-    }
-
-    #[test]
-    fn the_whole_table_of_a_relay_that_wants_every_row_has_no_condition() {
-        assert_eq!(Window::whole(&captured(true, None)).condition(), "true");
-    }
-
-    #[test]
-    fn the_number_to_begin_with_counts_as_long_as_the_same_sequence_gives_them_out() {
-        let mut captured = captured(true, None);
-        assert_eq!(Window::unresolved(&captured, false).from_seq, Some(7));
-        assert_eq!(Window::unresolved(&captured, true).from_seq, None);
-        assert_eq!(Window::whole(&captured).from_seq, None);
-        captured.record.numbering = Some("2/1".into());
-        assert_eq!(Window::unresolved(&captured, false).from_seq, None);
-    }
 
     #[test]
     fn a_place_is_a_block_and_a_line() {

@@ -1,11 +1,11 @@
-//! Which columns a captured table has for telling its rows apart, and in what order to read them.
+//! Finds out by which columns the rows of a captured table can be distinguished and ordered.
 //!
-//! - `inserted_xid` names the transaction that inserted a row. Without it the row's `xmin` has to
-//!   do, which tells less: see [`Shape::inserted_xid_sql`].
+//! - `inserted_xid` names the transaction that inserted a row. Without it the row's `xmin` is used,
+//!   which says less: see [`Shape::inserted_xid_sql`].
 //! - `seq` grows with each insert. Writers hold the lock of their aggregate while they insert, so
-//!   that `seq` has the order of each key. It is the column that the settings name, a column
-//!   called `seq`, or a numbered id. Without it rows are ordered by their version, if that is a
-//!   number, and their transaction.
+//!   `seq` has the order of each key. It is the column named in the settings, a column called
+//!   `seq`, or a numbered id. Without it, rows are ordered by their version, if that is a number,
+//!   and then by their transaction.
 
 use std::collections::HashSet;
 
@@ -15,13 +15,24 @@ use tokio_postgres::types::ToSql;
 
 use super::claim::Found;
 use crate::error::{Code, Error, Result};
-use crate::map::{INSERTED_XID, TableSettings};
+use crate::map::TableSettings;
 use crate::postgres::Sql;
 
-/// Parameters: schema, table, and the columns that may be `seq` in the order of preference (text[]),
-/// and the column of the version.
+/// PostgreSQL gives lower ids to no transaction.
+pub(crate) const FIRST_NORMAL_XID: u64 = 3;
+
+/// `xmin` of a row of `e`, completed to 64 bits.
+const BY_XMIN: &str = "\
+    (select (next.xid - pg_catalog.mod(pg_catalog.mod(next.xid - e.xmin::text::bigint, \
+        4294967296) + 4294967296, 4294967296))::text::xid8 \
+     from (select pg_catalog.pg_snapshot_xmax(pg_catalog.pg_current_snapshot())\
+        ::text::bigint) next (xid))";
+
+/// Parameters: schema, table, the possible `seq` columns in order of preference (text[]), the
+/// version column, and the column that counts as `seq` only if a sequence numbers it.
 ///
-/// `attmissingval` holds what rows show that are older than a column. A partition has its own.
+/// `attmissingval` holds the value that a column has in rows older than the column. Each partition
+/// has its own.
 const SELECT: &str = "\
     WITH root AS ( \
         SELECT c.oid, c.relkind FROM pg_catalog.pg_class c \
@@ -70,53 +81,54 @@ const SELECT: &str = "\
             AND a.attname = $4 AND NOT a.attisdropped AND a.atttypid IN (20, 21, 23)), \
         ARRAY(SELECT leaf.oid FROM leaf WHERE pg_catalog.pg_relation_size(leaf.oid) > 0), \
         seq.numbering, seq.is_nullable, \
-        (SELECT pg_catalog.string_agg(pg_catalog.pg_relation_filenode(leaf.oid)::text, ',' \
-            ORDER BY leaf.oid) FROM leaf) \
+        (SELECT pg_catalog.string_agg( \
+            leaf.oid || ':' || pg_catalog.pg_relation_filenode(leaf.oid), ',') FROM leaf) \
     FROM root \
     LEFT JOIN LATERAL ( \
         SELECT * FROM seq \
         WHERE seq.attname <> $5 OR coalesce(seq.is_numbered, false) \
         ORDER BY seq.place LIMIT 1) seq ON true";
 
-/// What a table offers.
+/// The properties of a table that matter for capturing.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Shape {
     pub(crate) oid: u32,
     pub(crate) has_inserted_xid: bool,
-    /// What `inserted_xid` shows of rows that are older than the column.
+    /// The values of `inserted_xid` in rows that are older than the column.
     pub(crate) missing_xids: Vec<u64>,
-    /// The oids of its partitions, or its own, ascending and separated by commas.
+    /// The OIDs of its partitions, or its own OID, ascending and separated by commas.
     pub(crate) partitions: String,
-    /// Those of them that hold something.
+    /// The OIDs of those partitions that are not empty.
     pub(crate) filled: Vec<u32>,
-    /// Their files: another one means that the table was rewritten.
+    /// `oid:file number` of each of them. A new file number means that the table was rewritten.
     pub(crate) files: String,
     /// Blocks of the largest partition, or of the table.
     pub(crate) blocks: u32,
     pub(crate) seq: Option<Seq>,
-    /// The column of the version, if it is a whole number.
+    /// The version column, if its type is a whole number.
     pub(crate) version: Option<String>,
 }
 
-/// The column that has the order of insertion.
+/// The column that gives the order of insertion.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Seq {
     pub(crate) column: String,
-    /// Whether its numbers come from a sequence one by one: then a number that was seen means that
-    /// every smaller one was given out.
+    /// Whether its numbers come from a sequence one by one. Then, if a number is seen, every
+    /// smaller number has been given out.
     pub(crate) is_steady: bool,
     pub(crate) is_indexed: bool,
-    /// Whether a row may be without a number.
+    /// Whether a row may have no number.
     pub(crate) is_nullable: bool,
-    /// Its sequence, and the file of that, which is another one after RESTART. Null where no
-    /// sequence belongs to the column.
+    /// The sequence, and its file, which changes with RESTART. `None` when no sequence belongs to
+    /// the column.
     pub(crate) numbering: Option<String>,
 }
 
-/// Looks a table up; `None` when there is none.
+/// Looks a table up; `None` when it does not exist.
 ///
 /// # Errors
-/// `column-missing` when `columns.seq` names no column of whole numbers; those of a statement.
+/// `column-missing` when `columns.seq` does not name a column of whole numbers; those of a
+/// statement.
 pub(crate) async fn look(sql: &Sql, settings: &TableSettings) -> Result<Option<Shape>> {
     let table = &settings.table;
     let named = settings.columns.seq.as_deref();
@@ -127,7 +139,8 @@ pub(crate) async fn look(sql: &Sql, settings: &TableSettings) -> Result<Option<S
         Some(named) => vec![named],
         None => vec!["seq", id],
     };
-    // An id that nothing numbers may be in any order; one that the settings name is taken.
+    // An id without a sequence may be in any order, so it counts only if the settings name it as
+    // `seq`.
     let only_if_numbered = if named.is_none() { id } else { "" };
     let parameters: [&(dyn ToSql + Sync); 5] = [
         &table.schema,
@@ -168,8 +181,8 @@ pub(crate) async fn look(sql: &Sql, settings: &TableSettings) -> Result<Option<S
     }))
 }
 
-/// Refuses to count a table as read whose rows were looked for by their places, if it was rewritten since
-/// `before`: the rows have other places now.
+/// Fails if the table was rewritten since `before`. Its rows then have new places, so a walk by
+/// place may have missed some.
 ///
 /// # Errors
 /// `slot-busy`; those of [`look`].
@@ -179,86 +192,96 @@ pub(crate) async fn refuse_rewritten(
     before: &Shape,
 ) -> Result<()> {
     match look(sql, settings).await? {
-        Some(now) if now.files == before.files => Ok(()),
+        Some(now) if !was_rewritten(&before.files, &now.files) => Ok(()),
         Some(_) | None => {
-            let what = format!("{} was rewritten while it was read", settings.table);
+            let what = format!("{} was rewritten while the relay read it", settings.table);
             Err(Error::new(Code::SlotBusy, what).hint("no action needed: the relay reads it again"))
         }
     }
 }
 
+/// Whether a table or partition has another file than before. Partitions may come and go.
+fn was_rewritten(before: &str, now: &str) -> bool {
+    let oid = |file: &str| file.split(':').next().map(str::to_owned);
+    let before: HashSet<&str> = before.split(',').collect();
+    let oids: HashSet<_> = before.iter().map(|file| oid(file)).collect();
+    now.split(',')
+        .any(|file| oids.contains(&oid(file)) && !before.contains(file))
+}
+
 fn no_such_column(table: &QualifiedName, named: &str) -> Error {
-    let what = format!("table {table} has no column {named:?} of whole numbers");
+    let what = format!("table {table} has no column {named:?} of an integer type");
     Error::new(Code::ColumnMissing, what).hint(
-        "let `columns.seq` name the column that numbers the rows in their order of insertion, such \
-         as a bigserial, or leave it out",
+        "set `columns.seq` to the column that numbers the rows in their order of insertion, such as \
+         a bigserial, or leave it out",
     )
 }
 
 impl Shape {
-    /// The column along whose index rows are read. Without an index each page would sort the table.
+    /// The column along whose index rows are read. Without an index, each page would sort the
+    /// table.
     pub(crate) fn numbered(&self) -> Option<&Seq> {
         self.seq.as_ref().filter(|seq| seq.is_indexed)
     }
 
     /// The transaction that inserted a row of `e`, as `xid8`.
     ///
-    /// A row that is older than the column, or a table without it, has its `xmin` alone: 32 bits,
-    /// of a subtransaction if there was one, and lost when the table is rewritten. It is completed
+    /// For a row that is older than the column, and in a table without it, only `xmin` is known. The
+    /// same counts for a row whose writer has set the column to a transaction that cannot be. `xmin` has
+    /// 32 bits, may be that of a subtransaction, and is lost when the table is rewritten. It is completed
     /// to the latest transaction with these bits.
     pub(crate) fn inserted_xid_sql(&self, added_xids: &[u64]) -> String {
-        const BY_XMIN: &str = "\
-            (select (next.xid - pg_catalog.mod(pg_catalog.mod(next.xid - e.xmin::text::bigint, \
-                4294967296) + 4294967296, 4294967296))::text::xid8 \
-             from (select pg_catalog.pg_snapshot_xmax(pg_catalog.pg_current_snapshot())\
-                ::text::bigint) next (xid))";
-        match (self.has_inserted_xid, added_xids) {
-            (false, _) => BY_XMIN.to_owned(),
-            (true, []) => format!("e.{}", quoted_identifier(INSERTED_XID)),
-            (true, added) => format!(
-                "case when e.inserted_xid = any ({}) then {BY_XMIN} else e.inserted_xid end",
-                xids_sql(added)
-            ),
+        if !self.has_inserted_xid {
+            return BY_XMIN.to_owned();
         }
+        let added = match added_xids {
+            [] => String::new(),
+            added => format!("or e.inserted_xid = any ({}) ", xids_sql(added)),
+        };
+        format!(
+            "case when e.inserted_xid < '{FIRST_NORMAL_XID}'::xid8 \
+             or e.inserted_xid >= pg_catalog.pg_snapshot_xmax(pg_catalog.pg_current_snapshot()) {added}\
+             then {BY_XMIN} else e.inserted_xid end"
+        )
     }
 
-    /// Whether a partition has come since `known` was written down, and brought rows along.
+    /// Whether a partition with rows was added since `known` was recorded.
     pub(crate) fn has_grown_since(&self, known: &str) -> bool {
         let known: HashSet<&str> = known.split(',').collect();
         let mut filled = self.filled.iter();
         filled.any(|leaf| !known.contains(leaf.to_string().as_str()))
     }
 
-    /// Whether what [`inserted_xid_sql`](Self::inserted_xid_sql) gives is a transaction that a
-    /// snapshot lists: `xmin` may be of a subtransaction, which none does.
+    /// Whether [`inserted_xid_sql`](Self::inserted_xid_sql) always gives a transaction that a
+    /// snapshot can list. `xmin` may be a subtransaction, which no snapshot lists.
     pub(crate) fn tells_top_level_transactions(&self, added_xids: &[u64]) -> bool {
         self.has_inserted_xid && added_xids.is_empty()
     }
 }
 
-/// Transaction ids as an array of SQL.
+/// Transaction ids as an SQL array.
 pub(crate) fn xids_sql(xids: &[u64]) -> String {
     let xids: Vec<String> = xids.iter().map(u64::to_string).collect();
     format!("'{{{}}}'::xid8[]", xids.join(","))
 }
 
-/// How far the numbering of each table has come, and the transactions of just after: when all of
-/// them have ended, rows up to that `seq` are as a rule of earlier ones.
+/// The highest `seq` of each table, and the first transaction after that. Once all older
+/// transactions have ended, rows up to that `seq` usually belong to them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Tops {
     pub(crate) seqs: Vec<Option<Top>>,
-    /// The transaction that comes next.
+    /// The next transaction to be assigned.
     pub(crate) next_xid: u64,
 }
 
-/// The largest committed `seq` of one table, and what numbers its rows.
+/// The highest committed `seq` of one table, and the sequence that numbers its rows.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Top {
     pub(crate) seq: i64,
     pub(crate) numbering: String,
 }
 
-/// Looks how far the numbering of each table has come.
+/// Finds the highest `seq` of each table.
 ///
 /// # Errors
 /// Those of a statement.
@@ -272,9 +295,9 @@ pub(crate) async fn tops(sql: &Sql, tables: &[Found]) -> Result<Tops> {
             continue;
         };
         let top = match largest(sql, table, &seq.column).await {
-            // In an empty table every number that is given out is larger.
+            // The table is empty, so any number will be higher.
             Ok(largest) => largest.unwrap_or(i64::MIN),
-            // Who makes a slot need not read the tables.
+            // The role that creates a slot need not have the right to read the tables.
             Err(error) if error.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE) => {
                 seqs.push(None);
                 continue;
@@ -291,7 +314,7 @@ pub(crate) async fn tops(sql: &Sql, tables: &[Found]) -> Result<Tops> {
     Ok(Tops { seqs, next_xid })
 }
 
-/// The largest number that is committed.
+/// The highest committed number.
 async fn largest(
     sql: &Sql,
     table: &QualifiedName,
@@ -300,4 +323,18 @@ async fn largest(
     let column = quoted_identifier(column);
     let statement = format!("SELECT max(e.{column})::bigint FROM {table} e");
     Ok(sql.query_one(&statement, &[]).await?.get(0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_table_is_rewritten_when_one_of_its_partitions_has_another_file() {
+        assert!(!was_rewritten("1:10,2:20", "1:10,2:20"));
+        assert!(was_rewritten("1:10,2:20", "1:10,2:21"));
+        // A partition was added, and another one was detached.
+        assert!(!was_rewritten("1:10,2:20", "2:20,3:30"));
+        assert!(!was_rewritten("1:10", "1:10,10:1"));
+    }
 }

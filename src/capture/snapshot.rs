@@ -10,28 +10,29 @@ use crate::error::{Code, Error};
 pub(crate) struct Snapshot {
     xmin: u64,
     xmax: u64,
-    /// Transactions between the two that had not ended; ascending.
+    /// Transactions between the two that had not ended, ascending.
     running: Vec<u64>,
 }
 
 impl Snapshot {
-    /// Every older transaction had ended.
+    /// Every transaction older than this had ended.
     pub(crate) fn xmin(&self) -> u64 {
         self.xmin
     }
 
-    /// No transaction from this one on had ended.
+    /// This transaction and all later ones had not ended.
     pub(crate) fn xmax(&self) -> u64 {
         self.xmax
     }
 
-    /// Whether the transaction had ended, as `pg_visible_in_snapshot` tells it.
+    /// Whether the transaction had ended, as in `pg_visible_in_snapshot`.
     pub(crate) fn shows(&self, xid: u64) -> bool {
         xid < self.xmin || xid < self.xmax && self.running.binary_search(&xid).is_err()
     }
 
-    /// Whether a transaction that `now` still counts as running had ended here. The snapshot of a
-    /// new slot comes from the log, which has a commit a moment before other sessions see it.
+    /// Whether any transaction that is running in `now` had ended in this snapshot. A new slot's
+    /// snapshot is made from the WAL, which contains a commit a moment before other sessions see
+    /// it.
     pub(crate) fn is_ahead_of(&self, now: &Snapshot) -> bool {
         now.running.iter().any(|xid| self.shows(*xid))
             || (now.xmax..self.xmax).any(|xid| self.shows(xid))
@@ -43,7 +44,7 @@ impl FromStr for Snapshot {
 
     fn from_str(text: &str) -> Result<Self, Error> {
         parse(text).ok_or_else(|| {
-            let what = format!("PostgreSQL printed {text:?} as a snapshot");
+            let what = format!("cannot parse {text:?}, which PostgreSQL returned as a snapshot");
             Error::new(Code::PostgresStatement, what)
         })
     }
@@ -56,8 +57,9 @@ fn parse(text: &str) -> Option<Snapshot> {
     let running = parts.next()?.split(',').filter(|xid| !xid.is_empty());
     let mut running: Vec<u64> = running.map(|xid| xid.parse().ok()).collect::<Option<_>>()?;
     running.sort_unstable();
-    // The snapshot of a new slot may have its `xmax` below its `xmin`. PostgreSQL looks at `xmin`
-    // first and does not read such a text back, so nothing lies between the two.
+    // The snapshot of a new slot may have its `xmax` below its `xmin`. PostgreSQL checks `xmin`
+    // first, and does not accept such a text as input, so raise `xmax`: no transaction lies between
+    // the two.
     let xmax = xmax.max(xmin);
     Some(Snapshot {
         xmin,
@@ -86,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn it_shows_what_had_ended_and_nothing_else() {
+    fn a_snapshot_shows_exactly_the_transactions_that_had_ended() {
         let s = snapshot("100:110:103,105");
         assert!(s.shows(99) && s.shows(100) && s.shows(104) && s.shows(109));
         assert!(!s.shows(103) && !s.shows(105) && !s.shows(110) && !s.shows(u64::MAX));
@@ -95,20 +97,20 @@ mod tests {
     }
 
     #[test]
-    fn ids_beyond_32_bits_are_compared_whole() {
+    fn transaction_ids_beyond_32_bits_are_compared_in_full() {
         let s = snapshot("4294967290:4294967300:4294967296");
         assert!(s.shows(4_294_967_299) && !s.shows(4_294_967_296) && s.shows(3));
     }
 
     #[test]
-    fn the_snapshot_of_a_new_slot_may_have_its_bounds_the_wrong_way_round() {
+    fn a_new_slots_snapshot_with_xmax_below_xmin_is_accepted() {
         let s = snapshot("20:15:");
         assert!(s.shows(19) && !s.shows(20));
         assert_eq!(s.to_string(), "20:20:");
     }
 
     #[test]
-    fn it_is_ahead_of_one_that_still_runs_what_it_shows() {
+    fn a_snapshot_is_ahead_if_it_shows_a_transaction_that_still_runs_in_the_other() {
         let slot = snapshot("10:20:12");
         assert!(slot.is_ahead_of(&snapshot("11:20:11")));
         assert!(!slot.is_ahead_of(&snapshot("12:20:12")));
@@ -116,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_snapshot_is_an_error() {
+    fn a_text_that_is_not_a_snapshot_is_an_error() {
         for text in ["", "1", "1:2", "a:2:", "1:2:x", "-1:2:"] {
             assert!(text.parse::<Snapshot>().is_err(), "{text:?}");
         }

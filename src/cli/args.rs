@@ -13,9 +13,9 @@ use crate::settings::{KEYS, Kind};
 /// Delivers a PostgreSQL transactional outbox to Google Cloud Pub/Sub, in order per key, losing
 /// nothing.
 ///
-/// Start with `postrider demo`. To adopt it: `postrider init` shows the SQL it needs, `postrider
-/// check` what is missing, `postrider run` relays. Settings come from flags, from the environment
-/// (DATABASE_URL, PUBSUB_PROJECT_ID, POSTRIDER_...) or from a TOML file, in this order.
+/// Start with `postrider demo`. To adopt it: `postrider init` shows the SQL that it needs, `postrider
+/// check` lists missing pieces, `postrider run` relays. Settings come from flags, from the environment
+/// (DATABASE_URL, PUBSUB_PROJECT_ID, POSTRIDER_...) or from a TOML file; the first of these wins.
 #[derive(Debug, Parser)]
 #[command(
     name = "postrider",
@@ -33,25 +33,26 @@ pub struct Cli {
 
 #[derive(Debug, Subcommand)]
 pub(super) enum Command {
-    /// Relay events until told to stop
+    /// Relay events until a signal stops it
     ///
     /// Reads the slot, publishes each event, records it in outbox.dispatch, and only then confirms
-    /// its position. Starts from the environment alone. SIGTERM ends it in good order; a second
-    /// one at once. Serves /metrics, /livez, /readyz and /status.
+    /// its position. Needs no settings file: environment variables are enough. SIGTERM starts a
+    /// graceful shutdown; a second one ends the process at once. Serves /metrics, /livez, /readyz
+    /// and /status.
     Run,
-    /// See it work in half a minute: everything from a row to a message, and a kill -9
+    /// See it work in half a minute, from a row to a message, through a kill -9
     ///
     /// Starts a throw-away PostgreSQL, a Pub/Sub emulator, services that write, the relay and a
-    /// subscriber; kills the relay half-way, starts it again, and checks against the database that
-    /// nothing was lost, swapped or delivered without a commit. Needs PostgreSQL's programs
-    /// (`make demo` installs them) and nothing else. Leaves nothing behind.
+    /// subscriber. Kills the relay half-way, restarts it, and checks against the database that no
+    /// event was lost, reordered or published without a commit. Needs only PostgreSQL's programs
+    /// (`make demo` installs them). Leaves nothing behind.
     Demo(super::demo::Args),
     /// Show or apply the SQL that the relay needs, and create its slot
     ///
     /// Prints the statements with comments, to read or to feed to a migration tool; --apply runs
-    /// them. Running it again changes nothing but what is missing. Publication first, slot last:
-    /// every row committed after it is delivered. Needs the owner of the database (the relay's own
-    /// role gets fewer rights) and says what is left to do; the exit code is 1 then.
+    /// them. Running it again only adds missing objects. The slot is created last: every row
+    /// committed after that is delivered. Run it as the owner of the database (the relay's own role
+    /// gets fewer rights). If steps are left to do, it lists them and exits with code 1.
     ///
     /// Examples:
     ///   postrider init > postrider.sql
@@ -62,50 +63,50 @@ pub(super) enum Command {
     /// Check everything that the relay needs, in PostgreSQL and in Pub/Sub
     ///
     /// Changes nothing. Looks at server settings, rights, publication, tables, slot, the mapping of
-    /// sampled events, credentials, endpoint, topics and subscriptions. Run it with the settings
-    /// and as the role of the relay. Exit code: 0 ready, 1 with warnings, 2 with errors.
+    /// sampled events, credentials, endpoint, topics and subscriptions. Run it with the settings and
+    /// the database role of the relay. Exit code: 0 ready, 1 with warnings, 2 with errors.
     ///
     /// Example: DATABASE_URL=postgres://shop_relay@db/shop PUBSUB_PROJECT_ID=shop postrider check
     #[command(verbatim_doc_comment)]
     Check(super::check::Args),
     /// Look at the replication slot; create, drop or advance it
     ///
-    /// Without a command: show. --slot or POSTRIDER_SLOT names the slot.
+    /// Without a command, it shows the slot that --slot or POSTRIDER_SLOT names.
     ///
     /// Examples:
-    ///   postrider slot                               (what an operator asks at 3 a.m.)
+    ///   postrider slot                               (health, lag and what to do)
     ///   postrider slot show --watch
     ///   postrider slot show --json --critical-bytes 2GB   (exit code: 0 ok, 1 warning, 2 critical,
     ///                                                      3 missing or unknown)
     #[command(verbatim_doc_comment)]
     Slot(super::slot::Args),
-    /// Look at events that were set aside; release or discard them
+    /// List, release or discard quarantined events
     ///
-    /// An event that can never be published is set aside in quarantine, and so are the later events
-    /// of its ordering key (on_bad_event). Works while the relay runs, and while it does not.
+    /// The relay puts an event that can never be published into quarantine, and the later events of
+    /// its ordering key behind it (on_bad_event). These commands work whether or not the relay runs.
     ///
     /// Examples:
     ///   postrider quarantine list
     ///   postrider quarantine release --key order-17
     #[command(verbatim_doc_comment)]
     Quarantine(super::quarantine::Args),
-    /// Deliver from the tables what has no record: after the loss of the slot, or of a cluster
+    /// Publish unrecorded rows from the tables, after the slot or the server was lost
     ///
-    /// A relay does this by itself when it finds its slot missing, lost or made anew; this command
-    /// shows beforehand what that would send, asks for it, and lets a relay run on a database that
-    /// was restored or migrated to another server. --slot or POSTRIDER_SLOT names the slot.
+    /// A relay recovers by itself when its slot is missing, lost or recreated. This command previews
+    /// a recovery, requests one, and adopts a database that was restored or migrated to another
+    /// server. --slot or POSTRIDER_SLOT names the slot.
     ///
     /// Examples:
-    ///   postrider recover --dry-run          (is it needed, and what would be sent?)
+    ///   postrider recover --dry-run          (is it needed, and which rows would be published?)
     ///   postrider recover --yes              (do it now, or at the relay's next start)
-    ///   postrider recover --adopt --yes      (this server or database took the
-    ///                                         place of the old one)
+    ///   postrider recover --adopt --yes      (this server or database replaces
+    ///                                         the old one)
     #[command(verbatim_doc_comment)]
     Recover(super::recover::Args),
     Emulator(EmulatorArgs),
-    /// Say what an error code means and what to do about it
+    /// Explain an error code and what to do about it
     Explain {
-        /// A code such as `slot-missing`; none lists them all
+        /// A code such as `slot-missing`; without one, all are listed
         code: Option<Code>,
     },
     /// Print completions for a shell
@@ -116,8 +117,8 @@ pub(super) enum Command {
 }
 
 impl Cli {
-    /// Reads the arguments of the process; the second part is the settings given as flags.
-    /// Prints help and leaves the process when they cannot be read.
+    /// Reads the arguments of the process, and the settings given as flags. Prints help and exits
+    /// when the arguments are invalid.
     pub fn from_process() -> (Self, Vec<(String, String)>) {
         let matches = command()
             .try_get_matches()
@@ -134,7 +135,7 @@ impl Cli {
     }
 }
 
-/// Prints help or what is wrong, and leaves. A flag that is not known is an unknown setting.
+/// Prints help or the error, and exits. An unknown flag is reported as an unknown setting.
 fn leave(error: &clap::Error) -> ! {
     let context = |kind| error.get(kind).map(ToString::to_string);
     match (error.kind(), context(ContextKind::InvalidArg)) {
@@ -155,8 +156,8 @@ fn leave(error: &clap::Error) -> ! {
     }
 }
 
-/// clap repeats an argument that it did not expect, which may be a URL with a password, or a part of
-/// one.
+/// Hides arguments in clap's error text: clap repeats an unexpected argument, which may be a URL with a
+/// password or a part of one.
 fn without_secrets(text: &str, arguments: impl Iterator<Item = String>) -> String {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_".contains(c);
     let hidden = arguments
@@ -168,7 +169,7 @@ fn without_secrets(text: &str, arguments: impl Iterator<Item = String>) -> Strin
     })
 }
 
-/// The whole command with the flags of the settings.
+/// The command line, with one flag per setting.
 pub(super) fn command() -> clap::Command {
     KEYS.iter().fold(Cli::command(), |command, key| {
         let value_name = match key.kind {
@@ -228,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn a_setting_may_stand_before_or_after_the_command() {
+    fn a_setting_may_come_before_or_after_the_command() {
         for line in [
             ["postrider", "--slot", "a", "run"],
             ["postrider", "run", "--slot", "a"],

@@ -7,12 +7,12 @@ use super::signals;
 use crate::demo::{self, End, Options};
 use crate::error::{Code, Error, Result};
 
-/// 128 + SIGINT, what a shell reports for a program that Ctrl-C has ended.
+/// 128 + SIGINT: the status that a shell reports for a program ended by Ctrl-C.
 const INTERRUPTED: u8 = 130;
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
-    /// Seconds in which the writers write; the relay is killed half-way
+    /// Seconds that the writers run; the relay is killed half-way
     #[arg(long, value_name = "N", default_value_t = 20,
           value_parser = clap::value_parser!(u64).range(5..=600))]
     seconds: u64,
@@ -20,7 +20,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "N", default_value_t = 2_000,
           value_parser = clap::value_parser!(u32).range(10..=20_000))]
     rate: u32,
-    /// Leave it all running at the end, to play with, until Ctrl-C
+    /// Leave everything running at the end, to explore, until Ctrl-C
     #[arg(long)]
     keep: bool,
     /// Print the summary as one JSON object; the rest goes to standard error

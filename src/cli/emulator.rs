@@ -13,19 +13,19 @@ use crate::error::{Code, Error, Result};
 /// Run a strict Pub/Sub emulator in memory
 ///
 /// Speaks the gRPC protocol of Pub/Sub in plain text: point clients at it with
-/// PUBSUB_EMULATOR_HOST. Refuses what the service refuses, keeps order per key, and redelivers as
-/// the service does. Everything is forgotten when it ends.
+/// PUBSUB_EMULATOR_HOST. Like the service, it refuses invalid requests, keeps the order per key, and
+/// redelivers. Keeps nothing when it ends.
 ///
 /// Example: postrider emulator --listen 127.0.0.1:8085 --topic projects/demo/topics/order.events
 #[derive(Debug, Args)]
 pub(super) struct EmulatorArgs {
-    /// Address to listen on; port 0 takes a free one
+    /// Address to listen on; port 0 chooses a free port
     #[arg(long, default_value = "127.0.0.1:8085", value_name = "ADDRESS:PORT")]
     listen: SocketAddr,
-    /// Topics to create at once, with their full names
+    /// Topics to create at startup, by their full names
     #[arg(long, value_name = "projects/P/topics/T")]
     topic: Vec<String>,
-    /// Answer each publish so many milliseconds late, like a service far away
+    /// Delay each publish answer by this many milliseconds, like a distant service
     #[arg(long, value_name = "N", default_value_t = 0)]
     delay_ms: u64,
 }
@@ -68,7 +68,7 @@ async fn serve(args: EmulatorArgs) -> Result<()> {
         "Pub/Sub emulator: export PUBSUB_EMULATOR_HOST={}",
         emulator.addr()
     );
-    // An error means that the signals are not watched any more: stop as well.
+    // An error means that the signal watcher has ended: stop then, too.
     let _ = shutdown.wait_for(|stop| *stop).await;
     emulator.shutdown().await;
     Ok(())

@@ -1,8 +1,8 @@
-//! Figures as people read and write them: sizes in PostgreSQL's units (1 MB is 1024 kB), times.
+//! Sizes, times and counts in the form that people read and write; 1 MB is 1024 kB, as in PostgreSQL.
 
 use std::time::Duration;
 
-/// A size with three digits at most: `0 B`, `4.2 MB`, `117 GB`.
+/// Formats a size with at most three digits: `0 B`, `4.2 MB`, `117 GB`.
 pub(super) fn bytes(count: u64) -> String {
     const UNITS: [&str; 6] = ["B", "kB", "MB", "GB", "TB", "PB"];
     #[expect(clippy::cast_precision_loss, reason = "three digits are shown")]
@@ -16,7 +16,7 @@ pub(super) fn bytes(count: u64) -> String {
     format!("{size:.decimals$} {}", UNITS[unit])
 }
 
-/// A time by its two leading units: `0.4 s`, `12 s`, `5 min 3 s`, `2 d 4 h`.
+/// Formats a time with its two largest units: `0.4 s`, `12 s`, `5 min 3 s`, `2 d 4 h`.
 pub(super) fn time(time: Duration) -> String {
     let seconds = time.as_secs();
     let pair = |large: u64, large_unit: &str, small: u64, small_unit: &str| match small {
@@ -47,14 +47,14 @@ pub(super) fn parse_bytes(text: &str) -> Result<u64, String> {
         "mb" | "mib" => 20,
         "gb" | "gib" => 30,
         "tb" | "tib" => 40,
-        _ => return Err("the unit is one of B, kB, MB, GB, TB".to_owned()),
+        _ => return Err("the unit must be B, kB, MB, GB or TB".to_owned()),
     };
     let number: u64 = number
         .parse()
         .map_err(|_| "write it as 256MB, or in bytes".to_owned())?;
     number
         .checked_mul(1 << shift)
-        .ok_or_else(|| "that is too large".to_owned())
+        .ok_or_else(|| "the size is too large".to_owned())
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Findings on standard output, for people or as JSON, and the exit code that they amount to.
+//! Prints findings as text or JSON, and derives the exit code from them.
 
 use std::process::ExitCode;
 
@@ -10,7 +10,7 @@ use super::paint::Paint;
 use crate::error::Error;
 use crate::printable::printable_lines;
 
-/// What was found, under headings.
+/// Findings under headings.
 #[derive(Debug, Default)]
 pub(super) struct Findings {
     sections: Vec<(String, Vec<Finding>)>,
@@ -32,7 +32,7 @@ impl Findings {
         self.sections.iter().flat_map(|(_, findings)| findings)
     }
 
-    /// The worst severity; `Ok` when there is nothing.
+    /// The worst severity; `Ok` without findings.
     pub(super) fn worst(&self) -> Severity {
         self.all()
             .map(|finding| finding.severity)
@@ -54,7 +54,7 @@ impl Findings {
         output::write_json(&json);
     }
 
-    /// A line for each finding, and one for what to do about it.
+    /// Prints a line for each finding, and below it a line with the remedy.
     pub(super) fn print(&self) {
         output::write(&self.to_text(Paint::stdout()));
     }
@@ -92,7 +92,7 @@ impl Findings {
         text
     }
 
-    /// How many findings of each kind that asks for something, such as `1 error, 2 warnings`.
+    /// The number of errors and warnings, such as `1 error, 2 warnings`.
     pub(super) fn summary(&self) -> String {
         let count = |severity| {
             self.all()
@@ -128,7 +128,7 @@ pub(super) fn name(severity: Severity) -> &'static str {
     }
 }
 
-/// A finding of our own.
+/// A finding without a remedy.
 pub(super) fn finding(severity: Severity, code: &'static str, what: impl Into<String>) -> Finding {
     Finding {
         code,
@@ -138,7 +138,7 @@ pub(super) fn finding(severity: Severity, code: &'static str, what: impl Into<St
     }
 }
 
-/// A finding of our own with something to do about it.
+/// A finding with a remedy.
 pub(super) fn finding_with_remedy(
     severity: Severity,
     code: &'static str,
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn every_finding_is_a_line_with_what_to_do_below() {
+    fn every_finding_is_a_line_with_its_remedy_below() {
         let text = findings().to_text(Paint::PLAIN);
         let expected = "PostgreSQL a@b:1/c\n  \
             ok       wal-level          wal_level is logical\n  \
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn the_worst_finding_counts() {
+    fn the_worst_finding_is_the_overall_severity() {
         let mut findings = findings();
         assert_eq!(findings.worst(), Severity::Warning);
         assert_eq!(findings.summary(), "1 warning");

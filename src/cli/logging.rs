@@ -4,7 +4,7 @@ use std::io::IsTerminal;
 
 use tracing_subscriber::EnvFilter;
 
-/// What is logged when `RUST_LOG` is not set: our own information, others' warnings.
+/// The filter when `RUST_LOG` is not set: info from Postrider, warnings from other crates.
 const DEFAULT_FILTER: &str = "warn,postrider=info,pubsub_emulator=info";
 
 pub(super) fn start(json: bool) {
@@ -12,7 +12,7 @@ pub(super) fn start(json: bool) {
     let builder = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr);
-    // An error means that a subscriber is set already, as in a test: that one is as good.
+    // An error means that a subscriber is already set, as in a test. It can stay.
     let _ = match json {
         true => builder.json().flatten_event(true).try_init(),
         false => builder

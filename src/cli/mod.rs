@@ -1,7 +1,6 @@
-//! The commands of `postrider`: what they are called, what they take, and who carries them out.
+//! The commands of `postrider`, one file or folder each.
 //!
-//! Settings come from one table ([`crate::settings::KEYS`]), and so do their flags. Each command
-//! is a file of its own.
+//! The flags of the settings are made from the table of settings ([`crate::settings::KEYS`]).
 
 mod args;
 mod capture;
@@ -32,15 +31,15 @@ use args::Command;
 
 /// Runs the command that the process was started with.
 pub fn main() -> ExitCode {
-    // The one TLS provider, for those libraries that ask for the process' own. An error means
-    // that there is one already.
+    // The TLS provider for libraries that use the default of the process. An error means that one
+    // is already installed.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let (cli, flags) = Cli::from_process();
     match dispatch(cli, &flags) {
         Ok(code) => code,
         Err(error) => {
-            // In one write, so that no line of others comes between. There is no other place to
-            // tell of a failure.
+            // One write, so that no other output comes between the lines. If the write fails, there is
+            // no other place to report it.
             let report = format!("{}\n", Report(&error));
             let _ = std::io::stderr().write_all(report.as_bytes());
             ExitCode::from(error.code().exit_status())
@@ -67,14 +66,14 @@ fn dispatch(cli: Cli, flags: &[(String, String)]) -> Result<ExitCode> {
     }
 }
 
-/// The environment. What is not UTF-8 cannot be a setting of ours, and must not be a panic.
+/// The environment. Variables that are not UTF-8 cannot be settings; skip them instead of panicking.
 fn environment() -> Environment {
     std::env::vars_os()
         .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
         .collect()
 }
 
-/// Runs a command that does one thing after the other, on this thread.
+/// Runs a sequential command on this thread.
 fn block_on<T>(command: impl Future<Output = Result<T>>) -> Result<T> {
     tokio::runtime::Builder::new_current_thread()
         .enable_all()

@@ -1,11 +1,11 @@
-//! Standard output that may go away: `postrider slot list | head -1` ends without a word.
+//! Standard output that its reader may close: `postrider slot list | head -1` ends silently.
 
 use std::io::Write;
 use std::process;
 
 use serde::Serialize;
 
-/// Writes text. When nobody reads any more the process ends, as other tools do by SIGPIPE.
+/// Writes text. Ends the process when the reader has closed the pipe, as SIGPIPE ends other tools.
 pub(super) fn write(text: &str) {
     let mut stdout = std::io::stdout().lock();
     if stdout

@@ -14,11 +14,11 @@ impl Paint {
         Self(std::io::stdout().is_terminal() && !asked_not_to)
     }
 
-    /// No colours, whatever standard output is.
+    /// Never colours.
     #[cfg(test)]
     pub(super) const PLAIN: Self = Self(false);
 
-    /// The same text, in the colour of a severity. Pad it before: colours have a width to `format!`.
+    /// The text in the colour of a severity. Pad it before: `format!` counts escape codes as width.
     pub(super) fn severity(self, severity: Severity, text: &str) -> String {
         self.paint(
             text,
@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn without_a_terminal_a_text_stays_as_it_is() {
+    fn text_is_coloured_on_a_terminal_only() {
         assert_eq!(Paint(false).severity(Severity::Error, "lost"), "lost");
         assert_eq!(
             Paint(true).severity(Severity::Error, "lost"),

@@ -10,7 +10,7 @@ use crate::metrics::Metrics;
 use crate::relay::{Relay, State};
 use crate::settings::Settings;
 
-/// Threads for publishing; the stream has one of its own.
+/// Threads for publishing; the replication stream has its own thread.
 const WORKERS: usize = 2;
 
 pub(super) fn run(settings: Settings) -> Result<ExitCode> {

@@ -1,4 +1,4 @@
-//! SIGTERM and SIGINT: the first asks to stop, the second ends the process.
+//! SIGTERM and SIGINT: the first signal starts a graceful shutdown, the second ends the process.
 
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
@@ -22,7 +22,7 @@ pub(super) fn watch() -> Result<watch::Receiver<bool>> {
                 std::process::exit(1);
             }
             tracing::info!(
-                "stopping: what is on its way is finished; a second signal ends at once"
+                "stopping: finishing the events in flight; a second signal ends at once"
             );
             // The receiver lives as long as the relay.
             let _ = sender.send(true);

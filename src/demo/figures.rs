@@ -1,4 +1,4 @@
-//! Figures as text, short enough for a column.
+//! Formats figures as short text that fits into a column.
 
 /// `12,345`.
 pub(super) fn grouped(number: u64) -> String {
@@ -13,7 +13,7 @@ pub(super) fn grouped(number: u64) -> String {
     text
 }
 
-/// In kB, PostgreSQL's own unit for what is not large.
+/// In kB, the unit that PostgreSQL uses for small sizes.
 pub(super) fn size(bytes: u64) -> String {
     if bytes < 1024 {
         format!("{bytes} B")
@@ -26,7 +26,7 @@ pub(super) fn milliseconds(ms: f64) -> String {
     format!("{} ms", decimals(ms))
 }
 
-/// A decimal below ten, none above.
+/// One decimal below ten, none above.
 fn decimals(value: f64) -> String {
     if value < 9.95 {
         format!("{value:.1}")

@@ -1,8 +1,8 @@
-//! What the demonstration has seen: events that writers committed, copies that the subscriber
-//! received, and whether each order's events came one after the other. No IO; the clock comes in
-//! from outside.
+//! The record of what the demonstration has seen: the events that writers committed, the copies
+//! that the subscriber received, and whether each order's events arrived in sequence. No IO; the
+//! clock is passed in.
 //!
-//! **Not here:** the final judgement. It compares with the database, in [`super::verdict`].
+//! **Not here:** the final verdict. It also compares with the database, in [`super::verdict`].
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, Instant};
@@ -10,10 +10,10 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 use uuid::Uuid;
 
-/// An order of the shop; as text it is the ordering key.
+/// The number of an order in the shop. As text it is the ordering key.
 pub(super) type OrderId = i32;
 
-/// One step of an order: its version counts from 1, without a gap.
+/// One step of an order. Its version counts from 1 without gaps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Step {
     pub(super) order: OrderId,
@@ -25,53 +25,54 @@ pub(super) struct Step {
 pub(super) struct Arrival {
     pub(super) step: Step,
     pub(super) event_id: Uuid,
-    /// Pub/Sub's id: the same when Pub/Sub delivers a stored message again, another one when the
-    /// event was published again.
+    /// Pub/Sub's id. It is the same when Pub/Sub redelivers a stored message, and different when
+    /// the event was published again.
     pub(super) message_id: String,
     pub(super) at: Instant,
 }
 
-/// Counts since the start.
+/// Totals since the start.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub(super) struct Totals {
     pub(super) committed: u64,
     pub(super) transactions: u64,
     pub(super) rolled_back: u64,
     pub(super) rolled_back_transactions: u64,
-    /// Events of which at least one copy has arrived.
+    /// Events for which at least one copy has arrived.
     pub(super) delivered: u64,
-    /// Copies of events that had arrived before, published again.
+    /// Further copies of delivered events that were published again.
     pub(super) repeated: u64,
-    /// Messages that Pub/Sub delivered again.
+    /// Messages that Pub/Sub redelivered.
     pub(super) redelivered: u64,
-    /// First copies that did not follow the version before.
+    /// First copies that did not directly follow the previous version.
     pub(super) out_of_order: u64,
-    /// Messages that are no event of ours.
+    /// Messages that are not events of the demonstration.
     pub(super) unreadable: u64,
 }
 
 impl Totals {
-    /// Everything that was received, distinct messages only.
+    /// All distinct messages that were received.
     pub(super) fn messages(&self) -> u64 {
         self.delivered + self.repeated + self.unreadable
     }
 
-    /// Events on their way. A copy may arrive before its writer has heard that the commit is done.
+    /// Events that are not delivered yet. It cannot go below zero, although a copy may arrive
+    /// before its writer has heard of the commit.
     pub(super) fn behind(&self) -> u64 {
         self.committed.saturating_sub(self.delivered)
     }
 }
 
-/// What happened since the last look.
+/// Changes since the last look.
 #[derive(Debug, Default)]
 pub(super) struct Window {
     pub(super) committed: u64,
     pub(super) delivered: u64,
-    /// From sending COMMIT to having the message, one for each first copy.
+    /// The time from sending COMMIT to receiving the message, for each first copy.
     pub(super) latencies: Vec<Duration>,
 }
 
-/// Everything that was seen.
+/// All that was seen.
 #[derive(Debug, Default)]
 pub(super) struct Ledger {
     totals: Totals,
@@ -79,13 +80,13 @@ pub(super) struct Ledger {
     latencies: Vec<Duration>,
     /// When COMMIT was sent, for events that have not arrived.
     sent: HashMap<Step, Instant>,
-    /// The message in which each event arrived first.
+    /// The message that first brought each event.
     first_message: HashMap<Uuid, String>,
     first_copies: BTreeMap<OrderId, FirstCopies>,
     goal: Option<Goal>,
 }
 
-/// So many delivered events are waited for.
+/// A number of delivered events to wait for.
 #[derive(Debug)]
 struct Goal {
     delivered: u64,
@@ -104,13 +105,13 @@ impl Ledger {
         self.sent.extend(steps.iter().map(|step| (*step, at)));
     }
 
-    /// A transaction with so many events is committed.
+    /// A transaction with this many events was committed.
     pub(super) fn committed(&mut self, events: usize) {
         self.totals.committed += events as u64;
         self.totals.transactions += 1;
     }
 
-    /// A transaction with so many events was rolled back on purpose.
+    /// A transaction with this many events was rolled back on purpose.
     pub(super) fn rolled_back(&mut self, events: usize) {
         self.totals.rolled_back += events as u64;
         self.totals.rolled_back_transactions += 1;
@@ -155,7 +156,7 @@ impl Ledger {
         }
     }
 
-    /// Sets the goal that everything committed until now is delivered.
+    /// Sets the goal: everything committed until now is delivered.
     pub(super) fn set_goal(&mut self, now: Instant) {
         self.goal = Some(Goal {
             delivered: self.totals.committed,
@@ -169,17 +170,17 @@ impl Ledger {
         self.goal.as_ref().and_then(|goal| goal.reached)
     }
 
-    /// The subscriber has received something that is no event of ours.
+    /// The subscriber has received a message that is not an event of the demonstration.
     pub(super) fn received_unreadable(&mut self) {
         self.totals.unreadable += 1;
     }
 
-    /// Counts since the start.
+    /// Totals since the start.
     pub(super) fn totals(&self) -> Totals {
         self.totals
     }
 
-    /// What happened since the last look.
+    /// Returns the changes since the last look.
     pub(super) fn look(&mut self) -> Window {
         let before = std::mem::replace(&mut self.at_last_look, self.totals);
         Window {
@@ -196,13 +197,14 @@ impl Ledger {
             .map_or(&[], |copies| &copies.event_ids)
     }
 
-    /// The orders of which anything has arrived.
+    /// The orders for which an event has arrived.
     pub(super) fn orders(&self) -> impl Iterator<Item = OrderId> {
         self.first_copies.keys().copied()
     }
 }
 
-/// The value that `percent` of all do not exceed (nearest rank); `None` when there are none.
+/// The smallest value that at least `percent` of all values do not exceed (nearest rank); `None`
+/// when there are no values.
 pub(super) fn percentile(values: &mut [Duration], percent: usize) -> Option<Duration> {
     let rank = (values.len() * percent).div_ceil(100).max(1);
     (rank <= values.len()).then(|| *values.select_nth_unstable(rank - 1).1)
@@ -212,7 +214,7 @@ pub(super) fn percentile(values: &mut [Duration], percent: usize) -> Option<Dura
 mod tests {
     use super::*;
 
-    /// A copy of the event that is this version of this order.
+    /// A copy of the event for this version of this order.
     fn arrival(order: OrderId, version: i64, message_id: &str) -> Arrival {
         Arrival {
             step: Step { order, version },
@@ -249,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn a_skipped_version_is_noticed_when_the_next_one_comes() {
+    fn a_skipped_version_is_noticed_when_the_next_one_arrives() {
         assert_eq!(
             totals_after(&[(1, 1, "a"), (1, 3, "b"), (1, 4, "c")]).out_of_order,
             1
@@ -305,12 +307,12 @@ mod tests {
         assert_eq!(ledger.look().latencies, [Duration::from_millis(5)]);
         assert!(
             ledger.look().latencies.is_empty(),
-            "a window is looked at once"
+            "each latency is returned once"
         );
     }
 
     #[test]
-    fn the_goal_is_reached_when_what_was_committed_has_arrived() {
+    fn the_goal_is_reached_when_all_committed_events_have_arrived() {
         let mut ledger = Ledger::default();
         let start = Instant::now();
         ledger.committed(2);

@@ -1,11 +1,11 @@
 //! The demonstration: real parts, a real SIGKILL, and a check that nothing was lost or swapped.
 //!
-//! `show` is the script, `world` the stage. `writers` commit business rows together with events,
-//! `subscriber` receives them, `ledger` keeps what was seen and `verdict` compares it with the
-//! database. `screen` makes text of it all.
+//! `show` is the script, and `world` starts the servers. `writers` commit business rows together
+//! with events, `subscriber` receives the events, `ledger` records both, and `verdict` compares the
+//! ledger with the database. `screen` formats the output.
 //!
-//! **Not here:** anything that a relay needs in earnest. What runs here as `postrider init` and
-//! `postrider run` are the same commands that everybody uses.
+//! **Not here:** anything that a relay needs in production. The demonstration runs the same
+//! `postrider init` and `postrider run` as everybody else.
 
 mod figures;
 mod ledger;
@@ -27,39 +27,39 @@ use crate::error::{Code, Error, Report, Result};
 use ledger::Ledger;
 use show::Show;
 
-/// What can be chosen.
+/// The options of `postrider demo`.
 #[derive(Debug, Clone)]
 pub struct Options {
     /// How long the writers write, in seconds; at least 5.
     pub seconds: u64,
     /// Events per second that they aim at.
     pub rate: u32,
-    /// Leave everything running afterwards, until told to stop.
+    /// Keep everything running afterwards, until the process is told to stop.
     pub keep: bool,
-    /// The summary as JSON on standard output, the rest on standard error.
+    /// Print the summary as JSON on standard output, and everything else on standard error.
     pub json: bool,
-    /// For a terminal.
+    /// Use colours, for a terminal.
     pub colours: bool,
 }
 
-/// How it ended, if not with an error.
+/// How the demonstration ended, if not with an error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum End {
-    /// All was shown, and all was as promised.
+    /// It ran to the end, and every promise was kept.
     Finished,
-    /// It was told to stop before.
+    /// It was told to stop early.
     Interrupted,
 }
 
-/// Plays the demonstration; `shutdown` turning true ends it early. Whatever it has started is gone
-/// when this returns or is dropped.
+/// Runs the demonstration. It ends early when `shutdown` turns true. All servers and processes that
+/// it started are gone when this future returns or is dropped.
 ///
 /// # Errors
-/// `demo-failed` when something was lost, swapped or delivered without a commit, or when a part
-/// did not start or ended by itself.
+/// `demo-failed` when an event was lost, swapped or delivered without a commit, or when a part did
+/// not start or ended by itself.
 pub async fn run(options: &Options, mut shutdown: watch::Receiver<bool>) -> Result<End> {
     let mut stop = async || {
-        // An error means that the signals are not watched any more: stop as well.
+        // An error means that nobody watches the signals, so stop as well.
         let _ = shutdown.wait_for(|stop| *stop).await;
     };
     let mut show = tokio::select! {

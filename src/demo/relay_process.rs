@@ -1,7 +1,7 @@
-//! The relay as a process of its own, so that it can be killed without a warning.
+//! The relay as a separate process, so that it can be killed without warning.
 //!
-//! However the demonstration ends, the relay ends with it: by `Drop` when we still run code, and
-//! by a shell that waits on a pipe when we were killed ourselves. The kernel closes that pipe.
+//! The relay always ends with the demonstration: through `Drop` if we still run code, or through a
+//! shell that waits on a pipe if we were killed ourselves. The kernel then closes the pipe.
 
 use std::io::Write;
 use std::os::unix::process::CommandExt;
@@ -13,7 +13,7 @@ use tokio::process::{Child, Command};
 use super::failed;
 use crate::error::{Error, Result};
 
-/// Each line is the pid to kill at the end of the input; an empty one means none.
+/// Each line is the pid to kill at the end of the input. An empty line means none.
 const WATCHDOG: &str = r#"
 relay=
 while read -r line; do relay=$line; done
@@ -28,7 +28,7 @@ pub(super) struct RelayProcess {
 }
 
 impl RelayProcess {
-    /// Starts it with these variables alone; its log is appended to a file.
+    /// Starts the relay with only these environment variables. Its log is appended to a file.
     pub(super) fn start(environment: &[(&str, String)], log: &Path) -> Result<Self> {
         let file = std::fs::OpenOptions::new()
             .create(true)
@@ -43,7 +43,7 @@ impl RelayProcess {
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(file)
-            .process_group(0) // a Ctrl-C on the terminal is for us
+            .process_group(0) // a Ctrl-C on the terminal must not reach the relay
             .kill_on_drop(true)
             .spawn()
             .map_err(|e| failed("cannot start the relay").caused_by(e))?;
@@ -56,7 +56,7 @@ impl RelayProcess {
         self.child.id()
     }
 
-    /// SIGKILL, and waits until it is gone.
+    /// Sends SIGKILL and waits until the process is gone.
     pub(super) async fn kill_9(mut self) -> Result<()> {
         self.child
             .kill()
@@ -65,22 +65,22 @@ impl RelayProcess {
         self.watchdog.tell(None)
     }
 
-    /// An error when it has ended by itself.
+    /// An error when the relay has ended by itself.
     pub(super) fn must_run(&mut self) -> Result<()> {
         match self.child.try_wait() {
             Ok(None) => Ok(()),
             Ok(Some(status)) => Err(failed(format!("the relay has ended ({status})"))),
-            Err(error) => Err(failed("the relay is out of reach").caused_by(error)),
+            Err(error) => Err(failed("cannot get the relay's status").caused_by(error)),
         }
     }
 }
 
-/// The program that runs now: its other commands are the actors of the demonstration.
+/// This program's own path. Its other commands play the parts of the demonstration.
 pub(super) fn own_program() -> Result<PathBuf> {
-    std::env::current_exe().map_err(|e| failed("cannot find this very program").caused_by(e))
+    std::env::current_exe().map_err(|e| failed("cannot find this program's own path").caused_by(e))
 }
 
-/// The shell that kills the relay when we cannot any more.
+/// The shell that kills the relay if we no longer can.
 #[derive(Debug)]
 struct Watchdog {
     shell: process::Child,
@@ -116,7 +116,7 @@ fn cannot_guard(error: std::io::Error) -> Error {
 
 impl Drop for Watchdog {
     fn drop(&mut self) {
-        // Closes the pipe first. A failure means that the shell is gone: nothing to do.
+        // `wait` closes the pipe first. It fails only if the shell is gone already.
         let _ = self.shell.wait();
     }
 }

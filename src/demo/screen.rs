@@ -1,6 +1,7 @@
-//! What the demonstration shows: an announcement for each step, a line for each second, a summary.
+//! The output of the demonstration: an announcement for each step, a line for each second, a
+//! summary.
 //!
-//! Everything but [`Screen::print`] makes text of values and does nothing else.
+//! Apart from [`Screen::print`], all functions only format values.
 
 use std::io::Write;
 use std::time::Duration;
@@ -16,16 +17,16 @@ const RED: &str = "1;31";
 const GREEN: &str = "32";
 const CYAN: &str = "36";
 
-/// Where and how to show it.
+/// Where to print, and how.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Screen {
-    /// For a terminal.
+    /// Use colours, for a terminal.
     pub(super) colours: bool,
-    /// Standard error instead of standard output.
+    /// Print to standard error instead of standard output.
     pub(super) on_stderr: bool,
 }
 
-/// One line of the table.
+/// One line of the table of seconds.
 #[derive(Debug)]
 pub(super) struct Line {
     /// Since the writers started.
@@ -40,7 +41,7 @@ pub(super) struct Line {
     pub(super) p99: Option<Duration>,
 }
 
-/// What to play with once it is over.
+/// Addresses and commands to try after the demonstration.
 #[derive(Debug)]
 pub(super) struct Playground {
     pub(super) database_url: String,
@@ -52,10 +53,9 @@ pub(super) struct Playground {
 }
 
 impl Screen {
-    /// Shows a text; it brings its own line ends.
+    /// Prints a text, which includes its own line ends.
     ///
-    /// # Errors
-    /// Nobody reads it any more.
+    /// # Errors The output was closed.
     pub(super) fn print(self, text: &str) -> Result<()> {
         let written = if self.on_stderr {
             std::io::stderr().write_all(text.as_bytes())
@@ -66,7 +66,7 @@ impl Screen {
                 .and_then(|()| stdout.flush())
         };
         written.map_err(|e| {
-            Error::new(Code::DemoFailed, "nobody reads the output any more")
+            Error::new(Code::DemoFailed, "the output was closed")
                 .caused_by(e)
                 .hint("everything is cleaned up; leave the output open until the end")
         })
@@ -81,17 +81,17 @@ impl Screen {
             ),
             self.paint(
                 FAINT,
-                "Everything here is thrown away at the end. Ctrl-C ends it early."
+                "Everything here is deleted at the end. Ctrl-C ends it early."
             ),
         )
     }
 
-    /// Something that was set up.
+    /// Announces a part that was set up.
     pub(super) fn step(self, text: &str) -> String {
         format!("  {} {text}\n", self.paint(GREEN, "+"))
     }
 
-    /// Something that happens.
+    /// Announces an event of the script.
     pub(super) fn news(self, text: &str) -> String {
         let text = text.replace('\n', "\n     ");
         format!(
@@ -104,7 +104,7 @@ impl Screen {
     pub(super) fn table_head(self) -> String {
         let head = format!(
             "{:>6} {:>12} {:>12} {:>10} {:>10} {:>9} {:>9}  order",
-            "time", "committed/s", "delivered/s", "on the way", "slot lag", "p50", "p99"
+            "time", "committed/s", "delivered/s", "in flight", "slot lag", "p50", "p99"
         );
         format!("\n{}\n", self.paint(FAINT, &head))
     }
@@ -156,7 +156,7 @@ impl Screen {
             }
     }
 
-    /// `program` is how this program is called from here.
+    /// `program` is the command that starts this program from a shell.
     pub(super) fn what_next(self, program: &str) -> String {
         let where_it_is = match program {
             "postrider" => String::new(),
@@ -169,7 +169,7 @@ impl Screen {
             "\n{}\n  \
              postrider demo --keep   leave it running: look at it with psql and curl, break it\n  \
              postrider init          the SQL that your database needs; --apply runs it\n  \
-             postrider check         what your PostgreSQL and your Pub/Sub still lack\n  \
+             postrider check         what is still missing in your PostgreSQL and Pub/Sub\n  \
              postrider run           the relay, for real\n{where_it_is}",
             self.paint(BOLD, "What next"),
         )
@@ -187,7 +187,7 @@ impl Screen {
         let pid = relay_pid.map_or("PID".into(), |pid| pid.to_string());
         format!(
             "\n{}\n\
-             The writers have stopped, the rest goes on. In another terminal:\n\n  \
+             The writers have stopped; everything else keeps running. In another terminal:\n\n  \
              export DATABASE_URL={database_url}\n  \
              export PUBSUB_EMULATOR_HOST={emulator} PUBSUB_PROJECT_ID={project}\n\n  \
              psql $DATABASE_URL -c \"select outbox.emit('order', '7', 'OrderLost', '{{}}')\"\n  \
@@ -199,12 +199,12 @@ impl Screen {
              {program} run --http-addr off\n  \
              kill -9 {pid}\n\n\
              Messages appear here as they arrive. {}\n\n",
-            self.paint(BOLD, "It is yours."),
+            self.paint(BOLD, "It is yours to try."),
             self.paint(BOLD, "Ctrl-C ends it all."),
         )
     }
 
-    /// A message, while people play.
+    /// A message received while people try the playground.
     pub(super) fn message(self, ordering_key: &str, event_type: &str, data: &[u8]) -> String {
         let data = String::from_utf8_lossy(data);
         format!(
@@ -216,7 +216,7 @@ impl Screen {
     /// The end of the relay's log, after a failure.
     pub(super) fn log_tail(self, lines: &[String]) -> String {
         let lines: String = lines.iter().map(|line| format!("  | {line}\n")).collect();
-        format!("\nThe relay's last words:\n{lines}\n")
+        format!("\nThe end of the relay's log:\n{lines}\n")
     }
 
     fn paint(self, code: &str, text: &str) -> String {
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_stands_under_the_head_of_the_table() {
+    fn a_line_is_aligned_with_the_head_of_the_table() {
         let totals = Totals {
             committed: 1_300,
             delivered: 100,
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn a_violation_is_told_at_once() {
+    fn an_order_violation_is_shown_in_the_line() {
         let totals = Totals {
             out_of_order: 2,
             ..Totals::default()

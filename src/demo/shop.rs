@@ -1,7 +1,7 @@
-//! The database of the demonstration: a shop with orders, prepared as a real one would be.
+//! The database of the demonstration: a shop with orders, prepared like a real one.
 //!
-//! The relay and the services have roles of their own with nothing but the documented grants.
-//! Everything is looked at as the superuser.
+//! The relay and the services have their own roles, with only the documented grants. The
+//! demonstration itself reads the database as the superuser.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -23,7 +23,7 @@ pub(super) const RELAY: &str = "relay";
 
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// A session that looks at the database from outside.
+/// A superuser session that inspects the database.
 #[derive(Debug)]
 pub(super) struct Shop {
     sql: Sql,
@@ -31,7 +31,7 @@ pub(super) struct Shop {
 }
 
 impl Shop {
-    /// Makes the database itself; `maintenance` names another one of the same server.
+    /// Creates the database; `maintenance` is another database on the same server.
     pub(super) async fn create(maintenance: &Target) -> Result<()> {
         let sql = connect(maintenance, "postrider demo", STATEMENT_TIMEOUT).await?;
         sql.batch_execute(&format!("create role {RELAY} login replication"))
@@ -41,7 +41,7 @@ impl Shop {
         Ok(())
     }
 
-    /// Makes the business table and the role of the services, in a database that `postrider init`
+    /// Creates the business table and the role of the services, in a database that `postrider init`
     /// has prepared.
     pub(super) async fn open(target: &Target) -> Result<Self> {
         let sql = connect(target, "postrider demo", STATEMENT_TIMEOUT).await?;
@@ -63,24 +63,24 @@ impl Shop {
         Ok(Self { sql, slot })
     }
 
-    /// The slot as it is now.
+    /// The current state of the slot.
     pub(super) async fn slot(&self) -> Result<Slot> {
         let slot = slots::find(&self.sql, &self.slot).await?;
-        slot.ok_or_else(|| failed("the replication slot has gone"))
+        slot.ok_or_else(|| failed("the replication slot no longer exists"))
     }
 
-    /// Events that are committed.
+    /// The number of committed events.
     pub(super) async fn events(&self) -> Result<u64> {
         self.count("select count(*) from outbox.events").await
     }
 
-    /// Events with a dispatch row.
+    /// The number of events with a dispatch row.
     pub(super) async fn recorded(&self) -> Result<u64> {
         self.count("select count(*) from outbox.dispatch where state = 'published'")
             .await
     }
 
-    /// What the subscriber must have received by now, and what the relay must have recorded.
+    /// What the database holds: everything that must have been received and recorded.
     pub(super) async fn committed(&self) -> Result<Committed> {
         let mut committed = Committed::default();
         let events = "select aggregateid::int, id from outbox.events order by 1, version";
@@ -108,7 +108,7 @@ impl Shop {
         Ok(committed)
     }
 
-    /// Rows of the dispatch table by state.
+    /// Number of rows in the dispatch table, by state.
     pub(super) async fn dispatch(&self) -> Result<BTreeMap<String, u64>> {
         let states = "select state, count(*) from outbox.dispatch group by state";
         let rows = self.sql.query(states, &[]).await?;

@@ -1,4 +1,4 @@
-//! The script: what happens when, and what is said about it.
+//! The script: the order of the steps, and their announcements.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,18 +18,18 @@ use super::writers::{ORDERS, WRITERS, Writers};
 use super::{Options, SharedLedger, failed, lock};
 use crate::error::Result;
 
-/// Between two lines.
+/// Time between two lines.
 const LINE_INTERVAL: Duration = Duration::from_secs(1);
-/// How long there is no relay.
+/// How long the relay is down.
 const OUTAGE: Duration = Duration::from_secs(2);
-/// Nothing new for so long: what is missing will not come.
+/// If nothing new arrives for this long, the missing events will not arrive.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// Between two looks whether everything has arrived.
+/// Time between two checks whether everything has arrived.
 const LOOK_INTERVAL: Duration = Duration::from_millis(100);
-/// How much of the relay's log is shown after a failure.
+/// Lines of the relay's log to show after a failure.
 const LOG_LINES: usize = 30;
 
-/// The demonstration while it runs. Fields are dropped in their order.
+/// The running demonstration. The fields are dropped in their order.
 pub(super) struct Show<'a> {
     options: &'a Options,
     screen: Screen,
@@ -69,7 +69,7 @@ impl<'a> Show<'a> {
         })
     }
 
-    /// The script.
+    /// Runs the script.
     pub(super) async fn play(&mut self) -> Result<()> {
         let time = Duration::from_secs(self.options.seconds);
         let before_kill = time / 2;
@@ -93,7 +93,7 @@ impl<'a> Show<'a> {
         let pid = self.relay_pid();
         self.world.kill_relay().await?;
         self.news(&format!(
-            "kill -9 {pid}: no relay any more. The shop does not notice."
+            "kill -9 {pid}: the relay is gone. The shop does not notice."
         ))?;
         self.watch(&mut writers, OUTAGE).await?;
 
@@ -101,14 +101,14 @@ impl<'a> Show<'a> {
         self.watch(&mut writers, time.saturating_sub(before_kill + OUTAGE))
             .await?;
         writers.finish().await?;
-        self.news("The writers have stopped; the rest must arrive.")?;
+        self.news("The writers have stopped; the remaining events must arrive.")?;
         self.drain().await?;
         self.finish(steady, &restart).await
     }
 
-    /// Starts a second relay, and tells what the first one has left.
+    /// Starts a second relay, and announces what the first one left behind.
     async fn restart_relay(&mut self) -> Result<Restart> {
-        // Nothing is on its way any more: there has been no relay for a while.
+        // Nothing is in flight: the relay has been down for a while.
         let stored = self.world.emulator.journal().counts().stored_messages;
         let published_unrecorded = stored.saturating_sub(self.world.shop.recorded().await?);
         let at = Instant::now();
@@ -116,15 +116,15 @@ impl<'a> Show<'a> {
         let backlog = lock(&self.ledger).totals().behind();
         self.world.start_relay().await?;
         let repeats = match published_unrecorded {
-            0 => "Every published event is recorded there: none comes twice.".into(),
+            0 => "Every published event is recorded there, so none is sent twice.".into(),
             count => format!(
-                "{} were published but not recorded yet: they come twice.",
+                "{} were published but not recorded yet, so they are sent twice.",
                 grouped(count)
             ),
         };
         self.news(&format!(
-            "A new relay, process {}: {} events wait. It goes on from the slot and skips\n\
-             what outbox.dispatch has. {repeats}",
+            "A new relay, process {}: {} events wait. It continues from the slot and skips\n\
+             the events in outbox.dispatch. {repeats}",
             self.relay_pid(),
             grouped(backlog),
         ))?;
@@ -135,7 +135,7 @@ impl<'a> Show<'a> {
         })
     }
 
-    /// A line each second, for so long.
+    /// Shows a line each second for the given time.
     async fn watch(&mut self, writers: &mut Writers, time: Duration) -> Result<Vec<Window>> {
         let mut windows = Vec::new();
         let start = tokio::time::Instant::now();
@@ -150,7 +150,7 @@ impl<'a> Show<'a> {
         Ok(windows)
     }
 
-    /// Waits until everything has arrived, is recorded and confirmed, or nothing new comes.
+    /// Waits until everything has arrived, is recorded and confirmed, or until nothing new arrives.
     async fn drain(&mut self) -> Result<()> {
         let events = self.world.shop.events().await?;
         let end = self.world.shop.slot().await?.server_lsn;
@@ -225,7 +225,7 @@ impl<'a> Show<'a> {
         }
         if !summary.verdict.is_good() {
             return Err(failed(format!(
-                "the promise was broken: {}",
+                "a promise was broken: {}",
                 summary.verdict.complaint()
             )));
         }
@@ -235,7 +235,7 @@ impl<'a> Show<'a> {
         }
     }
 
-    /// One line of the table; an error when anything that should run does not.
+    /// Shows one line of the table. An error if the relay or the subscriber has ended.
     async fn show_line(&mut self) -> Result<Window> {
         self.world.relay_must_run()?;
         self.subscriber.must_run().await?;
@@ -262,7 +262,7 @@ impl<'a> Show<'a> {
         Ok(window)
     }
 
-    /// Tells what can be done now, and shows each message from here on.
+    /// Shows commands to try, and from here on prints each message.
     pub(super) fn open_playground(&self) -> Result<()> {
         self.playing.store(true, Ordering::Relaxed);
         let playground = Playground {
@@ -276,7 +276,7 @@ impl<'a> Show<'a> {
         self.print(&self.screen.playground(&playground))
     }
 
-    /// The end of the relay's log.
+    /// Prints the end of the relay's log.
     pub(super) fn print_relay_log(&self) -> Result<()> {
         self.print(&self.screen.log_tail(&self.world.relay_log_tail(LOG_LINES)))
     }
@@ -298,14 +298,14 @@ impl<'a> Show<'a> {
     }
 }
 
-/// How things stood when the second relay was started.
+/// The state when the second relay was started.
 struct Restart {
     at: Instant,
     backlog: u64,
     published_unrecorded: u64,
 }
 
-/// What to do with a message: count it, or show it to those who play.
+/// The handler for messages: it counts them, or shows them once the playground is open.
 fn receiver(
     ledger: SharedLedger,
     playing: Arc<AtomicBool>,
@@ -318,7 +318,7 @@ fn receiver(
                 .get("event_type")
                 .map_or("", String::as_str);
             let text = screen.message(&message.ordering_key, event_type, &message.data);
-            // Nobody reads it: then it need not be shown.
+            // If the output is closed, the message need not be shown.
             let _ = screen.print(&text);
             return;
         }
@@ -329,7 +329,7 @@ fn receiver(
     }
 }
 
-/// How this program is called from a shell.
+/// The command that starts this program from a shell.
 fn program() -> Result<String> {
     let program = own_program()?;
     let path = std::env::var_os("PATH").unwrap_or_default();

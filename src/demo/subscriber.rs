@@ -1,7 +1,7 @@
 //! The subscriber: Google's own client library on an ordered subscription.
 //!
-//! The subscription is made over plain gRPC, since that library speaks REST for administration,
-//! which emulators need not offer.
+//! The subscription is created over plain gRPC. For administration the library uses REST, which an
+//! emulator may not offer.
 
 use std::time::{Duration, Instant};
 
@@ -17,7 +17,7 @@ use super::failed;
 use super::ledger::{Arrival, Step};
 use crate::error::Result;
 
-/// Longer than any pause of the demonstration, so that nothing is delivered again for slowness.
+/// Longer than any pause of the demonstration, so that no message is redelivered for slowness.
 const ACK_DEADLINE: Duration = Duration::from_secs(60);
 
 /// A running subscriber; ends when dropped.
@@ -27,7 +27,7 @@ pub(super) struct Subscriber {
 }
 
 impl Subscriber {
-    /// Makes the subscription and hands each of its messages to `on_message`, then acknowledges.
+    /// Creates the subscription, passes each message to `on_message`, and then acknowledges it.
     pub(super) async fn start(
         emulator: &str,
         topic: &str,
@@ -58,7 +58,7 @@ impl Subscriber {
         Ok(Self { task })
     }
 
-    /// An error when it has ended, which it never should.
+    /// An error when the subscriber has ended, which it never should.
     pub(super) async fn must_run(&mut self) -> Result<()> {
         if !self.task.is_finished() {
             return Ok(());
@@ -76,7 +76,7 @@ impl Drop for Subscriber {
     }
 }
 
-/// Reads a message as an event of ours; `None` when it is none.
+/// Reads a message as an event of the demonstration; `None` when it is not one.
 pub(super) fn arrival(message: &Message) -> Option<Arrival> {
     let attribute = |name: &str| message.attributes.get(name);
     Some(Arrival {
@@ -106,6 +106,6 @@ async fn subscribe(endpoint: &str, topic: &str, subscription: &str) -> Result<()
         .await
     {
         Ok(_) => Ok(()),
-        Err(status) => Err(failed("cannot make the subscription").caused_by(status)),
+        Err(status) => Err(failed("cannot create the subscription").caused_by(status)),
     }
 }

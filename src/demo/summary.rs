@@ -1,4 +1,4 @@
-//! What came out, in figures: for people, and as the JSON of `--json`.
+//! The results in figures: for people, and as the JSON of `--json`.
 
 use std::collections::BTreeMap;
 
@@ -9,33 +9,33 @@ use super::figures::{grouped, milliseconds, rounded, size};
 use super::ledger::Totals;
 use super::verdict::Verdict;
 
-/// The whole demonstration in figures.
+/// The results of the demonstration.
 #[derive(Debug, Serialize)]
 pub(super) struct Summary {
     /// Committed events, as counted in the database.
     pub(super) events: u64,
     pub(super) orders: u32,
-    /// As counted by writers and subscriber.
+    /// Counted by the writers and the subscriber.
     pub(super) totals: Totals,
     pub(super) verdict: Verdict,
-    /// Published, but without a dispatch row, when the relay was killed.
+    /// Events that were published without a dispatch row when the relay was killed.
     pub(super) published_unrecorded: u64,
-    /// Events that waited when the relay started again.
+    /// Events that were waiting when the relay started again.
     pub(super) backlog: u64,
-    /// How long it took to deliver the backlog.
+    /// Seconds until the backlog was delivered.
     pub(super) caught_up_seconds: Option<f64>,
-    /// Delivered per second before the kill.
+    /// Events delivered per second before the kill.
     pub(super) steady_per_second: f64,
-    /// From COMMIT to the subscriber, before the kill.
+    /// Latency from COMMIT to the subscriber, before the kill.
     pub(super) p50_ms: Option<f64>,
     pub(super) p99_ms: Option<f64>,
-    /// Rows of `outbox.dispatch` by state.
+    /// Rows of `outbox.dispatch`, by state.
     pub(super) dispatch: BTreeMap<String, u64>,
     pub(super) slot: Slot,
 }
 
 impl Summary {
-    /// Names and values, one for each line.
+    /// Names and values, one per line.
     pub(super) fn rows(&self) -> Vec<(&'static str, String)> {
         let Self {
             totals,
@@ -110,8 +110,8 @@ impl Summary {
         let steady = grouped(rounded(self.steady_per_second));
         let backlog = grouped(self.backlog);
         let caught_up = match self.caught_up_seconds {
-            Some(seconds) => format!("{backlog} that waited came within {seconds:.1} s"),
-            None => format!("{backlog} that waited did not all come"),
+            Some(seconds) => format!("backlog of {backlog} delivered in {seconds:.1} s"),
+            None => format!("backlog of {backlog} not delivered in full"),
         };
         let build = if cfg!(debug_assertions) {
             " (debug build)"

@@ -1,7 +1,8 @@
-//! The judgement at the end: what the subscriber received against what the database holds. No IO.
+//! The verdict at the end: compares what the subscriber received with what the database holds. No
+//! IO.
 //!
-//! The database is the witness, not our own counters: the events that were committed, and the
-//! business table, where each order's version says how many there must be.
+//! The evidence is the database, not our own counters: the committed events, and the business
+//! table, where each order's version is the number of its events.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -10,7 +11,7 @@ use uuid::Uuid;
 
 use super::ledger::{Ledger, OrderId};
 
-/// What was committed, according to the database.
+/// The committed state, according to the database.
 #[derive(Debug, Default)]
 pub(super) struct Committed {
     /// The events of each order, by version.
@@ -21,23 +22,24 @@ pub(super) struct Committed {
     pub(super) unrecorded: u64,
 }
 
-/// What is wrong, if anything.
+/// The number of violations of each kind.
 #[derive(Debug, Default, PartialEq, Eq, Serialize)]
 pub(super) struct Verdict {
     /// Committed events that never arrived.
     pub(super) lost: u64,
     /// First copies that arrived after a later event of the same order.
     pub(super) out_of_order: u64,
-    /// Arrived, but not in the database: rolled back, or not ours.
+    /// Events that arrived but are not in the database: rolled back, or not ours.
     pub(super) never_committed: u64,
-    /// Orders whose version in the business table is not the number of their events that arrived.
+    /// Orders whose version in the business table differs from the number of their events that
+    /// arrived.
     pub(super) wrong_orders: u64,
     /// Events without a dispatch row.
     pub(super) unrecorded: u64,
 }
 
 impl Verdict {
-    /// Compares.
+    /// Compares the ledger with the database.
     pub(super) fn reach(ledger: &Ledger, committed: &Committed) -> Self {
         let mut verdict = Self {
             never_committed: ledger.totals().unreadable,
@@ -81,17 +83,17 @@ impl Verdict {
         self.lost += committed.len() as u64 - found;
     }
 
-    /// Whether everything is as promised.
+    /// Whether every promise was kept.
     pub(super) fn is_good(&self) -> bool {
         *self == Self::default()
     }
 
-    /// What is wrong, in words.
+    /// The violations as text.
     pub(super) fn complaint(&self) -> String {
         let parts = [
             (self.lost, "lost"),
             (self.out_of_order, "out of order"),
-            (self.never_committed, "delivered though never committed"),
+            (self.never_committed, "delivered but never committed"),
             (self.wrong_orders, "orders that disagree with their events"),
             (self.unrecorded, "without a dispatch row"),
         ];
@@ -145,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_once_and_in_order_is_good() {
+    fn all_events_once_and_in_order_are_good() {
         assert!(verdict(&[1, 2, 3], 3).is_good());
     }
 
@@ -167,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn an_order_of_which_nothing_arrived_is_lost() {
+    fn an_order_without_any_arrival_is_lost() {
         let expected = Verdict {
             lost: 3,
             wrong_orders: 1,
@@ -200,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn an_event_without_a_dispatch_row_is_not_good() {
+    fn an_event_without_a_dispatch_row_is_a_violation() {
         let committed = Committed {
             unrecorded: 4,
             ..committed(1)

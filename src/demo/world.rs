@@ -1,8 +1,8 @@
 //! The servers of the demonstration: PostgreSQL, the emulator, the relay.
 //!
-//! Each is the real thing: a PostgreSQL server with a data folder of its own, Pub/Sub's protocol
-//! over a socket, and `postrider init` and `postrider run` as processes with their documented
-//! variables. All of them go away with the [`World`].
+//! All of them are real: a PostgreSQL server with its own data folder, Pub/Sub's protocol over a
+//! socket, and `postrider init` and `postrider run` as processes with their documented variables.
+//! Dropping the [`World`] stops them all.
 
 use std::path::PathBuf;
 use std::process::Stdio;
@@ -22,26 +22,26 @@ pub(super) const PROJECT: &str = "demo";
 pub(super) const TOPIC: &str = "projects/demo/topics/order.events";
 pub(super) const SUBSCRIPTION: &str = "projects/demo/subscriptions/order.events";
 
-/// Where the relay's HTTP port listens when it is to be looked at and the port is free.
+/// Address of the relay's HTTP port, if people are to look at it and the port is free.
 const HTTP_ADDR: &str = "127.0.0.1:9464";
 
-/// A relay starts within a second; a machine under load may need many.
+/// A relay starts within a second, but may need much longer on a machine under load.
 const START_LIMIT: Duration = Duration::from_secs(30);
 const LOOK_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Everything that runs. Fields are dropped in their order: the relay goes first.
+/// Everything that runs. The fields are dropped in their order, so the relay stops first.
 #[derive(Debug)]
 pub(super) struct World {
     relay: Option<RelayProcess>,
     pub(super) emulator: RunningEmulator,
     pub(super) shop: Shop,
-    /// `off`, or the address for people to look at.
+    /// `off`, or the address for people to open.
     pub(super) http_addr: String,
     server: ScratchPostgres,
 }
 
 impl World {
-    /// Starts PostgreSQL and the emulator; the relay comes later. `say` is told of each step.
+    /// Starts PostgreSQL and the emulator, but not the relay. Calls `say` for each step.
     pub(super) async fn start(with_http: bool, say: impl Fn(String) -> Result<()>) -> Result<Self> {
         let server = tokio::task::spawn_blocking(|| ScratchPostgres::builder().start())
             .await
@@ -64,7 +64,7 @@ impl World {
         emulator
             .create_topic(TOPIC)
             .await
-            .map_err(|status| failed("cannot make the topic").caused_by(status))?;
+            .map_err(|status| failed("cannot create the topic").caused_by(status))?;
         say(format!(
             "a Pub/Sub emulator on port {}, topic {TOPIC}",
             emulator.addr().port()
@@ -97,7 +97,7 @@ impl World {
             self.relay_must_run()?;
             if Instant::now() >= deadline {
                 return Err(failed(format!(
-                    "the relay does not stream after {START_LIMIT:?}"
+                    "the relay is not streaming after {START_LIMIT:?}"
                 )));
             }
             tokio::time::sleep(LOOK_INTERVAL).await;
@@ -105,7 +105,7 @@ impl World {
         Ok(())
     }
 
-    /// SIGKILL to the relay.
+    /// Sends SIGKILL to the relay.
     pub(super) async fn kill_relay(&mut self) -> Result<()> {
         match self.relay.take() {
             Some(relay) => relay.kill_9().await,
@@ -113,17 +113,17 @@ impl World {
         }
     }
 
-    /// The relay's process id, while there is one.
+    /// The relay's process id, if one is running.
     pub(super) fn relay_pid(&self) -> Option<u32> {
         self.relay.as_ref().and_then(RelayProcess::pid)
     }
 
-    /// An error when a relay that should run has ended.
+    /// An error when a relay that should be running has ended.
     pub(super) fn relay_must_run(&mut self) -> Result<()> {
         self.relay.as_mut().map_or(Ok(()), RelayProcess::must_run)
     }
 
-    /// The last lines of the relay's log, over all its lives.
+    /// The last lines of the log of all relays.
     pub(super) fn relay_log_tail(&self, lines: usize) -> Vec<String> {
         let log = std::fs::read(self.relay_log()).unwrap_or_default();
         let log = String::from_utf8_lossy(&log);
@@ -145,7 +145,7 @@ impl World {
         target(&self.url(shop::WRITER))
     }
 
-    /// In the server's folder, which goes away with the server.
+    /// The log is in the server's folder, which is removed with the server.
     fn relay_log(&self) -> PathBuf {
         self.server.socket_dir().join("relay.log")
     }
@@ -170,7 +170,7 @@ async fn init(server: &ScratchPostgres) -> Result<()> {
         .caused_by(String::from_utf8_lossy(&said).trim().to_owned()))
 }
 
-/// The usual address when it is free, else any.
+/// The usual address if it is free, otherwise any free port.
 async fn free_address() -> Result<String> {
     for address in [HTTP_ADDR, "127.0.0.1:0"] {
         if let Ok(listener) = TcpListener::bind(address).await {
@@ -191,7 +191,7 @@ fn target(url: &str) -> Result<Target> {
 fn server_failed(error: scratch_postgres::Error) -> Error {
     match error {
         scratch_postgres::Error::NoServerPrograms { .. } | scratch_postgres::Error::NoAccount => {
-            failed("there is no PostgreSQL here to start")
+            failed("no PostgreSQL was found to start")
                 .caused_by(error)
                 .hint(
                     "run `make demo`, which installs it; or apt-get install postgresql; or set \

@@ -1,8 +1,8 @@
-//! The services of the shop: each transaction moves some orders on and inserts an event for each.
+//! The services of the shop: each transaction updates some orders and inserts an event for each.
 //!
-//! They know nothing of the relay. Several of them work on the same orders; the lock that UPDATE
-//! takes on an order decides who is first, and the version that it returns says so in the event.
-//! Now and then a transaction is rolled back: its events must never be seen.
+//! They know nothing about the relay. Several of them work on the same orders. The lock that UPDATE
+//! takes on an order decides which is first, and the event contains the version that UPDATE
+//! returns. Now and then a transaction is rolled back; its events must never arrive.
 
 use std::time::{Duration, Instant};
 
@@ -16,14 +16,14 @@ use super::{SharedLedger, failed, lock};
 use crate::error::Result;
 use crate::postgres::{Sql, Target, connect};
 
-/// Enough to compete for orders, few enough for a small machine.
+/// Enough to compete for orders, and few enough for a small machine.
 pub(super) const WRITERS: u32 = 4;
-/// So many that a batch is rarely of one order, so few that each gets a long history.
+/// Enough that a batch rarely holds only one order, and few enough that each gets a long history.
 pub(super) const ORDERS: u32 = 200;
 
 /// Transactions hold one to three events, two on average.
 const EVENTS_PER_TRANSACTION: u32 = 2;
-/// One transaction in so many is rolled back.
+/// One transaction in this many is rolled back.
 const ROLLBACK_EVERY: u32 = 50;
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -37,7 +37,7 @@ const EMIT: &str = "\
     select outbox.emit('order', $1::int::text, 'Order' || initcap($2::text), \
         jsonb_build_object('order', $1::int, 'status', $2::text), version => $3::bigint)";
 
-/// Running writers; they end when dropped.
+/// Running writers. Dropping this value ends them.
 #[derive(Debug)]
 pub(super) struct Writers {
     tasks: JoinSet<Result<()>>,
@@ -45,7 +45,7 @@ pub(super) struct Writers {
 }
 
 impl Writers {
-    /// Starts them, at `rate` events per second together.
+    /// Starts the writers, with a combined rate of `rate` events per second.
     pub(super) fn start(target: &Target, rate: u32, ledger: &SharedLedger) -> Self {
         let (stop, stopped) = watch::channel(false);
         let pause = Duration::from_secs(1) * WRITERS * EVENTS_PER_TRANSACTION / rate;
@@ -60,7 +60,7 @@ impl Writers {
         Self { tasks, stop }
     }
 
-    /// An error when one of them has ended.
+    /// An error when a writer has ended.
     pub(super) fn must_run(&mut self) -> Result<()> {
         match self.tasks.try_join_next() {
             None => Ok(()),
@@ -70,9 +70,9 @@ impl Writers {
         }
     }
 
-    /// Lets each finish its transaction, and waits for that.
+    /// Lets each writer finish its transaction, and waits for it.
     pub(super) async fn finish(mut self) -> Result<()> {
-        // Fails only when all have ended; the results below tell why.
+        // This fails only when all writers have ended; the results below say why.
         let _ = self.stop.send(true);
         while let Some(ended) = self.tasks.join_next().await {
             ended.map_err(|panic| failed("a writer has ended").caused_by(panic))??;
@@ -114,7 +114,7 @@ impl Writer {
         Ok(())
     }
 
-    /// What a service does: business rows and events, in one transaction.
+    /// One transaction of a service: business rows and their events.
     async fn transact(&mut self, number: u32) -> Result<()> {
         let orders = orders_of(self.number, number);
         let transaction = self.sql.client_mut().transaction().await?;
@@ -139,10 +139,9 @@ impl Writer {
     }
 }
 
-/// One to three different orders, in ascending order, so that no two writers can wait for each
-/// other.
+/// One to three different orders in ascending order, so that two writers cannot deadlock.
 fn orders_of(writer: u32, transaction: u32) -> Vec<OrderId> {
-    /// Multipliers that spread consecutive numbers over the orders; any large odd ones do.
+    /// Multipliers that spread consecutive numbers over the orders. Any large odd numbers work.
     const SPREAD: (u32, u32) = (2_654_435_761, 2_246_822_519);
     let count = 1 + transaction % (2 * EVENTS_PER_TRANSACTION - 1);
     let mixed = writer.wrapping_mul(SPREAD.0) ^ transaction.wrapping_mul(SPREAD.1);
@@ -161,7 +160,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_order_is_moved_on_and_no_transaction_takes_one_twice() {
+    fn every_order_is_updated_and_no_transaction_takes_one_twice() {
         let mut seen = BTreeSet::new();
         let mut events = 0;
         for transaction in 0..3_000 {

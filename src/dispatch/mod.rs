@@ -1,12 +1,13 @@
-//! The dispatch table: what became of each event.
+//! The dispatch table, `outbox.dispatch`: the durable outcome of each event.
 //!
-//! [`writer`] records each [`outcome`] in batches (new [`rows`], and those of [`released`] events),
-//! off the hot path, before anything is confirmed (G4); [`recorded`] asks after a restart which
-//! events have an outcome already, so that they are not sent again (G3), and [`predecessor`] when
-//! it is time to ask; [`successor`] says when it is too late to record; [`quarantined`] is what the
-//! relay asks of what is in quarantine. The outbox itself is never written.
+//! [`writer`] records each [`outcome`] in batches, off the hot path, before its event's position is
+//! confirmed (G4). New outcomes become new [`rows`]; those of [`released`] events update their rows.
+//! After a restart, [`recorded`] finds the events that have an outcome already, so that they are not
+//! sent again (G3). [`predecessor`] waits until it is safe to look, and [`successor`] decides when it
+//! is too late to record. [`quarantined`] has the relay's queries on the quarantine. Nothing here
+//! writes to the outbox. No outcome replaces another, except for released events.
 //!
-//! Not here: which rows of a table have no outcome (`capture`).
+//! Not here: finding rows of a captured table that have no outcome (`capture`).
 
 mod outcome;
 mod predecessor;

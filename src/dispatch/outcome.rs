@@ -1,6 +1,6 @@
-//! What became of events, and what their rows say of it.
+//! Outcomes of events, and the values that their rows get.
 //!
-//! Not here: how it is written. `rows` has new rows, `released` those that are there already.
+//! Not here: how they are written. `rows` encodes new rows, `released` updates existing ones.
 
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -12,7 +12,7 @@ use crate::publish::MessageIds;
 /// Outcomes of events of one topic and ordering key.
 #[derive(Debug)]
 pub(crate) struct Record {
-    /// `None` when the row does not tell.
+    /// `None` when the topic cannot be read from the row.
     pub(crate) topic: Option<Arc<str>>,
     pub(crate) ordering_key: OrderingKey,
     pub(crate) at: SystemTime,
@@ -20,18 +20,18 @@ pub(crate) struct Record {
     pub(crate) outcome: Outcome,
 }
 
-/// What became of events.
+/// The outcome of a group of events.
 #[derive(Debug)]
 pub(crate) enum Outcome {
-    /// Stored, with Pub/Sub's ids in the order of the events.
+    /// Pub/Sub stored them; its message ids are in the order of the events.
     Published(MessageIds),
-    /// Set aside, and why.
+    /// Set aside in quarantine, with the reason.
     Quarantined(Arc<str>),
-    /// Set aside behind events that are being released: it is released with them.
+    /// Set aside while earlier events of the same key are being released; released along with them.
     Released(Arc<str>),
 }
 
-/// What an outcome says of one event.
+/// The columns of one event's row that depend on its outcome.
 pub(super) struct Told<'a> {
     pub(super) state: &'static str,
     pub(super) message_id: Option<&'a str>,
@@ -39,7 +39,7 @@ pub(super) struct Told<'a> {
 }
 
 impl Record {
-    /// Bytes of those texts of its rows that may be long.
+    /// Bytes of the texts in its rows that can be long.
     pub(crate) fn text_bytes(&self) -> usize {
         let error = match &self.outcome {
             Outcome::Published(_) => 0,
@@ -50,14 +50,14 @@ impl Record {
         ids.sum::<usize>() + self.events.len() * of_each
     }
 
-    /// The ordering key as it is recorded.
+    /// The ordering key as the table stores it: `None` for unordered events.
     pub(super) fn key(&self) -> Option<&str> {
         (!self.ordering_key.is_unordered()).then(|| self.ordering_key.as_str())
     }
 }
 
 impl Outcome {
-    /// Of the event that stands at `n` in its record.
+    /// The column values for event number `n` of the record.
     pub(super) fn of(&self, n: usize) -> Told<'_> {
         let (state, message_id, error) = match self {
             Self::Published(ids) => ("published", ids.get(n), None),
@@ -73,7 +73,7 @@ impl Outcome {
 }
 
 impl Told<'_> {
-    /// Requests that carried the event.
+    /// How many requests have carried the event.
     pub(super) fn attempts(&self, event: &EventRef) -> i32 {
         let carried = event.failed_attempts + u32::from(self.message_id.is_some());
         i32::try_from(carried).unwrap_or(i32::MAX)

@@ -1,9 +1,10 @@
-//! Waiting for the relay before us to be done with the dispatch table.
+//! Waits until the previous relay no longer writes to the dispatch table.
 //!
-//! The slot is free as soon as a relay's walsender ends, also when its last transaction is still
-//! open. What that records a moment after we have looked would be sent again. A transaction that
-//! begins once the slot is ours records nothing: the writer sees to that. One that stands still,
-//! with its relay or the network, would keep its rows to itself for hours: it is ended.
+//! PostgreSQL frees the slot when the previous relay's walsender ends, even if that relay still has a
+//! dispatch transaction open. If we read the table before that transaction commits, we publish its
+//! events again. A transaction that begins after we have the slot records nothing: the writer sees to
+//! that. A transaction that is stuck, because its relay or the network is stuck, could hold its rows
+//! back for hours, so we terminate its session.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -15,27 +16,27 @@ use crate::postgres::Sql;
 
 const LOOK_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Sessions under the name that a writer of this slot has. Anybody may take any name: only those of
-/// our own role are writers, and only those are waited for and ended.
+/// Sessions with the `application_name` of this slot's writer. Anybody can set that name, so we wait
+/// for and terminate only the sessions of our own role.
 const NAMED_SO: &str = "\
     from pg_catalog.pg_stat_activity \
     where application_name = left($1, 63) and datname = pg_catalog.current_database()";
 
 const OURS: &str = "usename = session_user and state <> 'idle'";
 
-/// How long a session that was told to end may take.
+/// How long a terminated session may take to end.
 const END_LIMIT: Duration = Duration::from_secs(2);
 
-/// The name under which the writer of this slot connects.
+/// The `application_name` of this slot's writer.
 pub(super) fn writer_name(slot: &SlotName) -> String {
     format!("postrider dispatch {slot}")
 }
 
-/// Waits until no other writer of this slot has a transaction open; after `limit` those that have
-/// are ended, and what they have not committed is rolled back.
+/// Waits until no other writer of this slot has a transaction open. After `limit` it terminates the
+/// sessions that still have one, and PostgreSQL rolls their transactions back.
 ///
 /// # Errors
-/// Those of a statement.
+/// Database errors.
 pub(crate) async fn wait_for_predecessor(
     sql: &Sql,
     slot: &SlotName,
@@ -48,7 +49,7 @@ pub(crate) async fn wait_for_predecessor(
     }
     tracing::warn!(
         %slot,
-        "ending what the relay before this one has left open"
+        "terminating a transaction that the previous relay has left open on outbox.dispatch"
     );
     let end_them = format!(
         "select count(*) from (select pg_catalog.pg_terminate_backend(pid) {NAMED_SO} \
@@ -58,7 +59,7 @@ pub(crate) async fn wait_for_predecessor(
     if !are_done_within(sql, &name, END_LIMIT).await? {
         tracing::warn!(
             %slot,
-            "the relay before this one still records what it has sent: events may repeat"
+            "the previous relay is still recording outcomes: events may be published twice"
         );
     }
     Ok(())
@@ -79,7 +80,7 @@ async fn are_done_within(sql: &Sql, name: &str, limit: Duration) -> Result<bool>
     }
 }
 
-/// Says once in the life of the process that other roles have sessions under our name.
+/// Warns, once per process, that another role has a session with our name.
 async fn warn_of_strangers(sql: &Sql, name: &str) -> Result<()> {
     static WARNED: AtomicBool = AtomicBool::new(false);
     let strangers = format!(
@@ -93,7 +94,7 @@ async fn warn_of_strangers(sql: &Sql, name: &str) -> Result<()> {
         tracing::warn!(
             pid,
             role,
-            "another role has a session under the name of a relay: it is left alone"
+            "another role has a session under the name of a relay: not waiting for it"
         );
     }
     Ok(())

@@ -1,9 +1,10 @@
-//! Rows in quarantine, for the relay: which keys are blocked, what is released, and back.
+//! The relay's queries on the quarantine: which keys are blocked, which events are released, and the
+//! updates between the states.
 //!
-//! Every statement keeps to the partial index `dispatch_quarantine`, so that looking costs next to
-//! nothing while the quarantine is empty, however large the table is. Groups are found one by one
-//! in the index, not by reading their rows. An empty text stands for a null in topic and key, here
-//! as in the index.
+//! Every statement uses the partial index `dispatch_quarantine`, so polling costs next to nothing
+//! while the quarantine is empty, however large the table is. Groups are found one by one by skipping
+//! through the index, without reading all their rows. As in the index, an empty topic or key stands
+//! for null.
 
 use std::collections::HashMap;
 
@@ -17,16 +18,17 @@ use crate::map::{EventId, OrderingKey};
 use crate::postgres::Sql;
 use crate::watermark::CommitLsn;
 
-/// Events are counted up to here: who has more need not know exactly.
+/// Counting stops here: nobody needs an exact number above it.
 const COUNTED: i64 = 1_000_000;
 
 /// Microseconds between the Unix epoch and PostgreSQL's.
 const PG_EPOCH_MICROS: i64 = 946_684_800_000_000;
 
-/// Of groups beyond one with this topic and key.
+/// Only groups after the one with this topic and key.
 const BEYOND: &str = "AND (coalesce(d.topic, ''), coalesce(d.ordering_key, '')) > ($2, $3)";
 
-/// The first row of each group in a state, in the order of the groups; `which` leaves some out.
+/// The first row of each group in a state, in the order of the groups; `which` is a further
+/// condition.
 fn groups_sql(state: &str, which: &str) -> String {
     format!(
         "WITH RECURSIVE g AS ( \
@@ -71,20 +73,20 @@ const COUNT: &str = "\
     SELECT count(*) FROM (SELECT FROM outbox.dispatch \
     WHERE state IN ('quarantined', 'released') LIMIT $1) q";
 
-/// A key with something in quarantine.
+/// An ordering key with events in quarantine.
 #[derive(Debug)]
 pub(crate) struct BlockedKey {
     pub(crate) group: Group,
-    /// Commit LSN and ordinal of its first event there.
+    /// Commit LSN and ordinal of its first event in quarantine.
     pub(crate) since: (u64, u32),
-    /// That event.
+    /// The id of that event.
     pub(crate) first: EventId,
 }
 
-/// Every key with something in quarantine, at most `limit`.
+/// Every key with events in quarantine, at most `limit`.
 ///
 /// # Errors
-/// `schema-missing` before migration 0005; `quarantine-full` when there are more.
+/// `schema-missing` before migration 0005; `quarantine-full` when there are more than `limit`.
 pub(crate) async fn blocked_keys(sql: &Sql, limit: usize) -> Result<Vec<BlockedKey>> {
     let row = sql
         .query_one(
@@ -95,7 +97,7 @@ pub(crate) async fn blocked_keys(sql: &Sql, limit: usize) -> Result<Vec<BlockedK
     if !row.get::<_, bool>(0) {
         return Err(Error::new(
             Code::SchemaMissing,
-            "the index outbox.dispatch_quarantine of migration 0005 is not there",
+            "the index outbox.dispatch_quarantine (migration 0005) does not exist",
         ));
     }
     let mut keys: HashMap<Group, BlockedKey> = HashMap::new();
@@ -126,11 +128,10 @@ pub(crate) async fn blocked_keys(sql: &Sql, limit: usize) -> Result<Vec<BlockedK
     Ok(keys.into_values().collect())
 }
 
-/// Groups of which something is released, in order, up to `limit`; those behind `after` if there
-/// is one.
+/// Groups with released events, in order, up to `limit`; with `after`, only the groups behind it.
 ///
 /// # Errors
-/// Those of a statement.
+/// Database errors.
 pub(crate) async fn released_groups(
     sql: &Sql,
     after: Option<&Group>,
@@ -147,10 +148,10 @@ pub(crate) async fn released_groups(
     Ok(rows.iter().map(group).collect())
 }
 
-/// The next released rows of the group beyond `after`, in order.
+/// The next released rows of the group after the place `after`, in order.
 ///
 /// # Errors
-/// Those of a statement.
+/// Database errors.
 pub(crate) async fn page(
     sql: &Sql,
     group: &Group,
@@ -180,18 +181,18 @@ pub(crate) async fn page(
     Ok(rows.iter().map(event).collect())
 }
 
-/// Marks what is quarantined of the group as released.
+/// Marks the quarantined events of the group as released.
 ///
 /// # Errors
-/// Those of a statement.
+/// Database errors.
 pub(crate) async fn mark(sql: &Sql, group: &Group) -> Result<()> {
     change(sql, MARK, group).await
 }
 
-/// Marks what is released of the group as quarantined.
+/// Marks the released events of the group as quarantined again.
 ///
 /// # Errors
-/// Those of a statement.
+/// Database errors.
 pub(crate) async fn send_back(sql: &Sql, group: &Group) -> Result<()> {
     change(sql, SEND_BACK, group).await
 }
@@ -202,10 +203,10 @@ async fn change(sql: &Sql, statement: &str, group: &Group) -> Result<()> {
     Ok(())
 }
 
-/// Which of these groups have nothing in quarantine any more.
+/// Returns those of `groups` that have no events left in quarantine.
 ///
 /// # Errors
-/// Those of a statement.
+/// Database errors.
 pub(crate) async fn vanished(sql: &Sql, groups: &[Group]) -> Result<Vec<Group>> {
     let topics: Vec<&str> = groups.iter().map(|group| &*group.topic).collect();
     let keys: Vec<&str> = groups.iter().map(|g| g.ordering_key.as_str()).collect();
@@ -215,10 +216,10 @@ pub(crate) async fn vanished(sql: &Sql, groups: &[Group]) -> Result<Vec<Group>> 
     Ok(found.cloned().collect())
 }
 
-/// How many events are in quarantine, up to a million.
+/// How many events are in quarantine, counted up to a million.
 ///
 /// # Errors
-/// Those of a statement.
+/// Database errors.
 pub(crate) async fn count(sql: &Sql) -> Result<i64> {
     Ok(sql.query_one(COUNT, &[&COUNTED]).await?.get(0))
 }
@@ -230,14 +231,14 @@ fn group(row: &Row) -> Group {
     }
 }
 
-/// The place in the log that stands at this column and the next.
+/// The place in the log: commit LSN in this column, ordinal in the next.
 fn place(row: &Row, column: usize) -> (u64, u32) {
     let commit: PgLsn = row.get(column);
     let ordinal: i32 = row.get(column + 1);
     (commit.into(), ordinal as u32)
 }
 
-/// The identity that stands at this column and the next.
+/// The event id: uuid in this column, source id in the next.
 fn event_id(row: &Row, column: usize) -> EventId {
     let uuid: uuid::Uuid = row.get(column);
     EventId {

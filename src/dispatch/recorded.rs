@@ -1,20 +1,21 @@
-//! Which events of the stream have an outcome already: a merge of two ordered lists.
+//! Finds out which events of the stream have an outcome already, by merging two ordered lists.
 //!
-//! The stream comes in the order of (commit LSN, ordinal), and so does the key of the dispatch
-//! table. So the rows beyond the slot's position are read page by page, just ahead of the stream,
-//! and nothing but one page is held in memory, however many rows there are.
+//! The stream is ordered by (commit LSN, ordinal), and so is the primary key of the dispatch table.
+//! So we read the rows after the slot's position page by page, just ahead of the stream, and hold
+//! only one page in memory, however many rows there are.
 //!
-//! What was published without a row (`dispatch = exceptions`) comes again, and then what has one
-//! must come again with it: a repeat is whole. So there only what waits in quarantine, or was
-//! discarded, is skipped.
+//! With `dispatch = exceptions`, published events have no row, so a restart publishes them again. If
+//! events with a row lie between them, those must be published again too: a replay may not leave any
+//! out. So in that mode only events in quarantine and discarded events are skipped.
 //!
-//! PostgreSQL may decode a transaction otherwise the next time: one that was open while the
-//! publication was altered comes with more rows or with fewer, depending on what was decoded before
-//! it in the same session. Then places have moved, and the ids tell: an event whose place has the row
-//! of another, or whose row stands at another place of the page, is looked up by its id.
+//! PostgreSQL may decode a transaction differently the next time. If the publication was altered
+//! while the transaction was open, it can bring more rows or fewer, depending on what the same
+//! session decoded before it. Then the ordinals shift, and the ids reveal it: we look an event up by
+//! its id if the row at its place belongs to another event, or if its own row is at another place of
+//! the page.
 //!
-//! The list may hold rows whose event the stream does not bring, such as events that were published
-//! from their table. They are passed over.
+//! The table may hold rows whose events the stream does not bring, for example events that were
+//! published from their table. They are skipped.
 
 use std::collections::{HashSet, VecDeque};
 
@@ -35,14 +36,14 @@ const SELECT_PAGE: &str = "\
 const IS_PUBLISHED: &str = "\
     SELECT bool_and(state = 'published') FROM outbox.dispatch WHERE event_id = $1";
 
-/// What [`Recorded::look_up`] knows of an event.
+/// The answer of [`Recorded::look_up`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Lookup {
-    /// It has an outcome: do not send it again.
+    /// The event has an outcome: do not send it again.
     Done,
-    /// It is published, and goes again with those around it that have no row.
+    /// The event is published; it is sent again together with neighbours that have no row.
     Repeated,
-    /// It has none.
+    /// The event has no outcome yet.
     New,
 }
 
@@ -54,28 +55,29 @@ struct Row {
     is_published: bool,
 }
 
-/// The rows that were there when the session began.
+/// The rows that existed when the session began.
 #[derive(Debug)]
 pub(crate) struct Recorded {
     page: VecDeque<Row>,
-    /// The ids of the page that no event has had yet.
+    /// Ids in the page that the stream has not brought yet.
     ids: HashSet<[u8; 16], foldhash::fast::RandomState>,
-    /// The last row that was read.
+    /// Place of the last row read so far.
     read_to: (u64, i32),
-    /// The last row there is; `None` when all have been read.
+    /// Commit LSN of the last row; `None` once all rows have been read.
     last: Option<u64>,
-    /// Whether events may have been published without a row.
+    /// Whether events may have been published without a row (`dispatch = exceptions`).
     repeats: bool,
 }
 
 impl Recorded {
-    /// Looks which rows lie beyond `confirmed`. `repeats` says that events may have been published
-    /// without a row.
+    /// Prepares to read the rows after `confirmed`. `repeats` says that events may have been
+    /// published without a row.
     pub(crate) async fn after(sql: &Sql, confirmed: Lsn, repeats: bool) -> Result<Self> {
         let start = PgLsn::from(confirmed.as_u64());
         let row = sql
             .query_one(
-                // Records of events from a table stand where no commit of the stream can be.
+                // Only commit LSNs divisible by 8: rows of events read from a table use LSNs in
+                // between, where the stream cannot have a commit.
                 "SELECT max(commit_lsn) FROM outbox.dispatch \
                  WHERE commit_lsn >= $1 AND mod(commit_lsn - '0/0'::pg_lsn, 8) = 0",
                 &[&start],
@@ -105,7 +107,7 @@ impl Recorded {
     /// Reads the next page.
     pub(crate) async fn read_page(&mut self, sql: &Sql) -> Result<()> {
         let Some(last) = self.last else { return Ok(()) };
-        // Every row of the last page has been passed.
+        // The stream is past every row of the previous page.
         self.page.clear();
         self.ids.clear();
         let (commit, ordinal) = self.read_to;
@@ -134,14 +136,14 @@ impl Recorded {
         Ok(())
     }
 
-    /// What is recorded of an event whose transaction has moved, by its id alone.
+    /// Looks an event up by its id alone, because its transaction was decoded differently.
     pub(crate) async fn look_up_by_id(&self, sql: &Sql, event_id: &[u8; 16]) -> Result<Lookup> {
         look_up_by_id(sql, event_id, self.repeats).await
     }
 
-    /// The stream has brought every transaction that was committed before `wal_end`, so earlier rows
-    /// are not needed any more. Without this, last rows of events that were published from their
-    /// table would keep [`is_over`](Self::is_over) false until the next event.
+    /// The stream has brought every transaction committed before `wal_end`, so earlier rows are no
+    /// longer needed. Otherwise trailing rows of events that were published from their table would
+    /// keep [`is_over`](Self::is_over) false until the next event.
     pub(crate) fn passed(&mut self, wal_end: Lsn) {
         if self.last.is_some_and(|last| last < wal_end.as_u64()) {
             self.last = None;
@@ -155,13 +157,13 @@ impl Recorded {
         }
     }
 
-    /// Whether all rows have been read and passed: from here on every event is new.
+    /// Whether the stream is past all rows: every event from here on is new.
     pub(crate) fn is_over(&self) -> bool {
         self.last.is_none() && self.page.is_empty()
     }
 
-    /// Looks up the next event of the stream by its place; `None` when its transaction came otherwise
-    /// than last time, so that places tell nothing.
+    /// Looks up the next event of the stream by its place. `None` if its transaction was decoded
+    /// differently from last time: then look it up by its id.
     pub(crate) fn look_up(
         &mut self,
         commit: CommitLsn,
@@ -191,11 +193,11 @@ impl Recorded {
     }
 }
 
-/// What is recorded of an event, by its id alone. `repeats` says that events may have been published
-/// without a row.
+/// Looks an event up by its id alone. `repeats` says that events may have been published without a
+/// row.
 ///
 /// # Errors
-/// Those of a statement.
+/// Database errors.
 pub(crate) async fn look_up_by_id(sql: &Sql, event_id: &[u8; 16], repeats: bool) -> Result<Lookup> {
     let id = uuid::Uuid::from_bytes(*event_id);
     let row = sql.query_one(IS_PUBLISHED, &[&id]).await?;
@@ -247,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_recorded_is_skipped() {
+    fn only_recorded_events_are_skipped() {
         let mut recorded = recorded(&[row(10, 2), row(30, 1)], None);
         assert_eq!(look_up(&mut recorded, 10, 1), Some(Lookup::New));
         assert_eq!(look_up(&mut recorded, 10, 2), Some(Lookup::Done));
@@ -258,16 +260,16 @@ mod tests {
     }
 
     #[test]
-    fn rows_of_events_that_do_not_come_again_are_passed_over() {
+    fn rows_of_events_that_are_not_replayed_are_skipped() {
         let mut recorded = recorded(&[row(10, 1), row(10, 2), row(30, 1)], None);
         assert_eq!(look_up(&mut recorded, 30, 1), Some(Lookup::Done));
     }
 
     #[test]
-    fn a_keepalive_beyond_the_last_rows_ends_the_search_though_their_events_never_come() {
+    fn a_keepalive_after_the_last_row_ends_the_lookup_even_if_its_event_never_comes() {
         let mut recorded = recorded(&[row(10, 2), row(20, 3)], Some(50));
         assert_eq!(look_up(&mut recorded, 10, 2), Some(Lookup::Done));
-        // A commit that begins there is still to come.
+        // A commit record that begins exactly at 20 is still to come.
         recorded.passed(Lsn::new(20));
         assert_eq!(recorded.page.len(), 1);
         recorded.passed(Lsn::new(50));
@@ -277,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn a_transaction_that_comes_with_more_or_fewer_rows_has_moved() {
+    fn a_transaction_decoded_with_more_or_fewer_rows_is_looked_up_by_id() {
         let commit = CommitLsn::new(Lsn::new(10));
         let rows = [row(10, 1), row(10, 4)];
         let mut more = recorded(&rows, None);
@@ -289,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn an_id_that_two_tables_share_is_two_events() {
+    fn an_id_used_in_two_tables_means_two_events() {
         let mut recorded = recorded(&[row(10, 1), row(20, 1)], None);
         assert_eq!(look_up(&mut recorded, 10, 1), Some(Lookup::Done));
         let commit = CommitLsn::new(Lsn::new(10));
@@ -298,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn where_events_have_no_rows_what_is_published_is_repeated_and_what_is_set_aside_is_not() {
+    fn with_dispatch_exceptions_published_events_repeat_and_quarantined_ones_do_not() {
         let aside = Row {
             is_published: false,
             ..row(20, 1)
@@ -313,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn the_next_page_is_read_when_the_stream_has_passed_this_one() {
+    fn the_next_page_is_read_once_the_stream_is_past_this_one() {
         let recorded = recorded(&[row(10, 1), row(20, 5)], Some(50));
         let needs =
             |commit, ordinal| recorded.needs_page(CommitLsn::new(Lsn::new(commit)), ordinal);
@@ -322,12 +324,12 @@ mod tests {
         assert!(!needs(60, 1));
     }
 
-    /// A table of rows, and a stream that comes again from an earlier point.
+    /// A table of rows, and a stream that is replayed from an earlier point.
     #[derive(Debug, Clone)]
     struct Restart {
-        /// Place, and whether its row is of this very event, of another, or missing.
+        /// Place of each event, and its row: its own (`Some(true)`), another event's, or none.
         events: Vec<((u64, u32), Option<bool>)>,
-        /// Rows of events that do not come again, such as of an aborted or filtered transaction.
+        /// Rows whose events are not replayed, such as those of an aborted or filtered transaction.
         strangers: Vec<(u64, u32)>,
         page: usize,
     }

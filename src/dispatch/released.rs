@@ -1,6 +1,7 @@
-//! The new outcomes of released events: their rows are there already, so they are updated.
+//! Writes the new outcomes of released events. Their rows exist already, so they are updated.
 //!
-//! Few beside the new ones, so they go as arrays by column in one statement.
+//! Released events are few compared with new ones, so one statement takes them as an array per
+//! column.
 
 use std::borrow::Cow;
 use std::time::SystemTime;
@@ -11,8 +12,9 @@ use super::outcome::Record;
 use super::rows::{Storing, row_key};
 use crate::lanes::{EventRef, Standing};
 
-/// What was discarded while it was on its way is published all the same: the row says so. A row
-/// that was written before, and the answer was lost, has the time of this very outcome.
+/// A discarded event may have been in flight, and is published all the same: then its row says so.
+/// The last condition makes a retry idempotent: if the first attempt was committed and only its
+/// answer lost, the row already has this outcome's time.
 pub(super) const UPDATE: &str = "\
     UPDATE outbox.dispatch d SET \
         state = u.state, topic = u.topic, ordering_key = u.ordering_key, \

@@ -1,8 +1,8 @@
-//! The rows of a batch as PostgreSQL's COPY takes them, in binary.
+//! Encodes the rows of a batch for PostgreSQL's binary COPY.
 //!
-//! Straight from the records into one buffer: no vectors by column, and the server has nothing to
-//! parse. Source: PostgreSQL manual, COPY, "Binary Format"; times are microseconds since 2000,
-//! log positions unsigned 64 bits, uuids 16 bytes, all big endian.
+//! Rows go straight from the records into one buffer: no vectors by column, and nothing for the
+//! server to parse. Source: PostgreSQL manual, COPY, "Binary Format". Times are microseconds since
+//! 2000, log positions unsigned 64 bits, uuids 16 bytes, all big endian.
 
 use std::borrow::Cow;
 use std::collections::HashSet;
@@ -13,13 +13,13 @@ use decoder::PgTimestamp;
 use super::outcome::Record;
 use crate::lanes::{EventRef, Standing};
 
-/// Which texts of ours the database can store.
+/// Which of our own texts the database can store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Storing {
-    /// All: its encoding is UTF-8.
+    /// All of them: its encoding is UTF-8.
     Everything,
-    /// Any other encoding lacks some characters. What comes from a row of the database is in it; an
-    /// error's text may hold anything.
+    /// Any other encoding lacks some characters. Values that come from the database's own rows always
+    /// fit; the text of an error may contain anything.
     Ascii,
 }
 
@@ -31,7 +31,7 @@ impl Storing {
         }
     }
 
-    /// A text of ours as it can be stored.
+    /// Escapes characters that the database cannot store.
     pub(super) fn text(self, text: &str) -> Cow<'_, str> {
         if self == Self::Everything || text.is_ascii() {
             return Cow::Borrowed(text);
@@ -44,7 +44,7 @@ impl Storing {
     }
 }
 
-/// Takes the columns in the order in which [`encode`] writes them.
+/// The columns are in the order in which [`encode`] writes them.
 pub(super) const COPY: &str = "\
     COPY outbox.dispatch (commit_lsn, ordinal, event_id, source_id, topic, ordering_key, \
         message_id, attempts, committed_at, dispatched_at, error, state) \
@@ -52,24 +52,24 @@ pub(super) const COPY: &str = "\
 
 const COLUMNS: i16 = 12;
 
-/// Signature, flags and the length of the header's extension, which is empty.
+/// Signature, flags, and the length of the header extension (none).
 const HEADER: &[u8] = b"PGCOPY\n\xff\r\n\0\0\0\0\0\0\0\0\0";
 const TRAILER: i16 = -1;
 const NULL: i32 = -1;
 
-/// What a row takes beside its texts, and those of a usual row.
+/// Bytes of a typical row, for the buffer's initial capacity.
 const USUAL_ROW: usize = 256;
 
-/// Place of an event, by which its row is known: commit LSN and ordinal.
+/// The primary key of a row: commit LSN and ordinal of the event.
 pub(super) type RowKey = (u64, i32);
 
-/// The key of the row of an event.
+/// The primary key of an event's row.
 pub(super) fn row_key(event: &EventRef) -> RowKey {
     (event.commit.lsn().as_u64(), event.ordinal as i32)
 }
 
-/// The rows of all events without an outcome in `records`, but for those that are `there`
-/// already; `None` when there is no such event.
+/// Encodes the rows of all new events in `records`, except those that are `there` already; `None`
+/// when no such event is left.
 pub(super) fn encode(
     records: &[Record],
     there: &HashSet<RowKey>,
@@ -127,7 +127,7 @@ fn row(
 fn text(out: &mut BytesMut, text: Option<&str>) {
     match text {
         Some(text) => {
-            // Nothing that Pub/Sub takes or answers comes near to this bound.
+            // Nothing that Pub/Sub accepts or returns comes near this bound.
             out.put_i32(i32::try_from(text.len()).expect("invariant: a text of an event is short"));
             out.put_slice(text.as_bytes());
         }
@@ -140,7 +140,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_database_of_another_encoding_gets_the_texts_of_errors_in_ascii() {
+    fn a_database_that_is_not_utf8_gets_error_texts_in_ascii() {
         let text = "Zeichen \u{20ac} \u{1f600} fehlt";
         assert_eq!(Storing::in_encoding("UTF8").text(text), text);
         let stored = Storing::in_encoding("WIN1252").text(text).into_owned();

@@ -1,17 +1,19 @@
-//! Whether another relay has taken the slot over, and sends again what we have not recorded by now.
+//! Decides whether another relay has taken over the slot and will publish our unrecorded events
+//! again.
 //!
-//! While our walsender reads the slot, no other relay serves it: what we record then is confirmed,
-//! so it must be recorded. A successor that is gone again no longer reads the slot, but it has left
-//! its name in outbox.relay, and may have sent what we would record.
+//! While our walsender reads the slot, no other relay serves it: what we record is going to be
+//! confirmed, so it must be recorded. A successor that has already stopped no longer reads the slot.
+//! But it has left its name in outbox.relay, and it may have published the events that we are about
+//! to record.
 
-/// Asked once per batch: the process that reads the slot, and whether another instance has begun to
+/// Asked once per batch: which process reads the slot, and whether another instance has begun to
 /// serve it. `$1` is the slot, `$2` our instance.
 pub(super) const WHO_SERVES: &str = "\
     SELECT (SELECT s.active_pid FROM pg_catalog.pg_replication_slots s \
             WHERE s.slot_name = $1::text), \
         EXISTS (SELECT FROM outbox.relay r WHERE r.slot = $1::text AND r.instance <> $2::text)";
 
-/// Judges the answer to [`WHO_SERVES`]. `walsender` is ours, 0 when it is not known.
+/// Judges the answer to [`WHO_SERVES`]. `walsender` is the pid of ours, 0 when it is unknown.
 pub(super) fn is_there(
     reads_the_slot: Option<i32>,
     another_has_begun: bool,
@@ -28,7 +30,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn another_process_that_reads_the_slot_is_a_successor() {
+    fn another_process_reading_the_slot_is_a_successor() {
         assert!(is_there(Some(8), true, 7));
         assert!(is_there(Some(8), false, 7));
     }
@@ -46,7 +48,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_walsender_is_not_taken_for_anothers() {
+    fn if_our_walsender_is_unknown_a_reader_does_not_count_as_a_successor() {
         assert!(!is_there(Some(8), true, 0));
         assert!(is_there(None, true, 0));
     }

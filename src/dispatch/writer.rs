@@ -1,19 +1,21 @@
-//! Records outcomes: one transaction per batch, on a connection of its own.
+//! Records outcomes, in one transaction per batch, on a connection of its own.
 //!
-//! While one batch is being written the next one gathers, so batches grow with the load. Small ones
-//! keep a distance from each other (`batch`): each commit makes the server flush its log, and the
-//! services' own commits wait for that. The first after a while is not delayed, nor is what a large
-//! one has left over unless a small one went just before, and no publish ever waits for a row. A
-//! batch that fails is written again, after a new connection if need be. It may have been committed
-//! all the same: rows that are there already are left as they are.
+//! While one batch is being written the next one gathers, so batches grow with the load. Small
+//! batches keep a minimum distance (`batch`): each commit makes the server flush its log, and the
+//! commits of the services wait for that. The first batch after an idle time is not delayed. Nor is
+//! the rest that a large batch leaves over, unless a small one went just before. No publish ever
+//! waits for a row.
 //!
-//! A relay that has lost the slot records nothing any more: its successor has looked here already,
-//! and sends again what had no record. Half of that must not be taken from it later. So each
-//! transaction begins by asking who serves the slot by now (`successor`), and the successor waits
-//! until those that began before it came are over (`predecessor`).
+//! A batch that fails is written again, over a new connection if necessary. The first attempt may
+//! have been committed all the same, so rows that already exist are left as they are.
 //!
-//! An event that was released from quarantine has a row already: its new outcome is an update. So
-//! a batch that is written a second time cannot undo what an operator has asked for in between.
+//! A relay that has lost the slot must not record anything: its successor has already read the table
+//! and publishes every event that had no row then. Rows that appear later would make a part of these
+//! events look done. So each transaction first asks who serves the slot (`successor`), and a
+//! successor waits for transactions that began before it came (`predecessor`).
+//!
+//! An event that was released from quarantine has a row already: its new outcome is an update. So a
+//! batch that is written twice cannot undo an operator's command that came in between.
 
 mod batch;
 mod transaction;
@@ -37,25 +39,25 @@ pub(crate) use transaction::Reader;
 
 const RETRY_PAUSE: Duration = Duration::from_millis(500);
 
-/// What the writer tells the relay.
+/// Reports of the writer to the relay.
 #[derive(Debug)]
 pub(crate) enum WriterEvent {
-    /// These are durable.
+    /// These outcomes are durable.
     Recorded(Written),
-    /// Writing cannot succeed until a person has changed something.
+    /// Writing cannot succeed until someone changes something.
     Failed(Error),
 }
 
 /// The writer's task.
 #[derive(Debug)]
 pub(crate) struct Writer {
-    /// Unbounded, as what it holds is within the budget of bytes in flight.
+    /// Unbounded, because its contents count towards the budget of bytes in flight.
     queue: Option<mpsc::UnboundedSender<Record>>,
     task: JoinHandle<()>,
 }
 
 impl Writer {
-    /// Starts the task; what it has to say comes through `events`.
+    /// Starts the task, which reports through `events`.
     pub(crate) fn start(
         target: Target,
         slot: &SlotName,
@@ -71,7 +73,7 @@ impl Writer {
         };
         let task = tokio::spawn(async move {
             if let Err(error) = run(&place, incoming, &events).await {
-                // Nobody listens any more when the session has ended.
+                // If the session has ended, nobody receives this.
                 let _ = events.send(WriterEvent::Failed(error));
             }
         });
@@ -81,19 +83,19 @@ impl Writer {
         }
     }
 
-    /// Hands outcomes over.
+    /// Queues outcomes to be written.
     pub(crate) fn record(&self, record: Record) {
-        // The task ends early only with an error, which it has reported by itself.
+        // The task ends early only with an error, which it has reported itself.
         if let Some(queue) = &self.queue {
             let _ = queue.send(record);
         }
     }
 
-    /// Writes what was handed over, or gives up after `limit`.
+    /// Writes all queued outcomes, or gives up after `limit`.
     pub(crate) async fn finish(mut self, limit: Duration) {
         self.queue = None;
         if tokio::time::timeout(limit, &mut self.task).await.is_err() {
-            tracing::warn!("the dispatch table could not be written in time: events may repeat");
+            tracing::warn!("could not record all outcomes in time: events may be published twice");
         }
     }
 }
@@ -118,7 +120,7 @@ async fn run(
         let gathering = incoming.recv_many(&mut gathered, room);
         let is_over = match batch.recorded.events {
             0 => gathering.await == 0,
-            // Nothing more until the batch is due also means that it is complete.
+            // A timeout also counts as over: the batch is due, with no more records for it.
             _ => timeout_at(pacing.earliest, gathering).await.unwrap_or(0) == 0,
         };
         if is_over && batch.recorded.events == 0 {
@@ -138,7 +140,7 @@ async fn run(
     }
 }
 
-/// Writes the batch and empties it; tries again without end on what may pass.
+/// Writes the batch and empties it. Retries temporary errors without end.
 async fn write_until_done(
     place: &Place,
     sql: &mut Option<Connected>,
@@ -149,16 +151,16 @@ async fn write_until_done(
         match write(place, sql, batch).await {
             Ok(()) => {
                 let done = std::mem::take(batch);
-                // Nobody listens any more when the session has ended.
+                // If the session has ended, nobody receives this.
                 let _ = events.send(WriterEvent::Recorded(done.recorded));
                 return Ok(());
             }
-            // The session ends: the server will not come back before, or the slot is another's.
+            // The server is stopping, or the slot is another session's: end this session.
             Err(error) if matches!(error.code(), Code::PostgresStopping | Code::LeaseLost) => {
                 return Err(error);
             }
             Err(error) if error.code().disposition() == Disposition::Retry => {
-                tracing::warn!(code = %error.code(), "cannot write outbox.dispatch, again: {error}");
+                tracing::warn!(code = %error.code(), "cannot write outbox.dispatch, retrying: {error}");
                 *sql = None;
                 tokio::time::sleep(RETRY_PAUSE).await;
             }

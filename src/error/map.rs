@@ -1,4 +1,4 @@
-//! From the mapping's errors to ours.
+//! Converts errors of the mapping into the operator's errors.
 
 use super::{Code, Error};
 use crate::map::{EventFault, Limit, MapError};

@@ -1,8 +1,8 @@
 //! The one error of the relay and its commands: a code, what happened, and a hint.
 //!
-//! Library crates and modules have error enums of their own; where such an error reaches the
-//! operator it becomes an [`Error`]. What the program does about it follows from its [`Code`]
-//! alone ([`Code::disposition`]), never from its text. Nothing here prints or logs.
+//! Library crates and modules have their own error enums. An error that reaches the operator becomes
+//! an [`Error`]. The program's reaction depends only on its [`Code`] ([`Code::disposition`]), never on
+//! its text. Nothing here prints or logs.
 
 mod code;
 mod map;
@@ -18,7 +18,7 @@ use std::fmt;
 
 use crate::printable::printable_lines;
 
-/// What `postrider` tells an operator when something goes wrong.
+/// An error as `postrider` reports it to an operator.
 #[derive(Debug)]
 pub struct Error {
     code: Code,
@@ -33,7 +33,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 impl Error {
     /// An error with the code's own hint.
     ///
-    /// `what` says what happened and where; it must hold no password, token or payload.
+    /// `what` says what happened and where. It must not contain a password, token or payload.
     pub fn new(code: Code, what: impl Into<String>) -> Self {
         Self {
             code,
@@ -43,14 +43,14 @@ impl Error {
         }
     }
 
-    /// Replaces the code's general hint by one for this very case.
+    /// Replaces the code's general hint with a specific one.
     #[must_use]
     pub fn hint(mut self, hint: impl Into<String>) -> Self {
         self.hint = Some(hint.into());
         self
     }
 
-    /// Keeps the error underneath; it is shown as "caused by".
+    /// Adds the underlying error, which a report shows as `cause:`.
     #[must_use]
     pub fn caused_by(
         mut self,
@@ -75,7 +75,7 @@ impl Error {
         self.hint.as_deref().unwrap_or_else(|| self.code.hint())
     }
 
-    /// The errors underneath, outermost first, without repeating a text.
+    /// The underlying errors, outermost first, without those whose text was already shown.
     pub fn causes(&self) -> Vec<String> {
         let mut causes: Vec<String> = Vec::new();
         let mut next = self
@@ -94,7 +94,7 @@ impl Error {
     }
 }
 
-/// The form of one log line: what happened and why.
+/// The form for a log line: what happened and why.
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.what)?;
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cause_that_is_already_told_is_not_repeated() {
+    fn a_cause_already_in_the_message_is_not_repeated() {
         let error = Error::new(Code::Internal, "x: broken pipe").caused_by("broken pipe");
         assert_eq!(error.to_string(), "x: broken pipe");
     }

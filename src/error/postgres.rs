@@ -1,12 +1,12 @@
-//! From PostgreSQL's errors to ours, by SQLSTATE and never by text.
+//! Converts PostgreSQL's errors into the operator's errors, by SQLSTATE and never by text.
 
 use tokio_postgres::error::{Error as PgError, SqlState};
 
 use super::{Code, Error};
 
-/// What 53400 means on an SQL session. (Where a slot is created it is mapped before.)
+/// The hint for 53400 on an SQL session. (Creating a slot maps 53400 before it gets here.)
 const TEMP_FILES: &str = "raise temp_file_limit for the relay's role, as a superuser: ALTER ROLE \
-    <relay user> SET temp_file_limit = ...; or work_mem, so that it needs fewer temporary files";
+    <relay user> SET temp_file_limit = ...; or raise work_mem, so that it needs fewer temporary files";
 
 /// The code of a failure that the server reported with `sqlstate`.
 ///
@@ -15,25 +15,25 @@ pub(super) fn code_of(sqlstate: &str) -> Code {
     match sqlstate {
         "28000" | "28P01" => Code::PostgresAuthentication,
         "42501" => Code::PrivilegeMissing,
-        // A column that is not there is one of ours, of a newer version: those of captured tables
-        // are looked up in the catalog.
+        // A missing column belongs to a table of Postrider that is too old: the columns of captured
+        // tables are looked up in the catalog.
         "42P01" | "3F000" | "42883" | "42703" => Code::SchemaMissing,
         "55006" => Code::SlotHeld,
         "53300" => Code::PostgresTooManyConnections,
-        // From a walsender. SQL sessions have another meaning.
+        // From a walsender. On an SQL session 53400 has another meaning.
         "53400" => Code::ReplicationSlotsUsedUp,
         "3D000" => Code::DatabaseUrlInvalid,
         "57P03" => Code::PostgresStopping,
         "25006" => Code::PostgresStandby,
-        // Shutdown, crash, starting up, and connections cut from the server's side.
+        // Shutdown, crash, startup, and connections that the server closed.
         s if s.starts_with("57P") || s.starts_with("08") => Code::PostgresConnectionLost,
-        // Resources (disk, memory), deadlocks and cancelled statements pass.
+        // Lack of disk or memory, deadlocks and I/O errors are temporary.
         s if s.starts_with("53") || s.starts_with("40") || s.starts_with("58") => {
             Code::PostgresConnectionLost
         }
-        // "Snapshot too old": the next one is not.
+        // "Snapshot too old": a new snapshot works.
         "72000" => Code::PostgresConnectionLost,
-        // Locks, limits of a statement, and of a transaction that stood still or took too long.
+        // Lock timeouts, statement timeouts and cancels, and transactions that were idle or too long.
         "55P03" | "57014" | "25P03" | "25P04" => Code::PostgresTimeout,
         _ => Code::PostgresStatement,
     }
@@ -46,8 +46,8 @@ pub(crate) enum LoginFor {
     Replication,
 }
 
-/// The code of a refused login. Several limits share one SQLSTATE; the routine that reported it
-/// tells them apart in every language and version of the server.
+/// The code of a refused login. Several limits share one SQLSTATE; the name of the routine that
+/// reported the error distinguishes them, in every language and version of the server.
 ///
 /// Source: PostgreSQL 14 to 18, `proc.c`, `postinit.c`, `miscinit.c` and `auth.c`.
 fn code_of_login(sqlstate: &str, routine: &str, login_for: LoginFor) -> Code {
@@ -66,7 +66,7 @@ fn code_of_login(sqlstate: &str, routine: &str, login_for: LoginFor) -> Code {
 const GRANT_CONNECT: &str = "GRANT CONNECT ON DATABASE <database> TO <relay user>";
 
 impl Error {
-    /// What the server reported when it refused a login.
+    /// The error for a login that the server refused.
     pub(crate) fn of_login(
         sqlstate: &str,
         routine: &str,
@@ -82,7 +82,7 @@ impl Error {
         }
     }
 
-    /// What PostgreSQL reported under `sqlstate` while the relay was doing `what`.
+    /// The error that PostgreSQL reported with `sqlstate` while the relay was doing `what`.
     pub fn from_sqlstate(sqlstate: &str, message: &str, what: &str) -> Self {
         Error::new(
             code_of(sqlstate),
@@ -132,14 +132,14 @@ mod tests {
     use crate::error::Disposition;
 
     #[test]
-    fn a_server_that_shuts_down_or_starts_up_is_retried() {
+    fn a_shutdown_startup_or_full_disk_is_retried() {
         for state in ["57P01", "57P02", "57P03", "08006", "53100"] {
             assert_eq!(code_of(state).disposition(), Disposition::Retry, "{state}");
         }
     }
 
     #[test]
-    fn a_time_limit_of_the_server_is_retried() {
+    fn a_server_side_timeout_is_retried() {
         for state in ["57014", "55P03", "25P03", "25P04", "72000"] {
             assert_eq!(code_of(state).disposition(), Disposition::Retry, "{state}");
         }
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_that_share_an_sqlstate_are_told_apart_by_the_routine_that_reports_them() {
+    fn limits_with_the_same_sqlstate_are_distinguished_by_routine() {
         use LoginFor::{Replication, Sql};
         for (routine, login_for, code) in [
             ("InitializeSessionUserId", Sql, Code::RoleConnectionLimit),

@@ -1,12 +1,12 @@
-//! The path of a file in a message, unless the setting seems to hold the content of the file, a
-//! password or a URL in place of a path.
+//! Shows a file's path in a message, unless the setting seems to contain something else by mistake:
+//! the content of the file, a password or a URL.
 
 use std::path::Path;
 
-/// Paths longer than this are not shown. A key in base64 is longer.
+/// Longer paths are not shown: they could be a key in base64.
 const MAX_BYTES: usize = 200;
 
-/// The path, or words that stand for it.
+/// The path, or a placeholder.
 pub(crate) fn shown_path(path: &Path) -> String {
     match path.to_str() {
         Some(text) if looks_like_a_path(text) => text.to_owned(),
@@ -14,8 +14,8 @@ pub(crate) fn shown_path(path: &Path) -> String {
     }
 }
 
-/// A folder in it, or an extension at its end; and nothing that stands in JSON, PEM, a URL or a
-/// connection string.
+/// Whether the text starts like a path or ends in an extension, and has no characters of JSON, PEM, a
+/// URL or a connection string.
 fn looks_like_a_path(text: &str) -> bool {
     let is_allowed = |c: char| c.is_alphanumeric() || " ./_-+~,".contains(c);
     let has_extension = || {

@@ -1,4 +1,4 @@
-//! From the slot manager's errors to ours.
+//! Converts errors of the slot manager into the operator's errors.
 
 use slot_manager::Error as SlotError;
 use slot_manager::publication::Problem;
@@ -33,13 +33,13 @@ impl From<SlotError> for Error {
         };
         let own = Error::new(code, error.to_string());
         match error {
-            // Only commands meet this one: a relay waits instead.
+            // Only commands get this error: a relay waits instead.
             SlotError::SlotInUse { .. } => own.hint("stop that reader first"),
             SlotError::SlotExists { .. } => own.hint("use it, or choose another name with --slot"),
             SlotError::CreationBlocked { .. } => {
-                own.hint("end those transactions or wait for them, then try again")
+                own.hint("end those transactions or wait for them, then retry")
             }
-            SlotError::Backwards { .. } => own.hint("take a position beyond the confirmed one"),
+            SlotError::Backwards { .. } => own.hint("use a position beyond the confirmed one"),
             _ => own,
         }
     }

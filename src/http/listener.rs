@@ -1,11 +1,11 @@
-//! Takes connections on the HTTP port, within bounds that no client can stretch.
+//! Accepts connections on the HTTP port, within limits that no client can exceed.
 //!
-//! The port has no authentication, and whoever reaches it may be broken, slow or hostile. So each
-//! connection serves one request, has a deadline for all of it, and small buffers; and there is
-//! room for so many only. Past that the *oldest* gives way: a probe is answered at once even while
-//! somebody holds every place with connections that send nothing.
+//! The port has no authentication, and a client may be broken, slow or hostile. So each connection
+//! serves one request, with one deadline and small buffers, and the number of connections is limited.
+//! At the limit the relay closes the *oldest* connection: a probe is answered at once, even while
+//! somebody fills the limit with connections that send nothing.
 //!
-//! Not here: what is answered.
+//! Not here: the pages.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -18,18 +18,18 @@ use hyper_util::service::TowerToHyperService;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::{AbortHandle, JoinSet};
 
-/// Connections at once. A kubelet and a few scrapers need a handful.
+/// Limit of open connections. A kubelet and a few scrapers need a handful.
 const CONNECTIONS_MAX: usize = 64;
-/// From the first byte to the last; a page is made within milliseconds.
+/// Deadline of a whole connection; a page is rendered within milliseconds.
 const CONNECTION_TIMEOUT: Duration = Duration::from_secs(10);
-/// For the head of the request, which a client sends in one piece.
+/// Deadline for the head of the request, which clients send in one piece.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(5);
-/// The head of a request, bytes; what is longer is answered with 431. Browsers' own limits for a
-/// cookie (4 KiB) fit.
+/// Limit of the head of a request, in bytes; a longer one is answered with 431. A browser's largest
+/// cookie (4 KiB) fits.
 const HEAD_BYTES_MAX: usize = 16 * 1024;
-/// Headers of a request.
+/// Limit of the headers of a request.
 const HEADERS_MAX: usize = 64;
-/// After accepting failed, as it does when the process has no file descriptor left.
+/// Pause after `accept` failed, for example because the process has no file descriptor left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(250);
 
 /// Serves `router` for ever.
@@ -39,14 +39,14 @@ pub(super) async fn serve(listener: TcpListener, router: Router) -> Infallible {
         match listener.accept().await {
             Ok((stream, _)) => connections.add(connection(stream, router.clone())),
             Err(error) => {
-                tracing::debug!(%error, "the HTTP port could not take a connection");
+                tracing::debug!(%error, "cannot accept a connection on the HTTP port");
                 tokio::time::sleep(ACCEPT_PAUSE).await;
             }
         }
     }
 }
 
-/// One connection, to its end or its deadline.
+/// Serves one connection until it ends or reaches its deadline.
 async fn connection(stream: TcpStream, router: Router) {
     let served = http1::Builder::new()
         .timer(TokioTimer::new())
@@ -55,11 +55,11 @@ async fn connection(stream: TcpStream, router: Router) {
         .max_headers(HEADERS_MAX)
         .keep_alive(false)
         .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
-    // What a client does wrong is its own business: nothing to tell the operator.
+    // Errors here are mistakes of the client, so there is nothing to report to the operator.
     let _ = tokio::time::timeout(CONNECTION_TIMEOUT, served).await;
 }
 
-/// The connections that are open; all end when this is dropped.
+/// The open connections; dropping this closes all of them.
 #[derive(Debug, Default)]
 struct Connections {
     tasks: JoinSet<()>,
@@ -84,7 +84,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn the_oldest_connection_gives_way_when_there_is_no_room() {
+    async fn at_the_limit_the_oldest_connection_is_closed() {
         let mut connections = Connections::default();
         for _ in 0..CONNECTIONS_MAX {
             connections.add(std::future::pending());

@@ -1,8 +1,8 @@
 //! The HTTP port: `/metrics`, `/livez`, `/readyz` and `/status`.
 //!
-//! It has no authentication, so it tells nothing that helps an intruder: no payload, key, secret or
-//! setting, no version, no role and no address of the database. What a client can make it do is
-//! bounded in `listener`.
+//! The port has no authentication, so it shows nothing that helps an intruder: no payload, key, secret
+//! or setting, no version, and no role or address of the database. `listener` limits the resources
+//! that a client can use.
 
 mod listener;
 
@@ -72,8 +72,8 @@ async fn metrics_page(Shared(port): Shared<Port>) -> impl IntoResponse {
     }
 }
 
-/// 200 unless the session stands still: while it streams, status messages go to PostgreSQL all
-/// the time. An outage of Pub/Sub or of PostgreSQL is no reason to restart the relay.
+/// 200 unless the session hangs: a session that streams sends status messages to PostgreSQL all the
+/// time. An outage of Pub/Sub or PostgreSQL is no reason to restart the relay.
 async fn livez(Shared(port): Shared<Port>) -> (StatusCode, String) {
     let silent = port.metrics.last_status.age();
     match (port.state.phase(), silent) {
@@ -92,7 +92,7 @@ async fn livez(Shared(port): Shared<Port>) -> (StatusCode, String) {
     }
 }
 
-/// 200 when the relay delivers, or stands by for another one that does.
+/// 200 if the relay delivers, or is a standby for another relay that delivers.
 async fn readyz(Shared(port): Shared<Port>) -> (StatusCode, String) {
     let phase = port.state.phase();
     let code = match &phase {
@@ -107,16 +107,15 @@ async fn readyz(Shared(port): Shared<Port>) -> (StatusCode, String) {
     (code, text)
 }
 
-/// What `/status` shows.
+/// The JSON of `/status`. An unknown value is `null`.
 #[derive(Debug, Serialize)]
 struct Status {
     slot: String,
     phase: &'static str,
     /// The code of the error that ended the last session.
     last_error: Option<&'static str>,
-    /// Who holds the slot while this relay stands by.
+    /// The session that holds the slot while this relay is a standby.
     holder: Option<String>,
-    /// What is not known is `null`, here and below.
     lag_bytes: Option<f64>,
     retained_bytes: Option<f64>,
     lag_seconds: Option<f64>,

@@ -1,14 +1,13 @@
-//! How many requests may be on their way: everybody's limit, and one for each topic that is asked
-//! to slow down.
+//! Limits on requests in flight: one global limit, plus one per throttled topic.
 //!
-//! Everybody's is halved at each failure that is everybody's and doubled back by success: during
-//! an outage this leaves one request at a time to ask whether Pub/Sub is back, instead of a storm;
-//! a few answers later everything flows again.
+//! The global limit is halved on every failure that affects Pub/Sub as a whole, and doubled again on
+//! success. In an outage one request at a time then probes whether Pub/Sub is back, instead of a
+//! storm of retries. A few answers later everything flows again.
 //!
-//! A topic over its quota has a limit of its own, halved at each such answer and raised by one at
-//! each success, so that it settles at what the quota lets through and other topics do not suffer
-//! for it. The lanes of such a topic park while it is full. A topic that was never slowed down
-//! costs nothing here.
+//! A topic over its quota has a limit of its own, halved on each such answer and raised by one on
+//! each success. So the limit settles at what the quota allows, without slowing down other topics.
+//! While the limit is reached, the topic's other lanes are parked. A topic that was never throttled
+//! costs nothing.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -47,7 +46,7 @@ impl Concurrency {
 struct SlowTopic {
     limit: usize,
     in_flight: usize,
-    /// Places of lanes that are ready and may not go yet.
+    /// Places of lanes that are ready but may not send yet.
     parked: VecDeque<usize>,
 }
 
@@ -56,8 +55,8 @@ struct SlowTopic {
 pub(super) struct SlowTopics(HashMap<Arc<str>, SlowTopic>);
 
 impl SlowTopics {
-    /// Whether a lane of this topic may send; it parks at `place` if not, and counts as on its
-    /// way if so.
+    /// Whether a lane of this topic may send. If so, counts its request as in flight; if not, parks
+    /// the lane at `place`.
     pub(super) fn admit(&mut self, topic: &str, place: usize) -> bool {
         let Some(slow) = self.find(topic) else {
             return true;
@@ -70,7 +69,7 @@ impl SlowTopics {
         true
     }
 
-    /// A request ended: the lanes that may go on by it.
+    /// A request has ended: returns the lanes that may send now.
     pub(super) fn ended(&mut self, topic: &str) -> Vec<usize> {
         let Some(slow) = self.find(topic) else {
             return Vec::new();
@@ -81,7 +80,7 @@ impl SlowTopics {
         slow.parked.drain(..going).collect()
     }
 
-    /// A request was stored. From `max` on the topic is not slow any more.
+    /// A request was stored: raises the topic's limit. At `max` the topic is no longer throttled.
     pub(super) fn succeeded(&mut self, topic: &str, max: usize) {
         let Some(slow) = self.find(topic) else { return };
         slow.limit += 1;
@@ -90,7 +89,7 @@ impl SlowTopics {
         }
     }
 
-    /// Pub/Sub asked to slow down; `in_flight` requests of the topic are still on their way.
+    /// Pub/Sub asked to slow down while `in_flight` requests of the topic were in flight.
     pub(super) fn throttled(&mut self, topic: &Arc<str>, in_flight: impl FnOnce() -> usize) {
         match self.find(topic) {
             Some(slow) => slow.limit = (slow.limit / 2).max(1),
@@ -106,13 +105,13 @@ impl SlowTopics {
         }
     }
 
-    /// Lanes that are parked.
+    /// Parked lanes of all topics.
     pub(super) fn parked(&self) -> usize {
         self.0.values().map(|slow| slow.parked.len()).sum()
     }
 
     fn find(&mut self, topic: &str) -> Option<&mut SlowTopic> {
-        // Nearly always there is none: no hash then.
+        // Nearly always there is none: skip the hash.
         match self.0.is_empty() {
             true => None,
             false => self.0.get_mut(topic),
@@ -125,7 +124,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_outage_leaves_one_probe_and_success_brings_all_back() {
+    fn an_outage_leaves_one_probe_and_success_restores_the_limit() {
         let mut concurrency = Concurrency::new(500);
         (0..100).for_each(|_| concurrency.failed());
         assert_eq!(concurrency.limit(), 1);
@@ -134,11 +133,11 @@ mod tests {
     }
 
     #[test]
-    fn a_slow_topic_settles_and_is_forgotten_when_it_has_recovered() {
+    fn a_throttled_topic_parks_lanes_and_is_forgotten_once_it_recovers() {
         let (mut topics, topic) = (SlowTopics::default(), Arc::from("t"));
         assert!(topics.admit("t", 0), "no topic is slow by itself");
         topics.throttled(&topic, || 4);
-        assert!(!topics.admit("t", 7), "four are on their way, two may");
+        assert!(!topics.admit("t", 7), "four are in flight, two may be");
         assert!(topics.admit("other", 8));
         assert!(topics.ended("t").is_empty() && topics.ended("t").is_empty());
         assert_eq!(topics.ended("t"), [7]);

@@ -8,28 +8,28 @@ use decoder::PgTimestamp;
 use crate::map::{EventId, OrderingKey};
 use crate::watermark::CommitLsn;
 
-/// Whether an event's outcome is its first.
+/// Whether an event has a row in `outbox.dispatch`, and needs one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Standing {
-    /// It has no row in `outbox.dispatch` yet.
+    /// It has no row yet; its outcome adds one.
     New,
-    /// It gets no row: published events get none, or there is one that says published, and it goes
-    /// again since those around it do that have none.
+    /// It gets no new row. Either published events get none (`dispatch = exceptions`), or it already
+    /// has one that says published, and is sent again only because its neighbours without a row are.
     Repeated,
-    /// Released from quarantine: its row is there, and it counts as resolved since.
+    /// Released from quarantine: its row exists, and the event has counted as resolved since then.
     Released,
 }
 
-/// What is kept of an event until its outcome is recorded.
+/// What the relay remembers of an event until its outcome is recorded.
 #[derive(Debug, Clone)]
 pub struct EventRef {
     /// Commit LSN: the first half of the event's identity.
     pub commit: CommitLsn,
     /// Place of the insert in its transaction, from 1: the second half.
     pub ordinal: u32,
-    /// Whether it has an outcome already.
+    /// Whether it has a row already.
     pub standing: Standing,
-    /// Attempts that carried it and failed.
+    /// Failed requests that carried it.
     pub failed_attempts: u32,
     /// When its transaction was committed.
     pub commit_time: PgTimestamp,
@@ -38,7 +38,7 @@ pub struct EventRef {
 }
 
 impl EventRef {
-    /// An event without an outcome that was not sent yet.
+    /// A new event: not sent yet, and without a row.
     pub fn new(
         commit: CommitLsn,
         ordinal: u32,
@@ -59,7 +59,7 @@ impl EventRef {
 /// One event to publish.
 #[derive(Debug)]
 pub struct Event {
-    /// Which event it is.
+    /// Identifies the event.
     pub origin: EventRef,
     /// The encoded `PubsubMessage`.
     pub message: Bytes,
@@ -67,7 +67,7 @@ pub struct Event {
 
 #[cfg(test)]
 impl Event {
-    /// The event of this ordinal, with seven bytes of message.
+    /// The event with this ordinal and a message of seven bytes.
     pub(crate) fn for_tests(ordinal: u32) -> Self {
         let event_id = EventId {
             uuid: [0; 16],
@@ -82,10 +82,10 @@ impl Event {
     }
 }
 
-/// Events with one order: a topic and an ordering key.
+/// A topic and an ordering key: the events that share an order.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Group {
-    /// Full topic name; empty when a row does not tell its topic.
+    /// Full topic name; empty when the topic cannot be read from the row.
     pub topic: Arc<str>,
     /// Ordering key; empty for events without order.
     pub ordering_key: OrderingKey,
@@ -105,11 +105,11 @@ pub struct LaneKey {
     pub topic: Arc<str>,
     /// Ordering key; empty for messages without order.
     pub ordering_key: OrderingKey,
-    /// Which of the lanes for messages without order.
+    /// Number of the lane, among the topic's lanes for messages without order.
     pub(super) unordered: u32,
 }
 
-/// A request to publish. It is out of the lanes until it comes back through
+/// A request to publish. The lanes hand it out, and get it back through
 /// [`finished`](super::Lanes::finished), [`failed`](super::Lanes::failed) or
 /// [`refused`](super::Lanes::refused).
 #[derive(Debug)]
@@ -124,7 +124,7 @@ pub struct Request {
 }
 
 impl Request {
-    /// One more attempt has failed.
+    /// Counts one more failed attempt.
     pub(super) fn count_failure(&mut self) {
         self.failed_attempts += 1;
         for event in &mut self.events {

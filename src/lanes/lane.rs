@@ -1,10 +1,11 @@
-//! One lane: a queue, at most one request on its way, and the search for an event that is refused.
+//! One lane: a queue, at most one request in flight, and the bisection that finds an event that
+//! Pub/Sub refuses.
 //!
-//! Pub/Sub stores a request whole or not at all, so one bad event refuses its whole request, and
-//! the answer does not say which one. The search sends ever smaller parts of it from the front,
-//! in order: what is stored was not it, what is refused holds it, and what is refused alone is it.
-//! Order is kept all the while, nothing is sent twice that was stored, and a bad event among `n`
-//! costs about `log2(n)` requests.
+//! Pub/Sub stores a request whole or not at all, so one bad event makes it refuse the whole request,
+//! and its answer does not say which event is bad. To bisect, the lane sends ever smaller parts from
+//! the front, in order. A part that is stored was good; a part that is refused holds the bad event;
+//! an event that is refused alone is the bad one. Order is kept throughout, no stored event is sent
+//! twice, and finding one bad event among `n` costs about `log2(n)` requests.
 
 use std::collections::VecDeque;
 use std::time::Instant;
@@ -15,10 +16,10 @@ use super::{MAX_BYTES, MAX_MESSAGES, MESSAGE_FRAMING, WORTHWHILE_BYTES, WORTHWHI
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum State {
     Ready,
-    /// Ready, but its topic may not have another request on its way.
+    /// Ready, but its topic may not have another request in flight.
     Parked,
     InFlight,
-    /// A failed request goes again at this time.
+    /// A failed request is retried at this time.
     Waiting(Instant),
 }
 
@@ -29,9 +30,11 @@ pub(super) struct Lane {
     queue: VecDeque<Event>,
     /// Bytes of the messages in `queue`, with their framing.
     bytes: usize,
-    /// A request that failed; goes unchanged before all else. Few lanes have one, and lanes are many.
+    /// A failed request, retried unchanged before everything else. Boxed, because there are many
+    /// lanes and few of them have one.
     again: Option<Box<Request>>,
-    /// So many events at the front hold at least one that Pub/Sub refuses; 0 when none is known.
+    /// How many events at the front are known to include one that Pub/Sub refuses; 0 when none is
+    /// known.
     suspects: usize,
 }
 
@@ -47,11 +50,11 @@ impl Lane {
         }
     }
 
-    /// Puts an event at the end.
+    /// Appends an event.
     pub(super) fn push(&mut self, event: Event) {
         if self.queue.capacity() == 0 {
-            // Where every event has a key of its own, a usual queue's first four places are most
-            // of what a lane takes.
+            // A `VecDeque` would start with four places, which would be most of a lane's memory when
+            // every event has a key of its own.
             self.queue.reserve_exact(1);
         }
         self.bytes += bytes_in_request(&event);
@@ -63,8 +66,8 @@ impl Lane {
         self.queue.is_empty() && self.again.is_none()
     }
 
-    /// Whether it is worth a request also while more input is at hand. What waits is enough for one
-    /// that costs hardly more than it has to; and a search is not put off.
+    /// Whether the lane should send even while more input is available: it has enough for an
+    /// efficient request, a retry, or a bisection that should not be delayed.
     pub(super) fn is_worthwhile(&self) -> bool {
         self.queue.len() >= WORTHWHILE_MESSAGES
             || self.bytes >= WORTHWHILE_BYTES
@@ -72,7 +75,7 @@ impl Lane {
             || self.again.is_some()
     }
 
-    /// The next request; the lane must be ready and not be empty.
+    /// The next request. The lane must be ready and not empty.
     pub(super) fn next_request(&mut self, place: usize) -> Request {
         self.state = State::InFlight;
         if let Some(again) = self.again.take() {
@@ -83,7 +86,7 @@ impl Lane {
             suspects => (suspects / 2).max(1),
         };
         let events = match self.queue.len() <= most && self.bytes <= MAX_BYTES {
-            // The usual case: the memory goes along, nothing is copied.
+            // The usual case: the request takes over the queue's memory, and nothing is copied.
             true => self.all(),
             false => self.front(most),
         };
@@ -100,7 +103,7 @@ impl Lane {
         std::mem::take(&mut self.queue).into()
     }
 
-    /// The first events, at most so many, as far as they fit into a request; one in any case.
+    /// The first events: at most `most`, as far as they fit into a request, and always at least one.
     fn front(&mut self, most: usize) -> Vec<Event> {
         let mut bytes = 0;
         let fitting = self.queue.iter().take(most).take_while(|event| {
@@ -113,24 +116,24 @@ impl Lane {
         events
     }
 
-    /// So many events from the front were stored.
+    /// Pub/Sub has stored this many events from the front.
     pub(super) fn stored(&mut self, events: usize) {
         self.state = State::Ready;
         self.suspects = self.suspects.saturating_sub(events);
     }
 
-    /// The request failed and goes again.
+    /// The request failed and is retried at `until`.
     pub(super) fn wait(&mut self, until: Instant, request: Request) {
         self.state = State::Waiting(until);
         self.again = Some(Box::new(request));
     }
 
-    /// The request was refused for good: its only event, which is the bad one, or `None` while
-    /// the search goes on.
+    /// The request was refused for good. Returns its only event, which is the bad one, or `None`
+    /// while the bisection continues.
     pub(super) fn refused(&mut self, mut events: Vec<Event>) -> Option<Event> {
         self.state = State::Ready;
         if events.len() == 1 {
-            // Whether the others are good is not known any more.
+            // Whether the remaining suspects hold another bad event is unknown.
             self.suspects = 0;
             return events.pop();
         }
@@ -142,7 +145,7 @@ impl Lane {
         None
     }
 
-    /// All that waits, in order.
+    /// All waiting events, in order.
     pub(super) fn into_events(self) -> impl Iterator<Item = Event> {
         let again = self.again.map(|request| request.events);
         again.into_iter().flatten().chain(self.queue)

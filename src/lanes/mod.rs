@@ -1,13 +1,14 @@
-//! Lanes: one queue per (topic, ordering key), so that order holds per key and only there.
+//! Lanes: one queue per (topic, ordering key), because order matters only within a key.
 //!
-//! A lane has at most one request on its way. Everything that waits in it goes into its next
-//! request, in order; a failed request stays whole and goes first again. A request that is refused
-//! for good is taken apart until the one bad event is found (`lane`). Lanes take turns under one
-//! limit of requests on their way, and under one for each topic over its quota (`concurrency`). A
-//! lane exists only while it has work, so memory follows the events in it and not the number of
-//! keys ever seen.
+//! A lane has at most one request in flight. Its next request takes everything that waits in it, in
+//! order. A failed request stays whole and is retried before anything later. If Pub/Sub refuses a
+//! request for good, the lane bisects it to find the bad event (`lane`). Lanes take turns under one
+//! global limit on requests in flight, plus one limit per throttled topic (`concurrency`). A lane
+//! exists only while it has work, so memory grows with the events in the lanes, not with the number
+//! of keys.
 //!
-//! Messages without an ordering key have no order to keep: each topic has a few lanes for them.
+//! Messages without an ordering key have no order to keep: each topic has a few lanes for them, so
+//! that they can be sent in parallel.
 //!
 //! A state machine without IO; the clock is passed in.
 
@@ -28,59 +29,61 @@ use lane::{Lane, State};
 /// Pub/Sub's limit of messages in one request.
 const MAX_MESSAGES: usize = 1_000;
 
-/// Bytes of messages in one request; Pub/Sub's limit is 10,000,000 with the topic and the framing
-/// of each message. One larger message still goes, alone: the mapping has checked it.
+/// Bytes of messages in one request. Pub/Sub's limit is 10,000,000, including the topic and the
+/// framing of each message. A single larger message is still sent, alone: the mapping has checked its
+/// size.
 const MAX_BYTES: usize = 9_000_000;
 
 /// Framing of one message in a request: tag and length.
 const MESSAGE_FRAMING: usize = 6;
 
-/// From so many messages on a lane is served even while more input is at hand: a request of this
-/// size costs a message hardly more than the largest one does.
+/// With this many messages a lane is served even while more input is available: in a request of this
+/// size, a message costs hardly more than in the largest one.
 const WORTHWHILE_MESSAGES: usize = 100;
 
-/// The same in bytes: copying those costs several times what the request does.
+/// The same in bytes: copying them costs several times as much as the request itself.
 const WORTHWHILE_BYTES: usize = 64 << 10;
 
-/// What a waiting event takes in memory beside its message, about, with its record.
+/// Approximate memory of a waiting event, including its record, in addition to its message.
 pub(crate) const EVENT_OVERHEAD: usize = 500;
 
-/// So long the events of a lane wait for others that make them worth a request, at most. Their
-/// transactions are confirmed no sooner, and all after them.
+/// Maximum linger: how long a lane with few events waits for more while others are served. Until then
+/// neither their transactions nor any later one can be confirmed.
 const LONGEST_WAIT: Duration = Duration::from_secs(1);
 
 /// Lanes of a topic for messages without an ordering key.
 const UNORDERED_LANES: u32 = 16;
 
-/// How eagerly lanes are served.
+/// Which lanes may send.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Serve {
     /// Every lane that has an event.
     All,
-    /// Only lanes with enough for a worthwhile request: more input is at hand.
+    /// Only lanes with enough for a worthwhile request, because more input is available; and lanes
+    /// that have waited for too long.
     Worthwhile,
 }
 
-/// How a failed request bears on the limits of requests on their way.
+/// How a failed request changes the limits on requests in flight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Load {
-    /// Pub/Sub as a whole does not answer: fewer at once.
+    /// Pub/Sub as a whole does not answer: lower the global limit.
     Reduce,
-    /// This topic is over its quota: fewer of it at once.
+    /// This topic is over its quota: lower the limit of this topic.
     ReduceTopic,
-    /// As many as before.
+    /// Leave the limits as they are.
     Keep,
 }
 
-/// A place for a lane; places are used again.
+/// A place for a lane, reused after the lane ends.
 #[derive(Debug, Default)]
 struct Place {
     lane: Option<Lane>,
-    /// Whether the place stands in `ready`; it stands there at most once.
+    /// Whether this place is in `ready`; it is there at most once.
     listed: bool,
-    /// Since when, if that is known.
+    /// When it was added to `ready`, if known.
     listed_at: Option<Instant>,
-    /// The same for `worthwhile`.
+    /// Whether this place is in `worthwhile`.
     listed_as_worthwhile: bool,
 }
 
@@ -89,18 +92,18 @@ struct Place {
 pub struct Lanes {
     places: Vec<Place>,
     free: Vec<usize>,
-    /// With a fast hash: each event is looked up here.
+    /// Uses a fast hash, because every event is looked up here.
     index: HashMap<LaneKey, usize, foldhash::fast::RandomState>,
-    /// Places whose lane may have something to send, in turn.
+    /// Places whose lane may have something to send, in the order of their turns.
     ready: VecDeque<usize>,
-    /// Places whose lane has become worthwhile, or may go again, since it was last served.
+    /// Places whose lane has become worthwhile or was unparked since it was last served.
     worthwhile: VecDeque<usize>,
     waiting: BTreeSet<(Instant, usize)>,
     in_flight: usize,
     concurrency: Concurrency,
     slow_topics: SlowTopics,
     next_unordered: u32,
-    /// Whose turn it was.
+    /// Who had the last turn.
     full_lane_was_last: bool,
     failed_was_last: bool,
     /// The time as of the last look for a request.
@@ -108,7 +111,7 @@ pub struct Lanes {
 }
 
 impl Lanes {
-    /// No lanes yet, and at most `max_in_flight` requests on their way at once.
+    /// No lanes yet; at most `max_in_flight` requests in flight.
     pub fn new(max_in_flight: usize) -> Self {
         Self {
             places: Vec::new(),
@@ -127,7 +130,7 @@ impl Lanes {
         }
     }
 
-    /// Puts an event at the end of its lane.
+    /// Appends an event to its lane.
     pub fn push(&mut self, topic: Arc<str>, ordering_key: OrderingKey, event: Event) {
         let unordered = if ordering_key.is_unordered() {
             self.next_unordered = (self.next_unordered + 1) % UNORDERED_LANES;
@@ -151,7 +154,7 @@ impl Lanes {
     /// The lane in use at `place`.
     fn lane(&mut self, place: usize) -> &mut Lane {
         let lane = self.places[place].lane.as_mut();
-        lane.expect("invariant: a lane that is indexed, on its way or waiting exists")
+        lane.expect("invariant: a lane that is indexed, in flight or waiting exists")
     }
 
     fn open(&mut self, key: LaneKey) -> usize {
@@ -172,8 +175,8 @@ impl Lanes {
         if self.in_flight >= self.concurrency.limit() {
             return None;
         }
-        // By turns: where the limit is one, a few lanes that fail again and again would have it for
-        // themselves, and no success of another could raise it.
+        // Alternate between retries and new requests. Otherwise, while the limit is one, a few lanes
+        // that keep failing would use it up, and no success of another lane could raise it.
         self.failed_was_last = !self.failed_was_last;
         match self.failed_was_last {
             true => self.due(now).or_else(|| self.fresh(now, serve)),
@@ -181,7 +184,7 @@ impl Lanes {
         }
     }
 
-    /// The next request that was not sent yet.
+    /// The next request that is not a timed retry.
     fn fresh(&mut self, now: Instant, serve: Serve) -> Option<Request> {
         loop {
             let place = match serve {
@@ -197,8 +200,8 @@ impl Lanes {
         }
     }
 
-    /// The place whose turn it is: full lanes and all others by turns, so that lanes that are
-    /// always full leave room for small ones.
+    /// The place whose turn it is. Alternates between full lanes and all others, so that lanes that
+    /// are always full leave room for small ones.
     fn next_place(&mut self) -> Option<usize> {
         self.full_lane_was_last = !self.full_lane_was_last;
         if self.full_lane_was_last
@@ -215,7 +218,7 @@ impl Lanes {
         }
     }
 
-    /// The place whose turn comes next, when that has not come for too long.
+    /// The place at the front of the queue, if it has waited there for [`LONGEST_WAIT`].
     fn next_overdue(&mut self, now: Instant) -> Option<usize> {
         let place = *self.ready.front()?;
         let listed_at = *self.places[place].listed_at.get_or_insert(now);
@@ -227,7 +230,7 @@ impl Lanes {
         Some(place)
     }
 
-    /// The request of a waiting lane whose time has come.
+    /// The request of a lane whose retry is due.
     fn due(&mut self, now: Instant) -> Option<Request> {
         while let Some((_, place)) = self.waiting.first().copied().filter(|(at, _)| *at <= now) {
             self.waiting.pop_first();
@@ -239,8 +242,8 @@ impl Lanes {
         None
     }
 
-    /// A request with all that waits in the lane, as far as it fits; `None` when the lane is not
-    /// ready, may not go or is gone, which happens to places that were served out of turn.
+    /// A request with everything that waits in the lane, as far as it fits. `None` when the lane is
+    /// not ready, may not send, or is gone: a place may have been served out of turn.
     fn take(&mut self, place: usize) -> Option<Request> {
         let lane = self.places[place].lane.as_mut()?;
         if lane.state != State::Ready || lane.is_empty() {
@@ -254,7 +257,7 @@ impl Lanes {
         Some(lane.next_request(place))
     }
 
-    /// A request was published: its lane goes on, or ends when nothing waits in it.
+    /// A request was published: its lane continues, or ends when nothing waits in it.
     pub fn finished(&mut self, request: &Request) {
         self.concurrency.succeeded();
         let max = self.concurrency.max();
@@ -265,8 +268,7 @@ impl Lanes {
         self.shrink_when_empty();
     }
 
-    /// A request was not published: the same goes again at `again_at`, before all else in its
-    /// lane.
+    /// A request failed: it is retried unchanged at `again_at`, before everything else in its lane.
     pub fn failed(&mut self, mut request: Request, again_at: Instant, load: Load) {
         request.count_failure();
         let (place, topic) = (request.lane, request.key.topic.clone());
@@ -280,9 +282,9 @@ impl Lanes {
         self.ended(&topic);
     }
 
-    /// A request will never be published. `None` while it is not known which of its events is the
-    /// reason: they go again in smaller requests, before all else in their lane. Else that one
-    /// event, which is out of the lanes then.
+    /// Pub/Sub has refused a request for good. Returns the bad event, removed from the lanes, once
+    /// the request had only that one. Until then returns `None`: the events are sent again in smaller
+    /// requests, before everything else in their lane.
     pub fn refused(&mut self, mut request: Request) -> Option<Event> {
         request.count_failure();
         let place = request.lane;
@@ -292,7 +294,7 @@ impl Lanes {
         bad
     }
 
-    /// Takes all events out of a lane that has no request on its way, and ends it.
+    /// Removes a lane that has no request in flight, and returns all its events.
     pub fn close(&mut self, key: &LaneKey) -> Vec<Event> {
         let Some(place) = self.index.remove(key) else {
             return Vec::new();
@@ -307,11 +309,11 @@ impl Lanes {
         lane.into_events().collect()
     }
 
-    /// A request of `topic` is not on its way any more.
+    /// A request of `topic` is no longer in flight: parked lanes of the topic may send.
     fn ended(&mut self, topic: &str) {
         self.in_flight -= 1;
         for place in self.slow_topics.ended(topic) {
-            // The lane may have ended meanwhile.
+            // The lane may have ended in the meantime.
             if let Some(lane) = self.places.get_mut(place).and_then(|p| p.lane.as_mut())
                 && lane.state == State::Parked
             {
@@ -321,7 +323,7 @@ impl Lanes {
         }
     }
 
-    /// A lane whose request has ended takes its turn again, or ends.
+    /// Lists a lane again after its request has ended, or removes it when it is empty.
     fn go_on(&mut self, place: usize) {
         let lane = self.lane(place);
         if lane.is_empty() {
@@ -339,12 +341,12 @@ impl Lanes {
         let lanes = self.places.iter().filter_map(|place| place.lane.as_ref());
         let in_flight =
             lanes.filter(|lane| lane.state == State::InFlight && lane.key.topic == *topic);
-        // One more: the request that failed has not been taken off yet.
+        // Add the failed request, which still counts as in flight.
         self.slow_topics.throttled(topic, || in_flight.count() + 1);
     }
 
-    /// Lets the waiting requests of `topic` go at `at` if that is sooner: what they waited for
-    /// has come about.
+    /// Retries the waiting requests of `topic` at `at`, if that is sooner: the reason to wait is
+    /// gone.
     pub fn hasten(&mut self, topic: &str, at: Instant) {
         for place in 0..self.places.len() {
             let Some(lane) = self.places[place].lane.as_mut() else {
@@ -361,8 +363,8 @@ impl Lanes {
         }
     }
 
-    /// When the next waiting request may go; `None` while the limit lets nothing go anyway, since
-    /// then it is an answer that makes the difference.
+    /// When the next retry is due. `None` while the limit allows no request anyway: then only an
+    /// answer can change anything.
     pub fn next_due(&self) -> Option<Instant> {
         if self.in_flight >= self.concurrency.limit() {
             return None;
@@ -370,7 +372,7 @@ impl Lanes {
         self.waiting.first().map(|(at, _)| *at)
     }
 
-    /// Requests on their way.
+    /// Requests in flight.
     pub fn in_flight(&self) -> usize {
         self.in_flight
     }
@@ -385,7 +387,7 @@ impl Lanes {
         self.index.is_empty()
     }
 
-    /// Lanes that wait to try again, or until their topic may have more requests on their way.
+    /// Lanes that wait for a retry, or until their topic may have more requests in flight.
     pub fn waiting(&self) -> usize {
         self.waiting.len() + self.slow_topics.parked()
     }
@@ -418,7 +420,7 @@ impl Lanes {
         Some(place)
     }
 
-    /// After a burst of many keys the tables are large and empty: give the memory back.
+    /// Frees the memory of large, empty tables after a burst of many keys.
     fn shrink_when_empty(&mut self) {
         const KEPT: usize = 1 << 14;
         if self.index.is_empty() && self.places.len() > KEPT {

@@ -1,5 +1,5 @@
-//! What the lanes promise, step by step, against a plain model: a list per key, at most one request
-//! of it on its way, and the failed one first.
+//! Compares the lanes, step by step, with a plain model: a list of events per key, at most one
+//! request of it in flight, and failed requests first.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -32,12 +32,12 @@ fn step() -> impl Strategy<Value = Step> {
 
 type Key = (String, String);
 
-/// What a lane must look like from outside.
+/// What a lane must look like from the outside.
 #[derive(Debug, Default)]
 struct Model {
     queue: Vec<u32>,
     on_its_way: bool,
-    /// The failed request: when it goes again, its events, the attempts so far.
+    /// The failed request: when it is retried, its events, and its attempts so far.
     failed: Option<(Instant, Vec<u32>, u32)>,
 }
 
@@ -68,7 +68,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(1_000))]
 
     #[test]
-    fn at_every_step_the_lanes_are_what_a_list_per_key_would_be(
+    fn at_every_step_the_lanes_match_a_list_per_key(
         steps in prop::collection::vec(step(), 0..200), limit in 1usize..5,
     ) {
         let mut now = Instant::now();
@@ -86,15 +86,15 @@ proptest! {
                     let is_free = on_their_way.len() < limit;
                     let expected = is_free && models.values().any(|model| model.may_send(now));
                     let request = lanes.next_request(now, Serve::All);
-                    prop_assert_eq!(request.is_some(), expected, "nobody waits who could go");
+                    prop_assert_eq!(request.is_some(), expected, "exactly when a lane may send");
                     if let Some(request) = request {
                         let model = models.get_mut(&key_of(&request)).unwrap();
-                        prop_assert!(model.may_send(now), "its turn has not come");
+                        prop_assert!(model.may_send(now), "the lane may not send yet");
                         let (events, attempts) = match model.failed.take() {
                             Some((_, events, attempts)) => (events, attempts),
                             None => (std::mem::take(&mut model.queue), 0),
                         };
-                        prop_assert_eq!(ordinals(&request), events, "the failed one whole, else all that waits");
+                        prop_assert_eq!(ordinals(&request), events, "a retry is unchanged");
                         prop_assert_eq!(request.failed_attempts, attempts);
                         model.on_its_way = true;
                         on_their_way.push(request);
@@ -146,7 +146,7 @@ proptest! {
             let mut turn = turn.to_vec();
             turn.sort_unstable();
             turn.dedup();
-            prop_assert_eq!(turn.len(), keys as usize, "someone was served twice before others");
+            prop_assert_eq!(turn.len(), keys as usize, "a lane was served twice before another had its turn");
         }
     }
 }

@@ -1,8 +1,8 @@
 //! The attributes of a message, written in wire format as they are added.
 //!
-//! Pub/Sub's limits on attributes are checked here; a value is refused, never cut. The first
-//! attribute of a name stays: the caller adds the fixed ones first, so that no header can replace
-//! one of them.
+//! This module checks Pub/Sub's limits on attributes. It refuses a value that is too long, and
+//! never cuts one. The first attribute of a name wins: the caller adds the fixed ones first, so no
+//! header can replace them.
 
 use std::ops::Range;
 
@@ -11,7 +11,7 @@ use super::error::{EventFault, Limit};
 use super::headers::Headers;
 use super::{limits, wire};
 
-/// Names of the attributes that every message carries when the row has the value.
+/// Names of the attributes that every message has if the row has the value.
 pub(super) const FIXED: [&str; 8] = [
     "event_id",
     SOURCE_ID,
@@ -36,17 +36,17 @@ const TRACE_ALIASES: [(&str, &str); 2] = [
     ("tracestate", "googclient_tracestate"),
 ];
 
-/// The attributes of one message. The buffers are used again for the next.
+/// The attributes of one message. The buffers are reused for the next message.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Attributes {
     wire: Vec<u8>,
-    /// Which of [`FIXED`] were added as such, a bit for each.
+    /// The attributes of [`FIXED`] that were added, one bit each.
     fixed: FixedSet,
-    /// All others.
+    /// All other attributes.
     entries: Vec<Entry>,
 }
 
-/// Where in the wire format an attribute's name and value stand.
+/// Where the name and the value of an attribute are in the wire format.
 #[derive(Debug, Clone)]
 struct Entry {
     key: Range<usize>,
@@ -54,14 +54,14 @@ struct Entry {
 }
 
 impl Attributes {
-    /// Takes all attributes away.
+    /// Removes all attributes.
     pub(super) fn clear(&mut self) {
         self.wire.clear();
         self.fixed = 0;
         self.entries.clear();
     }
 
-    /// All of them, as field 2 of a `PubsubMessage`.
+    /// All attributes, encoded as field 2 of a `PubsubMessage`.
     pub(super) fn wire(&self) -> &[u8] {
         &self.wire
     }
@@ -72,7 +72,7 @@ impl Attributes {
         std::str::from_utf8(&self.wire[entry.value.clone()]).ok()
     }
 
-    /// Adds an attribute unless there is one of that name.
+    /// Adds an attribute, unless one of that name exists.
     pub(super) fn add(&mut self, key: &str, value: &str) -> Result<(), EventFault> {
         if self.contains(key) {
             return Ok(());
@@ -83,7 +83,7 @@ impl Attributes {
         Ok(())
     }
 
-    /// Writes the name of an attribute; its value has to follow.
+    /// Writes the name of an attribute. The caller must write its value next.
     fn put_key(&mut self, key: &str, value_len: usize) {
         let key_start = wire::put_attribute_key(&mut self.wire, key.as_bytes(), value_len);
         let value_start = self.wire.len();
@@ -93,8 +93,8 @@ impl Attributes {
         });
     }
 
-    /// Adds the attributes that every message carries, before any other. Those that differ from
-    /// their column are given as they go out.
+    /// Adds the attributes that every message carries. Must be called before any other is added. An
+    /// attribute that differs from its column is passed in the form in which it is sent.
     pub(super) fn add_fixed(
         &mut self,
         event_id: &str,
@@ -123,14 +123,14 @@ impl Attributes {
         Ok(())
     }
 
-    /// Adds the headers, but not in place of what is there.
+    /// Adds the headers, except those whose name is taken.
     pub(super) fn add_headers(&mut self, headers: &Headers) -> Result<(), EventFault> {
         headers
             .iter()
             .try_for_each(|(key, value)| self.add(key, value))
     }
 
-    /// Adds the trace context once more under the names that Google's client libraries read.
+    /// Repeats the trace context under the names that Google's client libraries read.
     pub(super) fn add_trace_aliases(&mut self) -> Result<(), EventFault> {
         for (key, alias) in TRACE_ALIASES {
             let value = self.entry(key).map(|entry| entry.value.clone());
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_attribute_of_a_name_stays() {
+    fn the_first_attribute_of_a_name_wins() {
         let mut attributes = Attributes::default();
         attributes.add("event_id", "7").unwrap();
         attributes.add("event_id", "8").unwrap();
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hundred_attributes_are_taken_and_one_more_is_not() {
+    fn a_hundred_attributes_are_accepted_and_one_more_is_refused() {
         let mut attributes = Attributes::default();
         for i in 0..100 {
             attributes.add(&format!("k{i}"), "").unwrap();
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_pubsub_keeps_for_itself_is_refused() {
+    fn a_reserved_attribute_name_is_refused() {
         assert_eq!(
             refused("google_x", "v"),
             EventFault::AttributeReserved {
@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn the_trace_context_goes_out_under_both_names() {
+    fn the_trace_context_is_sent_under_both_names() {
         let mut headers = Headers::default();
         headers
             .read(Some(r#"{"traceparent":"00-a","tracestate":"k=v"}"#))
@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn a_trace_context_that_the_producer_set_for_google_stays() {
+    fn a_googclient_header_from_the_producer_is_kept() {
         let mut attributes = Attributes::default();
         attributes.add("traceparent", "a").unwrap();
         attributes.add("googclient_traceparent", "b").unwrap();

@@ -1,10 +1,10 @@
-//! What the types of a table's columns are, as far as the mapping has to know it.
+//! The types of a table's columns, as far as the mapping needs them.
 //!
-//! A column is described by the oid of its type. The usual built-in types are known here. Everything
-//! else is the catalog's to tell: a domain behaves as the type that it is made from, and the others
-//! go out as their text.
+//! A column is described by the OID of its type. The common built-in types are known here; the
+//! catalog describes all others. A domain behaves like its base type. Any other type is sent as its
+//! text.
 //!
-//! Not here: the statement that asks the catalog (`src/table/column_types.rs`).
+//! Not here: the query that asks the catalog (`src/table/column_types.rs`).
 
 use std::collections::HashMap;
 
@@ -12,7 +12,7 @@ use decoder::{Oid, OwnedRelation};
 
 use super::value::pg_type;
 
-/// The usual built-in types: none is a domain, and all but `json` have an order.
+/// The common built-in types. None is a domain, and all but `json` can be sorted.
 const USUAL: [Oid; 25] = [
     pg_type::BOOL,
     pg_type::BYTEA,
@@ -41,39 +41,39 @@ const USUAL: [Oid; 25] = [
     pg_type::JSONB,
 ];
 
-/// A type that is not one of the usual ones.
+/// A type that is not one of the common ones.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ColumnType {
-    /// The type that it behaves as: what a domain is made from in the end, any other type itself.
+    /// The type that values of this type behave as: the base type of a domain, or the type itself.
     pub base: Oid,
-    /// What it is called.
+    /// The name of the type.
     pub name: Box<str>,
-    /// Whether rows can be put in order by a single value of it.
+    /// Whether rows can be sorted by a value of this type.
     pub has_order: bool,
 }
 
-/// The types that were asked for, by oid.
+/// The types that the catalog has described, by OID.
 #[derive(Debug, Clone, Default)]
 pub struct ColumnTypes(HashMap<Oid, ColumnType>);
 
 impl ColumnTypes {
-    /// Whether the catalog has to be asked for a type.
+    /// Whether the catalog still has to be asked about a type.
     pub fn is_unknown(&self, type_oid: Oid) -> bool {
         !USUAL.contains(&type_oid) && !self.0.contains_key(&type_oid)
     }
 
-    /// Whether the catalog has to be asked for the type of any column.
+    /// Whether the catalog still has to be asked about the type of any column.
     pub fn any_unknown(&self, relation: &OwnedRelation) -> bool {
         let mut columns = relation.columns.iter();
         columns.any(|column| self.is_unknown(column.type_oid))
     }
 
-    /// Adds a type that was asked for.
+    /// Adds a type that the catalog has described.
     pub fn learn(&mut self, type_oid: Oid, column_type: ColumnType) {
         self.0.insert(type_oid, column_type);
     }
 
-    /// Adds all that `others` has.
+    /// Adds all types of `others`.
     pub fn learn_all(&mut self, others: Self) {
         self.0.extend(others.0);
     }
@@ -83,7 +83,7 @@ impl ColumnTypes {
         self.0.get(&type_oid).map_or(type_oid, |known| known.base)
     }
 
-    /// Whether rows can be put in order by a column of this type.
+    /// Whether rows can be sorted by a column of this type.
     pub(super) fn has_order(&self, type_oid: Oid) -> bool {
         match self.0.get(&type_oid) {
             Some(known) => known.has_order,
@@ -99,12 +99,12 @@ mod tests {
     const DOMAIN: Oid = Oid(16_500);
 
     #[test]
-    fn the_usual_types_are_known_and_all_others_are_asked_for() {
+    fn common_types_are_known_and_the_catalog_is_asked_about_all_others() {
         let mut types = ColumnTypes::default();
         assert!(!types.is_unknown(pg_type::UUID) && types.has_order(pg_type::UUID));
         assert!(!types.has_order(pg_type::JSON));
         assert!(types.is_unknown(DOMAIN) && !types.has_order(DOMAIN));
-        assert_eq!(types.base(DOMAIN), DOMAIN, "until it is known");
+        assert_eq!(types.base(DOMAIN), DOMAIN, "before the catalog was asked");
         let learned = ColumnType {
             base: pg_type::UUID,
             name: "order_id".into(),

@@ -1,5 +1,5 @@
-//! Finds the columns of an outbox in a table as the server describes it, once per description, so
-//! that a row is read by position.
+//! Finds the outbox columns in the server's description of a table. This happens once per
+//! description; after that, rows are read by position.
 
 use std::borrow::Cow;
 use std::{iter, str};
@@ -13,7 +13,7 @@ use super::settings::{Choice, Columns, Role};
 use super::value::{self, pg_type};
 use super::wire::Body;
 
-/// The column of type `xid8` that every captured table may have.
+/// The optional column of type `xid8` that names the transaction which inserted a row.
 pub const INSERTED_XID: &str = "inserted_xid";
 
 /// One column of the table.
@@ -21,7 +21,7 @@ pub const INSERTED_XID: &str = "inserted_xid";
 pub(super) struct Column {
     name: Box<str>,
     position: usize,
-    /// Of a domain what it is made from.
+    /// The type; for a domain, its base type.
     type_oid: Oid,
     has_order: bool,
 }
@@ -39,7 +39,7 @@ impl Column {
         self.type_oid
     }
 
-    /// Whether rows can be put in order by it.
+    /// Whether rows can be sorted by this column.
     pub(super) fn has_order(&self) -> bool {
         self.has_order
     }
@@ -49,8 +49,8 @@ impl Column {
         value::text(row[self.position], self.type_oid, &self.name)
     }
 
-    /// Appends the value in `row` as text, of which nobody has seen yet whether it is UTF-8:
-    /// [`not_utf8`] tells. Gives its length in bytes, or `None` when it is null.
+    /// Appends the value in `row` as text, without checking that it is UTF-8; [`not_utf8`] finds
+    /// the fault later. Returns its length in bytes, or `None` when it is null.
     #[inline]
     pub(super) fn append(
         &self,
@@ -84,14 +84,14 @@ impl Column {
     }
 }
 
-/// The fault of the first of `columns` that holds something else than UTF-8.
+/// The fault of the first column in `columns` whose value is not valid UTF-8.
 #[cold]
 pub(super) fn not_utf8<'c>(
     mut columns: impl Iterator<Item = &'c Column>,
     row: &[Value<'_>],
 ) -> EventFault {
     let fault = columns.find_map(|column| column.text(row).err());
-    fault.expect("invariant: what is UTF-8 piece by piece is so as a whole")
+    fault.expect("invariant: UTF-8 values are still UTF-8 when concatenated")
 }
 
 /// Looks columns up in one table.
@@ -108,7 +108,7 @@ impl Finder<'_> {
         format!("{}.{}", self.relation.namespace, self.relation.name)
     }
 
-    /// The column called `name`, which `setting` names.
+    /// The column called `name`. `setting` is the setting that names it.
     pub(super) fn named(&self, name: &str, setting: &str) -> Result<Column, MapError> {
         self.find(name).ok_or_else(|| MapError::ColumnMissing {
             table: self.table(),
@@ -123,10 +123,10 @@ impl Finder<'_> {
         })
     }
 
-    /// The column that a template names: by its role, else by its own name.
+    /// A column in a template: `name` is a role, or otherwise the name of a column.
     pub(super) fn in_template(&self, name: &str) -> Result<Column, MapError> {
         match Role::ALL.into_iter().find(|role| role.name() == name) {
-            // Without a topic column of that role, {topic} is like any other column.
+            // Without a topic column in that role, {topic} is like any other column.
             Some(role) if (role, self.columns.choice(role)) != (Role::Topic, Choice::Off) => {
                 self.needed(role, "topic")
             }
@@ -134,7 +134,7 @@ impl Finder<'_> {
         }
     }
 
-    /// The column of a role that `setting` cannot do without.
+    /// The column of a role that `setting` requires.
     pub(super) fn needed(&self, role: Role, setting: &'static str) -> Result<Column, MapError> {
         match self.columns.choice(role) {
             Choice::Must(name) | Choice::May(name) => self.named(name, &role.setting()),
@@ -152,7 +152,7 @@ impl Finder<'_> {
         }
     }
 
-    /// The column of a role that no event can do without.
+    /// The column of a role that every event requires.
     fn always(&self, role: Role) -> Result<Column, MapError> {
         match self.columns.choice(role) {
             Choice::Off => Err(self.fault(SettingFault::ColumnSwitchedOff {
@@ -171,7 +171,7 @@ impl Finder<'_> {
         }
     }
 
-    /// The column that names the transaction which inserted a row, if the table has it.
+    /// The column `inserted_xid`, if the table has it.
     pub(super) fn inserted_xid(&self) -> Option<Column> {
         let column = self.find(INSERTED_XID)?;
         (column.type_oid == pg_type::XID8).then_some(column)
@@ -207,7 +207,7 @@ pub(super) struct EventColumns {
     pub(super) occurred_at: Option<Column>,
 }
 
-/// What the columns hold in one row; `None` is null or no such column.
+/// The values of one row; `None` means null, or that there is no such column.
 #[derive(Debug, Clone)]
 pub(super) struct OutboxRow<'a> {
     pub(super) id: &'a str,
@@ -222,13 +222,13 @@ pub(super) struct OutboxRow<'a> {
     pub(super) occurred_at: Option<&'a str>,
 }
 
-/// The texts of one row, one after the other, so that they are checked to be UTF-8 in one go: most
-/// are so short that checking each by itself costs several times as much. The buffer is used again
+/// The text values of one row, concatenated, so that one call checks them all for valid UTF-8. Most
+/// values are so short that separate checks would cost several times as much. The buffer is reused
 /// for the next row.
 #[derive(Debug, Clone, Default)]
 pub(super) struct RowTexts(Vec<u8>);
 
-/// A buffer for texts that is larger than this is given back after a row that needed it, bytes.
+/// Capacity in bytes that the buffer keeps; more is released after a row that needed it.
 const KEPT_BYTES: usize = 64 * 1024;
 
 impl EventColumns {
@@ -246,7 +246,7 @@ impl EventColumns {
         })
     }
 
-    /// Reads one row, which must be as long as the table was described.
+    /// Reads one row, which must have as many columns as the table's description.
     pub(super) fn read<'a>(
         &self,
         row: &[Value<'a>],
@@ -256,7 +256,8 @@ impl EventColumns {
             .map_err(|fault| self.first_fault(row).unwrap_or(fault))
     }
 
-    /// The fault of the first column that has one: of several it is always the same that is told.
+    /// The fault of the first column that has one, so that a row with several faults always reports
+    /// the same one.
     #[cold]
     fn first_fault(&self, row: &[Value<'_>]) -> Option<EventFault> {
         let fault = |column: &Column| column.text(row).err();
@@ -265,7 +266,7 @@ impl EventColumns {
             Ok(id) if id.as_deref().is_none_or(str::is_empty) => {
                 Some(self.id.null("the event's id"))
             }
-            // Headers and time come after the payload.
+            // Headers and time are checked after the payload.
             Ok(_) => self.texts_before_payload().find_map(fault),
             Err(fault) => Some(fault),
         }
@@ -298,7 +299,8 @@ impl EventColumns {
             let Some(length) = length else {
                 return Ok(None);
             };
-            // Valid as a whole, but parted within a character: neither side is valid then.
+            // The whole is valid UTF-8, but a value ends within a character. Then neither side is
+            // valid.
             let parts = rest.split_at_checked(length);
             let (text, others) = parts.ok_or_else(|| not_utf8(self.texts(), row))?;
             rest = others;
@@ -329,7 +331,7 @@ impl EventColumns {
         })
     }
 
-    /// Every one of them.
+    /// All columns.
     pub(super) fn all(&self) -> impl Iterator<Item = &Column> {
         self.texts().chain(iter::once(&self.payload))
     }
@@ -352,7 +354,7 @@ impl EventColumns {
         iter::once(&self.id).chain(others.into_iter().flatten())
     }
 
-    /// The event type; empty when it is null and nothing needs it.
+    /// The event type. It is empty when it is null and nothing needs it.
     pub(super) fn event_type<'r>(
         &self,
         row: &OutboxRow<'r>,

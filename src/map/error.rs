@@ -1,7 +1,7 @@
-//! What can be wrong with a table, its settings or one of its rows, as typed errors.
+//! Errors of a table, its settings or one of its rows.
 //!
-//! An error names the table, the row and the limit, and what to do next. It never holds a payload,
-//! nor the values of headers and attributes: errors end up in logs.
+//! An error names the table, the row and the limit, and says what to do next. It never contains a
+//! payload, or the value of a header or an attribute, because errors end up in logs.
 
 use std::fmt;
 use std::sync::Arc;
@@ -18,7 +18,8 @@ use crate::printable::printable;
 /// Why a table, or one of its rows, cannot be mapped to messages.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum MapError {
-    /// A column that the settings name, or that is needed, is not in the table (or not published).
+    /// A column that is required, or named in the settings, is missing from the table or not
+    /// published.
     #[error(
         "table {table} has no column {column:?}, which the setting `{setting}` names; its published \
          columns are {}", .present.join(", ")
@@ -26,11 +27,11 @@ pub enum MapError {
     ColumnMissing {
         /// `schema.table`.
         table: String,
-        /// The column that was looked for.
+        /// The missing column.
         column: String,
-        /// The setting that names it, or whose default does.
+        /// The setting that names the column, explicitly or by default.
         setting: String,
-        /// The columns that the server describes.
+        /// The columns in the server's description.
         present: Vec<String>,
     },
     /// The settings of the table contradict each other or Pub/Sub's rules.
@@ -38,7 +39,7 @@ pub enum MapError {
     Setting {
         /// `schema.table`.
         table: String,
-        /// What is wrong.
+        /// The fault.
         fault: SettingFault,
     },
     /// One row cannot become a message.
@@ -46,7 +47,7 @@ pub enum MapError {
     Event(Box<EventError>),
 }
 
-/// What is wrong with the settings of a table.
+/// A fault in the settings of a table.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum SettingFault {
     /// A column that every event needs was switched off.
@@ -73,28 +74,30 @@ pub enum SettingFault {
         column: String,
     },
     /// An extra attribute has the name of one that is always sent.
-    #[error("`attributes` lists {attribute:?}, but an attribute of that name is sent anyway")]
+    #[error(
+        "`attributes` lists {attribute:?}, but every message has an attribute of that name already"
+    )]
     AttributeTaken {
         /// The name.
         attribute: String,
     },
     /// Pub/Sub would refuse an extra attribute because of its name.
     #[error(
-        "`attributes` lists {attribute:?}; Pub/Sub takes names of up to 256 bytes that do not begin \
+        "`attributes` lists {attribute:?}; Pub/Sub accepts names of up to 256 bytes that do not begin \
          with \"goog\""
     )]
     AttributeName {
         /// The name.
         attribute: String,
     },
-    /// A topic that does not depend on the row is not one that Pub/Sub takes.
+    /// A topic that is the same for all rows has a name that Pub/Sub would refuse.
     #[error("`{setting}` gives the topic {topic:?}: {fault}")]
     Topic {
         /// `topic` or `topic_rules`.
         setting: &'static str,
-        /// The name that is no topic name.
+        /// The invalid name.
         topic: String,
-        /// Why not.
+        /// The reason.
         fault: TopicNameFault,
     },
 }
@@ -105,30 +108,30 @@ pub enum SettingFault {
 pub struct EventError {
     /// `schema.table`.
     pub table: Arc<str>,
-    /// The text of its id, its first characters if it is long; `None` when that is what is wrong.
+    /// The text of its id, shortened if it is long; `None` when the id itself is the fault.
     pub event_id: Option<String>,
-    /// Where it stands in the log.
+    /// Its position in the log.
     pub at: EventPosition,
-    /// What is wrong.
+    /// The fault.
     pub fault: EventFault,
-    /// What can be said of it all the same.
+    /// The facts that are known despite the fault.
     pub known: Known,
 }
 
-/// What can be said of a row that cannot become a message.
+/// The facts that are known about a row that cannot become a message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Known {
-    /// Its identity, made from its place in the log if its id cannot be read.
+    /// Its identity. If its id cannot be read, it is made from the position in the log.
     pub event_id: EventId,
-    /// The topic that it would go to, if the row tells.
+    /// The topic that it would go to, if that can be determined.
     pub topic: Option<Arc<str>>,
-    /// Its ordering key; unordered also if the row does not tell, or if Pub/Sub takes no such key.
+    /// Its ordering key. Unordered if the key cannot be determined, or if Pub/Sub would refuse it.
     pub ordering_key: OrderingKey,
 }
 
 impl EventFault {
-    /// Whether the row alone is at fault. Else the table, its settings or the server are: every
-    /// row would fail, and none is to be set aside for it.
+    /// Whether the row alone is at fault. Otherwise the table, its settings or the server is at
+    /// fault: then every row would fail, and no row should be quarantined.
     pub fn is_of_the_row(&self) -> bool {
         match self {
             Self::Null { .. }
@@ -149,7 +152,7 @@ impl EventFault {
     }
 }
 
-/// What is wrong with a row.
+/// A fault of one row.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[allow(
     missing_docs,
@@ -159,37 +162,37 @@ pub enum EventFault {
     /// The row does not have the shape that the server described.
     #[error("the row has {found} columns, but the table was described with {expected}")]
     ColumnCount { expected: usize, found: usize },
-    /// A null where a value is needed.
-    #[error("column {column:?} is null or empty, but it gives {needed_for}")]
+    /// A null where a value is required.
+    #[error("column {column:?} is null or empty, but it is needed for {needed_for}")]
     Null {
         column: String,
         needed_for: &'static str,
     },
-    /// The server left the value out, which it does in updates only.
+    /// The server left the value out, which it does only in updates.
     #[error("the server did not send column {column:?} (unchanged TOAST value in an insert)")]
     UnchangedToast { column: String },
     /// Text that is not UTF-8, which `client_encoding = UTF8` rules out.
     #[error("column {column:?} is not valid UTF-8")]
     NotUtf8 { column: String },
-    /// A value that PostgreSQL cannot send, such as bytes that have no UTF-8.
+    /// A value that PostgreSQL cannot send, such as bytes that cannot be converted to UTF-8.
     #[error("PostgreSQL cannot send column {column:?}: {problem}")]
     Unreadable { column: String, problem: String },
     /// A value that is larger than any message.
-    #[error("column {column:?} is larger than the largest message that Pub/Sub takes")]
+    #[error("column {column:?} is larger than the largest message that Pub/Sub accepts")]
     ValueTooLarge { column: String },
-    /// A uuid column whose value is no uuid.
+    /// A uuid column whose value is not a uuid.
     #[error("column {column:?} is not a uuid")]
     UuidMalformed { column: String },
     /// A `bytea` not in its hex form.
     #[error("column {column:?} is bytea, but not in the text form \\x0123")]
     ByteaMalformed { column: String },
-    /// A type whose binary form is not known here.
-    #[error("column {column:?} came in binary form, which is not known for type {}", .type_oid.0)]
+    /// A type whose binary form is not supported.
+    #[error("column {column:?} is in binary form, which is not supported for type {}", .type_oid.0)]
     BinaryTypeUnknown { column: String, type_oid: Oid },
-    /// A binary form that the type does not have.
+    /// A value that is not a valid binary form of its type.
     #[error("column {column:?} is not a binary value of type {}", .type_oid.0)]
     BinaryMalformed { column: String, type_oid: Oid },
-    /// Headers that are no JSON object.
+    /// Headers that are not a JSON object.
     #[error("column {column:?} is not a JSON object (line {line}, column {at_column})")]
     HeadersMalformed {
         column: String,
@@ -203,30 +206,30 @@ pub enum EventFault {
         fault: TopicNameFault,
     },
     /// An attribute that Pub/Sub would refuse because of its name.
-    #[error("its attribute {key:?} begins with \"goog\", which Pub/Sub keeps for itself")]
+    #[error("its attribute {key:?} begins with \"goog\", which Pub/Sub reserves")]
     AttributeReserved { key: String },
-    /// More than Pub/Sub takes.
-    #[error("{limit} {found} {}, but Pub/Sub takes {} at most", .limit.unit(), .limit.maximum())]
+    /// A size or count above a limit of Pub/Sub.
+    #[error("{limit} {found} {}, but Pub/Sub accepts at most {}", .limit.unit(), .limit.maximum())]
     OverLimit { limit: Limit, found: usize },
 }
 
 /// The limits that a single message can exceed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Limit {
-    /// A request with this message alone, bytes.
+    /// Bytes of a request that holds only this message.
     Request,
-    /// The ordering key, bytes.
+    /// Bytes of the ordering key.
     OrderingKey,
-    /// How many attributes.
+    /// Number of attributes.
     Attributes,
-    /// An attribute's name, bytes. Holds the beginning of the name.
+    /// Bytes of an attribute's name. Holds the start of the name.
     AttributeKey(String),
-    /// An attribute's value, bytes. Holds the attribute's name.
+    /// Bytes of an attribute's value. Holds the attribute's name.
     AttributeValue(String),
 }
 
 impl Limit {
-    /// The most that Pub/Sub takes.
+    /// The maximum that Pub/Sub accepts.
     pub fn maximum(&self) -> usize {
         use super::limits;
         match self {
@@ -247,10 +250,10 @@ impl Limit {
 }
 
 impl fmt::Display for Limit {
-    /// The beginning of a sentence that goes on with a number.
+    /// The start of a sentence that continues with a number.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Limit::Request => f.write_str("a request with it alone needs"),
+            Limit::Request => f.write_str("a request with only this event needs"),
             Limit::OrderingKey => f.write_str("its ordering key has"),
             Limit::Attributes => f.write_str("it has"),
             Limit::AttributeKey(start) => write!(f, "the name of its attribute {start:?}... has"),
@@ -260,7 +263,7 @@ impl fmt::Display for Limit {
 }
 
 impl MapError {
-    /// The stable code, as `postrider explain` takes it.
+    /// The stable error code, as in `postrider explain CODE`.
     pub fn code(&self) -> &'static str {
         match self {
             MapError::ColumnMissing { .. } => "column-missing",
@@ -276,7 +279,7 @@ impl MapError {
         }
     }
 
-    /// What to do next, as a sentence.
+    /// One sentence that says what to do next.
     pub fn hint(&self) -> String {
         match self {
             MapError::ColumnMissing { table, setting, .. } => {
@@ -342,10 +345,10 @@ impl EventError {
                 "check server_encoding; a database in SQL_ASCII may hold such text".to_owned()
             }
             EventFault::Unreadable { column, .. } => format!(
-                "correct column {column:?} of that row of {table} and release it, or discard it"
+                "correct column {column:?} of that row in {table} and release the event, or discard it"
             ),
             EventFault::UuidMalformed { .. } | EventFault::BinaryMalformed { .. } => {
-                "make sure that nothing but PostgreSQL answers at the database's address".to_owned()
+                "make sure that the server at the database's address is PostgreSQL".to_owned()
             }
             EventFault::ByteaMalformed { .. } => {
                 "ALTER ROLE <relay user> SET bytea_output = 'hex'".to_owned()
@@ -375,7 +378,7 @@ impl EventError {
             } => "use a shorter aggregate id, or ordering = \"bucketed(1000)\", which hashes it"
                 .to_owned(),
             EventFault::OverLimit { .. } => {
-                "send fewer or shorter headers; what is large belongs into the payload".to_owned()
+                "send fewer or shorter headers; put large values into the payload".to_owned()
             }
         }
     }
@@ -412,14 +415,14 @@ mod tests {
         assert_eq!(
             error.to_string(),
             "event 42 of table outbox.events at commit 0/0, ordinal 0: its ordering key has 1025 \
-             bytes, but Pub/Sub takes 1024 at most"
+             bytes, but Pub/Sub accepts at most 1024"
         );
         assert_eq!(error.code(), "event-invalid");
         assert!(error.hint().contains("bucketed"));
     }
 
     #[test]
-    fn only_a_message_that_fits_no_request_is_too_large() {
+    fn only_a_message_too_large_for_any_request_is_event_too_large() {
         let large = event(EventFault::OverLimit {
             limit: Limit::Request,
             found: 10_000_001,
@@ -433,7 +436,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_column_tells_which_there_are_and_how_to_switch_it_off() {
+    fn a_missing_column_error_lists_the_columns_and_says_how_to_switch_one_off() {
         let error = MapError::ColumnMissing {
             table: "public.outbox".to_owned(),
             column: "event_type".to_owned(),

@@ -1,12 +1,13 @@
 //! The identity of an event.
 //!
-//! The dispatch table and the subscribers know events by uuid. A uuid id is that uuid. Any other id
-//! (a `bigserial`, a text) becomes `md5('schema.table:' || id || ':' || inserted_xid)` read as a
-//! uuid: the same on every run, different for each table, and the same that
-//! `outbox.event_uuid('schema.table', id, inserted_xid)` gives in SQL. The transaction is part of it,
-//! since a table that was made anew may number its rows from 1 again; a table without that column
-//! has the id alone. Whether an id is hashed depends on the column's type alone, never on the value:
-//! SQL has to agree.
+//! The dispatch table and the subscribers identify events by uuid. If the id is a uuid, it is used
+//! as it is. Any other id (a `bigserial`, a text) becomes
+//! `md5('schema.table:' || id || ':' || inserted_xid)` read as a uuid. This uuid is the same on
+//! every run, differs between tables, and equals the result of
+//! `outbox.event_uuid('schema.table', id, inserted_xid)` in SQL. The transaction is included
+//! because a table that was dropped and created again may number its rows from 1 again. For a table
+//! without the column `inserted_xid`, only the id is hashed. Whether an id is hashed depends on the
+//! column's type alone, never on the value, because SQL has to agree.
 
 use std::fmt;
 use std::sync::Arc;
@@ -19,16 +20,16 @@ use super::EventPosition;
 use super::error::EventFault;
 use crate::printable::printable;
 
-/// Characters of an id that logs, errors and the records of other events show.
-pub(super) const SHOWN_CHARS: usize = 128;
+/// Characters of an id that are shown in logs, in errors and in the records of other events.
+pub(crate) const SHOWN_CHARS: usize = 128;
 
-/// Characters of a uuid as text.
+/// Length of a uuid as text.
 pub(super) const UUID_CHARS: usize = uuid::fmt::Hyphenated::LENGTH;
 
-/// The name, `schema.table`, that stands for a table in the identities of its events.
+/// The name `schema.table` that identifies a table in the ids of its events.
 ///
-/// Events whose ids are not uuids are known by it, so that it has to stay the same as long as the
-/// table is captured, whatever the table is called meanwhile.
+/// Event ids that are not uuids are derived from it. So it has to stay the same for as long as the
+/// table is captured, even if the table is renamed.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct TableIdentity {
     name: Arc<str>,
@@ -36,7 +37,7 @@ pub struct TableIdentity {
 }
 
 impl TableIdentity {
-    /// The identity that was fixed earlier.
+    /// An identity that was fixed earlier.
     pub fn new(schema_and_table: &str) -> Self {
         Self {
             name: schema_and_table.into(),
@@ -44,8 +45,8 @@ impl TableIdentity {
         }
     }
 
-    /// The same table, whose rows show one of these transactions in `inserted_xid` when they are older
-    /// than that column.
+    /// Adds the transactions that created the column `inserted_xid`. Rows older than that column
+    /// all show one of these transactions in it.
     #[must_use]
     pub fn with_added_xids(self, added_xids: &[u64]) -> Self {
         Self {
@@ -59,7 +60,7 @@ impl TableIdentity {
         &self.name
     }
 
-    /// What `inserted_xid` tells of a row, if it tells something.
+    /// The value of `inserted_xid`, unless it only says that the row is older than the column.
     fn told<'x>(&self, inserted_xid: Option<&'x str>) -> Option<&'x str> {
         let is_told = |xid: &&str| {
             self.added_xids.is_empty()
@@ -72,7 +73,7 @@ impl TableIdentity {
 }
 
 impl From<&QualifiedName> for TableIdentity {
-    /// The identity of a table that is captured under this name for the first time.
+    /// The identity of a table that is captured for the first time, under this name.
     fn from(table: &QualifiedName) -> Self {
         Self::new(&format!("{}.{}", table.schema, table.name))
     }
@@ -87,14 +88,14 @@ impl fmt::Display for TableIdentity {
 /// The identity of an event, as the dispatch table records it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct EventId {
-    /// The 16 bytes of the uuid, in the order in which it is written.
+    /// The 16 bytes of the uuid, in the order in which they are written as text.
     pub uuid: [u8; 16],
-    /// `schema.table:id` when the id is not a uuid, else `None`.
+    /// `schema.table:id` when the id is not a uuid, otherwise `None`.
     pub source_id: Option<Box<str>>,
 }
 
 impl EventId {
-    /// The identity of a row whose id cannot be read: its place in the log, as
+    /// The identity of a row whose id cannot be read. It is made from the position in the log, as
     /// `schema.table@commit LSN/ordinal`.
     pub(super) fn of_place(table: &TableIdentity, at: EventPosition) -> Self {
         let source_id = format!("{table}@{}/{}", at.commit_lsn, at.ordinal);
@@ -104,20 +105,20 @@ impl EventId {
         }
     }
 
-    /// The uuid as the attribute `event_id` carries it.
+    /// The uuid as text, as in the attribute `event_id`.
     pub(super) fn uuid_text<'b>(&self, buffer: &'b mut [u8; UUID_CHARS]) -> &'b str {
         Uuid::from_bytes(self.uuid)
             .hyphenated()
             .encode_lower(buffer)
     }
 
-    /// Its text, as far as it is shown to people.
+    /// Its text, shortened and escaped for display.
     pub(crate) fn shown(&self) -> String {
         let start: String = self.to_string().chars().take(SHOWN_CHARS).collect();
         printable(&start).into_owned()
     }
 
-    /// Bytes of its text where it is not a uuid: there is no bound on them.
+    /// Length in bytes of an id that is not a uuid. It has no upper bound.
     pub(crate) fn text_bytes(&self) -> usize {
         self.source_id.as_deref().map_or(0, str::len)
     }
@@ -137,18 +138,18 @@ impl fmt::Display for EventId {
 pub(super) enum EventIds {
     /// The column is a uuid.
     Uuid,
-    /// It is something else.
+    /// The column has another type.
     Hashed {
         /// `schema.table:`
         prefix: Box<str>,
-        /// MD5 that has taken in the prefix.
+        /// MD5 state after the prefix.
         seeded: Md5,
         table: TableIdentity,
     },
 }
 
 impl EventIds {
-    /// For a table, by its identity and whether its id column has the type uuid.
+    /// For a table with this identity. `is_uuid` says whether its id column has type uuid.
     pub(super) fn new(table: &TableIdentity, is_uuid: bool) -> Self {
         if is_uuid {
             return Self::Uuid;
@@ -162,12 +163,12 @@ impl EventIds {
         }
     }
 
-    /// Whether it takes the transaction that inserted a row to tell its event from others.
+    /// Whether the transaction that inserted a row is part of the event's identity.
     pub(super) fn need_xid(&self) -> bool {
         matches!(self, Self::Hashed { .. })
     }
 
-    /// The identity of the event with this id, in a row that this transaction inserted.
+    /// The identity of an event, from its id and from the transaction that inserted its row.
     pub(super) fn event_id(
         &self,
         id: &str,
@@ -218,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_long_id_only_so_much_is_shown_as_people_read() {
+    fn a_long_id_is_shortened_for_display() {
         let ids = EventIds::new(&TableIdentity::new("public.a"), false);
         let id = ids.event_id(&"\u{e9}".repeat(100_000), None, "id").unwrap();
         assert_eq!(id.shown().chars().count(), SHOWN_CHARS);
@@ -248,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn a_uuid_column_without_a_uuid_is_an_error_that_names_it() {
+    fn a_value_that_is_not_a_uuid_in_a_uuid_column_is_an_error_that_names_the_column() {
         let refused = EventIds::new(&TableIdentity::new("t"), true)
             .event_id("seven", None, "key")
             .unwrap_err();

@@ -1,28 +1,28 @@
 //! The `headers` column: one JSON object whose entries become attributes.
 //!
-//! A string goes out as its text. Null is skipped. Any other value (number, boolean, list, object)
-//! goes out as its JSON text, exactly as PostgreSQL printed it. Of two entries with one name (which
-//! `json` allows, `jsonb` does not) the first counts.
+//! A string is sent as its text. Null is skipped. Any other value (number, boolean, list, object)
+//! is sent as its JSON text, exactly as PostgreSQL printed it. If two entries have the same name
+//! (which `json` allows and `jsonb` does not), the first counts.
 //!
-//! Names and values stand one after the other in one buffer that is used again for every row.
+//! Names and values are stored one after the other in one buffer, which is reused for every row.
 
 use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, Visitor};
 use serde_json::value::RawValue;
 use std::fmt;
 
-/// A buffer larger than this is given back after a row that needed it, bytes.
+/// Capacity in bytes that the buffer keeps; more is released after a row that needed it.
 const KEPT_BYTES: usize = 64 * 1024;
 
 /// The headers of one row.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Headers {
     text: String,
-    /// Where in `text` the name and the value of each entry end.
+    /// End of the name and of the value of each entry in `text`.
     ends: Vec<(usize, usize)>,
 }
 
-/// Where headers stop being a JSON object, counted from 1 (0: at once). Says nothing of what is
-/// there: headers may hold secrets.
+/// Where headers stop being a JSON object, counted from 1 (0: before the first character). It does
+/// not include the text, because headers may hold secrets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct NotAnObject {
     pub(super) line: usize,
@@ -30,7 +30,7 @@ pub(super) struct NotAnObject {
 }
 
 impl Headers {
-    /// Replaces what was read before by the entries of a JSON object; null and `None` have none.
+    /// Replaces the previous entries with those of a JSON object. Null and `None` have no entries.
     pub(super) fn read(&mut self, json: Option<&str>) -> Result<(), NotAnObject> {
         self.text.clear();
         self.text.shrink_to(KEPT_BYTES);
@@ -46,9 +46,9 @@ impl Headers {
         self.read_json(json)
     }
 
-    /// Reads an object whose values are all strings and that has no escapes, which is what nearly
-    /// every producer writes, at a quarter of what a parser takes. `None` for anything else, be it
-    /// good or bad.
+    /// Reads an object whose values are all strings without escapes. Nearly all producers write
+    /// such headers, and this takes a quarter of a parser's time. `None` for anything else, valid
+    /// or not.
     fn read_plain(&mut self, json: &str) -> Option<()> {
         let mut rest = Plain(json);
         rest.token('{')?;
@@ -79,7 +79,7 @@ impl Headers {
             })
     }
 
-    /// Name and value of each entry.
+    /// The name and value of each entry.
     pub(super) fn iter(&self) -> impl Iterator<Item = (&str, &str)> {
         let mut start = 0;
         self.ends.iter().map(move |&(name_end, value_end)| {
@@ -89,7 +89,8 @@ impl Headers {
         })
     }
 
-    /// The media type of the payload, if the headers tell it, in whatever case.
+    /// The media type of the payload, if a header names it. The case of the header's name is
+    /// ignored.
     pub(super) fn content_type(&self) -> Option<&str> {
         self.iter()
             .find(|(name, _)| name.eq_ignore_ascii_case("content-type"))
@@ -97,13 +98,13 @@ impl Headers {
     }
 }
 
-/// What is left of a JSON text that is read without a parser.
+/// The rest of a JSON text that is read without a parser.
 struct Plain<'a>(&'a str);
 
 impl<'a> Plain<'a> {
     const SPACE: [char; 4] = [' ', '\n', '\r', '\t'];
 
-    /// Takes this character, and any space before it, if it comes next.
+    /// Consumes this character, and any whitespace before it, if it comes next.
     #[inline]
     fn token(&mut self, token: char) -> Option<()> {
         self.0 = match self.0.strip_prefix(token) {
@@ -113,11 +114,11 @@ impl<'a> Plain<'a> {
         Some(())
     }
 
-    /// Takes a string without escapes.
+    /// Consumes a string without escapes.
     #[inline]
     fn string(&mut self) -> Option<&'a str> {
         self.token('"')?;
-        // A control character is an error, whose place the parser can tell.
+        // A control character is an error. The parser then reports its position.
         let ends = |byte| matches!(byte, b'"' | b'\\' | 0..0x20);
         let (string, rest) = self.0.split_at_checked(self.0.bytes().position(ends)?)?;
         self.0 = rest.strip_prefix('"')?;
@@ -206,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn strings_go_out_as_text_null_is_skipped_and_the_rest_is_json_text() {
+    fn strings_are_sent_as_text_null_is_skipped_and_the_rest_is_json_text() {
         let json = r#"{"a": "x\"\u00e9\n", "b": null, "n": 12345678901234567890.10,
                        "t": true, "l": [1, {"k": "v"}], "o": {}, "": "empty"}"#;
         let expected = [
@@ -222,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn no_headers_and_a_json_null_are_no_entries() {
+    fn null_and_missing_headers_have_no_entries() {
         assert_eq!(read("null").unwrap(), []);
         assert_eq!(read("{}").unwrap(), []);
         let mut headers = Headers::default();
@@ -231,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_object_is_refused_with_its_place_only() {
+    fn headers_that_are_not_an_object_are_refused_and_only_the_position_is_reported() {
         for json in [
             "",
             "[]",
@@ -258,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn a_large_buffer_is_given_back() {
+    fn a_large_buffer_is_released() {
         let mut headers = Headers::default();
         headers
             .read(Some(&format!("{{\"a\":\"{}\"}}", "x".repeat(1_000_000))))
@@ -267,7 +268,7 @@ mod tests {
         assert!(headers.text.capacity() <= KEPT_BYTES);
     }
 
-    /// What the parser alone makes of it.
+    /// The result of the parser alone.
     fn parsed(json: &str) -> Result<Vec<(String, String)>, NotAnObject> {
         let mut headers = Headers::default();
         headers.read_json(json)?;
@@ -292,18 +293,18 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_strings_come_back(entries in proptest::collection::btree_map(".{0,20}", ".{0,40}", 0..8)) {
+        fn any_strings_are_read_back(entries in proptest::collection::btree_map(".{0,20}", ".{0,40}", 0..8)) {
             let json = serde_json::to_string(&entries).unwrap();
             prop_assert_eq!(read(&json).unwrap(), entries.into_iter().collect::<Vec<_>>());
         }
 
         #[test]
-        fn no_text_makes_it_panic(json in "[\\[\\]{}:,\"\\\\a0 ]{0,30}") {
+        fn no_text_causes_a_panic(json in "[\\[\\]{}:,\"\\\\a0 ]{0,30}") {
             let _ = read(&json);
         }
 
         #[test]
-        fn with_and_without_the_parser_they_read_alike(
+        fn reading_with_and_without_the_parser_gives_the_same_result(
             json in "[ \t\r\n]?\\{[ \n]?(\"[an\u{e9}\u{1}\n\\\\]{0,3}\"[ \t]?[:,]?[ \n]?([\"1][a]{0,2}\"?|null)[ ]?,?){0,3}[}]?[ \u{a0}x]?",
         ) {
             prop_assert_eq!(read(&json), parsed(&json));

@@ -1,12 +1,12 @@
-//! Pub/Sub's limits on what may be published, as the service documents them
+//! Pub/Sub's limits on publishing, as the service documents them
 //! (<https://cloud.google.com/pubsub/quotas#resource_limits>).
 //!
-//! Checked here, before the publisher, since only here the error can name the row. The publisher
-//! fills its requests by the same numbers.
+//! The limits are checked here rather than in the publisher, because only here can the error name
+//! the row. The publisher uses the same numbers to fill its requests.
 
-/// Bytes of one encoded `PublishRequest`, topic name included.
+/// Size in bytes of one encoded `PublishRequest`, including the topic name.
 pub const REQUEST_BYTES: usize = 10_000_000;
-/// Messages of one `PublishRequest`.
+/// Messages in one `PublishRequest`.
 pub const REQUEST_MESSAGES: usize = 1_000;
 /// Bytes of an ordering key.
 pub const ORDERING_KEY_BYTES: usize = 1_024;
@@ -19,10 +19,10 @@ pub const ATTRIBUTE_VALUE_BYTES: usize = 1_024;
 /// Characters of a topic's id, the last part of its name.
 pub const TOPIC_ID_CHARS: std::ops::RangeInclusive<usize> = 3..=255;
 
-/// Prefix of attribute keys that the service keeps for itself.
+/// Prefix of attribute keys that the service reserves.
 const RESERVED_PREFIX: &str = "goog";
-/// Attribute keys under the reserved prefix that clients may set: Google's own client libraries
-/// carry the trace context there.
+/// Attribute keys under the reserved prefix that clients may set: Google's client libraries put the
+/// trace context there.
 const CLIENT_PREFIX: &str = "googclient_";
 
 /// Whether Pub/Sub refuses an attribute of this name.
@@ -35,7 +35,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_the_keys_that_the_service_keeps_for_itself_are_reserved() {
+    fn only_keys_with_the_services_prefix_are_reserved() {
         assert!(is_reserved_attribute("goog"));
         assert!(is_reserved_attribute("google-thing"));
         assert!(!is_reserved_attribute("googclient_traceparent"));

@@ -1,4 +1,5 @@
-//! One table's mapper: resolved when the server describes the table, then called for every row.
+//! The mapper of one table: resolved when the server describes the table, then called for every
+//! row.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -24,15 +25,16 @@ use super::{limits, payload, wire};
 
 /// Tables with up to this many columns are read without an allocation; `outbox.events` has nine.
 const INLINE_COLUMNS: usize = 16;
-/// The buffer for envelopes is given back after an event that needed more than this, bytes.
+/// Capacity in bytes that the envelope buffer keeps; more is released after an event that needed
+/// it.
 const KEPT_BYTES: usize = 256 * 1024;
 
-/// Where an event stands in the log: its identity to the relay.
+/// The position of an event in the log, by which the relay identifies it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct EventPosition {
     /// Position of the commit record of its transaction.
     pub commit_lsn: Lsn,
-    /// Place among the inserts of that transaction.
+    /// Number of the insert within that transaction.
     pub ordinal: u32,
     /// When the transaction was committed.
     pub commit_time: PgTimestamp,
@@ -47,40 +49,40 @@ impl fmt::Display for EventPosition {
 /// An event, ready to be published.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Mapped {
-    /// The topic's full name, `projects/p/topics/t`, shared among its events.
+    /// The topic's full name, `projects/p/topics/t`, shared by all its events.
     pub topic: Arc<str>,
-    /// The key under which Pub/Sub keeps order.
+    /// The key within which Pub/Sub keeps order.
     pub ordering_key: OrderingKey,
     /// The event's identity.
     pub event_id: EventId,
-    /// The encoded `google.pubsub.v1.PubsubMessage`: data, attributes and ordering key. Goes
-    /// verbatim into field 2 of a `PublishRequest`.
+    /// The encoded `google.pubsub.v1.PubsubMessage`: data, attributes and ordering key. These bytes
+    /// go unchanged into field 2 of a `PublishRequest`.
     pub message: Bytes,
 }
 
-/// The columns by which rows are found when the table is read.
+/// The columns that are used to find rows when the table is read.
 #[derive(Debug, Clone, Copy)]
 pub struct TableColumns<'a> {
     /// Identity of the event.
     pub id: &'a str,
-    /// Whether its type is uuid: the event id itself.
+    /// Whether the id is a uuid, which is then the event id itself.
     pub id_is_uuid: bool,
-    /// Whether ids can be compared.
+    /// Whether ids can be sorted.
     pub id_has_order: bool,
-    /// When it happened.
+    /// The column `occurred_at`.
     pub occurred_at: Option<&'a str>,
-    /// What the values of that column are.
+    /// The meaning of its values.
     pub time_kind: TimeKind,
 }
 
-/// What the values of the column `occurred_at` are to SQL.
+/// The meaning of the values in the column `occurred_at`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TimeKind {
     /// `timestamp with time zone`.
     Instant,
     /// `timestamp without time zone`, in UTC.
     Utc,
-    /// No point in time, or nobody knows which.
+    /// Not a point in time, or not known to be one.
     Unknown,
 }
 
@@ -93,7 +95,7 @@ pub struct Mapper {
     columns: EventColumns,
     extra_attributes: Vec<Column>,
     ids: EventIds,
-    /// The column `inserted_xid`, where the identity of an event needs it.
+    /// The column `inserted_xid`, if the identity of an event needs it.
     inserted_xid: Option<Column>,
     topics: Topics,
     ordering: OrderingKeys,
@@ -105,7 +107,7 @@ pub struct Mapper {
     output: Output,
 }
 
-/// What is derived from a row before its message; the buffers are used again for the next row.
+/// Values derived from a row before its message is made. The buffers are reused for the next row.
 #[derive(Debug, Clone, Default)]
 struct Inputs {
     headers: Headers,
@@ -113,7 +115,7 @@ struct Inputs {
     occurred_at: String,
 }
 
-/// The parts of a message; the buffers are used again for the next row.
+/// The parts of a message. The buffers are reused for the next row.
 #[derive(Debug, Clone, Default)]
 struct Output {
     attributes: Attributes,
@@ -121,9 +123,9 @@ struct Output {
 }
 
 impl Mapper {
-    /// Finds the columns of `relation` that the settings name. To be called again whenever the
-    /// server describes the table anew. `types` has every type of a column that is not usual,
-    /// `identity` stands for the table in the identities of its events.
+    /// Finds the columns of `relation` that the settings name. Must be called again whenever the
+    /// server sends a new description of the table. `types` must hold every column type that is not
+    /// a common one. `identity` stands for the table in the ids of its events.
     ///
     /// # Errors
     /// [`MapError::ColumnMissing`] and [`MapError::Setting`].
@@ -172,7 +174,7 @@ impl Mapper {
         })
     }
 
-    /// The columns by which rows are found when the table is read.
+    /// The columns that are used to find rows when the table is read.
     pub fn table_columns(&self) -> TableColumns<'_> {
         let columns = &self.columns;
         let id = &columns.id;
@@ -197,7 +199,7 @@ impl Mapper {
     /// Makes the message of one inserted row.
     ///
     /// # Errors
-    /// [`MapError::Event`] when the row cannot become a message that Pub/Sub takes.
+    /// [`MapError::Event`] when the row cannot become a message that Pub/Sub accepts.
     pub fn map(&mut self, tuple: &Tuple<'_>, at: EventPosition) -> Result<Mapped, MapError> {
         if tuple.len() > INLINE_COLUMNS {
             return self.map_row(&tuple.iter().collect::<Vec<_>>(), at);
@@ -209,10 +211,10 @@ impl Mapper {
         self.map_row(&row[..tuple.len()], at)
     }
 
-    /// Makes the message of a row given as its values, in the order of the table's description.
+    /// Makes the message of a row from its values, in the order of the table's description.
     ///
     /// # Errors
-    /// As [`map`](Self::map).
+    /// The same as [`map`](Self::map).
     pub fn map_row(&mut self, row: &[Value<'_>], at: EventPosition) -> Result<Mapped, MapError> {
         self.message_of(row, at)
             .map_err(|fault| self.event_error(row, at, fault))
@@ -233,7 +235,7 @@ impl Mapper {
             .event_id(outbox_row.id, xid.as_deref(), self.columns.id.name())?;
         let topic = self.topics.topic(row, outbox_row.aggregate_type)?;
         let ordering_key = self.ordering.key(outbox_row.aggregate_id)?;
-        // A payload that is too large by itself is refused before anything is made of it.
+        // A payload that is too large by itself is refused before any work is done on it.
         check_size(&topic, outbox_row.payload.as_ref().map_or(0, Body::len))?;
 
         let time = self
@@ -270,8 +272,8 @@ impl Mapper {
         })
     }
 
-    /// The payload of a row as it stands there, for a row that cannot become a message: empty
-    /// when it cannot be read, or is too large for any message.
+    /// The payload of a row that cannot become a message. Empty if it cannot be read, or is too
+    /// large for any message.
     #[cold]
     pub fn payload(&self, tuple: &Tuple<'_>) -> Bytes {
         let Some(value) = tuple.iter().nth(self.columns.payload.position()) else {
@@ -288,12 +290,12 @@ impl Mapper {
         }
     }
 
-    /// Which column is the payload.
+    /// The position of the payload column.
     pub(crate) fn payload_position(&self) -> usize {
         self.columns.payload.position()
     }
 
-    /// Which columns a message is made of, by their places.
+    /// The positions of the columns that a message is made of.
     pub(crate) fn used_columns(&self) -> Vec<usize> {
         let columns = self.columns.all().chain(self.topics.columns());
         let columns = columns.chain(&self.extra_attributes);
@@ -301,7 +303,7 @@ impl Mapper {
         columns.map(Column::position).collect()
     }
 
-    /// The error of a row of which something cannot be had.
+    /// The error of a row for which a value could not be read.
     #[cold]
     pub(crate) fn refused(
         &mut self,
@@ -361,7 +363,7 @@ impl Mapper {
 }
 
 impl Inputs {
-    /// Reads headers and time of a row; gives the time, if there is one.
+    /// Reads the headers and the time of a row; returns the time if it is a point in time.
     fn read(
         &mut self,
         columns: &EventColumns,
@@ -386,7 +388,7 @@ impl Inputs {
 }
 
 impl Output {
-    /// Writes all attributes; of two with one name the first stays.
+    /// Writes all attributes. If two have the same name, the first wins.
     fn set_attributes(
         &mut self,
         envelope: Envelope,
@@ -433,7 +435,7 @@ impl Output {
     }
 }
 
-/// What the settings make of a time without an offset; they have to say it for a `timestamp`.
+/// How a time without an offset is read. For a `timestamp` column the settings have to say it.
 fn without_offset(
     finder: &Finder<'_>,
     columns: &EventColumns,
@@ -449,18 +451,18 @@ fn without_offset(
     }
 }
 
-/// The transaction that inserted a row, where the table tells.
+/// The transaction that inserted a row, if the table records it.
 fn inserted_xid<'a>(column: Option<&Column>, row: &[Value<'a>]) -> Option<Cow<'a, str>> {
     column.and_then(|column| column.text(row).ok().flatten())
 }
 
-/// The columns that are sent as attributes on top of the fixed ones.
+/// The columns that are sent as attributes in addition to the fixed ones.
 fn extra_attributes(
     finder: &Finder<'_>,
     names: &[String],
     id_is_uuid: bool,
 ) -> Result<Vec<Column>, MapError> {
-    // Next to a uuid the attribute is free.
+    // If the id is a uuid, the name `source_id` is free.
     let is_fixed = |name: &str| FIXED.contains(&name) && !(id_is_uuid && name == SOURCE_ID);
     let mut columns: Vec<Column> = Vec::with_capacity(names.len());
     for name in names {

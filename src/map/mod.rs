@@ -1,26 +1,34 @@
-//! Map: from a row of an outbox table to a Pub/Sub message.
+//! The mapping from a row of an outbox table to a Pub/Sub message.
 //!
-//! A tour, in the order in which a row passes:
+//! The steps, in the order in which a row takes them:
 //!
 //! 1. [`TableSettings`] say what a table's columns mean (`settings`).
-//! 2. When the server describes the table, [`Mapper::resolve`] finds those columns (`columns`), with
-//!    domains taken as what they are made from (`column_types`). From then on a row is read by
-//!    position.
-//! 3. [`Mapper::map`] reads a row's values as text (`value`) and its payload (`payload`), and makes
-//!    the event's identity (`event_id`), its topic (`topic`, `template`), its ordering key
-//!    (`ordering`), its attributes (`attributes`, `headers`, `timestamp`) and its data (`envelope`).
-//! 4. What Pub/Sub would refuse is refused here (`limits`), with an error that names the row
+//! 2. When the server describes the table, [`Mapper::resolve`] finds those columns (`columns`). A
+//!    domain counts as its base type (`column_types`). From then on rows are read by position.
+//! 3. [`Mapper::map`] reads a row's values as text (`value`) and its payload (`payload`). From these it
+//!    makes the event's identity (`event_id`), topic (`topic`, `template`), ordering key (`ordering`),
+//!    attributes (`attributes`, `headers`, `timestamp`) and data (`envelope`).
+//! 4. A row that Pub/Sub would refuse is refused here (`limits`), with an error that names the row
 //!    ([`MapError`]).
-//! 5. The message is encoded once (`wire`) and stays like that: retries send the same bytes.
+//! 5. The message is encoded once (`wire`). Retries send the same bytes.
 //!
-//! Attributes, the first of a name counts: the fixed ones (`event_id`, `source_id` where the id is
-//! not a uuid, `event_type`, `aggregate_type`, `aggregate_id`, `version`, `schema_version`,
-//! `occurred_at`; nulls are left out), the envelope's own, the extra columns, the headers, and at last the trace context once
-//! more under the names that Google's client libraries read. So a header cannot replace an
-//! attribute that consumers rely on. Since `event_id` is always there, no message is ever empty.
+//! If two attributes have the same name, the first wins. They are added in this order:
 //!
-//! **Not here:** IO of any kind, batches and lanes, what becomes of a row that is refused, and the
-//! marks of a replay.
+//! 1. the fixed ones: `event_id`, `source_id` if the id is not a uuid, `event_type`, `aggregate_type`,
+//!    `aggregate_id`, `version`, `schema_version`, `occurred_at`, each left out if null;
+//! 2. those of the envelope;
+//! 3. the extra columns;
+//! 4. the headers;
+//! 5. the trace context again, under the names that Google's client libraries read.
+//!
+//! So a header cannot replace an attribute that consumers rely on. Since every message has an
+//! `event_id`, none is ever empty.
+//!
+//! **Invariants.** A value is refused, never truncated. An error names the row and contains no payload,
+//! header or attribute.
+//!
+//! **Not here:** IO of any kind, batches and lanes, the handling of refused rows, and the marks of
+//! a replay.
 
 mod attributes;
 mod column_types;
@@ -44,6 +52,7 @@ pub use column_types::{ColumnType, ColumnTypes};
 pub use columns::INSERTED_XID;
 pub use envelope::{Envelope, ParseEnvelopeError};
 pub use error::{EventError, EventFault, Known, Limit, MapError, SettingFault};
+pub(crate) use event_id::SHOWN_CHARS;
 pub use event_id::{EventId, TableIdentity};
 pub use mapper::{EventPosition, Mapped, Mapper, TableColumns, TimeKind};
 pub use ordering::{BUCKETS_MAX, Ordering, OrderingKey, ParseOrderingError};

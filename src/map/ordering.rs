@@ -1,9 +1,8 @@
-//! The ordering key of an event, from its aggregate id.
+//! The ordering key of an event, made from its aggregate id.
 //!
-//! Pub/Sub keeps order among the messages of one key, and a request may carry one key only. With
-//! very many aggregates that have few events each, requests would be nearly empty: `bucketed(n)`
-//! hashes the aggregates into n keys, so that batches fill up and each aggregate still has its
-//! order.
+//! Pub/Sub keeps order among the messages of one key, and a request may carry only one key. With
+//! very many aggregates of few events each, requests would be nearly empty. `bucketed(n)` hashes
+//! the aggregates into n keys, so that batches fill up and each aggregate still keeps its order.
 
 use std::fmt;
 use std::str::FromStr;
@@ -14,25 +13,25 @@ use thiserror::Error;
 use super::error::{EventFault, Limit};
 use super::limits;
 
-/// Most buckets that `bucketed(n)` may have. Each is a lane; beyond this the batches are as small
-/// as with one key for each aggregate.
+/// Maximum number of buckets for `bucketed(n)`. Each bucket is a lane; with more of them, batches
+/// would be as small as with one key per aggregate.
 pub const BUCKETS_MAX: u32 = 10_000;
 
-/// Where the ordering key of a message comes from.
+/// How the ordering key of a message is chosen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Ordering {
     /// The aggregate id is the key.
     #[default]
     Key,
     /// `bucket-<i>`, where i is FNV-1a (64 bits, over the UTF-8 bytes of the aggregate id) modulo
-    /// this number, 1 to [`BUCKETS_MAX`]. Changing the number moves aggregates to other keys: do
-    /// so while nothing is in flight.
+    /// this number, 1 to [`BUCKETS_MAX`]. Changing the number moves aggregates to other keys, so
+    /// change it only while nothing is in flight.
     Bucketed(u32),
-    /// No key: Pub/Sub keeps no order.
+    /// No key: Pub/Sub does not keep order.
     None,
 }
 
-/// A text that names no [`Ordering`].
+/// A text that is not an [`Ordering`].
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error(
     "{input:?} is not an ordering: write key, none, or bucketed(n) with n from 1 to {BUCKETS_MAX}"
@@ -77,22 +76,22 @@ impl fmt::Display for Ordering {
 pub struct OrderingKey(Option<Arc<str>>);
 
 impl OrderingKey {
-    /// The key of messages that have no order.
+    /// The key of unordered messages.
     pub const UNORDERED: Self = Self(None);
 
-    /// The key as Pub/Sub takes it; empty when unordered.
+    /// The key as text; empty when unordered.
     pub fn as_str(&self) -> &str {
         self.0.as_deref().unwrap_or_default()
     }
 
-    /// Whether Pub/Sub keeps no order for the message.
+    /// Whether the message has no ordering key.
     pub fn is_unordered(&self) -> bool {
         self.0.is_none()
     }
 }
 
 impl From<&str> for OrderingKey {
-    /// The empty text means unordered, as in Pub/Sub's own messages.
+    /// The empty text means unordered, as in a `PubsubMessage`.
     fn from(key: &str) -> Self {
         Self((!key.is_empty()).then(|| key.into()))
     }
@@ -114,7 +113,7 @@ impl fmt::Display for OrderingKey {
 #[derive(Debug, Clone)]
 pub(super) enum OrderingKeys {
     Key,
-    /// The keys of all buckets, made once.
+    /// The keys of all buckets, built once.
     Bucketed(Box<[OrderingKey]>),
     None,
 }
@@ -131,7 +130,7 @@ impl OrderingKeys {
         }
     }
 
-    /// The key for an aggregate; null and empty ids are unordered.
+    /// The key of an aggregate. Null and empty ids are unordered.
     pub(super) fn key(&self, aggregate_id: Option<&str>) -> Result<OrderingKey, EventFault> {
         let Some(aggregate_id) = aggregate_id.filter(|id| !id.is_empty()) else {
             return Ok(OrderingKey::UNORDERED);
@@ -153,8 +152,8 @@ impl OrderingKeys {
     }
 }
 
-/// FNV-1a with 64 bits (<http://www.isthe.com/chongo/tech/comp/fnv/>): chosen because anyone can
-/// compute it in any language, and it will be the same in every version of this program.
+/// FNV-1a with 64 bits (<http://www.isthe.com/chongo/tech/comp/fnv/>). It is easy to compute in any
+/// language, and it will not change between versions of this program.
 fn fnv1a_64(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, &byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)
@@ -166,7 +165,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_hash_is_fnv_1a_with_its_published_values() {
+    fn the_hash_matches_the_published_values_of_fnv_1a() {
         assert_eq!(fnv1a_64(b""), 0xcbf2_9ce4_8422_2325);
         assert_eq!(fnv1a_64(b"a"), 0xaf63_dc4c_8601_ec8c);
         assert_eq!(fnv1a_64(b"foobar"), 0x8594_4171_f739_67e8);
@@ -197,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_of_1024_bytes_is_taken_and_one_more_is_not() {
+    fn a_key_of_1024_bytes_is_accepted_and_a_longer_one_is_refused() {
         let keys = OrderingKeys::new(Ordering::Key);
         assert!(keys.key(Some(&"é".repeat(512))).is_ok());
         let refused = keys.key(Some(&"k".repeat(1_025))).unwrap_err();
@@ -230,12 +229,12 @@ mod tests {
             counts.values().all(|count| (800..1_200).contains(count)),
             "{counts:?}"
         );
-        // Pinned: another value here would reorder what is in flight at an upgrade.
+        // Pinned: a different value would reorder events that are in flight during an upgrade.
         assert_eq!(keys.key(Some("foobar")).unwrap().as_str(), "bucket-8");
     }
 
     #[test]
-    fn orderings_are_read_and_written_alike() {
+    fn orderings_are_written_as_they_are_read() {
         for text in ["key", "none", "bucketed(1)", "bucketed(10000)"] {
             assert_eq!(text.parse::<Ordering>().unwrap().to_string(), text);
         }

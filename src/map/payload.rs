@@ -1,7 +1,7 @@
-//! The payload column: what bytes go out, and what kind of content they are.
+//! The payload column: the bytes to send, and the kind of content.
 //!
-//! Bytes go out exactly as the writer gave them: `bytea` loses its text form's hexadecimal digits,
-//! `jsonb` its binary form's version byte, nothing else is touched.
+//! Bytes are sent exactly as the writer stored them. The hexadecimal text form of `bytea` is
+//! decoded, and the version byte of binary `jsonb` is removed. Nothing else is changed.
 
 use decoder::{Oid, Value};
 
@@ -9,7 +9,7 @@ use super::error::EventFault;
 use super::value::{self, pg_type};
 use super::wire::Body;
 
-/// What the payload holds, by the type of its column.
+/// The kind of content in the payload, by the type of its column.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ContentKind {
     /// `json` or `jsonb`.
@@ -29,7 +29,7 @@ impl ContentKind {
         }
     }
 
-    /// The media type, unless the event's headers name another.
+    /// The media type, unless a header names another.
     pub(super) fn media_type(self) -> &'static str {
         match self {
             Self::Json => "application/json",
@@ -39,15 +39,15 @@ impl ContentKind {
     }
 }
 
-/// A `bytea` in the text form `\x0123...`, without the prefix, its digits checked.
+/// A `bytea` in the text form `\x0123...`, without the prefix. Its digits have been checked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Bytea<'a>(&'a [u8]);
 
 impl<'a> Bytea<'a> {
-    /// From the text form. `None` for anything else, such as `bytea_output = escape`.
+    /// Parses the text form. `None` for anything else, such as `bytea_output = escape`.
     pub(super) fn parse(text: &'a [u8]) -> Option<Self> {
         let digits = text.strip_prefix(b"\\x")?;
-        // Without an early exit the compiler checks many digits at once.
+        // Without an early exit the compiler can check many digits at once.
         let bad = digits
             .iter()
             .fold(0, |bad, &digit| bad | NIBBLES[usize::from(digit)])
@@ -55,7 +55,7 @@ impl<'a> Bytea<'a> {
         (digits.len() % 2 == 0 && bad == 0).then_some(Self(digits))
     }
 
-    /// Bytes when decoded.
+    /// Number of decoded bytes.
     pub(super) fn len(&self) -> usize {
         self.0.len() / 2
     }
@@ -70,7 +70,7 @@ impl<'a> Bytea<'a> {
     }
 }
 
-/// Marks what is not a hexadecimal digit in [`NIBBLES`].
+/// Marks bytes in [`NIBBLES`] that are not a hexadecimal digit.
 const NOT_HEX: u8 = 0x80;
 
 /// Value of each hexadecimal digit.
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn text_and_json_go_out_as_they_are() {
+    fn text_and_json_are_sent_unchanged() {
         for type_oid in [pg_type::JSON, pg_type::JSONB, pg_type::TEXT, Oid(99_999)] {
             let read = bytes(Value::Text(b"{\"a\" :1}"), type_oid).unwrap();
             assert_eq!(read.as_deref(), Some(&b"{\"a\" :1}"[..]));
@@ -184,7 +184,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_come_back_from_their_hex_form(
+        fn any_bytes_are_read_back_from_their_hex_form(
             payload in proptest::collection::vec(any::<u8>(), 0..200), upper: bool,
         ) {
             let hex: String = payload

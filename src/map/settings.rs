@@ -1,6 +1,6 @@
 //! The settings of one outbox table: one `[[tables]]` section of the settings file.
 //!
-//! The defaults are those of `outbox.events`. Debezium's outbox takes two lines:
+//! The defaults match `outbox.events`. Debezium's outbox takes two lines:
 //!
 //! ```toml
 //! [[tables]]
@@ -8,7 +8,8 @@
 //! columns = { event_type = "type" }
 //! ```
 //!
-//! Not here: whether the table has those columns, which only the server can tell (`columns.rs`).
+//! Not here: whether the table has those columns, which is known once the server describes it
+//! (`columns.rs`).
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
@@ -22,42 +23,43 @@ use super::event_id::TableIdentity;
 use super::ordering::Ordering;
 use super::template::Template;
 
-/// How the rows of one table become messages.
+/// How rows of one table become messages.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct TableSettings {
-    /// The table; of a partitioned one, the root.
+    /// The table. For a partitioned table, the root.
     #[serde(deserialize_with = "parsed")]
     pub table: QualifiedName,
-    /// What its columns are called.
+    /// The names of its columns.
     pub columns: Columns,
-    /// The topic: its id, or `projects/.../topics/...` in full. Names in braces are those of
-    /// [`Columns`]' fields, or else of any column of the table.
+    /// The topic: an id, or a full `projects/.../topics/...`. A name in braces is a field of
+    /// [`Columns`], or otherwise any column of the table.
     #[serde(deserialize_with = "parsed")]
     pub topic: Template,
-    /// Topics for single aggregate types, by `aggregatetype`; they go before `topic`.
+    /// Topics for specific aggregate types, by `aggregatetype`. They take precedence over `topic`.
     pub topic_rules: BTreeMap<String, String>,
-    /// Where the ordering key comes from.
+    /// How the ordering key is chosen.
     #[serde(deserialize_with = "parsed")]
     pub ordering: Ordering,
     /// The form of a message.
     #[serde(deserialize_with = "parsed")]
     pub envelope: Envelope,
-    /// More columns that are sent as attributes of the same name, when not null.
+    /// More columns to send as attributes of the same name, when not null.
     pub attributes: Vec<String>,
     /// CloudEvents' `source`, a URI reference; `/schema.table` when not set.
     pub source: Option<String>,
-    /// What a time without an offset in the column `occurred_at` means.
+    /// The meaning of a time without an offset in the column `occurred_at`.
     pub time_zone: Option<TimeZone>,
 }
 
-/// What a time without an offset means, such as a `timestamp without time zone`.
+/// The meaning of a time without an offset, such as a `timestamp without time zone`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 pub enum TimeZone {
-    /// It is in UTC.
+    /// The time is in UTC.
     #[serde(rename = "UTC")]
     Utc,
-    /// It is a clock's on some wall: no point in time, and sent as it is written.
+    /// The time is local to an unknown place. It is not a point in time, and is sent as it is
+    /// written.
     #[serde(rename = "local")]
     Local,
 }
@@ -82,11 +84,11 @@ impl Default for TableSettings {
     }
 }
 
-/// The table's own names for the columns of an outbox.
+/// The names that the table uses for the columns of an outbox.
 ///
-/// A field that is not set means the column of the field's name. The empty text means that the
-/// table has no such column. `version`, `schema_version`, `headers` and `occurred_at` may be absent
-/// when they are not set; a column that *is* named must be there.
+/// A field that is not set means a column with the field's name. An empty text means that the table
+/// has no such column. `version`, `schema_version`, `headers` and `occurred_at` are optional when
+/// they are not set. A column that *is* named must exist.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Columns {
@@ -96,7 +98,7 @@ pub struct Columns {
     pub aggregatetype: Option<String>,
     /// The aggregate, from which the ordering key comes.
     pub aggregateid: Option<String>,
-    /// What happened.
+    /// The type of the event.
     pub event_type: Option<String>,
     /// Version of the aggregate.
     pub version: Option<String>,
@@ -106,17 +108,17 @@ pub struct Columns {
     pub payload: Option<String>,
     /// A JSON object whose entries become attributes.
     pub headers: Option<String>,
-    /// When it happened.
+    /// When the event happened.
     pub occurred_at: Option<String>,
-    /// Numbers the rows in their order of insertion, such as a `bigserial`: the order of a
-    /// recovery. A column called `seq`, or a numbered `id`, when not set.
+    /// A column that numbers rows in their order of insertion, such as a `bigserial`. A recovery
+    /// publishes in this order. When not set, a column called `seq`, or an `id` that is a number.
     pub seq: Option<String>,
-    /// The event's topic, which goes before `topic_rules` and `topic` when it is not null. Used
+    /// The event's topic. When not null, it takes precedence over `topic_rules` and `topic`. Used
     /// only when set.
     pub topic: Option<String>,
 }
 
-/// What a column is to the outbox.
+/// The role of a column in the outbox.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Role {
     Id,
@@ -136,9 +138,9 @@ pub(super) enum Role {
 pub(super) enum Choice<'a> {
     /// The table must have the column of this name.
     Must(&'a str),
-    /// It may have it.
+    /// The table may have it.
     May(&'a str),
-    /// It is not to be used.
+    /// The column is not used.
     Off,
 }
 
@@ -156,7 +158,7 @@ impl Role {
         Role::Topic,
     ];
 
-    /// The field of [`Columns`], which is also the column's default name.
+    /// The name of the field in [`Columns`], which is also the column's default name.
     pub(super) fn name(self) -> &'static str {
         match self {
             Role::Id => "id",
@@ -211,7 +213,7 @@ impl Columns {
 }
 
 impl TableSettings {
-    /// The columns that the table must have, and the publication must send.
+    /// The columns that the table must have and the publication must publish.
     pub fn required_columns(&self) -> Vec<String> {
         let named = Role::ALL
             .into_iter()
@@ -222,13 +224,13 @@ impl TableSettings {
         named.chain(self.attributes.iter().cloned()).collect()
     }
 
-    /// What stands for the table in the identities of its events.
+    /// The name that identifies the table in the ids of its events.
     pub fn identity(&self) -> TableIdentity {
         TableIdentity::from(&self.table)
     }
 }
 
-/// Reads a value from its text form.
+/// Parses a value from its text form.
 fn parsed<'de, D, T>(deserializer: D) -> Result<T, D::Error>
 where
     D: Deserializer<'de>,
@@ -248,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_set_is_the_default() {
+    fn an_empty_section_is_the_default() {
         assert_eq!(read("").unwrap(), TableSettings::default());
         assert_eq!(TableSettings::default().table.to_string(), "outbox.events");
     }
@@ -304,7 +306,7 @@ mod tests {
             ("columns = { type = 'x' }", "unknown field `type`"),
             ("ordering = 'bucketed(0)'", "not an ordering"),
             ("envelope = 'cloudevents'", "not an envelope"),
-            ("topic = '{aggregatetype'", "brace without its partner"),
+            ("topic = '{aggregatetype'", "unbalanced brace"),
             ("table = ''", "table"),
             ("time_zone = 'Europe/Berlin'", "`UTC` or `local`"),
         ] {

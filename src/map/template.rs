@@ -1,6 +1,6 @@
-//! A text with the names of columns in braces: `{aggregatetype}.events`.
+//! A text with column names in braces: `{aggregatetype}.events`.
 //!
-//! Braces cannot be escaped, since no topic name contains one. Not here: which columns there are
+//! Braces cannot be escaped, since no topic name contains one. Not here: whether the columns exist
 //! (`topic.rs`).
 
 use std::fmt;
@@ -17,25 +17,25 @@ pub struct Template {
 /// A piece of a [`Template`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Part {
-    /// To be taken as it is.
+    /// Literal text.
     Text(String),
     /// The value of the column of this name.
     Column(String),
 }
 
-/// A text that is no template.
+/// A text that is not a template.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum ParseTemplateError {
-    /// Nothing in it.
+    /// The empty text.
     #[error("the template is empty: write a topic's name, such as {{aggregatetype}}.events")]
     Empty,
-    /// A brace without its partner.
-    #[error("{input:?} has a brace without its partner: write columns as {{aggregatetype}}")]
+    /// An opening or closing brace without its counterpart.
+    #[error("{input:?} has an unbalanced brace: write columns as {{aggregatetype}}")]
     UnbalancedBrace {
         /// The text as it was given.
         input: String,
     },
-    /// Braces with nothing between.
+    /// Braces with no name between them.
     #[error("{input:?} has braces without a column's name: write columns as {{aggregatetype}}")]
     EmptyName {
         /// The text as it was given.
@@ -145,7 +145,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_read_is_written_alike(text in "[a-z{}.]{0,20}") {
+        fn a_template_is_written_as_it_is_read(text in "[a-z{}.]{0,20}") {
             if let Ok(template) = text.parse::<Template>() {
                 prop_assert_eq!(template.to_string(), text);
             }

@@ -1,10 +1,10 @@
-//! When an event occurred: from the text of a column to RFC 3339 in UTC.
+//! The time of an event: converts the text of a column to RFC 3339 in UTC.
 //!
-//! The replication session has `DateStyle = ISO` and `TimeZone = UTC`, so a `timestamptz` arrives
-//! as `2026-11-21 11:40:44.123456+00`. The column may as well be a text in RFC 3339 with any offset.
-//! A time without an offset, such as a `timestamp`, is a point in time only where the settings say
-//! that it is in UTC. What is none of these (an epoch number, `infinity`, a year beyond 9999) is no
-//! timestamp here; the caller decides what then.
+//! The replication session uses `DateStyle = ISO` and `TimeZone = UTC`, so a `timestamptz` arrives
+//! as `2026-11-21 11:40:44.123456+00`. The column may also be text in RFC 3339 with any offset. A
+//! time without an offset, such as a `timestamp`, is a point in time only if the settings say that
+//! it is in UTC. Anything else (an epoch number, `infinity`, a year beyond 9999) is not a timestamp
+//! here; the caller decides what to do with it.
 
 use std::fmt::Write;
 
@@ -18,7 +18,7 @@ const SECONDS_END: usize = 19;
 const DECIMALS: usize = 6;
 const POWERS_OF_TEN: [i64; DECIMALS + 1] = [1, 10, 100, 1_000, 10_000, 100_000, 1_000_000];
 
-/// A time of a day in the Gregorian calendar, at an offset from UTC.
+/// A date and time in the Gregorian calendar, at an offset from UTC.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct CivilTime {
     year: i64,
@@ -26,11 +26,11 @@ pub(super) struct CivilTime {
     day: i64,
     second_of_day: i64,
     micros: i64,
-    /// East of UTC.
+    /// Seconds east of UTC.
     offset_s: i64,
 }
 
-/// What a time without an offset is.
+/// How a time without an offset is read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum WithoutOffset {
     IsUtc,
@@ -46,9 +46,9 @@ impl CivilTime {
     }
 }
 
-/// Reads `text` and puts its RFC 3339 form, in UTC with six decimals, in place of what `out` holds.
+/// Replaces `out` with the RFC 3339 form of `text`, in UTC with six decimals.
 ///
-/// Gives `None` and leaves `out` empty when `text` is not a timestamp.
+/// Returns `None` and leaves `out` empty when `text` is not a timestamp.
 pub(super) fn to_rfc3339(
     text: &str,
     without_offset: WithoutOffset,
@@ -57,7 +57,7 @@ pub(super) fn to_rfc3339(
     out.clear();
     let (time, decimals) = parse(text, without_offset)?;
     if time.offset_s == 0 {
-        // The usual case is a matter of copying: formatting numbers takes ten times as long.
+        // In the usual case the text is copied: formatting numbers takes ten times as long.
         out.push_str(&text[..10]);
         out.push('T');
         if decimals.len() == DECIMALS {
@@ -75,7 +75,7 @@ pub(super) fn to_rfc3339(
     Some(time)
 }
 
-/// The time, and the decimals of its second as they are written, six at most.
+/// The time, and the decimals of its second as written, at most six.
 fn parse(text: &str, without_offset: WithoutOffset) -> Option<(CivilTime, &str)> {
     let (clock, rest) = text.as_bytes().split_first_chunk::<SECONDS_END>()?;
     if !matches!(
@@ -84,7 +84,7 @@ fn parse(text: &str, without_offset: WithoutOffset) -> Option<(CivilTime, &str)>
     ) {
         return None;
     }
-    // One look for all digits: what is none is more than nine here.
+    // Checks all digits at once: any byte that is not a digit is more than nine here.
     let digit = |at: usize| clock[at].wrapping_sub(b'0');
     let places = [0, 1, 2, 3, 5, 6, 8, 9, 11, 12, 14, 15, 17, 18];
     if places.into_iter().fold(0, |most, at| digit(at).max(most)) > 9 {
@@ -130,7 +130,7 @@ fn parse(text: &str, without_offset: WithoutOffset) -> Option<(CivilTime, &str)>
             zone => offset(zone)?,
         },
     };
-    // ASCII up to here, so these are boundaries of characters.
+    // The text is ASCII up to here, so these are character boundaries.
     Some((time, &text[start..start + kept]))
 }
 
@@ -155,7 +155,7 @@ fn offset(zone: &[u8]) -> Option<i64> {
     (h < 24 && m < 60 && s < 60).then_some(sign * (h * 3_600 + m * 60 + s))
 }
 
-/// A number of ASCII digits; none at all are zero. At most six are ever passed in.
+/// Parses ASCII digits; no digits are zero. At most six are ever passed in.
 fn number(digits: &[u8]) -> Option<i64> {
     digits.iter().try_fold(0, |number, digit| {
         digit
@@ -173,8 +173,8 @@ fn days_in_month(year: i64, month: i64) -> i64 {
     }
 }
 
-/// Days from 2000-01-01, by the Gregorian calendar. Years begin in March here, so that the leap
-/// day is the last of a year.
+/// Days since 2000-01-01 in the Gregorian calendar. Years begin in March here, so that the leap day
+/// is the last day of a year.
 fn days_since_2000(year: i64, month: i64, day: i64) -> i64 {
     let year = if month <= 2 { year - 1 } else { year };
     let month_from_march = (month + 9) % 12;
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn other_offsets_and_rfc_3339_itself_are_brought_to_utc() {
+    fn other_offsets_and_rfc_3339_are_converted_to_utc() {
         let read = |text| rfc3339(text).unwrap();
         assert_eq!(
             read("2026-01-01 00:30:00+01"),
@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_a_timestamp_is_told_apart() {
+    fn a_text_that_is_not_a_timestamp_is_recognised() {
         for text in [
             "",
             "infinity",
@@ -281,7 +281,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_microsecond_of_ten_thousand_years_comes_back(
+        fn every_microsecond_of_ten_thousand_years_is_read_back(
             micros in -63_113_904_000_000_000_i64..252_455_616_000_000_000,
         ) {
             let time = PgTimestamp::from_micros(micros);
@@ -292,12 +292,12 @@ mod tests {
         }
 
         #[test]
-        fn no_text_makes_it_panic(text in ".{0,40}") {
+        fn no_text_causes_a_panic(text in ".{0,40}") {
             to_rfc3339(&text, WithoutOffset::IsUtc, &mut String::new());
         }
 
         #[test]
-        fn no_near_miss_makes_it_panic(text in "[0-9]{4}-[0-9]{2}-[0-9]{2} [0-9:.+é-]{8,20}") {
+        fn no_near_miss_causes_a_panic(text in "[0-9]{4}-[0-9]{2}-[0-9]{2} [0-9:.+é-]{8,20}") {
             to_rfc3339(&text, WithoutOffset::IsUtc, &mut String::new());
         }
     }

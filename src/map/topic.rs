@@ -1,7 +1,7 @@
-//! The topic of an event: from a column of the row, a rule for its aggregate type, or the template,
-//! in that order.
+//! The topic of an event: from a column of the row, from a rule for its aggregate type, or from the
+//! template, in that order.
 //!
-//! Full names (`projects/p/topics/t`) are made and checked once for each distinct topic and then
+//! Full names (`projects/p/topics/t`) are built and checked once per distinct topic, and then
 //! shared.
 
 use std::collections::HashMap;
@@ -17,10 +17,10 @@ use super::limits;
 use super::settings::{Choice, Role, TableSettings};
 use super::template::Part;
 
-/// Distinct topics that are remembered: as many as a project may have. When there are more, the
-/// memory starts afresh.
+/// Distinct topics to remember: as many as a project may have. When the cache is full, it is
+/// cleared.
 const INTERNED_MAX: usize = 10_000;
-/// The buffer for a name is given back when a row made it larger than this, bytes.
+/// Capacity in bytes that the buffer keeps; more is released after a row that needed it.
 const KEPT_BYTES: usize = 4 * 1024;
 
 /// Why Pub/Sub would refuse a topic name
@@ -31,16 +31,16 @@ pub enum TopicNameFault {
     /// Too short or too long.
     #[error("a topic id has 3 to 255 characters, not {0}")]
     Length(usize),
-    /// Something else than a letter in front.
+    /// The first character is not a letter.
     #[error("a topic id begins with a letter")]
     Start,
     /// A character that is not allowed.
-    #[error("a topic id has letters, digits and -_.~+% only, no {0:?}")]
+    #[error("a topic id may have only letters, digits and -_.~+%, not {0:?}")]
     Character(char),
-    /// The prefix that Google keeps for itself.
-    #[error("a topic id does not begin with \"goog\"")]
+    /// The prefix that Google reserves.
+    #[error("a topic id must not begin with \"goog\"")]
     Reserved,
-    /// A full name that is none.
+    /// A name with slashes that is not a full topic name.
     #[error("a name with slashes has the form projects/PROJECT/topics/TOPIC")]
     FullName,
 }
@@ -54,9 +54,9 @@ pub(super) struct Topics {
     /// Full names by aggregate type.
     rules: HashMap<Box<str>, Arc<str>>,
     pattern: Pattern,
-    /// Full names by what the row calls them.
+    /// Full names, by the topic's name in the row.
     interned: HashMap<Box<[u8]>, Arc<str>, foldhash::fast::RandomState>,
-    /// What the row calls its topic; whether that is text is checked when it is new.
+    /// The topic's name in the row. It is checked for UTF-8 only if it is not yet interned.
     rendered: Vec<u8>,
 }
 
@@ -64,7 +64,7 @@ pub(super) struct Topics {
 enum Pattern {
     /// The full name, the same for every row.
     Fixed(Arc<str>),
-    /// There is none: every row has to tell, by this column.
+    /// No template: each row must name its topic in this column.
     Nothing(Column),
     Rendered(Vec<Piece>),
 }
@@ -168,7 +168,7 @@ impl Topics {
         self.intern(row)
     }
 
-    /// The full name of the topic that stands in `rendered`.
+    /// The full name of the topic in `rendered`.
     fn intern(&mut self, row: &[Value<'_>]) -> Result<Arc<str>, EventFault> {
         self.rendered.shrink_to(KEPT_BYTES);
         if let Some(topic) = self.interned.get(self.rendered.as_slice()) {
@@ -176,7 +176,7 @@ impl Topics {
         }
         let rendered = str::from_utf8(&self.rendered).map_err(|_| not_utf8(self.columns(), row))?;
         let topic = full_name(&self.prefix, rendered).map_err(|fault| {
-            // A name far too long is cut: the error ends up in logs.
+            // A very long name is cut, because the error ends up in logs.
             let topic = rendered
                 .chars()
                 .take(*limits::TOPIC_ID_CHARS.end())
@@ -191,7 +191,7 @@ impl Topics {
         Ok(topic)
     }
 
-    /// The columns that may give the topic.
+    /// The columns that may determine the topic.
     pub(super) fn columns(&self) -> impl Iterator<Item = &Column> {
         let pieces = match &self.pattern {
             Pattern::Fixed(_) | Pattern::Nothing(_) => &[],
@@ -205,15 +205,15 @@ impl Topics {
     }
 }
 
-/// The full name of a topic that a setting gives, by its id or in full.
+/// The full name of a topic in the settings, given by id or in full.
 ///
 /// # Errors
-/// Why Pub/Sub would refuse it.
+/// The reason why Pub/Sub would refuse it.
 pub fn topic_name(project: &str, topic: &str) -> Result<Arc<str>, TopicNameFault> {
     full_name(&format!("projects/{project}/topics/"), topic)
 }
 
-/// The full name of a topic given by its id, with the project's `prefix`, or already in full.
+/// The full name of a topic that is given by id, completed by `prefix`, or in full.
 fn full_name(prefix: &str, topic: &str) -> Result<Arc<str>, TopicNameFault> {
     if !topic.contains('/') {
         check_id(topic)?;
@@ -261,7 +261,7 @@ mod tests {
     const PREFIX: &str = "projects/p/topics/";
 
     #[test]
-    fn a_topic_id_gets_the_project_and_a_full_name_is_kept() {
+    fn a_topic_id_gets_the_projects_prefix_and_a_full_name_is_kept() {
         assert_eq!(
             &*full_name(PREFIX, "order.events").unwrap(),
             "projects/p/topics/order.events"
@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn the_memory_of_topics_is_bounded() {
+    fn the_cache_of_topic_names_is_bounded() {
         let mut topics = Topics {
             prefix: PREFIX.into(),
             column: None,

@@ -1,8 +1,8 @@
-//! One value of a row as text, as `SELECT` would print it, from either format of the stream.
+//! Reads one value of a row as text, as `SELECT` would print it, from either format of the stream.
 //!
-//! In text format that is what the server sent. In binary format (used when the payload is
-//! `bytea`) the types that an outbox has beside its payload are known here; any other is an error
-//! that names the column, never a guess.
+//! In text format this is the text that the server sent. In binary format (used when the payload is
+//! `bytea`) the usual types of outbox columns are supported. Any other type is an error that names
+//! the column, never a guess.
 
 use std::borrow::Cow;
 
@@ -10,7 +10,7 @@ use decoder::{Oid, PgTimestamp, Value};
 
 use super::error::EventFault;
 
-/// OIDs of built-in types (`pg_type.dat`); they never change.
+/// OIDs of built-in types (`pg_type.dat`). They never change.
 pub(super) mod pg_type {
     use decoder::Oid;
 
@@ -41,7 +41,7 @@ pub(super) mod pg_type {
     pub(crate) const JSONB: Oid = Oid(3802);
 }
 
-/// Version of `jsonb`'s binary form, the byte before the text.
+/// Version of `jsonb`'s binary form, in the byte before the text.
 const JSONB_VERSION: u8 = 1;
 
 /// The value as text; `None` when it is null.
@@ -60,7 +60,7 @@ pub(super) fn text<'a>(
     }
 }
 
-/// The bytes of a type whose binary form is its text: character types and JSON.
+/// The bytes of a type whose binary form equals its text: character types and JSON.
 pub(super) fn binary_as_text<'a>(
     bytes: &'a [u8],
     type_oid: Oid,
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn binary_values_read_as_select_prints_them() {
+    fn binary_values_are_read_as_select_prints_them() {
         assert_eq!(binary_text(&(-7_i16).to_be_bytes(), pg_type::INT2), "-7");
         assert_eq!(binary_text(&7_i32.to_be_bytes(), pg_type::INT4), "7");
         assert_eq!(
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn binary_timestamps_read_as_select_prints_them() {
+    fn binary_timestamps_are_read_as_select_prints_them() {
         let time = |micros: i64, type_oid| binary_text(&micros.to_be_bytes(), type_oid);
         assert_eq!(time(0, pg_type::TIMESTAMPTZ), "2000-01-01 00:00:00+00");
         assert_eq!(time(10, pg_type::TIMESTAMP), "2000-01-01 00:00:00.00001");

@@ -1,8 +1,8 @@
-//! Writes a `google.pubsub.v1.PubsubMessage` in protobuf's wire format, in one allocation of the
+//! Encodes a `google.pubsub.v1.PubsubMessage` in protobuf's wire format, in one allocation of the
 //! exact size.
 //!
-//! The publisher places these bytes verbatim in its request, so a message is encoded once, however
-//! often it is sent. Not here: what the fields hold, and the limits on them.
+//! The publisher copies these bytes unchanged into its request, so a message is encoded only once
+//! even if it is sent several times. Not here: the contents of the fields, and their limits.
 
 use bytes::Bytes;
 use prost::encoding::encoded_len_varint;
@@ -26,14 +26,14 @@ pub(super) const FIXED_KEY_BYTES: usize = 16;
 /// The message's data, not yet copied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Body<'a> {
-    /// As it is.
+    /// Bytes to copy unchanged.
     Plain(&'a [u8]),
-    /// To be decoded from hexadecimal digits while it is copied.
+    /// Hexadecimal digits to decode while copying.
     Bytea(Bytea<'a>),
 }
 
 impl Body<'_> {
-    /// Bytes when written.
+    /// Size in bytes when written.
     pub(super) fn len(&self) -> usize {
         match self {
             Body::Plain(bytes) => bytes.len(),
@@ -50,8 +50,8 @@ impl Body<'_> {
     }
 }
 
-/// The encoded message. `attributes` are entries as [`put_attribute_key`] begins them. An empty
-/// ordering key is left out: the message is unordered.
+/// Encodes the message. `attributes` holds entries as written by [`put_attribute_key`]. An empty
+/// ordering key is left out, which makes the message unordered.
 pub(super) fn message(body: Body<'_>, attributes: &[u8], ordering_key: &str) -> Bytes {
     let size = message_size(body.len(), attributes.len(), ordering_key.len());
     let mut out = Vec::with_capacity(size);
@@ -70,38 +70,37 @@ pub(super) fn message(body: Body<'_>, attributes: &[u8], ordering_key: &str) -> 
     Bytes::from(out)
 }
 
-/// Bytes of the encoded message with parts of these sizes.
+/// Size in bytes of the encoded message with parts of these sizes.
 pub(super) fn message_size(body: usize, attributes: usize, ordering_key: usize) -> usize {
     let field = |len: usize| if len == 0 { 0 } else { field_size(len) };
     field(body) + attributes + field(ordering_key)
 }
 
-/// Bytes of the encoded `PublishRequest` that carries one message of `message` bytes and nothing
-/// else, to a topic with a name of `topic` bytes. Each further message adds its own
-/// [`field_size`].
+/// Size in bytes of an encoded `PublishRequest` with a single message of `message` bytes, to a
+/// topic with a name of `topic` bytes. Each further message adds its own [`field_size`].
 pub(super) fn request_size(topic: usize, message: usize) -> usize {
     field_size(topic) + field_size(message)
 }
 
-/// Whether a message of this size still fits into a request of its own.
+/// Whether a message of this size fits into a request by itself.
 pub(super) fn fits_a_request(topic: usize, message: usize) -> bool {
     request_size(topic, message) <= limits::REQUEST_BYTES
 }
 
-/// Bytes of a length-delimited field with a number up to 15: its key, its length and itself.
+/// Size in bytes of a length-delimited field with a number up to 15: key, length and content.
 pub(super) fn field_size(len: usize) -> usize {
     1 + encoded_len_varint(len as u64) + len
 }
 
-/// Appends one entry of the map `attributes` up to its value, of which the caller appends
-/// `value_len` bytes. Gives back where the key begins.
+/// Appends an entry of the map `attributes` up to its value. The caller appends the `value_len`
+/// bytes of the value. Returns where the key begins.
 #[inline]
 pub(super) fn put_attribute_key(out: &mut Vec<u8>, key: &[u8], value_len: usize) -> usize {
     let short = key.len() + value_len + 4;
     if short >= 0x80 {
         return put_long_attribute_key(out, key, value_len);
     }
-    // Every length is one byte, as in nearly all attributes: few writes for the whole.
+    // Nearly all attributes are so short that every length is one byte, which saves writes.
     out.extend_from_slice(&[ATTRIBUTE, short as u8, ENTRY_KEY, key.len() as u8]);
     let key_start = out.len();
     out.extend_from_slice(key);
@@ -109,8 +108,8 @@ pub(super) fn put_attribute_key(out: &mut Vec<u8>, key: &[u8], value_len: usize)
     key_start
 }
 
-/// The same for a name of up to [`FIXED_KEY_BYTES`] that the compiler knows: one write, of a length
-/// that it knows too.
+/// The same for a name of up to [`FIXED_KEY_BYTES`] that is known at compile time: one write of a
+/// length that is known too.
 #[inline(always)]
 pub(super) fn put_fixed_attribute_key(out: &mut Vec<u8>, key: &str, value_len: usize) {
     let short = key.len() + value_len + 4;
@@ -138,8 +137,8 @@ fn put_long_attribute_key(out: &mut Vec<u8>, key: &[u8], value_len: usize) -> us
     key_start
 }
 
-/// Appends a length as a varint: seven bits a byte, the lowest first, the top bit set on all but
-/// the last. Nearly all lengths here are below 128, which prost's own writer does not favour.
+/// Appends a length as a varint: seven bits per byte, lowest first, with the top bit set on all but
+/// the last. Nearly all lengths here are below 128; prost's own writer is not optimised for that.
 #[inline]
 pub(super) fn put_length(out: &mut Vec<u8>, mut length: usize) {
     while length >= 0x80 {
@@ -168,7 +167,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn googles_own_types_read_back_what_was_written(
+        fn googles_types_read_back_the_message_that_was_written(
             data in proptest::collection::vec(any::<u8>(), 0..400),
             attributes in proptest::collection::hash_map(".{0,40}", ".{0,300}", 0..12),
             ordering_key in ".{0,150}",
@@ -190,7 +189,7 @@ mod tests {
         }
 
         #[test]
-        fn the_size_of_a_request_is_what_googles_own_types_need(
+        fn the_size_of_a_request_matches_googles_types(
             topic in "projects/p/topics/[a-z]{3,200}",
             len in 0_usize..40_000,
         ) {

@@ -1,7 +1,7 @@
-//! What a login is bound to: the server's certificate, hashed.
+//! Hashes the server's certificate, to bind a login to it (channel binding).
 //!
-//! Source: RFC 5929, "Channel Binding Type tls-server-end-point"; the hash is that of the
-//! certificate's signature, and SHA-256 in place of SHA-1.
+//! Source: RFC 5929, "Channel Binding Type tls-server-end-point". The hash function is the one of the
+//! certificate's signature, with SHA-256 instead of SHA-1.
 
 use rustls::pki_types::CertificateDer;
 use sha2::{Digest, Sha256, Sha384, Sha512};
@@ -15,12 +15,12 @@ use x509_cert::der::oid::db::rfc5912::{
 
 use super::tls::proves_its_key;
 
-/// What to do where `channel_binding=require` is not to be had.
-pub(crate) const HINT: &str = "channel_binding=require takes TLS, a role with a SCRAM-SHA-256 password, and \
-    a certificate whose signature names its hash; else take channel_binding=prefer";
+/// The hint if `channel_binding=require` cannot be satisfied.
+pub(crate) const HINT: &str = "channel_binding=require needs TLS, a role with a SCRAM-SHA-256 password, and \
+    a certificate whose signature names its hash; otherwise use channel_binding=prefer";
 
-/// The hash; `None` where the signature names none, as with Ed25519, and where the server did not
-/// have to prove that it owns the certificate: anybody may show it then.
+/// The hash. `None` if the signature names no hash function, as with Ed25519, or if the server did not
+/// have to prove that it owns the certificate: then anybody could present it.
 pub(crate) fn of(certificate: &CertificateDer<'_>) -> Option<Vec<u8>> {
     if !proves_its_key(certificate) {
         return None;
@@ -45,7 +45,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_signature_says_which_hash() {
+    fn the_signature_algorithm_determines_the_hash() {
         let bytes = |oid| hash(oid, b"a certificate").map(|hash| hash.len());
         assert_eq!(bytes(ECDSA_WITH_SHA_256), Some(32));
         assert_eq!(bytes(SHA_1_WITH_RSA_ENCRYPTION), Some(32));

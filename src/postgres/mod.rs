@@ -1,8 +1,12 @@
-//! Where the database is and how to reach it, for the SQL sessions and the replication session.
+//! Opens connections to the database, for the SQL sessions and the replication session.
 //!
-//! Both kinds of session share one [`Target`], one TLS configuration and one way to tell what
-//! went wrong. What the server sets for a role or a database and would stand in the way is turned
-//! off here; no statement about the outbox stands here.
+//! Both kinds of session share one [`Target`], one TLS configuration and the same errors. This module
+//! also overrides settings of the role or database that would disturb the relay. It contains no
+//! statement about the outbox.
+//!
+//! **Invariants.** Only `tls/verifier.rs` decides how much of a certificate is verified. A session
+//! finds only PostgreSQL's own objects by name, because its search path is set when it starts. Errors
+//! are built from parsed parts and contain no piece of a URL and no value of a parameter.
 
 pub(crate) mod end_point;
 mod parameters;

@@ -1,6 +1,6 @@
-//! libpq's connection parameters: which of them Postrider honours, and why it refuses the others.
+//! libpq's connection parameters: those that Postrider supports, and the hints for those it refuses.
 //!
-//! No parameter is dropped silently. A parameter that is missing here is not one of libpq's.
+//! No parameter is ignored silently. A parameter that is missing here does not exist in libpq.
 //!
 //! Source: <https://www.postgresql.org/docs/18/libpq-connect.html#LIBPQ-PARAMKEYWORDS>
 
@@ -11,7 +11,7 @@ use crate::settings::edit_distance;
 pub(super) enum Usage {
     /// `Target` reads it.
     Honoured,
-    /// Only these values, which ask for nothing beyond what Postrider does anyway; else the hint.
+    /// Only these values, which Postrider satisfies anyway; other values are refused with this hint.
     OnlyWith(&'static [&'static str], &'static str),
     /// Refused, with this hint.
     Refused(&'static str),
@@ -21,8 +21,7 @@ pub(super) enum Usage {
 #[derive(Debug)]
 pub(super) struct Parameter {
     pub(super) name: &'static str,
-    /// The environment variable that gives it when the URL does not; empty when Postrider reads
-    /// none for it.
+    /// The environment variable to read if the URL omits the parameter; empty if there is none.
     pub(super) variable: &'static str,
     pub(super) usage: Usage,
 }
@@ -30,11 +29,12 @@ pub(super) struct Parameter {
 use Usage::{Honoured, OnlyWith, Refused};
 
 const NO_GSSAPI: &str =
-    "Postrider does not log in by GSSAPI; use a password or a client certificate";
-const NO_OAUTH: &str = "Postrider does not log in by OAuth; use a password or a client certificate";
+    "Postrider does not support GSSAPI logins; use a password or a client certificate";
+const NO_OAUTH: &str =
+    "Postrider does not support OAuth logins; use a password or a client certificate";
 const NO_REVOCATION: &str = "Postrider does not read revocation lists; leave the parameter out";
-const NAMES: &str = "Postrider names its sessions itself, and recognizes them by these names; leave \
-    the parameter out";
+const NAMES: &str = "Postrider sets the name itself, to recognize its own sessions; leave the \
+    parameter out";
 const NO_SERVICE_FILE: &str = "Postrider does not read service files; put host, port, dbname and user \
     into DATABASE_URL";
 
@@ -92,7 +92,7 @@ pub(super) const PARAMETERS: &[Parameter] = &[
     honoured("sslsni", "PGSSLSNI"),
     honoured("ssl_min_protocol_version", "PGSSLMINPROTOCOLVERSION"),
     honoured("ssl_max_protocol_version", "PGSSLMAXPROTOCOLVERSION"),
-    // libpq uses it for sessions without a name; ours have one.
+    // Has no effect: libpq uses it only for sessions without a name.
     honoured("fallback_application_name", ""),
     refused("application_name", "", NAMES),
     only_with(
@@ -111,7 +111,7 @@ pub(super) const PARAMETERS: &[Parameter] = &[
         "sslnegotiation",
         "PGSSLNEGOTIATION",
         &["postgres"],
-        "Postrider asks for TLS in PostgreSQL's usual way; leave the parameter out",
+        "Postrider supports only PostgreSQL's usual TLS negotiation; leave the parameter out",
     ),
     only_with(
         "sslcompression",
@@ -130,7 +130,7 @@ pub(super) const PARAMETERS: &[Parameter] = &[
         "gssencmode",
         "PGGSSENCMODE",
         &["disable", "prefer"],
-        "Postrider does not encrypt by GSSAPI; use sslmode=verify-full",
+        "Postrider does not support GSSAPI encryption; use sslmode=verify-full",
     ),
     only_with("gssdelegation", "PGGSSDELEGATION", &["0"], NO_GSSAPI),
     only_with(
@@ -148,7 +148,7 @@ pub(super) const PARAMETERS: &[Parameter] = &[
     refused(
         "require_auth",
         "PGREQUIREAUTH",
-        "use channel_binding=require: it accepts a login by SCRAM alone",
+        "use channel_binding=require: it accepts only SCRAM logins",
     ),
     refused(
         "requiressl",
@@ -158,12 +158,12 @@ pub(super) const PARAMETERS: &[Parameter] = &[
     refused(
         "requirepeer",
         "PGREQUIREPEER",
-        "Postrider does not look at the owner of a Unix socket; leave the parameter out",
+        "Postrider does not check the owner of a Unix socket; leave the parameter out",
     ),
     refused(
         "sslpassword",
         "",
-        "Postrider reads unencrypted keys; let sslkey name a key without a password",
+        "Postrider reads only unencrypted keys; set sslkey to a key without a password",
     ),
     refused("sslcrl", "PGSSLCRL", NO_REVOCATION),
     refused("sslcrldir", "PGSSLCRLDIR", NO_REVOCATION),
@@ -177,7 +177,7 @@ pub(super) const PARAMETERS: &[Parameter] = &[
     refused(
         "replication",
         "",
-        "Postrider decides itself which of its sessions replicate; leave the parameter out",
+        "Postrider sets this parameter itself; leave it out",
     ),
     refused("krbsrvname", "PGKRBSRVNAME", NO_GSSAPI),
     refused("gsslib", "PGGSSLIB", NO_GSSAPI),
@@ -197,12 +197,12 @@ pub(super) const PARAMETERS: &[Parameter] = &[
     refused("oauth_scope", "", NO_OAUTH),
 ];
 
-/// The parameter of this name.
+/// The parameter with this name.
 pub(super) fn find(name: &str) -> Option<&'static Parameter> {
     PARAMETERS.iter().find(|parameter| parameter.name == name)
 }
 
-/// The parameter whose name resembles `name`, which is none.
+/// The parameter with the name most similar to the unknown `name`.
 pub(super) fn nearest(name: &str) -> Option<&'static str> {
     let names = PARAMETERS.iter().map(|parameter| parameter.name);
     let with_distance = names.map(|known| (edit_distance(known, name), known));

@@ -1,7 +1,7 @@
-//! The password of a session: the one that is set, or else libpq's password file (`PGPASSFILE`).
+//! The password of a session: from the settings, otherwise from libpq's password file (`PGPASSFILE`).
 //!
-//! The file is read for each session, so that a relay goes on when a password is rotated, or when it
-//! is a token that lives for an hour and something beside the relay writes the next one there.
+//! The file is read for each session. So the relay keeps running when a password is rotated, or when
+//! another program writes a new token to the file every hour.
 //! Source: <https://www.postgresql.org/docs/current/libpq-pgpass.html>
 
 use std::borrow::Cow;
@@ -13,10 +13,10 @@ use std::path::Path;
 use super::target::{Host, Target};
 use crate::error::{Code, Error, Result, shown_path};
 
-/// Rights of others than the owner, with which libpq would not read the file either.
+/// Permission bits for group and others. Like libpq, refuse a file that has any of them.
 const OTHERS: u32 = 0o077;
 
-/// The password to log in with; `None` when there is none.
+/// The password to log in with; `None` if there is none.
 ///
 /// # Errors
 /// `postgres-authentication`: the file cannot be read, or others may read it.
@@ -45,15 +45,15 @@ fn read(path: &Path) -> Result<String> {
     let mut file = File::open(path).map_err(cannot)?;
     if file.metadata().map_err(cannot)?.permissions().mode() & OTHERS != 0 {
         let path = shown_path(path);
-        return Err(failed("others than its owner may read it")
-            .hint(format!("let its owner alone read it: chmod 600 {path}")));
+        return Err(failed("other users may access it")
+            .hint(format!("allow only the owner to read it: chmod 600 {path}")));
     }
     let mut text = String::new();
     file.read_to_string(&mut text).map_err(cannot)?;
     Ok(text)
 }
 
-/// The password of `host:port:database:user:password`, if the line is for the target.
+/// The password in a line `host:port:database:user:password`, if the line matches the target.
 fn of_line(line: &str, target: &Target) -> Option<String> {
     if line.starts_with('#') {
         return None;
@@ -71,11 +71,11 @@ fn of_line(line: &str, target: &Target) -> Option<String> {
     is(&[&port])?;
     is(&[&target.database])?;
     is(&[&target.user])?;
-    // A colon in the password needs no backslash.
+    // The password is the rest of the line, so a colon in it needs no backslash.
     Some(unescaped(rest))
 }
 
-/// Takes a field and the colon behind it; `None` when there is no colon.
+/// Takes a field and the colon after it; `None` if there is no colon.
 fn field(rest: &mut &str) -> Option<String> {
     let mut is_escaped = false;
     let end = rest.find(|c| {
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn a_socket_goes_by_its_folder_or_as_localhost() {
+    fn a_unix_socket_matches_its_folder_or_localhost() {
         let local = target("postgres://a%3Ab@%2Frun%2Fpg/shop");
         for host in ["/run/pg", "localhost"] {
             let line = format!("{host}:5432:shop:a\\:b:s3cret");
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_others_may_read_is_refused_and_its_content_not_shown() {
+    fn a_file_that_others_may_read_is_refused_without_showing_its_content() {
         let folder = std::env::temp_dir().join(format!("passfile-{}", std::process::id()));
         std::fs::write(&folder, "*:*:*:*:s3cret").unwrap();
         let with = |mode| {

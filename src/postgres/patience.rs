@@ -1,9 +1,8 @@
-//! Statements that may take long, on a connection that may lead nowhere.
+//! Runs statements that may take long, and detects a dead connection without a statement timeout.
 //!
-//! A limit of time would end a statement over a large table again and again. And the connection
-//! itself shows nothing when a proxy on the way holds it open, though it passes nothing on any
-//! more: TCP's own signs of life are the proxy's. But the server knows: asked on another connection
-//! it tells whether it still works on the statement.
+//! A timeout would end a statement on a large table on every attempt. TCP keepalives do not help
+//! either: a proxy may answer them while it no longer forwards anything. But the server knows: a query
+//! on another connection shows whether it still works on the statement.
 
 use std::ops::Deref;
 use std::time::Duration;
@@ -12,27 +11,27 @@ use super::sql::{Sql, connect};
 use super::target::Target;
 use crate::error::{Code, Error, Result};
 
-/// Between two looks at what the server does. An answer that is on its way comes within that.
+/// Interval between two looks at the server process. An answer in transit arrives within it.
 const LOOK_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Limits of a look; one that fails tells nothing.
+/// Limits of one look; a look that fails proves nothing.
 const LOOK_TIMEOUT: Duration = Duration::from_secs(5);
 const LOOK_LIMIT: Duration = Duration::from_secs(15);
 
-/// A pid may be used again.
+/// Identifies the server process; the start time is included because pids are reused.
 const WHO: &str = "\
     SELECT pid, backend_start::text FROM pg_catalog.pg_stat_activity \
     WHERE pid = pg_catalog.pg_backend_pid()";
 
-/// Whether a server process is there that neither waits for its client nor has answered it. One that
-/// shows no state counts as at work.
+/// Whether the server process exists, does not wait for its client and has not answered yet. A process
+/// that shows no state counts as working.
 const IS_AT_WORK: &str = "\
     SELECT count(*) > 0 FROM pg_catalog.pg_stat_activity \
     WHERE pid = $1 AND backend_start::text IS NOT DISTINCT FROM $2 \
         AND wait_event_type IS DISTINCT FROM 'Client' AND coalesce(state, '') NOT IN \
         ('idle', 'idle in transaction', 'idle in transaction (aborted)')";
 
-/// A session in which nothing is cut short, however long it takes or is left waiting.
+/// A session whose statements may take any time.
 #[derive(Debug)]
 pub(crate) struct PatientSql {
     sql: Sql,
@@ -50,7 +49,7 @@ impl Deref for PatientSql {
 }
 
 impl PatientSql {
-    /// Opens a session; `statement_timeout` may be 0, which is none.
+    /// Opens a session; a `statement_timeout` of 0 means no limit.
     ///
     /// # Errors
     /// Those of the connection.
@@ -69,12 +68,12 @@ impl PatientSql {
         })
     }
 
-    /// What `asking` brings of this session, as long as the server works on it. It must wait for
-    /// nothing else.
+    /// The result of `asking`, waiting as long as the server works on it. `asking` must wait only for
+    /// this session.
     ///
     /// # Errors
-    /// Those of `asking`; `postgres-connection-lost` when the server has answered, or waits for us,
-    /// and nothing comes.
+    /// Those of `asking`; `postgres-connection-lost` when the server has answered or waits for the
+    /// relay, but nothing arrives.
     pub(crate) async fn answer<T, E>(&self, asking: impl Future<Output = Result<T, E>>) -> Result<T>
     where
         Error: From<E>,
@@ -85,12 +84,12 @@ impl PatientSql {
             if let Ok(answer) = tokio::time::timeout(LOOK_INTERVAL, &mut asking).await {
                 return Ok(answer?);
             }
-            // A look that fails tells nothing of this connection.
+            // A look that fails proves nothing about this connection.
             let is_done = matches!(self.is_at_work().await, Ok(false));
             if is_done && seen_done {
                 return Err(Error::new(
                     Code::PostgresConnectionLost,
-                    "PostgreSQL has answered, and the answer does not come",
+                    "PostgreSQL has answered, but the answer does not arrive",
                 ));
             }
             seen_done = is_done;

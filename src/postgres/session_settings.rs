@@ -1,22 +1,22 @@
-//! Settings that every session of ours starts with, so that what a role or a database sets for its
-//! sessions does not change what Postrider does.
+//! Settings with which Postrider starts its sessions, so that settings of the role or the database do
+//! not change its behaviour.
 //!
-//! They travel in the startup packet, which wins over the role and the database. What the operator
-//! asks for in the connection parameter `options` comes first, and may not set any of these.
+//! They are sent in the startup packet, which overrides the role and the database. The operator's
+//! connection parameter `options` comes before them, and must not contain any of them.
 
 use super::url::invalid;
 use crate::error::Result;
 
 /// For SQL sessions and replication sessions alike.
 const COMMON: &[(&str, &str)] = &[
-    // Names in our statements mean PostgreSQL's own functions, operators, types and tables, never
-    // those that some role has put into a schema of a longer search path. Ours are written with
-    // their schema.
+    // Names in Postrider's statements must refer to PostgreSQL's own functions, operators, types and
+    // tables, never to objects that another role created in a schema of the search path. Postrider's
+    // own objects are written with their schema.
     ("search_path", "pg_catalog,pg_temp"),
-    // An administrator sets it as a default for others, or a service when its disk is full. The
-    // relay has to record outcomes, and only then may the server remove log.
+    // An administrator may turn it on for all roles, or a managed service when its disk is full. The
+    // relay must record outcomes even then, because only after that can the server remove WAL.
     ("default_transaction_read_only", "off"),
-    // The relay sets a limit of its own where one is wanted.
+    // The relay sets its own limits where it needs them.
     ("lock_timeout", "0"),
     ("idle_in_transaction_session_timeout", "0"),
     ("idle_session_timeout", "0"),
@@ -28,9 +28,9 @@ const COMMON: &[(&str, &str)] = &[
 
 /// For SQL sessions.
 const SQL: &[(&str, &str)] = &[
-    // Without it a policy hides rows without a word; with it the server refuses (42501).
+    // With `on`, a policy silently hides rows; with `off`, the server refuses the query (42501).
     ("row_security", "off"),
-    // Who looks a second time in one transaction wants to see what is new.
+    // A second query in the same transaction has to see newly committed rows.
     ("default_transaction_isolation", "read\\ committed"),
     ("synchronous_commit", "on"),
     ("standard_conforming_strings", "on"),
@@ -39,7 +39,7 @@ const SQL: &[(&str, &str)] = &[
     ("tcp_keepalives_count", "2"),
 ];
 
-/// Those with a value of the caller's: the first of SQL sessions, the second of replication
+/// Settings whose value the caller chooses: the first for SQL sessions, the second for replication
 /// sessions.
 const STATEMENT_TIMEOUT: &str = "statement_timeout";
 const WAL_SENDER_TIMEOUT: &str = "wal_sender_timeout";
@@ -74,13 +74,13 @@ fn join<'a>(operators: Option<&str>, settings: impl Iterator<Item = (&'a str, &'
     all.join(" ")
 }
 
-/// Refuses `options` that set what Postrider sets itself.
+/// Refuses `options` that contain a setting which Postrider sets itself.
 ///
 /// # Errors
 /// `database-url-invalid`, which names the setting.
 pub(super) fn check_options(options: &str) -> Result<()> {
     let words = words(options).ok_or_else(|| {
-        invalid("the connection parameter `options` ends within a backslash escape")
+        invalid("the connection parameter `options` ends with a single backslash")
     })?;
     let mut is_value_next = false;
     for word in &words {
@@ -104,14 +104,14 @@ pub(super) fn check_options(options: &str) -> Result<()> {
             return Err(invalid(format!(
                 "the connection parameter `options` sets `{name}`, which Postrider sets itself"
             ))
-            .hint(format!("take `{name}` out of `options`")));
+            .hint(format!("remove `{name}` from `options`")));
         }
     }
     Ok(())
 }
 
-/// Splits at white space that no backslash precedes, as the server does; `None` when the last
-/// backslash has nothing behind it.
+/// Splits at unescaped white space, as the server does; `None` if the text ends with an unescaped
+/// backslash.
 fn words(options: &str) -> Option<Vec<String>> {
     let mut words = vec![String::new()];
     let mut characters = options.chars();
@@ -131,7 +131,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_operator_asks_for_comes_before_our_own_settings() {
+    fn the_operators_options_come_before_postriders_settings() {
         let options = of_sql(Some("endpoint=ep-1 -c geqo=off"), 5000);
         assert!(
             options.starts_with("endpoint=ep-1 -c geqo=off -c search_path=pg_catalog,pg_temp ")
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn options_that_set_our_own_settings_are_refused_however_they_are_written() {
+    fn options_that_override_postriders_settings_are_refused_in_every_spelling() {
         for options in [
             "-c search_path=evil",
             "-csearch_path=evil",

@@ -1,4 +1,4 @@
-//! An SQL session, and the reason when there is none.
+//! Opens an SQL session, and explains why one could not be opened.
 
 use std::ops::Deref;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use super::wire::{self, AlreadyOpen, Liveness, unreachable};
 use super::{end_point, session_settings, transaction_timeout};
 use crate::error::{Code, Error, LoginFor, Result};
 
-/// The sessions have no liveness check of their own.
+/// TCP keepalives detect a dead peer, because SQL sessions have no liveness check of their own.
 const LIVENESS: Liveness = Liveness {
     idle: Duration::from_secs(10),
     interval: Some((Duration::from_secs(5), 2)),
@@ -84,8 +84,8 @@ async fn open(target: &Target, application_name: &str, statement_timeout: Durati
     Ok(sql)
 }
 
-/// What `target_session_attrs` asks for. `in_hot_standby` is what the server reports under this
-/// name.
+/// Refuses a standby if `target_session_attrs` requires a primary. `in_hot_standby` is the server's
+/// parameter of that name.
 ///
 /// # Errors
 /// `postgres-standby`.
@@ -93,18 +93,17 @@ pub(crate) fn refuse_a_standby(target: &Target, in_hot_standby: Option<&str>) ->
     match target.primary_only && in_hot_standby == Some("on") {
         true => Err(Error::new(
             Code::PostgresStandby,
-            "the server is a standby, and target_session_attrs asks for a primary",
+            "the server is a standby, but target_session_attrs requires a primary",
         )),
         false => Ok(()),
     }
 }
 
-/// What `asking` brings within `limit`. The limit has to be longer than the server's own for a
-/// statement: past it the connection leads nowhere, although something on the way, such as a
-/// proxy, keeps it alive.
+/// The result of `asking`, within `limit`. The limit must be longer than the server's own statement
+/// timeout: when it expires, the connection is dead, although a proxy may keep it open.
 ///
 /// # Errors
-/// Those of `asking`; `postgres-connection-lost` when the time is over.
+/// Those of `asking`; `postgres-connection-lost` when the limit expires.
 pub(crate) async fn answer_within<T, E>(
     limit: Duration,
     asking: impl Future<Output = Result<T, E>>,
@@ -132,14 +131,14 @@ fn config(target: &Target, application_name: &str, statement_timeout: Duration) 
             target.options.as_deref(),
             statement_timeout.as_millis(),
         ))
-        // `wire` has negotiated TLS, or found that there is none, before tokio-postgres sees the
-        // stream: this makes it take the stream as it is.
+        // `wire` decides about TLS before tokio-postgres sees the stream; with these two settings
+        // tokio-postgres uses the stream unchanged.
         .ssl_mode(PgSslMode::Require)
         .ssl_negotiation(SslNegotiation::Direct);
     config
 }
 
-/// Why the server did not let us in. The stream was open by then.
+/// The error for a failed login on an open stream.
 fn refused(error: tokio_postgres::Error, target: &Target) -> Error {
     if let Some(db) = error.as_db_error() {
         let (sqlstate, routine) = (db.code().code(), db.routine().unwrap_or_default());
@@ -151,8 +150,8 @@ fn refused(error: tokio_postgres::Error, target: &Target) -> Error {
     if error.is_closed() || is_of_the_network {
         return unreachable(target).caused_by(error);
     }
-    // Neither the server's word nor the network's: the server wants a password and none is set, or
-    // a login that is not supported, or it does not bind the login to the channel.
+    // Neither the server nor the network reported an error. The server requires a password and none is
+    // set, or a login method that is not supported, or it does not support channel binding.
     let failed = Error::new(
         Code::PostgresAuthentication,
         format!("cannot log in as {target}"),

@@ -1,7 +1,7 @@
-//! The database in the words of libpq: a URL, or `PGHOST` and its relatives.
+//! The connection parameters of the database: from a URL, `PGHOST` and the other libpq variables.
 //!
-//! `url.rs` takes the URL apart, `parameters.rs` says what is honoured; this is what their values
-//! mean. The password is kept out of every `Debug` and error text, and no error shows a value.
+//! `url.rs` parses the URL, `parameters.rs` lists the supported parameters, and this module interprets
+//! their values. No `Debug` output or error text contains the password, and no error shows a value.
 //!
 //! Source: <https://www.postgresql.org/docs/current/libpq-connect.html>.
 
@@ -18,7 +18,7 @@ use super::url::{self, Parameters, invalid};
 use crate::error::{Error, Result};
 use crate::settings::Environment;
 
-/// How long one attempt to connect may take when `connect_timeout` says nothing.
+/// Limit of one attempt to connect, if `connect_timeout` is not set.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// One PostgreSQL database and how to log in.
@@ -26,7 +26,7 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 pub struct Target {
     /// Server.
     pub host: Host,
-    /// libpq's `hostaddr`: where to connect to instead of asking for the address of `host`.
+    /// libpq's `hostaddr`: the address to connect to, instead of resolving `host`.
     pub host_addr: Option<IpAddr>,
     /// TCP port, or the number in the name of the Unix socket.
     pub port: u16,
@@ -34,27 +34,27 @@ pub struct Target {
     pub user: String,
     /// Password, if one is set.
     pub password: Option<String>,
-    /// Where to look for it when none is set, at each login.
+    /// The file to read at each login if no password is set.
     pub password_file: Option<PathBuf>,
     /// Database.
     pub database: String,
-    /// libpq's `options`: settings for each session, in front of our own.
+    /// libpq's `options`: settings for each session, sent before Postrider's own.
     pub options: Option<String>,
-    /// Whether only a primary will do (`target_session_attrs`).
+    /// Whether the server must be a primary (`target_session_attrs`).
     pub primary_only: bool,
-    /// How long an attempt to connect may take, login included.
+    /// Limit of one attempt to connect, including the login.
     pub connect_timeout: Duration,
-    /// Signs of life of the TCP connection.
+    /// TCP keepalives.
     pub keepalives: Keepalives,
-    /// What is demanded of TLS.
+    /// libpq's `sslmode`.
     pub ssl_mode: SslMode,
-    /// The range of TLS versions.
+    /// The allowed TLS versions.
     pub tls_versions: TlsVersions,
-    /// Whether the host's name is told to the server before encryption begins (`sslsni`).
+    /// Whether to send the host name unencrypted in the TLS handshake (`sslsni`).
     pub ssl_sni: bool,
     /// libpq's `channel_binding`: whether the login is bound to the TLS channel.
     pub channel_binding: ChannelBinding,
-    /// PEM file of the authorities; `None` means those of the system.
+    /// PEM file of the trusted authorities; `None` means those of the operating system.
     pub ssl_root_cert: Option<PathBuf>,
     /// PEM files of the client's certificate and key.
     pub ssl_client: Option<(PathBuf, PathBuf)>,
@@ -69,27 +69,27 @@ pub enum Host {
     Unix(PathBuf),
 }
 
-/// libpq's `keepalives` and relatives; `None` leaves a value to Postrider.
+/// libpq's `keepalives` parameters; for `None` Postrider chooses the value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Keepalives {
-    /// Whether there are any.
+    /// Whether keepalives are sent.
     pub enabled: bool,
-    /// Silence before the first.
+    /// Idle time before the first keepalive.
     pub idle: Option<Duration>,
-    /// Between two.
+    /// Time between two keepalives.
     pub interval: Option<Duration>,
-    /// How many may stay unanswered.
+    /// How many keepalives may stay unanswered.
     pub count: Option<u32>,
     /// How long sent data may stay unacknowledged.
     pub user_timeout: Option<Duration>,
 }
 
-/// TLS versions that are offered.
+/// The TLS versions to offer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TlsVersions {
-    /// Whether TLS 1.2 is.
+    /// Whether to offer TLS 1.2.
     pub tls12: bool,
-    /// Whether TLS 1.3 is.
+    /// Whether to offer TLS 1.3.
     pub tls13: bool,
 }
 
@@ -100,11 +100,11 @@ pub enum SslMode {
     Disable,
     /// TLS when the server offers it, unverified.
     Prefer,
-    /// TLS, unverified; verified against `sslrootcert` when that is set, as libpq does.
+    /// TLS, unverified; if `sslrootcert` is set, verified against it, as in libpq.
     Require,
     /// TLS with a certificate from a trusted authority.
     VerifyCa,
-    /// The same, and the certificate must name the host.
+    /// Like `VerifyCa`, and the certificate must name the host.
     VerifyFull,
 }
 
@@ -119,16 +119,16 @@ impl FromStr for SslMode {
             "verify-ca" => SslMode::VerifyCa,
             "verify-full" => SslMode::VerifyFull,
             _ => {
-                return Err(invalid("sslmode is not known")
-                    .hint("sslmode is one of disable, prefer, require, verify-ca, verify-full"));
+                return Err(invalid("sslmode has an unknown value")
+                    .hint("use disable, prefer, require, verify-ca or verify-full"));
             }
         })
     }
 }
 
 impl Target {
-    /// From a URL, with the environment filling in what it leaves out; `None` when neither names
-    /// a database.
+    /// Reads a URL, and takes parameters that it omits from the environment. `None` if neither names a
+    /// database.
     ///
     /// # Errors
     /// `database-url-invalid`; the URL itself is never shown.
@@ -188,7 +188,7 @@ impl Target {
         }))
     }
 
-    /// Where the Unix socket is, `.s.PGSQL.<port>` in the folder; `None` for TCP.
+    /// The path of the Unix socket, `.s.PGSQL.<port>` in the folder; `None` for TCP.
     pub fn socket_path(&self) -> Option<PathBuf> {
         match &self.host {
             Host::Unix(folder) => Some(folder.join(format!(".s.PGSQL.{}", self.port))),
@@ -196,7 +196,7 @@ impl Target {
         }
     }
 
-    /// Whether TLS is used at all on this way; never on a Unix socket.
+    /// Whether TLS may be used; never on a Unix socket.
     pub fn may_use_tls(&self) -> bool {
         self.ssl_mode != SslMode::Disable && matches!(self.host, Host::Tcp(_))
     }
@@ -219,8 +219,8 @@ impl fmt::Debug for Target {
     }
 }
 
-/// A folder, or a name without anything that no host name holds: what is left of a password that
-/// was not encoded goes no further than here.
+/// A folder, or a name with only the characters of host names. So a part of a password that was not
+/// encoded is refused here, and never reaches a message.
 fn parse_host(text: String) -> Result<Host> {
     if text.contains(',') {
         return Err(url::several_hosts());
@@ -232,7 +232,7 @@ fn parse_host(text: String) -> Result<Host> {
     match text.chars().all(is_allowed) {
         true => Ok(Host::Tcp(text)),
         false => Err(invalid(
-            "the host is neither a host name, an address nor a folder",
+            "the host is not a host name, an address or a folder",
         )),
     }
 }
@@ -245,35 +245,36 @@ fn host_addr(found: &Parameters) -> Result<Option<IpAddr>> {
         return Err(url::several_hosts());
     }
     let address = text.parse();
-    address.map(Some).map_err(|_| {
-        invalid("hostaddr is not an IP address").hint("a host name belongs into `host`")
-    })
+    address
+        .map(Some)
+        .map_err(|_| invalid("hostaddr is not an IP address").hint("put a host name into `host`"))
 }
 
-/// The relay needs a primary in any case: it looks once it is connected.
+/// Whether to refuse a standby when connecting. The relay always needs a primary, and checks that
+/// later.
 fn primary_only(found: &Parameters) -> Result<bool> {
     match found.get("target_session_attrs").map(String::as_str) {
         None | Some("any") => Ok(false),
         Some("read-write" | "primary") => Ok(true),
         Some("read-only" | "standby" | "prefer-standby") => {
-            Err(invalid("target_session_attrs asks for a standby")
+            Err(invalid("target_session_attrs requires a standby")
                 .hint("Postrider has to write to the primary: use target_session_attrs=read-write"))
         }
-        Some(_) => Err(invalid("target_session_attrs is not known")
-            .hint("target_session_attrs is one of any, read-write, primary")),
+        Some(_) => Err(invalid("target_session_attrs has an unknown value")
+            .hint("use any, read-write or primary")),
     }
 }
 
 fn connect_timeout(found: &Parameters) -> Result<Duration> {
     let seconds: Option<i32> = number(found, "connect_timeout")?;
-    // For libpq 0 and less mean "no limit", and 1 means 2. An attempt of ours has to end.
+    // In libpq, 0 and less mean "no limit", and 1 means 2. Postrider always needs a limit.
     Ok(match seconds {
         None | Some(..=0) => CONNECT_TIMEOUT,
         Some(seconds) => Duration::from_secs(u64::from(seconds.unsigned_abs().max(2))),
     })
 }
 
-/// As for libpq, 0 means the system's own value, or ours where we have one.
+/// As in libpq, 0 means the default: Postrider's own if it has one, otherwise the system's.
 fn keepalives(found: &Parameters) -> Result<Keepalives> {
     let positive = |name| {
         let value: Option<u32> = number(found, name)?;
@@ -323,8 +324,9 @@ fn tls_versions(found: &Parameters) -> Result<TlsVersions> {
         Some("tlsv1.1") => Ok(1),
         Some("tlsv1.2") => Ok(2),
         Some("tlsv1.3") => Ok(3),
-        Some(_) => Err(invalid(format!("`{name}` is not a version of TLS"))
-            .hint("the versions are TLSv1.2 and TLSv1.3")),
+        Some(_) => {
+            Err(invalid(format!("`{name}` is not a TLS version")).hint("use TLSv1.2 or TLSv1.3"))
+        }
     };
     let (min, max) = (
         version("ssl_min_protocol_version", 2)?,
@@ -338,7 +340,7 @@ fn tls_versions(found: &Parameters) -> Result<TlsVersions> {
     match versions.tls12 || versions.tls13 {
         true => Ok(versions),
         false => Err(invalid(
-            "ssl_min_protocol_version and ssl_max_protocol_version leave no version that is supported",
+            "ssl_min_protocol_version and ssl_max_protocol_version allow no supported TLS version",
         )
         .hint("Postrider supports TLSv1.2 and TLSv1.3")),
     }
@@ -349,8 +351,10 @@ fn channel_binding(found: &Parameters) -> Result<ChannelBinding> {
         Some("disable") => Ok(ChannelBinding::Disable),
         Some("prefer") | None => Ok(ChannelBinding::Prefer),
         Some("require") => Ok(ChannelBinding::Require),
-        Some(_) => Err(invalid("channel_binding is not known")
-            .hint("channel_binding is one of disable, prefer, require")),
+        Some(_) => {
+            Err(invalid("channel_binding has an unknown value")
+                .hint("use disable, prefer or require"))
+        }
     }
 }
 
@@ -381,7 +385,7 @@ mod tests {
     }
 
     #[test]
-    fn a_url_with_tls_parameters_is_read_whole() {
+    fn a_url_with_tls_parameters_is_parsed() {
         let url = "postgres://relay:s%40cret@db.example:6543/shop\
                    ?sslmode=verify-full&sslrootcert=%2Fetc%2Fca.pem&connect_timeout=3";
         let target = target(url, &[]).unwrap().unwrap();
@@ -392,7 +396,7 @@ mod tests {
     }
 
     #[test]
-    fn the_environment_fills_in_what_the_url_leaves_out() {
+    fn the_environment_supplies_parameters_that_the_url_omits() {
         let env = [
             ("PGUSER", "relay"),
             ("PGPASSWORD", "p"),
@@ -404,7 +408,7 @@ mod tests {
     }
 
     #[test]
-    fn a_login_is_bound_to_its_channel_where_it_can_be_unless_more_or_less_is_asked_for() {
+    fn channel_binding_defaults_to_prefer_and_the_url_wins_over_the_environment() {
         let binding = |url, env| target(url, env).map(|found| found.unwrap().channel_binding);
         let asked = "postgres://u@h/d?channel_binding=require&sslmode=require";
         assert_eq!(binding(asked, &[]).unwrap(), ChannelBinding::Require);
@@ -433,7 +437,7 @@ mod tests {
     }
 
     #[test]
-    fn the_authorities_of_the_system_are_never_used_without_full_verification() {
+    fn sslrootcert_system_requires_verify_full() {
         let found = target("postgres://u@h/d?sslrootcert=system", &[])
             .unwrap()
             .unwrap();
@@ -465,7 +469,7 @@ mod tests {
     }
 
     #[test]
-    fn values_of_libpq_are_read_and_what_is_wrong_is_named_without_its_value() {
+    fn libpq_values_are_parsed_and_errors_do_not_show_them() {
         let url = "postgres://u@h/d?hostaddr=10.0.0.7&connect_timeout=1&keepalives=0\
                    &keepalives_count=3&tcp_user_timeout=1500&options=endpoint%3Dep-1\
                    &target_session_attrs=primary&ssl_max_protocol_version=TLSv1.2&sslsni=0";

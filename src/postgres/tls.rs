@@ -1,8 +1,8 @@
 //! TLS for both kinds of session, with libpq's meaning of `sslmode`.
 //!
-//! One rustls provider (ring). What is verified is decided here (`tls/verifier.rs`) and nowhere
-//! else; `tls/explain.rs` says what went wrong, `tls/public_key.rs` reads the key of a certificate
-//! that webpki refuses.
+//! Uses one rustls provider (ring). All decisions about verification are in `tls/verifier.rs`.
+//! `tls/explain.rs` explains failures; `tls/public_key.rs` reads the key of a certificate that webpki
+//! refuses.
 
 mod explain;
 mod public_key;
@@ -23,10 +23,10 @@ pub(super) use explain::{explain, of_io};
 use verifier::Verifier;
 pub(super) use verifier::proves_its_key;
 
-/// What TLS takes for this target's `sslmode`, roots and client certificate.
+/// The TLS configuration for this target's `sslmode`, roots and client certificate.
 ///
 /// # Errors
-/// `postgres-tls` when a file cannot be read or holds no certificate.
+/// `postgres-tls` if a file cannot be read or contains no certificate.
 pub(crate) fn client_config(target: &Target) -> Result<ClientConfig> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let wanted = target.tls_versions;
@@ -52,7 +52,7 @@ pub(crate) fn client_config(target: &Target) -> Result<ClientConfig> {
     Ok(config)
 }
 
-/// The host as TLS knows it. A name that no certificate can hold matters only where names are
+/// The host as a TLS server name. A name that no certificate can contain is an error only if names are
 /// verified.
 ///
 /// # Errors
@@ -61,14 +61,14 @@ pub(super) fn server_name(host: &str, target: &Target) -> Result<ServerName<'sta
     match ServerName::try_from(host.to_owned()) {
         Ok(name) => Ok(name),
         Err(_) if target.ssl_mode != SslMode::VerifyFull => {
-            // An address is not sent to the server, and nobody compares it.
+            // A placeholder: an address is not sent to the server, and nothing compares it.
             Ok(ServerName::from(IpAddr::from(Ipv4Addr::UNSPECIFIED)))
         }
         Err(e) => Err(failed(target, "no certificate can name this host").caused_by(e)),
     }
 }
 
-/// No TLS session came about.
+/// The error for a TLS session that could not be opened.
 pub(super) fn failed(target: &Target, why: &str) -> Error {
     tls_error(format!("no TLS session with PostgreSQL as {target}: {why}"))
 }
@@ -85,7 +85,7 @@ fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>> {
         .map_err(|e| unreadable(e.to_string()))?;
     if list.is_empty() {
         return Err(tls_error(format!(
-            "{} holds no certificate",
+            "{} contains no certificate",
             shown_path(path)
         )));
     }
@@ -98,10 +98,10 @@ fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>> {
     })
 }
 
-/// Those that are trusted: of the file, or else of the system.
+/// The trusted authorities, from the file or else from the operating system.
 struct Roots {
     store: RootCertStore,
-    /// The certificates of the file. A server may present one of them as its own.
+    /// The certificates in the file. A server may present one of them as its own.
     listed: Vec<CertificateDer<'static>>,
 }
 
@@ -110,7 +110,7 @@ fn roots(file: Option<&Path>) -> Result<Roots> {
     let listed = match file {
         Some(path) => {
             let listed = certificates(path)?;
-            // One that cannot be an authority may still be the server's own, or be of no concern.
+            // A certificate that cannot be an authority is skipped; it may be the server's own.
             store.add_parsable_certificates(listed.iter().cloned());
             listed
         }
@@ -122,7 +122,7 @@ fn roots(file: Option<&Path>) -> Result<Roots> {
     if store.is_empty() {
         return Err(match file {
             Some(path) => tls_error(format!(
-                "no certificate in {} can be used",
+                "{} contains no usable certificate",
                 shown_path(path)
             )),
             None => tls_error("no trusted authority is known").hint(

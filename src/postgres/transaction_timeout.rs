@@ -1,11 +1,12 @@
-//! PostgreSQL 17 can end a transaction, and with it the session, after a time that the role or the
-//! database sets. A walsender counts as one that is in a transaction, so that the stream ended
-//! again and again.
+//! Turns `transaction_timeout` off, which PostgreSQL 17 and newer have.
 //!
-//! Older servers refuse a session that names a setting which they lack, so it cannot be among the
-//! options of the start: it is turned off by a statement, on servers that have it.
+//! A role or database may set it, and it ends long transactions together with their session. A
+//! walsender counts as being in a transaction, so the timeout would end the stream repeatedly.
+//!
+//! Older servers refuse a session whose startup options contain an unknown setting. So it is turned
+//! off with a statement, on servers that have it.
 
-/// The first major that has it.
+/// The first major version that has it.
 const MAJOR: u32 = 17;
 
 /// The statement that turns it off for a session.
@@ -25,7 +26,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_setting_is_there_from_17_on_whatever_follows_the_number() {
+    fn the_setting_exists_from_17_on_with_any_version_suffix() {
         for version in ["17.5 (Debian 17.5-1)", "17", "18beta1", "19devel"] {
             assert!(exists(Some(version)), "{version}");
         }

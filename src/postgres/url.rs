@@ -1,9 +1,8 @@
-//! A connection URL, taken apart into libpq's parameters.
+//! Parses a connection URL into libpq's parameters.
 //!
-//! An unencoded `@`, `/` or `?` in a password moves a piece of the password into the host, the
-//! port, the database or a parameter, and from there into messages. So a URL that can be read in
-//! two ways is refused, and no error here shows any part of the URL: errors name the place and
-//! libpq's own parameter names only.
+//! An unencoded `@`, `/` or `?` in a password moves a part of the password into the host, the port,
+//! the database or a parameter, and from there into messages. So an ambiguous URL is refused, and no
+//! error here shows any part of the URL: errors contain only the place and libpq's own parameter names.
 //!
 //! Source: <https://www.postgresql.org/docs/current/libpq-connect.html#LIBPQ-CONNSTRING-URIS>
 
@@ -12,13 +11,13 @@ use std::collections::BTreeMap;
 use super::parameters::{self, Usage};
 use crate::error::{Code, Error, Result};
 
-/// Values by the name of their parameter.
+/// Values by parameter name.
 pub(super) type Parameters = BTreeMap<&'static str, String>;
 
-const ENCODE: &str = "percent-encode what is special in user, password and parameters: \
+const ENCODE: &str = "percent-encode special characters in user, password and parameters: \
     @ is %40, : is %3A, / is %2F, ? is %3F, # is %23, % is %25, a space is %20";
 
-/// Takes a URL apart; an empty one has no parameters.
+/// Parses a URL; an empty URL has no parameters.
 ///
 /// # Errors
 /// `database-url-invalid`.
@@ -55,7 +54,7 @@ pub(super) fn parse(url: &str) -> Result<Parameters> {
     Ok(found)
 }
 
-/// What stands before the `@`, and the rest.
+/// The part before the `@`, and the rest.
 fn split_login(url: &str) -> Result<(Option<&str>, &str)> {
     let Some((login, rest)) = url.split_once('@') else {
         return Ok((None, url));
@@ -68,7 +67,7 @@ fn split_login(url: &str) -> Result<(Option<&str>, &str)> {
     Ok((Some(login), rest))
 }
 
-/// Host and port; the host is an IPv6 address where it stands in brackets.
+/// Host and port; a host in brackets is an IPv6 address.
 fn split_server(server: &str) -> Result<(&str, &str)> {
     if server.contains(',') {
         return Err(several_hosts());
@@ -81,7 +80,7 @@ fn split_server(server: &str) -> Result<(&str, &str)> {
             ("", _) => Ok((address, "")),
             (_, Some(port)) => Ok((address, port)),
             (_, None) => Err(invalid(
-                "DATABASE_URL has characters behind the ] of its host",
+                "DATABASE_URL has characters after the ] of its host",
             )),
         };
     }
@@ -98,20 +97,20 @@ fn split_server(server: &str) -> Result<(&str, &str)> {
 
 /// One `name=value` of the query.
 fn parameter(found: &mut Parameters, nth: usize, pair: &str) -> Result<()> {
-    let place = format!("parameter {nth} behind the ? of DATABASE_URL");
+    let place = format!("parameter {nth} after the ? of DATABASE_URL");
     let (name, value) = pair
         .split_once('=')
         .filter(|(_, value)| !value.contains('='))
         .ok_or_else(|| invalid(format!("{place} is not of the form name=value")).hint(ENCODE))?;
     let (name, value) = (decode(name)?, decode(value)?);
-    // JDBC's way to write it, which libpq takes too.
+    // JDBC's spelling, which libpq also accepts.
     if name == "ssl" && value == "true" {
         insert(found, "sslmode", "require");
         return Ok(());
     }
     let Some(known) = parameters::find(&name) else {
-        // The name is not shown: it may be a piece of a password.
-        let unknown = invalid(format!("{place} is not one of libpq's"));
+        // The name is not shown: it may be a part of a password.
+        let unknown = invalid(format!("{place} is not a parameter of libpq"));
         return Err(match parameters::nearest(&name) {
             Some(known) => unknown.hint(format!("did you mean `{known}`?")),
             None => unknown.hint(ENCODE),
@@ -122,10 +121,10 @@ fn parameter(found: &mut Parameters, nth: usize, pair: &str) -> Result<()> {
     Ok(())
 }
 
-/// Fills in from the environment what the URL leaves out.
+/// Fills in parameters that the URL omits from the environment.
 ///
 /// # Errors
-/// `database-url-invalid`: a variable of libpq that Postrider does not honour is set.
+/// `database-url-invalid`: a variable of libpq is set that Postrider does not support.
 pub(super) fn fill_in(
     found: &mut Parameters,
     variable: impl Fn(&str) -> Option<String>,
@@ -142,11 +141,13 @@ pub(super) fn fill_in(
     Ok(())
 }
 
-/// Refuses what Postrider does not honour.
+/// Refuses parameters that Postrider does not support.
 fn check(parameter: &parameters::Parameter, value: &str, place: &str) -> Result<()> {
     let name = parameter.name;
     if value.contains('\0') {
-        return Err(invalid(format!("{place}: `{name}` holds a NUL character")));
+        return Err(invalid(format!(
+            "{place}: `{name}` contains a NUL character"
+        )));
     }
     match parameter.usage {
         Usage::Honoured => Ok(()),
@@ -162,7 +163,7 @@ fn check(parameter: &parameters::Parameter, value: &str, place: &str) -> Result<
     }
 }
 
-/// An empty value counts as not given, as in libpq.
+/// Ignores an empty value, as libpq does.
 fn insert(found: &mut Parameters, name: &'static str, value: &str) {
     if !value.is_empty() {
         found.insert(name, value.to_owned());
@@ -184,7 +185,7 @@ fn decode(text: &str) -> Result<String> {
         let hex = hex.and_then(|hex| std::str::from_utf8(hex).ok());
         let value = hex.and_then(|hex| u8::from_str_radix(hex, 16).ok());
         let value = value.filter(|value| *value != 0).ok_or_else(|| {
-            invalid("DATABASE_URL has a % that no two hexadecimal digits follow, or %00")
+            invalid("DATABASE_URL has a % without two hexadecimal digits after it, or %00")
                 .hint(ENCODE)
         })?;
         bytes.push(value);
@@ -195,7 +196,7 @@ fn decode(text: &str) -> Result<String> {
 
 pub(super) fn several_hosts() -> Error {
     invalid("DATABASE_URL names several hosts")
-        .hint("name one host: the primary, or an address that follows it")
+        .hint("name one host: the primary, or an address that follows the primary")
 }
 
 pub(super) fn invalid(what: impl Into<String>) -> Error {
@@ -227,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn a_url_that_can_be_read_in_two_ways_is_refused_and_none_of_it_is_shown() {
+    fn an_ambiguous_url_is_refused_without_showing_it() {
         for url in [
             "postgres://u:hun@ter2@h/d",
             "postgres://u:hun/ter2@h/d",
@@ -252,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn several_hosts_are_refused_as_such() {
+    fn several_hosts_are_refused() {
         for url in ["postgres://u@a,b/d", "postgres://u@a:1,b:2/d"] {
             assert!(
                 parse(url).unwrap_err().what().contains("several hosts"),
@@ -262,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn each_parameter_of_libpq_is_honoured_or_refused_by_its_name_with_a_hint() {
+    fn each_libpq_parameter_is_supported_or_refused_with_a_hint() {
         for parameter in parameters::PARAMETERS {
             let name = parameter.name;
             let parsed = parse(&format!("postgres://u@h/d?{name}=ter2"));
@@ -286,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn a_variable_that_is_not_honoured_is_refused_and_the_url_wins() {
+    fn an_unsupported_variable_is_refused_and_the_url_wins_over_variables() {
         let mut found = parse("postgres://u@h/d?sslmode=require").unwrap();
         let environment = |name: &str| match name {
             "PGSSLMODE" => Some("disable".to_owned()),

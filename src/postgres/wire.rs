@@ -1,5 +1,5 @@
-//! The byte stream to the server, for both kinds of session: TCP or Unix socket, with TLS when
-//! `sslmode` wants it.
+//! Opens the byte stream to the server, for both kinds of session: TCP or Unix socket, with TLS as
+//! `sslmode` requires.
 
 use std::future::{Ready, ready};
 use std::io;
@@ -19,14 +19,14 @@ use super::target::{ChannelBinding as RequiredBinding, Host, SslMode, Target};
 use super::{end_point, tls};
 use crate::error::{Code, Error, Result};
 
-/// A stream in both directions, whatever it runs over.
+/// A stream in both directions, over TCP, TLS or a Unix socket.
 pub(crate) trait Duplex: AsyncRead + AsyncWrite + Unpin + Send {}
 impl<T: AsyncRead + AsyncWrite + Unpin + Send> Duplex for T {}
 
 /// An open stream.
 pub(crate) struct Wire {
     pub(crate) stream: Box<dyn Duplex>,
-    /// What the login over it can be bound to, if anything.
+    /// The hash for channel binding, if the login can be bound to the stream.
     pub(crate) end_point: Option<Vec<u8>>,
 }
 
@@ -39,15 +39,15 @@ impl Wire {
     }
 }
 
-/// When a silent connection counts as dead, where the operator has set nothing.
+/// When a silent connection counts as dead, unless the operator sets it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Liveness {
-    /// Silence before the first keepalive.
+    /// Idle time before the first keepalive.
     pub(crate) idle: Duration,
-    /// Between two keepalives, and how many may stay unanswered; `None` is the system's own.
+    /// Interval of keepalives, and how many may stay unanswered; `None` uses the system's values.
     pub(crate) interval: Option<(Duration, u32)>,
-    /// After so long without an acknowledgement by the peer's kernel a write fails, so that a dead
-    /// peer is noticed also while nothing is read.
+    /// A write fails if the peer's kernel does not acknowledge it for this long, so that a dead peer
+    /// is noticed even while nothing is read.
     pub(crate) user_timeout: Duration,
 }
 
@@ -59,7 +59,7 @@ pub(crate) async fn open(target: &Target, liveness: Liveness) -> Result<Wire> {
     within_connect_timeout(target, connect(target, liveness)).await
 }
 
-/// What `step` brings, if it comes within `connect_timeout`.
+/// The result of `step`, within `connect_timeout`.
 ///
 /// # Errors
 /// Those of `step`; `postgres-unreachable`.
@@ -89,14 +89,14 @@ async fn connect(target: &Target, liveness: Liveness) -> Result<Wire> {
     if !target.may_use_tls() {
         return Ok(Wire::plain(stream));
     }
-    // Outside of the handshake: files that cannot be read are no reason to go on without TLS.
+    // Before the handshake: an unreadable file must be an error, not a fallback to plain text.
     let connector = TlsConnector::from(Arc::new(tls::client_config(target)?));
     let may_be_plain =
         target.ssl_mode == SslMode::Prefer && target.channel_binding != RequiredBinding::Require;
     match encrypt(stream, host, connector, target).await {
-        // As libpq does: who takes no encryption also takes it when TLS does not come about.
+        // As in libpq, sslmode=prefer falls back to plain text if the TLS handshake fails.
         Err(error) if error.code() == Code::PostgresTls && may_be_plain => {
-            tracing::warn!(code = %error.code(), "{error}; going on without TLS, as sslmode=prefer allows");
+            tracing::warn!(code = %error.code(), "{error}; continuing without TLS, as sslmode=prefer allows");
             Ok(Wire::plain(connecting().await.map_err(unreachable)?))
         }
         opened => opened,
@@ -150,10 +150,11 @@ async fn encrypt(
         b'S' => {}
         b'N' if target.ssl_mode == SslMode::Prefer => return Ok(Wire::plain(stream)),
         b'N' => {
-            return Err(tls::failed(target, "the server offers no TLS")
-                .hint("turn `ssl` on in the server, or take sslmode=prefer within one machine"));
+            return Err(tls::failed(target, "the server offers no TLS").hint(
+                "turn on `ssl` in the server; on the same machine you can use sslmode=prefer",
+            ));
         }
-        // An ErrorResponse of a server that could not start a process for us.
+        // An ErrorResponse from a server that could not start a process for the session.
         b'E' => return Err(unreachable(target)),
         _ => return Err(tls::failed(target, "no PostgreSQL server answers")),
     }
@@ -178,7 +179,7 @@ pub(crate) fn unreachable(target: &Target) -> Error {
     )
 }
 
-/// Gives tokio-postgres a stream that is encrypted already, where it is.
+/// Gives tokio-postgres the open stream instead of a TLS handshake.
 pub(super) struct AlreadyOpen;
 
 impl TlsConnect<Wire> for AlreadyOpen {
@@ -249,7 +250,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn keepalives_are_ours_unless_the_operator_sets_them() {
+    async fn keepalives_have_defaults_that_the_operator_can_override() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();
         let base = format!("postgres://u@127.0.0.1:{port}/d");
@@ -277,7 +278,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_server_that_says_nothing_is_left_after_connect_timeout() {
+    async fn connecting_to_a_silent_server_ends_after_connect_timeout() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();
         let url = format!("postgres://u@127.0.0.1:{port}/d?connect_timeout=2");

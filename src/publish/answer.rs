@@ -1,6 +1,6 @@
-//! What comes back for a request: one message of gRPC, or the status that says why not.
+//! Reads the answer to a request: one gRPC message, or the status that says why there is none.
 //!
-//! Sources: gRPC over HTTP/2, "Responses"; its table of HTTP codes for answers without a status
+//! Sources: gRPC over HTTP/2, "Responses"; gRPC's table of HTTP codes for answers without a status
 //! (`doc/http-grpc-status-mapping.md`).
 
 use bytes::{Buf, Bytes, BytesMut};
@@ -10,7 +10,7 @@ use tonic::{Code, Status};
 use super::body::GRPC_HEADER;
 use super::details;
 
-/// More than any answer takes: a thousand ids of messages are 24 KiB.
+/// More than any answer needs: a thousand message ids take 24 KiB.
 const MOST_BYTES: usize = 4 << 20;
 
 /// The status that an answer carries in its headers or trailers, if any.
@@ -26,7 +26,7 @@ pub(super) fn status(mut headers: HeaderMap) -> Option<Result<(), Status>> {
     })
 }
 
-/// What an answer without a status means, which came from something between us and Pub/Sub.
+/// The status for an answer without one, which came from a proxy between us and Pub/Sub.
 pub(super) fn without_status(http: StatusCode) -> Status {
     let code = match http {
         StatusCode::BAD_REQUEST => Code::Internal,
@@ -41,14 +41,14 @@ pub(super) fn without_status(http: StatusCode) -> Status {
     };
     Status::new(
         code,
-        format!("an answer without a gRPC status, HTTP {http}"),
+        format!("the answer has no gRPC status, only HTTP {http}"),
     )
 }
 
-/// The data of an answer as it comes.
+/// The data of an answer, collected as it arrives.
 #[derive(Debug, Default)]
 pub(super) struct Data {
-    /// Nearly always all of it.
+    /// The first part: nearly always all of the data.
     first: Bytes,
     more: BytesMut,
 }
@@ -65,23 +65,23 @@ impl Data {
         self.more.extend_from_slice(&data);
         match self.more.len() <= MOST_BYTES {
             true => Ok(()),
-            false => Err(Status::internal("an answer without end")),
+            false => Err(Status::internal("the answer is too long")),
         }
     }
 
-    /// The one message in it.
+    /// Returns the answer's only message.
     pub(super) fn into_message(self) -> Result<Bytes, Status> {
         let mut data = match self.more.is_empty() {
             true => self.first,
             false => self.more.freeze(),
         };
         if data.len() < GRPC_HEADER {
-            return Err(Status::internal("an answer without a message"));
+            return Err(Status::internal("the answer has no message"));
         }
         let compressed = data.get_u8();
         let bytes = data.get_u32() as usize;
         if compressed != 0 || bytes != data.len() {
-            let what = "an answer that is compressed, or no single message";
+            let what = "the answer is compressed, or is not exactly one message";
             return Err(Status::internal(what));
         }
         Ok(data)
@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn a_message_is_read_in_however_many_parts_it_comes() {
+    fn a_message_is_read_however_many_parts_it_arrives_in() {
         assert_eq!(message(&[ANSWER]).unwrap(), "abc");
         assert_eq!(
             message(&[&ANSWER[..2], &ANSWER[2..7], &ANSWER[7..]]).unwrap(),
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_single_message_has_an_unknown_outcome() {
+    fn an_answer_that_is_not_exactly_one_message_has_an_unknown_outcome() {
         let truncated = &ANSWER[..7];
         let compressed: &[u8] = b"\x01\0\0\0\x03abc";
         for parts in [&[][..], &[truncated], &[compressed], &[ANSWER, ANSWER]] {
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_without_end_is_not_read_to_its_end() {
+    fn an_endless_answer_is_cut_off() {
         let mut data = Data::default();
         let part = Bytes::from_static(&[0; 1 << 20]);
         let taken = (0..100).take_while(|_| data.push(part.clone()).is_ok());
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_proxy_answers_is_retried_unless_it_tells_of_a_missing_right() {
+    fn an_answer_of_a_proxy_is_retried_unless_permission_is_missing() {
         use super::super::failure::{Class, Failure};
         let class = |http: u16| {
             let status = without_status(StatusCode::from_u16(http).unwrap());

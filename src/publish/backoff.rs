@@ -1,18 +1,18 @@
-//! Pauses between attempts: exponential, with full jitter, without end.
+//! Pauses between attempts: exponential backoff with full jitter, without a last attempt.
 
 use std::time::Duration;
 
 use super::Class;
 
-/// First ceiling and growth are Google's own for `Publish` (100 ms, times 4).
+/// The first ceiling and the growth are Google's own for `Publish` (100 ms, times 4).
 const FIRST: Duration = Duration::from_millis(100);
 const GROWTH: u32 = 4;
 
-/// Last ceiling. Google's is 60 s; ours is shorter, since a lane that waits blocks its key and the
-/// number of attempts during an outage is held down by the concurrency limit already.
+/// The last ceiling. Google's is 60 s. Ours is shorter: a waiting lane blocks its key, and during an
+/// outage the concurrency limit already keeps the number of attempts down.
 const LAST: Duration = Duration::from_secs(10);
 
-/// What needs a person is asked for slowly, and evenly.
+/// Failures that only a person can fix are retried slowly and evenly.
 const ENVIRONMENT: Duration = Duration::from_secs(5);
 
 /// The source of jitter: a small generator, seeded by the caller (xorshift64*; Vigna 2016).
@@ -36,7 +36,7 @@ impl Backoff {
         }
     }
 
-    /// Evenly between nothing and `ceiling`.
+    /// A uniformly random duration between zero and `ceiling`.
     fn jitter(&mut self, ceiling: Duration) -> Duration {
         self.state ^= self.state >> 12;
         self.state ^= self.state << 25;

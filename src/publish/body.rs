@@ -1,7 +1,8 @@
-//! What a request carries: one message of gRPC, in parts.
+//! The body of a request: one gRPC message, in parts.
 //!
-//! A small message is copied next to its neighbours, since a part costs more than the copy. A large
-//! one is a part as it lies, and only its frames are copied when they leave: it is in memory once.
+//! Small messages are copied into one part, since a part costs more than the copy. A large message is
+//! a part of its own and is not copied here: it is in memory once, and only the frames that are being
+//! sent are copied.
 //!
 //! Sources: gRPC over HTTP/2, "Length-Prefixed-Message"; google/pubsub/v1/pubsub.proto,
 //! `PublishRequest { string topic = 1; repeated PubsubMessage messages = 2; }`.
@@ -16,13 +17,13 @@ use prost::encoding::{WireType, encode_key, encode_varint, encoded_len_varint, k
 const TOPIC: u32 = 1;
 const MESSAGES: u32 = 2;
 
-/// A flag that says that the message is not compressed, and its length.
+/// Length of the gRPC header: one byte that says whether the message is compressed, and its length.
 pub(super) const GRPC_HEADER: usize = 5;
 
-/// From so many bytes on a message is a part of its own.
+/// A message of at least this many bytes is a part of its own.
 const OWN_PART: usize = 4 << 10;
 
-/// Bytes that are still to be sent. No part is empty, but for the first of an empty body.
+/// The bytes that have not been sent yet. No part is empty, except the first part of an empty body.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Body {
     first: Bytes,
@@ -43,7 +44,7 @@ impl Body {
         let all = field(TOPIC, topic.len()) + all.sum::<usize>();
         let own_parts = messages.clone().filter(|message| message.len() >= OWN_PART);
         let copied = all - own_parts.map(Bytes::len).sum::<usize>();
-        // Of this size exactly: a buffer that is full becomes a part without another allocation.
+        // Exactly this size: freezing a full buffer into a part needs no further allocation.
         let mut copies = BytesMut::with_capacity(GRPC_HEADER + copied);
         header(all, &mut copies);
         key(TOPIC, topic.len(), &mut copies);
@@ -62,7 +63,7 @@ impl Body {
         body
     }
 
-    /// Any other request.
+    /// The body of any other request.
     pub(super) fn of(request: &impl Message) -> Self {
         let len = request.encoded_len();
         let mut bytes = BytesMut::with_capacity(GRPC_HEADER + len);
@@ -84,7 +85,7 @@ impl Body {
         }
     }
 
-    /// Takes so many bytes off, or all if there are fewer.
+    /// Splits off the first `bytes` bytes, or everything if there are fewer.
     pub(super) fn split_to(&mut self, bytes: usize) -> Self {
         if bytes >= self.bytes {
             return std::mem::take(self);
@@ -131,7 +132,7 @@ impl Buf for Body {
 
 fn header(len: usize, out: &mut BytesMut) {
     out.put_u8(0);
-    // Nothing comes near to this bound: the lanes keep to Pub/Sub's, of 10 MB.
+    // Nothing comes near this bound: the lanes keep to Pub/Sub's limit of 10 MB.
     out.put_u32(u32::try_from(len).expect("invariant: a request is short"));
 }
 
@@ -147,7 +148,7 @@ mod tests {
 
     use super::*;
 
-    /// Messages with data of these lengths, and the request that Google's own types make of them.
+    /// Messages with data of these lengths, and the same request made with Google's own types.
     fn request(lengths: &[usize]) -> (PublishRequest, Vec<Bytes>) {
         let message = |(n, len): (usize, &usize)| PubsubMessage {
             data: vec![n as u8; *len].into(),
@@ -163,7 +164,7 @@ mod tests {
         (request, messages)
     }
 
-    /// What comes out of a body that is taken off in pieces of these sizes, by turns.
+    /// The bytes of a body that is consumed in pieces of these sizes, in turn.
     fn taken_off(mut body: Body, pieces: &[usize]) -> Vec<u8> {
         let mut all = Vec::new();
         for piece in pieces.iter().cycle() {
@@ -185,7 +186,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_service_reads_what_we_write_however_it_is_cut(
+        fn googles_types_decode_our_request_however_it_is_split(
             lengths in prop::collection::vec(prop_oneof![0usize..300, 4_000usize..9_000], 1..12),
             pieces in prop::collection::vec(1usize..10_000, 1..5),
         ) {
@@ -202,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn large_messages_are_not_copied_and_small_ones_are_one_part() {
+    fn large_messages_are_not_copied_and_small_ones_share_one_part() {
         let (request, messages) = request(&[10, 20, 30]);
         let body = Body::publish(&request.topic, messages.iter());
         assert!(body.rest.is_empty());

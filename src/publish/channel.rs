@@ -1,4 +1,4 @@
-//! A way to Pub/Sub: a connection that is opened when first used, and again after each break.
+//! A channel to Pub/Sub: a connection that is opened on first use and reopened after a break.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -14,21 +14,21 @@ use tonic::codegen::{Service, StdError};
 use super::connection::Connection;
 use super::gathering::Gathering;
 
-/// What is negotiated in TLS, where Pub/Sub could also speak HTTP/1.1.
+/// The protocol that we ask for in TLS, since Pub/Sub also speaks HTTP/1.1.
 pub(super) const HTTP_2: &[u8] = b"h2";
 
-/// What a channel connects to, and how.
+/// Where a channel connects to, and how.
 #[derive(Debug)]
 pub(super) struct Peer {
     pub(super) url: Uri,
     pub(super) tcp: HttpConnector,
-    /// None speaks plain text.
+    /// `None` for plain text.
     pub(super) tls: Option<Tls>,
-    /// How long opening may take, names and TLS included.
+    /// How long opening may take, including name resolution and TLS.
     pub(super) timeout: Duration,
 }
 
-/// TLS, and the name that the server's certificate must have.
+/// TLS settings, and the name that the server's certificate must have.
 pub(super) struct Tls {
     pub(super) connector: TlsConnector,
     pub(super) name: ServerName<'static>,
@@ -62,11 +62,11 @@ impl Channel {
         }
     }
 
-    /// The connection, opened if there is none. Whoever waits while it is being opened shares what
-    /// comes of that; it goes on when nobody waits any more.
+    /// Returns the connection, opening it if necessary. Concurrent callers share one attempt, and its
+    /// result. The attempt continues even if all of them give up.
     ///
     /// # Errors
-    /// UNAVAILABLE.
+    /// UNAVAILABLE if it cannot be opened.
     pub(super) async fn connection(&self) -> Result<Connection, Status> {
         let asked_at = Instant::now();
         if let Some(known) = self.state.lock().await.known(asked_at).await {
@@ -95,7 +95,8 @@ impl Channel {
 }
 
 impl State {
-    /// The connection if it is open, or how opening it has failed since then.
+    /// The connection, if it is open; or the error of an attempt to open it that failed after
+    /// `asked_at`.
     async fn known(&mut self, asked_at: Instant) -> Option<Result<Connection, Status>> {
         if let Some(connection) = &mut self.connection {
             if connection.is_open().await {
@@ -113,12 +114,14 @@ impl Peer {
         match tokio::time::timeout(self.timeout, self.try_open()).await {
             Ok(Ok(connection)) => Ok(connection),
             Ok(Err(cause)) => Err(self.unavailable(cause)),
-            Err(_) => Err(self.unavailable(format!("not open in {:?}", self.timeout).into())),
+            Err(_) => {
+                Err(self.unavailable(format!("not connected within {:?}", self.timeout).into()))
+            }
         }
     }
 
     async fn try_open(&self) -> Result<Connection, StdError> {
-        // Its readiness is that of the resolver, which always is.
+        // No need to poll for readiness: the resolver is always ready.
         let tcp = self.tcp.clone().call(self.url.clone()).await?;
         let tcp = Gathering::new(tcp.into_inner());
         let origin = self.url.clone();

@@ -1,7 +1,7 @@
-//! One open HTTP/2 connection to Pub/Sub, and calls of gRPC over it.
+//! An open HTTP/2 connection to Pub/Sub, and the gRPC calls over it.
 //!
-//! A task of its own reads and writes it, and pings while nothing comes back, so that a dead
-//! connection is noticed. Requests that were on their way when it breaks have an unknown outcome.
+//! A task reads and writes the connection, and pings while no answers arrive, so that we notice a
+//! dead connection. When a connection breaks, its requests in flight have an unknown outcome.
 
 use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
@@ -23,45 +23,45 @@ use tonic::codegen::http::{
 use super::answer;
 use super::body::Body;
 
-/// How long nothing may come back for requests before a ping asks whether the other side is still
-/// there, and how long its answer may take.
+/// How long requests may go unanswered before we ping the server, and how long the ping may take.
 const PING_AFTER: Duration = Duration::from_secs(10);
 const PING_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How much may come without leave: far more than answers take.
+/// HTTP/2 flow-control window for answers: far more than they need.
 const WINDOW: u32 = 4 << 20;
 
-/// Requests at once before the server has told its limit.
+/// Limit of concurrent requests until the server has announced its own.
 const FIRST_REQUESTS: usize = 100;
 
-/// A body of so much, a frame of the usual largest size, leaves with its headers. What is longer
-/// waits until the server has room for it, and has so much of it in buffers.
+/// A body up to this size, one frame of the usual maximum, is sent with its headers. A longer body
+/// waits until the server's flow control has room for it.
 const AT_ONCE: usize = 16 << 10;
+/// How many bytes of a body may wait in `h2`'s send buffer.
 const BUFFERED: usize = 1 << 20;
 
 const USER_AGENT: HeaderValue =
     HeaderValue::from_static(concat!("postrider/", env!("CARGO_PKG_VERSION")));
 
-/// An open connection, as long as [`Connection::is_open`].
+/// A connection; it is open as long as [`Connection::is_open`] says so.
 #[derive(Debug, Clone)]
 pub(super) struct Connection {
     requests: SendRequest<Body>,
-    /// What stands before the path of a request's URL.
+    /// The request URL up to its path.
     origin: Uri,
     traffic: Arc<Traffic>,
 }
 
-/// What goes out and comes in, for the task that pings.
+/// Counts requests and answers, for the task that pings.
 #[derive(Debug, Default)]
 struct Traffic {
-    /// Requests so far, and how many of them have ended: answered or given up.
+    /// Requests so far.
     sent: AtomicU64,
     ended: AtomicU64,
-    /// Grows with all that comes back.
+    /// Grows with everything that arrives for a request.
     heard: AtomicU64,
 }
 
-/// Counts a request as ended when it is dropped.
+/// Counts a request as ended when dropped.
 #[derive(Debug)]
 struct Waiting(Arc<Traffic>);
 
@@ -83,7 +83,7 @@ impl Drop for Waiting {
 }
 
 impl Connection {
-    /// Speaks HTTP/2 over a fresh connection; the server's answer to that is not waited for.
+    /// Starts HTTP/2 on a fresh connection, without waiting for the server's answer.
     pub(super) async fn start(
         io: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
         origin: Uri,
@@ -109,8 +109,8 @@ impl Connection {
         let pings = connection.ping_pong();
         let seen = traffic.clone();
         tokio::spawn(async move {
-            // Dropped, the connection fails whatever is on its way. It is asked first: an answer to
-            // a ping may be there when a process that has stood still looks again.
+            // Poll the connection first: after a stall of this process, the answer to a ping may be
+            // waiting to be read. If the ping fails, dropping the connection fails its requests.
             tokio::select! {
                 biased;
                 ended = connection => match ended {
@@ -118,7 +118,7 @@ impl Connection {
                     Err(error) => tracing::debug!(%error, "a connection to Pub/Sub broke"),
                 },
                 () = until_silent(&seen, pings, ping_after, ping_timeout) => {
-                    tracing::warn!("a connection to Pub/Sub is dead: no answer to a ping");
+                    tracing::warn!("a connection to Pub/Sub is dead: it did not answer a ping");
                 }
             }
         });
@@ -129,10 +129,10 @@ impl Connection {
         })
     }
 
-    /// One call: a request out, the message of its answer in.
+    /// Makes one call: sends a request, and returns the message of the answer.
     ///
     /// # Errors
-    /// The status that was answered, or that the break of the connection amounts to.
+    /// The status in the answer, or UNAVAILABLE when the connection breaks.
     pub(super) async fn unary(
         &self,
         method: &'static str,
@@ -158,7 +158,7 @@ impl Connection {
             Some(Ok(())) | None => {}
         }
         let mut data = answer::Data::default();
-        // The answer may begin before the request is all sent.
+        // The answer may begin before the whole request is sent, so continue to send.
         while let Some(part) = poll_fn(|cx| {
             sending.advance(cx);
             stream.poll_data(cx)
@@ -194,20 +194,20 @@ impl Connection {
         Ok(head)
     }
 
-    /// Whether new requests may go over it. A server that is about to close it says so.
+    /// Whether it takes new requests. A server announces when it is about to close the connection.
     pub(super) async fn is_open(&mut self) -> bool {
         poll_fn(|cx| self.requests.poll_ready(cx)).await.is_ok()
     }
 }
 
-/// Whatever ended a request without an answer, its outcome is unknown.
+/// The error of a request that got no answer. Its outcome is unknown.
 fn broken(error: h2::Error) -> Status {
-    let mut status = Status::unavailable("the request was cut off");
+    let mut status = Status::unavailable("the request got no answer");
     status.set_source(Arc::new(error));
     status
 }
 
-/// Returns when requests have gone out and the other side answers nothing, not even a ping.
+/// Returns when requests are unanswered and the server does not even answer a ping.
 async fn until_silent(
     traffic: &Traffic,
     pings: Option<PingPong>,
@@ -223,7 +223,7 @@ async fn until_silent(
         let ended = traffic.ended.load(Ordering::Relaxed);
         let sent_now = traffic.sent.load(Ordering::Relaxed);
         let heard_now = traffic.heard.load(Ordering::Relaxed);
-        // Servers take pings without any requests for an abuse.
+        // Servers consider pings without any requests an abuse.
         let asks = sent_now != sent || sent_now != ended;
         if asks && heard_now == heard {
             if since.elapsed() < after {
@@ -237,8 +237,8 @@ async fn until_silent(
     }
 }
 
-/// Whether a ping is answered in time. The time has two halves: a process that stands still finds
-/// one of them over when it wakes, and not both, with the answer waiting to be read.
+/// Whether a ping is answered in time. The timeout has two halves, so that a stall of this process
+/// uses up only one of them, and the answer that is waiting to be read still counts.
 async fn is_answered(pings: &mut PingPong, timeout: Duration) -> bool {
     let mut answer = pin!(pings.ping(Ping::opaque()));
     for _ in 0..2 {
@@ -250,8 +250,8 @@ async fn is_answered(pings: &mut PingPong, timeout: Duration) -> bool {
     false
 }
 
-/// A body on its way. What the server has no room for stays here, and goes when the request is
-/// given up.
+/// A body that is being sent. The rest stays here until the server's flow control has room for it,
+/// and is dropped when the request is given up.
 #[derive(Debug)]
 struct Sending {
     stream: SendStream<Body>,
@@ -259,7 +259,7 @@ struct Sending {
 }
 
 impl Sending {
-    /// Hands over what there is room for. Asks for `cx` to be woken when there is more.
+    /// Sends as much as there is room for. Wakes `cx` when there is more room.
     fn advance(&mut self, cx: &mut Context<'_>) {
         while self.body.has_remaining() {
             let mut room = self.body.remaining();
@@ -281,7 +281,7 @@ impl Sending {
             }
             match self.stream.poll_capacity(cx) {
                 Poll::Ready(Some(Ok(_))) => {}
-                // The server wants no more. Its answer tells why.
+                // The server wants no more; its answer says why.
                 Poll::Ready(Some(Err(_)) | None) => self.body = Body::default(),
                 Poll::Pending => return,
             }

@@ -13,12 +13,12 @@ use crate::settings::Endpoint;
 
 const SCOPE: &str = "https://www.googleapis.com/auth/pubsub";
 
-/// The source of the headers that prove who we are. Tokens are renewed underneath.
+/// The source of the authorization headers. Google's library renews the tokens.
 #[derive(Debug, Clone)]
 pub(crate) struct Credentials(Option<GoogleCredentials>);
 
 impl Credentials {
-    /// None for plain-text endpoints: a token is never sent unencrypted.
+    /// The credentials for `endpoint`; none for plain text, since a token is never sent unencrypted.
     ///
     /// # Errors
     /// `credentials-missing`.
@@ -30,7 +30,8 @@ impl Credentials {
                     .with_scopes([SCOPE])
                     .build()
                     .map_err(|e| {
-                        Error::new(Code::CredentialsMissing, "no Google credentials").caused_by(e)
+                        Error::new(Code::CredentialsMissing, "found no Google credentials")
+                            .caused_by(e)
                     })?;
                 Ok(Self(Some(credentials)))
             }
@@ -46,7 +47,7 @@ impl Credentials {
         match credentials.headers(Extensions::new()).await {
             Ok(CacheableResource::New { data, .. }) => Ok(data),
             Ok(CacheableResource::NotModified) => {
-                Err(Failure::unknown("the credentials gave no token"))
+                Err(Failure::unknown("the credentials returned no token"))
             }
             Err(e) if e.is_transient() => Err(Failure::unknown(e.to_string())),
             Err(e) => Err(Failure::credentials(e.to_string())),
@@ -54,8 +55,9 @@ impl Credentials {
     }
 }
 
-/// Google's library shows the value of the variable when it cannot open the file, and some put the
-/// content of the file there, with the private key.
+/// Checks that the variable names a readable file. When Google's library cannot open the file, its
+/// error shows the variable's value, and some users put the content of the key file there, private
+/// key included.
 ///
 /// # Errors
 /// `credentials-missing`.
@@ -68,11 +70,11 @@ fn refuse_what_is_no_file() -> Result<()> {
         Ok(_) => Ok(()),
         Err(e) => {
             let path = shown_path(Path::new(&path));
-            let what = format!("{VARIABLE} names no file that can be read: {path}");
+            let what = format!("{VARIABLE} does not name a readable file: {path}");
             Err(Error::new(Code::CredentialsMissing, what)
                 .caused_by(e)
                 .hint(format!(
-                    "let {VARIABLE} be the path of the key file, not its content"
+                    "set {VARIABLE} to the path of the key file, not to its content"
                 )))
         }
     }

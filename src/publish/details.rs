@@ -1,11 +1,11 @@
-//! What Google's error details add to a gRPC code: `google.rpc.Status` in the trailers, read as
-//! far as it bears on what to do.
+//! Google's error details, which refine the gRPC code. Reads the `google.rpc.Status` in the trailers,
+//! as far as it affects how we react.
 //!
 //! Sources: google/rpc/status.proto and error_details.proto; google/api/error_reason.proto, which
-//! says that the error domain `googleapis.com` is reserved for Google's service infrastructure
-//! (API disabled, billing, keys, locations, consumers): never the content of a message. Pub/Sub
-//! itself answers in the domain `pubsub.googleapis.com`, for a message that its topic's schema
-//! refuses with a reason such as INVALID_JSON_AVRO_MESSAGE.
+//! reserves the error domain `googleapis.com` for Google's service infrastructure (API disabled,
+//! billing, keys, locations, consumers): it never concerns the content of a message. Pub/Sub itself
+//! uses the domain `pubsub.googleapis.com`. For a message that does not fit its topic's schema, the
+//! reason is something like INVALID_JSON_AVRO_MESSAGE.
 
 use base64::Engine;
 use base64::alphabet;
@@ -23,13 +23,13 @@ const INFRASTRUCTURE: &str = "googleapis.com";
 /// The field of a `PublishRequest` that comes from the settings, not from the row's content.
 const TOPIC_FIELD: &str = "topic";
 
-/// Details come with padding and without.
+/// Accepts base64 with and without padding: both occur.
 const BASE64: GeneralPurpose = GeneralPurpose::new(
     &alphabet::STANDARD,
     GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),
 );
 
-/// Takes details away that are no base64: tonic panics where it finds such.
+/// Removes details that are not base64: tonic panics on them.
 pub(super) fn remove_unreadable(headers: &mut HeaderMap) {
     let details = headers.get(Status::GRPC_STATUS_DETAILS);
     if details.is_some_and(|text| BASE64.decode(text).is_err()) {
@@ -66,14 +66,14 @@ struct FieldViolation {
 /// The details of one answer.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Details {
-    /// Google's name for the reason, if the answer has one.
+    /// Google's name of the reason, if the answer has one.
     pub(super) reason: Option<String>,
-    /// Whether they say that something other than the messages is at fault.
+    /// Whether the details blame something other than the messages.
     pub(super) not_the_messages: bool,
 }
 
 impl Details {
-    /// Reads the bytes of a `google.rpc.Status`. What cannot be read says nothing.
+    /// Reads the bytes of a `google.rpc.Status`. Parts that cannot be decoded are ignored.
     pub(super) fn read(bytes: &[u8]) -> Self {
         let mut details = Self::default();
         let status = RpcStatus::decode(bytes).unwrap_or_default();
@@ -96,7 +96,7 @@ impl Details {
     }
 }
 
-/// A `google.rpc.Status` with an ErrorInfo, or a BadRequest of one field.
+/// Builds a `google.rpc.Status` with an ErrorInfo, or with a BadRequest of one field.
 #[cfg(test)]
 pub(super) mod made_up {
     use super::*;
@@ -133,13 +133,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn garbage_says_nothing() {
+    fn garbage_is_ignored() {
         assert_eq!(Details::read(b"\xFF\xFF\x00"), Details::default());
         assert_eq!(Details::read(b""), Details::default());
     }
 
     #[test]
-    fn the_reason_of_a_schema_that_does_not_fit_is_told_and_is_the_messages() {
+    fn a_schema_mismatch_is_named_and_blamed_on_the_messages() {
         let bytes = made_up::error_info("pubsub.googleapis.com", "INVALID_JSON_AVRO_MESSAGE");
         let details = Details::read(&bytes);
         assert_eq!(details.reason.as_deref(), Some("INVALID_JSON_AVRO_MESSAGE"));

@@ -1,4 +1,4 @@
-//! How connections to Pub/Sub are made.
+//! Turns the endpoint setting into a channel: address, TCP and TLS.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use super::channel::{Channel, HTTP_2, Peer, Tls};
 use crate::error::{Code, Error, Result};
 use crate::settings::Endpoint;
 
-/// A connection that opens at its first use, and again after each break.
+/// A connection that is opened on first use and reopened after a break.
 ///
 /// # Errors
 /// `pubsub-endpoint`.
@@ -36,7 +36,7 @@ fn peer(url: &str, timeout: Duration) -> Result<Peer, StdError> {
         false => None,
     };
     let mut tcp = HttpConnector::new();
-    // Whether there is TLS is decided above.
+    // Accept `https` URLs too: TLS is added on top.
     tcp.enforce_http(false);
     tcp.set_nodelay(true);
     tcp.set_connect_timeout(Some(timeout));
@@ -44,7 +44,7 @@ fn peer(url: &str, timeout: Duration) -> Result<Peer, StdError> {
         url,
         tcp,
         tls,
-        // Names and TLS take their time too.
+        // Name resolution and TLS take time too.
         timeout: 2 * timeout,
     })
 }
@@ -57,7 +57,7 @@ fn tls(host: &str) -> Result<Tls, StdError> {
         let why = found.errors.iter().map(ToString::to_string);
         let why: String = why.map(|why| format!(" ({why})")).collect();
         return Err(format!(
-            "no trusted authority is known{why}; install the package ca-certificates"
+            "found no trusted certificate authority{why}; install the package ca-certificates"
         )
         .into());
     }
@@ -74,7 +74,8 @@ fn tls(host: &str) -> Result<Tls, StdError> {
     })
 }
 
-/// Whether Pub/Sub keeps order there: only among publishes in one region.
+/// Whether this is the global endpoint, where Pub/Sub does not guarantee order: it keeps order only
+/// among publishes in one region.
 pub(crate) fn is_global(endpoint: &Endpoint) -> bool {
     match endpoint {
         Endpoint::Emulator(_) => false,

@@ -1,14 +1,15 @@
-//! What a failed attempt means: one exhaustive table by gRPC code and error details, never by text.
+//! Classifies failed attempts, with one exhaustive table by gRPC code and error details, never by
+//! text.
 //!
-//! Decisions that are not plain from the codes:
+//! Decisions that are not obvious from the codes:
 //!
-//! - FAILED_PRECONDITION is the environment's: a disabled encryption key, a region that the topic's
-//!   storage policy excludes. Pub/Sub also answers it to a request with mixed ordering keys, which
-//!   the lanes never make.
-//! - INVALID_ARGUMENT is what a topic's schema answers to a whole request for one bad message: it
-//!   is the content's, unless the details say that something else is at fault (the name of the
-//!   topic, or Google's service infrastructure). The names of project and topics are checked before
-//!   they are used, so without details nothing but the content is left.
+//! - FAILED_PRECONDITION belongs to the environment: a disabled encryption key, or a region that the
+//!   topic's storage policy excludes. Pub/Sub also returns it for a request with mixed ordering keys,
+//!   which the lanes never make.
+//! - INVALID_ARGUMENT belongs to the content: Pub/Sub returns it for a whole request if one message
+//!   does not fit the topic's schema. The exception is an answer whose details blame something else:
+//!   the topic's name, or Google's service infrastructure. Project and topic names are checked before
+//!   use, so without details only the content can be at fault.
 
 use std::fmt;
 
@@ -16,31 +17,30 @@ use tonic::{Code, Status};
 
 use super::details::Details;
 
-/// What is to be done about a failure.
+/// How to react to a failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Class {
-    /// The messages may or may not be stored: the same batch again, in the same order, without
-    /// end.
+    /// The messages may or may not be stored: retry the same batch, in the same order, without end.
     UnknownOutcome,
-    /// Pub/Sub asks to slow down: the same, with fewer requests at once.
+    /// Pub/Sub asks to slow down: retry the same, with fewer concurrent requests.
     Throttled,
-    /// A topic, a grant or a credential is missing: wait for a person, and try slowly.
+    /// A topic, a grant or a credential is missing: retry slowly until a person fixes it.
     Environment,
-    /// Pub/Sub will never take this batch.
+    /// Pub/Sub will never accept this batch.
     Content,
 }
 
 /// A failed attempt.
 #[derive(Debug, Clone)]
 pub struct Failure {
-    /// What is to be done.
+    /// How to react.
     pub class: Class,
     code: Option<Code>,
     message: String,
 }
 
 impl Failure {
-    /// A failure that says nothing about the messages.
+    /// A failure that does not say whether the messages were stored.
     pub(crate) fn unknown(message: impl Into<String>) -> Self {
         Self {
             class: Class::UnknownOutcome,
@@ -49,7 +49,7 @@ impl Failure {
         }
     }
 
-    /// No usable credentials at the moment.
+    /// A failure because there are no usable credentials at the moment.
     pub(crate) fn credentials(message: impl Into<String>) -> Self {
         Self {
             class: Class::Environment,
@@ -81,7 +81,7 @@ impl Failure {
         }
     }
 
-    /// The gRPC code, when the other side answered with one.
+    /// The gRPC code, if there is one.
     pub fn grpc_code(&self) -> Option<Code> {
         self.code
     }
@@ -98,9 +98,8 @@ impl fmt::Display for Failure {
 
 impl std::error::Error for Failure {}
 
-/// The table. Sources: Google's retry settings for `Publish` (the first two rows), and the
-/// meaning of the codes in the API's error reference. The details can only take the blame off the
-/// messages.
+/// The table. Sources: Google's retry settings for `Publish` (the first two rows), and the codes in
+/// the API's error reference. The details can only take the blame off the messages.
 fn class_of(code: Code, not_the_messages: bool) -> Class {
     match code {
         Code::Unavailable
@@ -117,7 +116,7 @@ fn class_of(code: Code, not_the_messages: bool) -> Class {
         | Code::Unimplemented => Class::Environment,
         Code::InvalidArgument | Code::OutOfRange if not_the_messages => Class::Environment,
         Code::InvalidArgument | Code::OutOfRange => Class::Content,
-        // Codes that `Publish` has no use for. What is not understood is not dropped: again.
+        // Codes that `Publish` should not return. Never drop what we do not understand: retry.
         Code::Ok | Code::AlreadyExists | Code::DataLoss => Class::UnknownOutcome,
     }
 }
@@ -128,7 +127,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_google_retries_is_retried_and_only_content_is_ever_given_up() {
+    fn codes_that_google_retries_are_retried_and_only_content_errors_are_final() {
         for code in (0..=16).map(Code::from) {
             let class = class_of(code, false);
             let retried = [1, 2, 4, 10, 13, 14].contains(&(code as i32));
@@ -175,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reason_is_told_once() {
+    fn a_reason_appears_once_in_the_message() {
         let details = made_up::error_info("pubsub.googleapis.com", "INVALID_JSON_AVRO_MESSAGE");
         let status = Status::with_details(Code::InvalidArgument, "bad data", details.into());
         assert_eq!(

@@ -1,9 +1,9 @@
-//! Gathers what is written to a connection, so that many requests leave in one system call.
+//! Buffers writes to a connection, so that many requests leave in one system call.
 //!
-//! HTTP/2 is written frame by frame, each with a flush of its own, and a request of one message is
-//! two frames. Where every event has a key of its own these calls were a fifth of the relay's CPU.
-//! Here a flush only asks for the connection's task to be run again, behind those that are ready
-//! now and have requests of their own; when it runs it reads first, and what was gathered is sent.
+//! `h2` writes frame by frame and flushes each one, and a request of one message is two frames. Where
+//! every event has a key of its own, these system calls were a fifth of the relay's CPU time. So a
+//! flush here only schedules the connection's task again, behind tasks that are ready now and may add
+//! requests. When the task runs, it reads first, and a read sends the buffered data.
 
 use std::io;
 use std::pin::Pin;
@@ -11,17 +11,17 @@ use std::task::{Context, Poll, ready};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-/// So much is sent without waiting for a flush: four frames of the usual largest size.
+/// More than this is sent without waiting for a flush: four frames of the usual maximum size.
 const MOST_GATHERED: usize = 64 << 10;
 
-/// A connection whose writes are gathered.
+/// A connection with buffered writes.
 #[derive(Debug)]
 pub(super) struct Gathering<T> {
     io: T,
     gathered: Vec<u8>,
-    /// Bytes of `gathered` that the connection has taken.
+    /// How many bytes of `gathered` the connection has accepted.
     sent: usize,
-    /// Whether the task will run again for what is gathered.
+    /// Whether the task is already scheduled to send the buffered data.
     is_due: bool,
 }
 
@@ -37,7 +37,7 @@ impl<T> Gathering<T> {
 }
 
 impl<T: AsyncWrite + Unpin> Gathering<T> {
-    /// Sends all that is gathered.
+    /// Sends all buffered data.
     fn poll_send(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         while self.sent < self.gathered.len() {
             let rest = &self.gathered[self.sent..];
@@ -51,8 +51,8 @@ impl<T: AsyncWrite + Unpin> Gathering<T> {
         Poll::Ready(Ok(()))
     }
 
-    /// Makes room for so many bytes more; says whether they are to be gathered. What would fill
-    /// the room alone is not: by then all before it is sent.
+    /// Makes room for `bytes` more bytes, and returns whether they should be buffered. Writes larger
+    /// than the buffer bypass it, after the buffered data has been sent.
     fn poll_room(&mut self, cx: &mut Context<'_>, bytes: usize) -> Poll<io::Result<bool>> {
         if self.gathered.len() + bytes > MOST_GATHERED {
             ready!(self.poll_send(cx))?;
@@ -114,11 +114,11 @@ impl<T: AsyncRead + AsyncWrite + Unpin> AsyncRead for Gathering<T> {
         into: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         let sent = self.poll_send(cx);
-        // What the connection does not take now it takes when it tells the task that it can: no
-        // flush has to ask for that.
+        // If the connection cannot accept everything now, it wakes the task when it can: no flush
+        // needs to schedule the task again.
         self.is_due = sent.is_pending();
         match (Pin::new(&mut self.io).poll_read(cx, into), sent) {
-            // Answers that came before the connection broke are still there to be read.
+            // Answers that arrived before the connection broke can still be read.
             (Poll::Pending, Poll::Ready(Err(e))) => Poll::Ready(Err(e)),
             (read, _) => read,
         }

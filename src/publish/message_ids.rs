@@ -1,7 +1,7 @@
 //! Pub/Sub's answer: the ids of the stored messages.
 //!
-//! One text for all of them and where each begins, since a million of them pass through and each is
-//! only copied into its dispatch row. An answer with one id is that text alone.
+//! All ids are in one string, with the offset of each: millions of ids pass through here, and each is
+//! only copied into its dispatch row. An answer with one id is just that string.
 //!
 //! Source: google/pubsub/v1/pubsub.proto, `PublishResponse { repeated string message_ids = 1; }`.
 
@@ -19,9 +19,9 @@ const MESSAGE_IDS: u32 = 1;
 pub(crate) struct MessageIds {
     text: String,
     count: usize,
-    /// Where in the text each but the first begins.
+    /// Where each id but the first begins in the text.
     later: Vec<usize>,
-    /// The id that is being read; kept for its memory.
+    /// Scratch space for decoding one id, kept to reuse its memory.
     reading: String,
 }
 
@@ -30,7 +30,7 @@ impl MessageIds {
         self.count
     }
 
-    /// The id of the message that was sent as number `n`, from 0.
+    /// The id of message number `n` of the request, from 0.
     pub(crate) fn get(&self, n: usize) -> Option<&str> {
         if n >= self.count {
             return None;
@@ -45,7 +45,7 @@ impl MessageIds {
         self.text.push_str(id);
     }
 
-    /// Another one follows in the text.
+    /// Marks the end of the text so far as the beginning of another id.
     fn begin(&mut self) {
         if self.count > 0 {
             self.later.push(self.text.len());
@@ -53,7 +53,7 @@ impl MessageIds {
         self.count += 1;
     }
 
-    /// Those of the messages whose numbers are given.
+    /// The ids of the messages with these numbers.
     pub(crate) fn of(&self, numbers: &[usize]) -> Self {
         let mut ids = Self::default();
         for id in numbers.iter().filter_map(|n| self.get(*n)) {
@@ -85,7 +85,7 @@ impl Message for MessageIds {
         string::merge(wire_type, &mut self.reading, bytes, context)?;
         self.begin();
         match self.count {
-            // As it is: mostly it is the only one.
+            // Usually the only one: take the string without copying.
             1 => std::mem::swap(&mut self.text, &mut self.reading),
             _ => self.text.push_str(&self.reading),
         }
@@ -112,7 +112,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_answer_of_the_service_is_read_and_an_unknown_field_is_passed_over(
+        fn every_answer_of_pubsub_is_decoded_and_unknown_fields_are_skipped(
             message_ids in prop::collection::vec("\\PC{0,20}", 0..20),
             unknown in 2u32..100,
         ) {
@@ -131,7 +131,7 @@ mod tests {
         }
 
         #[test]
-        fn bytes_that_are_no_answer_are_an_error_and_no_panic(
+        fn bytes_that_are_not_an_answer_are_an_error_and_not_a_panic(
             bytes in prop::collection::vec(any::<u8>(), 0..60),
         ) {
             let expected = PublishResponse::decode(bytes.as_slice()).map(|a| a.message_ids);
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn some_of_them_are_taken_by_number() {
+    fn ids_can_be_selected_by_message_number() {
         let mut ids = MessageIds::default();
         for id in ["11", "", "333"] {
             ids.push(id);

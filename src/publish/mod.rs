@@ -1,9 +1,11 @@
-//! Publishing: a thin unary `Publish`, one attempt at a time.
+//! Publishing: the unary `Publish` call, one attempt at a time.
 //!
-//! Messages come encoded and go out as they are; a retry costs no second encoding. Which request
-//! goes when, and again, is decided by the lanes; what a failure means is one table in
-//! `failure`. Why not the official publisher: it keeps a task for each key it has ever seen,
-//! queues without bound and retries unseen (`docs/adr/0002-own-publish-call.md`).
+//! Messages arrive encoded and are sent as they are, so a retry encodes nothing. The lanes decide
+//! which request is sent when, and when it is retried. One table in `failure` says what a failure
+//! means. Why not Google's own publisher: it keeps a task for each key it has ever seen, queues
+//! without bound and retries out of sight (`docs/adr/0002-own-publish-call.md`).
+//!
+//! **Invariant.** A token is never sent over plain text.
 
 mod answer;
 mod backoff;
@@ -41,7 +43,7 @@ use credentials::Credentials;
 
 const METHOD: &str = "/google.pubsub.v1.Publisher/Publish";
 
-/// Connections to Pub/Sub, opened when first used and again after each break.
+/// The connections to Pub/Sub, opened on first use and reopened after a break.
 #[derive(Debug, Clone)]
 pub(crate) struct Publisher {
     channels: Arc<[Channel]>,
@@ -51,7 +53,7 @@ pub(crate) struct Publisher {
 }
 
 impl Publisher {
-    /// Prepares the connections; none is opened yet.
+    /// Prepares the connections without opening any.
     ///
     /// # Errors
     /// `pubsub-endpoint`, `credentials-missing`.
@@ -67,14 +69,14 @@ impl Publisher {
         })
     }
 
-    /// One attempt with encoded `PubsubMessage`s of one ordering key, which ends `publish_timeout_s`
-    /// after `asked_at`. The ids stand in the order of the messages. A process may stand still between
-    /// the two, and the right to send may end meanwhile: what is overdue is not handed to the
-    /// connection.
+    /// Makes one attempt to publish encoded `PubsubMessage`s of one ordering key, with a deadline of
+    /// `publish_timeout_s` after `asked_at`. The ids are in the order of the messages. The process
+    /// may stall after `asked_at` and lose its right to send in the meantime, so past the deadline
+    /// nothing is handed to the connection.
     ///
     /// # Errors
-    /// A [`Failure`] with its class; unless it is of [`Class::Content`] or
-    /// [`Class::Environment`], the messages may have been stored all the same.
+    /// A [`Failure`] with its class. Unless that is [`Class::Content`] or [`Class::Environment`], the
+    /// messages may have been stored all the same.
     pub(crate) async fn publish<'a>(
         &self,
         topic: &str,
@@ -92,7 +94,7 @@ impl Publisher {
         };
         if ids.len() != sent {
             return Err(Failure::unknown(format!(
-                "Pub/Sub answered with {} ids for {sent} messages",
+                "Pub/Sub answered with {} message ids for {sent} messages",
                 ids.len()
             )));
         }
@@ -110,28 +112,28 @@ impl Publisher {
         let channel = self.next.fetch_add(1, Ordering::Relaxed) % self.channels.len();
         let connection = self.channels[channel].connection().await;
         let connection = connection.map_err(|status| Failure::from_status(&status))?;
-        // The runtime's timers lag behind when the process has stood still.
+        // Check the clock: after a stall the runtime's timers lag behind.
         if tokio::time::Instant::now() >= deadline {
             return Err(Failure::unknown(format!("not sent in {:?}", self.timeout)));
         }
-        // Not sooner: while no connection opens, messages are not to be in memory twice.
+        // Not earlier: while no connection opens, the messages should not be in memory twice.
         let body = Body::publish(topic, messages);
         let answer = connection.unary(METHOD, headers, body).await;
         let answer = answer.map_err(|status| Failure::from_status(&status))?;
         MessageIds::decode(answer)
-            .map_err(|e| Failure::unknown(format!("the answer cannot be read: {e}")))
+            .map_err(|e| Failure::unknown(format!("cannot decode the answer: {e}")))
     }
 }
 
-/// What a value of the routing header escapes: all that URLs reserve. A project's name may have a colon,
-/// a topic's a plus or a percent sign.
+/// Characters that a routing header's value escapes: all that URLs reserve. A project name may have a
+/// colon, a topic name a plus or a percent sign.
 const RESERVED: &AsciiSet = &NON_ALPHANUMERIC
     .remove(b'-')
     .remove(b'.')
     .remove(b'_')
     .remove(b'~');
 
-/// Tells Google's front end which topic the request is for.
+/// Adds the header by which Google's front end routes the request to its topic.
 ///
 /// Source: Google's AIP-4222, "Routing headers".
 fn route(topic: &str, headers: &mut HeaderMap) {
@@ -141,7 +143,7 @@ fn route(topic: &str, headers: &mut HeaderMap) {
     }
 }
 
-/// The operator's error for a failure that is not retried, or that is worth telling of.
+/// The operator's error for a failure that is not retried, or that is worth reporting.
 pub(crate) fn error(failure: &Failure, topic: &str) -> Error {
     let code = match (failure.class, failure.grpc_code()) {
         (Class::UnknownOutcome, _) => Code::PubsubUnreachable,
@@ -155,8 +157,9 @@ pub(crate) fn error(failure: &Failure, topic: &str) -> Error {
     };
     let error = Error::new(code, format!("Pub/Sub, {topic}: {failure}"));
     match (failure.class, failure.grpc_code()) {
-        (Class::Environment, Some(tonic::Code::InvalidArgument)) => error
-            .hint("correct the project and the topic settings, or what Google's message asks for"),
+        (Class::Environment, Some(tonic::Code::InvalidArgument)) => {
+            error.hint("correct the project and topic settings, or fix what Google's message names")
+        }
         _ => error,
     }
 }
@@ -166,7 +169,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_routing_header_escapes_what_is_reserved_in_urls() {
+    fn the_routing_header_escapes_characters_that_urls_reserve() {
         let mut headers = HeaderMap::new();
         route("projects/example.com:p/topics/a+b%c~d_e-1", &mut headers);
         assert_eq!(

@@ -1,7 +1,7 @@
-//! Topics: is one there, does anything subscribe to it, and make one.
+//! Topics: does one exist, does it have a subscription, and create one.
 //!
-//! Over the same gRPC connections as `Publish`. Google's own client library speaks REST for these
-//! calls, which emulators need not offer.
+//! Uses the same gRPC connections as `Publish`. Google's own client library uses REST for these
+//! calls, which emulators may not offer.
 
 use googleapis_tonic_google_pubsub_v1::google::pubsub::v1::{
     GetTopicRequest, ListTopicSubscriptionsRequest, ListTopicSubscriptionsResponse, Topic,
@@ -18,7 +18,7 @@ const CREATE: &str = "/google.pubsub.v1.Publisher/CreateTopic";
 const GET: &str = "/google.pubsub.v1.Publisher/GetTopic";
 const LIST_SUBSCRIPTIONS: &str = "/google.pubsub.v1.Publisher/ListTopicSubscriptions";
 
-/// Administers topics. Names are full throughout: `projects/P/topics/T`.
+/// Administers topics. All names are full: `projects/P/topics/T`.
 #[derive(Debug, Clone)]
 pub(crate) struct Topics {
     channel: Channel,
@@ -26,7 +26,7 @@ pub(crate) struct Topics {
 }
 
 impl Topics {
-    /// Over one of the publisher's connections.
+    /// Uses one of the publisher's connections.
     pub(crate) fn new(publisher: &Publisher) -> Self {
         Self {
             channel: publisher.channels[0].clone(),
@@ -34,7 +34,7 @@ impl Topics {
         }
     }
 
-    /// Makes a topic; one that is there already is as good.
+    /// Creates a topic; an existing one counts as success.
     ///
     /// # Errors
     /// `pubsub-permission`, `pubsub-unreachable`.
@@ -68,7 +68,7 @@ impl Topics {
         }
     }
 
-    /// Whether anything subscribes to the topic, which otherwise keeps nothing.
+    /// Whether the topic has a subscription; without one it keeps no messages.
     ///
     /// # Errors
     /// `topic-missing`, `pubsub-permission`, `pubsub-unreachable`.

@@ -1,12 +1,15 @@
-//! Whether the stream is behind, so that there is time to let requests fill up, and to read in bulk.
+//! Decides whether the stream is behind. If so, there is time to let requests fill up and to read in
+//! bulk.
 //!
-//! A request costs about the same for one message as for a hundred. While live, every event goes
-//! at once; while the server sends transactions of long ago, lanes wait until they are worth a
-//! request, more of it would not make requests larger (`budget`), or the stream has been caught up
-//! with, which a pause tells. A keepalive makes it a short one: the server sends one before it waits for
-//! more WAL, but also within a backlog (`WalSndWaitForWal` and `WalSndUpdateProgress` in its walsender.c),
-//! so that it ends nothing by itself. While reading is held up the pause is longest. Both times compared
-//! are the server's.
+//! A request costs about the same for one message as for a hundred. While the stream is live, every
+//! event is sent at once. While the server sends transactions of long ago, a lane lingers until it
+//! has enough for a request. It stops when more events would not make requests larger (`budget`), or
+//! when the stream has caught up, which shows as a pause.
+//!
+//! After a keepalive a short pause is enough: the server sends one before it waits for more WAL. But
+//! it also sends keepalives within a backlog (`WalSndWaitForWal` and `WalSndUpdateProgress` in its
+//! walsender.c), so a keepalive alone does not prove that the stream has caught up. While we cannot
+//! read, the pause is longest. Ages are differences of the server's own times.
 
 use std::time::{Duration, Instant};
 
@@ -14,43 +17,46 @@ use decoder::PgTimestamp;
 
 use crate::lanes::Serve;
 
-/// From this age on of what is being sent, the stream is behind; well above the age that live
-/// transactions have, and small against what a reader that is behind has to make up.
+/// The stream is behind when the transactions being sent are older than this: well above the age of
+/// live transactions, and small compared with what a reader that is behind has to catch up.
 const BEHIND: Duration = Duration::from_secs(1);
 
-/// A stream that brings nothing for so long has been caught up with. It pauses for some milliseconds
-/// whenever other processes take the server's cores, and what lanes hold then is hardly worth requests.
+/// A stream that brings nothing for this long has caught up. It also pauses for some milliseconds
+/// whenever other processes take the server's cores, and what lanes hold then is hardly worth
+/// requests.
 const PAUSE: Duration = Duration::from_millis(40);
 
-/// The same behind a keepalive, which does not come because others have the cores.
+/// The same after a keepalive, which cannot come from a lack of cores.
 const SHORT_PAUSE: Duration = Duration::from_millis(5);
 
-/// So long lanes wait while nothing may be read: the answers and records in the way usually come sooner.
+/// How long lanes linger while reading is stopped: the missing answers and records usually come
+/// sooner.
 const LONG_PAUSE: Duration = Duration::from_millis(250);
 
 #[derive(Debug, Default)]
 pub(super) struct Backlog {
-    /// While the stream is behind, since when nothing came, or nothing was or could be read.
+    /// While the stream is behind: since when nothing has arrived, or reading was stopped or resumed.
     quiet_since: Option<Instant>,
     is_held_up: bool,
-    /// Whether a keepalive came after the last chunk of a transaction.
+    /// Whether a keepalive has arrived after the last chunk of a transaction.
     has_keepalive: bool,
 }
 
 impl Backlog {
-    /// A chunk came that the server sent at `sent_at`, of a transaction of `committed`.
+    /// A chunk arrived, which the server sent at `sent_at`, of a transaction committed at
+    /// `committed`.
     pub(super) fn received(&mut self, sent_at: PgTimestamp, committed: PgTimestamp, now: Instant) {
         let behind = sent_at.micros_since(committed) > BEHIND.as_micros() as i64;
         self.quiet_since = behind.then_some(now);
         self.has_keepalive = false;
     }
 
-    /// A keepalive came behind that.
+    /// A keepalive arrived after that chunk.
     pub(super) fn keepalive(&mut self) {
         self.has_keepalive = true;
     }
 
-    /// Whether anything may be read, from `now` on.
+    /// From `now` on, reading is allowed (`reads`) or stopped.
     pub(super) fn reads(&mut self, reads: bool, now: Instant) {
         if self.is_held_up == reads {
             self.is_held_up = !reads;
@@ -58,7 +64,7 @@ impl Backlog {
         }
     }
 
-    /// Whether the stream brings what was committed long ago.
+    /// Whether the stream brings transactions of long ago.
     pub(super) fn is_behind(&self) -> bool {
         self.quiet_since.is_some()
     }
@@ -71,7 +77,7 @@ impl Backlog {
         }
     }
 
-    /// When the stream counts as caught up with, if nothing comes until then.
+    /// When the stream counts as caught up, if nothing arrives until then.
     pub(super) fn pause_ends(&self) -> Option<Instant> {
         let pause = match (self.is_held_up, self.has_keepalive) {
             (true, _) => LONG_PAUSE,
@@ -81,7 +87,7 @@ impl Backlog {
         self.quiet_since.map(|at| at + pause)
     }
 
-    /// Nothing came until then.
+    /// Nothing arrived until [`pause_ends`](Self::pause_ends).
     pub(super) fn paused(&mut self) {
         self.quiet_since = None;
     }
@@ -96,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn only_old_transactions_make_lanes_wait_and_only_while_requests_fill_up_or_until_a_pause() {
+    fn lanes_wait_only_while_the_stream_is_behind_and_requests_fill_up() {
         let (mut backlog, now) = (Backlog::default(), Instant::now());
         assert_eq!(backlog.serve(true), Serve::All);
         backlog.received(second(100), second(100), now);
@@ -110,18 +116,21 @@ mod tests {
     }
 
     #[test]
-    fn behind_a_keepalive_a_short_pause_will_do() {
+    fn after_a_keepalive_a_short_pause_is_enough() {
         let (mut backlog, now) = (Backlog::default(), Instant::now());
         backlog.received(second(100), second(10), now);
         backlog.keepalive();
-        assert!(backlog.is_behind(), "more may come at once");
+        assert!(
+            backlog.is_behind(),
+            "a keepalive alone does not end a backlog"
+        );
         assert_eq!(backlog.pause_ends(), Some(now + SHORT_PAUSE));
         backlog.received(second(100), second(10), now);
         assert_eq!(backlog.pause_ends(), Some(now + PAUSE));
     }
 
     #[test]
-    fn a_stream_that_is_held_up_pauses_when_that_lasts_long() {
+    fn while_reading_is_stopped_the_pause_is_longest() {
         let (mut backlog, start) = (Backlog::default(), Instant::now());
         let at = |ms| start + Duration::from_millis(ms);
         backlog.reads(true, at(0));
@@ -133,6 +142,6 @@ mod tests {
         assert_eq!(backlog.pause_ends(), Some(at(101) + PAUSE));
         backlog.paused();
         backlog.reads(false, at(200));
-        assert_eq!(backlog.pause_ends(), None, "it was not behind any more");
+        assert_eq!(backlog.pause_ends(), None, "the stream is no longer behind");
     }
 }

@@ -1,67 +1,68 @@
-//! Bytes of events in memory: one owner, one limit.
+//! The budget of bytes in flight: one owner, one limit. This is where backpressure begins.
 //!
-//! An event weighs its message until Pub/Sub has stored it, and its record until the dispatch row
-//! is durable. When the budget is spent nothing more is read from PostgreSQL:
+//! An event counts with its message until Pub/Sub has stored it, and with its record until its
+//! dispatch row is durable. When the budget is spent, nothing more is read from PostgreSQL:
 //!
-//! - spent by messages, until they fit into two thirds of it;
-//! - spent by the records of what is delivered, or when these have a quarter of it, until an eighth is
-//!   free and they are down to an eighth (to three sixteenths when messages had spent it).
+//! - If messages have spent it, until they are down to two thirds of the budget.
+//! - If records of delivered events have spent it, or take a quarter of it, until an eighth of the
+//!   budget is free and they are down to an eighth (three sixteenths if messages had spent it).
 //!
-//! While the stream is behind, lanes wait until requests are filled (`backlog`), but for what waits
-//! beyond measure: then those that have waited longest, and so have most, are served until that is on
-//! its way. What stays goes on to grow; were all lanes emptied, requests would have half as many
-//! messages. Beyond measure is
+//! While the stream is behind, lanes linger until their requests are full (`backlog`). If too much
+//! waits, lanes send anyway until the excess is in flight. Those that have waited longest, and so
+//! hold most, go first, and the others continue to grow: if all lanes were emptied, requests would
+//! have half as many messages. Too much is:
 //!
-//! - of a budget spent by messages what is over five eighths: a little more than has to go, so that one
-//!   late answer does not hold all up;
-//! - what is over a quarter of the budget, or a sixteenth of all that has come with this backlog if that is
-//!   more, from there down to five eighths of that. What waits when a backlog ends has still to be sent,
-//!   and of a short one that would be a good part;
-//! - what is over half of the budget where hardly two messages share a lane: requests do not fill up.
+//! - when messages have spent the budget, more than five eighths of it. So a little more is sent than
+//!   has to go, and one late answer does not hold everything up.
+//! - more than the larger of a quarter of the budget and a sixteenth of everything that this backlog
+//!   has brought. Lanes then send until five eighths of that remain. Events that wait when a backlog
+//!   ends must still be sent, and without this limit they would be a large part of a short backlog.
+//! - more than half of the budget when hardly any messages share a lane: then requests do not fill
+//!   up.
 
 use crate::lanes::{EVENT_OVERHEAD, Event};
 
-/// What a waiting event weighs beside its message: its place in a lane, its share of the lane's
-/// own memory, and a small message once more in the buffers of the connection.
+/// Overhead of a waiting event in addition to its message: its place in a lane, its share of the
+/// lane's own memory, and a second copy of a small message in the buffers of the connection.
 const WAITING_OVERHEAD: usize = EVENT_OVERHEAD - RECORD;
 
-/// What a lane weighs: its key, its entry in the index, its queue. Where every event has a key of
-/// its own that is a quarter of all.
+/// Memory of a lane: its key, its entry in the index, its queue. Where every event has a key of its
+/// own, lanes take a quarter of all memory.
 const LANE: usize = 300;
 
-/// What an event weighs until it is recorded: ids, times, Pub/Sub's message id. Texts that may be long
-/// count beside that, once they are not in its message any more, or never were.
+/// Memory of an event until it is recorded: ids, times, Pub/Sub's message id. Texts that may be long
+/// are counted separately, once the event has no message in memory.
 const RECORD: usize = 200;
 
 #[derive(Debug)]
 pub(super) struct Budget {
     limit: usize,
-    /// Messages that wait or are on their way, and their bytes.
+    /// Messages that wait or are in flight, and their bytes.
     messages: usize,
     message_bytes: usize,
-    /// Lanes that have them.
+    /// Lanes that hold these messages.
     lanes: usize,
-    /// Events without their dispatch row, and the texts of those without a message of their own.
+    /// Events without a dispatch row yet, and the texts of those that have no message in memory.
     records: usize,
     text_bytes: usize,
-    /// What the events in requests on their way weigh.
+    /// Weight of the events in requests in flight.
     on_its_way: usize,
-    /// What has come since the stream was caught up with last.
+    /// Weight of everything that arrived since the stream last caught up.
     taken: usize,
-    /// More waits than a quarter of the limit and a sixteenth of that, or did, and not enough has been
-    /// sent since.
+    /// Whether too much waits: more than a quarter of the limit and a sixteenth of `taken`. Stays
+    /// true until enough has been sent.
     sheds: bool,
     spent: Option<By>,
 }
 
-/// What has spent it.
+/// Who has spent the budget.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum By {
     Messages,
     Records,
 }
 
-/// What an event weighs from its arrival until Pub/Sub has stored it.
+/// The weight of an event from its arrival until Pub/Sub has stored it.
 pub(super) fn weight(event: &Event) -> usize {
     event.message.len() + EVENT_OVERHEAD
 }
@@ -82,24 +83,24 @@ impl Budget {
         }
     }
 
-    /// An event has come into memory.
+    /// Counts a new event with its message.
     pub(super) fn take(&mut self, event: &Event) {
         self.records += 1;
         self.take_message(event);
     }
 
-    /// An event has come into memory without a message.
+    /// Counts a new event without a message.
     pub(super) fn take_record(&mut self) {
         self.records += 1;
         self.changed();
     }
 
-    /// The stream has been caught up with, for now.
+    /// The stream has caught up, for now.
     pub(super) fn caught_up(&mut self) {
         self.taken = 0;
     }
 
-    /// A second message of an event has come into memory.
+    /// Counts a message of an event that is counted already, such as its dead letter.
     pub(super) fn take_message(&mut self, event: &Event) {
         self.taken = self.taken.saturating_add(weight(event));
         self.messages += 1;
@@ -107,45 +108,45 @@ impl Budget {
         self.changed();
     }
 
-    /// So many messages, of so many bytes in all, are not needed any more.
+    /// Gives back `messages` messages, `bytes` bytes in all.
     pub(super) fn give_back_messages(&mut self, messages: usize, bytes: usize) {
         self.messages = self.messages.saturating_sub(messages);
         self.message_bytes = self.message_bytes.saturating_sub(bytes);
         self.changed();
     }
 
-    /// A request with these is on its way.
+    /// A request with these events is in flight.
     pub(super) fn sent(&mut self, events: &[Event]) {
         self.on_its_way += events.iter().map(weight).sum::<usize>();
         debug_assert!(self.on_its_way <= self.undelivered() + self.messages * RECORD);
     }
 
-    /// It is not any more: it was stored, or has failed.
+    /// That request was stored, or has failed: it is no longer in flight.
     pub(super) fn answered(&mut self, events: &[Event]) {
         let answered = events.iter().map(weight).sum();
         debug_assert!(self.on_its_way >= answered);
         self.on_its_way = self.on_its_way.saturating_sub(answered);
     }
 
-    /// So many bytes of text wait for a dead letter, or to be written with their outcome.
+    /// Counts texts that wait for a dead letter, or to be written with their outcome.
     pub(super) fn take_texts(&mut self, bytes: usize) {
         self.text_bytes += bytes;
         self.changed();
     }
 
-    /// They wait no longer.
+    /// Gives back such texts.
     pub(super) fn give_back_texts(&mut self, bytes: usize) {
         self.text_bytes = self.text_bytes.saturating_sub(bytes);
         self.changed();
     }
 
-    /// So many events are recorded.
+    /// Gives back the records of `events` events.
     pub(super) fn give_back_records(&mut self, events: usize) {
         self.records = self.records.saturating_sub(events);
         self.changed();
     }
 
-    /// So many lanes have work now.
+    /// Sets the number of lanes with work.
     pub(super) fn weigh_lanes(&mut self, lanes: usize) {
         self.lanes = lanes;
         self.changed();
@@ -178,27 +179,27 @@ impl Budget {
         self.undelivered() + self.records * RECORD + self.text_bytes
     }
 
-    /// What is used for messages.
+    /// Bytes used for messages.
     fn undelivered(&self) -> usize {
         self.message_bytes + self.messages * WAITING_OVERHEAD + self.lanes * LANE
     }
 
-    /// What is used for events that are delivered, until they are recorded.
+    /// Bytes used for delivered events that are not recorded yet.
     fn to_record(&self) -> usize {
         self.records.saturating_sub(self.messages) * RECORD + self.text_bytes
     }
 
-    /// What is used for all others.
+    /// Bytes used for all other events.
     fn to_deliver(&self) -> usize {
         self.used() - self.to_record()
     }
 
-    /// What is used for events that are not on their way, and for all lanes.
+    /// Bytes used for events that are not in flight, and for all lanes.
     fn waits(&self) -> usize {
         self.to_deliver().saturating_sub(self.on_its_way)
     }
 
-    /// What may be used in all.
+    /// The limit in bytes.
     pub(super) fn limit(&self) -> usize {
         self.limit
     }
@@ -208,8 +209,9 @@ impl Budget {
         self.used() < self.limit
     }
 
-    /// Whether lanes are to wait for more: there is room for more, or will be, it comes to lanes that have
-    /// something already, and not too much waits. `all_may_go` unless lanes wait for something else.
+    /// Whether lanes should linger: there is, or will be, room for more events; they go to lanes that
+    /// already have some; and not too much waits. While some lanes wait for a retry or for their topic,
+    /// `all_may_go` is false, and the limit of a quarter (or a sixteenth) does not apply.
     pub(super) fn fills_requests(&self, all_may_go: bool) -> bool {
         let shared = self.messages > self.lanes + self.lanes / 8;
         let sheds = all_may_go && self.sheds;
@@ -217,12 +219,13 @@ impl Budget {
         !(has_to_send || sheds) && (shared || self.undelivered() < self.limit / 2)
     }
 
-    /// Whether that is because of messages. Records are written soon, whatever lanes do.
+    /// Whether messages have spent the budget. If records have, waiting is enough: they are written
+    /// soon.
     pub(super) fn is_spent_by_messages(&self) -> bool {
         self.spent == Some(By::Messages)
     }
 
-    /// Whether nothing more may be read for now. One event may always come, however large.
+    /// Whether nothing more may be read for now. One event always fits, however large.
     pub(super) fn is_spent(&self) -> bool {
         self.spent.is_some()
     }

@@ -1,9 +1,9 @@
-//! From an event to its recorded outcome: lanes, requests, answers, dispatch rows.
+//! Takes an event to its recorded outcome: lanes, requests, answers, dispatch rows.
 //!
-//! The part of a session that does not care where an event came from. What has been recorded
-//! comes back from [`Delivery::progress`]; what that means for the position is not decided here.
-//! What becomes of an event that can never be published stands in `bad_events`, how events come
-//! back from quarantine in `released`.
+//! This part of a session does not depend on where an event came from. [`Delivery::progress`] returns
+//! which events have their outcome; the caller decides what that means for the position. `bad_events`
+//! handles events that can never be published, and `released` handles events that return from
+//! quarantine.
 
 mod bad_events;
 mod released;
@@ -30,8 +30,8 @@ use crate::settings::{Dispatch, Settings};
 use crate::throttled_log::ThrottledLog;
 use crate::watermark::CommitLsn;
 
-/// What the dispatch rows get at least of the time in which a session ends, so that an answer
-/// that never comes does not cost the records of those that came.
+/// Minimum time for writing dispatch rows when a session ends. So one answer that never comes does
+/// not cost the records of those that came.
 const WRITER_LIMIT: Duration = Duration::from_secs(3);
 
 /// Delivers the events of one session.
@@ -48,24 +48,24 @@ pub(super) struct Delivery {
     publishing: JoinSet<Answer>,
     quarantine: Quarantine,
     releases: Releases,
-    /// Where a copy of a bad event goes, by its full name.
+    /// Full name of the topic for copies of bad events.
     dead_letter_topic: Option<Arc<str>>,
-    /// Dead letters on their way, by the place of their event.
+    /// Dead letters in flight, by the place of their event.
     letters: HashMap<Place, Letter>,
     /// Whether published events get a row.
     dispatch: Dispatch,
-    /// What has its outcome without one.
+    /// Events that are resolved without a row.
     resolved: Written,
 }
 
-/// What came of one attempt.
+/// The result of one attempt.
 struct Answer {
     request: Request,
     result: Result<MessageIds, Failure>,
 }
 
 impl Delivery {
-    /// Nothing to deliver yet. `seed` makes the pauses of this session differ from another's.
+    /// A delivery without events. `seed` makes the pauses of this session differ from another's.
     pub(super) fn new(
         settings: &Settings,
         publisher: Publisher,
@@ -104,7 +104,7 @@ impl Delivery {
         })
     }
 
-    /// Takes an event over; it goes behind all others of its key.
+    /// Takes over an event, behind all others of its key.
     pub(super) fn take(&mut self, topic: Arc<str>, ordering_key: OrderingKey, event: Event) {
         self.budget.take(&event);
         self.metrics.events_read.inc();
@@ -123,44 +123,44 @@ impl Delivery {
         }
     }
 
-    /// Whether more events may come into memory. Events that wait for a topic or a key to heal
-    /// must not keep the others from the room that is left.
+    /// Whether more events may be read. Events that wait for a retry or for their topic must not keep
+    /// the others from the room that is left.
     pub(super) fn takes_events(&self) -> bool {
         !self.budget.is_spent() || (self.budget.has_room() && self.lanes.waiting() > 0)
     }
 
-    /// The stream has been caught up with, for now.
+    /// The stream has caught up, for now.
     pub(super) fn caught_up(&mut self) {
         self.budget.caught_up();
     }
 
-    /// Whether lanes are to wait for more events.
+    /// Whether lanes should linger for more events.
     fn fills_requests(&mut self) -> bool {
         self.budget.weigh_lanes(self.lanes.len());
         self.budget.fills_requests(self.lanes.waiting() == 0)
     }
 
-    /// Waits for whatever brings events forward, and returns how many of which transactions have
-    /// their outcome by it: often none. Dropping the future loses nothing.
+    /// Waits until something happens, and returns how many events of which transactions have their
+    /// outcome now: often none. Cancel-safe.
     ///
     /// # Errors
-    /// What only a person can mend.
+    /// Errors that only a person can fix.
     pub(super) async fn progress(&mut self) -> Result<Vec<(CommitLsn, u64)>> {
         if !self.resolved.commits.is_empty() {
             return Ok(std::mem::take(&mut self.resolved.commits));
         }
         if self.budget.is_spent_by_messages() || !self.budget.has_room() {
-            // What is held would keep it spent, whoever spent it.
+            // Held events would keep the budget spent, even if other events have spent it.
             self.unhold();
         }
         self.ask();
         let next_due = self.lanes.next_due();
-        // What is released and cannot go must not take the last room from the stream.
+        // Released events that cannot be sent must not take the last room from the stream.
         let crowded = self.quarantine.crowds_lanes(self.budget.limit() / 2);
         let has_room = self.takes_events() && !(self.budget.is_spent() && crowded);
         tokio::select! {
             biased;
-            // The slowest by far, so that it keeps nothing else waiting.
+            // First, because it is the slowest by far and so keeps nothing else waiting.
             found = self.releases.woken(has_room) => {
                 if let Some(found) = found {
                     self.on_found(found)?;
@@ -182,9 +182,8 @@ impl Delivery {
         Ok(std::mem::take(&mut self.resolved.commits))
     }
 
-    /// Starts as many requests as the lanes and the limit allow. Their time begins at `now`, when
-    /// it was still right to send.
-    /// `serve` tells which lanes to serve while requests grow by waiting, and while they do not.
+    /// Starts as many requests as the lanes and the limit allow. Their timeout begins at `now`, when
+    /// the lease was last checked. `serve` chooses the lanes, given whether requests still fill up.
     pub(super) fn send_requests(&mut self, now: Instant, serve: impl Fn(bool) -> Serve) {
         while let serve = serve(self.fills_requests())
             && let Some(request) = self.lanes.next_request(now, serve)
@@ -254,15 +253,16 @@ impl Delivery {
         });
     }
 
-    /// Whether the outcome of events that get no row is known now. Behind a released event it is
-    /// known when that one's row is durable: else a crash in between would repeat that one alone.
+    /// Whether events that get no row are resolved at once. Behind a released event they are resolved
+    /// only when its row is durable: otherwise a crash in between would repeat the released event
+    /// alone.
     fn resolves_at_once(&self, events: &[EventRef]) -> bool {
         let is_released = |event: &EventRef| event.standing == Standing::Released;
         self.quarantine.is_settled() && !events.iter().any(is_released)
     }
 
-    /// A failed attempt waits and goes again. What Pub/Sub will never take is searched for and
-    /// set aside.
+    /// Schedules a retry of a failed attempt. If Pub/Sub refuses the request for good, bisects it and
+    /// sets the bad event aside.
     fn on_failure(&mut self, request: Request, failure: &Failure) -> Result<()> {
         let topic = request.key.topic.clone();
         let error = publish::error(failure, &topic);
@@ -302,7 +302,7 @@ impl Delivery {
         Ok(())
     }
 
-    /// Hands outcomes to the writer.
+    /// Gives outcomes to the writer.
     fn record(&mut self, record: Record) {
         self.quarantine.handed(&record);
         self.budget.take_texts(record.text_bytes());
@@ -328,14 +328,14 @@ impl Delivery {
         }
     }
 
-    /// Lets requests that are on their way end and records them; starts nothing new. Returns how
-    /// many events of which transactions have their outcome by it.
+    /// Waits for requests in flight, and records them; starts no new ones. Returns how many events of
+    /// which transactions have their outcome now.
     pub(super) async fn drain(mut self, limit: Duration) -> Vec<(CommitLsn, u64)> {
         let deadline = tokio::time::Instant::now() + limit;
         while let Ok(Some(answer)) =
             tokio::time::timeout_at(deadline, self.publishing.join_next()).await
         {
-            // A failure here is met again by the next session.
+            // The next session publishes the events of a failed request again.
             if let Ok(Answer {
                 request,
                 result: Ok(ids),
@@ -369,7 +369,7 @@ impl Delivery {
     }
 }
 
-/// Under `dispatch = exceptions` only what was in quarantine has a row.
+/// With `dispatch = exceptions` only events that were in quarantine have a row.
 fn leave_without_rows(events: &mut [EventRef]) {
     for event in events {
         if event.standing == Standing::New {
@@ -378,16 +378,16 @@ fn leave_without_rows(events: &mut [EventRef]) {
     }
 }
 
-/// What is published stays so, whatever comes of a repetition: a key must not wait for an event
-/// that has gone out.
+/// An event that was published stays published, even if it cannot be repeated: its key must not wait
+/// for an event that consumers already have.
 pub(super) fn stays_published(event: &EventId, error: &dyn std::fmt::Display) {
     tracing::warn!(
         event = event.shown(),
-        "published before, and cannot be repeated: {error}"
+        "the event was published before, and cannot be published again: {error}"
     );
 }
 
-/// Sleeps until then; for ever without a time.
+/// Sleeps until `due`; forever if that is `None`.
 pub(super) async fn until(due: Option<Instant>) {
     match due {
         Some(at) => tokio::time::sleep_until(at.into()).await,

@@ -1,10 +1,11 @@
-//! What an earlier session has made of the events that come again.
+//! Looks up what earlier sessions have recorded for replayed events.
 //!
-//! As a rule an event comes again at its place, and its row in outbox.dispatch stands there. But
-//! pgoutput decides by what it has decoded before whether the publication carries a row: a
-//! transaction that was open while the publication was altered may come with more rows after a
-//! restart, or with fewer, and its places have moved. From the first event that shows it, the rest of
-//! the transaction is looked up by ids, and what is new there gets places behind all that are taken.
+//! Usually a replayed event has the same place in the log, and its row in outbox.dispatch has that
+//! place. But whether pgoutput considers a table part of the publication depends on what it has
+//! decoded before. So after a restart, a transaction that was open while the publication was altered
+//! may bring more rows or fewer, and its ordinals shift. From the first event that shows this, we
+//! look up the rest of the transaction by ids, and give new events ordinals above all that are in
+//! use.
 
 use std::time::Duration;
 
@@ -18,27 +19,27 @@ use crate::metrics::Metrics;
 use crate::postgres::{Sql, answer_within};
 use crate::watermark::CommitLsn;
 
-/// Of a connection that leads nowhere; the server's own limit comes first.
+/// Limit for a dead connection; the server's own statement timeout comes first.
 const LOOK_UP_LIMIT: Duration = Duration::from_secs(8);
 
-/// The look-up of one session.
+/// The lookup of one session.
 pub(super) struct Earlier {
     recorded: Recorded,
-    /// Closed when everything has been passed.
+    /// Closed once the stream is past all rows.
     sql: Option<Sql>,
     moved: Option<Moved>,
     metrics: Metrics,
 }
 
-/// A transaction whose places have moved.
+/// A transaction whose ordinals have shifted.
 #[derive(Debug, Clone, Copy)]
 struct Moved {
     commit: CommitLsn,
-    /// The ordinal of its next event.
+    /// The ordinal for its next event.
     next_ordinal: u32,
 }
 
-/// An event of the stream as it is looked for.
+/// The event to look up.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Looked<'a> {
     pub(super) commit: CommitLsn,
@@ -56,7 +57,7 @@ impl Earlier {
         }
     }
 
-    /// Whether from here on every event is new.
+    /// Whether every event from here on is new.
     pub(super) fn is_over(&self) -> bool {
         self.recorded.is_over() && self.moved.is_none()
     }
@@ -67,10 +68,10 @@ impl Earlier {
         self.moved = self.moved.filter(|moved| moved.commit.lsn() >= wal_end);
     }
 
-    /// What is known of the next event of the stream, and the ordinal that it has from here on.
+    /// Looks up the next event of the stream. Also returns the ordinal to use for it.
     ///
     /// # Errors
-    /// Those of a statement.
+    /// Database errors.
     pub(super) async fn look_up(&mut self, event: Looked<'_>) -> Result<(Lookup, u32)> {
         let Some(sql) = &self.sql else {
             return Ok((Lookup::New, event.ordinal));
@@ -112,14 +113,14 @@ impl Earlier {
     }
 }
 
-/// Places behind those that are recorded, and behind those that were given for it in this session.
+/// Starts after the ordinals that are recorded, and after those that this session has given already.
 async fn begin(sql: &Sql, event: Looked<'_>) -> Result<Moved> {
     let recorded = answer_within(LOOK_UP_LIMIT, last_ordinal(sql, event.commit)).await?;
     let last = recorded.max(event.ordinal);
     tracing::warn!(
         commit_lsn = %event.commit.lsn(), ordinal = event.ordinal,
-        "a transaction comes with other rows than last time, as the publication was altered \
-         while it was open: its events are looked up by their ids"
+        "a transaction was decoded with other rows than last time, because the publication was \
+         altered while it was open: looking up its events by their ids"
     );
     Ok(Moved {
         commit: event.commit,

@@ -1,9 +1,10 @@
-//! The second way into the pipeline: rows that the stream does not bring, read from the tables.
+//! The second way into the pipeline: rows that are read from the tables, because the stream does not
+//! bring them.
 //!
-//! Recovery and the auditor send them, in batches of bounded size through a channel that holds
-//! one; the pipeline takes a batch when the delivery has room. Events from a table have no place
-//! in the log, so they get one where no commit can be (records are aligned to 8 bytes): the
-//! watermark knows nothing of them, and how many are without an outcome is counted here.
+//! Recovery and the auditor send them, in batches of bounded size, through a channel that holds one
+//! batch; the pipeline takes a batch when the delivery has room. Events from a table have no place in
+//! the log, so they get a place where no commit can be (WAL records are aligned to 8 bytes). The
+//! watermark does not know them; this module counts how many have no outcome.
 
 use decoder::Lsn;
 use tokio::sync::{mpsc, oneshot};
@@ -16,35 +17,35 @@ use crate::postgres::Sql;
 use crate::table::TableEvent;
 use crate::watermark::CommitLsn;
 
-/// A batch is sent on when its messages have so many bytes; one message may have more.
+/// A batch is sent when its messages have this many bytes. One message may have more.
 const BATCH_BYTES: usize = 256 << 10;
-/// A batch is sent on when it has so many rows.
+/// A batch is sent when it has this many rows.
 const BATCH_ROWS: usize = 1_000;
 
 /// WAL records begin at multiples of this.
 const RECORD_ALIGNMENT: u64 = 8;
 
-/// The place of events from a table that stand before everything that has a record.
+/// The place of events from a table that come before everything that has a record.
 pub(super) const FIRST_PLACE: CommitLsn = CommitLsn::new(Lsn::new(RECORD_ALIGNMENT - 1));
 
-/// What comes through.
+/// What the channel carries.
 #[derive(Debug)]
 pub(super) enum FromTable {
-    /// An event to deliver; it goes behind all others of its key.
+    /// An event to deliver, behind all others of its key.
     Event(TableEvent),
     /// A row that cannot become a message.
     Unmappable(MapError),
-    /// To be answered when everything sent before has its recorded outcome.
+    /// Answer once everything sent before this has its recorded outcome.
     Settle(oneshot::Sender<()>),
 }
 
-/// The place of the events that are known to have been committed before `position`.
+/// The place for events that were committed before `position`.
 pub(super) fn place_before(position: Lsn) -> CommitLsn {
     let aligned = position.as_u64() / RECORD_ALIGNMENT * RECORD_ALIGNMENT;
     CommitLsn::new(Lsn::new(aligned.saturating_sub(1)))
 }
 
-/// Whether no commit can be at this place.
+/// Whether this place belongs to events from a table: no commit can be there.
 fn is_of_a_table(place: CommitLsn) -> bool {
     place.lsn().as_u64() % RECORD_ALIGNMENT == RECORD_ALIGNMENT - 1
 }
@@ -70,11 +71,11 @@ pub(super) fn channel() -> (TableSender, TableRows) {
     (sender, rows)
 }
 
-/// The session that was to deliver the rows has ended.
+/// The session that should deliver the rows has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct SessionEnded;
 
-/// Where rows go in.
+/// The end of the channel that sends rows.
 #[derive(Debug)]
 pub(super) struct TableSender {
     batches: mpsc::Sender<Vec<FromTable>>,
@@ -91,12 +92,12 @@ impl TableSender {
         }
     }
 
-    /// A second one into the same pipeline; what is [`settled`](Self::settled) is all of both.
+    /// A second sender into the same pipeline. [`settled`](Self::settled) waits for the rows of both.
     pub(super) fn another(&self) -> Self {
         Self::new(self.batches.clone())
     }
 
-    /// Hands a row over, or keeps it for a fuller batch.
+    /// Adds a row to the batch, and sends the batch if it is full.
     pub(super) async fn send(&mut self, row: FromTable) -> Result<(), SessionEnded> {
         if let FromTable::Event(row) = &row {
             self.bytes += row.event.message.len();
@@ -116,7 +117,7 @@ impl TableSender {
         settled.await.map_err(|_| SessionEnded)
     }
 
-    /// Hands on what was kept for a fuller batch.
+    /// Sends the batch, full or not.
     pub(super) async fn flush(&mut self) -> Result<(), SessionEnded> {
         if self.batch.is_empty() {
             return Ok(());
@@ -140,15 +141,15 @@ impl<E: Into<Error>> From<E> for Interrupted {
     }
 }
 
-/// Where the events of one pass stand: a place in the log, and the ordinal of the next one.
+/// The places for the events of one pass: their common commit LSN, and the ordinal of the next event.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Places {
     pub(super) commit: CommitLsn,
     pub(super) next_ordinal: u32,
 }
 
-/// Sends every unrecorded row of a table into the pipeline; `each` is told of each one. Returns how
-/// many there were.
+/// Sends every unrecorded row of a table into the pipeline, and calls `each` for each one. Returns
+/// how many there were.
 pub(super) async fn hand_over(
     mut unrecorded: Unrecorded<'_>,
     rows: &mut TableSender,
@@ -174,33 +175,33 @@ pub(super) async fn hand_over(
     Ok(sent)
 }
 
-/// Where the pipeline takes them out.
+/// The end of the channel from which the pipeline takes rows.
 #[derive(Debug)]
 pub(super) struct TableRows {
     batches: mpsc::Receiver<Vec<FromTable>>,
-    /// Events that have no recorded outcome yet.
+    /// Events without a recorded outcome.
     unresolved: u64,
     waiting: Vec<oneshot::Sender<()>>,
 }
 
 impl TableRows {
-    /// The next batch; `None` when nobody sends any more. Dropping the future loses nothing.
+    /// The next batch; `None` when all senders are gone. Cancel-safe.
     pub(super) async fn recv(&mut self) -> Option<Vec<FromTable>> {
         self.batches.recv().await
     }
 
-    /// An event has gone into delivery.
+    /// An event was given to the delivery.
     pub(super) fn taken(&mut self) {
         self.unresolved += 1;
     }
 
-    /// Somebody wants to know when everything taken so far is resolved.
+    /// Answers once everything taken so far is resolved.
     pub(super) fn settle(&mut self, answer: oneshot::Sender<()>) {
         self.waiting.push(answer);
         self.answer();
     }
 
-    /// `events` events at `place` have a recorded outcome. Returns whether they came this way.
+    /// `events` events at `place` have a recorded outcome. Returns whether they came from a table.
     pub(super) fn resolve(&mut self, place: CommitLsn, events: u64) -> bool {
         if !is_of_a_table(place) {
             return false;
@@ -214,7 +215,7 @@ impl TableRows {
     fn answer(&mut self) {
         if self.unresolved == 0 {
             for waiting in self.waiting.drain(..) {
-                // Whoever asked may be gone.
+                // The one who asked may be gone.
                 let _ = waiting.send(());
             }
         }
@@ -226,7 +227,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_place_of_a_table_lies_before_the_position_where_no_commit_can_be() {
+    fn events_from_a_table_get_a_place_below_the_position_where_no_commit_can_be() {
         for position in [8, 0x16_B374_D848, 0x16_B374_D84C] {
             let place = place_before(Lsn::new(position));
             assert!(place.lsn() < Lsn::new(position));
@@ -236,7 +237,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_was_sent_is_settled_when_its_last_outcome_is_recorded_and_not_before() {
+    async fn sent_rows_are_settled_only_once_their_last_outcome_is_recorded() {
         let (mut sender, mut rows) = channel();
         let place = place_before(Lsn::new(800));
         let settled = tokio::spawn(async move { sender.settled().await });

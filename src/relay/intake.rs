@@ -1,8 +1,8 @@
-//! From bytes of the stream to events: decode, find the table, map.
+//! Turns bytes of the stream into events: decodes, finds the table, maps the row.
 //!
-//! No IO and no queues; what is done with an event is decided by the caller. The ordinal of an
-//! event counts every insert of its transaction that the publication sends, captured or not, so that
-//! it is the same each time the transaction is decoded.
+//! No IO and no queues; the caller decides what to do with an event. The ordinal of an event counts
+//! every insert of its transaction that the publication sends, captured or not, so that it is the
+//! same each time PostgreSQL decodes the transaction.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -16,6 +16,7 @@ use decoder::{
 use super::moved::Moved;
 use slot_manager::QualifiedName;
 
+use crate::capture::shape::FIRST_NORMAL_XID;
 use crate::error::{Code, Error, Result};
 use crate::lanes::{Event, EventRef};
 use crate::map::{
@@ -25,12 +26,12 @@ use crate::map::{
 use crate::metrics::{Kind, Metrics};
 use crate::watermark::CommitLsn;
 
-/// What one message of the stream comes to.
+/// The result of one message of the stream.
 #[derive(Debug)]
 pub(super) enum Step {
     /// Nothing to do.
     Nothing,
-    /// A transaction begins; its id as the log has it.
+    /// A transaction begins: commit LSN, commit time, and its id in the log.
     Begin(CommitLsn, PgTimestamp, u32),
     /// An event of the open transaction.
     Event {
@@ -40,21 +41,21 @@ pub(super) enum Step {
         /// Whether another transaction wrote the row first.
         moved: Option<Moved>,
     },
-    /// A row of the open transaction that cannot become a message, and its payload as far as it
+    /// A row of the open transaction that cannot become a message, with its payload as far as that
     /// can be read.
     Unmappable {
         error: Box<EventError>,
         payload: Bytes,
         moved: Option<Moved>,
     },
-    /// The open transaction ends here.
+    /// The open transaction ends; its end LSN.
     Commit(Lsn),
-    /// Nothing of this captured table can be mapped before [`Intake::learn`] was told what types its
-    /// columns have.
+    /// Rows of this captured table cannot be mapped until [`Intake::learn`] gets the types of its
+    /// columns.
     TypesUnknown(Oid),
 }
 
-/// How rows of one relation are treated.
+/// How to handle the rows of one relation.
 #[derive(Debug)]
 enum Table {
     Captured(Box<CapturedTable>),
@@ -67,9 +68,9 @@ enum Table {
 #[derive(Debug)]
 struct CapturedTable {
     mapper: Mapper,
-    /// Which of the tables in the settings it is.
+    /// Number of the table in the settings.
     number: usize,
-    /// Place of the column `inserted_xid`, if the table has it.
+    /// Position of the column `inserted_xid`, if the table has one.
     inserted_xid: Option<usize>,
 }
 
@@ -78,20 +79,23 @@ struct Open {
     commit: CommitLsn,
     commit_time: PgTimestamp,
     xid: u32,
-    /// Whether it was applied here from another server, which wrote its rows first.
+    /// Whether the transaction was replicated from another server, which wrote its rows first.
     is_replicated: bool,
     inserts: u32,
 }
 
 impl Open {
-    /// Whether another transaction wrote this row first. The log has the lower half of an id.
+    /// Returns the row's origin if another transaction wrote the row first. The log has only the
+    /// lower half of a transaction id.
     fn moved(&self, table: &CapturedTable, tuple: &decoder::Tuple<'_>) -> Option<Moved> {
         let value = tuple.iter().nth(table.inserted_xid?)?;
         let decoder::Value::Text(text) = value else {
             return None;
         };
         let inserted_xid: u64 = std::str::from_utf8(text).ok()?.parse().ok()?;
-        let is_own = self.is_replicated || inserted_xid as u32 == self.xid;
+        // A writer that fills every column by itself may write a zero.
+        let is_made_up = inserted_xid < FIRST_NORMAL_XID;
+        let is_own = self.is_replicated || is_made_up || inserted_xid as u32 == self.xid;
         (!is_own).then_some(Moved {
             table: table.number,
             inserted_xid,
@@ -99,11 +103,11 @@ impl Open {
     }
 }
 
-/// A table of the settings, as the stream is to know it.
+/// A table of the settings, with the properties that the stream needs.
 #[derive(Debug)]
 pub(super) struct Streamed {
     pub(super) settings: TableSettings,
-    /// Its oid as it is now.
+    /// Its current oid.
     pub(super) oid: Oid,
     pub(super) identity: TableIdentity,
 }
@@ -115,7 +119,7 @@ pub(super) struct Intake {
     project: Arc<str>,
     relations: RelationCache,
     types: ColumnTypes,
-    /// With a fast hash: each event looks its table up.
+    /// Uses a fast hash, because each event looks up its table.
     tables: HashMap<Oid, Table, foldhash::fast::RandomState>,
     open: Option<Open>,
     last_commit_time: Option<PgTimestamp>,
@@ -136,7 +140,7 @@ impl Intake {
         }
     }
 
-    /// When the transaction was committed that the last message belonged to.
+    /// Commit time of the transaction of the last message.
     pub(super) fn last_commit_time(&self) -> Option<PgTimestamp> {
         self.last_commit_time
     }
@@ -144,11 +148,15 @@ impl Intake {
     /// Takes one message of the stream.
     ///
     /// # Errors
-    /// `replication-protocol` when it cannot be decoded, `column-missing` and the like when the
-    /// rows of a table cannot be mapped. Nothing of the message has taken effect then.
+    /// `replication-protocol` when the message cannot be decoded; `column-missing` and the like when
+    /// the rows of a table cannot be mapped. The message then has no effect.
     pub(super) fn message(&mut self, payload: &[u8]) -> Result<Step> {
         let message = decoder::decode(payload).map_err(|e| {
-            Error::new(Code::ReplicationProtocol, "a message of the stream").caused_by(e)
+            Error::new(
+                Code::ReplicationProtocol,
+                "cannot decode a message of the stream",
+            )
+            .caused_by(e)
         })?;
         match message {
             Message::Begin(begin) => {
@@ -196,7 +204,7 @@ impl Intake {
             .get(relation.oid)
             .ok_or_else(|| unknown(relation.oid))?;
         let Some((number, streamed)) = self.captured(known) else {
-            // Also the leaves of a captured partitioned table: its rows come under the root.
+            // This includes the partitions of a captured table: their rows arrive under its root.
             self.tables.insert(relation.oid, Table::Ignored { rows: 0 });
             return Ok(Step::Nothing);
         };
@@ -209,8 +217,8 @@ impl Intake {
         Ok(Step::Nothing)
     }
 
-    /// A captured table and its number. Log from before it was renamed has its old name, and from
-    /// before it was made anew another oid.
+    /// Finds a captured table and its number. WAL from before the table was renamed has its old name,
+    /// and WAL from before it was recreated has another oid.
     fn captured(&self, relation: &OwnedRelation) -> Option<(usize, &Streamed)> {
         let is_named = |table: &QualifiedName| {
             table.schema == relation.namespace && table.name == relation.name
@@ -231,17 +239,17 @@ impl Intake {
         })))
     }
 
-    /// A table as the stream has described it, and the types that are known.
+    /// Returns a table as the stream has described it, and the known types.
     ///
     /// # Errors
-    /// `replication-protocol` when it was not described.
+    /// `replication-protocol` when the stream has not described the table.
     pub(super) fn described(&self, relation: Oid) -> Result<(&OwnedRelation, &ColumnTypes)> {
         let known = self.relations.get(relation);
         let known = known.ok_or_else(|| unknown(relation))?;
         Ok((known, &self.types))
     }
 
-    /// Takes the types that were looked up for [`Step::TypesUnknown`].
+    /// Takes the types that the caller has looked up for [`Step::TypesUnknown`].
     ///
     /// # Errors
     /// `column-missing` and the like when the rows of the table cannot be mapped.
@@ -259,7 +267,7 @@ impl Intake {
         let outside = || {
             Error::new(
                 Code::ReplicationProtocol,
-                "an insert came outside of a transaction",
+                "the stream has an insert outside of a transaction",
             )
         };
         let open = self.open.as_mut().ok_or_else(outside)?;
@@ -278,7 +286,7 @@ impl Intake {
                     let name = self.name_of(relation);
                     tracing::warn!(
                         table = name,
-                        "the publication sends rows of a table that is not in the settings: ignored"
+                        "the publication sends rows of a table that is not in the settings: ignoring them"
                     );
                 }
                 return Ok(Step::Nothing);
@@ -322,8 +330,8 @@ impl Intake {
             .unwrap_or_default()
     }
 
-    /// Counts a change that an append-only outbox should not see; warns at the first of a kind
-    /// and then at each thousandth.
+    /// Counts a change that an append-only outbox should not see. Warns at the first of each kind,
+    /// and then at every thousandth.
     fn unexpected(&self, kind: &'static str, relation: Oid) -> Step {
         if matches!(self.tables.get(&relation), Some(Table::Captured(_))) {
             let count = self
@@ -336,8 +344,8 @@ impl Intake {
                     table = self.name_of(relation),
                     kind,
                     count = count + 1,
-                    "a captured table was changed other than by INSERT: this is never published; \
-                     set the publication to publish = 'insert' alone"
+                    "a captured table was changed other than by INSERT, which is never published; \
+                     set publish = 'insert' in the publication"
                 );
             }
         }

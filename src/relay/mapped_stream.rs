@@ -1,12 +1,12 @@
-//! The stream of a slot, decoded and mapped, without publishing and without records.
+//! The stream of a slot, decoded and mapped, without publishing and without records. For benchmarks.
 //!
-//! It is what is left of a session when everything after the mapping is taken away: the same
-//! replication session, decoder, mappers and watermark, called as `pipeline` calls them. So
-//! `cargo xtask bench` can tell what reading costs from what delivering costs, and can put another
-//! publisher in place of ours.
+//! It is a session without everything after the mapping: the same replication session, decoder,
+//! mappers and watermark, called in the same way as in `pipeline`. With it, `cargo xtask bench` can
+//! separate the cost of reading from the cost of delivering, and can use another publisher in place
+//! of ours.
 //!
-//! What it hands out counts as resolved at once. Nothing here looks at the publication, holds the
-//! slot against a second relay, or keeps any promise of the relay: it is for measuring.
+//! Each event counts as resolved as soon as the caller has it. Nothing here watches the publication,
+//! keeps a second relay away, or keeps any guarantee of the relay.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -28,10 +28,10 @@ use crate::source::{Chunk, Options, Source, frames};
 use crate::table;
 use crate::watermark::{Confirmable, Watermark};
 
-/// For the look at the slot.
+/// For looking up the slot.
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A stream that is read and confirmed, and delivered by nobody.
+/// A stream that is read and confirmed without being delivered.
 #[derive(Debug)]
 pub struct MappedStream {
     source: Source,
@@ -40,7 +40,7 @@ pub struct MappedStream {
     backlog: Backlog,
 }
 
-/// An event as the lanes would get it.
+/// An event, as the lanes would get it.
 #[derive(Debug)]
 pub struct MappedEvent {
     /// The topic's full name.
@@ -52,10 +52,10 @@ pub struct MappedEvent {
 }
 
 impl MappedStream {
-    /// Opens the slot of the settings where it stands.
+    /// Opens the slot of the settings at its current position.
     ///
     /// # Errors
-    /// Those of the connection; `slot-missing`, `slot-held`.
+    /// Errors of the connection; `slot-missing`, `slot-held`.
     pub async fn open(settings: &Settings) -> Result<Self> {
         let target = settings.database()?.clone();
         let sql = connect(&target, "postrider", STATEMENT_TIMEOUT).await?;
@@ -84,7 +84,7 @@ impl MappedStream {
                     .iter()
                     .map(|table| Streamed {
                         settings: table.clone(),
-                        // Found by name.
+                        // Unknown here: tables are found by name.
                         oid: Oid(0),
                         identity: table.identity(),
                     })
@@ -97,17 +97,17 @@ impl MappedStream {
         })
     }
 
-    /// Waits for the next chunk of the stream and hands its events to `each`, in order; they count
+    /// Waits for the next chunk of the stream and passes its events to `each`, in order. They count
     /// as resolved. Returns the position that is confirmed from then on.
     ///
     /// # Errors
-    /// Those of the session, and of a row that cannot be mapped.
+    /// Errors of the session, and of a row that cannot be mapped.
     pub async fn next(&mut self, mut each: impl FnMut(MappedEvent)) -> Result<Lsn> {
         let (ended, chunks) = self.source.split();
         let chunk = tokio::select! {
             biased;
             error = ended => return Err(error.unwrap_or_else(|_| {
-                Error::new(Code::Internal, "the replication thread ended without a word")
+                Error::new(Code::Internal, "the replication thread ended unexpectedly")
             })),
             Some(chunk) = chunks.recv() => chunk,
         };

@@ -1,11 +1,11 @@
-//! The relay: sessions on the slot, one after the other, until it is told to stop.
+//! The relay: runs sessions on the slot, one after the other, until shutdown.
 //!
-//! `session` opens one, `pipeline` is its loop, `intake` turns the stream into events, `delivery`
-//! brings each event to its recorded outcome, `supervisor` looks at the database from beside it,
-//! `auditor` for rows that the stream left out, `standby` waits for a slot that another relay
-//! holds, `opening` compares the slot with what was written down (`record`), and `recovery` makes
-//! up for a slot that was lost. `mapped_stream` is a session without delivery, for measuring. What
-//! ends a session is an error; whether another one follows is decided by its code alone.
+//! `session` opens a session, and `pipeline` is its loop. `intake` turns the stream into events, and
+//! `delivery` takes each event to its recorded outcome. In parallel, `supervisor` watches the
+//! database and `auditor` looks for rows that the stream left out. `standby` waits for a slot that
+//! another relay holds, `opening` compares the slot with the relay's own row (`record`), and
+//! `recovery` replaces a lost slot. `mapped_stream` is a session without delivery, for benchmarks.
+//! When a session ends with an error, the error's code decides whether another session follows.
 
 mod auditor;
 mod backlog;
@@ -47,11 +47,11 @@ use crate::metrics::Metrics;
 use crate::publish::{Publisher, Topics};
 use crate::settings::Settings;
 
-/// Pauses between sessions: short at first, since a server that restarts is soon back.
+/// Pauses between sessions: short at first, because a server that restarts is soon back.
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
 const LAST_PAUSE: Duration = Duration::from_secs(5);
 
-/// Bytes of the host's name in that of an instance.
+/// How many bytes of the host name the instance name contains.
 const MAX_HOST_NAME: usize = 33;
 
 /// Everything that outlives a session.
@@ -60,20 +60,20 @@ pub struct Relay {
     settings: Settings,
     captured: Vec<CapturedTable>,
     publisher: Publisher,
-    /// `None` when topics are not to be created.
+    /// `None` when the relay must not create topics.
     topics: Option<Topics>,
     metrics: Metrics,
     state: Arc<State>,
     /// Names this process to PostgreSQL and to other relays.
     instance: String,
-    /// Whether this process has found the publication right at some time.
+    /// Whether this process has ever found the publication right.
     publication_was_right: AtomicBool,
-    /// Where the slot stood when PostgreSQL failed to decode the last time.
+    /// The slot's position when PostgreSQL last failed to decode.
     undecodable_after: AtomicU64,
 }
 
 impl Relay {
-    /// Prepares a relay; nothing is connected yet.
+    /// Prepares a relay without connecting to anything.
     ///
     /// # Errors
     /// `project-missing`, `credentials-missing`, `pubsub-endpoint`, `database-url-invalid`.
@@ -101,11 +101,11 @@ impl Relay {
         })
     }
 
-    /// Runs until `shutdown` turns true, or until an error that needs a person.
+    /// Runs until `shutdown` is true, or until an error that a person must fix.
     ///
     /// # Errors
-    /// With a code whose disposition is to stop, or `postgres-unreachable` and the like when
-    /// PostgreSQL never answered within `start_timeout_s`.
+    /// An error whose code stops the relay; or `postgres-unreachable` and the like when PostgreSQL
+    /// never answered within `start_timeout_s`.
     pub async fn run(&self, mut shutdown: watch::Receiver<bool>) -> Result<()> {
         let began = Instant::now();
         tokio::select! {
@@ -139,7 +139,7 @@ impl Relay {
             self.state.set(Phase::Broken(error.code()));
             tracing::warn!(
                 code = %error.code(), hint = error.hint_text(),
-                "{error}; trying again in {pause:?}"
+                "{error}; retrying in {pause:?}"
             );
             tokio::select! {
                 _ = shutdown.wait_for(|stop| *stop) => return Ok(()),
@@ -150,8 +150,9 @@ impl Relay {
     }
 }
 
-/// Whether another session may follow an error. A publication that was right since this process
-/// began, also while it was a standby, is being altered, and will be right again.
+/// Whether another session may follow an error. A wrong publication stops the relay only if it was
+/// never right in this process, even as a standby. Otherwise somebody is altering it, and it will be
+/// right again.
 fn comes_back(code: Code, publication_was_right: bool) -> bool {
     match code {
         Code::PublicationMissing | Code::PublicationDrift if publication_was_right => true,
@@ -168,7 +169,7 @@ fn warn_of_global_endpoint(settings: &Settings) {
     }
 }
 
-/// PostgreSQL cuts a name at 63 bytes, which must not cost what tells two relays apart.
+/// PostgreSQL cuts names at 63 bytes. The parts that distinguish two relays must fit.
 fn instance_name(host: &str, random: u32, pid: u32) -> String {
     let end = (0..=MAX_HOST_NAME)
         .rev()
@@ -185,8 +186,8 @@ fn host_name() -> String {
         .unwrap_or_else(|| "localhost".into())
 }
 
-/// The health of the slot that this relay streams from. What was written down about it is
-/// compared at the opening: nobody else can move the slot while we hold it.
+/// The health of the slot that this relay streams from. The recorded position is compared only when a
+/// session opens: nobody else can move the slot while we hold it.
 fn health_of(slot: &Slot, origin: Origin) -> Health {
     let observation = Observation {
         slot: Some(slot),
@@ -204,7 +205,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn instances_of_one_host_name_and_pid_are_told_apart_within_what_postgresql_keeps_of_a_name() {
+    fn instance_names_differ_within_63_bytes_even_for_the_same_host_and_pid() {
         let name = instance_name("shop", 0x1a2b, 1);
         assert_eq!(name, "postrider shop/00001a2b:1");
         for host in ["x".repeat(64), "\u{e9}".repeat(32)] {

@@ -1,13 +1,14 @@
-//! Rows that the stream brings as inserts, though another transaction wrote them first: a partition
-//! key was updated, pg_partman moved them, a table was copied and swapped, a dump was restored.
+//! Handles rows that the stream brings as inserts although another transaction wrote them first:
+//! somebody updated a partition key, pg_partman moved them, a table was copied and swapped, a dump
+//! was restored.
 //!
-//! Such a row is an event only if it was never handled: it is looked up by its id. The usual row
-//! costs no look-up. A relay that was down may get the row itself and the moved one soon after it:
-//! then the look-up waits until the first one has its outcome.
+//! Such a row is an event only if it was never handled, so its id is looked up. Usual rows need no
+//! lookup. A relay that was down may get the original row and the moved one shortly after it. Then
+//! the lookup waits until the original has its outcome.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 
@@ -21,13 +22,15 @@ use crate::postgres::{Sql, Target, answer_within, connect};
 use crate::watermark::CommitLsn;
 
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(5);
-/// Of a connection that leads nowhere; the server's own limit comes first.
+/// Limit for a dead connection; the server's own statement timeout comes first.
 const LOOK_UP_LIMIT: Duration = Duration::from_secs(8);
+/// Between two log lines about skipped rows.
+const LOG_INTERVAL: Duration = Duration::from_secs(10);
 
-/// What makes an insert a moved row.
+/// Marks an insert as a moved row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Moved {
-    /// Which of the captured tables it is in.
+    /// Number of its captured table.
     pub(super) table: usize,
     /// The transaction that wrote it first.
     pub(super) inserted_xid: u64,
@@ -40,7 +43,7 @@ pub(super) struct MovedRow {
     pub(super) row: Row,
 }
 
-/// As it is delivered, or set aside.
+/// The row's event to deliver, or the error with which it is set aside.
 #[derive(Debug)]
 pub(super) enum Row {
     Event {
@@ -62,7 +65,7 @@ impl Row {
         }
     }
 
-    /// The transaction of the log that brought it.
+    /// The transaction in the stream that brought the row.
     pub(super) fn commit(&self) -> CommitLsn {
         match self {
             Self::Event { event, .. } => event.origin.commit,
@@ -71,17 +74,20 @@ impl Row {
     }
 }
 
-/// The look-up of one session.
+/// The lookup of one session.
 pub(super) struct MovedRows {
     target: Target,
     bounds: Arc<[Bounds]>,
     repeats: bool,
-    /// Opened for the first such row.
+    /// Opened for the first moved row.
     sql: Option<Sql>,
-    /// By the transaction that wrote them first, whose events have no outcome yet. No more than
-    /// those are on their way.
+    /// Rows that wait, by the transaction that wrote them first, which has events in flight. There
+    /// are never more than those.
     waiting: BTreeMap<CommitLsn, Vec<MovedRow>>,
     metrics: Metrics,
+    /// Rows that were skipped by their bounds since the last log line about them.
+    skipped: u64,
+    logged: Option<Instant>,
 }
 
 impl MovedRows {
@@ -98,6 +104,8 @@ impl MovedRows {
             sql: None,
             waiting: BTreeMap::new(),
             metrics,
+            skipped: 0,
+            logged: None,
         }
     }
 
@@ -106,7 +114,7 @@ impl MovedRows {
         self.waiting.entry(first).or_default().push(row);
     }
 
-    /// The rows that have waited for this transaction.
+    /// Takes the rows that have waited for this transaction.
     pub(super) fn have_waited_for(&mut self, first: CommitLsn) -> Vec<MovedRow> {
         self.waiting.remove(&first).unwrap_or_default()
     }
@@ -115,24 +123,42 @@ impl MovedRows {
         !self.waiting.is_empty()
     }
 
-    /// What is known of a moved row.
+    /// Looks up a moved row.
     ///
     /// # Errors
-    /// Those of the connection and of a statement.
+    /// Connection and database errors.
     pub(super) async fn look_up(&mut self, moved: Moved, event_id: &EventId) -> Result<Lookup> {
-        // A record is the better answer: a row may have been staged in another table for long.
+        // With full records, look up even a row below the floor. It may come from a table that was
+        // not captured until now, and then it was never published.
         let is_handled = self.bounds.get(moved.table).is_some_and(|bounds| {
             bounds.is_from_before(moved.inserted_xid)
                 || self.repeats && bounds.is_resolved(moved.inserted_xid)
         });
-        let found = match is_handled {
-            true => Lookup::Done,
-            false => self.ask(event_id).await?,
-        };
+        if is_handled {
+            self.metrics.events_skipped.inc();
+            self.log_skipped(moved, event_id);
+            return Ok(Lookup::Done);
+        }
+        let found = self.ask(event_id).await?;
         if found == Lookup::Done {
             self.metrics.events_skipped.inc();
         }
         Ok(found)
+    }
+
+    /// Such a row has no record, so the log is the only place that shows it.
+    fn log_skipped(&mut self, moved: Moved, event_id: &EventId) {
+        self.skipped += 1;
+        let is_due = |logged: Instant| logged.elapsed() >= LOG_INTERVAL;
+        if self.logged.is_none_or(is_due) {
+            tracing::info!(
+                rows = self.skipped, first_event = %event_id.shown(), inserted_xid = moved.inserted_xid,
+                "skipped inserts of rows that an older transaction had written first, as happens when \
+                 rows are moved between partitions: by their inserted_xid they were handled before"
+            );
+            self.logged = Some(Instant::now());
+            self.skipped = 0;
+        }
     }
 
     async fn ask(&mut self, event_id: &EventId) -> Result<Lookup> {

@@ -1,11 +1,13 @@
-//! The loop of one session: stream in, requests out, outcomes in, position out.
+//! The main loop of one session: stream in, requests out, outcomes in, position out.
 //!
-//! One task owns all state; everything that can wake it stands in one `select!`, by priority:
-//! shutdown, the end of the replication session, progress of the delivery, the publication guard,
-//! the auditor's veto, the end of a recovery, rows from the tables, and last the stream, which is
-//! the busiest. While a recovery lasts the stream is left alone. Nothing in the loop waits for the
-//! network except while the events of an earlier run are looked up, and while the catalog is asked for
-//! a type that the stream names for the first time; what ends a session is waited for.
+//! One task owns all state, and one `select!` has everything that can wake it, by priority: shutdown,
+//! the end of the replication session, progress of the delivery, the supervisor, the auditor, the end
+//! of a recovery, rows from the tables, and last the stream, which is the busiest. The stream is not
+//! read while a recovery lasts.
+//!
+//! The loop waits for the database only to look up moved rows and rows recorded by earlier sessions, and
+//! to ask the catalog for a type that the stream names for the first time. It also waits to find out why
+//! the lease is over.
 
 use std::time::{Duration, Instant};
 
@@ -39,18 +41,18 @@ pub(super) struct Pipeline {
     pub(super) delivery: Delivery,
     pub(super) earlier: Earlier,
     pub(super) moved: MovedRows,
-    /// What the stream does not bring.
+    /// Rows that the stream does not bring.
     pub(super) from_table: TableRows,
-    /// While it is there, everything comes from the tables.
+    /// While this is `Some`, a recovery runs, and events come only from the tables.
     pub(super) seam: Option<Seam>,
-    /// From beside the stream: it has left something out that only a recovery can make up for.
+    /// Errors of the auditor: the stream has left out rows, and only a recovery can publish them.
     pub(super) broken: mpsc::Receiver<Error>,
     pub(super) supervision: watch::Receiver<Supervision>,
     pub(super) backlog: Backlog,
     pub(super) metrics: Metrics,
 }
 
-/// Why the loop ended in good order.
+/// Why the loop ended without an error.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum End {
     Shutdown,
@@ -60,8 +62,8 @@ impl Pipeline {
     /// Runs until shutdown, or until an error ends the session.
     pub(super) async fn run(&mut self, shutdown: &mut watch::Receiver<bool>) -> Result<End> {
         loop {
-            // Before the lease is looked at: whatever lies between, a request is given its time
-            // from here on.
+            // Take the time before the lease check: the timeout of requests starts from here, however
+            // long this process stalls in between.
             let now = Instant::now();
             if self.source.lease_is_over() {
                 return Err(self.source.why_lease_is_over().await);
@@ -85,12 +87,12 @@ impl Pipeline {
                 biased;
                 _ = shutdown.wait_for(|stop| *stop) => return Ok(End::Shutdown),
                 error = ended => return Err(error.unwrap_or_else(|_| {
-                    Error::new(Code::Internal, "the replication thread ended without a word")
+                    Error::new(Code::Internal, "the replication thread ended unexpectedly")
                 })),
                 recorded = self.delivery.progress() => self.on_recorded(recorded?).await?,
                 changed = self.supervision.changed() => {
                     changed.map_err(|_| {
-                        Error::new(Code::Internal, "the supervisor ended without a word")
+                        Error::new(Code::Internal, "the supervisor ended unexpectedly")
                     })?;
                     match *self.supervision.borrow_and_update() {
                         Supervision::PublicationRight | Supervision::PublicationUnsure => {}
@@ -101,7 +103,7 @@ impl Pipeline {
                     }
                 }
                 told = self.broken.recv() => return Err(told.unwrap_or_else(|| {
-                    Error::new(Code::Internal, "the auditor ended without a word")
+                    Error::new(Code::Internal, "the auditor ended unexpectedly")
                 })),
                 closed = closed(&mut self.seam), if self.seam.is_some() => {
                     closed?;
@@ -123,7 +125,7 @@ impl Pipeline {
         }
     }
 
-    /// What came before an event that cannot be delivered is delivered.
+    /// Sends the events that came before one that ends the session.
     fn send_what_came_before(&mut self) {
         let now = Instant::now();
         if !self.source.lease_is_over() {
@@ -146,7 +148,7 @@ impl Pipeline {
         Ok(())
     }
 
-    /// Delivers a moved row, unless the event is handled already.
+    /// Delivers a moved row, unless its event was handled before.
     async fn take_moved(&mut self, MovedRow { moved, row }: MovedRow) -> Result<()> {
         let found = self.moved.look_up(moved, row.event_id()).await?;
         let commit = row.commit();
@@ -300,8 +302,8 @@ impl Pipeline {
         Ok(())
     }
 
-    /// A moved row without a record at its place: now, or when the row that was there first has its
-    /// outcome.
+    /// Handles a moved row without a record at its place: at once, or once the transaction that wrote
+    /// it first is resolved.
     async fn on_moved(&mut self, row: MovedRow) -> Result<()> {
         self.watermark.add_event();
         match self.watermark.unresolved_of(row.moved.inserted_xid as u32) {
@@ -313,15 +315,15 @@ impl Pipeline {
         }
     }
 
-    /// Asks the catalog for the types of a captured table, of which the stream has told the oids.
+    /// Asks the catalog for the column types of a captured table; the stream gives only their oids.
     async fn look_types_up(&mut self, relation: Oid) -> Result<()> {
         let (described, known) = self.intake.described(relation)?;
         let found = table::look_up_types_apart(self.source.target(), described, known).await?;
         self.intake.learn(relation, found)
     }
 
-    /// Lets requests that are on their way end, records them and confirms; starts nothing new.
-    /// Returns the position that was confirmed last.
+    /// Waits for requests in flight, records and confirms them; starts no new ones. Returns the last
+    /// confirmed position.
     pub(super) async fn drain(self, limit: Duration) -> Confirmable {
         let Self {
             delivery,

@@ -1,8 +1,8 @@
-//! The relay's own row in `outbox.relay`: a tripwire, and something for an operator to look at.
+//! The relay's own row in `outbox.relay`: a tripwire, and information for operators.
 //!
-//! Never a source of the position to resume from: that is the slot's alone. What it is good for
-//! is to notice that the slot is not the one that was served before (`recovery/loss.rs`), and to
-//! remember across crashes that a recovery has not ended.
+//! It never decides the position to resume from: only the slot does. It lets the relay notice that
+//! the slot is not the one that was served before (`recovery/loss.rs`), and remember across crashes
+//! that a recovery has not ended.
 
 use decoder::Lsn;
 use slot_manager::health::RecordedPosition;
@@ -20,9 +20,9 @@ const SELECT: &str = "\
     SELECT system_identifier, timeline, confirmed_lsn, confirmed_is_final, recovering, dispatch, \
         audited_publication, database_oid FROM outbox.relay WHERE slot = $1";
 
-/// Under `exceptions` the mode is durable before anything is delivered. Back to `full` goes who knows
-/// that what was delivered without a row is below the floor (`auditor`), or a recovery. `$6`: the
-/// slot may have left events out, so that everything has to be compared.
+/// Makes the mode `exceptions` durable before anything is delivered. Only the auditor or a recovery
+/// switches back to `full`, once all events delivered without a row are below the floor. `$6` says
+/// that the slot may have left events out, so that everything has to be compared.
 const TAKE: &str = "\
     INSERT INTO outbox.relay (slot, system_identifier, timeline, confirmed_lsn, instance, \
         dispatch, audited_publication, database_oid) \
@@ -38,22 +38,23 @@ const TAKE: &str = "\
         audited_publication = CASE WHEN NOT $6 \
             THEN coalesce(relay.audited_publication, excluded.audited_publication) END";
 
-/// A final position is the last act of a session: what comes later than that is out of date.
+/// A final position is the last write of a session: an update that arrives later is out of date.
 const UPDATE: &str = "\
     UPDATE outbox.relay SET confirmed_lsn = $2, updated_at = now() \
     WHERE slot = $1 AND NOT confirmed_is_final";
 
-/// Before somebody moved the slot: what comes after that was not confirmed by a relay.
+/// Written before a person moves the slot: no relay has confirmed any later position.
 const WRITE_LEFT: &str = "\
     UPDATE outbox.relay SET confirmed_lsn = $2, confirmed_is_final = true, updated_at = now() \
     WHERE slot = $1 AND confirmed_lsn IS NOT NULL AND dispatch = 'exceptions'";
 
-/// Another relay may have taken the slot since we left it.
+/// Only if the row is still ours: another relay may have taken the slot in the meantime.
 const WRITE_FINAL: &str = "\
     UPDATE outbox.relay SET confirmed_lsn = $2, confirmed_is_final = true, updated_at = now() \
     WHERE slot = $1 AND instance = $3";
 
-/// A relay that reads the slot by now has recovered what there was: a mark would outlive it.
+/// Not while a relay reads the slot: it has already recovered, and our mark would outlive its
+/// recovery.
 const MARK_RECOVERING: &str = "\
     INSERT INTO outbox.relay (slot, system_identifier, timeline, instance, recovering, \
         database_oid) \
@@ -64,7 +65,7 @@ const MARK_RECOVERING: &str = "\
     WHERE NOT EXISTS ( \
         SELECT FROM pg_catalog.pg_replication_slots s WHERE s.slot_name = $1 AND s.active)";
 
-/// A relay that has taken the slot meanwhile sees by itself whether it can be read.
+/// Not while another relay reads the slot: it finds out by itself whether the slot can be read.
 const MARK_STUCK: &str = "\
     INSERT INTO outbox.relay (slot, system_identifier, timeline, instance, recovering, \
         database_oid) \
@@ -78,7 +79,7 @@ const IS_ANOTHERS: &str = "\
     SELECT FROM outbox.relay r JOIN pg_catalog.pg_replication_slots s ON s.slot_name = r.slot \
     WHERE r.slot = $1 AND r.instance <> $2 AND s.active";
 
-/// The relay that serves the slot stays its instance.
+/// Keeps the `instance` of the relay that serves the slot.
 const REQUEST: &str = "\
     INSERT INTO outbox.relay (slot, system_identifier, timeline, instance, recovering, \
         database_oid) \
@@ -89,14 +90,15 @@ const REQUEST: &str = "\
         confirmed_is_final = false, \
         recovering = coalesce(relay.recovering, excluded.recovering), updated_at = now()";
 
-/// The present publication counts as audited: `recover --adopt` has compared the tables.
+/// The current publication counts as audited, because `recover --adopt` has compared the tables.
 const KEEP_SLOT: &str = "\
     UPDATE outbox.relay SET system_identifier = $2, timeline = $3, confirmed_lsn = $4, \
         confirmed_is_final = false, audited_publication = $5, updated_at = now(), \
         database_oid = $6 \
     WHERE slot = $1";
 
-/// Records whose place the WAL of this cluster will come to, put where no commit can be.
+/// Moves rows whose place the WAL of this cluster has not reached yet to a place where no commit can
+/// be.
 const MOVE_RECORDS: &str = "\
     WITH below AS ( \
         SELECT now.lsn, now.lsn - mod(now.lsn - '0/0'::pg_lsn, 8) - 1::numeric AS place \
@@ -109,8 +111,8 @@ const MOVE_RECORDS: &str = "\
           FROM outbox.dispatch, below WHERE commit_lsn >= below.lsn) place \
     WHERE d.commit_lsn = place.commit_lsn AND d.ordinal = place.old_ordinal";
 
-/// Everything has been looked at; another relay that came in between does it again. One that came
-/// too late has left its mark alone: the slot is still ours.
+/// Ends the recovery, unless another relay has marked the slot in between: that relay recovers again.
+/// If it was too late, because the slot is still ours, its mark is removed.
 const RECOVERED: &str = "\
     UPDATE outbox.relay r SET recovering = NULL, instance = $2, audited_at = now(), \
         updated_at = now(), dispatch = $4::text, \
@@ -120,26 +122,26 @@ const RECOVERED: &str = "\
         SELECT FROM pg_catalog.pg_replication_slots s \
         WHERE s.slot_name = $1 AND s.active_pid = $3))";
 
-/// What an earlier session wrote down.
+/// The row, as an earlier session has left it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Recorded {
-    /// The database that it was written down in.
+    /// The database in which the row was written.
     pub(crate) origin: Origin,
     pub(crate) timeline: u32,
-    /// `None`: the slot was never served.
+    /// `None` if the slot was never served.
     pub(crate) confirmed_lsn: Option<Lsn>,
     /// Whether nothing was confirmed after `confirmed_lsn`.
     pub(crate) confirmed_is_final: bool,
-    /// Why a recovery was begun, or asked for, that has not ended.
+    /// The reason of a recovery that was begun or requested, and has not ended.
     pub(crate) recovering: Option<String>,
-    /// How what was delivered last is recorded.
+    /// Which events got a row in the last session.
     pub(crate) dispatch: Dispatch,
-    /// The publication that everything was delivered with that has an outcome.
+    /// Fingerprint of the publication with which all events that have an outcome were delivered.
     pub(crate) publication: Option<String>,
 }
 
 impl Recorded {
-    /// What a judgement of the slot's health needs.
+    /// The part that is needed to judge the slot's health.
     pub(crate) fn position(&self) -> RecordedPosition {
         RecordedPosition {
             origin: self.origin,
@@ -152,7 +154,7 @@ impl Recorded {
 /// Reads the row.
 ///
 /// # Errors
-/// `schema-missing`, also when the table is of an older version.
+/// `schema-missing`, also when the table has the schema of an older version.
 pub(crate) async fn read(sql: &Sql, slot: &SlotName) -> Result<Option<Recorded>> {
     let row = sql
         .query_opt(SELECT, &[&slot.as_str()])
@@ -161,7 +163,7 @@ pub(crate) async fn read(sql: &Sql, slot: &SlotName) -> Result<Option<Recorded>>
     let Some(row) = row else { return Ok(None) };
     let identifier: String = row.get(0);
     let system_identifier = identifier.parse().map_err(|e| {
-        let what = format!("outbox.relay holds the system identifier {identifier:?}");
+        let what = format!("outbox.relay has an invalid system identifier: {identifier:?}");
         Error::new(Code::PostgresStatement, what).caused_by(e)
     })?;
     let confirmed: Option<PgLsn> = row.get(2);
@@ -181,9 +183,11 @@ pub(crate) async fn read(sql: &Sql, slot: &SlotName) -> Result<Option<Recorded>>
 
 fn outdated(error: tokio_postgres::Error) -> Error {
     match error.code() {
-        Some(state) if *state == SqlState::UNDEFINED_COLUMN => {
-            Error::new(Code::SchemaMissing, "outbox.relay is of an older version").caused_by(error)
-        }
+        Some(state) if *state == SqlState::UNDEFINED_COLUMN => Error::new(
+            Code::SchemaMissing,
+            "outbox.relay has the schema of an older version",
+        )
+        .caused_by(error),
         _ => error.into(),
     }
 }
@@ -195,7 +199,7 @@ pub(super) struct Manner<'a> {
     pub(super) publication: &'a str,
 }
 
-/// Writes down that this process serves the slot from now on.
+/// Records that this process serves the slot from now on.
 pub(super) async fn take(
     sql: &Sql,
     slot: &SlotName,
@@ -224,11 +228,12 @@ pub(super) async fn take(
     Ok(())
 }
 
-/// Writes down where a relay without records had left the slot, before somebody moves it: the next
-/// session notices. With records it compares the tables, and needs no word.
+/// Records where a relay with `dispatch = exceptions` has left the slot, before a person moves it, so
+/// that the next session notices the move. A relay with full records compares the tables, and does
+/// not need this.
 ///
 /// # Errors
-/// Those of a statement; none where no relay has ever served.
+/// Errors of a statement; no error if no relay has ever served.
 pub(crate) async fn write_left(sql: &Sql, slot: &SlotName, confirmed: PgLsn) -> Result<()> {
     let written = sql.execute(WRITE_LEFT, &[&slot.as_str(), &confirmed]).await;
     match written {
@@ -238,13 +243,13 @@ pub(crate) async fn write_left(sql: &Sql, slot: &SlotName, confirmed: PgLsn) -> 
     }
 }
 
-/// Writes down how far the slot is confirmed.
+/// Records how far the slot is confirmed.
 pub(super) async fn update(sql: &Sql, slot: &SlotName, confirmed: PgLsn) -> Result<()> {
     sql.execute(UPDATE, &[&slot.as_str(), &confirmed]).await?;
     Ok(())
 }
 
-/// Writes down the position that was confirmed last, at a clean stop.
+/// Records the last confirmed position, at a clean stop.
 pub(super) async fn write_final(
     sql: &Sql,
     slot: &SlotName,
@@ -256,11 +261,11 @@ pub(super) async fn write_final(
     Ok(())
 }
 
-/// Marks the slot: until [`recovered`] every session begins with a recovery. An older mark keeps
-/// its reason.
+/// Marks the slot for recovery: until [`recovered`], every session begins with a recovery. An older
+/// mark keeps its reason.
 ///
 /// # Errors
-/// `slot-held` when the slot is read from by now, and nothing is marked.
+/// `slot-held`, without a mark, when somebody reads from the slot by now.
 pub(super) async fn mark_recovering(
     sql: &Sql,
     slot: &SlotName,
@@ -286,7 +291,7 @@ pub(super) async fn mark_recovering(
     match marked {
         0 => Err(Error::new(
             Code::SlotHeld,
-            format!("another relay has taken slot \"{slot}\" meanwhile"),
+            format!("another relay has taken over slot \"{slot}\""),
         )),
         _ => Ok(()),
     }
@@ -300,8 +305,8 @@ pub(super) async fn is_anothers(sql: &Sql, slot: &SlotName, instance: &str) -> R
     Ok(row.is_some())
 }
 
-/// Marks the slot as [`mark_recovering`] does, unless another relay has taken it and reads from
-/// it. Returns whether it is marked.
+/// Marks the slot for recovery as [`mark_recovering`] does, unless another relay has taken it and
+/// reads from it. Returns whether the slot is marked.
 pub(super) async fn mark_stuck(
     sql: &Sql,
     slot: &SlotName,
@@ -326,8 +331,8 @@ pub(super) async fn mark_stuck(
     Ok(rows == 1)
 }
 
-/// Marks the slot on behalf of a person, for the next session of whichever relay. The cluster
-/// becomes the one that the slot is served on.
+/// Marks the slot for recovery on behalf of a person; the next session of any relay recovers. Also
+/// records the present cluster as the one on which the slot is served.
 pub(crate) async fn request_recovery(
     sql: &impl GenericClient,
     slot: &SlotName,
@@ -341,7 +346,7 @@ pub(crate) async fn request_recovery(
     Ok(())
 }
 
-/// Continues with the slot on this cluster, at a moment when every row in the tables has its outcome.
+/// Lets the relay continue with the slot on this cluster. Every row in the tables must have an outcome.
 pub(crate) async fn keep_slot(
     sql: &impl GenericClient,
     slot: &SlotName,
@@ -365,14 +370,14 @@ pub(crate) async fn keep_slot(
     Ok(())
 }
 
-/// Makes room for the places of this cluster's log among the records that came from another one.
-/// Returns how many were moved.
+/// Moves records of another cluster out of the way, so that new events are not taken for recorded
+/// ones. Returns how many were moved.
 pub(crate) async fn move_records(sql: &impl GenericClient) -> Result<u64> {
     Ok(sql.execute(MOVE_RECORDS, &[]).await?)
 }
 
-/// Takes the mark away: everything that the new slot will not bring is resolved, with the publication
-/// as it was before. Returns whether it was ours to take.
+/// Removes the mark: every event that the new slot will not bring is resolved, with the publication
+/// as it was before. Returns whether the mark was ours to remove.
 pub(super) async fn recovered(
     sql: &Sql,
     slot: &SlotName,

@@ -1,15 +1,15 @@
-//! A lost slot is not lost data: a new slot, everything without a record from the tables as far as
-//! the slot will not bring it, and then the stream.
+//! Recovers from a lost slot without losing data: creates a new slot, publishes from the tables all
+//! rows without a record that the new slot will not bring, and then continues with the stream.
 //!
-//! The order of the steps is the argument (docs/adr/0011-recovery.md). The mark in `outbox.relay`
-//! is durable before anything changes, and goes when every row has its record: whoever comes in
-//! between begins again, and sends only what has no record. The slot is held from before the
-//! first row is sent until the end, so that there is one sender. Nothing of the stream is taken
-//! before all rows from the tables are recorded, so that each key keeps its order over the seam.
-//! The tables are read in short statements: a row is sent when the slot's snapshot shows the
-//! transaction that inserted it, whenever it is read.
+//! The order of the steps makes this safe (docs/adr/0011-recovery.md). The mark in `outbox.relay` is
+//! durable before anything changes, and is removed when every row has its record: a relay that starts
+//! in between begins again, and publishes only rows without a record. The slot is held from before
+//! the first row is sent until the end, so there is one sender. The stream is read only after all
+//! rows from the tables are recorded, so each key keeps its order across the seam. The tables are
+//! read in short statements: a row is sent if the slot's snapshot shows the transaction that inserted
+//! it, no matter when the row is read.
 //!
-//! Not here: whether a recovery is needed (`loss`), and what becomes of an event (`delivery`).
+//! Not here: whether a recovery is needed (`loss`), and delivering the events (`delivery`).
 
 pub(crate) mod blocked;
 pub(crate) mod loss;
@@ -20,7 +20,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use decoder::Lsn;
-use slot_manager::{Cluster, Error as SlotError, SlotName, retention, slots};
+use slot_manager::{Error as SlotError, SlotName, retention, slots};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
@@ -35,53 +35,49 @@ use crate::error::{Code, Error, Result};
 use crate::map::TableSettings;
 use crate::metrics::{Kind, Metrics};
 use crate::postgres::{PatientSql, Sql, Target, answer_within};
-use crate::settings::Dispatch;
+use crate::settings::{Dispatch, Start};
 use crate::source;
 use crate::table::TableReader;
 use blocked::Firsts;
 use loss::Loss;
 use unrecorded::Unrecorded;
 
-/// How long to wait for running transactions when the slot is made. Long, since the old slot is
-/// gone, and each attempt waits anew.
+/// How long to wait for running transactions when creating the slot. Long, because the old slot is
+/// gone, and each new attempt waits from the beginning.
 const CREATE_LIMIT: Duration = Duration::from_secs(300);
 
-/// What holds it up is named every so often.
+/// How often to log the transactions that hold up the new slot.
 const BLOCKERS_NAMED_AFTER: Duration = Duration::from_secs(15);
 
 const LOG_INTERVAL: Duration = Duration::from_secs(10);
 
-/// A new slot, and the transactions that it will not bring.
+/// A new slot, and the snapshot of the transactions that it will not bring.
 pub(super) struct NewSlot {
     pub(super) consistent_point: Lsn,
     snapshot: Snapshot,
+    /// Whether there was nothing to lose: no relay has served the database before.
+    is_first: bool,
 }
 
-/// Marks the slot, drops what is left of it, and makes a new one.
+/// Drops the slot, which is marked for recovery, if it still exists, and creates a new one.
 ///
 /// # Errors
 /// `slot-held` and `slot-busy` when another relay or a transaction is in the way; `slot-foreign`.
-pub(super) async fn new_slot(
-    relay: &Relay,
-    sql: &Sql,
-    cluster: &Cluster,
-    loss: &Loss,
-) -> Result<NewSlot> {
+pub(super) async fn new_slot(relay: &Relay, sql: &Sql, loss: &Loss) -> Result<NewSlot> {
     let settings = &relay.settings;
     let (slot, target) = (&settings.slot, settings.database()?);
-    tracing::warn!(
-        kind = loss.name(), %slot,
-        "recovering: {loss}; every row without a record in outbox.dispatch is delivered from the \
-         tables, then the stream goes on"
-    );
-    relay
-        .metrics
-        .recoveries
-        .get_or_create(&Kind { kind: loss.name() })
-        .inc();
-    let (instance, why) = (&relay.instance, loss.name());
-    let marking = record::mark_recovering(sql, slot, cluster, instance, why);
-    answer_within(ANSWER_LIMIT, marking).await?;
+    match loss {
+        Loss::FirstStart(Start::New) => tracing::info!(%slot, "{loss}; creating the slot"),
+        loss => {
+            tracing::warn!(
+                kind = loss.name(), %slot,
+                "recovering: {loss}; every row without a record in outbox.dispatch is published from \
+                 the tables, and then the relay continues with the stream"
+            );
+            let kind = Kind { kind: loss.name() };
+            relay.metrics.recoveries.get_or_create(&kind).inc();
+        }
+    }
     let dropping = async {
         match slots::drop(sql, slot).await {
             Err(SlotError::SlotMissing { .. }) => Ok(false),
@@ -115,16 +111,17 @@ pub(super) async fn new_slot(
     };
     let snapshot = snapshot::exported(target, &created.snapshot).await?;
     let consistent_point = created.consistent_point;
-    // There may be no second walsender for the stream.
+    // The server may have no second walsender for the stream.
     created.close().await;
     snapshot::wait_until_visible(sql, &snapshot).await?;
     Ok(NewSlot {
         consistent_point,
         snapshot,
+        is_first: matches!(loss, Loss::FirstStart(Start::New)),
     })
 }
 
-/// Names the transactions that a new slot has waited for so long.
+/// The error that names the transactions for which the new slot is waiting.
 async fn blocked(sql: &Sql, slot: &SlotName, waited: Duration) -> Result<Error> {
     let looking = retention::blockers_of_creation(sql);
     let blockers = answer_within(ANSWER_LIMIT, looking).await?;
@@ -138,7 +135,7 @@ async fn blocked(sql: &Sql, slot: &SlotName, waited: Duration) -> Result<Error> 
     Ok(blocked.into())
 }
 
-/// The seam between the tables and the stream: while it is there, nothing of the stream is taken.
+/// The seam between the tables and the stream: while it exists, the stream is not read.
 #[derive(Debug)]
 pub(super) struct Seam {
     closed: oneshot::Receiver<Result<()>>,
@@ -146,10 +143,10 @@ pub(super) struct Seam {
 }
 
 impl Seam {
-    /// Waits until everything from the tables is recorded. Dropping the future loses nothing.
+    /// Waits until everything from the tables is recorded. Cancel-safe.
     ///
     /// # Errors
-    /// The session has to end; the next one begins the recovery again.
+    /// An error that ends the session; the next session begins the recovery again.
     pub(super) async fn closed(&mut self) -> Result<()> {
         let closed = (&mut self.closed).await;
         closed.unwrap_or_else(|_| Err(Error::new(Code::Internal, "the recovery task ended")))
@@ -162,10 +159,10 @@ impl Drop for Seam {
     }
 }
 
-/// What a recovery reads.
+/// The input of a recovery.
 #[derive(Debug)]
 pub(super) struct What {
-    /// The publication as it was before the slot was made.
+    /// Fingerprint of the publication from before the slot was created.
     pub(super) publication: String,
     /// The tables of the settings.
     pub(super) captured: Vec<Captured>,
@@ -174,7 +171,7 @@ pub(super) struct What {
 }
 
 /// Starts to send every unresolved row that the slot's snapshot shows into the pipeline. The stream
-/// is open by now: the slot is held. The second part says when it is over.
+/// must be open, so that the slot is held. The receiver reports when the recovery is over.
 pub(super) async fn start(
     relay: &Relay,
     sql: &Sql,
@@ -192,6 +189,7 @@ pub(super) async fn start(
     let NewSlot {
         consistent_point,
         snapshot,
+        is_first,
     } = slot;
     let place = from_table::place_before(consistent_point);
     let looking = async {
@@ -223,6 +221,7 @@ pub(super) async fn start(
         captured,
         repeats,
         snapshot,
+        is_first,
         firsts,
         rows,
         progress: Progress::new(),
@@ -230,7 +229,7 @@ pub(super) async fn start(
     let (close, closed) = oneshot::channel();
     let (tell, over) = oneshot::channel();
     let task = tokio::spawn(async move {
-        // Nobody listens any more when the session has ended.
+        // If the session has ended, nobody receives this.
         let _ = match recovery.run().await {
             Ok(()) => {
                 let _ = tell.send(());
@@ -248,7 +247,7 @@ struct Recovery {
     target: Target,
     slot: slot_manager::SlotName,
     instance: String,
-    /// The process that reads the slot for this session.
+    /// The walsender's pid.
     walsender: i32,
     tables: Vec<TableSettings>,
     project: String,
@@ -260,6 +259,7 @@ struct Recovery {
     captured: Vec<Captured>,
     repeats: bool,
     snapshot: Snapshot,
+    is_first: bool,
     firsts: Firsts,
     rows: TableSender,
     progress: Progress,
@@ -275,37 +275,35 @@ impl Recovery {
         if self.rows.settled().await == Err(SessionEnded) {
             return Err(Interrupted::SessionEnded);
         }
-        let Progress { rows, began, .. } = self.progress;
-        tracing::warn!(
-            slot = %self.slot, rows, seconds = began.elapsed().as_secs(),
-            "recovered: everything in the tables has a record; the stream goes on"
-        );
         sql.answer(self.write_down(&sql)).await?;
+        let (slot, rows) = (&self.slot, self.progress.rows);
+        if !self.is_first {
+            tracing::warn!(
+                %slot, rows, seconds = self.progress.began.elapsed().as_secs(),
+                "recovered: everything in the tables has a record; continuing with the stream"
+            );
+        }
+        tracing::info!(%slot, "streaming");
         self.state.set(Phase::Streaming);
         Ok(())
     }
 
-    /// Everything that the snapshot shows is resolved, but for rows with odd numbers, where reading
-    /// began with a number: the auditor looks at those, and raises the floors.
+    /// Raises the floors and removes the mark: everything that the snapshot shows is resolved.
     async fn write_down(&self, sql: &Sql) -> Result<()> {
         let (slot, instance) = (&self.slot, &self.instance);
         for captured in &self.captured {
             let identity = &captured.record.identity;
-            if Window::unresolved(captured, self.repeats)
-                .from_seq
-                .is_some()
-            {
-                captures::forget_numbers(sql, slot, identity).await?;
-                continue;
-            }
             let resolved = Resolved {
                 identity,
                 floor: self.snapshot.xmin(),
                 floor_seq: None,
-                // With records the auditor compares new ones.
+                // With full records the auditor compares new partitions.
                 partitions: self.repeats.then_some(&*captured.shape.partitions),
             };
             captures::resolve(sql, slot, self.walsender, &resolved).await?;
+        }
+        if self.repeats && self.dispatch == Dispatch::Full {
+            captures::full_from_here(&**sql, slot).await?;
         }
         let manner = Manner {
             dispatch: self.dispatch,
@@ -314,7 +312,7 @@ impl Recovery {
         if !record::recovered(sql, slot, instance, self.walsender, manner).await? {
             tracing::warn!(
                 slot = %self.slot,
-                "another relay has marked the slot meanwhile: the next session looks again"
+                "another relay has marked the slot for recovery: the next session recovers again"
             );
         }
         Ok(())
@@ -339,7 +337,9 @@ impl Recovery {
             sql.answer(shape::refuse_rewritten(sql, table, &captured.shape))
                 .await?;
         }
-        tracing::info!(table = %table.table, rows, "recovering: the table is read");
+        if !self.is_first || rows > 0 {
+            tracing::info!(table = %table.table, rows, "recovering: finished reading the table");
+        }
         Ok(())
     }
 }
@@ -362,11 +362,11 @@ impl Progress {
 
     fn row(&mut self) {
         self.rows += 1;
-        // Looking at the clock for each row would cost more than the row.
+        // Reading the clock for each row would cost more than the row.
         if self.rows.is_multiple_of(256) && self.logged.elapsed() >= LOG_INTERVAL {
             self.logged = Instant::now();
             let rows = self.rows;
-            tracing::info!(rows, "recovering: rows are being delivered from the tables");
+            tracing::info!(rows, "recovering: publishing rows from the tables");
         }
     }
 }

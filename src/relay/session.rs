@@ -1,8 +1,9 @@
-//! One session on the slot: make sure of everything, stream, and end in good order.
+//! One session on the slot: check everything, stream, and shut down gracefully.
 //!
-//! The order of the steps is the argument: the cluster is ours, the publication is right, the
-//! slot is ours, free and the one that we left (`opening`), or made anew with what is in the
-//! tables before it (`recovery`), what has an outcome is known, and only then the stream starts.
+//! The order of the steps makes this safe. First the cluster must be ours, and the publication right.
+//! Then the slot must be free and ours: either the one that we left (`opening`), or a new one
+//! (`recovery`), whose stream must wait until older rows are published from the tables. Then the
+//! session looks up which events have an outcome. Only after that it reads the stream.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -37,28 +38,28 @@ use crate::settings::{OnBadEvent, Settings};
 use crate::source::{Options, Source};
 use crate::watermark::{Confirmable, Watermark};
 
-/// For the statements of the start; looking up recorded events may take longer than most.
+/// For statements at the start; looking up recorded events may take longer than most.
 pub(super) const STATEMENT_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Of a connection that leads nowhere; the server's own limit comes first.
+/// Limit for a dead connection; the server's own statement timeout comes first.
 pub(super) const ANSWER_LIMIT: Duration = Duration::from_secs(65);
 
-/// How long what is on its way may take to end when a session broke, before the next begins.
+/// How long requests in flight may take to end when a session broke, before the next one begins.
 const BROKEN_SESSION_DRAIN: Duration = Duration::from_secs(10);
 
-/// The server has sent a stream's last word when it gives the slot up.
+/// How long to wait for the reason why a stream ended. The server sends it before it frees the slot.
 const LAST_WORD_LIMIT: Duration = Duration::from_secs(1);
 
-/// Writing down the last position must not hold a shutdown up.
+/// Recording the last position must not delay a shutdown for longer.
 const WRITE_DOWN_LIMIT: Duration = Duration::from_secs(2);
 
-/// Runs one session until shutdown or an error. `started` is told when it has begun.
+/// Runs one session until shutdown or an error. Calls `started` when the session has begun.
 pub(super) async fn run(
     relay: &Relay,
     shutdown: &mut watch::Receiver<bool>,
     started: impl FnOnce(Phase),
 ) -> Result<End> {
-    // Also what an attempt to open a session has found: another relay may have the slot since.
+    // Also forgets findings of an attempt to open a session: another relay may have the slot now.
     relay.metrics.forget_session();
     let opening = open(relay);
     let (mut pipeline, beside) = tokio::select! {
@@ -81,9 +82,9 @@ pub(super) async fn run(
             let confirmed = pipeline.drain(relay.settings.shutdown_timeout).await;
             write_down(relay, confirmed).await;
         }
-        // The slot is another's, or may be soon: leave everything at once, requests included.
+        // The slot is another relay's, or may be soon: drop everything at once, including requests.
         Err(error) if error.code() == Code::LeaseLost => drop(pipeline),
-        // The server waits for the end of this session, and nothing can be recorded.
+        // The server waits for this session to end, and nothing can be recorded.
         Err(error) if error.code() == Code::PostgresStopping => {
             pipeline.drain(Duration::ZERO).await;
         }
@@ -102,8 +103,8 @@ pub(super) async fn run(
     }
 }
 
-/// Leaves the last position behind: a slot that is further on at the next start is not the one
-/// that was left. Without it the next start only audits more.
+/// Records the last position: if the slot is ahead of it at the next start, it is not the one that we
+/// left. Without it, the next start only audits more.
 async fn write_down(relay: &Relay, confirmed: Confirmable) {
     let writing = async {
         let sql = connect(relay.settings.database()?, "postrider", STATEMENT_TIMEOUT).await?;
@@ -119,11 +120,11 @@ async fn write_down(relay: &Relay, confirmed: Confirmable) {
         tokio::time::timeout(WRITE_DOWN_LIMIT, writing).await,
         Ok(Ok(()))
     ) {
-        tracing::debug!("the last position was not written to outbox.relay");
+        tracing::debug!("could not write the last position to outbox.relay");
     }
 }
 
-/// Over when a shutdown has had its time.
+/// Returns when the time for a shutdown is over.
 async fn stop_is_due(shutdown: watch::Receiver<bool>, shutdown_timeout: Duration) {
     wait_for_stop(shutdown).await;
     tokio::time::sleep(shutdown_timeout).await;
@@ -135,14 +136,14 @@ async fn wait_for_stop(mut shutdown: watch::Receiver<bool>) {
     }
 }
 
-/// What runs beside the pipeline; ends when dropped.
+/// The tasks that run alongside the pipeline; they end when dropped.
 type Beside = (Supervisor, Auditor);
 
 async fn open(relay: &Relay) -> Result<(Pipeline, Beside)> {
     let settings = &relay.settings;
     let (sql, cluster) = primary(relay).await?;
     opening::refuse_a_copy(relay, &sql, &cluster).await?;
-    // Before a slot is made: what is altered after that is noticed.
+    // Look before a slot is created: then any change after that is noticed.
     let first_seen = check_publication(relay, &sql).await?;
     let Opening {
         plan,
@@ -153,11 +154,11 @@ async fn open(relay: &Relay) -> Result<(Pipeline, Beside)> {
     let wait_limit = settings.publish_timeout;
     let waiting = wait_for_predecessor(&sql, &settings.slot, wait_limit);
     answer_within(wait_limit + ANSWER_LIMIT, waiting).await?;
-    let (confirmed, audit, new_slot) =
-        opening::carry_out(relay, &sql, &cluster, plan, &captured).await?;
+    let (confirmed, audit, new_slot) = opening::carry_out(relay, &sql, plan).await?;
     let mut source = open_source(relay, confirmed).await?;
     still_the_slot(relay, &sql, &mut source, confirmed).await?;
-    // From here on it proves the lease, however long the rest takes: nobody reads the stream yet.
+    // The supervisor proves the lease from here on, however long the rest takes: nobody reads the
+    // stream yet.
     let hasten = Arc::new(Notify::new());
     let (supervisor, supervision) = supervise(
         relay,
@@ -166,14 +167,15 @@ async fn open(relay: &Relay) -> Result<(Pipeline, Beside)> {
         &source,
         hasten.clone(),
     )?;
-    // Only now that the slot is ours nobody else records anything.
+    // Wait again: only now that the slot is ours, nobody else records anything.
     let waiting = wait_for_predecessor(&sql, &settings.slot, wait_limit);
     answer_within(wait_limit + ANSWER_LIMIT, waiting).await?;
     let looking = Recorded::after(&sql, confirmed, repeats);
     let recorded = answer_within(ANSWER_LIMIT, looking).await?;
     let quarantine = answer_within(ANSWER_LIMIT, quarantine_of(relay, &sql)).await?;
     let (_, walsender) = source.lease_proof();
-    take(relay, &sql, &cluster, confirmed, audit, &first_seen).await?;
+    let publication_before = as_captured(&captured, &first_seen);
+    take(relay, &sql, &cluster, confirmed, audit, publication_before).await?;
     let (rows, from_table) = from_table::channel();
     let (seam, recovered) = match new_slot {
         Some(new) => {
@@ -193,7 +195,7 @@ async fn open(relay: &Relay) -> Result<(Pipeline, Beside)> {
             (None, None)
         }
     };
-    // From here on the session serves the pipeline, which must not wait for long.
+    // From here on the pipeline uses this session, and it must not wait for long.
     let set = sql.batch_execute("SET statement_timeout = '5s'");
     answer_within(ANSWER_LIMIT, set).await?;
     let audit = auditor::Start {
@@ -235,7 +237,7 @@ async fn open(relay: &Relay) -> Result<(Pipeline, Beside)> {
     Ok((pipeline, (supervisor, auditor)))
 }
 
-/// The captured tables as the stream is to know them.
+/// The captured tables, with the properties that the stream needs.
 fn streamed(settings: &Settings, captured: &[Captured]) -> Vec<Streamed> {
     let tables = settings.tables.iter().zip(captured);
     tables
@@ -247,26 +249,36 @@ fn streamed(settings: &Settings, captured: &[Captured]) -> Vec<Streamed> {
         .collect()
 }
 
-/// Writes down that this relay serves the slot from now on, and how it records.
+/// Fingerprint of the publication when capturing began. It matters only at the first session, which
+/// compares the tables if the publication has changed since.
+fn as_captured<'a>(captured: &'a [Captured], now: &'a PublicationState) -> &'a str {
+    let mut before = captured
+        .iter()
+        .filter_map(|captured| captured.record.publication.as_deref());
+    let changed = before.find(|before| *before != now.fingerprint());
+    changed.unwrap_or(now.fingerprint())
+}
+
+/// Records that this relay serves the slot from now on, and how it records events.
 async fn take(
     relay: &Relay,
     sql: &Sql,
     cluster: &Cluster,
     confirmed: Lsn,
     audit: Audit,
-    publication: &PublicationState,
+    publication: &str,
 ) -> Result<()> {
     let (slot, instance) = (&relay.settings.slot, &relay.instance);
     let position = PgLsn::from(confirmed.as_u64());
     let manner = Manner {
         dispatch: relay.settings.dispatch,
-        publication: publication.fingerprint(),
+        publication,
     };
     let taking = record::take(sql, slot, cluster, position, instance, audit, manner);
     answer_within(ANSWER_LIMIT, taking).await
 }
 
-/// A session on a server that can be streamed from.
+/// Opens a session, and checks that the server can be streamed from.
 async fn primary(relay: &Relay) -> Result<(Sql, Cluster)> {
     let target = relay.settings.database()?;
     let sql = connect(target, "postrider", STATEMENT_TIMEOUT).await?;
@@ -283,7 +295,7 @@ async fn primary(relay: &Relay) -> Result<(Sql, Cluster)> {
     Ok((sql, cluster))
 }
 
-/// Opens the stream on the slot that was free just now.
+/// Opens the stream on the slot, which was free a moment ago.
 async fn open_source(relay: &Relay, confirmed: Lsn) -> Result<Source> {
     let settings = &relay.settings;
     let options = Options {
@@ -296,7 +308,7 @@ async fn open_source(relay: &Relay, confirmed: Lsn) -> Result<Source> {
     };
     let opened = Source::open(options, relay.metrics.last_status.clone()).await;
     opened.map_err(|error| match error.code() {
-        // It was there just now: the next session looks what has become of it.
+        // It existed a moment ago: the next session looks again.
         Code::SlotMissing | Code::SlotLost => changed().caused_by(error),
         _ => error,
     })
@@ -304,11 +316,11 @@ async fn open_source(relay: &Relay, confirmed: Lsn) -> Result<Source> {
 
 fn changed() -> Error {
     let what = "the slot has changed while it was being opened";
-    Error::new(Code::SlotBusy, what).hint("no action needed: the relay looks at it again")
+    Error::new(Code::SlotBusy, what).hint("no action needed: the relay looks at the slot again")
 }
 
-/// Makes sure that what is streamed is the slot that was looked at: until the stream has begun
-/// another relay may make a new one of the same name.
+/// Makes sure that we stream from the slot that we examined: until the stream has begun, another
+/// relay may replace it by a new one of the same name.
 async fn still_the_slot(
     relay: &Relay,
     sql: &Sql,
@@ -326,7 +338,7 @@ async fn still_the_slot(
     if answer_within(ANSWER_LIMIT, looking).await?.is_some() {
         return Ok(());
     }
-    // Or the stream has ended already, and what ended it says more.
+    // Or the stream has ended already: then its error says more.
     Err(match source.end_within(LAST_WORD_LIMIT).await {
         Some(ended) if stuck::is_of_this_place(&ended) => {
             stuck::what_to_do(relay, confirmed, ended).await
@@ -392,10 +404,10 @@ fn delivery(
     )
 }
 
-/// The quarantine with the keys that earlier sessions have blocked.
+/// The quarantine, with the keys that earlier sessions have blocked.
 async fn quarantine_of(relay: &Relay, sql: &Sql) -> Result<Quarantine> {
     let mut quarantine = Quarantine::new(relay.settings.on_bad_event);
-    // Also where nothing is blocked: it makes sure that the relay can look into the quarantine.
+    // Read them under any policy: this makes sure that the relay can read the quarantine.
     let keys = quarantined::blocked_keys(sql, MAX_BLOCKED).await?;
     if relay.settings.on_bad_event == OnBadEvent::QuarantineKey {
         for key in &keys {

@@ -1,4 +1,5 @@
-//! Waiting for a slot that another session holds: visible, and over within a second of its end.
+//! Waits for a slot that another session holds. The wait is visible in log and state, and ends within
+//! a second after the slot is free.
 
 use std::time::{Duration, Instant};
 
@@ -10,8 +11,8 @@ use crate::postgres::{Sql, answer_within};
 
 const LOG_INTERVAL: Duration = Duration::from_secs(10);
 
-/// So often the wait begins anew, and so long an answer may take: a standby whose connection
-/// leads nowhere would wait for ever.
+/// How often the wait starts over, and how long an answer may take. Without this, a standby with a
+/// dead connection would wait forever.
 const ROUND: Duration = Duration::from_secs(5);
 const ANSWER_LIMIT: Duration = Duration::from_secs(5);
 

@@ -1,9 +1,9 @@
-//! What is looked at once, before the first session: whether the settings of every captured table fit
-//! its columns.
+//! Checks once, before the first session, whether the settings of every captured table fit its
+//! columns.
 //!
-//! The stream describes a table before its first row only, and settings that cannot be right must not
-//! wait for that. Whatever else is wrong, such as a server that is away or a table that is missing, is
-//! the session's to find, which tries again where that helps.
+//! The stream describes a table only just before its first row, and wrong settings should be found
+//! earlier. All other problems, such as an unreachable server or a missing table, are left to the
+//! session, which retries when that can help.
 
 use std::time::Duration;
 
@@ -13,13 +13,13 @@ use crate::map::{MapError, Mapper};
 use crate::postgres::{answer_within, connect};
 use crate::table;
 
-/// For the look at the catalog.
+/// For statements on the catalog.
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Of a connection that leads nowhere; the server's own limit comes first.
+/// Limit for a dead connection; the server's own statement timeout comes first.
 const LIMIT: Duration = Duration::from_secs(12);
 
-/// Looks at every captured table.
+/// Checks every captured table.
 ///
 /// # Errors
 /// `setting-invalid`.
@@ -41,7 +41,7 @@ async fn first_fault(relay: &Relay) -> Result<Option<MapError>, Error> {
         let project = settings.project()?;
         match Mapper::resolve(relation, types, table, &table.identity(), project) {
             Err(fault @ MapError::Setting { .. }) => return Ok(Some(fault)),
-            // The look at the publication says more of a missing column.
+            // The check of the publication says more about a missing column.
             Ok(_) | Err(MapError::ColumnMissing { .. } | MapError::Event(_)) => {}
         }
     }

@@ -1,4 +1,4 @@
-//! What the relay is doing just now, for `/readyz`, `/status` and the log.
+//! What the relay is doing now, for `/readyz`, `/status` and the log.
 
 use std::sync::Mutex;
 
@@ -11,9 +11,9 @@ use crate::error::Code;
 pub enum Phase {
     /// No session yet.
     Connecting,
-    /// Another session holds the slot; with its description.
+    /// Another session, described here, holds the slot.
     Standby(String),
-    /// Holds a new slot, and delivers from the tables what lies before it.
+    /// Holds a new slot, and publishes the rows from before it from the tables.
     Recovering,
     /// Streams from the slot.
     Streaming,
@@ -22,7 +22,7 @@ pub enum Phase {
 }
 
 impl Phase {
-    /// Its name, in kebab case.
+    /// The name of the phase, in kebab case.
     pub fn name(&self) -> &'static str {
         match self {
             Phase::Connecting => "connecting",
@@ -45,7 +45,7 @@ impl Default for State {
 }
 
 impl State {
-    /// The phase now.
+    /// The current phase.
     pub fn phase(&self) -> Phase {
         match self.0.lock() {
             Ok(phase) => phase.clone(),
@@ -60,8 +60,8 @@ impl State {
         }
     }
 
-    /// Role and address of the holder are left out: this is shown to whoever reaches the HTTP
-    /// port. The log and `postrider slot` have them.
+    /// Sets the phase. Leaves out the holder's role and address, because anyone who can reach the
+    /// HTTP port sees this. The log and `postrider slot` have them.
     pub(super) fn standby(&self, holder: Option<&Holder>) {
         let shown = holder.map(|holder| Holder {
             client_addr: None,

@@ -1,13 +1,13 @@
-//! A stream that cannot get past a place in the WAL.
+//! Handles a stream that cannot get past a place in the WAL.
 //!
-//! On PostgreSQL 14 to 17 that is a row from while there was no publication. On every major it is a
-//! row that cannot be decoded or sent (bytes that have no UTF-8, a value larger than a message of the
-//! protocol), and a row from before a column was renamed or dropped, which the settings name no
-//! more.
+//! On PostgreSQL 14 to 17 this happens at a row that was inserted while the publication did not
+//! exist. On every major it happens at a row that cannot be decoded or sent (bytes without an
+//! equivalent in UTF-8, a value larger than a message of the protocol), and at a row from before a
+//! column was renamed or dropped, because the settings no longer fit it.
 //!
-//! Another session on the same slot ends at the same place. Only a new slot helps, and the rows that the
-//! old one would have brought come from the tables (`recovery`), where a bad one is set aside alone.
-//! Here the slot is marked for that, or the relay stops, when it may not recover.
+//! Another session on the same slot ends at the same place. Only a new slot helps. The rows that the
+//! old one would have brought then come from the tables (`recovery`), where a bad row is set aside
+//! alone. This module marks the slot for that, or stops the relay if it may not recover.
 
 use std::sync::atomic::Ordering;
 
@@ -23,7 +23,7 @@ use crate::postgres::{Sql, answer_within, connect};
 use crate::settings::OnLoss;
 use crate::table::TableReader;
 
-/// Whether a stream ended for a reason that comes again at the same place of the WAL.
+/// Whether a stream ended for a reason that recurs at the same place in the WAL.
 pub(super) fn is_of_this_place(error: &Error) -> bool {
     matches!(
         error.code(),
@@ -31,9 +31,9 @@ pub(super) fn is_of_this_place(error: &Error) -> bool {
     )
 }
 
-/// Marks the slot for a recovery, once the publication is there again, and gives the error with
-/// which the session ends. A relay that has taken the slot meanwhile sees to that: what it has made
-/// is left alone.
+/// Marks the slot for recovery, if the publication exists again, and returns the error with which the
+/// session ends. If another relay has taken the slot, that relay handles it, and its row is left
+/// alone.
 pub(super) async fn what_to_do(relay: &Relay, confirmed: Lsn, ended: Error) -> Error {
     let settings = &relay.settings;
     if ended.code() == Code::SlotStuck && !fails_again(relay, confirmed) {
@@ -74,12 +74,12 @@ pub(super) async fn what_to_do(relay: &Relay, confirmed: Lsn, ended: Error) -> E
     }
 }
 
-/// Whether the stream described a table in a way that the settings do not fit.
+/// Whether the session ended because the stream's description of a table does not fit the settings.
 fn is_of_columns(ended: &Error) -> bool {
     matches!(ended.code(), Code::ColumnMissing | Code::SettingInvalid)
 }
 
-/// Whether the settings fit the tables as they are now: else a person has to correct them.
+/// Whether the settings fit the current tables; if not, a person has to correct them.
 async fn tables_can_be_mapped(relay: &Relay, sql: &Sql) -> Result<bool> {
     let (settings, name) = (&relay.settings, &relay.settings.slot);
     let known = claim::known(sql, name, &settings.tables);
@@ -112,18 +112,19 @@ fn what_is_stuck(slot: &SlotName, ended: &Error) -> String {
     }
 }
 
-/// An internal error may pass; one that comes again, with the slot where it was, does not.
+/// Whether PostgreSQL failed to decode with the slot at the same position before. A first internal
+/// error may be temporary.
 fn fails_again(relay: &Relay, confirmed: Lsn) -> bool {
     let confirmed = confirmed.as_u64();
     relay.undecodable_after.swap(confirmed, Ordering::Relaxed) == confirmed
 }
 
-/// Ends a session so that the next one tries again, or makes the slot anew.
+/// The error that ends a session so that the next one retries or creates a new slot.
 fn while_it_is_mended(ended: &Error, what: String) -> Error {
     match ended.code() {
         Code::SlotStuck | Code::ColumnMissing | Code::SettingInvalid => {
             Error::new(Code::SlotBusy, what)
-                .hint("no action needed: the relay tries again, and makes the slot anew if need be")
+                .hint("no action needed: the relay retries, and recreates the slot if necessary")
         }
         _ => Error::new(Code::PublicationGap, what),
     }

@@ -1,9 +1,9 @@
-//! Looks at the database from beside the stream, every few seconds.
+//! Watches the database every few seconds, alongside the stream.
 //!
-//! pgoutput reads the publication as it was at the position in the WAL that is being decoded, and
-//! PostgreSQL 18 skips rows without an error when it was not there. Looking at it over SQL is the
-//! only protection: while it is wrong, or unknown, no keepalive may be confirmed. The same look
-//! brings the figures of the slot, and writes down who serves it.
+//! pgoutput uses the publication as it was at the WAL position that it is decoding. If the
+//! publication did not exist there, PostgreSQL 18 skips rows without an error. Checking the
+//! publication over SQL is the only protection: while it is wrong or unknown, no keepalive may be
+//! confirmed. The same look also reads the slot's metrics, and records the confirmed position.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
@@ -20,20 +20,20 @@ use crate::metrics::{Kind, Metrics};
 use crate::postgres::{Sql, Target, connect};
 use crate::source::LeaseProof;
 
-/// Between two looks. Rows that come while the publication is wrong must be fetched from the
-/// table: the shorter, the fewer.
+/// Time between two looks. Rows that are inserted while the publication is wrong must be read from
+/// the table: the shorter the interval, the fewer.
 const INTERVAL: Duration = Duration::from_secs(5);
 
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(4);
 const LOOK_LIMIT: Duration = Duration::from_secs(5);
 
-/// What the supervisor has found.
+/// The supervisor's finding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Supervision {
     PublicationRight,
-    /// Wrong, or not to be seen.
+    /// The publication is wrong, or cannot be checked.
     PublicationUnsure,
-    /// The server takes no new sessions: it waits for us to confirm, and cannot be written to.
+    /// The server is shutting down: it takes no new sessions or writes, and waits for us to confirm.
     ServerStopping,
 }
 
@@ -43,7 +43,7 @@ impl Supervision {
     }
 }
 
-/// What to look at.
+/// What to watch.
 #[derive(Debug, Clone)]
 pub(super) struct Subject {
     pub(super) target: Target,
@@ -51,12 +51,13 @@ pub(super) struct Subject {
     pub(super) publication: String,
     pub(super) tables: Vec<CapturedTable>,
     pub(super) origin: Origin,
-    /// What it is told by [`prove_lease`], and our walsender's pid.
+    /// The proof of our lease, which [`prove_lease`] renews, and our walsender's pid.
     pub(super) lease: (LeaseProof, i32),
     pub(super) wal_sender_timeout: Duration,
 }
 
-/// Starts to look; just now all was well, with `state`. A change hastens the audit.
+/// Starts the supervisor. `state` is the publication, which was right a moment ago. A change wakes
+/// the auditor.
 pub(super) fn start(
     subject: Subject,
     state: PublicationState,
@@ -72,7 +73,7 @@ pub(super) fn start(
             sql: None,
             state,
             audit,
-            // Before this session has taken the row, what stands there is still to be compared.
+            // Write nothing before this session has taken the row: its old content is still needed.
             delivered: metrics.delivered(),
             metrics,
         };
@@ -102,11 +103,12 @@ impl Drop for Supervisor {
 struct Watcher {
     subject: Subject,
     sql: Option<Sql>,
-    /// How the publication looked when the session began.
+    /// The publication at the last look.
     state: PublicationState,
     metrics: Metrics,
     audit: Arc<Notify>,
-    /// Events delivered when the relay's row was written last, or when this began.
+    /// Number of delivered events when the relay's row was last written, or when the supervisor
+    /// started.
     delivered: u64,
 }
 
@@ -115,7 +117,7 @@ impl Watcher {
         let had_session = self.sql.is_some();
         match self.look_in_time().await {
             Ok(found) => found,
-            // A session that was cut may mean a restart or a shutdown: a new one tells.
+            // A broken session may mean a restart or a shutdown: a new session shows which.
             Err(_) if had_session => match self.look_in_time().await {
                 Ok(found) => found,
                 Err(error) => self.unsure(&error),
@@ -137,7 +139,7 @@ impl Watcher {
         }
     }
 
-    /// One look with a limit of its own, since a server that is gone does not keep to its own.
+    /// One look, with a limit of its own: a dead server does not apply its statement timeout.
     async fn look_in_time(&mut self) -> Result<Supervision> {
         let looked = tokio::time::timeout(LOOK_LIMIT, self.try_look()).await;
         let found = looked.unwrap_or_else(|_| {
@@ -183,8 +185,8 @@ impl Watcher {
                 })
                 .set(1);
             let delivered = self.metrics.delivered();
-            // Only when something was delivered: an idle relay writes nothing.
-            // And only of the slot that this session reads, not of one made anew since.
+            // Write only when something was delivered (an idle relay writes nothing), and only if
+            // this session reads the slot: a slot that was recreated since is not ours.
             let is_ours = slot.active_pid == Some(*walsender);
             if let Some(lsn) = slot
                 .confirmed_flush_lsn
@@ -213,8 +215,8 @@ impl Watcher {
         if problems.is_empty() && state.has_changed_since(&self.state) {
             tracing::warn!(
                 code = "publication-drift",
-                "the publication or a captured table was altered or made anew: rows inserted \
-                 meanwhile may not have been streamed; comparing the tables with outbox.dispatch"
+                "the publication or a captured table was altered or recreated: rows inserted \
+                 in between may not have been streamed; comparing the tables with outbox.dispatch"
             );
             self.audit.notify_one();
         }
@@ -226,8 +228,8 @@ impl Watcher {
     }
 }
 
-/// Asks which of our status messages PostgreSQL has taken in last: it shows our own time of
-/// sending.
+/// Asks PostgreSQL for the last of our status messages that it has processed: it shows the time at
+/// which we sent it.
 async fn prove_lease(sql: &Sql, proof: &LeaseProof, walsender: i32) -> Result<()> {
     const REPLY_TIME: &str = "\
         SELECT (SELECT reply_time FROM pg_stat_replication WHERE pid = $1) \
@@ -239,12 +241,12 @@ async fn prove_lease(sql: &Sql, proof: &LeaseProof, walsender: i32) -> Result<()
     };
     let sent_at: Option<SystemTime> = row.get(0);
     if sent_at.is_none() {
-        // Without the rights of pg_read_all_stats the time is hidden; that our walsender has the
-        // slot is not.
+        // Without the privileges of pg_read_all_stats that time is hidden. That our walsender has the
+        // slot is visible.
         proof.seen(asked_at);
         return Ok(());
     }
-    // A clock that was set back since makes it look newer than it is, at most as new as now.
+    // If our clock was set back since, the message looks newer than it is, but never newer than now.
     let age = sent_at.map(|sent_at| sent_at.elapsed().unwrap_or_default());
     if let Some(sent_at) = age.and_then(|age| Instant::now().checked_sub(age)) {
         proof.prove(sent_at);

@@ -1,4 +1,4 @@
-//! Creates missing topics when `create_topics` allows it, one at a time, beside the pipeline.
+//! Creates missing topics when `create_topics` allows it, alongside the pipeline.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -13,11 +13,11 @@ use crate::publish::Topics;
 /// How long one creation may take.
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// After a creation that failed, for example for want of a grant.
+/// Pause after a failed creation, for example because a grant is missing.
 const PAUSE_AFTER_FAILURE: Duration = Duration::from_secs(10);
 
 pub(super) struct TopicMaker {
-    /// `None` when topics are not to be created.
+    /// `None` when the relay must not create topics.
     topics: Option<Topics>,
     under_way: HashSet<Arc<str>>,
     tasks: JoinSet<()>,
@@ -37,12 +37,12 @@ impl TopicMaker {
         }
     }
 
-    /// Whether creating a topic is the answer to this error.
+    /// Whether creating a topic can fix this error.
     pub(super) fn can_help(&self, code: Code) -> bool {
         code == Code::TopicMissing && self.topics.is_some()
     }
 
-    /// Starts to make `topic`, unless that is under way.
+    /// Starts to create `topic`, unless that is already under way.
     pub(super) fn make(&mut self, topic: Arc<str>) {
         let Some(topics) = self.topics.clone() else {
             return;
@@ -69,7 +69,7 @@ impl TopicMaker {
         });
     }
 
-    /// The next topic that has been made. Cancel-safe; waits for ever when none is under way.
+    /// The next topic that was created. Cancel-safe; waits forever when none is being created.
     pub(super) async fn made(&mut self) -> Arc<str> {
         loop {
             match self.made.recv().await {

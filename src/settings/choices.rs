@@ -1,11 +1,11 @@
-//! What a setting that names one of a few things stands for.
+//! The types of settings that choose one of a few options.
 
-/// What becomes of an event that can never be published.
+/// What to do with an event that can never be published.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OnBadEvent {
-    /// It is set aside, and so are later events of its ordering key: order is kept.
+    /// Quarantine the event and the later events of its ordering key, to keep the order.
     QuarantineKey,
-    /// It is set aside; later ones go on.
+    /// Quarantine only the event; later events are published.
     QuarantineEvent,
     /// The relay stops.
     Halt,
@@ -14,32 +14,33 @@ pub enum OnBadEvent {
 /// What the first start on a database delivers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Start {
-    /// Rows that are committed from then on.
+    /// Rows committed from then on.
     New,
-    /// Also the rows that are in the tables and have no record.
+    /// Also the unrecorded rows that are already in the tables.
     All,
 }
 
-/// What to do when the slot is missing, lost or not the one that was left.
+/// What to do when the slot is missing, lost or recreated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OnLoss {
-    /// Make a new one, and deliver what has no record from the tables.
+    /// Create a new slot, and publish the unrecorded rows from the tables.
     Recover,
-    /// Leave with the reason.
+    /// Exit with an error that gives the reason.
     Stop,
 }
 
 /// Which events get a row in `outbox.dispatch`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Dispatch {
-    /// Each one.
+    /// All events.
     Full,
-    /// Those that are set aside. A crash repeats what was published since the confirmed position.
+    /// Only quarantined events. After a crash, all events since the confirmed position are published
+    /// again.
     Exceptions,
 }
 
 impl Dispatch {
-    /// As it is written in settings and in `outbox.relay`.
+    /// The name in the settings and in `outbox.relay`.
     pub fn name(self) -> &'static str {
         match self {
             Dispatch::Full => "full",
@@ -47,7 +48,7 @@ impl Dispatch {
         }
     }
 
-    /// The one of that name.
+    /// The option with this name.
     pub fn named(name: &str) -> Option<Self> {
         [Dispatch::Full, Dispatch::Exceptions]
             .into_iter()

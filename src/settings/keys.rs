@@ -1,14 +1,14 @@
 //! The table of all settings: name, kind, bound, default, reason.
 //!
-//! One row serves the TOML file, the environment variable `POSTRIDER_<NAME>`, the flag
-//! `--<name>`, the help text and `docs/settings.md`.
+//! Each row defines the key in the TOML file, the environment variable `POSTRIDER_<NAME>`, the flag
+//! `--<name>`, the help text and the entry in `docs/reference/settings.md`.
 
-/// What values a setting takes.
+/// The values that a setting accepts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// Any text.
     Text,
-    /// A whole number between the two, both included.
+    /// A whole number from the first to the second, both included.
     Number(u64, u64),
     /// `true` or `false`.
     Switch,
@@ -17,15 +17,15 @@ pub enum Kind {
 /// One setting.
 #[derive(Debug)]
 pub struct Key {
-    /// Name in the TOML file; a unit stands last in it.
+    /// Name in the TOML file; ends with the unit, if any.
     pub name: &'static str,
-    /// What values it takes.
+    /// The values that it accepts.
     pub kind: Kind,
-    /// The value when nothing is set, as it would be written; empty when there is none.
+    /// The default, as a user would write it; empty if there is none.
     pub default: &'static str,
-    /// What it does and why the default is what it is.
+    /// What the setting does, and the reason for the default.
     pub reason: &'static str,
-    /// Standard environment variables that are read when `POSTRIDER_<NAME>` is not set.
+    /// Standard environment variables that are read if `POSTRIDER_<NAME>` is not set.
     pub aliases: &'static [&'static str],
 }
 
@@ -57,7 +57,7 @@ const fn key(
     }
 }
 
-/// Every setting that is a plain value; `[[tables]]` of the file comes on top.
+/// Every setting with a plain value. `[[tables]]` of the file is not among them.
 pub const KEYS: &[Key] = &[
     key(
         "database_url",
@@ -72,14 +72,14 @@ pub const KEYS: &[Key] = &[
         Kind::Text,
         "postrider",
         &[],
-        "Replication slot; one per relay. Lower-case letters, digits and _, at most 63",
+        "Replication slot; one per relay. Lower-case letters, digits and _, at most 63 characters",
     ),
     key(
         "publication",
         Kind::Text,
         "postrider",
         &[],
-        "Publication that holds the outbox tables, for inserts only",
+        "Publication of the outbox tables, for inserts only",
     ),
     key(
         "slot_failover",
@@ -94,57 +94,58 @@ pub const KEYS: &[Key] = &[
         "new",
         &[],
         "What the first start on a database delivers: `new` (rows committed from then on) or `all` \
-         (also the rows that are in the tables and have no record; later on those of a table that is \
-         added, too, with `dispatch = full`). `new`, since a table that was served by something else \
-         before holds what was delivered long ago",
+         (also the unrecorded rows that are already in the tables; with `dispatch = full` this also \
+         applies to tables that are added later). The default is `new`, because a table that another \
+         program served before contains rows that were delivered long ago",
     ),
     key(
         "slot_on_loss",
         Kind::Text,
         "recover",
         &[],
-        "When the slot is missing, lost or not the one that was left: `recover` (make a new one, \
-         and deliver what has no record from the tables) or `stop` (leave with the reason). \
-         `recover` loses nothing and repeats only what had no record",
+        "What to do when the slot is missing, lost or recreated: `recover` (create a new slot, and \
+         publish the unrecorded rows from the tables) or `stop` (exit with an error that gives the \
+         reason). The default is `recover`, because it loses nothing and repeats only events without \
+         a record",
     ),
     key(
         "dispatch",
         Kind::Text,
         "full",
         &[],
-        "Which events get a row in outbox.dispatch: `full` (each one: what is recorded is never sent \
-         again) or `exceptions` (what is in quarantine alone: faster and with less WAL, but after a \
-         crash everything since the last confirmed position comes again). `full`, since it repeats \
-         least and can say of each event when it was published",
+        "Which events get a row in outbox.dispatch: `full` (all events; a recorded event is never \
+         published again) or `exceptions` (only quarantined events: faster and with less WAL, but \
+         after a crash all events since the last confirmed position are published again). The default \
+         is `full`, because it repeats the fewest events and shows when each one was published",
     ),
     key(
         "table",
         Kind::Text,
         "outbox.events",
         &[],
-        "Outbox table when the file has no [[tables]]",
+        "Outbox table, if the file has no [[tables]]",
     ),
     key(
         "topic",
         Kind::Text,
         "{aggregatetype}.events",
         &[],
-        "Topic of an event: text with the names of columns in braces",
+        "Topic of an event: a text with column names in braces",
     ),
     key(
         "ordering",
         Kind::Text,
         "key",
         &[],
-        "Ordering key: `key` (the aggregate id), `bucketed(n)` (its hash bucket: fuller batches \
-         when there are very many aggregates, still in order for each) or `none`",
+        "Ordering key: `key` (the aggregate id), `bucketed(n)` (one of n hash buckets of the aggregate \
+         id: larger batches if there are very many aggregates, still in order for each) or `none`",
     ),
     key(
         "envelope",
         Kind::Text,
         "raw",
         &[],
-        "Form of a message: `raw` (the payload as it is), `cloudevents-binary`, \
+        "Format of a message: `raw` (the unchanged payload), `cloudevents-binary`, \
          `cloudevents-structured` or `protobuf`",
     ),
     key(
@@ -152,8 +153,8 @@ pub const KEYS: &[Key] = &[
         Kind::Text,
         "",
         &[],
-        "What times without an offset in the column `occurred_at` mean: `UTC`, or `local` (sent as \
-         they are, without an offset); needed where that column is a timestamp without time zone",
+        "Meaning of times without an offset in the column `occurred_at`: `UTC`, or `local` (published \
+         unchanged, without an offset). Required if that column is a timestamp without time zone",
     ),
     key(
         "project",
@@ -174,88 +175,87 @@ pub const KEYS: &[Key] = &[
         Kind::Text,
         "https://pubsub.googleapis.com",
         &[],
-        "Pub/Sub endpoint. Take a regional one, https://REGION-pubsub.googleapis.com: Pub/Sub \
-         keeps order only among publishes in one region",
+        "Pub/Sub endpoint. Use a regional one, https://REGION-pubsub.googleapis.com: Pub/Sub keeps \
+         the order of a key only among publishes in one region",
     ),
     key(
         "create_topics",
         Kind::Switch,
         "false",
         &[],
-        "Create a topic when it is missing. Off, since a topic without subscription keeps nothing",
+        "Create missing topics. Off by default, because a topic without a subscription keeps no \
+         messages",
     ),
     key(
         "on_bad_event",
         Kind::Text,
         "quarantine_key",
         &[],
-        "What to do with an event that can never be published: `quarantine_key` sets it and all \
-         later events of its ordering key aside, in order, until an operator decides; \
-         `quarantine_event` it alone; `halt` stops the relay",
+        "What to do with an event that can never be published: `quarantine_key` quarantines it and \
+         all later events of its ordering key, in order, until an operator decides; \
+         `quarantine_event` quarantines only this event; `halt` stops the relay",
     ),
     key(
         "dead_letter_topic",
         Kind::Text,
         "",
         &[],
-        "Topic to which a copy of an event goes that is set aside, with the reason in its \
-         attributes",
+        "Topic that receives a copy of each quarantined bad event, with the reason in its attributes",
     ),
     key(
         "pubsub_channels",
         Kind::Number(1, 32),
         "4",
         &[],
-        "Connections to Pub/Sub. Four spread the load over several of its front ends",
+        "Connections to Pub/Sub. Four connections spread the load over several of its front ends",
     ),
     key(
         "publish_timeout_s",
         Kind::Number(1, 60),
         "10",
         &[],
-        "Seconds that one attempt to publish may take before it is made again. Must \
-         be less than a quarter of wal_sender_timeout_s, so that no attempt outlives the right to the slot",
+        "Seconds that one publish attempt may take before the relay retries. Must be less than a \
+         quarter of wal_sender_timeout_s, so that no attempt outlives the lease of the slot",
     ),
     key(
         "in_flight_requests",
         Kind::Number(1, 10_000),
         "512",
         &[],
-        "Publish requests on their way at once, over all ordering keys. 512 fill a link whose \
-         answers take 20 ms",
+        "Maximum number of publish requests in flight, over all ordering keys. 512 requests fill a \
+         link whose answers take 20 ms",
     ),
     key(
         "in_flight_mib",
         Kind::Number(1, 4096),
         "24",
         &[],
-        "MiB of events in memory, waiting or on their way; when full, reading from PostgreSQL \
-         pauses. The relay's memory is this and 10 to 40 MiB: its own, and what requests are read \
-         and written through. Rows of many MiB come on top: up to three of them, as they were \
-         read",
+        "MiB of events in memory, waiting or in flight. At this limit, reading from PostgreSQL pauses. \
+         The relay needs 10 to 40 MiB more, for itself and for the buffers of its requests. Rows of \
+         many MiB add to that: up to three of them, in the size in which they were read",
     ),
     key(
         "wal_sender_timeout_s",
         Kind::Number(5, 3600),
         "60",
         &[],
-        "wal_sender_timeout of the replication session, seconds: after three quarters of it without \
-         proof that the server hears the relay the session is given up",
+        "wal_sender_timeout of the replication session, in seconds. If three quarters of it pass \
+         without proof that the server receives the relay's reports, the relay ends the session",
     ),
     key(
         "start_timeout_s",
         Kind::Number(1, 3600),
         "10",
         &[],
-        "Seconds to wait at the start for a PostgreSQL that does not answer; later on the relay \
-         waits without end",
+        "Seconds to wait at startup for a PostgreSQL that does not answer. After that the relay waits \
+         without end",
     ),
     key(
         "shutdown_timeout_s",
         Kind::Number(0, 600),
         "20",
         &[],
-        "Seconds after SIGTERM in which events on their way are finished and recorded",
+        "Seconds after SIGTERM to finish and record the events in flight",
     ),
     key(
         "http_addr",
@@ -273,12 +273,12 @@ pub const KEYS: &[Key] = &[
     ),
 ];
 
-/// The key of that name.
+/// The key with this name.
 pub(super) fn find(name: &str) -> Option<&'static Key> {
     KEYS.iter().find(|key| key.name == name)
 }
 
-/// The known name that is nearest to a misspelt one, if any is near.
+/// The known name most similar to a misspelt one, if any is similar enough.
 pub(super) fn nearest(name: &str) -> Option<&'static str> {
     KEYS.iter()
         .map(|key| (edit_distance(name, key.name), key.name))
@@ -307,14 +307,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_misspelt_name_finds_its_neighbour() {
+    fn a_misspelt_name_finds_the_most_similar_setting() {
         assert_eq!(nearest("publicaton"), Some("publication"));
         assert_eq!(nearest("in_flight_mb"), Some("in_flight_mib"));
         assert_eq!(nearest("colour"), None);
     }
 
     #[test]
-    fn there_are_at_most_thirty_settings_and_no_name_twice() {
+    fn there_are_at_most_thirty_settings_with_unique_names() {
         let mut names: Vec<_> = KEYS.iter().map(|key| key.name).collect();
         names.sort_unstable();
         names.dedup();

@@ -1,6 +1,6 @@
-//! Puts the sources of settings over each other: defaults, file, environment, flags.
+//! Merges the sources of settings: defaults, file, environment, flags.
 //!
-//! The result is one TOML table; what the values mean is decided in the parent module.
+//! The result is one TOML table; the parent module interprets the values.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -10,13 +10,13 @@ use toml::{Table, Value};
 use super::keys::{self, KEYS, Key, Kind};
 use crate::error::{Code, Error, Result, shown_path};
 
-/// Variables with our prefix that are not settings.
+/// Variables with the prefix `POSTRIDER_` that are not settings.
 const OTHER_VARIABLES: &[&str] = &["POSTRIDER_CONFIG", "POSTRIDER_PG_BIN"];
 
-/// The environment, passed in so that it can be tested.
+/// The environment variables, passed in for tests.
 pub type Environment = BTreeMap<String, String>;
 
-/// The file's table; `[[tables]]` stays as it is.
+/// Reads the file; `[[tables]]` stays unparsed.
 pub(super) fn file(path: &Path) -> Result<Table> {
     let invalid = |what: String| Error::new(Code::SettingInvalid, what);
     let text = std::fs::read_to_string(path)
@@ -37,7 +37,7 @@ pub(super) fn file(path: &Path) -> Result<Table> {
     Ok(table)
 }
 
-/// Lays the environment over `table`.
+/// Merges the environment into `table`.
 pub(super) fn environment(table: &mut Table, env: &Environment) -> Result<()> {
     for variable in env.keys().filter(|v| v.starts_with("POSTRIDER_")) {
         let name = variable["POSTRIDER_".len()..].to_lowercase();
@@ -60,12 +60,12 @@ pub(super) fn environment(table: &mut Table, env: &Environment) -> Result<()> {
     Ok(())
 }
 
-/// What Kubernetes sets by itself for a Service that is called `postrider`.
+/// Whether Kubernetes sets this variable for a Service named `postrider`.
 fn is_service_link(name: &str) -> bool {
     name == "port" || name.starts_with("port_") || name.starts_with("service_")
 }
 
-/// Lays one flag over `table`.
+/// Merges one flag into `table`.
 pub(super) fn flag(table: &mut Table, key: &Key, text: &str) -> Result<()> {
     table.insert(
         key.name.into(),
@@ -74,7 +74,7 @@ pub(super) fn flag(table: &mut Table, key: &Key, text: &str) -> Result<()> {
     Ok(())
 }
 
-/// Fills in what nobody set.
+/// Adds the defaults of settings that are not set.
 pub(super) fn defaults(table: &mut Table) -> Result<()> {
     for key in KEYS.iter().filter(|key| !key.default.is_empty()) {
         if !table.contains_key(key.name) {
@@ -84,7 +84,7 @@ pub(super) fn defaults(table: &mut Table) -> Result<()> {
     Ok(())
 }
 
-/// Checks kind and bound of a value that a file gave.
+/// Checks kind and bound of a value.
 pub(super) fn check(key: &Key, value: &Value, place: &str) -> Result<()> {
     let fits = match (key.kind, value) {
         (Kind::Text, Value::String(_)) | (Kind::Switch, Value::Boolean(_)) => true,
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_variable_is_an_error_that_names_the_neighbour() {
+    fn an_unknown_variable_is_an_error_that_names_a_similar_setting() {
         let error =
             environment(&mut Table::new(), &env(&[("POSTRIDER_PUBLICATON", "x")])).unwrap_err();
         assert_eq!(error.code(), Code::SettingUnknown);
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn what_kubernetes_sets_for_a_service_of_our_name_is_no_setting() {
+    fn variables_of_a_kubernetes_service_named_postrider_are_ignored() {
         let links = [
             ("POSTRIDER_PORT", "tcp://1"),
             ("POSTRIDER_SERVICE_HOST", "10.0.0.1"),

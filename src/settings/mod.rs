@@ -1,7 +1,8 @@
-//! What the operator wants: one checked [`Settings`] from file, environment and flags.
+//! Builds one checked [`Settings`] from file, environment and flags.
 //!
 //! Flags win over the environment, the environment over the file, the file over the defaults.
-//! Everything is read and checked before the runtime starts; nothing here connects anywhere.
+//! Everything is read and checked before the runtime starts; nothing here connects anywhere. No error
+//! shows the value of `database_url`, which may contain a password.
 
 mod choices;
 mod keys;
@@ -29,13 +30,13 @@ use crate::postgres::Target;
 /// All settings, checked.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    /// The database; `None` when neither a URL nor `PGHOST`/`PGDATABASE` says which.
+    /// The database; `None` if neither a URL nor `PGHOST`/`PGDATABASE` names one.
     pub database: Option<Target>,
     /// Replication slot.
     pub slot: SlotName,
     /// Publication name, as PostgreSQL stores it.
     pub publication: String,
-    /// Whether a slot that we create is copied to standbys.
+    /// Whether PostgreSQL copies a slot that the relay creates to standbys.
     pub slot_failover: bool,
     /// What the first start delivers.
     pub start: Start,
@@ -53,25 +54,25 @@ pub struct Settings {
     pub create_topics: bool,
     /// What to do with an event that can never be published.
     pub on_bad_event: OnBadEvent,
-    /// Where a copy of such an event goes; empty for nowhere.
+    /// The topic for a copy of each such event; empty for none.
     pub dead_letter_topic: String,
     /// Connections to Pub/Sub.
     pub pubsub_channels: usize,
     /// Limit of one publish attempt.
     pub publish_timeout: Duration,
-    /// Publish requests on their way at once.
+    /// Limit of publish requests in flight.
     pub in_flight_requests: usize,
-    /// Bytes of events in memory.
+    /// Limit of the bytes of events in memory.
     pub in_flight_bytes: usize,
     /// `wal_sender_timeout` of the replication session.
     pub wal_sender_timeout: Duration,
-    /// How long to wait at the start for PostgreSQL.
+    /// How long to wait for PostgreSQL at startup.
     pub start_timeout: Duration,
     /// How long to drain after SIGTERM.
     pub shutdown_timeout: Duration,
-    /// Where the HTTP port listens; `None` when it is off.
+    /// The address of the HTTP port; `None` if it is off.
     pub http_addr: Option<SocketAddr>,
-    /// Logs as JSON.
+    /// Whether to log JSON.
     pub log_json: bool,
 }
 
@@ -79,7 +80,7 @@ impl Settings {
     /// Reads the layers: `file` (TOML), `env`, and `flags` as (key name, text).
     ///
     /// # Errors
-    /// `setting-unknown`, `setting-invalid`, `database-url-invalid`: each names the place.
+    /// `setting-unknown`, `setting-invalid`, `database-url-invalid`: each names the source.
     pub fn load(
         file: Option<&Path>,
         env: &Environment,
@@ -118,15 +119,15 @@ impl Settings {
             start: match text("start") {
                 "new" => Start::New,
                 "all" => Start::All,
-                _ => return Err(setting_invalid("start").hint("take `new` or `all`")),
+                _ => return Err(setting_invalid("start").hint("use `new` or `all`")),
             },
             slot_on_loss: match text("slot_on_loss") {
                 "recover" => OnLoss::Recover,
                 "stop" => OnLoss::Stop,
-                _ => return Err(setting_invalid("slot_on_loss").hint("take `recover` or `stop`")),
+                _ => return Err(setting_invalid("slot_on_loss").hint("use `recover` or `stop`")),
             },
             dispatch: Dispatch::named(text("dispatch"))
-                .ok_or_else(|| setting_invalid("dispatch").hint("take `full` or `exceptions`"))?,
+                .ok_or_else(|| setting_invalid("dispatch").hint("use `full` or `exceptions`"))?,
             tables: tables(table)?,
             project: project(text("project"))?,
             pubsub: endpoint(text("pubsub_emulator_host"), text("pubsub_endpoint"))?,
@@ -137,7 +138,7 @@ impl Settings {
                 "halt" => OnBadEvent::Halt,
                 _ => {
                     return Err(setting_invalid("on_bad_event")
-                        .hint("take `quarantine_key`, `quarantine_event` or `halt`"));
+                        .hint("use `quarantine_key`, `quarantine_event` or `halt`"));
                 }
             },
             dead_letter_topic: text("dead_letter_topic").to_owned(),
@@ -152,7 +153,7 @@ impl Settings {
             log_json: match text("log_format") {
                 "json" => true,
                 "text" => false,
-                _ => return Err(setting_invalid("log_format").hint("take `text` or `json`")),
+                _ => return Err(setting_invalid("log_format").hint("use `text` or `json`")),
             },
         };
         if settings.publish_timeout * 4 >= settings.wal_sender_timeout {
@@ -162,7 +163,7 @@ impl Settings {
         Ok(settings)
     }
 
-    /// The captured tables as the publication must hold them.
+    /// The captured tables, with the columns that the publication must include.
     pub fn captured(&self) -> Vec<CapturedTable> {
         let captured = |table: &TableSettings| CapturedTable {
             name: table.table.clone(),
@@ -171,14 +172,14 @@ impl Settings {
         self.tables.iter().map(captured).collect()
     }
 
-    /// The database, or the error that says how to name it.
+    /// The database, or an error that says how to set it.
     pub fn database(&self) -> Result<&Target> {
         self.database
             .as_ref()
             .ok_or_else(|| Error::new(Code::DatabaseUrlInvalid, "no database is set"))
     }
 
-    /// The project, or the error that says how to name it.
+    /// The project, or an error that says how to set it.
     pub fn project(&self) -> Result<&str> {
         if self.project.is_empty() {
             return Err(Error::new(
@@ -191,7 +192,7 @@ impl Settings {
 }
 
 impl Settings {
-    /// The full name of the dead-letter topic, if there is to be one.
+    /// The full name of the dead-letter topic, if one is set.
     ///
     /// # Errors
     /// `project-missing`; `setting-invalid` for a name that Pub/Sub would refuse.
@@ -217,10 +218,10 @@ fn setting_invalid(name: &str) -> Error {
     )
 }
 
-/// Settings of the one table that is captured when the file has no [[tables]].
+/// Settings of the single table that is captured if the file has no [[tables]].
 const OF_ONE_TABLE: [&str; 5] = ["table", "topic", "ordering", "envelope", "time_zone"];
 
-/// `[[tables]]` of the file, or the one table that the plain settings describe.
+/// `[[tables]]` of the file, or the single table that the plain settings describe.
 fn tables(table: &Table) -> Result<Vec<TableSettings>> {
     let invalid = |e: toml::de::Error| {
         Error::new(
@@ -249,12 +250,12 @@ fn tables(table: &Table) -> Result<Vec<TableSettings>> {
             Code::SettingInvalid,
             format!("[[tables]] names table {} twice", twice.table),
         )
-        .hint("say everything about a table in one [[tables]] section")),
+        .hint("put all settings of a table into one [[tables]] section")),
         None => Ok(tables),
     }
 }
 
-/// What is set for the one table that the plain settings describe means nothing beside [[tables]].
+/// Refuses the settings of a single table together with [[tables]], where they would have no effect.
 fn refuse_settings_of_one_table(set: &Table) -> Result<()> {
     if !set.contains_key("tables") {
         return Ok(());
@@ -262,25 +263,25 @@ fn refuse_settings_of_one_table(set: &Table) -> Result<()> {
     match OF_ONE_TABLE.into_iter().find(|name| set.contains_key(*name)) {
         Some(name) => Err(Error::new(
             Code::SettingInvalid,
-            format!("setting `{name}` has no effect beside [[tables]]"),
+            format!("setting `{name}` has no effect together with [[tables]]"),
         )
         .hint(format!(
-            "set it in each [[tables]] section instead, and take `{name}` out of the top of the file \
-             and POSTRIDER_{} out of the environment",
+            "set it in each [[tables]] section instead; remove `{name}` from the top of the file and \
+             POSTRIDER_{} from the environment",
             name.to_uppercase()
         ))),
         None => Ok(()),
     }
 }
 
-/// Pub/Sub answers a malformed project as it answers a bad message: refused here, so that no event
-/// is blamed for it. Empty when it is not set.
+/// Checks the project; empty if not set. Pub/Sub answers a malformed project in the same way as a bad
+/// message, so without this check the relay would quarantine events for it.
 fn project(text: &str) -> Result<String> {
     let allowed = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "-.:".contains(c);
     match text.chars().all(allowed) {
         true => Ok(text.to_owned()),
         false => Err(setting_invalid("project").hint(
-            "take the project's id, such as my-project-123: lower-case letters, digits, hyphens",
+            "use the project's id, such as my-project-123: lower-case letters, digits, hyphens",
         )),
     }
 }
@@ -296,7 +297,7 @@ fn endpoint(emulator: &str, service: &str) -> Result<Endpoint> {
         };
     }
     match service.parse::<tonic::transport::Uri>() {
-        // A user and password would be of no use, and be shown.
+        // A user and password would have no effect, and would appear in messages.
         Ok(uri)
             if matches!(uri.scheme_str(), Some("http" | "https"))
                 && uri.host().is_some()

@@ -1,4 +1,4 @@
-//! Layers and checks, by what a user would write.
+//! Layers and checks, tested with settings as a user would write them.
 
 use super::*;
 
@@ -11,7 +11,7 @@ fn load(pairs: &[(&str, &str)]) -> Result<Settings> {
 }
 
 #[test]
-fn everything_can_run_from_the_environment_alone() {
+fn environment_variables_alone_are_enough() {
     let settings = load(&[
         ("DATABASE_URL", "postgres://relay@localhost/shop"),
         ("PUBSUB_EMULATOR_HOST", "127.0.0.1:8085"),
@@ -38,7 +38,7 @@ fn a_flag_wins_over_the_environment_and_the_file() {
 }
 
 #[test]
-fn a_publish_attempt_may_not_outlive_the_right_to_the_slot() {
+fn a_publish_timeout_that_could_outlive_the_lease_is_refused() {
     let error = load(&[("POSTRIDER_PUBLISH_TIMEOUT_S", "15")]).unwrap_err();
     assert_eq!(error.code(), Code::SettingInvalid);
     assert!(error.hint_text().contains("quarter"));
@@ -52,7 +52,7 @@ fn a_missing_project_says_which_variable_to_set() {
 }
 
 #[test]
-fn a_projects_name_in_place_of_its_id_is_refused() {
+fn a_project_name_instead_of_its_id_is_refused() {
     for name in ["My Project", "Shop", "a/b"] {
         let error = load(&[("PUBSUB_PROJECT_ID", name)]).unwrap_err();
         assert_eq!(error.code(), Code::SettingInvalid, "{name}");
@@ -70,7 +70,7 @@ fn bad_events_are_quarantined_by_key_unless_set_otherwise() {
 }
 
 #[test]
-fn every_event_is_recorded_unless_exceptions_are_asked_for() {
+fn dispatch_is_full_by_default() {
     assert_eq!(load(&[]).unwrap().dispatch, Dispatch::Full);
     let exceptions = load(&[("POSTRIDER_DISPATCH", "exceptions")]).unwrap();
     assert_eq!(exceptions.dispatch, Dispatch::Exceptions);
@@ -114,7 +114,7 @@ fn load_file(toml: &str, env: &[(&str, &str)]) -> Result<Settings> {
 }
 
 #[test]
-fn a_table_that_is_named_twice_is_refused() {
+fn a_table_in_two_sections_is_refused() {
     let twice = "[[tables]]\ntable = 'a.b'\n[[tables]]\ntable = '\"a\".\"b\"'\ntopic = 'other'\n";
     let error = load_file(twice, &[]).unwrap_err();
     assert_eq!(error.code(), Code::SettingInvalid);
@@ -127,7 +127,7 @@ fn a_table_that_is_named_twice_is_refused() {
 }
 
 #[test]
-fn what_the_tables_of_the_file_would_silently_override_is_refused() {
+fn settings_of_a_single_table_are_refused_together_with_tables() {
     let tables = "[[tables]]\ntable = 'a.b'\n";
     for (name, value) in [
         ("table", "a.b"),
@@ -149,7 +149,7 @@ fn what_the_tables_of_the_file_would_silently_override_is_refused() {
 }
 
 #[test]
-fn the_time_zone_of_the_one_table_is_utc_or_local_or_unknown() {
+fn time_zone_accepts_only_utc_and_local() {
     use crate::map::TimeZone;
     let of = |settings: Settings| settings.tables[0].time_zone;
     assert_eq!(of(load(&[]).unwrap()), None);

@@ -1,33 +1,36 @@
-//! Buffers to read into, a few of them, used again and again.
+//! A small pool of read buffers that are reused.
 //!
-//! What was read is handed on without a copy, so a buffer is free when the relay has done with all
-//! that came in it. Until then another one takes its place. A fresh one for each read costs more than
-//! the copy out of the kernel: the system clears its memory first, page by page as it is touched.
+//! Chunks are handed on without copying, so a buffer becomes free only once the relay has dropped
+//! every chunk cut from it. Until then another buffer is used. Allocating a fresh buffer for each
+//! read would cost more than copying the bytes out of the kernel, because the system zeroes new
+//! memory page by page as it is touched.
 
 use std::collections::VecDeque;
 
 use bytes::BytesMut;
 
-/// A read takes so much at most, unless one frame is longer: hundreds of small rows.
+/// The largest read, unless a single frame is longer. This is room for hundreds of small rows.
 pub(super) const READ_BUFFER: usize = 256 << 10;
 
-/// So many bytes of buffers are kept: as many usual ones as the relay may hold at once, and a few
-/// that a row of a megabyte has made larger.
+/// Bytes of free buffers to keep: enough for all the regular buffers that the relay may hold at
+/// once, plus a few that a row of a megabyte has enlarged.
 const MOST_KEPT: usize = 4 << 20;
 
-/// The buffers that are not being read into.
+/// The buffers that are not being read into at the moment.
 #[derive(Debug, Default)]
 pub(super) struct Buffers {
-    /// With their sizes, in the order in which they were read into.
+    /// Each buffer with its size, in the order in which they were read into.
     used: VecDeque<(usize, BytesMut)>,
+    /// The sum of the sizes in `used`.
     kept: usize,
-    /// Of the one that is being read into, as far as it is one of ours.
+    /// Size of the buffer that is being read into; 0 if that buffer did not come from here.
     size: usize,
 }
 
 impl Buffers {
-    /// Gives `buffer` room for `frame` bytes and at least for [`READ_BUFFER`], those included that
-    /// it holds: in place when nobody holds any of it, else by another in its place.
+    /// Makes sure that `buffer` can hold `frame` bytes, and at least [`READ_BUFFER`], including the
+    /// bytes that it holds already. Grows it in place if no chunk refers to it, otherwise swaps it
+    /// for another buffer.
     pub(super) fn make_room(&mut self, buffer: &mut BytesMut, frame: usize) {
         let size = frame.max(READ_BUFFER);
         if buffer.try_reclaim(size.saturating_sub(buffer.len())) {
@@ -43,7 +46,8 @@ impl Buffers {
         self.size = next_size;
     }
 
-    /// The last buffer of at least this size that nobody holds any more: caches know it best.
+    /// The most recently used free buffer of at least this size: it is the likeliest to be in the
+    /// CPU cache.
     fn free(&mut self, size: usize) -> Option<(usize, BytesMut)> {
         let is_free = |(_, buffer): &mut (usize, BytesMut)| buffer.try_reclaim(size);
         let last = self.used.iter_mut().rposition(is_free)?;
@@ -52,8 +56,9 @@ impl Buffers {
         Some(found)
     }
 
-    /// Keeps it for later; the oldest go when that is too much. One that is very large would drive
-    /// out all others, and the first of a session is not one of ours.
+    /// Keeps a buffer for later, and drops the oldest ones above the limit. A very large buffer is
+    /// not kept, since it would displace all others. Nor is the first buffer of a session, which
+    /// did not come from here.
     fn keep(&mut self, size: usize, buffer: BytesMut) {
         if size == 0 || size > MOST_KEPT / 2 {
             return;
@@ -74,14 +79,14 @@ mod tests {
 
     use super::*;
 
-    /// Reads so much, and cuts all but `rest` bytes of it off.
+    /// Simulates a read of `bytes` bytes, then cuts off all but the last `rest`.
     fn read(buffer: &mut BytesMut, bytes: usize, rest: usize) -> Bytes {
         buffer.resize(buffer.len() + bytes, 7);
         buffer.split_to(buffer.len() - rest).freeze()
     }
 
     #[test]
-    fn a_buffer_comes_again_when_nobody_holds_any_of_it() {
+    fn a_buffer_is_reused_when_no_chunk_refers_to_it() {
         let (mut buffers, mut buffer) = (Buffers::default(), BytesMut::new());
         let mut held = VecDeque::new();
         let mut places = std::collections::HashSet::new();
@@ -98,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_of_a_frame_moves_along_and_what_was_handed_on_stays() {
+    fn a_partial_frame_moves_to_the_new_buffer_and_earlier_chunks_keep_their_bytes() {
         let (mut buffers, mut buffer) = (Buffers::default(), BytesMut::new());
         buffers.make_room(&mut buffer, 1);
         let held = read(&mut buffer, 1_000, 10);
@@ -110,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_is_bounded_whatever_size_frames_have() {
+    fn the_pool_is_bounded_for_any_sequence_of_frame_sizes() {
         let (mut buffers, mut buffer) = (Buffers::default(), BytesMut::new());
         for frame in [64 << 20, 1, 1 << 20, 1, 3 << 20, 1, 64 << 20].repeat(3) {
             let held = read(&mut buffer, 10, 0);

@@ -1,8 +1,8 @@
-//! Makes a slot and exports the snapshot that fits it: what is visible in the snapshot was
-//! committed before the slot's consistent point, and all the rest is streamed.
+//! Creates a slot and exports the snapshot that matches it. The snapshot shows everything committed
+//! before the slot's consistent point; everything committed later is streamed.
 //!
-//! Only a replication connection can do this. The snapshot can be imported by other sessions as
-//! long as that connection stands and does nothing else. Source: manual, "Streaming Replication
+//! Only a replication connection can do this. Other sessions can import the snapshot as long as
+//! that connection stays open and runs no other command. Source: manual, "Streaming Replication
 //! Protocol", CREATE_REPLICATION_SLOT.
 
 use std::time::Duration;
@@ -21,44 +21,44 @@ use crate::postgres::{Target, wire};
 
 const COMMAND: &str = "CREATE_REPLICATION_SLOT";
 
-/// Limit of connecting, of logging in, and of a cancelled command's end.
+/// Limit for connecting, for logging in, and for a cancelled command to end.
 const STEP_LIMIT: Duration = Duration::from_secs(20);
 
-/// What slot to make.
+/// The slot to create.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct CreateSlot<'a> {
     pub(crate) target: &'a Target,
     pub(crate) slot: &'a SlotName,
-    /// Keep it up to date on standbys (PostgreSQL 17 and newer).
+    /// Keep the slot in sync on standbys (PostgreSQL 17 and newer).
     pub(crate) failover: bool,
     pub(crate) application_name: &'a str,
     pub(crate) wal_sender_timeout: Duration,
-    /// How long to wait for transactions that run.
+    /// How long to wait for running transactions.
     pub(crate) limit: Duration,
 }
 
-/// A new slot, and its snapshot for as long as this lives.
+/// A new slot, and its snapshot, which lasts as long as this value.
 pub(crate) struct CreatedSlot {
-    /// Every transaction that commits from here on is streamed.
+    /// Every transaction that commits after this point is streamed.
     pub(crate) consistent_point: Lsn,
-    /// For SET TRANSACTION SNAPSHOT.
+    /// The name for SET TRANSACTION SNAPSHOT.
     pub(crate) snapshot: String,
     connection: Connection,
 }
 
 impl CreatedSlot {
-    /// Gives the snapshot up, and waits until the walsender has ended: sessions that have imported
-    /// the snapshot keep it, and there may be no other walsender for the stream.
+    /// Ends the connection and waits until its walsender has exited, because only one walsender may
+    /// be running for the stream. Sessions that have imported the snapshot keep it.
     pub(crate) async fn close(self) {
         self.connection.close().await;
     }
 }
 
-/// Makes the slot; `None` when transactions that ran held it up for too long.
+/// Creates the slot; returns `None` if running transactions delayed it past the limit.
 ///
-/// # Errors
-/// `slot-busy` when the name is taken just now, `wal-level`, `replication-right`,
-/// `replication-slots-used-up` when no slot is left, those of the connection.
+/// # Errors `slot-busy` when another session is creating a slot of this name, `wal-level`,
+/// `replication-right`, `replication-slots-used-up` when no slot is left, and those of the
+/// connection.
 pub(crate) async fn create_slot(wanted: CreateSlot<'_>) -> Result<Option<CreatedSlot>> {
     let mut connection = in_time(connect(wanted)).await?;
     let mut message = BytesMut::new();
@@ -70,8 +70,8 @@ pub(crate) async fn create_slot(wanted: CreateSlot<'_>) -> Result<Option<Created
         Ok(answered) => answered?,
         Err(_) => {
             in_time(cancel(&connection, wanted)).await?;
-            // Either it is cancelled, and the server has removed the slot, or it came at the last
-            // moment.
+            // Either the cancel succeeded and the server has removed the slot, or the slot was
+            // created just before.
             match in_time(answer(&mut connection, wanted.slot, &mut row)).await {
                 Ok(()) => {}
                 Err(error)
@@ -117,7 +117,7 @@ fn statement(wanted: CreateSlot<'_>) -> String {
     format!("{COMMAND} \"{}\" LOGICAL pgoutput {options}", wanted.slot)
 }
 
-/// Reads to the end of the command; dropping the future loses nothing.
+/// Reads until the command ends. Dropping the future loses no data.
 async fn answer(
     connection: &mut Connection,
     slot: &SlotName,
@@ -158,10 +158,10 @@ fn refused(slot: &SlotName, sqlstate: &str, message: &str) -> Error {
     let error = Error::from_sqlstate(sqlstate, message, &what);
     match sqlstate {
         "42501" => Error::new(Code::ReplicationRight, error.what().to_owned()),
-        // Another relay is at it: at the next look it holds the slot.
+        // Another relay is creating the slot. On the next attempt that relay will hold it.
         "42710" => Error::new(Code::SlotBusy, error.what().to_owned())
-            .hint("no action needed: another relay makes the slot just now"),
-        // Before 16: a standby does not decode.
+            .hint("no action needed: another relay is creating the slot"),
+        // Before PostgreSQL 16 a standby cannot decode.
         "0A000" => Error::new(Code::PostgresStandby, error.what().to_owned()),
         "55000" => Error::new(Code::WalLevel, error.what().to_owned()),
         "42601" => Error::new(Code::PostgresVersion, error.what().to_owned())
@@ -170,7 +170,7 @@ fn refused(slot: &SlotName, sqlstate: &str, message: &str) -> Error {
     }
 }
 
-/// Asks the server to give up what it does for `connection`.
+/// Asks the server to cancel the running command of `connection`.
 async fn cancel(connection: &Connection, wanted: CreateSlot<'_>) -> Result<()> {
     let Some((process, secret)) = connection.cancel_key else {
         return Ok(());
@@ -195,7 +195,7 @@ async fn in_time<T>(step: impl Future<Output = Result<T>>) -> Result<T> {
         .unwrap_or_else(|_| {
             Err(Error::new(
                 Code::PostgresUnreachable,
-                "the session that makes the slot gets no answer",
+                "no answer from the server while the slot was being created",
             ))
         })
 }

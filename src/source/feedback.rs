@@ -1,8 +1,8 @@
-//! When to send a status message, and when the slot can no longer be taken for ours.
+//! Decides when to send a status message, and when the slot no longer counts as ours.
 //!
 //! A state machine without IO; the clock is passed in. The walsender ends a session that has been
-//! silent for `wal_sender_timeout`; after an eighth of it without a word we ask for one. How long
-//! the slot is ours meanwhile, see [`Lease`].
+//! silent for `wal_sender_timeout`. If we hear nothing for an eighth of that time, we ask for a
+//! reply. How long the slot is ours in the meantime is in [`Lease`].
 
 use std::time::{Duration, Instant};
 
@@ -10,23 +10,23 @@ use decoder::Lsn;
 
 use super::lease::{Lease, Words};
 
-/// From one status message to the next, at least, for a position that is further on.
+/// Shortest time between two status messages that report a new position.
 const STATUS_INTERVAL: Duration = Duration::from_millis(20);
 
-/// How often a session that hears the server looks at its lease.
+/// How often a session with traffic checks its lease.
 pub(super) const LOOK_INTERVAL: Duration = Duration::from_millis(50);
 
-/// A server that says nothing for so long has nothing to be told of soon: both intervals are longer then.
-/// A walsender that is busy with what it does not send takes in no status messages either, and a Unix
-/// socket has room for a few hundred.
+/// A server that has been silent for this long has nothing urgent to hear from us, so both
+/// intervals are then lengthened to [`QUIET_INTERVAL`]. A walsender that is busy decoding changes
+/// it does not send reads no status messages either, and a Unix socket has room for only a few
+/// hundred of them.
 const QUIET_AFTER: Duration = Duration::from_secs(1);
 const QUIET_INTERVAL: Duration = Duration::from_millis(250);
 
-/// How often a write shows whether the connection still stands while the reader is held back and
-/// cannot hear the server.
+/// How often a write tests the connection while the reader is held back and cannot hear the server.
 const PROBE_INTERVAL: Duration = Duration::from_millis(250);
 
-/// What is due.
+/// The action that is due.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Due {
     Nothing,
@@ -34,16 +34,17 @@ pub(super) enum Due {
     Status {
         ask: bool,
     },
-    /// The server has not been heard, or has not heard us, for too long.
+    /// The lease has run out: we have not heard the server, or it has not heard us, for too long.
     LeaseLost,
 }
 
-/// Whether the session reads from the server just now.
+/// Whether the session is reading from the server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Reading {
-    /// Every word of the server is heard.
+    /// Reading: every message of the server is heard.
     Open,
-    /// Held back by the relay: the server may have spoken, unheard.
+    /// Held back by backpressure from the relay: the server may have sent messages that we have not
+    /// read.
     HeldBack,
 }
 
@@ -59,7 +60,7 @@ pub(super) struct Feedback {
 }
 
 impl Feedback {
-    /// A session that began at `now` with `confirmed`.
+    /// State of a session that began at `now` with `confirmed` as its position.
     pub(super) fn new(wal_sender_timeout: Duration, confirmed: Lsn, now: Instant) -> Self {
         Self {
             eighth: wal_sender_timeout / 8,
@@ -71,20 +72,21 @@ impl Feedback {
         }
     }
 
-    /// Frames came from the server.
+    /// Frames arrived from the server.
     pub(super) fn heard(&mut self, words: Words, now: Instant) {
         self.heard_at = now;
         self.lease.words(words, now);
     }
 
-    /// PostgreSQL shows a status message of ours that was sent then.
+    /// PostgreSQL has shown that it received a status message which we sent at `sent_at`.
     pub(super) fn proven(&mut self, sent_at: Instant) {
         self.lease.proven(sent_at);
     }
 
-    /// Our walsender had the slot at that time. Says little, as it keeps the slot for a while when
-    /// it hears nothing; all there is while reading is held back, and nothing when it is not: then
-    /// the stream itself would tell.
+    /// Our walsender held the slot at that time. This is weak evidence, because a walsender keeps
+    /// the slot for a while without hearing from us. It is the only evidence while reading is held
+    /// back, so it counts then. While we read, the stream itself gives better evidence, so it is
+    /// ignored.
     pub(super) fn has_slot(&mut self, at: Instant, reading: Reading) {
         match reading {
             Reading::HeldBack if !self.lease.is_unheard() => self.lease.proven(at),
@@ -97,7 +99,7 @@ impl Feedback {
         self.lease.ends_at()
     }
 
-    /// A keepalive asked for a reply.
+    /// A keepalive has asked for a reply.
     pub(super) fn reply_requested(&mut self) {
         self.owes_reply = true;
     }
@@ -123,7 +125,7 @@ impl Feedback {
         Due::Nothing
     }
 
-    /// When a status message is due with `confirmed`, if that is further on than the last one said.
+    /// When to send a status message for `confirmed`; `None` if that position was reported already.
     pub(super) fn status_due(&self, now: Instant, confirmed: Lsn) -> Option<Instant> {
         let silent = now.saturating_duration_since(self.heard_at);
         let interval = match silent >= QUIET_AFTER {
@@ -133,8 +135,8 @@ impl Feedback {
         (confirmed > self.sent).then(|| self.sent_at + interval)
     }
 
-    /// How long nothing has to be looked at but what the server says; `None` is a
-    /// [`LOOK_INTERVAL`].
+    /// How long the loop may wait for the server without checking anything else; `None` means the
+    /// usual [`LOOK_INTERVAL`].
     pub(super) fn rests_for(&self, now: Instant, reading: Reading) -> Option<Duration> {
         let silent = now.saturating_duration_since(self.heard_at);
         let status_due = (self.sent_at + self.eighth).saturating_duration_since(now);
@@ -182,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_that_says_nothing_is_told_of_new_positions_four_times_a_second() {
+    fn new_positions_are_reported_to_a_silent_server_four_times_a_second() {
         let start = Instant::now();
         let mut feedback = Feedback::new(TIMEOUT, Lsn::new(5), start);
         let due =
@@ -197,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn an_idle_session_looks_up_seldom_until_something_comes() {
+    fn an_idle_session_wakes_up_rarely_until_data_arrives() {
         let start = Instant::now();
         let mut feedback = Feedback::new(TIMEOUT, Lsn::new(5), start);
         let rests =
@@ -205,7 +207,7 @@ mod tests {
         assert_eq!(rests(&feedback, 0.9), None);
         assert_eq!(rests(&feedback, 1.0), Some(QUIET_INTERVAL));
         let held_back = feedback.rests_for(at(start, 1.0), Reading::HeldBack);
-        assert_eq!(held_back, None, "the lease is looked at");
+        assert_eq!(held_back, None, "the lease must be checked");
         let until_status = rests(&feedback, 4.9).unwrap();
         assert!(
             until_status <= Duration::from_millis(100),
@@ -246,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_that_is_held_back_keeps_the_walsender_alive_and_its_lease_by_what_postgresql_shows()
+    fn a_held_back_reader_keeps_the_walsender_alive_and_extends_its_lease_by_proof_from_postgresql()
     {
         let start = Instant::now();
         let mut feedback = Feedback::new(TIMEOUT, Lsn::new(5), start);
@@ -263,14 +265,14 @@ mod tests {
     }
 
     #[test]
-    fn that_our_walsender_has_the_slot_extends_the_lease_only_while_reading_is_held_back() {
+    fn holding_the_slot_extends_the_lease_only_while_reading_is_held_back() {
         let start = Instant::now() + TIMEOUT;
         let mut feedback = Feedback::new(TIMEOUT, Lsn::new(5), start);
         feedback.has_slot(at(start, 20.0), Reading::Open);
         assert_eq!(feedback.lease_ends_at(), at(start, 30.0));
         feedback.has_slot(at(start, 20.0), Reading::HeldBack);
         assert_eq!(feedback.lease_ends_at(), at(start, 50.0));
-        // The server has said that it does not hear us.
+        // The server has reported that it does not hear us.
         let asks = Words {
             last_sent_at: Some(PgTimestamp::from_micros(0)),
             keepalive: Some((PgTimestamp::from_micros(0), true)),

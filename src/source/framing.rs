@@ -1,7 +1,7 @@
-//! Cuts the byte stream of the server into whole frames, without IO and without copying.
+//! Cuts the server's byte stream into whole frames, without IO and without copying.
 //!
-//! A frame is a tag, a length that counts itself, and a body (source: PostgreSQL manual, "Message
-//! Formats"). While streaming nearly every frame is CopyData; everything else ends a run.
+//! A frame is a tag, a length that includes itself, and a body (source: PostgreSQL manual, "Message
+//! Formats"). While streaming, nearly every frame is CopyData; any other frame ends a run of them.
 
 use decoder::frame::{Frame, decode_frame};
 
@@ -12,39 +12,38 @@ use crate::error::{Code, Error, Result};
 const HEADER: usize = 5;
 const COPY_DATA: u8 = b'd';
 
-/// A frame longer than this is refused: no event may be larger than 10 MB, and text that Pub/Sub
-/// would take cannot grow to this size on the wire.
+/// Longer frames are refused. No event may exceed 10 MB, and text that Pub/Sub would accept cannot
+/// grow to this size on the wire.
 const MAX_FRAME: usize = 64 << 20;
 
-/// PostgreSQL makes no message longer than this, 1 GiB.
+/// PostgreSQL sends no message longer than this, 1 GiB.
 const MAX_MESSAGE: usize = 1 << 30;
 
-/// What the front of the buffer holds.
+/// The frames at the front of the buffer.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Scan {
-    /// Bytes of whole CopyData frames at the front.
+    /// Length in bytes of the whole CopyData frames at the front.
     pub(super) copy_data: usize,
     /// Whether one of them is a keepalive that asks for a reply.
     pub(super) reply_requested: bool,
-    /// What they tell of the server.
+    /// The times and keepalives in these frames.
     pub(super) words: Words,
-    /// What follows them.
+    /// The bytes after these frames.
     pub(super) then: Then,
 }
 
-/// What follows the run of CopyData frames.
+/// The bytes after the run of CopyData frames.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Then {
-    /// An unfinished frame that needs this many bytes in all (at least a header's).
+    /// An incomplete frame, with the total number of bytes that it needs (at least a header).
     More(usize),
-    /// A whole frame of another kind, with its tag and its length in bytes.
+    /// A complete frame of another kind: its tag and its length in bytes.
     Other(u8, usize),
 }
 
-/// Looks at the front of `buffer`.
+/// Scans the front of `buffer`.
 ///
-/// # Errors
-/// `replication-protocol` on a length that cannot be.
+/// # Errors `replication-protocol` on an impossible length.
 pub(super) fn scan(buffer: &[u8]) -> Result<Scan> {
     let mut at = 0;
     let mut last = 0..0;
@@ -76,7 +75,7 @@ pub(super) fn scan(buffer: &[u8]) -> Result<Scan> {
     };
     words.last_sent_at = match decode_frame(&buffer[last]) {
         Ok(Frame::XLogData { sent_at, .. } | Frame::Keepalive { sent_at, .. }) => Some(sent_at),
-        // Nothing has come, or what the relay refuses.
+        // There is no frame, or the relay will reject it.
         Err(_) => None,
     };
     Ok(Scan {
@@ -87,7 +86,7 @@ pub(super) fn scan(buffer: &[u8]) -> Result<Scan> {
     })
 }
 
-/// The bodies of the CopyData frames of a chunk that [`scan`] has measured.
+/// The bodies of the CopyData frames in a chunk that [`scan`] has measured.
 fn copy_data_bodies(chunk: &[u8]) -> impl Iterator<Item = &[u8]> {
     let mut rest = chunk;
     std::iter::from_fn(move || {
@@ -101,19 +100,22 @@ fn copy_data_bodies(chunk: &[u8]) -> impl Iterator<Item = &[u8]> {
     })
 }
 
-/// What these bodies say.
+/// Decodes the frames of a chunk.
 ///
-/// # Errors
-/// `replication-protocol` in place of one that cannot be read.
+/// # Errors `replication-protocol` in place of a frame that cannot be decoded.
 pub(crate) fn frames(chunk: &[u8]) -> impl Iterator<Item = Result<Frame<'_>>> {
     copy_data_bodies(chunk).map(|body| {
         decode_frame(body).map_err(|e| {
-            Error::new(Code::ReplicationProtocol, "a frame of the stream").caused_by(e)
+            Error::new(
+                Code::ReplicationProtocol,
+                "cannot decode a frame of the stream",
+            )
+            .caused_by(e)
         })
     })
 }
 
-/// Length of the frame at the front, header included; `None` when not even a header is there.
+/// Length of the frame at the front, including the header; `None` when the header is incomplete.
 fn frame_length(bytes: &[u8]) -> Result<Option<usize>> {
     let Some(header) = bytes.first_chunk::<HEADER>() else {
         return Ok(None);
@@ -122,14 +124,14 @@ fn frame_length(bytes: &[u8]) -> Result<Option<usize>> {
     if header[0] == COPY_DATA && (MAX_FRAME..=MAX_MESSAGE).contains(&counted) {
         return Err(Error::new(
             Code::SlotStuck,
-            format!("the server sends a row of {counted} bytes, more than any message may have"),
+            format!("the server sends a row of {counted} bytes, more than Pub/Sub accepts"),
         ));
     }
     if !(4..=MAX_FRAME).contains(&counted) {
         return Err(Error::new(
             Code::ReplicationProtocol,
             format!(
-                "the server sent a frame of tag {:#04x} and {counted} bytes",
+                "the server sent a frame with tag {:#04x} and an invalid length of {counted} bytes",
                 header[0]
             ),
         ));
@@ -171,7 +173,7 @@ mod tests {
         assert!(scan.reply_requested);
         let sent_at = decoder::PgTimestamp::from_micros(0);
         assert_eq!(scan.words.keepalive, Some((sent_at, true)));
-        assert_eq!(scan.words.last_sent_at, None, "the last frame is none");
+        assert_eq!(scan.words.last_sent_at, None, "the last frame is not valid");
         let end = scan_of(&keepalive(0));
         assert_eq!(end.words.last_sent_at, Some(sent_at));
         assert_eq!(end.words.keepalive, Some((sent_at, false)));
@@ -198,7 +200,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn wherever_the_stream_is_cut_the_same_bodies_come_out(
+        fn the_same_bodies_are_read_for_any_cut_of_the_stream(
             bodies in prop::collection::vec(prop::collection::vec(any::<u8>(), 1..40), 1..20),
             cut in any::<prop::sample::Index>(),
         ) {

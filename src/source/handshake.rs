@@ -1,4 +1,4 @@
-//! From an open stream to a walsender that streams: start-up, login, START_REPLICATION.
+//! Takes an open byte stream to a streaming walsender: start-up, login, START_REPLICATION.
 //!
 //! Source: manual, "Message Flow" and "Streaming Replication Protocol".
 
@@ -22,23 +22,23 @@ use crate::postgres::{
     transaction_timeout,
 };
 
-/// CopyBothResponse, which postgres-protocol does not know.
+/// CopyBothResponse, which postgres-protocol does not support.
 const COPY_BOTH_TAG: u8 = b'W';
-/// How long the end of a session may take.
+/// How long closing a session may take.
 const CLOSE_LIMIT: Duration = Duration::from_secs(5);
 
-/// What postgres-protocol makes of no tag: kept apart from its own messages.
+/// Bytes of a message header, tag and length. Used where postgres-protocol does not know the tag.
 const HEADER: usize = 5;
 
-/// A logged-in stream with what was read beyond the last message.
+/// A logged-in stream, with the bytes that were read past the last message.
 pub(super) struct Connection {
     pub(super) stream: Box<dyn Duplex>,
     pub(super) buffer: BytesMut,
-    /// Process id of the walsender, and the secret that it takes to cancel what it is doing.
+    /// Process id of the walsender, and the secret key that cancels its current command.
     pub(super) cancel_key: Option<(i32, i32)>,
 }
 
-/// What a server tells of itself.
+/// What the server reports about itself at login.
 #[derive(Debug, Default)]
 struct Server {
     version: Option<String>,
@@ -53,7 +53,8 @@ pub(super) struct Login<'a> {
     pub(super) wal_sender_timeout: Duration,
 }
 
-/// How long a replication connection may be silent: it has signs of life of its own.
+/// How long a replication connection may be silent. The system's interval between TCP keepalives is
+/// good enough, because the protocol has keepalives of its own.
 pub(super) fn liveness(silence: Duration) -> Liveness {
     Liveness {
         idle: silence,
@@ -74,7 +75,7 @@ pub(super) async fn start(wire: Wire, options: &Options) -> Result<Connection> {
     Ok(connection)
 }
 
-/// Logs in as a walsender, which then takes replication commands, within `connect_timeout`.
+/// Logs in as a walsender, ready for replication commands, within `connect_timeout`.
 pub(super) async fn log_in(wire: Wire, login: Login<'_>) -> Result<Connection> {
     within_connect_timeout(login.target, introduce(wire, login)).await
 }
@@ -116,16 +117,17 @@ impl Connection {
         self.send(&message).await
     }
 
-    /// Proves who we are, and has the server prove itself where it can.
+    /// Authenticates us, and the server too where the method allows it.
     async fn authenticate(&mut self, target: &Target, end_point: Option<Vec<u8>>) -> Result<()> {
         let mut has_to_be_bound = target.channel_binding == ChannelBinding::Require;
         let mut scram: Option<ScramSha256> = None;
-        // For one exchange: a second one would not know any more what the first was offered.
+        // Only one exchange is allowed, because a second one would not know what the first was
+        // offered.
         let mut end_point = Some(end_point);
         loop {
             let mut reply = BytesMut::new();
             match self.message().await? {
-                // Without its proof the server may be anybody.
+                // Without its proof the server may be an impostor.
                 Message::AuthenticationOk if scram.is_some() => {
                     return Err(refused(
                         target,
@@ -136,7 +138,7 @@ impl Connection {
                     return Err(unbound(target));
                 }
                 Message::AuthenticationOk => return Ok(()),
-                // No password goes to a server that may be anybody.
+                // Never send a password to a server that may be an impostor.
                 Message::AuthenticationCleartextPassword
                 | Message::AuthenticationMd5Password(_)
                     if target.channel_binding == ChannelBinding::Require =>
@@ -190,14 +192,14 @@ impl Connection {
                     return Err(login_refused(body.fields(), target));
                 }
                 Message::NoticeResponse(_) => {}
-                // A login is not over before it is accepted.
+                // None of these may arrive before the login is accepted.
                 Message::ReadyForQuery(_)
                 | Message::BackendKeyData(_)
                 | Message::ParameterStatus(_) => return Err(unexpected("login")),
                 _ => {
                     return Err(refused(
                         target,
-                        "the server wants a login that is not supported",
+                        "the server asks for an authentication method that is not supported",
                     ));
                 }
             }
@@ -207,7 +209,7 @@ impl Connection {
         }
     }
 
-    /// What the server tells of itself until it is ready.
+    /// Reads what the server reports about itself until it is ready.
     async fn greeting(&mut self, target: &Target) -> Result<Server> {
         let mut server = Server::default();
         loop {
@@ -233,7 +235,7 @@ impl Connection {
         }
     }
 
-    /// Runs a statement that brings no rows: a walsender of a database takes SQL.
+    /// Runs a statement that returns no rows. A walsender with a database accepts SQL.
     async fn set(&mut self, statement: &str) -> Result<()> {
         let mut message = BytesMut::new();
         frontend::query(statement, &mut message).map_err(protocol)?;
@@ -307,8 +309,8 @@ impl Connection {
         }
     }
 
-    /// Ends the session, and waits for the end of the server process: it frees its places before it
-    /// closes the connection.
+    /// Ends the session and waits until the server process has exited: it releases its walsender
+    /// and connection slots before it closes the connection.
     pub(super) async fn close(mut self) {
         let mut message = BytesMut::new();
         frontend::terminate(&mut message);
@@ -318,7 +320,8 @@ impl Connection {
                 self.message().await?;
             }
         };
-        // It ends with an error, as it must. The server notices also when the connection just breaks.
+        // This always ends in an error, the closed connection. The server also notices a broken
+        // connection.
         let _: Result<Result<()>, _> = tokio::time::timeout(CLOSE_LIMIT, closing).await;
     }
 
@@ -331,10 +334,11 @@ impl Connection {
     }
 }
 
-/// START_REPLICATION at 0/0: the server takes the slot's own position. A later one would be
-/// obeyed and skip data.
+/// START_REPLICATION at 0/0: the server then starts from the slot's own position. It would obey a
+/// later position, and skip data.
 fn start_statement(options: &Options) -> String {
-    // The option is a list of identifiers within a string literal: both are quoted.
+    // `publication_names` is a list of identifiers inside a string literal, so both levels are
+    // quoted.
     let publication = options.publication.replace('"', "\"\"").replace('\'', "''");
     format!(
         "START_REPLICATION SLOT \"{}\" LOGICAL 0/0 \
@@ -343,7 +347,7 @@ fn start_statement(options: &Options) -> String {
     )
 }
 
-/// The operator's error for an ErrorResponse before the login was complete.
+/// The operator's error for an ErrorResponse during login.
 fn login_refused(fields: ErrorFields<'_>, target: &Target) -> Error {
     let Reported {
         sqlstate,
@@ -354,32 +358,32 @@ fn login_refused(fields: ErrorFields<'_>, target: &Target) -> Error {
     Error::of_login(&sqlstate, &routine, &message, LoginFor::Replication, &what)
 }
 
-/// The operator's error for an ErrorResponse.
+/// The operator's error for an ErrorResponse after login.
 pub(super) fn server_error(fields: ErrorFields<'_>, what: &str) -> Error {
     let (sqlstate, message) = code_and_message(fields);
     walsender_error(&sqlstate, &message, what)
 }
 
-/// The same from its SQLSTATE and message.
+/// The same, from an SQLSTATE and a message.
 pub(super) fn walsender_error(sqlstate: &str, message: &str, what: &str) -> Error {
     let error = Error::from_sqlstate(sqlstate, message, what);
     match sqlstate {
-        // For a walsender a refused privilege is always this one.
+        // On a walsender, a missing privilege is always REPLICATION.
         "42501" => Error::new(Code::ReplicationRight, error.what().to_owned()),
         "42704" => Error::new(Code::SlotMissing, error.what().to_owned()),
-        // Before 16: a standby does not decode.
+        // Before PostgreSQL 16 a standby cannot decode.
         "0A000" => Error::new(Code::PostgresStandby, error.what().to_owned()),
-        // "Object not in prerequisite state": the slot cannot be used (any more).
+        // "Object not in prerequisite state": the slot is invalid or not usable.
         "55000" => Error::new(Code::SlotLost, error.what().to_owned()),
         _ => error,
     }
 }
 
-/// Notices of the walsender are the only sign of some faults (PostgreSQL 18 skips changes of a
-/// publication that is not there, with a warning alone).
+/// Some faults are visible only as notices of the walsender. PostgreSQL 18, for example, skips the
+/// changes of a missing publication with nothing but a warning.
 pub(super) fn log_notice(fields: ErrorFields<'_>) {
     let (sqlstate, message) = code_and_message(fields);
-    tracing::warn!(%sqlstate, "PostgreSQL's walsender says: {message}");
+    tracing::warn!(%sqlstate, "warning from PostgreSQL's walsender: {message}");
 }
 
 pub(super) fn code_and_message(fields: ErrorFields<'_>) -> (String, String) {
@@ -389,13 +393,13 @@ pub(super) fn code_and_message(fields: ErrorFields<'_>) -> (String, String) {
     (sqlstate, message)
 }
 
-/// What we read of an ErrorResponse or NoticeResponse.
+/// The fields that we read from an ErrorResponse or NoticeResponse.
 #[derive(Debug, Default)]
 struct Reported {
     sqlstate: String,
-    /// With its detail.
+    /// The message, followed by its detail.
     message: String,
-    /// The function of the server that reports it.
+    /// The server function that reported it.
     routine: String,
 }
 
@@ -418,7 +422,7 @@ impl Reported {
 
 fn password(target: &Target) -> Result<Cow<'_, str>> {
     passfile::password(target)?
-        .ok_or_else(|| refused(target, "the server wants a password and none is set"))
+        .ok_or_else(|| refused(target, "the server asks for a password and none is set"))
 }
 
 fn cannot_log_in(target: &Target) -> String {
@@ -442,7 +446,7 @@ fn login_failed(target: &Target, error: std::io::Error) -> Error {
 pub(super) fn protocol(error: std::io::Error) -> Error {
     Error::new(
         Code::ReplicationProtocol,
-        "PostgreSQL's answer cannot be read",
+        "cannot parse PostgreSQL's answer",
     )
     .caused_by(error)
 }

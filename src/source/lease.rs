@@ -1,35 +1,35 @@
-//! For how long the slot is provably ours.
+//! How long the slot is provably ours.
 //!
-//! A walsender gives the slot up when it has not heard from us for `wal_sender_timeout`. So the
-//! slot is a lease, and it runs from when we *sent* the last status message that the server has
-//! taken in; when its answer arrived says nothing, since proxies and full buffers deliver late.
-//! We stop after three quarters of the time-out, and a publish attempt is shorter than the last
-//! quarter, so that all is over before another session can have the slot. Two things prove that
-//! the server has heard us:
+//! A walsender releases the slot when it has not heard from us for `wal_sender_timeout`. So the
+//! slot is a lease, and it starts when we *sent* the last status message that the server received.
+//! The arrival time of its answer proves nothing, since proxies and full buffers deliver late. We
+//! stop sending after three quarters of the timeout. A publish attempt is shorter than the
+//! remaining quarter, so every attempt has ended before another session can get the slot. Two
+//! things prove that the server has heard us:
 //!
-//! - A frame of the stream, by the time at which the server *sent* it: we report every eighth of
-//!   the time-out, and a walsender that has not heard us for half of it says so, by a keepalive
-//!   that asks for a reply. Its clock is set against ours by the frame that came with the least
-//!   delay; a delay that was there from the first frame on cannot be seen.
-//! - `pg_stat_replication.reply_time`, which gives our own time of sending back. The only proof
-//!   there is while nothing is read, or while what is read is old.
+//! - A frame of the stream, by the time at which the server *sent* it. We report every
+//!   `timeout / 8`, and a walsender that has not heard us for half the timeout sends a keepalive
+//!   that asks for a reply. The server's clock is compared with ours using the frame that had the
+//!   least delay. A delay that has existed since the first frame cannot be detected.
+//! - `pg_stat_replication.reply_time`, which returns the send time that we put into the status
+//!   message. This is the only proof while we read nothing, or while we read old data.
 //!
-//! Not sooner than three quarters: while it decodes a large transaction of which it sends
-//! nothing, a walsender looks at our messages only every half of its time-out.
+//! The lease cannot be shorter than three quarters: while a walsender decodes a large transaction
+//! and sends none of it, it reads our messages only every half of its timeout.
 
 use std::time::{Duration, Instant};
 
 use decoder::PgTimestamp;
 
-/// How fast the two clocks may drift apart: 1 s in 5,000 s.
+/// How far the two clocks may drift apart: 1 s in 5,000 s.
 const DRIFT: u32 = 5_000;
 
-/// What some frames tell of the server.
+/// Evidence about the server from a run of frames.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Words {
-    /// When the last of them was sent, by the server's clock.
+    /// Send time of the last frame, by the server's clock.
     pub(super) last_sent_at: Option<PgTimestamp>,
-    /// The last keepalive among them: when it was sent, and whether it asks for a reply.
+    /// The last keepalive in the run: its send time, and whether it asks for a reply.
     pub(super) keepalive: Option<(PgTimestamp, bool)>,
 }
 
@@ -37,11 +37,11 @@ pub(super) struct Words {
 #[derive(Debug)]
 pub(super) struct Lease {
     wal_sender_timeout: Duration,
-    /// The server had heard, at least, what we sent then.
+    /// The server has received everything that we sent up to this time.
     runs_from: Instant,
-    /// The frame with the least delay: when it came, and when it was sent.
+    /// The frame with the least delay: its arrival time and its send time.
     reference: Option<(Instant, PgTimestamp)>,
-    /// The server has said that it does not hear us, and nothing since.
+    /// The last keepalive asked for a reply: the server does not hear us.
     unheard: bool,
 }
 
@@ -55,22 +55,22 @@ impl Lease {
         }
     }
 
-    /// When we have to stop.
+    /// When we have to stop sending.
     pub(super) fn ends_at(&self) -> Instant {
         self.runs_from + self.wal_sender_timeout / 8 * 6
     }
 
-    /// Whether the server says that it does not hear us.
+    /// Whether the server has reported that it does not hear us.
     pub(super) fn is_unheard(&self) -> bool {
         self.unheard
     }
 
-    /// The server has taken in a status message that we sent at that time.
+    /// The server has received a status message which we sent at that time.
     pub(super) fn proven(&mut self, sent_at: Instant) {
         self.runs_from = self.runs_from.max(sent_at);
     }
 
-    /// Frames came.
+    /// Frames arrived.
     pub(super) fn words(&mut self, words: Words, now: Instant) {
         if let Some((sent_at, asks)) = words.keepalive {
             self.unheard = asks;
@@ -83,7 +83,7 @@ impl Lease {
         }
         if let Some(sent_at) = words.last_sent_at {
             let said_at = self.on_our_clock(sent_at, now);
-            // We report every eighth: so much older is what it had heard by then.
+            // We report every `timeout / 8`, so the server's view of us can be that old.
             let heard = said_at.checked_sub(self.wal_sender_timeout / 8);
             if let Some(heard) = heard.filter(|_| !self.unheard) {
                 self.runs_from = self.runs_from.max(heard);
@@ -91,8 +91,8 @@ impl Lease {
         }
     }
 
-    /// When a frame that has come by `now` was sent: not later than this, but for the delay of
-    /// the reference.
+    /// Converts the send time of a frame to our clock. The result is at most `now`. It is too late
+    /// by the delay of the reference frame, which is unknown.
     fn on_our_clock(&mut self, sent_at: PgTimestamp, now: Instant) -> Instant {
         let Some((came, reference)) = self.reference else {
             self.reference = Some((now, sent_at));
@@ -121,7 +121,7 @@ mod tests {
 
     const TIMEOUT: Duration = Duration::from_secs(40);
 
-    /// Both clocks, with the server's an hour ahead.
+    /// A lease, and a server whose clock is an hour ahead of ours.
     struct World {
         start: Instant,
         lease: Lease,
@@ -144,7 +144,7 @@ mod tests {
             PgTimestamp::from_micros(((3_600.0 + seconds) * 1e6) as i64)
         }
 
-        /// A frame that was sent at one time came at another.
+        /// A data frame, with its send and arrival times.
         fn data(&mut self, sent: f64, came: f64) {
             let words = Words {
                 last_sent_at: Some(Self::stamp(sent)),
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn a_word_gives_three_quarters_of_the_timeout_less_the_eighth_in_which_we_report() {
+    fn a_frame_extends_the_lease_to_three_quarters_of_the_timeout_less_one_reporting_interval() {
         let mut world = World::new();
         near(world.ends(), 30.0);
         world.data(20.0, 20.0);
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn old_bytes_that_come_late_do_not_extend_the_lease() {
+    fn old_frames_that_arrive_late_do_not_extend_the_lease() {
         let mut world = World::new();
         world.keepalive(20.0, 20.0, false);
         let before = world.ends();
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_that_does_not_hear_us_extends_nothing_whatever_else_it_sends() {
+    fn no_frame_of_a_server_that_does_not_hear_us_extends_the_lease() {
         let mut world = World::new();
         world.data(20.0, 20.0);
         world.keepalive(30.0, 30.0, true);
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn a_message_that_the_server_gives_back_counts_from_when_it_was_sent() {
+    fn a_proven_status_message_counts_from_the_time_it_was_sent() {
         let mut world = World::new();
         let sent_at = world.at(17.0);
         world.lease.proven(sent_at);
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn drifting_clocks_and_a_step_of_the_servers_clock_do_not_end_a_lively_session() {
+    fn clock_drift_or_a_step_of_the_servers_clock_does_not_end_an_active_session() {
         let mut world = World::new();
         for second in 1..100_000 {
             let came = f64::from(second);
@@ -227,7 +227,7 @@ mod tests {
             world.data(came * 0.999_9, came);
             assert!(world.ends() > came + 20.0, "{second}");
         }
-        // It is set ahead by a minute.
+        // The server's clock steps ahead by a minute.
         world.data(100_060.0, 100_000.0);
         near(world.ends(), 100_025.0);
         world.data(100_061.0, 100_001.0);

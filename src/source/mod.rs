@@ -1,11 +1,11 @@
 //! The replication session: from START_REPLICATION to chunks of whole CopyData frames.
 //!
-//! It runs on a thread of its own, so that nothing the rest of the relay does can delay the
-//! status messages that keep the walsender alive and the slot ours. The rest receives [`Chunk`]s
-//! through a short bounded channel and says through [`Source::confirm`] how far it got.
+//! The session runs on its own thread, so that nothing in the rest of the relay can delay the
+//! status messages that keep the walsender alive and the slot ours. The relay receives [`Chunk`]s
+//! through a short bounded channel, and reports its progress through [`Source::confirm`].
 //!
-//! What is *not* here: pgoutput is not decoded, and no LSN of the stream is ever interpreted; the
-//! one LSN that is reported is the [`Confirmable`] that the watermark made.
+//! *Not* here: this module does not decode pgoutput and interprets no LSN of the stream. The only
+//! LSN that it reports is the [`Confirmable`] made by the watermark.
 
 mod buffers;
 mod create;
@@ -40,29 +40,30 @@ pub(crate) use framing::frames;
 pub(crate) use probe::probe;
 pub(crate) use proof::LeaseProof;
 
-/// Chunks between the session and the relay; with the read buffer of the session this bounds the
-/// bytes that wait here to about 2 MiB, or two messages if these are larger: such a one goes in alone.
+/// Chunks in the channel between the session and the relay. Together with the session's read buffer
+/// this bounds the waiting bytes to about 2 MiB, or to two messages if those are larger: a message
+/// larger than the buffer takes the whole channel.
 const CHUNKS: usize = 4;
 
-/// How long a session may take to end in good order.
+/// How long a graceful shutdown of the session may take.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// How long the last word of a session is looked for whose slot shows that it is over.
+/// How long to look for the server's reason after our walsender has lost the slot.
 const LAST_WORD_LIMIT: Duration = Duration::from_secs(1);
 
 /// Whole CopyData frames, as the walsender sent them.
 pub(crate) type Chunk = Bytes;
 
-/// What the session asks the server for.
+/// What the session asks of the server.
 #[derive(Debug, Clone)]
 pub(crate) struct Options {
     pub(crate) target: Target,
     pub(crate) slot: SlotName,
     pub(crate) publication: String,
     pub(crate) application_name: String,
-    /// `wal_sender_timeout` of this session; also the length of our lease on the slot.
+    /// `wal_sender_timeout` of this session, which also sets the length of our lease on the slot.
     pub(crate) wal_sender_timeout: Duration,
-    /// The slot's `confirmed_flush_lsn`: nothing older is ever reported.
+    /// The slot's `confirmed_flush_lsn`. No older position is ever reported.
     pub(crate) confirmed: Confirmable,
 }
 
@@ -70,8 +71,8 @@ pub(crate) struct Options {
 #[derive(Debug)]
 pub(crate) struct Source {
     chunks: mpsc::Receiver<Chunk>,
-    /// The session's last word; apart from the chunks, so that it is heard also while none are
-    /// taken.
+    /// Why the session ended. A channel of its own, so that the relay sees the end even while it
+    /// takes no chunks.
     ended: oneshot::Receiver<Error>,
     control: Arc<Control>,
     walsender: i32,
@@ -85,9 +86,9 @@ pub(crate) struct Source {
 struct Control {
     /// The position to report as flushed.
     confirmed: AtomicU64,
-    /// It is further on than it was.
+    /// Signals that `confirmed` has advanced.
     has_moved: Notify,
-    /// What comes was committed long ago: it may be read in bulk.
+    /// The relay is catching up with old commits, so the session may read in bulk.
     is_behind: AtomicBool,
     last_status: LastStatus,
     lease: LeaseProof,
@@ -100,12 +101,11 @@ impl Control {
 }
 
 impl Source {
-    /// Connects, starts the replication and returns once the server streams.
+    /// Connects, starts replication and returns once the server streams.
     ///
-    /// `last_status` is told of each status message.
+    /// Every status message is noted in `last_status`.
     ///
-    /// # Errors
-    /// Those of the connection; `slot-held` when another session has the slot.
+    /// # Errors Those of the connection; `slot-held` when another session has the slot.
     pub(crate) async fn open(options: Options, last_status: LastStatus) -> Result<Self> {
         let (chunk_sender, chunks) = mpsc::channel(CHUNKS);
         let (started, wait_started) = oneshot::channel();
@@ -153,24 +153,24 @@ impl Source {
         }
     }
 
-    /// Where it streams from.
+    /// The server that this session streams from.
     pub(crate) fn target(&self) -> &Target {
         &self.target
     }
 
-    /// The session's last word, and its chunks: apart, so that the end is heard also while no
-    /// chunk is taken.
+    /// The channel for the end of the session, and the channel of chunks. They are separate, so
+    /// that the relay sees the end even while it takes no chunks.
     pub(crate) fn split(&mut self) -> (&mut oneshot::Receiver<Error>, &mut mpsc::Receiver<Chunk>) {
         (&mut self.ended, &mut self.chunks)
     }
 
-    /// The session's last word, if it comes within `limit`.
+    /// Why the session ended, if it ends within `limit`.
     pub(crate) async fn end_within(&mut self, limit: Duration) -> Option<Error> {
         let ended = tokio::time::timeout(limit, &mut self.ended).await;
         ended.ok().and_then(|word| word.ok())
     }
 
-    /// Whether sending has to stop: the slot may be another's soon, or is already.
+    /// Whether sending has to stop, because another session has the slot or may soon get it.
     pub(crate) fn lease_is_over(&self) -> bool {
         self.control.lease.is_over()
     }
@@ -180,18 +180,18 @@ impl Source {
         if self.control.lease.has_expired() {
             return lease_lost();
         }
-        // The session's thread looks for it, and may have to wake up first.
+        // The session's thread is still looking for the reason, and may have to wake up first.
         let last_word = self.end_within(LAST_WORD_LIMIT * 2).await;
         last_word.unwrap_or_else(slot_given_up)
     }
 
-    /// Where a look at PostgreSQL says what it has heard from us; and the pid of our walsender.
+    /// The handle for proof that PostgreSQL hears us, and the pid of our walsender.
     pub(crate) fn lease_proof(&self) -> (LeaseProof, i32) {
         (self.control.lease.clone(), self.walsender)
     }
 
-    /// Reports `position` as flushed with the next status message: at once, but for a small distance
-    /// from the last one.
+    /// Reports `position` as flushed in the next status message. That message is sent at once, or
+    /// as soon as the minimum interval since the last one has passed.
     pub(crate) fn confirm(&self, position: Confirmable) {
         let position = position.lsn().as_u64();
         if self.control.confirmed.fetch_max(position, Ordering::AcqRel) < position {
@@ -199,16 +199,16 @@ impl Source {
         }
     }
 
-    /// Whether what comes was committed long ago, so that it may be read in bulk.
+    /// Tells the session whether the stream is behind, so that it may read in bulk.
     pub(crate) fn set_behind(&self, is_behind: bool) {
         self.control.is_behind.store(is_behind, Ordering::Relaxed);
     }
 
-    /// Reports the last position and ends the session in good order, or gives up after 3 s.
+    /// Reports the last position and shuts the session down gracefully. Gives up after 3 s.
     pub(crate) async fn close(mut self) {
         self.chunks.close();
         if let Some(close) = self.close.take() {
-            // An error means that the session has ended by itself.
+            // An error means that the session has already ended.
             let _ = close.send(());
         }
         if let Some(thread) = self.thread.take() {
@@ -223,16 +223,16 @@ impl Source {
     }
 }
 
-/// The error of a session whose slot may be another's soon.
+/// The error of a session that may soon lose its slot to another session.
 fn lease_lost() -> Error {
     Error::new(
         Code::LeaseLost,
-        "nothing has proven for three quarters of wal_sender_timeout that PostgreSQL hears us",
+        "no proof for three quarters of wal_sender_timeout that PostgreSQL hears us",
     )
 }
 
-/// The error of a session that PostgreSQL has ended, though the connection does not show it.
+/// The error of a session whose walsender has lost the slot while the connection looks healthy.
 fn slot_given_up() -> Error {
-    let what = "PostgreSQL has given the slot up: our walsender has it no more";
+    let what = "PostgreSQL has released the slot: our walsender no longer holds it";
     Error::new(Code::LeaseLost, what)
 }

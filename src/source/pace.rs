@@ -1,20 +1,22 @@
-//! Reading late and in bulk while much comes or the stream is behind, and at once while live.
+//! Paces reads: in bulk, after a short linger, while the data rate is high or the stream is behind;
+//! otherwise at once.
 //!
-//! The walsender makes one `send` per message. A reader that waits on the socket is woken by each
-//! of them, which costs both sides more than the message; one that sleeps for a moment finds many.
-//! Measured: `docs/performance.md`. A state machine without IO; the clock is passed in.
+//! The walsender makes one `send` call per message. A reader that waits on the socket is woken by
+//! each of them, which costs both sides more than the message itself. A reader that sleeps briefly
+//! finds many messages at once. Measurements: `docs/reference/performance.md`. A state machine
+//! without IO; the clock is passed in.
 
 use std::time::{Duration, Instant};
 
-/// The rate is looked at this often.
+/// How often the rate is measured.
 const WINDOW: Duration = Duration::from_millis(5);
 
-/// So many bytes in a window are much: about 15,000 small rows a second. Below it a live stream is
-/// never delayed.
+/// Bytes per window that count as a high rate: about 15,000 small rows a second. Below this rate, a
+/// live stream is never delayed.
 const MUCH_BYTES: usize = 24 << 10;
 
-/// How long to let messages gather. In much more time a fast server fills a Unix socket and stands
-/// still, and the delay is the price of a live stream at a high rate.
+/// How long to let messages gather. If it were much longer, a fast server would fill a Unix socket
+/// and stall. A live stream at a high rate pays this delay.
 const LINGER: Duration = Duration::from_micros(200);
 
 #[derive(Debug)]
@@ -33,10 +35,10 @@ impl Pace {
         }
     }
 
-    /// So many bytes were read just now, as many as there was room for if `is_full`: then more is
-    /// there already. What was committed long ago is read in bulk however little comes, since it may
-    /// come slowly for the very reason that each message wakes us. Says how long to wait before the
-    /// next read.
+    /// Records a read of `bytes` bytes and returns how long to wait before the next one. `is_full`
+    /// says that the read filled the buffer, so more data is ready. A stream that is behind is read
+    /// in bulk even at a low rate, because being woken for each message may be the very reason that
+    /// the rate is low.
     pub(super) fn read(
         &mut self,
         bytes: usize,
@@ -47,7 +49,7 @@ impl Pace {
         self.window_bytes += bytes;
         let elapsed = now.saturating_duration_since(self.window_began);
         if elapsed >= WINDOW {
-            // A window that lasted longer must have brought more.
+            // A longer window needs proportionally more bytes.
             self.busy = self.window_bytes as f64
                 >= MUCH_BYTES as f64 * elapsed.as_secs_f64() / WINDOW.as_secs_f64();
             *self = Self {
@@ -84,11 +86,7 @@ mod tests {
             pace.read(300, false, false, start + Duration::from_micros(20 * n));
         }
         let at = start + Duration::from_millis(20);
-        assert_eq!(
-            pace.read(300, true, false, at),
-            None,
-            "more is there already"
-        );
+        assert_eq!(pace.read(300, true, false, at), None, "more data is ready");
         assert_eq!(pace.read(300, false, false, at), Some(LINGER));
         assert_eq!(
             pace.read(300, false, false, at + Duration::from_millis(50)),
@@ -97,15 +95,11 @@ mod tests {
     }
 
     #[test]
-    fn what_is_behind_is_read_in_bulk_however_little_comes() {
+    fn a_stream_that_is_behind_is_read_in_bulk_at_any_rate() {
         let now = Instant::now();
         let mut pace = Pace::new(now);
         assert_eq!(pace.read(300, false, true, now), Some(LINGER));
-        assert_eq!(
-            pace.read(300, true, true, now),
-            None,
-            "more is there already"
-        );
+        assert_eq!(pace.read(300, true, true, now), None, "more data is ready");
         assert_eq!(pace.read(300, false, false, now), None, "caught up");
     }
 }

@@ -1,5 +1,5 @@
-//! Opens a replication session and closes it again, for `postrider check`: nothing else proves that
-//! `pg_hba.conf`, a proxy and the server's limits let one in.
+//! Opens a replication session and closes it again, for `postrider check`. Nothing else proves that
+//! `pg_hba.conf`, a proxy and the server's limits allow one.
 
 use std::time::Duration;
 
@@ -9,10 +9,9 @@ use crate::postgres::{Target, wire};
 
 const LIMIT: Duration = Duration::from_secs(20);
 
-/// Whether the server takes a replication session. It has a walsender for that moment.
+/// Whether the server accepts a replication session. The probe occupies a walsender for a moment.
 ///
-/// # Errors
-/// What a relay would meet.
+/// # Errors Those that the relay would get.
 pub(crate) async fn probe(target: &Target, application_name: &str) -> Result<()> {
     let probing = async {
         let wire = wire::open(target, handshake::liveness(LIMIT)).await?;
@@ -27,7 +26,7 @@ pub(crate) async fn probe(target: &Target, application_name: &str) -> Result<()>
     tokio::time::timeout(LIMIT, probing)
         .await
         .unwrap_or_else(|_| {
-            let what = "the replication session gets no answer";
+            let what = "no answer from the server on the replication session";
             Err(Error::new(Code::PostgresUnreachable, what))
         })
 }

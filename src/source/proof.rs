@@ -1,21 +1,21 @@
-//! What the session's thread and the rest of the relay tell each other of the lease.
+//! What the session's thread and the rest of the relay share about the lease.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-/// A handle; clones share it.
+/// A shared handle: all clones refer to the same lease.
 #[derive(Debug, Clone)]
 pub(crate) struct LeaseProof(Arc<Times>);
 
-/// Microseconds after `origin`; 0 is never.
+/// Times in microseconds after `origin`; 0 means never.
 #[derive(Debug)]
 struct Times {
     origin: Instant,
     proven: AtomicU64,
     seen: AtomicU64,
     end: AtomicU64,
-    /// The same by the calendar, microseconds after 1970: the other clock stands still while the
+    /// The end by wall clock, in microseconds after 1970. The monotonic clock stops while the
     /// machine is suspended.
     end_by_calendar: AtomicU64,
     given_up: AtomicBool,
@@ -33,29 +33,29 @@ impl LeaseProof {
         }))
     }
 
-    /// PostgreSQL has taken in a status message that was sent then.
+    /// PostgreSQL has received a status message which we sent at `sent_at`.
     pub(crate) fn prove(&self, sent_at: Instant) {
         self.0
             .proven
             .fetch_max(self.micros(sent_at), Ordering::AcqRel);
     }
 
-    /// The latest that was proven.
+    /// Send time of the latest status message that PostgreSQL is known to have received.
     pub(super) fn proven(&self) -> Option<Instant> {
         self.time(&self.0.proven)
     }
 
-    /// Our walsender had the slot then; what it has heard from us is not shown.
+    /// Our walsender held the slot at that time. This does not show whether it has heard from us.
     pub(crate) fn seen(&self, at: Instant) {
         self.0.seen.fetch_max(self.micros(at), Ordering::AcqRel);
     }
 
-    /// When that was seen last.
+    /// The latest time at which our walsender was seen to hold the slot.
     pub(super) fn last_seen(&self) -> Option<Instant> {
         self.time(&self.0.seen)
     }
 
-    /// Our walsender has the slot no more, and will not have it again.
+    /// Our walsender no longer holds the slot, and will not get it back.
     pub(crate) fn give_up(&self) {
         self.0.given_up.store(true, Ordering::Release);
     }
@@ -64,7 +64,7 @@ impl LeaseProof {
         self.0.given_up.load(Ordering::Acquire)
     }
 
-    /// Sending has to stop then.
+    /// Sets the time at which sending has to stop.
     pub(super) fn set_end(&self, end: Instant) {
         self.set_end_at(end, Instant::now(), SystemTime::now());
     }
@@ -77,14 +77,14 @@ impl LeaseProof {
             .store(micros_of(calendar + left), Ordering::Release);
     }
 
-    /// Whether sending has to stop for one reason or the other.
+    /// Whether sending has to stop, because the slot is gone or the lease has expired.
     pub(super) fn is_over(&self) -> bool {
         self.is_given_up() || self.has_expired()
     }
 
-    /// Whether that time has come, by the clock that is further on: a calendar that is set ahead
-    /// costs a session, one that is set back nothing. The session's own thread moves the end: if
-    /// that stands still, so does this.
+    /// Whether the lease has expired, by whichever clock is ahead. A wall clock that is set ahead
+    /// costs one session; setting it back changes nothing. Only the session's thread moves the end,
+    /// so the lease also expires if that thread hangs.
     pub(super) fn has_expired(&self) -> bool {
         self.has_expired_at(Instant::now(), SystemTime::now())
     }
@@ -117,7 +117,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_lease_ends_while_the_machine_is_suspended_and_not_when_the_calendar_is_set_back() {
+    fn a_lease_expires_during_suspend_and_is_not_extended_by_setting_the_clock_back() {
         let lease = LeaseProof::new();
         let (now, calendar) = (Instant::now(), SystemTime::now());
         let seconds = Duration::from_secs;

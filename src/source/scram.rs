@@ -1,33 +1,34 @@
-//! A login by SCRAM-SHA-256, bound to the TLS channel where it can be.
+//! Login by SCRAM-SHA-256, bound to the TLS channel where possible.
 //!
-//! A bound login proves to both sides that nobody between them ends the TLS of one and begins the
-//! other's. Source: manual, "SCRAM-SHA-256 Authentication"; RFC 5802, section 6.
+//! A bound login proves to both sides that there is no man in the middle who terminates both TLS
+//! connections. Source: manual, "SCRAM-SHA-256 Authentication"; RFC 5802, section 6.
 
 use postgres_protocol::authentication::sasl::{self, SCRAM_SHA_256, SCRAM_SHA_256_PLUS};
 
 use crate::postgres::ChannelBinding;
 
-/// How a login is bound.
+/// How a login is bound to the TLS channel.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Binding {
-    /// To this end of the channel.
+    /// Bound to this hash of the server's certificate.
     Bound(Vec<u8>),
-    /// Not, since the server offers none; it notices if somebody took the offer away.
+    /// Not bound, because the server does not offer it. The server detects it if a third party
+    /// removed the offer.
     NotOffered,
-    /// Not, since we cannot or shall not.
+    /// Not bound, because we cannot bind or are configured not to.
     Unbound,
 }
 
-/// Why there is no way to log in.
+/// Why no login is possible.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Refusal {
-    /// It has to be bound, and cannot.
+    /// The login has to be bound, and cannot be.
     Unbound,
-    /// The server offers other mechanisms only.
+    /// The server offers only other mechanisms.
     NoScram,
 }
 
-/// How to log in by what the server offers.
+/// Chooses how to log in, from the mechanisms that the server offers.
 pub(super) fn choose(
     offered: &[String],
     end_point: Option<Vec<u8>>,
@@ -68,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_login_is_bound_where_both_sides_can_and_nothing_else_does_where_it_has_to_be() {
+    fn a_login_is_bound_when_both_sides_can_and_refused_when_binding_is_required_but_impossible() {
         use ChannelBinding::{Disable, Prefer, Require};
         let chosen = |offered: &[&str], can_bind: bool, wanted| {
             let offered: Vec<String> = offered.iter().map(|&name| name.to_owned()).collect();

@@ -1,4 +1,4 @@
-//! The loop of the replication session: read while there is room, report always.
+//! The loop of the replication session: it reads while there is room, and always reports.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -25,16 +25,16 @@ use crate::postgres::wire;
 /// Limit of connecting, logging in and starting the replication.
 const START_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// The session's ends of the channels to the relay.
+/// The session's side of the channels to the relay.
 pub(super) struct Ends {
     pub(super) chunks: mpsc::Sender<Chunk>,
-    /// Told the pid of the walsender.
+    /// Receives the pid of the walsender.
     pub(super) started: oneshot::Sender<Result<i32>>,
     pub(super) end: oneshot::Sender<Error>,
     pub(super) close: oneshot::Receiver<()>,
 }
 
-/// Body of the thread: its own runtime, one session, and the reason of its end as last word.
+/// Body of the thread: runs one session on its own runtime, and sends the reason for its end.
 pub(super) fn run(options: Options, control: Arc<Control>, ends: Ends) {
     let Ends {
         chunks,
@@ -49,7 +49,7 @@ pub(super) fn run(options: Options, control: Arc<Control>, ends: Ends) {
         Ok(runtime) => runtime,
         Err(e) => {
             let error = Error::new(Code::Internal, "cannot start a runtime").caused_by(e);
-            // The receiver is gone only when nobody wants to know any more; so below.
+            // Sending fails only when nobody waits for the answer. The same holds below.
             let _ = started.send(Err(error));
             return;
         }
@@ -102,8 +102,8 @@ async fn connect(options: &Options) -> Result<Connection> {
         })
 }
 
-/// Places that have to be free in the channel for a chunk of this size: all of them for one that is
-/// beyond the usual buffer.
+/// Channel places that a chunk of this size takes: all of them if it is larger than the read
+/// buffer.
 fn places(chunk: usize) -> usize {
     match chunk > READ_BUFFER {
         true => CHUNKS,
@@ -111,7 +111,8 @@ fn places(chunk: usize) -> usize {
     }
 }
 
-/// Waits until there is room for a chunk of this size; `None` when the relay takes no more.
+/// Waits until there is room for a chunk of this size; `None` when the relay has closed the
+/// channel.
 pub(super) async fn room(
     chunks: &mpsc::Sender<Chunk>,
     chunk: usize,
@@ -130,7 +131,7 @@ struct Session {
 }
 
 impl Session {
-    /// Streams until the server ends it (an error) or `close` comes.
+    /// Streams until the server ends the session (an error) or `close` fires.
     async fn stream(
         &mut self,
         chunks: &mpsc::Sender<Chunk>,
@@ -181,13 +182,13 @@ impl Session {
             }
             self.cut(chunks)?;
             if let Some(linger) = linger {
-                // The thread is the session's alone, and tokio's timers are too coarse.
+                // The thread belongs to the session alone, and tokio's timers are too coarse.
                 std::thread::sleep(linger);
             }
         }
     }
 
-    /// Cuts what has been read into chunks, as far as there is room for them.
+    /// Cuts the bytes read into chunks, as long as there is room for them.
     fn cut(&mut self, chunks: &mpsc::Sender<Chunk>) -> Result<()> {
         while self.waiting.is_none() {
             let scan = scan(&self.connection.buffer)?;
@@ -200,7 +201,7 @@ impl Session {
                 let room = chunks.try_reserve_many(places(chunk.len())).ok();
                 match room.and_then(|mut permits| permits.next()) {
                     Some(permit) => permit.send(chunk),
-                    // No room yet, or no relay any more, which `room` tells.
+                    // Either there is no room yet, or the relay is gone; `room` finds out which.
                     None => self.waiting = Some(chunk),
                 }
             }
@@ -221,7 +222,7 @@ impl Session {
         let unreadable = |e| {
             Error::new(
                 Code::ReplicationProtocol,
-                "PostgreSQL's answer cannot be read",
+                "cannot parse PostgreSQL's answer",
             )
             .caused_by(e)
         };
@@ -239,9 +240,9 @@ impl Session {
         }
     }
 
-    /// Why PostgreSQL has given the slot up. It says so before, behind what it has sent until then,
-    /// which is left to the next session; but for one that it does not hear any more, or that it
-    /// cannot write to.
+    /// Finds out why PostgreSQL has released the slot. It sends the reason at the end of the
+    /// stream, after data that this session skips and the next one gets again. It sends no reason
+    /// if it no longer hears us or cannot write to us.
     async fn last_word(&mut self) -> Error {
         let reading = async {
             loop {
@@ -275,7 +276,7 @@ impl Session {
     async fn report(&mut self) -> Result<()> {
         let reading = self.reading();
         let lease = &self.control.lease;
-        // Once over it is not to be extended: the machine may have been suspended.
+        // An expired lease must not be extended: the machine may have been suspended.
         if lease.has_expired() {
             return Err(super::lease_lost());
         }
@@ -311,25 +312,26 @@ impl Session {
         let mut body = BytesMut::with_capacity(64);
         status.encode(&mut body);
         let mut message = BytesMut::with_capacity(64);
-        let framed = frontend::CopyData::new(body.freeze())
-            .map_err(|e| Error::new(Code::Internal, "a status message").caused_by(e))?;
+        let framed = frontend::CopyData::new(body.freeze()).map_err(|e| {
+            Error::new(Code::Internal, "cannot frame a status message").caused_by(e)
+        })?;
         framed.write(&mut message);
         let write = async {
             self.connection.stream.write_all(&message).await?;
             self.connection.stream.flush().await
         };
-        // A write that the peer does not take is a dead peer.
+        // A peer that does not accept the write is dead.
         match tokio::time::timeout(CLOSE_TIMEOUT, write).await {
             Ok(Ok(())) => {}
             Ok(Err(e)) => return Err(lost("writing failed").caused_by(e)),
-            Err(_) => return Err(lost("the server takes no status message")),
+            Err(_) => return Err(lost("the server does not accept status messages")),
         }
         self.feedback.sent(Instant::now(), confirmed);
         self.control.last_status.sent();
         Ok(())
     }
 
-    /// Reports the last position, ends the copy, and waits until the server has taken both in.
+    /// Reports the last position, ends the copy, and waits until the server has received both.
     async fn close(&mut self) -> Result<()> {
         self.send_status(false).await?;
         let mut message = BytesMut::new();
@@ -337,7 +339,7 @@ impl Session {
         let closing = async {
             self.connection.stream.write_all(&message).await?;
             self.connection.stream.flush().await?;
-            // What still comes is of no interest: the server ends with CommandComplete.
+            // The remaining data is irrelevant: the server ends with CommandComplete.
             loop {
                 let seen = self
                     .connection
@@ -368,20 +370,20 @@ impl Session {
     }
 }
 
-/// An error that ends the stream. Some of them come again at the same place of the WAL, however
-/// often the stream is opened.
+/// An error that ends the stream. Some of these errors recur at the same WAL position each time the
+/// stream is opened.
 fn stream_error(sqlstate: &str, message: &str) -> Error {
     let error = walsender_error(sqlstate, message, "the replication session ended");
     match sqlstate {
-        // While it streams, an object that is not there is the publication: it was not there yet,
-        // or any more, at this place of the WAL.
+        // While streaming, the missing object is the publication. It did not exist yet, or no
+        // longer existed, at this position of the WAL.
         "42704" => Error::new(Code::PublicationMissing, error.what().to_owned()),
-        // An internal error of decoding. Seen: "could not map filenode", where a table was
-        // rewritten while the slot was made.
-        // A file that is not there: WAL that the slot needs was removed, while the server counts
-        // it as reserved still. Data that is damaged.
-        // A row that PostgreSQL cannot send: bytes that have no UTF-8 (data exceptions), a value
-        // that is too large for a message, or for its memory.
+        // - Internal error of decoding. Seen: "could not map filenode", when a table was rewritten
+        //   while the slot was being created.
+        // - Missing file: WAL that the slot needs was removed, although the server still reports it
+        //   as reserved. Or damaged data.
+        // - A row that PostgreSQL cannot send: bytes that are not valid UTF-8 (data exceptions), or
+        //   a value too large for a message or for the server's memory.
         s if s.starts_with("22") || ["XX000", "XX001", "58P01", "54000", "53200"].contains(&s) => {
             Error::new(Code::SlotStuck, error.what().to_owned())
         }
@@ -389,7 +391,7 @@ fn stream_error(sqlstate: &str, message: &str) -> Error {
     }
 }
 
-/// ReadyForQuery, idle: the copy has ended and the session could be used for something else.
+/// ReadyForQuery, idle: the copy has ended and the session is ready for another command.
 const READY_FOR_QUERY: [u8; 6] = [b'Z', 0, 0, 0, 5, b'I'];
 
 #[cfg(test)]
@@ -397,8 +399,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_error_that_ends_the_stream_is_told_apart_by_its_sqlstate_alone() {
-        let code = |sqlstate| stream_error(sqlstate, "whatever it says").code();
+    fn an_error_that_ends_the_stream_is_classified_by_its_sqlstate_alone() {
+        let code = |sqlstate| stream_error(sqlstate, "any text").code();
         assert_eq!(code("42704"), Code::PublicationMissing);
         for of_this_place in [
             "XX000", "XX001", "58P01", "22021", "22P05", "54000", "53200",

@@ -1,6 +1,6 @@
-//! Whom each kind of session trusts, and whom it waits for. Trust: both against real servers with
-//! TLS, each by itself, since in the relay the SQL session always comes first and would hide a
-//! replication session that is lax.
+//! Which servers each kind of session trusts, and which failures it waits out. Trust is tested
+//! against real servers with TLS, and separately for each kind: in the relay the SQL session always
+//! connects first, and would hide a replication session with lax checks.
 
 mod session;
 
@@ -42,7 +42,7 @@ impl Authority {
         }
     }
 
-    /// A certificate for `name` that was good from 2000 until the year `until`.
+    /// A certificate for `name`, valid from 2000 until the year `until`.
     fn sign(&self, name: &str, until: i32) -> Tls {
         let mut params = CertificateParams::new(vec![name.to_owned()]).unwrap();
         params.not_before = date_time_ymd(2000, 1, 1);
@@ -123,7 +123,7 @@ async fn sessions(url: &str) -> [(&'static str, Result<()>); 2] {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn verify_full_takes_the_right_certificate_alone_in_both_kinds_of_session() {
+async fn verify_full_accepts_only_the_right_certificate_in_both_kinds_of_session() {
     let authority = Authority::new();
     let files = TempDir::new().unwrap();
     let write = |name: &str, pem: &str| {
@@ -135,7 +135,7 @@ async fn verify_full_takes_the_right_certificate_alone_in_both_kinds_of_session(
     let other = write("other.pem", &Authority::new().pem);
     let cases = [
         (
-            "the right one",
+            "the right certificate",
             authority.sign("localhost", 2100),
             &trusted,
             true,
@@ -153,7 +153,7 @@ async fn verify_full_takes_the_right_certificate_alone_in_both_kinds_of_session(
             false,
         ),
         (
-            "an expired one",
+            "an expired certificate",
             authority.sign("localhost", 2001),
             &trusted,
             false,
@@ -175,7 +175,7 @@ async fn verify_full_takes_the_right_certificate_alone_in_both_kinds_of_session(
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn verify_ca_leaves_the_name_alone_and_nothing_else_in_both_kinds_of_session() {
+async fn verify_ca_checks_everything_but_the_name_in_both_kinds_of_session() {
     let authority = Authority::new();
     let files = TempDir::new().unwrap();
     let trusted = files.path().join("trusted.pem");
@@ -193,7 +193,7 @@ async fn verify_ca_leaves_the_name_alone_and_nothing_else_in_both_kinds_of_sessi
     }
 }
 
-/// Ends the client's TLS, begins the server's, and passes on what they say.
+/// Terminates the client's TLS, opens TLS to the server, and passes bytes between the two.
 async fn pass_on(
     mut client: TcpStream,
     acceptor: TlsAcceptor,
@@ -213,7 +213,8 @@ async fn pass_on(
     Ok(())
 }
 
-/// Somebody who ends the TLS of both sides and passes on what they say. Returns the port.
+/// A man in the middle who terminates TLS on both sides and passes bytes between them. Returns the
+/// port.
 async fn man_in_the_middle(server: &ScratchPostgres, certificate: Tls) -> u16 {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let chain = vec![CertificateDer::from_pem_slice(certificate.cert_pem.as_bytes()).unwrap()];
@@ -233,7 +234,7 @@ async fn man_in_the_middle(server: &ScratchPostgres, certificate: Tls) -> u16 {
     tokio::spawn(async move {
         loop {
             let (client, _) = listener.accept().await.unwrap();
-            // How it ends is for the two to tell.
+            // The outcome is visible at the client and the server.
             tokio::spawn(pass_on(client, acceptor.clone(), server, connector.clone()));
         }
     });
@@ -241,7 +242,7 @@ async fn man_in_the_middle(server: &ScratchPostgres, certificate: Tls) -> u16 {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_login_is_bound_to_the_certificate_of_the_server_in_both_kinds_of_session() {
+async fn a_login_is_bound_to_the_servers_certificate_in_both_kinds_of_session() {
     let authority = Authority::new();
     let server = server(authority.sign("localhost", 2100)).await;
     let between = man_in_the_middle(&server, authority.sign("localhost", 2100)).await;
@@ -284,7 +285,7 @@ async fn a_login_is_bound_to_the_certificate_of_the_server_in_both_kinds_of_sess
         let url = format!("postgres://{user}@127.0.0.1:{port}/postgres?{parameters}");
         for (kind, opened) in sessions(&url).await {
             let whose = if port == between {
-                "in between"
+                "the man in the middle"
             } else {
                 "the server"
             };
@@ -292,7 +293,7 @@ async fn a_login_is_bound_to_the_certificate_of_the_server_in_both_kinds_of_sess
             assert_eq!(opened.is_ok(), is_good, "{what}");
             if let Err(error) = opened {
                 assert_eq!(error.code(), Code::PostgresAuthentication, "{what}");
-                // What the server itself refuses is told in its words.
+                // A refusal by the server itself is reported in its own words.
                 let is_unbound = port != between;
                 assert_eq!(error.hint_text() == end_point::HINT, is_unbound, "{what}");
             }
@@ -300,14 +301,15 @@ async fn a_login_is_bound_to_the_certificate_of_the_server_in_both_kinds_of_sess
     }
 }
 
-/// A server without TLS that reads one message and answers with the next of these, whatever it was.
+/// A server without TLS that reads a message and sends the next of `answers`, whatever the message
+/// was.
 fn impostor(answers: &'static [&'static [u8]]) -> String {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
     std::thread::spawn(move || {
         let (mut stream, _) = listener.accept().unwrap();
         for (n, answer) in answers.iter().enumerate() {
-            // The first message has no type before its length, which counts itself.
+            // The first message has no tag before its length.
             let mut head = [0; 5];
             stream.read_exact(&mut head[usize::from(n == 0)..]).unwrap();
             let length = u32::from_be_bytes([head[1], head[2], head[3], head[4]]);
@@ -316,14 +318,14 @@ fn impostor(answers: &'static [&'static [u8]]) -> String {
                 .unwrap();
             stream.write_all(answer).unwrap();
         }
-        // Until the other side has had enough.
+        // Keep the connection open until the other side closes it.
         let _ = stream.read_to_end(&mut Vec::new());
     });
     format!("postgres://relay:secret@127.0.0.1:{port}/postgres?sslmode=disable")
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nobody_gets_around_the_login() {
+async fn no_server_can_skip_the_login() {
     const READY: &[u8] = b"Z\0\0\0\x05I";
     const SCRAM: &[u8] = b"R\0\0\0\x17\0\0\0\x0aSCRAM-SHA-256\0\0";
     const ACCEPTED: &[u8] = b"R\0\0\0\x08\0\0\0\0";
@@ -341,7 +343,7 @@ async fn nobody_gets_around_the_login() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_that_cannot_start_a_process_is_not_there_yet() {
+async fn a_server_that_cannot_fork_counts_as_unreachable() {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
     std::thread::spawn(move || {
@@ -357,7 +359,7 @@ async fn a_server_that_cannot_start_a_process_is_not_there_yet() {
 }
 
 #[test]
-fn a_walsender_that_says_it_is_a_standbys_is_waited_for() {
+fn an_error_that_says_the_server_is_a_standby_is_waited_out() {
     let error = walsender_error("0A000", "while in recovery", "cannot stream");
     assert_eq!(error.code(), Code::PostgresStandby);
 }

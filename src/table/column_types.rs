@@ -1,4 +1,4 @@
-//! Asks the catalog what the types of a table's columns are.
+//! Asks the catalog for the types of a table's columns.
 
 use std::time::Duration;
 
@@ -9,19 +9,20 @@ use crate::error::Result;
 use crate::map::{ColumnType, ColumnTypes};
 use crate::postgres::{Sql, Target, answer_within, connect};
 
-/// Looking types up holds the stream up, and a session that is held up for long ends.
+/// A look-up delays the stream, and a session that is held back for long ends.
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Of a connection that leads nowhere; the server's own limit comes first.
+/// Limit for a connection that does not respond. The statement timeout of the server is shorter.
 const LOOK_UP_LIMIT: Duration = Duration::from_secs(8);
 
-/// Parameters: oids of types, the columns that have them (oid[], text[]), schema and table (text).
+/// Parameters: OIDs of types, the columns that have them (oid[], text[]), schema and table (text).
 ///
-/// The stream describes a table as it was when its rows were written. A type that was dropped since
-/// is not in the catalog any more: then the column has another type, which its values can be read
-/// as, since PostgreSQL has converted them or has found that nothing is to be converted.
+/// The stream describes a table as it was when its rows were written. A type that has been dropped
+/// since is no longer in the catalog. The column has another type now, and its old values can be
+/// read as that type, because PostgreSQL has either converted them or found that no conversion is
+/// needed.
 ///
-/// Only single values count as having an order: an array or a row may hold what has none.
+/// Only scalar types count as sortable: an array or a row may contain values that cannot be sorted.
 const TYPES: &str = "\
     with recursive asked as ( \
         select w.type_oid, coalesce(t.oid, a.atttypid) as oid \
@@ -73,7 +74,8 @@ pub(crate) async fn look_up(
     let names: Vec<&str> = unknown().map(|column| column.name.as_str()).collect();
     let table = (&relation.namespace, &relation.name);
     let rows = sql.query(TYPES, &[&oids, &names, table.0, table.1]).await?;
-    // Nothing is asked for twice, also what nobody knows: it is taken for text.
+    // Each type is looked up only once, even if the catalog does not know it. Such a type counts as
+    // text.
     for &oid in &oids {
         let name = format!("with oid {oid}").into();
         let base = Oid(oid);
@@ -92,7 +94,7 @@ pub(crate) async fn look_up(
     Ok(found)
 }
 
-/// The same on a session of its own: it is rarely needed.
+/// The same in a session of its own, since it is rarely needed.
 ///
 /// # Errors
 /// Those of connecting and of a statement.

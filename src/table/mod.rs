@@ -1,17 +1,19 @@
-//! Captured tables read over SQL, for what the stream does not bring: rows from before the slot,
-//! of a gap in the publication, or in quarantine.
+//! Reads captured tables over SQL, for rows that the stream does not deliver: rows from before the
+//! slot, from a gap in the publication, or in quarantine.
 //!
-//! A row is described and mapped as the stream's rows are, so that the message is the same. The
-//! caller writes the rest of the statement and says where the event stands. Values must come as
-//! their types print them, as in the stream: read them with simple queries only.
+//! A row is described and mapped like a row of the stream, so the message is the same. The caller
+//! writes the rest of the statement and supplies the event's position. Values must arrive as their
+//! types print them, as in the stream, so use only simple queries.
 //!
 //! Not here: which rows are read, and when.
 
 mod column_types;
+mod describe;
+mod values;
 
 use std::sync::Arc;
 
-use decoder::{Oid, OwnedColumn, OwnedRelation, PgTimestamp, ReplicaIdentity, Value};
+use decoder::{PgTimestamp, Value};
 use slot_manager::{QualifiedName, quoted_identifier, quoted_literal};
 use tokio_postgres::SimpleQueryRow;
 use tokio_postgres::error::{Error as PgError, SqlState};
@@ -21,86 +23,22 @@ use crate::capture::shape::xids_sql;
 use crate::error::{Code, Error, Result};
 use crate::lanes::{Event, EventRef};
 use crate::map::{
-    ColumnTypes, EventFault, EventId, EventPosition, INSERTED_XID, MapError, Mapper, OrderingKey,
-    TableSettings, TimeKind, limits,
+    EventFault, EventId, EventPosition, INSERTED_XID, MapError, Mapper, OrderingKey, TableSettings,
+    TimeKind,
 };
 use crate::postgres::Sql;
 use crate::watermark::CommitLsn;
 
-pub(crate) use column_types::{look_up as look_up_types, look_up_apart as look_up_types_apart};
+pub(crate) use column_types::look_up_apart as look_up_types_apart;
+pub(crate) use describe::{Description, describe};
+pub(crate) use values::RowValues;
+use values::SelectedColumn;
 
-/// A generated column counts where a publication sends it, which PostgreSQL does from 18 on.
-const COLUMNS: &str = "\
-    select a.attname::text, a.atttypid, a.atttypmod \
-    from pg_catalog.pg_attribute a \
-    join pg_catalog.pg_class c on c.oid = a.attrelid and c.relkind in ('r', 'p') \
-    join pg_catalog.pg_namespace n on n.oid = c.relnamespace \
-    where n.nspname = $1 and c.relname = $2 \
-      and a.attnum > 0 and not a.attisdropped \
-      and (a.attgenerated = '' \
-           or current_setting('server_version_num')::int >= 180000 and exists ( \
-               select from pg_catalog.pg_publication_tables p \
-               where p.schemaname = $1 and p.tablename = $2 \
-                 and pg_catalog.to_jsonb(p) -> 'attnames' ? a.attname::text)) \
-    order by a.attnum";
-
-/// Stands for text that is not UTF-8, whose bytes the driver does not give; it is none either.
+/// Replaces text that is not UTF-8, whose bytes the driver does not return. It is not UTF-8 either.
 pub(crate) const NOT_UTF8: &[u8] = &[0xFF];
-
-/// A value of more bytes fits into no message, so it is not read. What is escaped as text may be
-/// longer than what is sent.
-const LARGEST_BYTES: usize = 2 * limits::REQUEST_BYTES;
-
-/// A value that takes this much room, perhaps compressed, is not too large.
-const SMALL_BYTES: usize = 64 << 10;
-
-/// The type `bytea`.
-const BYTEA: u32 = 17;
-
-/// Types whose values are always small: bool, int8, int2, int4, oid, float4, float8, date, time,
-/// timestamp, timestamptz, uuid, xid8.
-const FIXED_SIZE: [u32; 13] = [
-    16, 20, 21, 23, 26, 700, 701, 1082, 1083, 1114, 1184, 2950, 5069,
-];
 
 /// Microseconds between the Unix epoch and PostgreSQL's.
 const PG_EPOCH: &str = "946684800000000";
-
-/// A table as the stream would describe it, and the types of its columns.
-#[derive(Debug)]
-pub(crate) struct Description {
-    pub(crate) relation: OwnedRelation,
-    pub(crate) types: ColumnTypes,
-}
-
-/// Describes a table from the catalog as the stream would; `None` when there is none.
-///
-/// # Errors
-/// Those of a statement.
-pub(crate) async fn describe(sql: &Sql, table: &QualifiedName) -> Result<Option<Description>> {
-    let rows = sql.query(COLUMNS, &[&table.schema, &table.name]).await?;
-    let columns: Vec<OwnedColumn> = rows
-        .iter()
-        .map(|row| OwnedColumn {
-            is_key: false,
-            name: row.get(0),
-            type_oid: Oid(row.get(1)),
-            type_modifier: row.get(2),
-        })
-        .collect();
-    if columns.is_empty() {
-        return Ok(None);
-    }
-    let relation = OwnedRelation {
-        oid: Oid(0),
-        namespace: table.schema.clone(),
-        name: table.name.clone(),
-        replica_identity: ReplicaIdentity::Default,
-        columns,
-    };
-    let types = look_up_types(sql, &relation, &ColumnTypes::default()).await?;
-    Ok(Some(Description { relation, types }))
-}
 
 /// A row of a table as an event, with the lane that it belongs to.
 #[derive(Debug)]
@@ -115,86 +53,30 @@ pub(crate) struct TableEvent {
 pub(crate) struct TableReader {
     mapper: Mapper,
     columns: Vec<SelectedColumn>,
-    /// Place of the column that says when an event happened.
+    /// Position of the column that says when an event happened.
     occurred_at: Option<usize>,
     table: String,
-    /// When the row was committed, as far as the server tells: microseconds of PostgreSQL's epoch.
+    /// When the row was committed, as far as the server knows, in microseconds of PostgreSQL's
+    /// epoch.
     committed: String,
     event_id: String,
     /// The column by which rows are found again.
     seq: Option<String>,
     id: String,
-    /// Whether ids can be compared.
+    /// Whether ids can be sorted.
     id_has_order: bool,
-    /// The age in seconds of the oldest event among the rows, as an aggregate; `None` when the
-    /// table does not tell.
+    /// An aggregate: the age in seconds of the oldest event among the rows. `None` when the table
+    /// does not record when events happened.
     oldest_age: Option<String>,
     /// `schema.table:` in front of ids that are not uuids.
     source_prefix: Option<String>,
-}
-
-/// A column as it is read over SQL.
-#[derive(Debug)]
-struct SelectedColumn {
-    name: String,
-    /// Its value; null when no message could hold it.
-    value: String,
-    /// The condition that its value is not too large; `None` where it cannot be.
-    fits: Option<String>,
-}
-
-/// A row's values, read by [`TableReader::select_sql`] or column by column.
-#[derive(Debug)]
-pub(crate) enum RowValues {
-    /// As one row.
-    Whole(SimpleQueryRow),
-    /// As far as PostgreSQL could send them, and why that was not all.
-    Parts(Vec<Option<SimpleQueryRow>>, Option<EventFault>),
-}
-
-impl RowValues {
-    /// Nothing is read yet.
-    pub(crate) fn empty(reader: &TableReader) -> Self {
-        let parts = reader.columns().map(|_| None);
-        Self::Parts(parts.collect(), None)
-    }
-
-    /// The answer to [`TableReader::column_sql`].
-    pub(crate) fn take(&mut self, column: usize, row: SimpleQueryRow) {
-        if let Self::Parts(parts, _) = self {
-            parts[column] = Some(row);
-        }
-    }
-
-    /// PostgreSQL cannot send the value of this column.
-    pub(crate) fn unreadable(&mut self, column: usize, reader: &TableReader, error: &PgError) {
-        if let Self::Parts(_, fault) = self {
-            let column = reader.columns.get(column).map(|column| column.name.clone());
-            let problem = error.as_db_error();
-            fault.get_or_insert(EventFault::Unreadable {
-                column: column.unwrap_or_default(),
-                problem: problem.map_or_else(|| error.to_string(), |e| e.message().to_owned()),
-            });
-        }
-    }
-
-    /// The text of a column; an error where it is not UTF-8.
-    fn text(&self, column: usize) -> Result<Option<&str>, tokio_postgres::Error> {
-        match self {
-            Self::Whole(row) => row.try_get(column),
-            Self::Parts(parts, _) => match &parts[column] {
-                Some(row) => row.try_get(0),
-                None => Ok(None),
-            },
-        }
-    }
 }
 
 impl TableReader {
     /// Looks the table up in the catalog and resolves its mapping.
     ///
     /// # Errors
-    /// `publication-drift` when there is no such table, `column-missing`, `setting-invalid`,
+    /// `publication-drift` when the table does not exist, `column-missing`, `setting-invalid`,
     /// those of a statement.
     pub(crate) async fn resolve(
         sql: &Sql,
@@ -229,7 +111,7 @@ impl TableReader {
         let known = mapper.table_columns();
         let id = of(known.id);
         let Captured { record, shape } = captured;
-        // `format` prints a value as the stream does; a cast to text prints some types otherwise.
+        // `format` prints a value as the stream does. A cast to text prints some types differently.
         let event_id = match known.id_is_uuid {
             true => id.clone(),
             false => {
@@ -242,7 +124,7 @@ impl TableReader {
                     ),
                 };
                 format!(
-                    // `is not null` is false for a row with a null in it.
+                    // `is not null` would be false for a composite value with a null in it.
                     "case when {id} is distinct from null then \
                      outbox.event_uuid({}, format('%s', {id}), {xid}) end",
                     quoted_literal(&record.identity)
@@ -281,7 +163,8 @@ impl TableReader {
         }
     }
 
-    /// The condition that a row of `e` is that of one event; `None` when it cannot be of this table.
+    /// The condition that a row of `e` is the row of one event; `None` when the event is not of
+    /// this table.
     pub(crate) fn is_sql(&self, event_id: &EventId) -> Option<String> {
         let id = match (&event_id.source_id, &self.source_prefix) {
             (None, None) => event_id.to_string(),
@@ -291,19 +174,19 @@ impl TableReader {
         let (column, id) = (&self.id, quoted_literal(&id));
         let is_same = match (&self.source_prefix, self.id_has_order) {
             (None, _) => format!("{column} = {id}"),
-            // Equal values of some types differ in their text, such as 1.0 and 1.00.
+            // Some types have equal values with different texts, such as 1.0 and 1.00.
             (Some(_), true) => {
                 format!("{column} = {id} and format('%s', {column}) = {id}")
             }
             (Some(_), false) => format!("format('%s', {column}) = {id}"),
         };
-        // The table may have been made anew, with other rows under the same ids.
+        // The table may have been created again, with other rows under the same ids.
         let uuid = uuid::Uuid::from_bytes(event_id.uuid);
         Some(format!("{is_same} and {} = '{uuid}'", self.event_id))
     }
 
-    /// An aggregate over rows: the age in seconds of the oldest event, by the server's clock.
-    /// `None` when the table does not tell when an event happened.
+    /// An aggregate: the age in seconds of the oldest event among the rows, by the server's clock.
+    /// `None` when the table does not record when events happened.
     pub(crate) fn oldest_age_sql(&self) -> Option<&str> {
         self.oldest_age.as_deref()
     }
@@ -331,40 +214,40 @@ impl TableReader {
         )
     }
 
-    /// The columns, by number.
+    /// The column numbers.
     pub(crate) fn columns(&self) -> std::ops::Range<usize> {
         0..self.columns.len()
     }
 
-    /// What is selected of one column.
+    /// The expression that is selected for one column.
     pub(crate) fn column_sql(&self, column: usize) -> &str {
         &self.columns[column].value
     }
 
-    /// The id in a row that [`select_sql`](Self::select_sql) brought.
+    /// The id in a row that [`select_sql`](Self::select_sql) returned.
     pub(crate) fn id_of(&self, row: &SimpleQueryRow) -> Option<uuid::Uuid> {
         let text = row.try_get(self.columns.len() + 2).ok().flatten()?;
         uuid::Uuid::parse_str(text).ok()
     }
 
-    /// The number in such a row.
+    /// The `seq` in such a row.
     pub(crate) fn seq_of(&self, row: &SimpleQueryRow) -> Option<i64> {
         let text = row.try_get(self.columns.len() + 3).ok().flatten()?;
         text.parse().ok()
     }
 
-    /// Where such a row stands in its table or partition.
+    /// The `ctid` of such a row in its table or partition.
     pub(crate) fn place_of<'r>(&self, row: &'r SimpleQueryRow) -> Option<&'r str> {
         row.try_get(self.columns.len() + 4).ok().flatten()
     }
 
-    /// Bytes of such a row.
+    /// Size in bytes of such a row.
     pub(crate) fn bytes(&self, row: &SimpleQueryRow) -> usize {
         let texts = self.columns().map(|n| row.try_get(n).ok().flatten());
         texts.map(|text| text.map_or(0, str::len)).sum()
     }
 
-    /// The table, as SQL takes it.
+    /// The table's name, quoted for SQL.
     pub(crate) fn table_sql(&self) -> &str {
         &self.table
     }
@@ -374,22 +257,21 @@ impl TableReader {
         self.seq.as_deref()
     }
 
-    /// The expression for the id by which outbox.dispatch knows the row; null for a row that has
-    /// no id.
+    /// The expression for the event id of a row in outbox.dispatch; null for a row that has no id.
     pub(crate) fn event_id_sql(&self) -> &str {
         &self.event_id
     }
 
-    /// When the event of a row happened, as its column says.
+    /// When the event of a row happened, according to its column.
     pub(crate) fn occurred_at<'r>(&self, row: &'r RowValues) -> Option<&'r str> {
         row.text(self.occurred_at?).ok().flatten()
     }
 
-    /// Makes the event of a row, standing at `commit` and `ordinal`.
+    /// Makes the event of a row, with `commit` and `ordinal` as its position.
     ///
     /// # Errors
-    /// [`MapError::Event`] when the row cannot become a message; also when a value is larger than any
-    /// message, or one that PostgreSQL cannot send.
+    /// [`MapError::Event`] when the row cannot become a message, or when a value is larger than any
+    /// message or cannot be sent by PostgreSQL.
     pub(crate) fn event(
         &mut self,
         row: &RowValues,
@@ -416,7 +298,7 @@ impl TableReader {
         }
         let mapped = match row.text(self.mapper.payload_position()) {
             Ok(_) => self.mapper.map_row(&values, at)?,
-            // Other columns are looked at when they are mapped.
+            // Other columns are checked when they are mapped.
             Err(_) => {
                 let column = self.columns[self.mapper.payload_position()].name.clone();
                 let fault = EventFault::NotUtf8 { column };
@@ -434,7 +316,7 @@ impl TableReader {
         })
     }
 
-    /// When the row was committed, and what cannot be had of it.
+    /// When the row was committed, and the fault of a value that could not be read.
     fn beside(&self, row: &RowValues) -> (Option<i64>, Option<EventFault>) {
         match row {
             RowValues::Whole(row) => {
@@ -450,44 +332,8 @@ impl TableReader {
     }
 }
 
-impl SelectedColumn {
-    /// A column that no message needs is not read: its value may be of any size.
-    fn new(column: &OwnedColumn, base_type: Oid, is_used: bool) -> Self {
-        let name = column.name.clone();
-        let value = format!("e.{}", quoted_identifier(&name));
-        if !is_used {
-            return Self {
-                name,
-                value: "null".to_owned(),
-                fits: None,
-            };
-        }
-        let bytes = match base_type {
-            Oid(BYTEA) => format!("octet_length({value})"),
-            Oid(oid) if FIXED_SIZE.contains(&oid) => {
-                return Self {
-                    name,
-                    value,
-                    fits: None,
-                };
-            }
-            // The size of what is stored compressed is looked at only where it may matter.
-            _ => format!(
-                "case when pg_column_size({value}) <= {SMALL_BYTES} then 0 \
-                 else octet_length({value}::text) end"
-            ),
-        };
-        let fits = format!("{bytes} <= {LARGEST_BYTES}");
-        Self {
-            name,
-            value: format!("case when {fits} then {value} end"),
-            fits: Some(fits),
-        }
-    }
-}
-
-/// The age in seconds of the oldest of the times in `column`; infinite times have none. Computed from
-/// numbers: an interval of the farthest times does not fit.
+/// The age in seconds of the oldest time in `column`, ignoring infinite times. It is computed from
+/// numbers, because an interval between very distant times would overflow.
 fn oldest_age(column: &str, kind: TimeKind) -> Option<String> {
     let time = match kind {
         TimeKind::Instant => column.to_owned(),
@@ -500,12 +346,12 @@ fn oldest_age(column: &str, kind: TimeKind) -> Option<String> {
     ))
 }
 
-/// What an error of a statement over a captured table means. The statement is written for the table
-/// as the catalog has shown it, and the server plans it for the table as it is. What is missing for
-/// good is seen when the columns are resolved the next time.
+/// Maps an error of a statement over a captured table. The statement was written for the table as
+/// the catalog described it, but the server plans it for the table as it is now. A column that is
+/// gone for good is noticed when the columns are next resolved.
 pub(crate) fn altered_since(error: PgError) -> Error {
     match error.code() {
-        // Operators and casts are those of the types that the columns had.
+        // Operators and casts fit the types that the columns had.
         Some(
             &SqlState::UNDEFINED_COLUMN
             | &SqlState::UNDEFINED_TABLE
@@ -514,10 +360,10 @@ pub(crate) fn altered_since(error: PgError) -> Error {
             | &SqlState::CANNOT_COERCE,
         ) => Error::new(
             Code::SlotBusy,
-            "a table was altered since the relay looked at its columns",
+            "a table was altered after the relay looked up its columns",
         )
         .caused_by(error)
-        .hint("no action needed: the relay looks at them again"),
+        .hint("no action needed: the relay looks them up again"),
         _ => error.into(),
     }
 }

@@ -1,5 +1,5 @@
-//! What may be confirmed, step by step, against the stream as a plain list: transactions that are
-//! open for long, outcomes that arrive before their Commit and in any order, several at a time,
+//! Compares the confirmable position, step by step, with a plain list of the stream: long open
+//! transactions, outcomes that arrive before their Commit and in any order, several at a time, and
 //! keepalives in between.
 
 use proptest::prelude::*;
@@ -9,12 +9,12 @@ use super::*;
 
 #[derive(Debug, Clone)]
 enum Step {
-    /// Begin when none is open, else one more event or the Commit.
+    /// A Begin, if no transaction is open.
     Begin,
     Event,
     Commit,
     Keepalive,
-    /// Outcomes of up to so many events of one transaction.
+    /// Outcomes of up to `up_to` events of one transaction.
     Resolve {
         which: Index,
         up_to: u64,
@@ -35,7 +35,7 @@ fn step() -> impl Strategy<Value = Step> {
 #[derive(Debug)]
 struct Sent {
     name: u64,
-    /// `None` until its Commit has come.
+    /// `None` until its Commit has arrived.
     end: Option<u64>,
     unresolved: u64,
 }
@@ -71,7 +71,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(2_000))]
 
     #[test]
-    fn nothing_unresolved_is_ever_passed_and_nothing_resolved_held_back(
+    fn the_watermark_never_passes_unresolved_events_or_waits_for_resolved_ones(
         steps in prop::collection::vec(step(), 0..150),
     ) {
         let mut watermark = Watermark::new(Confirmable::by_slot(Lsn::new(1)));
@@ -117,7 +117,7 @@ proptest! {
             prop_assert!(confirmable >= last, "moved back");
             last = confirmable;
             let first = stream.transactions.iter().find(|t| !t.is_done());
-            prop_assert!(first.is_none_or(|t| confirmable < t.name), "passed a transaction");
+            prop_assert!(first.is_none_or(|t| confirmable < t.name), "passed an unresolved transaction");
             prop_assert_eq!(
                 watermark.oldest_pending().map(PgTimestamp::as_micros),
                 first.map(|t| t.name as i64)

@@ -1,4 +1,4 @@
-//! The watermark against a plain model: a list of everything that came.
+//! The watermark: rule by rule, and against a plain model that lists everything that arrived.
 
 use proptest::prelude::*;
 
@@ -21,7 +21,7 @@ fn transaction(watermark: &mut Watermark, commit: u64, end: u64, events: u64) ->
 }
 
 #[test]
-fn a_later_transaction_that_is_done_first_does_not_pass_an_earlier_one() {
+fn a_later_transaction_resolved_first_does_not_pass_an_earlier_one() {
     let mut watermark = started_at(10);
     let first = transaction(&mut watermark, 20, 25, 2);
     let second = transaction(&mut watermark, 30, 35, 1);
@@ -33,7 +33,7 @@ fn a_later_transaction_that_is_done_first_does_not_pass_an_earlier_one() {
 }
 
 #[test]
-fn a_keepalive_behind_unresolved_work_is_remembered_and_not_confirmed() {
+fn a_keepalive_after_unresolved_events_is_confirmed_only_once_they_are_resolved() {
     let mut watermark = started_at(10);
     let first = transaction(&mut watermark, 20, 25, 1);
     watermark.keepalive(lsn(90));
@@ -50,7 +50,7 @@ fn a_keepalive_on_an_idle_stream_is_confirmed() {
 }
 
 #[test]
-fn an_open_transaction_holds_the_watermark_even_when_all_its_events_so_far_are_done() {
+fn an_open_transaction_holds_the_watermark_even_if_its_events_so_far_are_resolved() {
     let mut watermark = started_at(10);
     let name = CommitLsn::new(lsn(20));
     watermark.begin(name, PgTimestamp::from_micros(0), 0);
@@ -70,7 +70,7 @@ fn a_transaction_without_events_is_confirmed_at_its_end() {
 }
 
 #[test]
-fn one_stuck_event_keeps_one_entry_however_much_flows_past_it() {
+fn one_stuck_event_keeps_few_entries_however_many_events_pass_it() {
     let mut watermark = started_at(1);
     transaction(&mut watermark, 20, 25, 1);
     for n in 3..10_000 {
@@ -101,8 +101,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 }
 
 proptest! {
-    /// The model keeps every position of the stream in order, with its open events; the
-    /// watermark must be the last position before the first that has one.
+    /// The model lists every position of the stream, with its unresolved events. The watermark must
+    /// be the last position before the first one that has any.
     #[test]
     fn the_watermark_is_the_last_position_before_the_first_unresolved_one(steps in steps()) {
         let mut watermark = started_at(1);

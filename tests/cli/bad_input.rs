@@ -1,19 +1,19 @@
-//! Whatever is wrong at the start of `run`: one coded message with a hint, the documented exit
-//! status, soon, and no crash.
+//! Bad input to `run`: one message with a code and a hint, the documented exit status, within
+//! seconds, and no crash.
 
 use std::net::TcpListener;
 use std::time::{Duration, Instant};
 
 use crate::support::{Database, LOCKED_PASSWORD, LOCKED_ROLE, Ran, assert_contains, postrider};
 
-/// Gives up soon, and needs neither a port nor a Pub/Sub.
+/// Settings with which `run` gives up soon, and which need neither a port nor Pub/Sub.
 pub(crate) const FAST: [(&str, &str); 3] = [
     ("POSTRIDER_START_TIMEOUT_S", "1"),
     ("POSTRIDER_HTTP_ADDR", "off"),
     ("PUBSUB_EMULATOR_HOST", "127.0.0.1:1"),
 ];
 
-/// What a person waits for, with room for a machine under load.
+/// As long as a person would wait, with a margin for a busy machine.
 const SOON: Duration = Duration::from_secs(25);
 
 async fn run_without_database(env: &[(&str, &str)]) -> Ran {
@@ -34,7 +34,7 @@ async fn run(database: &Database, env: &[(&str, &str)]) -> Ran {
 }
 
 #[tokio::test]
-async fn a_url_that_cannot_be_read() {
+async fn an_invalid_url() {
     for url in [
         "shop",
         "mysql://u@h/d",
@@ -51,7 +51,7 @@ async fn a_url_that_cannot_be_read() {
 }
 
 #[tokio::test]
-async fn a_server_that_cannot_be_reached() {
+async fn an_unreachable_server() {
     for url in [
         "postgres://u:s3cret@127.0.0.1:1/d",
         "postgres://u:s3cret@no-such-host.invalid/d",
@@ -63,7 +63,7 @@ async fn a_server_that_cannot_be_reached() {
 }
 
 #[tokio::test]
-async fn a_wrong_password_and_none() {
+async fn a_wrong_and_a_missing_password() {
     let database = Database::initialised().await;
     let exists = format!(
         "do $$ begin create role {LOCKED_ROLE} login replication password '{LOCKED_PASSWORD}'; \
@@ -80,7 +80,7 @@ async fn a_wrong_password_and_none() {
     )
     .await;
     ran.assert_error("postgres-authentication", 3);
-    // The right one gets further.
+    // With the right password the relay gets further.
     let url = database.url_as(&format!("{LOCKED_ROLE}:{LOCKED_PASSWORD}"));
     run(&database, &[("DATABASE_URL", &url)])
         .await
@@ -108,7 +108,7 @@ async fn a_role_without_replication() {
     let url = database.url_as(&role);
     let ran = run(&database, &[("DATABASE_URL", &url)]).await;
     ran.assert_error("replication-right", 3);
-    // Without a slot it fails earlier, with the same code.
+    // Without a slot the relay fails earlier, with the same code.
     database
         .run(&["slot", "drop", "--yes"])
         .await
@@ -119,7 +119,7 @@ async fn a_role_without_replication() {
 }
 
 #[tokio::test]
-async fn a_schema_that_was_never_made() {
+async fn a_missing_schema() {
     let database = Database::new().await;
     let ran = run(&database, &[]).await;
     ran.assert_error("schema-missing", 3);
@@ -127,7 +127,7 @@ async fn a_schema_that_was_never_made() {
 }
 
 #[tokio::test]
-async fn no_publication_and_one_without_the_table() {
+async fn a_missing_publication_and_one_without_the_table() {
     let database = Database::initialised().await;
     database
         .execute("alter publication postrider drop table outbox.events")
@@ -197,7 +197,7 @@ async fn an_unknown_setting_in_the_environment_a_file_and_a_flag() {
 }
 
 #[tokio::test]
-async fn a_setting_out_of_bounds_and_a_file_that_is_none() {
+async fn a_setting_out_of_bounds_and_an_invalid_file() {
     let ran = postrider(&["run", "--in-flight-mib", "0"], &[]).await;
     ran.assert_error("setting-invalid", 2);
     let ran = run_without_database(&[("POSTRIDER_CONFIG", "/no/such/file.toml")]).await;
@@ -217,7 +217,7 @@ async fn a_port_that_is_in_use() {
 }
 
 #[tokio::test]
-async fn no_project() {
+async fn a_missing_project() {
     let database = Database::initialised().await;
     let ran = run(&database, &[("PUBSUB_PROJECT_ID", "")]).await;
     ran.assert_error("project-missing", 2);

@@ -38,7 +38,7 @@ async fn check(database: &Database, host: &str, more: &[(&str, &str)]) -> Ran {
 }
 
 #[tokio::test]
-async fn a_database_and_topics_that_are_ready_give_exit_code_0() {
+async fn a_ready_database_with_its_topics_gives_exit_code_0() {
     let database = Database::initialised().await;
     database.emit(10).await;
     let (emulator, host) = emulator().await;
@@ -60,7 +60,7 @@ async fn a_database_and_topics_that_are_ready_give_exit_code_0() {
 }
 
 #[tokio::test]
-async fn a_topic_of_sampled_events_that_is_missing_is_an_error_unless_it_is_to_be_created() {
+async fn a_missing_topic_of_sampled_events_is_an_error_unless_topics_are_created() {
     let database = Database::initialised().await;
     database.emit(1).await;
     let (emulator, host) = emulator().await;
@@ -79,7 +79,7 @@ async fn a_topic_of_sampled_events_that_is_missing_is_an_error_unless_it_is_to_b
 }
 
 #[tokio::test]
-async fn a_fixed_topic_is_looked_up_without_any_event() {
+async fn a_fixed_topic_is_checked_even_without_events() {
     let database = Database::initialised().await;
     let (_emulator, host) = emulator().await;
     let ran = check(&database, &host, &[("POSTRIDER_TOPIC", "everything")]).await;
@@ -89,7 +89,7 @@ async fn a_fixed_topic_is_looked_up_without_any_event() {
 }
 
 #[tokio::test]
-async fn events_that_cannot_be_sent_are_found_before_the_relay_meets_them() {
+async fn check_finds_events_that_cannot_be_sent() {
     let database = Database::initialised().await;
     database
         .execute("select outbox.emit('no topic name', '1', 'Placed', '{}')")
@@ -103,7 +103,7 @@ async fn events_that_cannot_be_sent_are_found_before_the_relay_meets_them() {
 }
 
 #[tokio::test]
-async fn ids_that_nothing_keeps_unique_are_warned_of() {
+async fn check_warns_of_ids_without_a_unique_constraint() {
     let database = Database::initialised().await;
     let (_emulator, host) = emulator().await;
     let ran = check(&database, &host, &[]).await;
@@ -119,7 +119,7 @@ async fn ids_that_nothing_keeps_unique_are_warned_of() {
 }
 
 #[tokio::test]
-async fn what_is_wrong_in_the_database_is_an_error_with_its_remedy() {
+async fn errors_in_the_database_come_with_a_remedy() {
     let database = Database::new().await;
     let (_emulator, host) = emulator().await;
     let ran = check(&database, &host, &[]).await;
@@ -146,7 +146,7 @@ async fn what_is_wrong_in_the_database_is_an_error_with_its_remedy() {
 }
 
 #[tokio::test]
-async fn tables_of_an_older_version_are_an_error_before_the_relay_meets_them() {
+async fn check_finds_tables_of_an_older_version() {
     let database = Database::initialised().await;
     let (_emulator, host) = emulator().await;
     database
@@ -160,7 +160,7 @@ async fn tables_of_an_older_version_are_an_error_before_the_relay_meets_them() {
 }
 
 #[tokio::test]
-async fn a_role_that_lacks_rights_is_told_which() {
+async fn check_names_the_rights_that_a_role_lacks() {
     let database = Database::initialised().await;
     let role = format!("{}_poor", database.name);
     database.execute(&format!("create role {role} login")).await;
@@ -183,7 +183,7 @@ async fn a_role_that_lacks_rights_is_told_which() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_reached_is_a_finding() {
+async fn unreachable_servers_are_findings() {
     let env = [
         ("DATABASE_URL", "postgres://u@127.0.0.1:1/d"),
         ("PUBSUB_EMULATOR_HOST", "127.0.0.1:1"),
@@ -197,7 +197,7 @@ async fn what_cannot_be_reached_is_a_finding() {
 }
 
 #[tokio::test]
-async fn the_global_endpoint_is_warned_of_when_events_are_ordered() {
+async fn check_warns_of_the_global_endpoint_if_events_are_ordered() {
     let ran = postrider(&["check", "--json"], &[]).await;
     assert_eq!(ran.finding("endpoint-global")["severity"], "warning");
     ran.finding("project-missing");
@@ -206,7 +206,7 @@ async fn the_global_endpoint_is_warned_of_when_events_are_ordered() {
 }
 
 #[tokio::test]
-async fn people_get_a_line_for_each_finding_and_a_verdict() {
+async fn the_text_output_has_a_line_per_finding_and_a_verdict() {
     let database = Database::initialised().await;
     let ran = database.run(&["check"]).await;
     ran.assert_status(2);
@@ -215,7 +215,8 @@ async fn people_get_a_line_for_each_finding_and_a_verdict() {
     assert_contains(&ran.stdout, "`postrider run` would not work.");
 }
 
-/// `check` ends with this status and has the finding, and `slot show` names the same state.
+/// Asserts that `check` exits with this status and has the finding, and that `slot show` reports the
+/// same state.
 async fn assert_both(
     database: &Database,
     host: &str,
@@ -232,7 +233,7 @@ async fn assert_both(
 }
 
 #[tokio::test]
-async fn check_and_slot_show_agree_on_a_slot_that_is_gone_and_on_a_copy() {
+async fn check_and_slot_show_agree_on_a_missing_slot_and_on_a_copy() {
     let database = Database::initialised().await;
     let (emulator, host) = emulator().await;
     emulator.create_topic(TOPIC).await.unwrap();

@@ -1,4 +1,4 @@
-//! The promise of `init --apply`: nothing that is committed after it is missed.
+//! The promise of `init --apply`: the relay misses no row that is committed afterwards.
 
 use std::time::Instant;
 

@@ -1,9 +1,9 @@
-//! What needs no database.
+//! Commands and options that need no database.
 
 use crate::support::{PATIENCE, assert_contains, command, postrider};
 
 #[tokio::test]
-async fn every_command_explains_itself_with_an_example() {
+async fn the_help_of_every_command_has_an_example() {
     for command in [
         &["init"][..],
         &["check"],
@@ -51,14 +51,14 @@ async fn init_prints_the_whole_script_without_a_database() {
 }
 
 #[tokio::test]
-async fn no_colours_are_written_into_a_pipe() {
+async fn output_to_a_pipe_has_no_colours() {
     let ran = postrider(&["check"], &[]).await;
     assert!(!ran.stdout.contains('\x1b'), "{ran}");
     assert_contains(&ran.stdout, "database-url-invalid");
 }
 
 #[tokio::test]
-async fn a_reader_that_leaves_early_is_no_crash() {
+async fn a_pipe_that_is_closed_early_causes_no_crash() {
     for args in [&["explain"][..], &["init"], &["check"]] {
         let mut child = command(args, &[]).spawn().unwrap();
         drop(child.stdout.take());

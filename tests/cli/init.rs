@@ -4,8 +4,8 @@ use scratch_postgres::ScratchPostgres;
 
 use crate::support::{Database, assert_contains, connect, execute, postrider};
 
-/// Files in `migrations/`.
-const MIGRATIONS: i64 = 11;
+/// The number of files in `migrations/`.
+const MIGRATIONS: i64 = 12;
 
 #[tokio::test]
 async fn a_second_init_changes_nothing_and_says_so() {
@@ -21,7 +21,7 @@ async fn a_second_init_changes_nothing_and_says_so() {
     let second = database.run(&["init", "--apply"]).await;
     second.assert_status(0);
     assert!(!second.stdout.contains("applied"), "{second}");
-    assert_contains(&second.stdout, "is there already");
+    assert_contains(&second.stdout, "already done");
     assert_eq!(
         database.number("select count(*) from outbox.events").await,
         3
@@ -35,7 +35,7 @@ async fn a_second_init_changes_nothing_and_says_so() {
 }
 
 #[tokio::test]
-async fn two_inits_at_once_both_succeed() {
+async fn two_concurrent_inits_both_succeed() {
     let database = Database::new().await;
     let init = ["init", "--apply", "--no-slot"];
     let (a, b) = tokio::join!(database.run(&init), database.run(&init));
@@ -50,13 +50,13 @@ async fn two_inits_at_once_both_succeed() {
 }
 
 #[tokio::test]
-async fn the_printed_script_makes_what_apply_makes() {
+async fn the_printed_script_does_the_same_as_apply() {
     let database = Database::new().await;
     let printed = database.run(&["init", "--no-slot"]).await;
     database.execute(&printed.stdout).await;
     let applied = database.run(&["init", "--apply"]).await;
     applied.assert_status(0);
-    assert_contains(&applied.stdout, "0002 dispatch: is there already");
+    assert_contains(&applied.stdout, "0002 dispatch: already done");
 }
 
 #[tokio::test]
@@ -80,7 +80,7 @@ async fn a_bytea_payload_is_chosen_at_the_first_init_only() {
 }
 
 #[tokio::test]
-async fn a_relay_user_gets_its_rights_and_is_told_what_it_still_needs() {
+async fn a_relay_user_gets_its_rights_and_a_note_of_those_it_still_needs() {
     let database = Database::new().await;
     let role = format!("{}_relay", database.name);
     let missing = database
@@ -124,7 +124,7 @@ async fn other_tables_and_publications_come_from_the_settings() {
     database
         .run_with(&["init", "--apply", "--no-slot"], &env)
         .await
-        .assert_status(2); // its columns are not those of an outbox
+        .assert_status(2); // it does not have the columns of an outbox
     let published = |table: &str| {
         format!(
             "select count(*) from pg_publication_tables \
@@ -132,7 +132,7 @@ async fn other_tables_and_publications_come_from_the_settings() {
         )
     };
     assert_eq!(database.number(&published("outbox")).await, 1);
-    // A table that is added to the settings is added to the publication.
+    // A table that is added to the settings is also added to the publication.
     let env = [
         ("POSTRIDER_PUBLICATION", "Sales"),
         ("POSTRIDER_TABLE", "sales.more"),
@@ -140,7 +140,7 @@ async fn other_tables_and_publications_come_from_the_settings() {
     database
         .run_with(&["init", "--apply", "--no-slot"], &env)
         .await
-        .assert_status(2); // its columns are not those of an outbox
+        .assert_status(2); // it does not have the columns of an outbox
     assert_eq!(database.number(&published("more")).await, 1);
     let env = [
         ("POSTRIDER_PUBLICATION", "Sales"),
@@ -153,7 +153,7 @@ async fn other_tables_and_publications_come_from_the_settings() {
 }
 
 #[tokio::test]
-async fn without_logical_wal_everything_but_the_slot_is_made() {
+async fn without_logical_wal_everything_except_the_slot_is_created() {
     let server = ScratchPostgres::builder()
         .setting("wal_level", "replica")
         .start()
@@ -179,7 +179,7 @@ async fn without_logical_wal_everything_but_the_slot_is_made() {
 }
 
 #[tokio::test]
-async fn an_owner_without_replication_gets_everything_but_the_slot() {
+async fn an_owner_without_replication_gets_everything_except_the_slot() {
     let database = Database::new().await;
     let (name, owner) = (&database.name, format!("{}_owner", database.name));
     let sql = format!("create role {owner} login; alter database {name} owner to {owner}");
@@ -199,7 +199,7 @@ async fn an_owner_without_replication_gets_everything_but_the_slot() {
 }
 
 #[tokio::test]
-async fn a_role_that_may_not_create_is_told_to_use_the_owner() {
+async fn a_role_without_create_is_referred_to_the_owner() {
     let database = Database::new().await;
     let guest = format!("{}_guest", database.name);
     database
@@ -214,7 +214,7 @@ async fn a_role_that_may_not_create_is_told_to_use_the_owner() {
 }
 
 #[tokio::test]
-async fn a_slot_that_served_and_is_gone_is_not_made_anew_without_a_word() {
+async fn init_does_not_silently_recreate_a_slot_that_was_in_use() {
     let database = Database::initialised().await;
     let name = &database.name;
     let served = format!(

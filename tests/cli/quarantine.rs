@@ -34,7 +34,7 @@ async fn in_state(database: &Database, state: &str) -> i64 {
 }
 
 #[tokio::test]
-async fn what_a_row_chose_reaches_no_terminal_as_a_control_character() {
+async fn no_control_character_from_a_row_reaches_the_terminal() {
     let database = Database::initialised().await;
     database
         .execute(
@@ -62,14 +62,18 @@ async fn what_a_row_chose_reaches_no_terminal_as_a_control_character() {
     }
     let ran = database.run(&["quarantine", "list"]).await;
     assert_contains(&ran.stdout, "ctl\\nx\\u{1b}[31mred  a  2 events");
-    assert_contains(&ran.stdout, "public.a:7\\r\\u{1b}[2J");
+    // A person cannot type this id, so the list shows the uuid.
+    let uuid = database
+        .text("select md5(E'public.a:7\\r\\x1b[2J')::uuid::text")
+        .await;
+    assert_contains(&ran.stdout, &uuid);
     let whole = format!("event-invalid: {}", "a long reason ".repeat(30));
     assert_contains(&ran.stdout, &whole);
     assert_contains(&ran.stdout, "\\u{7}end");
 }
 
 #[tokio::test]
-async fn list_shows_each_key_with_what_waits_since_when_and_why() {
+async fn list_shows_for_each_key_how_many_events_wait_since_when_and_why() {
     let database = filled().await;
     let ran = database.run(&["quarantine", "list"]).await;
     ran.assert_status(0);
@@ -95,8 +99,85 @@ async fn list_shows_each_key_with_what_waits_since_when_and_why() {
     assert_contains(&none.stdout, "Nothing is in quarantine");
 }
 
+/// Quarantines an event whose id is not a uuid. Computes its uuid as the relay does.
+async fn with_numbered(database: &Database, lsn: u32, id: &str, inserted_xid: u32) -> String {
+    let id = id.replace('\'', "''");
+    let sql = format!(
+        "insert into outbox.dispatch (commit_lsn, committed_at, ordinal, attempts, event_id, \
+             state, topic, ordering_key, source_id, error) \
+         select '0/{lsn}', now(), 1, 0, outbox.event_uuid('public.a', '{id}', '{inserted_xid}'), \
+             'quarantined', 'projects/p/topics/a', 'k-{lsn}', 'public.a:{id}', 'event-invalid'"
+    );
+    database.execute(&sql).await;
+    let sql = format!("select event_id::text from outbox.dispatch where commit_lsn = '0/{lsn}'");
+    database.text(&sql).await
+}
+
 #[tokio::test]
-async fn show_says_all_that_is_recorded_of_an_event_by_either_of_its_names() {
+async fn every_command_takes_the_names_that_list_shows() {
+    let database = Database::initialised().await;
+    let long = "y".repeat(20_000);
+    for (lsn, id) in (10..).zip(["7", "8\r\u{1b}[2J", "with 'quotes' and spaces", &long]) {
+        let uuid = with_numbered(&database, lsn, id, 900 + lsn).await;
+        let key = format!("k-{lsn}");
+        let list = ["quarantine", "list", "--key", &key, "--json"];
+        let json = database.run(&list).await.json();
+        let name = json["keys"][0]["first_event"].as_str().unwrap().to_owned();
+        assert!(name.len() <= 137, "{} bytes", name.len());
+        assert!(!name.contains(char::is_control), "{name:?}");
+        for name in [&name, &uuid] {
+            let show = ["quarantine", "show", name, "--json"];
+            let json = database.run(&show).await.json();
+            assert_eq!(json["uuid"], uuid.as_str());
+            assert_eq!(json["event_id"], format!("public.a:{id}"));
+        }
+        let ran = database.run(&["quarantine", "show", &uuid]).await;
+        assert!(ran.stdout.len() < 1_000, "{}", ran.stdout);
+        database
+            .run(&["quarantine", "release", &name])
+            .await
+            .assert_status(0);
+        database
+            .run(&["quarantine", "discard", &name, "--yes"])
+            .await
+            .assert_status(0);
+    }
+    assert_eq!(in_state(&database, "discarded").await, 4);
+}
+
+#[tokio::test]
+async fn an_id_of_two_events_is_refused_as_ambiguous() {
+    let database = Database::initialised().await;
+    // Between the two events the table was recreated, so its numbers restarted at 1.
+    let first = with_numbered(&database, 10, "1", 700).await;
+    let second = with_numbered(&database, 20, "1", 900).await;
+    assert_ne!(first, second);
+    for command in [
+        &["quarantine", "show", "public.a:1"][..],
+        &["quarantine", "release", "public.a:1"],
+        &["quarantine", "discard", "public.a:1", "--yes"],
+    ] {
+        let ran = database.run(command).await;
+        ran.assert_error("setting-invalid", 2);
+        assert_contains(&ran.stderr, &first);
+        assert_contains(&ran.stderr, &second);
+    }
+    assert_eq!(in_state(&database, "quarantined").await, 2);
+    database
+        .run(&["quarantine", "discard", &first, "--yes"])
+        .await
+        .assert_status(0);
+    // From now on the id means the remaining event, although the discarded one still has a row.
+    database
+        .run(&["quarantine", "release", "public.a:1"])
+        .await
+        .assert_status(0);
+    let sql = format!("select state from outbox.dispatch where event_id = '{second}'");
+    assert_eq!(database.text(&sql).await, "released");
+}
+
+#[tokio::test]
+async fn show_prints_the_whole_record_of_an_event_for_either_of_its_names() {
     let database = filled().await;
     let ran = database.run(&["quarantine", "show", SECOND]).await;
     ran.assert_status(0);
@@ -140,7 +221,7 @@ async fn release_of_an_event_behind_others_releases_its_whole_key_and_says_so() 
 }
 
 #[tokio::test]
-async fn release_of_one_event_under_quarantine_event_is_of_that_event_alone() {
+async fn under_quarantine_event_release_takes_only_the_named_event() {
     let database = filled().await;
     let policy = [("POSTRIDER_ON_BAD_EVENT", "quarantine_event")];
     let ran = database
@@ -154,7 +235,7 @@ async fn release_of_one_event_under_quarantine_event_is_of_that_event_alone() {
 }
 
 #[tokio::test]
-async fn discard_wants_yes_and_never_touches_what_is_published() {
+async fn discard_needs_yes_and_never_touches_published_events() {
     let database = filled().await;
     let ran = database.run(&["quarantine", "discard", "--all"]).await;
     ran.assert_error("setting-invalid", 2);
@@ -179,7 +260,7 @@ async fn discard_wants_yes_and_never_touches_what_is_published() {
 }
 
 #[tokio::test]
-async fn the_relays_own_role_may_do_all_of_it() {
+async fn the_relays_own_role_may_run_all_quarantine_commands() {
     let database = filled().await;
     let role = format!("{}_operator", database.name);
     database
@@ -200,7 +281,7 @@ async fn the_relays_own_role_may_do_all_of_it() {
 }
 
 #[tokio::test]
-async fn events_are_named_by_id_by_key_or_all_and_not_by_nothing() {
+async fn events_are_named_by_id_key_or_all_and_one_of_these_is_required() {
     let database = filled().await;
     for args in [
         &["quarantine", "release"][..],

@@ -1,10 +1,10 @@
-//! `postrider recover`: what would be sent, and asking for it.
+//! `postrider recover`: what a recovery would send, and how to request one.
 
 use serde_json::{Value, json};
 
 use crate::support::{Database, assert_contains};
 
-/// A database whose relay was stopped in good order where the WAL ended, then two rows.
+/// A database whose relay was stopped cleanly at the end of the WAL, and then two rows.
 async fn served() -> Database {
     let database = Database::initialised().await;
     let name = &database.name;
@@ -66,7 +66,7 @@ async fn a_dry_run_counts_by_table_and_topic_and_changes_nothing() {
 }
 
 #[tokio::test]
-async fn a_dry_run_for_people_says_what_cannot_become_a_message() {
+async fn a_dry_run_as_text_counts_the_rows_that_cannot_become_messages() {
     let database = served().await;
     database
         .execute(
@@ -88,7 +88,7 @@ async fn a_dry_run_for_people_says_what_cannot_become_a_message() {
 }
 
 #[tokio::test]
-async fn nothing_is_marked_without_a_yes() {
+async fn no_recovery_is_requested_without_yes() {
     let database = served().await;
     let ran = database.run(&["recover"]).await;
     ran.assert_error("setting-invalid", 2);
@@ -99,7 +99,7 @@ async fn nothing_is_marked_without_a_yes() {
 }
 
 #[tokio::test]
-async fn another_cluster_needs_to_be_adopted_by_name() {
+async fn another_cluster_has_to_be_adopted_explicitly() {
     let database = served().await;
     let refused = database.run(&["recover", "--adopt", "--yes"]).await;
     refused.assert_error("setting-invalid", 2);
@@ -124,7 +124,7 @@ async fn another_cluster_needs_to_be_adopted_by_name() {
 }
 
 #[tokio::test]
-async fn adopted_records_give_way_to_the_log_that_comes_and_keep_what_they_say() {
+async fn adopted_records_make_room_for_the_new_log_and_keep_their_contents() {
     let database = served().await;
     database
         .execute(
@@ -139,7 +139,8 @@ async fn adopted_records_give_way_to_the_log_that_comes_and_keep_what_they_say()
         .run(&["recover", "--adopt", "--yes"])
         .await
         .assert_status(0);
-    // In their order, behind all that stays and before all that comes, where no commit can be.
+    // The records are in their order, after all that stay and before all that follow, at positions
+    // where no commit can be.
     let row = database
         .client
         .query_one(
@@ -155,7 +156,7 @@ async fn adopted_records_give_way_to_the_log_that_comes_and_keep_what_they_say()
 }
 
 #[tokio::test]
-async fn slot_show_tells_a_slot_that_was_made_anew() {
+async fn slot_show_recognises_a_recreated_slot() {
     let database = served().await;
     let name = &database.name;
     database

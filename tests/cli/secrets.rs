@@ -1,5 +1,5 @@
-//! No part of a secret is printed, whatever its characters, wherever it is given, right or wrong,
-//! by any command, with everything that can be logged.
+//! No command prints any part of a secret: whatever characters the secret has, wherever it is
+//! given, right or wrong, even with everything logged.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -14,10 +14,10 @@ use crate::support::{command, connect, execute};
 /// How many secrets are tried.
 const SECRETS: u64 = 200;
 
-/// Letters that stand together in nothing that the program prints.
+/// The program prints no text in which these letters are next to each other.
 const LETTERS: [char; 10] = ['Q', 'X', 'Z', 'J', 'K', 'V', 'W', 'H', 'B', 'F'];
 
-/// What URLs, password files, TOML, SQL and shells give a meaning to.
+/// Characters that have a meaning in URLs, password files, TOML, SQL or shells.
 const SPECIAL: [&str; 22] = [
     "@", ":", "/", "?", "#", "[", "]", "%", " ", "\"", "'", "\\", "\n", "&", "=", "+", "é", "漢",
     "%40", "://", "@@", "%zz",
@@ -42,8 +42,8 @@ impl Random {
             .collect()
     }
 
-    /// Groups of letters with special characters between them, and sometimes a number in front,
-    /// which could be taken for a port.
+    /// Groups of letters with special characters between them, sometimes after a number that could
+    /// be taken for a port.
     fn secret(&mut self) -> String {
         let mut secret = match self.below(4) {
             0 => format!("{}", 10_000 + self.below(50_000)),
@@ -57,7 +57,7 @@ impl Random {
     }
 }
 
-/// With every byte escaped that is not a letter or digit.
+/// Escapes every byte that is not a letter or digit.
 fn percent_encoded(text: &str) -> String {
     text.bytes()
         .map(|byte| match byte.is_ascii_alphanumeric() {
@@ -67,7 +67,7 @@ fn percent_encoded(text: &str) -> String {
         .collect()
 }
 
-/// The pieces of four characters of a secret that hold at least three letters of ours.
+/// The four-character pieces of a secret that contain at least three of our letters.
 fn fragments(secret: &str) -> Vec<String> {
     let characters: Vec<char> = secret.chars().collect();
     let windows = characters.windows(4);
@@ -77,10 +77,10 @@ fn fragments(secret: &str) -> Vec<String> {
         .collect()
 }
 
-/// Where a secret is given.
+/// The number of ways to give a secret.
 const WAYS: usize = 15;
 
-/// Variables for one command, and whether its login can succeed.
+/// The environment of one command, and whether its login can succeed.
 fn environment(
     way: usize,
     secret: &str,
@@ -185,7 +185,7 @@ const COMMANDS: [&[&str]; 12] = [
 ];
 
 #[tokio::test(flavor = "multi_thread")]
-async fn no_part_of_two_hundred_secrets_is_printed_by_any_command_at_trace_level() {
+async fn no_command_prints_part_of_a_secret_at_trace_level() {
     let server = ScratchPostgres::builder()
         .setting("max_connections", "60")
         .setting("max_replication_slots", "250")
@@ -216,7 +216,7 @@ async fn no_part_of_two_hundred_secrets_is_printed_by_any_command_at_trace_level
                 let env: Vec<(&str, &str)> =
                     set.iter().map(|(n, v)| (n.as_str(), v.as_str())).collect();
                 let child = command(arguments, &env).spawn().unwrap();
-                // `run` goes on when the login succeeds.
+                // `run` keeps running when the login succeeds.
                 let pid = child.id().unwrap().to_string();
                 let ended = child.wait_with_output();
                 let limit = std::time::Duration::from_secs(2);
@@ -252,7 +252,7 @@ async fn no_part_of_two_hundred_secrets_is_printed_by_any_command_at_trace_level
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_argument_in_the_wrong_place_is_not_repeated() {
+async fn a_misplaced_argument_is_not_printed() {
     for arguments in [
         &["run", "postgres://u:QXZJKV@h/d"][..],
         &["check", "--json", "host=h password=QXZJKV"],

@@ -5,7 +5,7 @@ use tokio::io::{AsyncBufReadExt, BufReader};
 
 use crate::support::{Database, PATIENCE, assert_contains, command, connect, execute, postrider};
 
-/// What scripts may rely on.
+/// The fields that scripts may rely on.
 const CONTRACT: [&str; 10] = [
     "slot_name",
     "active",
@@ -40,14 +40,14 @@ async fn show_as_json_has_every_field_of_the_contract() {
 }
 
 #[tokio::test]
-async fn waiting_events_are_counted_and_old_ones_raise_the_alarm() {
+async fn waiting_events_are_counted_and_old_ones_raise_an_alarm() {
     let server = ScratchPostgres::builder().start().unwrap();
     let database = Database::on(&server).await;
     database
         .run(&["init", "--apply", "--no-slot"])
         .await
         .assert_status(0);
-    database.emit(5).await; // from before the slot: never streamed, so they do not wait
+    database.emit(5).await; // from before the slot, so they are never streamed and do not wait
     database.run(&["slot", "create"]).await.assert_status(0);
     let idle = database.run(&["slot", "show", "--json"]).await.json();
     assert_eq!(
@@ -90,7 +90,7 @@ async fn waiting_events_are_counted_and_old_ones_raise_the_alarm() {
 }
 
 #[tokio::test]
-async fn the_screen_says_health_what_to_do_lag_reader_and_who_holds_wal_back() {
+async fn show_prints_health_remedy_lag_reader_and_what_holds_wal_back() {
     let database = Database::initialised().await;
     let ran = database.run(&["slot", "show"]).await;
     ran.assert_status(1);
@@ -107,7 +107,7 @@ async fn the_screen_says_health_what_to_do_lag_reader_and_who_holds_wal_back() {
 }
 
 #[tokio::test]
-async fn a_watched_slot_is_shown_again_and_again_with_rates() {
+async fn watch_prints_the_slot_repeatedly_with_rates() {
     let database = Database::initialised().await;
     let watch = ["slot", "show", "--watch", "1", "--json"];
     let mut watching = command(&watch, &database.env()).spawn().unwrap();
@@ -139,7 +139,7 @@ async fn a_missing_slot_is_one_object_and_exit_code_3() {
 }
 
 #[tokio::test]
-async fn a_server_that_is_gone_is_unknown_in_json_and_an_error_for_people() {
+async fn an_unreachable_server_is_unknown_in_json_and_an_error_as_text() {
     let env = [("DATABASE_URL", "postgres://u@127.0.0.1:1/d")];
     let ran = postrider(&["slot", "show", "--json"], &env).await;
     ran.assert_error("postgres-unreachable", 3);
@@ -170,7 +170,7 @@ async fn list_shows_every_slot_of_the_cluster() {
 }
 
 #[tokio::test]
-async fn drop_and_advance_say_what_is_lost_and_want_yes() {
+async fn drop_and_advance_say_what_is_lost_and_need_yes() {
     let database = Database::initialised().await;
     let position = format!(
         "select (confirmed_flush_lsn - '0/0')::bigint from pg_replication_slots \
@@ -207,7 +207,7 @@ async fn drop_and_advance_say_what_is_lost_and_want_yes() {
 }
 
 #[tokio::test]
-async fn a_slot_is_created_after_its_publication_only() {
+async fn a_slot_is_created_only_after_its_publication() {
     let database = Database::new().await;
     let ran = database.run(&["slot", "create"]).await;
     ran.assert_error("publication-missing", 3);
@@ -226,7 +226,7 @@ async fn a_slot_is_created_after_its_publication_only() {
 }
 
 #[tokio::test]
-async fn a_slot_that_cannot_be_made_names_the_transaction_in_the_way() {
+async fn a_slot_that_cannot_be_created_names_the_blocking_transaction() {
     let database = Database::new().await;
     database
         .run(&["init", "--apply", "--no-slot"])

@@ -1,4 +1,4 @@
-//! A database per test on one shared server, and the binary in a bare environment.
+//! One database per test on a shared server, and the binary with an empty environment.
 
 use std::process::Stdio;
 use std::sync::OnceLock;
@@ -9,14 +9,14 @@ use scratch_postgres::ScratchPostgres;
 use tokio::process::Command;
 use tokio_postgres::{Client, NoTls};
 
-/// For anything that may take long on a machine under load.
+/// A limit for everything that may be slow on a busy machine.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Has to prove itself by SCRAM; everybody else is trusted.
+/// The one role that needs a password (SCRAM); the server trusts all others.
 pub(crate) const LOCKED_ROLE: &str = "locked";
 pub(crate) const LOCKED_PASSWORD: &str = "c0rrect-horse";
 
-/// The server of all tests that need no other one. Its watchdog removes it with the process.
+/// The server that the tests share. Its watchdog removes it when the process ends.
 fn server() -> &'static ScratchPostgres {
     static SERVER: OnceLock<ScratchPostgres> = OnceLock::new();
     SERVER.get_or_init(|| {
@@ -31,7 +31,7 @@ fn server() -> &'static ScratchPostgres {
     })
 }
 
-/// A database of its own, with a slot and roles named after it.
+/// A database of one test, with a slot and roles named after it.
 pub(crate) struct Database {
     pub(crate) name: String,
     pub(crate) url: String,
@@ -43,7 +43,7 @@ impl Database {
         Self::on(server()).await
     }
 
-    /// On a server of the test's own, where no other slot stands.
+    /// Creates it on the test's own server, which has no other slot.
     pub(crate) async fn on(server: &ScratchPostgres) -> Self {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let name = format!("cli_{}", COUNT.fetch_add(1, Ordering::Relaxed));
@@ -64,7 +64,7 @@ impl Database {
         database
     }
 
-    /// The URL for another role.
+    /// The URL with another role.
     pub(crate) fn url_as(&self, user_info: &str) -> String {
         let (_, rest) = self.url.split_once('@').unwrap();
         format!("postgres://{user_info}@{rest}")
@@ -74,7 +74,7 @@ impl Database {
         execute(&self.client, sql).await;
     }
 
-    /// Inserts events as a service would.
+    /// Inserts events like a service does.
     pub(crate) async fn emit(&self, events: u32) {
         let emit = "select outbox.emit('order', (i % 7)::text, 'OrderPlaced', '{\"a\": 1}') \
                     from generate_series(1, $1::bigint) i";
@@ -88,7 +88,11 @@ impl Database {
         self.client.query_one(sql, &[]).await.unwrap().get(0)
     }
 
-    /// What every command needs to know of this database.
+    pub(crate) async fn text(&self, sql: &str) -> String {
+        self.client.query_one(sql, &[]).await.unwrap().get(0)
+    }
+
+    /// The environment that every command needs for this database.
     pub(crate) fn env(&self) -> Vec<(&str, &str)> {
         vec![("DATABASE_URL", &self.url), ("POSTRIDER_SLOT", &self.name)]
     }
@@ -97,7 +101,7 @@ impl Database {
         self.run_with(args, &[]).await
     }
 
-    /// With more variables, or the same ones with other values.
+    /// With more variables, or with other values for the same ones.
     pub(crate) async fn run_with(&self, args: &[&str], env: &[(&str, &str)]) -> Ran {
         let env: Vec<(&str, &str)> = self.env().into_iter().chain(env.iter().copied()).collect();
         postrider(args, &env).await
@@ -117,7 +121,7 @@ pub(crate) async fn execute(client: &Client, sql: &str) {
         .unwrap_or_else(|error| panic!("{sql}: {error:?}"));
 }
 
-/// The binary with `args`, and nothing in its environment but `env`.
+/// The binary with `args`, and only `env` in its environment.
 pub(crate) fn command(args: &[&str], env: &[(&str, &str)]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_postrider"));
     command
@@ -131,7 +135,7 @@ pub(crate) fn command(args: &[&str], env: &[(&str, &str)]) -> Command {
     command
 }
 
-/// Runs the binary to its end, which must come.
+/// Runs the binary until it exits, which must happen in time.
 pub(crate) async fn postrider(args: &[&str], env: &[(&str, &str)]) -> Ran {
     let output = tokio::time::timeout(PATIENCE, command(args, env).output());
     let output = output
@@ -146,7 +150,7 @@ pub(crate) async fn postrider(args: &[&str], env: &[(&str, &str)]) -> Ran {
     }
 }
 
-/// What came of a command.
+/// The result of a command.
 #[derive(Debug)]
 pub(crate) struct Ran {
     what: String,
@@ -161,7 +165,7 @@ impl Ran {
         assert_eq!(self.status, Some(status), "{self}");
     }
 
-    /// Exactly one coded message, with its hint, and nothing that looks like a crash.
+    /// Checks for exactly one message with this code, with its hint, and no sign of a crash.
     #[track_caller]
     pub(crate) fn assert_error(&self, code: &str, status: i32) {
         let blocks = self.stderr.matches("error[").count();
@@ -187,7 +191,7 @@ impl Ran {
         serde_json::from_str(&self.stdout).unwrap_or_else(|error| panic!("{error}: {self}"))
     }
 
-    /// The finding of this code in the JSON of `check` and `init`.
+    /// The finding with this code in the JSON of `check` and `init`.
     #[track_caller]
     pub(crate) fn finding(&self, code: &str) -> serde_json::Value {
         let json = self.json();

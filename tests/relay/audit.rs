@@ -1,6 +1,5 @@
-//! Rows that the stream never brings, since the publication did not hold their table at their
-//! place in the log, are found and delivered from the table; those from before the first start
-//! are not.
+//! The auditor finds and delivers rows that the publication left out of the stream. It does not
+//! deliver rows from before the first start.
 
 use std::time::Duration;
 
@@ -13,8 +12,8 @@ use crate::load::proxied;
 const OUT: &str = "ALTER PUBLICATION postrider DROP TABLE outbox.events";
 const IN: &str = "ALTER PUBLICATION postrider ADD TABLE outbox.events";
 
-/// Rows of their own keys, so that their order can be judged apart from what was streamed; in one
-/// test each prefix once, since a table is delivered in the order of versions.
+/// Rows under keys of their own, so that their order can be checked apart from the streamed rows. A
+/// test uses each prefix only once, because the auditor delivers a table in `version` order.
 async fn insert(database: &Database, prefix: &str, rows: u32) {
     database
         .execute(&format!(
@@ -40,7 +39,7 @@ async fn assert_everything_arrives(database: &Database, emulator: &RunningEmulat
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn rows_written_while_their_table_was_out_of_the_publication_are_delivered() {
+async fn rows_written_while_the_publication_lacked_their_table_are_delivered() {
     let database = Database::start().await;
     let emulator = harness::emulator().await;
     let relay = Relay::start(&database, &emulator);
@@ -67,7 +66,7 @@ async fn a_gap_of_many_large_rows_is_delivered_in_little_memory() {
     insert_orders(&database, 20, 5).await;
     database.wait_until_audited().await;
     database.execute(OUT).await;
-    // In the order of their keys: after so many small rows, large ones come.
+    // The auditor reads in key order: many small rows first, then the large ones.
     insert(&database, "a", 300).await;
     database
         .execute(&format!(
@@ -83,9 +82,9 @@ async fn a_gap_of_many_large_rows_is_delivered_in_little_memory() {
     relay.stop().await;
 }
 
-/// The confirmed position, once it rests.
+/// The confirmed position, once it no longer changes.
 async fn resting_position(database: &Database) -> i64 {
-    eventually("the confirmed position rests", || async {
+    eventually("the confirmed position no longer changes", || async {
         let before = database.confirmed().await;
         // A status message follows within 250 ms.
         tokio::time::sleep(Duration::from_millis(600)).await;
@@ -94,8 +93,9 @@ async fn resting_position(database: &Database) -> i64 {
     .await
 }
 
-/// From `break_it`, which lets each look at the publication find `found`, to `mend` no idle position
-/// is confirmed, and afterwards everything is delivered.
+/// Checks that the relay confirms no idle position after `break_it` and before `mend`, and delivers
+/// everything afterwards. `found` is what the relay logs each time it looks at the broken
+/// publication.
 async fn no_idle_position_is_confirmed_between(break_it: &str, found: &str, mend: &str) {
     let database = Database::private().await;
     let emulator = harness::emulator().await;
@@ -106,13 +106,14 @@ async fn no_idle_position_is_confirmed_between(break_it: &str, found: &str, mend
     database.wait_until_confirmed().await;
     let breaker = harness::connect(&database.url).await;
     breaker.batch_execute(break_it).await.unwrap();
-    // By the second look the session knows what the first one has found.
+    // After the second look the session knows the result of the first.
     eventually("the relay has looked twice", || async {
         (relay.log().matches(found).count() >= 2).then_some(())
     })
     .await;
     let resting = resting_position(&database).await;
-    // Of no transaction, since PostgreSQL 14 streams those of other tables as empty ones.
+    // WAL without a transaction: since PostgreSQL 14 the server streams transactions of other
+    // tables as empty ones.
     for _ in 0..5 {
         database
             .execute("SELECT pg_logical_emit_message(false, 'filler', repeat('x', 900000))")
@@ -120,7 +121,7 @@ async fn no_idle_position_is_confirmed_between(break_it: &str, found: &str, mend
     }
     database.execute("CHECKPOINT").await;
     let written = database.current_wal().await;
-    eventually("PostgreSQL has read and sent all of it", || async {
+    eventually("PostgreSQL has read and sent all WAL", || async {
         let sent = "SELECT coalesce(max(sent_lsn - '0/0'), 0)::bigint FROM pg_stat_replication";
         (database.number(sent).await >= written).then_some(())
     })
@@ -137,18 +138,18 @@ async fn no_idle_position_is_confirmed_between(break_it: &str, found: &str, mend
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn while_the_publication_is_wrong_no_idle_position_is_confirmed() {
+async fn no_idle_position_is_confirmed_while_the_publication_is_wrong() {
     no_idle_position_is_confirmed_between(OUT, "publication-drift", IN).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn while_the_publication_cannot_be_looked_at_no_idle_position_is_confirmed() {
+async fn no_idle_position_is_confirmed_while_the_publication_cannot_be_read() {
     let lock = "BEGIN; LOCK TABLE pg_publication IN ACCESS EXCLUSIVE MODE";
     no_idle_position_is_confirmed_between(lock, "cannot look at the publication", "COMMIT").await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_gap_of_which_the_relay_saw_nothing_is_closed_at_its_next_start() {
+async fn a_gap_made_while_the_relay_was_down_is_closed_at_its_next_start() {
     let database = Database::start().await;
     let emulator = harness::emulator().await;
     let relay = Relay::start(&database, &emulator);
@@ -165,7 +166,7 @@ async fn a_gap_of_which_the_relay_saw_nothing_is_closed_at_its_next_start() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_row_of_the_gap_that_is_committed_long_after_it_is_delivered_too() {
+async fn a_row_written_in_a_gap_and_committed_long_after_is_delivered() {
     let mut database = Database::private().await;
     let emulator = harness::emulator().await;
     let relay = Relay::start(&database, &emulator);
@@ -182,7 +183,7 @@ async fn a_row_of_the_gap_that_is_committed_long_after_it_is_delivered_too() {
     .unwrap();
     database.execute(IN).await;
     insert_gap(&database, 5).await;
-    // The whole table has been compared while the row could not be seen.
+    // The whole table was compared while this row was not yet visible.
     relay.wait_for_log("comparing the tables").await;
     database.wait_until_recorded().await;
     slow.batch_execute("COMMIT").await.unwrap();
@@ -209,7 +210,7 @@ async fn rows_from_before_the_first_start_are_never_sent_and_get_no_record() {
     let relay = Relay::start(&database, &emulator);
     relay.wait_for_log("streaming").await;
     insert_orders(&database, 20, 5).await;
-    eventually("the new ones are recorded", || async {
+    eventually("the new rows are recorded", || async {
         (database
             .number("SELECT count(*) FROM outbox.dispatch")
             .await
@@ -226,7 +227,7 @@ async fn rows_from_before_the_first_start_are_never_sent_and_get_no_record() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_appended_row_without_a_record_is_found_though_the_publication_was_never_altered() {
+async fn a_row_the_stream_skipped_is_found_without_any_change_of_the_publication() {
     let database = Database::start().await;
     let emulator = harness::emulator().await;
     let relay = Relay::start(&database, &emulator);
@@ -235,7 +236,7 @@ async fn an_appended_row_without_a_record_is_found_though_the_publication_was_ne
     database.wait_until_recorded().await;
     relay.stop().await;
     insert_orders(&database, 20, 5).await;
-    // As if the stream had left one of the new rows out: it is confirmed without a record.
+    // As if the stream had left out one of the new rows: the row is confirmed but has no record.
     let relay = Relay::start(&database, &emulator);
     database.wait_until_recorded().await;
     database.wait_until_confirmed().await;
@@ -259,15 +260,15 @@ const DROP: &str = "DROP PUBLICATION postrider";
 const CREATE: &str = "CREATE PUBLICATION postrider FOR TABLE outbox.events \
                       WITH (publish = 'insert', publish_via_partition_root = true)";
 
-/// PostgreSQL 14 to 17 cannot decode past a row that was inserted without the publication; 18
-/// leaves the row out.
+/// PostgreSQL 14 to 17 cannot decode past a row that was inserted without the publication.
+/// PostgreSQL 18 skips such a row.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_publication_that_was_dropped_and_made_again_costs_no_event() {
+async fn dropping_and_recreating_the_publication_loses_no_event() {
     let database = Database::start().await;
     let emulator = harness::emulator().await;
     let relay = Relay::start(&database, &emulator);
     insert_orders(&database, 100, 5).await;
-    // A publication that is missing at the very start ends it.
+    // A relay that finds no publication at startup exits.
     relay.wait_for_log("streaming").await;
     database.execute(DROP).await;
     insert_gap(&database, 50).await;
@@ -281,7 +282,7 @@ async fn a_publication_that_was_dropped_and_made_again_costs_no_event() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_slot_that_is_older_than_its_publication_costs_no_event() {
+async fn a_slot_older_than_its_publication_loses_no_event() {
     let database = Database::start().await;
     let emulator = harness::emulator().await;
     let relay = Relay::start(&database, &emulator);
@@ -299,9 +300,9 @@ async fn a_slot_that_is_older_than_its_publication_costs_no_event() {
     relay.stop().await;
 }
 
-/// The stream has ended with its error before the relay can look who has the slot.
+/// The stream ends with its error before the relay can ask who holds the slot.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_stuck_slot_is_noticed_by_a_relay_that_is_far_from_its_server() {
+async fn a_relay_with_a_slow_connection_notices_a_stuck_slot() {
     let database = Database::private().await;
     let emulator = harness::emulator().await;
     let relay = Relay::start(&database, &emulator);
@@ -325,7 +326,7 @@ async fn a_stuck_slot_is_noticed_by_a_relay_that_is_far_from_its_server() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_table_with_a_history_that_is_captured_later_is_delivered_from_then_on() {
+async fn adding_a_table_with_old_rows_delivers_only_its_new_rows() {
     let database = Database::private().await;
     let emulator = harness::emulator().await;
     let relay = Relay::start(&database, &emulator);
@@ -363,7 +364,7 @@ async fn a_table_with_a_history_that_is_captured_later_is_delivered_from_then_on
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_row_of_a_gap_that_cannot_be_mapped_is_set_aside_and_the_others_are_delivered() {
+async fn an_unmappable_row_of_a_gap_is_quarantined_and_the_others_are_delivered() {
     let database = Database::start().await;
     let emulator = harness::emulator().await;
     let relay = Relay::start(&database, &emulator);
@@ -394,14 +395,14 @@ async fn a_row_of_a_gap_that_cannot_be_mapped_is_set_aside_and_the_others_are_de
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_relay_that_may_not_recover_stops_at_a_row_that_the_slot_cannot_be_read_past() {
+async fn a_relay_that_may_not_recover_stops_at_a_row_postgres_cannot_decode() {
     let database = Database::start().await;
     if database
         .number("SELECT current_setting('server_version_num')::bigint")
         .await
         >= 180_000
     {
-        eprintln!("SKIPPED: PostgreSQL 18 leaves such a row out instead");
+        eprintln!("SKIPPED: PostgreSQL 18 skips such a row");
         return;
     }
     let emulator = harness::emulator().await;
@@ -419,8 +420,12 @@ async fn a_relay_that_may_not_recover_stops_at_a_row_that_the_slot_cannot_be_rea
     assert!(log.contains("postrider recover"), "{log}");
     assert_eq!(relay.wait().await.code(), Some(3), "{log}");
     let recovering = "SELECT count(*) FROM outbox.relay WHERE recovering IS NOT NULL";
-    assert_eq!(database.number(recovering).await, 0, "nothing was begun");
-    // It stays so, until a person asks for it.
+    assert_eq!(
+        database.number(recovering).await,
+        0,
+        "no recovery was started"
+    );
+    // The relay keeps refusing until an operator asks for a recovery.
     let relay = run();
     relay.wait_for_error("slot-stuck").await;
     assert_eq!(relay.wait().await.code(), Some(3));

@@ -1,5 +1,5 @@
-//! Every way to PostgreSQL that libpq's `sslmode` knows, for the relay as a whole, and the
-//! passwords that must not be seen. `src/source/tests.rs` tests each kind of session by itself.
+//! Every kind of connection to PostgreSQL that libpq's `sslmode` knows, for the relay as a whole,
+//! and passwords that must not show. `src/source/tests.rs` tests each kind of session by itself.
 
 use rcgen::{
     BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
@@ -12,7 +12,7 @@ use crate::harness::{self, Database, Relay, insert_orders};
 pub(crate) const PASSWORD: &str = "s3cret/%&word";
 pub(crate) const PASSWORD_IN_URL: &str = "s3cret%2F%25%26word";
 
-/// An authority and what it has signed, as PEM.
+/// A certificate authority, and its own certificate as PEM.
 struct Authority {
     issuer: Issuer<'static, KeyPair>,
     pem: String,
@@ -33,7 +33,7 @@ impl Authority {
         }
     }
 
-    /// Certificate and key for `names`, with `common_name`.
+    /// A certificate and key for `names`, with `common_name`.
     fn sign(
         &self,
         common_name: &str,
@@ -54,7 +54,7 @@ impl Authority {
     }
 }
 
-/// A server that speaks TLS only, whose certificate is for `names`.
+/// A server that accepts only TLS, with a certificate for `names`.
 pub(crate) struct Secured {
     pub(crate) database: Database,
     authority: Authority,
@@ -116,7 +116,8 @@ impl Secured {
         self.files.path().join("ca.pem").display().to_string()
     }
 
-    /// A relay that connects like this delivers. Returns all that it can log.
+    /// Checks that a relay that connects like this delivers. Returns everything that it logs at all
+    /// levels.
     async fn delivers(&self, environment: &[(&str, &str)]) -> String {
         let emulator = harness::emulator().await;
         self.database
@@ -147,7 +148,7 @@ impl Secured {
         log
     }
 
-    /// A relay that connects like this ends with this code and exit status 3.
+    /// Checks that a relay that connects like this exits with this code and exit status 3.
     async fn is_refused(&self, url: &str, code: &str) {
         let more = [("DATABASE_URL", url), ("POSTRIDER_START_TIMEOUT_S", "1")];
         let relay = Relay::start_with(&self.database, "127.0.0.1:9", &more);
@@ -195,7 +196,7 @@ async fn a_server_with_another_name_passes_verify_ca_and_fails_verify_full() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_of_another_authority_is_refused_and_a_wrong_password_too() {
+async fn a_server_of_another_authority_and_a_wrong_password_are_refused() {
     let secured = Secured::start(&["localhost"]).await;
     let other = secured.write("other.pem", &Authority::new().pem);
     for mode in ["verify-full", "verify-ca", "require"] {

@@ -1,5 +1,5 @@
-//! One SQL connection among several leads nowhere, and nothing closes it: whoever waits on it
-//! notices, and begins again.
+//! One of several SQL connections goes silent, and nothing closes it. The task that waits on the
+//! connection notices and starts over.
 
 use fault_proxy::{FaultProxy, Flow};
 use pubsub_emulator::{Action, Fault};
@@ -8,7 +8,7 @@ use crate::harness::{self, Database, Relay, eventually, insert_orders};
 use crate::load::proxied;
 use crate::standby::insert_much;
 
-/// From now on nothing passes on the connection of this name; `where_` must hold of it first.
+/// From now on nothing passes on the connection of this name, once `where_` holds for it.
 async fn swallow(database: &Database, proxy: &FaultProxy, name: &str, where_: &str) {
     let port = format!(
         "SELECT coalesce(max(client_port), 0)::bigint FROM pg_stat_activity \
@@ -24,7 +24,7 @@ async fn swallow(database: &Database, proxy: &FaultProxy, name: &str, where_: &s
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_audit_whose_connection_leads_nowhere_is_given_up_and_made_again() {
+async fn an_audit_with_a_silent_connection_is_given_up_and_repeated() {
     let database = Database::private().await;
     let emulator = harness::emulator().await;
     let (proxy, url) = proxied(&database).await;
@@ -41,7 +41,7 @@ async fn an_audit_whose_connection_leads_nowhere_is_given_up_and_made_again() {
              ALTER PUBLICATION postrider ADD TABLE outbox.events",
         )
         .await;
-    relay.wait_for_log("the answer does not come").await;
+    relay.wait_for_log("the answer does not arrive").await;
     database.wait_until_recorded().await;
     let report = harness::check(&database, &emulator).await;
     assert!(report.is_clean(), "{report}\n{}", relay.log());
@@ -50,7 +50,7 @@ async fn an_audit_whose_connection_leads_nowhere_is_given_up_and_made_again() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_recovery_whose_connection_leads_nowhere_is_given_up_and_begun_again() {
+async fn a_recovery_with_a_silent_connection_is_given_up_and_restarted() {
     let database = Database::private().await;
     let emulator = harness::emulator().await;
     let relay = Relay::start(&database, &emulator);
@@ -68,7 +68,8 @@ async fn a_recovery_whose_connection_leads_nowhere_is_given_up_and_begun_again()
         ("POSTRIDER_PUBLISH_TIMEOUT_S", "2"),
     ];
     let relay = Relay::start_with(&database, &host, &environment);
-    // In the middle of the rows: it waits for Pub/Sub, and holds no transaction open meanwhile.
+    // In the middle of the rows, where the recovery waits for Pub/Sub and holds no transaction
+    // open.
     relay.wait_for_log("pubsub-unreachable").await;
     let name = "postrider recovery";
     swallow(
@@ -79,7 +80,7 @@ async fn a_recovery_whose_connection_leads_nowhere_is_given_up_and_begun_again()
     )
     .await;
     emulator.faults().lift(silent);
-    relay.wait_for_log("the answer does not come").await;
+    relay.wait_for_log("the answer does not arrive").await;
     database.wait_until_recorded().await;
     let report = harness::check(&database, &emulator).await;
     assert!(report.is_clean(), "{report}\n{}", relay.log());

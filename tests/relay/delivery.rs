@@ -43,7 +43,7 @@ async fn every_committed_row_is_published_once_in_order_recorded_and_confirmed()
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_rolled_back_is_never_published() {
+async fn rolled_back_rows_are_never_published() {
     let database = Database::start().await;
     let emulator = harness::emulator().await;
     let relay = Relay::start(&database, &emulator);
@@ -89,8 +89,7 @@ async fn one_large_transaction_is_published_whole_and_in_order() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_idle_outbox_holds_no_wal_back_while_other_tables_and_databases_are_busy_and_writes_nothing()
- {
+async fn an_idle_relay_retains_no_wal_and_writes_nothing_while_other_tables_are_busy() {
     let mut database = Database::private().await;
     let emulator = harness::emulator().await;
     let (port, host) = (free_addr(), emulator.addr().to_string());
@@ -104,7 +103,7 @@ async fn an_idle_outbox_holds_no_wal_back_while_other_tables_and_databases_are_b
         let create = "CREATE TABLE other (n int)";
         client.batch_execute(create).await.unwrap();
     }
-    // In turn, so that neither helps the other.
+    // Alternately, so that neither client helps the other.
     for _ in 0..5 {
         for client in clients {
             let fill = "INSERT INTO other SELECT generate_series(1, 20000)";
@@ -115,7 +114,7 @@ async fn an_idle_outbox_holds_no_wal_back_while_other_tables_and_databases_are_b
     database.execute("CHECKPOINT").await;
     database.wait_until_confirmed().await;
     database.wait_until_audited().await;
-    // Every write leaves another row version behind.
+    // Every write creates a new row version.
     let versions = "SELECT string_agg(t.xmin::text || t.ctid::text, ' ') FROM outbox.relay t";
     let written = || async { database.text(versions).await };
     let before = written().await;
@@ -127,7 +126,7 @@ async fn an_idle_outbox_holds_no_wal_back_while_other_tables_and_databases_are_b
             .await,
         0
     );
-    // Absent while it is not known, which is not 0.
+    // While the lag is unknown the metric is absent, not 0.
     assert_eq!(metric(&port, "postrider_lag_seconds").await, Some(0.0));
     // Measured every five seconds; the server itself may write a little at that moment.
     eventually("the lag in bytes is small", || async {
@@ -161,7 +160,7 @@ async fn a_fast_shutdown_of_the_server_does_not_wait_for_the_relay() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn missing_topics_are_created_when_that_is_allowed_and_waited_for_when_not() {
+async fn missing_topics_are_created_if_allowed_and_waited_for_if_not() {
     let database = Database::start().await;
     let emulator = harness::emulator().await;
     let addr = emulator.addr().to_string();
@@ -173,7 +172,7 @@ async fn missing_topics_are_created_when_that_is_allowed_and_waited_for_when_not
         .await;
     let relay = Relay::start_with(&database, &addr, &[]);
     relay.wait_for_log("topic-missing").await;
-    eventually("the topic that is there goes on", || async {
+    eventually("the existing topic is served", || async {
         let sql = "SELECT count(*) FROM outbox.dispatch WHERE topic LIKE '%order.events'";
         (database.number(sql).await == 1).then_some(())
     })
@@ -190,7 +189,7 @@ async fn missing_topics_are_created_when_that_is_allowed_and_waited_for_when_not
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_table_of_the_same_name_in_another_schema_is_not_taken_for_the_outbox() {
+async fn a_table_of_the_same_name_in_another_schema_is_not_the_outbox() {
     let database = Database::start().await;
     let emulator = harness::emulator().await;
     database
@@ -216,10 +215,10 @@ async fn a_table_of_the_same_name_in_another_schema_is_not_taken_for_the_outbox(
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_batch_that_was_recorded_in_part_is_recorded_whole_and_no_row_is_replaced() {
+async fn a_partly_recorded_batch_is_completed_and_no_row_is_replaced() {
     let database = Database::start().await;
     let emulator = harness::emulator().await;
-    // Until a row is written before the relay does it.
+    // Holds back delivery until the test has written one of the rows before the relay does.
     emulator.faults().refuse_connections(true);
     let peek = format!("{}_peek", database.slot());
     database
@@ -269,7 +268,7 @@ async fn a_batch_that_was_recorded_in_part_is_recorded_whole_and_no_row_is_repla
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn records_of_a_trickle_share_transactions_and_so_flushes_of_the_servers_log() {
+async fn at_low_rates_records_share_transactions_and_wal_flushes() {
     let database = Database::start().await;
     let emulator = harness::emulator().await;
     let relay = Relay::start(&database, &emulator);
@@ -293,7 +292,7 @@ async fn records_of_a_trickle_share_transactions_and_so_flushes_of_the_servers_l
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_transaction_that_is_larger_than_the_memory_is_never_held() {
+async fn a_transaction_larger_than_the_memory_limit_is_never_held_whole() {
     const LIMIT_KIB: u64 = 80 << 10;
     let database = Database::start().await;
     let emulator = harness::emulator().await;

@@ -1,4 +1,4 @@
-//! A failover to a physical standby whose slots are synchronised (PostgreSQL 17 and newer).
+//! A failover to a physical standby with synchronised slots (PostgreSQL 17 and newer).
 
 use fault_proxy::{Cut, FaultProxy, Target};
 use scratch_postgres::{ScratchPostgres, StopMode};
@@ -34,7 +34,8 @@ async fn pair() -> Option<Pair> {
     let standby = standby.start().unwrap();
     server.set("synchronized_standby_slots", "standby").unwrap();
     server.start_again().unwrap();
-    // Turned on while the primary runs: the worker that does it comes back late after a failure.
+    // Enabled while the primary runs, because the slot sync worker is slow to restart after a
+    // failure.
     standby.set("sync_replication_slots", "on").unwrap();
     standby.reload().unwrap();
     database.reconnect().await;
@@ -72,9 +73,10 @@ async fn a_failover_to_a_standby_with_synchronised_slots_loses_nothing_and_repea
     })
     .await;
     wait_for_more(&pair.database, 200).await;
-    // Or records of what the slot has confirmed there are lost with the primary.
+    // Without this wait, records of events that the slot has confirmed on the standby are lost with
+    // the primary.
     let written = pair.database.current_wal().await;
-    eventually("the standby has all of it", || async {
+    eventually("the standby has all WAL", || async {
         let received = "SELECT (pg_last_wal_receive_lsn() - '0/0')::bigint";
         let row = on_standby.query_one(received, &[]).await.ok()?;
         (row.get::<_, i64>(0) >= written).then_some(())
@@ -93,11 +95,11 @@ async fn a_failover_to_a_standby_with_synchronised_slots_loses_nothing_and_repea
     load.stop().await;
     pair.database.wait_until_recorded().await;
     pair.database.wait_until_confirmed().await;
-    // Events that the primary had streamed and not yet given to the standby would be in the
-    // journal alone: `synchronized_standby_slots` excludes it, and the check would name them.
+    // An event that the primary had streamed but not yet sent to the standby would be only in the
+    // journal, and the check would name it. `synchronized_standby_slots` prevents that.
     let report = harness::check_streamed(&pair.database, &emulator).await;
     let log = relay.log();
     assert!(report.is_clean(), "{report}\n{log}");
     assert!(report.duplicates.len() < 300, "{report}");
-    assert!(!log.contains("recovering"), "the slot goes on:\n{log}");
+    assert!(!log.contains("recovering"), "the slot continues:\n{log}");
 }

@@ -1,8 +1,9 @@
-//! A first start on a slot that somebody has made before: what it was to bring is delivered.
+//! A first start on a slot that somebody has created before: the rows since that slot are
+//! delivered.
 
 use crate::harness::{self, Database, Relay};
 
-/// Rows of their own keys: what comes from the table comes later than what is streamed.
+/// Rows under keys of their own, because rows from the table come later than streamed rows.
 async fn insert(database: &Database, prefix: &str, rows: u32) {
     database
         .execute(&format!(
@@ -13,8 +14,8 @@ async fn insert(database: &Database, prefix: &str, rows: u32) {
         .await;
 }
 
-/// From PostgreSQL 18 on the stream passes over rows of a time without the publication and says
-/// nothing; before, it ends in an error each time.
+/// From PostgreSQL 18 on the stream silently skips rows from a time without the publication. Before
+/// that, the stream ends with an error each time.
 #[tokio::test(flavor = "multi_thread")]
 async fn rows_between_the_slot_and_its_publication_are_delivered_at_a_first_start() {
     let database = Database::private().await;
@@ -32,7 +33,7 @@ async fn rows_between_the_slot_and_its_publication_are_delivered_at_a_first_star
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn rows_that_their_publication_left_out_before_a_first_start_are_delivered() {
+async fn rows_the_publication_left_out_before_a_first_start_are_delivered() {
     let database = Database::private().await;
     let emulator = harness::emulator().await;
     for (change, prefix, rows) in [("DROP", "gap", 50), ("ADD", "o", 20)] {

@@ -1,4 +1,5 @@
-//! No room for records: what is not recorded is not confirmed, and goes on by itself once there is.
+//! The disk is too full for records: unrecorded events are not confirmed, and the relay continues
+//! by itself once there is room.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -10,7 +11,7 @@ use pubsub_emulator::RunningEmulator;
 use crate::harness::{self, Database, Relay};
 use crate::load::{Load, wait_for_more};
 
-/// A file system of a few megabytes, in memory; gone with the test.
+/// A file system of a few megabytes, in memory. It is removed with the test.
 struct SmallDisk {
     folder: PathBuf,
 }
@@ -18,7 +19,7 @@ struct SmallDisk {
 impl SmallDisk {
     const MIB: usize = 16;
 
-    /// For the owner of `like`; `None` for who may not mount one.
+    /// Mounts it for the owner of `like`; `None` for a user who may not mount one.
     fn mount(like: &Path) -> Option<Self> {
         let folder = format!("postrider-small-disk-{}", std::process::id());
         let folder = std::env::temp_dir().join(folder);
@@ -40,7 +41,7 @@ impl SmallDisk {
             .then_some(disk)
     }
 
-    /// Takes all the room that is left.
+    /// Fills the remaining space.
     fn fill(&self) {
         let filled = std::fs::write(self.ballast(), vec![0; Self::MIB << 20]);
         assert_eq!(filled.unwrap_err().kind(), std::io::ErrorKind::StorageFull);
@@ -57,14 +58,14 @@ impl SmallDisk {
 
 impl Drop for SmallDisk {
     fn drop(&mut self) {
-        // The server may still have files on it.
+        // The server may still have open files on it.
         let _ = Command::new("umount").arg("-l").arg(&self.folder).output();
         let _ = std::fs::remove_dir(&self.folder);
     }
 }
 
-/// While nothing can be recorded nothing is confirmed, and once `repair` is done all of it is
-/// delivered, none twice.
+/// Checks that nothing is confirmed while nothing can be recorded, and that after `repair` every
+/// event is delivered once.
 async fn is_waited_out(
     database: &Database,
     emulator: &RunningEmulator,
@@ -73,16 +74,16 @@ async fn is_waited_out(
     repair: impl AsyncFnOnce(),
 ) {
     relay.wait_for_log("SQLSTATE 53100").await;
-    // An event without a record stands before this.
+    // An event without a record comes before this position.
     let bound = database.current_wal().await;
     let recorded = "SELECT count(*) FROM outbox.dispatch";
     let before = database.number(recorded).await;
     load.wait_for_rows(300).await;
-    // Longer than a position waits for its status message.
+    // Longer than a status message may be delayed after a new position.
     tokio::time::sleep(Duration::from_millis(600)).await;
     assert_eq!(database.number(recorded).await, before);
     let confirmed = database.confirmed().await;
-    assert!(confirmed < bound, "what is not recorded is not confirmed");
+    assert!(confirmed < bound, "unrecorded events are not confirmed");
     repair().await;
     wait_for_more(database, 50).await;
     load.stop().await;
@@ -97,7 +98,7 @@ async fn is_waited_out(
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_full_disk_under_the_dispatch_table_is_waited_out() {
+async fn the_relay_waits_out_a_full_disk_under_the_dispatch_table() {
     let mut database = Database::private().await;
     let Some(disk) = SmallDisk::mount(database.server().data_dir()) else {
         eprintln!("SKIPPED: this user may not mount a small disk");
@@ -122,13 +123,13 @@ async fn a_full_disk_under_the_dispatch_table_is_waited_out() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_dispatch_table_that_takes_no_row_for_want_of_room_is_waited_out() {
+async fn the_relay_waits_out_a_dispatch_table_without_room() {
     let database = Database::start().await;
     let emulator = harness::emulator().await;
     let relay = Relay::start(&database, &emulator);
     let load = Load::start(&database);
     wait_for_more(&database, 50).await;
-    // What a full disk answers to a statement that wants a new page.
+    // The error with which a full disk answers a statement that needs a new page.
     database
         .execute(
             "CREATE FUNCTION outbox.full_disk() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN \

@@ -1,5 +1,5 @@
-//! The same promises with Google's own emulator, an independent referee, in place of ours: what its
-//! subscriber is delivered is judged. Skipped where its jar is not installed.
+//! The same promises with Google's own emulator in place of ours, as an independent referee: the
+//! tests judge what its subscriber receives. Skipped where its jar is not installed.
 
 use std::time::Duration;
 
@@ -10,16 +10,16 @@ use crate::harness::{Database, eventually, insert_orders, postrider};
 use crate::load::{Load, wait_for_more};
 use crate::referee::Referee;
 
-/// A publish attempt that gets no answer is given up soon.
+/// A publish attempt without an answer is given up after a second.
 const SHORT_ATTEMPTS: [(&str, &str); 1] = [("POSTRIDER_PUBLISH_TIMEOUT_S", "1")];
 
-/// The emulator, where it is installed, and a database with nothing in its outbox.
+/// The emulator, where it is installed, and a database with an empty outbox.
 async fn stage() -> Option<(Referee, Database)> {
     let referee = Referee::start().await?;
     Some((referee, Database::start().await))
 }
 
-/// Ends the load; all of it is recorded and confirmed.
+/// Ends the load and waits until all of it is recorded and confirmed.
 async fn all_is_recorded(database: &Database, load: Load) {
     wait_for_more(database, 30).await;
     load.stop().await;
@@ -33,7 +33,7 @@ async fn in_state(database: &Database, state: &str) -> i64 {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn every_event_comes_once_in_order_before_and_after_the_relay_starts() {
+async fn every_event_comes_once_and_in_order_whether_written_before_or_after_the_start() {
     let Some((mut referee, database)) = stage().await else {
         return;
     };
@@ -49,7 +49,7 @@ async fn every_event_comes_once_in_order_before_and_after_the_relay_starts() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_message_comes_with_the_payload_key_and_attributes_of_its_row() {
+async fn a_message_has_the_payload_key_and_attributes_of_its_row() {
     let Some((mut referee, database)) = stage().await else {
         return;
     };
@@ -68,7 +68,7 @@ async fn a_message_comes_with_the_payload_key_and_attributes_of_its_row() {
     let [message] = referee.messages("o-ä") else {
         panic!("one message");
     };
-    // As jsonb prints it.
+    // The payload as jsonb prints it.
     assert_eq!(
         String::from_utf8_lossy(&message.data),
         database
@@ -95,7 +95,7 @@ async fn a_message_comes_with_the_payload_key_and_attributes_of_its_row() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn of_a_transaction_comes_all_or_nothing() {
+async fn a_transaction_is_delivered_whole_or_not_at_all() {
     let Some((mut referee, database)) = stage().await else {
         return;
     };
@@ -208,7 +208,7 @@ async fn restarts_and_crashes_of_postgresql_under_load_lose_and_swap_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_slot_that_is_lost_costs_nothing() {
+async fn a_lost_slot_loses_nothing() {
     let Some((mut referee, database)) = stage().await else {
         return;
     };
@@ -235,7 +235,7 @@ async fn a_slot_that_is_lost_costs_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_topic_that_is_deleted_and_restored_gets_what_waited_for_it() {
+async fn a_topic_that_is_deleted_and_restored_gets_the_events_that_waited_for_it() {
     let Some((mut referee, database)) = stage().await else {
         return;
     };
@@ -248,7 +248,7 @@ async fn a_topic_that_is_deleted_and_restored_gets_what_waited_for_it() {
     referee.delete_topic("order.events").await;
     insert_orders(&database, 50, 5).await;
     relay.wait_for_log("topic-missing").await;
-    // Or it would be published to before there is a subscription.
+    // Without this the relay would publish to the topic before it has a subscription.
     referee.proxy.refuse();
     referee.proxy.cut(Cut::Reset);
     referee.create_topic("order.events").await;
@@ -261,7 +261,7 @@ async fn a_topic_that_is_deleted_and_restored_gets_what_waited_for_it() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn missing_topics_are_waited_for_and_created_when_that_is_allowed() {
+async fn missing_topics_are_waited_for_or_created_if_allowed() {
     let Some((mut referee, database)) = stage().await else {
         return;
     };
@@ -273,7 +273,7 @@ async fn missing_topics_are_waited_for_and_created_when_that_is_allowed() {
         .await;
     let relay = referee.relay(&database, &[]);
     relay.wait_for_log("topic-missing").await;
-    eventually("the topic that is there goes on", || async {
+    eventually("the existing topic is served", || async {
         (in_state(&database, "published").await == 1).then_some(())
     })
     .await;
@@ -288,7 +288,7 @@ async fn missing_topics_are_waited_for_and_created_when_that_is_allowed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_event_over_a_limit_stops_its_key_alone() {
+async fn an_event_over_a_limit_stops_only_its_key() {
     let Some((mut referee, database)) = stage().await else {
         return;
     };
@@ -318,7 +318,7 @@ async fn an_event_over_a_limit_stops_its_key_alone() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_key_whose_event_was_refused_for_its_schema_is_released_in_order_without_the_schema() {
+async fn a_key_blocked_by_a_schema_is_released_in_order_once_the_schema_is_gone() {
     let Some((mut referee, database)) = stage().await else {
         return;
     };
@@ -343,7 +343,7 @@ async fn a_key_whose_event_was_refused_for_its_schema_is_released_in_order_witho
     let url = [("DATABASE_URL", database.url.as_str())];
     assert!(postrider(&release, &url).output().unwrap().status.success());
     insert_orders(&database, 50, 5).await;
-    eventually("all is published", || async {
+    eventually("everything is published", || async {
         (in_state(&database, "published").await == 151).then_some(())
     })
     .await;
@@ -354,7 +354,7 @@ async fn a_key_whose_event_was_refused_for_its_schema_is_released_in_order_witho
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn rows_of_a_gap_of_the_publication_come_once_in_order() {
+async fn rows_of_a_publication_gap_come_once_and_in_order() {
     let Some((mut referee, database)) = stage().await else {
         return;
     };

@@ -1,4 +1,4 @@
-//! A topic that takes requests and never answers them, with many keys: others go on beside it.
+//! A topic that accepts requests and never answers them, with many keys. Other topics continue.
 
 use pubsub_emulator::{Action, Fault};
 
@@ -6,7 +6,7 @@ use crate::harness::{self, Database, Relay, eventually, insert_orders};
 use crate::http::{free_addr, metric};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn keys_of_a_topic_that_never_answers_do_not_keep_others_from_being_delivered() {
+async fn a_topic_that_never_answers_does_not_hold_up_other_topics() {
     let database = Database::start().await;
     let emulator = harness::emulator().await;
     emulator
@@ -27,7 +27,7 @@ async fn keys_of_a_topic_that_never_answers_do_not_keep_others_from_being_delive
              SELECT 'hanging', 'h-' || i, 'Made', i, '{}' FROM generate_series(1, 40) i",
         )
         .await;
-    // By then one request at a time is left, and the time of forty.
+    // By then the topic is limited to one request in flight, and forty requests have timed out.
     eventually("the topic has failed often", || async {
         let failures = metric(&port, "postrider_publish_failures_total").await?;
         (failures >= 42.0).then_some(())

@@ -1,5 +1,5 @@
-//! The HTTP port in the hands of those who reach it: it tells them nothing, and whatever they send
-//! or do not send, probes are answered.
+//! Hostile clients of the HTTP port. The port reveals no secrets, and keeps answering probes no
+//! matter what clients send or leave out.
 
 use std::time::{Duration, Instant};
 
@@ -9,14 +9,14 @@ use tokio::net::TcpStream;
 use crate::harness::{self, Database, Relay};
 use crate::http::{free_addr, get, wait_for};
 
-/// A probe is answered within this, also on a busy machine; far below any kubelet's own patience
-/// with a probe that is stuck behind others.
+/// A probe is answered within this time, also on a busy machine. Far below the time that any
+/// kubelet waits for a probe.
 const PROMPT: Duration = Duration::from_secs(3);
-/// As in src/http/listener.rs.
+/// The same values as in src/http/listener.rs.
 const CONNECTIONS_MAX: usize = 64;
 const CONNECTION_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A relay that streams, with its port.
+/// A relay that streams, and the address of its port.
 async fn relay(database: &Database, emulator: &str) -> (Relay, String) {
     let addr = free_addr();
     let relay = Relay::start_with(database, emulator, &[("POSTRIDER_HTTP_ADDR", &addr)]);
@@ -33,10 +33,10 @@ async fn assert_alive(addr: &str, after: &str) {
     assert_eq!(code, 200, "after {after}, in {:?}", began.elapsed());
 }
 
-/// Sends `bytes` and reads what comes until the server closes.
+/// Sends `bytes` and reads the answer until the server closes the connection.
 async fn send(addr: &str, bytes: &[u8]) -> Vec<u8> {
     let mut stream = TcpStream::connect(addr).await.unwrap();
-    // The server may hang up while we are still writing: that is an answer too.
+    // The server may close while we are still writing; that counts as an answer.
     let _ = stream.write_all(bytes).await;
     let mut answer = Vec::new();
     let reading = stream.read_to_end(&mut answer);
@@ -105,7 +105,7 @@ async fn garbage_is_refused_and_the_next_request_is_answered() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn slow_clients_neither_keep_others_out_nor_their_places() {
+async fn slow_clients_lose_their_connections_and_keep_nobody_out() {
     let database = Database::start().await;
     let emulator = harness::emulator().await;
     let (relay, addr) = relay(&database, &emulator.addr().to_string()).await;
@@ -113,7 +113,7 @@ async fn slow_clients_neither_keep_others_out_nor_their_places() {
     let mut slow = Vec::new();
     for n in 0..5 * CONNECTIONS_MAX {
         let mut stream = TcpStream::connect(&addr).await.unwrap();
-        // Half of them say nothing, half begin and never end.
+        // Half of the clients send nothing. The others begin a request and never end it.
         if n % 2 == 0 {
             let _ = stream.write_all(b"GET /status HTTP/1.1\r\nHost: ").await;
         }
@@ -122,13 +122,13 @@ async fn slow_clients_neither_keep_others_out_nor_their_places() {
             assert_alive(&addr, &format!("{n} slow connections")).await;
         }
     }
-    // Those that gave way are closed a moment later.
+    // The server closes the connections that it pushed out a moment later.
     let bound = before + CONNECTIONS_MAX + 8;
     harness::eventually("the oldest connections are closed", || async {
         (relay.open_files() <= bound).then_some(())
     })
     .await;
-    // The youngest one was not pushed out: it meets the deadline, although it sends on.
+    // The newest connection was not pushed out. It runs into the timeout although it keeps sending.
     let mut youngest = slow.pop().unwrap();
     let began = Instant::now();
     let mut answer = Vec::new();
@@ -151,7 +151,7 @@ async fn slow_clients_neither_keep_others_out_nor_their_places() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_port_tells_no_version_setting_role_key_or_payload() {
+async fn the_port_shows_no_version_setting_role_key_or_payload() {
     let database = Database::private().await;
     let emulator = harness::emulator().await;
     database
@@ -175,7 +175,7 @@ async fn the_port_tells_no_version_setting_role_key_or_payload() {
     let _relay = run(&addr);
     wait_for(&addr, "/readyz", 200).await;
     let _standby = run(&standby_addr);
-    harness::eventually("the second relay stands by", || async {
+    harness::eventually("the second relay is on standby", || async {
         let (_, body) = get(&standby_addr, "/readyz").await?;
         body.contains("standby").then_some(())
     })
@@ -212,7 +212,7 @@ async fn the_port_tells_no_version_setting_role_key_or_payload() {
             let answer = String::from_utf8(answer).unwrap();
             assert!(answer.starts_with("HTTP/1.1 "), "{path}");
             for secret in secrets {
-                assert!(!answer.contains(secret), "{path} tells {secret}:\n{answer}");
+                assert!(!answer.contains(secret), "{path} shows {secret}:\n{answer}");
             }
         }
     }

@@ -1,4 +1,4 @@
-//! The HTTP port: what it says while streaming, standing by, and during an outage.
+//! The HTTP port while the relay streams, is on standby, and during an outage.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -7,8 +7,8 @@ use tokio::net::TcpStream;
 
 use crate::harness::{self, Database, Relay, eventually, insert_orders};
 
-/// A free port for a relay, each time another one. Outside the range from which the system gives
-/// ports to those that ask for any.
+/// A free port for a relay, a different one each time. It is outside the range from which the
+/// system assigns ports by itself.
 pub(crate) fn free_addr() -> String {
     static GIVEN: AtomicU32 = AtomicU32::new(0);
     let addrs = std::iter::repeat_with(|| {
@@ -19,7 +19,7 @@ pub(crate) fn free_addr() -> String {
     addrs.take(5_000).find(is_free).unwrap()
 }
 
-/// Status code and body of a GET; `None` while nobody listens.
+/// Status code and body of a GET; `None` if nobody listens.
 pub(crate) async fn get(addr: &str, path: &str) -> Option<(u16, String)> {
     let mut stream = TcpStream::connect(addr).await.ok()?;
     let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
@@ -30,8 +30,8 @@ pub(crate) async fn get(addr: &str, path: &str) -> Option<(u16, String)> {
     Some((head.split(' ').nth(1)?.parse().ok()?, body.to_owned()))
 }
 
-/// A line of `/metrics` by its name and, behind a blank, the text of a label; `None` when there is no
-/// such line.
+/// The value of a metric in `/metrics`: a name, optionally followed by a space and the text of a
+/// label. `None` if no line matches.
 pub(crate) async fn metric(addr: &str, name: &str) -> Option<f64> {
     let (name, label) = name.split_once(' ').unwrap_or((name, ""));
     let (_, text) = get(addr, "/metrics").await?;
@@ -52,7 +52,7 @@ pub(crate) async fn wait_for(addr: &str, path: &str, code: u16) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_port_tells_phase_lag_and_counts_and_an_outage_of_pubsub_leaves_the_relay_alive() {
+async fn the_port_shows_phase_lag_and_counts_and_a_pubsub_outage_leaves_the_relay_alive() {
     let database = Database::start().await;
     let emulator = harness::emulator().await;
     let (addr, host) = (free_addr(), emulator.addr().to_string());
@@ -66,7 +66,7 @@ async fn the_port_tells_phase_lag_and_counts_and_an_outage_of_pubsub_leaves_the_
         let line = format!("postrider_{name}{{slot=\"{slot}\"}} {value}\n");
         assert!(metrics.contains(&line), "{line} in\n{metrics}");
     }
-    // The relay hears a little later that its records are there.
+    // The relay learns a little later that its records are durable.
     let status = eventually("the port shows the records", || async {
         let (_, body) = get(&addr, "/status").await?;
         let status: serde_json::Value = serde_json::from_str(&body).ok()?;
@@ -94,7 +94,7 @@ async fn the_port_tells_phase_lag_and_counts_and_an_outage_of_pubsub_leaves_the_
 
     let standby_addr = free_addr();
     let _standby = Relay::start_with(&database, &host, &[("POSTRIDER_HTTP_ADDR", &standby_addr)]);
-    let body = eventually("the second relay stands by", || async {
+    let body = eventually("the second relay is on standby", || async {
         let (code, body) = get(&standby_addr, "/readyz").await?;
         (code == 200 && body.contains("standby")).then_some(body)
     })

@@ -1,4 +1,4 @@
-//! Names and ids that would be SQL if somebody forgot to quote them.
+//! Names and ids that would run as SQL if the relay forgot to quote them.
 
 use std::io::Write;
 use std::process::ExitStatus;
@@ -11,8 +11,8 @@ use crate::harness::{self, Database, Relay, eventually, postrider};
 /// Ends a string, an identifier and a statement, and begins a comment.
 const EVIL: &str = r#"a'b"c; DROP TABLE public.innocent; -- $$ \ , "#;
 
-/// Each ends a string in one way or another, some only where a backslash escapes what follows. The
-/// third one is then true of every row.
+/// Each id ends a string in its own way, some only where a backslash escapes the next character.
+/// The third would then match every row.
 const EVIL_IDS: [&str; 5] = [
     r"a\' or '1'='1",
     "x'; --",
@@ -21,7 +21,7 @@ const EVIL_IDS: [&str; 5] = [
     r#"d"; DROP TABLE public.innocent; -- $$"#,
 ];
 
-/// As in SQL.
+/// Quotes an identifier for SQL.
 fn quoted(name: &str) -> String {
     format!("\"{}\"", name.replace('"', "\"\""))
 }
@@ -30,7 +30,7 @@ fn literal(text: &str) -> String {
     format!("'{}'", text.replace('\'', "''"))
 }
 
-/// A settings file for a table, columns and a publication with such names.
+/// A settings file whose table, columns and publication have such names.
 fn settings_file(table: &str) -> NamedTempFile {
     let mut settings = toml::Table::new();
     settings.insert("publication".into(), EVIL.into());
@@ -52,20 +52,21 @@ fn settings_file(table: &str) -> NamedTempFile {
     file
 }
 
-/// A database in which everything that can be named has such a name.
+/// A database in which every name is such a name.
 struct World {
     database: Database,
     emulator: RunningEmulator,
     host: String,
-    /// The captured table, as SQL takes it.
+    /// The captured table, quoted for SQL.
     table: String,
     settings: NamedTempFile,
-    /// For the relay's own role.
+    /// The URL for the relay's own role.
     url: String,
 }
 
 impl World {
-    /// Prepared by `postrider init`; `id` is the type of the table's first column, and the rest.
+    /// Prepares the database with `postrider init`. `id` is the type of the table's first column,
+    /// and anything that follows.
     async fn start(id: &str) -> Self {
         let database = Database::private().await;
         let emulator = harness::emulator().await;
@@ -103,7 +104,7 @@ impl World {
         world
     }
 
-    /// Runs a command to its end: its status and all that it says.
+    /// Runs a command and returns its status and all its output.
     fn run(&self, arguments: &[&str], url: &str) -> (ExitStatus, String) {
         let config = self.settings.path().display().to_string();
         let environment = [
@@ -129,7 +130,7 @@ impl World {
         Relay::start_with(&self.database, &self.host, &environment)
     }
 
-    /// Inserts a row of one and the same key for each id, in one transaction.
+    /// Inserts a row for each id, all with the same key, in one transaction.
     async fn insert(&self, ids: &[String]) {
         let evil = literal(EVIL);
         let rows: Vec<String> = ids
@@ -145,7 +146,7 @@ impl World {
             .await;
     }
 
-    /// Waits until so many rows are known by their text ids in this state.
+    /// Waits until `count` rows, matched by their text ids, have this state.
     async fn wait_for_state(&self, state: &str, count: usize) {
         let sql = format!(
             "SELECT count(*) FROM outbox.dispatch d JOIN {} e \
@@ -161,7 +162,7 @@ impl World {
         .await;
     }
 
-    /// What is inserted by `write` while the table is out of the publication is published.
+    /// Checks that rows which `write` inserts while the publication lacks the table are published.
     async fn the_audit_fills_a_gap(&self, relay: &Relay, write: impl AsyncFnOnce()) {
         self.database.wait_until_audited().await;
         let alter = |how| {
@@ -174,7 +175,7 @@ impl World {
         relay.wait_for_log("publication-gap").await;
     }
 
-    /// The `event_id` under which subscribers know the row of an id that is not a uuid.
+    /// The `event_id` under which subscribers know a row whose id is not a uuid.
     async fn event_id(&self, id: &str) -> String {
         let table = literal(&format!("{EVIL}.{EVIL} Events"));
         let sql = format!(
@@ -186,7 +187,7 @@ impl World {
         self.database.text(&sql).await
     }
 
-    /// The event ids of what subscribers get, in its order.
+    /// The event ids that subscribers get, in the order of delivery.
     fn published(&self) -> Vec<String> {
         let attempts = self.emulator.journal().attempts();
         let stored = attempts.iter().filter(|attempt| attempt.is_stored());
@@ -207,7 +208,7 @@ impl World {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn names_with_quotes_semicolons_and_comments_are_names_everywhere() {
+async fn names_with_quotes_semicolons_and_comments_are_quoted_everywhere() {
     let world = World::start("uuid PRIMARY KEY DEFAULT gen_random_uuid()").await;
     let World {
         database, table, ..
@@ -241,7 +242,7 @@ async fn names_with_quotes_semicolons_and_comments_are_names_everywhere() {
 
     for arguments in [&["check"][..], &["slot", "show"], &["slot", "list"]] {
         let (status, text) = world.run(arguments, &world.url);
-        // Warnings are fine; a statement that fails is not.
+        // Warnings are fine; a failed statement is not.
         assert!(status.code() < Some(2), "{arguments:?} {status}:\n{text}");
     }
     relay.stop().await;
@@ -253,8 +254,9 @@ fn assert_every_audit_ended(relay: &Relay) {
     assert!(!log.contains("cannot compare the tables"), "{log}");
 }
 
-/// Events with such ids come from the stream, from the table after a loss of the slot, out of
-/// quarantine, and from a gap of the publication: each once, in order, and no other in its place.
+/// Events with such ids come from the stream, from the table after a lost slot, from quarantine,
+/// and from a gap of the publication. Each comes once and in order, and no other event comes in its
+/// place.
 async fn evil_ids_are_streamed_recovered_and_released(world: &World) {
     let [streamed, recovered, released, audited] =
         ["one", "two", "three", "four"].map(|part| EVIL_IDS.map(|id| format!("{part} {id}")));
@@ -280,7 +282,7 @@ async fn evil_ids_are_streamed_recovered_and_released(world: &World) {
     relay.wait_for_log("recovered").await;
     world.wait_for_state("published", 2 * each).await;
 
-    // Their event ids are known as soon as they are inserted.
+    // The event ids are known as soon as the rows are inserted.
     world.database.execute("BEGIN").await;
     world.insert(&released).await;
     for id in &released {
@@ -317,16 +319,16 @@ async fn evil_ids_are_streamed_recovered_and_released(world: &World) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn ids_and_names_that_could_be_sql_are_recovered_and_released_as_what_they_are() {
+async fn ids_and_names_that_look_like_sql_are_recovered_and_released_unchanged() {
     let world = World::start("text PRIMARY KEY").await;
     evil_ids_are_streamed_recovered_and_released(&world).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_database_in_which_backslashes_escape_gives_ids_and_names_no_other_meaning() {
+async fn ids_and_names_keep_their_meaning_where_backslashes_escape() {
     let world = World::start("text PRIMARY KEY").await;
     let World { database, .. } = &world;
-    // For sessions that begin from now on; not for the test's own.
+    // Applies to sessions that begin from now on, not to the test's own session.
     database
         .execute("ALTER DATABASE postgres SET standard_conforming_strings = off")
         .await;
@@ -340,7 +342,7 @@ async fn a_database_in_which_backslashes_escape_gives_ids_and_names_no_other_mea
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_slot_name_that_postgresql_would_not_take_never_reaches_it() {
+async fn a_slot_name_that_postgresql_would_refuse_is_never_sent() {
     for name in [
         "Evil",
         "e\"vil",

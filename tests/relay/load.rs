@@ -1,4 +1,4 @@
-//! A load that goes on whatever happens: one writer, so that insertion order is commit order.
+//! A load that continues through every fault. A single writer, so insertion order is commit order.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -10,13 +10,13 @@ use tokio_postgres::NoTls;
 
 use crate::harness::{Database, eventually, insert_orders_sql};
 
-/// Rows per round, and keys; rounds follow each other every few milliseconds.
+/// Rows per round, and keys. A round starts every few milliseconds.
 const ROUND: u32 = 10;
 const KEYS: u32 = 10;
 const PAUSE: Duration = Duration::from_millis(15);
 
-/// Writes orders, some hundred a second, until it is told to stop; connects again when it is cut
-/// off.
+/// Writes several hundred orders a second until it is stopped, and reconnects when its connection
+/// breaks.
 pub(crate) struct Load {
     stop: Arc<AtomicBool>,
     rounds: Arc<AtomicU64>,
@@ -53,7 +53,7 @@ impl Load {
         Self { stop, rounds, task }
     }
 
-    /// Waits until `rows` more have been committed.
+    /// Waits until `rows` more rows have been committed.
     pub(crate) async fn wait_for_rows(&self, rows: u32) {
         let target = self.rounds.load(Ordering::SeqCst) + u64::from(rows / ROUND);
         eventually("rows are written", || async {
@@ -62,14 +62,14 @@ impl Load {
         .await;
     }
 
-    /// Ends it; whatever was committed counts.
+    /// Stops the load. Everything that was committed counts.
     pub(crate) async fn stop(self) {
         self.stop.store(true, Ordering::SeqCst);
         self.task.await.unwrap();
     }
 }
 
-/// Waits until `more` events are recorded beyond those that are now.
+/// Waits until `more` events are recorded in addition to those recorded now.
 pub(crate) async fn wait_for_more(database: &Database, more: i64) {
     const COUNT: &str = "SELECT count(*) FROM outbox.dispatch";
     let before = database.number(COUNT).await;
@@ -79,7 +79,7 @@ pub(crate) async fn wait_for_more(database: &Database, more: i64) {
     .await;
 }
 
-/// A proxy before the database, and the URL that leads through it.
+/// A proxy in front of the database, and the URL that leads through it.
 pub(crate) async fn proxied(database: &Database) -> (FaultProxy, String) {
     let (credentials, rest) = database.url.split_once('@').unwrap();
     let (address, name) = rest.split_once('/').unwrap();

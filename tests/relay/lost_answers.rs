@@ -1,8 +1,8 @@
 //! The connection that writes the dispatch rows breaks at the worst moments: in the middle of a
-//! COPY, and after COMMIT was sent and before its answer.
+//! COPY, and between COMMIT and its answer.
 //!
-//! A trigger of the test's makes the writer's backend wait at that moment, so that the moment is
-//! certain; what breaks is the TCP connection of that one session.
+//! A trigger makes the writer's backend wait at that moment, so the test hits it reliably. Only the
+//! TCP connection of that one session breaks.
 
 use fault_proxy::{Cut, FaultProxy};
 use pubsub_emulator::RunningEmulator;
@@ -10,10 +10,10 @@ use pubsub_emulator::RunningEmulator;
 use crate::harness::{self, Database, Relay, eventually, insert_orders};
 use crate::load::proxied;
 
-/// Advisory lock that the test holds and the trigger asks for.
+/// The advisory lock that the test holds and the trigger waits for.
 const LOCK: i64 = 4_711;
 
-/// The transaction gets its id before the wait, also when nothing is written yet.
+/// Assigns the transaction its id before the wait, even if nothing is written yet.
 const TRIGGER: &str = "\
     CREATE FUNCTION hold_up() RETURNS trigger LANGUAGE plpgsql AS $$ \
     BEGIN \
@@ -22,26 +22,26 @@ const TRIGGER: &str = "\
         RETURN new; \
     END $$; ";
 
-/// A row in the middle of a COPY waits.
+/// Waits at a row in the middle of a COPY.
 const IN_COPY: &str = "\
     CREATE TRIGGER hold_up BEFORE INSERT ON outbox.dispatch FOR EACH ROW \
         WHEN (new.ordering_key = 'o-3') EXECUTE FUNCTION hold_up()";
 
-/// A deferred trigger fires when COMMIT has come.
+/// A deferred trigger fires when COMMIT arrives.
 const AT_COMMIT: &str = "\
     CREATE CONSTRAINT TRIGGER hold_up AFTER INSERT ON outbox.dispatch \
         DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION hold_up()";
 
-/// The writer's session, when it waits in the trigger.
+/// The writer's session while it waits in the trigger.
 const HELD_UP: &str = "\
     SELECT client_port, backend_xid::text FROM pg_stat_activity \
     WHERE datname = current_database() \
       AND application_name LIKE 'postrider dispatch%' AND wait_event_type = 'Lock' \
       AND wait_event = 'advisory'";
 
-/// A session of the writer's with an open transaction.
+/// A session of the writer with an open transaction.
 struct HeldUp {
-    /// Of the client's end of its connection.
+    /// The port of the client's end of the connection.
     port: u16,
     xid: String,
 }
@@ -87,25 +87,26 @@ impl World {
         (world, held_up)
     }
 
-    /// Breaks the writer's connection and lets its backend go on.
+    /// Breaks the writer's connection and lets its backend continue.
     async fn cut(&self, held_up: &HeldUp) {
         self.proxy.cut_one(held_up.port, Cut::Reset);
         self.relay
-            .wait_for_log("cannot write outbox.dispatch, again")
+            .wait_for_log("cannot write outbox.dispatch, retrying")
             .await;
         self.database
             .execute(&format!("SELECT pg_advisory_unlock({LOCK})"))
             .await;
     }
 
-    /// Records that the transaction which was cut off has left behind.
+    /// The number of records that the cut-off transaction left behind.
     async fn records_of(&self, held_up: &HeldUp) -> i64 {
         let xid = &held_up.xid;
         let count = format!("SELECT count(*) FROM outbox.dispatch WHERE xmin::text = '{xid}'");
         self.database.number(&count).await
     }
 
-    /// Everything is there once, recorded and confirmed, and the session went on.
+    /// Checks that every event was published once, recorded and confirmed, and that the session
+    /// survived.
     async fn is_well(&self) {
         self.database.wait_until_recorded().await;
         insert_orders(&self.database, 50, 5).await;
@@ -120,7 +121,7 @@ impl World {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_connection_that_breaks_in_the_middle_of_a_copy_costs_no_record_and_repeats_nothing() {
+async fn a_connection_broken_during_a_copy_loses_no_record_and_repeats_nothing() {
     let (world, held_up) = World::start(IN_COPY).await;
     world.cut(&held_up).await;
     world.is_well().await;
@@ -128,7 +129,7 @@ async fn a_connection_that_breaks_in_the_middle_of_a_copy_costs_no_record_and_re
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_answer_to_commit_that_is_lost_costs_no_record_and_repeats_nothing() {
+async fn a_lost_answer_to_commit_loses_no_record_and_repeats_nothing() {
     let (world, held_up) = World::start(AT_COMMIT).await;
     world.cut(&held_up).await;
     world.is_well().await;

@@ -1,5 +1,5 @@
-//! The relay against a real PostgreSQL and a real gRPC server: one process under test, everything
-//! else made by the test itself.
+//! The relay against a real PostgreSQL and a real gRPC server. The relay is the process under test;
+//! the tests create everything else themselves.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

@@ -1,4 +1,4 @@
-//! What arrives at a subscriber: tables, columns, payloads and envelopes, end to end.
+//! Messages as a subscriber receives them: tables, columns, payloads and envelopes, end to end.
 
 use std::collections::HashMap;
 use std::io::Write;
@@ -21,7 +21,7 @@ pub(crate) struct Subscriber {
 
 impl Subscriber {
     pub(crate) async fn new(emulator: &RunningEmulator, topic: &str) -> Self {
-        // The topic may be there already.
+        // The topic may already exist.
         let _ = emulator
             .create_topic(&format!("projects/demo/topics/{topic}"))
             .await;
@@ -39,7 +39,7 @@ impl Subscriber {
         Self { client, name }
     }
 
-    /// Waits for so many messages.
+    /// Waits for `count` messages.
     pub(crate) async fn take(&mut self, count: usize) -> Vec<PubsubMessage> {
         let mut messages = Vec::new();
         let client = &self.client;
@@ -86,7 +86,7 @@ pub(crate) fn attributes(message: &PubsubMessage) -> HashMap<&str, &str> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_default_table_gives_payload_key_and_all_default_attributes() {
+async fn the_default_table_yields_payload_key_and_all_default_attributes() {
     let database = Database::start().await;
     let emulator = harness::emulator().await;
     let mut orders = Subscriber::new(&emulator, "order.events").await;
@@ -194,7 +194,7 @@ async fn tables_with_other_names_ids_types_and_partitions_are_captured_together(
     assert_eq!(
         blob.data.as_ref(),
         [0x00, 0xff, 0x10],
-        "bytes go out exactly as they are"
+        "bytes are sent unchanged"
     );
     assert!(
         blob.ordering_key.starts_with("bucket-"),
@@ -309,7 +309,7 @@ async fn changes_other_than_inserts_are_counted_and_warned_about_and_never_publi
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn under_halt_what_cannot_be_mapped_or_is_too_large_stops_and_nothing_is_lost() {
+async fn under_halt_an_unmappable_or_too_large_event_stops_the_relay_and_nothing_is_lost() {
     for (insert, code) in [
         (
             "INSERT INTO outbox.events (aggregatetype, aggregateid, event_type, payload) \
@@ -348,7 +348,7 @@ async fn under_halt_what_cannot_be_mapped_or_is_too_large_stops_and_nothing_is_l
             log.contains("outbox.events") && log.contains("hint:"),
             "{log}"
         );
-        // The slot still stands before the bad row: it comes again.
+        // The slot is still before the bad row, so the stream sends the row again.
         let relay = Relay::start_with(&database, &addr, &policy);
         relay.wait_for_error(code).await;
         assert_eq!(relay.wait().await.code(), Some(5));

@@ -1,7 +1,8 @@
-//! What the snapshot of a new slot shows of transactions that ran while the slot was made.
+//! What the snapshot of a new slot shows of transactions that ran while PostgreSQL created the
+//! slot.
 //!
-//! PostgreSQL makes a slot in two steps: it waits for the transactions that run, and then for those
-//! that began meanwhile. Here each of them is held up.
+//! PostgreSQL creates a slot in two steps. It waits for the running transactions, and then for
+//! those that began in the meantime. These tests hold up each step.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,7 +17,7 @@ use crate::harness::{self, Database, Relay, eventually};
 /// Longer than the relay takes to read the table.
 const TIME_FOR_A_MISTAKE: Duration = Duration::from_secs(1);
 
-/// A database whose slot was lost, and which had events without records before.
+/// A database that lost its slot after it had events without records.
 async fn without_slot() -> (Database, RunningEmulator) {
     let database = Database::private().await;
     let emulator = harness::emulator().await;
@@ -28,7 +29,7 @@ async fn without_slot() -> (Database, RunningEmulator) {
     (database, emulator)
 }
 
-/// A transaction that has its number.
+/// A transaction that has its transaction id.
 async fn begin(database: &Database) -> (Client, String) {
     let client = harness::connect(&database.url).await;
     client.batch_execute("BEGIN").await.unwrap();
@@ -48,8 +49,8 @@ async fn wait_until_waited_for(database: &Database, xid: &str) {
     .await;
 }
 
-/// A relay that makes a slot, in the second step of that, which ends when the returned transaction does.
-/// The first ends after `rows`.
+/// A relay that is creating a slot and has reached the second step, which lasts until the returned
+/// transaction ends. The transaction of the first step inserts `rows` and commits.
 async fn in_the_second_step(
     database: &Database,
     emulator: &RunningEmulator,
@@ -73,14 +74,15 @@ fn row(version: u32) -> String {
     )
 }
 
-/// Rows of subtransactions may be above the `xmax` of the snapshot that shows them.
+/// Rows of subtransactions may have ids above the `xmax` of the snapshot that shows them.
 #[tokio::test(flavor = "multi_thread")]
-async fn rows_of_subtransactions_that_a_new_slot_has_waited_for_are_delivered() {
+async fn rows_of_subtransactions_that_a_new_slot_waited_for_are_delivered() {
     let (database, emulator) = without_slot().await;
     let rows = (1..=3).map(|n| format!("SAVEPOINT s; {} RELEASE s;", row(n)));
     let rows: String = rows.collect();
     let (relay, second) = in_the_second_step(&database, &emulator, &rows).await;
-    // The log has no moment without a transaction, from which the slot could begin at once.
+    // Without this, the log would have a moment without a running transaction, and the slot could
+    // start there.
     let (third, _) = begin(&database).await;
     second.batch_execute("ROLLBACK").await.unwrap();
     relay.wait_for_log("recovered").await;
@@ -89,17 +91,17 @@ async fn rows_of_subtransactions_that_a_new_slot_has_waited_for_are_delivered() 
     assert_whole_and_in_order(&database, &emulator, &relay).await;
 }
 
-/// The commit stands in the log, and waits for a standby that is not there. (The moment before it
-/// stands in `pg_xact` too cannot be held.)
+/// The commit is in the log and waits for a standby that does not exist. (A test cannot hold the
+/// moment before the commit reaches `pg_xact`.)
 #[tokio::test(flavor = "multi_thread")]
-async fn no_row_is_read_while_its_transaction_is_just_being_committed() {
+async fn no_row_is_read_while_its_transaction_is_committing() {
     const STANDBY: &str = "ALTER SYSTEM SET synchronous_standby_names = 'nobody'";
     let (database, emulator) = without_slot().await;
     let (relay, second) = in_the_second_step(&database, &emulator, "").await;
     database.execute(STANDBY).await;
     database.execute("SELECT pg_reload_conf()").await;
     let committing = harness::connect(&database.url).await;
-    // The first may be committed before the server has taken the setting in.
+    // The first commit may finish before the server has loaded the setting.
     let is_over = Arc::new(AtomicBool::new(false));
     let seen = is_over.clone();
     let committing = tokio::spawn(async move {
@@ -120,7 +122,7 @@ async fn no_row_is_read_while_its_transaction_is_just_being_committed() {
     relay.wait_for_log("just being committed").await;
     tokio::time::sleep(TIME_FOR_A_MISTAKE).await;
     let before = stored(&emulator).len();
-    // By then only a standby can be what they wait for.
+    // By then, only a standby can be the reason for the wait.
     relay.wait_for_log("wait for a synchronous standby").await;
     is_over.store(true, Ordering::Relaxed);
     database

@@ -1,4 +1,4 @@
-//! Pub/Sub fails in every way that is retried: nothing is lost, swapped, or confirmed too early.
+//! Pub/Sub fails in every retryable way: nothing is lost, reordered, or confirmed too early.
 
 use std::time::Duration;
 
@@ -36,13 +36,13 @@ async fn every_retryable_code_is_retried_until_it_succeeds_and_order_holds() {
     assert!(report.is_clean(), "{report}\n{}", relay.log());
     assert!(
         !report.duplicates.is_empty(),
-        "what was stored and answered with an error comes twice"
+        "messages stored but answered with an error come twice"
     );
     assert_eq!(report.unexplained_duplicates(), 0, "{report}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nothing_is_confirmed_past_an_event_without_answer_and_other_keys_go_on() {
+async fn nothing_is_confirmed_past_an_unanswered_event_and_other_keys_continue() {
     let database = Database::start().await;
     let emulator = harness::emulator().await;
     let stuck = emulator
@@ -50,7 +50,7 @@ async fn nothing_is_confirmed_past_an_event_without_answer_and_other_keys_go_on(
         .inject(Fault::new(Action::Fail(Code::Unavailable)).on_ordering_key("o-0"));
     let before = database.confirmed().await;
     let relay = Relay::start(&database, &emulator);
-    // One row of the stuck key; everything else is committed behind it.
+    // One row of the stuck key; all other rows are committed after it.
     insert_orders(&database, 1, 1).await;
     let bound = database.current_wal().await;
     insert_orders(&database, 300, 3).await;
@@ -86,7 +86,7 @@ async fn nothing_is_confirmed_past_an_event_without_answer_and_other_keys_go_on(
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_outage_of_pubsub_costs_lag_alone() {
+async fn a_pubsub_outage_only_adds_lag() {
     let database = Database::start().await;
     let emulator = harness::emulator().await;
     let relay = Relay::start(&database, &emulator);
@@ -105,7 +105,7 @@ async fn an_outage_of_pubsub_costs_lag_alone() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_answer_that_never_comes_is_given_up_after_the_publish_timeout() {
+async fn an_unanswered_request_is_given_up_after_the_publish_timeout() {
     let database = Database::start().await;
     let emulator = harness::emulator().await;
     emulator
@@ -161,7 +161,7 @@ async fn under_halt_a_refused_event_stops_the_relay_and_nothing_past_it_is_confi
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_topic_over_its_quota_slows_down_alone_and_comes_through_in_order() {
+async fn a_topic_over_its_quota_slows_down_alone_and_is_delivered_in_order() {
     let database = Database::start().await;
     let emulator = harness::emulator().await;
     let slow = "projects/demo/topics/slow.events";
@@ -180,11 +180,12 @@ async fn a_topic_over_its_quota_slows_down_alone_and_comes_through_in_order() {
         )
         .await;
     insert_orders(&database, 3_000, 300).await;
-    // A way as long as to a real Pub/Sub: so many requests at once are so many in a time.
+    // A round trip as long as to the real Pub/Sub, so that the number of concurrent requests limits
+    // the rate.
     let way = FaultProxy::start(emulator.addr()).await.unwrap();
     way.set_flow(Flow::Delayed(Duration::from_millis(50)));
     let relay = Relay::start_with(&database, &way.addr().to_string(), &[]);
-    eventually("the other topic is through", || async {
+    eventually("the other topic is delivered", || async {
         let sql = "SELECT count(*) FROM outbox.dispatch WHERE topic LIKE '%order.events'";
         (database.number(sql).await == 3_000).then_some(())
     })

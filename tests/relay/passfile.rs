@@ -1,4 +1,4 @@
-//! A password that is in libpq's password file, and changes there.
+//! A password in libpq's password file that changes while the relay runs.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -12,9 +12,9 @@ fn write(file: &Path, password: &str) {
     std::fs::set_permissions(file, PermissionsExt::from_mode(0o600)).unwrap();
 }
 
-/// As a token of an hour that somebody else writes into the file in time.
+/// Like a token that is valid for an hour and that another program renews in the file.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_relay_logs_in_with_what_stands_in_the_password_file_at_that_time() {
+async fn a_relay_logs_in_with_the_current_password_of_the_password_file() {
     let server = ScratchPostgres::builder()
         .hba_line("host all token 127.0.0.1/32 scram-sha-256")
         .start()
@@ -41,7 +41,7 @@ async fn a_relay_logs_in_with_what_stands_in_the_password_file_at_that_time() {
     insert_orders(&database, 50, 5).await;
     database.wait_until_recorded().await;
     write(&file, "second-hour");
-    // Committed before anybody is sent away.
+    // The new password is committed before any session is terminated.
     database
         .execute("ALTER ROLE token PASSWORD 'second-hour'")
         .await;

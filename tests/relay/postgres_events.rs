@@ -1,5 +1,5 @@
-//! What happens to a database in its life, under load: nothing is lost, order holds, and the
-//! relay goes on by itself, or stops with the code that says what to do.
+//! Ordinary events in the life of a database, under load. Nothing is lost, the order holds, and the
+//! relay continues by itself, or stops with an error code that says what to do.
 
 use std::time::{Duration, Instant};
 
@@ -10,7 +10,8 @@ use tonic::Code;
 use crate::harness::{self, Database, Relay, eventually, insert_orders};
 use crate::load::{Load, wait_for_more};
 
-/// A server that stops may wait for the next look of the relay, which notices that it stops.
+/// A stopping server may have to wait for the relay's next check, which notices that the server is
+/// stopping.
 const STOP_LIMIT: Duration = Duration::from_secs(15);
 
 async fn all_is_delivered(
@@ -45,7 +46,7 @@ async fn restarts_of_every_kind_under_load_lose_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn sessions_that_are_terminated_again_and_again_under_load_lose_nothing() {
+async fn sessions_terminated_repeatedly_under_load_lose_nothing() {
     let database = Database::private().await;
     let emulator = harness::emulator().await;
     let relay = Relay::start(&database, &emulator);
@@ -62,7 +63,7 @@ async fn sessions_that_are_terminated_again_and_again_under_load_lose_nothing() 
         let terminate = format!(
             "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE {victims}"
         );
-        // A session may be on its way back just now.
+        // The session may be reconnecting at this moment.
         eventually(victims, || async {
             (database.number(&terminate).await > 0).then_some(())
         })
@@ -96,7 +97,7 @@ async fn a_fast_shutdown_does_not_wait_for_a_relay_that_cannot_reach_pubsub() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_fast_shutdown_in_the_middle_of_a_huge_transaction_does_not_wait_for_it() {
+async fn a_fast_shutdown_during_a_huge_transaction_does_not_wait_for_the_relay() {
     let mut database = Database::private().await;
     let emulator = harness::emulator().await;
     emulator
@@ -122,13 +123,13 @@ async fn a_fast_shutdown_in_the_middle_of_a_huge_transaction_does_not_wait_for_i
     let recorded = database
         .number("SELECT count(*) FROM outbox.dispatch")
         .await;
-    assert!(recorded < 60_000, "it was in the middle");
+    assert!(recorded < 60_000, "everything was already recorded");
     emulator.faults().lift_all();
     all_is_delivered(&database, &emulator, &relay).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_column_that_is_added_under_way_changes_nothing() {
+async fn a_column_added_while_the_relay_runs_changes_nothing() {
     let database = Database::start().await;
     let emulator = harness::emulator().await;
     let relay = Relay::start(&database, &emulator);
@@ -144,7 +145,7 @@ async fn a_column_that_is_added_under_way_changes_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_captured_column_that_is_renamed_and_back_without_a_row_in_between_is_survived() {
+async fn a_column_renamed_and_renamed_back_without_a_row_in_between_loses_nothing() {
     let database = Database::private().await;
     let emulator = harness::emulator().await;
     let relay = Relay::start(&database, &emulator);
@@ -153,13 +154,14 @@ async fn a_captured_column_that_is_renamed_and_back_without_a_row_in_between_is_
     database
         .execute("ALTER TABLE outbox.events RENAME COLUMN aggregateid TO aggregate_id")
         .await;
-    // The guard sees it without a row, and a new session does not begin until it is back.
+    // The guard notices the change without a row, and a new session does not start until the name
+    // is back.
     relay.wait_for_log("publication-drift").await;
     database
         .execute("SELECT pg_terminate_backend(pid) FROM pg_stat_replication")
         .await;
     relay
-        .wait_for_log("has no column aggregateid; trying again")
+        .wait_for_log("has no column aggregateid; retrying")
         .await;
     database
         .execute("ALTER TABLE outbox.events RENAME COLUMN aggregate_id TO aggregateid")
@@ -169,7 +171,7 @@ async fn a_captured_column_that_is_renamed_and_back_without_a_row_in_between_is_
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn rows_of_a_renamed_column_stop_the_relay_and_are_delivered_once_the_settings_name_it() {
+async fn rows_with_a_renamed_column_stop_the_relay_until_the_settings_name_it() {
     let database = Database::start().await;
     let emulator = harness::emulator().await;
     let relay = Relay::start(&database, &emulator);
@@ -213,7 +215,7 @@ async fn rows_of_a_renamed_column_stop_the_relay_and_are_delivered_once_the_sett
     );
 }
 
-/// A relay of a table with a partition for the versions from 0 to 99.
+/// A relay whose table has one partition, for the versions 0 to 99.
 async fn start_parted(database: &Database, emulator: &RunningEmulator) -> Relay {
     database
         .execute(
@@ -240,7 +242,7 @@ const CREATE_SECOND: &str = "CREATE TABLE outbox.parted_2 (LIKE outbox.parted IN
 const ATTACH_SECOND: &str = "ALTER TABLE outbox.parted \
      ATTACH PARTITION outbox.parted_2 FOR VALUES FROM (100) TO (200);";
 
-/// The SQL that inserts rows of these versions.
+/// The SQL that inserts rows with these versions.
 fn insert_parted(table: &str, from: u32, to: u32) -> String {
     format!(
         "INSERT INTO outbox.{table} (aggregatetype, aggregateid, event_type, version, payload) \
@@ -257,7 +259,7 @@ async fn wait_for_100_records(database: &Database) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_partition_that_is_attached_under_way_is_delivered() {
+async fn a_partition_attached_while_the_relay_runs_is_delivered() {
     let database = Database::start().await;
     let emulator = harness::emulator().await;
     let relay = start_parted(&database, &emulator).await;
@@ -267,7 +269,7 @@ async fn a_partition_that_is_attached_under_way_is_delivered() {
         .execute(&[CREATE_SECOND, ATTACH_SECOND, &insert].concat())
         .await;
     wait_for_100_records(&database).await;
-    // Message ids grow as messages are stored.
+    // Message ids grow in the order in which messages are stored.
     let row = database
         .client
         .query_one(
@@ -284,7 +286,7 @@ async fn a_partition_that_is_attached_under_way_is_delivered() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn rows_of_a_partition_that_was_filled_before_it_is_attached_are_delivered_from_it() {
+async fn rows_in_a_partition_before_it_is_attached_are_delivered_from_the_table() {
     let database = Database::start().await;
     let emulator = harness::emulator().await;
     let relay = start_parted(&database, &emulator).await;
@@ -293,7 +295,7 @@ async fn rows_of_a_partition_that_was_filled_before_it_is_attached_are_delivered
     database.execute(CREATE_SECOND).await;
     database.execute(&insert_parted("parted_2", 100, 149)).await;
     database.execute(ATTACH_SECOND).await;
-    // Looks at once what was added; while it runs that takes up to five minutes.
+    // A starting relay audits the new partition at once; a running one takes up to five minutes.
     relay.stop().await;
     let relay = relay_of_parted(&database, &emulator);
     wait_for_100_records(&database).await;
@@ -302,8 +304,7 @@ async fn rows_of_a_partition_that_was_filled_before_it_is_attached_are_delivered
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_password_that_is_rotated_leaves_the_session_alone_and_ends_a_relay_that_only_has_the_old()
- {
+async fn a_rotated_password_keeps_the_session_and_ends_a_relay_with_only_the_old_one() {
     let server = ScratchPostgres::builder()
         .hba_line("host all rotated 127.0.0.1/32 scram-sha-256")
         .start()
@@ -335,7 +336,7 @@ async fn a_password_that_is_rotated_leaves_the_session_alone_and_ends_a_relay_th
     relay.wait_for_error("postgres-authentication").await;
     let log = relay.log();
     assert!(!log.contains("old-one"), "a password in the log");
-    // Whoever runs it starts it again, with the environment or the file as it is now.
+    // The operator starts the relay again, with the current environment or file.
     assert_eq!(relay.wait().await.code(), Some(3), "{log}");
     insert_orders(&database, 50, 5).await;
     let relay = Relay::start_with(&database, &host, &[("DATABASE_URL", &url("new-one"))]);
@@ -365,7 +366,7 @@ async fn timeouts_of_the_role_and_a_lock_on_the_dispatch_table_delay_and_lose_no
     let relay = Relay::start(&database, &emulator);
     relay.wait_for_log("streaming").await;
     insert_orders(&database, 100, 5).await;
-    // To the walsender it is one transaction, too, and longer than the role's may be.
+    // For the walsender this is one transaction too, and it takes longer than the role allows.
     database
         .execute(
             "INSERT INTO outbox.events (aggregatetype, aggregateid, event_type, version, payload) \
@@ -378,7 +379,8 @@ async fn timeouts_of_the_role_and_a_lock_on_the_dispatch_table_delay_and_lose_no
         .execute("BEGIN; LOCK TABLE outbox.dispatch IN ACCESS EXCLUSIVE MODE")
         .await;
     insert_orders_in_another_session(&database).await;
-    // In a session without a transaction, which would show the same state again and again.
+    // In a session without a transaction, because a transaction would always show the same
+    // statistics.
     let watcher = harness::connect(&database.url).await;
     eventually("the writer waits for the lock", || async {
         let waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' \
@@ -401,10 +403,10 @@ async fn timeouts_of_the_role_and_a_lock_on_the_dispatch_table_delay_and_lose_no
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_short_statement_timeout_of_the_role_does_not_end_a_statement_that_waits_for_a_lock() {
+async fn a_short_statement_timeout_of_the_role_ends_no_statement_waiting_for_a_lock() {
     let database = Database::private().await;
     let emulator = harness::emulator().await;
-    // From before the settings, as the test's other session.
+    // Opened before the settings change, so they do not apply to it.
     let locker = harness::connect(&database.url).await;
     database
         .execute(
@@ -427,12 +429,12 @@ async fn a_short_statement_timeout_of_the_role_does_not_end_a_statement_that_wai
         (database.number(waiting).await > 0).then_some(())
     })
     .await;
-    // Several times what the role's statements may take.
+    // Several times as long as the role's statements may run.
     tokio::time::sleep(Duration::from_secs(1)).await;
     locker.batch_execute("COMMIT").await.unwrap();
     all_is_delivered(&database, &emulator, &relay).await;
     let log = relay.log();
-    // The supervisor's own limit is another one.
+    // The supervisor's queries have a timeout of their own.
     let is_ended = |line: &str| line.contains("57014") && !line.contains("the publication");
     assert!(!log.lines().any(is_ended), "{log}");
     let report = harness::check_streamed(&database, &emulator).await;
@@ -440,7 +442,7 @@ async fn a_short_statement_timeout_of_the_role_does_not_end_a_statement_that_wai
     assert_eq!(log.matches("streaming").count(), 1, "one session:\n{log}");
 }
 
-/// The test's own session holds the lock.
+/// The test's own session holds the lock, so another session inserts.
 async fn insert_orders_in_another_session(database: &Database) {
     let load = Load::start(database);
     load.wait_for_rows(100).await;

@@ -1,5 +1,5 @@
-//! The relay as the role that the migrations make for it: that is enough, it is no more than
-//! enough, and what is taken away is named.
+//! The relay runs as the role that the migrations create. The rights of that role are enough, none
+//! of them is superfluous, and errors name a right that is missing.
 
 use pubsub_emulator::RunningEmulator;
 use tokio_postgres::NoTls;
@@ -7,7 +7,8 @@ use tokio_postgres::error::SqlState;
 
 use crate::harness::{self, Database, Relay, eventually, insert_orders, postrider};
 
-/// A login role with the rights of `postrider_relay` and the URL to log in as it.
+/// Creates a login role with the rights of `postrider_relay`. Returns the URL that logs in as this
+/// role.
 pub(crate) async fn login_role(database: &Database) -> String {
     database
         .execute("CREATE ROLE shop_relay LOGIN REPLICATION IN ROLE postrider_relay")
@@ -35,7 +36,7 @@ async fn the_whole_relay_runs_with_the_rights_of_its_role() {
     assert!(report.is_clean(), "{report}");
 }
 
-/// What the role may do to a table, in the words of GRANT.
+/// The rights of the role on a table, in the words of GRANT.
 async fn rights(database: &Database, table: &str) -> String {
     database
         .text(&format!(
@@ -47,7 +48,7 @@ async fn rights(database: &Database, table: &str) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_role_has_no_right_beyond_reading_the_outbox_and_writing_its_own_records() {
+async fn the_role_can_only_read_the_outbox_and_write_its_own_records() {
     let database = Database::private().await;
     let url = login_role(&database).await;
     assert_eq!(rights(&database, "outbox.events").await, "SELECT");
@@ -60,14 +61,14 @@ async fn the_role_has_no_right_beyond_reading_the_outbox_and_writing_its_own_rec
     }
     for (claim, sql) in [
         (
-            "no right to anything else in the schema",
+            "has no right to anything else in the schema",
             "SELECT count(*) FROM pg_class WHERE relnamespace = 'outbox'::regnamespace \
              AND relkind IN ('r', 'p', 'v', 'm', 'f') \
              AND relname NOT IN ('events', 'dispatch', 'relay', 'capture') \
              AND has_table_privilege('shop_relay', oid, 'SELECT, INSERT, UPDATE')",
         ),
         (
-            "no right to delete, truncate, reference or hook anything in the schema",
+            "has no right to delete, truncate, reference or add triggers in the schema",
             "SELECT count(*) FROM pg_class WHERE relnamespace = 'outbox'::regnamespace \
              AND relkind IN ('r', 'p') \
              AND has_table_privilege('shop_relay', oid, 'DELETE, TRUNCATE, REFERENCES, TRIGGER')",
@@ -85,7 +86,7 @@ async fn the_role_has_no_right_beyond_reading_the_outbox_and_writing_its_own_rec
                   + has_database_privilege('shop_relay', current_database(), 'CREATE')::int",
         ),
         (
-            "has no attribute but REPLICATION",
+            "has no attribute except REPLICATION",
             "SELECT count(*) FROM pg_roles WHERE rolname IN ('shop_relay', 'postrider_relay') \
              AND (rolsuper OR rolcreaterole OR rolcreatedb OR rolbypassrls)",
         ),
@@ -118,7 +119,7 @@ async fn the_role_has_no_right_beyond_reading_the_outbox_and_writing_its_own_rec
         let error = client.batch_execute(sql).await.expect_err(sql);
         let refused = [
             &SqlState::INSUFFICIENT_PRIVILEGE,
-            // The trigger that keeps the outbox insert-only may be faster.
+            // The trigger that keeps the outbox insert-only may fail first.
             &SqlState::RESTRICT_VIOLATION,
         ];
         let code = error.code().unwrap_or_else(|| panic!("{sql}: {error:?}"));
@@ -127,7 +128,7 @@ async fn the_role_has_no_right_beyond_reading_the_outbox_and_writing_its_own_rec
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn each_right_that_is_taken_away_is_missed_and_named() {
+async fn each_revoked_right_is_named_in_the_error() {
     let database = Database::private().await;
     let emulator = harness::emulator().await;
     let host = emulator.addr().to_string();
@@ -167,7 +168,7 @@ async fn each_right_that_is_taken_away_is_missed_and_named() {
     relay.stop().await;
 }
 
-/// A relay whose role lacks a right that only some of its work needs.
+/// A relay whose role lacks a right that only part of its work needs.
 async fn run_without(database: &Database, emulator: &RunningEmulator, revoke: &str) -> Relay {
     let url = login_role(database).await;
     database.execute(revoke).await;
@@ -185,7 +186,7 @@ async fn wait_for_states(database: &Database, wanted: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn without_select_on_the_outbox_events_flow_and_the_audit_names_what_is_missing() {
+async fn without_select_on_the_outbox_events_flow_and_the_audit_names_the_right() {
     let database = Database::private().await;
     let emulator = harness::emulator().await;
     let revoke = "REVOKE SELECT ON outbox.events FROM postrider_relay";
@@ -193,7 +194,7 @@ async fn without_select_on_the_outbox_events_flow_and_the_audit_names_what_is_mi
     insert_orders(&database, 20, 5).await;
     database.wait_until_recorded().await;
     let audited = "SELECT count(*) FROM outbox.relay WHERE audited_at IS NOT NULL";
-    eventually("the audit says what it lacks", || async {
+    eventually("the audit names the missing right", || async {
         let log = relay.log();
         let mut lines = log.lines();
         lines
@@ -209,7 +210,7 @@ async fn without_select_on_the_outbox_events_flow_and_the_audit_names_what_is_mi
     database
         .execute("GRANT SELECT ON outbox.events TO postrider_relay")
         .await;
-    eventually("the audit is made up for", || async {
+    eventually("the audit is completed", || async {
         (database.number(audited).await == 1).then_some(())
     })
     .await;
@@ -217,7 +218,7 @@ async fn without_select_on_the_outbox_events_flow_and_the_audit_names_what_is_mi
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn without_select_on_the_outbox_a_recovery_stops_and_names_what_is_missing() {
+async fn without_select_on_the_outbox_a_recovery_stops_and_names_the_right() {
     let database = Database::private().await;
     let emulator = harness::emulator().await;
     let relay = Relay::start(&database, &emulator);
@@ -234,7 +235,7 @@ async fn without_select_on_the_outbox_a_recovery_stops_and_names_what_is_missing
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn without_update_on_dispatch_events_flow_and_a_release_names_what_is_missing() {
+async fn without_update_on_dispatch_events_flow_and_a_release_names_the_right() {
     let database = Database::private().await;
     let emulator = harness::emulator().await;
     let revoke = "REVOKE UPDATE ON outbox.dispatch FROM postrider_relay";
@@ -247,16 +248,16 @@ async fn without_update_on_dispatch_events_flow_and_a_release_names_what_is_miss
         .await;
     insert_orders(&database, 20, 2).await;
     wait_for_states(&database, "published 10, quarantined 11").await;
-    // An operator with more rights asks for it.
+    // An operator with more rights releases the event.
     let environment = [("DATABASE_URL", database.url.as_str())];
     let asked = postrider(&["quarantine", "release", "--all"], &environment).output();
     assert!(asked.unwrap().status.success());
-    eventually("the relay says what it lacks", || async {
+    eventually("the relay names the missing right", || async {
         let log = relay.log();
         let mut lines = log.lines();
         lines
             .any(|line| {
-                line.contains("cannot look into the quarantine")
+                line.contains("cannot read the quarantine")
                     && line.contains("privilege-missing")
                     && line.contains("GRANT postrider_relay")
             })
@@ -265,7 +266,7 @@ async fn without_update_on_dispatch_events_flow_and_a_release_names_what_is_miss
     .await;
     insert_orders(&database, 20, 2).await;
     database.wait_until_recorded().await;
-    // What is wrong with the event is mended, and so is the right.
+    // The event is corrected and the right is granted again.
     database
         .execute(
             "ALTER TABLE outbox.events DISABLE TRIGGER ALL; \

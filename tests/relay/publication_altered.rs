@@ -1,5 +1,5 @@
-//! What PostgreSQL makes of a publication that is altered while transactions are open, and what
-//! becomes of rows that are being delivered from a table when that is altered.
+//! The publication is altered while transactions are open, or a table is altered while its rows are
+//! being delivered from it.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use crate::mapping::settings;
 const OUT: &str = "ALTER PUBLICATION postrider DROP TABLE outbox.events";
 const IN: &str = "ALTER PUBLICATION postrider ADD TABLE outbox.events";
 
-/// One event for each of the keys.
+/// Inserts one event for each key.
 fn insert(keys: &[&str]) -> String {
     let row = |key: &&str| format!("('order', '{key}', 'OrderPlaced')");
     let rows: Vec<String> = keys.iter().map(row).collect();
@@ -23,7 +23,7 @@ fn insert(keys: &[&str]) -> String {
 }
 
 async fn recorded(database: &Database, count: i64) {
-    eventually("so many events are recorded", || async {
+    eventually("the events are recorded", || async {
         let records = "SELECT count(*) FROM outbox.dispatch";
         (database.number(records).await == count).then_some(())
     })
@@ -31,7 +31,7 @@ async fn recorded(database: &Database, count: i64) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_row_filter_stops_a_start_and_is_told_and_made_up_for_while_streaming() {
+async fn a_row_filter_refuses_a_start_and_is_reported_and_repaired_while_streaming() {
     let database = Database::start().await;
     let version = "SELECT current_setting('server_version_num')::bigint";
     if database.number(version).await < 150_000 {
@@ -56,12 +56,11 @@ async fn a_row_filter_stops_a_start_and_is_told_and_made_up_for_while_streaming(
     recorded(&database, 2).await;
 }
 
-/// pgoutput keeps in mind whether a table is published. A transaction that began before the table
-/// was put back comes with its first rows behind another one, and without them when a session begins
-/// with it: then its other rows have other ordinals.
+/// pgoutput caches whether a table is published. A transaction that began before the table was put
+/// back includes its first rows if it follows another transaction in the stream, but lacks them if
+/// a session begins with it. Its other rows then have different ordinals.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_transaction_that_comes_with_other_rows_after_a_restart_is_told_by_the_ids_of_its_events()
-{
+async fn a_transaction_with_other_rows_after_a_restart_is_recognised_by_its_event_ids() {
     let mut database = Database::private().await;
     let emulator = harness::emulator().await;
     let relay = Relay::start(&database, &emulator);
@@ -82,14 +81,14 @@ async fn a_transaction_that_comes_with_other_rows_after_a_restart_is_told_by_the
     }
     let end = insert(&["later-1", "later-2", "later-3", "later-4", "later-5"]);
     open.batch_execute(&format!("{end}; COMMIT")).await.unwrap();
-    // Three of the gap, five later ones, without those that are refused.
+    // The three events of the gap and the five later ones, minus the three that are refused.
     recorded(&database, 2 + 8 - 3).await;
     relay.kill_9();
-    // What it has sent is refused, too.
+    // The requests that the killed relay has sent are refused too.
     harness::wait_until_killed_relays_are_gone(&database, &emulator).await;
     emulator.faults().lift_all();
     let relay = Relay::start(&database, &emulator);
-    relay.wait_for_log("comes with other rows").await;
+    relay.wait_for_log("was decoded with other rows").await;
     database.wait_until_recorded().await;
     recorded(&database, 2 + 8).await;
     let report = harness::check(&database, &emulator).await;
@@ -99,7 +98,7 @@ async fn a_transaction_that_comes_with_other_rows_after_a_restart_is_told_by_the
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn rows_of_a_gap_come_once_though_their_table_is_altered_while_they_are_read() {
+async fn rows_of_a_gap_come_once_even_if_their_table_is_altered_meanwhile() {
     let database = Database::start().await;
     database
         .execute("ALTER TABLE outbox.events ADD COLUMN extra text")
@@ -121,7 +120,7 @@ async fn rows_of_a_gap_come_once_though_their_table_is_altered_while_they_are_re
         )
         .await;
     database.execute(IN).await;
-    // Some are read, and the next wait for room.
+    // Some rows are read, and the next ones wait for memory.
     relay.wait_for_log("pubsub-unreachable").await;
     tokio::time::sleep(Duration::from_millis(500)).await;
     database
@@ -136,7 +135,7 @@ async fn rows_of_a_gap_come_once_though_their_table_is_altered_while_they_are_re
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_recovery_begins_again_when_a_table_is_altered_while_it_looks() {
+async fn a_recovery_restarts_when_a_table_is_altered_while_it_reads() {
     let database = Database::private().await;
     database
         .execute("ALTER TABLE outbox.events ADD COLUMN extra text")
@@ -160,9 +159,12 @@ async fn a_recovery_begins_again_when_a_table_is_altered_while_it_looks() {
     })
     .await;
     altering.batch_execute("COMMIT").await.unwrap();
-    // From 16 on it is the look at the publication that waits, and the columns are seen as they are.
+    // From PostgreSQL 16 on the query on the publication waits instead, and the relay sees the
+    // current columns.
     if waits_to_read {
-        relay.wait_for_log("was altered since").await;
+        relay
+            .wait_for_log("was altered after the relay looked up")
+            .await;
     }
     database.wait_until_recorded().await;
     let report = harness::check(&database, &emulator).await;
@@ -176,7 +178,7 @@ const LATER: &str = "\
     GRANT SELECT ON public.later TO postrider_relay; \
     ALTER PUBLICATION postrider ADD TABLE public.later";
 
-/// Rows with these versions, each of so many bytes.
+/// Inserts rows with these versions, each of `bytes` bytes.
 fn fill(table: &str, versions: std::ops::RangeInclusive<i64>, bytes: u32) -> String {
     format!(
         "INSERT INTO {table} (aggregatetype, aggregateid, event_type, version, payload) \
@@ -189,7 +191,7 @@ fn fill(table: &str, versions: std::ops::RangeInclusive<i64>, bytes: u32) -> Str
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn rows_of_a_table_that_is_rewritten_before_a_recovery_reads_it_are_not_passed_over() {
+async fn a_recovery_skips_no_row_of_a_table_rewritten_before_its_turn() {
     let database = Database::private().await;
     database.execute(LATER).await;
     let emulator = harness::emulator().await;
@@ -218,7 +220,8 @@ async fn rows_of_a_table_that_is_rewritten_before_a_recovery_reads_it_are_not_pa
         .faults()
         .inject(Fault::new(Action::Fail(Code::Unavailable)));
     let relay = start();
-    // The first table is read as far as there is room; the other one is rewritten before its turn.
+    // The relay reads the first table until its memory is full. The other table is rewritten before
+    // its turn.
     relay.wait_for_log("pubsub-unreachable").await;
     tokio::time::sleep(Duration::from_millis(500)).await;
     database

@@ -1,5 +1,5 @@
-//! What happens to Pub/Sub and to the way there, under load: other topics and keys go on, nothing
-//! is lost, order holds, and the metrics tell.
+//! Trouble with Pub/Sub or the network to it, under load. Other topics and keys continue, nothing
+//! is lost, the order holds, and the metrics show the trouble.
 
 use std::time::{Duration, Instant};
 
@@ -14,7 +14,7 @@ use crate::load::{Load, wait_for_more};
 
 const RECORDED: &str = "SELECT count(*) FROM outbox.dispatch";
 
-/// A relay under load, with a proxy before Pub/Sub and its metrics at hand.
+/// A relay under load, with a proxy in front of Pub/Sub, and its metrics.
 struct World {
     database: Database,
     emulator: RunningEmulator,
@@ -56,18 +56,19 @@ impl World {
     }
 
     async fn wait_for_metric(&self, name: &str, holds: impl Fn(f64) -> bool) {
-        eventually(&format!("{name} shows it"), || async {
+        eventually(&format!("{name} reaches the value"), || async {
             holds(self.metric(name).await.unwrap_or(0.0)).then_some(())
         })
         .await;
     }
 
-    /// Ends the load; everything is delivered and confirmed, and the relay lived all the time.
+    /// Ends the load, then checks that every event is delivered and confirmed, and that the relay
+    /// never restarted its session.
     async fn ends_well(self) -> (Report, String) {
         self.ends_well_but_for(|_, _| false).await
     }
 
-    /// The same where a request and its repeat may be under way together.
+    /// The same, but a request and its repeat may be in flight together.
     async fn ends_well_but_for(
         self,
         excused: impl Fn(&Attempt, &Attempt) -> bool,
@@ -89,7 +90,7 @@ impl World {
     }
 }
 
-/// Two requests of a key under way together, if the second repeats the first.
+/// Two requests of a key that were in flight together, if the second repeats the first.
 fn repeated_together<'a>(
     violation: &Violation,
     attempts: &'a [Attempt],
@@ -103,7 +104,7 @@ fn repeated_together<'a>(
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn connections_that_are_refused_for_minutes_cost_lag_alone_and_are_counted() {
+async fn refused_connections_only_add_lag_and_are_counted() {
     let world = World::start(&[]).await;
     world.proxy.refuse();
     world.proxy.cut(Cut::Reset);
@@ -122,7 +123,7 @@ async fn connections_that_are_refused_for_minutes_cost_lag_alone_and_are_counted
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_black_hole_is_left_after_the_publish_timeout_and_everything_comes_again() {
+async fn a_black_hole_is_left_after_the_publish_timeout_and_its_requests_are_retried() {
     let world = World::start(&[]).await;
     world.proxy.set_flow(Flow::Swallowed);
     world.relay.wait_for_log("pubsub-unreachable").await;
@@ -134,7 +135,7 @@ async fn a_black_hole_is_left_after_the_publish_timeout_and_everything_comes_aga
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_connection_that_dies_unseen_is_replaced_while_the_others_go_on() {
+async fn a_connection_that_dies_silently_is_replaced_while_the_others_continue() {
     let world = World::start(&[("POSTRIDER_PUBLISH_TIMEOUT_S", "3")]).await;
     eventually("all connections are open", async || {
         (world.proxy.ports().len() >= 4).then_some(())
@@ -143,8 +144,12 @@ async fn a_connection_that_dies_unseen_is_replaced_while_the_others_go_on() {
     let (ports, connections) = (world.proxy.ports(), world.proxy.accepted());
     world.proxy.set_flow_of_one(ports[0], Flow::Swallowed);
     wait_for_more(&world.database, 50).await;
-    assert_eq!(world.proxy.accepted(), connections, "too soon to know");
-    eventually("another connection", async || {
+    assert_eq!(
+        world.proxy.accepted(),
+        connections,
+        "it is too soon to notice"
+    );
+    eventually("another connection is opened", async || {
         (world.proxy.accepted() > connections).then_some(())
     })
     .await;
@@ -153,7 +158,7 @@ async fn a_connection_that_dies_unseen_is_replaced_while_the_others_go_on() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn requests_that_arrive_late_after_a_stall_are_repeats_in_order() {
-    // Over several connections a request may even arrive after those that follow its repeat.
+    // With several connections, a request may even arrive after those that follow its repeat.
     let world = World::start(&[("POSTRIDER_PUBSUB_CHANNELS", "1")]).await;
     let mut ends = Vec::new();
     for _ in 0..2 {
@@ -168,8 +173,8 @@ async fn requests_that_arrive_late_after_a_stall_are_repeats_in_order() {
             .await;
         wait_for_more(&world.database, 50).await;
     }
-    // A request that was given up in a stall arrives when that ends, at the same moment as its
-    // repeat: the relay cannot prevent it.
+    // A request that was given up during a stall arrives when the stall ends, together with its
+    // repeat. The relay cannot prevent that.
     let are_of_a_burst = |first: &Attempt, second: &Attempt| {
         let is_of = |end: &Duration, of: &Attempt| {
             (*end..*end + Duration::from_millis(500)).contains(&of.received)
@@ -181,7 +186,7 @@ async fn requests_that_arrive_late_after_a_stall_are_repeats_in_order() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn connections_that_are_reset_in_mid_request_lose_and_swap_nothing() {
+async fn connections_reset_during_a_request_lose_and_swap_nothing() {
     let world = World::start(&[]).await;
     world
         .emulator
@@ -199,7 +204,7 @@ async fn connections_that_are_reset_in_mid_request_lose_and_swap_nothing() {
         log.contains("pubsub-unreachable"),
         "no request was cut:\n{log}"
     );
-    // The emulator may see the repeat before the end of the connection that brought the first.
+    // The emulator may see the repeat before it sees the end of the first request's connection.
     let is_of_a_cut = |first: &Attempt, second: &Attempt| {
         let lies_between = |cut: &Duration| {
             let until = *cut + Duration::from_secs(1);
@@ -211,7 +216,7 @@ async fn connections_that_are_reset_in_mid_request_lose_and_swap_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn front_ends_that_say_goaway_all_the_time_lose_and_swap_nothing() {
+async fn front_ends_that_keep_sending_goaway_lose_and_swap_nothing() {
     let emulator = Emulator::builder()
         .max_connection_age(Duration::from_millis(300))
         .start()
@@ -227,43 +232,44 @@ async fn front_ends_that_say_goaway_all_the_time_lose_and_swap_nothing() {
         (world.proxy.accepted() >= connections + 20).then_some(())
     })
     .await;
-    // What is handed to a connection at the moment of its end is refused unsent, and goes again. A
-    // client that writes to a closed connection may lose the answers that came last.
+    // A request that is handed to a connection as it closes is refused unsent, and retried. A
+    // client that writes to a closed connection may lose the last answers.
     let (report, log) = world.ends_well().await;
     let lost = report.unexplained_duplicates();
     let failed = log.contains("pubsub-unreachable");
     assert!(lost == 0 || failed, "{report}\n{log}");
 }
 
-/// Where every answer comes: one that a busy machine reads late is no repeat.
+/// For tests in which every answer comes: a busy machine that reads one late must not cause a
+/// repeat.
 const PATIENT: (&str, &str) = ("POSTRIDER_PUBLISH_TIMEOUT_S", "10");
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_answer_with_too_few_ids_is_no_answer_and_the_batch_comes_again() {
+async fn an_answer_with_too_few_ids_fails_and_the_batch_is_retried() {
     let world = World::start(&[PATIENT]).await;
     world
         .emulator
         .faults()
         .inject(Fault::new(Action::FewerIds).times(8));
-    world.relay.wait_for_log("ids for").await;
+    world.relay.wait_for_log("message ids for").await;
     let (report, _) = world.ends_well().await;
     assert!(!report.duplicates.is_empty(), "{report}");
     assert_eq!(report.unexplained_duplicates(), 0, "{report}");
 }
 
-/// Inserts payments, which go to a topic of their own.
+/// Inserts payments, which have a topic of their own.
 async fn insert_payments(database: &Database, count: u32) {
     database
         .execute(&harness::insert_orders_sql(count, 5).replace("'order'", "'payment'"))
         .await;
 }
 
-/// Payments that are recorded, while orders are in trouble.
-async fn payments_go_on(world: &World) {
+/// Checks that payments are recorded while orders are in trouble.
+async fn payments_continue(world: &World) {
     insert_payments(&world.database, 200).await;
     let recorded = format!("{RECORDED} WHERE topic LIKE '%/payment.events'");
     let before = world.database.number(&recorded).await;
-    eventually("the other topic goes on", || async {
+    eventually("the other topic continues", || async {
         (world.database.number(&recorded).await >= before.max(200)).then_some(())
     })
     .await;
@@ -279,13 +285,13 @@ async fn world_with_payments() -> World {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_storm_of_resource_exhausted_on_one_topic_slows_that_one_and_passes() {
+async fn a_storm_of_resource_exhausted_slows_down_only_its_topic() {
     let world = world_with_payments().await;
     let storm = Fault::new(Action::Fail(Code::ResourceExhausted)).on_topic("order.events");
     let storm = world.emulator.faults().inject(storm);
     let throttled = "postrider_publish_failures_total kind=\"pubsub-throttled\"";
     world.wait_for_metric(throttled, |n| n >= 20.0).await;
-    payments_go_on(&world).await;
+    payments_continue(&world).await;
     let attempts = world.emulator.journal().counts().attempts;
     tokio::time::sleep(Duration::from_secs(2)).await;
     let more = world.emulator.journal().counts().attempts - attempts;
@@ -295,13 +301,13 @@ async fn a_storm_of_resource_exhausted_on_one_topic_slows_that_one_and_passes() 
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_topic_that_is_deleted_and_restored_holds_up_itself_alone() {
+async fn a_topic_that_is_deleted_and_restored_holds_up_only_itself() {
     let world = world_with_payments().await;
     let topic = "projects/demo/topics/order.events";
     world.emulator.faults().remove_topic(topic);
     world.relay.wait_for_log("topic-missing").await;
     assert!(world.relay.log().contains(topic));
-    payments_go_on(&world).await;
+    payments_continue(&world).await;
     let missing = "postrider_publish_failures_total kind=\"topic-missing\"";
     world.wait_for_metric(missing, |n| n >= 1.0).await;
     assert!(world.emulator.faults().restore_topic(topic));
@@ -309,8 +315,8 @@ async fn a_topic_that_is_deleted_and_restored_holds_up_itself_alone() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_right_that_is_revoked_and_granted_again_holds_up_its_topic_alone() {
-    a_refusal_holds_up_its_topic_alone(
+async fn a_right_that_is_revoked_and_granted_again_holds_up_only_its_topic() {
+    a_refusal_holds_up_only_its_topic(
         Code::PermissionDenied,
         "pubsub-permission",
         "roles/pubsub.publisher",
@@ -319,21 +325,21 @@ async fn a_right_that_is_revoked_and_granted_again_holds_up_its_topic_alone() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_topic_whose_condition_is_not_met_for_a_while_holds_up_itself_alone() {
-    // As when the key that encrypts it is not at hand.
+async fn a_topic_that_fails_a_precondition_for_a_while_holds_up_only_itself() {
+    // For example, because the key that encrypts the topic is unavailable.
     let hint = "roles/pubsub.publisher";
-    a_refusal_holds_up_its_topic_alone(Code::FailedPrecondition, "pubsub-permission", hint).await;
+    a_refusal_holds_up_only_its_topic(Code::FailedPrecondition, "pubsub-permission", hint).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_topic_that_answers_unavailable_for_a_while_holds_up_itself_alone() {
+async fn a_topic_that_answers_unavailable_for_a_while_holds_up_only_itself() {
     let hint = "no action needed";
-    a_refusal_holds_up_its_topic_alone(Code::Unavailable, "pubsub-unreachable", hint).await;
+    a_refusal_holds_up_only_its_topic(Code::Unavailable, "pubsub-unreachable", hint).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn credentials_that_pubsub_refuses_for_a_while_are_waited_out_and_named() {
-    a_refusal_holds_up_its_topic_alone(
+async fn credentials_that_pubsub_refuses_for_a_while_are_named_and_retried() {
+    a_refusal_holds_up_only_its_topic(
         Code::Unauthenticated,
         "pubsub-unauthenticated",
         "GOOGLE_APPLICATION_CREDENTIALS",
@@ -341,22 +347,22 @@ async fn credentials_that_pubsub_refuses_for_a_while_are_waited_out_and_named() 
     .await;
 }
 
-/// Loud, with what to do, and over as soon as it is mended.
-async fn a_refusal_holds_up_its_topic_alone(code: Code, name: &str, hint: &str) {
+/// The refusal is logged with a hint, and delivery continues as soon as it is lifted.
+async fn a_refusal_holds_up_only_its_topic(code: Code, name: &str, hint: &str) {
     let world = world_with_payments().await;
     let refusal = Fault::new(Action::Fail(code)).on_topic("order.events");
     let refusal = world.emulator.faults().inject(refusal);
     world.relay.wait_for_log(name).await;
     let log = world.relay.log();
     assert!(log.contains(hint), "{log}");
-    payments_go_on(&world).await;
+    payments_continue(&world).await;
     world.emulator.faults().lift(refusal);
     let (report, _) = world.ends_well().await;
     assert!(report.duplicates.is_empty(), "{report}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn one_key_that_fails_for_ever_takes_no_room_and_no_speed_from_the_others() {
+async fn a_key_that_keeps_failing_takes_neither_memory_nor_speed_from_the_others() {
     let world = World::start(&[("POSTRIDER_IN_FLIGHT_MIB", "2")]).await;
     let stuck = Fault::new(Action::Fail(Code::Unavailable)).on_ordering_key("o-0");
     let stuck = world.emulator.faults().inject(stuck);
@@ -364,7 +370,7 @@ async fn one_key_that_fails_for_ever_takes_no_room_and_no_speed_from_the_others(
     let others = format!("{RECORDED} WHERE ordering_key <> 'o-0'");
     let before = world.database.number(&others).await;
     let began = Instant::now();
-    // Keys that the load does not write: of each key one session decides the order.
+    // Keys that the load does not write, so that one session decides the order of each key.
     let of_their_own = harness::insert_orders_sql(3_000, 1_000).replace("'o-'", "'p-'");
     world.database.execute(&of_their_own).await;
     eventually("the other keys are recorded", || async {
@@ -387,7 +393,7 @@ async fn one_key_that_fails_for_ever_takes_no_room_and_no_speed_from_the_others(
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_key_that_fails_until_its_events_fill_the_memory_holds_up_all_and_all_go_on_with_it() {
+async fn a_failing_key_that_fills_the_memory_holds_up_all_keys_until_it_recovers() {
     let world = World::start(&[("POSTRIDER_IN_FLIGHT_MIB", "1")]).await;
     let stuck = Fault::new(Action::Fail(Code::Unavailable)).on_ordering_key("stuck");
     let stuck = world.emulator.faults().inject(stuck);
@@ -408,7 +414,7 @@ async fn a_key_that_fails_until_its_events_fill_the_memory_holds_up_all_and_all_
     let before = world.database.number(RECORDED).await;
     tokio::time::sleep(Duration::from_secs(2)).await;
     let held_up = world.database.number(RECORDED).await - before;
-    assert_eq!(held_up, 0, "the room is full");
+    assert_eq!(held_up, 0, "the memory is full");
     world.emulator.faults().lift(stuck);
     world.ends_well().await;
 }

@@ -1,13 +1,13 @@
-//! What is in quarantine outlives crashes of the relay and the slot, whichever events get a row, and
-//! can be released afterwards.
+//! The quarantine survives crashes of the relay and a lost slot, with or without full records, and
+//! its events can be released afterwards.
 
 use crate::exceptions::{
     assert_whole_and_in_order, insert, insert_bad, poison, release, rows, wait_until_delivered,
 };
 use crate::harness::{self, Database, Relay, eventually};
 
-/// Three crashes under load, the slot lost at the second; then a release. Gives how many events had
-/// a row as published before it.
+/// Crashes the relay three times under load, loses the slot at the second crash, then releases.
+/// Returns how many events had a row as published before the release.
 async fn is_kept_and_released(dispatch: &str) -> (Database, i64) {
     let database = Database::start().await;
     let emulator = harness::emulator().await;
@@ -42,11 +42,11 @@ async fn is_kept_and_released(dispatch: &str) -> (Database, i64) {
     let before = stored();
     emulator.faults().lift_all();
     release(&database);
-    eventually("all is released", || async {
+    eventually("everything is released", || async {
         (rows(&database, "published").await == published + behind).then_some(())
     })
     .await;
-    // Nothing is left aside: each event of each key is judged now.
+    // Nothing is left in quarantine, so this checks every event of every key.
     assert_eq!(rows(&database, "quarantined").await, 0);
     assert_whole_and_in_order(&database, &emulator, &relay).await;
     assert_eq!(i64::try_from(stored() - before), Ok(behind), "each once");
@@ -55,13 +55,13 @@ async fn is_kept_and_released(dispatch: &str) -> (Database, i64) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_in_quarantine_is_recorded_and_stays_there_over_crashes_and_a_lost_slot() {
+async fn quarantined_events_survive_crashes_and_a_lost_slot() {
     let (_, published) = is_kept_and_released("exceptions").await;
     assert_eq!(published, 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn with_full_records_what_is_in_quarantine_stays_there_over_crashes_and_a_lost_slot() {
+async fn with_full_records_quarantined_events_survive_crashes_and_a_lost_slot() {
     let (database, _) = is_kept_and_released("full").await;
     let without_a_row = "SELECT count(*) FROM outbox.events e WHERE NOT EXISTS \
                          (SELECT FROM outbox.dispatch d WHERE d.event_id = e.id)";

@@ -1,7 +1,8 @@
-//! Google's own Pub/Sub emulator, where its jar is installed, behind a proxy that can cut the way to
-//! it; and a subscriber that keeps what was delivered.
+//! Google's own Pub/Sub emulator, where its jar is installed, behind a proxy that can cut the
+//! network to it, and a subscriber that keeps the messages it receives.
 //!
-//! It has neither a journal nor faults of its own: what arrived is all there is to judge by.
+//! The emulator has neither a journal nor faults of its own: the tests can only judge the delivered
+//! messages.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::{Child, Command, Stdio};
@@ -23,7 +24,7 @@ use tonic::transport::Channel;
 use crate::harness::{self, Database, PATIENCE, Relay};
 use crate::http::free_addr;
 
-/// The process on a free port; tests that run at the same time share it, and the last one ends it.
+/// The process, on a free port. Tests that run at the same time share it, and the last one ends it.
 #[derive(Debug)]
 struct GoogleEmulator {
     child: Child,
@@ -70,21 +71,21 @@ impl Drop for GoogleEmulator {
     }
 }
 
-/// A project on it with the topic of the orders, and a subscription that keeps their order.
+/// A project on the emulator with the topic of the orders and an ordered subscription.
 pub(crate) struct Referee {
-    /// The way of the relay to the emulator.
+    /// The proxy between the relay and the emulator.
     pub(crate) proxy: FaultProxy,
     publisher: PublisherClient<Channel>,
     subscriber: SubscriberClient<Channel>,
     schemas: SchemaServiceClient<Channel>,
     project: String,
-    /// What was delivered until now: per topic and ordering key, in the order of delivery.
+    /// The messages delivered so far: per topic and ordering key, in the order of delivery.
     received: BTreeMap<(String, String), Vec<PubsubMessage>>,
     _emulator: Arc<GoogleEmulator>,
 }
 
 impl Referee {
-    /// `None` where it is not installed.
+    /// `None` where the emulator is not installed.
     pub(crate) async fn start() -> Option<Self> {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let Some(emulator) = GoogleEmulator::shared() else {
@@ -128,7 +129,7 @@ impl Referee {
         self.publisher.delete_topic(request).await.unwrap();
     }
 
-    /// Whether the topic of the orders takes payloads like `{"n": 1}` alone.
+    /// Sets whether the topic of the orders accepts only payloads like `{"n": 1}`.
     pub(crate) async fn require_a_number(&mut self, required: bool) {
         let schema = format!("projects/{}/schemas/order", self.project);
         if required {
@@ -163,7 +164,7 @@ impl Referee {
         self.publisher.update_topic(request).await.unwrap();
     }
 
-    /// From now on what is published there is delivered.
+    /// Subscribes, so that messages published from now on are received.
     pub(crate) async fn subscribe(&mut self, topic: &str) {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
@@ -178,7 +179,7 @@ impl Referee {
         subscriber.create_subscription(subscription).await.unwrap();
     }
 
-    /// Reads one answer's worth from each subscription, and says how many messages came.
+    /// Pulls once from each subscription. Returns how many messages came.
     async fn pull(&mut self, waits: bool) -> usize {
         let list = ListSubscriptionsRequest {
             project: format!("projects/{}", self.project),
@@ -186,7 +187,8 @@ impl Referee {
         };
         let listed = self.subscriber.list_subscriptions(list).await.unwrap();
         let subscriptions = listed.into_inner().subscriptions;
-        // Nothing comes any more from one whose topic is gone, and asking it takes a minute and a half.
+        // A subscription whose topic is deleted gets no messages, and a pull from it takes 90
+        // seconds.
         let open = |subscription: &Subscription| subscription.topic != "_deleted-topic_";
         let mut count = 0;
         for subscription in subscriptions.into_iter().filter(open) {
@@ -215,8 +217,8 @@ impl Referee {
         count
     }
 
-    /// Waits until each published event of the database has been delivered, and whatever else is
-    /// there.
+    /// Waits until every published event of the database, and any other message, has been
+    /// delivered.
     pub(crate) async fn receive(&mut self, database: &Database, relay: &Relay) {
         let mut missing: BTreeSet<String> =
             published(database).await.into_values().flatten().collect();
@@ -239,13 +241,13 @@ impl Referee {
         }
     }
 
-    /// Each published event has come, the first copies of each key in commit order.
+    /// Checks that every published event came, and the first copies of each key in commit order.
     pub(crate) async fn assert_all_came_in_order(&mut self, database: &Database, relay: &Relay) {
         self.receive(database, relay).await;
         self.assert_order(database, relay, true).await;
     }
 
-    /// And none has come twice.
+    /// The same, and that no event came twice.
     pub(crate) async fn assert_all_came_once_in_order(
         &mut self,
         database: &Database,
@@ -268,15 +270,15 @@ impl Referee {
         assert_eq!(streams, expected, "\n{log}");
     }
 
-    /// The messages of a key of the orders, as they came.
+    /// The messages of a key of the orders, in the order of delivery.
     pub(crate) fn messages(&self, key: &str) -> &[PubsubMessage] {
         let topic = format!("projects/{}/topics/order.events", self.project);
         &self.received[&(topic, key.to_owned())]
     }
 }
 
-/// Per topic and key the ids of what was published, in the order in which tests insert: one session
-/// writes everything.
+/// The ids of published events per topic and key, in insertion order, which is commit order because
+/// one session writes everything.
 async fn published(database: &Database) -> BTreeMap<(String, String), Vec<String>> {
     let rows = database
         .client

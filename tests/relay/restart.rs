@@ -1,5 +1,5 @@
-//! The relay or PostgreSQL ends at a bad moment: what has an outcome is not sent again, and
-//! nothing is missing.
+//! The relay or PostgreSQL ends at a bad moment. Recorded events are not sent again, and no event
+//! is lost.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use scratch_postgres::{ScratchPostgres, StopMode};
 use crate::harness::{self, Database, Relay, eventually, insert_orders};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn kill_9_in_mid_stream_loses_nothing_and_repeats_only_what_had_no_record() {
+async fn kill_9_while_streaming_loses_nothing_and_resends_only_unrecorded_events() {
     let database = Database::start().await;
     let emulator = harness::emulator().await;
     emulator
@@ -43,7 +43,7 @@ async fn kill_9_in_mid_stream_loses_nothing_and_repeats_only_what_had_no_record(
     assert_eq!(
         stored_after - stored_before,
         3_000 - recorded_before as u64,
-        "the last run sends exactly what had no record"
+        "the last run sends exactly the unrecorded events"
     );
 }
 
@@ -79,7 +79,7 @@ async fn a_clean_stop_repeats_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn restarts_and_crashes_of_postgresql_are_survived() {
+async fn restarts_and_crashes_of_postgresql_lose_nothing() {
     let mut database = Database::private().await;
     let emulator = harness::emulator().await;
     let relay = Relay::start(&database, &emulator);
@@ -119,7 +119,7 @@ async fn a_terminated_walsender_is_replaced() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_second_relay_stands_by_and_takes_over_within_seconds() {
+async fn a_standby_takes_over_within_seconds() {
     let database = Database::start().await;
     let emulator = harness::emulator().await;
     let first = Relay::start(&database, &emulator);
@@ -146,7 +146,7 @@ async fn a_second_relay_stands_by_and_takes_over_within_seconds() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_fast_shutdown_in_the_middle_of_writes_does_not_wait_for_the_relay_and_loses_nothing() {
+async fn a_fast_shutdown_during_writes_does_not_wait_for_the_relay_and_loses_nothing() {
     let mut database = Database::private().await;
     let emulator = harness::emulator().await;
     let relay = Relay::start(&database, &emulator);
@@ -157,7 +157,7 @@ async fn a_fast_shutdown_in_the_middle_of_writes_does_not_wait_for_the_relay_and
             .unwrap();
         tokio::spawn(connection);
         let insert = harness::insert_orders_sql(2_000_000, 50);
-        // Cut off by the shutdown: what was committed until then counts.
+        // The shutdown cuts the insert off; everything committed until then counts.
         let writing = tokio::spawn(async move { writer.batch_execute(&insert).await });
         let before = database
             .number("SELECT count(*) FROM outbox.dispatch")
@@ -190,7 +190,7 @@ async fn a_fast_shutdown_in_the_middle_of_writes_does_not_wait_for_the_relay_and
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_standby_outlives_a_restart_of_postgresql() {
+async fn a_standby_survives_a_restart_of_postgresql() {
     let mut database = Database::private().await;
     let emulator = harness::emulator().await;
     let host = emulator.addr().to_string();
@@ -215,7 +215,7 @@ async fn a_standby_outlives_a_restart_of_postgresql() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_relay_that_reaches_a_standby_server_waits_for_the_primary_and_touches_nothing() {
+async fn a_relay_connected_to_a_standby_server_waits_for_the_primary() {
     let mut database = Database::private().await;
     let emulator = harness::emulator().await;
     database
@@ -240,14 +240,14 @@ async fn a_relay_that_reaches_a_standby_server_waits_for_the_primary_and_touches
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_transaction_that_began_before_others_were_confirmed_is_delivered_after_a_restart() {
+async fn a_transaction_begun_before_others_were_confirmed_is_delivered_after_a_restart() {
     let database = Database::private().await;
     let emulator = harness::emulator().await;
     let (early, connection) = tokio_postgres::connect(&database.url, tokio_postgres::NoTls)
         .await
         .unwrap();
     tokio::spawn(connection);
-    // Its row stands in the WAL before those of the transactions that commit before it.
+    // Its row comes in the WAL before those of the transactions that commit before it.
     early
         .batch_execute(
             "BEGIN; INSERT INTO outbox.events \
@@ -273,7 +273,7 @@ async fn a_transaction_that_began_before_others_were_confirmed_is_delivered_afte
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn kill_9_within_one_transaction_repeats_only_those_of_its_events_that_had_no_record() {
+async fn kill_9_within_one_transaction_resends_only_its_unrecorded_events() {
     let database = Database::start().await;
     let emulator = harness::emulator().await;
     emulator
@@ -289,7 +289,7 @@ async fn kill_9_within_one_transaction_repeats_only_those_of_its_events_that_had
         .await;
     let recorded = "SELECT count(*) FROM outbox.dispatch";
     let host = emulator.addr().to_string();
-    // Few at a time, so that it is in the middle for a while.
+    // Few requests at a time, so that the kill hits the middle of the transaction.
     let slow = [("POSTRIDER_IN_FLIGHT_REQUESTS", "10")];
     let relay = Relay::start_with(&database, &host, &slow);
     eventually("some events are recorded", || async {
@@ -299,7 +299,7 @@ async fn kill_9_within_one_transaction_repeats_only_those_of_its_events_that_had
     relay.kill_9();
     harness::wait_until_killed_relays_are_gone(&database, &emulator).await;
     let recorded_before = database.number(recorded).await;
-    assert!(recorded_before < 10_000, "it was in the middle");
+    assert!(recorded_before < 10_000, "everything was already recorded");
     let stored_before = emulator.journal().counts().stored_messages;
     let relay = Relay::start(&database, &emulator);
     database.wait_until_recorded().await;

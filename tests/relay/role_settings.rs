@@ -1,5 +1,5 @@
-//! What a role, a database or a table sets for those who come is not what the relay was written
-//! for: it sees to its own settings, or stops with what to change, and loses and repeats nothing.
+//! A role, a database or a table has settings that the relay does not expect. The relay sets its
+//! own, or stops and says what to change; it loses and repeats nothing.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use crate::privileges::login_role;
 const ON: &str = "ALTER TABLE outbox.events ENABLE ROW LEVEL SECURITY";
 const OFF: &str = "ALTER TABLE outbox.events DISABLE ROW LEVEL SECURITY";
 
-/// A database with the relay's role, whose URL comes third.
+/// A database, an emulator, and the URL of the relay's role.
 async fn with_its_role() -> (Database, RunningEmulator, String) {
     let database = Database::private().await;
     let url = login_role(&database).await;
@@ -24,7 +24,7 @@ fn start(database: &Database, emulator: &RunningEmulator, url: &str) -> Relay {
     Relay::start_with(database, &host, &[("DATABASE_URL", url)])
 }
 
-/// Where the slot is, and whether a recovery has begun.
+/// The position of the slot, and whether a recovery has begun.
 async fn slot(database: &Database) -> String {
     database
         .text(
@@ -35,7 +35,7 @@ async fn slot(database: &Database) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_recovery_from_which_policies_hide_rows_stops_before_it_changes_anything() {
+async fn a_recovery_whose_rows_are_hidden_by_policies_stops_before_any_change() {
     let (database, emulator, url) = with_its_role().await;
     let run = || start(&database, &emulator, &url);
     let relay = run();
@@ -45,7 +45,7 @@ async fn a_recovery_from_which_policies_hide_rows_stops_before_it_changes_anythi
     relay.stop().await;
     database.execute(ON).await;
     insert_orders(&database, 50, 5).await;
-    // Behind the rows: they are in their table alone.
+    // The new slot begins behind the rows, so they are only in their table.
     database.drop_slot().await;
     database
         .execute("SELECT pg_create_logical_replication_slot('postrider', 'pgoutput')")
@@ -81,13 +81,13 @@ async fn a_recovery_from_which_policies_hide_rows_stops_before_it_changes_anythi
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn under_row_level_security_events_flow_and_the_audit_says_that_it_cannot_see_them() {
+async fn under_row_level_security_events_flow_and_the_audit_reports_that_it_cannot_see_them() {
     let (database, emulator, url) = with_its_role().await;
     database.execute(ON).await;
     let relay = start(&database, &emulator, &url);
     insert_orders(&database, 20, 5).await;
     database.wait_until_recorded().await;
-    eventually("the audit says what it lacks", || async {
+    eventually("the audit names the missing attribute", || async {
         let log = relay.log();
         let mut lines = log.lines();
         let says =
@@ -98,7 +98,7 @@ async fn under_row_level_security_events_flow_and_the_audit_says_that_it_cannot_
     let audited = "SELECT count(*) FROM outbox.relay WHERE audited_at IS NOT NULL";
     assert_eq!(database.number(audited).await, 0);
     database.execute(OFF).await;
-    eventually("the audit is made up for", || async {
+    eventually("the audit is completed", || async {
         (database.number(audited).await == 1).then_some(())
     })
     .await;
@@ -106,7 +106,7 @@ async fn under_row_level_security_events_flow_and_the_audit_says_that_it_cannot_
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn row_level_security_of_the_relays_own_tables_is_refused_at_the_start() {
+async fn row_level_security_on_the_relays_own_tables_refuses_the_start() {
     let (database, emulator, url) = with_its_role().await;
     let run = || start(&database, &emulator, &url);
     let relay = run();
@@ -125,7 +125,7 @@ async fn row_level_security_of_the_relays_own_tables_is_refused_at_the_start() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_stricter_isolation_of_the_role_makes_no_audit_repeat_what_is_on_its_way() {
+async fn a_stricter_isolation_level_makes_no_audit_repeat_events_in_flight() {
     let database = Database::private().await;
     let emulator = harness::emulator().await;
     let slow = Action::Delay(Duration::from_millis(50));
@@ -142,7 +142,7 @@ async fn a_stricter_isolation_of_the_role_makes_no_audit_repeat_what_is_on_its_w
     for _ in 0..4 {
         load.wait_for_rows(50).await;
         let before = database.text(audited).await;
-        // It stays as it is, and leaves its trace: everything is compared.
+        // `publish` keeps its value, but the statement leaves a trace, so everything is compared.
         database
             .execute("ALTER PUBLICATION postrider SET (publish = 'insert')")
             .await;

@@ -1,5 +1,5 @@
-//! Everything that the program can log, at the most talkative level, with every library's lines:
-//! no password, token, key or payload in it, on good days and on bad ones.
+//! Everything that the program can log, at trace level and with the lines of every library,
+//! contains no password, token, key or payload, whether things go well or wrong.
 
 use std::process::{Child, Stdio};
 use std::time::Instant;
@@ -12,11 +12,11 @@ use crate::connections::{PASSWORD, PASSWORD_IN_URL, Secured};
 use crate::harness::{self, Database, PATIENCE, eventually};
 use crate::service::{rsa_key, service_account, tls_in_front_of};
 
-/// In every payload, and as the value of a header.
+/// The text in every payload, and the value of a header.
 const PAYLOAD: &str = "tell-nobody-4711";
 const HEADER: &str = "nor-this-0815";
 
-/// How each part of a token begins: JSON in base64.
+/// The beginning of each part of a token: JSON in base64.
 const TOKEN: &str = "eyJ";
 
 /// The event that Pub/Sub refuses at first.
@@ -38,7 +38,7 @@ impl Traced {
         .concat();
         let child = harness::postrider(&["run"], &all)
             .stdout(output.reopen().unwrap())
-            // The same description, hence one position for both.
+            // The same file description, so both share one position.
             .stderr(Stdio::from(output.as_file().try_clone().unwrap()))
             .spawn()
             .unwrap();
@@ -50,7 +50,7 @@ impl Traced {
     }
 
     async fn wait_for(&self, what: &str) {
-        eventually(&format!("the output says {what:?}"), || async {
+        eventually(&format!("the output contains {what:?}"), || async {
             self.text().contains(what).then_some(())
         })
         .await;
@@ -77,7 +77,8 @@ impl Drop for Traced {
     }
 }
 
-/// What must never be seen: the passwords, every line of the private key, tokens, payload, header.
+/// The texts that must never appear: the passwords, every line of the private key, tokens, payload,
+/// header.
 struct Secrets(Vec<String>);
 
 impl Secrets {
@@ -95,7 +96,7 @@ impl Secrets {
     }
 
     fn assert_unseen(&self, output: &str, when: &str) {
-        // As debug output of bytes would show it.
+        // The payload as debug output of bytes shows it.
         let listed = PAYLOAD.bytes().map(|b| b.to_string()).collect::<Vec<_>>();
         let listed = listed.join(", ");
         for secret in self.0.iter().chain([&listed]) {
@@ -116,7 +117,7 @@ async fn insert(database: &Database, count: u32) {
         .await;
 }
 
-/// An event that cannot become a message: an attribute that is too long.
+/// Inserts an event that cannot become a message, because an attribute is too long.
 async fn insert_too_long(database: &Database) {
     database
         .execute(&format!(
@@ -128,7 +129,7 @@ async fn insert_too_long(database: &Database) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nothing_secret_is_printed_at_trace_level_whatever_goes_wrong() {
+async fn no_secret_is_printed_at_trace_level_when_things_go_wrong() {
     let Some(private_key) = rsa_key() else {
         eprintln!("SKIPPED: openssl is not installed, so no service account can be made");
         return;
@@ -189,7 +190,7 @@ async fn nothing_secret_is_printed_at_trace_level_whatever_goes_wrong() {
     let relay = Traced::start(&environment(&url, &account));
     insert(database, 30).await;
     database.wait_until_recorded().await;
-    // Failed and unclear attempts, and a walsender that is gone.
+    // Failed and ambiguous publish attempts, and a terminated walsender.
     for action in [
         Action::Fail(Code::Unavailable),
         Action::StoreThenFail(Code::Internal),
@@ -207,7 +208,7 @@ async fn nothing_secret_is_printed_at_trace_level_whatever_goes_wrong() {
     insert_too_long(database).await;
     relay.wait_for("event-invalid").await;
     let output = relay.text();
-    // Of HTTP/2, TLS and PostgreSQL.
+    // Lines of HTTP/2, TLS and PostgreSQL.
     for of_a_library in [
         "TRACE Connection{peer=Client}",
         "ClientExtensions",
@@ -215,13 +216,13 @@ async fn nothing_secret_is_printed_at_trace_level_whatever_goes_wrong() {
     ] {
         assert!(
             output.contains(of_a_library),
-            "everything that can be logged is read"
+            "everything that can be logged is in the output"
         );
     }
     secrets.assert_unseen(&output, "while running");
 }
 
-/// Of a gap of the publication, and of a key that is released: while the relay runs.
+/// Rows of a publication gap are audited, and a key is released, while the relay runs.
 async fn rows_are_audited_and_released(database: &Database, emulator: &RunningEmulator) {
     database.wait_until_audited().await;
     database
@@ -246,8 +247,8 @@ async fn rows_are_audited_and_released(database: &Database, emulator: &RunningEm
     let url = [("DATABASE_URL", database.url.as_str())];
     let release = harness::postrider(&["quarantine", "release", "--all"], &url).output();
     assert!(release.unwrap().status.success());
-    // The key of the other bad event is tried, and goes back.
-    eventually("what can be released is published", || async {
+    // The key of the other bad event is tried, and returns to quarantine.
+    eventually("the releasable events are published", || async {
         let waiting = "SELECT count(*) FROM outbox.dispatch \
                        WHERE state = 'released' OR (state = 'quarantined' AND ordering_key = 'o-2')";
         (database.number(waiting).await == 0).then_some(())
@@ -256,7 +257,7 @@ async fn rows_are_audited_and_released(database: &Database, emulator: &RunningEm
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nothing_secret_is_printed_at_trace_level_of_rows_that_are_read_by_sql() {
+async fn no_secret_is_printed_at_trace_level_for_rows_read_by_sql() {
     let secrets = Secrets::new("-----BEGIN PRIVATE KEY-----");
     let secured = Secured::start(&["localhost"]).await;
     let database = &secured.database;
@@ -265,7 +266,7 @@ async fn nothing_secret_is_printed_at_trace_level_of_rows_that_are_read_by_sql()
         .create_topic("projects/demo/topics/dead")
         .await
         .unwrap();
-    // Not as a dead letter, which has the same id.
+    // Not as a dead letter, which has the same event id.
     let event_id = BAD.to_owned();
     let poison = Fault::new(Action::Poison { event_id }).on_topic("order.events");
     emulator.faults().inject(poison);
@@ -296,7 +297,7 @@ async fn nothing_secret_is_printed_at_trace_level_of_rows_that_are_read_by_sql()
     assert!(output.contains("slot-missing"), "no recovery");
     secrets.assert_unseen(&output, "by a recovery");
 
-    // These log nothing: what they print is all.
+    // These commands log nothing, so this checks only their output.
     let talkative = [&environment[..], &[("RUST_LOG", "trace")]].concat();
     for command in [
         &["check"][..],
@@ -314,7 +315,7 @@ async fn nothing_secret_is_printed_at_trace_level_of_rows_that_are_read_by_sql()
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn settings_that_cannot_be_read_do_not_show_the_password_in_them() {
+async fn errors_in_a_settings_file_do_not_show_its_password() {
     let secrets = Secrets::new("-----BEGIN PRIVATE KEY-----");
     let url = format!("postgres://relay:{PASSWORD_IN_URL}@localhost:1/db");
     let files = tempfile::TempDir::new().unwrap();

@@ -1,4 +1,4 @@
-//! An endpoint with TLS and Application Default Credentials, as the service has them: our emulator
+//! An endpoint with TLS and Application Default Credentials, like the real service: our emulator
 //! behind a TLS terminator, and a service account whose tokens are signed locally.
 
 use std::net::SocketAddr;
@@ -47,7 +47,7 @@ pub(crate) fn service_account(private_key: &str) -> String {
     .to_string()
 }
 
-/// Terminates TLS for `target` as `localhost`; gives its port and the authority's PEM.
+/// Terminates TLS for `target` as `localhost`. Returns the port and the authority's PEM.
 pub(crate) async fn tls_in_front_of(target: String) -> (u16, String) {
     let mut params = CertificateParams::default();
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -78,7 +78,7 @@ pub(crate) async fn tls_in_front_of(target: String) -> (u16, String) {
             tokio::spawn(async move {
                 let mut plain = TcpStream::connect(target).await.unwrap();
                 if let Ok(mut secure) = acceptor.accept(stream).await {
-                    // Ends with either side.
+                    // Ends when either side does.
                     let _ = tokio::io::copy_bidirectional(&mut secure, &mut plain).await;
                 }
             });
@@ -124,7 +124,7 @@ async fn a_tls_endpoint_with_application_default_credentials_is_published_to() {
     );
 }
 
-/// A relay to this endpoint, with a service account and this file as the system's authorities.
+/// A relay to this endpoint, with a service account, which trusts the authorities in this file.
 fn relay_to(database: &Database, endpoint: &str, account: &str, authorities: &str) -> Relay {
     let environment = [
         ("PUBSUB_EMULATOR_HOST", ""),
@@ -136,7 +136,7 @@ fn relay_to(database: &Database, endpoint: &str, account: &str, authorities: &st
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_endpoint_whose_certificate_is_another_ones_or_of_no_known_authority_gets_nothing() {
+async fn an_endpoint_with_a_wrong_or_untrusted_certificate_gets_nothing() {
     let Some(private_key) = rsa_key() else {
         eprintln!("SKIPPED: openssl is not installed, so no service account can be made");
         return;
@@ -160,7 +160,10 @@ async fn an_endpoint_whose_certificate_is_another_ones_or_of_no_known_authority_
         let relay = relay_to(&database, &endpoint, &account, authorities);
         relay.wait_for_log("pubsub-unreachable").await;
         let log = relay.log();
-        assert!(log.contains("certificate"), "the reason is named: {log}");
+        assert!(
+            log.contains("certificate"),
+            "the log names the certificate: {log}"
+        );
         relay.kill_9();
         assert_eq!(emulator.journal().counts().attempts, 0, "{log}");
         let recorded = "SELECT count(*) FROM outbox.dispatch";
@@ -174,10 +177,10 @@ async fn an_endpoint_whose_certificate_is_another_ones_or_of_no_known_authority_
     assert!(once, "{report}");
 }
 
-/// What came with each call: whether there was an `authorization`.
+/// For each call, whether it carried an `authorization` header.
 type Calls = Arc<Mutex<Vec<bool>>>;
 
-/// A server that asks for credentials at every call, and notes who has sent some.
+/// A server that asks for credentials at every call and notes which calls carried any.
 async fn asks_for_credentials() -> (SocketAddr, Calls) {
     let calls = Calls::default();
     let noted = calls.clone();
@@ -197,14 +200,14 @@ async fn asks_for_credentials() -> (SocketAddr, Calls) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_token_is_never_sent_to_a_plain_text_endpoint_even_when_it_is_asked_for() {
+async fn a_token_is_never_sent_to_a_plain_text_endpoint_even_if_it_asks() {
     let Some(private_key) = rsa_key() else {
         eprintln!("SKIPPED: openssl is not installed, so no service account can be made");
         return;
     };
     let database = Database::start().await;
     let (addr, calls) = asks_for_credentials().await;
-    // Calls of a relay that was killed may still come to the first.
+    // Calls of a killed relay may still reach the first server.
     let (behind_tls, calls_over_tls) = asks_for_credentials().await;
     let (tls_port, ca_pem) = tls_in_front_of(behind_tls.to_string()).await;
     let files = TempDir::new().unwrap();
@@ -214,7 +217,7 @@ async fn a_token_is_never_sent_to_a_plain_text_endpoint_even_when_it_is_asked_fo
     std::fs::write(&account, service_account(&private_key)).unwrap();
     insert_orders(&database, 20, 5).await;
     let some_calls = async |calls: &Calls| {
-        eventually("several calls have come", || async {
+        eventually("several calls have arrived", || async {
             let calls = calls.lock().unwrap();
             (calls.len() >= 3).then(|| calls.clone())
         })
@@ -239,7 +242,7 @@ async fn a_token_is_never_sent_to_a_plain_text_endpoint_even_when_it_is_asked_fo
         );
         calls.lock().unwrap().clear();
     }
-    // Such a server sees the token where it may be sent.
+    // The same server does see the token over TLS, where it may be sent.
     let endpoint = format!("https://localhost:{tls_port}");
     let _relay = relay_to(&database, &endpoint, &account, &ca);
     let calls_with = some_calls(&calls_over_tls).await;
@@ -247,7 +250,7 @@ async fn a_token_is_never_sent_to_a_plain_text_endpoint_even_when_it_is_asked_fo
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn missing_credentials_are_named_before_anything_is_read() {
+async fn missing_credentials_end_the_start_with_their_own_error() {
     let database = Database::start().await;
     let environment = [
         ("PUBSUB_EMULATOR_HOST", ""),

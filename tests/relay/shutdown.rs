@@ -1,5 +1,5 @@
-//! SIGTERM at any moment: the relay ends in time and in good order, and what follows repeats at
-//! most what had no record.
+//! Graceful shutdown: on SIGTERM at any moment the relay exits in time, and its successor resends
+//! at most unrecorded events.
 
 use std::time::{Duration, Instant};
 
@@ -12,11 +12,11 @@ use crate::load::{Load, proxied, wait_for_more};
 
 const TIMEOUT: (&str, &str) = ("POSTRIDER_SHUTDOWN_TIMEOUT_S", "1");
 
-/// What the end may take beyond `shutdown_timeout_s`: three seconds to record what was answered,
-/// three to leave the session, two to write the last position down; and a slow machine.
+/// The time that a shutdown may take beyond `shutdown_timeout_s`: three seconds to record answers,
+/// three to end the session, two to write the last position, and a margin for slow machines.
 const BEYOND: Duration = Duration::from_secs(12);
 
-/// SIGTERM ends it in time, with success.
+/// Checks that SIGTERM ends the relay in time and with success.
 async fn ends_in_time(relay: Relay) {
     let began = Instant::now();
     relay.stop().await;
@@ -36,7 +36,7 @@ async fn the_next_one_delivers_all(
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn while_it_connects_or_postgresql_is_away() {
+async fn sigterm_while_connecting_or_while_postgresql_is_down() {
     let mut database = Database::private().await;
     let emulator = harness::emulator().await;
     let host = emulator.addr().to_string();
@@ -48,7 +48,7 @@ async fn while_it_connects_or_postgresql_is_away() {
     ];
     proxy.set_flow(Flow::Stalled);
     let connecting = Relay::start_with(&database, &host, &environment);
-    harness::eventually("it connects", || async {
+    harness::eventually("the relay connects", || async {
         (proxy.open_connections() > 0).then_some(())
     })
     .await;
@@ -70,7 +70,7 @@ async fn while_it_connects_or_postgresql_is_away() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn while_it_stands_by_also_when_its_connection_leads_nowhere() {
+async fn sigterm_on_standby_even_with_a_silent_connection() {
     let database = Database::private().await;
     let emulator = harness::emulator().await;
     let host = emulator.addr().to_string();
@@ -86,14 +86,14 @@ async fn while_it_stands_by_also_when_its_connection_leads_nowhere() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn in_the_middle_of_a_big_transaction() {
+async fn sigterm_during_a_big_transaction() {
     let database = Database::start().await;
     let emulator = harness::emulator().await;
     emulator
         .faults()
         .inject(Fault::new(Action::Delay(Duration::from_millis(200))));
     let host = emulator.addr().to_string();
-    // With the usual time to end: what is cut short may be repeated.
+    // With the default shutdown timeout, because events cut short may be repeated.
     let little = [("POSTRIDER_IN_FLIGHT_MIB", "1")];
     let relay = Relay::start_with(&database, &host, &little);
     relay.wait_for_log("streaming").await;
@@ -110,7 +110,7 @@ async fn in_the_middle_of_a_big_transaction() {
     let recorded = database
         .number("SELECT count(*) FROM outbox.dispatch")
         .await;
-    assert!(recorded < 30_000, "it was in the middle");
+    assert!(recorded < 30_000, "everything was already recorded");
     emulator.faults().lift_all();
     the_next_one_delivers_all(&database, &emulator).await;
     let report = harness::check_streamed(&database, &emulator).await;
@@ -118,7 +118,7 @@ async fn in_the_middle_of_a_big_transaction() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn while_pubsub_does_not_answer_and_a_second_signal_ends_it_at_once() {
+async fn sigterm_while_pubsub_does_not_answer_and_a_second_sigterm_exits_at_once() {
     let database = Database::start().await;
     let emulator = harness::emulator().await;
     emulator.faults().inject(Fault::new(Action::NeverAnswer));
@@ -150,7 +150,7 @@ async fn while_pubsub_does_not_answer_and_a_second_signal_ends_it_at_once() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn while_a_broken_session_drains() {
+async fn sigterm_while_a_broken_session_drains() {
     let database = Database::private().await;
     let emulator = harness::emulator().await;
     let host = emulator.addr().to_string();
@@ -176,14 +176,14 @@ async fn while_a_broken_session_drains() {
     let took = began.elapsed();
     assert!(
         took < Duration::from_secs(6),
-        "{took:?}: the drain was waited for"
+        "{took:?}: the shutdown waited for the drain"
     );
     emulator.faults().lift_all();
     the_next_one_delivers_all(&database, &emulator).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn while_the_dispatch_table_is_locked() {
+async fn sigterm_while_the_dispatch_table_is_locked() {
     let database = Database::start().await;
     let emulator = harness::emulator().await;
     let host = emulator.addr().to_string();
@@ -200,7 +200,7 @@ async fn while_the_dispatch_table_is_locked() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn while_a_recovery_delivers_from_the_table_which_the_next_one_completes() {
+async fn sigterm_during_a_recovery_which_the_next_relay_completes() {
     const MARKED: &str = "SELECT count(*) FROM outbox.relay WHERE recovering IS NOT NULL";
     let database = Database::start().await;
     let emulator = harness::emulator().await;
@@ -215,7 +215,7 @@ async fn while_a_recovery_delivers_from_the_table_which_the_next_one_completes()
         .faults()
         .inject(Fault::new(Action::Delay(Duration::from_millis(300))));
     let host = emulator.addr().to_string();
-    // One request at a time, so that there is a middle.
+    // One request at a time, so that the stop hits the middle of the recovery.
     let slowly = [TIMEOUT, ("POSTRIDER_IN_FLIGHT_REQUESTS", "1")];
     let relay = Relay::start_with(&database, &host, &slowly);
     relay.wait_for_log("recovering").await;
@@ -224,15 +224,19 @@ async fn while_a_recovery_delivers_from_the_table_which_the_next_one_completes()
     let recorded = database
         .number("SELECT count(*) FROM outbox.dispatch")
         .await;
-    assert!(recorded < 2_100, "it was in the middle");
-    assert_eq!(database.number(MARKED).await, 1, "it has not ended");
+    assert!(recorded < 2_100, "everything was already recorded");
+    assert_eq!(
+        database.number(MARKED).await,
+        1,
+        "the recovery has not ended"
+    );
     emulator.faults().lift_all();
     the_next_one_delivers_all(&database, &emulator).await;
-    assert_eq!(database.number(MARKED).await, 0, "it has ended");
+    assert_eq!(database.number(MARKED).await, 0, "the recovery has ended");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn while_a_key_is_released_from_quarantine_which_the_next_one_goes_on_with() {
+async fn sigterm_during_a_release_which_the_next_relay_completes() {
     const BAD: &str = "SELECT id::text FROM outbox.events WHERE version = 5";
     const RELEASED: &str = "SELECT count(*) FROM outbox.dispatch WHERE state = 'released'";
     let database = Database::start().await;
@@ -253,22 +257,22 @@ async fn while_a_key_is_released_from_quarantine_which_the_next_one_goes_on_with
         &[("DATABASE_URL", &database.url)],
     );
     assert!({ released }.output().unwrap().status.success());
-    // A release sends some hundred at a time.
+    // A release sends a few hundred events at a time.
     let mut left = database.number(RELEASED).await;
     assert_eq!(left, 1_996);
     for _ in 0..2 {
         let relay = Relay::start(&database, &emulator);
-        eventually("some are sent", || async {
+        eventually("some released events are sent", || async {
             (database.number(RELEASED).await < left).then_some(())
         })
         .await;
         ends_in_time(relay).await;
         left = database.number(RELEASED).await;
     }
-    assert!(left > 0, "it was in the middle");
+    assert!(left > 0, "everything was already sent");
     emulator.faults().lift_all();
     let relay = Relay::start(&database, &emulator);
-    eventually("all are sent", || async {
+    eventually("all released events are sent", || async {
         (database.number(RELEASED).await == 0).then_some(())
     })
     .await;
@@ -281,7 +285,7 @@ async fn while_a_key_is_released_from_quarantine_which_the_next_one_goes_on_with
     );
 }
 
-/// The variable that plays the moments of an earlier run again.
+/// The variable that replays the moments of an earlier run.
 const SEED: &str = "POSTRIDER_TEST_SEED";
 
 fn seed() -> u64 {
@@ -292,7 +296,7 @@ fn seed() -> u64 {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn at_any_moment_under_load_nothing_is_repeated() {
+async fn sigterm_at_any_moment_under_load_repeats_nothing() {
     let database = Database::start().await;
     let emulator = harness::emulator().await;
     emulator
@@ -310,7 +314,7 @@ async fn at_any_moment_under_load_nothing_is_repeated() {
         random ^= random << 17;
         let relay = Relay::start(&database, &emulator);
         relay.wait_until_it_takes_sigterm().await;
-        // The moment itself is what is tested; there is nothing to wait for.
+        // The test is about the moment itself; there is no condition to wait for.
         tokio::time::sleep(Duration::from_millis(random % 1_200)).await;
         relay.stop().await;
     }

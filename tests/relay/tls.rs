@@ -1,6 +1,6 @@
-//! Servers with unusual certificates and TLS settings: `prefer` and `require` take any certificate,
-//! as in libpq, and the verifying modes say what is wrong. `postrider check` opens both kinds of
-//! session.
+//! Servers with unusual certificates and TLS settings. `prefer` and `require` accept any
+//! certificate, as in libpq, and the verifying modes say what is wrong. `postrider check` opens
+//! both kinds of session.
 
 use std::process::Command;
 
@@ -33,7 +33,7 @@ fn made(names: &[&str], change: impl FnOnce(&mut CertificateParams)) -> Certific
     }
 }
 
-/// Of keys and versions that rcgen does not make; `None` without openssl.
+/// A certificate with a key or version that rcgen does not support; `None` without openssl.
 fn by_openssl(key: &[&str], make: &[&str]) -> Option<Certificate> {
     let files = TempDir::new().unwrap();
     let run = |arguments: &[&str]| {
@@ -96,7 +96,7 @@ fn server(certificate: &Certificate, settings: &[(&str, &str)]) -> ScratchPostgr
     builder.start().unwrap()
 }
 
-/// What `check` says of both kinds of session.
+/// The output of `check`, which covers both kinds of session.
 fn check(server: &ScratchPostgres, host: &str, parameters: &str) -> String {
     let port = server.port();
     let url = format!("postgres://postgres@{host}:{port}/postgres?{parameters}");
@@ -109,11 +109,11 @@ fn check(server: &ScratchPostgres, host: &str, parameters: &str) -> String {
 }
 
 fn is_let_in(said: &str) -> bool {
-    said.contains("the server takes a replication session") && !said.contains("postgres-tls")
+    said.contains("the server accepts a replication session") && !said.contains("postgres-tls")
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn without_verification_any_certificate_will_do() {
+async fn without_verification_any_certificate_is_accepted() {
     let p521 = ["-algorithm", "EC", "-pkeyopt", "ec_paramgen_curve:P-521"];
     let rsa = ["-algorithm", "RSA", "-pkeyopt", "rsa_keygen_bits:2048"];
     let certificates = [
@@ -153,7 +153,7 @@ async fn without_verification_any_certificate_will_do() {
         for mode in ["prefer", "require"] {
             let said = check(&server, "localhost", &format!("sslmode={mode}"));
             assert!(is_let_in(&said), "{kind}, {mode}:\n{said}");
-            // Plain connections are refused by this server.
+            // This server refuses plain connections.
             assert!(!said.contains("postgres-hba"), "{kind}, {mode}:\n{said}");
         }
     }
@@ -186,7 +186,7 @@ async fn the_verifying_modes_say_what_is_wrong_with_a_certificate() {
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
     });
     let mut cases = vec![
-        (good, "verify-full", None, "of no authority in"),
+        (good, "verify-full", None, "signed by no authority in"),
         (expired, "verify-ca", Some("expired.pem"), "has expired"),
         (
             named,
@@ -262,7 +262,7 @@ async fn a_tls_version_and_a_curve_that_are_not_supported_are_named() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn prefer_goes_on_without_encryption_when_tls_does_not_come_about() {
+async fn prefer_falls_back_to_no_encryption_when_tls_fails() {
     let certificate = made(&["localhost"], |_| {});
     let server = ScratchPostgres::builder()
         .tls(Tls {
@@ -288,7 +288,7 @@ async fn parameters_of_libpq_reach_both_kinds_of_session() {
     let root = files.path().join("root.pem");
     std::fs::write(&root, &certificate.cert_pem).unwrap();
     let root = root.display();
-    // The name is not known to any resolver: `hostaddr` says where it is.
+    // No resolver knows this name; `hostaddr` gives the address.
     let said = check(
         &server,
         "db.example",
@@ -299,7 +299,7 @@ async fn parameters_of_libpq_reach_both_kinds_of_session() {
         ),
     );
     assert!(is_let_in(&said), "{said}");
-    // The server reads `options` of both, and refuses what it does not know.
+    // The server reads `options` of both sessions, and refuses unknown ones.
     let said = check(
         &server,
         "127.0.0.1",

@@ -1,11 +1,11 @@
-//! What the server has and cannot give: log that is gone from under a slot. Nothing is lost for it.
+//! The log that a slot needs was removed from the server. No event is lost.
 
 use pubsub_emulator::RunningEmulator;
 use scratch_postgres::{Builder, ScratchPostgres, StopMode};
 
 use crate::harness::{self, Database, Relay, insert_orders};
 
-/// 50 events delivered by a relay that was then stopped in good order.
+/// 50 events, delivered by a relay that was then stopped cleanly.
 async fn served_on(server: Builder) -> (Database, RunningEmulator) {
     let server = server.setting("wal_level", "logical").start().unwrap();
     let database = Database::on(server).await;
@@ -18,7 +18,7 @@ async fn served_on(server: Builder) -> (Database, RunningEmulator) {
     (database, emulator)
 }
 
-/// Takes away all log that the slot needs and the server itself does not.
+/// Removes all log that the slot needs and the server itself does not.
 async fn remove_log(database: &mut Database) {
     database
         .execute("SELECT pg_switch_wal(); CHECKPOINT; SELECT pg_switch_wal(); CHECKPOINT")
@@ -45,13 +45,13 @@ async fn remove_log(database: &mut Database) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn rows_whose_log_was_removed_from_under_the_slot_come_from_the_table() {
+async fn rows_whose_log_was_removed_come_from_the_table() {
     let server = ScratchPostgres::builder().initdb_arg("--wal-segsize=1");
     let (mut database, emulator) = served_on(server).await;
     insert_orders(&database, 300, 5).await;
     remove_log(&mut database).await;
     let lost = "SELECT count(*) FROM pg_replication_slots WHERE wal_status = 'lost'";
-    assert_eq!(database.number(lost).await, 0, "the server knows nothing");
+    assert_eq!(database.number(lost).await, 0, "the server has not noticed");
     let relay = Relay::start(&database, &emulator);
     relay.wait_for_log("recovered").await;
     insert_orders(&database, 50, 5).await;

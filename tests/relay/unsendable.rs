@@ -1,5 +1,6 @@
-//! Rows that the stream cannot bring: bytes without UTF-8, values beyond every message, columns that
-//! were altered while their log was waiting. The relay reads around them and goes on by itself.
+//! Rows that the stream cannot bring: bytes that are not UTF-8, values larger than any message, and
+//! columns that were altered before their log was read. The relay reads around them and continues
+//! by itself.
 
 use pubsub_emulator::RunningEmulator;
 use scratch_postgres::ScratchPostgres;
@@ -7,7 +8,7 @@ use scratch_postgres::ScratchPostgres;
 use crate::harness::{self, Database, Relay, eventually};
 use crate::mapping::settings;
 
-/// A database in an encoding of one byte per character.
+/// A database with a single-byte encoding.
 async fn in_encoding(encoding: &str) -> Database {
     let server = ScratchPostgres::builder()
         .setting("wal_level", "logical")
@@ -46,7 +47,7 @@ fn stored(emulator: &RunningEmulator) -> u64 {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_row_whose_bytes_have_no_utf8_is_set_aside_and_other_keys_go_on() {
+async fn a_row_that_is_not_utf8_is_quarantined_and_other_keys_continue() {
     let database = in_encoding("WIN1252").await;
     let emulator = harness::emulator().await;
     let relay = Relay::start(&database, &emulator);
@@ -69,7 +70,7 @@ async fn a_row_whose_bytes_have_no_utf8_is_set_aside_and_other_keys_go_on() {
     insert(&database, "good", "'4'").await;
     database.wait_until_recorded().await;
     assert_eq!(stored(&emulator), 3, "nothing twice");
-    // Corrected and released it goes out, and what waited behind it.
+    // Once corrected and released, the row is published, and then the events behind it.
     database
         .execute("UPDATE outbox.events SET payload = '1' WHERE payload::text LIKE '\"_\"'")
         .await;
@@ -84,14 +85,14 @@ async fn a_row_whose_bytes_have_no_utf8_is_set_aside_and_other_keys_go_on() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_row_without_utf8_that_was_corrected_or_deleted_before_it_was_read_leaves_no_trace() {
+async fn a_non_utf8_row_corrected_or_deleted_before_it_is_read_leaves_no_trace() {
     let database = in_encoding("WIN1252").await;
     let emulator = harness::emulator().await;
     insert(&database, "corrected", NO_UTF8).await;
     insert(&database, "deleted", NO_UTF8).await;
     insert(&database, "good", "'1'").await;
     for sql in [
-        "UPDATE outbox.events SET payload = '\"mended\"' WHERE aggregateid = 'corrected'",
+        "UPDATE outbox.events SET payload = '\"corrected\"' WHERE aggregateid = 'corrected'",
         "DELETE FROM outbox.events WHERE aggregateid = 'deleted'",
     ] {
         database.execute(sql).await;
@@ -106,7 +107,7 @@ async fn a_row_without_utf8_that_was_corrected_or_deleted_before_it_was_read_lea
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_row_of_a_database_without_an_encoding_is_set_aside_when_it_is_no_utf8() {
+async fn in_sql_ascii_a_row_that_is_not_utf8_is_quarantined() {
     let database = in_encoding("SQL_ASCII").await;
     let emulator = harness::emulator().await;
     let relay = Relay::start(&database, &emulator);
@@ -127,9 +128,9 @@ async fn a_row_of_a_database_without_an_encoding_is_set_aside_when_it_is_no_utf8
     relay.stop().await;
 }
 
-/// Hex doubles 36 MB beyond a message of the protocol, and PostgreSQL itself cannot send 600 MB.
+/// 36 MB as hex is larger than a message of the protocol, and PostgreSQL itself cannot send 600 MB.
 #[tokio::test(flavor = "multi_thread")]
-async fn values_beyond_every_message_are_set_aside_in_little_memory() {
+async fn values_larger_than_any_message_are_quarantined_in_little_memory() {
     let database = Database::private().await;
     let emulator = harness::emulator().await;
     database
@@ -156,7 +157,7 @@ async fn values_beyond_every_message_are_set_aside_in_little_memory() {
     relay.stop().await;
 }
 
-/// What is wrong with the log is right in the table, and the settings name the table's columns.
+/// The log is outdated, but the table is right, and the settings name its current columns.
 async fn altered(alter: &str, columns: &str) {
     let database = Database::private().await;
     let emulator = harness::emulator().await;
@@ -182,7 +183,7 @@ async fn rows_from_before_a_column_was_renamed_are_delivered() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn rows_from_before_a_column_was_replaced_by_another_are_delivered() {
+async fn rows_from_before_a_column_was_replaced_are_delivered() {
     let alter = "ALTER TABLE outbox.events ADD customer int NOT NULL DEFAULT 7, DROP aggregateid";
     altered(alter, "aggregateid = \"customer\"").await;
 }

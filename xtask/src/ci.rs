@@ -1,7 +1,7 @@
-//! `cargo xtask ci`: what must pass, cheapest first, ending at the first failure.
+//! `cargo xtask ci`: everything that must pass, cheapest first, stopping at the first failure.
 //!
-//! One profile for everything: lints and documentation share their artifacts, and the tests build
-//! on top. PostgreSQL is started by the tests themselves.
+//! All steps share one profile: lints and documentation share their artifacts, and the tests build
+//! on top of them. The tests start PostgreSQL themselves.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -9,10 +9,11 @@ use std::time::{Duration, Instant};
 
 use crate::{instructions, step};
 
-/// Warnings are errors here and nowhere else, so that a change can be tried out before it is tidy.
+/// Warnings are errors only here, so that a change can be tried out before it is tidy.
 const DENY_WARNINGS: [&str; 2] = ["-D", "warnings"];
 
-/// Not the advisories: they are fetched from the network, and a new one breaks what did not change.
+/// Advisories are not checked: they come from the network, and a new one would fail code that did
+/// not change.
 const DEPENDENCIES: [&str; 6] = [
     "deny",
     "check",
@@ -22,7 +23,7 @@ const DEPENDENCIES: [&str; 6] = [
     "sources",
 ];
 
-/// Seeded schedules of faults, the same in every run.
+/// Seeded schedules of faults, the same schedules in every run.
 const TORTURE: [&str; 8] = [
     "xtask",
     "torture",
@@ -66,11 +67,11 @@ fn steps() -> Vec<(&'static str, Command)> {
     } else {
         println!("SKIPPED: instructions of the hot path (apt-get install valgrind)");
     }
-    // One run tells of all that fails.
+    // Runs all tests even after a failure, so that one run shows all failures.
     let tests = ["test", "--locked", "--workspace", "--no-fail-fast"];
     steps.push(("tests", step::cargo(&tests)));
     let mut torture = step::cargo(&TORTURE);
-    // The tests have built it.
+    // The tests have already built the binary.
     torture
         .arg("--binary")
         .arg(step::target_folder().join(Path::new("debug/postrider")));

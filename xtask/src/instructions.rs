@@ -1,11 +1,11 @@
 //! `cargo xtask instructions`: what the hot path costs per event, in instructions.
 //!
-//! A count of instructions is the same on a busy machine and an idle one, so a change that costs
-//! more can be refused where a time could not be trusted. Cachegrind counts; each part runs twice,
-//! with different numbers of rounds, and the difference leaves out start and end of the process.
-//! The counts that are held stand in `benches/instructions.json`.
+//! The instruction count is the same on a busy and an idle machine, so CI can refuse a change that
+//! costs more, where a time would not be reliable. Cachegrind counts. Each part runs twice with
+//! different numbers of rounds, and the difference excludes start and end of the process. The
+//! reference counts are in `benches/instructions.json`.
 //!
-//! Not here: the code that is measured. That is `benches/hot_path.rs`.
+//! Not here: the measured code. That is `benches/hot_path.rs`.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -16,26 +16,25 @@ use serde::Deserialize;
 
 use crate::step;
 
-/// A part that takes more than this over what is held fails the command.
+/// A part that takes more than this times its reference count fails the command.
 const ALLOWED_GROWTH: f64 = 1.05;
 
 const HELD: &str = "benches/instructions.json";
 const BENCHMARK: &str = "hot_path";
 const PARTS: [&str; 4] = ["decoder", "mapping", "lanes", "watermark"];
 
-/// Rounds of the two runs; a round is [`EVENTS`].
+/// The rounds of the two runs; a round processes [`EVENTS`] events.
 const ROUNDS: (u32, u32) = (10, 30);
 const EVENTS: f64 = 1_000.0;
 
-/// What to do with the counts.
 #[derive(Debug, Args)]
 pub(crate) struct InstructionsArgs {
-    /// Hold the counts of this run from now on
+    /// Make the counts of this run the new reference
     #[arg(long)]
     update: bool,
 }
 
-/// Whether the counting can be done here.
+/// Whether this machine can count instructions.
 pub(crate) fn can_count() -> bool {
     let mut asked = Command::new("valgrind");
     asked
@@ -93,14 +92,14 @@ fn compare(counts: &BTreeMap<String, f64>, held: &BTreeMap<String, f64>) -> Resu
     match dearer.is_empty() {
         true => Ok(()),
         false => Err(format!(
-            "more than 5 % over what is held: {}. Make it cheaper, or say in the commit why it is \
+            "more than 5 % over the reference: {}. Make it cheaper, or say in the commit why it is \
              worth its price and run: cargo xtask instructions --update",
             dearer.join(", ")
         )),
     }
 }
 
-/// What cargo says of each thing that it has built.
+/// A message of cargo about an artifact that it has built.
 #[derive(Deserialize)]
 struct Built {
     target: Target,
@@ -112,7 +111,7 @@ struct Target {
     name: String,
 }
 
-/// Builds the benchmark and returns its program.
+/// Builds the benchmark. Returns the path of its binary.
 fn build() -> Result<PathBuf, String> {
     let mut cargo = step::cargo(&[
         "bench",
@@ -142,7 +141,7 @@ fn build() -> Result<PathBuf, String> {
         .ok_or_else(|| "cargo names no program of the benchmark".into())
 }
 
-/// Instructions of a run of `part`.
+/// The instructions of a run of `part`.
 fn count(program: &Path, part: &str, rounds: u32) -> Result<u64, String> {
     let output = Command::new("valgrind")
         .args([
@@ -152,7 +151,7 @@ fn count(program: &Path, part: &str, rounds: u32) -> Result<u64, String> {
         ])
         .arg(program)
         .args([part, &rounds.to_string()])
-        // Hash tables with random seeds differ from run to run by less than what is allowed.
+        // The random seeds of hash tables change the count by less than the tolerance.
         .env_clear()
         .env("PATH", std::env::var_os("PATH").unwrap_or_default())
         .output()
@@ -163,5 +162,5 @@ fn count(program: &Path, part: &str, rounds: u32) -> Result<u64, String> {
     }
     let line = text.lines().find_map(|line| line.split_once(" refs:"));
     line.and_then(|(_, count)| count.trim().replace(',', "").parse().ok())
-        .ok_or_else(|| format!("valgrind does not tell a count:\n{text}"))
+        .ok_or_else(|| format!("valgrind prints no count:\n{text}"))
 }

@@ -1,6 +1,6 @@
 //! Automation of the repository: `cargo xtask <command>`.
 //!
-//! The one place for it: the Makefile and `.ci/run` only call what stands here.
+//! All automation lives here: the Makefile and `.ci/run` only call these commands.
 
 mod bench;
 mod ci;
@@ -34,13 +34,14 @@ enum Command {
     Torture(torture::TortureArgs),
     /// Count the instructions of the hot path per event, and fail when they have grown
     Instructions(instructions::InstructionsArgs),
-    /// Measure the relay's peak memory under loads that would make a careless one grow
+    /// Measure the relay's peak memory under loads that would make a careless relay grow without
+    /// limit
     Memory(memory::MemoryArgs),
     /// Run the suites that need a server on every supported major of PostgreSQL
     PgMatrix(pg_matrix::PgMatrixArgs),
-    /// Write docs/settings.md from the table of settings in src/settings/keys.rs
+    /// Write docs/reference/settings.md from the table of settings in src/settings/keys.rs
     SettingsDoc {
-        /// Only say whether it is up to date
+        /// Only check whether the file is up to date
         #[arg(long)]
         check: bool,
     },

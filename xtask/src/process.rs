@@ -1,4 +1,4 @@
-//! The programs that are measured: started, looked at while they run, and ended with us.
+//! The measured programs: started, sampled while they run, and killed when we end.
 
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -9,10 +9,10 @@ use crate::step;
 /// The unit of times in /proc on Linux.
 const TICKS_PER_SECOND: f64 = 100.0;
 
-/// The topic that the outbox of the measurements is published to.
+/// The topic that the measured outbox is published to.
 pub(crate) const TOPIC: &str = "projects/bench/topics/order.events";
 
-/// What a process has used.
+/// The resources that a process has used.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Usage {
     pub(crate) peak_rss_kib: u64,
@@ -24,32 +24,32 @@ pub(crate) fn binary() -> PathBuf {
     step::target_folder().join("release/postrider")
 }
 
-/// A process that ends with us.
+/// A process that is killed when we end.
 #[derive(Debug)]
 pub(crate) struct Running(pub(crate) Child);
 
 impl Running {
-    /// What it has used until now.
+    /// The resources used so far.
     ///
     /// # Errors
-    /// When it has ended.
+    /// If the process has exited.
     pub(crate) fn usage(&mut self) -> Result<Usage, String> {
         if let Some(status) = self.0.try_wait().map_err(|e| e.to_string())? {
             return Err(format!("the process ended with {status}"));
         }
-        usage(self.0.id()).ok_or_else(|| "the process cannot be looked at".into())
+        usage(self.0.id()).ok_or_else(|| "the process cannot be read from /proc".into())
     }
 }
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // It may have exited by itself.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-/// What the process has used until now; `None` when it is gone.
+/// The resources that the process has used so far; `None` if it is gone.
 pub(crate) fn usage(pid: u32) -> Option<Usage> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let peak = status
@@ -66,8 +66,8 @@ pub(crate) fn usage(pid: u32) -> Option<Usage> {
     })
 }
 
-/// Our own emulator as a process that keeps counts alone, and where it listens; port 0 in `listen`
-/// is a free one.
+/// Starts our emulator as a process that keeps only counts. Also returns the address on which it
+/// listens; port 0 in `listen` picks a free port.
 pub(crate) fn emulator(binary: &Path, listen: &str) -> Result<(Running, String), String> {
     let mut child = Command::new(binary)
         .args(["emulator", "--listen", listen])
@@ -99,7 +99,7 @@ pub(crate) fn relay(binary: &Path, url: &str, host: &str) -> Result<Running, Str
     start(Command::new(binary).arg("run").envs(environment(url, host)))
 }
 
-/// Settings of whatever reads the slot `postrider` of the database at `url`.
+/// The settings of a program that reads the slot `postrider` of the database at `url`.
 pub(crate) fn environment<'a>(url: &'a str, host: &'a str) -> [(&'static str, &'a str); 5] {
     [
         ("DATABASE_URL", url),
@@ -110,7 +110,7 @@ pub(crate) fn environment<'a>(url: &'a str, host: &'a str) -> [(&'static str, &'
     ]
 }
 
-/// Starts a program that ends with us.
+/// Starts a program that is killed when we end.
 pub(crate) fn start(command: &mut Command) -> Result<Running, String> {
     let name = command.get_program().to_string_lossy().into_owned();
     command

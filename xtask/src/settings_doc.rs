@@ -1,11 +1,11 @@
-//! `cargo xtask settings-doc`: writes or checks `docs/settings.md`.
+//! `cargo xtask settings-doc`: writes or checks `docs/reference/settings.md`.
 //!
-//! The rendering is a test of the root package (`tests/docs.rs`), which has the table at hand; so
-//! xtask need not build the whole program to check the formatting.
+//! The page is rendered by a test of the root package (`tests/docs.rs`), which can access the table
+//! of settings. So xtask need not build the whole program just to check the formatting.
 
 use crate::step;
 
-/// Set for the test that is to write the page instead of comparing it.
+/// Makes that test write the page instead of comparing it.
 const UPDATE_VARIABLE: &str = "UPDATE_DOCS";
 
 pub(crate) fn run(check: bool) -> Result<(), String> {

@@ -1,4 +1,4 @@
-//! Runs a program in the root of the repository, with its output shown as it comes.
+//! Runs a program in the root of the repository and shows its output as it comes.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -16,16 +16,16 @@ pub(crate) fn root() -> &'static Path {
     root.expect("invariant: xtask is a folder of the root")
 }
 
-/// Where cargo puts what it builds. Another folder is seen when `CARGO_TARGET_DIR` names it.
+/// The folder in which cargo puts its output. `CARGO_TARGET_DIR` may name another one.
 pub(crate) fn target_folder() -> PathBuf {
     let folder = std::env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into());
     root().join(folder)
 }
 
-/// Runs it to its end.
+/// Runs the command until it exits.
 ///
 /// # Errors
-/// When it cannot be started or does not succeed; names the command to run by hand.
+/// If it cannot be started or fails; the error names the command to run by hand.
 pub(crate) fn run(mut command: Command) -> Result<(), String> {
     let words: Vec<_> = command
         .get_args()

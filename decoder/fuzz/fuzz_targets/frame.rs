@@ -1,5 +1,5 @@
-//! Any bytes as a frame: no panic, errors within the input, and what is accepted encodes back to
-//! the same bytes. The payload of WAL data is left to the target `message`.
+//! Decodes any bytes as a frame: no panic, an error offset within the input, and an accepted frame
+//! encodes back to the same bytes. The payload of WAL data is covered by the target `message`.
 
 #![no_main]
 

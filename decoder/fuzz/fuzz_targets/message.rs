@@ -1,5 +1,6 @@
-//! Any bytes as a message: no panic, errors within the input, and what is accepted encodes back to
-//! the same bytes. The corpus starts from the messages captured from servers.
+//! Decodes any bytes as a message: no panic, an error offset within the input, and an accepted
+//! message encodes back to the same bytes. The initial corpus is the messages captured from
+//! servers.
 
 #![no_main]
 
@@ -14,7 +15,7 @@ fuzz_target!(|payload: &[u8]| {
     match decoder::decode(payload) {
         Ok(message) => {
             let owned = OwnedMessage::from(message);
-            // The one name with two forms on the wire: itself and the empty string.
+            // This name has two forms on the wire: itself and the empty string.
             let names_pg_catalog = match &owned {
                 OwnedMessage::Relation(relation) => relation.namespace == "pg_catalog",
                 OwnedMessage::Type { namespace, .. } => namespace == "pg_catalog",

@@ -1,7 +1,7 @@
-//! Any sequence of messages into the relation cache: it holds and reports what a plain map would.
+//! Puts any sequence of messages into the relation cache, and compares it with a plain map.
 //!
-//! The input is a sequence of payloads, each behind its length in two bytes; a length of zero is a
-//! reconnect.
+//! The input is a sequence of payloads, each preceded by its length in two bytes. A length of zero
+//! is a reconnect.
 
 #![no_main]
 

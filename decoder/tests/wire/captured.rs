@@ -1,4 +1,4 @@
-//! What real servers sent, decoded.
+//! Decodes messages that were captured from real servers.
 
 use decoder::{Begin, Message, decode};
 
@@ -6,7 +6,7 @@ use crate::encoder::OwnedMessage;
 use crate::fixture::{Captured, every_scenario, scenarios};
 use crate::rendering::Renderer;
 
-/// The major whose rendering is kept as snapshots, and with which the others are compared.
+/// The major version whose rendering is kept as snapshots, and with which the others are compared.
 const REFERENCE_MAJOR: u32 = 15;
 
 fn render(messages: &[Captured]) -> String {
@@ -18,7 +18,7 @@ fn render(messages: &[Captured]) -> String {
 }
 
 #[test]
-fn each_scenario_is_decoded_as_its_snapshot_shows() {
+fn each_scenario_is_decoded_as_in_its_snapshot() {
     let scenarios = scenarios(REFERENCE_MAJOR);
     assert_eq!(scenarios.len(), 20);
     for (name, messages) in scenarios {
@@ -26,11 +26,11 @@ fn each_scenario_is_decoded_as_its_snapshot_shows() {
     }
 }
 
-/// What PostgreSQL 14 makes of a transaction in which nothing was published.
+/// The output of PostgreSQL 14 for a transaction without published changes.
 const EMPTY_TRANSACTION: &str = "Begin\nCommit\n";
 
 #[test]
-fn every_major_sends_the_same_but_for_empty_transactions() {
+fn every_major_version_sends_the_same_except_for_empty_transactions() {
     let reference = scenarios(REFERENCE_MAJOR);
     for (major, name, messages) in every_scenario() {
         let rendering = render(&messages).replace(EMPTY_TRANSACTION, "");
@@ -52,7 +52,7 @@ fn only_postgresql_14_sends_empty_transactions() {
 }
 
 #[test]
-fn encoding_what_was_decoded_gives_the_captured_bytes_again() {
+fn encoding_a_decoded_message_gives_the_captured_bytes() {
     for (major, name, messages) in every_scenario() {
         for message in messages {
             let decoded = OwnedMessage::from(decode(&message.payload).unwrap());
@@ -62,7 +62,7 @@ fn encoding_what_was_decoded_gives_the_captured_bytes_again() {
 }
 
 #[test]
-fn positions_and_transactions_are_those_that_the_server_shows() {
+fn positions_and_transaction_ids_match_those_reported_by_the_server() {
     for (major, name, messages) in every_scenario() {
         let mut begin = None;
         for message in &messages {
@@ -72,7 +72,8 @@ fn positions_and_transactions_are_those_that_the_server_shows() {
     }
 }
 
-/// Compares LSNs and transactions with what the server's SQL function showed beside the bytes.
+/// Compares LSNs and transaction ids with those that the server's SQL function returned with the
+/// bytes.
 fn compare_with_server(message: &Captured, open: &mut Option<Begin>, place: &str) {
     match decode(&message.payload).unwrap() {
         Message::Begin(begin) => {

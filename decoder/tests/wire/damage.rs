@@ -1,7 +1,8 @@
-//! Bytes that are not messages: random, cut short, changed, or with more behind them.
+//! Invalid input: random bytes, and messages that are truncated, changed, or followed by more
+//! bytes.
 //!
-//! None of them may panic. What is refused must be refused at a place within the input. What is
-//! accepted must mean exactly these bytes: encoding it again gives them back.
+//! No input may cause a panic. The offset of an error must be within the input. An accepted message
+//! must represent exactly these bytes: encoding it gives the same bytes.
 
 use decoder::decode;
 use decoder::frame::decode_frame;
@@ -12,7 +13,7 @@ use crate::encoder::{OwnedMessage, encode_frame};
 use crate::fixture::every_scenario;
 use crate::made_up;
 
-/// Decodes `payload` and everything in it, and checks what is promised for any input.
+/// Decodes `payload` and everything in it, and checks the guarantees that hold for any input.
 fn decode_anything(payload: &[u8]) {
     match decode(payload) {
         Ok(message) => {
@@ -28,7 +29,7 @@ fn decode_anything(payload: &[u8]) {
     }
 }
 
-/// The schema `pg_catalog` may stand on the wire as such or as the empty string.
+/// The schema `pg_catalog` has two forms on the wire: its name and the empty string.
 fn names_pg_catalog(message: &OwnedMessage) -> bool {
     match message {
         OwnedMessage::Relation(relation) => relation.namespace == "pg_catalog",
@@ -51,7 +52,7 @@ fn decode_any_frame(body: &[u8]) {
     }
 }
 
-/// A tag of protocol 1, so that random bytes get further than the first.
+/// A tag of protocol 1, so that decoding random bytes gets past the first byte.
 fn tag() -> impl Strategy<Value = u8> {
     proptest::sample::select(b"BCORYIUDTM".to_vec())
 }
@@ -60,25 +61,25 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(2_000))]
 
     #[test]
-    fn random_bytes_never_panic(bytes in vec(any::<u8>(), 0..200)) {
+    fn random_bytes_never_cause_a_panic(bytes in vec(any::<u8>(), 0..200)) {
         decode_anything(&bytes);
         decode_any_frame(&bytes);
     }
 
     #[test]
-    fn random_bytes_behind_a_tag_never_panic(tag in tag(), bytes in vec(any::<u8>(), 0..200)) {
+    fn random_bytes_after_a_tag_never_cause_a_panic(tag in tag(), bytes in vec(any::<u8>(), 0..200)) {
         decode_anything(&[&[tag], &bytes[..]].concat());
     }
 
     #[test]
-    fn random_small_bytes_behind_a_tag_never_panic(
+    fn random_small_bytes_after_a_tag_never_cause_a_panic(
         tag in tag(), bytes in vec(prop_oneof![0..4_u8, proptest::sample::select(b"NKOtnub".to_vec())], 0..60),
     ) {
         decode_anything(&[&[tag], &bytes[..]].concat());
     }
 
     #[test]
-    fn a_message_cut_anywhere_is_refused(message in made_up::message()) {
+    fn a_message_truncated_anywhere_is_refused(message in made_up::message()) {
         let payload = message.encode();
         for end in 0..payload.len() {
             let refused = decode(&payload[..end]).expect_err("half a message");
@@ -87,7 +88,7 @@ proptest! {
     }
 
     #[test]
-    fn a_message_with_more_behind_it_is_refused(
+    fn a_message_with_trailing_bytes_is_refused(
         message in made_up::message(), more in vec(any::<u8>(), 1..20),
     ) {
         let payload = message.encode();
@@ -97,7 +98,7 @@ proptest! {
     }
 
     #[test]
-    fn a_message_with_one_byte_changed_never_panics(
+    fn a_message_with_one_byte_changed_never_causes_a_panic(
         message in made_up::message(), place: prop::sample::Index, byte: u8,
     ) {
         let mut payload = message.encode();
@@ -108,7 +109,7 @@ proptest! {
 }
 
 #[test]
-fn no_captured_message_with_any_byte_changed_panics() {
+fn changing_any_byte_of_a_captured_message_never_causes_a_panic() {
     for (_, _, messages) in every_scenario() {
         for message in messages
             .iter()
@@ -127,7 +128,7 @@ fn no_captured_message_with_any_byte_changed_panics() {
 }
 
 #[test]
-fn no_captured_message_is_accepted_when_cut() {
+fn a_truncated_captured_message_is_never_accepted() {
     for (major, name, messages) in every_scenario() {
         for message in messages {
             for end in 0..message.payload.len() {

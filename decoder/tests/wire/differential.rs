@@ -1,9 +1,9 @@
-//! The decoder against another one that we did not write: `pg_walstream`, whose parser can be used
-//! without its connection. Field by field, on every message that servers sent, on made-up ones, and
-//! on damaged ones that both of them accept.
+//! Compares the decoder with an independent one, `pg_walstream`, whose parser can be used without
+//! its connection. Compares field by field: every captured message, generated messages, and damaged
+//! ones that both decoders accept.
 //!
-//! What both get wrong in the same way is not seen here; the captured messages of `captured.rs`
-//! are held against what the server itself says.
+//! These tests cannot find an error that both decoders share. The tests in `captured.rs` compare
+//! with the values reported by the server itself.
 
 use decoder::frame::{Frame, decode_frame};
 use decoder::{
@@ -19,13 +19,13 @@ use crate::encoder::{Old, OwnedMessage, OwnedValue, Row, encode_frame};
 use crate::fixture::every_scenario;
 use crate::made_up;
 
-/// What the other decoder makes of a message, in our own terms; `None` where it refuses.
+/// The other decoder's result, converted to our types; `None` if it refuses the message.
 fn other(payload: &[u8]) -> Option<OwnedMessage> {
     let mut parser = LogicalReplicationParser::with_protocol_version(1);
     in_our_terms(parser.parse_wal_message(payload).ok()?.message)
 }
 
-/// `None` for what protocol 1 does not have.
+/// `None` for a message that protocol 1 does not have.
 fn in_our_terms(message: Theirs) -> Option<OwnedMessage> {
     Some(match message {
         Theirs::Begin {
@@ -133,7 +133,7 @@ fn in_our_terms(message: Theirs) -> Option<OwnedMessage> {
     })
 }
 
-/// On the wire `pg_catalog` is the empty string, and the other decoder leaves it so.
+/// On the wire `pg_catalog` is the empty string, and the other decoder keeps it like that.
 fn schema(namespace: &str) -> String {
     match namespace {
         "" => "pg_catalog".to_owned(),
@@ -173,7 +173,7 @@ fn row(tuple: &TupleData) -> Option<Row> {
 }
 
 #[test]
-fn another_decoder_reads_the_same_in_everything_that_servers_sent() {
+fn another_decoder_agrees_on_every_captured_message() {
     let mut compared = 0;
     for (major, name, messages) in every_scenario() {
         for message in messages {
@@ -189,15 +189,15 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(5_000))]
 
     #[test]
-    fn another_decoder_reads_the_same_in_every_made_up_message(message in made_up::message()) {
+    fn another_decoder_agrees_on_every_generated_message(message in made_up::message()) {
         let payload = message.encode();
         prop_assert_eq!(Some(OwnedMessage::from(decode(&payload)?)), other(&payload));
     }
 
-    /// The other one is laxer, so that not everything that it takes is taken here; but whatever is
-    /// taken here is taken there, and as the same.
+    /// The other decoder is more lenient, so it may accept messages that ours refuses. But it must
+    /// accept every message that ours accepts, with the same result.
     #[test]
-    fn another_decoder_reads_the_same_in_whatever_is_left_of_a_damaged_message(
+    fn another_decoder_agrees_on_every_damaged_message_that_ours_accepts(
         message in made_up::message(),
         place: prop::sample::Index,
         byte: u8,
@@ -215,7 +215,7 @@ proptest! {
     }
 
     #[test]
-    fn another_decoder_reads_the_same_in_every_keepalive(
+    fn another_decoder_agrees_on_every_keepalive(
         wal_end in made_up::lsn(), sent_at in made_up::timestamp(), reply_requested: bool,
     ) {
         let body = encode_frame(&Frame::Keepalive { wal_end, sent_at, reply_requested });

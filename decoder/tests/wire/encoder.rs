@@ -1,8 +1,8 @@
 //! Builds messages as `pgoutput` does: the inverse of the decoder, for tests only.
 //!
-//! Each message is described by a plain owned value, so that proptest can make them up and a round
-//! trip can compare. What is encoded so is byte for byte what servers send: the captured messages
-//! prove it.
+//! Each message is described by a plain owned value, so that proptest can generate it and a round
+//! trip can compare it. The encoding is byte for byte that of real servers, as the captured
+//! messages prove.
 
 use decoder::{
     Begin, Commit, Lsn, Message, Oid, OldRow, OwnedRelation, PgTimestamp, ReplicaIdentity, Tuple,
@@ -310,7 +310,7 @@ fn own(tuple: Tuple<'_>) -> Row {
     assert_eq!(
         row.len(),
         tuple.len(),
-        "a tuple has as many values as it says"
+        "a tuple has as many values as its length says"
     );
     row
 }

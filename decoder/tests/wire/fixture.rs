@@ -1,18 +1,18 @@
-//! Reads the files below `fixtures/`, which `capture.sh` makes.
+//! Reads the files in `fixtures/`, which `capture.sh` creates.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use decoder::{Lsn, Xid};
 
-/// One line of a fixture: a message, and what the server itself says of it.
+/// One line of a fixture: a message, and the server's own data about it.
 pub(crate) struct Captured {
     pub lsn: Lsn,
     pub xid: Xid,
     pub payload: Vec<u8>,
 }
 
-/// The scenarios of one major by name.
+/// The scenarios of one major version, by name.
 pub(crate) fn scenarios(major: u32) -> BTreeMap<String, Vec<Captured>> {
     let folder = fixtures().join(format!("pg{major}"));
     std::fs::read_dir(&folder)
@@ -27,7 +27,7 @@ pub(crate) fn scenarios(major: u32) -> BTreeMap<String, Vec<Captured>> {
         .collect()
 }
 
-/// The majors that were captured, in order.
+/// The captured major versions, in order.
 pub(crate) fn majors() -> Vec<u32> {
     let names = std::fs::read_dir(fixtures()).unwrap();
     let names = names.map(|entry| entry.unwrap().file_name().into_string().unwrap());
@@ -62,7 +62,7 @@ fn captured(line: &str) -> Captured {
     }
 }
 
-/// Each scenario of each major: the major, the scenario's name and its messages.
+/// Each scenario of each major version: the version, the scenario's name and its messages.
 pub(crate) fn every_scenario() -> impl Iterator<Item = (u32, String, Vec<Captured>)> {
     majors().into_iter().flat_map(|major| {
         scenarios(major)

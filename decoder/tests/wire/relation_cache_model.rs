@@ -1,4 +1,4 @@
-//! The relation cache does what a plain map would do.
+//! Checks that the relation cache behaves like a plain map.
 
 use std::collections::HashMap;
 
@@ -12,9 +12,9 @@ use crate::made_up;
 #[derive(Debug, Clone)]
 enum Step {
     Insert(OwnedRelation),
-    /// The server describes a relation again as it is.
+    /// The server repeats the description of a relation unchanged.
     Repeat(Oid),
-    /// The server describes it without its last column.
+    /// The server describes a relation without its last column.
     DropColumn(Oid),
     Reconnect,
 }
@@ -40,7 +40,7 @@ fn describe(cache: &mut RelationCache, relation: &OwnedRelation) -> CacheChange 
 
 proptest! {
     #[test]
-    fn the_cache_holds_and_reports_what_a_map_would(steps in vec(step(), 0..40)) {
+    fn the_cache_behaves_like_a_map(steps in vec(step(), 0..40)) {
         let mut cache = RelationCache::new();
         let mut model: HashMap<Oid, OwnedRelation> = HashMap::new();
         for step in steps {

@@ -1,15 +1,15 @@
-//! Messages as a person reads them, without what differs from one server to the next: positions,
-//! times and numbers of relations and types give way to names.
+//! Renders messages for people, without the parts that differ between servers: positions and times
+//! are left out, and the OIDs of relations and types are replaced by names.
 
 use std::collections::HashMap;
 use std::fmt::Write;
 
 use decoder::{Column, Message, Oid, OldRow, OwnedRelation, Relation, RelationCache, Tuple, Value};
 
-/// Text longer than this is shown by its start and its length.
+/// Longer texts are shortened to their start and their length.
 const LONGEST_TEXT: usize = 60;
 
-/// Renders a stream of messages, one line each, and another for each column or row.
+/// Renders a stream of messages: one line per message, and one for each column or row.
 #[derive(Default)]
 pub(crate) struct Renderer {
     relations: RelationCache,
@@ -76,7 +76,7 @@ impl Renderer {
     }
 
     fn line(&mut self, line: &str) {
-        writeln!(self.out, "{line}").expect("a String takes all");
+        writeln!(self.out, "{line}").expect("writing to a String cannot fail");
     }
 
     fn relation(&mut self, relation: &Relation<'_>) {

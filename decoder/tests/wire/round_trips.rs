@@ -1,4 +1,4 @@
-//! Whatever is encoded is decoded as the same.
+//! Round trips: an encoded value is decoded as the same value.
 
 use decoder::frame::{Frame, StandbyStatus, decode_frame};
 use decoder::{Lsn, PgTimestamp, decode};
@@ -10,13 +10,13 @@ use crate::made_up;
 
 proptest! {
     #[test]
-    fn every_message_is_decoded_as_what_was_encoded(message in made_up::message()) {
+    fn every_message_survives_a_round_trip(message in made_up::message()) {
         let payload = message.encode();
         prop_assert_eq!(OwnedMessage::from(decode(&payload)?), message);
     }
 
     #[test]
-    fn every_frame_is_decoded_as_what_was_encoded(
+    fn every_frame_survives_a_round_trip(
         wal_start in made_up::lsn(),
         wal_end in made_up::lsn(),
         sent_at in made_up::timestamp(),
@@ -32,12 +32,12 @@ proptest! {
     }
 
     #[test]
-    fn every_lsn_is_read_as_it_is_written(lsn in made_up::lsn()) {
+    fn every_lsn_survives_a_round_trip_through_text(lsn in made_up::lsn()) {
         prop_assert_eq!(lsn.to_string().parse::<Lsn>(), Ok(lsn));
     }
 
     #[test]
-    fn no_text_is_read_as_an_lsn_unless_it_is_one(text in "[0-9A-Fa-f/+ g]{0,20}") {
+    fn a_text_is_parsed_as_an_lsn_only_if_it_is_one(text in "[0-9A-Fa-f/+ g]{0,20}") {
         if let Ok(lsn) = text.parse::<Lsn>() {
             let digits = |half: &str| half.trim_start_matches('0').to_uppercase();
             let (high, low) = text.split_once('/').unwrap();
@@ -48,9 +48,9 @@ proptest! {
         }
     }
 
-    // To the year 9985 at most: from 10000 on a year is written with a sign.
+    // Up to the year 9985 at most, because years from 10000 on are displayed with a sign.
     #[test]
-    fn times_are_written_in_the_order_of_time(
+    fn the_texts_of_timestamps_sort_in_the_order_of_time(
         earlier in 0..248_000_000_000_000_000_i64, micros in 1..4_000_000_000_000_000_i64,
     ) {
         let (earlier, later) =
@@ -60,7 +60,7 @@ proptest! {
     }
 
     #[test]
-    fn a_status_has_its_fixed_length_and_keeps_what_is_in_the_buffer(
+    fn a_status_has_a_fixed_length_and_is_appended_to_the_buffer(
         lsn in made_up::lsn(), sent_at in made_up::timestamp(), reply_requested: bool,
     ) {
         let status = StandbyStatus { written: lsn, flushed: lsn, applied: lsn, sent_at, reply_requested };

@@ -1,11 +1,11 @@
-//! What a check can find, and how it reads.
+//! The possible findings of a check, and how they read.
 
 use std::fmt;
 
-/// A report shows so many violations; the rest is only counted.
+/// A report shows at most this many violations and counts the rest.
 const SHOWN: usize = 20;
 
-/// What has an order: an ordering key of a topic.
+/// A sequence of ordered messages: an ordering key of a topic.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Stream {
     /// `projects/{project}/topics/{topic}`.
@@ -36,12 +36,12 @@ pub enum Violation {
     /// An expected event was never stored.
     #[error("missing: event {event_id} of {stream} was never stored")]
     Missing {
-        /// Where it belongs.
+        /// The stream to which it belongs.
         stream: Stream,
         /// The event.
         event_id: String,
     },
-    /// An event was stored that nobody expected there.
+    /// An event was stored where nobody expected it.
     #[error("unexpected: attempt {sequence} stored event {event_id} in {stream}")]
     Unexpected {
         /// Where it was stored.
@@ -51,12 +51,12 @@ pub enum Violation {
         /// The attempt that stored it.
         sequence: u64,
     },
-    /// A message without an event id was stored, so nothing can be said about it.
+    /// A message without an event id was stored, so it cannot be judged.
     #[error("unnamed: message {index} of attempt {sequence} has no event id")]
     Unnamed {
         /// The attempt.
         sequence: u64,
-        /// The message's place in it, from 0.
+        /// The message's index in the attempt, from 0.
         index: usize,
     },
     /// The first copy of an event came after the first copy of a later event.
@@ -66,31 +66,31 @@ pub enum Violation {
         stream: Stream,
         /// The event that came too late.
         event_id: String,
-        /// The later event that was already there.
+        /// The later event that was already stored.
         after: String,
         /// The attempt that stored it.
         sequence: u64,
     },
-    /// Events were jumped over: neither the next event followed nor an earlier one.
+    /// Events were skipped: this copy is neither the next event nor an earlier one.
     #[error("skipped: attempt {sequence} stored {event_id} of {stream} right after {after}")]
     Skipped {
         /// The stream.
         stream: Stream,
         /// The event that came too early.
         event_id: String,
-        /// What was stored before it; empty at the beginning.
+        /// The event stored before it; empty at the beginning.
         after: String,
         /// The attempt that stored it.
         sequence: u64,
     },
-    /// Two requests for one ordering key were under way at the same time.
+    /// Two requests for one ordering key were in flight at the same time.
     #[error("in flight together: attempts {first} and {second} of {stream}")]
     InFlightTogether {
         /// The stream.
         stream: Stream,
         /// The earlier attempt.
         first: u64,
-        /// The one that came before the first had ended.
+        /// The attempt that came before the first had ended.
         second: u64,
     },
     /// A request mixed ordering keys.
@@ -106,9 +106,9 @@ pub enum Violation {
 /// Why an event was stored again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reason {
-    /// The copy before it was not answered with its message id, so the client had to repeat it.
+    /// The previous copy was not answered with its message id, so the client had to repeat it.
     NotAnswered,
-    /// The copy before it was answered. Right after a crash of the client, at most.
+    /// The previous copy was answered. Acceptable only right after a crash of the client.
     Unexplained,
 }
 
@@ -119,18 +119,18 @@ pub struct Duplicate {
     pub stream: Stream,
     /// The event.
     pub event_id: String,
-    /// The attempt that stored the copy before it.
+    /// The attempt that stored the previous copy.
     pub before: u64,
     /// The attempt that stored this copy.
     pub sequence: u64,
-    /// Why.
+    /// Why the event was stored again.
     pub reason: Reason,
 }
 
-/// What [`check`](super::check) found.
+/// The findings of [`check`](super::check).
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Report {
-    /// Attempts that were looked at.
+    /// Attempts that were checked.
     pub attempts: usize,
     /// Events that were expected.
     pub expected_events: usize,
@@ -148,7 +148,7 @@ impl Report {
         self.violations.is_empty()
     }
 
-    /// How many duplicates no missing answer explains.
+    /// The number of duplicates that no missing answer explains.
     pub fn unexplained_duplicates(&self) -> usize {
         let unexplained = |duplicate: &&Duplicate| duplicate.reason == Reason::Unexplained;
         self.duplicates.iter().filter(unexplained).count()

@@ -1,5 +1,5 @@
-//! Each check must be able to fail: every violation is provoked by a journal that is wrong in one
-//! way, and journals of a correct publisher under random faults are clean.
+//! Each check must be able to fail: a journal that is wrong in one way provokes each violation, and
+//! the journals of a correct publisher under random faults are clean.
 
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -9,7 +9,7 @@ use super::*;
 
 const TOPIC: &str = "projects/p/topics/orders";
 
-/// Writes journals: one attempt after the other, a millisecond each.
+/// Writes journals, one attempt after another, a millisecond each.
 #[derive(Default)]
 struct Script {
     attempts: Vec<Attempt>,
@@ -161,7 +161,7 @@ fn a_repeat_that_jumps_ahead_skips() {
 }
 
 #[test]
-fn a_block_that_goes_back_and_carries_on_is_allowed() {
+fn a_repeat_that_goes_back_and_continues_is_allowed() {
     let report = Script::default()
         .ok("k", &["1", "2", "3"])
         .ok("k", &["2", "3", "4"])
@@ -238,7 +238,7 @@ fn a_given_up_request_may_be_noticed_late_but_not_much() {
 }
 
 #[test]
-fn mixed_keys_are_found_although_they_were_refused() {
+fn mixed_keys_are_found_even_if_refused() {
     let refused = Answer::Error(Code::FailedPrecondition);
     let mut script = Script::default().attempt("a", &["1", "2"], false, refused);
     script.attempts[0].other_keys = vec!["b".to_owned()];
@@ -292,14 +292,14 @@ fn a_report_can_be_read() {
     assert!(text.ends_with("… and 10 more\n"), "{text}");
 }
 
-/// What becomes of one request of a correct publisher.
+/// The outcome of one request of a correct publisher.
 #[derive(Debug, Clone)]
 enum Fate {
     Answered,
     StoredThenFailed,
     Failed,
     Withheld,
-    /// Answered, but the publisher crashes and starts again so many events earlier.
+    /// Answered, but the publisher crashes and restarts this many events earlier.
     Crash(usize),
 }
 
@@ -316,8 +316,8 @@ fn fates() -> impl Strategy<Value = Vec<(usize, usize, Fate)>> {
 
 const KEYS: [&str; 3] = ["a", "b", "c"];
 
-/// Plays a correct publisher: in order per key, repeats what was not answered. Returns the journal
-/// and what it has fully published.
+/// Plays a correct publisher, which sends in order per key and repeats unanswered requests. Returns
+/// the journal and the events that it has fully published.
 fn correct_history(fates: &[(usize, usize, Fate)]) -> (Script, Expected) {
     let mut script = Script::default();
     let mut next = [0_usize; 3];

@@ -1,4 +1,4 @@
-//! The script: which injected fault meets a publish, and what it asks for.
+//! The script: selects the injected fault that applies to a publish, and its action.
 //!
 //! Plain state without a lock or a clock.
 
@@ -21,12 +21,12 @@ pub(super) struct Script {
 struct Injected {
     id: FaultId,
     fault: Fault,
-    /// Of a throttle: messages that may still pass, and since when. May be negative, since a
-    /// request passes as a whole.
+    /// For a throttle: how many messages may still pass, and as of when. It may be negative,
+    /// because a request passes as a whole.
     allowance: Option<(f64, Instant)>,
 }
 
-/// What the faults are told about a publish.
+/// The properties of a publish by which faults are selected.
 pub(crate) struct Request<'a> {
     pub(crate) topic: &'a str,
     pub(crate) ordering_key: &'a str,
@@ -35,7 +35,7 @@ pub(crate) struct Request<'a> {
     pub(crate) has_event: &'a dyn Fn(&str) -> bool,
 }
 
-/// What is to be done with a publish.
+/// What to do with a publish.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Verdict {
     Proceed,
@@ -77,7 +77,7 @@ impl Script {
         injected.map_or(Some(0), |injected| injected.fault.uses_left)
     }
 
-    /// Uses the first fault that applies, and forgets it with its last use.
+    /// Uses the first fault that applies, and removes it after its last use.
     pub(super) fn judge(&mut self, request: &Request<'_>, now: Instant) -> Verdict {
         for (index, injected) in self.injected.iter_mut().enumerate() {
             let Some(verdict) = injected.judge(request, now) else {
@@ -134,7 +134,7 @@ impl Injected {
         }
     }
 
-    /// A token bucket that holds one second's worth.
+    /// A token bucket that holds the tokens of one second.
     fn passes(&mut self, rate: f64, messages: usize, now: Instant) -> bool {
         let (left, since) = self.allowance.unwrap_or((rate, now));
         let gained = now.saturating_duration_since(since).as_secs_f64() * rate;

@@ -101,14 +101,14 @@ fn a_throttle_lets_its_rate_pass() {
         judge_at(&faults, "k", 1, start + Duration::from_millis(250)),
         Verdict::Proceed
     );
-    // A pause saves up one second's worth and no more.
+    // A pause saves up the tokens of one second and no more.
     let later = start + Duration::from_secs(60);
     assert_eq!(judge_at(&faults, "k", 100, later), Verdict::Proceed);
     assert_eq!(judge_at(&faults, "k", 1, later), throttled);
 }
 
 #[test]
-fn removed_topics_come_back() {
+fn removed_topics_can_be_restored() {
     let faults = Faults::default();
     faults.remove_topic(TOPIC);
     assert!(faults.is_removed(TOPIC));

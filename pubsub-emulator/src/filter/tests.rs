@@ -20,7 +20,7 @@ fn matches(filter: &str, attributes: &[(&str, &str)]) -> bool {
 }
 
 #[test]
-fn a_key_is_found_whatever_its_value() {
+fn a_key_is_found_regardless_of_its_value() {
     assert!(matches("attributes:region", &[("region", "")]));
     assert!(!matches("attributes:region", &[("Region", "eu")]));
     assert!(matches(
@@ -41,7 +41,7 @@ fn values_are_compared_exactly() {
 }
 
 #[test]
-fn unequal_is_the_opposite_of_equal_also_for_absent_keys() {
+fn unequal_is_the_opposite_of_equal_even_for_absent_keys() {
     assert!(matches("attributes.region != \"eu\"", &[("region", "us")]));
     assert!(matches("attributes.region != \"eu\"", &[]));
     assert!(!matches("attributes.region != \"eu\"", &[("region", "eu")]));
@@ -85,7 +85,7 @@ fn an_empty_filter_is_no_filter() {
 }
 
 #[test]
-fn bad_filters_are_refused_with_what_was_expected() {
+fn bad_filters_are_refused_with_the_expected_token() {
     let mixed = "attributes:a AND attributes:b OR attributes:c";
     assert_eq!(Filter::parse(mixed), Err(FilterError::MixedOperators));
     assert_eq!(
@@ -129,7 +129,7 @@ fn bad_filters_are_refused_with_what_was_expected() {
     }
 }
 
-/// A filter and its own text with every part in parentheses.
+/// A filter, and its text with every part in parentheses.
 fn filter_text() -> impl Strategy<Value = (String, Filter)> {
     let key = "[a-c]";
     let value = "[x-z\"\\\\]{0,2}";

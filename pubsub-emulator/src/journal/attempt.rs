@@ -1,4 +1,4 @@
-//! What the journal keeps of an attempt to publish.
+//! The data that the journal keeps of an attempt to publish.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use tonic::Code;
 /// One `Publish` request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Attempt {
-    /// Place in the order of processing, from 0.
+    /// Its number in the order of processing, from 0.
     pub sequence: u64,
     /// The client's address.
     pub peer: Option<SocketAddr>,
@@ -19,10 +19,10 @@ pub struct Attempt {
     pub topic: Arc<str>,
     /// The ordering key of the first message; empty if it has none.
     pub ordering_key: Arc<str>,
-    /// Ordering keys of later messages that differ from the first one's. The emulator refuses such
-    /// requests, so this is empty for stored ones.
+    /// Ordering keys of later messages that differ from the first message's. The emulator refuses
+    /// such requests, so this is empty for stored ones.
     pub other_keys: Vec<String>,
-    /// The messages in the order of the request.
+    /// The event ids of the messages, in the order of the request.
     pub event_ids: Arc<[Option<Box<str>>]>,
     /// When the request had been read, since the start of the emulator.
     pub received: Duration,
@@ -32,22 +32,22 @@ pub struct Attempt {
     pub ended: Option<Duration>,
     /// The id of the first message if the request was stored; message `n` has this id plus `n`.
     pub first_message_id: Option<u64>,
-    /// What the client was told.
+    /// The answer that the client got.
     pub answer: Answer,
 }
 
-/// What a client was told about its attempt.
+/// The answer that a client got to its attempt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Answer {
-    /// Nothing yet.
+    /// None yet.
     Pending,
     /// The message ids. Whether the answer reached the client is not known here.
     MessageIds,
-    /// One id too few, by an injected fault: an answer that says nothing.
+    /// One id too few, by an injected fault. Such an answer tells the client nothing.
     FewerIds,
     /// An error, by a rule of the service or by an injected fault.
     Error(Code),
-    /// Nothing, for ever: the client went away, or a fault withheld the answer.
+    /// Never any: the client went away, or a fault withheld the answer.
     Never,
 }
 
@@ -65,7 +65,7 @@ pub struct Counts {
     pub attempts: u64,
     /// Messages in them.
     pub messages: u64,
-    /// Messages that were stored, whatever was answered.
+    /// Messages that were stored, whether answered or not.
     pub stored_messages: u64,
     /// Messages that were stored and whose ids were answered.
     pub answered_messages: u64,
@@ -78,7 +78,7 @@ pub struct Counts {
 /// How much the journal keeps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Recording {
-    /// Every attempt with its event ids. Grows for ever.
+    /// Every attempt with its event ids. Grows without bound.
     Attempts,
     /// Only [`Counts`]. Costs next to nothing.
     Counts,

@@ -22,7 +22,7 @@ fn enter(journal: &Journal, messages: &[Vec<u8>]) -> Entry {
 }
 
 #[test]
-fn an_attempt_is_kept_with_what_came_and_what_became_of_it() {
+fn an_attempt_is_kept_with_its_request_and_its_outcome() {
     let journal = Journal::new(Recording::Attempts);
     let mut entry = enter(
         &journal,

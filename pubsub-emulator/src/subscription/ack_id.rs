@@ -1,4 +1,4 @@
-//! Ack ids: how a lease is named on the wire.
+//! Ack ids: the names of leases on the wire.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,7 +7,8 @@ use tonic::Status;
 
 use super::backlog::Token;
 
-/// Names a lease of one subscription, and tells that subscription from an earlier namesake.
+/// Names a lease of one subscription, and distinguishes that subscription from an earlier one of
+/// the same name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct AckId {
     pub(super) incarnation: u64,

@@ -1,7 +1,7 @@
-//! The backlog: which messages wait, which are leased to whom and until when.
+//! The backlog: which messages wait, and which are leased, to whom and until when.
 //!
-//! A plain state machine: no IO, no lock, no clock; the time is passed in. Messages live in lanes
-//! (`lane.rs`), leases are named by tokens that are never used twice. A lane is forgotten as soon
+//! A plain state machine without IO, lock or clock: the time is passed in. Messages live in lanes
+//! (`lane.rs`), and leases are named by tokens that are never reused. A lane is forgotten as soon
 //! as all its messages are acknowledged.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
@@ -25,7 +25,7 @@ pub(super) struct Room {
     pub(super) bytes: usize,
 }
 
-/// What a consumer holds without having acknowledged it.
+/// The unacknowledged messages that a consumer holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Held {
     pub(super) messages: usize,
@@ -73,7 +73,7 @@ impl Backlog {
         }
     }
 
-    /// Adds a message. Its id must be greater than all before.
+    /// Adds a message. Its id must be greater than all previous ones.
     pub(super) fn push(&mut self, message: Arc<StoredMessage>) {
         let key = if self.ordered && !message.ordering_key.is_empty() {
             LaneKey::OrderingKey(Arc::clone(&message.ordering_key))
@@ -88,8 +88,8 @@ impl Backlog {
         }
     }
 
-    /// Leases waiting messages to a consumer. Lanes take turns, each gives what fits; a lane of
-    /// which another consumer holds messages is passed over.
+    /// Leases waiting messages to a consumer. Lanes take turns, and each gives as many as fit. A
+    /// lane of which another consumer holds messages is skipped.
     pub(super) fn take(
         &mut self,
         consumer: ConsumerId,
@@ -140,7 +140,7 @@ impl Backlog {
         taken
     }
 
-    /// Acknowledges a leased message. Without effect if the lease has ended.
+    /// Acknowledges a leased message. No effect if the lease has ended.
     pub(super) fn acknowledge(&mut self, token: Token) {
         let Some(lease) = self.end_lease(token) else {
             return;
@@ -154,7 +154,7 @@ impl Backlog {
         }
     }
 
-    /// Gives a leased message back: it and all later ones of its lane wait again.
+    /// Gives a leased message back: this message and all later ones of its lane wait again.
     pub(super) fn nack(&mut self, token: Token) {
         let Some(lease) = self.leases.get(&token) else {
             return;
@@ -173,7 +173,7 @@ impl Backlog {
         }
     }
 
-    /// Sets a lease's deadline. Without effect if the lease has ended.
+    /// Sets a lease's deadline. No effect if the lease has ended.
     pub(super) fn extend(&mut self, token: Token, deadline: Instant) {
         let Some(lease) = self.leases.get_mut(&token) else {
             return;
@@ -183,7 +183,7 @@ impl Backlog {
         self.deadlines.insert((deadline, token));
     }
 
-    /// Gives back what was not acknowledged in time.
+    /// Gives back messages that were not acknowledged in time.
     pub(super) fn expire(&mut self, now: Instant) {
         while let Some(&(deadline, token)) = self.deadlines.first()
             && deadline <= now
@@ -192,7 +192,7 @@ impl Backlog {
         }
     }
 
-    /// When the next lease ends if nobody acknowledges or extends it.
+    /// When the next lease ends unless it is acknowledged or extended.
     pub(super) fn next_expiry(&self) -> Option<Instant> {
         self.deadlines.first().map(|(deadline, _)| *deadline)
     }

@@ -1,9 +1,9 @@
-//! A lane: the messages that must be delivered in order among themselves.
+//! A lane: messages that must be delivered in order.
 //!
-//! All messages of one ordering key, or a single message where there is no order to keep. The
-//! front part of a lane has been sent, the rest waits. Only a fully acknowledged front is let go:
-//! going back to a message brings all later ones again, also acknowledged ones, as the service
-//! does: <https://cloud.google.com/pubsub/docs/ordering#considerations>.
+//! A lane holds all messages of one ordering key, or a single message that has no order. The front
+//! part of a lane has been sent, the rest waits. Only a fully acknowledged front is dropped:
+//! redelivering a message redelivers all later ones, even acknowledged ones, like the service does:
+//! <https://cloud.google.com/pubsub/docs/ordering#considerations>.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -14,11 +14,12 @@ use crate::topic::StoredMessage;
 #[derive(Debug, Default)]
 pub(super) struct Lane {
     entries: VecDeque<Entry>,
-    /// How many entries at the front are not [`Delivery::Waiting`].
+    /// The number of entries at the front that are not [`Delivery::Waiting`].
     sent: usize,
-    /// How many entries are [`Delivery::Leased`].
+    /// The number of entries that are [`Delivery::Leased`].
     leased: usize,
-    /// Who got the latest message. While anything is leased nobody else gets the next one.
+    /// The consumer that got the latest message. While any message is leased, no other consumer
+    /// gets the next one.
     holder: Option<ConsumerId>,
     /// Whether the backlog has this lane in its queue.
     pub(super) queued: bool,
@@ -71,7 +72,7 @@ impl Lane {
         Some(Arc::clone(&entry.message))
     }
 
-    /// Marks a leased message, and lets the acknowledged front go.
+    /// Marks a leased message as acknowledged, and drops the acknowledged front.
     pub(super) fn acknowledge(&mut self, message_id: u64) {
         let Some(index) = self.find(message_id) else {
             return;

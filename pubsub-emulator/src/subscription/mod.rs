@@ -1,7 +1,7 @@
-//! A subscription: its settings, its backlog of messages, and who waits for them.
+//! A subscription: its settings, its backlog of messages, and the consumers that wait for them.
 //!
-//! What is delivered when is decided by [`backlog::Backlog`], which knows neither locks nor
-//! clocks; here it gets both, and its tokens become ack ids.
+//! [`backlog::Backlog`] selects the messages to deliver, and knows neither locks nor clocks. This
+//! module adds both, and turns the backlog's tokens into ack ids.
 
 mod ack_id;
 mod backlog;
@@ -25,7 +25,7 @@ use crate::proto;
 use crate::topic::StoredMessage;
 use crate::wire::{MessageView, ReceivedMessage};
 
-/// A response is closed once it holds so many messages or bytes.
+/// A response is closed once it holds this many messages or bytes.
 const MAX_RESPONSE_MESSAGES: usize = 1_000;
 const MAX_RESPONSE_BYTES: usize = 1 << 20;
 
@@ -34,10 +34,11 @@ const MAX_RESPONSE_BYTES: usize = 1 << 20;
 pub(crate) struct Subscription {
     name: String,
     filter: Option<Filter>,
-    /// Part of every ack id, so that those of a deleted namesake have no effect.
+    /// Part of every ack id, so that ack ids of a deleted subscription of the same name have no
+    /// effect.
     incarnation: u64,
     state: Mutex<State>,
-    /// Told whenever there may be something new to take.
+    /// Notified whenever there may be something new to take.
     changed: Notify,
 }
 
@@ -48,7 +49,7 @@ struct State {
     next_consumer: u64,
     clients: HashMap<String, Client>,
     gone: Option<Gone>,
-    /// Messages published earlier are not kept: see [`Subscription::seek`].
+    /// Messages published before this are not kept: see [`Subscription::seek`].
     discard_before: Option<SystemTime>,
 }
 
@@ -66,14 +67,14 @@ pub(crate) enum Gone {
     Detached,
 }
 
-/// How much one consumer may hold without having acknowledged it; `None` is no limit.
+/// How many unacknowledged messages one consumer may hold; `None` means no limit.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct FlowControl {
     pub(crate) max_messages: Option<usize>,
     pub(crate) max_bytes: Option<usize>,
 }
 
-/// What a consumer got.
+/// The messages that a consumer got.
 #[derive(Debug)]
 pub(crate) struct Taken {
     pub(crate) messages: Vec<ReceivedMessage>,
@@ -118,7 +119,7 @@ impl Subscription {
         state.resource.clone()
     }
 
-    /// Sets the fields named by an update mask that `MUTABLE_FIELDS` has already approved.
+    /// Sets the fields named by an update mask that was checked against `MUTABLE_FIELDS`.
     pub(crate) fn update(
         &self,
         wanted: &proto::Subscription,
@@ -129,7 +130,7 @@ impl Subscription {
         Ok(state.resource.clone())
     }
 
-    /// Told when there may be something new to take, also when the subscription is gone.
+    /// Notified when there may be something new to take, and when the subscription is gone.
     pub(crate) fn changed(&self) -> &Notify {
         &self.changed
     }
@@ -160,7 +161,7 @@ impl Subscription {
         self.changed.notify_waiters();
     }
 
-    /// Registers a consumer. A client that comes back under its id keeps what it holds.
+    /// Registers a consumer. A client that reconnects under its id keeps the messages it holds.
     pub(crate) fn connect(&self, client_id: &str) -> ConsumerId {
         let mut state = self.state();
         let State {
@@ -175,7 +176,7 @@ impl Subscription {
         if client_id.is_empty() {
             return consumer;
         }
-        // While the client's first stream is open, its other streams are strangers to it.
+        // While the client's first stream is open, its other streams count as other consumers.
         let client = clients.entry(client_id.to_owned());
         let client = client.or_insert(Client {
             consumer,
@@ -188,7 +189,7 @@ impl Subscription {
         client.consumer
     }
 
-    /// Notes that a consumer is gone. What it holds stays its own until the ack deadlines end.
+    /// Notes that a consumer is gone. It keeps its messages until their ack deadlines end.
     pub(crate) fn disconnect(&self, consumer: ConsumerId) {
         let mut state = self.state();
         for client in state
@@ -200,7 +201,7 @@ impl Subscription {
         }
     }
 
-    /// Leases messages to a consumer until the deadline, as many as are there and it may hold.
+    /// Leases messages to a consumer until the deadline, as many as there are and as it may hold.
     pub(crate) fn take(
         &self,
         consumer: ConsumerId,
@@ -238,7 +239,7 @@ impl Subscription {
         })
     }
 
-    /// Acknowledges. Ids whose deadline has passed have no effect, malformed ones are refused.
+    /// Acknowledges. Ids whose deadline has passed have no effect; malformed ids are refused.
     pub(crate) fn acknowledge(&self, ack_ids: &[String]) -> Result<(), Status> {
         let tokens = self.tokens(ack_ids)?;
         let mut state = self.state();
@@ -252,7 +253,7 @@ impl Subscription {
         Ok(())
     }
 
-    /// Sets new ack deadlines, counted from now; zero gives a message back.
+    /// Sets new ack deadlines, counted from now. Zero gives a message back.
     pub(crate) fn modify_ack_deadline(
         &self,
         ack_ids: &[String],
@@ -282,8 +283,8 @@ impl Subscription {
         Ok(())
     }
 
-    /// Acknowledges everything that is published before a time that must not be in the past:
-    /// acknowledged messages are not kept and cannot be brought back.
+    /// Acknowledges everything published before a time, which must not be in the past: acknowledged
+    /// messages are not kept and cannot be brought back.
     pub(crate) fn seek(&self, time: SystemTime) -> Result<(), Status> {
         let mut state = self.state();
         self.check_present(&state)?;
@@ -292,7 +293,7 @@ impl Subscription {
         Ok(())
     }
 
-    /// Delivers no more, and tells all who wait.
+    /// Delivers no more messages, and wakes all waiting consumers.
     pub(crate) fn end(&self, gone: Gone) {
         let mut state = self.state();
         state.gone = Some(gone);
@@ -312,7 +313,7 @@ impl Subscription {
         }
     }
 
-    /// The tokens of ack ids; `None` for one of an earlier subscription of this name.
+    /// The tokens of ack ids; `None` for an id of an earlier subscription of this name.
     fn tokens(&self, ack_ids: &[String]) -> Result<Vec<Option<Token>>, Status> {
         let token = |ack_id: &String| {
             let AckId { incarnation, token } = ack_id.parse()?;

@@ -1,4 +1,4 @@
-//! The settings of a subscription: what is accepted, defaulted, changed and refused.
+//! The settings of a subscription: accepted, defaulted, changed and refused ones.
 //!
 //! Features that this emulator lacks are refused by name. Bounds and defaults are those of
 //! <https://cloud.google.com/pubsub/docs/subscription-properties>.
@@ -13,9 +13,9 @@ use crate::names::{self, Kind};
 use crate::proto::{self, ExpirationPolicy};
 use crate::registry::unsupported_field;
 
-/// What an ack deadline of a subscription or a stream may be.
+/// The allowed ack deadlines of a subscription or a stream.
 pub(crate) const ACK_DEADLINE_SECONDS: RangeInclusive<i32> = 10..=600;
-/// What a client may set for a message it holds.
+/// The allowed deadlines that a client sets for a message it holds.
 const MODIFIED_DEADLINE_SECONDS: RangeInclusive<i32> = 0..=600;
 const DEFAULT_ACK_DEADLINE_SECONDS: i32 = 10;
 const DAY_SECONDS: i64 = 24 * 60 * 60;
@@ -62,7 +62,7 @@ pub(super) fn accept(
     Ok((resource, filter))
 }
 
-/// Sets the fields that an approved update mask names.
+/// Sets the fields that a checked update mask names.
 pub(super) fn update(
     resource: &mut proto::Subscription,
     wanted: &proto::Subscription,

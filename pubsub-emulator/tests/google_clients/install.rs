@@ -1,7 +1,7 @@
 //! Installs Google's Python and Node clients, once, below the cargo target directory.
 //!
-//! Versions are fixed, so that a test means the same tomorrow. A file lock keeps two test runs
-//! from installing at the same time; a stamp file says that an installation is complete.
+//! Versions are fixed, so that a test means the same tomorrow. A file lock keeps two test runs from
+//! installing at the same time; a stamp file marks a complete installation.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -11,7 +11,7 @@ use std::process::{Command, Stdio};
 const PYTHON_CLIENT: &str = "google-cloud-pubsub==2.44.0";
 const NODE_CLIENT: &str = "@google-cloud/pubsub@6.3.0";
 
-/// The interpreter of a virtual environment that has the client.
+/// The interpreter of a virtual environment with the client.
 pub(crate) fn python_client() -> Option<PathBuf> {
     let installed = once("python3", PYTHON_CLIENT, |folder| {
         run(Command::new("python3")
@@ -30,7 +30,7 @@ pub(crate) fn python_client() -> Option<PathBuf> {
     Some(installed?.join("bin/python"))
 }
 
-/// The `node_modules` folder that has the client.
+/// The `node_modules` folder with the client.
 pub(crate) fn node_client() -> Option<PathBuf> {
     let installed = once("node", NODE_CLIENT, |folder| {
         let npm = [
@@ -45,7 +45,7 @@ pub(crate) fn node_client() -> Option<PathBuf> {
     Some(installed?.join("node_modules"))
 }
 
-/// Installs unless a complete installation is there. Says loudly why there is none.
+/// Installs the client unless it is already installed. Prints why if it cannot.
 fn once(
     interpreter: &str,
     client: &str,
@@ -69,7 +69,7 @@ fn once(
     match installed {
         Ok(()) => Some(folder),
         Err(reason) => {
-            // Past the test harness, which would show it only for a failed test.
+            // Bypasses the test harness, which would show the line only for a failed test.
             let _ = writeln!(io::stderr(), "SKIPPED: Google's client {client}: {reason}");
             None
         }
@@ -84,13 +84,13 @@ fn run(command: &mut Command) -> Result<(), String> {
         return Ok(());
     }
     let stderr = String::from_utf8_lossy(&output.stderr);
-    // The last lines of npm tell only where its log is.
+    // npm's last lines only say where its log is.
     let says_why = |line: &&str| line.to_lowercase().contains("no matching");
     let is_error = |line: &&str| line.to_lowercase().contains("error");
     let reason = stderr
         .lines()
         .find(says_why)
         .or_else(|| stderr.lines().find(is_error));
-    let reason = reason.unwrap_or("it does not say why");
+    let reason = reason.unwrap_or("it gives no reason");
     Err(format!("{program} failed with {}: {reason}", output.status))
 }

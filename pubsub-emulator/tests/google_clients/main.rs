@@ -1,8 +1,8 @@
 //! Google's own Python, Node and Rust clients publish and receive in order through the emulator.
 //!
 //! The Python and Node clients are installed from their registries into a folder below the cargo
-//! target directory, once. Where that is not possible (offline, no interpreter) the test is
-//! skipped with a word on stderr.
+//! target directory, once. Where that is not possible (offline, no interpreter) the test is skipped
+//! with a line on stderr.
 
 mod install;
 mod rust_client;
@@ -61,12 +61,12 @@ fn script_path(name: &str) -> std::path::PathBuf {
         .join(name)
 }
 
-/// Runs a script against the emulator and reads the summary that it prints.
+/// Runs a script against the emulator and reads the summary that the script prints.
 async fn run(mut script: Command, emulator: SocketAddr) -> Value {
     script
         .args([PROJECT, &KEYS.to_string(), &PER_KEY.to_string()])
         .env("PUBSUB_EMULATOR_HOST", emulator.to_string())
-        // Otherwise the clients look for a metadata server that is not there.
+        // Otherwise the clients look for a metadata server, which does not exist here.
         .env("METADATA_SERVER_DETECTION", "none")
         .env("NO_GCE_CHECK", "true")
         .stdin(Stdio::null())
@@ -80,7 +80,7 @@ async fn run(mut script: Command, emulator: SocketAddr) -> Value {
     serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {stderr}"))
 }
 
-/// First copies in order; after the nack the whole key again, in order.
+/// First copies in order. After the nack the whole key again, in order.
 fn assert_received_in_order(summary: &Value) {
     assert_eq!(summary["finished"], true, "{summary}");
     assert_eq!(summary["message_ids"], KEYS as u64 * PER_KEY);
@@ -104,12 +104,12 @@ fn assert_received_in_order(summary: &Value) {
         assert_eq!(
             again > 0,
             key == "key-0",
-            "only the nacked key comes again: {key}"
+            "only the nacked key is redelivered: {key}"
         );
     }
 }
 
-/// The journal agrees with the promises, judged from what the script says it published.
+/// Checks that the journal agrees with what the script says it published.
 fn assert_published_in_order(emulator: &RunningEmulator, topic: &str) {
     let topic = format!("projects/{PROJECT}/topics/{topic}");
     let expected: Expected = (0..KEYS)

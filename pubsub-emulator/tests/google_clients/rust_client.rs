@@ -14,7 +14,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 
 #[tokio::test]
 async fn googles_rust_client_publishes_and_receives_in_order() {
-    // Fails only if a provider is installed already.
+    // Fails only if a provider is already installed.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let emulator = Emulator::builder().start().await.expect("a free port");
     let endpoint = format!("http://{}", emulator.addr());
@@ -97,8 +97,8 @@ async fn receive(endpoint: &str, subscription: &str) -> BTreeMap<String, Vec<u64
     let mut stream = subscriber.subscribe(subscription).build();
     let mut received: BTreeMap<String, Vec<u64>> = BTreeMap::new();
     for _ in 0..KEYS as u64 * PER_KEY {
-        let next = stream.next().await.expect("the stream goes on");
-        let (message, handler) = next.expect("the stream goes on");
+        let next = stream.next().await.expect("the stream continues");
+        let (message, handler) = next.expect("the stream continues");
         let number = String::from_utf8(message.data.to_vec()).expect("text");
         let number = number.parse().expect("a number");
         received

@@ -1,6 +1,6 @@
-//! The emulator seen through bare tonic clients, without any client library's own behaviour.
+//! Access to the emulator through bare tonic clients, without the behaviour of any client library.
 //!
-//! Every wait has a deadline, after which the test fails with what it waited for.
+//! Every wait has a deadline; after that the test fails and names the missing condition.
 
 #![allow(dead_code, reason = "each test file uses its part")]
 
@@ -18,10 +18,10 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Status, Streaming};
 
-/// Far more than anything here needs, for machines under load.
+/// Far more than anything here needs, for busy machines.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Both services, and a project of one's own.
+/// Clients of both services, and a project for the test.
 #[derive(Clone)]
 pub(crate) struct Clients {
     pub(crate) publisher: PublisherClient<Channel>,
@@ -47,7 +47,7 @@ pub(crate) fn event(ordering_key: &str, event_id: &str) -> PubsubMessage {
     }
 }
 
-/// What a received message says.
+/// The data of a received message.
 pub(crate) fn data(received: &ReceivedMessage) -> String {
     let message = received
         .message
@@ -56,7 +56,7 @@ pub(crate) fn data(received: &ReceivedMessage) -> String {
     String::from_utf8(message.data.to_vec()).expect("text")
 }
 
-/// Asserts the code and hands on the status.
+/// Checks the code and returns the status.
 #[track_caller]
 pub(crate) fn refused<T: std::fmt::Debug>(result: Result<T, Status>, code: Code) -> Status {
     let status = result.expect_err("this must be refused");
@@ -145,7 +145,7 @@ impl Clients {
             .message_ids)
     }
 
-    /// One pull that returns what is there.
+    /// One pull that returns the messages available now.
     pub(crate) async fn pull(
         &mut self,
         subscription: &str,
@@ -165,7 +165,7 @@ impl Clients {
             .received_messages)
     }
 
-    /// Pulls until so many messages have come.
+    /// Pulls until `count` messages have come.
     pub(crate) async fn pull_all(
         &mut self,
         subscription: &str,
@@ -216,7 +216,7 @@ impl Clients {
             .await
     }
 
-    /// Opens a stream; the name and a missing ack deadline are filled in.
+    /// Opens a stream. Fills in the name and, if missing, the ack deadline.
     pub(crate) async fn stream_with(
         &mut self,
         subscription: &str,
@@ -249,8 +249,8 @@ pub(crate) struct Stream {
     responses: Responses,
 }
 
-/// Google's own emulator sends the headers only with the first message, so they are not waited for
-/// when the stream is made.
+/// Google's own emulator sends the headers only with the first message, so creating the stream does
+/// not wait for them.
 enum Responses {
     Opening(JoinHandle<Result<Streaming<StreamingPullResponse>, Status>>),
     Open(Box<Streaming<StreamingPullResponse>>),
@@ -272,20 +272,20 @@ impl Stream {
         }
     }
 
-    /// The next response, also an empty one.
+    /// The next response, even if it is empty.
     pub(crate) async fn response(&mut self) -> Result<StreamingPullResponse, Status> {
         let next = tokio::time::timeout(PATIENCE, self.opened().await?.message());
         let response = next
             .await
             .expect("a response or a heartbeat comes in time")?;
-        Ok(response.expect("the stream goes on"))
+        Ok(response.expect("the stream continues"))
     }
 
-    /// At least so many messages, over as many responses as it takes.
+    /// At least `count` messages, over as many responses as needed.
     pub(crate) async fn messages(&mut self, count: usize) -> Vec<ReceivedMessage> {
         let mut received = Vec::new();
         while received.len() < count {
-            let response = self.response().await.expect("the stream goes on");
+            let response = self.response().await.expect("the stream continues");
             received.extend(response.received_messages);
         }
         received

@@ -1,4 +1,4 @@
-//! The states that a slot can be in, how bad each is, and what to do about it.
+//! The states of a slot, how bad each is, and what to do about it.
 
 use std::time::Duration;
 
@@ -10,81 +10,83 @@ use crate::{Holder, Origin, Severity};
 /// The state of a slot. Serialises as its [`name`](Health::name).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Health {
-    /// Read from, and up to date.
+    /// A session reads from it, and it is up to date.
     Active,
-    /// Read from by another relay; we would take over.
+    /// Another relay reads from it, and we would take over.
     StandbyHeld {
-        /// Who reads from it; absent when it is not visible to us.
+        /// The session that reads from it; `None` if we may not see it.
         holder: Option<Holder>,
     },
-    /// Read from, but behind by more than the thresholds allow.
+    /// A session reads from it, but it is behind by more than the thresholds allow.
     Lagging(Lag),
-    /// Nobody reads from it: WAL piles up.
+    /// No session reads from it, so WAL accumulates.
     Inactive(Lag),
-    /// All WAL is there, but at the present rate not for long.
+    /// All WAL is kept, but at the current rate not for long.
     Reserved(Headroom),
-    /// As `Reserved`, and more than `max_wal_size` is kept already.
+    /// The same as `Reserved`, and more than `max_wal_size` is kept.
     Extended(Headroom),
-    /// The next checkpoint may remove WAL that is needed.
+    /// The next checkpoint may remove required WAL.
     Unreserved(Headroom),
-    /// WAL that was needed is removed: the slot can never be read again.
+    /// Required WAL was removed, so the slot can never be read again.
     Lost,
-    /// The server gave the slot up for another reason.
+    /// The server invalidated the slot for another reason.
     Invalidated {
         /// The reason.
         cause: InvalidationCause,
     },
     /// There is no slot of this name.
     Missing,
-    /// The slot stands where the relay never confirmed: it was dropped and created again, or
-    /// advanced by somebody else. Events between the two positions were not streamed.
+    /// The slot is at a position that the relay never confirmed: it was dropped and created again,
+    /// or advanced by somebody else. Events between the two positions were not streamed.
     Recreated {
-        /// What the relay confirmed last.
+        /// The last position that the relay confirmed.
         recorded: Lsn,
-        /// Where the slot stands.
+        /// The position of the slot.
         found: Lsn,
     },
-    /// The relay's records come from another cluster or database: this database is a copy.
+    /// The relay's records come from another cluster or database, so this database is a copy.
     ForeignCluster {
         /// The cluster and database in the records.
         expected: Origin,
-        /// Those that we are connected to.
+        /// The cluster and database that we are connected to.
         found: Origin,
     },
 }
 
-/// How far a slot is behind, and how bad that is by the thresholds.
+/// How far a slot is behind, and how bad that is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Lag {
     /// Unconfirmed WAL.
     pub bytes: u64,
     /// Age of the oldest unconfirmed event, if known.
     pub time: Option<Duration>,
-    /// By the thresholds; [`Severity::Ok`] below all of them.
+    /// Severity by the thresholds; [`Severity::Ok`] below all of them.
     pub severity: Severity,
 }
 
-/// What is left before the slot is lost.
+/// The room left before the slot is lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Headroom {
-    /// WAL that can still be written; negative when it is past due, absent without a limit.
+    /// Bytes of WAL that can still be written; negative when the limit is exceeded, `None` without
+    /// a limit.
     pub bytes: Option<i64>,
-    /// At the present rate; absent when unknown or when the room does not shrink.
+    /// The time this lasts at the current rate; `None` when unknown or when the room is not
+    /// shrinking.
     pub time_to_loss: Option<Duration>,
 }
 
-/// Why the server gave a slot up.
+/// Why the server invalidated a slot.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum InvalidationCause {
-    /// Rows of the catalogs that decoding needs were vacuumed away (on a standby).
+    /// Vacuum removed catalog rows that decoding needs (on a standby).
     RowsRemoved,
     /// `wal_level` was lowered.
     WalLevelInsufficient,
-    /// Nobody read for longer than `idle_replication_slot_timeout`.
+    /// No session read from it for longer than `idle_replication_slot_timeout`.
     IdleTimeout,
     /// A conflict with recovery, which PostgreSQL 16 does not explain further.
     Conflict,
-    /// A reason of a newer server, in its words.
+    /// A reason of a newer server, as it reports it.
     Other(String),
 }
 
@@ -108,7 +110,7 @@ impl Health {
         }
     }
 
-    /// How bad it is; never [`Severity::Info`].
+    /// How bad the state is; never [`Severity::Info`].
     #[must_use]
     pub fn severity(&self) -> Severity {
         match self {
@@ -124,24 +126,24 @@ impl Health {
         }
     }
 
-    /// What to do; `None` when there is nothing to do.
+    /// What to do; `None` when nothing has to be done.
     #[must_use]
     pub fn remedy(&self) -> Option<String> {
-        // What the relay does about it unless `slot_on_loss` is `stop`.
-        const RECOVERS: &str = "start the relay: it makes a new slot and delivers what has no \
-                                record from the outbox table (`postrider recover --dry-run` shows \
-                                what that is)";
+        // The relay's reaction, unless `slot_on_loss` is `stop`.
+        const RECOVERS: &str = "start the relay: it creates a new slot and publishes unrecorded \
+                                events from the outbox table (`postrider recover --dry-run` lists \
+                                them)";
         let text = match self {
             Self::Active | Self::StandbyHeld { .. } => return None,
-            Self::Lagging(_) => "see in the relay's log or at its /status whether Pub/Sub is slow \
-                                 or refuses, and in `postrider slot show` what keeps the WAL"
+            Self::Lagging(_) => "look in the relay's log or its /status whether Pub/Sub is slow \
+                                 or refuses events, and in `postrider slot show` for what keeps WAL"
                 .to_owned(),
-            Self::Inactive(_) => "start the relay (`postrider run`); if it shall never run again, \
+            Self::Inactive(_) => "start the relay (`postrider run`); if it will never run again, \
                                   `postrider slot drop` releases the WAL"
                 .to_owned(),
             Self::Reserved(_) | Self::Extended(_) => {
                 "let the relay catch up, or raise max_slot_wal_keep_size (a reload suffices) if \
-                 the disk has the room"
+                 the disk has room"
                     .to_owned()
             }
             Self::Unreserved(_) => "raise max_slot_wal_keep_size now and reload, before the next \
@@ -156,11 +158,11 @@ impl Health {
                  create`"
             ),
             Self::Recreated { .. } => {
-                format!("find out who advanced the slot or made it anew, then {RECOVERS}")
+                format!("find out who advanced or re-created the slot, then {RECOVERS}")
             }
             Self::ForeignCluster { .. } => "check that this is the right database: if it is a \
-                                            copy, do not run the relay on it; if it took the \
-                                            place of the original: `postrider recover --adopt`"
+                                            copy, do not run the relay on it; if it replaces \
+                                            the original: `postrider recover --adopt`"
                 .to_owned(),
         };
         Some(text)
@@ -175,7 +177,7 @@ impl InvalidationCause {
             }
             Self::WalLevelInsufficient => "set wal_level = logical and restart the server",
             Self::IdleTimeout => "raise idle_replication_slot_timeout or set it to 0",
-            Self::Other(_) => "look the reason up in the server's log",
+            Self::Other(_) => "look up the reason in the server's log",
         }
     }
 }

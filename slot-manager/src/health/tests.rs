@@ -75,7 +75,7 @@ fn a_slot_that_is_read_and_up_to_date_is_active() {
 }
 
 #[test]
-fn extended_without_a_limit_is_fine() {
+fn extended_without_a_limit_is_active() {
     let slot = Slot {
         wal_status: Some(WalStatus::Extended),
         ..slot()
@@ -114,7 +114,7 @@ fn a_waiting_relay_sees_the_reader_that_it_stands_by_for() {
 }
 
 #[test]
-fn a_slot_that_nobody_reads_is_inactive_and_as_bad_as_its_lag() {
+fn a_slot_without_a_reader_is_inactive_and_at_least_a_warning() {
     let quiet = Slot {
         active: false,
         active_pid: None,
@@ -158,7 +158,7 @@ fn lag_is_judged_by_bytes_and_by_time() {
 }
 
 #[test]
-fn time_to_loss_follows_the_rate_at_which_the_room_shrinks() {
+fn time_to_loss_is_computed_from_the_rate_at_which_the_room_shrinks() {
     let before = Slot {
         safe_wal_size: Some(1000),
         ..slot()
@@ -198,7 +198,7 @@ fn time_to_loss_follows_the_rate_at_which_the_room_shrinks() {
 }
 
 #[test]
-fn room_that_grows_or_lasts_for_hours_is_no_worry() {
+fn room_that_grows_or_lasts_for_hours_is_not_reported() {
     let slot = Slot {
         safe_wal_size: Some(1 << 40),
         ..slot()
@@ -221,7 +221,7 @@ fn room_that_grows_or_lasts_for_hours_is_no_worry() {
 }
 
 #[test]
-fn unreserved_is_an_alarm_also_without_a_rate() {
+fn unreserved_is_an_error_even_without_a_rate() {
     let slot = Slot {
         wal_status: Some(WalStatus::Unreserved),
         safe_wal_size: Some(-5),
@@ -237,7 +237,7 @@ fn unreserved_is_an_alarm_also_without_a_rate() {
 }
 
 #[test]
-fn removed_wal_means_lost_on_every_major() {
+fn removed_wal_means_lost_on_every_major_version() {
     let until_15 = Slot {
         wal_status: Some(WalStatus::Lost),
         restart_lsn: None,
@@ -259,7 +259,7 @@ fn removed_wal_means_lost_on_every_major() {
 }
 
 #[test]
-fn other_reasons_are_named() {
+fn other_causes_of_invalidation_are_named() {
     for (reason, cause) in [
         ("rows_removed", InvalidationCause::RowsRemoved),
         (
@@ -286,7 +286,7 @@ fn other_reasons_are_named() {
 }
 
 #[test]
-fn a_slot_ahead_of_what_was_confirmed_was_recreated() {
+fn a_slot_ahead_of_the_confirmed_position_was_recreated() {
     let slot = slot();
     let record = recorded(899, true);
     let health = judged(&Observation {
@@ -298,7 +298,7 @@ fn a_slot_ahead_of_what_was_confirmed_was_recreated() {
 }
 
 #[test]
-fn a_slot_behind_is_normal_after_a_crash_and_one_ahead_when_the_record_is_not_final() {
+fn a_slot_behind_the_record_is_normal_and_so_is_one_ahead_of_a_record_that_is_not_final() {
     let slot = slot();
     for record in [
         recorded(901, true),
@@ -314,7 +314,7 @@ fn a_slot_behind_is_normal_after_a_crash_and_one_ahead_when_the_record_is_not_fi
 }
 
 #[test]
-fn another_cluster_comes_before_everything_else() {
+fn another_cluster_is_reported_before_any_other_state() {
     let record = recorded(900, true);
     let slot = Slot {
         wal_status: Some(WalStatus::Lost),
@@ -339,7 +339,7 @@ fn another_cluster_comes_before_everything_else() {
 }
 
 #[test]
-fn a_record_that_names_no_database_says_nothing_about_it() {
+fn a_record_without_a_database_matches_every_database_of_its_cluster() {
     let of_an_older_version = Origin {
         database_oid: None,
         ..HERE
@@ -349,7 +349,7 @@ fn a_record_that_names_no_database_says_nothing_about_it() {
 }
 
 #[test]
-fn no_slot_is_missing() {
+fn a_slot_that_does_not_exist_is_missing() {
     let slot = slot();
     assert_eq!(
         judged(&Observation {
@@ -361,7 +361,7 @@ fn no_slot_is_missing() {
 }
 
 #[test]
-fn whatever_is_bad_says_what_to_do() {
+fn every_state_from_warning_upwards_has_a_remedy() {
     let lag = Lag {
         bytes: 1,
         time: None,
@@ -395,7 +395,7 @@ fn whatever_is_bad_says_what_to_do() {
 }
 
 #[test]
-fn time_lag_is_absent_until_known_and_zero_when_idle() {
+fn time_lag_is_none_until_known_and_zero_when_idle() {
     let now = SystemTime::UNIX_EPOCH + Duration::from_secs(100);
     let lag = |pending, bytes| time_lag(pending, bytes, 64, now);
     assert_eq!(lag(Pending::Unknown, 0), None);

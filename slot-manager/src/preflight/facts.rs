@@ -1,4 +1,4 @@
-//! Reads what the checks look at.
+//! Reads the facts that the checks need.
 
 use std::collections::HashMap;
 
@@ -9,7 +9,7 @@ use super::Expectation;
 use crate::slot::get;
 use crate::{Cluster, Error, QualifiedName, Slot, slots, sql};
 
-/// Settings that the checks look at; the last three only exist from 16, 17 and 18 on.
+/// The settings that the checks need. The last three exist only from 16, 17 and 18 on.
 const SETTINGS: [&str; 10] = [
     "wal_level",
     "max_wal_senders",
@@ -23,8 +23,8 @@ const SETTINGS: [&str; 10] = [
     "idle_replication_slot_timeout",
 ];
 
-/// How often the server process is asked for: a pooler gives away the process between two
-/// statements, though not always when nobody else wants it.
+/// How often to ask for the server process. A pooler may switch to another process between two
+/// statements, but does not always do so when no other client is waiting.
 const PID_LOOKS: usize = 3;
 
 #[derive(Debug, Clone)]
@@ -35,7 +35,7 @@ pub(super) struct Facts {
     pub(super) may_replicate: bool,
     pub(super) may_read_stats: bool,
     pub(super) connections: Connections,
-    /// Whether somebody reads from the slot: the relay itself.
+    /// Whether a session reads from the slot, which then is the relay itself.
     pub(super) is_read: bool,
     pub(super) wal_senders: i64,
     pub(super) slot_count: i64,
@@ -45,11 +45,11 @@ pub(super) struct Facts {
     pub(super) rights: Vec<TableRights>,
 }
 
-/// Limits of connections, and how many there are of each kind but for our own. A negative limit is
-/// none.
+/// Connection limits, and the number of connections of each kind, not counting our own. A negative
+/// limit means no limit.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Connections {
-    /// No limit applies to superusers but that of the server.
+    /// For superusers only the server's limit applies.
     pub(super) is_superuser: bool,
     pub(super) role_limit: i64,
     pub(super) of_role: i64,
@@ -112,7 +112,7 @@ impl Facts {
 }
 
 impl Expectation {
-    /// Captured tables, then dispatch if wanted, then relay.
+    /// The captured tables, then dispatch if it is used, then relay.
     pub(super) fn all_tables(&self) -> Vec<&QualifiedName> {
         let captured = self.tables.iter().map(|t| &t.name);
         captured
@@ -135,7 +135,8 @@ impl Settings {
         Ok(Self(pairs.collect::<Result<_, Error>>()?))
     }
 
-    /// As `pg_settings` has it, in its base unit; empty when this major lacks the setting.
+    /// The value in `pg_settings`, in its base unit; empty when this major version lacks the
+    /// setting.
     pub(super) fn text(&self, name: &str) -> &str {
         self.0.get(name).map_or("", String::as_str)
     }

@@ -1,11 +1,11 @@
-//! Checks of the server: version, role in replication, settings, free places.
+//! Checks of the server: version, role in replication, settings, free connections.
 
 use super::facts::Facts;
 use super::{CONNECTIONS, NEWEST_MAJOR, OLDEST_MAJOR};
 use crate::{Finding, quoted_identifier};
 
-/// In MB, as `pg_settings` counts it. Below it one busy minute can cost the slot: loggable WAL
-/// rates are 10-100 MB/s.
+/// In MB, the unit of `pg_settings`. Below this limit, one busy minute can lose the slot: a server
+/// can write 10-100 MB of WAL a second.
 const SMALL_KEEP_SIZE_MB: i64 = 1024;
 
 pub(super) fn version(major: u32) -> Finding {
@@ -19,8 +19,10 @@ pub(super) fn version(major: u32) -> Finding {
     if major > NEWEST_MAJOR {
         return Finding::info(
             "server-untested",
-            format!("the server is PostgreSQL {major}, newer than any that was tested"),
-            format!("look for a newer release; tested are {OLDEST_MAJOR} to {NEWEST_MAJOR}"),
+            format!("the server is PostgreSQL {major}, which is newer than the tested versions"),
+            format!(
+                "look for a newer release; versions {OLDEST_MAJOR} to {NEWEST_MAJOR} are tested"
+            ),
         );
     }
     Finding::ok(
@@ -88,17 +90,17 @@ fn replication_right(facts: &Facts) -> Finding {
     )
 }
 
-/// What the server has heard from a relay is shown to such roles only.
+/// Only such roles can see what the server has received from a relay.
 fn statistics_right(facts: &Facts) -> Finding {
     let role = &facts.role;
     if facts.may_read_stats {
-        let what = format!("role {role} may read what walsenders have heard");
+        let what = format!("role {role} may see what walsenders have received");
         return Finding::ok("statistics-right", what);
     }
     Finding::info(
         "statistics-right-missing",
         format!(
-            "role {role} does not see what its walsender has heard: behind a proxy that holds dead \
+            "role {role} cannot see what its walsender has received: behind a proxy that holds dead \
              connections open, a relay that reads nothing during an outage of Pub/Sub may notice \
              late that it has lost the slot"
         ),
@@ -114,7 +116,7 @@ fn wal_senders(facts: &Facts) -> Finding {
     let what = format!("{used} of {limit} walsenders are in use");
     let remedy = "raise max_wal_senders and restart the server, or end a reader that is not needed";
     match limit - used {
-        // One of them is the relay's own.
+        // One of the walsenders in use is the relay's own.
         _ if facts.is_read => Finding::ok("wal-senders", what),
         ..=0 => Finding::error("wal-senders-used-up", what, remedy),
         _ => Finding::ok("wal-senders", what),
@@ -195,7 +197,8 @@ fn server_limit(facts: &Facts) -> Finding {
     )
 }
 
-/// Whether a relay finds enough connections under a limit. `is_read`: it has them already.
+/// Whether a limit leaves enough connections for a relay. With `is_read` the relay has them
+/// already.
 fn places(
     code: &'static str,
     whose: &str,
@@ -205,10 +208,10 @@ fn places(
     remedy: String,
 ) -> Finding {
     if limit < 0 {
-        return Finding::ok(code, format!("{whose} has no limit of connections"));
+        return Finding::ok(code, format!("{whose} has no connection limit"));
     }
     let what = format!(
-        "{whose}: {used} of {limit} connections are in use, and a relay has up to {CONNECTIONS}"
+        "{whose}: {used} of {limit} connections are in use, and a relay needs up to {CONNECTIONS}"
     );
     match limit - used {
         _ if is_read => Finding::ok(code, what),
@@ -222,14 +225,14 @@ fn slot_wal_keep_size(facts: &Facts) -> Finding {
     match facts.settings.number("max_slot_wal_keep_size") {
         None | Some(..0) => Finding::info(
             "slot-wal-unlimited",
-            "max_slot_wal_keep_size is unlimited: while the relay is down WAL can fill the disk",
+            "max_slot_wal_keep_size is unlimited: while the relay is down, WAL can fill the disk",
             "watch retained_bytes (`postrider slot show`), or set a limit below the free disk \
-             space; beyond it the slot is lost and what was not delivered is in the outbox table alone",
+             space; beyond the limit the slot is lost, and undelivered events are only in the outbox table",
         ),
         Some(mb @ 0..SMALL_KEEP_SIZE_MB) => Finding::warning(
             "slot-wal-limit-small",
             format!(
-                "max_slot_wal_keep_size is {mb} MB: a short stop of the relay can cost the slot"
+                "max_slot_wal_keep_size is {mb} MB: a short stop of the relay can lose the slot"
             ),
             "raise it to several hours of WAL (a reload suffices)",
         ),
@@ -244,8 +247,8 @@ fn wal_sender_timeout(facts: &Facts) -> Finding {
     match facts.settings.number("wal_sender_timeout") {
         Some(0) => Finding::info(
             "wal-sender-timeout-off",
-            "wal_sender_timeout is 0: the server never ends a reader that has gone silent",
-            "set it to 60s; the relay sets its own, but another reader's slot can stay taken",
+            "wal_sender_timeout is 0: the server never ends a reader that is silent",
+            "set it to 60s; the relay sets its own, but a dead reader can keep another slot in use",
         ),
         ms => Finding::ok(
             "wal-sender-timeout",
@@ -271,8 +274,8 @@ fn idle_slot_timeout(facts: &Facts) -> Option<Finding> {
     ))
 }
 
-/// PostgreSQL 17 and newer. The stream waits for these slots' standbys; on a server that was
-/// promoted the setting often stays behind, and only the server's log tells.
+/// PostgreSQL 17 and newer. The stream waits for the standbys of these slots. After a promotion the
+/// setting often remains on the new primary, and only the server's log mentions the wait.
 fn synchronized_standby_slots(facts: &Facts) -> Option<Finding> {
     let setting = "synchronized_standby_slots";
     let names: Vec<&str> = facts
@@ -303,11 +306,12 @@ fn synchronized_standby_slots(facts: &Facts) -> Option<Finding> {
             "{setting} names {}, which no standby reads: delivery waits for it",
             stalled.join(", ")
         ),
-        format!("bring the standby back, or take the name out of {setting} and reload"),
+        format!("bring the standby back, or remove the name from {setting} and reload"),
     ))
 }
 
-/// Proves a pooler, but not its absence: an idle one may hand out the same process each time.
+/// Proves that there is a pooler, but not that there is none: an idle pooler may use the same
+/// process each time.
 fn pooler(backend_pids: &[i32]) -> Finding {
     if backend_pids.windows(2).all(|pair| pair[0] == pair[1]) {
         return Finding::ok(
@@ -317,7 +321,7 @@ fn pooler(backend_pids: &[i32]) -> Finding {
     }
     Finding::error(
         "pooler-in-between",
-        "several server processes answer this connection: a pooler stands in between",
+        "several server processes answer this connection, so there is a pooler in between",
         "connect to PostgreSQL itself; a pooler in transaction mode cannot carry replication \
          (Supabase, Neon: use the direct endpoint)",
     )
@@ -335,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn only_majors_before_14_are_refused() {
+    fn only_versions_before_14_are_refused() {
         assert_eq!(version(13).severity, Severity::Error);
         assert_eq!(version(14).severity, Severity::Ok);
         assert_eq!(version(18).severity, Severity::Ok);

@@ -1,10 +1,10 @@
-//! Checks of the slot: is it ours, alive, free, and kept on standbys.
+//! Checks of the slot: whether it is ours, usable, free, and kept on standbys.
 
 use super::facts::Facts;
 use crate::health::{self, Observation, Thresholds, Viewer};
 use crate::{Error, Finding, Health, Severity, Slot, SlotName};
 
-/// The first major with failover slots.
+/// The first major version with failover slots.
 const FAILOVER_MAJOR: u32 = 17;
 
 pub(super) fn check(facts: &Facts, name: &SlotName) -> Vec<Finding> {
@@ -51,7 +51,7 @@ fn not_ours(name: &SlotName, error: &Error) -> Finding {
     Finding::error(
         code,
         error.to_string(),
-        format!("choose another name than {name} for the slot"),
+        format!("choose a name other than {name} for the slot"),
     )
 }
 
@@ -74,10 +74,10 @@ fn state(facts: &Facts, slot: &Slot) -> Finding {
                 Some(holder) => format!("slot {name} is read by {holder}"),
                 None => format!("slot {name} is read by another session"),
             },
-            "a relay that is started now stands by and takes over when that reader goes",
+            "a relay that is started now stands by, and takes over when that reader ends",
         ),
         Health::Inactive(_) | Health::Active | Health::Lagging(_) => {
-            Finding::ok("slot", format!("slot {name} is there and free"))
+            Finding::ok("slot", format!("slot {name} exists and is free"))
         }
         Health::Reserved(_) | Health::Extended(_) | Health::Unreserved(_) => Finding {
             severity: health.severity(),
@@ -119,8 +119,8 @@ fn failover(facts: &Facts, slot: &Slot) -> Option<Finding> {
         Finding::info(
             "slot-failover-off",
             format!("slot {name} is not kept on standbys: a promotion loses it"),
-            "if there are standbys, create the slot with slot_failover = true; after a promotion \
-             without it what was not delivered is in the outbox table alone",
+            "if there are standbys, create the slot with slot_failover = true; without it, events \
+             not delivered before a promotion are only in the outbox table",
         )
     })
 }

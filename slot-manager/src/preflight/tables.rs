@@ -19,7 +19,7 @@ pub(super) fn check_publication(state: &PublicationState) -> Vec<Finding> {
     if state.publication.is_some_and(|p| p.other_changes) {
         findings.push(Finding::warning(
             "publication-publishes-other-changes",
-            format!("publication {name} publishes more than inserts; the rest is read in vain"),
+            format!("publication {name} publishes more than inserts; the relay skips the rest"),
             format!(
                 "alter publication {} set (publish = 'insert')",
                 quoted_identifier(name)
@@ -61,15 +61,15 @@ pub(super) fn check_rights(facts: &Facts, expectation: &Expectation) -> Vec<Find
     findings.flatten().collect()
 }
 
-/// The stream brings every row; whoever reads the table itself, as a recovery and the audit do, is
-/// refused where a policy could hide some.
+/// Row-level security does not affect the stream. But PostgreSQL refuses a recovery or an audit,
+/// which read the table, if a policy could hide rows.
 fn hidden_rows(role: &str, table: &QualifiedName, rights: &TableRights) -> Option<Finding> {
     rights.hides_rows.then(|| {
         Finding::error(
             "table-rows-hidden",
             format!(
-                "row-level security of {table} applies to role {role}: what was not streamed could \
-                 not be delivered from the table"
+                "row-level security of {table} applies to role {role}: events missing from the \
+                 stream could not be published from the table"
             ),
             format!(
                 "alter role {} with bypassrls (or: alter table {table} disable row level security)",
@@ -79,7 +79,7 @@ fn hidden_rows(role: &str, table: &QualifiedName, rights: &TableRights) -> Optio
     })
 }
 
-/// A missing captured table is the publication check's finding.
+/// A missing captured table is reported by the check of the publication.
 fn captured_table(role: &str, table: &QualifiedName, rights: &TableRights) -> Option<Finding> {
     if !rights.exists {
         return None;
@@ -94,7 +94,7 @@ fn captured_table(role: &str, table: &QualifiedName, rights: &TableRights) -> Op
     })
 }
 
-/// A table that the relay writes: its codes, and whether it updates rows.
+/// A table that the relay writes: its finding codes, and whether the relay updates rows.
 struct OwnTable {
     ok: &'static str,
     missing: &'static str,
@@ -139,7 +139,7 @@ fn own_table(role: &str, table: &QualifiedName, rights: &TableRights, own: &OwnT
     }
 }
 
-/// The statements that give what is lacking; `None` when nothing is.
+/// The statements that grant the missing rights; `None` when no right is missing.
 fn grants(
     role: &str,
     table: &QualifiedName,

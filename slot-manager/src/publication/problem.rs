@@ -1,19 +1,19 @@
-//! The ways in which a publication fails to carry a captured table, and the SQL that mends each.
+//! The ways in which a publication can fail to carry a captured table, and the SQL that fixes each.
 
 use std::fmt;
 
 use crate::{QualifiedName, quoted_identifier};
 
-/// A reason why rows of a captured table are not streamed, or not whole.
+/// A reason why rows of a captured table are not streamed, or are streamed incompletely.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Problem {
-    /// There is no such publication.
+    /// The publication does not exist.
     PublicationMissing {
         /// Its name.
         publication: String,
-        /// The tables that it should have.
+        /// The tables that it should include.
         tables: Vec<QualifiedName>,
-        /// Whether it has to send generated columns, which it does only when it is told to.
+        /// Whether it must publish generated columns, which has to be requested by an option.
         needs_generated: bool,
     },
     /// Inserts are not published.
@@ -21,7 +21,7 @@ pub enum Problem {
         /// The publication.
         publication: String,
     },
-    /// There is no such table.
+    /// The table does not exist.
     TableMissing {
         /// Its name.
         table: QualifiedName,
@@ -33,12 +33,12 @@ pub enum Problem {
         /// The columns.
         columns: Vec<String>,
     },
-    /// Rows of the table are kept in tables that inherit from it.
+    /// Rows of the table are stored in tables that inherit from it.
     Inherited {
         /// The table.
         table: QualifiedName,
     },
-    /// Needed columns are generated, and the server never publishes such columns.
+    /// Required columns are generated, and the server cannot publish them.
     ColumnsGenerated {
         /// The table.
         table: QualifiedName,
@@ -47,7 +47,7 @@ pub enum Problem {
         /// Whether the server would publish them if they were stored.
         stored_are_published: bool,
     },
-    /// The table is partitioned, and its partitions' rows appear under the partitions' names.
+    /// The table is partitioned, and rows are published under the names of the partitions.
     NotViaPartitionRoot {
         /// The publication.
         publication: String,
@@ -61,7 +61,7 @@ pub enum Problem {
         /// The table.
         table: QualifiedName,
     },
-    /// A row filter leaves rows out.
+    /// A row filter excludes rows.
     RowFilter {
         /// The publication.
         publication: String,
@@ -70,26 +70,27 @@ pub enum Problem {
         /// The filter, as SQL.
         filter: String,
     },
-    /// A column list leaves needed columns out, or needed columns are generated and the publication
-    /// does not send such columns.
+    /// A column list excludes required columns, or required columns are generated and the
+    /// publication does not publish such columns.
     ColumnsNotPublished {
         /// The publication.
         publication: String,
         /// The table.
         table: QualifiedName,
-        /// The columns that are left out.
+        /// The excluded columns.
         columns: Vec<String>,
         /// Whether some of them are generated.
         needs_generated: bool,
-        /// Whether a list leaves them out.
+        /// Whether a column list excludes them.
         by_list: bool,
     },
 }
 
-/// The option by which PostgreSQL 18 and newer publish stored generated columns.
+/// The option with which PostgreSQL 18 and newer publish stored generated columns.
 const GENERATED: &str = "publish_generated_columns = stored";
 
-/// Takes the table out and puts it back as it should be.
+/// SQL that removes the table from the publication and adds it again without filter and column
+/// list.
 fn added_again(publication: &str, table: &QualifiedName) -> String {
     let publication = quoted_identifier(publication);
     format!(
@@ -99,7 +100,7 @@ fn added_again(publication: &str, table: &QualifiedName) -> String {
 }
 
 impl Problem {
-    /// What to run, as the owner of the publication.
+    /// The SQL or the change that fixes it, to be run as the owner of the publication.
     #[must_use]
     pub fn remedy(&self) -> String {
         let comma_separated = |names: &[String]| {
@@ -225,8 +226,8 @@ impl fmt::Display for Problem {
             }
             Self::Inherited { table } => write!(
                 f,
-                "rows of table {table} are kept in tables that inherit from it (or it is a TimescaleDB \
-                 hypertable): those are streamed under their own names, and would never be delivered"
+                "rows of table {table} are stored in tables that inherit from it (or it is a TimescaleDB \
+                 hypertable): they are streamed under their own names, and would never be delivered"
             ),
             Self::ColumnsGenerated {
                 table,
@@ -260,7 +261,7 @@ impl fmt::Display for Problem {
                 filter,
             } => write!(
                 f,
-                "publication {publication} leaves out the rows of {table} that do not meet {filter}"
+                "publication {publication} leaves out the rows of {table} that do not satisfy {filter}"
             ),
             Self::ColumnsNotPublished {
                 publication,

@@ -1,4 +1,4 @@
-//! Telling clusters apart.
+//! Identifying clusters.
 
 use scratch_postgres::StopMode;
 use slot_manager::cluster;
@@ -36,7 +36,7 @@ async fn a_standby_has_its_primarys_identity_and_a_new_timeline_once_promoted() 
 }
 
 #[tokio::test]
-async fn two_clusters_differ_and_the_identifier_reads_back() {
+async fn two_clusters_differ_and_an_identifier_survives_a_round_trip_through_text() {
     let (one, two) = (
         builder().start().expect("start"),
         builder().start().expect("start"),

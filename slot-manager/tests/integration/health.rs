@@ -1,4 +1,4 @@
-//! States that only a real server can bring about.
+//! States of a slot that only a real server can produce.
 
 use std::time::{Duration, Instant};
 
@@ -41,7 +41,7 @@ async fn write_wal(client: &Client) {
 }
 
 #[tokio::test]
-async fn a_slot_that_is_not_read_runs_out_of_room_and_is_lost() {
+async fn a_slot_without_a_reader_runs_out_of_room_and_is_lost() {
     let server = builder()
         .initdb_arg("--wal-segsize=1")
         .setting("max_wal_size", "4MB")
@@ -72,7 +72,7 @@ async fn a_slot_that_is_not_read_runs_out_of_room_and_is_lost() {
     };
     assert!(room.time_to_loss.expect("known") < Duration::from_secs(3600));
 
-    let health = eventually("the slot is given up", async || {
+    let health = eventually("the slot exceeds its limit", async || {
         write_wal(&client).await;
         let health = judged(&client, &look(&client, &name).await, None).await;
         matches!(health, Health::Unreserved(_) | Health::Lost).then_some(health)
@@ -100,7 +100,7 @@ async fn a_slot_that_is_not_read_runs_out_of_room_and_is_lost() {
 }
 
 #[tokio::test]
-async fn a_slot_given_up_for_idleness_is_invalidated_with_that_cause() {
+async fn a_slot_that_is_idle_for_too_long_is_invalidated_with_that_cause() {
     let server = builder().start().expect("start");
     let client = superuser(&server).await;
     if major(&client).await < 18 {
@@ -117,7 +117,7 @@ async fn a_slot_given_up_for_idleness_is_invalidated_with_that_cause() {
     slots::create(&client, &name, CreateOptions::default(), PATIENCE)
         .await
         .expect("create");
-    let health = eventually("the slot is given up", async || {
+    let health = eventually("the slot is invalidated", async || {
         run(&client, "checkpoint").await;
         let health = judged(&client, &look(&client, &name).await, None).await;
         (health.name() != "inactive").then_some(health)
@@ -132,7 +132,7 @@ async fn a_slot_given_up_for_idleness_is_invalidated_with_that_cause() {
 }
 
 #[tokio::test]
-async fn a_slot_survives_crash_and_restart_and_is_read_again() {
+async fn a_slot_survives_a_crash_and_can_be_read_again() {
     let mut server = builder().start().expect("start");
     let client = superuser(&server).await;
     let name = slot_name("survives");

@@ -1,6 +1,7 @@
-//! Claims about slots, publications and checks, each on a real server.
+//! Integration tests of slots, publications and checks on real servers.
 //!
-//! `POSTRIDER_PG_BIN` chooses the major. What a major lacks is skipped with a line that says so.
+//! `POSTRIDER_PG_BIN` chooses the major version. A test that this version cannot run is skipped,
+//! and says so.
 
 mod cluster;
 mod health;

@@ -1,4 +1,4 @@
-//! Findings, each with a server that deserves it.
+//! Each finding, on a server that has the problem.
 
 use scratch_postgres::{ScratchPostgres, StopMode};
 use slot_manager::preflight::{Expectation, check};
@@ -36,7 +36,7 @@ async fn findings(client: &Client, slot: &str) -> Vec<Finding> {
     check(client, &expectation(slot)).await.expect("check")
 }
 
-/// The finding with this code; a failure shows all others.
+/// The finding with this code. If it is missing, the failure shows all findings.
 fn with_code<'a>(findings: &'a [Finding], code: &str) -> &'a Finding {
     findings
         .iter()
@@ -116,7 +116,7 @@ async fn an_empty_database_lacks_publication_and_tables() {
 }
 
 #[tokio::test]
-async fn the_remedies_for_a_role_without_rights_give_it_all_that_it_needs() {
+async fn the_remedies_for_a_role_without_rights_grant_everything_it_needs() {
     let (database, client) = new_database().await;
     run(&client, TABLES).await;
     run(&client, &format!(r#"create role "{database} relay" login"#)).await;
@@ -145,7 +145,7 @@ async fn the_remedies_for_a_role_without_rights_give_it_all_that_it_needs() {
 }
 
 #[tokio::test]
-async fn row_level_security_that_applies_to_the_role_is_named_with_its_remedy() {
+async fn row_level_security_that_applies_to_the_role_is_reported_with_its_remedy() {
     let (database, client) = new_database().await;
     run(&client, TABLES).await;
     for table in ["events", "dispatch", "relay"] {
@@ -153,7 +153,7 @@ async fn row_level_security_that_applies_to_the_role_is_named_with_its_remedy() 
         run(&client, &sql).await;
     }
     let code = "table-rows-hidden";
-    // To a superuser it does not apply.
+    // Row-level security does not apply to a superuser.
     assert!(!errors(&findings(&client, &database).await).contains(&code));
     run(&client, &format!(r#"create role "{database} rls" login"#)).await;
     let url = shared_server().url(&database);
@@ -168,7 +168,7 @@ async fn row_level_security_that_applies_to_the_role_is_named_with_its_remedy() 
 }
 
 #[tokio::test]
-async fn settings_that_hurt_are_named() {
+async fn harmful_settings_are_reported() {
     let (_server, client) = server_with(&[
         ("wal_level", "replica"),
         ("max_slot_wal_keep_size", "64MB"),
@@ -203,12 +203,12 @@ async fn settings_that_hurt_are_named() {
         with_code(&found, "slot-cannot-be-created").severity,
         Severity::Error
     );
-    // One that is free is enough.
+    // One free walsender is enough.
     assert_eq!(with_code(&found, "wal-senders").severity, Severity::Ok);
 }
 
 #[tokio::test]
-async fn the_last_walsender_in_use_is_an_error_unless_it_reads_the_slot() {
+async fn using_up_the_last_walsender_is_an_error_unless_it_reads_the_slot() {
     let (server, client) = server_with(&[("max_wal_senders", "1")]).await;
     let name = slot_name("held");
     slots::create(&client, &name, CreateOptions::default(), PATIENCE)
@@ -232,7 +232,7 @@ async fn the_last_walsender_in_use_is_an_error_unless_it_reads_the_slot() {
 }
 
 #[tokio::test]
-async fn a_slot_that_is_not_ours_is_an_error_by_kind() {
+async fn a_slot_of_the_wrong_kind_or_database_is_an_error() {
     let (database, client) = new_database().await;
     let (other, other_client) = new_database().await;
     run(&client, TABLES).await;
@@ -257,7 +257,7 @@ async fn a_slot_that_is_not_ours_is_an_error_by_kind() {
 }
 
 #[tokio::test]
-async fn a_publication_that_publishes_everything_or_not_the_table_is_named() {
+async fn a_publication_with_other_changes_or_without_the_table_is_reported() {
     let (database, client) = new_database().await;
     run(&client, TABLES).await;
     run(
@@ -295,7 +295,7 @@ async fn a_standby_is_refused() {
 }
 
 #[tokio::test]
-async fn a_standby_slot_that_nobody_reads_stalls_delivery_from_17_on() {
+async fn a_standby_slot_without_a_reader_stalls_delivery_from_17_on() {
     let (server, client) = server_with(&[]).await;
     if major(&client).await < 17 {
         return skipped(

@@ -1,4 +1,4 @@
-//! What the publication guard sees.
+//! The problems that the check of the publication finds.
 
 use slot_manager::QualifiedName;
 use slot_manager::publication::{CapturedTable, Problem, PublicationState, inspect};
@@ -19,7 +19,8 @@ async fn look(client: &Client, publication: &str, table: &CapturedTable) -> Publ
         .expect("inspect")
 }
 
-/// The only problem; its remedy, run as it stands, must leave none.
+/// Returns the only problem, after running its remedy literally and checking that no problem is
+/// left.
 async fn mended(client: &Client, publication: &str, table: &CapturedTable) -> Problem {
     let mut problems = look(client, publication, table).await.problems();
     assert_eq!(problems.len(), 1, "{problems:?}");
@@ -66,7 +67,7 @@ async fn a_publication_for_all_tables_carries_the_table() {
 }
 
 #[tokio::test]
-async fn each_problem_is_named_and_its_remedy_mends_it() {
+async fn the_remedy_of_each_problem_fixes_it() {
     let (_, client) = new_database().await;
     run(
         &client,
@@ -135,7 +136,7 @@ async fn each_problem_is_named_and_its_remedy_mends_it() {
     assert_eq!(
         look(&client, "My pub", &table).await.problems(),
         [],
-        "all needed are listed"
+        "all needed columns are listed"
     );
 }
 
@@ -157,7 +158,7 @@ async fn partitions_must_be_published_via_their_root() {
 }
 
 #[tokio::test]
-async fn a_missing_table_or_column_is_named() {
+async fn a_missing_table_or_column_is_reported() {
     let (_, client) = new_database().await;
     run(
         &client,
@@ -193,7 +194,7 @@ async fn a_missing_table_or_column_is_named() {
 }
 
 #[tokio::test]
-async fn the_schema_of_a_table_counts() {
+async fn a_table_of_the_same_name_in_another_schema_does_not_count() {
     let (_, client) = new_database().await;
     run(
         &client,
@@ -209,7 +210,7 @@ async fn the_schema_of_a_table_counts() {
 }
 
 #[tokio::test]
-async fn a_change_that_was_undone_between_two_looks_is_noticed() {
+async fn a_change_that_was_undone_between_two_checks_is_noticed() {
     let (_, client) = new_database().await;
     run(&client, "create table t (id int); create table u (id int)").await;
     run(&client, "create publication p for table t").await;
@@ -241,12 +242,12 @@ async fn a_change_that_was_undone_between_two_looks_is_noticed() {
     let after = look(&client, "p", &table).await;
     assert!(
         !after.has_changed_since(&before),
-        "another table is no concern"
+        "a change to another table does not count"
     );
 }
 
 #[tokio::test]
-async fn a_table_that_is_published_with_its_schema_has_no_trace_there() {
+async fn a_table_published_through_its_schema_counts_as_untraced() {
     let (_, client) = new_database().await;
     run(&client, "create table t (id int)").await;
     let table = captured("public.t", &["id"]);
@@ -266,7 +267,7 @@ async fn a_table_that_is_published_with_its_schema_has_no_trace_there() {
 }
 
 #[tokio::test]
-async fn a_publication_that_is_dropped_and_made_anew_all_the_time_is_there_or_missing() {
+async fn a_publication_dropped_and_created_again_all_the_time_is_read_without_an_error() {
     let (database, client) = new_database().await;
     run(&client, "create table t (id int primary key, x text)").await;
     let changing = connect(&shared_server().url(&database)).await;
@@ -287,7 +288,7 @@ async fn a_publication_that_is_dropped_and_made_anew_all_the_time_is_there_or_mi
 }
 
 #[tokio::test]
-async fn a_generated_column_is_refused_where_it_is_never_published() {
+async fn a_generated_column_is_refused_before_18() {
     let (_, client) = new_database().await;
     run(
         &client,
@@ -320,12 +321,12 @@ async fn a_generated_column_is_refused_where_it_is_never_published() {
 }
 
 #[tokio::test]
-async fn a_generated_column_is_published_where_the_publication_says_so() {
+async fn a_stored_generated_column_is_published_from_18_on_with_the_option() {
     let (_, client) = new_database().await;
     if major(&client).await < 18 {
         return skipped(
             "generated columns are published",
-            "that needs PostgreSQL 18",
+            "this needs PostgreSQL 18",
         );
     }
     run(
@@ -348,7 +349,7 @@ async fn a_generated_column_is_published_where_the_publication_says_so() {
     let problem = mended(&client, "p", &table).await;
     let remedy = "alter publication p set (publish_generated_columns = stored)";
     assert_eq!(problem.remedy(), remedy);
-    // A list decides by itself.
+    // A column list overrides the option.
     run(
         &client,
         "alter publication p set (publish_generated_columns = none); \

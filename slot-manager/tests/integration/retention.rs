@@ -1,4 +1,4 @@
-//! Who keeps WAL.
+//! Transactions and slots that keep WAL.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use slot_manager::slots::{self, CreateOptions};
 use crate::support::{PATIENCE, builder, run, slot_name, superuser};
 
 #[tokio::test]
-async fn every_kind_of_holder_is_listed_with_what_ends_it() {
+async fn every_kind_of_wal_holder_is_listed_with_a_remedy() {
     let server = builder().start().expect("start");
     let client = superuser(&server).await;
     run(&client, "create table t (x int)").await;
@@ -65,7 +65,7 @@ async fn every_kind_of_holder_is_listed_with_what_ends_it() {
     );
     assert!(
         !holders.iter().any(|h| h.pid == Some(reading_pid)),
-        "a reader holds nothing back"
+        "a transaction that only reads keeps no WAL"
     );
     assert!(of(WalHolderKind::IdleInTransaction).age.is_some());
 

@@ -1,4 +1,4 @@
-//! Creating, finding, dropping, advancing slots, and waiting for one.
+//! Creating, finding, dropping and advancing slots, and waiting for a slot in use.
 
 use std::time::{Duration, Instant};
 
@@ -17,7 +17,7 @@ async fn create(client: &Client, name: &SlotName) -> Result<Lsn, Error> {
 }
 
 #[tokio::test]
-async fn a_created_slot_is_found_with_all_that_is_known_of_it() {
+async fn a_created_slot_is_found_with_all_its_properties() {
     let (database, client) = new_database().await;
     let name = slot_name(&database);
     assert!(slots::find(&client, &name).await.expect("find").is_none());
@@ -83,7 +83,7 @@ async fn the_json_of_a_slot_has_the_fields_that_scripts_rely_on() {
 }
 
 #[tokio::test]
-async fn lag_grows_with_what_is_written() {
+async fn lag_grows_with_the_wal_that_is_written() {
     let (database, client) = new_database().await;
     let name = slot_name(&database);
     create(&client, &name).await.expect("create");
@@ -104,7 +104,7 @@ async fn lag_grows_with_what_is_written() {
 }
 
 #[tokio::test]
-async fn a_name_that_is_taken_or_missing_is_told_apart() {
+async fn a_missing_slot_and_a_name_that_is_taken_have_errors_of_their_own() {
     let (database, client) = new_database().await;
     let name = slot_name(&database);
     let missing = slots::drop(&client, &name).await.expect_err("missing");
@@ -121,7 +121,7 @@ async fn a_name_that_is_taken_or_missing_is_told_apart() {
 }
 
 #[tokio::test]
-async fn creation_that_waits_for_transactions_names_them_and_leaves_nothing_behind() {
+async fn creation_blocked_by_transactions_names_them_and_leaves_no_slot_behind() {
     let server = builder().start().expect("start");
     let client = superuser(&server).await;
     let writer = superuser(&server).await;
@@ -159,10 +159,12 @@ async fn creation_that_waits_for_transactions_names_them_and_leaves_nothing_behi
         .query_one_scalar("show statement_timeout", &[])
         .await
         .expect("show");
-    assert_eq!(after, "0", "the session's own timeout is untouched");
+    assert_eq!(after, "0", "the session's own timeout is unchanged");
     run(&writer, "commit").await;
     run(&writer, "rollback prepared 'half done'").await;
-    create(&client, &name).await.expect("nothing runs any more");
+    create(&client, &name)
+        .await
+        .expect("no transaction is running");
 }
 
 #[tokio::test]
@@ -213,7 +215,7 @@ async fn a_slot_in_use_names_its_reader_and_refuses_drop_and_advance() {
 }
 
 #[tokio::test]
-async fn waiting_shows_the_holder_and_ends_when_it_hangs_up() {
+async fn waiting_shows_the_holder_and_ends_when_it_disconnects() {
     let (database, client) = new_database().await;
     let name = slot_name(&database);
     create(&client, &name).await.expect("create");
@@ -236,7 +238,7 @@ async fn waiting_shows_the_holder_and_ends_when_it_hangs_up() {
     let mut seen = Vec::new();
     let slot = slots::wait_until_free(&client, &name, None, |slot| {
         seen.push(slot.active_pid);
-        reader = None; // hangs up at the first look
+        reader = None; // disconnects at the first look
     })
     .await
     .expect("free");
@@ -245,7 +247,7 @@ async fn waiting_shows_the_holder_and_ends_when_it_hangs_up() {
 }
 
 #[tokio::test]
-async fn waiting_for_a_slot_that_goes_away_ends_with_that() {
+async fn waiting_for_a_slot_that_is_dropped_ends_with_slot_missing() {
     let (database, client) = new_database().await;
     let name = slot_name(&database);
     let owner = connect(&shared_server().url(&database)).await;
@@ -253,7 +255,7 @@ async fn waiting_for_a_slot_that_goes_away_ends_with_that() {
         "select pg_create_logical_replication_slot('{name}', 'pgoutput', temporary => true)"
     );
     run(&owner, &sql).await;
-    let mut owner = Some(owner); // a temporary slot goes with its session
+    let mut owner = Some(owner); // a temporary slot is dropped with its session
     let error = slots::wait_until_free(&client, &name, None, |_| owner = None)
         .await
         .expect_err("gone");
@@ -299,7 +301,7 @@ async fn advance_goes_forward_to_the_end_of_the_wal_and_never_back() {
 }
 
 #[tokio::test]
-async fn slots_of_others_are_refused_by_kind() {
+async fn slots_that_the_relay_cannot_use_are_refused_by_kind() {
     let (database, client) = new_database().await;
     let (other_database, other_client) = new_database().await;
     let other = slot_name(&other_database);
@@ -338,10 +340,10 @@ async fn slots_of_others_are_refused_by_kind() {
     );
 }
 
-/// For a moment PostgreSQL shows a slot that a session makes without its plugin.
+/// While a session is creating a slot, PostgreSQL briefly shows it without its plugin.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_slot_that_is_being_made_is_ours_and_held_whenever_it_is_looked_at() {
-    // Of its own, since each slot waits for all transactions of a server.
+async fn a_slot_that_is_being_created_always_counts_as_ours_and_held() {
+    // On a separate server, because creating a slot waits for all transactions of the server.
     let server = builder().start().expect("start");
     let (client, maker) = (superuser(&server).await, superuser(&server).await);
     let name = slot_name("made");
@@ -366,11 +368,11 @@ async fn a_slot_that_is_being_made_is_ours_and_held_whenever_it_is_looked_at() {
         }
     }
     making.await.expect("made and dropped");
-    println!("{without_plugin} looks found no plugin yet");
+    println!("the slot was seen {without_plugin} times before it had its plugin");
 }
 
 #[tokio::test]
-async fn a_server_without_a_free_slot_says_so() {
+async fn a_server_without_a_free_slot_is_reported() {
     let server = builder()
         .setting("max_replication_slots", "1")
         .start()
@@ -384,7 +386,7 @@ async fn a_server_without_a_free_slot_says_so() {
 }
 
 #[tokio::test]
-async fn a_server_without_logical_wal_says_so() {
+async fn a_server_without_logical_wal_is_reported() {
     let server = builder()
         .setting("wal_level", "replica")
         .start()
@@ -400,7 +402,7 @@ async fn a_server_without_logical_wal_says_so() {
 }
 
 #[tokio::test]
-async fn a_role_without_the_right_to_replicate_is_told() {
+async fn a_role_that_may_not_replicate_is_reported() {
     let (database, client) = new_database().await;
     run(&client, &format!("create role {database}_plain login")).await;
     let url = shared_server()
@@ -411,7 +413,7 @@ async fn a_role_without_the_right_to_replicate_is_told() {
         .await
         .expect_err("no right");
     assert!(matches!(error, Error::NoReplicationRight { .. }), "{error}");
-    slots::list(&plain).await.expect("looking needs no right");
+    slots::list(&plain).await.expect("listing needs no right");
 }
 
 #[tokio::test]
@@ -433,7 +435,7 @@ async fn failover_slots_are_created_from_17_on_and_refused_before() {
 }
 
 #[tokio::test]
-async fn slots_of_a_standby_show_the_received_position() {
+async fn a_slot_of_a_standby_shows_the_received_position() {
     let mut primary = builder().start().expect("start");
     primary
         .stop(scratch_postgres::StopMode::Fast, PATIENCE)

@@ -10,7 +10,7 @@ use scratch_postgres::{Builder, ScratchPostgres};
 use slot_manager::SlotName;
 use tokio_postgres::{Client, NoTls};
 
-/// How long anything may take on a machine under load.
+/// How long any step may take on a machine under load.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 pub(crate) fn builder() -> Builder {
@@ -20,8 +20,8 @@ pub(crate) fn builder() -> Builder {
         .setting("max_prepared_transactions", "5")
 }
 
-/// The server of all tests that do not disturb each other. Statics are never dropped: its
-/// watchdog removes it when the test process ends.
+/// The server for all tests that do not disturb each other. A static is never dropped; its watchdog
+/// removes the server when the test process ends.
 pub(crate) fn shared_server() -> &'static ScratchPostgres {
     static SERVER: OnceLock<ScratchPostgres> = OnceLock::new();
     SERVER.get_or_init(|| builder().start().expect("start the shared server"))
@@ -37,7 +37,8 @@ pub(crate) async fn superuser(server: &ScratchPostgres) -> Client {
     connect(&server.url("postgres")).await
 }
 
-/// A new database on the shared server: its name, also good for a slot, and a connection.
+/// A new database on the shared server: its name, which is also a valid slot name, and a
+/// connection.
 pub(crate) async fn new_database() -> (String, Client) {
     static COUNT: AtomicU32 = AtomicU32::new(0);
     let name = format!("test_{}", COUNT.fetch_add(1, Ordering::Relaxed));
@@ -66,12 +67,12 @@ pub(crate) async fn major(client: &Client) -> u32 {
         .major_version()
 }
 
-/// Says why a claim was not tested.
+/// Prints why a claim was not tested.
 pub(crate) fn skipped(claim: &str, reason: &str) {
     eprintln!("SKIPPED {claim}: {reason}");
 }
 
-/// Repeats a look until it gives something.
+/// Repeats `look` until it returns a value.
 pub(crate) async fn eventually<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> T {
     let deadline = Instant::now() + PATIENCE;
     loop {
@@ -83,13 +84,13 @@ pub(crate) async fn eventually<T>(what: &str, mut look: impl AsyncFnMut() -> Opt
     }
 }
 
-/// A walsender that streams from a slot and confirms nothing; dropping it hangs up.
+/// A walsender that streams from a slot and confirms nothing. Dropping it disconnects.
 pub(crate) struct Reader {
     stream: TcpStream,
 }
 
 impl Reader {
-    /// Takes the slot; returns when the server streams.
+    /// Takes the slot. Returns once the server streams.
     pub(crate) fn start(server: &ScratchPostgres, database: &str, slot: &str) -> Self {
         let stream = TcpStream::connect((server.host(), server.port())).expect("connect");
         stream.set_read_timeout(Some(PATIENCE)).expect("timeout");

@@ -1,4 +1,4 @@
-//! Whether the captured tables tell which of their rows are ours, and in what order.
+//! Checks that the captured tables have columns that identify and order their rows.
 
 use slot_manager::{Finding, Severity, SlotName};
 
@@ -11,11 +11,11 @@ use crate::map::TableSettings;
 use crate::postgres::Sql;
 use crate::settings::Settings;
 
-/// What `postrider init --apply` would do.
-const INIT: &str = "run `postrider init --apply` as the owner of the table; docs/recovery.md says what \
-                    is missing without it";
+/// The remedy for a missing column.
+const INIT: &str = "run `postrider init --apply` as the owner of the table; \
+                    docs/explanation/recovery.md explains the cost of a missing column";
 
-/// Looks at all captured tables, and at who owns them.
+/// Checks all captured tables, and which slot owns them.
 pub(super) async fn check(sql: &Sql, settings: &Settings) -> Result<Vec<Finding>> {
     let mut findings = vec![encoding(sql).await?];
     for table in &settings.tables {
@@ -30,7 +30,7 @@ pub(super) async fn check(sql: &Sql, settings: &Settings) -> Result<Vec<Finding>
     Ok(findings)
 }
 
-/// Text goes out as UTF-8, whatever the database holds it in.
+/// Checks the server's encoding: PostgreSQL converts all text to UTF-8 for the relay.
 async fn encoding(sql: &Sql) -> Result<Finding> {
     let row = sql.query_one("show server_encoding", &[]).await?;
     let encoding: &str = row.get(0);
@@ -41,11 +41,11 @@ async fn encoding(sql: &Sql) -> Result<Finding> {
             Severity::Warning,
             "server-encoding",
             format!(
-                "{what}: PostgreSQL converts every row to UTF-8, and an event with bytes that have no \
-                 UTF-8 is set aside in quarantine"
+                "{what}: PostgreSQL converts every row to UTF-8, and an event with bytes that it cannot \
+                 convert goes into quarantine"
             ),
-            "keep to text that has UTF-8, or move to a database in UTF8; `postrider quarantine list` \
-             shows what was set aside",
+            "store only text that converts to UTF-8, or move to a database with encoding UTF8; \
+             `postrider quarantine list` shows the affected events",
         ),
     })
 }
@@ -59,7 +59,7 @@ fn columns(table: &TableSettings, shape: &Shape) -> Vec<Finding> {
     if !shape.has_inserted_xid {
         let what = format!(
             "table {name} has no column inserted_xid: rows that were moved or copied are published \
-             again, and a recovery goes by the row's xmin"
+             again, and a recovery relies on the row's xmin"
         );
         warn("inserted-xid-missing", what, INIT);
     }
@@ -88,23 +88,23 @@ fn columns(table: &TableSettings, shape: &Shape) -> Vec<Finding> {
             ..
         }) => {
             let what = format!(
-                "column {column} of {name} does not come from a sequence without cache: an audit reads the \
+                "column {column} of {name} has no default from a sequence with `cache 1`: an audit reads the \
                  whole table, and a recovery keeps the order of a key only if {column} grows with each insert"
             );
-            let remedy = "let a sequence with `cache 1` be its default, or name another column in \
+            let remedy = "give it a default from a sequence with `cache 1`, or name another column in \
                           `columns.seq`";
             warn("seq-unsteady", what, remedy);
         }
         Some(_) => {}
     }
     if findings.is_empty() {
-        let what = format!("table {name} tells its rows apart, and their order");
+        let what = format!("table {name} has columns that identify and order its rows");
         findings.push(finding(Severity::Ok, "capture-columns", what));
     }
     findings
 }
 
-/// Whether another slot owns one of the tables.
+/// A finding if another slot owns one of the tables.
 async fn owner(sql: &Sql, settings: &Settings, slot: &SlotName) -> Option<Finding> {
     let looking = async {
         let found = claim::look(sql, &settings.tables).await?;
@@ -113,7 +113,7 @@ async fn owner(sql: &Sql, settings: &Settings, slot: &SlotName) -> Option<Findin
     };
     match looking.await {
         Err(error) if error.code() == Code::TableCaptured => Some(from_error(&error)),
-        // Tables and columns that are missing are found elsewhere.
+        // Other checks report missing tables and columns.
         Ok(()) | Err(_) => None,
     }
 }

@@ -1,8 +1,7 @@
-//! Whether the rows of a table can become messages: the relay's own mapping, on a sample.
+//! Checks with a sample, and with the relay's own mapping, that a table's rows can become messages.
 //!
-//! The table is described from the catalog as the stream would describe it. The sample is taken
-//! from the end of the primary key, without payloads; which topics it goes to is what the check of
-//! Pub/Sub looks up.
+//! The table is described from the catalog as the stream would describe it. The sample comes from the
+//! end of the primary key, without payloads. The check of Pub/Sub looks up the sample's topics.
 
 use std::collections::BTreeSet;
 
@@ -18,13 +17,14 @@ use crate::postgres::Sql;
 use crate::printable::printable;
 use crate::table::{self, Description};
 
-/// Rows of the sample; enough to meet every usual kind of event.
+/// Rows of the sample; enough to include every usual kind of event.
 const SAMPLE: usize = 500;
 
-/// The sample is a convenience: a table whose id has no index is not sorted for it.
+/// Short, because the sample is optional: do not sort a table whose id has no index.
 const SAMPLE_TIMEOUT: &str = "set statement_timeout = '2s'";
 
-/// A partitioned table can have such an index on its partitions alone, and is left out.
+/// Whether the id has a unique index of its own. True for a partitioned table, which may have such an
+/// index only on its partitions.
 const ID_IS_UNIQUE: &str = "\
     select c.relkind = 'p' or exists ( \
         select from pg_catalog.pg_index i \
@@ -34,18 +34,18 @@ const ID_IS_UNIQUE: &str = "\
     from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace \
     where n.nspname = $1 and c.relname = $2";
 
-/// Full names need some project; topics are looked up only when there is one.
+/// Placeholder for full topic names without a project; topics are then not looked up.
 const NO_PROJECT: &str = "no-project";
 
-/// What was found for one table.
+/// The findings and topics of one table.
 #[derive(Debug, Default)]
 pub(super) struct Looked {
     pub(super) findings: Vec<Finding>,
-    /// Full names of the topics that the sample and the settings name.
+    /// Full names of the topics in the sample and in the settings.
     pub(super) topics: BTreeSet<String>,
 }
 
-/// Looks at one captured table; a missing one is the publication's finding.
+/// Checks one captured table; the publication's check reports a missing one.
 pub(super) async fn check(sql: &Sql, settings: &TableSettings, project: &str) -> Result<Looked> {
     let Some(described) = table::describe(sql, &settings.table).await? else {
         return Ok(Looked::default());
@@ -103,7 +103,7 @@ pub(super) async fn check(sql: &Sql, settings: &TableSettings, project: &str) ->
     })
 }
 
-/// What becomes of an event is recorded under its id.
+/// Warns if the id may not be unique: the relay records an event's outcome under its id.
 async fn not_unique(sql: &Sql, settings: &TableSettings, id: &str) -> Result<Option<Finding>> {
     let table = &settings.table;
     let names: [&(dyn ToSql + Sync); 3] = [&table.schema, &table.name, &id];
@@ -114,8 +114,8 @@ async fn not_unique(sql: &Sql, settings: &TableSettings, id: &str) -> Result<Opt
             Severity::Warning,
             "id-not-unique",
             format!(
-                "nothing keeps two rows of {table} from having the same {id}: of two events with one \
-                 id the second can count as delivered when the first is"
+                "two rows of {table} can have the same {id}: the second event may then count as \
+                 delivered although only the first one was published"
             ),
             format!(
                 "create unique index concurrently on {table} ({})",
@@ -125,7 +125,7 @@ async fn not_unique(sql: &Sql, settings: &TableSettings, id: &str) -> Result<Opt
     }))
 }
 
-/// Topics that need no row to be known.
+/// Topics that are known without a row.
 fn plain_topics(settings: &TableSettings, project: &str) -> BTreeSet<String> {
     let template = Some(&settings.topic).filter(|topic| topic.columns().next().is_none());
     let plain = template.map(ToString::to_string);
@@ -154,7 +154,7 @@ async fn sample(
         .iter()
         .map(|column| match column.name == payload {
             true => "null::text".to_owned(),
-            // As the stream has it: a cast to text prints some types otherwise.
+            // The text form of the stream: a cast to text prints some types differently.
             false => {
                 let name = quoted_identifier(&column.name);
                 // `is not null` is false for a row with a null in it.
@@ -179,7 +179,7 @@ fn judge(settings: &TableSettings, rows: usize, refused: &[MapError]) -> Finding
     let table = &settings.table;
     let Some(first) = refused.first() else {
         let what = match rows {
-            0 => format!("the settings of {table} fit its columns; it is empty"),
+            0 => format!("the settings of {table} fit its columns; the table is empty"),
             rows => format!("the settings of {table} fit its columns and {rows} sampled events"),
         };
         return finding(Severity::Ok, "mapping", what);
@@ -195,7 +195,7 @@ fn judge(settings: &TableSettings, rows: usize, refused: &[MapError]) -> Finding
         }
     };
     let what = format!(
-        "{} of {rows} sampled events of {table} cannot be sent, such as: {reason}",
+        "{} of {rows} sampled events of {table} cannot be published, for example: {reason}",
         refused.len()
     );
     finding_with_remedy(Severity::Warning, "event-invalid", what, hint)

@@ -1,9 +1,8 @@
-//! `postrider check`: is everything there that the relay needs, in PostgreSQL and in Pub/Sub.
+//! `postrider check`: checks that PostgreSQL and Pub/Sub have everything that the relay needs.
 //!
-//! Changes nothing. What is wrong is a finding, also that the database cannot be reached; only
-//! settings that cannot be read are errors. `slot_manager::preflight` looks at the database,
-//! `mapping` at the settings of the tables, `capture` at what tells their rows apart, `pubsub` at the
-//! other end.
+//! Changes nothing. Every problem is a finding, even an unreachable database; only unreadable settings
+//! are errors. `slot_manager::preflight` checks the database, `mapping` the settings of the tables,
+//! `capture` the columns that identify and order rows, `pubsub` topics and credentials.
 
 mod capture;
 mod mapping;
@@ -69,7 +68,7 @@ async fn check(settings: &Settings) -> Result<Findings> {
     Ok(findings)
 }
 
-/// The findings, and the topics that the events in the tables go to.
+/// The findings, and the topics of the events in the tables.
 async fn check_database(settings: &Settings) -> Result<(Vec<Finding>, Vec<String>)> {
     let sql = connect(settings.database()?, "postrider check", STATEMENT_TIMEOUT).await?;
     let expectation = Expectation {
@@ -87,7 +86,7 @@ async fn check_database(settings: &Settings) -> Result<(Vec<Finding>, Vec<String
         return Ok((findings, Vec::new()));
     }
     findings.extend(replication_session(settings, &findings).await?);
-    // A table that may be read, and still be of an older version.
+    // The table may be readable but of an older version.
     if findings.iter().any(|finding| finding.code == "relay-table") {
         let read = opening::refuse_foreign_records(&sql, settings).await;
         match read {
@@ -104,7 +103,7 @@ async fn check_database(settings: &Settings) -> Result<(Vec<Finding>, Vec<String
     let mut topics = Vec::new();
     for table in &settings.tables {
         let looked = mapping::check(&sql, table, &settings.project).await?;
-        // The publication's check names missing columns too.
+        // The publication's check also reports missing columns.
         let is_known = |code| findings.iter().any(|finding| finding.code == code);
         let is_new =
             |finding: &Finding| finding.code != "column-missing" || !is_known(finding.code);
@@ -115,7 +114,8 @@ async fn check_database(settings: &Settings) -> Result<(Vec<Finding>, Vec<String
     Ok((findings, topics))
 }
 
-/// A missing slot is no news at a first start, and else a loss.
+/// Adds the finding about a lost slot. It replaces the milder finding that the slot is missing, which
+/// is normal before a first start.
 fn with_a_lost_slot(findings: &mut Vec<Finding>, lost: Option<Finding>) {
     let Some(lost) = lost else { return };
     let is_milder = |known: &Finding| known.code == lost.code && known.severity < lost.severity;
@@ -125,8 +125,8 @@ fn with_a_lost_slot(findings: &mut Vec<Finding>, lost: Option<Finding>) {
     }
 }
 
-/// Whether a replication session is let in. A relay that reads from the slot has one, and there may
-/// be no walsender for a second one.
+/// Checks that the server accepts a replication session. Skipped if a relay reads from the slot: it has
+/// such a session, and there may be no walsender for a second one.
 async fn replication_session(settings: &Settings, known: &[Finding]) -> Result<Option<Finding>> {
     let has = |code| known.iter().any(|finding| finding.code == code);
     if has("slot-held") || has("replication-right-missing") || has("wal-senders-used-up") {
@@ -137,7 +137,7 @@ async fn replication_session(settings: &Settings, known: &[Finding]) -> Result<O
         Ok(()) => finding(
             Severity::Ok,
             "replication-session",
-            "the server takes a replication session",
+            "the server accepts a replication session",
         ),
         Err(error) => from_error(&error),
     }))

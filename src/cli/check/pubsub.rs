@@ -1,4 +1,4 @@
-//! Whether Pub/Sub can be published to: project, credentials, endpoint, topics and subscriptions.
+//! Checks project, credentials, endpoint, topics and subscriptions.
 
 use std::time::Duration;
 
@@ -11,21 +11,21 @@ use crate::map::Ordering;
 use crate::publish::{Publisher, Topics, is_global};
 use crate::settings::{Endpoint, Settings};
 
-/// For one call; the client itself would try again for longer.
+/// Limit of one call; the client itself would retry for longer.
 const CALL_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Topics that are looked up at most: a call each, one after the other.
+/// Maximum number of topics to look up; each takes up to two calls, one after the other.
 const LOOKED_UP_MAX: usize = 50;
 
-/// Asked for when no topic is known yet: whether it is there does not matter, an answer does.
+/// The topic to ask for, to see whether Pub/Sub answers. It need not exist.
 const PROBE: &str = "postrider-check";
 
-/// Looks at Pub/Sub; `topics` are the full names that the events in the tables go to.
+/// Checks Pub/Sub; `topics` are the full names of the topics of the events in the tables.
 pub(super) async fn check(settings: &Settings, mut topics: Vec<String>) -> Vec<Finding> {
     let mut findings = Vec::new();
     match settings.dead_letter_topic() {
         Ok(topic) => topics.extend(topic.map(|topic| topic.to_string())),
-        // Without a project there is a finding of its own.
+        // Reported below.
         Err(error) if error.code() == Code::ProjectMissing => {}
         Err(error) => findings.push(from_error(&error)),
     }
@@ -76,7 +76,7 @@ fn region(settings: &Settings) -> Option<Finding> {
         finding_with_remedy(
             Severity::Warning,
             "endpoint-global",
-            "events are ordered and the endpoint is the global one: Pub/Sub keeps the order of a \
+            "events are ordered, but the endpoint is the global one: Pub/Sub keeps the order of a \
              key only among publishes in one region",
             "set POSTRIDER_PUBSUB_ENDPOINT=https://REGION-pubsub.googleapis.com",
         )
@@ -90,7 +90,7 @@ async fn endpoint(client: &Topics, project: &str) -> Finding {
         Err(error) => error,
     };
     match error.code() {
-        // Publishing needs no right to look topics up: not a fault, but nothing can be said.
+        // The relay can publish without the right to look topics up, so this is not an error.
         Code::PubsubPermission => finding_with_remedy(
             Severity::Info,
             "topics-not-visible",
@@ -99,11 +99,11 @@ async fn endpoint(client: &Topics, project: &str) -> Finding {
         ),
         Code::PubsubUnreachable => Finding {
             remedy: Some(
-                "check POSTRIDER_PUBSUB_ENDPOINT or PUBSUB_EMULATOR_HOST, and the way there".into(),
+                "check POSTRIDER_PUBSUB_ENDPOINT or PUBSUB_EMULATOR_HOST, and the network".into(),
             ),
             ..from_error(&error)
         },
-        // The probe's name is well formed but for the project in it.
+        // Only the project in the probe's name can be malformed.
         Code::EventRefused => finding_with_remedy(
             Severity::Error,
             "project-invalid",
@@ -116,7 +116,7 @@ async fn endpoint(client: &Topics, project: &str) -> Finding {
 
 async fn look_up(client: &Topics, settings: &Settings, topics: &[String]) -> Vec<Finding> {
     if topics.is_empty() {
-        let what = "no topic is known before there are events: none was looked up";
+        let what = "no topic was looked up: the topics are known only when the tables have events";
         return vec![finding(Severity::Info, "topics-unknown", what)];
     }
     let mut findings = Vec::new();
@@ -145,7 +145,7 @@ async fn look_up_one(client: &Topics, settings: &Settings, topic: &str) -> Resul
                 Severity::Warning,
                 "topic-missing",
                 format!("{topic} does not exist; the relay creates it"),
-                "create it with its subscriptions first: what is published before is kept nowhere",
+                "create it with its subscriptions first: a topic without a subscription keeps no messages",
             ),
             false => finding_with_remedy(
                 Severity::Error,
@@ -159,13 +159,13 @@ async fn look_up_one(client: &Topics, settings: &Settings, topic: &str) -> Resul
         return Ok(finding(
             Severity::Ok,
             "topic",
-            format!("{topic} is there and subscribed to"),
+            format!("{topic} exists and has a subscription"),
         ));
     }
     Ok(finding_with_remedy(
         Severity::Warning,
         "topic-without-subscription",
-        format!("{topic} has no subscription: unless it has a retention, it keeps nothing"),
+        format!("{topic} has no subscription: without message retention it keeps no messages"),
         format!(
             "gcloud pubsub subscriptions create NAME --topic={topic} --enable-message-ordering"
         ),

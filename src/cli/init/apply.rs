@@ -1,7 +1,7 @@
-//! Applies the migrations, one transaction each, and looks at what came of it.
+//! Applies the migrations, one transaction each, and checks columns, publication and roles.
 //!
-//! Two runs at once wait for each other: every transaction takes the same advisory lock first,
-//! and looks only then which migrations are there.
+//! Concurrent runs wait for each other: every transaction takes the same advisory lock before it
+//! reads which migrations are applied.
 
 use slot_manager::publication::{self, Problem};
 use slot_manager::{Finding, Severity, quoted_identifier};
@@ -17,10 +17,10 @@ use crate::settings::Settings;
 /// Key of the advisory lock: "postride" in ASCII.
 const LOCK: i64 = 0x706f_7374_7269_6465;
 
-/// Migrations that read the captured tables; those that are not ours must be there by then.
+/// The first migration that reads the captured tables; tables of the user must exist before it.
 const FIRST_WITH_TABLES: i32 = 3;
 
-/// Applies what is not applied yet.
+/// Applies the migrations that are not applied yet.
 pub(super) async fn migrations(
     sql: &mut Sql,
     settings: &Settings,
@@ -62,7 +62,7 @@ async fn apply(sql: &mut Sql, migration: &Migration) -> Result<&'static str> {
         .map_err(failed)?
         .is_some();
     if known && !migration.repeats {
-        return Ok("is there already");
+        return Ok("already done");
     }
     transaction
         .batch_execute(&migration.sql)
@@ -77,10 +77,10 @@ async fn apply(sql: &mut Sql, migration: &Migration) -> Result<&'static str> {
         .await
         .map_err(failed)?;
     transaction.commit().await.map_err(failed)?;
-    Ok(if known { "is there already" } else { "applied" })
+    Ok(if known { "already done" } else { "applied" })
 }
 
-/// A refused statement of a migration has another remedy than one of the relay.
+/// Gives a failed statement of `init` its own hint: run it as the owner, not as the relay's role.
 fn not_the_owner(error: tokio_postgres::Error, what: &str) -> Error {
     let inner = Error::from(error);
     let failed = Error::new(inner.code(), what).caused_by(inner);
@@ -110,7 +110,7 @@ async fn tables_exist(sql: &Sql, settings: &Settings) -> Result<()> {
     Ok(())
 }
 
-/// Adds the columns that captured tables lack, and the index of `seq`.
+/// Adds missing columns to the captured tables, and the index on `seq`.
 pub(super) async fn columns(sql: &Sql, settings: &Settings) -> Result<Vec<Finding>> {
     let mut findings = Vec::new();
     for table in &settings.tables {
@@ -124,7 +124,7 @@ pub(super) async fn columns(sql: &Sql, settings: &Settings) -> Result<Vec<Findin
         let Some(seq) = shape.and_then(|shape| shape.seq) else {
             continue;
         };
-        let mut text = format!("{name} has inserted_xid, and its order in {}", seq.column);
+        let mut text = format!("{name} has inserted_xid, and is ordered by {}", seq.column);
         if !seq.is_indexed {
             let is_partitioned = is_partitioned(sql, table).await?;
             let statement = script::index(table, !is_partitioned);
@@ -132,8 +132,13 @@ pub(super) async fn columns(sql: &Sql, settings: &Settings) -> Result<Vec<Findin
                 findings.push(finding_with_remedy(
                     Severity::Warning,
                     "seq-without-index",
-                    format!("{text}, which has no index: a recovery would read the table again and again"),
-                    format!("create an index on {name} ({})", quoted_identifier(&seq.column)),
+                    format!(
+                        "{text}, which has no index: a recovery would read the table many times"
+                    ),
+                    format!(
+                        "create an index on {name} ({})",
+                        quoted_identifier(&seq.column)
+                    ),
                 ));
                 continue;
             }
@@ -156,7 +161,7 @@ async fn is_partitioned(sql: &Sql, table: &TableSettings) -> Result<bool> {
     Ok(row.is_some_and(|row| row.get(0)))
 }
 
-/// Whether an index is made before a writer notices.
+/// Whether the table is small enough to index it before a writer notices: less than 64 MiB.
 async fn is_small(sql: &Sql, table: &TableSettings) -> Result<bool> {
     const STATEMENT: &str = "\
         select coalesce(sum(pg_catalog.pg_relation_size(relid)), 0) < 64 << 20 \
@@ -167,11 +172,11 @@ async fn is_small(sql: &Sql, table: &TableSettings) -> Result<bool> {
     Ok(row.get(0))
 }
 
-/// Looks at the publication after this many changes at most; each shows what the next is.
+/// Rounds of inspecting and changing the publication; a change may reveal the next problem.
 const PUBLICATION_LOOKS: usize = 3;
 
-/// Puts tables that are missing into the publication, has it send generated columns that are needed,
-/// and says what else is wrong with it.
+/// Adds missing tables to the publication, makes it send the generated columns that are needed, and
+/// reports its other problems.
 pub(super) async fn publication(sql: &Sql, settings: &Settings) -> Result<Vec<Finding>> {
     let tables = settings.captured();
     let name = &settings.publication;
@@ -206,8 +211,8 @@ pub(super) async fn publication(sql: &Sql, settings: &Settings) -> Result<Vec<Fi
     Ok(findings)
 }
 
-/// What `init` does about a problem by itself, in the words for a failure and for success. Only what
-/// takes nothing away from anybody.
+/// The texts for failure and success of a problem that `init` corrects itself. It makes only changes
+/// that take nothing away from other readers of the publication.
 fn change(problem: &Problem) -> Option<(String, String)> {
     match problem {
         Problem::TableNotPublished { publication, table } => Some((
@@ -220,14 +225,14 @@ fn change(problem: &Problem) -> Option<(String, String)> {
             by_list: false,
             ..
         } => Some((
-            format!("cannot have publication {publication} send generated columns"),
+            format!("cannot make publication {publication} send generated columns"),
             format!("publication {publication} sends stored generated columns"),
         )),
         _ => None,
     }
 }
 
-/// Whether `outbox.events` has the payload type that was asked for.
+/// Checks that `outbox.events` has the requested payload type.
 pub(super) async fn payload_type(sql: &Sql, wanted: Payload) -> Result<Option<Finding>> {
     let row = sql
         .query_opt(
@@ -245,13 +250,13 @@ pub(super) async fn payload_type(sql: &Sql, wanted: Payload) -> Result<Option<Fi
         finding_with_remedy(
             Severity::Warning,
             "payload-type",
-            format!("outbox.events.payload is {found} already, not {wanted}"),
-            "the type is chosen when the table is made; alter the column and outbox.emit yourself",
+            format!("outbox.events.payload already has type {found}, not {wanted}"),
+            "init sets the type only when it creates the table; alter the column and outbox.emit yourself",
         )
     }))
 }
 
-/// A role as it bears on the relay.
+/// The rights of a role that matter to the relay.
 struct Role {
     may_log_in: bool,
     may_replicate: bool,
@@ -273,7 +278,7 @@ async fn role(sql: &Sql, name: &str) -> Result<Option<Role>> {
     }))
 }
 
-/// Refuses, before anything is done, a relay user that does not exist.
+/// Refuses a relay user that does not exist, before `init` changes anything.
 pub(super) async fn relay_user_exists(sql: &Sql, name: &str) -> Result<()> {
     if role(sql, name).await?.is_some() {
         return Ok(());
@@ -288,7 +293,7 @@ pub(super) async fn relay_user_exists(sql: &Sql, name: &str) -> Result<()> {
     )))
 }
 
-/// Whether the group roles are there, and what the relay's own role still needs.
+/// Checks that the group roles exist, and reports the rights that the relay's own role still needs.
 pub(super) async fn roles(sql: &Sql, relay_user: Option<&str>) -> Result<Vec<Finding>> {
     let mut findings = Vec::new();
     for name in ["postrider_writer", "postrider_relay"] {

@@ -1,4 +1,4 @@
-//! `postrider init`: the database objects, as SQL to read or applied.
+//! `postrider init`: prints the SQL of the database objects, or applies it.
 
 mod apply;
 mod script;
@@ -17,7 +17,7 @@ use crate::error::{Code, Error, Result};
 use crate::postgres::{Sql, connect};
 use crate::settings::Settings;
 
-/// Long enough for a wait on another session's lock, short enough to be told of it.
+/// Long enough to wait for another session's lock, short enough that the user sees the timeout.
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The arguments of `postrider init`.
@@ -26,20 +26,20 @@ pub(super) struct Args {
     /// Run the statements instead of printing them
     #[arg(long)]
     apply: bool,
-    /// Type of the payload column of outbox.events, when the table is made
+    /// Type of the payload column of outbox.events, used when the table is created
     #[arg(long, value_enum, value_name = "TYPE")]
     payload: Option<Payload>,
-    /// Grant postrider_relay to this role, and say what else it needs
+    /// Grant postrider_relay to this role, and report which rights it still needs
     #[arg(long, value_name = "ROLE")]
     relay_user: Option<String>,
-    /// Leave the replication slot out; rows committed before it exists are not streamed
+    /// Do not create the replication slot; rows committed before it exists are not streamed
     #[arg(long)]
     no_slot: bool,
-    /// Leave captured tables without the columns inserted_xid and seq; see docs/recovery.md for what
-    /// that costs
+    /// Do not add the columns inserted_xid and seq to captured tables;
+    /// docs/explanation/recovery.md describes the cost
     #[arg(long)]
     no_columns: bool,
-    /// Print what was done as JSON: {findings: [...], worst}
+    /// Print the results as JSON: {findings: [...], worst}
     #[arg(long, requires = "apply")]
     json: bool,
 }
@@ -64,13 +64,13 @@ pub(super) fn run(settings: &Settings, args: &Args) -> Result<ExitCode> {
         findings.print();
         output::write(match findings.worst() {
             Severity::Ok | Severity::Info if args.no_slot => {
-                "Ready. `postrider slot create` starts the count of what is delivered.\n"
+                "Ready. Next: `postrider slot create`; rows committed after it are delivered.\n"
             }
             Severity::Ok | Severity::Info => {
                 "Ready. Next: `postrider check`, then `postrider run`.\n"
             }
             Severity::Warning | Severity::Error => {
-                "Not ready yet: do what stands behind the arrows above.\n"
+                "Not ready yet: follow the steps marked -> above.\n"
             }
         });
     }
@@ -103,10 +103,10 @@ async fn apply(settings: &Settings, args: &Args) -> Result<Findings> {
     Ok(findings)
 }
 
-/// What [`schema`] did.
+/// The result of [`schema`].
 #[derive(Debug)]
 pub(super) struct Schema {
-    /// One for each migration, and for the publication.
+    /// The findings of the migrations and of the publication.
     pub(super) findings: Vec<Finding>,
     /// Whether the publication was missing before.
     pub(super) new_publication: bool,
@@ -115,7 +115,7 @@ pub(super) struct Schema {
 /// Brings schema, publication and roles up to date, without the slot.
 ///
 /// # Errors
-/// `postgres-version`, `privilege-missing`, `schema-missing` when a captured table is not there.
+/// `postgres-version`, `privilege-missing`, `schema-missing` when a captured table does not exist.
 pub(super) async fn schema(sql: &mut Sql, settings: &Settings, payload: Payload) -> Result<Schema> {
     let major = cluster::inspect(sql).await?.major_version();
     if major < 14 {

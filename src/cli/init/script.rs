@@ -1,8 +1,8 @@
 //! The SQL of `postrider init`: the migrations, rendered for the settings.
 //!
-//! The files under `migrations/` say everything for the default settings and also work with any
-//! other migration tool. What the settings change is rendered here: the payload's type, the
-//! publication's name and tables, and the grants on tables that are not ours.
+//! The files under `migrations/` are complete for the default settings and also work with any other
+//! migration tool. This module renders the parts that depend on settings: the payload's type, the
+//! publication's name and tables, and the grants on the user's own tables.
 
 use slot_manager::{QualifiedName, SlotName, quoted_identifier, quoted_literal};
 
@@ -12,9 +12,9 @@ use crate::settings::{Settings, Start};
 /// The type of the payload column of `outbox.events`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(in crate::cli) enum Payload {
-    /// For JSON; checked by PostgreSQL
+    /// For JSON; PostgreSQL validates it
     Jsonb,
-    /// For Protobuf, Avro and the like; sent byte for byte
+    /// For Protobuf, Avro and similar formats; sent byte for byte
     Bytea,
 }
 
@@ -24,8 +24,8 @@ pub(super) struct Migration {
     pub(super) version: i32,
     pub(super) name: &'static str,
     pub(super) sql: String,
-    /// Whether it is run at each `init --apply`, since it depends on the settings or on what
-    /// happened outside of it (roles belong to the whole cluster).
+    /// Whether each `init --apply` runs it, because it depends on the settings or on objects outside
+    /// the database (roles belong to the whole cluster).
     pub(super) repeats: bool,
 }
 
@@ -39,22 +39,24 @@ const RECOVERY: &str = include_str!("../../../migrations/0006_recovery.sql");
 const EXCEPTIONS: &str = include_str!("../../../migrations/0008_exceptions.sql");
 const ONE_RELAY: &str = include_str!("../../../migrations/0010_one_relay.sql");
 const CAPTURE: &str = include_str!("../../../migrations/0011_capture.sql");
-const DATABASE: &str = include_str!("../../../migrations/0012_database.sql");
+const CAPTURE_HISTORY: &str = include_str!("../../../migrations/0012_capture_history.sql");
+const DATABASE: &str = include_str!("../../../migrations/0013_database.sql");
 
-/// What the files are written for.
+/// The names used in the files.
 const DEFAULT_PUBLICATION: &str = "postrider";
 const DEFAULT_TABLE: &str = "outbox.events";
 
-/// Every function, operator, type and table without a schema is then PostgreSQL's own. Each of the
-/// files begins with it, and so does what is rendered here.
+/// Makes every name without a schema refer to PostgreSQL's own function, operator, type or table. Each
+/// file begins with this statement, and so does each rendered part.
 const PIN: &str = "set local search_path = pg_catalog, pg_temp;\n";
 
-/// Refuses objects that belong to a role which could use them against the one that runs this:
-/// statements on a table run its triggers, and whoever owns the schema can put others into it.
+/// Refuses to run when an untrusted role owns the schema or an object in it. Such a role could attack
+/// the role that runs this: statements on a table run its triggers, and the owner of the schema can
+/// replace objects in it.
 ///
-/// Such an owner is not trusted, unless it is a superuser, the owner of the database, the role
-/// itself or one that it is a member of. A superuser is a member of every role, so that does not
-/// count for superusers.
+/// Trusted owners are superusers, the owner of the database, the current role, and roles that the
+/// current role is a member of. A superuser is a member of every role, so membership does not count
+/// if the current role is a superuser.
 pub(super) const GUARD: &str = "\
 do $$
 declare
@@ -92,7 +94,7 @@ end
 $$;
 ";
 
-/// Where it stands which migrations have been applied. Runs before each of them.
+/// Creates the table of applied migrations. Runs before each migration.
 pub(super) const VERSIONS: &str = "\
 create schema if not exists outbox;
 create table if not exists outbox.migrations (
@@ -122,13 +124,14 @@ pub(super) fn migrations(settings: &Settings, payload: Payload) -> Vec<Migration
         migration(8, "exceptions", EXCEPTIONS.to_owned(), false),
         migration(10, "one_relay", ONE_RELAY.to_owned(), false),
         migration(11, "capture", CAPTURE.to_owned(), true),
-        migration(12, "database", DATABASE.to_owned(), true),
+        migration(12, "capture_history", CAPTURE_HISTORY.to_owned(), false),
+        migration(13, "database", DATABASE.to_owned(), true),
     ]
 }
 
-/// Adds the columns by which rows of a captured table are told apart and put in order, where they are
-/// missing. Neither rewrites the table. A table without a numbered id gets a column `seq`, whose
-/// sequence every writer may use: the defaults of a column run with the writer's rights.
+/// Adds the columns that identify and order the rows of a captured table, if they are missing. Neither
+/// rewrites the table. A table without a numbered id gets a column `seq`. Every writer may use its
+/// sequence, because column defaults run with the writer's rights.
 pub(super) fn columns(table: &TableSettings) -> String {
     let name = &table.table;
     let oid = format!("{}::regclass", quoted_literal(&name.to_string()));
@@ -156,7 +159,7 @@ pub(super) fn columns(table: &TableSettings) -> String {
     ))
 }
 
-/// The index along which a recovery reads; in no transaction, so that writers go on.
+/// The index that a recovery reads by. Run it outside a transaction, so that writers are not blocked.
 pub(super) fn index(table: &TableSettings, concurrently: bool) -> String {
     let name = &table.table;
     let index = quoted_identifier(&format!("{}_seq", short(&name.name)));
@@ -166,7 +169,7 @@ pub(super) fn index(table: &TableSettings, concurrently: bool) -> String {
     )
 }
 
-/// As much of a name as leaves room for an ending: PostgreSQL cuts names at 63 bytes.
+/// The first 48 bytes of a name: leaves room for a suffix, since PostgreSQL cuts names at 63 bytes.
 fn short(name: &str) -> &str {
     let end = (0..=48).rev().find(|end| name.is_char_boundary(*end));
     &name[..end.unwrap_or(0).min(name.len())]
@@ -175,7 +178,7 @@ fn short(name: &str) -> &str {
 fn events(payload: Payload) -> String {
     match payload {
         Payload::Jsonb => EVENTS.to_owned(),
-        // Comments stay as they are: one of them says just this.
+        // Comments stay unchanged: one of them describes this replacement.
         Payload::Bytea => EVENTS
             .lines()
             .map(|line| match line.starts_with("--") {
@@ -214,14 +217,14 @@ fn publication(settings: &Settings) -> String {
         body += &add_table(name, &table.table);
     }
     format!(
-        "-- What the relay streams. Must exist before the slot: rows that are inserted between the\n\
-         -- two cannot be streamed.\n\n{PIN}{}",
+        "-- The relay streams this publication. It must exist before the slot: rows inserted after the\n\
+         -- slot and before the publication cannot be streamed.\n\n{PIN}{}",
         do_block(&body)
     )
 }
 
-/// Statements as an anonymous block. Its delimiter occurs nowhere in them: a quoted name may hold
-/// `$$`, which would end the block within the name.
+/// Statements as an anonymous block. The delimiter must not occur in the statements: a quoted name may
+/// contain `$$`, which would end the block early.
 fn do_block(body: &str) -> String {
     let tags = std::iter::once("$$".to_owned()).chain((1..).map(|n| format!("$block_{n}$")));
     let tag = tags.into_iter().find(|tag| !body.contains(tag));
@@ -242,7 +245,7 @@ fn add_table(publication: &str, table: &QualifiedName) -> String {
     )
 }
 
-/// Reading rights on the captured tables that the files do not know; empty when there are none.
+/// Grants on captured tables other than `outbox.events`; empty when there are none.
 fn grants(settings: &Settings) -> String {
     let others: Vec<&QualifiedName> = settings
         .tables
@@ -269,12 +272,12 @@ fn grants(settings: &Settings) -> String {
         statements.concat()
     );
     format!(
-        "\n-- The relay reads the other captured tables too; their writers are not its business.\n{}",
+        "\n-- The relay also reads the other captured tables. Their writers need no grant here.\n{}",
         do_block(&body)
     )
 }
 
-/// Everything as one script for psql or any other client, with comments.
+/// All statements as one commented script for psql or any other client.
 pub(super) fn script(
     settings: &Settings,
     payload: Payload,
@@ -287,7 +290,7 @@ pub(super) fn script(
          -- psql -v ON_ERROR_STOP=1 -f FILE, as the owner of the database. Running them again changes\n\
          -- nothing.\n\
          --\n\
-         -- Names without a schema are PostgreSQL's own, also for what is in no transaction below.\n\
+         -- Names without a schema are PostgreSQL's own, also in the statements outside a transaction.\n\
          set search_path = pg_catalog, pg_temp;\n",
     );
     for Migration {
@@ -310,13 +313,13 @@ pub(super) fn script(
     }
     if with_columns {
         text += &format!(
-            "\n-- What tells the rows of captured tables apart {}\n\n",
+            "\n-- Columns that identify and order the rows {}\n\n",
             "-".repeat(46)
         );
         for table in &settings.tables {
             text += &format!(
                 "begin;\n{PIN}set local lock_timeout = '10s';\n{}commit;\n\
-                 -- Where the block above has added seq:\n-- {};\n",
+                 -- If the block above has added seq:\n-- {};\n",
                 columns(table),
                 index(table, true)
             );
@@ -335,14 +338,14 @@ pub(super) fn script(
     if with_slot {
         text += &format!(
             "\n-- The slot {}\n\n\
-             -- Last, and in no transaction: every row that is committed from here on is delivered. Needs\n\
-             -- wal_level = logical and a role with REPLICATION. Waits until the transactions that run at\n\
-             -- this moment have ended. From here on WAL is kept until a relay has read it.\n\
+             -- Last, and outside a transaction: every row committed from now on is delivered. Needs\n\
+             -- wal_level = logical and a role with REPLICATION. Waits until all running transactions\n\
+             -- have ended. From then on PostgreSQL retains WAL until a relay has read it.\n\
              {}\n",
             "-".repeat(77),
             slot_statement(&settings.slot, settings.slot_failover),
         );
-        text += "\n-- At once after it: rows that were committed before are not the relay's to publish.\n";
+        text += "\n-- Run directly after the slot: records which rows the relay has to publish.\n";
         for table in &settings.tables {
             text += &capture_statement(table, settings);
         }
@@ -360,7 +363,7 @@ fn slot_statement(slot: &SlotName, failover: bool) -> String {
     )
 }
 
-/// What the relay writes down itself when it makes the slot.
+/// The capture record that the relay itself writes when it creates the slot.
 fn capture_statement(table: &TableSettings, settings: &Settings) -> String {
     let name = &table.table;
     let (schema, table) = (quoted_literal(&name.schema), quoted_literal(&name.name));
@@ -398,7 +401,7 @@ mod tests {
     }
 
     #[test]
-    fn the_default_settings_give_the_files_as_they_are() {
+    fn the_default_settings_render_the_files_unchanged() {
         let rendered = migrations(&settings(&[]), Payload::Jsonb);
         let texts: Vec<&str> = rendered.iter().map(|m| m.sql.as_str()).collect();
         assert_eq!(
@@ -414,15 +417,16 @@ mod tests {
                 EXCEPTIONS,
                 ONE_RELAY,
                 CAPTURE,
+                CAPTURE_HISTORY,
                 DATABASE
             ]
         );
         let versions: Vec<i32> = rendered.iter().map(|m| m.version).collect();
-        assert_eq!(versions, [1, 2, 3, 4, 5, 6, 7, 8, 10, 11, 12]);
+        assert_eq!(versions, [1, 2, 3, 4, 5, 6, 7, 8, 10, 11, 12, 13]);
     }
 
     #[test]
-    fn an_opaque_payload_is_bytea_in_the_table_and_in_the_function() {
+    fn payload_bytea_changes_the_table_and_the_function() {
         let sql = events(Payload::Bytea);
         assert_eq!(
             sql.lines()
@@ -452,7 +456,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_cannot_end_the_block_that_it_stands_in() {
+    fn a_quoted_name_cannot_end_its_do_block() {
         let settings = settings(&[
             ("POSTRIDER_PUBLICATION", "a$$b"),
             ("POSTRIDER_TABLE", "sales.\"$block_1$\""),

@@ -1,4 +1,4 @@
-//! The slot at the end of `postrider init --apply`: from it on, every committed row is delivered.
+//! Creates the slot at the end of `postrider init --apply`; rows committed after it are delivered.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use crate::settings::Settings;
 /// How long to wait for running transactions.
 const CREATE_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Creates the slot unless it is there. `new_publication`: it was made just now.
+/// Creates the slot unless it exists. `new_publication`: this run created the publication.
 pub(super) async fn ensure(
     sql: &Sql,
     settings: &Settings,
@@ -32,22 +32,26 @@ pub(super) async fn ensure(
         return Ok(finding_with_remedy(
             Severity::Warning,
             "slot-missing",
-            format!("slot {name} has served up to {confirmed} and is gone: it is not made anew"),
-            "start the relay: it makes the slot anew and delivers what has no record from the tables \
-             (`postrider recover --dry-run` shows what that is)",
+            format!("slot {name} was confirmed up to {confirmed} and is gone: it is not recreated"),
+            "start the relay: it recreates the slot and publishes the unrecorded rows from the tables \
+             (`postrider recover --dry-run` lists them)",
         ));
     }
     let options = CreateOptions {
         failover: settings.slot_failover,
     };
-    let tops = capture::before_the_slot(sql, settings).await?;
-    capture::from_now_on(sql, settings, &tops, "postrider init").await?;
+    capture::refuse_others(sql, settings).await?;
     match slots::create(sql, name, options, CREATE_TIMEOUT).await {
-        Ok(at) => Ok(finding(
-            Severity::Ok,
-            "slot",
-            format!("slot {name} created at {at}: every row committed from now on is delivered"),
-        )),
+        Ok(at) => {
+            capture::from_now_on(sql, settings, "postrider init").await?;
+            Ok(finding(
+                Severity::Ok,
+                "slot",
+                format!(
+                    "slot {name} created at {at}: every row committed from now on is delivered"
+                ),
+            ))
+        }
         Err(SlotError::WalLevel { wal_level }) => Ok(finding_with_remedy(
             Severity::Warning,
             "wal-level-not-logical",
@@ -60,7 +64,7 @@ pub(super) async fn ensure(
             Severity::Warning,
             "replication-right-missing",
             format!("slot {name} was not created: this role may not replicate"),
-            "run `postrider slot create` as the relay's role; rows committed before it are not \
+            "run `postrider slot create` as the relay's role; rows committed before that are not \
              streamed",
         )),
         Err(error) => Err(error.into()),
@@ -76,7 +80,7 @@ fn existing(slot: &Slot, cluster: &Cluster, new_publication: bool) -> Finding {
             format!(
                 "slot {name} is older than the publication: PostgreSQL cannot decode the rows in between"
             ),
-            "if nothing was delivered through it yet: `postrider slot drop --yes`, then run this again",
+            "if the slot was never used: `postrider slot drop --yes`, then run this again",
         );
     }
     let observation = Observation {
@@ -88,7 +92,7 @@ fn existing(slot: &Slot, cluster: &Cluster, new_publication: bool) -> Finding {
         recorded: None,
     };
     let health = health::judge(&observation, &Thresholds::default());
-    let what = format!("slot {name} is there already");
+    let what = format!("slot {name} already exists");
     match health.severity() {
         Severity::Error => finding_with_remedy(
             Severity::Error,

@@ -1,4 +1,4 @@
-//! Releasing and discarding. What is given up is said before, and done only with `--yes`.
+//! Releases and discards events. Discarding says how many events it concerns, and requires `--yes`.
 
 use std::process::ExitCode;
 
@@ -25,7 +25,7 @@ pub(super) struct ReleaseArgs {
 pub(super) struct DiscardArgs {
     #[command(flatten)]
     which: Which,
-    /// Do it; without this, only say how many events would never be sent
+    /// Do it; without this, only show how many events would be discarded
     #[arg(long)]
     yes: bool,
     /// Print JSON: {discarded}
@@ -47,14 +47,15 @@ pub(super) async fn release(settings: &Settings, args: &ReleaseArgs) -> Result<E
     }
     let why = why_whole.map(|why| format!(" {why}")).unwrap_or_default();
     output::write(&format!(
-        "Released {}.{why} A running relay sends them within seconds; one that is down does so at \
-         its next start.\n",
+        "Released {}.{why} A running relay publishes within seconds; a stopped one does so at its \
+         next start.\n",
         figures::count(released, "event"),
     ));
     Ok(ExitCode::SUCCESS)
 }
 
-/// Releases one event, or all of its key where order asks for it, with the reason.
+/// Releases one event, or its whole key if that is necessary to keep the order. Returns the number of
+/// events, and the reason if it released the whole key.
 async fn release_event(settings: &Settings, sql: &Sql, id: &str) -> Result<(u64, Option<String>)> {
     let event = select::in_quarantine(sql, id).await?;
     let (before, behind) = select::neighbours(sql, &event).await?;
@@ -63,14 +64,14 @@ async fn release_event(settings: &Settings, sql: &Sql, id: &str) -> Result<(u64,
         (0, 0) => None,
         (0, behind) => blocks.then(|| {
             format!(
-                "It is the first of key {}: the {} behind it {} with it, in order.",
+                "It is the first of key {}: the {} behind it {} released too, in order.",
                 printable(&event.key),
                 figures::count(behind, "event"),
-                if behind == 1 { "goes" } else { "go" },
+                if behind == 1 { "is" } else { "are" },
             )
         }),
         (before, _) => Some(format!(
-            "Order asks for the whole key {}: {} in quarantine before it.",
+            "To keep the order, the whole key {} was released: {} in quarantine before it.",
             printable(&event.key),
             match before {
                 1 => "1 event is".to_owned(),
@@ -133,8 +134,9 @@ pub(super) async fn discard(settings: &Settings, args: &DiscardArgs) -> Result<E
             "discarding {} needs --yes; nothing was done",
             figures::count(count, "event")
         );
-        return Err(Error::new(Code::SettingInvalid, what)
-            .hint("add --yes if they need never be sent; their rows stay as they are"));
+        return Err(Error::new(Code::SettingInvalid, what).hint(
+            "add --yes if they never need to be published; their outbox rows stay unchanged",
+        ));
     }
     let discarded = match &event {
         Some(Event {
@@ -159,8 +161,8 @@ pub(super) async fn discard(settings: &Settings, args: &DiscardArgs) -> Result<E
     match args.json {
         true => output::write_json(&serde_json::json!({ "discarded": discarded })),
         false => output::write(&format!(
-            "Discarded {}: never sent; the rows say why. What waits behind them still waits: \
-             `postrider quarantine list`.\n",
+            "Discarded {}: never published; outbox.dispatch keeps the reason. Events behind them still \
+             wait: `postrider quarantine list`.\n",
             figures::count(discarded, "event"),
         )),
     }

@@ -1,4 +1,4 @@
-//! `postrider quarantine list`: each key with its first event, and why that is there.
+//! `postrider quarantine list`: each key with its first event and that event's error.
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -7,8 +7,8 @@ use serde::Serialize;
 use slot_manager::Severity;
 use tokio_postgres::Row;
 
-use super::select::Condition;
-use super::{seconds, session, short};
+use super::select::{self, Condition};
+use super::{seconds, session, short, start_of};
 use crate::cli::paint::Paint;
 use crate::cli::{figures, output};
 use crate::error::Result;
@@ -27,7 +27,7 @@ pub(super) struct Args {
     /// Only this topic
     #[arg(long, value_name = "TOPIC")]
     topic: Option<String>,
-    /// At most so many keys, those that wait longest
+    /// Maximum number of keys, longest waiting first
     #[arg(long, value_name = "N", default_value_t = 50,
           value_parser = clap::value_parser!(i64).range(1..=100_000))]
     limit: i64,
@@ -41,8 +41,9 @@ struct Key {
     topic: Option<String>,
     ordering_key: Option<String>,
     events: i64,
-    /// Of these, asked for and not sent yet.
+    /// Released events among them that are not published yet.
     released: i64,
+    /// The name of the first event that the other commands accept.
     first_event: String,
     /// Age of the first event's commit.
     since_seconds: u64,
@@ -67,11 +68,11 @@ pub(super) async fn run(settings: &Settings, args: &Args) -> Result<ExitCode> {
          shown as (select *, count(*) over () as total_keys, \
                           sum(events) over ()::bigint as total_events \
                    from counted order by since limit {}) \
-         select s.topic, s.ordering_key, s.events, s.released, f.id, \
+         select s.topic, s.ordering_key, s.events, s.released, f.source_id, f.event_id, \
                 extract(epoch from clock_timestamp() - f.committed_at)::float8, f.error, \
                 s.total_keys, s.total_events \
          from shown s, lateral ( \
-             select coalesce(q.source_id, q.event_id::text) as id, q.committed_at, q.error from q \
+             select q.source_id, q.event_id, q.committed_at, q.error from q \
              where q.topic is not distinct from s.topic \
                and q.ordering_key is not distinct from s.ordering_key \
                and q.commit_lsn = s.since order by q.ordinal limit 1) f \
@@ -82,8 +83,8 @@ pub(super) async fn run(settings: &Settings, args: &Args) -> Result<ExitCode> {
     let rows = sql.query(&statement, &condition.parameters()).await?;
     let total = |i| rows.first().map_or(0, |row| row.get(i));
     let listing = Listing {
-        total_keys: total(7),
-        total_events: total(8),
+        total_keys: total(8),
+        total_events: total(9),
         keys: rows.iter().map(key).collect(),
     };
     match args.json {
@@ -99,9 +100,9 @@ fn key(row: &Row) -> Key {
         ordering_key: row.get(1),
         events: row.get(2),
         released: row.get(3),
-        first_event: row.get(4),
-        since_seconds: seconds(row.get(5)),
-        error: row.get(6),
+        first_event: select::name(row.get(4), row.get(5)),
+        since_seconds: seconds(row.get(6)),
+        error: row.get(7),
     }
 }
 
@@ -134,20 +135,12 @@ fn text(listing: &Listing, paint: Paint) -> String {
         false => String::new(),
     };
     text += &format!(
-        "\n{} of {}{more}. `postrider quarantine show ID` says more; `release` sends, `discard` \
-         gives up.\n",
+        "\n{} of {}{more}. `postrider quarantine show ID` shows details; `release` publishes, \
+         `discard` drops.\n",
         figures::count(listing.total_events.unsigned_abs(), "event"),
         figures::count(keys, "key"),
     );
     text
-}
-
-/// The first characters, with dots where some are left out.
-fn start_of(text: &str, chars: usize) -> String {
-    match text.char_indices().nth(chars) {
-        Some((end, _)) => format!("{}...", &text[..end]),
-        None => text.to_owned(),
-    }
 }
 
 #[cfg(test)]
@@ -155,7 +148,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_key_shows_how_many_wait_for_how_long_and_why() {
+    fn a_key_shows_its_event_count_age_and_first_error() {
         let listing = Listing {
             keys: vec![Key {
                 topic: Some("projects/p/topics/order.events".into()),
@@ -173,13 +166,13 @@ mod tests {
             text(&listing, Paint::PLAIN),
             "o-7  order.events  12 events waiting for 5 min 3 s\n    \
              4f2a\n    event-refused: InvalidArgument\n\n\
-             40 events of 3 keys, 1 shown (--limit). `postrider quarantine show ID` says more; \
-             `release` sends, `discard` gives up.\n"
+             40 events of 3 keys, 1 shown (--limit). `postrider quarantine show ID` shows details; \
+             `release` publishes, `discard` drops.\n"
         );
     }
 
     #[test]
-    fn the_whole_reason_is_shown_and_nothing_that_a_terminal_would_act_on() {
+    fn the_whole_error_is_shown_with_control_characters_escaped() {
         let reason = format!(
             "event-invalid: {} end",
             "its attribute is too long ".repeat(15)

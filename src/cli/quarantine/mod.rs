@@ -1,8 +1,8 @@
-//! `postrider quarantine`: what was set aside, and what becomes of it.
+//! `postrider quarantine`: lists, releases and discards quarantined events.
 //!
-//! Works through the database alone: a running relay looks every two seconds what was released or
-//! discarded, one that is down does so at its next start. `select` says which events are meant,
-//! `list` and `show` look, `change` releases and discards.
+//! The commands only write to the database. A running relay checks every two seconds which events
+//! were released or discarded; a stopped relay does so at its next start. `select` resolves which
+//! events a command means, `list` and `show` only read, `change` releases and discards.
 
 mod change;
 mod list;
@@ -35,15 +35,15 @@ enum Action {
     /// Example: postrider quarantine list --topic order.events --json
     #[command(verbatim_doc_comment)]
     List(list::Args),
-    /// Show one event: what became of it and why, and what waits behind it
+    /// Show one event: its state, its error, and how many events wait behind it
     ///
     /// Example: postrider quarantine show 0190163d-8694-739b-aea5-966c26f8ad91
     #[command(verbatim_doc_comment)]
     Show(show::Args),
-    /// Have events sent after all, in the order of their keys
+    /// Release events: publish them after all, in the order of their keys
     ///
-    /// A running relay sends them within seconds, behind nothing later of their key. What fails
-    /// again goes back into quarantine, with all that waits behind it.
+    /// A running relay publishes them within seconds, before any later event of their key. An event
+    /// that fails again returns to quarantine, with the events behind it.
     ///
     /// Examples:
     ///   postrider quarantine release 0190163d-8694-739b-aea5-966c26f8ad91
@@ -51,9 +51,9 @@ enum Action {
     ///   postrider quarantine release --all
     #[command(verbatim_doc_comment)]
     Release(change::ReleaseArgs),
-    /// Give events up: they are never sent. Their rows stay, as `discarded`
+    /// Discard events: they are never published. Their rows stay, with the state `discarded`
     ///
-    /// Discard the bad event, then release its key: the events behind it are sent.
+    /// Discard the bad event, then release its key to publish the events behind it.
     ///
     /// Example: postrider quarantine discard 0190163d-8694-739b-aea5-966c26f8ad91 --yes
     #[command(verbatim_doc_comment)]
@@ -74,13 +74,21 @@ async fn session(settings: &Settings) -> Result<Sql> {
     connect(target, "postrider quarantine", STATEMENT_TIMEOUT).await
 }
 
-/// Whole seconds of an age that the server has computed by its own clock.
+/// Whole seconds of an age that the server computed with its own clock.
 fn seconds(age: f64) -> u64 {
     let age = Duration::try_from_secs_f64(age).unwrap_or_default();
     age.as_secs()
 }
 
-/// A topic without its project, where that is plain.
+/// The last part of a topic's full name.
 fn short(topic: &str) -> &str {
     topic.rsplit('/').next().unwrap_or(topic)
+}
+
+/// The first characters, followed by dots if the text is longer.
+fn start_of(text: &str, chars: usize) -> String {
+    match text.char_indices().nth(chars) {
+        Some((end, _)) => format!("{}...", &text[..end]),
+        None => text.to_owned(),
+    }
 }

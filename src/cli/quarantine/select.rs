@@ -1,19 +1,21 @@
-//! Which events a command means: one by its id, those of a key, of a topic, or all.
+//! Resolves which events a command means: one by its id, those of a key, of a topic, or all.
 
 use tokio_postgres::Row;
 use tokio_postgres::types::{PgLsn, ToSql};
 use uuid::Uuid;
 
 use crate::error::{Code, Error, Result};
+use crate::map::SHOWN_CHARS;
 use crate::postgres::Sql;
+use crate::printable::printable;
 
-/// What is in quarantine.
+/// The condition for rows in quarantine.
 pub(super) const IN_QUARANTINE: &str = "d.state in ('quarantined', 'released')";
 
-/// The arguments that say which events.
+/// The arguments that select events.
 #[derive(Debug, clap::Args)]
 pub(super) struct Which {
-    /// The event: its id, or `schema.table:id` where ids are not uuids
+    /// The event: its uuid, or `schema.table:id` where ids are not uuids
     #[arg(value_name = "ID", conflicts_with_all = ["key", "topic", "all"],
           required_unless_present_any = ["key", "all"])]
     pub(super) id: Option<String>,
@@ -32,15 +34,21 @@ pub(super) struct Which {
 #[derive(Debug)]
 pub(super) struct Event {
     pub(super) place: (PgLsn, i32),
-    pub(super) id: String,
+    pub(super) uuid: Uuid,
+    /// `schema.table:id` where the id is not a uuid.
+    pub(super) source_id: Option<String>,
     pub(super) state: String,
-    /// Empty where there is none.
+    /// Empty if the event has none.
     pub(super) topic: String,
     pub(super) key: String,
 }
 
 impl Event {
-    /// Whether its key has an order to keep.
+    pub(super) fn is_in_quarantine(&self) -> bool {
+        ["quarantined", "released"].contains(&self.state.as_str())
+    }
+
+    /// Whether the event has an ordering key.
     pub(super) fn is_ordered(&self) -> bool {
         !self.topic.is_empty() && !self.key.is_empty()
     }
@@ -78,55 +86,85 @@ impl Condition {
     }
 }
 
-/// The rows of an event, whatever their state, the first in the log first. An id that is not a uuid
-/// is looked for in the whole table, since its uuid also depends on the transaction that wrote it.
+/// The name of an event that a person can type as an argument: its source id, or its uuid if the id is
+/// long or has characters that a terminal cannot show.
+pub(super) fn name(source_id: Option<&str>, uuid: Uuid) -> String {
+    let can_be_typed = |id: &&str| id.chars().nth(SHOWN_CHARS).is_none() && printable(id) == **id;
+    source_id
+        .filter(can_be_typed)
+        .map_or_else(|| uuid.to_string(), str::to_owned)
+}
+
+/// The rows of an event in log order: those in quarantine, or all its rows if none is in quarantine.
+///
+/// # Errors
+/// `not-in-quarantine` when the event has no row; `setting-invalid` when several events have this id.
 pub(super) async fn rows_of(sql: &Sql, id: &str) -> Result<Vec<Event>> {
-    rows_where(sql, id, "true").await
+    let mut rows = rows_where(sql, id, IN_QUARANTINE).await?;
+    if rows.is_empty() {
+        // A search by `source_id` reads the whole table. The uuid cannot be computed from the id,
+        // because it also depends on the transaction.
+        rows = rows_where(sql, id, "true").await?;
+    }
+    let mut uuids: Vec<Uuid> = rows.iter().map(|row| row.uuid).collect();
+    uuids.sort_unstable();
+    uuids.dedup();
+    match uuids.len() {
+        0 => Err(not_in_quarantine(format!("event {id} is not recorded"))),
+        1 => Ok(rows),
+        count => {
+            let uuids: Vec<String> = uuids.iter().take(5).map(Uuid::to_string).collect();
+            let what = format!("{count} events have the id {id}: their table was recreated");
+            Err(Error::new(Code::SettingInvalid, what)
+                .hint(format!("name one by its uuid: {}", uuids.join(", "))))
+        }
+    }
 }
 
 async fn rows_where(sql: &Sql, id: &str, condition: &str) -> Result<Vec<Event>> {
-    let select = "select d.commit_lsn, d.ordinal, coalesce(d.source_id, d.event_id::text), \
-                         d.state, coalesce(d.topic, ''), coalesce(d.ordering_key, '') \
-                  from outbox.dispatch d";
-    let order = "order by d.commit_lsn, d.ordinal";
-    let rows = match Uuid::parse_str(id) {
-        Ok(uuid) => {
-            let statement = format!("{select} where d.event_id = $1 and {condition} {order}");
-            sql.query(&statement, &[&uuid]).await?
-        }
-        Err(_) => {
-            let statement = format!("{select} where d.source_id = $1 and {condition} {order}");
-            sql.query(&statement, &[&id]).await?
-        }
+    let uuid = Uuid::parse_str(id);
+    let (column, value): (_, &(dyn ToSql + Sync)) = match &uuid {
+        Ok(uuid) => ("event_id", uuid),
+        Err(_) => ("source_id", &id),
     };
+    let statement = format!(
+        "select d.commit_lsn, d.ordinal, d.event_id, d.source_id, d.state, \
+                coalesce(d.topic, ''), coalesce(d.ordering_key, '') \
+         from outbox.dispatch d where d.{column} = $1 and {condition} \
+         order by d.commit_lsn, d.ordinal"
+    );
+    let rows = sql.query(&statement, &[value]).await?;
     Ok(rows.iter().map(event).collect())
 }
 
 fn event(row: &Row) -> Event {
     Event {
         place: (row.get(0), row.get(1)),
-        id: row.get(2),
-        state: row.get(3),
-        topic: row.get(4),
-        key: row.get(5),
+        uuid: row.get(2),
+        source_id: row.get(3),
+        state: row.get(4),
+        topic: row.get(5),
+        key: row.get(6),
     }
+}
+
+fn not_in_quarantine(what: String) -> Error {
+    Error::new(Code::NotInQuarantine, what)
 }
 
 /// The row of an event in quarantine.
+///
+/// # Errors
+/// Those of [`rows_of`]; `not-in-quarantine` when the event has another state.
 pub(super) async fn in_quarantine(sql: &Sql, id: &str) -> Result<Event> {
-    let waiting = rows_where(sql, id, IN_QUARANTINE).await?;
-    if let Some(first) = waiting.into_iter().next() {
-        return Ok(first);
+    let first = rows_of(sql, id).await?.swap_remove(0);
+    match first.is_in_quarantine() {
+        true => Ok(first),
+        false => Err(not_in_quarantine(format!("event {id} is {}", first.state))),
     }
-    let rows = rows_of(sql, id).await?;
-    let what = match rows.first() {
-        Some(row) => format!("event {id} is {}", row.state),
-        None => format!("event {id} is not recorded"),
-    };
-    Err(Error::new(Code::NotInQuarantine, what))
 }
 
-/// How many events of the key of `event` are in quarantine before it, and after it.
+/// The number of quarantined events of the same key before and after `event`.
 pub(super) async fn neighbours(sql: &Sql, event: &Event) -> Result<(u64, u64)> {
     if !event.is_ordered() {
         return Ok((0, 0));

@@ -1,4 +1,4 @@
-//! `postrider quarantine show`: all that is recorded of one event.
+//! `postrider quarantine show`: shows the record of one event.
 
 use std::process::ExitCode;
 
@@ -6,9 +6,10 @@ use serde::Serialize;
 use tokio_postgres::types::PgLsn;
 
 use super::select::{self, Event};
-use super::{seconds, session};
+use super::{seconds, session, start_of};
 use crate::cli::{figures, output};
-use crate::error::{Code, Error, Result};
+use crate::error::Result;
+use crate::map::SHOWN_CHARS;
 use crate::postgres::Sql;
 use crate::printable::printable;
 use crate::settings::Settings;
@@ -16,7 +17,7 @@ use crate::settings::Settings;
 /// The arguments of `postrider quarantine show`.
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
-    /// The event: its id, or `schema.table:id` where ids are not uuids
+    /// The event: its uuid, or `schema.table:id` where ids are not uuids
     #[arg(value_name = "ID")]
     id: String,
     /// Print one JSON object
@@ -26,7 +27,10 @@ pub(super) struct Args {
 
 #[derive(Debug, Serialize)]
 struct Shown {
+    /// `schema.table:id` where the id is not a uuid.
     event_id: String,
+    /// The attribute `event_id` of its message.
+    uuid: String,
     state: String,
     error: Option<String>,
     topic: Option<String>,
@@ -50,17 +54,11 @@ const SELECT: &str = "\
 
 pub(super) async fn run(settings: &Settings, args: &Args) -> Result<ExitCode> {
     let sql = session(settings).await?;
-    let event = match select::in_quarantine(&sql, &args.id).await {
-        Ok(event) => event,
-        // What became of it is told wherever it stands.
-        Err(error) if error.code() == Code::NotInQuarantine => {
-            let mut rows = select::rows_of(&sql, &args.id).await?;
-            rows.pop().ok_or_else(|| {
-                let what = format!("event {} is not recorded", args.id);
-                Error::new(Code::NotInQuarantine, what)
-            })?
-        }
-        Err(error) => return Err(error),
+    // Show the first row if the event is in quarantine, otherwise the latest one.
+    let mut rows = select::rows_of(&sql, &args.id).await?;
+    let event = match rows[0].is_in_quarantine() {
+        true => rows.swap_remove(0),
+        false => rows.swap_remove(rows.len() - 1),
     };
     let shown = shown(&sql, event).await?;
     match args.json {
@@ -76,7 +74,8 @@ async fn shown(sql: &Sql, event: Event) -> Result<Shown> {
     let row = sql.query_one(SELECT, &[&commit, &ordinal]).await?;
     let ago = |i| seconds(row.get(i));
     Ok(Shown {
-        event_id: event.id,
+        event_id: event.source_id.unwrap_or_else(|| event.uuid.to_string()),
+        uuid: event.uuid.to_string(),
         state: event.state,
         error: row.get(2),
         topic: row.get(0),
@@ -100,7 +99,8 @@ fn text(shown: &Shown) -> String {
         format!("{time} ago")
     };
     let mut lines = vec![
-        ("event", line(&shown.event_id)),
+        ("event", line(&start_of(&shown.event_id, SHOWN_CHARS))),
+        ("uuid", shown.uuid.clone()),
         ("state", shown.state.clone()),
         ("error", shown.error.as_deref().map_or(none(), line)),
         ("topic", shown.topic.as_deref().map_or(none(), line)),

@@ -1,5 +1,5 @@
-//! `postrider recover --adopt`: decides whether this server may take the place of another one, and
-//! whether the relay can continue with the slot that is there.
+//! `postrider recover --adopt`: decides whether this server may replace another one, and whether the
+//! relay can continue with the existing slot.
 
 use decoder::Lsn;
 use slot_manager::{SlotName, slots};
@@ -37,9 +37,9 @@ pub(super) fn usable_from(seen: Seen<'_>) -> Option<Lsn> {
 }
 
 /// Returns the position from which the relay continues with the slot, or `None` if it has to recover.
-/// The slot can stay if every visible row has its outcome. The slot was there before we look at the
-/// rows, so it delivers every row that we do not see yet. `pg_upgrade` leads to this state if everything
-/// was delivered before.
+/// We keep the slot if every visible row has an outcome: the slot existed before we look at the rows, so
+/// it brings every row that is committed later. `pg_upgrade` leads to this state if everything was
+/// delivered before.
 pub(super) async fn kept_from(situation: &Situation, settings: &Settings) -> Result<Option<Lsn>> {
     if !situation.is_foreign() || situation.owner.is_some() || situation.usable_from.is_none() {
         return Ok(None);
@@ -48,8 +48,8 @@ pub(super) async fn kept_from(situation: &Situation, settings: &Settings) -> Res
     Ok(situation.usable_from.filter(|_| !waits))
 }
 
-/// A cluster that a dump was restored into counts its transactions from the beginning: rows that are
-/// committed here would count as from before the relay.
+/// Refuses a cluster whose transaction ids are below those in the tables. A cluster that a dump was
+/// restored into counts transactions from the beginning, so new rows would look older than the relay.
 pub(super) async fn refuse_lower_transactions(sql: &Sql, settings: &Settings) -> Result<()> {
     let now = captures::current_snapshot(&**sql).await?.xmax();
     let records = captures::read(&**sql).await?;
@@ -70,8 +70,8 @@ pub(super) async fn refuse_lower_transactions(sql: &Sql, settings: &Settings) ->
         return Ok(());
     }
     let what = format!(
-        "the next transaction of this cluster is {now}, and the tables have rows of transactions up to \
-         {wanted}: what is committed here could not be told from them"
+        "the next transaction of this cluster is {now}, but the tables have rows of transactions up to \
+         {wanted}: new rows could not be distinguished from the old ones"
     );
     Err(Error::new(Code::ForeignCluster, what).hint(format!(
         "stop PostgreSQL, run `pg_resetwal -e {} -x {} DATADIR`, start it, and run this again",
@@ -80,7 +80,7 @@ pub(super) async fn refuse_lower_transactions(sql: &Sql, settings: &Settings) ->
     )))
 }
 
-/// A relay that reads the slot which owns the tables would go on publishing.
+/// Refuses while a relay reads the slot that owns the tables: it would keep publishing.
 pub(super) async fn refuse_a_live_owner(sql: &Sql, owner: &SlotName) -> Result<()> {
     match slots::find(sql, owner).await? {
         Some(slot) if slot.active => Err(Error::new(

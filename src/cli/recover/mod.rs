@@ -1,7 +1,7 @@
-//! `postrider recover`: what recovery would send, and asking for it.
+//! `postrider recover`: previews a recovery, or requests one.
 //!
-//! The work itself is the relay's, which holds the slot and knows what is on its way: this
-//! command marks the slot, and ends the relay's session so that it begins anew.
+//! The relay does the recovery itself, because it holds the slot and knows which events are in
+//! flight. This command marks the slot and ends the relay's session, so that the relay opens a new one.
 
 mod adopt;
 mod preview;
@@ -29,18 +29,18 @@ const STATEMENT_TIMEOUT: Duration = Duration::from_secs(3600);
 /// The arguments of `postrider recover`.
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
-    /// Only show whether recovery is needed and what it would send now; changes nothing
+    /// Only show whether recovery is needed and which rows it would publish; changes nothing
     #[arg(long, conflicts_with_all = ["yes", "adopt"])]
     dry_run: bool,
-    /// This server took the place of the one that was served before, or this slot that of another one:
-    /// make it the relay's own
+    /// This server replaces the one that the relay served before, or this slot replaces another one:
+    /// let the relay continue here
     #[arg(long)]
     adopt: bool,
     /// Do it without asking
     #[arg(long)]
     yes: bool,
     /// Print JSON: {slot_name, needed, why, tables: [...]} or {slot_name, marked, relay}, where
-    /// `marked` is null if the slot goes on as it is
+    /// `marked` is null if the relay continues with the slot as it is
     #[arg(long)]
     json: bool,
 }
@@ -56,22 +56,22 @@ pub(super) fn run(settings: &Settings, args: &Args) -> Result<ExitCode> {
     })
 }
 
-/// How things stand.
+/// The facts that decide whether a recovery is needed.
 struct Situation {
     cluster: Cluster,
     slot: Option<Slot>,
     earlier: Option<Recorded>,
-    /// The slot that owns one of the tables, if it is another one.
+    /// Another slot that owns one of the tables, if any.
     owner: Option<SlotName>,
-    /// The records of the tables.
+    /// The identities of the tables' capture records.
     identities: Vec<String>,
     /// Whether events may have been delivered without a record.
     repeats: bool,
-    /// The publication as it is.
+    /// Fingerprint of the publication.
     publication: String,
     /// The slot's position, if a relay that stopped there would continue to stream.
     usable_from: Option<Lsn>,
-    /// Why a relay would recover at its next session; `None` when it would just stream.
+    /// Why a relay would recover at its next session; `None` if it would only stream.
     why: Option<Why>,
 }
 
@@ -79,7 +79,7 @@ struct Situation {
 struct Why {
     name: &'static str,
     what: String,
-    /// The error of a relay that may not recover by itself.
+    /// The error with which a relay stops if it may not recover by itself.
     stops: Option<Error>,
 }
 
@@ -124,10 +124,10 @@ impl Situation {
             dispatch: settings.dispatch,
             publication: publication.fingerprint(),
             has_new_table: known.iter().any(Option::is_none),
-            is_captured: known.iter().any(Option::is_some),
         };
         let (repeats, why) = (loss::repeats(seen), situation.why(name, seen));
-        // Without the column a relay cannot tell rows that were restored after the slot was made.
+        // Without the column, a relay does not recognise rows that were restored after the slot was
+        // created.
         let tells_restored_rows = found.iter().all(|found| found.shape.has_inserted_xid);
         let usable_from = adopt::usable_from(seen).filter(|_| tells_restored_rows);
         (situation.repeats, situation.why) = (repeats, why);
@@ -144,8 +144,8 @@ impl Situation {
     fn why(&self, slot: &SlotName, seen: Seen<'_>) -> Option<Why> {
         if let Some(earlier) = self.earlier.as_ref().filter(|_| self.is_foreign()) {
             let what = format!(
-                "the slot was served on cluster {}, and this is cluster {}: a relay stops here \
-                 until `postrider recover --adopt`",
+                "the relay's records come from cluster {}, and this is cluster {}: a relay refuses to \
+                 run here until `postrider recover --adopt`",
                 earlier.origin,
                 self.cluster.origin()
             );
@@ -157,7 +157,7 @@ impl Situation {
         }
         if let Some(owner) = &self.owner {
             let what = format!(
-                "its tables are captured through slot \"{owner}\": a relay stops here until \
+                "the tables are captured through slot \"{owner}\": a relay refuses to run here until \
                  `postrider recover --adopt`"
             );
             return Some(Why {
@@ -167,7 +167,7 @@ impl Situation {
             });
         }
         match loss::judge(seen) {
-            Verdict::Stream { .. } | Verdict::CreateSlot => None,
+            Verdict::Stream { .. } => None,
             Verdict::Recover(loss) => Some(Why {
                 name: loss.name(),
                 what: loss.to_string(),
@@ -177,22 +177,22 @@ impl Situation {
     }
 }
 
-/// The finding of `postrider check` about a slot that is lost or was made anew. `None` also when a look
-/// at the database fails: then another finding says why.
+/// The finding of `postrider check` about a slot that is lost or was recreated. `None` also if a look at
+/// the database fails; another finding then says why.
 pub(super) async fn lost_slot(sql: &Sql, settings: &Settings) -> Option<Finding> {
     let situation = Situation::look(sql, settings).await.ok()?;
     let error = situation.why?.stops?;
     let (severity, remedy) = match settings.slot_on_loss {
         OnLoss::Recover => (
             Severity::Warning,
-            "`postrider run` makes a new slot and delivers every row without a record from the tables; \
-             `postrider recover --dry-run` shows them. If this server is a copy of another one, run no \
-             relay here",
+            "`postrider run` creates a new slot and publishes every row without a record from the \
+             tables; `postrider recover --dry-run` lists these rows. If this server is a copy of \
+             another one, run no relay here",
         ),
         OnLoss::Stop => (
             Severity::Error,
-            "`postrider recover --dry-run` shows what was not delivered, `postrider recover --yes` asks \
-             for it; if this server is a copy of another one, run no relay here",
+            "`postrider recover --dry-run` lists the undelivered rows, and `postrider recover --yes` \
+             requests their delivery. If this server is a copy of another one, run no relay here",
         ),
     };
     Some(Finding {
@@ -223,14 +223,14 @@ async fn request(
                 None => (String::new(), Code::ForeignCluster),
             };
             return Err(Error::new(code, what).hint(
-                "if no other relay publishes these tables any more and events may be published from \
-                 here: `postrider recover --adopt`",
+                "if no other relay publishes these tables and events should be published from here: \
+                 `postrider recover --adopt`",
             ));
         }
         (false, true) => {
             return Err(Error::new(
                 Code::SettingInvalid,
-                "--adopt: the tables and the slot are this relay's own already",
+                "--adopt is not needed: the tables and the slot already belong to this relay",
             )
             .hint("leave --adopt out"));
         }
@@ -272,12 +272,12 @@ async fn request(
             "records_moved": moved,
         })),
         false if kept_from.is_some() => output::write(&format!(
-            "Kept slot {name}: every row in the tables has its outcome, and the slot delivers all later \
-             ones. Start the relay.\n"
+            "Kept slot {name}: every row in the tables has an outcome, and the slot delivers all later \
+             rows. Start the relay.\n"
         )),
         false => output::write(&format!(
-            "Marked slot {name} for recovery: every row without a record in outbox.dispatch is \
-             delivered from the tables, then the stream goes on.\n{}\n",
+            "Marked slot {name} for recovery: the relay publishes every row without a record in \
+             outbox.dispatch from the tables, then continues with the stream.\n{}\n",
             relay.text()
         )),
     }
@@ -288,8 +288,8 @@ fn question(situation: &Situation, settings: &Settings) -> String {
     let name = &settings.slot;
     match situation.is_foreign() {
         true => format!(
-            "cluster {} becomes the one on which slot {name} is served, and every row without a \
-             record is published to project {:?} from here",
+            "this adopts cluster {} for slot {name}, and every row without a record is published to \
+             project {:?} from here",
             situation.cluster.origin(),
             settings.project
         ),
@@ -298,12 +298,12 @@ fn question(situation: &Situation, settings: &Settings) -> String {
              through it"
         ),
         false => format!(
-            "slot {name} is made anew, and every row without a record is published from the tables"
+            "slot {name} is recreated, and every row without a record is published from the tables"
         ),
     }
 }
 
-/// Asks on a terminal; without one, `--yes` has to say it.
+/// Asks for confirmation on a terminal; without a terminal, `--yes` is required.
 fn confirmed(args: &Args, what: &str) -> Result<()> {
     if args.yes {
         return Ok(());
@@ -313,12 +313,12 @@ fn confirmed(args: &Args, what: &str) -> Result<()> {
             Code::SettingInvalid,
             format!("this needs --yes: {what}; nothing was done"),
         )
-        .hint("`postrider recover --dry-run` shows what would be sent; then add --yes")
+        .hint("`postrider recover --dry-run` shows which rows would be published; then add --yes")
     };
     if !std::io::stdin().is_terminal() {
         return Err(refused());
     }
-    eprint!("{what}. Go on? [y/N] ");
+    eprint!("{what}. Continue? [y/N] ");
     let mut answer = String::new();
     let _ = std::io::stderr().flush(); // the answer counts, not the prompt
     match std::io::stdin().read_line(&mut answer) {
@@ -327,13 +327,13 @@ fn confirmed(args: &Args, what: &str) -> Result<()> {
     }
 }
 
-/// What the relay does about the mark.
+/// When the relay reacts to the mark.
 enum Relay {
-    /// None runs.
+    /// No relay runs: at the next start.
     Starts,
-    /// Its session was ended: it begins the next one at once.
+    /// The relay's session was ended: it opens the next one at once.
     BeginsAnew,
-    /// It runs on, and we may not end its session.
+    /// The relay keeps running, and this role may not end its session.
     MustBeRestarted,
 }
 
@@ -348,16 +348,16 @@ impl Relay {
 
     fn text(&self) -> &'static str {
         match self {
-            Relay::Starts => "No relay holds the slot: it happens at the next `postrider run`.",
-            Relay::BeginsAnew => "The relay that holds the slot begins now; see its log.",
+            Relay::Starts => "No relay holds the slot: the next `postrider run` does the recovery.",
+            Relay::BeginsAnew => "The relay that holds the slot recovers now; see its log.",
             Relay::MustBeRestarted => {
-                "This role may not end the session of the relay that holds the slot: restart it."
+                "This role may not end the session of the relay that holds the slot: restart the relay."
             }
         }
     }
 }
 
-/// Ends the session that holds the slot: the relay's next one finds the mark.
+/// Ends the session that holds the slot; the relay's next session finds the mark.
 async fn wake(sql: &Sql, slot: &SlotName) -> Result<Relay> {
     const STATEMENT: &str = "\
         select pg_terminate_backend(active_pid) from pg_catalog.pg_replication_slots \

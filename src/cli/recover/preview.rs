@@ -1,4 +1,4 @@
-//! What a recovery would send if it were done now: the very rows, read and mapped as it does it.
+//! Lists the rows that a recovery would publish now; reads and maps them with the recovery's own code.
 
 use std::collections::BTreeMap;
 use std::process::ExitCode;
@@ -17,14 +17,14 @@ use crate::printable::printable;
 use crate::relay::recovery::blocked::Firsts;
 use crate::relay::recovery::loss::Loss;
 use crate::relay::recovery::unrecorded::Unrecorded;
-use crate::settings::Settings;
+use crate::settings::{Settings, Start};
 use crate::table::TableReader;
 use crate::watermark::CommitLsn;
 
-/// Ids that are shown of each topic.
+/// Event ids shown for each topic.
 const SHOWN_IDS: usize = 5;
 
-/// The contract of `recover --dry-run --json`.
+/// The output of `recover --dry-run --json`; programs depend on it.
 #[derive(Debug, Serialize)]
 struct Preview<'a> {
     slot_name: &'a SlotName,
@@ -36,25 +36,24 @@ struct Preview<'a> {
     tables: Vec<Table>,
 }
 
-/// Rows of one table without a record.
+/// The unrecorded rows of one table.
 #[derive(Debug, Serialize)]
 struct Table {
     table: String,
     rows: u64,
-    /// By topic.
     topics: BTreeMap<String, Topic>,
     /// Rows that cannot become a message.
     unmappable: u64,
-    /// Why the first of them cannot.
+    /// The error of the first such row.
     first_error: Option<String>,
 }
 
 #[derive(Debug, Default, Serialize)]
 struct Topic {
     rows: u64,
-    /// Of the encoded messages.
+    /// Total size of the encoded messages.
     bytes: u64,
-    /// When the oldest and the newest happened, as the table says; absent when it does not.
+    /// Earliest and latest `occurred_at`; absent when the table has no such column.
     oldest: Option<String>,
     newest: Option<String>,
     first_event_ids: Vec<String>,
@@ -108,9 +107,9 @@ async fn tables(
     let mut tables = Vec::new();
     let known = claim::as_if_claimed(&sql, &settings.slot, &settings.tables, settings.start);
     let mut known = sql.answer(known).await?;
-    let is_first_start =
-        situation.why.as_ref().map(|why| why.name) == Some(Loss::FirstStart.name());
-    for captured in known.iter_mut().filter(|_| is_first_start) {
+    let wants_everything = settings.start == Start::All
+        && situation.why.as_ref().map(|why| why.name) == Some(Loss::FirstStart(Start::All).name());
+    for captured in known.iter_mut().filter(|_| wants_everything) {
         (captured.record.since, captured.record.floor) = (None, 0);
     }
     for (table, captured) in settings.tables.iter().zip(&known) {
@@ -118,8 +117,11 @@ async fn tables(
         let reader = sql.answer(resolving).await?;
         let window = Window::unresolved(captured, repeats);
         let window = match situation.is_foreign() {
-            // Its transactions are of another cluster.
-            true => window.with_resolved(),
+            // The floor counts transactions of another cluster, so it resolves nothing here.
+            true => Window {
+                from_xid: 0,
+                ..window
+            },
             false => window,
         };
         let unrecorded = Unrecorded::of(&sql, reader, table, window, &firsts).await?;
@@ -129,7 +131,7 @@ async fn tables(
 }
 
 async fn read(mut unrecorded: Unrecorded<'_>, name: String, limit: u64) -> Result<Table> {
-    // A place for the mapping; nothing is sent or recorded.
+    // The mapping needs some position; nothing is published or recorded.
     let place = CommitLsn::new(Lsn::new(1));
     let mut table = Table {
         table: name,
@@ -177,7 +179,7 @@ async fn read(mut unrecorded: Unrecorded<'_>, name: String, limit: u64) -> Resul
 }
 
 impl Topic {
-    /// Times of one session have one form, which sorts as text.
+    /// Compares as text: all times of one session have the same format.
     fn happened(&mut self, at: &str) {
         if self.oldest.as_deref().is_none_or(|oldest| at < oldest) {
             self.oldest = Some(at.to_owned());
@@ -197,9 +199,10 @@ fn text(preview: &Preview<'_>, situation: &Situation) -> String {
         None => format!("slot {}: recovery is not needed\n\n", preview.slot_name),
     };
     if situation.slot.as_ref().is_some_and(|slot| slot.active) {
-        text += "A relay is at work: what is on its way has no record yet and is counted here.\n\n";
+        text +=
+            "A relay is running: its events in flight have no record yet and are counted here.\n\n";
     }
-    text += "Without a record in outbox.dispatch, which a recovery would publish now:\n";
+    text += "Rows without a record in outbox.dispatch, which a recovery would publish now:\n";
     for table in &preview.tables {
         text += &format!("\n{}: {}\n", table.table, figures::count(table.rows, "row"));
         for (name, topic) in &table.topics {
@@ -207,7 +210,7 @@ fn text(preview: &Preview<'_>, situation: &Situation) -> String {
         }
         if let Some(error) = &table.first_error {
             text += &format!(
-                "  {} cannot become a message, the first: {}\n",
+                "  {} cannot become a message; the first error: {}\n",
                 figures::count(table.unmappable, "row"),
                 printable(error)
             );
@@ -225,11 +228,11 @@ fn topic_text(name: &str, topic: &Topic) -> String {
     );
     if let (Some(oldest), Some(newest)) = (&topic.oldest, &topic.newest) {
         text += &format!(
-            "     happened {} to {}\n",
+            "     occurred from {} to {}\n",
             printable(oldest),
             printable(newest)
         );
     }
     let first = topic.first_event_ids.join(", ");
-    text + &format!("     first {}\n", printable(&first))
+    text + &format!("     first ids {}\n", printable(&first))
 }

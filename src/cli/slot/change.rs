@@ -1,5 +1,5 @@
-//! Making, dropping and advancing the slot. What is not streamed afterwards is said before, and
-//! done only with `--yes`.
+//! Creates, drops and advances the slot. If events would not be streamed afterwards, the command says
+//! so first, and does it only with `--yes`.
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -24,7 +24,7 @@ pub(super) struct CreateArgs {
     #[arg(long, value_name = "SECONDS", default_value_t = 30,
           value_parser = clap::value_parser!(u64).range(1..=3600))]
     wait_seconds: u64,
-    /// Create it although a slot of this name has served before and is gone
+    /// Create the slot even if the relay has used a slot of this name before that is now gone
     #[arg(long)]
     yes: bool,
     /// Print JSON: {slot_name, created_at_lsn}
@@ -35,7 +35,7 @@ pub(super) struct CreateArgs {
 /// The arguments of `postrider slot drop`.
 #[derive(Debug, clap::Args)]
 pub(super) struct DropArgs {
-    /// Do it; without this, only say what would not be streamed
+    /// Do it; without this, only show how much would not be streamed
     #[arg(long)]
     yes: bool,
     /// Print JSON: {slot_name, confirmed_flush_lsn, lag_bytes, pending_events}
@@ -46,10 +46,10 @@ pub(super) struct DropArgs {
 /// The arguments of `postrider slot advance`.
 #[derive(Debug, clap::Args)]
 pub(super) struct AdvanceArgs {
-    /// Position to move to [default: the server's own]
+    /// Position to move to [default: the server's current position]
     #[arg(long, value_name = "LSN")]
     to: Option<Lsn>,
-    /// Do it; without this, only say what would not be streamed
+    /// Do it; without this, only show how much would not be streamed
     #[arg(long)]
     yes: bool,
     /// Print JSON: {slot_name, confirmed_flush_lsn, lag_bytes, pending_events}
@@ -57,16 +57,16 @@ pub(super) struct AdvanceArgs {
     json: bool,
 }
 
-/// What a dropped or advanced slot leaves out.
+/// The events and WAL that are not streamed after a drop or an advance.
 #[derive(Debug, Serialize)]
 struct LeftOut {
     slot_name: String,
-    /// Where the slot stood, or stands now after an advance.
+    /// The slot's position before a drop, or after an advance.
     #[serde(serialize_with = "as_text")]
     confirmed_flush_lsn: Lsn,
     /// WAL that was not confirmed.
     lag_bytes: u64,
-    /// Events that wait; absent when not known.
+    /// Events without a record; absent if unknown.
     pending_events: Option<u64>,
 }
 
@@ -77,8 +77,8 @@ pub(super) async fn create(settings: &Settings, args: &CreateArgs) -> Result<Exi
     if state.publication.is_none() {
         let what = format!("publication {} does not exist", settings.publication);
         return Err(Error::new(Code::PublicationMissing, what).hint(
-            "make the publication first, with `postrider init --apply`: rows that are inserted \
-             between the slot and the publication cannot be streamed",
+            "create the publication first, with `postrider init --apply`: rows inserted after the \
+             slot and before the publication cannot be streamed",
         ));
     }
     let missing = slots::find(&sql, name).await?.is_none();
@@ -87,27 +87,27 @@ pub(super) async fn create(settings: &Settings, args: &CreateArgs) -> Result<Exi
         .filter(|_| missing && !args.yes)
     {
         let what = format!(
-            "slot {name} has served up to {confirmed} and is gone: what was committed between that \
-             and a new slot is not streamed"
+            "slot {name} was confirmed up to {confirmed} and is gone: rows committed between that \
+             position and a new slot are not streamed"
         );
         return Err(Error::new(Code::SlotMissing, what).hint(
-            "the relay makes the slot anew by itself and delivers what has no record from the tables \
-             (`postrider recover --dry-run` shows what that is); add --yes to create it here",
+            "the relay recreates the slot by itself and publishes the unrecorded rows from the tables \
+             (`postrider recover --dry-run` lists them); add --yes to create the slot here",
         ));
     }
     let options = CreateOptions {
         failover: settings.slot_failover,
     };
-    let tops = capture::before_the_slot(&sql, settings).await?;
-    capture::from_now_on(&sql, settings, &tops, "postrider slot create").await?;
+    capture::refuse_others(&sql, settings).await?;
     let at = slots::create(&sql, name, options, Duration::from_secs(args.wait_seconds)).await?;
+    capture::from_now_on(&sql, settings, "postrider slot create").await?;
     match args.json {
         true => output::write_json(
             &serde_json::json!({ "slot_name": name, "created_at_lsn": at.to_string() }),
         ),
         false => output::write(&format!(
-            "Created slot {name} at {at}: every row committed from now on is delivered. WAL is kept \
-             until `postrider run` has read it.\n"
+            "Created slot {name} at {at}: every row committed from now on is delivered. PostgreSQL \
+             retains WAL until `postrider run` has read it.\n"
         )),
     }
     Ok(ExitCode::SUCCESS)
@@ -124,7 +124,7 @@ pub(super) async fn drop(settings: &Settings, args: &DropArgs) -> Result<ExitCod
     match args.json {
         true => output::write_json(&left_out),
         false => output::write(&format!(
-            "Dropped {}. A relay that starts delivers what has no record from the tables.\n",
+            "Dropped {}. At its next start the relay publishes the unrecorded rows from the tables.\n",
             left_out.text()
         )),
     }
@@ -140,7 +140,7 @@ pub(super) async fn advance(settings: &Settings, args: &AdvanceArgs) -> Result<E
         left_out.lag_bytes = bytes;
     }
     if args.to.is_some() {
-        left_out.pending_events = None; // how many lie before that position is not known
+        left_out.pending_events = None; // the number of events before that position is unknown
     }
     if !args.yes {
         return Err(not_confirmed(&format!(
@@ -150,14 +150,14 @@ pub(super) async fn advance(settings: &Settings, args: &AdvanceArgs) -> Result<E
     }
     let text = left_out.text();
     let left = PgLsn::from(left_out.confirmed_flush_lsn.as_u64());
-    // Before: without this a relay that has no records takes the slot for the one that it left.
+    // Before advancing: a relay with dispatch = exceptions could not notice the advance otherwise.
     record::write_left(&sql, &settings.slot, left).await?;
     left_out.confirmed_flush_lsn = slots::advance(&sql, &settings.slot, to).await?;
     match args.json {
         true => output::write_json(&left_out),
         false => output::write(&format!(
-            "Advanced {text} to {}. What lies between is never streamed; a relay that starts \
-             delivers what has no record of it from the tables.\n",
+            "Advanced {text} to {}. The WAL in between is never streamed; at its next start the relay \
+             publishes the unrecorded rows from the tables.\n",
             left_out.confirmed_flush_lsn
         )),
     }
@@ -168,7 +168,7 @@ async fn find(sql: &Sql, settings: &Settings) -> Result<Slot> {
     let name = &settings.slot;
     let slot = slots::find(sql, name).await?.ok_or_else(|| {
         Error::new(Code::SlotMissing, format!("there is no slot {name}"))
-            .hint("`postrider slot list` shows which there are; --slot names another")
+            .hint("`postrider slot list` shows all slots; choose another with --slot")
     })?;
     slot.require_ours()?;
     Ok(slot)
@@ -205,7 +205,7 @@ fn not_confirmed(what: &str) -> Error {
         Code::SettingInvalid,
         format!("{what} needs --yes; nothing was done"),
     )
-    .hint("add --yes: what is not delivered yet comes from the tables when the relay starts")
+    .hint("add --yes; the relay publishes undelivered rows from the tables when it starts")
 }
 
 fn as_text<S: serde::Serializer>(lsn: &Lsn, serializer: S) -> Result<S::Ok, S::Error> {

@@ -1,4 +1,4 @@
-//! `postrider slot list`: every slot of the cluster, ours or not.
+//! `postrider slot list`: every slot of the cluster.
 
 use std::process::ExitCode;
 

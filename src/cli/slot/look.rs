@@ -1,4 +1,4 @@
-//! Everything that there is to know about the slot at one moment, and its JSON form.
+//! Gathers the state of the slot at one moment, and defines its JSON form.
 
 use std::time::{Duration, Instant};
 
@@ -15,7 +15,7 @@ use crate::error::Result;
 use crate::postgres::Sql;
 use crate::settings::Settings;
 
-/// Younger transactions than this hold WAL back too, but are no news.
+/// Transactions younger than this also hold back WAL, but are not worth reporting.
 const HOLDERS_OLDER_THAN: Duration = Duration::from_secs(30);
 
 /// One look at the slot.
@@ -24,16 +24,15 @@ pub(super) struct Look {
     pub(super) name: SlotName,
     pub(super) cluster: Cluster,
     pub(super) at: Instant,
-    /// `None`: there is no slot of this name.
+    /// `None`: no slot with this name exists.
     pub(super) slot: Option<Slot>,
     pub(super) health: Health,
-    /// `None`: not known.
+    /// `None`: unknown.
     pub(super) pending: Option<Pending>,
-    /// Who keeps WAL from being removed, the oldest first.
+    /// Transactions and slots that hold back WAL, oldest first.
     pub(super) holders: Vec<WalHolder>,
-    /// What the relay wrote down.
     pub(super) relay: Option<RelayRow>,
-    /// What changed since the look before.
+    /// Rates since the previous look.
     pub(super) rates: Option<Rates>,
     pub(super) time_to_loss: Option<Duration>,
 }
@@ -51,13 +50,13 @@ pub(super) struct RelayRow {
     confirmed_lsn: Option<Lsn>,
     #[serde(skip)]
     confirmed_is_final: bool,
-    /// Why a recovery is due or under way; absent when none is.
+    /// Why a recovery is due or running; absent if none is.
     pub(super) recovering: Option<String>,
     /// Which events get a row in outbox.dispatch: `full` or `exceptions`.
     pub(super) dispatch: String,
 }
 
-/// Bytes of WAL per second since the look before.
+/// Bytes of WAL per second since the previous look.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub(super) struct Rates {
     /// Written by the server.
@@ -66,7 +65,7 @@ pub(super) struct Rates {
     pub(super) confirmed_bytes_per_second: u64,
 }
 
-/// The contract of `slot show --json`.
+/// The output of `slot show --json`; programs depend on it.
 #[derive(Serialize)]
 #[serde(untagged)]
 pub(super) enum Json<'a> {
@@ -77,7 +76,7 @@ pub(super) enum Json<'a> {
     Found(Box<Found<'a>>),
 }
 
-/// The columns of the slot, and these.
+/// The columns of the slot, plus the fields below.
 #[derive(Serialize)]
 pub(super) struct Found<'a> {
     #[serde(flatten)]
@@ -100,7 +99,7 @@ const RELAY: &str = "\
     from outbox.relay where slot = $1";
 
 impl Look {
-    /// Looks, and compares with the look before.
+    /// Looks at the slot, and compares it with the previous look.
     ///
     /// # Errors
     /// `slot-foreign` when the name belongs to a slot that no relay can use.
@@ -158,7 +157,7 @@ impl Look {
         })
     }
 
-    /// One JSON object; of a missing slot its name and health alone.
+    /// One JSON object; for a missing slot it has only name and health.
     pub(super) fn json(&self) -> Json<'_> {
         let health = &self.health;
         let Some(slot) = &self.slot else {
@@ -181,7 +180,7 @@ impl Look {
         }))
     }
 
-    /// Age of the oldest event that is not delivered, if known.
+    /// Age of the oldest undelivered event, if known.
     pub(super) fn lag_time(&self) -> Option<Duration> {
         self.pending.and_then(|pending| pending.oldest)
     }

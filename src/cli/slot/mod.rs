@@ -1,8 +1,8 @@
-//! `postrider slot`: look at replication slots, make, drop and advance them.
+//! `postrider slot`: shows, creates, drops and advances replication slots.
 //!
-//! `look` reads everything that there is to know about the slot, `screen` shows it to a person,
-//! `show` prints one or the other and sets the exit code. `change` holds what alters something,
-//! and asks for `--yes` where events would not be streamed.
+//! `look` gathers the state of the slot, `screen` formats it for a person, `show` prints text or JSON
+//! and sets the exit code. `change` has the commands that change a slot; they require `--yes` if
+//! events would not be streamed afterwards.
 
 mod change;
 mod list;
@@ -24,10 +24,10 @@ use crate::error::Result;
 use crate::postgres::{Sql, connect};
 use crate::settings::Settings;
 
-/// A slot is looked at while things are bad: better an answer soon than a complete one.
+/// Short, because people look at a slot during an incident: an early answer beats a complete one.
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Making a slot waits for running transactions, advancing one decodes all WAL on the way.
+/// Creating a slot waits for running transactions; advancing one decodes all WAL in between.
 const CHANGE_TIMEOUT: Duration = Duration::from_secs(3600);
 
 /// The arguments of `postrider slot`.
@@ -42,9 +42,9 @@ pub(super) struct Args {
 
 #[derive(Debug, Subcommand)]
 enum Action {
-    /// Show one slot: health and what to do, lag, reader, WAL kept and by whom
+    /// Show one slot: health, what to do, lag, reader, retained WAL and the cause
     ///
-    /// The exit code is fit for alerts: 0 ok, 1 warning, 2 critical, 3 missing or unknown.
+    /// The exit code is suitable for alerts: 0 ok, 1 warning, 2 critical, 3 missing or unknown.
     ///
     /// Example: postrider slot show --warn-bytes 256MB --critical-bytes 2GB --warn-seconds 60
     #[command(verbatim_doc_comment)]
@@ -56,18 +56,18 @@ enum Action {
     List(list::Args),
     /// Create the slot: rows committed from then on are delivered
     ///
-    /// The publication must be there first. Waits until the transactions that run at this moment
-    /// have ended. `postrider init --apply` does this too.
+    /// The publication must exist first. Waits until all transactions that are running now have
+    /// ended. `postrider init --apply` also creates the slot.
     ///
     /// Example: postrider slot create --slot postrider
     #[command(verbatim_doc_comment)]
     Create(change::CreateArgs),
-    /// Drop the slot: its WAL is released, what was not delivered is not streamed any more
+    /// Drop the slot: releases its WAL; undelivered events are no longer streamed
     ///
     /// Example: postrider slot drop --yes
     #[command(verbatim_doc_comment)]
     Drop(change::DropArgs),
-    /// Move the slot forward without delivering what lies between
+    /// Move the slot forward without delivering the events in between
     ///
     /// Example: postrider slot advance --to 16/B374D848 --yes
     #[command(verbatim_doc_comment)]
@@ -89,8 +89,8 @@ async fn session(settings: &Settings, statement_timeout: Duration) -> Result<Sql
     connect(settings.database()?, "postrider slot", statement_timeout).await
 }
 
-/// How far the relay of this slot has confirmed, if one ever ran: then a missing slot is a gap.
-/// `None` also when the relay's tables are not there, or not for us to read.
+/// The position up to which the relay of this slot has confirmed, if one ever ran. If it did, a missing
+/// slot means a gap. `None` also when the relay's tables do not exist or this role may not read them.
 pub(super) async fn served_before(sql: &Sql, slot: &SlotName) -> Result<Option<Lsn>> {
     const STATEMENT: &str = "select confirmed_lsn from outbox.relay where slot = $1";
     match sql.query_opt(STATEMENT, &[&slot.as_str()]).await {
@@ -103,7 +103,7 @@ pub(super) async fn served_before(sql: &Sql, slot: &SlotName) -> Result<Option<L
     }
 }
 
-/// Whether a statement failed because our tables are not there or not for this role to read.
+/// Whether a statement failed because the relay's tables do not exist or this role may not read them.
 fn not_to_be_read(error: &tokio_postgres::Error) -> bool {
     let states = [
         SqlState::UNDEFINED_TABLE,

@@ -1,10 +1,11 @@
-//! Which events wait for delivery, and how old the oldest is: exact, while that is cheap.
+//! Counts the events that wait for delivery, and finds the age of the oldest: exact, where that is cheap.
 //!
-//! An event waits when the capture record of its table has it neither as resolved nor as from before,
-//! and it has no record in the dispatch table. (Where published events get no record it may be
-//! delivered all the same, and only that nothing waits is known.) Rows beyond `floor_seq` are
-//! found along the index; where no such bound is known, tables beyond [`LARGEST_BYTES`] are not read
-//! and the answer is not known.
+//! An event waits if the capture record of its table counts it neither as resolved nor as committed
+//! before the relay, and it has no record in `outbox.dispatch`. With `dispatch = exceptions` an event
+//! without a record may have been delivered, so the answer is known only if no event waits.
+//!
+//! Rows beyond `floor_seq` are found with the index. Without such a bound, tables larger than
+//! [`LARGEST_BYTES`] are not read, and the answer is unknown.
 
 use std::time::Duration;
 
@@ -19,23 +20,23 @@ use crate::relay::record;
 use crate::settings::{Dispatch, Settings};
 use crate::table::TableReader;
 
-/// Read in some 100 ms when cached; holds about half a million small events.
+/// Takes about 100 ms to read if cached; holds about half a million small events.
 const LARGEST_BYTES: u64 = 128 << 20;
 
-/// Bytes of a block, as nearly every server has them.
+/// PostgreSQL's default block size, used by nearly every server.
 const BLOCK_BYTES: u64 = 8_192;
 
-/// What waits.
+/// The events that wait for delivery.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Pending {
     /// Events without a record.
     pub(super) events: u64,
-    /// Since the oldest of them happened, by the server's clock; zero when nothing waits, absent
-    /// when a table has no such column.
+    /// Age of the oldest by `occurred_at` and the server's clock; zero if no event waits, absent if a
+    /// table has no such column.
     pub(super) oldest: Option<Duration>,
 }
 
-/// Looks at all captured tables; `None` when it would take long, or cannot be known.
+/// Looks at all captured tables; `None` if that would take long or the answer cannot be known.
 pub(super) async fn look(sql: &Sql, settings: &Settings) -> Result<Option<Pending>> {
     match look_at_all(sql, settings).await {
         Err(error) if is_not_known(&error) => Ok(None),
@@ -94,7 +95,7 @@ async fn look_at(
     let (events, age): (i64, Option<f64>) = (row.get(0), row.get(1));
     let oldest = match (events, age) {
         (0, _) => Some(Duration::ZERO),
-        // What has a time in the future has happened just now.
+        // A time in the future counts as now.
         (_, age) => age.map(|seconds| Duration::try_from_secs_f64(seconds).unwrap_or_default()),
     };
     Ok(Some(Pending {
@@ -103,8 +104,7 @@ async fn look_at(
     }))
 }
 
-/// Whether the answer is missing since our tables or theirs are not there, or not for this role to
-/// read.
+/// Whether the answer is unknown because a table does not exist or this role may not read it.
 fn is_not_known(error: &Error) -> bool {
     let codes = [
         Code::SchemaMissing,

@@ -1,4 +1,4 @@
-//! A slot on one screen: first how it is and what to do, then the figures behind it.
+//! A slot on one screen: health and what to do first, then the details.
 
 use std::io::IsTerminal;
 
@@ -33,14 +33,11 @@ pub(super) fn text(look: &Look, paint: Paint) -> String {
     }
     let relay = look.relay.as_ref();
     if let Some(why) = relay.and_then(|relay| relay.recovering.as_deref()) {
-        let text = format!("due or under way ({why}): rows come from the tables first");
+        let text = format!("due or running ({why}): rows from the tables are published first");
         line("recovery", &text);
     }
     if relay.is_some_and(|relay| relay.dispatch == Dispatch::Exceptions.name()) {
-        line(
-            "records",
-            "of what is in quarantine alone (dispatch = exceptions)",
-        );
+        line("records", "quarantined events only (dispatch = exceptions)");
     }
     if let Some(slot) = &look.slot {
         line("lag", &lag(look, slot));
@@ -67,7 +64,7 @@ pub(super) fn text(look: &Look, paint: Paint) -> String {
     text
 }
 
-/// The text, in place of the one before when it is watched on a terminal.
+/// The text, preceded by an escape code that clears the screen if standard output is a terminal.
 pub(super) fn replacing(text: &str) -> String {
     match std::io::stdout().is_terminal() {
         true => format!("\x1b[H\x1b[2J{text}"),
@@ -75,34 +72,40 @@ pub(super) fn replacing(text: &str) -> String {
     }
 }
 
-/// The state in words.
+/// The health in words.
 fn meaning(health: &Health) -> String {
     let severe = |severity| match severity {
         Severity::Error => "critically far behind",
         Severity::Ok | Severity::Info | Severity::Warning => "behind",
     };
     match health {
-        Health::Active => "read from, and up to date".to_owned(),
-        Health::StandbyHeld { .. } => "read from by another relay".to_owned(),
-        Health::Lagging(lag) => format!("read from, but {}", severe(lag.severity)),
+        Health::Active => "a relay reads it, and is up to date".to_owned(),
+        Health::StandbyHeld { .. } => "another relay reads it".to_owned(),
+        Health::Lagging(lag) => format!("a relay reads it, but is {}", severe(lag.severity)),
         Health::Inactive(lag) if lag.severity == Severity::Ok => {
-            "nobody reads from it: nothing is delivered, WAL piles up".to_owned()
+            "nobody reads it: nothing is delivered, WAL piles up".to_owned()
         }
         Health::Inactive(lag) => format!(
-            "nobody reads from it, and it is {}: nothing is delivered, WAL piles up",
+            "nobody reads it, and it is {}: nothing is delivered, WAL piles up",
             severe(lag.severity)
         ),
         Health::Reserved(_) | Health::Extended(_) => {
-            "all WAL is there, but at the present rate not for long".to_owned()
+            "PostgreSQL still has all WAL for it, but not for long at the current rate".to_owned()
         }
-        Health::Unreserved(_) => "the next checkpoint may remove WAL that is needed".to_owned(),
-        Health::Lost => "WAL that it needs is removed: it can never be read again".to_owned(),
+        Health::Unreserved(_) => {
+            "the next checkpoint may remove WAL that the slot needs".to_owned()
+        }
+        Health::Lost => {
+            "PostgreSQL removed WAL that the slot needs: it can never be read again".to_owned()
+        }
         Health::Invalidated { .. } => {
-            "the server gave it up: it can never be read again".to_owned()
+            "PostgreSQL invalidated it: it can never be read again".to_owned()
         }
-        Health::Missing => "there is no slot of this name: nothing is delivered".to_owned(),
+        Health::Missing => "no slot with this name exists: nothing is delivered".to_owned(),
         Health::Recreated { recorded, found } => {
-            format!("it stands at {found}, the relay had confirmed {recorded}: events are left out")
+            format!(
+                "its position is {found}, but the relay had confirmed {recorded}: events are left out"
+            )
         }
         Health::ForeignCluster { expected, found } => {
             format!("the relay's records come from cluster {expected}, this is cluster {found}")
@@ -114,7 +117,7 @@ fn lag(look: &Look, slot: &Slot) -> String {
     let bytes = slot.lag_bytes.map_or("unknown".to_owned(), figures::bytes);
     let mut text = format!("{bytes} of WAL not confirmed");
     match (look.pending.map(|pending| pending.events), look.lag_time()) {
-        (Some(0), _) => text += ", no event waits",
+        (Some(0), _) => text += ", no event is waiting",
         (Some(events), Some(oldest)) => {
             let events = figures::count(events, "event");
             text += &format!(
@@ -125,7 +128,7 @@ fn lag(look: &Look, slot: &Slot) -> String {
         (Some(events), None) => {
             text += &format!("; {} not recorded yet", figures::count(events, "event"))
         }
-        (None, _) => text += "; age not known (see the relay's /metrics)",
+        (None, _) => text += "; age unknown (see the relay's /metrics)",
     }
     text
 }
@@ -177,7 +180,7 @@ fn kept(look: &Look, slot: &Slot) -> String {
         (None, _) if slot.wal_status == Some(WalStatus::Lost) => String::new(),
         (None, _) => "; no limit (max_slot_wal_keep_size): watch the disk".to_owned(),
         (Some(left), time) => {
-            let time = time.map(|time| format!(", about {}", figures::time(time)));
+            let time = time.map(|time| format!(", in about {}", figures::time(time)));
             let left = figures::bytes(u64::try_from(left).unwrap_or(0));
             format!("; lost after {left} more{}", time.unwrap_or_default())
         }

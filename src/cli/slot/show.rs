@@ -1,4 +1,4 @@
-//! `postrider slot show`: one look or many, for a person or for an alert.
+//! `postrider slot show`: shows the slot once or repeatedly, for a person or for an alert.
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -14,35 +14,35 @@ use crate::error::{Error, Report, Result};
 use crate::postgres::Sql;
 use crate::settings::Settings;
 
-/// Exit code of a slot that is missing or cannot be looked at, as in Nagios' convention.
+/// Exit code for a slot that is missing or cannot be inspected, as by the Nagios convention.
 const UNKNOWN: u8 = 3;
 
 /// The arguments of `postrider slot show`.
 #[derive(Debug, Default, clap::Args)]
 pub(super) struct ShowArgs {
-    /// Print one JSON object; with --watch one on each line
+    /// Print one JSON object; with --watch, one per line
     #[arg(long)]
     json: bool,
-    /// Look again every SECONDS, with rates, until interrupted
+    /// Refresh every SECONDS until interrupted, and show rates
     #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "2",
           value_parser = clap::value_parser!(u64).range(1..=3600))]
     watch: Option<u64>,
-    /// Unconfirmed WAL from which on to warn, such as 256MB [default: 256MB]
+    /// Warn at this much unconfirmed WAL, such as 256MB [default: 256MB]
     #[arg(long, value_name = "SIZE", value_parser = figures::parse_bytes)]
     warn_bytes: Option<u64>,
-    /// Unconfirmed WAL from which on it is critical
+    /// Critical at this much unconfirmed WAL
     #[arg(long, value_name = "SIZE", value_parser = figures::parse_bytes)]
     critical_bytes: Option<u64>,
-    /// Age of the oldest undelivered event from which on to warn [default: 300]
+    /// Warn at this age of the oldest undelivered event [default: 300]
     #[arg(long, value_name = "SECONDS")]
     warn_seconds: Option<u64>,
-    /// Age of the oldest undelivered event from which on it is critical
+    /// Critical at this age of the oldest undelivered event
     #[arg(long, value_name = "SECONDS")]
     critical_seconds: Option<u64>,
 }
 
 impl ShowArgs {
-    /// These, with `other` where nothing is set: `slot --json show` is `slot show --json`.
+    /// Fills unset arguments from `other`: `slot --json show` is the same as `slot show --json`.
     pub(super) fn or(self, other: Self) -> Self {
         Self {
             json: self.json || other.json,
@@ -95,7 +95,7 @@ async fn look(settings: &Settings, args: &ShowArgs) -> Result<Look> {
     Look::take(&sql, settings, &args.thresholds(), None).await
 }
 
-/// Looks until the process is interrupted, and connects again after each break.
+/// Refreshes until the process is interrupted, and reconnects after each lost connection.
 async fn watch(settings: &Settings, args: &ShowArgs, interval: Duration) -> ! {
     let mut sql: Option<Sql> = None;
     let mut before: Option<Look> = None;

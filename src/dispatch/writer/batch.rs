@@ -1,4 +1,4 @@
-//! One batch of outcomes: what is in it, and when it is due.
+//! A batch of outcomes, and when it is due.
 
 use std::time::Duration;
 
@@ -8,31 +8,32 @@ use super::super::outcome::Record;
 use crate::lanes::Standing;
 use crate::watermark::CommitLsn;
 
-/// Rows per transaction: enough that a commit's cost is spread thin, small enough to be quick.
+/// Rows per transaction: enough to spread the cost of a commit, few enough to be quick.
 pub(super) const MAX_ROWS: usize = 8_000;
-/// Bytes of texts per transaction, if the rows have long ones: it is in memory once more to be sent.
+/// Bytes of text per transaction, for rows with long texts: sending needs a second copy in memory.
 const MAX_TEXT_BYTES: usize = 4 << 20;
-/// A batch of so many rows does not wait for more: a commit is cheap beside them.
+/// A batch of this many rows does not wait for more: next to writing them, a commit is cheap.
 const ENOUGH_ROWS: usize = 2_000;
-/// From a small batch to the next one that is small too. A crash repeats what was published in this
-/// time, and nothing of it is confirmed sooner.
+/// Minimum time between two small batches. A crash repeats events that were published during this
+/// time, and none of them is confirmed sooner.
 const MIN_INTERVAL: Duration = Duration::from_millis(50);
 
-/// What was durably recorded with one batch.
+/// What one batch has made durable.
 #[derive(Debug, Default)]
 pub(crate) struct Written {
-    /// How many events of which transactions have their first outcome by it.
+    /// Per transaction, how many of its events got their first outcome.
     pub(crate) commits: Vec<(CommitLsn, u64)>,
-    /// Events in it.
+    /// Events in the batch.
     pub(crate) events: usize,
-    /// [`Record::text_bytes`] of all of it.
+    /// Sum of [`Record::text_bytes`].
     pub(crate) text_bytes: usize,
-    /// [`Record`]s in it. They are written in the order in which they were handed over.
+    /// [`Record`]s in the batch. They are written in the order in which they were queued.
     pub(crate) records: u64,
 }
 
 impl Written {
-    /// One more event of `commit` has its first outcome; neighbours are put together.
+    /// Counts one more first outcome of `commit`; merges it with the previous entry if that is the
+    /// same one.
     pub(crate) fn count(&mut self, commit: CommitLsn) {
         match self.commits.last_mut() {
             Some((last, count)) if *last == commit => *count += 1,
@@ -56,7 +57,7 @@ impl Batch {
         self.recorded.text_bytes += record.text_bytes();
         for event in &record.events {
             match event.standing {
-                // One that gets no row waits here for those before it.
+                // A repeated event gets no row, but it resolves only after the events before it.
                 Standing::New | Standing::Repeated => self.recorded.count(event.commit),
                 Standing::Released => self.holds_released = true,
             }
@@ -69,10 +70,11 @@ impl Batch {
     }
 }
 
-/// When a batch goes that is not full yet. A state machine without IO; the clock is passed in.
+/// Decides when a batch that is not full is written. A state machine without IO; the clock is passed
+/// in.
 #[derive(Debug)]
 pub(super) struct Pacing {
-    /// No small one goes before.
+    /// No small batch is written before this time.
     pub(super) earliest: Instant,
 }
 
@@ -81,12 +83,12 @@ impl Pacing {
         Self { earliest: now }
     }
 
-    /// Whether a batch of so many events goes at `now`.
+    /// Whether a batch of `events` events is written at `now`.
     pub(super) fn is_due(&self, events: usize, now: Instant) -> bool {
         events >= ENOUGH_ROWS || (events > 0 && now >= self.earliest)
     }
 
-    /// One that was not full was written, of so many events.
+    /// A batch of `events` events, which was not full, has been written.
     pub(super) fn written(&mut self, events: usize, now: Instant) {
         if events < ENOUGH_ROWS {
             self.earliest = now + MIN_INTERVAL;
@@ -99,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_small_batch_keeps_a_distance_from_the_small_one_before_it_alone() {
+    fn a_small_batch_is_delayed_only_by_a_small_one_before_it() {
         let start = Instant::now();
         let at = |ms| start + Duration::from_millis(ms);
         let mut pacing = Pacing::new(start);
@@ -109,13 +111,16 @@ mod tests {
         assert!(!pacing.is_due(ENOUGH_ROWS - 1, at(50)));
         assert!(pacing.is_due(ENOUGH_ROWS, at(20)));
         pacing.written(ENOUGH_ROWS, at(30));
-        assert!(!pacing.is_due(1, at(50)), "the small one counts still");
-        assert!(pacing.is_due(1, at(51)), "the large one does not");
+        assert!(
+            !pacing.is_due(1, at(50)),
+            "50 ms after the small one are not over"
+        );
+        assert!(pacing.is_due(1, at(51)), "the large one delays nothing");
         pacing.written(1, at(60));
         pacing.written(ENOUGH_ROWS, at(115));
         assert!(
             pacing.is_due(1, at(115)),
-            "what the large one has left over"
+            "the rest that the large one has left over"
         );
     }
 }

@@ -1,5 +1,5 @@
-//! The table after any sequence of outcomes, beside a plain model: against a real PostgreSQL, whose
-//! sessions are ended meanwhile.
+//! Compares the table after random sequences of outcomes with a plain model, on a real PostgreSQL
+//! whose sessions are terminated along the way.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -27,11 +27,11 @@ use super::super::rows::{RowKey, row_key};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What may come next.
+/// One step of a random sequence.
 #[derive(Debug, Clone)]
 enum Step {
-    /// Outcomes of this many events of a key: published or set aside; of the first ones the row is
-    /// there already, as after an answer that was lost, and the last ones get none.
+    /// Outcomes of `events` events of a key, published or set aside. The first `there` of them have a
+    /// row already, as after a lost answer; `repeated` further events get no row.
     Outcome {
         key: u8,
         publishes: bool,
@@ -39,11 +39,11 @@ enum Step {
         there: usize,
         repeated: usize,
     },
-    /// An event that was set aside is released, and is published or set aside again.
+    /// An operator releases an event that was set aside; it is published or set aside again.
     Release { which: usize, publishes: bool },
-    /// An operator discards one that was set aside.
+    /// An operator discards an event that was set aside.
     Discard { which: usize },
-    /// The writer's session is ended.
+    /// The writer's session is terminated.
     Cut,
 }
 
@@ -66,7 +66,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// State, ordering key, message id, requests that carried it, and error.
+/// State, ordering key, message id, attempts, and error.
 type Row = (String, Option<String>, Option<String>, i32, Option<String>);
 
 struct World {
@@ -75,9 +75,9 @@ struct World {
     events: mpsc::UnboundedReceiver<WriterEvent>,
     handed_over: u64,
     written: u64,
-    /// The model: what the table holds.
+    /// The model of the table.
     rows: BTreeMap<RowKey, Row>,
-    /// And how many first outcomes each transaction has.
+    /// The model of how many first outcomes each transaction has.
     commits: BTreeMap<u64, u64>,
     recorded: BTreeMap<u64, u64>,
 }
@@ -149,7 +149,7 @@ impl World {
                 self.hand_over(record);
             }
             Step::Release { which, publishes } => {
-                // An operator, and so the relay, sees what is durable.
+                // An operator, and so the relay, sees only durable rows.
                 self.wait_until_written().await;
                 let states = ["quarantined", "discarded"];
                 let Some(at) = self.nth(which, &states) else {
@@ -188,7 +188,7 @@ impl World {
         }
     }
 
-    /// The place of a row in one of these states, whichever.
+    /// The place of the `n`-th row in one of these states, wrapping around.
     fn nth(&self, n: usize, states: &[&str]) -> Option<RowKey> {
         let rows = self
             .rows
@@ -254,7 +254,7 @@ impl World {
     }
 }
 
-/// The event at this place of transaction `n`, which commits at 1,000 n.
+/// The event at this place of transaction `n`, which commits at LSN 1,000 n.
 fn event(n: u64, ordinal: u32) -> EventRef {
     let mut uuid = [0; 16];
     uuid[..8].copy_from_slice(&n.to_be_bytes());
@@ -286,7 +286,7 @@ fn record(n: u64, key: &str, events: Vec<EventRef>, publishes: bool) -> Record {
     }
 }
 
-/// The row of the event at `at` in a record.
+/// The row of event number `at` of a record.
 fn row(record: &Record, at: usize) -> Row {
     let event = &record.events[at];
     let key = record.ordering_key.as_str();
@@ -305,7 +305,7 @@ fn row(record: &Record, at: usize) -> Row {
 }
 
 #[test]
-fn after_any_outcomes_the_table_is_as_a_plain_model_and_each_is_told_once() {
+fn the_table_matches_a_plain_model_and_each_outcome_is_reported_once() {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let server = ScratchPostgres::builder().start().unwrap();
     runtime.block_on(migrate(&server));
@@ -349,7 +349,7 @@ async fn migrate(server: &ScratchPostgres) {
 }
 
 #[test]
-fn a_batch_is_full_with_so_many_rows_or_so_much_text() {
+fn a_batch_is_full_at_8000_rows_or_4_mib_of_text() {
     let of = |events: u32, key: &str| {
         let mut batch = Batch::default();
         batch.add(record(
@@ -366,7 +366,7 @@ fn a_batch_is_full_with_so_many_rows_or_so_much_text() {
 }
 
 #[test]
-fn a_writer_that_finds_another_serving_the_slot_records_nothing_and_ends_the_session() {
+fn a_writer_that_finds_another_session_on_the_slot_records_nothing_and_ends_the_session() {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let server = ScratchPostgres::builder().start().unwrap();
     runtime.block_on(async {
@@ -378,7 +378,7 @@ fn a_writer_that_finds_another_serving_the_slot_records_nothing_and_ends_the_ses
         world.hand_over(record(1, "k", vec![event(1, 1)], true));
         let said = tokio::time::timeout(PATIENCE, world.events.recv()).await;
         let Some(WriterEvent::Failed(error)) = said.unwrap() else {
-            panic!("it recorded");
+            panic!("it recorded although another session has the slot");
         };
         assert_eq!(error.code(), Code::LeaseLost);
         assert!(world.table().await.is_empty());

@@ -1,4 +1,4 @@
-//! The transaction that one batch is written in, on the connection of the writer.
+//! The transaction that writes one batch, on the writer's connection.
 
 use std::collections::{HashMap, HashSet};
 use std::pin::pin;
@@ -20,18 +20,19 @@ use crate::lanes::Standing;
 use crate::postgres::{Sql, Target, answer_within, connect};
 
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(30);
-/// Of connecting and of one transaction, when the connection leads nowhere: longer than the
+/// Limit for connecting and for one transaction, in case the connection is dead. Longer than the
 /// server's own limit for the one statement of it that may have to wait.
 const ANSWER_LIMIT: Duration = Duration::from_secs(35);
-/// How often a batch meets rows that were not there just before.
+/// How often a batch may run into rows that did not exist just before.
 const MAX_CONFLICTS: u32 = 3;
-const HAS_SUCCESSOR: &str = "another session has had the slot meanwhile: what is on its way gets no \
-    record from here, and is sent again by the next that serves";
+const HAS_SUCCESSOR: &str = "another session has taken over the slot: events in flight are not \
+    recorded by this session, and the next session on the slot publishes them again";
 
-/// Why a session that goes on regardless ends.
-const SLOT_IS_ANOTHERS: &str = "the dispatch writer has found another session serving the slot";
+/// The error that ends the session, if it is still running.
+const SLOT_IS_ANOTHERS: &str =
+    "another session serves the slot, so the dispatch writer has stopped";
 
-/// A transaction that waits for us, because we stand still, holds our successor up.
+/// An open transaction of ours that is stuck delays our successor.
 const BE_QUICK: &str = "SET idle_in_transaction_session_timeout = '5s'";
 
 const WHICH_ARE_THERE: &str = "\
@@ -39,36 +40,37 @@ const WHICH_ARE_THERE: &str = "\
     JOIN unnest($1::pg_lsn[], $2::int[]) u (commit_lsn, ordinal) \
         ON d.commit_lsn = u.commit_lsn AND d.ordinal = u.ordinal";
 
-/// Who reads the slot, and on which server.
+/// Which process reads the slot, and on which server.
 #[derive(Debug, Clone)]
 pub(crate) struct Reader {
-    /// The name that the relay has written into outbox.relay.
+    /// The name of this relay in outbox.relay.
     pub(crate) instance: String,
-    /// Process of the walsender; 0 when it is not known.
+    /// Pid of our walsender; 0 when it is unknown.
     pub(crate) walsender: i32,
     pub(crate) system_identifier: SystemIdentifier,
     pub(crate) timeline: u32,
 }
 
 impl Reader {
-    /// A standby that was promoted may lack records that its primary had: what was recorded there
-    /// behind them would make the next session repeat these alone, out of order.
+    /// Checks that the writer is on the server on which the session began. A promoted standby may
+    /// lack records that its primary had. If we recorded later events there, the next session would
+    /// repeat only the missing ones, out of order.
     ///
     /// # Errors
-    /// `postgres-stopping` on another server than that of the session, those of a statement.
+    /// `postgres-stopping` on another server than the session's; errors of a statement.
     async fn is_still_served_by(&self, sql: &Sql) -> Result<()> {
         let cluster = cluster::inspect(sql).await?;
         if cluster.system_identifier == self.system_identifier && cluster.timeline == self.timeline
         {
             return Ok(());
         }
-        let what = "another server answers than the one that the session began on";
+        let what = "another PostgreSQL server answers than the one on which the session began";
         Err(Error::new(Code::PostgresStopping, what)
-            .hint("no action needed: the relay opens a session on the server that answers now"))
+            .hint("no action needed: the relay opens a new session on the server that answers now"))
     }
 }
 
-/// Where the writer connects, under which name, and for whom.
+/// Where the writer connects, under which name, and for which slot and session.
 pub(super) struct Place {
     pub(super) target: Target,
     pub(super) name: String,
@@ -114,14 +116,14 @@ pub(super) async fn write(
     for _ in 0..MAX_CONFLICTS {
         let attempt = async { Ok::<_, Error>(attempt(place, connected, batch, &there).await) };
         match answer_within(ANSWER_LIMIT, attempt).await? {
-            // It was written before, and the answer was lost. The transaction is rolled back, and
-            // the session is in step: the server had all of the COPY.
+            // The batch was written before and only the answer was lost. PostgreSQL rolls the
+            // transaction back. The connection is still usable: the server has read the whole COPY.
             Err(error) if error.code() == Some(&SqlState::UNIQUE_VIOLATION) => {
                 let asking = rows_that_are_there(&connected.sql, batch);
                 there = answer_within(ANSWER_LIMIT, asking).await?;
             }
             Ok(Attempt::SlotIsAnothers) => {
-                // The session may be over already: then nobody listens to the error.
+                // The session may be over already, and nobody receives the error: log it here.
                 tracing::warn!("{HAS_SUCCESSOR}");
                 return Err(Error::new(Code::LeaseLost, SLOT_IS_ANOTHERS));
             }
@@ -129,18 +131,18 @@ pub(super) async fn write(
             Err(error) => return Err(error.into()),
         }
     }
-    let what = "another session writes rows of the same events to outbox.dispatch";
+    let what = "another session is writing rows of the same events to outbox.dispatch";
     Err(Error::new(Code::PostgresConnectionLost, what))
 }
 
-/// What became of a transaction that did not fail.
+/// The end of a transaction that did not fail.
 enum Attempt {
     Committed,
-    /// Rolled back, since nothing may be recorded any more.
+    /// Rolled back: another session has the slot, so nothing may be recorded.
     SlotIsAnothers,
 }
 
-/// One transaction with the whole batch, but for new rows that are `there`.
+/// Writes the whole batch in one transaction, except new rows that are `there` already.
 async fn attempt(
     place: &Place,
     connected: &mut Connected,
@@ -160,7 +162,7 @@ async fn attempt(
         transaction.rollback().await?;
         return Ok(Attempt::SlotIsAnothers);
     }
-    // Released events go before new ones of their key, and so do their outcomes.
+    // Released events were sent before new ones of their key, so write their outcomes first.
     if batch.holds_released {
         let rows = ReleasedRows::of(&batch.records, connected.storing);
         transaction
@@ -176,11 +178,11 @@ async fn attempt(
     Ok(Attempt::Committed)
 }
 
-/// Which of the batch's new events have a row.
+/// Returns the keys of the batch's new events that already have a row.
 ///
 /// # Errors
-/// `internal` when the place of one has the row of another: it must not count as recorded. The next
-/// session looks such a transaction up by ids.
+/// `internal` when the row at an event's place belongs to another event: the event must not count as
+/// recorded. The next session looks up the events of such a transaction by their ids.
 async fn rows_that_are_there(sql: &Sql, batch: &Batch) -> Result<HashSet<RowKey>> {
     let events = batch.records.iter().flat_map(|record| &record.events);
     let new = events.filter(|event| event.standing == Standing::New);
@@ -198,8 +200,9 @@ async fn rows_that_are_there(sql: &Sql, batch: &Batch) -> Result<HashSet<RowKey>
         let id: uuid::Uuid = row.get(2);
         if new.get(&key).is_some_and(|event| id.as_bytes() != event) {
             let (lsn, ordinal) = (Lsn::new(key.0), key.1);
-            let what =
-                format!("outbox.dispatch has another event at commit {lsn}, ordinal {ordinal}");
+            let what = format!(
+                "outbox.dispatch already has another event at commit {lsn}, ordinal {ordinal}"
+            );
             return Err(Error::new(Code::Internal, what));
         }
         there.insert(key);

@@ -1,4 +1,4 @@
-//! The lanes: rule by rule, and against a plain model of what must come out per key.
+//! Tests of the lanes: rule by rule, and against a plain model of what each key must publish.
 
 mod model;
 mod rules;

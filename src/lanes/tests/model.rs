@@ -1,4 +1,4 @@
-//! The lanes against a plain model of what must come out per key.
+//! The lanes against a plain model of what each key must publish.
 
 use super::*;
 
@@ -23,7 +23,7 @@ fn step() -> impl Strategy<Value = Step> {
 
 proptest! {
     #[test]
-    fn each_key_comes_out_whole_and_in_order_whatever_fails(
+    fn each_key_is_published_completely_and_in_order_whatever_fails(
         steps in prop::collection::vec(step(), 0..300), limit in 1usize..6,
     ) {
         let mut now = Instant::now();
@@ -79,7 +79,7 @@ proptest! {
     }
 }
 
-/// What came of the events of one key.
+/// The outcomes of one key's events.
 #[derive(Debug, Default, PartialEq)]
 struct Outcomes {
     stored: Vec<u32>,
@@ -95,9 +95,9 @@ enum Turn {
     Send {
         worthwhile: bool,
     },
-    /// Pub/Sub judges a request by what is in it.
+    /// Pub/Sub stores a request, or refuses it if it holds a bad event.
     Judge(prop::sample::Index),
-    /// Something else goes wrong with it.
+    /// A request fails for another reason.
     Fail(prop::sample::Index),
     Wait,
 }
@@ -114,7 +114,7 @@ fn turn() -> impl Strategy<Value = Turn> {
 
 proptest! {
     #[test]
-    fn exactly_the_bad_events_are_found_and_the_good_ones_are_stored_once_in_order(
+    fn bisection_finds_exactly_the_bad_events_and_stores_the_good_ones_once_in_order(
         turns in prop::collection::vec(turn(), 0..400), limit in 1usize..4,
     ) {
         let mut now = Instant::now();
@@ -176,8 +176,8 @@ proptest! {
                 break;
             }
         }
-        // Without a bad event a request holds one event at least; each bad one costs two for each
-        // halving, and the requests that begin and end its search.
+        // Each request holds at least one event. Each bad event adds up to two requests per halving,
+        // plus the requests that begin and end its bisection.
         let most = pushed + bad.len() * (2 * (pushed.max(2).ilog2() as usize + 1) + 2);
         prop_assert!(judged <= most, "{} requests, {} at most", judged, most);
         prop_assert_eq!(found, expected);

@@ -1,9 +1,9 @@
-//! What the lanes do, rule by rule.
+//! The rules of the lanes, one by one.
 
 use super::*;
 
 #[test]
-fn a_key_has_one_request_on_its_way_and_the_rest_goes_into_the_next() {
+fn a_key_has_one_request_in_flight_and_the_next_takes_all_the_rest() {
     let now = Instant::now();
     let mut lanes = Lanes::new(10);
     push(&mut lanes, "a", 1);
@@ -19,7 +19,7 @@ fn a_key_has_one_request_on_its_way_and_the_rest_goes_into_the_next() {
 }
 
 #[test]
-fn a_failed_request_goes_again_unchanged_before_what_came_later_and_blocks_only_its_key() {
+fn a_failed_request_is_retried_unchanged_before_later_events_and_blocks_only_its_key() {
     let now = Instant::now();
     let later = now + Duration::from_secs(1);
     let mut lanes = Lanes::new(10);
@@ -40,7 +40,7 @@ fn a_failed_request_goes_again_unchanged_before_what_came_later_and_blocks_only_
 }
 
 #[test]
-fn a_lane_vanishes_when_its_work_is_done() {
+fn a_lane_is_removed_when_it_has_no_work() {
     let now = Instant::now();
     let mut lanes = Lanes::new(10);
     for n in 0..100_000 {
@@ -68,7 +68,7 @@ fn a_lane_that_is_always_full_leaves_room_for_a_small_one() {
 }
 
 #[test]
-fn lanes_that_fail_again_and_again_do_not_keep_the_only_request_from_another() {
+fn lanes_that_keep_failing_do_not_starve_another_when_one_request_is_allowed() {
     let now = Instant::now();
     let mut lanes = Lanes::new(1);
     for (key, n) in [("a", 1), ("b", 2)] {
@@ -87,7 +87,7 @@ fn lanes_that_fail_again_and_again_do_not_keep_the_only_request_from_another() {
 }
 
 #[test]
-fn while_more_input_is_at_hand_only_worthwhile_lanes_are_served() {
+fn while_more_input_is_available_only_worthwhile_lanes_send() {
     let now = Instant::now();
     let mut lanes = Lanes::new(10);
     push(&mut lanes, "small", 1);
@@ -99,7 +99,7 @@ fn while_more_input_is_at_hand_only_worthwhile_lanes_are_served() {
 }
 
 #[test]
-fn a_small_lane_does_not_wait_longer_than_a_second_beside_one_that_is_always_worthwhile() {
+fn a_small_lane_lingers_at_most_a_second_while_another_is_always_worthwhile() {
     let start = Instant::now();
     let mut lanes = Lanes::new(10);
     push(&mut lanes, "small", 1_000_000);
@@ -120,7 +120,7 @@ fn a_small_lane_does_not_wait_longer_than_a_second_beside_one_that_is_always_wor
 }
 
 #[test]
-fn a_few_messages_of_many_bytes_are_worthwhile_as_well_and_are_counted_once() {
+fn a_few_large_messages_are_worthwhile_and_their_bytes_count_once() {
     let now = Instant::now();
     let mut lanes = Lanes::new(10);
     for n in [1, 2] {
@@ -160,7 +160,7 @@ fn a_request_holds_at_most_1000_messages_and_9_mb() {
 }
 
 #[test]
-fn messages_without_a_key_may_go_in_parallel() {
+fn messages_without_a_key_are_sent_in_parallel() {
     let now = Instant::now();
     let mut lanes = Lanes::new(100);
     (0..100).for_each(|n| push(&mut lanes, "", n));
@@ -172,7 +172,7 @@ fn messages_without_a_key_may_go_in_parallel() {
 }
 
 #[test]
-fn what_is_overdue_is_not_due_while_the_limit_lets_nothing_go() {
+fn no_retry_is_due_while_the_limit_allows_no_request() {
     let now = Instant::now();
     let mut lanes = Lanes::new(2);
     push(&mut lanes, "a", 1);
@@ -185,14 +185,14 @@ fn what_is_overdue_is_not_due_while_the_limit_lets_nothing_go() {
     assert_eq!(
         lanes.next_due(),
         None,
-        "the limit is one, and one is on its way"
+        "the limit is one, and one is in flight"
     );
     lanes.finished(&b.unwrap());
     assert_eq!(lanes.next_due(), Some(now));
 }
 
 #[test]
-fn lanes_of_a_topic_that_has_come_back_do_not_wait_any_longer() {
+fn lanes_of_a_topic_that_is_back_retry_at_once() {
     let now = Instant::now();
     let mut lanes = Lanes::new(10);
     push(&mut lanes, "a", 1);
@@ -204,7 +204,7 @@ fn lanes_of_a_topic_that_has_come_back_do_not_wait_any_longer() {
 }
 
 #[test]
-fn one_bad_event_among_a_thousand_is_found_in_about_log2_n_requests_and_the_rest_goes_on() {
+fn one_bad_event_among_1000_is_found_in_about_log2_n_requests_and_the_rest_is_stored() {
     let now = Instant::now();
     for bad in [0, 1, 499, 500, 998, 999] {
         let mut lanes = Lanes::new(10);
@@ -224,7 +224,7 @@ fn one_bad_event_among_a_thousand_is_found_in_about_log2_n_requests_and_the_rest
             stored.extend(ordinals(&request));
             lanes.finished(&request);
         }
-        let found = found.expect("the bad one is found").origin;
+        let found = found.expect("the bad event is found").origin;
         assert_eq!(found.ordinal, bad);
         assert!(requests <= 15, "{requests} requests for {bad}");
         assert!(found.failed_attempts >= 2 && found.failed_attempts <= 12);
@@ -234,7 +234,7 @@ fn one_bad_event_among_a_thousand_is_found_in_about_log2_n_requests_and_the_rest
 }
 
 #[test]
-fn a_closed_lane_gives_all_its_events_in_order_and_is_gone() {
+fn closing_a_lane_returns_all_its_events_in_order_and_removes_it() {
     let now = Instant::now();
     let mut lanes = Lanes::new(10);
     (0..5).for_each(|n| push(&mut lanes, "a", n));
@@ -279,7 +279,7 @@ fn a_topic_over_its_quota_slows_down_alone() {
     }
     assert_eq!((slow.len(), others), (1, 90));
     assert_eq!(lanes.waiting(), 39, "the others are parked");
-    assert_eq!(lanes.next_due(), None, "and keep nobody busy");
+    assert_eq!(lanes.next_due(), None, "parked lanes have no retry time");
     let mut served = 0;
     while let Some(request) = slow.pop() {
         served += 1;
@@ -290,6 +290,6 @@ fn a_topic_over_its_quota_slows_down_alone() {
     }
     assert_eq!(
         served, 40,
-        "every lane has its turn, also while more input is at hand"
+        "every lane has its turn, even while more input is available"
     );
 }

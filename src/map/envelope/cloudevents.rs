@@ -8,8 +8,8 @@
 //! | `source` | the setting `source` |
 //! | `type` | `event_type` |
 //! | `subject` | `aggregateid`, unless null or empty |
-//! | `time` | `occurred_at`, or the time of the commit where that is no point in time |
-//! | `datacontenttype` | the header `content-type`, or by the type of the payload's column |
+//! | `time` | `occurred_at`, or the commit time if that is not a point in time |
+//! | `datacontenttype` | the header `content-type`, or derived from the type of the payload column |
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -22,7 +22,7 @@ pub(super) const STRUCTURED_MEDIA_TYPE: &str = "application/cloudevents+json";
 
 const SPEC_VERSION: &str = "1.0";
 
-/// Extension attributes of the distributed tracing extension, taken from the headers.
+/// Attributes of the distributed tracing extension, taken from the headers.
 const EXTENSIONS: [&str; 2] = ["traceparent", "tracestate"];
 
 /// Adds the context attributes of the binary mode.
@@ -44,8 +44,8 @@ pub(super) fn add_attributes(
     attributes.add("content-type", event.content_type())
 }
 
-/// Writes the document of the structured mode in place of what `out` holds. A JSON payload stands
-/// in it exactly as PostgreSQL printed it, text as a string, bytes in base64.
+/// Replaces `out` with the document of the structured mode. It contains a JSON payload exactly as
+/// PostgreSQL printed it, text as a string, and bytes in base64.
 pub(super) fn write_document(
     event: &EventContext<'_>,
     attributes: &Attributes,

@@ -1,13 +1,13 @@
-//! The form of a message: what is in its data, and which attributes come on top.
+//! The envelope: the form of a message's data, and the attributes that the form adds.
 //!
-//! An envelope adds, it takes nothing away: the fixed attributes and the headers are there in each,
-//! so that subscription filters work alike.
+//! An envelope only adds to a message. Every envelope has the fixed attributes and the headers, so
+//! that subscription filters work with all of them.
 //!
-//! | envelope | data | attributes on top |
+//! | envelope | data | additional attributes |
 //! |---|---|---|
 //! | `raw` | the payload | none |
 //! | `cloudevents-binary` | the payload | `ce-*`, `content-type` of the payload |
-//! | `cloudevents-structured` | a JSON document with the payload in it | `content-type` |
+//! | `cloudevents-structured` | a JSON document that contains the payload | `content-type` |
 //! | `protobuf` | an encoded [`protobuf::Event`] | `content-type` |
 
 mod cloudevents;
@@ -26,13 +26,13 @@ use super::headers::Headers;
 use super::timestamp::CivilTime;
 use super::wire::Body;
 
-/// The form of a message.
+/// The form of a message's data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Envelope {
-    /// The payload as it is.
+    /// The payload unchanged.
     #[default]
     Raw,
-    /// CloudEvents 1.0 in binary mode: the payload as it is, the context in attributes `ce-*`.
+    /// CloudEvents 1.0 in binary mode: the payload unchanged, the context in attributes `ce-*`.
     CloudeventsBinary,
     /// CloudEvents 1.0 in structured mode: one JSON document.
     CloudeventsStructured,
@@ -47,7 +47,7 @@ const NAMES: [(&str, Envelope); 4] = [
     ("protobuf", Envelope::Protobuf),
 ];
 
-/// A text that names no [`Envelope`].
+/// A text that is not an [`Envelope`].
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error(
     "{input:?} is not an envelope: write raw, cloudevents-binary, cloudevents-structured or protobuf"
@@ -79,17 +79,17 @@ impl fmt::Display for Envelope {
     }
 }
 
-/// One event as the envelopes see it.
+/// The parts of an event that envelopes use.
 #[derive(Debug)]
 pub(super) struct EventContext<'a> {
     pub(super) row: &'a OutboxRow<'a>,
-    /// The uuid by which consumers and the dispatch table know the event.
+    /// The uuid by which consumers and the dispatch table identify the event.
     pub(super) event_id: &'a str,
     /// The text of its id, if that is not a uuid.
     pub(super) source_id: Option<&'a str>,
-    /// Checked to be there by the envelopes that need it; else empty when null.
+    /// Not empty in an envelope that needs it. In others, empty when null.
     pub(super) event_type: &'a str,
-    /// What the payload's column is called.
+    /// The name of the payload column.
     pub(super) payload_column: &'a str,
     /// CloudEvents' `source`.
     pub(super) source: &'a str,
@@ -100,7 +100,7 @@ pub(super) struct EventContext<'a> {
 }
 
 impl EventContext<'_> {
-    /// The payload's media type: what the headers say, else by the type of its column.
+    /// The payload's media type: from the headers, or derived from the type of its column.
     fn content_type(&self) -> &str {
         self.headers
             .content_type()
@@ -109,7 +109,7 @@ impl EventContext<'_> {
 }
 
 impl Envelope {
-    /// What cannot do without an event type, if anything does.
+    /// What this envelope needs an event type for, if it needs one.
     pub(super) fn needs_event_type(self) -> Option<&'static str> {
         match self {
             Envelope::Raw | Envelope::Protobuf => None,
@@ -119,7 +119,7 @@ impl Envelope {
         }
     }
 
-    /// Adds the envelope's own attributes. To be called before the headers are added.
+    /// Adds the envelope's own attributes. Must be called before the headers are added.
     pub(super) fn add_attributes(
         self,
         event: &EventContext<'_>,
@@ -135,7 +135,7 @@ impl Envelope {
         }
     }
 
-    /// The message's data: the payload itself, or what is built in `scratch`.
+    /// The message's data: the payload itself, or a document built in `scratch`.
     pub(super) fn body<'a>(
         self,
         event: &EventContext<'a>,
@@ -160,7 +160,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn envelopes_are_read_and_written_alike() {
+    fn envelopes_are_written_as_they_are_read() {
         for (name, envelope) in NAMES {
             assert_eq!(name.parse(), Ok(envelope));
             assert_eq!(envelope.to_string(), name);

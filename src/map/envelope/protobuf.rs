@@ -1,7 +1,7 @@
-//! The envelope `postrider.v1.Event`, as `docs/event.proto` defines it for consumers.
+//! The envelope `postrider.v1.Event`, as `docs/reference/event.proto` defines it for consumers.
 //!
-//! The derive stands in for generated code: no protoc is needed to build this program. A test
-//! compares it with the `.proto` file field by field.
+//! The derive replaces generated code, so that no protoc is needed to build this program. A test
+//! compares the derive with the `.proto` file field by field.
 
 use std::collections::BTreeMap;
 
@@ -20,16 +20,16 @@ pub(super) const MEDIA_TYPE: &str = "application/protobuf; messageType=postrider
 /// Number of the field `payload`.
 const PAYLOAD_TAG: u32 = 15;
 
-/// One outbox event, with everything that is known of it.
+/// One outbox event, with all its known fields.
 #[derive(Clone, PartialEq, Message)]
 pub struct Event {
     /// The attribute `event_id`: the event's uuid.
     #[prost(string, tag = "1")]
     pub id: String,
-    /// Where it comes from: the setting `source`, `/schema.table` by default.
+    /// The origin: the setting `source`, `/schema.table` by default.
     #[prost(string, tag = "2")]
     pub source: String,
-    /// What happened.
+    /// The type of the event.
     #[prost(string, tag = "3")]
     pub r#type: String,
     /// Kind of aggregate.
@@ -44,7 +44,7 @@ pub struct Event {
     /// Version of the payload's schema as text.
     #[prost(string, optional, tag = "7")]
     pub schema_version: Option<String>,
-    /// When it happened; absent when the column is not a point in time.
+    /// When the event happened; absent when the column is not a point in time.
     #[prost(message, optional, tag = "8")]
     pub occurred_at: Option<Timestamp>,
     /// When its transaction was committed.
@@ -53,7 +53,7 @@ pub struct Event {
     /// Position of the commit in the write-ahead log, bytes.
     #[prost(uint64, tag = "10")]
     pub commit_lsn: u64,
-    /// Place among the inserts of its transaction.
+    /// Number of the insert within its transaction.
     #[prost(uint32, tag = "11")]
     pub ordinal: u32,
     /// The headers.
@@ -62,7 +62,7 @@ pub struct Event {
     /// Media type of the payload.
     #[prost(string, tag = "13")]
     pub content_type: String,
-    /// The id as the table has it, where that is not a uuid.
+    /// The id as stored in the table, if it is not a uuid.
     #[prost(string, optional, tag = "14")]
     pub source_id: Option<String>,
     /// The payload, byte for byte.
@@ -70,7 +70,7 @@ pub struct Event {
     pub payload: Bytes,
 }
 
-/// Encodes the event in place of what `out` holds.
+/// Replaces `out` with the encoded event.
 pub(super) fn write_event(event: &EventContext<'_>, out: &mut Vec<u8>) {
     let row = event.row;
     let mut headers = BTreeMap::new();
@@ -96,7 +96,7 @@ pub(super) fn write_event(event: &EventContext<'_>, out: &mut Vec<u8>) {
         source_id: event.source_id.map(str::to_owned),
         payload: Bytes::new(),
     };
-    // The payload is copied once, straight to its place: it is the last field.
+    // The payload is the last field, so it is copied once, directly to its place.
     let payload = row.payload.unwrap_or(Body::Plain(b""));
     out.clear();
     out.reserve(without_payload.encoded_len() + 16 + payload.len());
@@ -123,7 +123,10 @@ mod tests {
 
     /// The fields of the message in the `.proto` file: (name, number).
     fn published_fields() -> Vec<(&'static str, u32)> {
-        let proto = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/event.proto"));
+        let proto = include_str!(concat!(
+            env!("CARGO_MANIFEST_DIR"),
+            "/docs/reference/event.proto"
+        ));
         let field = |line: &'static str| {
             let (declaration, number) = line.trim().strip_suffix(';')?.split_once(" = ")?;
             Some((declaration.split_whitespace().last()?, number.parse().ok()?))

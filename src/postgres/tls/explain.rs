@@ -1,4 +1,4 @@
-//! What a failed handshake means, and what to do about it.
+//! Explains a failed TLS handshake, with a hint for the operator.
 
 use std::io;
 
@@ -10,15 +10,15 @@ use super::failed;
 use crate::error::{Error, shown_path};
 use crate::postgres::target::Target;
 
-const SUPPORTED: &str = "docs/security.md lists the TLS versions, curves and signature algorithms that \
-    are supported";
-const VERSIONS: &str = "let the server offer TLS 1.2 or 1.3 (ssl_min_protocol_version, \
-    ssl_max_protocol_version), on both sides";
-const AUTHORITY: &str = "let sslrootcert name the PEM file of the authority that signed it, or of the \
-    certificate itself when it is self-signed";
+const SUPPORTED: &str = "docs/explanation/security.md lists the supported TLS versions, curves and \
+    signature algorithms";
+const VERSIONS: &str = "allow TLS 1.2 or 1.3 (ssl_min_protocol_version, ssl_max_protocol_version) in \
+    the server and in DATABASE_URL";
+const AUTHORITY: &str = "set sslrootcert to the PEM file of the authority that signed it, or of the \
+    certificate itself if it is self-signed";
 const NEW_CERTIFICATE: &str = "give the server a new certificate";
 
-/// The error of TLS within an error of a stream; `None` when the network is to blame.
+/// The TLS error inside an IO error; `None` if the network caused it.
 pub(in crate::postgres) fn of_io(error: &io::Error) -> Option<TlsError> {
     error
         .get_ref()
@@ -26,7 +26,7 @@ pub(in crate::postgres) fn of_io(error: &io::Error) -> Option<TlsError> {
         .cloned()
 }
 
-/// The operator's error.
+/// Converts a TLS error into the operator's error.
 pub(in crate::postgres) fn explain(error: TlsError, target: &Target) -> Error {
     let (why, hint) = match &error {
         TlsError::InvalidCertificate(error) => of_certificate(error, target),
@@ -41,9 +41,10 @@ pub(in crate::postgres) fn explain(error: TlsError, target: &Target) -> Error {
             "the server offers no TLS version that is supported".into(),
             VERSIONS.into(),
         ),
-        TlsError::PeerIncompatible(_) | TlsError::PeerMisbehaved(_) => {
-            ("the server's TLS does not fit".into(), SUPPORTED.into())
-        }
+        TlsError::PeerIncompatible(_) | TlsError::PeerMisbehaved(_) => (
+            "the server's TLS is not compatible".into(),
+            SUPPORTED.into(),
+        ),
         TlsError::InvalidMessage(InvalidMessage::UnknownProtocolVersion) => (
             "the server offers no TLS version that is supported".into(),
             VERSIONS.into(),
@@ -68,39 +69,38 @@ fn of_certificate(error: &CertificateError, target: &Target) -> (String, String)
             "compare the clocks of both machines".into(),
         ),
         CertificateError::UnknownIssuer => (
-            format!("the server's certificate is of no authority in {authorities}"),
+            format!("the server's certificate is signed by no authority in {authorities}"),
             AUTHORITY.into(),
         ),
         CertificateError::BadSignature => (
             format!(
-                "the server's certificate is of no authority in {authorities}, though one has the \
-                 name of its issuer; or the server does not own it"
+                "the server's certificate is signed by no authority in {authorities}, although one has \
+                 the name of its issuer; or the server does not own the certificate's key"
             ),
             AUTHORITY.into(),
         ),
         CertificateError::NotValidForNameContext { presented, .. } if presented.is_empty() => (
             "the server's certificate names no host in subjectAltName".into(),
-            "make a certificate with a subjectAltName, since its common name is not looked at, or \
-             take sslmode=verify-ca"
+            "create a certificate with a subjectAltName (its common name is ignored), or use \
+             sslmode=verify-ca"
                 .into(),
         ),
         CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. } => (
             "the server's certificate is for another host".into(),
-            "connect by a name that the certificate holds, or take sslmode=verify-ca".into(),
+            "connect with a host name that is in the certificate, or use sslmode=verify-ca".into(),
         ),
         CertificateError::UnsupportedSignatureAlgorithmContext { .. }
         | CertificateError::UnsupportedSignatureAlgorithmForPublicKeyContext { .. } => (
-            "the server's certificate has a signature or key of an algorithm that is not supported"
-                .into(),
+            "the server's certificate has a signature or key with an unsupported algorithm".into(),
             SUPPORTED.into(),
         ),
         CertificateError::UnhandledCriticalExtension => (
-            "the server's certificate has a critical extension that is not supported".into(),
+            "the server's certificate has an unsupported critical extension".into(),
             NEW_CERTIFICATE.into(),
         ),
         CertificateError::InvalidPurpose | CertificateError::InvalidPurposeContext { .. } => (
             "the server's certificate is not meant for servers".into(),
-            "make a certificate whose extended key usage is serverAuth".into(),
+            "create a certificate with the extended key usage serverAuth".into(),
         ),
         CertificateError::BadEncoding => (
             "the server's certificate cannot be read".into(),
@@ -114,20 +114,19 @@ fn of_certificate(error: &CertificateError, target: &Target) -> (String, String)
     }
 }
 
-/// Errors of webpki that rustls has no variant for. There is nothing but their names, as the type
-/// is not among our dependencies.
+/// Explains errors of webpki that rustls has no variant for. Only their names are available, because
+/// webpki is not a direct dependency.
 fn of_webpki(name: &str) -> (String, String) {
     if name.contains("UnsupportedCertVersion") {
         return (
             "the server's certificate is of X.509 version 1, which cannot be verified".into(),
-            "make a certificate of version 3".into(),
+            "create a certificate of version 3".into(),
         );
     }
     if name.contains("CaUsedAsEndEntity") {
         return (
-            "the server's certificate is that of an authority".into(),
-            "let sslrootcert name the PEM file of that very certificate, or make one without \
-             CA:TRUE"
+            "the server's certificate is the certificate of an authority".into(),
+            "set sslrootcert to the PEM file of this certificate, or create one without CA:TRUE"
                 .into(),
         );
     }
@@ -145,7 +144,7 @@ fn of_alert(alert: AlertDescription) -> (String, String) {
         ),
         AlertDescription::HandshakeFailure | AlertDescription::InsufficientSecurity => (
             "client and server have no cipher, curve or signature algorithm in common".into(),
-            format!("{SUPPORTED}; ssl_ecdh_curve=prime256v1 and an RSA or P-256 key fit"),
+            format!("{SUPPORTED}; for example ssl_ecdh_curve=prime256v1 and an RSA or P-256 key"),
         ),
         AlertDescription::UnknownCA
         | AlertDescription::BadCertificate
@@ -155,7 +154,7 @@ fn of_alert(alert: AlertDescription) -> (String, String) {
         | AlertDescription::CertificateRevoked
         | AlertDescription::CertificateRequired
         | AlertDescription::AccessDenied => (
-            "the server refuses the client certificate, or wants one".into(),
+            "the server refuses the client certificate, or requires one".into(),
             "set sslcert and sslkey to a certificate of an authority in the server's ssl_ca_file"
                 .into(),
         ),

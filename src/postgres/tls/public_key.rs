@@ -1,7 +1,7 @@
-//! The public key of a certificate, read without looking at anything else in it.
+//! Reads the public key of a certificate, and ignores everything else in it.
 //!
-//! For `sslmode=prefer` and `require`, which take any certificate: webpki refuses versions before
-//! 3, unknown critical extensions and more before it gives the key away.
+//! Needed for `sslmode=prefer` and `require`, which accept any certificate: webpki returns no key for a
+//! certificate with a version before 3, an unknown critical extension, and in other cases.
 
 use rustls::SignatureScheme;
 use rustls::crypto::WebPkiSupportedAlgorithms;
@@ -12,10 +12,10 @@ const BIT_STRING: u8 = 0x03;
 const SEQUENCE: u8 = 0x30;
 const VERSION: u8 = 0xA0;
 
-/// The shortest RSA key with which ring verifies, in bytes.
+/// The shortest RSA key that ring accepts, in bytes.
 const RSA_MIN: usize = 2048 / 8;
 
-/// A key, and the algorithm that it is for.
+/// A key and its algorithm.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct PublicKey<'a> {
     /// The AlgorithmIdentifier, without its own tag and length.
@@ -24,10 +24,10 @@ pub(super) struct PublicKey<'a> {
 }
 
 impl<'a> PublicKey<'a> {
-    /// `None` when the bytes are no certificate.
+    /// `None` if the bytes are not a certificate.
     ///
-    /// Source: RFC 5280, 4.1. SubjectPublicKeyInfo stands behind version, serial number, signature,
-    /// issuer, validity and subject.
+    /// Source: RFC 5280, 4.1. SubjectPublicKeyInfo follows version, serial number, signature, issuer,
+    /// validity and subject.
     pub(super) fn of_certificate(der: &'a [u8]) -> Option<Self> {
         let mut certificate = content(&mut { der }, SEQUENCE)?;
         let mut fields = content(&mut certificate, SEQUENCE)?;
@@ -45,7 +45,7 @@ impl<'a> PublicKey<'a> {
         (*unused_bits == 0).then_some(Self { algorithm, key })
     }
 
-    /// Whether signatures made with this key can be verified here at all.
+    /// Whether ring can verify signatures made with this key.
     pub(super) fn is_supported(&self, algorithms: &WebPkiSupportedAlgorithms) -> bool {
         let all = algorithms.all.iter();
         let is_known = all
@@ -85,7 +85,7 @@ impl<'a> PublicKey<'a> {
     }
 }
 
-/// Takes one value with this tag, and gives its content.
+/// Takes one value with this tag from the input, and returns its content.
 fn content<'a>(input: &mut &'a [u8], tag: u8) -> Option<&'a [u8]> {
     let (found, rest) = input.split_first()?;
     let (first, mut rest) = rest.split_first()?;

@@ -1,4 +1,4 @@
-//! How much of the server's certificate is verified.
+//! Verifies the server's certificate, as far as `sslmode` requires.
 
 use std::sync::Arc;
 
@@ -16,34 +16,34 @@ use super::{Roots, roots, tls_error};
 use crate::error::Result;
 use crate::postgres::target::{SslMode, Target};
 
-/// Signatures of keys that cannot be verified here, and that servers have. Offered where the
-/// certificate is not verified either.
+/// Signature schemes that servers use and that ring cannot verify. Offered only if the certificate is
+/// not verified either.
 const UNVERIFIABLE: [SignatureScheme; 5] = [
     SignatureScheme::ECDSA_NISTP521_SHA512,
     SignatureScheme::ED448,
-    // Of keys that are for RSA-PSS alone (RFC 8446: rsa_pss_pss_sha256, 384 and 512).
+    // For keys that allow only RSA-PSS (RFC 8446: rsa_pss_pss_sha256, 384 and 512).
     SignatureScheme::Unknown(0x0809),
     SignatureScheme::Unknown(0x080A),
     SignatureScheme::Unknown(0x080B),
 ];
 
-/// Verifies the server's certificate as `sslmode` says.
+/// Verifies the server's certificate according to `sslmode`.
 #[derive(Debug)]
 pub(super) enum Verifier {
-    /// Any certificate. The server has to prove that it owns the key, where that can be verified:
-    /// a login may be bound to the certificate.
+    /// Accepts any certificate. The server must still prove that it owns the key, if ring can verify
+    /// that, because the login may be bound to the certificate.
     Anything(WebPkiSupportedAlgorithms),
-    /// A certificate of a trusted authority.
+    /// Requires a certificate of a trusted authority.
     Trusted {
         chain: Arc<WebPkiServerVerifier>,
-        /// Certificates that are trusted also as the server's own.
+        /// Certificates that are also trusted as the server's own.
         listed: Vec<CertificateDer<'static>>,
-        /// Whether it has to name the host.
+        /// Whether the certificate must name the host.
         names_host: bool,
     },
 }
 
-/// Whether the owner of this certificate's key is made to prove it, under every `sslmode`.
+/// Whether the server must prove that it owns this certificate's key, under every `sslmode`.
 pub(in crate::postgres) fn proves_its_key(certificate: &CertificateDer<'_>) -> bool {
     let algorithms = rustls::crypto::ring::default_provider().signature_verification_algorithms;
     PublicKey::of_certificate(certificate).is_some_and(|key| key.is_supported(&algorithms))
@@ -70,7 +70,8 @@ impl Verifier {
         })
     }
 
-    /// Both versions of TLS prove the key by a signature.
+    /// Verifies the signature by which the server proves that it owns the key; the same in TLS 1.2 and
+    /// 1.3.
     fn verify_signature(
         algorithms: &WebPkiSupportedAlgorithms,
         message: &[u8],
@@ -106,7 +107,8 @@ impl ServerCertVerifier for Verifier {
             return Ok(ServerCertVerified::assertion());
         };
         if listed.contains(end_entity) {
-            // Self-signed, and named in sslrootcert. webpki takes no authority as a server.
+            // The server's own certificate is in sslrootcert. webpki would refuse it as a server
+            // certificate if it is an authority.
             is_in_its_time(end_entity, now)?;
             if *names_host {
                 verify_server_name(&ParsedCertificate::try_from(end_entity)?, server_name)?;
@@ -114,7 +116,7 @@ impl ServerCertVerifier for Verifier {
             return Ok(ServerCertVerified::assertion());
         }
         match chain.verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now) {
-            // webpki looks at the name last: an error about it says that the chain is good.
+            // webpki checks the name last, so an error about the name means that the chain is valid.
             Err(TlsError::InvalidCertificate(
                 CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. },
             )) if !names_host => Ok(ServerCertVerified::assertion()),

@@ -1,4 +1,4 @@
-//! Against listeners of our own.
+//! Tests against local listeners.
 
 use std::sync::Arc;
 
@@ -26,7 +26,7 @@ fn channel(url: Uri, tls: Option<Tls>) -> Channel {
     })
 }
 
-/// TLS that trusts this certificate alone.
+/// TLS that trusts only this certificate.
 fn tls(trusted: Option<CertificateDer<'static>>) -> Tls {
     let mut roots = RootCertStore::empty();
     roots.add_parsable_certificates(trusted);
@@ -44,7 +44,7 @@ fn tls(trusted: Option<CertificateDer<'static>>) -> Tls {
 }
 
 #[tokio::test]
-async fn one_connection_serves_all_until_it_breaks() {
+async fn all_requests_share_one_connection_until_it_breaks() {
     let (listener, url) = listener().await;
     let channel = channel(url, None);
     for _ in 0..2 {
@@ -63,7 +63,7 @@ async fn one_connection_serves_all_until_it_breaks() {
 }
 
 #[tokio::test]
-async fn requests_that_wait_for_the_same_connection_fail_with_it() {
+async fn requests_waiting_for_the_same_connection_fail_together() {
     let (listener, url) = listener().await;
     let channel = channel(url, Some(tls(None)));
     let waiting = (0..100).map(|_| {
@@ -71,20 +71,23 @@ async fn requests_that_wait_for_the_same_connection_fail_with_it() {
         tokio::spawn(async move { channel.connection().await })
     });
     let waiting: Vec<_> = waiting.collect();
-    // Taken, and then nothing is said.
+    // Accept the connection and say nothing.
     let (_silent, _) = listener.accept().await.unwrap();
     for waiting in waiting {
         let status = waiting.await.unwrap().unwrap_err();
         assert_eq!(status.code(), Code::Unavailable, "{status}");
         let text = Failure::from_status(&status).to_string();
-        assert!(text.ends_with("not open in 1s"), "{text}");
+        assert!(text.ends_with("not connected within 1s"), "{text}");
     }
     let another = tokio::time::timeout(Duration::from_millis(50), listener.accept());
-    assert!(another.await.is_err(), "each has tried for itself");
+    assert!(
+        another.await.is_err(),
+        "a request has made an attempt of its own"
+    );
 }
 
 #[tokio::test]
-async fn a_connection_that_is_slow_to_open_opens_though_each_request_gives_up_sooner() {
+async fn a_slow_connection_opens_even_if_every_request_gives_up_before() {
     let (listener, url) = listener().await;
     let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
     let certificate = made.cert.der().clone();
@@ -119,7 +122,7 @@ async fn a_connection_that_is_slow_to_open_opens_though_each_request_gives_up_so
 }
 
 #[tokio::test]
-async fn why_there_is_no_connection_is_told_to_the_end() {
+async fn a_connection_error_names_its_root_cause() {
     let (listener, url) = listener().await;
     drop(listener);
     let status = channel(url, None).connection().await.unwrap_err();

@@ -1,4 +1,4 @@
-//! Against a server of the `h2` crate, and against one that is silent.
+//! Tests against a server of the `h2` crate, and against one that is silent.
 
 use std::time::Instant;
 
@@ -14,7 +14,7 @@ use super::*;
 /// An answer with one id, `7`.
 const ANSWER: &[u8] = b"\0\0\0\0\x03\x0a\x017";
 
-/// A connection that pings after 100 ms and waits 200 ms, and its other end.
+/// A connection that pings after 100 ms and waits 200 ms for the answer, and its other end.
 async fn connected() -> (Connection, DuplexStream) {
     let (ours, theirs) = tokio::io::duplex(64 << 10);
     let origin = Uri::from_static("http://pubsub.test:80");
@@ -27,13 +27,13 @@ async fn publish(connection: Connection) -> Result<MessageIds, Status> {
     publish_one(connection, Bytes::from_static(b"message")).await
 }
 
-/// So that a test fails, and does not hang.
+/// Makes a test fail instead of hang.
 async fn in_time<T>(what: impl Future<Output = T>) -> T {
     let limit = Duration::from_secs(20);
     tokio::time::timeout(limit, what).await.expect("it hangs")
 }
 
-/// Waits until new requests may not go over it.
+/// Waits until the connection takes no new requests.
 async fn closed(connection: &mut Connection) {
     in_time(async {
         while connection.is_open().await {
@@ -49,12 +49,12 @@ async fn publish_one(connection: Connection, message: Bytes) -> Result<MessageId
     Ok(MessageIds::decode(in_time(answer).await?).unwrap())
 }
 
-/// The server goes on until its connection ends; it answers nothing by itself.
+/// Runs the server until its connection ends; it answers nothing by itself.
 fn go_on(mut server: server::Connection<DuplexStream, Bytes>) -> JoinHandle<()> {
     tokio::spawn(async move { while server.accept().await.is_some() {} })
 }
 
-/// A request on its way, and where the server may answer it.
+/// A request in flight, and the handle through which the server answers it.
 async fn asked() -> (
     JoinHandle<Result<MessageIds, Status>>,
     server::SendResponse<Bytes>,
@@ -75,7 +75,7 @@ fn respond(mut to: server::SendResponse<Bytes>) {
     finish(to.send_response(Response::new(()), false).unwrap());
 }
 
-/// Sends what comes behind the headers of an answer.
+/// Sends the data and the trailers of an answer.
 fn finish(mut body: SendStream<Bytes>) {
     body.send_data(ANSWER.into(), false).unwrap();
     let status = header("grpc-status", "0");
@@ -95,7 +95,7 @@ async fn read(request: Request<RecvStream>) -> Vec<u8> {
 }
 
 #[tokio::test]
-async fn a_message_leaves_with_the_end_of_its_stream_and_its_answer_is_read() {
+async fn a_message_and_the_end_of_its_stream_are_one_frame() {
     let (connection, theirs) = connected().await;
     let publishing = tokio::spawn(publish(connection));
     let mut server = server::handshake(theirs).await.unwrap();
@@ -117,7 +117,7 @@ async fn a_message_leaves_with_the_end_of_its_stream_and_its_answer_is_read() {
 }
 
 #[tokio::test]
-async fn a_server_that_is_about_to_close_answers_what_it_has_and_gets_nothing_more() {
+async fn a_closing_server_answers_its_requests_and_gets_no_new_ones() {
     let (mut connection, theirs) = connected().await;
     assert!(connection.is_open().await);
     let publishing = tokio::spawn(publish(connection.clone()));
@@ -132,7 +132,7 @@ async fn a_server_that_is_about_to_close_answers_what_it_has_and_gets_nothing_mo
     assert!(publish(connection).await.is_err());
 }
 
-/// What comes of an answer with such details, in its headers or in its trailers.
+/// The status that results from an answer with these error details, in its headers or its trailers.
 async fn refused(details: &'static str, in_trailers: bool) -> Status {
     let (publishing, mut answer) = asked().await;
     let status = [
@@ -151,7 +151,7 @@ async fn refused(details: &'static str, in_trailers: bool) -> Status {
 }
 
 #[tokio::test]
-async fn details_that_are_no_base64_say_nothing() {
+async fn error_details_that_are_not_base64_are_ignored() {
     for in_trailers in [true, false] {
         for (details, read) in [("AAE=", &[0, 1][..]), ("AAE", &[0, 1]), ("AAE=,AA==", &[])] {
             let status = refused(details, in_trailers).await;
@@ -161,8 +161,8 @@ async fn details_that_are_no_base64_say_nothing() {
     }
 }
 
-/// What comes of an answer with this HTTP code, all of whose data is [`ANSWER`], if any, and that
-/// has no status.
+/// The status that results from an answer with this HTTP code and no gRPC status. With `has_data` it
+/// carries [`ANSWER`].
 async fn without_status(http: StatusCode, has_data: bool) -> Status {
     let (publishing, mut answer) = asked().await;
     let mut head = Response::new(());
@@ -175,7 +175,7 @@ async fn without_status(http: StatusCode, has_data: bool) -> Status {
 }
 
 #[tokio::test]
-async fn an_answer_without_a_status_is_no_success_whatever_it_carries() {
+async fn an_answer_without_a_status_is_an_error_even_with_data() {
     for has_data in [true, false] {
         for (http, code) in [
             (StatusCode::OK, tonic::Code::Unknown),
@@ -189,7 +189,7 @@ async fn an_answer_without_a_status_is_no_success_whatever_it_carries() {
 }
 
 #[tokio::test]
-async fn success_without_a_message_is_no_success() {
+async fn success_without_a_message_is_an_error() {
     let (publishing, mut answer) = asked().await;
     let mut head = Response::new(());
     head.headers_mut().extend([header("grpc-status", "0")]);
@@ -198,7 +198,7 @@ async fn success_without_a_message_is_no_success() {
 }
 
 #[tokio::test]
-async fn a_request_that_the_server_gives_up_has_an_unknown_outcome() {
+async fn a_request_that_the_server_resets_has_an_unknown_outcome() {
     let (publishing, mut answer) = asked().await;
     answer.send_reset(h2::Reason::REFUSED_STREAM);
     let status = publishing.await.unwrap().unwrap_err();
@@ -206,10 +206,13 @@ async fn a_request_that_the_server_gives_up_has_an_unknown_outcome() {
 }
 
 #[tokio::test]
-async fn a_request_does_not_wait_for_a_dead_connection_for_ever() {
+async fn a_request_on_a_dead_connection_fails() {
     let (mut connection, _theirs) = connected().await;
     tokio::time::sleep(Duration::from_millis(400)).await;
-    assert!(connection.is_open().await, "nothing was asked of it");
+    assert!(
+        connection.is_open().await,
+        "without requests, it is not pinged"
+    );
     let started = Instant::now();
     assert!(publish(connection.clone()).await.is_err());
     assert!(started.elapsed() >= Duration::from_millis(200));
@@ -217,7 +220,7 @@ async fn a_request_does_not_wait_for_a_dead_connection_for_ever() {
 }
 
 #[tokio::test]
-async fn a_slow_answer_is_waited_for_where_pings_are_answered() {
+async fn a_slow_answer_is_awaited_while_pings_are_answered() {
     let (connection, theirs) = connected().await;
     let publishing = tokio::spawn(publish(connection));
     let mut server = server::handshake(theirs).await.unwrap();
@@ -229,7 +232,7 @@ async fn a_slow_answer_is_waited_for_where_pings_are_answered() {
 }
 
 #[tokio::test]
-async fn requests_that_are_given_up_are_no_sign_of_life() {
+async fn abandoned_requests_do_not_keep_a_dead_connection_open() {
     let (mut connection, _theirs) = connected().await;
     in_time(async {
         while connection.is_open().await {
@@ -241,7 +244,7 @@ async fn requests_that_are_given_up_are_no_sign_of_life() {
 }
 
 #[tokio::test]
-async fn a_connection_is_dead_that_did_not_answer_the_last_request() {
+async fn a_connection_that_did_not_answer_its_last_request_is_found_dead() {
     let (mut connection, _theirs) = connected().await;
     let given_up = publish(connection.clone());
     let _ = tokio::time::timeout(Duration::from_millis(1), given_up).await;
@@ -249,7 +252,7 @@ async fn a_connection_is_dead_that_did_not_answer_the_last_request() {
 }
 
 #[tokio::test]
-async fn what_the_server_has_no_room_for_waits_and_leaves_when_it_has() {
+async fn a_request_waits_until_the_server_has_room_for_it() {
     let (connection, theirs) = connected().await;
     let message = Bytes::from(vec![7; 1 << 20]);
     let publishing: Vec<_> = (0..3)
@@ -275,7 +278,7 @@ async fn what_the_server_has_no_room_for_waits_and_leaves_when_it_has() {
 }
 
 #[tokio::test]
-async fn messages_of_all_sizes_arrive_as_they_are_through_small_windows() {
+async fn messages_of_all_sizes_arrive_unchanged_through_small_windows() {
     let (connection, theirs) = connected().await;
     let lengths = [10, 5_000, 20, 1 << 20, 4_095, 4_096, 17_000, 0, 30];
     let messages: Vec<Bytes> = lengths.map(|len| vec![len as u8; len].into()).into();
@@ -297,12 +300,12 @@ async fn messages_of_all_sizes_arrive_as_they_are_through_small_windows() {
 }
 
 #[tokio::test]
-async fn an_answer_that_comes_before_all_is_sent_is_read() {
+async fn an_answer_that_arrives_before_the_request_is_sent_is_read() {
     let (connection, theirs) = connected().await;
     let message = Bytes::from(vec![7; 1 << 20]);
     let publishing = tokio::spawn(publish_one(connection, message));
     let mut server = server::handshake(theirs).await.unwrap();
-    // Held and not read, so that its room stays spent.
+    // Hold the request without reading it, so that the flow-control window stays full.
     let (_request, answer) = server.accept().await.unwrap().unwrap();
     go_on(server);
     respond(answer);
@@ -310,7 +313,7 @@ async fn an_answer_that_comes_before_all_is_sent_is_read() {
 }
 
 #[tokio::test]
-async fn an_answer_may_begin_before_all_is_sent() {
+async fn an_answer_may_begin_before_the_request_is_sent() {
     let (connection, theirs) = connected().await;
     let message = Bytes::from(vec![7; 1 << 20]);
     let publishing = tokio::spawn(publish_one(connection, message));

@@ -1,4 +1,4 @@
-//! Against a connection that takes and gives as much as it is told to.
+//! Tests against a connection that accepts and returns as much as the test says.
 
 use std::io::IoSlice;
 use std::sync::Arc;
@@ -9,11 +9,10 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// What the connection does with one call after the other; afterwards it takes everything and has
-/// nothing to read.
+/// What the connection does, call by call. Afterwards it accepts everything and has nothing to read.
 #[derive(Debug, Default)]
 struct Scripted {
-    /// How many bytes it takes of each write; 0 is not now.
+    /// How many bytes it accepts of each write, from the last entry to the first; 0 means not ready.
     takes: Vec<usize>,
     to_read: Vec<u8>,
     is_broken: bool,
@@ -64,7 +63,7 @@ impl AsyncRead for Scripted {
     }
 }
 
-/// Counts how often the task is asked to run again.
+/// Counts how often the task is woken.
 #[derive(Debug, Default)]
 struct Asked(AtomicUsize);
 
@@ -108,7 +107,7 @@ impl Task {
         assert!(matches!(flushed, Poll::Ready(Ok(()))));
     }
 
-    /// What is read, if there is anything.
+    /// Reads the available bytes.
     fn read(&mut self) -> Poll<io::Result<Vec<u8>>> {
         let mut into = [0; 64];
         let mut into = ReadBuf::new(&mut into);
@@ -126,7 +125,7 @@ impl Task {
 }
 
 #[test]
-fn what_several_requests_write_leaves_at_once_when_the_task_runs_again() {
+fn writes_of_several_requests_leave_together_when_the_task_runs_again() {
     let mut task = Task::new(Scripted::default());
     for part in [b"headers", b"message"] {
         assert_eq!(task.write(part), Poll::Ready(7));
@@ -141,11 +140,11 @@ fn what_several_requests_write_leaves_at_once_when_the_task_runs_again() {
     assert_eq!(task.got(), b"headersmessagemore headers");
     assert_eq!(task.connection.io.writes, 1);
     task.flush();
-    assert_eq!(task.asked(), 1, "nothing is gathered");
+    assert_eq!(task.asked(), 1, "nothing is buffered");
 }
 
 #[test]
-fn a_connection_that_takes_nothing_does_not_keep_its_task_running() {
+fn a_connection_that_accepts_nothing_does_not_keep_its_task_running() {
     let mut task = Task::new(Scripted {
         takes: vec![0],
         ..Scripted::default()
@@ -163,7 +162,7 @@ fn a_connection_that_takes_nothing_does_not_keep_its_task_running() {
 }
 
 #[test]
-fn what_is_large_is_not_gathered_and_stays_behind_what_came_before() {
+fn a_large_write_is_not_buffered_and_stays_behind_earlier_ones() {
     let large = vec![1; MOST_GATHERED + 1];
     let mut task = Task::new(Scripted::default());
     assert_eq!(task.write(&[0]), Poll::Ready(1));
@@ -173,7 +172,7 @@ fn what_is_large_is_not_gathered_and_stays_behind_what_came_before() {
 }
 
 #[test]
-fn no_more_is_gathered_than_is_allowed() {
+fn the_buffer_never_exceeds_its_limit() {
     let mut task = Task::new(Scripted {
         takes: vec![0; 2],
         ..Scripted::default()
@@ -187,7 +186,7 @@ fn no_more_is_gathered_than_is_allowed() {
 }
 
 #[test]
-fn answers_that_came_before_a_connection_broke_are_read() {
+fn answers_that_arrived_before_a_connection_broke_are_read() {
     let mut task = Task::new(Scripted {
         to_read: b"answer".to_vec(),
         is_broken: true,
@@ -202,7 +201,7 @@ fn answers_that_came_before_a_connection_broke_are_read() {
 }
 
 #[test]
-fn a_connection_is_shut_when_all_is_sent() {
+fn a_connection_shuts_down_after_everything_is_sent() {
     let mut task = Task::new(Scripted {
         takes: vec![0, 3],
         ..Scripted::default()
@@ -217,7 +216,7 @@ fn a_connection_is_shut_when_all_is_sent() {
 
 proptest! {
     #[test]
-    fn whatever_the_connection_takes_the_bytes_leave_in_their_order(
+    fn the_bytes_leave_in_order_however_much_each_write_accepts(
         takes in prop::collection::vec(0..30_000_usize, 0..40),
         writes in prop::collection::vec((0..70_000_usize, any::<bool>(), any::<bool>()), 1..20),
     ) {

@@ -1,27 +1,28 @@
-//! Finds committed rows that replication missed and publishes them from their table; says up to
-//! where every row is resolved.
+//! Finds committed rows that replication missed, and publishes them from their table. Moves each
+//! table's floor up to where every row is resolved.
 //!
-//! The outbox is append-only and the records are durable, so a row without a record is either on
-//! its way or was never streamed. Which of the two: note the oldest running transaction and then the
-//! end of the WAL. As soon as the slot has confirmed that position, the rows of all older
-//! transactions have been streamed and recorded. One that has no record is a gap: it is published,
-//! and then the floor of its table moves up to that transaction (`capture`).
+//! The outbox is append-only and records are durable, so a row without a record is either in flight
+//! or was never streamed. To tell which, the auditor notes the oldest running transaction, and then
+//! the end of the WAL. Once the slot has confirmed that position, every streamed row of an older
+//! transaction has its record. If such a row has none, it is a gap: the auditor publishes it, and
+//! then moves the table's floor up to the noted transaction (`capture`).
 //!
-//! Rows go missing when the publication does not hold their table at their position in the WAL,
-//! which PostgreSQL does not tell. Each change of the publication or of a captured table leaves a
-//! trace in the catalog, and so does a partition that comes or goes:
+//! Rows go missing when the publication does not contain their table at their position in the WAL.
+//! PostgreSQL does not report that. But each change of the publication or of a captured table leaves
+//! a trace in the catalog, and so does a partition that is attached or detached:
 //!
-//! - When that trace is not the one of the last audit, the whole table is compared.
-//! - Otherwise the rows from the floor on, every few minutes: that finds what left no trace.
+//! - If the trace has changed since the last audit, the auditor compares the whole table.
+//! - Otherwise it compares the rows from the floor on, every few minutes, to find gaps without a
+//!   trace.
 //!
-//! While the publication is wrong no floor moves, so that a gap is compared whatever happens next.
+//! While the publication is wrong no floor moves, so a later audit always covers the gap.
 //!
-//! Where published events get no record (`dispatch = exceptions`) there is nothing to compare with.
-//! Then the floor moves as long as the trace is the same, and else the session ends: the next one
-//! begins with a recovery that publishes every row from the floor on. So it ends when a partition
-//! was attached that holds older rows.
+//! With `dispatch = exceptions` there is nothing to compare with, because published events have no
+//! record. The floor then moves as long as the trace is unchanged. When it changes, or a partition is
+//! attached that holds rows below the floor, the auditor ends the session. The next session begins
+//! with a recovery that publishes every row from the floor on.
 //!
-//! Not here: the look at the publication itself (`supervisor`), the loss of the slot (`recovery`).
+//! Not here: watching the publication (`supervisor`), and a lost slot (`recovery`).
 
 mod statements;
 
@@ -49,11 +50,12 @@ use crate::postgres::{PatientSql, Sql, Target};
 use crate::settings::Dispatch;
 use crate::table::TableReader;
 
-/// Between two audits where every event has a record.
+/// Time between two audits when every event has a record.
 const INTERVAL: Duration = Duration::from_secs(300);
-/// Between two audits where none has: a recovery repeats what comes after the last.
+/// Time between two audits without records: a recovery repeats everything after the last audit. Also
+/// the pause before a retry.
 const SOON: Duration = Duration::from_secs(10);
-/// Until the slot is looked at again, when it is awaited.
+/// Time between two looks at the slot while it has not confirmed the awaited position.
 const AT_ONCE: Duration = Duration::from_secs(1);
 
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(600);
@@ -67,23 +69,22 @@ pub(super) struct Subject {
     pub(super) captured: Vec<CapturedTable>,
     pub(super) tables: Arc<[TableSettings]>,
     pub(super) project: Arc<str>,
-    /// What the pipeline knows of each table; the floors are moved here.
+    /// What the pipeline knows about each table; the auditor raises the floors here.
     pub(super) bounds: Arc<[Bounds]>,
-    /// How the session records.
+    /// Which events get a record in this session.
     pub(super) dispatch: Dispatch,
     pub(super) instance: String,
-    /// The process that reads the slot for this session.
+    /// The walsender's pid.
     pub(super) walsender: i32,
     pub(super) metrics: Metrics,
 }
 
-/// How a session begins.
+/// How the first audit of a session begins.
 #[derive(Debug)]
 pub(super) struct Start {
-    /// Compare everything, though the publication looks as it did: the slot may have left events
-    /// out.
+    /// Compare everything, even if the publication is unchanged: the slot may have left events out.
     pub(super) everything: bool,
-    /// Not before this: a recovery delivers from the tables.
+    /// Wait for this first: a recovery is publishing from the tables.
     pub(super) after: Option<oneshot::Receiver<()>>,
 }
 
@@ -97,8 +98,8 @@ impl Drop for Auditor {
     }
 }
 
-/// Starts to audit; `hasten` asks for a look at once, and what was found comes through `events`.
-/// The second part says why the session has to end, if it has to; it closes when the task has died.
+/// Starts the auditor. `hasten` wakes it at once, and it sends the rows that it finds to `events`.
+/// The receiver gets an error if the session has to end; it closes if the task has died.
 pub(super) fn start(
     subject: Subject,
     start: Start,
@@ -133,7 +134,7 @@ pub(super) fn start(
                 Err(error) => {
                     tracing::warn!(
                         code = %error.code(), hint = error.hint_text(),
-                        "cannot compare the tables with outbox.dispatch, again in {SOON:?}: {error}"
+                        "cannot compare the tables with outbox.dispatch, retrying in {SOON:?}: {error}"
                     );
                     sql = None;
                     SOON
@@ -148,7 +149,7 @@ pub(super) fn start(
     (auditor, told)
 }
 
-/// What the relay's row says of earlier audits.
+/// What the relay's row says about earlier audits.
 #[derive(Debug)]
 struct Earlier {
     had_one: bool,
@@ -161,35 +162,36 @@ struct Audit {
     subject: Subject,
     events: TableSender,
     everything: bool,
-    /// What the slot has to confirm before the next comparison.
+    /// The position that the slot must confirm before the next comparison.
     waiting: Option<Waiting>,
     tops: Option<Tops>,
-    /// Events that had been delivered when the last audit began.
+    /// Number of delivered events when the last audit began.
     delivered: Option<u64>,
-    /// Those events are of transactions before this one; `None` when all of them are below the floor.
+    /// Delivered events belong to transactions before this one. `None` when the floor covers all of
+    /// them.
     goal: Option<u64>,
-    /// The floor that this session has written down.
+    /// The floor that this session has last recorded.
     floor: u64,
-    /// After a whole comparison: it is compared soon again until the transactions of that time, all
-    /// before this one, have ended.
+    /// After a comparison of whole tables: the next transaction id at that time. Until all
+    /// transactions before it have ended, audits follow quickly.
     horizon: Option<u64>,
-    /// The transaction that was to come next when this session began: what earlier sessions have
-    /// delivered is of older ones.
+    /// The next transaction id when this session began: events that earlier sessions delivered belong
+    /// to older transactions.
     began_before: Option<u64>,
     broken: mpsc::Sender<Error>,
 }
 
-/// What is waited for.
+/// What an audit waits for.
 #[derive(Debug, Clone, Copy)]
 struct Waiting {
-    /// All older transactions have ended
+    /// Every transaction older than this one had ended when the audit began.
     xmin: u64,
-    /// before this position.
+    /// The end of the WAL after that: those transactions lie before it.
     end: Lsn,
 }
 
 impl Audit {
-    /// One step of an audit; returns the time until the next.
+    /// Makes one step of an audit; returns the time until the next one.
     async fn round(&mut self, sql: &mut Option<PatientSql>) -> Result<Duration> {
         let sql = match sql {
             Some(sql) => sql,
@@ -217,16 +219,15 @@ impl Audit {
         } = &self.subject;
         let looking = async {
             let earlier = statements::earlier(sql, slot).await?;
-            // What is said of the publication must be later than that the slot has come so far.
+            // Inspect the publication after the slot: its state must be newer than the slot's
+            // position.
             let reached = statements::is_confirmed(sql, slot, *walsender, waiting.end).await?;
             let state = publication::inspect(sql, publication, captured).await?;
             Ok::<_, Error>((earlier, reached, state))
         };
         let (earlier, reached, state) = sql.answer(looking).await?;
         if !state.problems().is_empty() {
-            // The supervisor says so, and hastens us when it is mended. Rows of this time are of later
-            // transactions than those that were waited for.
-            self.waiting = None;
+            // The supervisor reports the problem, and wakes the auditor when it is solved.
             return Ok(SOON);
         }
         let fingerprint = state.fingerprint();
@@ -289,7 +290,7 @@ impl Audit {
         })
     }
 
-    /// Notes what runs, and then where the WAL ends.
+    /// Notes the running transactions, and after that the end of the WAL.
     async fn begin(&mut self, sql: &Sql) -> Result<Waiting> {
         if self.tops.is_none() {
             let found = claim::look(sql, &self.subject.tables).await?;
@@ -308,8 +309,8 @@ impl Audit {
         })
     }
 
-    /// Publishes rows of ended transactions that have no record. Returns whether there were any, or a
-    /// table has other partitions than before.
+    /// Publishes rows of ended transactions that have no record. Returns whether there were any, or
+    /// whether the partitions of a table have changed.
     async fn compare(
         &mut self,
         sql: &PatientSql,
@@ -332,7 +333,7 @@ impl Audit {
             let has_grown = known.is_some_and(|known| shape.has_grown_since(known));
             let window = match is_whole || has_grown {
                 true => Window::whole(captured),
-                // Nothing has ended since.
+                // No transaction has ended since the last audit.
                 false if waiting.xmin <= record.floor => continue,
                 false => Window::recent(captured),
             };
@@ -349,7 +350,8 @@ impl Audit {
                 metrics.events_from_table.inc();
             });
             let sent = sending.await;
-            // Also when reading has failed: what was handed over before would be sent twice.
+            // Wait even if reading has failed: otherwise the next attempt would send the same rows
+            // again.
             let settled = self.events.settled().await;
             found += match (sent, settled) {
                 (Err(Interrupted::Failed(error)), _) => return Err(error),
@@ -375,7 +377,7 @@ impl Audit {
         Ok(found > 0 || has_changed)
     }
 
-    /// Moves the floors up.
+    /// Raises the floors.
     async fn resolved(
         &mut self,
         sql: &Sql,
@@ -384,7 +386,7 @@ impl Audit {
         publication: &str,
         earlier: &Earlier,
     ) -> Result<()> {
-        // Rows up to these are of transactions that have ended.
+        // Rows up to these numbers belong to transactions that have ended.
         let tops = self.tops.take_if(|tops| waiting.xmin >= tops.next_xid);
         for (n, captured) in captured.iter().enumerate() {
             let top = tops.as_ref().and_then(|tops| tops.seqs.get(n)?.as_ref());
@@ -400,21 +402,25 @@ impl Audit {
                 bounds.raise_floor(waiting.xmin);
             }
         }
-        // Back to full records goes who has passed all that was delivered without.
+        // Switch back to full records only when the floor is above everything delivered without a
+        // record.
         let is_full = self.subject.dispatch == Dispatch::Full
             && self.began_before.is_some_and(|next| waiting.xmin >= next);
         let dispatch = match is_full || !earlier.repeats {
             true => self.subject.dispatch,
             false => Dispatch::Exceptions,
         };
+        if earlier.repeats && dispatch == Dispatch::Full {
+            captures::full_from_here(&**sql, &self.subject.slot).await?;
+        }
         statements::audited(sql, &self.subject, publication, dispatch).await
     }
 
     async fn end_session(&self, sql: &Sql) -> Result<Duration> {
         statements::mark_broken(sql, &self.subject, Loss::PublicationChanged.name()).await?;
-        let what = "the publication or a captured table was altered or made anew: what has no \
-                    known outcome is delivered from the tables";
-        // Nobody listens any more when the session has ended.
+        let what = "the publication or a captured table was altered or recreated: publishing all \
+                    rows without a known outcome from the tables";
+        // If the session has ended already, nobody receives this.
         let _ = self.broken.try_send(Error::new(Code::PublicationGap, what));
         Ok(SOON)
     }

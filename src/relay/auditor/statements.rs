@@ -1,4 +1,4 @@
-//! What the auditor asks the database, apart from the comparison itself.
+//! The auditor's queries, except for the comparison of rows.
 
 use decoder::Lsn;
 use slot_manager::SlotName;
@@ -10,8 +10,8 @@ use crate::error::Result;
 use crate::postgres::Sql;
 use crate::settings::Dispatch;
 
-/// Headers of a WAL page and of a segment's first page, bytes: right behind one the end of the WAL
-/// seems further on than the end of the last record.
+/// Sizes in bytes of a WAL page's header, and of the header of a segment's first page. Right after
+/// one, the end of the WAL seems to be further than the end of the last record.
 const PAGE_HEADERS: [u64; 2] = [24, 40];
 const WAL_PAGE: u64 = 8_192;
 
@@ -29,7 +29,7 @@ const MARK_BROKEN: &str = "\
     update outbox.relay set recovering = coalesce(recovering, $3), updated_at = now() \
     where slot = $1 and instance = $2";
 
-/// What earlier audits left behind.
+/// Reads what earlier audits have recorded.
 pub(super) async fn earlier(sql: &Sql, slot: &SlotName) -> Result<Earlier> {
     let row = sql.query_one(EARLIER, &[&slot.as_str()]).await?;
     Ok(Earlier {
@@ -39,9 +39,8 @@ pub(super) async fn earlier(sql: &Sql, slot: &SlotName) -> Result<Earlier> {
     })
 }
 
-/// Every row up to the floors of the tables is resolved, with the publication as it is in
-/// `publication`; later ones are handled as `dispatch` says. Nothing when the session has lost the
-/// slot.
+/// Records that every row below the floors is resolved, with the publication `publication`, and that
+/// later rows are recorded as `dispatch` says. Does nothing when the session has lost the slot.
 pub(super) async fn audited(
     sql: &Sql,
     subject: &Subject,
@@ -56,7 +55,7 @@ pub(super) async fn audited(
     Ok(())
 }
 
-/// Whether a partition has come with rows that are older than the window.
+/// Whether a partition was attached with rows that are older than the window.
 pub(super) async fn has_overlooked(sql: &Sql, window: &Window<'_>) -> Result<bool> {
     let Some(overlooked) = window.overlooked() else {
         return Ok(false);
@@ -66,14 +65,14 @@ pub(super) async fn has_overlooked(sql: &Sql, window: &Window<'_>) -> Result<boo
     Ok(sql.query_one(&statement, &[]).await?.get(0))
 }
 
-/// The next session begins with a recovery, unless another relay has taken the slot.
+/// Makes the next session begin with a recovery, unless another relay has taken the slot.
 pub(super) async fn mark_broken(sql: &Sql, subject: &Subject, why: &str) -> Result<()> {
     let (slot, instance) = (subject.slot.as_str(), &subject.instance);
     sql.execute(MARK_BROKEN, &[&slot, instance, &why]).await?;
     Ok(())
 }
 
-/// Where the WAL ends; each transaction that is visible lies before it.
+/// The end of the WAL: every visible transaction lies before it.
 pub(super) async fn wal_end(sql: &Sql) -> Result<Lsn> {
     let row = sql
         .query_one("select pg_catalog.pg_current_wal_insert_lsn()", &[])
@@ -83,8 +82,8 @@ pub(super) async fn wal_end(sql: &Sql) -> Result<Lsn> {
     Ok(Lsn::new(end - header.unwrap_or(0)))
 }
 
-/// Whether everything up to `end` is confirmed by the session that reads through `walsender`: a
-/// slot of the same name that somebody has made anew may have any position.
+/// Whether our session, which reads through `walsender`, has confirmed everything up to `end`. Checks
+/// the pid because a slot of the same name that somebody has recreated may have any position.
 pub(super) async fn is_confirmed(
     sql: &Sql,
     slot: &SlotName,

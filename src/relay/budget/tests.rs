@@ -22,7 +22,7 @@ fn a_spent_budget_stays_spent_until_a_third_of_it_is_free() {
 }
 
 #[test]
-fn of_what_spends_it_little_more_than_a_third_is_on_its_way_then_and_failures_are_made_up_for() {
+fn a_full_budget_sends_one_third_and_keeps_the_rest_queued() {
     let event = Event::for_tests(0);
     let mut budget = after_much(96 * weight(&event));
     let some = |n| (0..n).map(Event::for_tests).collect::<Vec<_>>();
@@ -32,14 +32,11 @@ fn of_what_spends_it_little_more_than_a_third_is_on_its_way_then_and_failures_ar
     (0..6).for_each(|_| budget.take(&event));
     assert!(budget.is_spent_by_messages() && !budget.fills_requests(true));
     budget.sent(&some(26));
-    assert!(
-        !budget.fills_requests(true),
-        "the lane weighs something, too"
-    );
+    assert!(!budget.fills_requests(true), "the lane itself counts, too");
     budget.sent(&some(1));
     assert!(budget.fills_requests(true) && budget.is_spent());
     budget.answered(&some(2));
-    assert!(!budget.fills_requests(true), "they go again");
+    assert!(!budget.fills_requests(true), "failed events wait again");
     budget.sent(&some(2));
     budget.take(&event);
     assert!(!budget.fills_requests(true));
@@ -47,11 +44,14 @@ fn of_what_spends_it_little_more_than_a_third_is_on_its_way_then_and_failures_ar
     assert!(budget.fills_requests(true));
     budget.answered(&some(34));
     budget.give_back_messages(34, 34 * event.message.len());
-    assert!(!budget.is_spent(), "four of those sent may come later");
+    assert!(
+        !budget.is_spent(),
+        "a third is free while four answers are missing"
+    );
 }
 
 #[test]
-fn of_what_waits_beyond_a_quarter_or_a_sixteenth_of_what_has_come_three_eighths_go_at_once() {
+fn when_too_much_waits_three_eighths_of_it_are_sent() {
     let event = Event::for_tests(0);
     let mut budget = Budget::new(400 * weight(&event));
     let take = |budget: &mut Budget, n| (0..n).for_each(|_| budget.take(&event));
@@ -63,7 +63,10 @@ fn of_what_waits_beyond_a_quarter_or_a_sixteenth_of_what_has_come_three_eighths_
     assert!(budget.fills_requests(true), "a quarter of the budget");
     take(&mut budget, 1);
     assert!(!budget.fills_requests(true));
-    assert!(budget.fills_requests(false), "what has to wait counts, too");
+    assert!(
+        budget.fills_requests(false),
+        "waiting for a retry, lanes linger"
+    );
     sent(&mut budget, 38);
     assert!(!budget.fills_requests(true));
     sent(&mut budget, 1);
@@ -76,7 +79,7 @@ fn of_what_waits_beyond_a_quarter_or_a_sixteenth_of_what_has_come_three_eighths_
     assert!(budget.fills_requests(true), "135 wait of 2,174");
     budget.answered(&[Event::for_tests(0), Event::for_tests(1)]);
     budget.give_back_messages(2, 2 * event.message.len());
-    assert!(budget.fills_requests(true), "what is stored waits no more");
+    assert!(budget.fills_requests(true), "stored events no longer wait");
     take(&mut budget, 2);
     assert!(!budget.fills_requests(true), "137 of 2,176");
     sent(&mut budget, 51);
@@ -91,7 +94,7 @@ fn of_what_waits_beyond_a_quarter_or_a_sixteenth_of_what_has_come_three_eighths_
 }
 
 #[test]
-fn a_spent_budget_stays_spent_until_the_records_of_what_is_delivered_have_three_sixteenths() {
+fn a_budget_spent_by_messages_stays_spent_until_records_take_under_three_sixteenths() {
     let mut budget = Budget::new(80 * RECORD);
     let event = Event::for_tests(0);
     (0..80).for_each(|_| budget.take(&event));
@@ -101,11 +104,11 @@ fn a_spent_budget_stays_spent_until_the_records_of_what_is_delivered_have_three_
     budget.give_back_records(1);
     assert!(!budget.is_spent());
     (0..5).for_each(|_| budget.take_record());
-    assert!(!budget.is_spent(), "it was not spent again");
+    assert!(!budget.is_spent(), "the budget is not spent again");
 }
 
 #[test]
-fn records_spend_it_with_a_quarter_until_they_have_an_eighth_and_lanes_fill_up_meanwhile() {
+fn records_spend_the_budget_at_a_quarter_until_they_take_under_an_eighth() {
     let mut budget = Budget::new(80 * RECORD);
     (0..20).for_each(|_| budget.take_record());
     assert!(budget.is_spent());
@@ -117,7 +120,7 @@ fn records_spend_it_with_a_quarter_until_they_have_an_eighth_and_lanes_fill_up_m
 }
 
 #[test]
-fn messages_that_come_while_records_spend_it_spend_it_themselves() {
+fn messages_that_arrive_while_records_have_spent_the_budget_can_spend_it_too() {
     let mut budget = after_much(80 * RECORD);
     (0..20).for_each(|_| budget.take_record());
     assert!(budget.is_spent() && !budget.is_spent_by_messages());
@@ -128,7 +131,7 @@ fn messages_that_come_while_records_spend_it_spend_it_themselves() {
 }
 
 #[test]
-fn requests_fill_up_while_there_is_room_and_beyond_half_of_it_only_where_lanes_are_shared() {
+fn beyond_half_of_the_budget_requests_fill_up_only_if_lanes_are_shared() {
     let event = Event::for_tests(0);
     let mut budget = after_much(100 * (weight(&event) + LANE - RECORD));
     let mut take = |events, lanes| {
@@ -147,11 +150,14 @@ fn requests_fill_up_while_there_is_room_and_beyond_half_of_it_only_where_lanes_a
     budget.records = 2 * budget.limit / 3 / RECORD;
     budget.changed();
     budget.spent = None;
-    assert!(budget.fills_requests(true), "records take nothing of it");
+    assert!(
+        budget.fills_requests(true),
+        "records do not count as messages"
+    );
 }
 
 #[test]
-fn texts_of_what_is_being_written_spend_it_as_its_records_do() {
+fn texts_waiting_to_be_written_spend_the_budget_as_records_do() {
     let mut budget = Budget::new(80 * RECORD);
     budget.take_record();
     budget.take_texts(20 * RECORD);
@@ -162,7 +168,7 @@ fn texts_of_what_is_being_written_spend_it_as_its_records_do() {
 }
 
 #[test]
-fn a_lane_weighs_as_long_as_it_has_work() {
+fn a_lane_counts_as_long_as_it_has_work() {
     let mut budget = Budget::new(10 * LANE);
     budget.weigh_lanes(10);
     assert!(budget.is_spent());

@@ -1,8 +1,8 @@
-//! What becomes of an event that can never be published: set aside by policy, with a dead letter
+//! Handles an event that can never be published: sets it aside by policy, after sending a dead letter
 //! if there is a topic for it.
 //!
-//! Recorded in the order in which it is found: the bad event first, then what waits behind it. So
-//! whatever is durable at a crash, the rest is met again in order.
+//! Records the bad event first, then the events that wait behind it. So after a crash at any point,
+//! the events that are not recorded arrive again in order.
 
 use std::sync::Arc;
 
@@ -20,18 +20,18 @@ use crate::publish::{Failure, MessageIds};
 use crate::relay::quarantine::{self, Letter, letter};
 use crate::settings::OnBadEvent;
 
-/// Characters of a reason in the dispatch table.
+/// Maximum length of a reason in the dispatch table, in characters.
 const REASON_CHARS: usize = 500;
 
-/// What `on_bad_event = halt` tells to do.
-const HALTED: &str = "nothing from it on has been confirmed. Mend what is wrong and start the relay \
-    again, or set on_bad_event = quarantine_key to set it aside and go on";
+/// The hint of an error under `on_bad_event = halt`.
+const HALTED: &str = "neither it nor any later event is confirmed. Fix the cause and restart the \
+    relay, or set on_bad_event = quarantine_key to set the event aside and continue";
 
 impl Delivery {
     /// Takes over a row that cannot become a message.
     ///
     /// # Errors
-    /// Its own under `halt`; `quarantine-full`.
+    /// The row's own error under `halt`; `quarantine-full`.
     pub(in crate::relay) fn take_unmappable(
         &mut self,
         error: Box<EventError>,
@@ -44,7 +44,7 @@ impl Delivery {
         let commit = crate::watermark::CommitLsn::new(error.at.commit_lsn);
         let at = error.at;
         let origin = EventRef::new(commit, at.ordinal, at.commit_time, known.event_id);
-        // The record has its id and place beside it.
+        // Without id and place: the record has them already.
         let why = format!("{} (table {})", error.fault, error.table);
         let error = Error::from(MapError::Event(error));
         if self.quarantine.policy() == OnBadEvent::Halt {
@@ -67,7 +67,7 @@ impl Delivery {
         Ok(())
     }
 
-    /// Pub/Sub has refused this one event, alone.
+    /// Handles an event that Pub/Sub has refused when it was alone in its request.
     pub(super) fn on_refused(
         &mut self,
         key: &LaneKey,
@@ -79,7 +79,7 @@ impl Delivery {
             self.budget.give_back_messages(1, event.message.len());
             tracing::warn!(
                 code = %Code::EventRefused, event = letter.origin.event_id.shown(),
-                "Pub/Sub refuses the dead letter, too: the event is set aside without"
+                "Pub/Sub refuses the dead letter, too: setting the event aside without one"
             );
             self.letter_ended(letter);
             return Ok(());
@@ -122,11 +122,11 @@ impl Delivery {
         Ok(())
     }
 
-    /// Blocks the key of a bad event, if it has one, and says so loudly.
+    /// Blocks the key of a bad event, if it has one, and logs an error.
     fn block(&mut self, group: &Group, origin: &EventRef, error: &Error) -> Result<()> {
         let newly = match origin.standing {
             Standing::New => self.quarantine.set_aside(group, origin)?,
-            // It was counted when it came; a key is blocked again, for what is behind it.
+            // The event was counted when it arrived. Block its key again, for the events behind it.
             Standing::Released if self.quarantine.blocks(group) => {
                 self.quarantine.set_aside(group, origin)?
             }
@@ -141,7 +141,7 @@ impl Delivery {
                 key_blocked = newly,
                 blocked_keys = self.quarantine.blocked(),
                 since_last = more,
-                hint = "`postrider quarantine list` shows what waits; mend it and release it, or \
+                hint = "run `postrider quarantine list`; fix the cause and release the event, or \
                         discard it",
                 "set aside in quarantine: {error}"
             );
@@ -149,7 +149,7 @@ impl Delivery {
         Ok(())
     }
 
-    /// Records a bad event as quarantined, after its dead letter if there is to be one.
+    /// Records a bad event as quarantined, after its dead letter if there is a topic for that.
     fn set_aside(
         &mut self,
         group: Group,
@@ -168,17 +168,17 @@ impl Delivery {
             error,
         };
         if self.joins_a_release(&about) {
-            // What is held may stand before it.
+            // Held events may come before it.
             self.unhold();
         }
-        // An event that was released had its letter when it was set aside first.
+        // A released event had its dead letter when it was first set aside.
         match topic.filter(|_| about.origin.standing == Standing::New) {
             Some(topic) => self.send_letter(topic, about, message),
             None => self.record_aside(about),
         }
     }
 
-    /// Whether a bad event belongs behind what is being released of its key.
+    /// Whether events of the bad event's key are being released, so that it joins them.
     fn joins_a_release(&self, about: &Letter) -> bool {
         about.origin.standing == Standing::New
             && self.quarantine.blocks(&about.group)
@@ -197,7 +197,8 @@ impl Delivery {
         self.lanes.push(topic, OrderingKey::UNORDERED, event);
     }
 
-    /// Records the events whose dead letters are among those just stored, and takes them out.
+    /// Records the events whose dead letters were just stored, and removes those letters from the
+    /// request.
     pub(super) fn letters_published(&mut self, request: &mut Request, ids: &mut MessageIds) {
         let events = std::mem::take(&mut request.events);
         let mut others = Vec::new();
@@ -248,7 +249,7 @@ impl Delivery {
         });
     }
 
-    /// An event that waited in a lane which is blocked now.
+    /// Sets aside an event that waited in a lane whose key is blocked now.
     fn set_aside_waiting(&mut self, group: &Group, event: Event) {
         if event.origin.standing == Standing::Released {
             self.drop_released(&event);
@@ -262,7 +263,7 @@ impl Delivery {
         self.set_aside_behind(topic, ordering_key, event, Outcome::Quarantined(why));
     }
 
-    /// Records an event of a blocked key: it waits in quarantine.
+    /// Records an event of a blocked key, which waits in quarantine.
     pub(super) fn set_aside_behind(
         &mut self,
         topic: Arc<str>,
@@ -286,7 +287,7 @@ impl Delivery {
         });
     }
 
-    /// An event that was published before cannot be repeated: its row is as it was.
+    /// Drops an event that was published before and cannot be repeated; its row stays as it is.
     fn leave_published(&mut self, event: &Event, why: &dyn std::fmt::Display) {
         stays_published(&event.origin.event_id, why);
         self.budget.give_back_messages(1, event.message.len());
@@ -294,7 +295,7 @@ impl Delivery {
         self.resolved.count(event.origin.commit);
     }
 
-    /// Records what is held for keys that are being released: there is no room for it in memory.
+    /// Records the events that are held for keys being released: there is no room for them in memory.
     pub(super) fn unhold(&mut self) {
         for (group, why, events) in self.quarantine.unhold() {
             for event in events {
@@ -307,14 +308,14 @@ impl Delivery {
         }
     }
 
-    /// An event of the group is bad: its release, if there is one, goes no further.
+    /// An event of the group is bad: stops the group's release, if there is one.
     pub(super) fn fail_release(&mut self, group: &Group) {
         for event in self.quarantine.fail(group) {
             self.set_aside_waiting(group, event);
         }
     }
 
-    /// A released event leaves its lane without a new outcome: its row is as it was.
+    /// Removes a released event from its lane without a new outcome; its row stays as it is.
     fn drop_released(&mut self, event: &Event) {
         self.budget.give_back_messages(1, event.message.len());
         self.budget.give_back_records(1);
@@ -324,7 +325,7 @@ impl Delivery {
     }
 }
 
-/// Code and text, as far as the table is to hold it.
+/// Code and text of an error, shortened for the table.
 pub(super) fn reason(code: Code, text: &str) -> Arc<str> {
     let text = text.chars().filter(|c| *c != '\0').take(REASON_CHARS);
     format!("{code}: {}", text.collect::<String>()).into()

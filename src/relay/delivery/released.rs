@@ -1,5 +1,5 @@
-//! How events come back from quarantine: asks the table every two seconds what operators have
-//! released, and takes it into the lanes step by step as `quarantine` says.
+//! Brings events back from quarantine: asks the table every two seconds which events operators have
+//! released, and moves those into the lanes step by step, as `quarantine` says.
 
 use std::time::{Duration, Instant};
 
@@ -13,32 +13,32 @@ use crate::relay::budget;
 use crate::relay::quarantine::{self, Admission, Ask, Found, Releaser};
 use crate::table::TableEvent;
 
-/// Between two looks for what is released or discarded.
+/// Time between two looks for released or discarded events.
 const LOOK_INTERVAL: Duration = Duration::from_secs(2);
 
-/// Between two counts of what is in quarantine.
+/// Time between two counts of the events in quarantine.
 const COUNT_INTERVAL: Duration = Duration::from_secs(30);
 
-/// After something that failed.
+/// Pause after a failure.
 const RETRY_PAUSE: Duration = Duration::from_secs(1);
 
-/// Blocked keys that one look asks for: 5 ms of the server's time.
+/// Blocked keys that one look checks: 5 ms of the server's time.
 const LOOKED_AT: usize = 1_000;
 
-/// When to ask for what.
+/// Decides when to ask the table, and for what.
 #[derive(Debug)]
 pub(super) struct Releases {
     releaser: Releaser,
     /// Whether an answer is outstanding.
     asked: bool,
-    /// Whether the stream has passed all that earlier sessions recorded: only then has everything
-    /// arrived that stands before it.
+    /// Whether the stream is past everything that earlier sessions recorded. Only then have all
+    /// events before a released one arrived.
     allowed: bool,
     next_look: Instant,
     next_count: Instant,
-    /// Nothing is asked before that.
+    /// Ask nothing before this time.
     not_before: Option<Instant>,
-    /// Blocked keys that were looked at in this round.
+    /// Blocked keys checked so far in this round.
     looked_at: usize,
 }
 
@@ -56,7 +56,7 @@ impl Releases {
         }
     }
 
-    /// The next answer, or that it is time to look. Cancel-safe.
+    /// Waits for the next answer; returns `None` when it is time to ask. Cancel-safe.
     pub(super) async fn woken(&mut self, has_room: bool) -> Option<Found> {
         let due = match (self.asked || !self.allowed, self.not_before) {
             (true, _) => None,
@@ -72,12 +72,12 @@ impl Releases {
 }
 
 impl Delivery {
-    /// All that earlier sessions recorded has passed: what is released may go.
+    /// The stream is past everything that earlier sessions recorded: releases may begin.
     pub(in crate::relay) fn allow_releases(&mut self) {
         self.releases.allowed = true;
     }
 
-    /// Asks for what is due, if nothing is being asked.
+    /// Asks the next question that is due, if no answer is outstanding.
     pub(super) fn ask(&mut self) {
         let now = Instant::now();
         let releases = &mut self.releases;
@@ -137,7 +137,7 @@ impl Delivery {
                         tracing::info!(
                             topic = &*group.topic,
                             key = group.ordering_key.as_str(),
-                            "nothing is left in quarantine of this key: its events go on"
+                            "the quarantine of this key is empty: its events are published again"
                         );
                     }
                 }
@@ -153,7 +153,7 @@ impl Delivery {
                     tracing::info!(
                         topic = &*group.topic,
                         key = group.ordering_key.as_str(),
-                        "all of this key is released from quarantine: its events go on"
+                        "all events of this key are released from quarantine: publishing its new events"
                     );
                     for event in held {
                         let Group {
@@ -169,12 +169,12 @@ impl Delivery {
                 if let Some(more) = self.log.due(error.code()) {
                     tracing::warn!(
                         code = %error.code(), hint = error.hint_text(), since_last = more,
-                        "cannot look into the quarantine, again: {error}"
+                        "cannot read the quarantine, retrying: {error}"
                     );
                 }
             }
             Found::Died => {
-                let what = "the task that reads what is released ended without a word";
+                let what = "the task that reads released events ended unexpectedly";
                 return Err(Error::new(Code::Internal, what));
             }
         }
@@ -182,7 +182,7 @@ impl Delivery {
         Ok(())
     }
 
-    /// Takes an event that comes back, behind those of its key that came back before.
+    /// Takes a released event, behind those of its key that were released before.
     fn take_released(&mut self, group: &Group, found: TableEvent) -> Result<()> {
         let TableEvent {
             topic,
@@ -197,7 +197,7 @@ impl Delivery {
         let weight = budget::weight(&event);
         self.quarantine.goes_to_lane(group, at, weight);
         let own = *topic == *group.topic && ordering_key == group.ordering_key;
-        // Other settings may have given it another key, which has a quarantine of its own.
+        // With new settings the event may have another key, which has a quarantine of its own.
         let admission = match own {
             true => Admission::Open,
             false => self.quarantine.admit(&topic, &ordering_key, at),
@@ -219,14 +219,14 @@ impl Delivery {
         Ok(())
     }
 
-    /// A released row that cannot be sent: it stays in quarantine, and what is behind it, too.
+    /// A released row cannot be sent: it stays in quarantine, and so do the rows behind it.
     fn lost(&mut self, group: &Group, origin: EventRef, error: &Error) {
         if !self.quarantine.read(group, quarantine::place(&origin)) {
             return;
         }
         tracing::error!(
             code = %error.code(), event = origin.event_id.shown(), hint = error.hint_text(),
-            "cannot be released from quarantine: {error}"
+            "cannot release an event from quarantine: {error}"
         );
         let kind = error.code().name();
         let quarantined = &self.metrics.events_quarantined;

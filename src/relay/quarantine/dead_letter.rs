@@ -1,7 +1,8 @@
-//! The message that tells of a bad event on the dead-letter topic.
+//! The dead letter: the message on the dead-letter topic that reports a bad event.
 //!
-//! It carries what the event carried, as far as it fits, and says in attributes which event it
-//! is, where it was to go, and why it does not. Unordered: it must not be held up by anything.
+//! It has the event's data and attributes, as far as they fit. Further attributes say which event it
+//! is, where it should have gone, and why it could not. It is unordered, so that nothing can hold it
+//! up.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -14,10 +15,10 @@ use uuid::Uuid;
 use crate::lanes::{EventRef, Group};
 use crate::map::limits;
 
-/// Room in a request for the topic's name and the framing.
+/// Bytes in a request for the topic's name and the framing.
 const REQUEST_OVERHEAD: usize = 1_000;
 
-/// A bad event whose dead letter is on its way; it is recorded after that.
+/// A bad event whose dead letter is in flight. The event is recorded after that.
 #[derive(Debug)]
 pub(in crate::relay) struct Letter {
     pub(in crate::relay) group: Group,
@@ -25,8 +26,8 @@ pub(in crate::relay) struct Letter {
     pub(in crate::relay) error: Arc<str>,
 }
 
-/// The encoded dead letter. `original` is the event's own message; of a row that could not become
-/// one, a message with its payload alone.
+/// Encodes the dead letter. `original` is the event's own message; for a row that could not become a
+/// message, one with only the payload.
 pub(in crate::relay) fn letter(letter: &Letter, original: PubsubMessage) -> Bytes {
     let Letter {
         group,
@@ -70,7 +71,7 @@ pub(in crate::relay) fn letter(letter: &Letter, original: PubsubMessage) -> Byte
     message.encode_to_vec().into()
 }
 
-/// The value as far as it may be long.
+/// Shortens a value to the longest that Pub/Sub allows.
 fn cut(mut value: String) -> String {
     value.truncate(value.floor_char_boundary(limits::ATTRIBUTE_VALUE_BYTES));
     value
@@ -95,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn it_carries_data_and_attributes_and_says_what_was_wrong() {
+    fn a_dead_letter_has_the_events_data_and_attributes_and_the_error() {
         let original = PubsubMessage {
             data: "{}".into(),
             attributes: [
@@ -122,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn what_pubsub_would_refuse_is_left_out() {
+    fn parts_that_pubsub_would_refuse_are_left_out() {
         let mut attributes: HashMap<String, String> =
             (0..100).map(|n| (format!("k{n}"), String::new())).collect();
         attributes.insert("google_x".into(), "v".into());

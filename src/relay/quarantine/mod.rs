@@ -1,26 +1,26 @@
-//! What is set aside, which keys are blocked by it, and how they are released: a state machine
-//! without IO.
+//! The quarantine: which events are set aside, which keys they block, and how they are released. A
+//! state machine without IO.
 //!
-//! Under `quarantine_key` a bad event blocks its key: what waits behind it and all that comes
-//! later is recorded as quarantined, too, so that the order of the key is kept. Events *before*
-//! the bad one are not concerned, also when they come again after a restart.
+//! Under `quarantine_key` a bad event blocks its key: events that wait behind it, and all that arrive
+//! later, are recorded as quarantined too, to keep the order of the key. Events *before* the bad one
+//! are not affected, even when they are replayed after a restart.
 //!
-//! A release goes by these steps, for one group (a topic and ordering key):
+//! A release handles one group (a topic and ordering key) in these steps:
 //!
-//! 1. *Begun.* What comes from now on is recorded as released. When all that was recorded before
-//!    is durable, every row of the group is marked as released: a restart goes on from here.
-//! 2. *Paging.* Rows are read in order, page by page, and go into their lane.
-//! 3. *Handover*, once a page came back empty: what comes from now on is held in memory. When all
-//!    that was recorded before is durable, and a page that was asked for after that is empty, what
-//!    is held goes into the lane, behind everything released, and the key is not blocked any more.
-//! 4. *Ended* when the outcome of all that was released is durable.
+//! 1. *Begun.* Events that arrive from now on are recorded as released. Once all earlier records are
+//!    durable, every row of the group is marked as released. A restart continues from here.
+//! 2. *Paging.* Rows are read in order, page by page, and their events go into their lane.
+//! 3. *Handover*, once a page was empty. Events that arrive from now on are held in memory. Once all
+//!    earlier records are durable, and a page requested after that is empty, the held events go into
+//!    the lane, behind everything released, and the key is no longer blocked.
+//! 4. *Ended*. The release is forgotten once the outcome of every released event is durable.
 //!
-//! If an event fails again, the release *failed*: the key stays blocked and all its rows go back
+//! If an event fails again, the release has *failed*: the key stays blocked, and all its rows go back
 //! into quarantine. Groups that block nothing (unordered events, other policies) have no first and
-//! third step, and one that fails again concerns itself alone.
+//! third step, and an event of theirs that fails again affects only itself.
 //!
 //! The steps of a release are in `releases`. Not here: the table (`dispatch::quarantined`), and
-//! reading what is released (`releaser`).
+//! reading released rows (`releaser`).
 
 mod dead_letter;
 mod releaser;
@@ -38,46 +38,45 @@ use crate::settings::OnBadEvent;
 pub(super) use dead_letter::{Letter, letter};
 pub(super) use releaser::{Ask, Found, Releaser};
 
-/// Keys that may be blocked at once, or events that may be set aside in one session where they
-/// block nothing. So many are no single bad events: something is wrong with all of them, and a
-/// person must look before all traffic is in quarantine. With keys of usual length 100,000 take
-/// about 20 MB.
+/// Limit of keys blocked at once, and of events set aside in one session that block nothing. That
+/// many are no longer single bad events: something is wrong with all of them, and a person must look
+/// before all traffic is in quarantine. With keys of usual length, 100,000 take about 20 MB.
 pub(super) const MAX_BLOCKED: usize = 100_000;
 
-/// Rows of a group that are on their way at once.
+/// Rows of a group that are in flight at once.
 pub(super) const PAGE: usize = 100;
 
-/// Releases that may go forward at once. Those that wait for Pub/Sub do not count: they ask
-/// nothing of the table, and their events are in the budget of memory like all others.
+/// Releases that may make progress at once. Those that wait for Pub/Sub do not count: they need no
+/// queries, and their events are in the budget of bytes in flight like all others.
 const MAX_RELEASES: usize = 256;
 
-/// Where an event stands in the log: commit LSN and ordinal.
+/// The place of an event in the log: commit LSN and ordinal.
 pub(super) type Place = (u64, u32);
 
-/// The place of an event.
+/// The place of this event.
 pub(super) fn place(origin: &EventRef) -> Place {
     (origin.commit.lsn().as_u64(), origin.ordinal)
 }
 
-/// A key that is blocked.
+/// A blocked key.
 #[derive(Debug)]
 struct Blocked {
-    /// The first event in quarantine. Earlier ones are not concerned.
+    /// The first event in quarantine. Earlier events are not affected.
     since: Place,
-    /// What is recorded for the events behind it.
+    /// The reason that is recorded for the events behind it.
     waits: Arc<str>,
-    /// The last record of the key that was handed to the writer.
+    /// The number of the last record of this key that the writer was given.
     last_record: u64,
-    /// Bad events whose dead letter is on its way: not recorded yet.
+    /// Bad events whose dead letter is in flight: they are not recorded yet.
     letters: u32,
 }
 
 #[derive(Debug)]
 enum Stage {
-    /// Waits until records up to this one are durable, then for the mark.
+    /// Waits until records up to this number are durable, and then until the rows are marked.
     Begun(u64),
     Paging,
-    /// Events that came since, in order.
+    /// Events that have arrived since, in order.
     Handover(Vec<Event>),
     Ended,
     Failed,
@@ -86,47 +85,47 @@ enum Stage {
 #[derive(Debug)]
 struct Release {
     stage: Stage,
-    /// The last row that was read.
+    /// The place of the last row read.
     after: Place,
-    /// Records that were durable when the last page was asked for.
+    /// How many records were durable when the last page was requested.
     asked_at: u64,
-    /// Pages count that were asked for with so many durable records: a bad event with a dead
-    /// letter is recorded later than those behind it, and must not be passed over.
+    /// Only pages requested when at least this many records were durable count. A bad event with a
+    /// dead letter is recorded later than the events behind it, and no page may skip it.
     asks_from: u64,
-    /// Events in lanes.
+    /// How many of its events are in lanes.
     in_lanes: usize,
-    /// The last record of an event of it that was handed to the writer.
+    /// The number of the last record of one of its events that the writer was given.
     last_record: u64,
 }
 
 impl Release {
-    /// Whether it has ended and only the records of its last outcomes are to come.
+    /// Whether it has ended, except that its last outcomes may not be durable yet.
     fn has_left_lanes(&self) -> bool {
         matches!(self.stage, Stage::Ended) && self.in_lanes == 0
     }
 }
 
-/// What is to be asked of the table.
+/// A question to the table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Command {
     /// Mark all quarantined rows of the group as released.
     Mark(Group),
-    /// Read rows that are released, from beyond this place on.
+    /// Read released rows after this place.
     Page(Group, Place),
     /// Mark all released rows of the group as quarantined.
     SendBack(Group),
 }
 
-/// What becomes of an event that arrives.
+/// What to do with an event that arrives.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Admission {
-    /// Into its lane.
+    /// Put it into its lane.
     Open,
-    /// Into quarantine, for this reason.
+    /// Set it aside in quarantine, for this reason.
     Quarantined(Arc<str>),
-    /// Into quarantine, behind what is being released.
+    /// Set it aside, behind the events of its key that are being released.
     Released(Arc<str>),
-    /// Held in memory until its key is not blocked any more.
+    /// Hold it in memory until its key is no longer blocked.
     Held,
 }
 
@@ -136,19 +135,19 @@ pub(super) struct Quarantine {
     policy: OnBadEvent,
     blocked: HashMap<Group, Blocked>,
     releases: HashMap<Group, Release>,
-    /// The same groups, in turn, without those that have ended.
+    /// The groups with a release that has not ended, in the order of their turns.
     turns: VecDeque<Group>,
     /// Releases that have ended and whose last outcome is being recorded, in that order.
     leaving: VecDeque<Group>,
-    /// Released events in lanes: from which group, and their bytes.
+    /// Released events in lanes: the group from which they were read, and their bytes.
     in_lanes: HashMap<Place, (Group, usize)>,
     bytes_in_lanes: usize,
-    /// Records handed to the writer, and those of them that are durable.
+    /// How many records the writer was given, and how many of them are durable.
     handed: u64,
     durable: u64,
-    /// Bad events that block nothing, of which some may have left the quarantine since.
+    /// Bad events that block nothing. Some of them may have left the quarantine since.
     unblocking: usize,
-    /// How many of them are in the table for sure that is being counted.
+    /// `unblocking` as it was when the rows were last counted, if all of them were durable then.
     counting: Option<usize>,
 }
 
@@ -173,17 +172,17 @@ impl Quarantine {
         self.policy
     }
 
-    /// Keys that are blocked.
+    /// The number of blocked keys.
     pub(super) fn blocked(&self) -> usize {
         self.blocked.len()
     }
 
-    /// Whether a bad event of this group blocks those behind it.
+    /// Whether a bad event of this group blocks the events behind it.
     pub(super) fn blocks(&self, group: &Group) -> bool {
         self.policy == OnBadEvent::QuarantineKey && group.is_ordered()
     }
 
-    /// Says what becomes of an event that arrives.
+    /// Decides what to do with an event that arrives.
     pub(super) fn admit(
         &self,
         topic: &Arc<str>,
@@ -209,7 +208,7 @@ impl Quarantine {
         }
     }
 
-    /// A bad event is to be set aside; says whether its key is newly blocked.
+    /// Registers a bad event. Returns whether its key is newly blocked.
     ///
     /// # Errors
     /// `quarantine-full`.
@@ -232,13 +231,13 @@ impl Quarantine {
         Ok(true)
     }
 
-    /// The group from which a released event in a lane was read.
+    /// The group from which a released event, now in a lane, was read.
     pub(super) fn source(&self, at: Place) -> Option<Group> {
         self.in_lanes.get(&at).map(|(group, _)| group.clone())
     }
 
-    /// Blocks a key by the event `first`, as it is shown, which stands at `since`. Each row behind it
-    /// names it.
+    /// Blocks a key from the place `since` on, where the event `first` is (its id as shown to
+    /// people). The rows of all events behind it name that event.
     pub(super) fn block(&mut self, group: Group, since: Place, first: &str) {
         let blocked = Blocked {
             since,
@@ -249,7 +248,7 @@ impl Quarantine {
         self.blocked.insert(group, blocked);
     }
 
-    /// A record is handed to the writer.
+    /// Registers a record that the writer is given.
     pub(super) fn handed(&mut self, record: &Record) {
         self.handed += 1;
         if let Some(topic) = &record.topic
@@ -273,13 +272,13 @@ impl Quarantine {
         }
     }
 
-    /// What is recorded for the events behind a blocked key's bad one.
+    /// The reason that is recorded for events behind a blocked key's bad event.
     pub(super) fn waits_for(&self, group: &Group) -> Arc<str> {
         let blocked = self.blocked.get(group);
         blocked.map_or_else(|| "waits in quarantine".into(), |by| by.waits.clone())
     }
 
-    /// So many more records are durable.
+    /// `records` more records are durable.
     pub(super) fn durable(&mut self, records: u64) {
         self.durable += records;
         while let Some(group) = self.leaving.front() {
@@ -295,25 +294,26 @@ impl Quarantine {
         }
     }
 
-    /// Whether everything that was handed to the writer is durable.
+    /// Whether all records that the writer was given are durable.
     pub(super) fn is_settled(&self) -> bool {
         self.durable == self.handed
     }
 
-    /// The rows in quarantine are about to be counted, and no dead letter is on its way.
+    /// The rows in quarantine are about to be counted, and no dead letter is in flight.
     pub(super) fn counting(&mut self) {
-        // What is not durable yet is not among them.
+        // The count misses records that are not durable yet.
         self.counting = self.is_settled().then_some(self.unblocking);
     }
 
-    /// So many rows are in quarantine: what was set aside before and is more than that has left.
+    /// `rows` rows are in quarantine: if more events were set aside before the count, the rest have
+    /// left.
     pub(super) fn counted(&mut self, rows: usize) {
         if let Some(before) = self.counting.take() {
             self.unblocking -= before.saturating_sub(rows);
         }
     }
 
-    /// A dead letter of the group is on its way: its event is recorded when it has ended.
+    /// A dead letter of the group was sent. Its event is recorded when the letter has ended.
     pub(super) fn letter_sent(&mut self, group: &Group) {
         if let Some(blocked) = self.blocked.get_mut(group) {
             blocked.letters += 1;
@@ -323,7 +323,7 @@ impl Quarantine {
         }
     }
 
-    /// The letter has come to its end, and its event was handed to the writer just now.
+    /// A dead letter of the group has ended, and the writer was just given its event.
     pub(super) fn letter_ended(&mut self, group: &Group) {
         if let Some(blocked) = self.blocked.get_mut(group) {
             blocked.letters = blocked.letters.saturating_sub(1);

@@ -1,10 +1,10 @@
-//! Asks the table what has been released, on a session of its own, one thing at a time.
+//! Reads released rows from the table, on a session of its own, one question at a time.
 //!
-//! The rows of a page are found in their tables one by one, so that no more than one is in memory
-//! here, however large they are; the session takes each when it has room. What fails is told and
-//! asked for again later; a new connection is made for it.
+//! The rows of a page are looked up in their tables one by one, so this task holds only one row in
+//! memory, however large the rows are; the session takes each one when it has room. A failed question
+//! is reported, and asked again later over a new connection.
 //!
-//! Not here: what is asked for and when, and what becomes of an event.
+//! Not here: what to ask and when, and what happens to an event.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,17 +22,17 @@ use crate::map::{MapError, TableSettings};
 use crate::postgres::{PatientSql, Target};
 use crate::table::{TableEvent, TableReader};
 
-/// Marking a key with a million events takes a while.
+/// Long, because marking a key with a million events takes a while.
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(600);
 
-/// Groups that one look brings; the next look goes on behind them.
+/// Groups that one look returns; the next look continues behind them.
 const GROUPS: usize = 256;
 
-/// What to ask.
+/// A question.
 #[derive(Debug)]
 pub(in crate::relay) enum Ask {
-    /// Which groups are released, and which of these blocked keys have nothing left in
-    /// quarantine, as of so many durable records.
+    /// Which groups have released rows, and which of these blocked keys have no rows left in
+    /// quarantine? `durable` is the number of durable records at the time of asking.
     Look {
         blocked: Vec<Group>,
         durable: u64,
@@ -41,7 +41,7 @@ pub(in crate::relay) enum Ask {
     Do(Command),
 }
 
-/// What came of it.
+/// An answer.
 #[derive(Debug)]
 pub(in crate::relay) enum Found {
     Looked {
@@ -52,13 +52,13 @@ pub(in crate::relay) enum Found {
     },
     Marked(Group),
     SentBack(Group),
-    /// A row of the page of this group.
+    /// The event of a row of the group's page.
     Event(Group, TableEvent),
-    /// A row that cannot be sent, and why.
+    /// A row whose event cannot be sent, and why.
     Lost(Group, EventRef, Error),
     PageEnded(Group, usize),
     Failed(Error),
-    /// The task has died: nothing will be found any more.
+    /// The task has died: no more answers will come.
     Died,
 }
 
@@ -94,13 +94,13 @@ impl Releaser {
         }
     }
 
-    /// Asks; the answer comes through [`found`](Self::found). Only one thing at a time.
+    /// Asks a question; [`found`](Self::found) returns the answer. Only one question at a time.
     pub(in crate::relay) fn ask(&self, ask: Ask) {
         let sent = self.asks.try_send(ask);
-        debug_assert!(sent.is_ok(), "one thing at a time");
+        debug_assert!(sent.is_ok(), "one question at a time");
     }
 
-    /// The next answer. Cancel-safe; waits for ever when nothing is asked.
+    /// The next answer. Cancel-safe; waits forever when there is no question.
     pub(in crate::relay) async fn found(&mut self) -> Found {
         self.found.recv().await.unwrap_or(Found::Died)
     }
@@ -114,7 +114,7 @@ impl Drop for Releaser {
 
 struct Session {
     sql: PatientSql,
-    /// Resolved when first needed.
+    /// Created when first needed.
     readers: Vec<TableReader>,
 }
 
@@ -124,8 +124,8 @@ struct Worker {
     tables: Vec<TableSettings>,
     project: Arc<str>,
     session: Option<Session>,
-    /// The last group that a look has brought, unless it was the last of all: those that cannot be
-    /// published for now must not hide others.
+    /// The last group of a full look, where the next look continues. So groups that cannot be
+    /// published for now do not hide others.
     looked_to: Option<Group>,
 }
 
@@ -209,7 +209,7 @@ impl Worker {
 impl Session {
     async fn open(target: &Target) -> Result<Self> {
         let sql = PatientSql::open(target, "postrider quarantine", STATEMENT_TIMEOUT).await?;
-        // What is in quarantine is a small part of a large table, whatever the statistics say.
+        // Rows in quarantine are a small part of a large table, whatever the statistics say.
         let setting = sql.batch_execute("SET enable_seqscan = off");
         sql.answer(setting).await?;
         Ok(Self {
@@ -218,7 +218,7 @@ impl Session {
         })
     }
 
-    /// Reads the row of an event and maps it anew: the settings may have changed since.
+    /// Reads the row of an event and maps it again: the settings may have changed.
     async fn find(&mut self, group: &Group, origin: EventRef) -> Result<Found> {
         for reader in &mut self.readers {
             let row = rows::find(&self.sql, reader, &origin.event_id).await?;
@@ -235,9 +235,9 @@ impl Session {
                 Err(error) => Err(error.into()),
             };
         }
-        let what = format!("event {} is not in its table any more", origin.event_id);
+        let what = format!("event {} is no longer in its table", origin.event_id);
         let gone = Error::new(Code::EventInvalid, what)
-            .hint("discard it: `postrider quarantine discard ID --yes`");
+            .hint("to discard it, run `postrider quarantine discard ID --yes`");
         Ok(Found::Lost(group.clone(), origin, gone))
     }
 }
@@ -247,7 +247,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_task_that_has_died_is_told_and_not_waited_for() {
+    async fn a_dead_task_is_reported_instead_of_awaited() {
         let (asks, _) = mpsc::channel(1);
         let (outgoing, found) = mpsc::channel(1);
         let task = tokio::spawn(async move {

@@ -1,4 +1,4 @@
-//! How what is set aside comes back, step by step: see the head of the parent module.
+//! The steps of a release: see the header of the parent module.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use crate::lanes::{Event, Group};
 use crate::map::OrderingKey;
 
 impl Quarantine {
-    /// An operator has asked for events of this group.
+    /// An operator has released events of this group.
     pub(in crate::relay) fn release(&mut self, group: Group) {
         let goes_forward = |group: &&Group| {
             let release = self.releases.get(*group);
@@ -39,13 +39,13 @@ impl Quarantine {
         self.turns.push_back(group);
     }
 
-    /// Whether released events in lanes, which take so much room in all, must leave what is left
-    /// to others.
+    /// Whether the released events in lanes take `room` bytes or more, so that the rest of the budget
+    /// must be left to others.
     pub(in crate::relay) fn crowds_lanes(&self, room: usize) -> bool {
         self.bytes_in_lanes >= room
     }
 
-    /// Whether the group is being released by its key.
+    /// Whether a release of the group is under way.
     pub(in crate::relay) fn is_releasing(&self, group: &Group) -> bool {
         self.releases.get(group).is_some_and(|release| {
             matches!(
@@ -55,7 +55,7 @@ impl Quarantine {
         })
     }
 
-    /// The next thing to ask of the table, if any is due.
+    /// The next question to the table, if one is due.
     pub(in crate::relay) fn command(&mut self) -> Option<Command> {
         for _ in 0..self.turns.len() {
             let group = self.turns.pop_front()?;
@@ -105,7 +105,7 @@ impl Quarantine {
         }
     }
 
-    /// A row of a page has been read. Whether its event is still wanted.
+    /// A row of a page was read. Returns whether its event is still wanted.
     pub(in crate::relay) fn read(&mut self, group: &Group, at: Place) -> bool {
         let Some(release) = self.releases.get_mut(group) else {
             return false;
@@ -118,7 +118,7 @@ impl Quarantine {
         wanted
     }
 
-    /// The event of a row, of so many bytes, goes into its lane.
+    /// The event of a row, of `bytes` bytes, goes into its lane.
     pub(in crate::relay) fn goes_to_lane(&mut self, group: &Group, at: Place, bytes: usize) {
         if let Some(release) = self.releases.get_mut(group) {
             release.in_lanes += 1;
@@ -127,8 +127,7 @@ impl Quarantine {
         }
     }
 
-    /// The page has ended, after so many rows. Gives the events that were held if the key is not
-    /// blocked any more by it.
+    /// The page has ended after `rows` rows. If this unblocks the key, returns the held events.
     pub(in crate::relay) fn page_ended(
         &mut self,
         group: &Group,
@@ -158,7 +157,8 @@ impl Quarantine {
         None
     }
 
-    /// A release has ended: it needs no turn any more, and goes when nothing of it is on its way.
+    /// A release has ended: it needs no more turns, and is forgotten when its last outcomes are
+    /// durable.
     fn ended(&mut self, group: &Group) {
         self.turns.retain(|other| other != group);
         if self
@@ -176,7 +176,7 @@ impl Quarantine {
         self.turns.retain(|other| other != group);
     }
 
-    /// Holds an event that [`admit`](Self::admit) wants held.
+    /// Holds an event for which [`admit`](Self::admit) has returned `Held`.
     pub(in crate::relay) fn hold(
         &mut self,
         topic: Arc<str>,
@@ -192,8 +192,8 @@ impl Quarantine {
         }
     }
 
-    /// Takes what is held back out of memory; the groups go on page by page. To be recorded as
-    /// released.
+    /// Takes all held events out of memory, to be recorded as released. Their groups continue page by
+    /// page.
     pub(in crate::relay) fn unhold(&mut self) -> Vec<(Group, Arc<str>, Vec<Event>)> {
         let mut all = Vec::new();
         for (group, release) in &mut self.releases {
@@ -208,8 +208,8 @@ impl Quarantine {
         all
     }
 
-    /// A released event is not in a lane any more: its outcome was handed to the writer just now,
-    /// or it was dropped. Gives the group that it was read from.
+    /// A released event has left its lane: the writer was just given its outcome, or the event was
+    /// dropped. Returns the group from which it was read.
     pub(in crate::relay) fn left_lane(&mut self, at: Place) -> Option<Group> {
         let (group, bytes) = self.in_lanes.remove(&at)?;
         self.bytes_in_lanes -= bytes;
@@ -223,8 +223,8 @@ impl Quarantine {
         Some(group)
     }
 
-    /// A released event of the group failed again, or an event before it. Gives what was held, to
-    /// be recorded as quarantined.
+    /// A released event of the group has failed again, or an event before it. Returns the held
+    /// events, which must be recorded as quarantined.
     pub(in crate::relay) fn fail(&mut self, group: &Group) -> Vec<Event> {
         if !self.blocked.contains_key(group) {
             return Vec::new();
@@ -253,8 +253,8 @@ impl Quarantine {
         }
     }
 
-    /// Blocked keys whose records are all durable and that are not being released: up to `limit`
-    /// of them, beginning after `skip`. With the number of records that were durable by then.
+    /// Blocked keys that are not being released and whose records are all durable: up to `limit` of
+    /// them, after the first `skip`. Also returns how many records were durable at this moment.
     pub(in crate::relay) fn settled(&self, skip: usize, limit: usize) -> (Vec<Group>, u64) {
         let settled = self.blocked.iter().filter(|(group, blocked)| {
             blocked.letters == 0
@@ -268,8 +268,8 @@ impl Quarantine {
         (groups.collect(), self.durable)
     }
 
-    /// The table has no row of this blocked key any more, as of `durable` records. Says whether
-    /// it is open by that.
+    /// The table had no row of this blocked key left when `durable` records were durable. Returns
+    /// whether this unblocks the key.
     pub(in crate::relay) fn vanished(&mut self, group: &Group, durable: u64) -> bool {
         let unchanged = |blocked: &Blocked| blocked.letters == 0 && blocked.last_record <= durable;
         self.blocked.get(group).is_some_and(unchanged)

@@ -1,11 +1,12 @@
-//! Which rows of a table stand before what blocks their key, where those before it come again.
+//! Finds the rows that come before the event that blocks their key, when a recovery publishes them
+//! again.
 //!
-//! What is delivered without a record is sent again by a recovery, also the events that stand
-//! before the first one in quarantine of their key: they must not wait behind it, and what stands
-//! behind it must. A row does not tell its place in the log. But rows come in the order of their
-//! aggregate, so where that is the ordering key, whatever comes before that first event stands
-//! before it. When that one is not among the rows that are read, everything that comes stands
-//! behind it; so it does where several aggregates share an ordering key.
+//! A recovery publishes events without a record again, including those that come before their key's
+//! first event in quarantine. Those must not wait behind it, but later ones must. A row does not show
+//! its place in the log. But rows are read in the order of their aggregate, so if the aggregate is
+//! the ordering key, every row read before that first event comes before it. All rows of a key count
+//! as coming after it if that first event is not among the rows that are read, or if several
+//! aggregates share an ordering key.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -21,7 +22,7 @@ use crate::postgres::Sql;
 use crate::relay::quarantine::MAX_BLOCKED;
 use crate::table::{TableReader, altered_since};
 
-/// The keys whose first event in quarantine is still to come.
+/// The keys whose first event in quarantine has not been read yet.
 #[derive(Debug, Default)]
 pub(super) struct Blocked {
     firsts: HashMap<[u8; 16], Group>,
@@ -33,10 +34,10 @@ pub(super) struct Blocked {
 pub(crate) struct Firsts(HashMap<[u8; 16], Group>);
 
 impl Firsts {
-    /// As it is now, when nobody else records anything.
+    /// Reads them, at a time when nobody else records anything.
     ///
     /// # Errors
-    /// Those of [`quarantined::blocked_keys`].
+    /// Errors of [`quarantined::blocked_keys`].
     pub(crate) async fn read(sql: &Sql) -> Result<Self> {
         let keys = quarantined::blocked_keys(sql, MAX_BLOCKED).await?;
         let keys = keys.into_iter().map(|key| (key.first.uuid, key.group));
@@ -45,7 +46,7 @@ impl Firsts {
 }
 
 impl Blocked {
-    /// Those of one table.
+    /// The blocked keys of one table.
     pub(super) async fn of(
         sql: &Sql,
         table: &TableSettings,
@@ -81,7 +82,7 @@ impl Blocked {
         Ok(blocked)
     }
 
-    /// Whether this is the first event in quarantine of a key: what comes now stands behind it.
+    /// Whether this is the first event in quarantine of a key: later rows of the key come after it.
     pub(super) fn passes(&mut self, event_id: &[u8; 16]) -> bool {
         let Some(group) = self.firsts.remove(event_id) else {
             return false;
@@ -90,7 +91,7 @@ impl Blocked {
         true
     }
 
-    /// Whether what comes now of the key stands before its first event in quarantine.
+    /// Whether the key's next row comes before its first event in quarantine.
     pub(super) fn is_before(&self, topic: &Arc<str>, ordering_key: &OrderingKey) -> bool {
         let group = || Group {
             topic: topic.clone(),

@@ -1,8 +1,8 @@
-//! Whether the stream of this slot brings everything that has no record: the decision at the
-//! opening of a session, from what was written down, the slot and the server.
+//! Decides, when a session opens, whether the slot's stream will bring every event without a record.
+//! The inputs are the relay's row, the slot and the server.
 //!
-//! Pure. What is done about a loss stands in the parent module. Another cluster is not judged
-//! here, since it always needs a person.
+//! Pure. The parent module reacts to a loss. Another cluster is not judged here, because it always
+//! needs a person.
 
 use std::fmt;
 
@@ -14,74 +14,71 @@ use crate::error::{Code, Error};
 use crate::relay::record::Recorded;
 use crate::settings::{Dispatch, Start};
 
-/// What is known when a session opens.
+/// The facts when a session opens.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Seen<'a> {
-    /// What an earlier session wrote down.
+    /// The relay's row, as an earlier session has left it.
     pub(crate) earlier: Option<&'a Recorded>,
-    /// The slot, free.
+    /// The slot, which nobody reads; `None` if it does not exist.
     pub(crate) slot: Option<&'a Slot>,
     pub(crate) cluster: &'a Cluster,
-    /// End of the server's WAL.
+    /// The end of the server's WAL.
     pub(crate) server_lsn: Lsn,
     pub(crate) start: Start,
-    /// How this session is to record.
+    /// Which events this session will record.
     pub(crate) dispatch: Dispatch,
-    /// The publication, which is right, as it is now.
+    /// Fingerprint of the publication, which is right.
     pub(crate) publication: &'a str,
     /// Whether a table of the settings is not captured yet.
     pub(crate) has_new_table: bool,
-    /// Whether one is captured already, so that there was a slot.
-    pub(crate) is_captured: bool,
 }
 
-/// How the session has to begin.
+/// How the session must begin.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Verdict {
-    /// The slot has everything.
+    /// The slot has everything: stream from it.
     Stream { confirmed: Lsn, audit: Audit },
-    /// The first start, and only what comes from now on is wanted.
-    CreateSlot,
-    /// Rows may be in the tables alone.
+    /// The slot may lack rows that are in the tables.
     Recover(Loss),
 }
 
-/// What the auditor has to look at after the opening.
+/// What the auditor has to look at first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Audit {
-    /// What it has not looked at yet.
+    /// Only rows that it has not compared yet.
     Continue,
-    /// Everything: the slot is further on than what was written down, or has been through a
-    /// fail-over. Both are normal, and neither can be told from a loss.
+    /// Everything: the slot is ahead of the recorded position, or has been through a failover. Both
+    /// are normal, but cannot be distinguished from a loss.
     Everything,
 }
 
-/// Why rows may be in the tables alone.
+/// Why the slot may lack rows that are in the tables.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Loss {
-    /// A recovery was begun, or asked for, and has not ended.
+    /// A recovery was begun or requested, and has not ended.
     Unfinished(String),
-    /// Nobody has served this database yet, and the rows that are there are wanted.
-    FirstStart,
-    /// A table is captured from now on, and the rows that are there are wanted.
+    /// No relay has served this database yet. Either there is no slot, or the existing rows are
+    /// wanted.
+    FirstStart(Start),
+    /// A table is captured from now on, and its existing rows are wanted.
     TableAdded,
-    /// The slot that served is gone.
+    /// The slot was in use before, and no longer exists.
     SlotMissing,
-    /// The server has given the slot up.
+    /// The server has invalidated the slot, or has removed WAL that the slot needed.
     SlotLost(Health),
-    /// The slot stands beyond what was confirmed.
+    /// The slot's position is ahead of the last confirmed one.
     SlotRecreated { recorded: Lsn, found: Lsn },
-    /// The server has less WAL than was confirmed.
+    /// The server's WAL ends before the last confirmed position.
     WalMissing { recorded: Lsn, server: Lsn },
-    /// The publication was altered, and what was left out of the stream cannot be told from what
-    /// was delivered without a record.
+    /// The publication was altered. Without records, events that the stream left out cannot be
+    /// distinguished from delivered ones.
     PublicationChanged,
-    /// Nothing proves that the slot is the one that was served, and what it may have left out
-    /// cannot be told from what was delivered without a record.
+    /// Nothing proves that the slot is the one that was served. Without records, events that it may
+    /// have left out cannot be distinguished from delivered ones.
     SlotUnproven { recorded: Lsn, found: Lsn },
 }
 
-/// Decides, on the cluster that was served before.
+/// Decides how to begin, on the cluster that was served before.
 pub(crate) fn judge(seen: Seen<'_>) -> Verdict {
     let Some(earlier) = seen.earlier else {
         return first_start(seen);
@@ -118,7 +115,8 @@ pub(crate) fn repeats(seen: Seen<'_>) -> bool {
     seen.dispatch == Dispatch::Exceptions || earlier == Some(Dispatch::Exceptions)
 }
 
-/// Where a comparison of the tables with the records would tell nothing.
+/// Decides when events may have no record, so that comparing the tables with the records proves
+/// nothing.
 fn without_records(earlier: &Recorded, recorded: Lsn, slot: &Slot, seen: Seen<'_>) -> Verdict {
     if earlier.publication.as_deref() != Some(seen.publication) {
         return Verdict::Recover(Loss::PublicationChanged);
@@ -135,11 +133,11 @@ fn without_records(earlier: &Recorded, recorded: Lsn, slot: &Slot, seen: Seen<'_
     }
 }
 
-/// Whether the slot is the one that was served. One that is made anew begins to keep WAL at the end
-/// of that time, which is not before anything that was confirmed. (What cannot be told apart is a
-/// slot that was moved on, since `pg_replication_slot_advance` may leave `restart_lsn` where it is,
-/// and a copy of another slot. Who moves it by `postrider slot advance` leaves a final position
-/// behind.)
+/// Whether the slot is provably the one that was served. A recreated slot keeps WAL only from its
+/// creation on, which is never before a confirmed position. Two cases look the same and are missed: a
+/// slot that was moved forward, because `pg_replication_slot_advance` may leave `restart_lsn` where
+/// it is, and a copy of another slot. (`postrider slot advance` is noticed, because it leaves a final
+/// position behind.)
 fn is_proven(earlier: &Recorded, recorded: Lsn, slot: &Slot, seen: Seen<'_>) -> bool {
     let is_old = slot.restart_lsn.is_some_and(|at| at < recorded);
     earlier.timeline == seen.cluster.timeline && is_old
@@ -147,9 +145,7 @@ fn is_proven(earlier: &Recorded, recorded: Lsn, slot: &Slot, seen: Seen<'_>) -> 
 
 fn first_start(seen: Seen<'_>) -> Verdict {
     match (seen.start, seen.slot) {
-        (Start::All, _) => Verdict::Recover(Loss::FirstStart),
-        (Start::New, None) if seen.is_captured => Verdict::Recover(Loss::SlotMissing),
-        (Start::New, None) => Verdict::CreateSlot,
+        (Start::All, _) | (Start::New, None) => Verdict::Recover(Loss::FirstStart(seen.start)),
         (Start::New, Some(slot)) => match health(slot, seen) {
             health @ (Health::Lost | Health::Invalidated { .. }) => {
                 Verdict::Recover(Loss::SlotLost(health))
@@ -162,7 +158,7 @@ fn first_start(seen: Seen<'_>) -> Verdict {
 fn stream(slot: &Slot, audit: Audit) -> Verdict {
     match slot.confirmed_flush_lsn {
         Some(confirmed) => Verdict::Stream { confirmed, audit },
-        // It was never usable.
+        // The slot was never usable.
         None => Verdict::Recover(Loss::SlotLost(Health::Lost)),
     }
 }
@@ -189,11 +185,11 @@ fn health(slot: &Slot, seen: Seen<'_>) -> Health {
 }
 
 impl Loss {
-    /// Stable name in kebab case: an error code where the loss can be one.
+    /// Stable name in kebab case; an error code if the loss can be one.
     pub(crate) fn name(&self) -> &'static str {
         match self {
             Loss::Unfinished(_) => "recovery-unfinished",
-            Loss::FirstStart => "first-start",
+            Loss::FirstStart(_) => "first-start",
             Loss::TableAdded => "table-added",
             Loss::SlotMissing => "slot-missing",
             Loss::SlotLost(_) => "slot-lost",
@@ -204,12 +200,12 @@ impl Loss {
         }
     }
 
-    /// The error with which a relay stops that may not recover by itself; `None` for what is
-    /// recovered whatever the settings say: a person has asked for it, or the slot is not lost.
+    /// The error with which the relay stops if it may not recover by itself. `None` if it recovers
+    /// under any settings: a person has requested it, or the slot is not lost.
     pub(crate) fn stops(&self, slot: &SlotName) -> Option<Error> {
         let code = match self {
             Loss::Unfinished(_)
-            | Loss::FirstStart
+            | Loss::FirstStart(_)
             | Loss::TableAdded
             | Loss::PublicationChanged
             | Loss::SlotUnproven { .. } => return None,
@@ -220,11 +216,11 @@ impl Loss {
         Some(Error::new(code, format!("slot \"{slot}\": {self}")))
     }
 
-    /// The slot's health as metrics show it, where it has a name there.
+    /// The slot's health as the metrics show it, if it has a name there.
     pub(crate) fn health_name(&self) -> Option<&'static str> {
         match self {
             Loss::Unfinished(_)
-            | Loss::FirstStart
+            | Loss::FirstStart(_)
             | Loss::TableAdded
             | Loss::PublicationChanged
             | Loss::SlotUnproven { .. } => None,
@@ -238,34 +234,36 @@ impl Loss {
 impl fmt::Display for Loss {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Loss::Unfinished(why) => write!(f, "a recovery was begun ({why}) and has not ended"),
-            Loss::FirstStart => f.write_str("first start, and `start` is `all`"),
-            Loss::TableAdded => {
-                f.write_str("a table is captured from now on, and `start` is `all`")
-            }
-            Loss::SlotMissing => f.write_str("it has served before and is gone"),
+            Loss::Unfinished(why) => write!(f, "an earlier recovery ({why}) has not finished"),
+            Loss::FirstStart(Start::All) => f.write_str("first start, and `start` is `all`"),
+            Loss::FirstStart(Start::New) => f.write_str(
+                "first start: rows that were committed before now are not published (`start = all` \
+                 publishes them)",
+            ),
+            Loss::TableAdded => f.write_str("a new table is captured, and `start` is `all`"),
+            Loss::SlotMissing => f.write_str("the slot was in use before and no longer exists"),
             Loss::SlotLost(Health::Invalidated { cause }) => {
-                write!(f, "PostgreSQL has invalidated it ({cause:?})")
+                write!(f, "PostgreSQL has invalidated the slot ({cause:?})")
             }
-            Loss::SlotLost(_) => f.write_str("PostgreSQL has removed WAL that it needed"),
+            Loss::SlotLost(_) => f.write_str("PostgreSQL has removed WAL that the slot needed"),
             Loss::SlotRecreated { recorded, found } => write!(
                 f,
-                "it stands at {found}, and this relay left it at {recorded}: it was made anew or \
-                 advanced by somebody else"
+                "the slot's position is {found}, but this relay left it at {recorded}: somebody has \
+                 recreated or advanced it"
             ),
             Loss::WalMissing { recorded, server } => write!(
                 f,
-                "{recorded} was confirmed, and the server's WAL ends at {server}: it was rolled \
+                "{recorded} was confirmed, but the server's WAL ends at {server}: the server was rolled \
                  back"
             ),
             Loss::PublicationChanged => f.write_str(
-                "the publication was altered since everything was last known to be delivered \
+                "the publication was altered after everything was last known to be delivered \
                  (dispatch = exceptions)",
             ),
             Loss::SlotUnproven { recorded, found } => write!(
                 f,
-                "it stands at {found}, {recorded} was written down last, and it may be another \
-                 slot or on another server (dispatch = exceptions)"
+                "the slot's position is {found}, but {recorded} was recorded last: it may be another \
+                 slot, or on another server (dispatch = exceptions)"
             ),
         }
     }

@@ -1,8 +1,9 @@
-//! What a new slot will not bring: the transactions that had ended at its consistent point.
+//! The snapshot of a new slot. It shows the transactions that had ended at the slot's consistent
+//! point, which the slot will not bring.
 //!
-//! That snapshot is made from the log: it shows a transaction whose commit stands there, also before
-//! the server process that wrote it has noted it in `pg_xact`, or while it waits for a synchronous
-//! standby. Other sessions see its rows only then, so reading waits for that.
+//! PostgreSQL builds this snapshot from the log. It shows a transaction once its commit record is
+//! there, even if its server process has not noted that in `pg_xact` yet, or waits for a synchronous
+//! standby. Other sessions see the rows only after that, so reading the tables must wait for it.
 //! (Sources: `RecordTransactionCommit`, `SnapBuildInitialSnapshot`.)
 
 use std::time::{Duration, Instant};
@@ -15,24 +16,24 @@ use crate::relay::session::{ANSWER_LIMIT, STATEMENT_TIMEOUT};
 
 const LOOK_INTERVAL: Duration = Duration::from_millis(10);
 
-/// A commit that takes longer waits for a synchronous standby.
+/// A commit that takes longer than this waits for a synchronous standby.
 const TOLD_AFTER: Duration = Duration::from_secs(10);
 
-/// Reads the snapshot that the session of a new slot exports.
+/// Reads the snapshot that a new slot's session exports.
 ///
 /// # Errors
-/// `slot-busy` when the snapshot is gone; those of the connections.
+/// `slot-busy` when the snapshot is gone; errors of the connections.
 pub(super) async fn exported(target: &Target, name: &str) -> Result<Snapshot> {
     let sql = connect(target, "postrider recovery", STATEMENT_TIMEOUT).await?;
     let name = slot_manager::quoted_literal(name);
     let statement =
         format!("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SET TRANSACTION SNAPSHOT {name}");
     let imported = answer_within(ANSWER_LIMIT, sql.batch_execute(&statement)).await;
-    // The session that exports it may have been ended: the next attempt makes a new one.
+    // The session that exports it may have ended. The next attempt creates a new slot.
     imported.map_err(|error| {
         Error::new(Code::SlotBusy, "the snapshot of the new slot is gone")
             .caused_by(error)
-            .hint("no action needed: the relay makes the slot anew")
+            .hint("no action needed: the relay creates the slot again")
     })?;
     answer_within(ANSWER_LIMIT, current_snapshot(&*sql)).await
 }
@@ -40,7 +41,7 @@ pub(super) async fn exported(target: &Target, name: &str) -> Result<Snapshot> {
 /// Waits until other sessions see every transaction that the snapshot shows.
 ///
 /// # Errors
-/// Those of the connection.
+/// Connection errors.
 pub(super) async fn wait_until_visible(sql: &Sql, snapshot: &Snapshot) -> Result<()> {
     let mut told = Instant::now();
     let mut is_first = true;
@@ -50,15 +51,15 @@ pub(super) async fn wait_until_visible(sql: &Sql, snapshot: &Snapshot) -> Result
             return Ok(());
         }
         if std::mem::take(&mut is_first) {
-            tracing::info!("recovering: transactions are just being committed");
+            tracing::info!("recovering: waiting for transactions that are just being committed");
         }
         if told.elapsed() >= TOLD_AFTER {
             told = Instant::now();
             tracing::warn!(
                 code = %Code::SlotBusy,
-                hint = "see pg_stat_replication for the synchronous standbys; the relay goes on as \
+                hint = "see pg_stat_replication for the synchronous standbys; the relay continues as \
                         soon as the commits end",
-                "recovering: transactions wait for a synchronous standby, and their rows with them"
+                "recovering: cannot read the rows of transactions that wait for a synchronous standby"
             );
         }
         tokio::time::sleep(LOOK_INTERVAL).await;

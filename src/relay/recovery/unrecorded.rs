@@ -1,8 +1,8 @@
-//! The rows of a captured table that still have to be published: what the stream alone would leave
-//! out when the slot is lost, and what a recovery would send.
+//! The rows of a captured table that still have to be published: rows that the stream would leave out
+//! after the slot is lost, and that a recovery would send.
 //!
-//! Found in short statements (`capture`), each key in its order; no more than a portion of rows is
-//! held in memory.
+//! Short statements find them (`capture`), each key in its order. Only a portion of the rows is in
+//! memory.
 
 use std::collections::VecDeque;
 
@@ -19,23 +19,24 @@ use crate::relay::from_table::FIRST_PLACE;
 use crate::table::{RowValues, TableEvent, TableReader};
 use crate::watermark::CommitLsn;
 
-/// Rows without a known outcome, each key in its order.
+/// Reads rows without a known outcome, each key in its order.
 pub(crate) struct Unrecorded<'a> {
     sql: &'a PatientSql,
     reader: TableReader,
     scan: Scan<'a>,
     rows: Rows,
     ready: VecDeque<ReadRow>,
-    /// Whether there are some among them that were delivered, or have a record all the same.
+    /// Whether some of these rows may have been delivered, or have a record.
     repeats: bool,
     blocked: Blocked,
 }
 
 impl<'a> Unrecorded<'a> {
-    /// Begins to look. `firsts` is empty where each event has a record.
+    /// Begins to read. `firsts` is empty if every event has a record.
     ///
     /// # Errors
-    /// Those of a statement; `slot-busy` when the table has been altered since its columns were looked up.
+    /// Errors of a statement; `slot-busy` when the table was altered after its columns were looked
+    /// up.
     pub(crate) async fn of(
         sql: &'a PatientSql,
         reader: TableReader,
@@ -59,7 +60,7 @@ impl<'a> Unrecorded<'a> {
     /// The next row; `None` after the last.
     ///
     /// # Errors
-    /// Those of the connection.
+    /// Connection errors.
     pub(crate) async fn next(&mut self) -> Result<Option<ReadRow>> {
         loop {
             if let Some(row) = self.ready.pop_front() {
@@ -77,11 +78,11 @@ impl<'a> Unrecorded<'a> {
         }
     }
 
-    /// The row as the event at this place, or at this ordinal of [`FIRST_PLACE`] when it stands
-    /// before what blocks its key; `None` when there is nothing to send.
+    /// Turns the row into the event at this place, or at this ordinal of [`FIRST_PLACE`] if it comes
+    /// before the event that blocks its key. `None` when there is nothing to send.
     ///
     /// # Errors
-    /// It cannot become a message.
+    /// The row cannot become a message.
     pub(crate) fn event(
         &mut self,
         row: &ReadRow,
@@ -90,7 +91,7 @@ impl<'a> Unrecorded<'a> {
     ) -> Option<Result<TableEvent, MapError>> {
         let mut event = self.reader.event(&row.values, commit, ordinal);
         if let Err(MapError::Event(error)) = &mut event {
-            // Also where its id cannot be read: else it would be found again and again.
+            // Set it even if the id cannot be read: otherwise the row would be found again and again.
             error.known.event_id.uuid = row.id.into_bytes();
         }
         if !self.repeats {
@@ -124,7 +125,7 @@ impl<'a> Unrecorded<'a> {
         }
     }
 
-    /// When the row's event happened, as its column says.
+    /// The time of the event, from the row's column for it.
     pub(crate) fn occurred_at<'r>(&self, row: &'r RowValues) -> Option<&'r str> {
         self.reader.occurred_at(row)
     }

@@ -1,4 +1,4 @@
-//! What a session reports, and what is heard of its end.
+//! What a session reports, and what the relay learns about its end.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -17,7 +17,7 @@ use crate::postgres::{Sql, connect};
 use crate::watermark::Confirmable;
 
 #[tokio::test]
-async fn a_large_frame_waits_until_it_has_the_way_to_the_relay_for_itself() {
+async fn a_large_frame_waits_until_the_channel_to_the_relay_is_empty() {
     let (sender, mut relay) = tokio::sync::mpsc::channel(CHUNKS);
     let in_time = |chunk| tokio::time::timeout(Duration::from_millis(20), room(&sender, chunk));
     let small = in_time(READ_BUFFER).await.unwrap().unwrap();
@@ -33,8 +33,8 @@ async fn a_large_frame_waits_until_it_has_the_way_to_the_relay_for_itself() {
     assert!(in_time(READ_BUFFER + 1).await.unwrap().is_none());
 }
 
-/// A session that is held back, so that what ends it is read only when the slot is found free; and
-/// PostgreSQL, from beside it.
+/// A session that is held back, so that it reads the reason for its end only after the slot was
+/// found free; and an SQL session to the same server.
 async fn held_back(server: &ScratchPostgres, url: &str) -> (Source, Sql) {
     let beside = target(&server.socket_url("postgres"));
     let sql = connect(&beside, "test", Duration::from_secs(10)).await;
@@ -62,7 +62,7 @@ async fn held_back(server: &ScratchPostgres, url: &str) -> (Source, Sql) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn why_a_session_has_ended_is_heard_behind_what_was_not_read_yet() {
+async fn the_reason_for_the_end_is_found_behind_data_that_was_not_read_yet() {
     let server = ScratchPostgres::builder().start().unwrap();
     let (mut source, sql) = held_back(&server, &server.socket_url("postgres")).await;
     let (proof, walsender) = source.lease_proof();
@@ -75,9 +75,9 @@ async fn why_a_session_has_ended_is_heard_behind_what_was_not_read_yet() {
     assert!(why.to_string().contains("administrator command"), "{why}");
 }
 
-/// An idle session, too, which looks at its lease four times a second.
+/// Also in an idle session, which checks its lease only four times a second.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_position_that_is_confirmed_is_reported_at_once() {
+async fn a_confirmed_position_is_reported_at_once() {
     let server = ScratchPostgres::builder().start().unwrap();
     let url = server.socket_url("postgres");
     let sql = connect(&target(&url), "test", Duration::from_secs(10)).await;
@@ -101,9 +101,9 @@ async fn a_position_that_is_confirmed_is_reported_at_once() {
     source.close().await;
 }
 
-/// As a walsender ends that has not heard us for too long.
+/// This is how a walsender ends that has not heard from us for too long.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_slot_that_is_given_up_without_a_word_may_be_anothers() {
+async fn a_slot_that_was_released_without_a_reason_counts_as_lost_to_another_relay() {
     let server = ScratchPostgres::builder().start().unwrap();
     let at = SocketAddr::from(([127, 0, 0, 1], server.port()));
     let proxy = FaultProxy::start(at).await.unwrap();

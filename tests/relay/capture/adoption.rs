@@ -1,5 +1,5 @@
-//! docs/adopting.md: an outbox that a poller has served is taken over without a pause of the
-//! services. Every committed row is sent exactly once, by the poller or by the relay.
+//! Follows docs/how-to/adopting.md: the relay replaces a poller while the services keep writing.
+//! Every committed row is sent exactly once, by the poller or by the relay.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -20,15 +20,15 @@ const TABLE: &str = "\
 
 const SETTINGS: &str = "start = \"all\"\n[[tables]]\ntable = \"public.outbox\"\n";
 
-/// As it stands in docs/adopting.md.
+/// The query that docs/how-to/adopting.md gives.
 fn what_was_sent() -> String {
-    let page = include_str!("../../../docs/adopting.md");
+    let page = include_str!("../../../docs/how-to/adopting.md");
     let (_, rest) = page.split_once("```sql\n").unwrap();
     let (statement, _) = rest.split_once("```").unwrap();
     statement.to_owned()
 }
 
-/// A service that writes until it is told to stop.
+/// A service that writes until `stop` is set.
 fn writer(url: &str, name: &'static str, stop: Arc<AtomicBool>) -> JoinHandle<()> {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let url = url.to_owned();
@@ -55,7 +55,7 @@ fn row(key: &str) -> String {
     )
 }
 
-/// The poller that was there before: what it has sent it has marked.
+/// The poller that the relay replaces. It marks every row that it has sent.
 fn poller(url: &str, stop: Arc<AtomicBool>) -> JoinHandle<Vec<i64>> {
     let url = url.to_owned();
     tokio::spawn(async move {
@@ -76,12 +76,12 @@ fn poller(url: &str, stop: Arc<AtomicBool>) -> JoinHandle<Vec<i64>> {
 struct Shop {
     database: Database,
     emulator: RunningEmulator,
-    /// Removed when it is dropped.
+    /// The file is deleted when this is dropped.
     _settings: NamedTempFile,
 }
 
 impl Shop {
-    /// Event ids of rows that meet a condition.
+    /// The event ids of the rows that meet `condition`.
     async fn events(&self, condition: &str) -> HashSet<String> {
         let sql = format!(
             "SELECT outbox.event_uuid('public.outbox', id::text, inserted_xid)::text \
@@ -105,7 +105,7 @@ impl Shop {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn each_row_is_sent_once_by_the_poller_or_by_the_relay_that_takes_its_place() {
+async fn each_row_is_sent_once_by_the_poller_or_by_the_relay_that_replaces_it() {
     let builder = ScratchPostgres::builder().setting("wal_level", "logical");
     let server = builder.start().unwrap();
     let url = server.socket_url("postgres");
@@ -137,7 +137,7 @@ async fn each_row_is_sent_once_by_the_poller_or_by_the_relay_that_takes_its_plac
     let slow = harness::connect(&url).await;
     let sql = format!("BEGIN; {}", row("slow"));
     slow.batch_execute(&sql).await.unwrap();
-    eventually("the poller goes on meanwhile", || async {
+    eventually("the poller keeps sending", || async {
         let sent = "SELECT count(*) FROM public.outbox WHERE processed_at IS NOT NULL";
         (shop.database.number(sent).await > 350).then_some(())
     })
@@ -160,7 +160,7 @@ async fn each_row_is_sent_once_by_the_poller_or_by_the_relay_that_takes_its_plac
     shop.database.wait_until_confirmed().await;
     relay.stop().await;
     assert_each_once(&shop, &sent).await;
-    // The second start is one like any other.
+    // A second start behaves like any other.
     shop.database.execute(&row("later")).await;
     let relay = Relay::start_with(&shop.database, &host, &more);
     shop.wait_until_published(&relay).await;
@@ -175,7 +175,7 @@ async fn assert_each_once(shop: &Shop, sent: &[i64]) {
     assert_eq!(
         by_poller.len(),
         sent.len(),
-        "the poller has marked what it sent"
+        "the poller has marked the rows it sent"
     );
     let by_relay = stored(&shop.emulator);
     let twice = by_relay
@@ -184,12 +184,12 @@ async fn assert_each_once(shop: &Shop, sent: &[i64]) {
     assert_eq!(twice.count(), 0, "sent twice");
     let all = shop.events("true").await;
     assert_eq!(by_relay.len() + by_poller.len(), all.len());
-    assert!(by_relay.len() > 10, "the writers have gone on");
+    assert!(by_relay.len() > 10, "the writers kept writing");
 }
 
-/// `start = all` is what counts, also when `init` was run without it.
+/// The relay's own `start = all` decides, even if `init` ran without it.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_first_start_with_all_publishes_all_though_init_did_not_know_it() {
+async fn start_all_publishes_old_rows_even_if_init_ran_without_it() {
     let builder = ScratchPostgres::builder().setting("wal_level", "logical");
     let server = builder.start().unwrap();
     let url = server.socket_url("postgres");
@@ -218,9 +218,9 @@ async fn a_first_start_with_all_publishes_all_though_init_did_not_know_it() {
     relay.stop().await;
 }
 
-/// What the page tells people to look at before the relay starts.
+/// The dry run that the page tells people to check before they start the relay.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_dry_run_counts_what_the_poller_has_not_sent() {
+async fn a_dry_run_counts_the_rows_the_poller_has_not_sent() {
     let builder = ScratchPostgres::builder().setting("wal_level", "logical");
     let server = builder.start().unwrap();
     let url = server.socket_url("postgres");

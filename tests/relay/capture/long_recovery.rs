@@ -1,4 +1,4 @@
-//! A recovery of many rows is in nobody's way while it lasts, and may be interrupted at any time.
+//! A recovery of many rows blocks nobody while it runs, and may be interrupted at any time.
 
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
@@ -12,7 +12,7 @@ use crate::harness::{self, Relay, eventually};
 
 const ROWS: u32 = 100_000;
 
-/// A table with many rows that only a recovery will bring.
+/// A table with many rows that only a recovery will deliver.
 async fn with_a_backlog(kind: Kind) -> World {
     let (mut world, relay) = World::served(kind, 20).await;
     relay.stop().await;
@@ -21,7 +21,8 @@ async fn with_a_backlog(kind: Kind) -> World {
     world
 }
 
-/// No session of the relay holds what vacuum or a change of a table would wait for.
+/// No session of the relay holds a transaction or lock that vacuum or a schema change would wait
+/// for.
 async fn assert_nothing_is_held(world: &World) {
     const LOOKS_FOR: Duration = Duration::from_secs(3);
     let old = "SELECT count(*) FROM pg_stat_activity \
@@ -30,7 +31,7 @@ async fn assert_nothing_is_held(world: &World) {
     let began = Instant::now();
     while began.elapsed() < LOOKS_FOR {
         assert_eq!(world.database.number(old).await, 0, "an old transaction");
-        // Somebody else's transaction, so that a snapshot that is kept grows old.
+        // Somebody else's transaction, so that a snapshot that the relay keeps would grow old.
         world.execute("SELECT pg_current_xact_id()").await;
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
@@ -58,17 +59,17 @@ async fn a_table_may_be_altered_while_its_recovery_waits(kind: Kind) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn events_may_be_altered_while_their_recovery_waits() {
+async fn events_can_be_altered_while_their_recovery_waits() {
     a_table_may_be_altered_while_its_recovery_waits(Kind::Events).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_partitioned_table_may_be_altered_while_its_recovery_waits() {
+async fn a_partitioned_table_can_be_altered_while_its_recovery_waits() {
     a_table_may_be_altered_while_its_recovery_waits(Kind::Partitioned).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_table_without_a_number_may_be_altered_while_its_recovery_waits() {
+async fn a_table_without_numbered_ids_can_be_altered_while_its_recovery_waits() {
     a_table_may_be_altered_while_its_recovery_waits(Kind::Uuid).await;
 }
 
@@ -78,9 +79,9 @@ async fn recorded(world: &World) -> HashSet<String> {
     rows.iter().map(|row| row.get(0)).collect()
 }
 
-/// Killed after so many records.
+/// Kills the relay once `records` rows are recorded.
 async fn killed_after(world: &World, relay: Relay, records: i64) -> HashSet<String> {
-    eventually("a part is recorded", || async {
+    eventually("some rows are recorded", || async {
         let count = "SELECT count(*) FROM outbox.dispatch";
         (world.database.number(count).await > records).then_some(())
     })
@@ -91,14 +92,17 @@ async fn killed_after(world: &World, relay: Relay, records: i64) -> HashSet<Stri
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_recovery_that_is_killed_twice_sends_only_what_has_no_record() {
+async fn a_recovery_that_is_killed_twice_resends_only_unrecorded_rows() {
     let mut world = with_a_backlog(Kind::Numbered).await;
     let slow = Action::Delay(Duration::from_millis(20));
     let faults = world.emulator.faults();
     let slow = faults.inject(Fault::new(slow));
     let first = killed_after(&world, world.relay(), 10_000).await;
     let second = killed_after(&world, world.relay(), 40_000).await;
-    assert!(second.len() < ROWS as usize, "it was killed too late");
+    assert!(
+        second.len() < ROWS as usize,
+        "the relay was killed too late"
+    );
     faults.lift(slow);
     world.insert("b", 50).await;
     let relay = world.relay();
@@ -108,7 +112,7 @@ async fn a_recovery_that_is_killed_twice_sends_only_what_has_no_record() {
     let copies = super::stored(&world.emulator);
     let is_repeated = |id: &&String| copies.get(*id).copied() > Some(1);
     let allowed: usize = report.duplicates.len();
-    // A row that was sent and not recorded is sent again: no more than were on their way.
+    // A row that was sent and not recorded is sent again. That is at most the rows in flight.
     assert!(allowed < 30_000, "{allowed} repeats");
     let sent_again = |killed: &HashSet<String>, before: &HashSet<String>| {
         let fresh = killed.iter().filter(|id| !before.contains(*id));

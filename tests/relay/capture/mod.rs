@@ -1,7 +1,8 @@
-//! Which rows of a captured table are the relay's to publish: each row that was committed since
-//! capturing began, once, whatever becomes of the table, and none from before.
+//! Which rows of a captured table the relay publishes: each row committed since capturing began,
+//! once, whatever happens to the table, and no row from before.
 
 mod adoption;
+mod chosen_values;
 mod exceptions;
 mod first_start;
 mod gaps;
@@ -26,24 +27,25 @@ use tempfile::NamedTempFile;
 use crate::harness::{self, Database, Relay, eventually, postrider};
 use table::Kind;
 
-/// A captured table with what must be published of it.
+/// A captured table, with the rows of it that must be published.
 struct World {
     database: Database,
     emulator: RunningEmulator,
     kind: Kind,
-    /// The present name of the table.
+    /// The current name of the table.
     table: String,
     settings: NamedTempFile,
-    /// Settings of the relay beyond those of the file.
+    /// Settings of the relay in addition to the settings file.
     more: Vec<(&'static str, String)>,
-    /// The number that the next row gets.
+    /// The number of the next row.
     next: u32,
     expected: Expected,
     noted: HashSet<String>,
 }
 
 impl World {
-    /// A table with so many old rows, prepared by `postrider init --apply`, which makes the slot.
+    /// A table with `old_rows` old rows, prepared by `postrider init --apply`, which creates the
+    /// slot.
     async fn new(kind: Kind, old_rows: u32) -> Self {
         Self::with_emulator(kind, old_rows, harness::emulator().await).await
     }
@@ -87,14 +89,14 @@ impl World {
         }
     }
 
-    /// As if `init` had made no slot: the relay makes it at its first start.
+    /// As if `init` had created no slot: the relay creates it at its first start.
     async fn without_slot(self) -> Self {
         self.database.drop_slot().await;
         self.database.execute("DELETE FROM outbox.capture").await;
         self
     }
 
-    /// The table of the settings is called so from now on.
+    /// From now on the settings give the table this name.
     fn now_called(&mut self, table: &str) {
         write_settings(&self.settings, self.kind, table);
         table.clone_into(&mut self.table);
@@ -111,14 +113,14 @@ impl World {
         Relay::start_with(&self.database, &self.emulator.addr().to_string(), &more)
     }
 
-    /// A relay that streams.
+    /// A relay that has begun to stream.
     async fn streaming(&self) -> Relay {
         let relay = self.relay();
         relay.wait_for_log("streaming").await;
         relay
     }
 
-    /// Runs a command of the program with the settings of the relay.
+    /// Runs a command of the program with the relay's settings.
     fn run(&self, arguments: &[&str], more: &[(&str, &str)]) -> std::process::Output {
         let config = self.settings.path().display().to_string();
         let mut environment = vec![
@@ -137,7 +139,7 @@ impl World {
         }
     }
 
-    /// Commits new rows, each in a transaction of its own, over five keys.
+    /// Commits new rows over five keys, one transaction per row.
     async fn insert(&mut self, prefix: &str, rows: u32) {
         let sql = self.insert_sql(prefix, rows);
         self.database.execute(&sql).await;
@@ -158,7 +160,7 @@ impl World {
         self.database.execute(&sql).await;
     }
 
-    /// As [`insert`](Self::insert), of the partition that none of the tests moves.
+    /// Like [`insert`](Self::insert), but into the partition that no test moves.
     async fn insert_into_first_partition(&mut self, prefix: &str, rows: u32) {
         let sql = format!(
             "INSERT INTO public.parts (aggregatetype, aggregateid, event_type, payload, day) \
@@ -171,14 +173,14 @@ impl World {
         self.database.execute(&sql).await;
     }
 
-    /// One row, as a statement.
+    /// The statement that inserts one row.
     fn row_sql(&mut self, key: &str) -> String {
         let sql = self.kind.row(&self.table, key, self.next);
         self.next += 1;
         sql
     }
 
-    /// The rows that are in the table now must be published, unless they are old.
+    /// Notes that the rows now in the table must be published, unless they are old.
     async fn note(&mut self) {
         let sql = format!(
             "SELECT {id}::text, aggregateid FROM {table} e \
@@ -189,7 +191,7 @@ impl World {
         self.note_rows(&sql).await;
     }
 
-    /// What the statement gives must be published: event ids and keys.
+    /// Notes that the rows of the query must be published. The query returns event ids and keys.
     async fn note_rows(&mut self, sql: &str) {
         for row in self.database.client.query(sql, &[]).await.unwrap() {
             let (id, key): (String, String) = (row.get(0), row.get(1));
@@ -200,7 +202,7 @@ impl World {
         }
     }
 
-    /// Waits until every noted row is published, as long as there is progress.
+    /// Waits until every noted row is published. The deadline starts again with each row published.
     async fn wait_until_published(&self, relay: &Relay) {
         loop {
             let before = self.missing();
@@ -216,14 +218,14 @@ impl World {
         }
     }
 
-    /// Noted rows that are not published.
+    /// The number of noted rows that are not yet published.
     fn missing(&self) -> usize {
         let stored = stored(&self.emulator);
         let is_missing = |id: &&String| !stored.contains_key(*id);
         self.noted.iter().filter(is_missing).count()
     }
 
-    /// Waits until the relay's session has compared the tables, and has confirmed what there is.
+    /// Waits until the relay's session has compared the tables and confirmed its position.
     async fn wait_until_compared(&self, relay: &Relay) {
         let sql = format!(
             "SELECT count(*) FROM outbox.relay WHERE instance LIKE '%:{}' \
@@ -238,7 +240,8 @@ impl World {
         self.database.wait_until_confirmed().await;
     }
 
-    /// What is in the table now has come once and in order, also after a restart, and nothing else.
+    /// Every row now in the table was published once and in order, also after a restart, and no
+    /// other row was.
     async fn assert_published_once(&mut self, relay: Relay) {
         let relay = self.published_all(relay).await;
         let report = self.report();
@@ -250,7 +253,7 @@ impl World {
         relay.stop().await;
     }
 
-    /// The same, where rows that were delivered may come again.
+    /// The same, but rows that were delivered may be repeated.
     async fn assert_published(&mut self, relay: Relay) {
         let relay = self.published_all(relay).await;
         let report = self.report();
@@ -305,7 +308,7 @@ impl World {
     }
 }
 
-/// How often each event is stored.
+/// How often each event was stored.
 fn stored(emulator: &RunningEmulator) -> HashMap<String, u32> {
     let mut stored = HashMap::new();
     for attempt in emulator.journal().attempts() {

@@ -1,12 +1,12 @@
-//! The order of each key in a recovery is the order of insertion, whatever `version` says and
-//! whichever transaction began first.
+//! In a recovery, the rows of each key come in insertion order, regardless of their `version` and of
+//! which transaction began first.
 
 use super::World;
 use super::table::Kind;
 
 const PLACES: [&str; 3] = ["i::text", "NULL", "CASE WHEN i % 3 = 0 THEN i::text END"];
 
-/// Rows of one key whose versions are these, in one transaction each.
+/// Inserts rows of one key, each in its own transaction, with these values of `version`.
 async fn in_order_of_insertion(kind: Kind, version_type: &str, version: &str) {
     let world = World::new(kind, 20).await;
     if kind != Kind::Events {
@@ -33,34 +33,34 @@ async fn in_order_of_insertion(kind: Kind, version_type: &str, version: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_version_of_text_does_not_disturb_the_order() {
+async fn a_text_version_does_not_change_the_order() {
     for kind in [Kind::Numbered, Kind::Uuid, Kind::Partitioned] {
         in_order_of_insertion(kind, "text", PLACES[0]).await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_version_that_is_null_does_not_disturb_the_order() {
+async fn a_null_version_does_not_change_the_order() {
     for kind in [Kind::Numbered, Kind::Uuid, Kind::Partitioned, Kind::Events] {
         in_order_of_insertion(kind, "bigint", PLACES[1]).await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_version_that_is_partly_null_does_not_disturb_the_order() {
+async fn a_partly_null_version_does_not_change_the_order() {
     for kind in [Kind::Numbered, Kind::Uuid, Kind::Events] {
         in_order_of_insertion(kind, "bigint", PLACES[2]).await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_version_that_counts_down_does_not_disturb_the_order() {
+async fn a_version_that_counts_down_does_not_change_the_order() {
     for kind in [Kind::Numbered, Kind::Events] {
         in_order_of_insertion(kind, "bigint", "100 - i").await;
     }
 }
 
-/// The transaction that began first may be the last one to insert for a key.
+/// The transaction that began first may be the last to insert for a key.
 async fn overlapping_transactions_keep_the_order(kind: Kind) {
     let (mut world, relay) = World::served(kind, 20).await;
     relay.stop().await;

@@ -1,5 +1,5 @@
-//! One relay per table: a second one is refused, also under another slot name, unless the first is
-//! gone and a person says so.
+//! One relay per table. A second relay is refused, also under another slot name, unless the first
+//! is gone and an operator says so.
 
 use super::World;
 use super::table::Kind;
@@ -46,7 +46,7 @@ async fn a_second_relay_is_refused(kind: Kind, first_runs: bool) {
         assert!(!refused.status.success(), "{command:?}: {refused:?}");
     }
     let _ = world.run(&["init", "--apply"], &more);
-    assert_eq!(slots(&world).await, "postrider", "no slot is made");
+    assert_eq!(slots(&world).await, "postrider", "no slot is created");
     let first = first.unwrap_or_else(|| world.relay());
     world.insert("b", 20).await;
     world.assert_published_once(first).await;
@@ -69,7 +69,7 @@ async fn another_slot_adopts_the_tables_when_the_first_relay_is_gone() {
         world.insert("a", 20).await;
         let refused = world.run(&["recover", "--adopt", "--yes"], &[SECOND]);
         let said = stderr(&refused);
-        assert!(!refused.status.success(), "the first one runs: {said}");
+        assert!(!refused.status.success(), "the first relay runs: {said}");
         assert!(said.contains("slot-held"), "{said}");
         first.stop().await;
         world.insert("b", 20).await;
@@ -106,7 +106,7 @@ async fn another_slot_adopts_the_tables_when_the_first_relay_is_gone() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_table_that_is_adopted_after_it_was_renamed_is_the_same_table() {
+async fn a_table_renamed_before_it_is_adopted_is_the_same_table() {
     let (mut world, first) = World::served(Kind::Numbered, 40).await;
     first.stop().await;
     world

@@ -1,10 +1,10 @@
-//! A captured table under another name, or out of the settings for a while: its rows stay captured,
+//! A captured table that is renamed, or out of the settings for a while. Its rows stay captured,
 //! and their events keep their identity.
 
 use super::table::Kind;
 use super::{World, write_settings};
 
-/// Renames the table by this statement while the relay is down, or while it runs.
+/// Renames the table with this statement, while the relay is down or while it runs.
 async fn renamed(kind: Kind, rename: &str, name: &str, is_running: bool, loses_slot: bool) {
     let (mut world, relay) = World::served(kind, 50).await;
     let relay = match is_running {
@@ -20,7 +20,7 @@ async fn renamed(kind: Kind, rename: &str, name: &str, is_running: bool, loses_s
     world.now_called(name);
     world.insert("b", 30).await;
     if let Some(relay) = relay {
-        // It may have seen that its table is gone, or not.
+        // The relay may or may not have noticed that its table is gone.
         drop(relay);
     }
     world.insert("c", 30).await;
@@ -36,19 +36,19 @@ const RENAME: &str = "ALTER TABLE TABLE_NAME RENAME TO newly_called";
 const MOVE: &str = "CREATE SCHEMA elsewhere; ALTER TABLE TABLE_NAME SET SCHEMA elsewhere";
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_table_that_is_renamed_while_the_relay_is_down_loses_nothing() {
+async fn renaming_a_table_while_the_relay_is_down_loses_nothing() {
     for kind in [Kind::Numbered, Kind::Partitioned] {
         renamed(kind, RENAME, "public.newly_called", false, false).await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_table_that_is_renamed_under_a_running_relay_loses_nothing() {
+async fn renaming_a_table_under_a_running_relay_loses_nothing() {
     renamed(Kind::Numbered, RENAME, "public.newly_called", true, false).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_renamed_table_whose_slot_is_lost_as_well_loses_nothing() {
+async fn a_renamed_table_whose_slot_is_also_lost_loses_nothing() {
     renamed(Kind::Numbered, RENAME, "public.newly_called", false, true).await;
 }
 
@@ -96,7 +96,7 @@ async fn a_renamed_table_keeps_the_identity_of_its_events() {
     world.assert_published_once(relay).await;
 }
 
-/// A rolled-back deployment: the table is out of the settings, and the relay serves another one.
+/// A rolled-back deployment: the settings lack the table, and the relay serves another one.
 async fn out_of_the_settings(leaves_publication: bool, loses_slot: bool) {
     let (mut world, relay) = World::served(Kind::Numbered, 50).await;
     relay.stop().await;
@@ -138,17 +138,17 @@ async fn out_of_the_settings(leaves_publication: bool, loses_slot: bool) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn rows_of_a_time_in_which_the_settings_left_the_table_out_are_delivered() {
+async fn rows_written_while_the_settings_lacked_the_table_are_delivered() {
     out_of_the_settings(false, false).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn rows_of_a_time_without_settings_and_publication_are_delivered() {
+async fn rows_written_while_settings_and_publication_lacked_the_table_are_delivered() {
     out_of_the_settings(true, false).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn rows_of_a_time_without_settings_are_delivered_though_the_slot_is_lost() {
+async fn rows_written_while_the_settings_lacked_the_table_survive_a_lost_slot() {
     out_of_the_settings(false, true).await;
     out_of_the_settings(true, true).await;
 }

@@ -1,5 +1,5 @@
-//! A captured table that is another one than before: made anew, copied and swapped, or restored. No
-//! event is lost, and none that has a record is published again.
+//! A captured table that is replaced: recreated, copied and swapped, or restored. No event is lost,
+//! and no event with a record is published again.
 
 use super::World;
 use super::table::Kind;
@@ -7,14 +7,14 @@ use crate::harness::Relay;
 
 const PUBLISH: &str = "ALTER PUBLICATION postrider ADD TABLE TABLE_NAME";
 
-/// The table as its service makes it anew, with the columns that `init` had added.
+/// The table as its service recreates it, with the columns that `init` had added.
 pub(super) const ANEW: &str = "\
     DROP TABLE public.numbered; \
     CREATE TABLE public.numbered (id bigserial PRIMARY KEY, aggregatetype text, aggregateid text, \
         event_type text, payload jsonb, \
         inserted_xid xid8 NOT NULL DEFAULT pg_current_xact_id())";
 
-/// What is done while the table is made anew.
+/// What the relay does while the table is recreated.
 #[derive(Clone, Copy, PartialEq)]
 enum Meanwhile {
     RelayRuns,
@@ -32,7 +32,7 @@ async fn made_anew(meanwhile: Meanwhile) {
         }
     };
     world.execute(ANEW).await;
-    // Not in the publication again.
+    // The publication does not have the new table yet.
     world.insert("a", 30).await;
     world.execute(PUBLISH).await;
     world.insert("b", 30).await;
@@ -44,21 +44,21 @@ async fn made_anew(meanwhile: Meanwhile) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_table_that_is_made_anew_under_a_running_relay_loses_nothing() {
+async fn a_table_recreated_under_a_running_relay_loses_nothing() {
     made_anew(Meanwhile::RelayRuns).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_table_that_is_made_anew_while_the_relay_is_down_loses_nothing() {
+async fn a_table_recreated_while_the_relay_is_down_loses_nothing() {
     made_anew(Meanwhile::RelayIsDown).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_table_that_is_made_anew_whose_slot_is_lost_as_well_loses_nothing() {
+async fn a_recreated_table_whose_slot_is_also_lost_loses_nothing() {
     made_anew(Meanwhile::SlotIsLost).await;
 }
 
-/// Waits until the slot is served and the numbers of the table have been looked at.
+/// Waits until the relay serves the slot and has looked at the table's numbers.
 async fn settle(world: &mut World, relay: Relay) {
     world.note().await;
     world.wait_until_published(&relay).await;
@@ -66,8 +66,8 @@ async fn settle(world: &mut World, relay: Relay) {
     relay.stop().await;
 }
 
-/// Where the numbers begin again, those that were seen before say nothing: at once, and after the
-/// relay has seen the new ones.
+/// After numbers restart, the numbers seen before mean nothing. Tested right after the restart, and
+/// after the relay has seen new numbers.
 async fn numbers_that_begin_again_hide_no_row_from_a_recovery(begin_again: &str, publish: &str) {
     for is_seen in [false, true] {
         numbers_begin_again(begin_again, publish, is_seen).await;
@@ -77,7 +77,7 @@ async fn numbers_that_begin_again_hide_no_row_from_a_recovery(begin_again: &str,
 async fn numbers_begin_again(begin_again: &str, publish: &str, is_seen: bool) {
     let (mut world, relay) = World::served(Kind::Numbered, 200).await;
     relay.stop().await;
-    // A second look at how far the numbers have come.
+    // The relay looks a second time at how far the numbers have come.
     let relay = world.streaming().await;
     settle(&mut world, relay).await;
     world.execute(begin_again).await;
@@ -95,32 +95,32 @@ async fn numbers_begin_again(begin_again: &str, publish: &str, is_seen: bool) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_recovery_finds_the_rows_of_a_table_that_was_made_anew_before() {
+async fn a_recovery_finds_the_rows_of_a_table_recreated_before() {
     numbers_that_begin_again_hide_no_row_from_a_recovery(ANEW, PUBLISH).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_recovery_finds_the_rows_of_a_table_that_was_truncated_before() {
+async fn a_recovery_finds_the_rows_of_a_table_truncated_before() {
     let truncate = "TRUNCATE TABLE_NAME RESTART IDENTITY";
     numbers_that_begin_again_hide_no_row_from_a_recovery(truncate, "").await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_recovery_finds_the_rows_of_a_sequence_that_was_set_back() {
+async fn a_recovery_finds_the_rows_after_their_sequence_was_set_back() {
     let set = "DELETE FROM TABLE_NAME; SELECT setval('public.numbered_id_seq', 1, false)";
     numbers_that_begin_again_hide_no_row_from_a_recovery(set, "").await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_recovery_finds_the_rows_of_a_sequence_that_was_restarted() {
+async fn a_recovery_finds_the_rows_after_their_sequence_was_restarted() {
     let restart = "DELETE FROM TABLE_NAME; ALTER SEQUENCE public.numbered_id_seq RESTART";
     numbers_that_begin_again_hide_no_row_from_a_recovery(restart, "").await;
 }
 
-/// Services may give the number themselves, or take it from the sequence long before they insert the
-/// row, as mappers of objects do. The order of such rows is not promised.
+/// Services may choose the number themselves, or take it from the sequence long before they insert
+/// the row, as object mappers do. The order of such rows is not guaranteed.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_recovery_finds_a_row_whose_number_its_writer_has_chosen() {
+async fn a_recovery_finds_a_row_whose_writer_chose_its_number() {
     let (mut world, relay) = World::served(Kind::Numbered, 200).await;
     relay.stop().await;
     let relay = world.streaming().await;
@@ -143,7 +143,7 @@ const SWAP: &str = "\
     ALTER TABLE TABLE_NAME RENAME TO old_one; ALTER TABLE SCHEMA.copied RENAME TO NAME; \
     ALTER PUBLICATION postrider SET TABLE TABLE_NAME; COMMIT";
 
-/// Copied and swapped, as tools that change a table without a lock do it.
+/// Copies and swaps the table, like tools that change a table without a lock.
 async fn copied_and_swapped(kind: Kind, meanwhile: Meanwhile) {
     let (mut world, relay) = World::served(kind, 50).await;
     let relay = match meanwhile {
@@ -170,28 +170,28 @@ async fn copied_and_swapped(kind: Kind, meanwhile: Meanwhile) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_table_that_is_copied_and_swapped_under_a_running_relay_repeats_and_loses_nothing() {
+async fn copying_and_swapping_a_table_under_a_running_relay_repeats_and_loses_nothing() {
     copied_and_swapped(Kind::Numbered, Meanwhile::RelayRuns).await;
     copied_and_swapped(Kind::Uuid, Meanwhile::RelayRuns).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_table_that_is_copied_and_swapped_while_the_relay_is_down_repeats_and_loses_nothing() {
+async fn copying_and_swapping_a_table_while_the_relay_is_down_repeats_and_loses_nothing() {
     copied_and_swapped(Kind::Numbered, Meanwhile::RelayIsDown).await;
     copied_and_swapped(Kind::Events, Meanwhile::RelayIsDown).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_table_that_is_copied_and_swapped_whose_slot_is_lost_repeats_and_loses_nothing() {
+async fn copying_and_swapping_a_table_whose_slot_is_lost_repeats_and_loses_nothing() {
     copied_and_swapped(Kind::Numbered, Meanwhile::SlotIsLost).await;
     copied_and_swapped(Kind::Events, Meanwhile::SlotIsLost).await;
 }
 
-/// Rows that were copied out, removed, and copied in again come in the stream a second time.
+/// Rows that are copied out, removed and copied back appear in the stream a second time.
 async fn restored(kind: Kind, loses_slot: bool) {
     let (mut world, relay) = World::served(kind, 50).await;
     relay.stop().await;
-    // Not published when they are removed.
+    // These rows are not yet published when they are removed.
     world.insert("a", 30).await;
     world.note().await;
     let remove = match kind {
@@ -203,7 +203,7 @@ async fn restored(kind: Kind, loses_slot: bool) {
     };
     let folder = world.database.server().data_dir().display().to_string();
     let file = format!("{folder}/rows.copy");
-    // A partitioned table is copied by a query.
+    // `COPY` from a partitioned table needs a query.
     let out = format!("COPY (SELECT * FROM TABLE_NAME) TO '{file}'; {remove}");
     world.execute(&out).await;
     if loses_slot {
@@ -218,14 +218,14 @@ async fn restored(kind: Kind, loses_slot: bool) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn rows_that_are_copied_out_and_in_again_are_published_once() {
+async fn rows_that_are_copied_out_and_back_are_published_once() {
     restored(Kind::Events, false).await;
     restored(Kind::Numbered, false).await;
     restored(Kind::Partitioned, false).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn rows_that_are_copied_out_and_in_again_after_a_lost_slot_are_published_once() {
+async fn rows_that_are_copied_out_and_back_after_a_lost_slot_are_published_once() {
     restored(Kind::Events, true).await;
     restored(Kind::Numbered, true).await;
     restored(Kind::Uuid, true).await;

@@ -1,19 +1,18 @@
-//! The kinds of tables that services have for their outbox.
+//! The kinds of outbox tables that services have.
 
-/// A kind of outbox table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// `outbox.events`, as `init` makes it.
+    /// `outbox.events`, as `init` creates it.
     Events,
-    /// Its ids are numbered, from 1 again when it is made anew.
+    /// Ids are numbers, which restart at 1 when the table is recreated.
     Numbered,
-    /// Its ids are random; nothing in it is numbered.
+    /// Ids are random; the table has no numbers.
     Uuid,
-    /// Partitioned by a date, with random ids.
+    /// Partitioned by date, with random ids.
     Partitioned,
 }
 
-/// Columns that the services write, after the id.
+/// The columns that services write, after the id.
 const COLUMNS: &str = "aggregatetype text, aggregateid text, event_type text, payload jsonb";
 
 impl Kind {
@@ -26,7 +25,7 @@ impl Kind {
         }
     }
 
-    /// The table as its service makes it.
+    /// The statement with which a service creates the table.
     pub(super) fn create(self) -> String {
         match self {
             Self::Events => String::new(),
@@ -54,12 +53,12 @@ impl Kind {
         }
     }
 
-    /// The settings file of a relay that captures it under this name.
+    /// The settings file of a relay that captures the table under this name.
     pub(super) fn settings(self, table: &str) -> String {
         format!("[[tables]]\ntable = \"{table}\"\n")
     }
 
-    /// The SQL of the event id of a row of `e`.
+    /// SQL for the event id of a row of `e`.
     pub(super) fn event_id(self) -> &'static str {
         match self {
             Self::Numbered => "outbox.event_uuid('public.numbered', e.id::text, e.inserted_xid)",
@@ -71,7 +70,7 @@ impl Kind {
         self == Self::Partitioned
     }
 
-    /// Inserts the row whose number is the SQL `n`.
+    /// Inserts rows whose number is the SQL expression `n`.
     fn values(self, table: &str, key: &str, event_type: &str, n: &str) -> String {
         let (column, value) = match self.is_partitioned() {
             true => (", day", format!(", date '2020-01-01' + ({n}) % 4 * 366")),
@@ -83,13 +82,13 @@ impl Kind {
         )
     }
 
-    /// Rows from before the relay, in one transaction.
+    /// Old rows, from before the relay, in one transaction.
     pub(super) fn insert_old(self, table: &str, rows: u32) -> String {
         let insert = self.values(table, "'old-' || n % 5", "Old", "n");
         format!("{insert} FROM generate_series(1, {rows}) n")
     }
 
-    /// New rows with the numbers from `first` on, in a transaction each.
+    /// New rows with the numbers from `first` on, one transaction per row.
     pub(super) fn insert(self, table: &str, prefix: &str, first: u32, rows: u32) -> String {
         let insert = self.values(table, &format!("'{prefix}-' || i % 5"), "New", "i");
         format!(
@@ -98,7 +97,7 @@ impl Kind {
         )
     }
 
-    /// The same in one transaction.
+    /// The same rows in one transaction.
     pub(super) fn insert_at_once(self, table: &str, prefix: &str, first: u32, rows: u32) -> String {
         let insert = self.values(table, &format!("'{prefix}-' || i % 5"), "New", "i");
         format!(

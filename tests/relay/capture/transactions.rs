@@ -53,7 +53,23 @@ async fn a_prepared_transaction_that_outlives_audits_and_the_slot_is_delivered()
     world.assert_published_once(relay).await;
 }
 
-/// Rows of savepoints belong to the transaction around them.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_row_that_its_own_transaction_deletes_is_published_from_the_stream() {
+    for kind in [Kind::Events, Kind::Numbered] {
+        let (mut world, relay) = World::served(kind, 20).await;
+        for round in 0..3 {
+            let row = world.row_sql("short-lived");
+            world.execute(&format!("BEGIN; {row}")).await;
+            world.note().await;
+            let delete = "DELETE FROM TABLE_NAME WHERE aggregateid = 'short-lived'";
+            world.execute(&format!("{delete}; COMMIT")).await;
+            world.insert(&format!("a{round}"), 5).await;
+        }
+        world.assert_published_once(relay).await;
+    }
+}
+
+/// Rows inserted under a savepoint belong to the transaction around it.
 async fn savepoints(kind: Kind, loses_slot: bool) {
     let (mut world, relay) = World::served(kind, 20).await;
     relay.stop().await;
@@ -76,14 +92,14 @@ async fn savepoints(kind: Kind, loses_slot: bool) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn rows_of_savepoints_are_delivered_unless_they_are_rolled_back() {
+async fn rows_under_savepoints_are_delivered_unless_rolled_back() {
     for kind in [Kind::Events, Kind::Numbered, Kind::Uuid, Kind::Partitioned] {
         savepoints(kind, false).await;
         savepoints(kind, true).await;
     }
 }
 
-/// A transaction that ends long after the relay has taken the table.
+/// When a transaction ends that was open before the relay captured the table.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum EndsAfter {
     Streaming,
@@ -93,7 +109,7 @@ enum EndsAfter {
 
 async fn open_at_the_first_start(kind: Kind, ends_after: EndsAfter) {
     let mut world = World::new(kind, 100).await;
-    // The slot is there; the table is captured at the first start.
+    // The slot exists; the relay captures the table at its first start.
     world.database.execute("DELETE FROM outbox.capture").await;
     if ends_after == EndsAfter::Gap {
         world.execute(ANOTHER).await;
@@ -131,24 +147,24 @@ async fn open_at_the_first_start(kind: Kind, ends_after: EndsAfter) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_transaction_that_is_open_at_the_first_start_is_delivered_by_the_stream() {
+async fn a_transaction_open_at_the_first_start_is_delivered_by_the_stream() {
     open_at_the_first_start(Kind::Events, EndsAfter::Streaming).await;
     open_at_the_first_start(Kind::Numbered, EndsAfter::Streaming).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_transaction_that_is_open_at_the_first_start_is_delivered_by_the_audit() {
+async fn a_transaction_open_at_the_first_start_is_delivered_by_the_audit() {
     open_at_the_first_start(Kind::Events, EndsAfter::Gap).await;
     open_at_the_first_start(Kind::Uuid, EndsAfter::Gap).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_transaction_that_is_open_at_the_first_start_is_delivered_by_a_recovery() {
+async fn a_transaction_open_at_the_first_start_is_delivered_by_a_recovery() {
     open_at_the_first_start(Kind::Events, EndsAfter::LostSlot).await;
     open_at_the_first_start(Kind::Partitioned, EndsAfter::LostSlot).await;
 }
 
-/// Audits come and go while it is open; the floor waits for it.
+/// Several audits run while it is open; the floor waits for it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_transaction_that_outlives_several_audits_is_delivered_after_a_crash_and_a_lost_slot() {
     for kind in [Kind::Events, Kind::Numbered, Kind::Uuid] {

@@ -1,5 +1,5 @@
-//! Transaction ids have 32 bits in rows and in the log. A row is told from others by 64 bits, also
-//! when the lower half begins again.
+//! Rows and the log hold 32-bit transaction ids. The relay distinguishes rows by 64 bits, also
+//! after the lower half wraps around.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, chown};
@@ -15,14 +15,14 @@ use super::table::Kind;
 use crate::harness;
 
 const EPOCH: u64 = 1 << 32;
-/// So many transactions before the wraparound the test begins.
+/// How many transactions before the wraparound the test begins.
 const BEFORE: u64 = 700;
-/// Transactions whose outcomes one file of `pg_xact` holds, and its bytes.
+/// How many transactions one file of `pg_xact` covers, and the size of such a file.
 const XIDS_PER_FILE: u64 = 1 << 20;
 const FILE_BYTES: usize = 1 << 18;
 
-/// A server whose next transaction id is `BEFORE` the wraparound: in steps of less than half of all
-/// ids, since a row must not be older than that.
+/// A server whose next transaction id is `BEFORE` ids before the wraparound. The ids advance in
+/// steps of less than half of all ids, because no row may be older than that.
 async fn near_the_wraparound() -> ScratchPostgres {
     let builder = ScratchPostgres::builder().setting("wal_level", "logical");
     let builder = builder.setting("autovacuum", "off");
@@ -43,7 +43,7 @@ async fn near_the_wraparound() -> ScratchPostgres {
     server
 }
 
-/// The folder of the server's programs.
+/// The folder with the server's programs.
 fn programs(server: &ScratchPostgres) -> PathBuf {
     let program = fs::read_link(format!("/proc/{}/exe", server.pid().unwrap())).unwrap();
     program.parent().unwrap().to_owned()
@@ -80,7 +80,7 @@ async fn next_xid(world: &World) -> i64 {
     world.database.number(sql).await
 }
 
-/// Uses ids up until the lower half has begun again.
+/// Uses up ids until the lower half has wrapped around.
 async fn pass_it(world: &World) {
     while next_xid(world).await < EPOCH as i64 + 10 {
         let use_some = "DO $$ BEGIN FOR i IN 1..50 LOOP \
@@ -97,7 +97,10 @@ async fn rows_before_and_after_the_wraparound(kind: Kind) {
     let slow = harness::connect(&world.database.url).await;
     let row = world.row_sql("slow");
     slow.batch_execute(&format!("BEGIN; {row}")).await.unwrap();
-    assert!(next_xid(&world).await < EPOCH as i64, "began too late");
+    assert!(
+        next_xid(&world).await < EPOCH as i64,
+        "the test began after the wraparound"
+    );
     pass_it(&world).await;
     world.insert("after", 50).await;
     world.execute("CREATE TABLE public.another (id int); ALTER PUBLICATION postrider ADD TABLE public.another").await;
@@ -130,16 +133,19 @@ async fn the_wraparound_of_transaction_ids_changes_nothing_for_numbered_rows() {
     rows_before_and_after_the_wraparound(Kind::Numbered).await;
 }
 
-/// The slot is lost before the wraparound and the recovery comes after it.
+/// The slot is lost before the wraparound, and the recovery runs after it.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_recovery_over_the_wraparound_publishes_each_row_once() {
+async fn a_recovery_across_the_wraparound_publishes_each_row_once() {
     let server = near_the_wraparound().await;
     let world = World::on(server, Kind::Numbered, 500, harness::emulator().await).await;
     let (mut world, relay) = world.serve(50).await;
     relay.stop().await;
     world.insert("before", 50).await;
     world.database.drop_slot().await;
-    assert!(next_xid(&world).await < EPOCH as i64, "began too late");
+    assert!(
+        next_xid(&world).await < EPOCH as i64,
+        "the test began after the wraparound"
+    );
     pass_it(&world).await;
     world.insert("after", 50).await;
     let relay = world.relay();

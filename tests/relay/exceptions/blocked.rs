@@ -1,4 +1,5 @@
-//! An event that is refused, and what waits behind it, among repetitions without records.
+//! A refused event and the events behind it, with `dispatch = exceptions`, where events without
+//! records are repeated.
 
 use std::time::Duration;
 
@@ -10,13 +11,13 @@ use super::{
 };
 use crate::harness::{self, Database, eventually};
 
-/// Keys with events in quarantine whose earlier events, which have no row, come again.
+/// Keys that have events in quarantine and earlier events without a row, which are repeated.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_stands_before_a_blocked_event_is_repeated_before_it_when_the_slot_is_lost() {
+async fn events_before_a_blocked_event_are_repeated_before_it_when_the_slot_is_lost() {
     let database = Database::start().await;
     let emulator = harness::emulator().await;
     poison(&emulator);
-    // So that nothing is vouched for after the first events.
+    // After the first events the relay must not vouch for anything.
     let relay = start(&database, &emulator);
     insert(&database, 1, 10).await;
     wait_until_delivered(&database, &emulator, &relay).await;
@@ -38,7 +39,7 @@ async fn what_stands_before_a_blocked_event_is_repeated_before_it_when_the_slot_
     assert_eq!(rows(&database, "quarantined").await, 41);
     emulator.faults().lift_all();
     release(&database);
-    eventually("all is released", || async {
+    eventually("everything is released", || async {
         (rows(&database, "published").await == 41).then_some(())
     })
     .await;
@@ -46,12 +47,12 @@ async fn what_stands_before_a_blocked_event_is_repeated_before_it_when_the_slot_
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn kill_9_in_the_middle_of_a_release_keeps_the_order_of_the_key() {
+async fn kill_9_during_a_release_keeps_the_order_of_the_key() {
     let database = Database::start().await;
     let emulator = harness::emulator().await;
     poison(&emulator);
     let mut relay = start(&database, &emulator);
-    // Of a topic that is missing: the position stays, and each restart repeats everything.
+    // The topic is missing, so the position stays and each restart repeats everything.
     database
         .execute(
             "INSERT INTO outbox.events (aggregatetype, aggregateid, event_type, version, \
@@ -72,7 +73,7 @@ async fn kill_9_in_the_middle_of_a_release_keeps_the_order_of_the_key() {
     for round in 0..4 {
         let published = rows(&database, "published").await;
         insert(&database, 10_001 + round * 100, 100).await;
-        eventually("some more is released", || async {
+        eventually("some more events are released", || async {
             let more = rows(&database, "published").await > published;
             (more || rows(&database, "released").await == 0).then_some(())
         })
@@ -81,12 +82,12 @@ async fn kill_9_in_the_middle_of_a_release_keeps_the_order_of_the_key() {
         harness::wait_until_killed_relays_are_gone(&database, &emulator).await;
         relay = start(&database, &emulator);
     }
-    eventually("all is released", || async {
+    eventually("everything is released", || async {
         let left = rows(&database, "released").await + rows(&database, "quarantined").await;
         (left == 0).then_some(())
     })
     .await;
-    // Once more all of it, the released ones among their neighbours.
+    // Repeats everything once more, the released events among their neighbours.
     relay.kill_9();
     harness::wait_until_killed_relays_are_gone(&database, &emulator).await;
     relay = start(&database, &emulator);
@@ -99,14 +100,14 @@ async fn kill_9_in_the_middle_of_a_release_keeps_the_order_of_the_key() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_was_released_is_repeated_among_its_neighbours_when_the_slot_is_lost() {
+async fn released_events_are_repeated_among_their_neighbours_when_the_slot_is_lost() {
     let database = Database::private().await;
     let emulator = harness::emulator().await;
     poison(&emulator);
     let relay = start(&database, &emulator);
     insert(&database, 1, 50).await;
     wait_until_delivered(&database, &emulator, &relay).await;
-    // As long as it runs, nothing that comes later is vouched for.
+    // While this transaction runs, the relay does not vouch for anything that comes later.
     let slow = harness::connect(&database.url).await;
     slow.batch_execute("BEGIN; SELECT pg_current_xact_id()")
         .await
@@ -120,7 +121,7 @@ async fn what_was_released_is_repeated_among_its_neighbours_when_the_slot_is_los
     .await;
     emulator.faults().lift_all();
     release(&database);
-    eventually("all is released", || async {
+    eventually("everything is released", || async {
         (rows(&database, "published").await == 11).then_some(())
     })
     .await;

@@ -1,5 +1,5 @@
-//! `dispatch = exceptions` at the edges between sessions, slots and modes, where what is not
-//! recorded could be taken for delivered, or what is recorded be repeated alone.
+//! `dispatch = exceptions` at the boundaries between sessions, slots and modes, where the relay
+//! could take an unrecorded event for delivered, or repeat a recorded event alone.
 
 use std::time::Duration;
 
@@ -11,9 +11,9 @@ use super::{
 };
 use crate::harness::{self, Database, Relay, eventually};
 
-/// Longer than the relay takes to confirm what it believes to be done, or to vouch for it.
+/// Longer than the relay takes to confirm, or to vouch for, a position that it believes delivered.
 const TIME_FOR_A_MISTAKE: Duration = Duration::from_secs(2);
-/// The same for vouching, which comes every ten seconds.
+/// The same for vouching, which runs every ten seconds.
 const A_ROUND: Duration = Duration::from_secs(12);
 
 async fn insert_one(database: &Database, id: &str, key: &str, version: u32) {
@@ -34,7 +34,7 @@ async fn wait_until_stored(emulator: &RunningEmulator, id: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn full_records_come_back_when_every_transaction_of_the_time_without_has_ended() {
+async fn full_records_resume_after_every_transaction_begun_without_them_has_ended() {
     let database = Database::private().await;
     let emulator = harness::emulator().await;
     let relay = start(&database, &emulator);
@@ -56,7 +56,7 @@ async fn full_records_come_back_when_every_transaction_of_the_time_without_has_e
     let relay = Relay::start(&database, &emulator);
     insert(&database, 201, 50).await;
     let vouched = format!("SELECT count(*) FROM outbox.capture WHERE floor = '{slow_xid}'");
-    eventually("the relay has vouched for what is older", || async {
+    eventually("the relay has vouched for the older events", || async {
         (database.number(&vouched).await == 1).then_some(())
     })
     .await;
@@ -69,7 +69,7 @@ async fn full_records_come_back_when_every_transaction_of_the_time_without_has_e
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_slot_that_is_made_anew_while_a_session_ends_is_not_vouched_for() {
+async fn a_slot_recreated_while_a_session_ends_is_not_vouched_for() {
     let database = Database::private().await;
     let emulator = harness::emulator().await;
     let relay = start(&database, &emulator);
@@ -81,7 +81,7 @@ async fn a_slot_that_is_made_anew_while_a_session_ends_is_not_vouched_for() {
     let never = Action::Delay(Duration::from_secs(600));
     emulator.faults().inject(Fault::new(never));
     insert(&database, 201, 100).await;
-    // The relay begins to wait until all of that is confirmed.
+    // The relay begins to wait until everything is confirmed.
     tokio::time::sleep(A_ROUND).await;
     let slot = database.slot().to_owned();
     database
@@ -98,9 +98,9 @@ async fn a_slot_that_is_made_anew_while_a_session_ends_is_not_vouched_for() {
     assert_whole_and_in_order(&database, &emulator, &relay).await;
 }
 
-/// Whatever order its aggregates have.
+/// The order of the aggregates does not matter.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_shares_an_ordering_key_with_a_blocked_event_waits_behind_it_after_a_lost_slot() {
+async fn events_with_the_ordering_key_of_a_blocked_event_wait_behind_it_after_a_lost_slot() {
     const WAITS: &str = "00000000-0000-4000-8000-00000000af02";
     const LATER: &str = "00000000-0000-4000-8000-00000000af03";
     let one_bucket = [("POSTRIDER_ORDERING", "bucketed(1)")];
@@ -110,9 +110,9 @@ async fn what_shares_an_ordering_key_with_a_blocked_event_waits_behind_it_after_
     let relay = start_with(&database, &emulator, &one_bucket);
     insert(&database, 1, 20).await;
     insert_bad(&database, 21).await;
-    // An aggregate that stands before the bad one's in every order of them.
+    // An aggregate that sorts before the bad event's aggregate in any order.
     insert_one(&database, WAITS, "a", 1).await;
-    eventually("both are set aside", || async {
+    eventually("both are quarantined", || async {
         (rows(&database, "quarantined").await == 2).then_some(())
     })
     .await;

@@ -1,4 +1,4 @@
-//! The slot is lost, or made anew: what the relay had vouched for stays delivered, all else is
+//! The slot is lost or recreated. Events that the relay vouched for stay delivered; all others are
 //! repeated.
 
 use super::{
@@ -8,7 +8,7 @@ use super::{
 use crate::harness::{self, Database, eventually};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_dropped_slot_costs_nothing_but_repeats_since_the_relay_vouched_last() {
+async fn a_dropped_slot_only_repeats_events_since_the_last_vouch() {
     let (database, emulator, relay) = after_some_events(500).await;
     wait_until_vouched(&database).await;
     relay.stop().await;
@@ -24,7 +24,7 @@ async fn a_dropped_slot_costs_nothing_but_repeats_since_the_relay_vouched_last()
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_slot_that_is_dropped_and_made_again_after_a_crash_loses_nothing() {
+async fn a_slot_dropped_and_recreated_after_a_crash_loses_nothing() {
     let (database, emulator, relay) = after_some_events(300).await;
     relay.kill_9();
     database.drop_slot().await;
@@ -38,14 +38,14 @@ async fn a_slot_that_is_dropped_and_made_again_after_a_crash_loses_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn rows_of_a_transaction_that_is_older_than_a_vouch_are_delivered_after_a_lost_slot() {
+async fn rows_of_a_transaction_older_than_a_vouch_are_delivered_after_a_lost_slot() {
     let database = Database::private().await;
     let emulator = harness::emulator().await;
     let relay = start(&database, &emulator);
     insert(&database, 1, 50).await;
     wait_until_delivered(&database, &emulator, &relay).await;
     wait_until_vouched(&database).await;
-    // So that the next vouch is another one.
+    // One more batch, so that the next vouch differs from the last.
     insert(&database, 51, 50).await;
     let slow = harness::connect(&database.url).await;
     let row = |key: &str| {
@@ -54,7 +54,7 @@ async fn rows_of_a_transaction_that_is_older_than_a_vouch_are_delivered_after_a_
              occurred_at) VALUES ('order', '{key}', 'OrderPlaced', 1, clock_timestamp());"
         )
     };
-    // Rows of savepoints have transaction ids of their own.
+    // Rows under savepoints have transaction ids of their own.
     let begun = format!(
         "BEGIN; {} SAVEPOINT a; {} RELEASE a; SAVEPOINT b; {}",
         row("slow-0"),

@@ -1,5 +1,5 @@
-//! `dispatch = exceptions`: published events have no row, nothing is lost all the same, and what is
-//! repeated is repeated whole and in order.
+//! `dispatch = exceptions`: published events have no row. Still nothing is lost, and repeats are
+//! complete and in order.
 
 mod blocked;
 mod edges;
@@ -31,7 +31,7 @@ pub(crate) fn start_with(
     Relay::start_with(database, &emulator.addr().to_string(), &settings)
 }
 
-/// Events with the versions `first..first + count`, one transaction each, over 5 keys.
+/// Events with the versions `first..first + count`, one transaction per event, over 5 keys.
 fn insert_sql(key: &str, first: u32, count: u32) -> String {
     format!(
         "DO $$ BEGIN FOR i IN {first}..{last} LOOP \
@@ -70,7 +70,7 @@ pub(crate) fn stored(emulator: &RunningEmulator) -> HashSet<String> {
     ids.map(|id| id.to_string()).collect()
 }
 
-/// Waits until every event is stored, or has a row, and the slot has confirmed everything.
+/// Waits until every event is stored or has a row, and the slot has confirmed everything.
 pub(crate) async fn wait_until_delivered(
     database: &Database,
     emulator: &RunningEmulator,
@@ -92,14 +92,14 @@ pub(crate) async fn wait_until_delivered(
 }
 
 async fn wait_until_recovered(database: &Database) {
-    eventually("the mark of the recovery is gone", || async {
+    eventually("the recovery mark is gone", || async {
         let marked = "SELECT count(*) FROM outbox.relay WHERE recovering IS NOT NULL";
         (database.number(marked).await == 0).then_some(())
     })
     .await;
 }
 
-/// Waits until the relay has vouched for every event that is committed.
+/// Waits until the relay has vouched for every committed event.
 pub(crate) async fn wait_until_vouched(database: &Database) {
     let sql = "SELECT count(*) FROM outbox.capture c WHERE NOT EXISTS \
                (SELECT FROM outbox.events e WHERE e.inserted_xid >= c.floor)";
@@ -114,7 +114,7 @@ pub(crate) async fn rows(database: &Database, state: &str) -> i64 {
     database.number(&sql).await
 }
 
-/// Everything that is not set aside was published in order, and repeated as a whole.
+/// Every event that is not in quarantine was published in order, and repeats were complete.
 pub(crate) async fn check(database: &Database, emulator: &RunningEmulator) -> Report {
     let mut expected = database.expected().await;
     let aside = "SELECT event_id::text FROM outbox.dispatch WHERE state <> 'published'";
@@ -135,7 +135,7 @@ pub(crate) async fn assert_whole_and_in_order(
     assert!(report.is_clean(), "{report}\n{}", relay.log());
 }
 
-/// The same, and nothing was repeated, but for what a lost slot cut short.
+/// The same, and nothing was repeated, except where a lost slot cut a repetition short.
 pub(crate) async fn assert_once_and_in_order(
     database: &Database,
     emulator: &RunningEmulator,
@@ -146,7 +146,7 @@ pub(crate) async fn assert_once_and_in_order(
     assert!(report.is_clean() && once, "{report}\n{}", relay.log());
 }
 
-/// A relay that has delivered so many events.
+/// A relay that has delivered `count` events.
 async fn after_some_events(count: u32) -> (Database, RunningEmulator, Relay) {
     let database = Database::start().await;
     let emulator = harness::emulator().await;
@@ -162,7 +162,7 @@ async fn make_slot(database: &Database) {
     database.execute(&sql).await;
 }
 
-/// Waits until full records are back, and the tables are compared with them.
+/// Waits until full records have resumed and the tables are compared with them.
 pub(crate) async fn wait_until_compared(database: &Database) {
     let sql = "SELECT count(*) FROM outbox.relay WHERE dispatch = 'full'";
     eventually("the tables are compared", || async {

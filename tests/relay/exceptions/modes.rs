@@ -1,4 +1,4 @@
-//! First starts, and changes between full records and exceptions.
+//! First starts, and switches between full records and exceptions.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use super::{
 use crate::harness::{self, Database, Relay, eventually};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_first_start_with_new_delivers_no_row_from_before_it_also_when_the_slot_is_lost() {
+async fn start_new_delivers_no_old_row_even_when_the_slot_is_lost() {
     let database = Database::private().await;
     let emulator = harness::emulator().await;
     database.drop_slot().await;
@@ -21,7 +21,7 @@ async fn a_first_start_with_new_delivers_no_row_from_before_it_also_when_the_slo
     let relay = start(&database, &emulator);
     relay.wait_for_log("streaming").await;
     insert(&database, 301, 20).await;
-    eventually("what came after the slot is delivered", || async {
+    eventually("the rows after the slot are delivered", || async {
         (stored(&emulator).len() == 20).then_some(())
     })
     .await;
@@ -29,7 +29,7 @@ async fn a_first_start_with_new_delivers_no_row_from_before_it_also_when_the_slo
     database.drop_slot().await;
     insert(&database, 321, 20).await;
     let relay = start(&database, &emulator);
-    eventually("what came after that is delivered", || async {
+    eventually("the rows after the loss are delivered", || async {
         (stored(&emulator).len() == 40).then_some(())
     })
     .await;
@@ -39,7 +39,7 @@ async fn a_first_start_with_new_delivers_no_row_from_before_it_also_when_the_slo
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_first_start_with_all_delivers_what_is_in_the_table_in_order() {
+async fn start_all_delivers_the_rows_of_the_table_in_order() {
     let database = Database::private().await;
     let emulator = harness::emulator().await;
     database.drop_slot().await;
@@ -63,7 +63,7 @@ async fn a_first_start_with_all_delivers_what_is_in_the_table_in_order() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn switching_there_and_back_with_kill_9_on_the_way_loses_and_swaps_nothing() {
+async fn switching_modes_with_kill_9_in_between_loses_and_swaps_nothing() {
     let database = Database::start().await;
     let emulator = harness::emulator().await;
     let host = emulator.addr().to_string();
@@ -92,13 +92,13 @@ async fn switching_there_and_back_with_kill_9_on_the_way_loses_and_swaps_nothing
     let relay = Relay::start(&database, &emulator);
     insert(&database, 4_001, 100).await;
     wait_until_delivered(&database, &emulator, &relay).await;
-    eventually("the relay is back at full records", || async {
+    eventually("full records have resumed", || async {
         let full = "SELECT count(*) FROM outbox.relay WHERE dispatch = 'full'";
         (database.number(full).await == 1).then_some(())
     })
     .await;
     assert_whole_and_in_order(&database, &emulator, &relay).await;
-    // From here on what is recorded is not sent again, and nothing else is missing.
+    // From here on recorded events are not sent again, and no event is missing.
     let before = emulator.journal().counts().stored_messages;
     insert(&database, 5_001, 100).await;
     wait_until_delivered(&database, &emulator, &relay).await;
@@ -117,7 +117,7 @@ async fn switching_there_and_back_with_kill_9_on_the_way_loses_and_swaps_nothing
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn back_at_full_records_the_auditor_delivers_no_row_that_was_delivered_without_one() {
+async fn after_full_records_resume_the_auditor_resends_no_row_delivered_without_one() {
     let (database, emulator, relay) = after_some_events(300).await;
     relay.stop().await;
     let relay = Relay::start(&database, &emulator);

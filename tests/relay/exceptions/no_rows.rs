@@ -1,4 +1,4 @@
-//! Published events get no row, and a crash or a rest leaves no trace of it.
+//! Published events get no row, and neither a crash nor an idle time leaves a trace of one.
 
 use std::time::Duration;
 
@@ -37,7 +37,7 @@ async fn published_events_get_no_row_and_the_relay_vouches_for_them() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn kill_9_under_load_loses_nothing_and_repeats_whole_and_in_order() {
+async fn kill_9_under_load_loses_nothing_and_repeats_completely_and_in_order() {
     let database = Database::start().await;
     let emulator = harness::emulator().await;
     let slow = Action::Delay(Duration::from_millis(3));
@@ -46,7 +46,7 @@ async fn kill_9_under_load_loses_nothing_and_repeats_whole_and_in_order() {
     for round in 1..=5 {
         let relay = start(&database, &emulator);
         let target = emulator.journal().counts().stored_messages + 300;
-        // The relay before may have delivered and confirmed all that there was.
+        // The relay before may already have delivered and confirmed everything.
         insert(&database, 2_601 + round * 400, 300).await;
         eventually("some more events are stored", || async {
             (emulator.journal().counts().stored_messages >= target).then_some(())
@@ -71,10 +71,10 @@ async fn an_idle_relay_writes_nothing() {
     wait_until_delivered(&database, &emulator, &relay).await;
     wait_until_vouched(&database).await;
     database.execute("CREATE TABLE other (n int)").await;
-    // Every write leaves another row version behind.
+    // Every write creates a new row version.
     let versions = "SELECT string_agg(t.xmin::text || t.ctid::text, ' ') FROM outbox.relay t";
-    // What is under way may still be written down: for longer than from one vouch to the next.
-    let mut before = eventually("the relay's row rests", || async {
+    // Work in progress may still be recorded; wait longer than the time from one vouch to the next.
+    let mut before = eventually("the relay's row no longer changes", || async {
         let row = database.text(versions).await;
         tokio::time::sleep(Duration::from_secs(14)).await;
         (database.text(versions).await == row).then_some(row)

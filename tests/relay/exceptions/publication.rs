@@ -1,4 +1,4 @@
-//! The publication does not send what it should, for a while or by its kind.
+//! The publication leaves rows out, for a while or because of its kind.
 
 use super::{
     after_some_events, assert_whole_and_in_order, insert, insert_sql, rows, start,
@@ -9,9 +9,9 @@ use crate::harness::{self, Database};
 const OUT: &str = "ALTER PUBLICATION postrider DROP TABLE outbox.events";
 const IN: &str = "ALTER PUBLICATION postrider ADD TABLE outbox.events";
 
-/// Also undone between two looks.
+/// The gap may open and close between two checks of the publication.
 #[tokio::test(flavor = "multi_thread")]
-async fn rows_of_a_gap_of_the_publication_are_delivered_by_a_relay_that_runs() {
+async fn rows_of_a_publication_gap_are_delivered_by_a_running_relay() {
     let (database, emulator, relay) = after_some_events(300).await;
     for round in 0..2 {
         database.execute(OUT).await;
@@ -27,7 +27,7 @@ async fn rows_of_a_gap_of_the_publication_are_delivered_by_a_relay_that_runs() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn rows_of_a_gap_of_which_no_relay_saw_anything_are_delivered_in_order() {
+async fn rows_of_a_gap_made_while_no_relay_ran_are_delivered_in_order() {
     let (database, emulator, relay) = after_some_events(300).await;
     relay.stop().await;
     database.execute(OUT).await;
@@ -45,7 +45,7 @@ async fn rows_of_a_gap_of_which_no_relay_saw_anything_are_delivered_in_order() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_table_that_was_renamed_for_a_while_loses_nothing() {
+async fn a_table_renamed_for_a_while_loses_nothing() {
     let (database, emulator, relay) = after_some_events(100).await;
     relay.stop().await;
     let row = "INSERT INTO outbox.away (aggregatetype, aggregateid, event_type, version, \
@@ -63,7 +63,7 @@ async fn a_table_that_was_renamed_for_a_while_loses_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_publication_of_a_schema_is_refused_since_it_leaves_no_trace() {
+async fn a_publication_for_all_tables_in_a_schema_is_refused() {
     let database = Database::start().await;
     let emulator = harness::emulator().await;
     let version = "SELECT current_setting('server_version_num')::bigint";
@@ -78,6 +78,10 @@ async fn a_publication_of_a_schema_is_refused_since_it_leaves_no_trace() {
         .await;
     let relay = start(&database, &emulator);
     relay.wait_for_error("publication-drift").await;
-    assert!(relay.log().contains("by its schema"), "{}", relay.log());
+    assert!(
+        relay.log().contains("only through its schema"),
+        "{}",
+        relay.log()
+    );
     assert!(!relay.wait().await.success());
 }

@@ -1,4 +1,4 @@
-//! A database with an outbox, on a server of its own or beside others.
+//! A database with an outbox, on a server of its own or on a shared one.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -9,7 +9,7 @@ use tokio_postgres::{Client, NoTls};
 
 use super::{eventually, postrider};
 
-/// A database, prepared as `postrider init --apply` does it.
+/// A database, prepared by `postrider init --apply`.
 pub(crate) struct Database {
     pub(crate) client: Client,
     pub(crate) url: String,
@@ -17,15 +17,15 @@ pub(crate) struct Database {
     home: Home,
 }
 
-/// Where the database lives.
+/// Where the database is.
 enum Home {
     /// On a server of its own, which the test may stop and break.
     Private(Box<ScratchPostgres>),
-    /// On the server that `DATABASE_URL` names, beside others.
+    /// On the server that `DATABASE_URL` names, together with other databases.
     Shared { _guest: Guest },
 }
 
-/// Database and slot on somebody's server; both are dropped at the end.
+/// A database and slot on a shared server. Both are dropped at the end.
 struct Guest {
     server_url: String,
     name: String,
@@ -59,8 +59,8 @@ impl Drop for Guest {
 }
 
 impl Database {
-    /// On the server that `DATABASE_URL` names, which needs `wal_level = logical` and a superuser,
-    /// or on one of its own.
+    /// Uses the server that `DATABASE_URL` names, which needs `wal_level = logical` and a
+    /// superuser, or else a private one.
     pub(crate) async fn start() -> Self {
         match std::env::var("DATABASE_URL") {
             Ok(url) if !url.is_empty() => Self::on_shared(url).await,
@@ -68,7 +68,7 @@ impl Database {
         }
     }
 
-    /// On a server that the test has for itself.
+    /// Starts a server that only this test uses.
     pub(crate) async fn private() -> Self {
         let builder = ScratchPostgres::builder().setting("wal_level", "logical");
         Self::on(builder.start().unwrap()).await
@@ -78,7 +78,7 @@ impl Database {
         Self::on_with(server, &[]).await
     }
 
-    /// On that server, prepared with more settings than usual.
+    /// Uses that server, prepared with additional settings.
     pub(crate) async fn on_with(server: ScratchPostgres, more: &[(&str, &str)]) -> Self {
         let socket_url = server.socket_url("postgres");
         init(&socket_url, "postrider", more);
@@ -126,14 +126,14 @@ impl Database {
         }
     }
 
-    /// The same database on another server, which takes the place of the private one.
+    /// Replaces the private server by another one that has the same database.
     pub(crate) async fn move_to(&mut self, server: ScratchPostgres) {
         self.url = server.url("postgres");
         self.home = Home::Private(Box::new(server));
         self.reconnect().await;
     }
 
-    /// Connects again after the server was restarted.
+    /// Reconnects after the server was restarted.
     pub(crate) async fn reconnect(&mut self) {
         let url = self.server().socket_url("postgres");
         self.client = connect(&url).await;
@@ -155,8 +155,8 @@ impl Database {
         self.client.query_one(sql, &[]).await.unwrap().get(0)
     }
 
-    /// Events of `outbox.events` in commit order per stream, as they should be published. Tests
-    /// write the events of a key from one session at a time: then insertion order is commit order.
+    /// The events of `outbox.events` in commit order per stream, as they should be published. Tests
+    /// write the events of a key from one session at a time, so insertion order is commit order.
     pub(crate) async fn expected(&self) -> Expected {
         let rows = self
             .client
@@ -190,7 +190,7 @@ impl Database {
         .await;
     }
 
-    /// Waits until the relay has compared everything once.
+    /// Waits until the relay has completed its first audit.
     pub(crate) async fn wait_until_audited(&self) {
         eventually("the first audit is complete", || async {
             let audited = "SELECT count(*) FROM outbox.relay WHERE audited_at IS NOT NULL";
@@ -209,7 +209,7 @@ impl Database {
         .await
     }
 
-    /// Drops the slot, which nobody reads from any more.
+    /// Drops the slot, once nobody reads from it.
     pub(crate) async fn drop_slot(&self) {
         let sql = format!("SELECT pg_drop_replication_slot('{}')", self.slot);
         eventually("the slot is free and dropped", || async {
@@ -223,7 +223,7 @@ impl Database {
             .await
     }
 
-    /// Waits until the slot has confirmed everything written until now.
+    /// Waits until the slot has confirmed everything written so far.
     pub(crate) async fn wait_until_confirmed(&self) {
         let target = self.current_wal().await;
         eventually("the slot has confirmed everything", || async {

@@ -1,4 +1,5 @@
-//! What every test needs: a server, an emulator, the relay as a process, and patience.
+//! Helpers for all tests: a server, an emulator, the relay as a process, and waiting with a
+//! deadline.
 
 mod database;
 mod relay_process;
@@ -11,10 +12,10 @@ use pubsub_emulator::{Emulator, RunningEmulator};
 pub(crate) use database::{Database, connect};
 pub(crate) use relay_process::{Relay, postrider};
 
-/// How long a condition may take to come true; generous, since machines are shared.
+/// How long a condition may take to come true. Generous, because machines are shared.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Waits until `probe` gives a value.
+/// Waits until `probe` returns a value.
 pub(crate) async fn eventually<T, F: Future<Output = Option<T>>>(
     what: &str,
     mut probe: impl FnMut() -> F,
@@ -24,18 +25,21 @@ pub(crate) async fn eventually<T, F: Future<Output = Option<T>>>(
         if let Some(value) = probe().await {
             return value;
         }
-        assert!(Instant::now() < deadline, "not within {PATIENCE:?}: {what}");
+        assert!(
+            Instant::now() < deadline,
+            "still not after {PATIENCE:?}: {what}"
+        );
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }
 
-/// Compares the journal with what the table holds.
+/// Compares the journal with the rows of the outbox table.
 pub(crate) async fn check(database: &Database, emulator: &RunningEmulator) -> Report {
     checks::check(&emulator.journal().attempts(), &database.expected().await)
 }
 
-/// The same, where the stream alone must have brought everything: what the auditor finds in a table,
-/// since the stream has left it out, is delivered too, and a loss would not show in the journal.
+/// Like [`check`], but requires that every event came from the stream. Without this, the auditor
+/// would deliver an event that the stream lost, and the journal would not show the loss.
 pub(crate) async fn check_streamed(database: &Database, emulator: &RunningEmulator) -> Report {
     let from_a_table = "SELECT count(*) FROM outbox.dispatch \
                         WHERE mod(commit_lsn - '0/0'::pg_lsn, 8) <> 0";
@@ -43,8 +47,8 @@ pub(crate) async fn check_streamed(database: &Database, emulator: &RunningEmulat
     check(database, emulator).await
 }
 
-/// Waits until nothing of killed relays is under way: the server has ended their sessions, whose
-/// last statements may still record outcomes, and what they have sent is in the journal.
+/// Waits until killed relays can no longer act: the server has ended their sessions, whose last
+/// statements may still record outcomes, and the requests that they sent are in the journal.
 pub(crate) async fn wait_until_killed_relays_are_gone(
     database: &Database,
     emulator: &RunningEmulator,
@@ -78,12 +82,12 @@ pub(crate) async fn emulator() -> RunningEmulator {
     emulator
 }
 
-/// Inserts `count` events in transactions of one row each, spread over `keys` keys.
+/// Inserts `count` events over `keys` keys, one transaction per event.
 pub(crate) async fn insert_orders(database: &Database, count: u32, keys: u32) {
     database.execute(&insert_orders_sql(count, keys)).await;
 }
 
-/// The statement that does so.
+/// The statement that [`insert_orders`] runs.
 pub(crate) fn insert_orders_sql(count: u32, keys: u32) -> String {
     format!(
         "DO $$ BEGIN FOR i IN 1..{count} LOOP \

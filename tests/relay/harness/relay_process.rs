@@ -1,4 +1,4 @@
-//! The program under test as a process: its log, its signals, its end.
+//! The program under test as a process: its log, its signals, its exit.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -9,7 +9,7 @@ use pubsub_emulator::RunningEmulator;
 
 use super::{Database, PATIENCE, eventually};
 
-/// The binary under test with an environment of its own.
+/// The binary under test, with no environment but this.
 pub(crate) fn postrider(arguments: &[&str], environment: &[(&str, &str)]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_postrider"));
     command
@@ -19,7 +19,7 @@ pub(crate) fn postrider(arguments: &[&str], environment: &[(&str, &str)]) -> Com
     command
 }
 
-/// A running relay; killed when dropped.
+/// A running relay. It is killed when dropped.
 pub(crate) struct Relay {
     child: Child,
     log: Arc<Mutex<Vec<String>>>,
@@ -62,27 +62,28 @@ impl Relay {
         self.log.lock().unwrap().join("\n")
     }
 
-    /// Whether one of its sessions found its slot lost: what was on its way then comes again.
+    /// Whether a session of this relay found its slot lost. Requests then in flight are repeated.
     pub(crate) fn has_lost_its_slot(&self) -> bool {
         self.log().contains("code=lease-lost")
     }
 
     pub(crate) async fn wait_for_log(&self, text: &str) {
         eventually(
-            &format!("the log says {text:?}; it says\n{}", self.log()),
+            &format!("the log contains {text:?}; it is\n{}", self.log()),
             || async { self.log().contains(text).then_some(()) },
         )
         .await;
     }
 
-    /// Waits until it has told an error to its last line.
+    /// Waits until the relay has printed the whole error, down to its last line.
     pub(crate) async fn wait_for_error(&self, code: &str) {
         self.wait_for_log(&format!("error[{code}]")).await;
         self.wait_for_log(&format!("postrider explain {code}"))
             .await;
     }
 
-    /// Before it has a handler for SIGTERM the system ends the process, which has touched nothing.
+    /// Before the relay handles SIGTERM the system ends the process, which has touched nothing by
+    /// then.
     pub(crate) async fn wait_until_it_takes_sigterm(&self) {
         const SIGTERM: u32 = 15;
         let path = format!("/proc/{}/status", self.child.id());
@@ -95,7 +96,7 @@ impl Relay {
         .await;
     }
 
-    /// The most memory that the process has had, KiB.
+    /// The peak memory of the process, KiB.
     pub(crate) fn peak_rss_kib(&self) -> u64 {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
         let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
@@ -103,7 +104,7 @@ impl Relay {
         kib.parse().unwrap()
     }
 
-    /// File descriptors that the process has open.
+    /// The number of file descriptors that the process has open.
     pub(crate) fn open_files(&self) -> usize {
         let folder = format!("/proc/{}/fd", self.child.id());
         std::fs::read_dir(folder).unwrap().count()
@@ -114,19 +115,18 @@ impl Relay {
         self.child.wait().unwrap();
     }
 
-    /// Sends SIGTERM.
     pub(crate) fn terminate(&self) {
         self.signal("TERM");
     }
 
-    /// Sends a signal by its name.
+    /// Sends a signal, given by name.
     pub(crate) fn signal(&self, name: &str) {
         let (option, pid) = (format!("-{name}"), self.child.id().to_string());
         let sent = Command::new("kill").args([option, pid]).status();
         assert!(sent.unwrap().success());
     }
 
-    /// Sends SIGTERM and waits for the end, which must be a success.
+    /// Sends SIGTERM and waits for the process to exit with success.
     pub(crate) async fn stop(self) {
         self.wait_until_it_takes_sigterm().await;
         self.terminate();
@@ -139,7 +139,7 @@ impl Relay {
         );
     }
 
-    /// Waits until the process ends by itself.
+    /// Waits until the process exits by itself.
     pub(crate) async fn wait(mut self) -> ExitStatus {
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -159,7 +159,7 @@ impl Relay {
 impl Drop for Relay {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            eprintln!("a relay of the failed test said:\n{}\n", self.log());
+            eprintln!("log of the failed test's relay:\n{}\n", self.log());
         }
         let _ = self.child.kill();
         let _ = self.child.wait();

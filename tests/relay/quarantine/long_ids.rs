@@ -1,14 +1,13 @@
-//! Rows of a table of one's own whose id is a text of megabytes.
+//! Rows of a custom table whose id is a text of several megabytes.
 
 use super::*;
 use crate::http::metric;
 
-/// Bytes of the id; much beside what the same row takes with a usual one.
+/// Bytes of the id. Large compared with what the same row takes with a usual id.
 const ID: f64 = 3e6;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_row_with_an_id_of_megabytes_weighs_what_it_takes_and_the_rows_behind_it_name_it_in_short()
- {
+async fn a_row_with_a_huge_id_counts_in_full_and_errors_shorten_the_id() {
     let database = Database::private().await;
     database
         .execute(
@@ -37,7 +36,10 @@ async fn a_row_with_an_id_of_megabytes_weighs_what_it_takes_and_the_rows_behind_
     let in_flight = || metric(&http, "postrider_in_flight_bytes");
     wait_for_state(&database, "quarantined", 499).await;
     let bytes = in_flight().await.unwrap();
-    assert!(bytes >= ID, "its letter waits, and it weighs {bytes}");
+    assert!(
+        bytes >= ID,
+        "its dead letter waits, and {bytes} bytes are counted"
+    );
     emulator.faults().lift(withheld);
     wait_for_state(&database, "quarantined", 500).await;
     eventually("nothing is left in memory", || async {

@@ -1,4 +1,5 @@
-//! Bad events: found, set aside with what waits behind them, released in order, or discarded.
+//! Bad events: found, quarantined together with the events behind them, released in order, or
+//! discarded.
 
 mod long_ids;
 mod release;
@@ -18,7 +19,7 @@ const BAD_TOO: &str = "00000000-0000-4000-8000-00000000bad1";
 
 const TOPIC: &str = "projects/demo/topics/order.events";
 
-/// Inserts one event with this id into the key, as number `version` of its kind.
+/// Inserts one bad event with this id into the key.
 async fn insert_bad(database: &Database, id: &str, key: &str) {
     database
         .execute(&format!(
@@ -49,7 +50,7 @@ async fn wait_for_state(database: &Database, state: &str, count: i64) {
     .await;
 }
 
-/// Ids of all events by stream in commit order, without those that are not published.
+/// Ids of all published events by stream, in commit order.
 async fn expected_published(database: &Database) -> Expected {
     let rows = database
         .client
@@ -70,7 +71,7 @@ async fn expected_published(database: &Database) -> Expected {
     expected
 }
 
-/// What the journal holds against what the table says was published, in commit order.
+/// Compares the journal with the events that the table calls published, in commit order.
 async fn check_published(database: &Database, emulator: &RunningEmulator) -> Report {
     let expected = expected_published(database).await;
     checks::check(&emulator.journal().attempts(), &expected)
@@ -90,7 +91,7 @@ fn quarantine(database: &Database, arguments: &[&str]) -> String {
     out
 }
 
-/// A key with a bad event, and what waits behind it; the relay's settings are the default ones.
+/// A key with a bad event and the events behind it, for a relay with default settings.
 async fn with_a_blocked_key(events: u32) -> (Database, RunningEmulator, FaultId) {
     let database = Database::start().await;
     let emulator = harness::emulator().await;

@@ -1,9 +1,9 @@
-//! What was set aside goes out in order, is discarded, or goes back with the reason.
+//! Quarantined events are released in order, discarded, or put back with the reason.
 
 use super::*;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_released_key_goes_out_in_commit_order_while_services_keep_writing_to_it() {
+async fn a_released_key_is_published_in_commit_order_while_services_keep_writing_to_it() {
     let (database, emulator, fault) = with_a_blocked_key(1_000).await;
     let relay = Relay::start(&database, &emulator);
     wait_for_state(&database, "quarantined", 501).await;
@@ -21,10 +21,10 @@ async fn a_released_key_goes_out_in_commit_order_while_services_keep_writing_to_
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     });
-    // Its first event: what is behind it goes with it.
+    // Releases the first event of its key; the events behind it are released too.
     let said = quarantine(&database, &["release", BAD]);
     assert!(said.contains("first of key o-1"), "{said}");
-    relay.wait_for_log("is released from quarantine").await;
+    relay.wait_for_log("are released from quarantine").await;
     writing.await.unwrap();
     database.wait_until_recorded().await;
     wait_for_state(&database, "quarantined", 0).await;
@@ -42,12 +42,12 @@ async fn a_released_key_goes_out_in_commit_order_while_services_keep_writing_to_
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn kill_9_in_the_middle_of_a_release_goes_on_with_it_at_the_next_start() {
+async fn kill_9_during_a_release_resumes_it_at_the_next_start() {
     let (database, emulator, fault) = with_a_blocked_key(2_000).await;
     let relay = Relay::start(&database, &emulator);
     wait_for_state(&database, "quarantined", 1_001).await;
     relay.kill_9();
-    // A relay that is down: it happens at its next start.
+    // The relay is down, so the release happens at its next start.
     emulator.faults().lift(fault);
     quarantine(&database, &["release", "--key", "o-1"]);
     let slow = Fault::new(Action::Delay(Duration::from_millis(50)));
@@ -55,7 +55,7 @@ async fn kill_9_in_the_middle_of_a_release_goes_on_with_it_at_the_next_start() {
     for left in [900, 600, 300] {
         let relay = Relay::start(&database, &emulator);
         insert_orders(&database, 20, 2).await;
-        eventually("some are sent", || async {
+        eventually("some released events are sent", || async {
             (in_state(&database, "released").await < left).then_some(())
         })
         .await;
@@ -68,21 +68,21 @@ async fn kill_9_in_the_middle_of_a_release_goes_on_with_it_at_the_next_start() {
     wait_for_state(&database, "quarantined", 0).await;
     let report = harness::check(&database, &emulator).await;
     assert!(report.is_clean(), "{report}\n{}", relay.log());
-    // The key is not blocked any more.
+    // The key is no longer blocked.
     insert_orders(&database, 20, 2).await;
     database.wait_until_recorded().await;
     assert_eq!(in_state(&database, "quarantined").await, 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_fails_again_goes_back_with_all_behind_it_and_the_key_stays_blocked() {
+async fn an_event_that_fails_again_returns_to_quarantine_and_its_key_stays_blocked() {
     let (database, emulator, _fault) = with_a_blocked_key(600).await;
     let relay = Relay::start(&database, &emulator);
     wait_for_state(&database, "quarantined", 301).await;
     let attempts = format!("SELECT attempts::bigint FROM outbox.dispatch WHERE event_id = '{BAD}'");
     let before = database.number(&attempts).await;
     quarantine(&database, &["release", "--all"]);
-    eventually("it was tried again", || async {
+    eventually("the event was tried again", || async {
         (database.number(&attempts).await > before).then_some(())
     })
     .await;
@@ -103,7 +103,7 @@ async fn what_fails_again_goes_back_with_all_behind_it_and_the_key_stays_blocked
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_bad_event_discarded_and_its_key_released_leaves_out_nothing_else() {
+async fn discarding_the_bad_event_and_releasing_its_key_leaves_out_nothing_else() {
     let (database, emulator, _fault) = with_a_blocked_key(400).await;
     let relay = Relay::start(&database, &emulator);
     wait_for_state(&database, "quarantined", 201).await;
@@ -132,12 +132,14 @@ async fn the_bad_event_discarded_and_its_key_released_leaves_out_nothing_else() 
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_key_of_which_everything_is_discarded_is_not_blocked_any_more() {
+async fn a_key_whose_events_are_all_discarded_is_unblocked() {
     let (database, emulator, _fault) = with_a_blocked_key(40).await;
     let relay = Relay::start(&database, &emulator);
     wait_for_state(&database, "quarantined", 21).await;
     quarantine(&database, &["discard", "--key", "o-1", "--yes"]);
-    relay.wait_for_log("nothing is left in quarantine").await;
+    relay
+        .wait_for_log("the quarantine of this key is empty")
+        .await;
     insert_orders(&database, 20, 2).await;
     database.wait_until_recorded().await;
     assert_eq!(in_state(&database, "quarantined").await, 0);
@@ -145,7 +147,7 @@ async fn a_key_of_which_everything_is_discarded_is_not_blocked_any_more() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_row_that_was_pruned_stays_in_quarantine_with_the_reason() {
+async fn a_pruned_row_stays_in_quarantine_with_the_reason() {
     let (database, emulator, fault) = with_a_blocked_key(40).await;
     let relay = Relay::start(&database, &emulator);
     wait_for_state(&database, "quarantined", 21).await;
@@ -155,11 +157,11 @@ async fn a_row_that_was_pruned_stays_in_quarantine_with_the_reason() {
         .await;
     quarantine(&database, &["release", "--all"]);
     relay
-        .wait_for_log("cannot be released from quarantine")
+        .wait_for_log("cannot release an event from quarantine")
         .await;
     wait_for_state(&database, "quarantined", 21).await;
     let shown = quarantine(&database, &["show", BAD]);
-    assert!(shown.contains("is not in its table any more"), "{shown}");
+    assert!(shown.contains("is no longer in its table"), "{shown}");
     quarantine(&database, &["discard", BAD, "--yes"]);
     quarantine(&database, &["release", "--all"]);
     wait_for_state(&database, "published", 50).await;
@@ -171,7 +173,7 @@ async fn a_row_that_was_pruned_stays_in_quarantine_with_the_reason() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_row_that_could_not_be_mapped_goes_out_when_other_settings_can() {
+async fn an_unmappable_row_is_released_after_the_settings_are_corrected() {
     let database = Database::start().await;
     let emulator = harness::emulator().await;
     let long = "repeat('k', 1025)";
@@ -183,7 +185,7 @@ async fn a_row_that_could_not_be_mapped_goes_out_when_other_settings_can() {
             ))
             .await;
     }
-    // The aggregate id is an attribute as well, which may not be so long.
+    // The aggregate id is also an attribute, and too long for one.
     let relay = Relay::start(&database, &emulator);
     wait_for_state(&database, "quarantined", 2).await;
     relay.stop().await;
@@ -219,7 +221,7 @@ async fn under_quarantine_event_events_are_released_one_by_one() {
     wait_for_state(&database, "quarantined", 2).await;
     emulator.faults().lift(first);
     quarantine(&database, &["release", "--all"]);
-    eventually("one is sent, the other fails again", || async {
+    eventually("one event is sent, the other fails again", || async {
         let left = in_state(&database, "quarantined").await;
         let released = in_state(&database, "released").await;
         ((left, released) == (1, 0)).then_some(())
@@ -234,7 +236,7 @@ async fn under_quarantine_event_events_are_released_one_by_one() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_bad_event_that_comes_while_its_key_is_released_has_a_dead_letter_and_its_turn() {
+async fn a_bad_event_that_arrives_during_a_release_gets_a_dead_letter_and_its_turn() {
     let database = Database::start().await;
     let emulator = harness::emulator().await;
     let dead = "projects/demo/topics/dead";
@@ -267,12 +269,12 @@ async fn a_bad_event_that_comes_while_its_key_is_released_has_a_dead_letter_and_
     let is_released = format!(
         "SELECT count(*) FROM outbox.dispatch WHERE event_id = '{BAD_TOO}' AND state = 'released'"
     );
-    eventually("it stands behind what is released", || async {
+    eventually("it waits behind the released events", || async {
         (database.number(&is_released).await == 1).then_some(())
     })
     .await;
     emulator.faults().lift(slow);
-    // All before it goes out; it stays, with what is behind it.
+    // The events before it are sent. It stays in quarantine, with the events behind it.
     wait_for_state(&database, "quarantined", 11).await;
     wait_for_state(&database, "released", 0).await;
     let attempts = emulator.journal().attempts();
@@ -301,12 +303,12 @@ async fn a_bad_event_that_comes_while_its_key_is_released_has_a_dead_letter_and_
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn hundreds_of_released_keys_of_a_missing_topic_do_not_keep_another_key_waiting() {
+async fn hundreds_of_released_keys_of_a_missing_topic_hold_up_no_other_key() {
     let database = Database::start().await;
     let emulator = harness::emulator().await;
     let poisoned = poison(&emulator, BAD);
     let relay = Relay::start(&database, &emulator);
-    // In the order of topics the missing one comes first.
+    // In topic order, the missing topic comes first.
     database
         .execute(
             "INSERT INTO outbox.events (aggregatetype, aggregateid, event_type, headers) \

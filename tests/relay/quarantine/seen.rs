@@ -1,10 +1,10 @@
-//! The quarantine in metrics and status, and its bound.
+//! The quarantine in metrics and status, and its limit.
 
 use super::*;
 use crate::http::{get, metric};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_quarantine_is_seen_in_metrics_and_status_without_the_names_of_keys() {
+async fn metrics_and_status_show_the_quarantine_without_the_names_of_keys() {
     let (database, emulator, _fault) = with_a_blocked_key(20).await;
     let http = free_addr();
     let addr = emulator.addr().to_string();
@@ -34,7 +34,7 @@ async fn the_quarantine_is_seen_in_metrics_and_status_without_the_names_of_keys(
     );
 }
 
-/// Puts rows of so many keys into quarantine, as if each had had a bad event.
+/// Puts one row for each of `keys` keys into quarantine, as if each key had a bad event.
 async fn fill_quarantine(database: &Database, keys: u32) {
     database
         .execute(&format!(
@@ -49,7 +49,7 @@ async fn fill_quarantine(database: &Database, keys: u32) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn one_bad_key_too_many_stops_the_relay_and_nothing_of_it_is_confirmed() {
+async fn one_bad_key_too_many_stops_the_relay_before_its_event_is_confirmed() {
     let database = Database::start().await;
     let emulator = harness::emulator().await;
     let poisoned = poison(&emulator, BAD);
@@ -64,7 +64,7 @@ async fn one_bad_key_too_many_stops_the_relay_and_nothing_of_it_is_confirmed() {
     assert_eq!(relay.wait().await.code(), Some(5), "{log}");
     let of_it = format!("SELECT count(*) FROM outbox.dispatch WHERE event_id = '{BAD}'");
     assert_eq!(database.number(&of_it).await, 0);
-    // It is met again, and goes when there is room.
+    // The next relay meets the event again, and sets it aside once there is room.
     let relay = Relay::start(&database, &emulator);
     relay.wait_for_error("quarantine-full").await;
     assert_eq!(relay.wait().await.code(), Some(5));
@@ -73,7 +73,8 @@ async fn one_bad_key_too_many_stops_the_relay_and_nothing_of_it_is_confirmed() {
     database.wait_until_recorded().await;
     assert_eq!(emulator.journal().counts().stored_messages, 21);
     relay.stop().await;
-    // A relay that starts with too many says so, too, and what the page says helps.
+    // A relay that starts with a quarantine over the limit says so too, and the remedy of the error
+    // page helps.
     fill_one_more(&database).await;
     let relay = Relay::start(&database, &emulator);
     relay.wait_for_error("quarantine-full").await;

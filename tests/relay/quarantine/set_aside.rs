@@ -1,9 +1,10 @@
-//! A bad event is found and set aside, with what has to wait behind it, under each policy.
+//! A bad event is found and quarantined, with the events that must wait behind it, under each
+//! policy.
 
 use super::*;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn one_poison_event_among_thousands_is_set_aside_and_only_its_key_waits() {
+async fn one_poison_event_among_thousands_is_quarantined_and_only_its_key_waits() {
     let database = Database::start().await;
     let emulator = harness::emulator().await;
     poison(&emulator, BAD);
@@ -64,7 +65,7 @@ async fn one_poison_event_among_thousands_is_set_aside_and_only_its_key_waits() 
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn under_quarantine_event_only_the_bad_event_is_set_aside() {
+async fn under_quarantine_event_only_the_bad_event_is_quarantined() {
     let database = Database::start().await;
     let emulator = harness::emulator().await;
     poison(&emulator, BAD);
@@ -85,7 +86,7 @@ async fn under_quarantine_event_only_the_bad_event_is_set_aside() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn under_halt_the_relay_stops_at_the_bad_event_with_what_to_do() {
+async fn under_halt_the_relay_stops_at_the_bad_event_with_a_remedy() {
     let database = Database::start().await;
     let emulator = harness::emulator().await;
     poison(&emulator, BAD);
@@ -100,8 +101,12 @@ async fn under_halt_the_relay_stops_at_the_bad_event_with_what_to_do() {
     assert_eq!(relay.wait().await.code(), Some(5), "{log}");
     assert!(log.contains(BAD) && log.contains("on_bad_event"), "{log}");
     assert_eq!(in_state(&database, "quarantined").await, 0);
-    assert_eq!(in_state(&database, "published").await, 30, "all before it");
-    // It comes again, and is set aside by another policy.
+    assert_eq!(
+        in_state(&database, "published").await,
+        30,
+        "all events before it"
+    );
+    // The stream sends the event again, and the next relay quarantines it under another policy.
     let relay = Relay::start(&database, &emulator);
     database.wait_until_recorded().await;
     assert_eq!(in_state(&database, "quarantined").await, 31);
@@ -114,7 +119,7 @@ async fn under_halt_the_relay_stops_at_the_bad_event_with_what_to_do() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn rows_that_cannot_be_mapped_are_set_aside_with_their_key_as_far_as_it_is_known() {
+async fn unmappable_rows_are_quarantined_with_their_key_if_it_is_known() {
     let database = Database::start().await;
     let emulator = harness::emulator().await;
     insert_orders(&database, 20, 2).await;
@@ -162,7 +167,7 @@ async fn rows_that_cannot_be_mapped_are_set_aside_with_their_key_as_far_as_it_is
             ("TooLarge", "event-too-large", topic, Some("big")),
         ]
     );
-    // o-0 waits from the bad event on; what came before it and all of o-1 was published.
+    // o-0 waits from its bad event on. The events before that, and all of o-1, were published.
     assert_eq!(
         in_state(&database, "published").await,
         30,
@@ -179,12 +184,12 @@ async fn rows_that_cannot_be_mapped_are_set_aside_with_their_key_as_far_as_it_is
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_dead_letter_tells_of_the_bad_event_and_not_of_those_that_wait() {
+async fn a_dead_letter_is_sent_for_the_bad_event_and_not_for_those_that_wait() {
     let database = Database::start().await;
     let emulator = harness::emulator().await;
     let dead = "projects/demo/topics/dead";
     emulator.create_topic(dead).await.unwrap();
-    // Only for its own topic: the letter has the same event id.
+    // Refused only on its own topic, because the dead letter has the same event id.
     let event_id = BAD.to_owned();
     let fault = Fault::new(Action::Poison { event_id }).on_topic("order.events");
     emulator.faults().inject(fault);
@@ -216,7 +221,7 @@ async fn a_dead_letter_tells_of_the_bad_event_and_not_of_those_that_wait() {
         .collect();
     assert_eq!(ids.len(), 2, "{ids:?}");
     assert!(ids.contains(&BAD));
-    // A letter that is refused, too, does not hold the event up.
+    // A dead letter that is refused too does not hold up the event.
     emulator.faults().lift_all();
     let second = BAD_TOO.to_owned();
     emulator
@@ -230,7 +235,7 @@ async fn a_dead_letter_tells_of_the_bad_event_and_not_of_those_that_wait() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn kill_9_in_the_middle_of_the_search_and_a_restart_keep_the_key_blocked_and_lose_nothing() {
+async fn kill_9_during_the_bisection_keeps_the_key_blocked_and_loses_nothing() {
     let database = Database::start().await;
     let emulator = harness::emulator().await;
     poison(&emulator, BAD);
@@ -241,8 +246,8 @@ async fn kill_9_in_the_middle_of_the_search_and_a_restart_keep_the_key_blocked_a
     let slow = emulator.faults().inject(Fault::new(slow));
     for errors in 1..5 {
         let relay = Relay::start(&database, &emulator);
-        // It ends early when the bad event is alone in its request.
-        eventually("the search is under way", || async {
+        // The search ends early if the bad event is alone in its request.
+        eventually("the bisection has begun", || async {
             let refused = emulator.journal().counts().error_answers;
             let found = in_state(&database, "quarantined").await > 0;
             (refused >= errors * 2 || found).then_some(())

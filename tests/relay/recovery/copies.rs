@@ -3,7 +3,7 @@
 
 use super::*;
 
-/// Events that production has not delivered: a relay on a copy would find them in the tables.
+/// Production with undelivered events, which a relay on a copy would find in the tables.
 async fn production() -> (Database, RunningEmulator) {
     let (database, emulator) = served_by(Database::private().await).await;
     insert(&database, 201, 50).await;
@@ -14,7 +14,7 @@ fn published(emulator: &RunningEmulator) -> usize {
     emulator.journal().attempts().len()
 }
 
-/// Starts a relay on the copy, which has to end with this error, and publish nothing.
+/// Starts a relay on the copy, which must stop with this error and publish nothing.
 async fn assert_refused(
     production: &Database,
     emulator: &RunningEmulator,
@@ -32,7 +32,7 @@ async fn assert_refused(
     assert_eq!(published(emulator), before);
 }
 
-/// A hot copy of production's files, promoted: the slots stay behind, as with `pg_basebackup`.
+/// A promoted copy of production's files. It has no slots, like a copy made by `pg_basebackup`.
 async fn promoted_copy(production: &mut Database) -> (ScratchPostgres, tokio_postgres::Client) {
     let server = production.server();
     server.stop(StopMode::Fast, harness::PATIENCE).unwrap();
@@ -51,11 +51,11 @@ async fn promoted_copy(production: &mut Database) -> (ScratchPostgres, tokio_pos
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_copy_of_the_database_on_the_same_server_is_refused_also_when_the_slot_is_gone() {
+async fn a_copy_of_the_database_on_the_same_server_is_refused_even_if_the_slot_is_gone() {
     let (mut database, emulator) = production().await;
     let url = database.server().url("copy");
     let maintenance = database.server().socket_url("template1");
-    // A template may have no other session.
+    // A database with sessions cannot be a template.
     database.client = harness::connect(&maintenance).await;
     eventually("the database is copied", || async {
         let copying = database
@@ -71,7 +71,7 @@ async fn a_copy_of_the_database_on_the_same_server_is_refused_also_when_the_slot
     let other_slot = [("POSTRIDER_SLOT", "copy")];
     assert_refused(&database, &emulator, &url, &other_slot, "table-captured").await;
 
-    // Told to, it publishes.
+    // After `recover --adopt` the relay publishes.
     let environment = [("DATABASE_URL", url.as_str()), ("POSTRIDER_SLOT", "copy")];
     let adopting = harness::postrider(&["recover", "--adopt", "--yes"], &environment);
     let adopted = { adopting }.output().unwrap();
@@ -83,7 +83,7 @@ async fn a_copy_of_the_database_on_the_same_server_is_refused_also_when_the_slot
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_database_that_was_renamed_is_the_same_database() {
+async fn a_renamed_database_is_the_same_database() {
     let (mut database, emulator) = production().await;
     let maintenance = database.server().socket_url("template1");
     database.client = harness::connect(&maintenance).await;
@@ -99,7 +99,7 @@ async fn a_database_that_was_renamed_is_the_same_database() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_promoted_copy_of_the_files_is_refused_where_a_lost_slot_stops_the_relay() {
+async fn a_promoted_copy_of_the_files_is_refused_if_a_lost_slot_stops_the_relay() {
     let (mut database, emulator) = production().await;
     let (copy, _client) = promoted_copy(&mut database).await;
     let stops = [("POSTRIDER_SLOT_ON_LOSS", "stop")];
@@ -109,16 +109,16 @@ async fn a_promoted_copy_of_the_files_is_refused_where_a_lost_slot_stops_the_rel
     assert_nothing_is_lost_or_repeated(&database, &emulator, &relay).await;
 }
 
-/// The statement of docs/operations.md.
+/// The statement in docs/how-to/operations.md that marks a copy.
 fn fence() -> String {
-    let page = include_str!("../../../docs/operations.md");
+    let page = include_str!("../../../docs/how-to/operations.md");
     let from = page.find("UPDATE outbox.relay").unwrap();
     let statement = &page[from..];
     statement[..=statement.find(';').unwrap()].to_owned()
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_copy_of_the_files_that_is_marked_as_a_copy_is_refused_whatever_the_settings() {
+async fn a_copy_of_the_files_marked_as_a_copy_is_refused_with_any_settings() {
     let (mut database, emulator) = production().await;
     let (copy, client) = promoted_copy(&mut database).await;
     client.batch_execute(&fence()).await.unwrap();

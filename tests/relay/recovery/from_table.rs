@@ -1,14 +1,14 @@
-//! Which rows come from the tables, in which order, and where the log cannot bring them.
+//! Which rows come from the tables, in which order, and when the log cannot bring them.
 
 use super::*;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_first_start_with_all_delivers_what_is_in_the_table_while_writers_go_on() {
+async fn start_all_delivers_the_rows_of_the_table_while_writers_continue() {
     let database = Database::private().await;
     let emulator = harness::emulator().await;
     database.drop_slot().await;
     insert(&database, 1, 4_000).await;
-    // So that the seam lasts for a while.
+    // Makes the seam between table and stream last for a while.
     emulator
         .faults()
         .inject(Fault::new(Action::Delay(Duration::from_millis(30))).times(200));
@@ -32,14 +32,14 @@ async fn a_first_start_with_all_delivers_what_is_in_the_table_while_writers_go_o
     assert_nothing_is_lost_or_repeated(&database, &emulator, &relay).await;
     assert!(relay.log().contains("first-start"), "{}", relay.log());
     relay.stop().await;
-    // The second start is not the first.
+    // A second start is no first start.
     let relay = Relay::start_with(&database, &host, &[("POSTRIDER_START", "all")]);
     relay.wait_for_log("streaming").await;
     assert!(!relay.log().contains("recovering"), "{}", relay.log());
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn rows_that_are_known_by_a_number_are_recovered_by_it() {
+async fn rows_identified_by_a_number_are_recovered_by_it() {
     let database = Database::start().await;
     database
         .execute(
@@ -92,12 +92,13 @@ async fn rows_that_are_known_by_a_number_are_recovered_by_it() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn rows_of_a_time_without_publication_that_the_slot_cannot_pass_come_from_the_table() {
+async fn rows_written_without_a_publication_come_from_the_table() {
     let (database, emulator) = served_and_stopped().await;
     let columns = "SELECT string_agg(tablename, ',') FROM pg_publication_tables";
     assert_eq!(database.text(columns).await, "events");
     database.execute("DROP PUBLICATION postrider").await;
-    // Of their own keys: PostgreSQL 18 passes them without a word, and the audit finds them.
+    // Rows under keys of their own, because PostgreSQL 18 silently skips them and the audit finds
+    // them.
     database.execute(&insert_sql("gap", 201, 100)).await;
     database
         .execute("CREATE PUBLICATION postrider FOR TABLE outbox.events WITH (publish = 'insert', publish_via_partition_root = true)")
@@ -108,7 +109,7 @@ async fn rows_of_a_time_without_publication_that_the_slot_cannot_pass_come_from_
     relay.wait_for_log("publication-gap").await;
 }
 
-/// 200 events delivered, and 300 more of which the log can be read to the middle.
+/// 200 events are delivered, and the log can be read only to the middle of the 300 that follow.
 async fn served_with_a_damaged_log() -> (Database, RunningEmulator) {
     let (mut database, emulator) = served_by(Database::private().await).await;
     let place = "SELECT file_name || ' ' || file_offset \
@@ -125,7 +126,7 @@ async fn served_with_a_damaged_log() -> (Database, RunningEmulator) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn rows_behind_a_place_of_the_log_that_cannot_be_decoded_come_from_the_table() {
+async fn rows_behind_an_undecodable_place_in_the_log_come_from_the_table() {
     let (database, emulator) = served_with_a_damaged_log().await;
     let relay = Relay::start(&database, &emulator);
     relay.wait_for_log("recovered").await;
@@ -135,7 +136,7 @@ async fn rows_behind_a_place_of_the_log_that_cannot_be_decoded_come_from_the_tab
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_relay_that_may_not_recover_stops_where_the_log_cannot_be_decoded() {
+async fn a_relay_that_may_not_recover_stops_at_an_undecodable_place_in_the_log() {
     let (database, emulator) = served_with_a_damaged_log().await;
     let host = emulator.addr().to_string();
     let more = [("POSTRIDER_SLOT_ON_LOSS", "stop")];
@@ -147,7 +148,7 @@ async fn a_relay_that_may_not_recover_stops_where_the_log_cannot_be_decoded() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_relay_that_may_not_recover_stops_with_the_reason_until_a_person_asks_for_it() {
+async fn a_relay_that_may_not_recover_stops_with_the_reason_until_an_operator_asks() {
     let (database, emulator) = served_and_stopped().await;
     database.drop_slot().await;
     insert(&database, 201, 100).await;
@@ -171,7 +172,7 @@ async fn a_relay_that_may_not_recover_stops_with_the_reason_until_a_person_asks_
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_running_relay_that_is_asked_to_recover_does_so_at_once() {
+async fn a_running_relay_recovers_as_soon_as_it_is_asked() {
     let database = Database::start().await;
     let emulator = harness::emulator().await;
     let relay = Relay::start(&database, &emulator);
@@ -192,16 +193,16 @@ async fn a_running_relay_that_is_asked_to_recover_does_so_at_once() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn rows_from_before_the_first_start_stay_where_they_are_unless_all_is_asked_for() {
+async fn rows_from_before_the_first_start_are_not_sent_without_start_all() {
     let database = Database::start().await;
     let emulator = harness::emulator().await;
     database.drop_slot().await;
     database.execute("DELETE FROM outbox.capture").await;
     insert_orders(&database, 50, 5).await;
     let relay = Relay::start(&database, &emulator);
-    relay.wait_for_log("first start: created the slot").await;
+    relay.wait_for_log("first start: ").await;
     insert_orders(&database, 20, 5).await;
-    eventually("what came after the start is delivered", || async {
+    eventually("the rows after the start are delivered", || async {
         (emulator.journal().counts().stored_messages == 20).then_some(())
     })
     .await;
@@ -209,7 +210,7 @@ async fn rows_from_before_the_first_start_stay_where_they_are_unless_all_is_aske
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_row_that_cannot_be_mapped_is_set_aside_by_a_recovery_and_blocks_its_key_alone() {
+async fn a_recovery_quarantines_an_unmappable_row_which_blocks_only_its_key() {
     let (database, emulator) = served_and_stopped().await;
     database.drop_slot().await;
     insert(&database, 201, 70).await;
@@ -235,7 +236,7 @@ async fn a_row_that_cannot_be_mapped_is_set_aside_by_a_recovery_and_blocks_its_k
          AND state <> 'published'";
     assert_eq!(database.number(others).await, 0);
     assert_eq!(emulator.journal().counts().stored_messages, 330);
-    // The key stays blocked in the stream, too.
+    // The key stays blocked in the stream as well.
     insert(&database, 342, 7).await;
     database.wait_until_recorded().await;
     assert_eq!(database.number(waiting).await, 11, "{}", relay.log());

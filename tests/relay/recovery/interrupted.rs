@@ -1,9 +1,9 @@
-//! What comes between while a recovery runs, and who waits for whom.
+//! Interruptions of a running recovery, and which transactions it waits for.
 
 use super::*;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn kill_9_in_the_middle_of_a_recovery_begins_it_again_and_repeats_only_what_had_no_record() {
+async fn kill_9_during_a_recovery_restarts_it_and_resends_only_unrecorded_events() {
     let (database, emulator) = served_and_stopped().await;
     database.drop_slot().await;
     insert(&database, 201, 3_000).await;
@@ -11,7 +11,7 @@ async fn kill_9_in_the_middle_of_a_recovery_begins_it_again_and_repeats_only_wha
         .faults()
         .inject(Fault::new(Action::Delay(Duration::from_millis(5))));
     for round in 1..=5 {
-        // Small requests, so that there is a middle.
+        // Few requests at a time, so that the kill hits the middle of the recovery.
         let more = [("POSTRIDER_IN_FLIGHT_REQUESTS", "1")];
         let relay = Relay::start_with(&database, &emulator.addr().to_string(), &more);
         eventually("some more events are recorded", || async {
@@ -37,12 +37,12 @@ async fn kill_9_in_the_middle_of_a_recovery_begins_it_again_and_repeats_only_wha
     assert_eq!(
         stored_after - stored_before,
         3_800 - recorded_before as u64,
-        "the last run sends exactly what had no record"
+        "the last run sends exactly the unrecorded events"
     );
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_outage_of_pubsub_during_a_recovery_costs_lag_alone() {
+async fn a_pubsub_outage_during_a_recovery_only_adds_lag() {
     let (database, emulator) = served_and_stopped().await;
     database.drop_slot().await;
     insert(&database, 201, 2_000).await;
@@ -59,14 +59,14 @@ async fn an_outage_of_pubsub_during_a_recovery_costs_lag_alone() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_second_relay_stands_by_during_a_recovery_and_ends_it_when_the_first_dies() {
+async fn a_standby_completes_a_recovery_when_the_first_relay_dies() {
     let (database, emulator) = served_and_stopped().await;
     database.drop_slot().await;
     insert(&database, 201, 2_000).await;
     emulator.faults().refuse_connections(true);
     let first = Relay::start(&database, &emulator);
-    // From then on it holds the new slot.
-    first.wait_for_log("the table is read").await;
+    // From then on the first relay holds the new slot.
+    first.wait_for_log("finished reading the table").await;
     let second = Relay::start(&database, &emulator);
     second.wait_for_log("standby").await;
     insert(&database, 2_201, 300).await;
@@ -77,7 +77,7 @@ async fn a_second_relay_stands_by_during_a_recovery_and_ends_it_when_the_first_d
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn two_relays_that_find_the_slot_missing_at_once_lose_and_swap_nothing() {
+async fn relays_that_find_the_slot_missing_at_the_same_time_lose_and_swap_nothing() {
     let (database, emulator) = served_and_stopped().await;
     for round in 0..3 {
         database.drop_slot().await;
@@ -94,7 +94,7 @@ async fn two_relays_that_find_the_slot_missing_at_once_lose_and_swap_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_relay_that_finds_the_slot_missing_too_late_leaves_no_mark_behind() {
+async fn a_relay_that_finds_the_slot_missing_too_late_marks_no_recovery() {
     let database = Database::start().await;
     let emulator = harness::emulator().await;
     let relay = Relay::start(&database, &emulator);
@@ -105,19 +105,19 @@ async fn a_relay_that_finds_the_slot_missing_too_late_leaves_no_mark_behind() {
     database.drop_slot().await;
     let mut other = harness::connect(&database.url).await;
     let lock = other.transaction().await.unwrap();
-    // Of a kind that has no transaction id: the new slot would wait for it.
+    // A kind of lock that needs no transaction id, because the new slot would wait for one.
     lock.batch_execute("LOCK TABLE outbox.relay IN SHARE MODE")
         .await
         .unwrap();
     let late = Relay::start(&database, &emulator);
     late.wait_for_log("slot-missing").await;
-    eventually("it waits to mark the slot", || async {
+    eventually("the late relay waits to mark the slot", || async {
         let waits = "SELECT count(*) FROM pg_stat_activity \
                      WHERE wait_event_type = 'Lock' AND query LIKE '%INTO outbox.relay%'";
         (database.number(waits).await == 1).then_some(())
     })
     .await;
-    // Meanwhile the slot is made, and another relay reads it.
+    // In the meantime the slot is created, and another relay reads it.
     create_slot(&database).await;
     let reader = Relay::start(&database, &emulator);
     eventually("the slot is read", || async {
@@ -134,7 +134,7 @@ async fn a_relay_that_finds_the_slot_missing_too_late_leaves_no_mark_behind() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_transaction_that_holds_the_new_slot_up_is_named_and_waited_for() {
+async fn a_transaction_that_holds_up_the_new_slot_is_named_and_waited_for() {
     let (mut database, emulator) = served_by(Database::private().await).await;
     database.drop_slot().await;
     let blocker = harness::connect(&database.server().socket_url("postgres")).await;
@@ -155,7 +155,7 @@ async fn a_transaction_that_holds_the_new_slot_up_is_named_and_waited_for() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_recovery_that_may_not_use_enough_temporary_files_says_which_limit_to_raise() {
+async fn a_recovery_without_enough_temporary_files_names_the_limit_to_raise() {
     let (database, emulator) = served_by(Database::private().await).await;
     database.drop_slot().await;
     database

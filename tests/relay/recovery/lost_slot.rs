@@ -1,9 +1,10 @@
-//! A slot that was dropped, advanced, made again or given up, before a start, during it and while a relay runs.
+//! A slot that is dropped, advanced, recreated or invalidated before a start, during one, or while
+//! a relay runs.
 
 use super::*;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_slot_that_was_dropped_while_the_relay_was_down_costs_nothing() {
+async fn a_slot_dropped_while_the_relay_was_down_loses_nothing() {
     let (database, emulator) = served_and_stopped().await;
     insert(&database, 201, 500).await;
     database.drop_slot().await;
@@ -16,7 +17,7 @@ async fn a_slot_that_was_dropped_while_the_relay_was_down_costs_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_slot_that_was_dropped_and_made_again_after_a_clean_stop_is_noticed() {
+async fn a_slot_recreated_after_a_clean_stop_is_noticed() {
     let (database, emulator) = served_and_stopped().await;
     database.drop_slot().await;
     insert(&database, 201, 500).await;
@@ -28,7 +29,7 @@ async fn a_slot_that_was_dropped_and_made_again_after_a_clean_stop_is_noticed() 
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_slot_that_was_advanced_behind_our_back_is_noticed() {
+async fn a_slot_advanced_by_somebody_else_is_noticed() {
     let (database, emulator) = served_and_stopped().await;
     insert(&database, 201, 500).await;
     let slot = database.slot();
@@ -44,7 +45,7 @@ async fn a_slot_that_was_advanced_behind_our_back_is_noticed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_slot_that_was_made_again_after_a_crash_of_the_relay_loses_nothing() {
+async fn a_slot_recreated_after_a_crash_of_the_relay_loses_nothing() {
     let database = Database::start().await;
     let emulator = harness::emulator().await;
     let relay = Relay::start(&database, &emulator);
@@ -52,7 +53,8 @@ async fn a_slot_that_was_made_again_after_a_crash_of_the_relay_loses_nothing() {
     database.wait_until_recorded().await;
     relay.kill_9();
     database.drop_slot().await;
-    // Of their own keys: after a crash the loss is found by the audit, beside the stream.
+    // Rows under keys of their own, because after a crash the audit finds the loss, concurrently
+    // with the stream.
     database.execute(&insert_sql("gap", 201, 300)).await;
     create_slot(&database).await;
     insert(&database, 501, 200).await;
@@ -74,7 +76,7 @@ async fn a_clean_stop_and_start_recovers_nothing() {
     assert_eq!(emulator.journal().counts().stored_messages, 800);
 }
 
-/// A server that gives a slot up soon.
+/// A server that soon invalidates a slot.
 async fn impatient() -> Database {
     let server = ScratchPostgres::builder()
         .initdb_arg("--wal-segsize=1")
@@ -86,7 +88,7 @@ async fn impatient() -> Database {
     Database::on(server).await
 }
 
-/// Writes log until the server gives the slot up.
+/// Writes log until the server invalidates the slot.
 async fn make_it_give_up(database: &Database) {
     eventually("the slot is lost", || async {
         database
@@ -100,7 +102,7 @@ async fn make_it_give_up(database: &Database) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_slot_that_the_server_has_given_up_is_replaced() {
+async fn an_invalidated_slot_is_replaced() {
     let (database, emulator) = served_by(impatient().await).await;
     insert(&database, 201, 300).await;
     make_it_give_up(&database).await;
@@ -111,7 +113,7 @@ async fn a_slot_that_the_server_has_given_up_is_replaced() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_slot_that_the_server_gives_up_while_pubsub_is_down_is_replaced_by_the_running_relay() {
+async fn a_slot_invalidated_during_a_pubsub_outage_is_replaced_by_the_running_relay() {
     let database = impatient().await;
     let emulator = harness::emulator().await;
     let relay = Relay::start(&database, &emulator);
@@ -128,8 +130,8 @@ async fn a_slot_that_the_server_gives_up_while_pubsub_is_down_is_replaced_by_the
     assert_nothing_is_lost_or_repeated(&database, &emulator, &relay).await;
 }
 
-/// A session that looks like the dispatch writer of another relay with a statement running, which
-/// a relay that opens the slot waits for. Over when it is cancelled.
+/// A session that looks like the dispatch writer of another relay and runs a statement. A relay
+/// that opens the slot waits for it. It ends when it is cancelled.
 async fn busy_writer(database: &Database) {
     let writer = harness::connect(&database.url).await;
     let name = format!(
@@ -144,7 +146,7 @@ async fn busy_writer(database: &Database) {
     .await;
 }
 
-/// A relay that has looked at the slot and not opened it: it waits for the writer.
+/// A relay that has looked at the slot but not opened it yet, because it waits for the writer.
 async fn opening_relay(database: &Database, emulator: &RunningEmulator) -> Relay {
     let host = emulator.addr().to_string();
     let patient = [
@@ -170,7 +172,7 @@ fn busy_writers(database: &Database) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_slot_that_is_made_anew_while_a_relay_is_opening_it_is_noticed_and_costs_nothing() {
+async fn a_slot_recreated_while_a_relay_opens_it_is_noticed_and_loses_nothing() {
     let (database, emulator) = served_and_stopped().await;
     insert(&database, 201, 100).await;
     busy_writer(&database).await;
@@ -189,7 +191,7 @@ async fn a_slot_that_is_made_anew_while_a_relay_is_opening_it_is_noticed_and_cos
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_slot_that_vanishes_while_a_relay_is_opening_it_is_noticed_and_costs_nothing() {
+async fn a_slot_dropped_while_a_relay_opens_it_is_noticed_and_loses_nothing() {
     let (database, emulator) = served_and_stopped().await;
     insert(&database, 201, 100).await;
     busy_writer(&database).await;

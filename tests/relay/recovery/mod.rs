@@ -1,5 +1,5 @@
-//! The slot is lost, made anew, or was never there, and nothing is lost with it: the rows without
-//! a record come from the tables, each key in its order, and then the stream goes on.
+//! The slot is lost or recreated, or never existed, and no event is lost. Unrecorded rows come from
+//! the tables, in order per key, and then the stream continues.
 
 mod copies;
 mod from_table;
@@ -15,8 +15,8 @@ use std::os::unix::fs::FileExt;
 use std::time::Duration;
 use tonic::Code;
 
-/// Inserts events with the versions `first..first + count`, one transaction each, over 7 keys.
-/// Versions never repeat: they are what a key is ordered by when it comes from the table.
+/// Inserts events with the versions `first..first + count` over 7 keys, one transaction per event.
+/// Versions never repeat.
 async fn insert(database: &Database, first: u32, count: u32) {
     database.execute(&insert_sql("o", first, count)).await;
 }
@@ -33,7 +33,7 @@ fn insert_sql(key: &str, first: u32, count: u32) -> String {
     )
 }
 
-/// Makes a slot at the end of the WAL, as if it had always been there.
+/// Creates a slot at the end of the WAL, as if it had always existed.
 async fn create_slot(database: &Database) {
     let slot = database.slot();
     database
@@ -43,7 +43,7 @@ async fn create_slot(database: &Database) {
         .await;
 }
 
-/// 200 events delivered by a relay that was then stopped in good order.
+/// 200 events, delivered by a relay that was then stopped cleanly.
 async fn served_and_stopped() -> (Database, RunningEmulator) {
     served_by(Database::start().await).await
 }
@@ -65,14 +65,15 @@ async fn recorded(database: &Database) -> i64 {
 }
 
 async fn wait_until_recovered(database: &Database) {
-    eventually("the mark of the recovery is gone", || async {
+    eventually("the recovery mark is gone", || async {
         let marked = "SELECT count(*) FROM outbox.relay WHERE recovering IS NOT NULL";
         (database.number(marked).await == 0).then_some(())
     })
     .await;
 }
 
-/// Everything has come once, but for what a lost slot cut short, in order, and the relay streams.
+/// Checks that every event came once and in order, except those that a lost slot cut short, and
+/// that the relay streams.
 async fn assert_nothing_is_lost_or_repeated(
     database: &Database,
     emulator: &RunningEmulator,

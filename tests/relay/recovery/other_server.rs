@@ -1,4 +1,4 @@
-//! Another server with the same tables: promoted, of another timeline, or a copy.
+//! Another server with the same tables: a promoted standby, another timeline, or a copy.
 
 use super::*;
 
@@ -29,7 +29,7 @@ async fn a_promoted_standby_without_the_slot_is_served_from_its_tables() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_of_another_timeline_that_has_the_slot_goes_on_and_is_audited() {
+async fn a_server_of_another_timeline_that_has_the_slot_is_served_and_audited() {
     let (database, emulator) = served_and_stopped().await;
     database
         .execute("UPDATE outbox.relay SET timeline = 7")
@@ -43,7 +43,7 @@ async fn a_server_of_another_timeline_that_has_the_slot_goes_on_and_is_audited()
     assert_eq!(database.number(timeline).await, 1);
 }
 
-/// Copies what a dump would hold of the outbox to another cluster.
+/// Copies to another cluster what a dump of the outbox would contain.
 async fn migrate(from: &Database, to: &Database) {
     to.execute("DELETE FROM outbox.capture").await;
     let last = from.number("SELECT max(seq) FROM outbox.events").await;
@@ -77,12 +77,12 @@ async fn migrate(from: &Database, to: &Database) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn another_cluster_is_refused_until_it_is_adopted_and_its_log_collides_with_no_record() {
+async fn another_cluster_is_refused_until_adopted_and_its_log_collides_with_no_record() {
     let (old, emulator) = served_by(Database::private().await).await;
     insert(&old, 201, 100).await;
     let new = Database::private().await;
     migrate(&old, &new).await;
-    // A record of the old cluster at a place that the new one's log will come to.
+    // A record of the old cluster at an LSN that the new cluster's log will reach.
     new.execute(
         "UPDATE outbox.dispatch SET commit_lsn = pg_current_wal_lsn() + (ordinal + 100000000) \
          WHERE event_id IN (SELECT event_id FROM outbox.dispatch LIMIT 1)",

@@ -1,11 +1,12 @@
-//! Plays docs/upgrading.md: `pg_upgrade` keeps the slot from 17 on, and the relay continues with it.
+//! Follows docs/how-to/upgrade-postgresql.md: `pg_upgrade` keeps the slot from 17 on, and the relay
+//! continues with it.
 
 use std::path::{Path, PathBuf};
 
 use super::*;
 use crate::harness::postrider;
 
-/// The folders of the programs of two majors, each with `pg_upgrade`.
+/// The program folders of two major versions, each with `pg_upgrade`.
 fn two_majors() -> Option<(PathBuf, PathBuf)> {
     let programs = |major: u32| {
         let named = std::env::var_os(format!("POSTRIDER_PG_BIN_{major}")).map(PathBuf::from);
@@ -25,7 +26,7 @@ fn two_majors() -> Option<(PathBuf, PathBuf)> {
     found
 }
 
-/// Everything of the old server delivered by a relay that still runs.
+/// An old server whose events are all delivered, and the relay, which still runs.
 async fn served_on(programs: &Path) -> (Database, RunningEmulator, Relay) {
     let old = ScratchPostgres::builder()
         .programs(programs)
@@ -45,7 +46,7 @@ fn upgraded(
 ) -> Result<ScratchPostgres, scratch_postgres::Error> {
     ScratchPostgres::builder()
         .programs(programs)
-        // As the old server is.
+        // The same as on the old server.
         .initdb_arg("--no-data-checksums")
         .upgrade_of(old)
         .start()
@@ -77,21 +78,21 @@ async fn slot_position(database: &Database) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn after_pg_upgrade_the_relay_goes_on_with_the_slot_that_came_along() {
+async fn after_pg_upgrade_the_relay_continues_with_the_copied_slot() {
     let Some((old_programs, new_programs)) = two_majors() else {
         return;
     };
     let (mut database, emulator, relay) = served_on(&old_programs).await;
     let host = emulator.addr().to_string();
 
-    // The order of the page: the server first, while the relay reads, then the relay.
+    // In the order of the page: the server stops first, while the relay reads, then the relay.
     stop(&mut database);
     relay.stop().await;
     let new = upgraded(database.server(), &new_programs).unwrap();
     database.move_to(new).await;
     let position = slot_position(&database).await;
 
-    // Nothing is published before a person has said that this is no copy.
+    // Nothing is published before a person confirms that this is not a copy.
     let refused = Relay::start(&database, &emulator);
     refused.wait_for_error("foreign-cluster").await;
     assert_eq!(refused.wait().await.code(), Some(3));
@@ -116,7 +117,7 @@ async fn after_pg_upgrade_the_relay_goes_on_with_the_slot_that_came_along() {
         "it is the same slot"
     );
 
-    // Services may write before the relay runs.
+    // Services write before the relay starts.
     insert(&database, 201, 100).await;
     let relay = Relay::start(&database, &emulator);
     assert_nothing_is_lost_or_repeated(&database, &emulator, &relay).await;
@@ -125,7 +126,7 @@ async fn after_pg_upgrade_the_relay_goes_on_with_the_slot_that_came_along() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn pg_upgrade_refuses_the_slot_of_a_relay_that_was_stopped_before_its_server() {
+async fn pg_upgrade_refuses_the_slot_of_a_relay_stopped_before_its_server() {
     let Some((old_programs, new_programs)) = two_majors() else {
         return;
     };
@@ -139,7 +140,7 @@ async fn pg_upgrade_refuses_the_slot_of_a_relay_that_was_stopped_before_its_serv
         "{refused}"
     );
 
-    // As the page says: once more, in the right order.
+    // Again in the right order, as the page says.
     database.server().start_again().unwrap();
     database.reconnect().await;
     let relay = Relay::start(&database, &emulator);
@@ -150,7 +151,7 @@ async fn pg_upgrade_refuses_the_slot_of_a_relay_that_was_stopped_before_its_serv
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn events_that_services_write_before_the_upgraded_server_is_adopted_come_from_the_tables() {
+async fn events_written_before_the_upgraded_server_is_adopted_come_from_the_tables() {
     let Some((old_programs, new_programs)) = two_majors() else {
         return;
     };

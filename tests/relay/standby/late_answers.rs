@@ -1,5 +1,5 @@
-//! The first relay's walsender is ended while its requests are on their way: it waits for their
-//! answers, and the other one has the slot before they come.
+//! The first relay's walsender is terminated while its requests are in flight. The first relay
+//! waits for the answers, and the second takes over the slot before they arrive.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -12,8 +12,8 @@ use crate::harness::{self, Database, Relay, eventually, insert_orders};
 
 const RECORDS: &str = "SELECT count(*) FROM outbox.dispatch";
 
-/// Three events whose answers come late to the first relay; the second has the slot by then, and gets
-/// no answer until the fault is lifted.
+/// Three events whose answers reach the first relay late. By then the second relay has the slot,
+/// and it gets no answer until the fault is lifted.
 async fn taken_over_before_the_answers_come() -> (Database, RunningEmulator, Relay, Relay, FaultId)
 {
     let database = Database::private().await;
@@ -23,12 +23,12 @@ async fn taken_over_before_the_answers_come() -> (Database, RunningEmulator, Rel
     let host = emulator.addr().to_string();
     let second = Relay::start_with(&database, &host, &with(&[]));
     second.wait_for_log("standby").await;
-    // Not longer than a session that has ended waits for answers.
+    // No longer than a relay waits for answers after its session has ended.
     let late = Action::Delay(Duration::from_secs(9));
     emulator.faults().inject(Fault::new(late).times(3));
     let withheld = emulator.faults().inject(Fault::new(Action::NeverAnswer));
     insert_orders(&database, 3, 3).await;
-    eventually("the first relay's requests are on their way", || async {
+    eventually("the first relay's requests are in flight", || async {
         (emulator.journal().counts().attempts == 3).then_some(())
     })
     .await;
@@ -52,10 +52,10 @@ fn answers_of_first(emulator: &RunningEmulator) -> Vec<Answer> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_outcome_that_comes_after_another_relay_has_served_and_died_is_not_recorded() {
+async fn an_outcome_that_arrives_after_another_relay_served_and_died_is_not_recorded() {
     let (database, emulator, first, second, _) = taken_over_before_the_answers_come().await;
     second.kill_9();
-    // It records what it has, and closes: only then it says so.
+    // The relay logs this only after it has recorded its outcomes and begun to close.
     first.wait_for_log("closing the session").await;
     let answers = answers_of_first(&emulator);
     assert!(answers.iter().all(|answer| *answer == Answer::MessageIds));
@@ -66,9 +66,9 @@ async fn an_outcome_that_comes_after_another_relay_has_served_and_died_is_not_re
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_outcome_that_comes_after_the_slot_has_changed_hands_is_not_recorded() {
+async fn an_outcome_that_arrives_after_a_takeover_is_not_recorded() {
     let (database, emulator, first, _second, withheld) = taken_over_before_the_answers_come().await;
-    // It records what it has, and closes: only then it says so.
+    // The relay logs this only after it has recorded its outcomes and begun to close.
     first.wait_for_log("closing the session").await;
     let answers = answers_of_first(&emulator);
     assert!(
@@ -76,7 +76,9 @@ async fn an_outcome_that_comes_after_the_slot_has_changed_hands_is_not_recorded(
         "{}",
         first.log()
     );
-    first.wait_for_log("another session has had the slot").await;
+    first
+        .wait_for_log("another session has taken over the slot")
+        .await;
     first.wait_for_log("standby").await;
     assert_eq!(database.number(RECORDS).await, 0, "{}", first.log());
     emulator.faults().lift(withheld);
@@ -89,7 +91,7 @@ async fn an_outcome_that_comes_after_the_slot_has_changed_hands_is_not_recorded(
     let row = database.client.query_one(late_ids, &[&ids_of_first]).await;
     assert_eq!(row.unwrap().get::<_, i64>(0), 0);
     let report = harness::check_streamed(&database, &emulator).await;
-    // What was on its way when the slot was taken away cannot be called back.
+    // Requests in flight when the slot was taken over cannot be called back.
     let others = |found: &&Violation| !matches!(found, Violation::InFlightTogether { .. });
     assert_eq!(
         report.violations.iter().filter(others).count(),

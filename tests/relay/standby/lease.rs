@@ -1,4 +1,5 @@
-//! A relay that PostgreSQL may have given up, though it cannot know, stops sending in time.
+//! A relay whose slot PostgreSQL may have freed without the relay's knowledge stops sending in
+//! time.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -12,13 +13,14 @@ use crate::harness::{self, Database, Relay, eventually, insert_orders};
 use crate::load::{Load, proxied, wait_for_more};
 use crate::privileges::login_role;
 
-/// Two relays; the first one's way to PostgreSQL is disturbed under load, while Pub/Sub is slow.
-/// The second takes over, and nothing of the first arrives once the second's session has begun.
+/// Runs two relays under load with a slow Pub/Sub, and disturbs the first relay's connection to
+/// PostgreSQL. Checks that the second takes over, and that no request of the first arrives once the
+/// second's session has begun.
 async fn the_cut_off_relay_stops_before_the_other_begins(disturb: impl FnOnce(&FaultProxy)) {
     let database = Database::private().await;
     let emulator = harness::emulator().await;
     let (proxy, url) = proxied(&database).await;
-    // Shows what of the journal is of the first.
+    // Identifies the first relay's attempts in the journal.
     let pubsub = FaultProxy::start(emulator.addr()).await.unwrap();
     let of_first = with(&[("DATABASE_URL", &url)]);
     let first = Relay::start_with(&database, &pubsub.addr().to_string(), &of_first);
@@ -27,7 +29,7 @@ async fn the_cut_off_relay_stops_before_the_other_begins(disturb: impl FnOnce(&F
     second.wait_for_log("standby").await;
     let load = Load::start(&database);
     wait_for_more(&database, 100).await;
-    // From now on each answer takes a good part of an attempt's time.
+    // From now on each answer takes a large part of an attempt's timeout.
     let slow = emulator
         .faults()
         .inject(Fault::new(Action::Delay(Duration::from_millis(400))));
@@ -62,7 +64,7 @@ async fn the_cut_off_relay_stops_before_the_other_begins(disturb: impl FnOnce(&F
     assert!(report.is_clean(), "{report}\n{}", first.log());
 }
 
-/// The port from which the slot's reader reaches PostgreSQL.
+/// The client port of the connection that reads the slot.
 async fn port_of_the_stream(database: &Database) -> u16 {
     let port = "SELECT client_port::bigint FROM pg_stat_replication";
     database.number(port).await.try_into().unwrap()
@@ -79,7 +81,7 @@ async fn a_relay_behind_a_partition_stops_before_its_standby_begins() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_relay_that_postgresql_no_longer_hears_stops_although_it_hears_postgresql() {
+async fn a_relay_that_postgresql_no_longer_hears_stops_even_if_it_hears_postgresql() {
     the_cut_off_relay_stops_before_the_other_begins(|proxy| {
         proxy.set_flow_of(Direction::ToTarget, Flow::Swallowed);
     })
@@ -87,7 +89,7 @@ async fn a_relay_that_postgresql_no_longer_hears_stops_although_it_hears_postgre
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_relay_that_hears_everything_late_stops_before_its_standby_begins() {
+async fn a_relay_with_a_delayed_connection_stops_before_its_standby_begins() {
     the_cut_off_relay_stops_before_the_other_begins(|proxy| {
         proxy.set_flow_of(Direction::ToTarget, Flow::Swallowed);
         proxy.set_flow_of(Direction::FromTarget, Flow::Delayed(Duration::from_secs(4)));
@@ -96,7 +98,7 @@ async fn a_relay_that_hears_everything_late_stops_before_its_standby_begins() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_relay_that_is_held_back_keeps_its_lease_while_postgresql_hears_it_and_loses_it_then() {
+async fn backpressure_keeps_the_lease_as_long_as_postgresql_hears_the_relay() {
     let database = Database::private().await;
     let emulator = harness::emulator().await;
     emulator.faults().inject(Fault::new(Action::NeverAnswer));
@@ -106,7 +108,7 @@ async fn a_relay_that_is_held_back_keeps_its_lease_while_postgresql_hears_it_and
     let environment = with(&[("DATABASE_URL", &url), ("POSTRIDER_IN_FLIGHT_MIB", "1")]);
     let relay = Relay::start_with(&database, &host, &environment);
     relay.wait_for_log("streaming").await;
-    // What is read stays far below the 80 MB there are.
+    // The relay reads far less than the 80 MB that there are.
     tokio::time::sleep(LEASE + LEASE / 3).await;
     let log = relay.log();
     assert!(!log.contains("lease-lost"), "{log}");
@@ -121,7 +123,7 @@ async fn a_relay_that_is_held_back_keeps_its_lease_while_postgresql_hears_it_and
     let took = stalled.elapsed();
     assert!(took < LEASE, "lost after {took:?}");
     let attempts = emulator.journal().counts().attempts;
-    eventually("PostgreSQL gives the slot up, too", || async {
+    eventually("PostgreSQL frees the slot too", || async {
         let free = "SELECT count(*) FROM pg_replication_slots WHERE NOT active";
         (database.number(free).await == 1).then_some(())
     })
@@ -129,9 +131,10 @@ async fn a_relay_that_is_held_back_keeps_its_lease_while_postgresql_hears_it_and
     assert_eq!(emulator.journal().counts().attempts, attempts);
 }
 
-/// Its role does not see what the walsender has heard, and its other connections are well.
+/// The relay's role cannot see when the walsender last heard from it, and its other connections
+/// work.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_relay_without_rights_to_statistics_stops_in_time_when_its_stream_alone_is_cut_off() {
+async fn a_relay_without_rights_to_statistics_stops_in_time_when_only_its_stream_is_cut() {
     let database = Database::private().await;
     let emulator = harness::emulator().await;
     let (proxy, url) = proxied(&database).await;
@@ -156,7 +159,7 @@ async fn a_relay_without_rights_to_statistics_stops_in_time_when_its_stream_alon
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn held_back_without_rights_to_statistics_a_relay_keeps_its_lease_until_the_slot_is_free() {
+async fn backpressure_without_rights_to_statistics_keeps_the_lease_until_the_slot_is_free() {
     let database = Database::private().await;
     let emulator = harness::emulator().await;
     emulator.faults().inject(Fault::new(Action::NeverAnswer));
@@ -172,19 +175,19 @@ async fn held_back_without_rights_to_statistics_a_relay_keeps_its_lease_until_th
     let log = relay.log();
     assert!(!log.contains("lease-lost"), "{log}");
     proxy.set_flow_of_one(port_of_the_stream(&database).await, Flow::Swallowed);
-    eventually("PostgreSQL gives the slot up", || async {
+    eventually("PostgreSQL frees the slot", || async {
         let free = "SELECT count(*) FROM pg_replication_slots WHERE NOT active";
         (database.number(free).await == 1).then_some(())
     })
     .await;
     let free = Instant::now();
     relay.wait_for_log("lease-lost").await;
-    // It looks every eighth.
+    // The relay checks every eighth of the lease.
     assert!(free.elapsed() < LEASE / 2, "{:?}", free.elapsed());
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_frozen_relay_begins_nothing_when_it_wakes_up_after_its_standby_began() {
+async fn a_frozen_relay_sends_nothing_new_when_it_wakes_up_after_a_takeover() {
     let database = Database::private().await;
     let emulator = harness::emulator().await;
     let host = emulator.addr().to_string();
@@ -207,7 +210,7 @@ async fn a_frozen_relay_begins_nothing_when_it_wakes_up_after_its_standby_began(
     let of_first = |attempt: &&Attempt| attempt.peer.is_some_and(|p| peers_of_first.contains(&p));
     let late = attempts.iter().filter(of_first);
     let late = late.filter(|attempt| attempt.received >= woken).count();
-    // What lay in its sockets when it froze cannot be called back: one request per key at most.
+    // Requests that were in its sockets when it froze cannot be called back, at most one per key.
     assert!(late <= 10, "{late} requests after it woke up");
     let report = harness::check_streamed(&database, &emulator).await;
     let missing = |violation: &&Violation| matches!(violation, Violation::Missing { .. });
@@ -219,7 +222,7 @@ async fn a_frozen_relay_begins_nothing_when_it_wakes_up_after_its_standby_began(
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_standby_whose_connection_leads_nowhere_notices_and_takes_over_all_the_same() {
+async fn a_standby_with_a_silent_connection_notices_and_still_takes_over() {
     let database = Database::private().await;
     let emulator = harness::emulator().await;
     let first = Relay::start(&database, &emulator);
@@ -237,15 +240,15 @@ async fn a_standby_whose_connection_leads_nowhere_notices_and_takes_over_all_the
     database.wait_until_recorded().await;
 }
 
-/// The server's last word comes late, after a look that finds the slot free.
+/// The server's last message arrives late, after a check that finds the slot free.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_published_is_recorded_also_when_the_free_slot_is_seen_before_the_last_word() {
+async fn published_events_are_recorded_even_if_the_free_slot_is_seen_first() {
     let database = Database::private().await;
     let emulator = harness::emulator().await;
     let (proxy, url) = proxied(&database).await;
     let settings = [
         ("DATABASE_URL", &*url),
-        // It looks every eighth.
+        // The relay checks every eighth of this.
         ("POSTRIDER_WAL_SENDER_TIMEOUT_S", "7"),
         ("POSTRIDER_PUBLISH_TIMEOUT_S", "1"),
     ];
@@ -257,7 +260,7 @@ async fn what_is_published_is_recorded_also_when_the_free_slot_is_seen_before_th
         .await
         .unwrap();
     insert_orders(&database, 3, 3).await;
-    eventually("all is published", || async {
+    eventually("everything is published", || async {
         (emulator.journal().counts().attempts == 3).then_some(())
     })
     .await;

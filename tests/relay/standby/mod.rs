@@ -1,5 +1,5 @@
-//! One sender at a time: who stands by sees it, who takes over loses nothing, and who is cut off
-//! from PostgreSQL stops sending before another can begin.
+//! One sender at a time. A standby says that it is one, a takeover loses nothing, and a relay that
+//! is cut off from PostgreSQL stops sending before another can begin.
 
 mod late_answers;
 mod lease;
@@ -13,15 +13,15 @@ use crate::harness::{self, Database, Relay, eventually, insert_orders};
 use crate::http::{free_addr, get, metric};
 use crate::load::{Load, proxied, wait_for_more};
 
-/// A lease of which a quarter outlasts what a busy machine stands still.
+/// A quarter of this lease is longer than a busy machine stalls.
 const SHORT_LEASE: [(&str, &str); 2] = [
     ("POSTRIDER_WAL_SENDER_TIMEOUT_S", "12"),
-    // Long beside the 400 ms after which some tests' answers come.
+    // Long compared with the 400 ms that answers take in some tests.
     ("POSTRIDER_PUBLISH_TIMEOUT_S", "2"),
 ];
 const LEASE: Duration = Duration::from_secs(12);
 
-/// For a standby that looks twice a second, on a machine that does other things, too.
+/// For a standby that checks twice a second, on a machine that is busy with other work.
 const LEEWAY: Duration = Duration::from_secs(5);
 
 fn with<'a>(more: &[(&'a str, &'a str)]) -> Vec<(&'a str, &'a str)> {
@@ -56,9 +56,9 @@ async fn a_standby_names_the_holder_in_its_log_and_on_its_port() {
     assert_eq!(metric(&addr, "postrider_holds_slot").await, Some(0.0));
 }
 
-/// Its gauges would else call people out to a slot that is another's.
+/// Otherwise its gauges would alert people about a slot that another relay holds.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_relay_that_has_lost_the_slot_to_its_standby_shows_nothing_of_the_slot_any_more() {
+async fn a_relay_that_lost_the_slot_to_its_standby_no_longer_shows_slot_metrics() {
     const OF_THE_SLOT: [&str; 5] = [
         "postrider_slot_health",
         "postrider_slot_retained_bytes",
@@ -89,7 +89,7 @@ async fn a_relay_that_has_lost_the_slot_to_its_standby_shows_nothing_of_the_slot
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_rolling_deploy_under_load_loses_nothing_repeats_nothing_and_takes_over_in_seconds() {
+async fn a_rolling_deploy_under_load_loses_and_repeats_nothing_and_takes_over_in_seconds() {
     let database = Database::start().await;
     let emulator = harness::emulator().await;
     let mut current = Relay::start(&database, &emulator);
@@ -106,7 +106,7 @@ async fn a_rolling_deploy_under_load_loses_nothing_repeats_nothing_and_takes_ove
         took.push(stopped.elapsed());
         current = next;
     }
-    // The machine may stand still once.
+    // The machine may stall once.
     took.sort();
     assert!(took[1] < LEEWAY, "{took:?}");
     wait_for_more(&database, 200).await;
@@ -121,7 +121,7 @@ async fn a_rolling_deploy_under_load_loses_nothing_repeats_nothing_and_takes_ove
     );
 }
 
-/// When the walsender that holds the slot now began, by the journal's clock.
+/// When the walsender that now holds the slot began, by the journal's clock.
 async fn session_began(database: &Database, emulator: &RunningEmulator) -> Duration {
     let row = database
         .client
@@ -136,8 +136,8 @@ async fn session_began(database: &Database, emulator: &RunningEmulator) -> Durat
     emulator.journal().now() - Duration::from_secs_f64(age)
 }
 
-/// 80 MB: more than a relay that publishes nothing reads, with all that the system may keep for it:
-/// 32 MiB on each side of a proxy are usual.
+/// Inserts 80 MB, which is more than a relay that publishes nothing reads, including all that the
+/// system may buffer. 32 MiB on each side of a proxy are usual.
 pub(crate) async fn insert_much(database: &Database) {
     database
         .execute(
@@ -150,7 +150,7 @@ pub(crate) async fn insert_much(database: &Database) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_standby_that_finds_the_publication_altered_at_take_over_waits_until_it_is_right() {
+async fn a_standby_that_finds_the_publication_altered_at_takeover_waits() {
     let database = Database::private().await;
     let emulator = harness::emulator().await;
     let first = Relay::start(&database, &emulator);
@@ -163,7 +163,7 @@ async fn a_standby_that_finds_the_publication_altered_at_take_over_waits_until_i
         .await;
     first.stop().await;
     second.wait_for_log("publication-drift").await;
-    second.wait_for_log("trying again").await;
+    second.wait_for_log("; retrying in").await;
     database
         .execute("ALTER PUBLICATION postrider ADD TABLE outbox.events")
         .await;
@@ -178,14 +178,14 @@ async fn a_standby_that_finds_the_publication_altered_at_take_over_waits_until_i
     second.stop().await;
 }
 
-/// Both relays meet a row that the slot cannot be read past. The second one has recovered before
-/// the first one, which waits for an answer, gets to it.
+/// Both relays meet a row that PostgreSQL cannot decode past. The second recovers before the first,
+/// which waits for an answer, reaches that row.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_stuck_slot_that_another_relay_has_replaced_meanwhile_is_not_recovered_again() {
+async fn a_stuck_slot_that_another_relay_already_replaced_is_not_recovered_again() {
     let database = Database::private().await;
     let version = "SELECT current_setting('server_version_num')::bigint";
     if database.number(version).await >= 180_000 {
-        eprintln!("SKIPPED: PostgreSQL 18 leaves such a row out instead");
+        eprintln!("SKIPPED: PostgreSQL 18 skips such a row");
         return;
     }
     let emulator = harness::emulator().await;
@@ -196,7 +196,7 @@ async fn a_stuck_slot_that_another_relay_has_replaced_meanwhile_is_not_recovered
     let late = Fault::new(Action::Delay(Duration::from_secs(9)));
     emulator.faults().inject(late.times(1));
     insert_orders(&database, 1, 1).await;
-    eventually("a request of the first relay is on its way", || async {
+    eventually("a request of the first relay is in flight", || async {
         (emulator.journal().counts().attempts == 1).then_some(())
     })
     .await;

@@ -1,4 +1,4 @@
-//! A domain behaves as the type that it is made from.
+//! A domain behaves like its base type.
 
 use super::World;
 use crate::mapping::{Subscriber, attributes};
@@ -23,7 +23,7 @@ const INSERT: &str = "\
            '2026-03-29 02:30:00+01' FROM generate_series(1, 2) n";
 
 #[tokio::test(flavor = "multi_thread")]
-async fn rows_of_domains_are_sent_and_known_as_rows_of_their_types() {
+async fn rows_with_domains_are_sent_and_identified_like_rows_of_the_base_types() {
     let world = World::start(TABLE, &["d"], SETTINGS).await;
     let mut domains = Subscriber::new(&world.emulator, "domains").await;
     let relay = world.run();
@@ -60,7 +60,7 @@ async fn rows_of_domains_are_sent_and_known_as_rows_of_their_types() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_domain_may_be_made_while_the_relay_runs_and_be_gone_when_its_rows_are_read() {
+async fn a_domain_may_be_created_while_the_relay_runs_and_dropped_before_its_rows_are_read() {
     let table = "CREATE TABLE d (id uuid PRIMARY KEY DEFAULT gen_random_uuid(), aggregatetype text, \
                  aggregateid text, event_type text, payload bytea)";
     let world = World::start(table, &["d"], SETTINGS).await;

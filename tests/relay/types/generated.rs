@@ -1,4 +1,4 @@
-//! Generated columns, which PostgreSQL publishes from 18 on.
+//! Generated columns, which PostgreSQL can publish from version 18 on.
 
 use super::World;
 use crate::mapping::{Subscriber, attributes};
@@ -18,7 +18,7 @@ async fn major(world: &World) -> i64 {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_generated_key_is_refused_where_it_is_never_published() {
+async fn a_generated_key_is_refused_if_postgresql_cannot_publish_it() {
     let world = World::start(TABLE, &["g"], SETTINGS).await;
     if major(&world).await >= 18 {
         return;
@@ -38,7 +38,7 @@ async fn a_generated_key_is_refused_where_it_is_never_published() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_stored_generated_key_works_in_every_way_where_it_can_be_published() {
+async fn a_stored_generated_key_works_if_postgresql_can_publish_it() {
     let world = World::start(TABLE, &["g"], SETTINGS).await;
     if major(&world).await < 18 {
         eprintln!("skipped: generated columns are published from PostgreSQL 18 on");
@@ -67,7 +67,7 @@ async fn a_stored_generated_key_works_in_every_way_where_it_can_be_published() {
     }
     assert!(!relay.log().contains("cannot compare"), "{}", relay.log());
     relay.stop().await;
-    // A virtual one is never published.
+    // PostgreSQL never publishes a virtual generated column.
     world
         .database
         .execute(

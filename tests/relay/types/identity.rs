@@ -1,4 +1,4 @@
-//! What consumers deduplicate on.
+//! The ids that consumers use to deduplicate.
 
 use std::collections::HashSet;
 
@@ -28,7 +28,7 @@ fn insert(ids: &[i64]) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_same_id_in_several_tables_has_one_event_id_in_each_also_from_the_tables() {
+async fn the_same_id_has_a_stable_and_distinct_event_id_in_each_table() {
     let world = World::start(TABLES, &["a", "b", "c"], SETTINGS).await;
     let mut numbers = Subscriber::new(&world.emulator, "numbers").await;
     let relay = world.run();

@@ -1,8 +1,8 @@
-//! Ids, keys and versions of types that are rarely either.
+//! Ids, keys and versions of types that are rarely used for them.
 
 use super::World;
 
-/// A type, and texts of four of its values.
+/// A type, and four of its values as text.
 const TYPES: [(&str, [&str; 4]); 21] = [
     ("json", ["1", "2", "3", "4"]),
     ("jsonb", ["{\"a\": 1}", "[2]", "3", "null"]),
@@ -99,7 +99,8 @@ async fn ids_and_keys_of_any_type_are_streamed_audited_recovered_and_checked() {
     world.database.wait_until_audited().await;
     let stored = world.emulator.journal().counts().stored_messages;
     assert_eq!(stored, 2 * each as u64, "{}", relay.log());
-    // Each is known by the text that the stream has, whichever way it came.
+    // Each row is known by the text that the stream uses, whether it came from the stream or the
+    // table.
     for (n, (of, _)) in TYPES
         .iter()
         .enumerate()
@@ -112,7 +113,7 @@ async fn ids_and_keys_of_any_type_are_streamed_audited_recovered_and_checked() {
         );
         assert_eq!(world.database.number(&known).await, 4, "{of}");
     }
-    // A row in quarantine is found again by its id.
+    // A quarantined row is found again by its id.
     relay.stop().await;
     world
         .database

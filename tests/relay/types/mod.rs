@@ -1,5 +1,5 @@
-//! Columns of every type that PostgreSQL has: in the stream, in what comes from the tables, in the
-//! audit, and on every screen.
+//! Columns of every type that PostgreSQL has: in the stream, in rows read from the tables, in the
+//! audit, and in the output of each command.
 
 mod domains;
 mod generated;
@@ -15,7 +15,7 @@ use tempfile::NamedTempFile;
 use crate::harness::{self, Database, Relay, eventually, postrider};
 use crate::mapping::settings;
 
-/// A database whose captured tables are its own, and the settings for them.
+/// A database that captures only these tables, and the settings for them.
 struct World {
     database: Database,
     emulator: RunningEmulator,
@@ -24,7 +24,7 @@ struct World {
 }
 
 impl World {
-    /// `tables` makes the tables, which are captured in place of outbox.events.
+    /// `tables` is the SQL that creates the tables, which are captured instead of outbox.events.
     async fn start(tables: &str, captured: &[&str], toml: &str) -> Self {
         let database = Database::start().await;
         database.execute(tables).await;
@@ -53,7 +53,7 @@ impl World {
         Relay::start_with(&self.database, &self.host, &more)
     }
 
-    /// Runs another command to its end; its standard output and error.
+    /// Runs another command. Returns its output and exit status.
     fn command(&self, arguments: &[&str]) -> (String, Option<i32>) {
         let environment = [
             ("DATABASE_URL", self.database.url.as_str()),
@@ -72,7 +72,7 @@ impl World {
         (text(stdout) + &text(stderr), status.code())
     }
 
-    /// `check` and `run` refuse the settings, both with this message.
+    /// Checks that both `check` and `run` refuse the settings with this message.
     async fn is_refused(&self, code: &str, message: &str) {
         let (found, status) = self.command(&["check"]);
         assert_eq!(status, Some(2), "{found}");
@@ -93,7 +93,7 @@ impl World {
         .await;
     }
 
-    /// What is inserted from now on comes from the tables.
+    /// Drops the slot, so that rows inserted from now on come from the tables.
     async fn lose_the_slot(&self, relay: Relay) {
         self.database.wait_until_confirmed().await;
         relay.stop().await;

@@ -1,4 +1,4 @@
-//! Times without a zone, and times that no calendar of four digits has.
+//! Times without a zone, and times outside a calendar with four-digit years.
 
 use super::World;
 use crate::mapping::{Subscriber, attributes};
@@ -30,7 +30,7 @@ fn insert(times: &[&str]) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_timestamp_without_time_zone_is_refused_at_the_start_until_it_has_a_meaning() {
+async fn a_timestamp_without_time_zone_is_refused_until_the_settings_name_a_zone() {
     for time in ["timestamp", "local_time"] {
         let domain = "CREATE DOMAIN local_time AS timestamp(3) without time zone; ";
         let tables = format!("{domain}{}", table(time));
@@ -42,8 +42,8 @@ async fn a_timestamp_without_time_zone_is_refused_at_the_start_until_it_has_a_me
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn it_is_in_utc_or_local_from_the_stream_and_from_the_table() {
-    // In Berlin there is no such time, and there are two of the other.
+async fn a_timestamp_without_time_zone_is_sent_as_utc_or_local_from_stream_and_table() {
+    // In Berlin, the first of these local times does not exist and the second exists twice.
     let (never, twice) = ("2026-03-29 02:30:00", "2026-10-25 02:30:00.25");
     for (zone, expected) in [
         (
@@ -87,7 +87,7 @@ const FAR: [&str; 6] = [
 ];
 
 #[tokio::test(flavor = "multi_thread")]
-async fn infinite_and_far_times_are_delivered_and_break_no_screen() {
+async fn infinite_and_far_times_are_delivered_and_break_no_command() {
     for (time, more) in [
         ("timestamptz", ""),
         ("timestamp", "time_zone = 'UTC'"),
@@ -101,7 +101,7 @@ async fn infinite_and_far_times_are_delivered_and_break_no_screen() {
         world.wait_until_recorded(6).await;
         world.database.wait_until_confirmed().await;
         relay.stop().await;
-        // Nobody delivers them for now; each alone decides what is the oldest.
+        // No relay runs now, so each of these rows in turn decides the age of the oldest event.
         for far in FAR {
             world.database.execute(&insert(&[far])).await;
             let (shown, status) = world.command(&["slot", "show"]);
@@ -111,7 +111,7 @@ async fn infinite_and_far_times_are_delivered_and_break_no_screen() {
             let (shown, _) = world.command(&["slot", "show", "--json"]);
             serde_json::from_str::<serde_json::Value>(&shown).unwrap();
         }
-        // One of them cannot be sent.
+        // Adds rows that cannot be sent.
         let key = "repeat('k', 2000)";
         let bad = format!(
             "INSERT INTO t (aggregatetype, aggregateid, event_type, created_at) \

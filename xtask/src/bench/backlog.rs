@@ -1,6 +1,6 @@
-//! What stands in the outbox before it is drained.
+//! The outbox rows that a measurement drains.
 
-/// Rows of an outbox, written before anybody reads.
+/// Rows of an outbox, written before any program reads them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Backlog {
     pub(crate) events: u64,
@@ -17,12 +17,12 @@ pub(crate) struct Backlog {
 pub(crate) enum Text {
     /// 100 bytes of the same letter; with ids and attributes a message of about 350 bytes.
     Short,
-    /// So many bytes that PostgreSQL cannot compress.
+    /// A text of this many bytes that PostgreSQL cannot compress.
     Noise(u64),
 }
 
 impl Backlog {
-    /// `events` rows with short payloads, as many as whole transactions hold.
+    /// `events` rows with short payloads, rounded to whole transactions.
     pub(crate) fn new(events: u64, rows_per_transaction: Option<u64>, keys: Option<u64>) -> Self {
         let rows = rows_per_transaction.unwrap_or(1);
         Self {
@@ -60,7 +60,8 @@ impl Backlog {
         format!("{} events of {bytes} bytes, {rows}, {keys}", self.events)
     }
 
-    /// Statements that write the rows; one at a time, since a block that commits stands alone.
+    /// The statements that write the rows. Each is sent alone, because a block that commits must
+    /// not be in a transaction.
     pub(crate) fn statements(&self) -> Vec<String> {
         let key = match self.keys {
             Some(keys) => format!("'k-' || (i % {keys})"),
@@ -73,7 +74,7 @@ impl Backlog {
                     "CREATE TABLE noise AS SELECT string_agg(md5(n::text), '') AS text \
                      FROM generate_series(0, {bytes} / 32) n"
                 )),
-                // The digest makes each row another one.
+                // The digest makes each row different.
                 format!("left(md5(i::text) || (SELECT text FROM noise), {bytes})"),
             ),
         };

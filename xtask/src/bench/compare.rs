@@ -1,4 +1,4 @@
-//! A scenario: both sides drain their backlogs by turns, and the medians make a line.
+//! A scenario: both sides drain their backlogs in turn, and the medians make a line of the report.
 
 use super::backlog::Backlog;
 use super::cores::Cores;
@@ -9,7 +9,7 @@ use super::sample::{Sample, costs, median};
 use super::scenario::{Scenario, Side, Unit};
 use crate::process;
 
-/// Servers that hold a backlog, kept for the scenarios that follow.
+/// Servers with a loaded backlog, kept for later scenarios.
 #[derive(Default)]
 pub(super) struct Stock {
     loaded: Vec<Loaded>,
@@ -18,14 +18,14 @@ pub(super) struct Stock {
 struct Loaded {
     backlog: Backlog,
     database: Database,
-    /// Where the backlog ends.
+    /// The position at which the backlog ends.
     end: String,
-    /// Where the server runs.
+    /// The cores on which the server runs.
     cores: Cores,
 }
 
 impl Stock {
-    /// Makes sure that the backlog stands on a server.
+    /// Makes sure that a server has the backlog.
     async fn load(&mut self, backlog: Backlog) -> Result<(), String> {
         if self.find(&backlog).is_some() {
             return Ok(());
@@ -46,7 +46,7 @@ impl Stock {
         self.loaded.iter().find(|l| l.backlog == *backlog)
     }
 
-    /// Lets go of all servers that none of these needs.
+    /// Drops all servers that none of these scenarios needs.
     pub(super) fn keep_for<'a>(&mut self, scenarios: impl Iterator<Item = &'a Scenario>) {
         let needed: Vec<_> = scenarios
             .flat_map(|s| [s.baseline.backlog, s.ours.backlog])
@@ -83,7 +83,7 @@ pub(super) async fn compare(
     let cores = scenario.cores;
     let (mut baseline, mut ours) = (Vec::new(), Vec::new());
     for run in 1..=runs {
-        // Who goes first changes, so that what grows or cools down meets both alike.
+        // The sides alternate in going first, so that a trend over time affects both equally.
         if run % 2 == 1 {
             baseline.push(stock.drain(&scenario.baseline, cores).await?);
             ours.push(stock.drain(&scenario.ours, cores).await?);
@@ -131,7 +131,7 @@ fn line(scenario: &Scenario, baseline: &[Sample], ours: &[Sample]) -> Line {
     }
 }
 
-/// Who it is, with its backlog where the two differ in that.
+/// The side's name, with its backlog if the two sides differ in that.
 fn describe(side: &Side, other: &Side) -> String {
     let who = side.contestant.describe();
     match side.backlog == other.backlog {

@@ -1,4 +1,4 @@
-//! Who drains a backlog, and how it is started.
+//! The programs that drain a backlog, and how each is started.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -8,30 +8,30 @@ use super::database::Database;
 use super::peers;
 use crate::process::{self, TOPIC};
 
-/// Slot of everything that reads as the relay does.
+/// The slot of every program that reads like the relay does.
 pub(super) const SLOT: &str = "postrider";
 
 /// A program that drains a backlog.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Contestant {
-    /// PostgreSQL's own reader, to /dev/null.
+    /// PostgreSQL's own reader, writing to /dev/null.
     Recvlogical(Link),
-    /// The relay's source, decoder and mapper, and nothing behind them.
+    /// The relay's source, decoder and mapper, with nothing behind them.
     Null(Link),
     /// The crate pgwire-replication, which reads and counts.
     Pgwire(Link),
-    /// The relay, with one setting beside the defaults.
+    /// The relay, with at most one setting changed from its default.
     Relay {
         setting: Option<(&'static str, &'static str)>,
-        /// By how much the emulator's answers are late, milliseconds.
+        /// The delay of the emulator's answers, milliseconds.
         delay_ms: u64,
         build: Build,
     },
-    /// The relay's reading, with Google's Publisher in place of ours.
+    /// The relay's reading, with Google's Publisher instead of ours.
     Official,
     /// A bare tonic client with one message per request, from memory.
     Bare {
-        /// As of the relay.
+        /// The same delay as for the relay.
         delay_ms: u64,
     },
 }
@@ -40,18 +40,18 @@ pub(super) enum Contestant {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Build {
     This,
-    /// Another binary: what a change has brought is told by the two in one run.
+    /// Another binary. Running both builds together shows what a change gains.
     Other(&'static Path),
 }
 
-/// The way to the server.
+/// The connection to the server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Link {
     Tcp,
     Socket,
 }
 
-/// How late answers are told of.
+/// A description of the answer delay.
 fn late(delay_ms: u64) -> String {
     match delay_ms {
         0 => String::new(),
@@ -60,14 +60,14 @@ fn late(delay_ms: u64) -> String {
 }
 
 impl Contestant {
-    /// The relay as it is.
+    /// The relay with its default settings.
     pub(super) const RELAY: Self = Self::Relay {
         setting: None,
         delay_ms: 0,
         build: Build::This,
     };
 
-    /// The same relay of another build; `None` for whom there is no such thing.
+    /// The same relay in another build; `None` for programs that are not the relay.
     pub(super) fn of_build(self, binary: &'static Path) -> Option<Self> {
         match self {
             Self::Relay {
@@ -117,7 +117,7 @@ impl Contestant {
         }
     }
 
-    /// How late the emulator answers; `None` for those that need no emulator.
+    /// The delay of the emulator's answers; `None` for programs that need no emulator.
     pub(super) fn emulator_delay_ms(self) -> Option<u64> {
         match self {
             Self::Recvlogical(_) | Self::Null(_) | Self::Pgwire(_) => None,
@@ -138,12 +138,12 @@ impl Contestant {
         }
     }
 
-    /// The relay serves on when it has drained the backlog; the others end.
+    /// Whether the program exits once it has drained the backlog. The relay keeps running.
     pub(super) fn ends_by_itself(self) -> bool {
         !matches!(self, Self::Relay { .. })
     }
 
-    /// The program, which is to drain until `end`, publishing to the emulator at `host`.
+    /// The program, set up to drain until `end` and to publish to the emulator at `host`.
     pub(super) fn command(
         self,
         database: &Database,
@@ -200,7 +200,7 @@ impl Contestant {
     }
 }
 
-/// Only failures have a row then.
+/// With this setting only failures have a row.
 pub(super) const DISPATCH: (&str, &str) = ("POSTRIDER_DISPATCH", "exceptions");
 
 /// `pg_recvlogical` on the slot, writing to `file`.

@@ -1,15 +1,15 @@
-//! Which cores a drain may use: all that there are, or one for the database and one for the rest.
+//! Which cores a drain may use: all of them, or one for the database and one for the rest.
 //!
-//! On a machine of few cores a server takes from a relay what it needs itself, and who sends from
-//! memory alone has it all. With the database apart, as it stands in production, a request costs both
-//! what it costs.
+//! On a machine with few cores the server takes CPU away from the relay, while a program that sends
+//! from memory has all the CPU to itself. With the database on its own core, as in production, a
+//! request costs both programs the same.
 
 use std::process::{Command, Stdio};
 
 use super::database::Database;
 use crate::process::usage;
 
-/// The program of util-linux that does it.
+/// The util-linux program that sets the cores.
 const TASKSET: &str = "taskset";
 
 const ALLOWED: &str = "Cpus_allowed_list:";
@@ -18,12 +18,12 @@ const ALLOWED: &str = "Cpus_allowed_list:";
 pub(super) enum Cores {
     /// Everything on all cores.
     Shared,
-    /// The server on the first; program and emulator together on the second.
+    /// The server on the first core; program and emulator together on the second.
     DatabaseApart,
 }
 
 impl Cores {
-    /// Moves the server there, with all that it starts from now on.
+    /// Moves the server to these cores, with all processes that it starts later.
     pub(super) async fn settle(self, database: &Database) -> Result<(), String> {
         let cores = match self {
             Self::Shared => allowed()?,
@@ -34,7 +34,7 @@ impl Cores {
             command.args(["-acp", &cores, &pid.to_string()]);
             let ended = command.stdout(Stdio::null()).status();
             let ended = ended.map_err(|e| format!("{TASKSET}: {e}"))?;
-            // The session of a program that was ended may have gone meanwhile.
+            // A session of a program that was stopped may have gone in the meantime.
             if !ended.success() && usage(pid).is_some() {
                 return Err(format!("{TASKSET} of process {pid} ended with {ended}"));
             }
@@ -42,12 +42,12 @@ impl Cores {
         Ok(())
     }
 
-    /// The program as it is to be started; its input and output are still to be said.
+    /// The command to start the program on these cores. The caller still sets its input and output.
     pub(super) fn of_program(self, command: Command) -> Result<Command, String> {
         if self == Self::Shared {
             return Ok(command);
         }
-        // It becomes the program: the process stays the same.
+        // `taskset` replaces itself with the program, so the process id stays the same.
         let mut placed = Command::new(TASKSET);
         placed.args(["-c", &two()?.1.to_string()]);
         placed.arg(command.get_program()).args(command.get_args());
@@ -61,7 +61,7 @@ impl Cores {
     }
 }
 
-/// The cores that we may use, as the kernel and `taskset` write them.
+/// The cores that we may use, in the notation of the kernel and `taskset`.
 fn allowed() -> Result<String, String> {
     let status = std::fs::read_to_string("/proc/self/status").map_err(|e| e.to_string())?;
     let line = status.lines().find_map(|line| line.strip_prefix(ALLOWED));
@@ -69,9 +69,9 @@ fn allowed() -> Result<String, String> {
         .ok_or_else(|| format!("no {ALLOWED} in /proc/self/status"))
 }
 
-/// The first two of them.
+/// The first two allowed cores.
 fn two() -> Result<(u32, u32), String> {
-    first_two(&allowed()?).ok_or_else(|| "this takes two cores".into())
+    first_two(&allowed()?).ok_or_else(|| "this needs two cores".into())
 }
 
 fn first_two(allowed: &str) -> Option<(u32, u32)> {
@@ -88,7 +88,7 @@ mod tests {
     use super::first_two;
 
     #[test]
-    fn the_first_two_cores_are_found_however_they_are_written() {
+    fn the_first_two_cores_are_found_in_every_notation() {
         assert_eq!(first_two("0-1"), Some((0, 1)));
         assert_eq!(first_two("3,8-11"), Some((3, 8)));
         assert_eq!(first_two("5"), None);

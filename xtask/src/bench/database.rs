@@ -1,4 +1,4 @@
-//! The server of a measurement: loaded once, drained again and again.
+//! The server of a measurement: loaded once, drained many times.
 
 use std::path::Path;
 use std::process::Command;
@@ -10,13 +10,13 @@ use tokio_postgres::{Client, NoTls};
 use super::backlog::Backlog;
 use super::drain::Server;
 
-/// The slot that stands before the backlog and is never read: the others are copies of it.
+/// A slot at the start of the backlog that is never read. The other slots are copies of it.
 const ORIGIN: &str = "origin";
 
-/// How long the session of a reader that was ended may take to go.
+/// How long the session of a terminated reader may take to end.
 const FREE_LIMIT: Duration = Duration::from_secs(30);
 
-/// The relay's dispatch writer by the name of its session.
+/// Finds the relay's dispatch writer by the name of its session.
 const LOOK: &str = "\
     SELECT coalesce(s.confirmed_flush_lsn >= $2::text::pg_lsn, false), s.active_pid, \
            (SELECT pid FROM pg_stat_activity \
@@ -31,7 +31,8 @@ pub(crate) struct Database {
 impl Database {
     /// A durable server, prepared by `postrider init --apply`.
     ///
-    /// Its own maintenance is off while it is measured: it would fall on whoever's turn it is.
+    /// Autovacuum is off and timed checkpoints are rare, because they would affect only the side
+    /// that runs at that moment.
     pub(crate) async fn start(binary: &Path) -> Result<Self, String> {
         let server = ScratchPostgres::builder()
             .durable()
@@ -40,7 +41,7 @@ impl Database {
             .setting("shared_buffers", "512MB")
             .setting("checkpoint_timeout", "1h")
             .setting("autovacuum", "off")
-            // Costs the server nothing that can be measured; the latencies count from it.
+            // Has no measurable cost; the latencies count from these timestamps.
             .setting("track_commit_timestamp", "on")
             .start()
             .map_err(|e| e.to_string())?;
@@ -67,17 +68,17 @@ impl Database {
         self.server.url("postgres")
     }
 
-    /// The same over the server's Unix socket.
+    /// The same database over the server's Unix socket.
     pub(super) fn socket_url(&self) -> String {
         self.server.socket_url("postgres")
     }
 
-    /// Our own session.
+    /// The harness's own session.
     pub(super) fn client(&self) -> &Client {
         &self.client
     }
 
-    /// Another session.
+    /// Opens another session.
     pub(super) async fn connect(&self) -> Result<Client, String> {
         connect(&self.url()).await
     }
@@ -108,8 +109,9 @@ impl Database {
         u64::try_from(count).map_err(|e| e.to_string())
     }
 
-    /// Writes the backlog, and lets the server settle. Returns where the last commit ends: a reader
-    /// that has it has everything, without waiting for word of what the server wrote after it.
+    /// Writes the backlog and lets the server settle. Returns the position at which the last commit
+    /// ends. A reader that has reached it has everything; it need not wait for WAL that the server
+    /// wrote later.
     pub(crate) async fn load(&self, backlog: &Backlog) -> Result<String, String> {
         self.execute("SET synchronous_commit = off").await?;
         for statement in backlog.statements() {
@@ -123,7 +125,7 @@ impl Database {
         Ok(end)
     }
 
-    /// The processes of the server.
+    /// The process ids of the server.
     pub(super) async fn pids(&self) -> Result<Vec<u32>, String> {
         let pids = "SELECT coalesce(array_agg(pid), '{}') FROM pg_stat_activity";
         let row = self.client.query_one(pids, &[]).await;
@@ -136,7 +138,7 @@ impl Database {
         self.text("SELECT pg_current_wal_lsn()::text").await
     }
 
-    /// A new slot at the start of the backlog; one of the same name is dropped.
+    /// Creates a slot at the start of the backlog, replacing one of the same name.
     pub(crate) async fn copy_slot(&self, name: &str) -> Result<(), String> {
         self.free_slot(name).await?;
         self.execute(&format!(
@@ -145,7 +147,7 @@ impl Database {
         .await
     }
 
-    /// A new slot at the present end of the WAL; one of the same name is dropped.
+    /// Creates a slot at the current end of the WAL, replacing one of the same name.
     pub(super) async fn new_slot(&self, name: &str) -> Result<(), String> {
         self.free_slot(name).await?;
         self.execute(&format!(
@@ -154,19 +156,19 @@ impl Database {
         .await
     }
 
-    /// As if nothing had ever been drained: no records, no dirty pages, the slot at the start.
+    /// Restores the state before any drain: no records, no dirty pages, and the slot at the start.
     pub(super) async fn prepare_drain(&self, slot: &str) -> Result<(), String> {
         self.forget().await?;
         self.copy_slot(slot).await
     }
 
-    /// Removes what a relay has written.
+    /// Removes everything that a relay has written.
     pub(super) async fn forget(&self) -> Result<(), String> {
         self.execute("TRUNCATE outbox.dispatch; DELETE FROM outbox.relay; CHECKPOINT")
             .await
     }
 
-    /// Ends whoever reads the slot, and drops it.
+    /// Terminates the slot's reader and drops the slot.
     pub(super) async fn free_slot(&self, name: &str) -> Result<(), String> {
         let began = Instant::now();
         let reader = format!(
@@ -186,7 +188,7 @@ impl Database {
         .await
     }
 
-    /// How far the slot's reader is, and which processes of the server serve it.
+    /// How far the slot's reader is, and which server processes serve it.
     pub(super) async fn look(&self, slot: &str, end: &str) -> Result<Server, String> {
         let row = self
             .client

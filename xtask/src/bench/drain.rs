@@ -1,8 +1,8 @@
 //! One drain of a backlog: its time, and what each process spent on it.
 //!
-//! The clock runs from the start of the program. A program that ends by itself has drained the
-//! backlog when it has ended, the relay when its slot has confirmed the backlog's last event: it
-//! has then also published and recorded everything, and waited for its next status message.
+//! The clock starts with the program. A program that exits by itself has drained the backlog when
+//! it exits. The relay has drained it when its slot has confirmed the last event: by then the relay
+//! has also published and recorded everything and waited for its next status message.
 
 use std::time::{Duration, Instant};
 
@@ -14,13 +14,13 @@ use super::peers::{Emulator, Told};
 use super::sample::Sample;
 use crate::process::{self, Running, Usage, usage};
 
-/// How often everything is looked at; small against any drain.
+/// How often the processes are sampled. Short compared with any drain.
 const LOOK_INTERVAL: Duration = Duration::from_millis(20);
 
-/// A program that grows beyond this is stopped and judged by what it has done until then.
+/// A program whose memory grows beyond this limit is stopped and judged by its work so far.
 const MEMORY_LIMIT_KIB: u64 = 6 << 20;
 
-/// Without an end for so long something is wrong.
+/// A drain that takes longer has failed.
 const LIMIT: Duration = Duration::from_secs(3_600);
 
 /// Drains `backlog`, which ends at `end`.
@@ -84,7 +84,7 @@ pub(super) async fn drain(
     })
 }
 
-/// Makes sure that so many events were published, and recorded where that is done.
+/// Checks that all events were published, and recorded where the program records.
 async fn is_whole(
     contestant: Contestant,
     database: &Database,
@@ -112,7 +112,7 @@ enum Over {
     TooLarge,
 }
 
-/// What the server says of a drain.
+/// What the server reports about a drain.
 #[derive(Debug, Default)]
 pub(super) struct Server {
     pub(super) drained: bool,
@@ -120,7 +120,7 @@ pub(super) struct Server {
     pub(super) dispatch: Option<u32>,
 }
 
-/// CPU seconds until the last look, by process.
+/// CPU seconds by process, up to the last sample.
 #[derive(Debug, Default)]
 struct Spent {
     program: Usage,
@@ -130,7 +130,7 @@ struct Spent {
 }
 
 impl Spent {
-    /// Notes what all have used; says whether the program has ended well.
+    /// Samples the CPU time of all processes. Returns whether the program has exited successfully.
     fn look(
         &mut self,
         program: &mut Running,

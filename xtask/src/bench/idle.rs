@@ -1,7 +1,7 @@
-//! A relay with nothing to do: its CPU, and what it makes the server write.
+//! An idle relay: its CPU, and the WAL that it causes the server to write.
 //!
-//! Windows with the relay and without it take turns on the same server. The server's own
-//! bookkeeping writes WAL now and then, hence the baseline.
+//! Windows with and without the relay alternate on the same server. The baseline is needed because
+//! the server's own bookkeeping writes some WAL.
 
 use std::time::{Duration, Instant};
 
@@ -15,25 +15,25 @@ use super::report::{Aim, Line};
 use super::sample::median;
 use crate::process;
 
-/// PostgreSQL notes running transactions at most every 15 s after something was written, by a process
-/// that sleeps for up to 10 s when there is little to do; once this has passed without WAL it is at
+/// After a write, PostgreSQL logs running transactions at most every 15 s, from a process that
+/// sleeps up to 10 s when it has little to do. A server that writes no WAL for this long is at
 /// rest.
 const REST: Duration = Duration::from_secs(27);
 
-/// A server that never rests is measured all the same: that is what has to be shown.
+/// A server that never comes to rest is still measured, because that is a result too.
 const REST_LIMIT: Duration = Duration::from_secs(60);
 
-/// Share of a core, in percent.
+/// A share of a core, in percent.
 const CPU_AIM: f64 = 0.2;
 
-/// Bytes of WAL in a window, and CPU of the relay in percent of a core.
+/// Bytes of WAL written in a window, and the relay's CPU in percent of a core.
 #[derive(Debug, Clone, Copy)]
 struct Window {
     wal_bytes: f64,
     cpu_percent: f64,
 }
 
-/// Measures windows of this length: a line for CPU and one for WAL.
+/// Measures windows of this length. Returns a line for CPU and one for WAL.
 pub(super) async fn measure(runs: u32, length: Duration) -> Result<Vec<Line>, String> {
     let database = Database::start(&process::binary()).await?;
     database.new_slot(SLOT).await?;
@@ -134,13 +134,13 @@ async fn with_relay(
     Ok(window)
 }
 
-/// Bytes of WAL that the server has written since it was made.
+/// Bytes of WAL that the server has written since it was created.
 async fn written(database: &Database) -> Result<f64, String> {
     let bytes = "SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint";
     Ok(database.count(bytes).await? as f64)
 }
 
-/// Waits until nothing was written for `rest`, or for a minute.
+/// Waits until nothing was written for `rest`, but at most a minute.
 async fn come_to_rest(database: &Database, rest: Duration) -> Result<(), String> {
     let began = Instant::now();
     let (mut last, mut since) = (written(database).await?, Instant::now());

@@ -1,9 +1,9 @@
 //! From commit to delivery, at a steady rate of one-row transactions.
 //!
-//! The beginning is the server's own commit time of each row (`track_commit_timestamp`), which it
-//! takes before the commit is flushed to disk, so that the flush is part of both latencies. The end
-//! is the arrival at the emulator, by its journal, or the read of `pg_recvlogical`'s output that
-//! brought the row. All clocks are the one of this machine.
+//! A latency begins with the server's commit time of the row (`track_commit_timestamp`). The server
+//! takes this time before it flushes the commit to disk, so both latencies include the flush. A
+//! latency ends when the message arrives at the emulator, by its journal, or when we read the row
+//! from the output of `pg_recvlogical`. All clocks are the clock of this machine.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -20,13 +20,13 @@ use super::report::{Aim, Line};
 use super::sample::median;
 use crate::process;
 
-/// A steady rate, and how late the emulator answers.
+/// A steady rate, and the delay of the emulator's answers.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Pace {
-    /// Rows a second.
+    /// Rows per second.
     rate: u64,
     delay_ms: u64,
-    /// For the 99th percentile.
+    /// The aim for the 99th percentile.
     aim: Aim,
 }
 
@@ -56,30 +56,30 @@ impl Pace {
     }
 }
 
-/// Parts of a thousand, and their names.
+/// Percentiles in thousandths, and their names.
 const PERCENTILES: [(usize, &str); 3] = [(500, "p50"), (990, "p99"), (999, "p99.9")];
 
-/// Each commit waits for its flush, which may take milliseconds: so many rows a second are asked of
-/// a session, and of more only when there are as many sessions as a server takes easily.
+/// Each commit waits for its flush, which may take milliseconds. So a session writes at most this
+/// many rows a second, unless that would take more sessions than a server handles easily.
 const ROWS_PER_WRITER: u64 = 50;
 const MAX_WRITERS: u64 = 64;
 
-/// What is left out at the start, while connections open.
+/// The time left out at the start, while connections open.
 const WARM_UP: Duration = Duration::from_secs(1);
 
-/// How long after the last commit everything must have arrived.
+/// How long after the last commit every row must have arrived.
 const ARRIVAL_LIMIT: Duration = Duration::from_secs(60);
 
-/// The last twelve digits are the row's number.
+/// The last twelve digits of an id are the row's number.
 pub(super) const ID_PREFIX: &str = "00000000-0000-4000-8000-";
 
-/// Latencies of one run, milliseconds, sorted.
+/// Latencies of one run in milliseconds, sorted.
 struct Run {
     latencies: Vec<f64>,
     written_per_second: f64,
 }
 
-/// Measures one pace: a line for each percentile.
+/// Measures one pace. Returns a line for each percentile.
 pub(super) async fn measure(pace: Pace, runs: u32, length: Duration) -> Result<Vec<Line>, String> {
     let Pace { rate, aim, .. } = pace;
     let database = Database::start(&process::binary()).await?;
@@ -186,10 +186,10 @@ async fn relay(database: &Database, pace: Pace, rows: std::ops::Range<u64>) -> R
     finish(database, rows, rate, &arrivals, written_per_second).await
 }
 
-/// Both sides begin with empty tables: a first start has a record to write for each row that it finds,
-/// which is not what is measured.
+/// Both sides begin with empty tables. Otherwise a first start would write a record for each row
+/// that it finds, which would distort the latencies.
 async fn begin_anew(database: &Database) -> Result<(), String> {
-    // A trigger keeps it from being emptied by mistake.
+    // A trigger protects the table against TRUNCATE.
     const EMPTY: &str = "SET session_replication_role = replica; TRUNCATE outbox.events; \
                          RESET session_replication_role";
     database.execute(EMPTY).await?;
@@ -208,7 +208,7 @@ async fn wait_until_streaming(database: &Database) -> Result<(), String> {
     Ok(())
 }
 
-/// Commits the rows at that rate, each in a transaction of its own; returns the rate that came out.
+/// Commits the rows at this rate, one transaction per row. Returns the rate achieved.
 async fn write(database: &Database, rate: u64, rows: std::ops::Range<u64>) -> Result<f64, String> {
     let writers = (rate / ROWS_PER_WRITER).clamp(1, MAX_WRITERS);
     let mut clients = Vec::new();
@@ -252,7 +252,7 @@ fn id(row: u64) -> String {
     format!("{ID_PREFIX}{row:012}")
 }
 
-/// Sets arrivals against the server's commit times. Every row must have arrived.
+/// Compares arrivals with the server's commit times. Every row must have arrived.
 async fn finish(
     database: &Database,
     rows: std::ops::Range<u64>,

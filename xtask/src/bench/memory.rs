@@ -1,5 +1,5 @@
-//! The relay's peak memory under loads that would make a careless one grow without end: those of
-//! `cargo xtask memory`, several times each.
+//! The relay's peak memory under loads that would make a careless relay grow without limit: the
+//! loads of `cargo xtask memory`, several times each.
 
 use serde_json::json;
 

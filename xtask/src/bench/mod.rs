@@ -1,9 +1,9 @@
 //! `cargo xtask bench`: the relay against `pg_recvlogical` and others, in the same run.
 //!
-//! Every figure stands beside a baseline of the same run, since machines differ and are shared:
-//! both take turns, and medians are compared. The server keeps its durable settings (fsync on),
-//! each program is a process of its own, and each drain starts from a copy of one slot, so that all
-//! read the same WAL. docs/performance.md tells the method.
+//! Every figure has a baseline from the same run, because machines differ and are shared: both
+//! sides take turns, and their medians are compared. The server keeps its durable settings (fsync
+//! on), each program is a process of its own, and each drain starts from a copy of one slot, so all
+//! programs read the same WAL. docs/reference/performance.md describes the method.
 //!
 //! Not here: micro-benchmarks.
 
@@ -37,44 +37,45 @@ use scenario::Scenario;
 use crate::memory::load::Load;
 use crate::{process, step};
 
-/// What to measure.
 #[derive(Debug, Args)]
 pub(crate) struct BenchArgs {
-    /// Only scenarios with one of these names, or whose name contains it when none has it
+    /// Only scenarios with one of these names; a name that matches none selects every scenario that
+    /// contains it
     #[arg(long, value_name = "TEXT", value_delimiter = ',')]
     only: Vec<String>,
     /// Events in a backlog; payloads and lengths scale with it
     #[arg(long, default_value_t = 1_000_000)]
     events: u64,
-    /// Runs of each side, by turns; the medians are reported
+    /// Runs of each side, in turn; the medians are reported
     #[arg(long, default_value_t = 5)]
     runs: u32,
-    /// Also what takes very long: a backlog ten times as large, and memory under five times as many rows
+    /// Also run what takes very long: a ten times larger backlog, and memory with five times as
+    /// many rows
     #[arg(long)]
     full: bool,
-    /// Everything once with little, to see that it runs; the figures mean nothing
+    /// Run everything once with little data, to see that it works; the figures mean nothing
     #[arg(long, conflicts_with_all = ["events", "runs", "full"])]
     quick: bool,
-    /// Only drains of the relay, against this other build of it
+    /// Only drains of the relay, compared with this other build of it
     #[arg(long, value_name = "BINARY")]
     against: Option<PathBuf>,
-    /// Measure the release builds that the target folder holds, as they are
+    /// Measure the release builds that are already in the target folder
     #[arg(long)]
     no_build: bool,
-    /// Write JSON with every single run to this file, beside the table
+    /// Also write JSON with every single run to this file
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Only tell the names of the scenarios
+    /// Only list the names of the scenarios
     #[arg(long)]
     list: bool,
 }
 
-/// How much of everything.
+/// The amount of everything that is measured.
 #[derive(Debug, Clone, Copy)]
 struct Extent {
     events: u64,
     runs: u32,
-    /// Of each run at a steady rate.
+    /// The length of each run at a steady rate.
     steady: Duration,
     idle: Duration,
 }
@@ -86,7 +87,6 @@ const QUICK: Extent = Extent {
     idle: Duration::from_secs(3),
 };
 
-/// Something to measure.
 #[derive(Debug)]
 enum Measurement {
     Drain(Box<Scenario>),
@@ -117,7 +117,7 @@ impl Measurement {
         }
     }
 
-    /// Why it is left out, if it is.
+    /// The reason to skip it, if there is one.
     fn left_out(&self, full: bool) -> Result<Option<&'static str>, String> {
         let (full_only, needs) = match self {
             Self::Drain(scenario) => (scenario.full_only, scenario.needs),
@@ -171,7 +171,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<(), String> {
             .collect();
     }
     if measurements.is_empty() {
-        let why = "no scenario has such a name, or it is no drain of the relay for --against; --list tells them";
+        let why = "no scenario has such a name, or with --against none is a drain of the relay; see --list";
         return Err(why.into());
     }
     if args.list {
@@ -180,7 +180,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<(), String> {
         }
         return Ok(());
     }
-    // A file that cannot be written shall not be found out hours later.
+    // Fails now if the file cannot be written, instead of hours later.
     write_json(args, &[])?;
     if !args.no_build {
         build()?;
@@ -198,7 +198,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<(), String> {
     }
 }
 
-/// The relay alone first: what is shipped shall not depend on what the examples need.
+/// Builds the relay alone first, so that the features that the examples need do not affect it.
 fn build() -> Result<(), String> {
     let release = ["build", "--release", "--locked", "--package", "postrider"];
     step::run(step::cargo(&[&release[..], &["--bins"]].concat()))?;
@@ -207,13 +207,13 @@ fn build() -> Result<(), String> {
     ))
 }
 
-/// Without it a measurement would fail after its backlog was written.
+/// Without this check a measurement would fail only after its backlog was written.
 fn is_built() -> Result<(), String> {
     for program in [process::binary(), peers::binary()] {
         if !program.is_file() {
             let program = program.display();
             return Err(format!(
-                "{program} is not there: leave --no-build out, and name another target folder by \
+                "{program} does not exist: run without --no-build, or name another target folder with \
                  CARGO_TARGET_DIR alone"
             ));
         }
@@ -228,7 +228,8 @@ fn write_json(args: &BenchArgs, lines: &[Line]) -> Result<(), String> {
     }
 }
 
-/// The lines, and what could not be measured: hours of others are not lost by it.
+/// Returns the lines, and the measurements that failed. A failure does not lose the hours of the
+/// others.
 async fn measure_all(
     measurements: &[Measurement],
     extent: Extent,
@@ -263,7 +264,7 @@ async fn measure(
     full: bool,
 ) -> Result<Vec<Line>, String> {
     if let Some(why) = measurement.left_out(full)? {
-        eprintln!("  left out: {why}");
+        eprintln!("  skipped: {why}");
         return Ok(Vec::new());
     }
     let runs = extent.runs;

@@ -1,6 +1,6 @@
-//! The output of `pg_recvlogical`, with the time at which each row came out of it.
+//! The output of `pg_recvlogical`, with the time at which each row arrived.
 //!
-//! Rows are known by their ids, which stand in the output as text; nothing is decoded.
+//! Rows are recognised by their ids, which the output contains as text; nothing is decoded.
 
 use std::collections::HashMap;
 use std::io::Read;
@@ -12,7 +12,7 @@ use super::contestant;
 use super::latency::ID_PREFIX;
 use crate::process::{self, Running};
 
-/// Length of an id.
+/// The length of an id.
 const ID: usize = 36;
 
 /// A running `pg_recvlogical`.
@@ -28,7 +28,7 @@ impl Output {
         let stdout = running.0.stdout.take();
         let stdout = stdout.expect("invariant: the output is a pipe");
         let (sender, rows) = mpsc::channel();
-        // It ends with the program.
+        // The thread ends with the program.
         std::thread::spawn(move || read(stdout, &sender));
         Ok(Self {
             _running: running,
@@ -36,7 +36,7 @@ impl Output {
         })
     }
 
-    /// When each of so many rows came, microseconds since 1970 by id.
+    /// The arrival times of `rows` rows by id, in microseconds since 1970.
     pub(super) async fn arrivals(
         &mut self,
         rows: u64,
@@ -50,7 +50,7 @@ impl Output {
                 return Ok(arrivals);
             }
             if began.elapsed() > limit {
-                return Err(format!("{} of {rows} rows came", arrivals.len()));
+                return Err(format!("{} of {rows} rows arrived", arrivals.len()));
             }
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
@@ -71,10 +71,10 @@ fn read(mut stdout: impl Read, rows: &mpsc::Sender<(String, i64)>) {
     }
 }
 
-/// Finds ids in bytes that come in pieces.
+/// Finds ids in bytes that arrive in pieces.
 #[derive(Debug, Default)]
 struct Finder {
-    /// The end of what came, which may be the first part of an id.
+    /// The last bytes received, which may be the first part of an id.
     rest: Vec<u8>,
 }
 

@@ -1,4 +1,4 @@
-//! The programs of `examples/bench_peers`, and its emulator as a process that tells what it got.
+//! The programs of `examples/bench_peers`. Its emulator runs as a process that prints a report.
 
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader};
@@ -22,12 +22,13 @@ pub(super) struct Emulator {
     pub(super) host: String,
 }
 
-/// What the emulator got.
+/// What the emulator received.
 #[derive(Debug, Default, Deserialize)]
 pub(super) struct Told {
     pub(super) requests: u64,
     pub(super) stored: u64,
-    /// When each event arrived first, microseconds since 1970, by event id; empty unless asked for.
+    /// The first arrival of each event, microseconds since 1970, by event id. Empty unless
+    /// requested.
     pub(super) arrivals: HashMap<String, i64>,
 }
 
@@ -60,12 +61,12 @@ impl Emulator {
         self.running.usage()
     }
 
-    /// Ends it.
+    /// Stops the emulator and reads its report.
     pub(super) fn finish(mut self) -> Result<Told, String> {
-        // The end of its input is its sign.
+        // The emulator ends when its input does.
         drop(self.running.0.stdin.take());
         let mut words = String::new();
         self.said.read_line(&mut words).map_err(|e| e.to_string())?;
-        serde_json::from_str(&words).map_err(|e| format!("the emulator's last words: {e}"))
+        serde_json::from_str(&words).map_err(|e| format!("the emulator's report: {e}"))
     }
 }

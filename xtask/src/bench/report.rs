@@ -1,59 +1,59 @@
-//! What came out, as a table and as JSON: medians, ratios to the baseline, and the aims.
+//! The results as a table and as JSON: medians, ratios to the baseline, and the aims.
 
 use std::fmt;
 use std::path::Path;
 
 use serde_json::{Value, json};
 
-/// One line: something of ours beside its baseline.
+/// One line: a measurement of ours and its baseline.
 #[derive(Debug)]
 pub(super) struct Line {
     pub(super) scenario: String,
     pub(super) unit: &'static str,
     pub(super) baseline_is: String,
     pub(super) ours_is: String,
-    /// NaN where there is none.
+    /// NaN where there is no baseline.
     pub(super) baseline: f64,
     pub(super) ours: f64,
     /// Ours divided by the baseline: the median over pairs of neighbouring runs.
     pub(super) ratio: f64,
     pub(super) aim: Aim,
-    /// Our share of the baseline's CPU that is aimed at.
+    /// The aim for our CPU as a share of the baseline's.
     pub(super) cpu_aim: Option<f64>,
     pub(super) costs: Option<Costs>,
     pub(super) runs: usize,
-    /// Everything that was measured.
+    /// All measurements, as JSON.
     pub(super) samples: Value,
     pub(super) note: Option<String>,
 }
 
-/// What one event cost, microseconds of CPU.
+/// The cost of one event, microseconds of CPU.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Costs {
     pub(super) baseline_us: f64,
     pub(super) ours_us: f64,
-    /// Of the walsender that served the baseline.
+    /// The walsender that served the baseline.
     pub(super) baseline_walsender_us: f64,
-    /// Of ours.
+    /// The walsender that served our program.
     pub(super) walsender_us: f64,
-    /// Of the backend that writes dispatch rows.
+    /// The backend that writes dispatch rows.
     pub(super) dispatch_us: f64,
     pub(super) emulator_us: f64,
-    /// The largest peak of ours, MiB.
+    /// The largest peak of our program, MiB.
     pub(super) peak_mib: f64,
 }
 
-/// What is aimed at.
+/// The aim of a line.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum Aim {
-    /// Nothing: it is shown.
+    /// No aim: the line is only shown.
     None,
     RatioAtLeast(f64),
-    /// Of 1, as a fraction.
+    /// Within this fraction of 1.
     Within(f64),
-    /// In the unit of the line.
+    /// At most this, in the unit of the line.
     AtMost(f64),
-    /// More than the baseline, in the unit of the line.
+    /// At most this much above the baseline, in the unit of the line.
     AboveBaselineAtMost(f64),
 }
 
@@ -124,7 +124,7 @@ impl Line {
     }
 }
 
-/// A figure with three digits that count; a dash where there is none.
+/// A figure with three significant digits, or a dash if there is none.
 fn figure(value: f64) -> String {
     match value.abs() {
         size if size.is_nan() => "-".into(),
@@ -134,7 +134,7 @@ fn figure(value: f64) -> String {
     }
 }
 
-/// The table, in Markdown. "us" columns are microseconds of CPU for each event.
+/// Prints the table as Markdown. "us" columns are microseconds of CPU per event.
 pub(super) fn print_table(lines: &[Line]) {
     println!(
         "| scenario | unit | baseline (what) | baseline | ours | ratio | aim | met? | our us \

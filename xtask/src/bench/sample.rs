@@ -1,4 +1,4 @@
-//! What one drain came to, and what several of them say together.
+//! The result of one drain, and the medians of several.
 
 use serde_json::{Value, json};
 
@@ -13,11 +13,11 @@ pub(super) struct Sample {
     /// False when the program was stopped before the end.
     pub(super) complete: bool,
     pub(super) seconds: f64,
-    /// Those since a walsender served the slot; all of them where none did.
+    /// Seconds since a walsender served the slot; all seconds where no walsender did.
     pub(super) streamed_seconds: f64,
-    /// Of the program that drains.
+    /// The program that drains.
     pub(super) program: Usage,
-    /// CPU seconds of the server's processes and of the emulator; 0 where there are none.
+    /// CPU seconds of the server's processes and of the emulator; 0 where there is none.
     pub(super) walsender_cpu: f64,
     pub(super) dispatch_cpu: f64,
     pub(super) emulator_cpu: f64,
@@ -51,7 +51,7 @@ impl Sample {
     }
 }
 
-/// Medians of what an event cost.
+/// Medians of the cost of an event.
 pub(super) fn costs(baseline: &[Sample], ours: &[Sample]) -> Costs {
     let of = |samples: &[Sample], cpu: fn(&Sample) -> f64| {
         median(samples.iter().map(|s| s.us_per_event(cpu(s))))
@@ -70,7 +70,7 @@ pub(super) fn costs(baseline: &[Sample], ours: &[Sample]) -> Costs {
     }
 }
 
-/// The middle value, the mean of both where there are two; NaN of none.
+/// The middle value, or the mean of the middle two; NaN if there are no values.
 pub(super) fn median(values: impl Iterator<Item = f64>) -> f64 {
     let mut values: Vec<f64> = values.collect();
     values.sort_by(f64::total_cmp);
@@ -88,7 +88,7 @@ mod tests {
     use super::median;
 
     #[test]
-    fn the_median_of_an_even_number_lies_between_the_two_in_the_middle() {
+    fn the_median_of_an_even_count_is_the_mean_of_the_middle_two() {
         assert_eq!(median([3.0, 1.0, 2.0].into_iter()), 2.0);
         assert_eq!(median([4.0, 1.0, 2.0, 3.0].into_iter()), 2.5);
         assert!(median(std::iter::empty()).is_nan());

@@ -1,4 +1,4 @@
-//! The drains that are measured: who drains what, against whom, and what is aimed at.
+//! The drains that are measured: which program drains which backlog, the baseline, and the aim.
 
 use std::path::Path;
 
@@ -22,18 +22,18 @@ pub(super) struct Scenario {
     pub(super) unit: Unit,
     pub(super) cores: Cores,
     pub(super) aim: Aim,
-    /// How much CPU we may use at most, as a share of the baseline's.
+    /// The aim for our CPU, as a share of the baseline's.
     pub(super) cpu_aim: Option<f64>,
-    /// A setting without which there is nothing to measure.
+    /// A setting without which the scenario makes no sense.
     pub(super) needs: Option<&'static str>,
-    /// Takes so long that it has to be asked for.
+    /// Takes so long that it runs only on request.
     pub(super) full_only: bool,
-    /// Pairs for each run: drains of a second vary more than longer ones.
+    /// Pairs per run. Short drains vary more than long ones, so they need more.
     pub(super) pairs: u32,
 }
 
 impl Scenario {
-    /// The relay against another build of itself, where it is a relay that is measured.
+    /// The relay against another build of itself; `None` if our side is not the relay.
     pub(super) fn against(self, binary: &'static Path) -> Option<Self> {
         let baseline = Side {
             contestant: self.ours.contestant.of_build(binary)?,
@@ -47,7 +47,7 @@ impl Scenario {
     }
 }
 
-/// One of the two.
+/// One side of a scenario.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Side {
     pub(super) contestant: Contestant,
@@ -57,7 +57,7 @@ pub(super) struct Side {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Unit {
     Events,
-    /// Events, by the time since the stream began: what the start takes is left out.
+    /// Events per second since the stream began, so that startup does not count.
     EventsStreamed,
     Requests,
     /// Of payload.
@@ -75,7 +75,7 @@ impl Unit {
     }
 }
 
-/// All of them, for backlogs of `events` where nothing else is said.
+/// All scenarios, for backlogs of `events` where nothing else is said.
 pub(super) fn all(events: u64) -> Vec<Scenario> {
     let mut all = Vec::new();
     reading(events, &mut all);
@@ -88,7 +88,7 @@ pub(super) fn all(events: u64) -> Vec<Scenario> {
     all
 }
 
-/// The same backlog for both.
+/// A scenario with the same backlog for both sides.
 fn scenario(
     name: impl Into<String>,
     backlog: Backlog,
@@ -131,7 +131,7 @@ fn reading(events: u64, all: &mut Vec<Scenario>) {
     }
 }
 
-/// Our replication session against a crate's that does the same.
+/// Our replication session against that of another crate.
 fn sessions(events: u64, all: &mut Vec<Scenario>) {
     for (rows, shape) in [(ROW, "1-row"), (HUNDRED, "100-row")] {
         let backlog = Backlog::new(events, rows, THOUSAND_KEYS);
@@ -147,7 +147,7 @@ fn sessions(events: u64, all: &mut Vec<Scenario>) {
     }
 }
 
-/// The whole way, with a row for each event and with rows for failures only.
+/// The whole pipeline, with a row for each event and with rows only for failures.
 fn delivering(events: u64, all: &mut Vec<Scenario>) {
     for (name, setting, least) in [("full", None, 0.80), ("exceptions", Some(DISPATCH), 0.95)] {
         for (rows, shape) in [
@@ -171,11 +171,11 @@ fn delivering(events: u64, all: &mut Vec<Scenario>) {
     }
 }
 
-/// As many keys as rows, and another publisher in place of ours.
+/// As many keys as rows, and another publisher instead of ours.
 fn many_keys(events: u64, all: &mut Vec<Scenario>) {
     let own = Backlog::new(events, ROW, OWN_KEYS);
     let least = Aim::RatioAtLeast(0.90);
-    // What is limited by the requests on their way takes long.
+    // Scenarios that are limited by the requests in flight take long.
     let fewer = Backlog::new(events / 4, ROW, OWN_KEYS);
     let few = Backlog::new(events / 20, ROW, OWN_KEYS);
     for (name, backlog, delay_ms, cores, aim) in [
@@ -241,8 +241,9 @@ fn late_answers(events: u64, all: &mut Vec<Scenario>) {
     }
 }
 
-/// Payloads of many sizes; in all at most four kilobytes for each event asked for, so that none is
-/// drained much sooner than small ones are, and transactions that are not larger than a megabyte.
+/// Payloads of many sizes. A backlog has at most four kilobytes for each event asked for, so that
+/// every size drains for about as long as the small ones, and no transaction is larger than a
+/// megabyte.
 fn payloads(events: u64, all: &mut Vec<Scenario>) {
     for (name, bytes, rows) in [
         ("payload-100-B", 100, 100),
@@ -261,7 +262,7 @@ fn payloads(events: u64, all: &mut Vec<Scenario>) {
     }
 }
 
-/// A tenth of the backlog and ten times as much.
+/// A tenth of the backlog, and ten times the backlog.
 fn lengths(events: u64, all: &mut Vec<Scenario>) {
     let backlog = |events| Backlog::new(events, ROW, THOUSAND_KEYS);
     for (name, count, full_only, pairs) in [

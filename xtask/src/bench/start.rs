@@ -1,6 +1,6 @@
-//! From the start of the program to streaming, and the size of the program.
+//! The time from the start of the program to streaming, and the size of the binary.
 //!
-//! The relay streams when its port says that it is ready, `pg_recvlogical` when the slot is in use.
+//! The relay streams when its port reports ready, `pg_recvlogical` when the slot is active.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -17,7 +17,7 @@ use super::report::{Aim, Line};
 use super::sample::median;
 use crate::process;
 
-/// Small against any start.
+/// Short compared with any start.
 const LOOK_INTERVAL: Duration = Duration::from_millis(1);
 
 const LIMIT: Duration = Duration::from_secs(30);
@@ -25,7 +25,7 @@ const LIMIT: Duration = Duration::from_secs(30);
 const START_AIM_MS: f64 = 150.0;
 const SIZE_AIM_MB: f64 = 20.0;
 
-/// A line for each of the two.
+/// Returns a line for each of the two.
 pub(super) async fn measure(runs: u32) -> Result<Vec<Line>, String> {
     let database = Database::start(&process::binary()).await?;
     let emulator = Emulator::start(0, false, Cores::Shared)?;
@@ -116,7 +116,7 @@ fn free_port() -> Result<SocketAddr, String> {
         .map_err(|e| e.to_string())
 }
 
-/// What `/readyz` says; nobody who listens is a no.
+/// The answer of `/readyz`; if nobody listens, the relay is not ready.
 fn is_ready(port: SocketAddr) -> bool {
     let ask = || -> std::io::Result<String> {
         let mut stream = TcpStream::connect(port)?;

@@ -1,4 +1,4 @@
-//! The loads, and how each is run.
+//! The loads, and how to run each.
 
 use std::path::Path;
 use std::time::Duration;
@@ -9,14 +9,13 @@ use crate::process::{self, Running};
 
 const LOOK_INTERVAL: Duration = Duration::from_millis(200);
 
-/// How long Pub/Sub stays down after the last row: long enough for the relay to have read all
-/// that it is ever going to hold.
+/// How long Pub/Sub stays down after the last row. By then the relay has read as much as it will
+/// ever hold.
 const OUTAGE_AFTER_ROWS: Duration = Duration::from_secs(10);
 
-/// The relay that makes no progress for so long will make none.
+/// A relay without progress for this long will make none.
 const STANDSTILL: Duration = Duration::from_secs(300);
 
-/// A load.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Load {
     Outage,
@@ -52,13 +51,13 @@ impl Load {
         Backlog::new(rows, rows_per_transaction, keys)
     }
 
-    /// Runs it; the relay's peak, 10^6 bytes.
+    /// Runs the load. Returns the relay's peak, 10^6 bytes.
     pub(crate) async fn peak_mb(self, binary: &Path, rows: u64) -> Result<f64, String> {
         let database = Database::start(binary).await?;
         database.copy_slot("postrider").await?;
         let (mut emulator, host) = process::emulator(binary, "127.0.0.1:0")?;
         if self == Self::Outage {
-            // From here on nobody listens at its address.
+            // From here on nobody listens at the emulator's address.
             emulator.0.kill().map_err(|e| e.to_string())?;
             emulator.0.wait().map_err(|e| e.to_string())?;
         }
@@ -79,7 +78,7 @@ impl Load {
             {
                 return Err("something was published although Pub/Sub was down".into());
             }
-            eprintln!("  Pub/Sub comes back, peak {:.1} MB", peak_mb(&mut relay)?);
+            eprintln!("  Pub/Sub is back, peak {:.1} MB", peak_mb(&mut relay)?);
             (emulator, _) = process::emulator(binary, &host)?;
         }
         wait_until_confirmed(&database, &end, &mut relay).await?;
@@ -116,7 +115,7 @@ async fn wait_until_confirmed(
             0 => return Ok(()),
             rest if rest < best => (best, since) = (rest, std::time::Instant::now()),
             rest if since.elapsed() > STANDSTILL => {
-                return Err(format!("{rest} bytes of log stay unconfirmed"));
+                return Err(format!("{rest} bytes of WAL stay unconfirmed"));
             }
             _ => {}
         }

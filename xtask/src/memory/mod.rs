@@ -1,11 +1,12 @@
-//! `cargo xtask memory`: the peak memory of the relay where a careless one would grow without end.
+//! `cargo xtask memory`: the relay's peak memory under loads that would make a careless relay grow
+//! without limit.
 //!
-//! Three loads, each on a server of its own: rows that arrive while Pub/Sub is down, one huge
-//! transaction, and a key for every row. What is measured is the kernel's own high-water mark of
+//! There are three loads, each on a server of its own: rows that arrive while Pub/Sub is down, one
+//! huge transaction, and a key for every row. The measure is the kernel's high-water mark of
 //! resident memory (`VmHWM`) over the whole run, until every event is published, recorded and
 //! confirmed. A peak above the limit fails the command.
 //!
-//! `cargo xtask bench --full` measures the same several times, among everything else.
+//! `cargo xtask bench --full` runs the same measurements several times, along with everything else.
 
 pub(crate) mod load;
 
@@ -18,10 +19,9 @@ use load::Load;
 
 use crate::{process, step};
 
-/// What the relay may use at most, 10^6 bytes.
+/// The most memory that the relay may use, 10^6 bytes.
 pub(crate) const AIM_MB: f64 = 64.0;
 
-/// What to measure.
 #[derive(Debug, Args)]
 pub(crate) struct MemoryArgs {
     /// Rows of each load
@@ -30,7 +30,7 @@ pub(crate) struct MemoryArgs {
     /// Only loads whose name contains this
     #[arg(long, value_name = "TEXT")]
     only: Option<String>,
-    /// What the relay may use at most, MB
+    /// The most memory that the relay may use, MB
     #[arg(long, default_value_t = AIM_MB)]
     limit_mb: f64,
     /// Measure this program instead of a release build of the sources

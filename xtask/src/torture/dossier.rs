@@ -1,4 +1,5 @@
-//! Everything about a schedule that failed: the end of it on the terminal, the whole in a file.
+//! Everything about a failed schedule: the most important part on the terminal, all of it in a
+//! file.
 
 use std::collections::HashMap;
 use std::fmt::Write;
@@ -10,15 +11,14 @@ use super::schedule::Outcome;
 use super::verdict::{Event, Evidence, Violation};
 use crate::step;
 
-/// Of each kind: the end of a log is what is kept, and it is short.
+/// Per kind of violation. Usually only the end of a log is kept, so it must be short.
 const VIOLATIONS_SHOWN: usize = 2;
 const LOG_LINES_SHOWN: usize = 60;
 const LOG_LINES_SUMMED_UP: usize = 4;
 const LINE_SUMMED_UP: usize = 300;
 
-/// Writes the file and prints what helps most. Returns a summary that has what matters at its end:
-/// what was planned, what happened, and what is wrong, with the command that plays the schedule
-/// again.
+/// Writes the file and prints the most helpful parts. Returns a summary with the essentials at its
+/// end: the plan, what happened, the violations, and the command that replays the schedule.
 pub(super) fn show(seed: u64, outcome: &Outcome, server_log: &str) -> String {
     let index = outcome.plan.index;
     let file = step::target_folder()
@@ -60,7 +60,7 @@ fn last(lines: &[String], count: usize) -> &[String] {
     &lines[lines.len().saturating_sub(count)..]
 }
 
-/// The first ones of each kind, and how many more there are.
+/// The first violations of each kind, and how many more there are.
 fn of_each_kind(violations: &[Violation]) -> Vec<String> {
     let mut kinds: Vec<(_, Vec<&Violation>)> = Vec::new();
     for violation in violations {
@@ -97,7 +97,7 @@ fn head(seed: u64, outcome: &Outcome) -> String {
         outcome.plan
     );
     for occurrence in &outcome.occurrences {
-        // Writing to a String cannot fail; so below.
+        // Writing to a String cannot fail; the same goes for the calls below.
         let _ = writeln!(
             text,
             "{:8.3} to {:8.3}  {}",
@@ -109,7 +109,7 @@ fn head(seed: u64, outcome: &Outcome) -> String {
     text
 }
 
-/// What became of each event, per key in its order.
+/// What happened to each event, per key and in order.
 pub(super) fn history(evidence: &Evidence) -> Vec<String> {
     let mut sent: HashMap<&str, Vec<u64>> = HashMap::new();
     for attempt in &evidence.attempts {

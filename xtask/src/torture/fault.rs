@@ -1,18 +1,17 @@
-//! What can go wrong in a schedule.
+//! The faults of a schedule.
 
 use std::fmt;
 use std::time::Duration;
 
 use pubsub_emulator::Action;
 
-/// What goes wrong.
 #[derive(Debug, Clone)]
 pub(super) enum Fault {
-    /// SIGKILL to a relay, and a new one after this time.
+    /// SIGKILL to a relay, and a new relay after this time.
     Kill(Duration),
-    /// SIGTERM to a relay, and a new one after this time.
+    /// SIGTERM to a relay, and a new relay after this time.
     Stop(Duration),
-    /// SIGSTOP to the relay that holds the slot, SIGCONT after this time.
+    /// SIGSTOP to the relay that holds the slot, and SIGCONT after this time.
     Freeze(Duration),
     /// `pg_terminate_backend` of the walsender.
     TerminateWalsender,
@@ -22,9 +21,9 @@ pub(super) enum Fault {
     LockDispatch(Duration),
     /// PostgreSQL goes down for this time.
     Server(Outage, Duration),
-    /// So many publishes meet this action.
+    /// This many publish requests meet this action.
     Publish(Action, u64),
-    /// Every publish meets this action for this time.
+    /// Every publish request meets this action for this time.
     PublishFor(Action, Duration),
     /// A topic is gone for this time.
     TopicGone(&'static str, Duration),
@@ -34,25 +33,25 @@ pub(super) enum Fault {
     RefusePubsub(Duration),
     /// The network between a relay and one of its peers, for this time.
     Network(Side, Trouble, Duration),
-    /// The slot is lost behind a relay that is in this condition.
+    /// The slot is lost while the relay is in this state.
     SlotLost(Down, Loss),
-    /// The publication does not carry the outbox table for this time.
+    /// The publication lacks the outbox table for this time.
     Gap(Down, Unpublished, Duration),
-    /// The outbox table is another one from now on, under the same name.
+    /// The outbox table is replaced by another one with the same name.
     Replaced(Down, Replacement),
-    /// A row that is longer than the relay reads from the stream.
+    /// A row longer than the relay reads from the stream.
     TooLong,
-    /// Nothing is refused any more, and everything in quarantine is released.
+    /// All refusals are lifted, and everything in quarantine is released.
     Release,
 }
 
-/// What a relay does while something happens behind its back.
+/// The state of the relay while something happens without its knowledge.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Down {
     Running,
-    /// By `kill -9`; started again afterwards.
+    /// By `kill -9`; restarted afterwards.
     Killed,
-    /// By SIGTERM; started again afterwards.
+    /// By SIGTERM; restarted afterwards.
     Stopped,
 }
 
@@ -60,27 +59,27 @@ pub(super) enum Down {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Loss {
     Dropped,
-    /// Dropped, and made anew at once.
+    /// Dropped, and recreated at once.
     Recreated,
     /// By `max_slot_wal_keep_size`.
     Invalidated,
 }
 
-/// How the stream leaves the outbox table out.
+/// How the outbox table is kept out of the stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Unpublished {
     TableOut,
     PublicationDropped,
-    /// Another version of the settings serves for a while, and has another table.
+    /// A relay with other settings serves the slot for a while, with another table.
     NotInSettings,
 }
 
-/// Where the rows of the old table are.
+/// What happens to the rows of the old table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Replacement {
-    /// In the new table, which is swapped for the old one.
+    /// They are in the new table, which is swapped for the old one.
     Copied,
-    /// Dropped with the old table; the WAL has those that were not published yet.
+    /// They are dropped with the old table. Rows that were not published yet are in the WAL.
     Recreated,
 }
 
@@ -91,14 +90,14 @@ pub(super) enum Side {
     Pubsub,
 }
 
-/// What a network does.
+/// A disturbance of the network.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Trouble {
-    /// Nothing passes, and all of it comes in the end.
+    /// Nothing passes until the end, and then everything arrives.
     Stalled,
-    /// Everything vanishes, and connections break in the end.
+    /// Everything is lost, and connections break in the end.
     Swallowed,
-    /// Everything comes so much later.
+    /// Everything arrives this much later.
     Delayed(Duration),
     /// Connections break by RST, once.
     Reset,
@@ -115,7 +114,7 @@ pub(super) enum Outage {
 }
 
 impl Fault {
-    /// Whether an attempt ends only by the relay's own limit.
+    /// Whether an attempt ends only by the relay's own timeout.
     pub(super) fn withholds_answers(&self) -> bool {
         matches!(
             self,
@@ -124,7 +123,7 @@ impl Fault {
         )
     }
 
-    /// Whether the relay may lose its lease over it.
+    /// Whether the relay may lose its lease because of this fault.
     pub(super) fn tries_the_lease(&self) -> bool {
         matches!(
             self,
@@ -133,8 +132,8 @@ impl Fault {
         )
     }
 
-    /// Whether rows that are left out come behind later ones of their key: a gap that the stream
-    /// has passed, or a slot that cannot be told from one that moved on.
+    /// Whether omitted rows are delivered after later rows of their key: in a gap that the stream
+    /// has passed, or with a slot that looks as if it had only moved on.
     pub(super) fn leaves_late_rows(&self) -> bool {
         match self {
             Fault::Gap(..) => true,
@@ -143,17 +142,17 @@ impl Fault {
         }
     }
 
-    /// Whether rows have to be read from their table, since the slot cannot bring them.
+    /// Whether rows have to be read from their table, because the slot cannot deliver them.
     pub(super) fn needs_new_slot(&self) -> bool {
         matches!(self, Fault::SlotLost(..) | Fault::TooLong)
     }
 
-    /// Whether the relay has to tell a slot that was made anew by what it left behind.
+    /// Whether the relay has to recognise a recreated slot by what a clean stop left behind.
     pub(super) fn follows_a_clean_stop(&self) -> bool {
         matches!(self, Fault::SlotLost(Down::Stopped, Loss::Recreated))
     }
 
-    /// How long it goes on when it has been caused and left alone.
+    /// How long the fault lasts after it was caused.
     pub(super) fn lasts(&self) -> Duration {
         match self {
             Fault::PublishFor(_, span)
@@ -161,9 +160,9 @@ impl Fault {
             | Fault::RefusePubsub(span)
             | Fault::LockDispatch(span)
             | Fault::Network(_, _, span) => *span,
-            // Some seconds until the relay has met the row twice and made a new slot.
+            // Long enough for the relay to meet the row twice and create a new slot.
             Fault::TooLong => Duration::from_secs(30),
-            // Over when they have been caused.
+            // These faults are over as soon as they have been caused.
             Fault::Kill(_)
             | Fault::Stop(_)
             | Fault::Freeze(_)
@@ -183,8 +182,8 @@ impl Fault {
 impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Fault::Kill(gap) => write!(f, "kill -9 of the relay, a new one after {gap:?}"),
-            Fault::Stop(gap) => write!(f, "SIGTERM to the relay, a new one after {gap:?}"),
+            Fault::Kill(gap) => write!(f, "kill -9 of the relay, a new relay after {gap:?}"),
+            Fault::Stop(gap) => write!(f, "SIGTERM to the relay, a new relay after {gap:?}"),
             Fault::Freeze(span) => write!(f, "SIGSTOP to the relay for {span:?}"),
             Fault::TerminateWalsender => f.write_str("pg_terminate_backend of the walsender"),
             Fault::TerminateSql => f.write_str("pg_terminate_backend of the relay's SQL sessions"),
@@ -227,7 +226,9 @@ impl fmt::Display for Fault {
                 write!(f, "the table is {how:?} under its name, the relay {down}")
             }
             Fault::TooLong => f.write_str("a row is too long for the stream"),
-            Fault::Release => f.write_str("everything in quarantine is cured and released"),
+            Fault::Release => {
+                f.write_str("refusals are lifted and everything in quarantine is released")
+            }
         }
     }
 }
@@ -236,8 +237,8 @@ impl fmt::Display for Down {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Down::Running => "running",
-            Down::Killed => "killed before by kill -9",
-            Down::Stopped => "stopped before by SIGTERM",
+            Down::Killed => "was killed by kill -9 before",
+            Down::Stopped => "was stopped by SIGTERM before",
         })
     }
 }
@@ -246,7 +247,7 @@ impl fmt::Display for Loss {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Loss::Dropped => "dropped",
-            Loss::Recreated => "dropped and made anew",
+            Loss::Recreated => "dropped and recreated",
             Loss::Invalidated => "invalidated by the server",
         })
     }

@@ -1,4 +1,4 @@
-//! What the database of a schedule says in the end: the evidence that is read from tables.
+//! Reads the evidence from the tables of a schedule's database at the end.
 
 use std::collections::HashSet;
 
@@ -9,17 +9,17 @@ use tokio_postgres::types::PgLsn;
 use super::schedule::topic;
 use super::verdict::{Event, Record};
 
-/// What a row of the outbox has as its transaction that was there before the table was captured. No
-/// such row is an event.
+/// The transaction label of old rows, which were in the outbox before it was captured. Such a row
+/// is not an event.
 pub(super) const HISTORY: &str = "history";
 
-/// Every committed event, also those of a table that was dropped.
+/// Every committed event, including those of a dropped table.
 const EVENTS: &str = "\
     (SELECT id, aggregatetype, aggregateid, version, payload FROM outbox.events \
         WHERE payload->>'t' IS DISTINCT FROM 'history' \
      UNION ALL SELECT id, aggregatetype, aggregateid, version, payload FROM shop.former)";
 
-/// The one value that a statement asks for.
+/// The single value that a query returns.
 pub(super) async fn one<T>(client: &Client, sql: &str) -> Result<T, String>
 where
     T: for<'a> tokio_postgres::types::FromSql<'a>,
@@ -29,7 +29,7 @@ where
         .map_err(|e| format!("{sql}: {e:?}"))
 }
 
-/// The number that a statement asks for.
+/// The single number that a query returns.
 pub(super) async fn count(client: &Client, sql: &str) -> Result<i64, String> {
     one(client, sql).await
 }
@@ -52,7 +52,7 @@ pub(super) fn stored(attempts: &[Attempt]) -> HashSet<String> {
     ids.map(|id| id.to_string()).collect()
 }
 
-/// Ids of events that are in quarantine.
+/// Ids of quarantined events.
 pub(super) async fn set_aside(client: &Client) -> Result<HashSet<String>, String> {
     let sql = "SELECT event_id::text FROM outbox.dispatch WHERE state = 'quarantined'";
     let rows = client.query(sql, &[]).await;
@@ -60,7 +60,7 @@ pub(super) async fn set_aside(client: &Client) -> Result<HashSet<String>, String
     Ok(rows.iter().map(|row| row.get(0)).collect())
 }
 
-/// What stands in the outbox: the truth about what was committed.
+/// The rows of the outbox, which show all committed events.
 pub(super) async fn events(client: &Client) -> Result<Vec<Event>, String> {
     let sql = format!(
         "SELECT id::text, aggregatetype, coalesce(aggregateid, ''), coalesce(version, 0), \
@@ -80,7 +80,7 @@ pub(super) async fn events(client: &Client) -> Result<Vec<Event>, String> {
     Ok(rows.iter().map(event).collect())
 }
 
-/// What the dispatch table says.
+/// The rows of the dispatch table.
 pub(super) async fn records(client: &Client) -> Result<Vec<Record>, String> {
     let rows = client
         .query(

@@ -1,7 +1,7 @@
-//! What the schedules of one job stand on: a PostgreSQL server of the job's own.
+//! The PostgreSQL server on which one job plays its schedules.
 //!
-//! Each schedule gets a new database, publication and slot on it, so the server is made once and
-//! may be stopped and crashed by any of them.
+//! Each schedule gets a new database, publication and slot on it. So the server is created once,
+//! and any schedule may stop or crash it.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,19 +13,19 @@ use tokio_postgres::{Client, NoTls};
 use super::fault::Outage;
 use super::plan::Plan;
 
-/// A database that nobody captures, beside those that are tested.
+/// A database that no relay captures, in addition to the tested ones.
 const BYSTANDER: &str = "bystander";
 
-/// The role that everything else belongs to.
+/// The role that owns everything else.
 const OWNER: &str = "postgres";
 
-/// The role that the relays log in as.
+/// The role of the relays.
 const RELAY: &str = "torture_relay";
 
 /// How long PostgreSQL may take to stop while a relay streams from it (G6).
 const STOP_LIMIT: Duration = Duration::from_secs(30);
 
-/// How long a server that is coming up may be waited for.
+/// How long to wait for a server that is starting.
 const CONNECT_LIMIT: Duration = Duration::from_secs(60);
 
 const RETRY_PAUSE: Duration = Duration::from_millis(20);
@@ -58,8 +58,8 @@ impl Ground {
         };
         let admin = connect(&ground.socket_url("postgres")).await?;
         execute(&admin, &format!("CREATE DATABASE {BYSTANDER}")).await?;
-        // The relay has no other rights than those that the documents give it. The groups are made
-        // here, since databases that are prepared at once would all make them.
+        // The relay has only the rights that the documentation gives it. The groups are created
+        // here, because databases that are prepared at the same time would all try to create them.
         let roles = format!(
             "CREATE ROLE postrider_writer; CREATE ROLE postrider_relay; \
              CREATE ROLE {RELAY} LOGIN REPLICATION IN ROLE postrider_relay"
@@ -70,7 +70,7 @@ impl Ground {
         Ok(ground)
     }
 
-    /// Where the relay finds the server, if no proxy stands before it.
+    /// The server's address for the relay, when there is no proxy.
     pub(super) fn address(&self) -> SocketAddr {
         self.address
     }
@@ -79,7 +79,7 @@ impl Ground {
         format!("{}{database}", self.socket)
     }
 
-    /// A new database with everything that `postrider init --apply` makes, and the shop's tables.
+    /// A new database with everything that `postrider init --apply` creates, and the shop's tables.
     pub(super) async fn database(&self, plan: &Plan) -> Result<Database, String> {
         let name = format!("torture_{}", plan.index);
         let admin = connect(&self.socket_url("postgres")).await?;
@@ -103,7 +103,7 @@ impl Ground {
         Ok(database)
     }
 
-    /// Takes the server down, and up again after `span`.
+    /// Takes the server down, and starts it again after `span`.
     pub(super) async fn outage(&self, outage: Outage, span: Duration) -> Result<(), String> {
         let server = self.server.clone();
         let done = tokio::task::spawn_blocking(move || {
@@ -121,7 +121,7 @@ impl Ground {
             .map_err(|e| e.to_string())
     }
 
-    /// Removes everything of a schedule.
+    /// Removes everything that a schedule created.
     pub(super) async fn clear(&self, database: &Database) -> Result<(), String> {
         let name = &database.name;
         let own = connect(&database.url).await?;
@@ -139,7 +139,7 @@ impl Ground {
             ),
             format!("DROP DATABASE {name} WITH (FORCE)"),
         ] {
-            // A walsender that was told to end takes a moment.
+            // A terminated walsender takes a moment to end.
             let deadline = Instant::now() + CONNECT_LIMIT;
             while let Err(error) = execute(&admin, &sql).await {
                 if Instant::now() > deadline {
@@ -160,15 +160,15 @@ impl Ground {
     }
 }
 
-/// The database of one schedule; its name is the slot's, too.
+/// The database of one schedule. Its name is also the name of the slot.
 #[derive(Debug, Clone)]
 pub(super) struct Database {
     pub(super) name: String,
-    /// For the harness, over the Unix socket.
+    /// The URL for the harness, over the Unix socket.
     pub(super) url: String,
-    /// For who prepares it, over TCP.
+    /// The URL for preparing the database, over TCP.
     pub(super) owner_url: String,
-    /// For the relay, over TCP.
+    /// The URL for the relay, over TCP.
     pub(super) relay_url: String,
     pub(super) bystander_url: String,
 }
@@ -178,7 +178,7 @@ impl Database {
         connect(&self.url).await
     }
 
-    /// The relay's URL of it at another address.
+    /// The relay's URL of this database at another address.
     pub(super) fn url_at(&self, address: SocketAddr) -> String {
         url(RELAY, address, &self.name)
     }
@@ -188,13 +188,13 @@ fn url(role: &str, address: SocketAddr, database: &str) -> String {
     format!("postgres://{role}@{address}/{database}")
 }
 
-/// Connects, with patience for a server that is coming up.
+/// Connects, and waits for a server that is starting.
 pub(super) async fn connect(url: &str) -> Result<Client, String> {
     let deadline = Instant::now() + CONNECT_LIMIT;
     loop {
         match tokio_postgres::connect(url, NoTls).await {
             Ok((client, connection)) => {
-                // It ends with the client, and with the server; either is noticed by the client.
+                // Ends with the client or the server; the client notices either.
                 tokio::spawn(connection);
                 return Ok(client);
             }
@@ -211,7 +211,7 @@ pub(super) async fn execute(client: &Client, sql: &str) -> Result<(), String> {
         .map_err(|e| format!("{sql}: {e:?}"))
 }
 
-/// Prepared transactions whose writer did not come back.
+/// Rolls back prepared transactions whose writer did not return.
 pub(super) async fn roll_prepared_back(client: &Client) -> Result<(), String> {
     let rows = client
         .query(

@@ -1,16 +1,17 @@
-//! What the relays of a schedule have logged, and when they lived, by the journal's clock.
+//! The log lines of a schedule's relays, and when each relay lived, by the journal's clock.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// What a relay logs once it has the slot, or has delivered what was in the tables before it.
+/// Log lines of a relay that has the slot, or has delivered the rows from the tables that came
+/// before it.
 const STREAMS: [&str; 2] = ["streaming slot=", "recovered: everything"];
-/// What a relay logs when it begins to deliver from the tables.
+/// Log line of a relay that begins to deliver from the tables.
 const RECOVERS: &str = "every row without a record in outbox.dispatch";
-/// What a relay logs when it leaves what is on its way to itself.
-const GIVEN_UP: &str = "PostgreSQL has given the slot up";
-/// What a relay logs when it records nothing any more.
-const SUCCEEDED: &str = "another session has had the slot meanwhile";
+/// Log line of a relay that gives up its requests in flight.
+const GIVEN_UP: &str = "PostgreSQL has released the slot";
+/// Log line of a relay that stops recording.
+const SUCCEEDED: &str = "another session has taken over the slot";
 
 /// A handle to the log. Clones share it.
 #[derive(Debug, Clone, Default)]
@@ -18,21 +19,21 @@ pub(super) struct Log {
     inner: Arc<Mutex<Logged>>,
 }
 
-/// All of it.
+/// The contents of the log.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Logged {
     pub(super) lines: Vec<String>,
     pub(super) lives: Vec<Life>,
-    /// When relays have begun to deliver everything without a record from the tables.
+    /// When relays began to deliver unrecorded rows from the tables.
     pub(super) recovers: Vec<Duration>,
-    /// When relays have found that PostgreSQL had given their slot up.
+    /// When relays found that PostgreSQL had released their slot.
     pub(super) given_up: Vec<Duration>,
-    /// When relays have found that another session has had their slot.
+    /// When relays found that another session had taken over their slot.
     pub(super) succeeded: Vec<Duration>,
 }
 
 impl Logged {
-    /// How often a relay has begun to deliver everything without a record from the tables.
+    /// How often a relay began to deliver unrecorded rows from the tables.
     pub(super) fn recoveries(&self) -> u64 {
         self.recovers.len() as u64
     }
@@ -44,12 +45,12 @@ pub(super) struct Life {
     pub(super) pid: u32,
     pub(super) born: Duration,
     pub(super) died: Option<Duration>,
-    /// When it said that it streams: a little before, it has looked up what is recorded.
+    /// When it logged that it streams. A little earlier it has read the existing records.
     pub(super) streams: Vec<Duration>,
 }
 
 impl Log {
-    /// A relay was started.
+    /// Notes that a relay was started.
     pub(super) fn born(&self, pid: u32, at: Duration) {
         let mut log = self.lock();
         let line = format!("{:8.3} -- relay {pid} starts", at.as_secs_f64());
@@ -62,7 +63,7 @@ impl Log {
         });
     }
 
-    /// It has logged a line.
+    /// Notes a log line of a relay.
     pub(super) fn said(&self, pid: u32, at: Duration, line: &str) {
         let mut log = self.lock();
         log.lines
@@ -82,7 +83,7 @@ impl Log {
         }
     }
 
-    /// It is gone.
+    /// Notes that a relay is gone.
     pub(super) fn died(&self, pid: u32, at: Duration, how: &str) {
         let mut log = self.lock();
         let line = format!("{:8.3} -- relay {pid} {how}", at.as_secs_f64());
@@ -92,13 +93,13 @@ impl Log {
         }
     }
 
-    /// Whether it has logged anything.
+    /// Whether the relay has logged anything.
     pub(super) fn has_spoken(&self, pid: u32) -> bool {
         let name = format!(" [{pid}] ");
         self.lock().lines.iter().any(|line| line.contains(&name))
     }
 
-    /// Whether it has ever said that it streams.
+    /// Whether the relay has ever logged that it streams.
     pub(super) fn has_streamed(&self, pid: u32) -> bool {
         let streams = |life: &Life| life.pid == pid && !life.streams.is_empty();
         self.lock().lives.iter().any(streams)

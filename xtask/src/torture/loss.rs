@@ -1,5 +1,5 @@
-//! What befalls the slot and the publication of a schedule, and what a person does about events in
-//! quarantine.
+//! Faults of the slot and the publication, and the release of quarantined events as an operator
+//! would do it.
 
 use std::process::Stdio;
 use std::time::{Duration, Instant};
@@ -14,26 +14,26 @@ use super::ground::execute;
 use super::relay::{Relay, binary};
 use super::stage::Stage;
 
-/// How long anything here may take that ends by itself.
+/// The time limit for everything here that ends by itself.
 pub(super) const LIMIT: Duration = Duration::from_secs(60);
 
 pub(super) const LOOK_INTERVAL: Duration = Duration::from_millis(10);
 
-/// Segments that are filled while the slot may keep none.
+/// The number of segments to fill while the slot may keep none.
 const SEGMENTS: usize = 4;
 
-/// What a clean stop leaves behind, or a recovery that has not ended.
+/// Finds the traces of a clean stop, or of a recovery that has not finished.
 const LEFT: &str =
     "SELECT count(*) FROM outbox.relay WHERE confirmed_is_final OR recovering IS NOT NULL";
 
-/// Events that wait for a person.
+/// Events that wait for an operator.
 const IN_QUARANTINE: &str = "SELECT count(*) FROM outbox.dispatch WHERE state = 'quarantined'";
-/// Events that are not published yet, though they should be.
+/// Events that should be published but are not yet.
 const UNDELIVERED: &str =
     "SELECT count(*) FROM outbox.dispatch WHERE state IN ('quarantined', 'released')";
 
 impl Stage<'_> {
-    /// Waits until the slot has been served: a slot that is lost before that is a first start.
+    /// Waits until a relay has served the slot. Losing it before that would be a first start.
     pub(super) async fn served(&mut self) -> Result<(), String> {
         let client = self.database.connect().await?;
         let deadline = Instant::now() + LIMIT;
@@ -46,7 +46,7 @@ impl Stage<'_> {
         Ok(())
     }
 
-    /// Waits until one of the relays has said that it streams.
+    /// Waits until one of the relays has logged that it streams.
     pub(super) async fn streams(&mut self) -> Result<(), String> {
         let deadline = Instant::now() + LIMIT;
         let log = self.log.clone();
@@ -67,17 +67,17 @@ impl Stage<'_> {
         Ok(())
     }
 
-    /// Behind the relay's back.
+    /// Loses the slot without the relay's knowledge.
     pub(super) async fn lose_slot(&mut self, down: Down, loss: Loss) -> Result<(), String> {
         if down == Down::Stopped {
-            // One that has not got as far leaves nothing behind by its clean stop.
+            // A relay that does not stream yet leaves no trace of its clean stop.
             self.streams().await?;
         }
         let seat = self.take_down(down).await?;
         let client = self.database.connect().await?;
         let slot = &self.database.name;
-        // A relay that was stopped before its session had begun leaves no position behind, and a
-        // slot that is made anew then goes unnoticed, which is not what the plan has in mind.
+        // A relay that was stopped before its session began leaves no position behind. It would not
+        // notice a recreated slot, which is not what the plan intends.
         let is_told = down != Down::Stopped || count(&client, LEFT).await? > 0;
         match loss {
             Loss::Dropped => drop_slot(&client, slot).await?,
@@ -86,7 +86,7 @@ impl Stage<'_> {
                 drop_slot(&client, slot).await?;
                 let create =
                     format!("SELECT pg_create_logical_replication_slot('{slot}', 'pgoutput')");
-                // A relay that runs may have been faster.
+                // A running relay may have been faster.
                 let _ = client.batch_execute(&create).await;
             }
             Loss::Invalidated => invalidate(&client).await?,
@@ -113,7 +113,7 @@ impl Stage<'_> {
                      WITH (publish = 'insert', publish_via_partition_root = true)",
             ),
         };
-        // A relay that comes up while the publication is wrong ends, as it should.
+        // A relay that starts while the publication is wrong exits, as it should.
         self.streams().await?;
         let seat = self.take_down(down).await?;
         let client = self.database.connect().await?;
@@ -127,8 +127,8 @@ impl Stage<'_> {
         self.replace(seat, Duration::ZERO).await
     }
 
-    /// As a person does who has mended the reason: nothing is refused any more, and what is in
-    /// quarantine goes out.
+    /// Acts like an operator who has removed the cause: lifts all refusals and releases everything
+    /// in quarantine.
     pub(super) async fn release(&mut self) -> Result<(), String> {
         for id in self.poison.drain(..) {
             self.pubsub.lift(id);
@@ -155,8 +155,8 @@ impl Stage<'_> {
         }
     }
 
-    /// Releases until nothing is left: what was refused a moment before it was cured comes into
-    /// quarantine behind the first release.
+    /// Releases until the quarantine is empty, because an event refused just before the refusals
+    /// were lifted may enter quarantine after the first release.
     pub(super) async fn release_all(&mut self) -> Result<(), String> {
         let client = self.database.connect().await?;
         let deadline = Instant::now() + LIMIT;
@@ -172,7 +172,7 @@ impl Stage<'_> {
     }
 }
 
-/// Whoever reads from it is thrown out, until nobody was faster than we are.
+/// Terminates the slot's reader and drops the slot, repeatedly, in case a reader is faster.
 async fn drop_slot(client: &Client, slot: &str) -> Result<(), String> {
     let deadline = Instant::now() + LIMIT;
     let throw_out = format!(
@@ -193,7 +193,7 @@ async fn drop_slot(client: &Client, slot: &str) -> Result<(), String> {
     }
 }
 
-/// Lets the server give up every slot that keeps more than the current segments.
+/// Makes the server invalidate every slot that keeps more than the current segments.
 async fn invalidate(client: &Client) -> Result<(), String> {
     execute(client, "ALTER SYSTEM SET max_slot_wal_keep_size = '1MB'").await?;
     execute(client, "SELECT pg_reload_conf()").await?;

@@ -1,9 +1,9 @@
 //! `cargo xtask torture`: seeded schedules of faults against the real relay and a real PostgreSQL.
 //!
 //! A schedule is planned from its seed (`plan`), played (`schedule`, with `stage`, `workload` and
-//! `watch`), and judged from what it has left behind (`verdict`). Each job has a server of its own
-//! (`ground`) and plays one schedule after the other; each schedule has its own database, slot and
-//! emulator, and runs the program as its users do.
+//! `watch`), and judged by the evidence it left (`verdict`). Each job has a server of its own
+//! (`ground`) and plays one schedule after another. Each schedule has its own database, slot and
+//! emulator, and runs the program like a user does.
 
 mod dossier;
 mod fault;
@@ -37,28 +37,28 @@ use ground::Ground;
 use plan::{Plan, Temper};
 use report::Totals;
 
-/// How much to play.
 #[derive(Debug, Args)]
 pub(crate) struct TortureArgs {
-    /// Seed of all schedules; without one the clock gives it
+    /// Seed of all schedules; taken from the clock by default
     #[arg(long)]
     seed: Option<u64>,
-    /// End after so many minutes
+    /// Stop after this many minutes
     #[arg(long)]
     minutes: Option<f64>,
-    /// End after so many schedules; 100 when no minutes are given
+    /// Stop after this many schedules; 100 when no minutes are given
     #[arg(long)]
     schedules: Option<u64>,
-    /// Play only the schedule of this number: once, or as often as the other options say
+    /// Play only the schedule with this number: once, or as often as the other options say
     #[arg(long, value_name = "NUMBER")]
     only: Option<u64>,
     /// Play only schedules with this family of faults
     #[arg(long, value_enum)]
     kind: Option<Temper>,
-    /// Schedules at once, each job with a PostgreSQL server of its own; by default one per core
+    /// Schedules that run at once, each with a PostgreSQL server of its own; one per core by
+    /// default
     #[arg(long)]
     jobs: Option<usize>,
-    /// Go on after a schedule that fails
+    /// Continue after a failed schedule
     #[arg(long)]
     keep_going: bool,
     /// Test the release build
@@ -90,7 +90,7 @@ pub(crate) fn run(args: &TortureArgs) -> Result<(), String> {
     if totals.failures.is_empty() {
         return Ok(());
     }
-    // Again, after everything else: the end of a log is what is kept and read.
+    // Prints the failures again, because the end of a log is what people keep and read.
     for failure in &totals.failures {
         eprintln!("\n{failure}");
     }
@@ -101,7 +101,7 @@ pub(crate) fn run(args: &TortureArgs) -> Result<(), String> {
     ))
 }
 
-/// The program under test, built if it was not named.
+/// The program under test, built unless one is named.
 fn program(args: &TortureArgs) -> Result<PathBuf, String> {
     if let Some(binary) = &args.binary {
         return Ok(binary.clone());
@@ -120,15 +120,15 @@ fn program(args: &TortureArgs) -> Result<PathBuf, String> {
 
 fn seed_of_the_clock() -> u64 {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-    // Short enough to be typed.
+    // Short enough to type.
     now.map_or(1, |now| now.as_millis() as u64 % 1_000_000)
 }
 
-/// What the jobs share.
+/// The state that the jobs share.
 struct Board {
     seed: u64,
     only: Option<u64>,
-    /// Schedules given out, and how many there are to give.
+    /// Schedules taken so far, and the total number.
     taken: AtomicU64,
     schedules: u64,
     deadline: Option<Instant>,
@@ -187,7 +187,7 @@ async fn play(args: &TortureArgs, seed: u64) -> Result<Totals, String> {
     Ok(std::mem::take(&mut totals))
 }
 
-/// Plays one schedule after the other on a server of its own.
+/// Plays schedules one after another on a server of its own.
 async fn job(board: Arc<Board>) -> Result<(), String> {
     let ground = Ground::start().await?;
     while let Some(index) = board.take() {

@@ -1,9 +1,9 @@
-//! What happens in one schedule, all of it decided by the seed before anything starts.
+//! Everything that happens in one schedule, decided by the seed before anything starts.
 //!
-//! A plan is plain data: what is written, how the relay is set, and the faults with their moments.
-//! That makes a schedule replayable as far as a test with processes can be: the same faults in the
-//! same order at the same moments, the same transactions; how threads interleave is up to the
-//! machine.
+//! A plan is plain data: what is written, the relay's settings, and the faults with their moments.
+//! So a schedule is as replayable as a test with processes can be. A replay has the same faults in
+//! the same order at the same moments, and the same transactions. Only the interleaving of threads
+//! is up to the machine.
 
 mod steps;
 mod table;
@@ -17,7 +17,7 @@ use super::random::Random;
 use super::verdict::FromTable;
 pub(super) use table::TablePlan;
 
-/// Kinds of aggregates; each has a topic of its own.
+/// The kinds of aggregates. Each kind has a topic of its own.
 pub(super) const KINDS: [&str; 3] = ["order", "invoice", "parcel"];
 
 /// Everything about one schedule.
@@ -28,66 +28,67 @@ pub(super) struct Plan {
     pub(super) relay: RelayPlan,
     pub(super) workload: WorkloadPlan,
     pub(super) table: TablePlan,
-    /// The relay starts only when the writers have ended, and works a backlog off.
+    /// The relay starts only when the writers have finished, and works off a backlog.
     pub(super) backlog: bool,
-    /// Each answer of Pub/Sub takes so long, so that there is something to interrupt.
+    /// Pub/Sub delays each answer by this, so that there is something to interrupt.
     pub(super) answer_delay: Duration,
-    /// Pub/Sub says GOAWAY to each connection of this age.
+    /// Pub/Sub sends GOAWAY to each connection of this age.
     pub(super) goaway: Option<Duration>,
-    /// What becomes of events that Pub/Sub refuses.
+    /// When events that Pub/Sub refuses are released.
     pub(super) release: Release,
     pub(super) steps: Vec<Step>,
-    /// For the writers and everything else beside.
+    /// Random numbers for the writers and everything else in the schedule.
     pub(super) random: Random,
 }
 
 /// The family of faults of a schedule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(super) enum Temper {
-    /// Nothing that may repeat an event, except that Pub/Sub may close connections: other duplicates
-    /// are violations.
+    /// No fault that may repeat an event, except that Pub/Sub may close connections. Other
+    /// duplicates are violations.
     Gentle,
-    /// `kill -9` of the relay above all.
+    /// Mostly `kill -9` of the relay.
     Crashes,
-    /// The relay's crashes, with a Pub/Sub that misbehaves.
+    /// Crashes of the relay, and a Pub/Sub that misbehaves.
     Pubsub,
-    /// The relay's crashes, with a PostgreSQL that stops, crashes and cuts connections.
+    /// Crashes of the relay, and a PostgreSQL that stops, crashes and cuts connections.
     Postgres,
-    /// Two relays; the active one is killed, stopped, frozen or cut off from PostgreSQL.
+    /// Two relays. The active one is killed, stopped, frozen or cut off from PostgreSQL.
     Standby,
-    /// The relay's crashes, with networks that stall, swallow, delay and break.
+    /// Crashes of the relay, and networks that stall, drop, delay and break.
     Network,
-    /// The relay's crashes, with a slot that is dropped, made anew or given up by the server.
+    /// Crashes of the relay, and a slot that is dropped, recreated or invalidated by the server.
     Loss,
-    /// A publication that is altered, or dropped and made again, while rows are written.
+    /// A publication that is altered, or dropped and recreated, while rows are written.
     Publication,
-    /// A captured table that is made anew or swapped for a copy, or has a row that cannot be decoded.
+    /// A captured table that is recreated or swapped for a copy, or has a row that cannot be
+    /// decoded.
     Tables,
-    /// The relay's crashes, with Pub/Sub, PostgreSQL and networks that misbehave.
+    /// Crashes of the relay, and Pub/Sub, PostgreSQL and networks that misbehave.
     Everything,
 }
 
-/// When events in quarantine are cured and released.
+/// When refusals are lifted and quarantined events released.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Release {
     Never,
-    /// When everything else is delivered.
+    /// After everything else is delivered.
     AtTheEnd,
-    /// By a step of the plan, and what is left at the end.
+    /// By a step of the plan; the rest at the end.
     UnderWay,
 }
 
-/// How the relay is set.
+/// The relay's settings.
 #[derive(Debug, Clone)]
 pub(super) struct RelayPlan {
-    /// Relays of the slot at the same time.
+    /// How many relays share the slot.
     pub(super) count: usize,
     pub(super) in_flight_requests: u64,
     pub(super) in_flight_mib: u64,
     pub(super) channels: u64,
     pub(super) publish_timeout: Duration,
     pub(super) wal_sender_timeout: Duration,
-    /// Whether later events of its key wait behind an event that is refused.
+    /// Whether later events of its key wait behind a refused event.
     pub(super) quarantines_key: bool,
     /// `dispatch = exceptions`: published events have no record.
     pub(super) exceptions: bool,
@@ -95,13 +96,13 @@ pub(super) struct RelayPlan {
     pub(super) buckets: Option<u64>,
 }
 
-/// What is written.
+/// What the writers write.
 #[derive(Debug, Clone)]
 pub(super) struct WorkloadPlan {
     pub(super) writers: u64,
-    /// Transactions of each writer.
+    /// Transactions per writer.
     pub(super) transactions: u64,
-    /// Longest pause of a writer between two transactions, milliseconds.
+    /// The longest pause of a writer between two transactions, milliseconds.
     pub(super) pause_ms: u64,
     pub(super) hot_keys: u64,
     pub(super) ddl: bool,
@@ -109,9 +110,9 @@ pub(super) struct WorkloadPlan {
     pub(super) large_rows: bool,
     /// The table has partitions, and rows are moved between them.
     pub(super) moves_rows: bool,
-    /// `logical_decoding_work_mem` of the walsender, kB: small ones make it spill.
+    /// `logical_decoding_work_mem` of the walsender, kB. A small value makes it spill.
     pub(super) decoding_work_mem_kb: u64,
-    /// Writers and numbers of their transactions with an event that Pub/Sub refuses.
+    /// The transactions with an event that Pub/Sub refuses: numbers of writer and transaction.
     pub(super) poison: BTreeSet<(u64, u64)>,
 }
 
@@ -122,11 +123,11 @@ pub(super) struct Step {
     pub(super) fault: Fault,
 }
 
-/// A moment, counted from the end of the step before.
+/// A moment, relative to the end of the previous step.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum When {
     After(Duration),
-    /// When so many more messages are stored.
+    /// When this many more messages are stored.
     Stored(u64),
 }
 
@@ -151,7 +152,8 @@ impl Plan {
         let release = match (has_poison, quarantines_key) {
             (false, _) => Release::Never,
             (true, true) => random.pick(&[Release::Never, Release::AtTheEnd, Release::UnderWay]),
-            // What is refused alone is released behind its key, in no order with what is cured.
+            // An event that is quarantined alone is released after later events of its key, in no
+            // defined order with other released events.
             (true, false) => random.pick(&[Release::Never, Release::AtTheEnd]),
         };
         let mut steps = steps::draw(temper, release, &mut random);
@@ -169,15 +171,15 @@ impl Plan {
         };
         let says_goaway = beside.per_mille(200);
         let goaway = says_goaway.then(|| beside.millis(50..=1_000));
-        // Events that are set aside or come late are judged by key.
+        // Quarantined and late events are judged by key.
         let can_share_keys = !has_poison && !temper.loses_rows();
         if can_share_keys && beside.per_mille(200) {
             relay.buckets = Some(beside.pick(&[1, 2, 8]));
         }
         let table = TablePlan::draw(temper.loses_rows(), &mut beside);
         let mut workload = WorkloadPlan::draw(temper, has_poison, &mut random);
-        // Nothing tells a moved row that was delivered from one that was not where nothing is recorded,
-        // and a row that the stream has left out may come as a moved one.
+        // Without records, a moved row that was delivered looks the same as one that was not, and a
+        // row that the stream left out may be delivered as a moved one.
         let can_move = !exceptions && !matches!(temper, Temper::Tables | Temper::Publication);
         let late = |step: &Step| step.fault.leaves_late_rows();
         let can_move = can_move && !steps.iter().any(late);
@@ -205,8 +207,8 @@ impl Plan {
         self.temper.loses_rows()
     }
 
-    /// Whether rows that the stream left out come behind later ones of their key. Without records a
-    /// slot that was made anew is noticed before anything of it is taken.
+    /// Whether rows that the stream left out are delivered after later rows of their key. A relay
+    /// without records notices a recreated slot before it reads anything from it.
     pub(super) fn leaves_late_rows(&self) -> bool {
         let late = |step: &Step| match step.fault {
             Fault::SlotLost(..) if self.relay.exceptions => false,
@@ -236,7 +238,7 @@ impl Temper {
 }
 
 impl Plan {
-    /// Whether proxies have to stand between the relays and their peers.
+    /// Whether the schedule needs proxies between the relays and their peers.
     pub(super) fn needs_network(&self) -> bool {
         let is_network = |step: &Step| matches!(step.fault, Fault::Network(..));
         self.steps.iter().any(is_network)
@@ -246,18 +248,19 @@ impl Plan {
 impl RelayPlan {
     fn draw(temper: Temper, steps: &[Step], random: &mut Random) -> Self {
         let has = |wanted: fn(&Fault) -> bool| steps.iter().any(|step| wanted(&step.fault));
-        // Short where an answer or a session is to be waited out. Long elsewhere, so that a slow
-        // machine is not taken for a fault. An attempt must be shorter than a quarter of the lease.
+        // Short where the test must wait for an answer or a session to time out, long elsewhere, so
+        // that a slow machine does not look like a fault. An attempt must be shorter than a quarter
+        // of the lease.
         let (publish, lease) = match () {
             () if has(Fault::tries_the_lease) => (1, 5),
             () if has(Fault::withholds_answers) => (1, 12),
-            // The publication is looked at eight times within a lease.
+            // The relay checks the publication eight times per lease.
             () if matches!(temper, Temper::Publication | Temper::Tables) => (2, 10),
             () => (10, 60),
         };
         Self {
             count: match temper {
-                // A clean stop is the last word on a slot only if no other relay takes it.
+                // A clean stop decides the state of a slot only if no other relay takes the slot.
                 Temper::Loss if has(Fault::follows_a_clean_stop) => 1,
                 Temper::Standby => 2,
                 Temper::Everything => random.pick(&[1, 2]),
@@ -284,7 +287,7 @@ impl RelayPlan {
 impl WorkloadPlan {
     fn draw(temper: Temper, has_poison: bool, random: &mut Random) -> Self {
         let writers = random.within(2..=5);
-        // Writers must not be done before something happens to their table.
+        // The writers must not finish before something happens to their table.
         let (transactions, pause_ms) = match temper {
             Temper::Publication | Temper::Tables => (random.within(30..=60), 40),
             _ => (random.within(10..=60), random.pick(&[0, 5, 20, 40])),

@@ -1,5 +1,5 @@
-//! The database of a schedule before its relay comes: everything that `postrider init --apply` makes,
-//! the shop's tables, rows from before, partitions and a slot of somebody else.
+//! Prepares the database of a schedule before its relay starts: everything that `postrider init
+//! --apply` creates, the shop's tables, old rows, partitions and a foreign slot.
 
 use std::process::Stdio;
 
@@ -10,7 +10,7 @@ use super::ground::{Database, execute};
 use super::plan::{KINDS, Plan};
 use super::relay::binary;
 
-/// The outbox table with two partitions, as a service may have made it before `postrider init`.
+/// The outbox table with two partitions, as a service may have created it before `postrider init`.
 const PARTITIONED: &str = "\
     CREATE SCHEMA outbox; CREATE SEQUENCE outbox.events_seq_seq; \
     CREATE TABLE outbox.events ( \
@@ -25,7 +25,7 @@ const PARTITIONED: &str = "\
     CREATE TABLE outbox.events_1 PARTITION OF outbox.events FOR VALUES IN (1)";
 
 impl Database {
-    /// Makes everything that is there before the first relay starts.
+    /// Creates everything that exists before the first relay starts.
     pub(super) async fn prepare(&self, plan: &Plan) -> Result<(), String> {
         let client = self.connect().await?;
         if plan.workload.moves_rows {
@@ -69,8 +69,8 @@ impl Database {
         }
     }
 
-    /// Aggregates with a version that writers count up: the row lock makes the order of versions
-    /// the order of commits. Events of an outbox table that was dropped stay in `shop.former`.
+    /// Creates aggregates with a version that writers count up. The row lock makes the order of
+    /// versions the order of commits. Events of a dropped outbox table are kept in `shop.former`.
     async fn make_shop(&self, plan: &Plan) -> Result<(), String> {
         let kinds = KINDS.map(|kind| format!("'{kind}'")).join(", ");
         let sql = format!(
@@ -89,7 +89,7 @@ impl Database {
     }
 }
 
-/// Rows of the keys that the writers use. Their versions come before those of the writers.
+/// Old rows with the keys that the writers use. Their versions are lower than the writers'.
 fn history(rows: u64, hot_keys: u64) -> String {
     format!(
         "INSERT INTO outbox.events (aggregatetype, aggregateid, event_type, version, payload) \

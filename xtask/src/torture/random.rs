@@ -1,7 +1,7 @@
-//! The only source of chance: one seed in, the same draws out, on every machine.
+//! The only source of randomness: the same seed gives the same draws on every machine.
 //!
-//! SplitMix64 (Steele, Lea, Flood 2014): a counter and a mixing function. Statistical finesse does
-//! not matter here; that a seed replays does, also after an upgrade of any dependency.
+//! SplitMix64 (Steele, Lea, Flood 2014): a counter and a mixing function. Statistical quality does
+//! not matter here. A seed must replay, even after dependencies are upgraded.
 
 use std::ops::RangeInclusive;
 use std::time::Duration;
@@ -19,13 +19,13 @@ impl Random {
         Self { state: seed }
     }
 
-    /// The draws of schedule `index` under `seed`; those of neighbours have nothing in common.
+    /// The draws of schedule `index` under `seed`. Neighbouring schedules have nothing in common.
     pub(super) fn of_schedule(seed: u64, index: u64) -> Self {
         let mixed = Self::new(seed).draw() ^ index.wrapping_mul(STEP);
         Self::new(Self::new(mixed).draw())
     }
 
-    /// A stream of its own, for something that runs beside.
+    /// A separate stream, for something that runs concurrently.
     pub(super) fn fork(&mut self) -> Self {
         Self::new(self.draw())
     }
@@ -38,7 +38,7 @@ impl Random {
         mixed ^ (mixed >> 31)
     }
 
-    /// A number of the range.
+    /// A number in the range.
     pub(super) fn within(&mut self, range: RangeInclusive<u64>) -> u64 {
         let (low, high) = (*range.start(), *range.end());
         low + self.draw() % (high - low + 1)
@@ -48,7 +48,7 @@ impl Random {
         Duration::from_millis(self.within(range))
     }
 
-    /// True in so many cases of a thousand.
+    /// True in `chance` of a thousand cases.
     pub(super) fn per_mille(&mut self, chance: u64) -> bool {
         self.within(1..=1_000) <= chance
     }
@@ -57,7 +57,7 @@ impl Random {
         from[self.within(0..=from.len() as u64 - 1) as usize].clone()
     }
 
-    /// One of the values, each as likely as its weight says.
+    /// One of the values, each as likely as its weight.
     pub(super) fn weighted<T: Clone>(&mut self, from: &[(u64, T)]) -> T {
         let total: u64 = from.iter().map(|(weight, _)| weight).sum();
         let mut left = self.within(1..=total);
@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn every_value_of_a_range_and_of_a_choice_comes() {
+    fn every_value_of_a_range_and_of_a_choice_occurs() {
         let mut random = Random::new(1);
         let mut seen = [0; 4];
         for _ in 0..400 {

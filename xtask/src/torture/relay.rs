@@ -1,6 +1,7 @@
-//! The relays of a schedule: `postrider run` as processes, with their logs.
+//! The relays of a schedule: `postrider run` processes and their logs.
 //!
-//! They end with us, however we end: by `Drop`, or by a shell that waits on a pipe of ours.
+//! They end when we end, however that happens: by `Drop`, or by a shell that waits on a pipe from
+//! us.
 
 use std::io::Write;
 use std::os::unix::process::ExitStatusExt;
@@ -16,14 +17,14 @@ use tokio::process::{Child, Command};
 use super::log::Log;
 use super::plan::RelayPlan;
 
-/// How long a relay may take to end after SIGTERM; its own limit is shorter.
+/// How long a relay may take to exit after SIGTERM. Its own limit is shorter.
 const STOP_LIMIT: Duration = Duration::from_secs(30);
 const SIGTERM: i32 = 15;
 const SHUTDOWN_TIMEOUT_S: &str = "15";
 
 static BINARY: OnceLock<PathBuf> = OnceLock::new();
 
-/// Says which program is tested.
+/// Sets the program under test.
 pub(super) fn set_binary(path: PathBuf) -> Result<(), String> {
     let path = std::fs::canonicalize(&path).map_err(|e| format!("{}: {e}", path.display()))?;
     BINARY
@@ -36,7 +37,7 @@ pub(super) fn binary() -> Result<&'static Path, String> {
     Ok(path)
 }
 
-/// What a relay is started with.
+/// The command line and environment of a relay.
 #[derive(Debug, Clone)]
 pub(super) struct Launch {
     environment: Vec<(&'static str, String)>,
@@ -105,7 +106,7 @@ impl Launch {
         }
     }
 
-    /// The same with other settings: this outbox table in place of `outbox.events`.
+    /// The same with another setting: this outbox table instead of `outbox.events`.
     pub(super) fn with_table(&self, table: &str) -> Self {
         let mut other = self.clone();
         (other.environment).push(("POSTRIDER_TABLE", table.to_owned()));
@@ -113,12 +114,12 @@ impl Launch {
     }
 }
 
-/// One running relay; killed when dropped.
+/// One running relay. It is killed when dropped.
 #[derive(Debug)]
 pub(super) struct Relay {
     child: Child,
     pid: u32,
-    /// Number of the seat it was started in.
+    /// The number of the seat in which it was started.
     seat: usize,
     log: Log,
     journal: Journal,
@@ -181,7 +182,7 @@ impl Relay {
         }
     }
 
-    /// SIGKILL, and waits until it is gone.
+    /// Sends SIGKILL and waits until the process is gone.
     pub(super) async fn kill_9(mut self) -> Result<(), String> {
         self.child
             .kill()
@@ -191,7 +192,7 @@ impl Relay {
         self.ended().await
     }
 
-    /// SIGTERM, and waits until it is gone; it must have succeeded.
+    /// Sends SIGTERM and waits until the process is gone. It must exit with success.
     pub(super) async fn stop(mut self) -> Result<(), String> {
         self.signal("TERM").await?;
         let waited = tokio::time::timeout(STOP_LIMIT, self.child.wait()).await;
@@ -200,7 +201,7 @@ impl Relay {
             .map_err(|e| e.to_string())?;
         let how = format!("ended with {status}");
         self.log.died(self.pid, self.journal.now(), &how);
-        // A process that has not got as far as to handle signals is ended by the kernel.
+        // The kernel ends a process that does not handle signals yet.
         let ended_by_kernel = status.signal() == Some(SIGTERM) && !self.log.has_spoken(self.pid);
         let pid = self.pid;
         self.ended().await?;
@@ -210,7 +211,7 @@ impl Relay {
         }
     }
 
-    /// Its status, if it has ended by itself.
+    /// The exit status, if the relay has exited by itself.
     pub(super) fn has_ended(&mut self) -> Result<Option<ExitStatus>, String> {
         self.child.try_wait().map_err(|e| e.to_string())
     }
@@ -223,7 +224,7 @@ impl Relay {
 
 impl Drop for Relay {
     fn drop(&mut self) {
-        // The child is killed right after this. Without the shell nobody is left to be told.
+        // The child is killed right after this. If the shell is gone, there is nobody to tell.
         let _ = watchdog(&format!("-{}", self.pid));
     }
 }

@@ -1,4 +1,4 @@
-//! What is printed when all goes well: a line for each schedule, and the totals.
+//! The output of a successful run: a line for each schedule, and the totals.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use super::workload::Shape;
 #[derive(Debug, Default)]
 pub(super) struct Totals {
     pub(super) schedules: u64,
-    /// What is known of each that failed.
+    /// A summary of each failed schedule.
     pub(super) failures: Vec<String>,
     pub(super) took: Duration,
     faults: BTreeMap<&'static str, u64>,
@@ -151,7 +151,7 @@ impl Totals {
     }
 }
 
-/// What the totals count a fault as.
+/// The name under which the totals count a fault.
 fn name(fault: &Fault) -> &'static str {
     match fault {
         Fault::Kill(_) => "kill -9 of a relay",
@@ -182,7 +182,7 @@ fn name(fault: &Fault) -> &'static str {
     }
 }
 
-/// A schedule in a line.
+/// A schedule as one line.
 pub(super) fn line(outcome: &Outcome) -> String {
     let verdict = &outcome.verdict;
     let relay = &outcome.plan.relay;

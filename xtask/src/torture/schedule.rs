@@ -1,7 +1,7 @@
 //! One schedule from its plan to its verdict.
 //!
-//! Database, relay, writers and watch start; the faults happen; then everything is made well, and
-//! the relay must deliver what there is, confirm it, and end when it is asked to. What was gathered
+//! The database, relay, writers and watch start, and the faults happen. Then every fault is ended,
+//! and the relay must deliver everything, confirm it, and exit when asked to. The evidence gathered
 //! on the way goes to the judges in `verdict`.
 
 use std::collections::HashSet;
@@ -25,8 +25,8 @@ use super::workload::{self, Writers, Written, refused_id};
 
 pub(super) const PROJECT: &str = "torture";
 
-/// How long the delivery of everything may take once nothing is in its way any more. The longest
-/// pause of the relay between two attempts is 10 s.
+/// How long the delivery of everything may take once every fault is over. The relay pauses for at
+/// most 10 s between two attempts.
 const DELIVERY_LIMIT: Duration = Duration::from_secs(60);
 
 const LOOK_INTERVAL: Duration = Duration::from_millis(15);
@@ -36,7 +36,7 @@ pub(super) fn topic(kind: &str) -> String {
     format!("projects/{PROJECT}/topics/{kind}.events")
 }
 
-/// What came of a schedule.
+/// The result of a schedule.
 #[derive(Debug)]
 pub(super) struct Outcome {
     pub(super) plan: Plan,
@@ -44,20 +44,20 @@ pub(super) struct Outcome {
     pub(super) occurrences: Vec<Occurrence>,
     pub(super) written: Written,
     pub(super) looks: u64,
-    /// Times that a relay has begun to deliver everything without a record from the tables.
+    /// How often a relay began to deliver unrecorded rows from the tables.
     pub(super) recoveries: u64,
     pub(super) took: Duration,
     pub(super) relay_log: Vec<String>,
-    /// Only of a schedule that failed, as is the next.
+    /// Only of a failed schedule, like the next field.
     pub(super) attempts: Vec<Attempt>,
     /// A line for each event.
     pub(super) history: Vec<String>,
 }
 
-/// Runs it on the job's ground.
+/// Plays the schedule on the job's server.
 ///
 /// # Errors
-/// When the harness itself cannot go on; what the relay does wrong is in the verdict.
+/// If the harness itself cannot continue. Errors of the relay are in the verdict.
 pub(super) async fn run(plan: Plan, ground: &Ground) -> Result<Outcome, String> {
     let began = Instant::now();
     let database = ground.database(&plan).await?;
@@ -131,8 +131,8 @@ pub(super) async fn run(plan: Plan, ground: &Ground) -> Result<Outcome, String> 
         },
         log: stage.log.all(),
     };
-    // It takes long, and must not hold up the emulators of other schedules: what they read late
-    // looks like a relay that sends late.
+    // Judging takes long and must not hold up the emulators of other schedules: a request that they
+    // read late looks like a relay that sends late.
     let mut verdict = tokio::task::block_in_place(|| verdict::judge(&evidence));
     verdict.add_misbehaviour(played.misbehaviour);
     let history = match verdict.is_clean() {
@@ -162,16 +162,16 @@ pub(super) async fn run(plan: Plan, ground: &Ground) -> Result<Outcome, String> 
     })
 }
 
-/// What came of playing it.
+/// The result of playing a schedule.
 struct Played {
     written: Written,
-    /// Events in quarantine when everything was delivered that can be.
+    /// Events in quarantine after everything else was delivered.
     set_aside: HashSet<String>,
-    /// What the relay does not do as it should.
+    /// An error in the relay's behaviour.
     misbehaviour: Option<String>,
 }
 
-/// The schedule proper.
+/// Plays the schedule: writers, faults and the end.
 async fn play(stage: &mut Stage<'_>, plan: &Plan, random: &mut Random) -> Result<Played, String> {
     stage.slow_down();
     let mut misbehaviour = None;
@@ -200,8 +200,7 @@ async fn play(stage: &mut Stage<'_>, plan: &Plan, random: &mut Random) -> Result
     })
 }
 
-/// Only a slot that was served can be lost; and what is there before the first start belongs to
-/// no promise.
+/// Only a slot that was served can be lost, and no promise covers rows from before the first start.
 async fn serve_first(stage: &mut Stage<'_>, plan: &Plan) -> Result<(), String> {
     stage.start_relays()?;
     stage.served().await?;
@@ -218,8 +217,8 @@ async fn faults(stage: &mut Stage<'_>, plan: &Plan) -> Result<(), String> {
     stage.run(&plan.steps).await
 }
 
-/// Everything that can be delivered is; then what is in quarantine, if the plan says so; then the
-/// relays end.
+/// Waits until everything that can be delivered is, then releases the quarantine if the plan says
+/// so, and then stops the relays.
 async fn end(
     stage: &mut Stage<'_>,
     plan: &Plan,

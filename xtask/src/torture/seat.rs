@@ -1,7 +1,7 @@
-//! The place of a relay: how it is started, and the network between it and its peers.
+//! The seat of a relay: how it is started, and the network between it and its peers.
 //!
-//! A relay that is killed is followed by another one in its seat. Proxies stand there only if the
-//! plan has faults of the network, as they cost time.
+//! A killed relay is followed by another one in the same seat. A seat has proxies only if the plan
+//! has network faults, because they cost time.
 
 use fault_proxy::{Cut, FaultProxy, Flow};
 use pubsub_emulator::{Journal, RunningEmulator};
@@ -56,7 +56,7 @@ impl Seat {
         })
     }
 
-    /// Makes trouble, and gives back what ends it; `None` if it is over already.
+    /// Causes the trouble. Returns the function that ends it; `None` if it is over already.
     pub(super) fn trouble(&self, side: Side, trouble: Trouble) -> Option<impl FnOnce() + use<>> {
         let network = self.network.as_ref()?;
         let proxy = match side {

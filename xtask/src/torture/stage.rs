@@ -1,5 +1,5 @@
-//! The actors of a schedule while it is played: makes the faults of its plan happen, one after the
-//! other, and notes when they did.
+//! The actors of a schedule while it is played. Causes the faults of the plan one after another,
+//! and notes when each happened.
 
 use std::time::Duration;
 
@@ -16,16 +16,17 @@ use super::schedule::topic;
 use super::seat::Seat;
 use super::watch::Watch;
 
-/// How long a step waits for messages that may never come, as when the writers have ended.
+/// How long a step waits for messages that may never come, for example because the writers have
+/// finished.
 const STORED_LIMIT: Duration = Duration::from_millis(400);
 
 const WALSENDER: &str = "pg_stat_replication";
 
-/// Dispatch writer, supervisor and main session; the walsender is no client backend.
+/// The dispatch writer, supervisor and main session. The walsender is not a client backend.
 const SQL_SESSIONS: &str = "pg_stat_activity WHERE datname = current_database() \
     AND application_name LIKE 'postrider%' AND backend_type = 'client backend'";
 
-/// Something that went wrong, and when, on the journal's clock.
+/// A fault that happened, and when, by the journal's clock.
 #[derive(Debug, Clone)]
 pub(super) struct Occurrence {
     pub(super) from: Duration,
@@ -46,14 +47,14 @@ pub(super) struct Stage<'a> {
     pub(super) answer_delay: Duration,
     /// The fault that delays every answer.
     pub(super) slow: Option<FaultId>,
-    /// Faults of the plan that may still be there.
+    /// Faults of the plan that may still be active.
     pub(super) injected: Vec<FaultId>,
-    /// The events that are refused; before all other faults.
+    /// The refused events. They come before all other faults.
     pub(super) poison: Vec<FaultId>,
-    /// Ends of the WAL before and after the publication was altered.
+    /// The ends of the WAL before and after the publication was altered.
     pub(super) gaps: Vec<(u64, u64)>,
     pub(super) occurrences: Vec<Occurrence>,
-    /// Ends of faults that last for a while.
+    /// Tasks that end the faults that last for a while.
     pub(super) ends: JoinSet<()>,
     pub(super) random: Random,
 }
@@ -70,7 +71,7 @@ impl Stage<'_> {
         Ok(())
     }
 
-    /// All steps of the plan.
+    /// Performs all steps of the plan.
     pub(super) async fn run(&mut self, steps: &[Step]) -> Result<(), String> {
         for step in steps {
             match step.when {
@@ -79,7 +80,7 @@ impl Stage<'_> {
                     let wanted = self.journal.counts().stored_messages + more;
                     let reached =
                         |counts: &pubsub_emulator::Counts| counts.stored_messages >= wanted;
-                    // Either way is a moment.
+                    // Whether the messages came or the wait timed out, the moment is reached.
                     let _ = self.journal.wait_until(STORED_LIMIT, reached).await;
                 }
             }
@@ -91,7 +92,8 @@ impl Stage<'_> {
         Ok(())
     }
 
-    /// A relay ends when it is told to, and for nothing that a plan has in store.
+    /// Fails if a relay exited by itself. A relay exits only when it is asked to; no fault of a plan
+    /// makes it exit.
     pub(super) fn relays_must_run(&mut self) -> Result<(), String> {
         for relay in &mut self.relays {
             if let Some(status) = relay.has_ended()? {
@@ -101,7 +103,7 @@ impl Stage<'_> {
         Ok(())
     }
 
-    /// Causes a fault, and says from when to when it works.
+    /// Causes a fault. Returns the time span in which it acts.
     async fn perform(&mut self, fault: &Fault) -> Result<(Duration, Duration), String> {
         let from = self.journal.now();
         match fault {
@@ -158,7 +160,7 @@ impl Stage<'_> {
         Ok((from, self.journal.now() + fault.lasts()))
     }
 
-    /// Stops a relay for a while, and says from when to when it certainly stood still.
+    /// Stops a relay for a while. Returns the time span in which it was certainly stopped.
     async fn freeze(&mut self, span: Duration) -> Result<(Duration, Duration), String> {
         let relay = self.take_relay().await?;
         relay.signal("STOP").await?;
@@ -170,7 +172,7 @@ impl Stage<'_> {
         Ok((from, to))
     }
 
-    /// Takes a relay down, and says which seat is empty now.
+    /// Takes a relay down. Returns the seat that is now empty.
     pub(super) async fn take_down(&mut self, down: Down) -> Result<Option<usize>, String> {
         if down == Down::Running {
             return Ok(None);
@@ -184,7 +186,7 @@ impl Stage<'_> {
         Ok(Some(seat))
     }
 
-    /// One of the relays, mostly the one that holds the slot.
+    /// Takes one of the relays, usually the one that holds the slot.
     async fn take_relay(&mut self) -> Result<Relay, String> {
         let active = match self.relays.len() {
             1 => None,
@@ -195,7 +197,7 @@ impl Stage<'_> {
         Ok(self.relays.swap_remove(index.unwrap_or(at_random)))
     }
 
-    /// By the name that the walsender has from its relay, which ends with the relay's pid.
+    /// Finds the active relay by its walsender's application name, which ends with the relay's pid.
     async fn active_relay(&self) -> Result<Option<usize>, String> {
         let sql = "SELECT s.application_name FROM pg_replication_slots r \
                    JOIN pg_stat_replication s ON s.pid = r.active_pid WHERE r.slot_name = $1";
@@ -211,7 +213,7 @@ impl Stage<'_> {
         }))
     }
 
-    /// Starts a relay in the place of one that is gone, if one is.
+    /// Starts a relay in the seat of one that was taken down, if any.
     pub(super) async fn replace(
         &mut self,
         seat: Option<usize>,
@@ -233,7 +235,7 @@ impl Stage<'_> {
         .await
     }
 
-    /// Lets reads pass, as DDL that takes its time would.
+    /// Locks the dispatch table against writes but not reads, like slow DDL would.
     async fn lock_dispatch(&mut self, span: Duration) -> Result<(), String> {
         let client = self.database.connect().await?;
         let lock = "BEGIN; LOCK TABLE outbox.dispatch IN SHARE ROW EXCLUSIVE MODE";
@@ -248,13 +250,14 @@ impl Stage<'_> {
             .pubsub
             .inject(times.into_iter().fold(fault, PublishFault::times));
         self.injected.push(id);
-        // The first fault that applies is used, so what slows every answer down comes last.
+        // Pub/Sub uses the first fault that applies, so the fault that slows down every answer
+        // comes last.
         self.slow_down();
         id
     }
 
-    /// Has these events refused, until they are cured. To be called before anything else is
-    /// injected.
+    /// Makes Pub/Sub refuse these events until they are released. Must be called before any other
+    /// fault is injected.
     pub(super) fn refuse(&mut self, event_ids: impl Iterator<Item = String>) {
         for event_id in event_ids {
             let refused = PublishFault::new(Action::Poison { event_id });
@@ -262,7 +265,7 @@ impl Stage<'_> {
         }
     }
 
-    /// Makes every answer take its time.
+    /// Slows down every answer.
     pub(super) fn slow_down(&mut self) {
         if let Some(id) = self.slow.take() {
             self.pubsub.lift(id);
@@ -273,7 +276,7 @@ impl Stage<'_> {
         }
     }
 
-    /// Ends every fault that still goes on, except that events are refused.
+    /// Ends every fault that is still active, except refusals.
     pub(super) async fn make_well(&mut self) {
         self.ends.shutdown().await;
         for id in self.injected.drain(..).chain(self.slow.take()) {

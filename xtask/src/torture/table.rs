@@ -1,5 +1,5 @@
-//! What befalls the captured table itself: it is swapped for a copy, made anew, left out of the
-//! settings for a while, or gets a row that the stream cannot bring.
+//! Faults of the captured table itself: it is swapped for a copy, recreated, left out of the
+//! settings for a while, or gets a row that the stream cannot deliver.
 
 use std::time::{Duration, Instant};
 
@@ -13,38 +13,38 @@ use super::loss::{LIMIT, LOOK_INTERVAL, not_after};
 use super::relay::Relay;
 use super::stage::Stage;
 
-/// DDL must not make the writers wait for long.
+/// DDL must not make the writers wait long.
 const SESSION: &str = "SET lock_timeout = '200ms'; SET client_min_messages = 'error'";
 
-/// The rows go into the new table with the numbers and transactions that they have.
+/// The rows keep their numbers and transactions in the new table.
 const COPY: &str = "\
     INSERT INTO outbox.made_anew SELECT * FROM outbox.events ORDER BY seq; \
     DROP TABLE IF EXISTS outbox.put_away; \
     ALTER TABLE outbox.events RENAME TO put_away";
 
-/// The harness keeps the rows, to know what was committed.
+/// The harness keeps the rows, because they show all committed events.
 const DROP: &str = "\
     INSERT INTO shop.former \
         SELECT id, aggregatetype, aggregateid, version, payload FROM outbox.events \
         WHERE payload->>'t' IS DISTINCT FROM 'history'; \
     DROP TABLE outbox.events";
 
-/// The table that the settings have while they do not have `outbox.events`.
+/// The table that the settings name while they lack `outbox.events`.
 const OTHER: &str = "\
     CREATE TABLE IF NOT EXISTS shop.other (LIKE outbox.events INCLUDING ALL); \
     GRANT USAGE ON SCHEMA shop TO postrider_relay; \
     GRANT SELECT ON shop.other TO postrider_relay; \
     ALTER PUBLICATION postrider ADD TABLE shop.other";
 
-/// In hexadecimal, as PostgreSQL sends it, longer than the 64 MiB that the relay reads at once. No
-/// message needs the column.
+/// As hexadecimal text, which PostgreSQL sends, this is longer than the 64 MiB that the relay reads
+/// at once. No message needs the column.
 const TOO_LONG: &str = "\
     INSERT INTO outbox.events (aggregatetype, aggregateid, event_type, version, payload, scan) \
     VALUES ('order', 'too-long', 'Scanned', 1, jsonb_build_object('t', 'too-long'), \
         convert_to(repeat('x', 36000000), 'UTF8'))";
 
 impl Stage<'_> {
-    /// Puts another table in the place of `outbox.events`, in one transaction.
+    /// Replaces `outbox.events` by another table, in one transaction.
     pub(super) async fn replace_table(
         &mut self,
         down: Down,
@@ -67,8 +67,8 @@ impl Stage<'_> {
         self.replace(seat, Duration::ZERO).await
     }
 
-    /// A relay whose settings have another table serves the slot for a while, as after a deployment
-    /// that is rolled back and forward.
+    /// For a while a relay whose settings name another table serves the slot, as after a deployment
+    /// that is rolled back and then rolled forward.
     pub(super) async fn roll_settings_back(&mut self, span: Duration) -> Result<(), String> {
         self.streams().await?;
         let Some(seat) = self.take_down(Down::Stopped).await? else {
@@ -76,7 +76,7 @@ impl Stage<'_> {
         };
         let client = self.database.connect().await?;
         alter(&client, OTHER).await?;
-        // What the relay had not confirmed goes to the other one, which leaves it out.
+        // Events that the relay had not confirmed go to the other relay, which leaves them out.
         let confirmed = "SELECT confirmed_flush_lsn FROM pg_replication_slots \
                          WHERE slot_name = current_database()";
         let before: PgLsn = one(&client, confirmed).await?;
@@ -97,7 +97,7 @@ impl Stage<'_> {
         self.replace(Some(seat), Duration::ZERO).await
     }
 
-    /// Commits a row that ends every session that comes to it.
+    /// Commits a row that ends every session that reads it.
     pub(super) async fn write_too_long(&mut self) -> Result<(), String> {
         self.streams().await?;
         let client = self.database.connect().await?;
@@ -107,7 +107,7 @@ impl Stage<'_> {
     }
 }
 
-/// Tries again until the locks are to be had.
+/// Retries until the locks are available.
 async fn alter(client: &Client, sql: &str) -> Result<(), String> {
     execute(client, SESSION).await?;
     let deadline = Instant::now() + LIMIT;

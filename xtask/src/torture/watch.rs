@@ -1,8 +1,9 @@
-//! What can only be seen while it happens: how far the slot was confirmed, and what was recorded.
+//! Observes what can only be seen while it happens: how far the slot was confirmed, and which
+//! events were recorded.
 //!
-//! One connection looks at the slot every few milliseconds. Times are those of the journal's clock
-//! and are taken *after* the answer, so that a look is never believed to be earlier than it was:
-//! a fault of the relay may slip through a gap of a millisecond, but nothing is accused wrongly.
+//! One connection looks at the slot every few milliseconds. Times are by the journal's clock and
+//! are taken *after* the answer, so that an observation never seems earlier than it was. An error of
+//! the relay may go unnoticed for a millisecond, but a correct relay is never blamed.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -19,30 +20,30 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(4);
 
 const RECORDS_BELOW: &str = "SELECT count(*) FROM outbox.dispatch WHERE commit_lsn < $1";
 
-/// Every so many looks the recorded events are read as a whole.
+/// The recorded events are read in full once every this many looks.
 const RECORDS_EVERY: u32 = 40;
 
-/// A look at the slot.
+/// An observation of the slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Sample {
-    /// The look was over by then.
+    /// A time at which the observation was over.
     pub(super) at: Duration,
     pub(super) confirmed: u64,
     /// Dispatch rows of transactions before that position, counted right afterwards.
     pub(super) records_below: u64,
 }
 
-/// What was seen.
+/// Everything that was observed.
 #[derive(Debug, Default, Clone)]
 pub(super) struct Seen {
-    /// One for each position that was seen.
+    /// One sample for each position that was seen.
     pub(super) samples: Vec<Sample>,
-    /// Event id to the time at which it was known to have a dispatch row.
+    /// From an event id to a time at which the event was known to have a dispatch row.
     pub(super) recorded_at: HashMap<String, Duration>,
     pub(super) looks: u64,
 }
 
-/// The running watch; ends when dropped.
+/// The running watch. It ends when dropped.
 #[derive(Debug)]
 pub(super) struct Watch {
     task: JoinHandle<()>,
@@ -51,8 +52,8 @@ pub(super) struct Watch {
 }
 
 impl Watch {
-    /// Rows from a table have records at places behind the position from the beginning: where
-    /// there may be such, they have to be left out of the count.
+    /// Rows from a table have records at positions behind the slot's from the beginning. Where
+    /// there may be such rows, the count has to leave them out.
     pub(super) fn start(database: Database, journal: Journal, has_table_rows: bool) -> Self {
         let seen = Arc::new(Mutex::new(Seen::default()));
         let records_below = match has_table_rows {
@@ -67,7 +68,7 @@ impl Watch {
         }
     }
 
-    /// Reads the recorded events now, as before a relay is started again.
+    /// Reads the recorded events now, for example before a relay is restarted.
     pub(super) async fn note_records(&self, client: &Client) -> Result<(), String> {
         note_records(client, &self.journal, &self.seen)
             .await
@@ -113,7 +114,7 @@ async fn look_until_error(
              WHERE slot_name = $1 AND confirmed_flush_lsn IS NOT NULL",
         )
         .await?;
-    // A statement of its own: its snapshot must not be older than the position.
+    // A separate statement, because its snapshot must not be older than the position.
     let records = client.prepare(records_below).await?;
     let mut last = None;
     for look in 0u32.. {

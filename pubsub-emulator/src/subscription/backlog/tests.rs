@@ -1,4 +1,4 @@
-//! The backlog against its promises, and against a plain model that spells the rules out.
+//! Tests the backlog against its promises, and against a plain model of the rules.
 
 use std::time::Duration;
 
@@ -31,7 +31,7 @@ fn backlog(ordered: bool, messages: &[(u64, &str)]) -> Backlog {
     backlog
 }
 
-/// Takes everything that can be taken; tokens by message id.
+/// Takes everything available. Returns message ids and tokens.
 fn take(backlog: &mut Backlog, consumer: ConsumerId, now: Instant) -> Vec<(u64, Token)> {
     let taken = backlog.take(consumer, now + ACK_DEADLINE, EVERYTHING);
     taken
@@ -73,7 +73,7 @@ fn a_key_is_delivered_in_order_and_forgotten_once_acknowledged() {
 }
 
 #[test]
-fn a_nack_brings_all_later_messages_of_its_key_again() {
+fn a_nack_redelivers_all_later_messages_of_its_key() {
     let now = Instant::now();
     let mut backlog = backlog(true, &[(1, "k"), (2, "k"), (3, "k"), (4, "other")]);
     let taken = take(&mut backlog, ALICE, now);
@@ -93,7 +93,7 @@ fn acknowledgements_from_before_a_rewind_have_no_effect() {
 }
 
 #[test]
-fn an_expired_deadline_brings_all_later_messages_of_its_key_again() {
+fn an_expired_deadline_redelivers_all_later_messages_of_its_key() {
     let now = Instant::now();
     let mut backlog = backlog(true, &[(1, "k"), (2, "k"), (3, "k")]);
     let taken = take(&mut backlog, ALICE, now);
@@ -131,7 +131,7 @@ fn a_key_stays_with_the_consumer_that_holds_some_of_it() {
 }
 
 #[test]
-fn without_order_a_nack_brings_only_its_message_again() {
+fn without_order_a_nack_redelivers_only_its_message() {
     let now = Instant::now();
     for (ordered, key) in [(false, "k"), (true, "")] {
         let mut backlog = backlog(ordered, &[(1, key), (2, key), (3, key)]);
@@ -143,7 +143,7 @@ fn without_order_a_nack_brings_only_its_message_again() {
 }
 
 #[test]
-fn room_bounds_what_is_taken_and_lanes_take_turns() {
+fn room_limits_the_messages_taken_and_lanes_take_turns() {
     let now = Instant::now();
     let mut backlog = backlog(true, &[(1, "a"), (2, "a"), (3, "a"), (4, "b")]);
     let mut next = |room| -> Vec<u64> {
@@ -164,7 +164,7 @@ fn room_bounds_what_is_taken_and_lanes_take_turns() {
         }),
         [] as [u64; 0]
     );
-    // Messages have ten bytes; the last one may exceed the room.
+    // Messages have ten bytes, and the last one may exceed the room.
     assert_eq!(
         next(Room {
             messages: usize::MAX,
@@ -175,7 +175,7 @@ fn room_bounds_what_is_taken_and_lanes_take_turns() {
 }
 
 #[test]
-fn what_a_consumer_holds_is_counted() {
+fn the_messages_that_a_consumer_holds_are_counted() {
     let now = Instant::now();
     let mut backlog = backlog(true, &[(1, "k"), (2, "k"), (3, "k")]);
     let taken = take(&mut backlog, ALICE, now);
@@ -212,13 +212,13 @@ fn clearing_drops_everything_and_ends_all_leases() {
 
 #[derive(Debug, Clone)]
 enum Step {
-    /// 0 stands for no ordering key.
+    /// 0 means no ordering key.
     Push(u8),
     Take {
         consumer: u64,
         messages: usize,
     },
-    /// The index picks among all tokens ever given, also ended ones.
+    /// The index picks among all tokens ever given, including ended ones.
     Acknowledge(prop::sample::Index),
     Nack(prop::sample::Index),
     Extend(prop::sample::Index, u64),
@@ -238,7 +238,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     vec(step, 1..120)
 }
 
-/// The rules, spelled out over one list of messages in the order of publication.
+/// The rules, written out over one list of messages in the order of publication.
 #[derive(Default)]
 struct Model {
     messages: Vec<ModelMessage>,
@@ -292,7 +292,8 @@ impl Model {
             return;
         };
         message.state = ModelState::Acknowledged;
-        // An acknowledged message is gone for good once none before it in its lane is unacknowledged.
+        // An acknowledged message is gone for good once no message before it in its lane is
+        // unacknowledged.
         let mut open = std::collections::HashSet::new();
         self.messages.retain(|m| {
             if m.state != ModelState::Acknowledged {
@@ -399,7 +400,7 @@ proptest! {
                 prop_assert_eq!(backlog.held(consumer).messages, leased.count());
             }
         }
-        // In the end one consumer gets all that is left, and nothing is kept.
+        // In the end one consumer gets all remaining messages, and nothing is kept.
         backlog.expire(now + Duration::from_secs(3_600));
         model.expire(now + Duration::from_secs(3_600));
         let left = model.messages.iter().filter(|m| m.state == ModelState::Waiting).count();

@@ -3,7 +3,7 @@
 use super::*;
 use crate::map::column_types::ColumnType;
 
-/// The columns of `outbox.events`, each of a domain over its type.
+/// The columns of `outbox.events`, each with a domain over its type.
 fn domains() -> (Vec<(&'static str, Oid)>, ColumnTypes) {
     let mut types = ColumnTypes::default();
     let mut columns = OUTBOX.to_vec();
@@ -26,7 +26,7 @@ fn resolved(columns: &[(&str, Oid)], types: &ColumnTypes, toml: &str) -> Result<
 }
 
 #[test]
-fn a_domain_behaves_as_the_type_that_it_is_made_from() {
+fn a_domain_behaves_like_its_base_type() {
     let (columns, types) = domains();
     for envelope in [
         "raw",
@@ -51,7 +51,7 @@ fn a_domain_behaves_as_the_type_that_it_is_made_from() {
 }
 
 #[test]
-fn bytea_behind_a_domain_goes_out_as_bytes() {
+fn bytea_behind_a_domain_is_sent_as_bytes() {
     let (columns, mut types) = domains();
     let known = ColumnType {
         base: pg_type::BYTEA,
@@ -65,7 +65,7 @@ fn bytea_behind_a_domain_goes_out_as_bytes() {
 }
 
 #[test]
-fn any_other_column_may_have_any_type() {
+fn columns_other_than_payload_and_headers_may_have_any_type() {
     let strange = Oid(600);
     let mut types = ColumnTypes::default();
     let known = ColumnType {

@@ -1,9 +1,9 @@
-//! The envelopes other than the plain one.
+//! All envelopes except `raw`.
 
 use super::*;
 
 #[test]
-fn cloudevents_in_binary_mode_have_the_context_in_attributes() {
+fn binary_cloudevents_carry_the_context_in_attributes() {
     let message = map("envelope = 'cloudevents-binary'\nsource = '/shop'", &[]);
     let expected = [
         ("ce-specversion", "1.0"),
@@ -22,7 +22,7 @@ fn cloudevents_in_binary_mode_have_the_context_in_attributes() {
 }
 
 #[test]
-fn the_commit_time_stands_in_for_an_occurrence_that_is_no_point_in_time() {
+fn the_commit_time_is_used_when_occurred_at_is_not_a_point_in_time() {
     let message = map(
         "envelope = 'cloudevents-binary'",
         &[
@@ -36,7 +36,7 @@ fn the_commit_time_stands_in_for_an_occurrence_that_is_no_point_in_time() {
 }
 
 #[test]
-fn the_producer_may_name_the_content_type() {
+fn the_producer_may_set_the_content_type() {
     let headers = (
         "headers",
         Value::Text(br#"{"content-type": "application/x-avro"}"#),
@@ -53,7 +53,7 @@ fn the_producer_may_name_the_content_type() {
 }
 
 #[test]
-fn cloudevents_in_structured_mode_are_one_json_document() {
+fn structured_cloudevents_are_one_json_document() {
     let message = map("envelope = 'cloudevents-structured'", &[]);
     let expected = format!(
         "{{\"specversion\":\"1.0\",\"id\":\"{UUID}\",\"source\":\"/outbox.events\",\
@@ -87,7 +87,7 @@ fn structured_cloudevents_carry_text_as_a_string_and_bytes_in_base64() {
 }
 
 #[test]
-fn a_text_payload_that_is_no_text_is_an_error_that_names_its_column() {
+fn a_text_payload_that_is_not_utf_8_is_an_error_that_names_its_column() {
     let mut columns = OUTBOX;
     columns[6] = ("body", pg_type::TEXT);
     let toml = "envelope = 'cloudevents-structured'\ncolumns.payload = 'body'";
@@ -105,7 +105,7 @@ fn a_text_payload_that_is_no_text_is_an_error_that_names_its_column() {
 }
 
 #[test]
-fn the_protobuf_envelope_carries_everything_that_is_known() {
+fn the_protobuf_envelope_carries_every_known_field() {
     let message = map("envelope = 'protobuf'", &[]);
     let event = Event::decode(message.data).unwrap();
     assert_eq!(event.id, UUID);

@@ -1,9 +1,9 @@
-//! Rows and settings that are refused, and what the error says.
+//! Rows and settings that are refused, and the text of the error.
 
 use super::*;
 
 #[test]
-fn nulls_where_a_value_is_needed_are_errors_that_name_the_column() {
+fn a_null_in_a_required_column_is_an_error_that_names_the_column() {
     for (toml, column) in [
         ("", "id"),
         ("", "aggregatetype"),
@@ -21,7 +21,7 @@ fn nulls_where_a_value_is_needed_are_errors_that_name_the_column() {
 }
 
 #[test]
-fn an_error_names_the_row_and_never_shows_what_is_in_it() {
+fn an_error_names_the_row_and_never_shows_its_contents() {
     let secret = leaked(format!("{{\"password\": \"{}\"}}", "hunter2".repeat(200)));
     let refused = mapper(&OUTBOX, "")
         .map_row(&outbox_row(&[("headers", secret)]), AT)
@@ -44,7 +44,7 @@ fn an_error_names_the_row_and_never_shows_what_is_in_it() {
 }
 
 #[test]
-fn a_message_that_just_fits_a_request_is_taken_and_one_byte_more_is_not() {
+fn a_message_that_just_fits_a_request_is_accepted_and_one_byte_more_is_refused() {
     let mut mapper = mapper(&OUTBOX, "");
     let mut map_payload = |len: usize| {
         let text = "x".repeat(len);
@@ -79,7 +79,7 @@ fn a_message_that_just_fits_a_request_is_taken_and_one_byte_more_is_not() {
 }
 
 #[test]
-fn a_row_of_another_shape_than_described_is_refused() {
+fn a_row_with_another_number_of_columns_than_described_is_refused() {
     let mut row = outbox_row(&[]);
     row.pop();
     let refused = mapper(&OUTBOX, "").map_row(&row, AT).unwrap_err();
@@ -116,7 +116,7 @@ fn values_that_no_insert_can_have_are_errors() {
 }
 
 #[test]
-fn a_missing_column_is_told_with_its_setting_and_the_columns_there_are() {
+fn a_missing_column_is_reported_with_its_setting_and_the_existing_columns() {
     let without = |name: &str| {
         let columns: Vec<_> = OUTBOX
             .into_iter()
@@ -163,7 +163,7 @@ fn a_missing_column_is_told_with_its_setting_and_the_columns_there_are() {
 }
 
 #[test]
-fn settings_that_contradict_each_other_are_refused_when_the_table_is_seen() {
+fn contradictory_settings_are_refused_when_the_table_is_described() {
     for toml in [
         "columns.id = ''",
         "columns.payload = ''",

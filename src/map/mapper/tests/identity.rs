@@ -1,4 +1,4 @@
-//! What consumers deduplicate on.
+//! The ids by which consumers deduplicate.
 
 use super::*;
 use crate::map::event_id::TableIdentity;
@@ -11,7 +11,7 @@ const NUMBERED: [(&str, Oid); 5] = [
     ("payload", pg_type::JSONB),
 ];
 
-/// The message of the row 1 of a table with numbered ids.
+/// The message of row 1 in a table with numbered ids.
 fn first_of(identity: &str, toml: &str) -> (Mapped, PubsubMessage) {
     let (types, identity) = (ColumnTypes::default(), TableIdentity::new(identity));
     let relation = relation(&NUMBERED);
@@ -23,7 +23,7 @@ fn first_of(identity: &str, toml: &str) -> (Mapped, PubsubMessage) {
 }
 
 #[test]
-fn the_same_number_in_two_tables_is_two_event_ids() {
+fn the_same_number_in_two_tables_gives_two_event_ids() {
     let (a, b) = (first_of("public.a", ""), first_of("public.b", ""));
     assert_ne!(a.1.attributes["event_id"], b.1.attributes["event_id"]);
     assert_eq!(a.1.attributes["source_id"], "1");
@@ -63,8 +63,8 @@ fn a_message_carries_the_uuid_that_the_dispatch_table_records() {
 }
 
 #[test]
-fn the_identity_of_a_table_outlives_its_name() {
-    // The table is called outbox.events here.
+fn a_renamed_table_keeps_its_identity() {
+    // The table is now called outbox.events.
     let (mapped, message) = first_of("public.before", "envelope = 'cloudevents-binary'");
     assert_eq!(
         mapped.event_id.source_id.as_deref(),
@@ -74,7 +74,7 @@ fn the_identity_of_a_table_outlives_its_name() {
 }
 
 #[test]
-fn a_uuid_id_needs_no_second_attribute_and_leaves_its_name_free() {
+fn a_uuid_id_needs_no_source_id_and_leaves_that_name_free() {
     let message = map("", &[]);
     assert_eq!(message.attributes["event_id"], UUID);
     assert!(!message.attributes.contains_key("source_id"));
@@ -94,7 +94,7 @@ fn a_uuid_id_needs_no_second_attribute_and_leaves_its_name_free() {
 }
 
 #[test]
-fn no_header_takes_the_place_of_an_id() {
+fn a_header_cannot_replace_an_id() {
     let mut columns = NUMBERED.to_vec();
     columns.push(("headers", pg_type::JSONB));
     let headers = br#"{"source_id": "forged", "event_id": "forged"}"#;

@@ -1,4 +1,4 @@
-//! Body, ordering key and attributes of a message.
+//! Body, ordering key and attributes of messages.
 
 use super::*;
 
@@ -30,7 +30,7 @@ fn a_row_becomes_a_message_with_the_fixed_attributes_and_the_headers() {
 }
 
 #[test]
-fn an_insert_as_it_comes_from_the_server_is_mapped_also_from_a_wide_table() {
+fn an_insert_from_the_wire_is_mapped_even_with_more_columns_than_fit_inline() {
     for padding in [0, 30] {
         let mut columns = OUTBOX.to_vec();
         columns.extend(std::iter::repeat_n(("unused", pg_type::BYTEA), padding));
@@ -44,7 +44,7 @@ fn an_insert_as_it_comes_from_the_server_is_mapped_also_from_a_wide_table() {
             payload.extend((text.len() as u32).to_be_bytes());
             payload.extend(text);
         }
-        // Columns that nobody uses may be anything, even what would be refused elsewhere.
+        // Unused columns may hold anything, even values that would be refused in a used column.
         payload.extend(std::iter::repeat_n(b'u', padding));
         let Ok(WalMessage::Insert(insert)) = decoder::decode(&payload) else {
             unreachable!()
@@ -58,7 +58,7 @@ fn an_insert_as_it_comes_from_the_server_is_mapped_also_from_a_wide_table() {
 }
 
 #[test]
-fn nothing_of_one_row_is_left_in_the_next() {
+fn no_value_of_one_row_leaks_into_the_next() {
     let mut mapper = mapper(&OUTBOX, "envelope = 'cloudevents-structured'");
     let full = outbox_row(&[]);
     let bare = outbox_row(&[
@@ -101,7 +101,7 @@ fn a_header_does_not_replace_a_fixed_attribute() {
     assert_eq!(message.attributes["event_id"], UUID);
     assert_eq!(
         message.attributes["version"], "99",
-        "where there is none, a header may say it"
+        "if the column is null, a header may supply the value"
     );
 }
 
@@ -135,7 +135,7 @@ fn debeziums_outbox_and_a_serial_id_are_mapped() {
 }
 
 #[test]
-fn bytea_goes_out_as_bytes_from_either_format() {
+fn bytea_in_text_and_binary_format_is_sent_as_the_same_bytes() {
     let mut columns = OUTBOX;
     columns[6].1 = pg_type::BYTEA;
     for payload in [Value::Text(b"\\x00ff10"), Value::Binary(b"\x00\xff\x10")] {

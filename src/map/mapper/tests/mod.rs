@@ -1,4 +1,4 @@
-//! Whole rows through a mapper, read back with Google's own message type.
+//! Maps whole rows, and reads the messages back with Google's message type.
 
 mod column_types;
 mod envelopes;
@@ -66,7 +66,7 @@ fn resolve(columns: &[(&str, Oid)], toml: &str) -> Result<Mapper, MapError> {
     Mapper::resolve(&relation(columns), &types, &settings(toml), &identity, "p")
 }
 
-/// A row of `outbox.events` with the values given in place of the usual ones.
+/// A row of `outbox.events` with the usual values, except for those in `other`.
 fn outbox_row(other: &[(&str, Value<'static>)]) -> Vec<Value<'static>> {
     let mut row = [
         UUID,

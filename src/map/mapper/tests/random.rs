@@ -1,8 +1,8 @@
-//! Any row at all, against an expectation written apart.
+//! Random rows, compared with an expectation that is computed independently.
 
 use super::*;
 
-/// A random row: null or any text in each column that may be so, JSON where it is due.
+/// A random row. Each nullable column is null or any text; headers are JSON.
 #[derive(Debug, Clone)]
 struct RandomRow {
     aggregate_type: String,
@@ -75,7 +75,7 @@ impl RandomRow {
 
 proptest! {
     #[test]
-    fn any_row_reads_back_as_it_was(random in random_row()) {
+    fn any_row_is_read_back_as_it_was_written(random in random_row()) {
         let version = random.version.map(|version| version.to_string());
         let headers = random.headers.as_ref().map(|headers| serde_json::to_string(headers).unwrap());
         let texts = [
@@ -96,7 +96,7 @@ proptest! {
     }
 
     #[test]
-    fn no_row_makes_it_panic_in_any_envelope(
+    fn no_row_causes_a_panic_in_any_envelope(
         kinds in proptest::collection::vec(0_u8..4, 9),
         bytes in proptest::collection::vec(proptest::collection::vec(any::<u8>(), 0..20), 9),
         envelope in "(raw|cloudevents-binary|cloudevents-structured|protobuf)",

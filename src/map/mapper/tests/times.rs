@@ -1,4 +1,4 @@
-//! When an event happened, in every form of a message.
+//! The time of an event, in every envelope.
 
 use super::*;
 
@@ -32,7 +32,7 @@ fn a_timestamp_without_time_zone_is_refused_until_the_settings_say_what_it_means
 }
 
 #[test]
-fn it_is_a_point_in_time_in_utc_or_a_text_without_offset() {
+fn a_timestamp_without_time_zone_is_sent_as_time_zone_says() {
     let text = "2026-11-26 12:41:31.728556";
     let of = |zone: &str| times(pg_type::TIMESTAMP, &format!("time_zone = '{zone}'"), text);
     let utc = "2026-11-26T12:41:31.728556Z";
@@ -41,7 +41,7 @@ fn it_is_a_point_in_time_in_utc_or_a_text_without_offset() {
 }
 
 #[test]
-fn a_text_without_an_offset_is_no_point_in_time_either() {
+fn a_text_without_an_offset_is_not_a_point_in_time() {
     for (text, occurred_at, time) in [
         ("2026-11-26T12:41:31", "2026-11-26T12:41:31", COMMITTED),
         (
@@ -56,7 +56,7 @@ fn a_text_without_an_offset_is_no_point_in_time_either() {
 }
 
 #[test]
-fn what_no_calendar_of_four_digits_has_goes_out_as_its_text() {
+fn a_time_outside_the_years_0001_to_9999_is_sent_as_its_text() {
     for text in [
         "infinity",
         "-infinity",

@@ -1,4 +1,4 @@
-//! Which topic a row goes to, and what a template may name.
+//! The topic of a row, and the columns that a template may name.
 
 use super::*;
 
@@ -50,7 +50,7 @@ fn a_template_may_name_roles_by_their_default_name_and_any_column() {
 }
 
 #[test]
-fn extra_columns_go_out_as_attributes_before_headers() {
+fn extra_columns_are_sent_as_attributes_and_take_precedence_over_headers() {
     let mut columns = OUTBOX.to_vec();
     columns.push(("tenant", pg_type::TEXT));
     let mut row = outbox_row(&[]);
@@ -62,7 +62,7 @@ fn extra_columns_go_out_as_attributes_before_headers() {
 }
 
 #[test]
-fn a_topic_column_is_enough_where_there_is_no_aggregate_type() {
+fn a_topic_column_suffices_when_there_is_no_aggregate_type() {
     let mut columns = OUTBOX.to_vec();
     columns[1].0 = "destination";
     let toml = "columns = { aggregatetype = '', topic = 'destination' }";
@@ -77,7 +77,8 @@ fn a_topic_column_is_enough_where_there_is_no_aggregate_type() {
         "{refused}"
     );
     assert_eq!(refused.code(), "event-invalid");
-    // A template that is set says what a null means, and needs its columns.
+    // If a template is set, it decides the topic of a row whose column is null, so its columns are
+    // needed.
     let refused = resolve(&columns, &format!("topic = '{{aggregatetype}}.x'\n{toml}"));
     assert_eq!(refused.unwrap_err().code(), "setting-invalid");
 }

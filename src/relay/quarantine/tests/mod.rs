@@ -1,4 +1,4 @@
-//! The quarantine: rule by rule, and against a model of everything around it.
+//! Tests of the quarantine: rule by rule, and against a model of everything around it.
 
 mod model;
 mod rules;

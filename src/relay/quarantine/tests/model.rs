@@ -1,9 +1,9 @@
-//! The quarantine of one key against a model of everything around it: stream, lane, Pub/Sub, the
-//! writer, the table, an operator, and crashes.
+//! The quarantine of one key, against a model of everything around it: stream, lane, Pub/Sub, writer,
+//! table, an operator, and crashes.
 
 use super::*;
 
-/// Rows of a page in the model.
+/// Rows per page in the model.
 const MODEL_PAGE: usize = 3;
 
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -19,9 +19,9 @@ struct World {
     table: BTreeMap<u32, Row>,
     writer: VecDeque<Record>,
     lane: VecDeque<Event>,
-    /// What Pub/Sub refuses.
+    /// Events that Pub/Sub refuses.
     bad: BTreeSet<u32>,
-    /// What could not be mapped when it came, and has a dead letter.
+    /// Events that cannot be mapped, and get a dead letter.
     unmappable: BTreeSet<u32>,
     letters: VecDeque<EventRef>,
     published: Vec<u32>,
@@ -115,7 +115,7 @@ impl World {
         self.quarantine.durable(1);
     }
 
-    /// Pub/Sub judges the first event of the lane.
+    /// Pub/Sub stores or refuses the first event of the lane.
     fn publish(&mut self) {
         let Some(event) = self.lane.pop_front() else {
             return;
@@ -208,7 +208,7 @@ impl World {
         }
     }
 
-    /// What is not in the table is lost, and the stream brings it again.
+    /// A crash: events without a row are lost in memory, and the stream brings them again.
     fn crash(&mut self) {
         self.quarantine = Quarantine::new(OnBadEvent::QuarantineKey);
         self.writer.clear();
@@ -227,7 +227,7 @@ impl World {
         }
     }
 
-    /// All is well from now on, and everything is released.
+    /// From now on nothing fails, and everything is released.
     fn settle(&mut self) {
         self.bad.clear();
         for _ in 0..10_000 {
@@ -286,7 +286,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(2_000))]
 
     #[test]
-    fn whatever_is_released_and_when_a_key_goes_out_in_order_and_whole(
+    fn whatever_is_released_and_when_a_key_is_published_completely_and_in_order(
         steps in prop::collection::vec(step(), 0..200),
     ) {
         let mut world = World::new();
@@ -325,7 +325,7 @@ proptest! {
         let mut seen = BTreeSet::new();
         let first: Vec<u32> = world.published.iter().copied().filter(|n| seen.insert(*n)).collect();
         prop_assert_eq!(&first, &(1..world.next).collect::<Vec<_>>());
-        prop_assert!(crashed || first.len() == world.published.len(), "nothing goes twice");
+        prop_assert!(crashed || first.len() == world.published.len(), "no duplicates without a crash");
         prop_assert_eq!(world.quarantine.blocked(), 0);
         prop_assert!(world.quarantine.in_lanes.is_empty());
         prop_assert_eq!(world.quarantine.bytes_in_lanes, 0);

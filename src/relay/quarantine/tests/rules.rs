@@ -1,9 +1,9 @@
-//! What blocks a key, what does not, and what a release waits for.
+//! Rules of the quarantine: which events block a key, and what a release waits for.
 
 use super::*;
 
 #[test]
-fn earlier_events_of_a_blocked_key_go_on_when_they_come_again() {
+fn events_before_the_one_that_blocks_their_key_are_published_when_replayed() {
     let mut quarantine = Quarantine::new(OnBadEvent::QuarantineKey);
     quarantine.block(group(), (7, 3), "x");
     let Group {
@@ -21,7 +21,7 @@ fn earlier_events_of_a_blocked_key_go_on_when_they_come_again() {
 }
 
 #[test]
-fn only_an_ordering_key_blocks_and_only_under_its_policy() {
+fn only_ordered_keys_block_and_only_under_quarantine_key() {
     let origin = Event::for_tests(1).origin;
     let unordered = Group {
         ordering_key: OrderingKey::UNORDERED,
@@ -37,7 +37,7 @@ fn only_an_ordering_key_blocks_and_only_under_its_policy() {
     assert!(quarantine.set_aside(&group(), &origin).unwrap());
     assert!(
         !quarantine.set_aside(&group(), &origin).unwrap(),
-        "only once"
+        "its key is blocked already"
     );
     let mut quarantine = Quarantine::new(OnBadEvent::QuarantineEvent);
     assert!(!quarantine.set_aside(&group(), &origin).unwrap());
@@ -45,7 +45,7 @@ fn only_an_ordering_key_blocks_and_only_under_its_policy() {
 }
 
 #[test]
-fn a_failure_of_everything_stops_before_the_quarantine_is_without_bound() {
+fn an_error_is_returned_instead_of_blocking_more_than_100000_keys() {
     let mut quarantine = Quarantine::new(OnBadEvent::QuarantineKey);
     let origin = Event::for_tests(1).origin;
     let mut block = |n: usize| {
@@ -62,19 +62,19 @@ fn a_failure_of_everything_stops_before_the_quarantine_is_without_bound() {
     assert_eq!(block(MAX_BLOCKED).unwrap_err().code(), Code::QuarantineFull);
     assert!(
         !block(7).unwrap(),
-        "a key that is blocked already may go on"
+        "a key that is blocked already does not count again"
     );
 }
 
 #[test]
-fn what_has_left_the_quarantine_makes_room_for_other_events_that_block_nothing() {
+fn events_that_have_left_the_quarantine_no_longer_count_towards_its_limit() {
     let mut quarantine = Quarantine::new(OnBadEvent::QuarantineEvent);
     let origin = Event::for_tests(1).origin;
     let set_aside = |quarantine: &mut Quarantine, events: usize| {
         (0..events).try_for_each(|_| quarantine.set_aside(&group(), &origin).map(|_| ()))
     };
     set_aside(&mut quarantine, MAX_BLOCKED - 5).unwrap();
-    // All but ten of them were released or discarded, while five more came.
+    // All but ten of them are released or discarded, while five more arrive.
     quarantine.counting();
     set_aside(&mut quarantine, 5).unwrap();
     quarantine.counted(10);
@@ -86,7 +86,7 @@ fn what_has_left_the_quarantine_makes_room_for_other_events_that_block_nothing()
 }
 
 #[test]
-fn releases_that_do_not_move_leave_their_turn_to_others() {
+fn stuck_releases_do_not_hold_up_others() {
     let mut quarantine = Quarantine::new(OnBadEvent::QuarantineKey);
     let nth = |n: u32| Group {
         ordering_key: OrderingKey::from(n.to_string().as_str()),
@@ -98,7 +98,7 @@ fn releases_that_do_not_move_leave_their_turn_to_others() {
     }
     quarantine.release(nth(groups));
     assert!(!quarantine.releases.contains_key(&nth(groups)), "no room");
-    // Half of them have been read to their end, the others have a full page; nothing is published.
+    // Half of the releases are read to their end, the others have a full page; nothing is published.
     for n in 0..groups {
         let events = if n % 2 == 0 { 1 } else { PAGE as u32 };
         let Some(Command::Page(read, _)) = quarantine.command() else {
@@ -118,7 +118,8 @@ fn releases_that_do_not_move_leave_their_turn_to_others() {
     quarantine.release(nth(groups));
     let page = Command::Page(nth(groups), (0, 0));
     assert_eq!(quarantine.command(), Some(page));
-    // They are as they were: what one has in its lane is published, and it is over.
+    // The others continue as before: once the event of the first release is published, that release
+    // is over.
     let record = Record {
         topic: Some(group().topic),
         ordering_key: nth(0).ordering_key,

@@ -31,7 +31,7 @@ fn slot(confirmed: u64) -> Slot {
     }
 }
 
-/// Left at 500.
+/// The row of a relay that left the slot at 500.
 fn left(is_final: bool) -> Recorded {
     Recorded {
         origin: Origin {
@@ -64,7 +64,6 @@ fn judged(earlier: Option<&Recorded>, slot: Option<&Slot>, start: Start, timelin
         dispatch: Dispatch::Full,
         publication: "p2",
         has_new_table: false,
-        is_captured: false,
     })
 }
 
@@ -78,20 +77,20 @@ fn streams(confirmed: u64, audit: Audit) -> Verdict {
 }
 
 #[test]
-fn the_slot_that_was_left_is_streamed_from() {
+fn a_slot_at_the_recorded_position_is_streamed() {
     let expected = streams(500, Audit::Continue);
     assert_eq!(again(&left(true), Some(&slot(500))), expected);
     assert_eq!(again(&left(false), Some(&slot(500))), expected);
 }
 
 #[test]
-fn a_slot_behind_is_normal_after_a_crash_of_the_server() {
+fn a_slot_behind_the_recorded_position_is_streamed() {
     let expected = streams(400, Audit::Continue);
     assert_eq!(again(&left(true), Some(&slot(400))), expected);
 }
 
 #[test]
-fn a_slot_further_on_is_another_one_if_the_record_is_final_and_else_a_reason_to_look() {
+fn a_slot_ahead_was_recreated_if_the_position_was_final_and_is_audited_otherwise() {
     let recreated = Loss::SlotRecreated {
         recorded: Lsn::new(500),
         found: Lsn::new(600),
@@ -107,7 +106,7 @@ fn a_slot_further_on_is_another_one_if_the_record_is_final_and_else_a_reason_to_
 }
 
 #[test]
-fn a_slot_that_served_and_is_gone_or_given_up_is_recovered() {
+fn a_missing_or_lost_slot_is_recovered() {
     let missing = Verdict::Recover(Loss::SlotMissing);
     assert_eq!(again(&left(false), None), missing);
     let lost = Slot {
@@ -119,7 +118,7 @@ fn a_slot_that_served_and_is_gone_or_given_up_is_recovered() {
 }
 
 #[test]
-fn a_server_with_less_log_than_was_confirmed_was_rolled_back() {
+fn a_server_whose_wal_ends_before_the_confirmed_position_was_rolled_back() {
     let earlier = Recorded {
         confirmed_lsn: Some(Lsn::new(1_500)),
         ..left(true)
@@ -135,13 +134,13 @@ fn a_server_with_less_log_than_was_confirmed_was_rolled_back() {
 }
 
 #[test]
-fn another_timeline_with_the_slot_is_looked_at_as_a_whole() {
+fn after_a_failover_that_kept_the_slot_everything_is_audited() {
     let verdict = judged(Some(&left(true)), Some(&slot(500)), Start::New, 2);
     assert_eq!(verdict, streams(500, Audit::Everything));
 }
 
 #[test]
-fn a_mark_goes_before_everything_and_is_recovered_even_where_losses_stop() {
+fn an_unfinished_recovery_comes_first_and_runs_even_if_slot_on_loss_is_stop() {
     let earlier = Recorded {
         recovering: Some("slot-lost".to_owned()),
         ..left(true)
@@ -154,18 +153,19 @@ fn a_mark_goes_before_everything_and_is_recovered_even_where_losses_stop() {
 }
 
 #[test]
-fn a_first_start_takes_the_table_only_when_all_is_asked_for() {
-    let all = Verdict::Recover(Loss::FirstStart);
+fn a_first_start_publishes_existing_rows_only_with_start_all() {
+    let begins = |start| Verdict::Recover(Loss::FirstStart(start));
+    let all = begins(Start::All);
     assert_eq!(judged(None, None, Start::All, 1), all);
     assert_eq!(judged(None, Some(&slot(500)), Start::All, 1), all);
-    assert_eq!(judged(None, None, Start::New, 1), Verdict::CreateSlot);
+    assert_eq!(judged(None, None, Start::New, 1), begins(Start::New));
     assert_eq!(
         judged(None, Some(&slot(500)), Start::New, 1),
         streams(500, Audit::Continue)
     );
 }
 
-/// With `dispatch = exceptions`, and the publication that was audited.
+/// Judges with `dispatch = exceptions`, and with the publication of the last audit.
 fn without_records(earlier: &Recorded, slot: &Slot, timeline: u32) -> Verdict {
     judge(Seen {
         earlier: Some(earlier),
@@ -183,12 +183,11 @@ fn without_records(earlier: &Recorded, slot: &Slot, timeline: u32) -> Verdict {
         dispatch: Dispatch::Exceptions,
         publication: "p1",
         has_new_table: false,
-        is_captured: false,
     })
 }
 
 #[test]
-fn without_records_a_slot_that_is_further_on_must_be_proven_to_be_the_same() {
+fn with_dispatch_exceptions_a_slot_ahead_must_be_proven_to_be_the_same() {
     let ahead = |restart| Slot {
         restart_lsn: Some(Lsn::new(restart)),
         ..slot(600)
@@ -210,7 +209,7 @@ fn without_records_a_slot_that_is_further_on_must_be_proven_to_be_the_same() {
 }
 
 #[test]
-fn where_events_have_no_records_another_publication_is_recovered_and_else_it_is_audited() {
+fn a_changed_publication_is_recovered_with_exceptions_and_audited_otherwise() {
     let changed = Verdict::Recover(Loss::PublicationChanged);
     for publication in [None, Some("p0".to_owned())] {
         let earlier = Recorded {
@@ -228,28 +227,4 @@ fn where_events_have_no_records_another_publication_is_recovered_and_else_it_is_
         };
         assert_eq!(again(&before, Some(&slot(500))), changed);
     }
-}
-
-#[test]
-fn a_slot_that_was_made_and_lost_before_any_relay_ran_is_a_loss() {
-    let cluster = Cluster {
-        system_identifier: SystemIdentifier::new(7),
-        timeline: 1,
-        version_num: 150_000,
-        in_recovery: false,
-        database: "shop".to_owned(),
-        database_oid: 5,
-    };
-    let seen = Seen {
-        earlier: None,
-        slot: None,
-        cluster: &cluster,
-        server_lsn: Lsn::new(1_000),
-        start: Start::New,
-        dispatch: Dispatch::Full,
-        publication: "p1",
-        has_new_table: false,
-        is_captured: true,
-    };
-    assert_eq!(judge(seen), Verdict::Recover(Loss::SlotMissing));
 }

@@ -1,4 +1,4 @@
-//! Which faults a schedule has, in which order, and when.
+//! The faults of a schedule, their order and their moments.
 
 use pubsub_emulator::{Action, Code};
 
@@ -6,7 +6,7 @@ use super::super::fault::{Down, Fault, Loss, Outage, Replacement, Side, Trouble,
 use super::super::random::Random;
 use super::{KINDS, Release, Step, Temper, When};
 
-/// Codes that leave open whether the messages were stored.
+/// Codes that do not say whether the messages were stored.
 const UNKNOWN_OUTCOME: [Code; 6] = [
     Code::Unavailable,
     Code::Internal,
@@ -16,7 +16,7 @@ const UNKNOWN_OUTCOME: [Code; 6] = [
     Code::Cancelled,
 ];
 
-/// The steps of a schedule. `release` is one of them if it happens under way.
+/// The steps of a schedule. `release` is one of them if it happens during the schedule.
 pub(super) fn draw(temper: Temper, release: Release, random: &mut Random) -> Vec<Step> {
     let kills = match temper {
         Temper::Gentle => 0,
@@ -127,8 +127,8 @@ enum Family {
     Lease,
 }
 
-/// What is left out by a slot that was made anew unnoticed comes late. One such loss leaves one
-/// stretch of each key, whose order can be judged; so it comes alone.
+/// Rows that a recreated slot omits, without the relay noticing, are delivered late. One such loss
+/// leaves one stretch of each key whose order can be judged, so the schedule has no other loss.
 fn draw_losses(random: &mut Random) -> Vec<Fault> {
     if random.per_mille(350) {
         let down = random.pick(&[Down::Running, Down::Killed]);
@@ -158,13 +158,13 @@ fn draw_replacement(random: &mut Random) -> Vec<Fault> {
         0..=1 => vec![copied],
         2..=5 => vec![Fault::Replaced(down, Replacement::Recreated)],
         6..=7 => vec![copied, Fault::SlotLost(Down::Killed, Loss::Dropped)],
-        // Seldom, since PostgreSQL decodes the row twice before the relay gives the slot up.
+        // Rarely, because PostgreSQL decodes the row twice before the relay replaces the slot.
         _ => vec![Fault::TooLong],
     }
 }
 
-/// Without records a table that is made anew begins a recovery, and rows that were dropped before they
-/// were delivered are gone, as docs/recovery.md says. So the table keeps its rows then.
+/// Without records, a recreated table starts a recovery, and rows that were dropped before they
+/// were delivered are gone, as docs/explanation/recovery.md says. So here the table keeps its rows.
 pub(super) fn keep_undelivered_rows(steps: &mut [Step]) {
     for step in steps {
         if let Fault::Replaced(_, how) = &mut step.fault {
@@ -195,9 +195,10 @@ fn draw_network(random: &mut Random) -> Fault {
     Fault::Network(side, trouble, random.millis(50..=700))
 }
 
-/// Nothing is stored, and the relay is told so.
+/// Nothing is stored, and the relay gets an error that says so.
 fn draw_refusal(random: &mut Random) -> Fault {
-    // What waits for a person is asked for every few seconds: seldom, as it makes a schedule long.
+    // The relay asks about events that wait for an operator only every few seconds. Rarely used,
+    // because it makes a schedule long.
     if random.per_mille(60) {
         let span = random.millis(50..=400);
         return match random.per_mille(500) {
@@ -223,7 +224,7 @@ fn draw_refusal(random: &mut Random) -> Fault {
     }
 }
 
-/// Stored, or perhaps stored, and the relay cannot know.
+/// The messages may be stored, and the relay cannot know.
 fn draw_unanswered(random: &mut Random) -> Fault {
     let times = random.within(1..=4);
     match random.within(0..=9) {

@@ -1,4 +1,5 @@
-//! What a schedule's outbox table holds before the relay comes, and who else reads the server's WAL.
+//! The contents of a schedule's outbox table before the relay starts, and other readers of the
+//! server's WAL.
 
 use super::super::random::Random;
 
@@ -7,20 +8,21 @@ use super::super::random::Random;
 pub(in crate::torture) struct TablePlan {
     /// Rows that were committed before the table was captured. The relay must publish none of them.
     pub(in crate::torture) history: u64,
-    /// The relay makes the slot and the capture record at its first start; else `postrider init` does.
+    /// The relay creates the slot and the capture record at its first start; otherwise `postrider
+    /// init` does.
     pub(in crate::torture) captured_by_relay: bool,
-    /// A second logical slot in the database, which nobody reads: it holds `catalog_xmin` back.
+    /// A second logical slot in the database that nobody reads. It holds back `catalog_xmin`.
     pub(in crate::torture) lagging_slot: bool,
 }
 
 impl TablePlan {
-    /// `is_served_first` where the writers start after the relay has served its slot.
+    /// `is_served_first`: the writers start after a relay has served the slot.
     pub(super) fn draw(is_served_first: bool, random: &mut Random) -> Self {
         let has_history = random.per_mille(400);
         let rows = random.pick(&[1, 200, 2_000, 12_000]);
         Self {
             history: if has_history { rows } else { 0 },
-            // Writers that start together with the relay write rows from before, too.
+            // Writers that start together with the relay also write rows from before its start.
             captured_by_relay: random.per_mille(400) && is_served_first,
             lagging_slot: random.per_mille(200),
         }

@@ -1,4 +1,4 @@
-//! What the plans of a run amount to.
+//! What the plans of a run add up to.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +15,7 @@ fn a_plan_replays_from_its_seed_and_differs_from_its_neighbours() {
 }
 
 #[test]
-fn nearly_every_schedule_kills_the_relay_and_every_family_of_faults_comes() {
+fn nearly_every_schedule_kills_the_relay_and_every_family_of_faults_occurs() {
     let plans: Vec<Plan> = (0..3_000).map(|index| Plan::draw(3, index)).collect();
     let with = |wanted: fn(&Fault) -> bool| {
         let meets = |plan: &&Plan| plan.steps.iter().any(|step| wanted(&step.fault));
@@ -51,7 +51,7 @@ fn nearly_every_schedule_kills_the_relay_and_every_family_of_faults_comes() {
 }
 
 #[test]
-fn what_ci_plays_has_two_hundred_schedules_that_kill_a_relay() {
+fn the_schedules_of_ci_kill_a_relay_two_hundred_times() {
     let kills = |fault: &Fault| {
         matches!(
             fault,
@@ -69,7 +69,7 @@ fn what_ci_plays_has_two_hundred_schedules_that_kill_a_relay() {
 }
 
 #[test]
-fn rows_are_refused_under_both_settings_and_released_at_every_time() {
+fn events_are_refused_under_both_policies_and_released_at_each_moment() {
     let plans: Vec<Plan> = (0..3_000).map(|index| Plan::draw(3, index)).collect();
     let with = |key, release| {
         let poisoned = plans.iter().filter(|plan| !plan.workload.poison.is_empty());
@@ -88,7 +88,7 @@ fn rows_are_refused_under_both_settings_and_released_at_every_time() {
 }
 
 #[test]
-fn a_third_of_the_schedules_of_each_family_records_exceptions_alone() {
+fn a_third_of_the_schedules_of_each_family_records_only_exceptions() {
     let plans: Vec<Plan> = (0..3_000).map(|index| Plan::draw(8, index)).collect();
     for temper in [
         Temper::Gentle,
@@ -107,7 +107,7 @@ fn a_third_of_the_schedules_of_each_family_records_exceptions_alone() {
 }
 
 #[test]
-fn a_fifth_of_the_schedules_of_each_family_has_a_pubsub_that_says_goaway() {
+fn a_fifth_of_the_schedules_of_each_family_has_goaway() {
     let mut counts: BTreeMap<String, (u32, u32)> = BTreeMap::new();
     for plan in (0..3_000).map(|index| Plan::draw(9, index)) {
         let (with, all) = counts.entry(format!("{:?}", plan.temper)).or_default();
@@ -124,7 +124,7 @@ fn a_fifth_of_the_schedules_of_each_family_has_a_pubsub_that_says_goaway() {
 }
 
 #[test]
-fn what_leaves_rows_that_come_late_is_the_only_loss_of_its_schedule() {
+fn a_loss_that_makes_rows_late_is_the_only_loss_of_its_schedule() {
     for index in 0..3_000 {
         let plan = Plan::draw(4, index);
         let is_loss = |s: &&Step| matches!(s.fault, Fault::SlotLost(..) | Fault::Gap(..));
@@ -136,7 +136,7 @@ fn what_leaves_rows_that_come_late_is_the_only_loss_of_its_schedule() {
 }
 
 #[test]
-fn a_table_without_records_keeps_the_rows_that_were_not_delivered() {
+fn without_records_a_replaced_table_keeps_undelivered_rows() {
     for index in 0..3_000 {
         let plan = Plan::draw(7, index);
         let drops = |step: &Step| matches!(step.fault, Fault::Replaced(_, Replacement::Recreated));
@@ -145,7 +145,7 @@ fn a_table_without_records_keeps_the_rows_that_were_not_delivered() {
 }
 
 #[test]
-fn what_ci_plays_has_tables_of_every_kind() {
+fn the_schedules_of_ci_have_tables_of_every_kind() {
     let plans: Vec<Plan> = (0..240).map(|index| Plan::draw(1, index)).collect();
     let with = |wanted: fn(&Plan) -> bool| plans.iter().filter(|plan| wanted(plan)).count();
     for count in [
@@ -170,7 +170,7 @@ fn what_ci_plays_has_tables_of_every_kind() {
 }
 
 #[test]
-fn a_slot_that_is_made_anew_after_a_clean_stop_has_one_relay() {
+fn a_slot_recreated_after_a_clean_stop_has_one_relay() {
     for index in 0..3_000 {
         let plan = Plan::draw(6, index);
         let clean = |step: &Step| step.fault.follows_a_clean_stop();
@@ -187,7 +187,7 @@ fn a_publish_attempt_is_shorter_than_a_quarter_of_the_lease() {
 }
 
 #[test]
-fn buckets_come_with_crashes_with_and_without_records() {
+fn buckets_occur_with_crashes_with_and_without_records() {
     let plans: Vec<Plan> = (0..240).map(|index| Plan::draw(1, index)).collect();
     let kills = |step: &Step| matches!(step.fault, Fault::Kill(_));
     for exceptions in [false, true] {

@@ -1,4 +1,5 @@
-//! `ordering = bucketed(n)`: a request holds events of several aggregates, each of which keeps its order.
+//! `ordering = bucketed(n)`: a request holds events of several aggregates, and each aggregate keeps
+//! its order.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -7,7 +8,8 @@ use pubsub_emulator::Attempt;
 
 use super::{Event, Evidence};
 
-/// The ordering key under which the events of an aggregate go out (docs/mapping.md).
+/// The ordering key under which the events of an aggregate are published
+/// (docs/reference/mapping.md).
 pub(super) fn key(aggregate: &str, buckets: u64) -> String {
     const FNV_OFFSET_BASIS: u64 = 0xcbf2_9ce4_8422_2325;
     const FNV_PRIME: u64 = 0x0100_0000_01b3;
@@ -16,8 +18,8 @@ pub(super) fn key(aggregate: &str, buckets: u64) -> String {
     format!("bucket-{}", hash % buckets)
 }
 
-/// The requests as if each run of events of one aggregate had been one, under the aggregate as its
-/// key. What went out under another key than its bucket's is where nothing is expected.
+/// Splits each request into one per run of events of the same aggregate, with the aggregate as its
+/// key. Events published under a key that is not their bucket's end up where none is expected.
 pub(super) fn apart(evidence: &Evidence, attempts: &[Attempt]) -> Vec<Attempt> {
     let events = evidence.events.iter();
     let events: HashMap<&str, &Event> = events.map(|event| (event.id.as_str(), event)).collect();

@@ -1,8 +1,8 @@
-//! From when on each connection to Pub/Sub was open, and until when it brought requests.
+//! When each connection to Pub/Sub was opened, and when it brought its last request.
 //!
-//! A fault that kills a relay or breaks its connections explains nothing that a living relay does
-//! over its own: what it is blamed for lies between a connection that ended with it and one that
-//! began since.
+//! A fault that kills a relay or breaks its connections does not explain what a living relay does
+//! over its own connections. It can only explain something between a connection that ended with the
+//! fault and one that was opened since.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -13,15 +13,15 @@ use pubsub_emulator::Attempt;
 use super::super::stage::Occurrence;
 use super::duplicates::LATE;
 
-/// A connection: a client may use the same port again for a later one.
+/// A connection. The time is needed because a client may use the same port again later.
 pub(super) type Connection = (SocketAddr, Option<Duration>);
 
-/// The connection that brought an attempt, if the journal knows.
+/// The connection that brought an attempt, if the journal knows it.
 pub(super) fn connection(attempt: &Attempt) -> Option<Connection> {
     Some((attempt.peer?, attempt.connected))
 }
 
-/// When each connection was accepted, and its last request.
+/// When each connection was accepted, and when its last request came.
 #[derive(Debug)]
 pub(super) struct Connections(HashMap<Connection, (Duration, Duration)>);
 
@@ -40,14 +40,14 @@ impl Connections {
         Self(connections)
     }
 
-    /// When it was accepted. `None` for one that is in no attempt.
+    /// When it was accepted; `None` for a connection without attempts.
     pub(super) fn opened(&self, connection: Connection) -> Option<Duration> {
         self.0.get(&connection).map(|(opened, _)| *opened)
     }
 
-    /// Whether the connection of one of the two, whichever, may have ended with the fault, and that
-    /// of the other is younger. Where several relays stand by, it may be older: one that has served
-    /// before.
+    /// Whether the connection of one attempt may have ended with the fault while that of the other
+    /// attempt is younger. With several relays the other may also be older: that of a relay that
+    /// served earlier.
     pub(super) fn are_parted_by(
         &self,
         occurrence: &Occurrence,

@@ -1,8 +1,8 @@
-//! Why was an event stored twice? Each repetition needs a reason that stands in the plan.
+//! Why was an event stored twice? Each repeat needs a reason in the plan.
 //!
-//! A copy whose answer was an error, or had too few ids, must be repeated. One that was answered
-//! may be repeated only if the relay died, or lost its connections or its database, between the
-//! two. That a copy which was recorded is not repeated is judged in `senders`.
+//! A copy whose answer was an error, or had too few ids, must be repeated. A copy with a good
+//! answer may be repeated only if the relay died, or lost its connections or its database, between
+//! the two. `senders` judges that a recorded copy is not repeated.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -21,23 +21,24 @@ use super::{Evidence, Violation};
 pub(in crate::torture) enum Cause {
     /// The relay was killed between the two copies.
     Killed,
-    /// PostgreSQL went down, or out of reach for longer than the lease, between the two.
+    /// PostgreSQL was down, or unreachable for longer than the lease, between the two.
     ServerDown,
-    /// The relay was frozen, and another may have gone on in its place.
+    /// The relay was frozen, and another may have taken over.
     Frozen,
-    /// The relay's session was ended from outside, and another went on in its place.
+    /// The relay's session was ended from outside, and another relay took over.
     TakenOver,
-    /// The relay's session was ended from outside, and it saw first that its slot was free.
+    /// The relay's session was ended from outside, and the relay first saw that its slot was free.
     GivenUp,
-    /// The relay's session was ended from outside, and whoever made the slot anew had it just then.
+    /// The relay's session was ended from outside, while the session that recreated the slot held
+    /// it.
     Succeeded,
     /// The connections to Pub/Sub were cut.
     Cut,
-    /// Pub/Sub closed the connection, as it had said (GOAWAY), right after the answer.
+    /// Pub/Sub closed the connection after a GOAWAY, right after the answer.
     Closed,
     /// Nothing was recorded, and the session ended before its last position was confirmed.
     SessionEnded,
-    /// Nothing was recorded, and a relay has begun again with what it had not vouched for.
+    /// Nothing was recorded, and a relay restarted from the events it had not vouched for.
     Recovered,
     /// Pub/Sub answered a stored request with an error, or with too few ids.
     StoredButFailed,
@@ -64,12 +65,12 @@ impl fmt::Display for Cause {
     }
 }
 
-/// A request that was on its way when its sender died or its connection broke may be read, and
-/// stored, a little later.
+/// A request that was in flight when its sender died or its connection broke may be read and stored
+/// this much later.
 pub(super) const LATE: Duration = Duration::from_secs(1);
 
-/// A client that writes to a connection that was just closed sees it broken, and may not read the
-/// answers that came last. Those are of its last moments.
+/// A client that writes to a connection just after it was closed sees an error and may not read the
+/// last answers. This is how long before the close such answers may be.
 const LAST_MOMENTS: Duration = Duration::from_millis(250);
 
 #[derive(Debug, Default)]
@@ -110,8 +111,8 @@ fn cause(
         return Some(Cause::StoredButFailed);
     }
     let by_fault = blamed(evidence, connections, before, again).min();
-    // The relay's clock runs ahead of the journal's: the request was on its way first, and where much
-    // runs beside it it is read, and its answer too, a good deal later.
+    // The relay starts its timeout when it sends a request, the journal when it has read the request.
+    // On a busy machine that is later, so the journal may see a wait shorter than the timeout.
     let timeout = evidence.publish_timeout;
     let at_least = (timeout.mul_f64(0.9)).min(timeout.saturating_sub(Duration::from_millis(500)));
     let waited = again.received.saturating_sub(before.received);
@@ -123,7 +124,7 @@ fn cause(
     let given_up = (evidence.log.given_up.iter())
         .filter(|found| **found >= before.received)
         .any(|found| is_ended_walsender(evidence, before, again, *found));
-    // That is said once, while some of what was on its way may leave after it.
+    // The relay logs this once, but some of its requests in flight may leave later.
     let succeeded = (evidence.log.succeeded.iter())
         .any(|found| is_ended_walsender(evidence, before, again, *found));
     let closed = evidence.closes_connections
@@ -137,8 +138,8 @@ fn cause(
         .or(succeeded.then_some(Cause::Succeeded))
 }
 
-/// Whether something has happened that ends a walsender, and nothing else, and a relay has `found`
-/// so before the second attempt.
+/// Whether a fault that ends only a walsender happened, and a relay `found` this before the second
+/// attempt.
 fn is_ended_walsender(
     evidence: &Evidence,
     before: &Attempt,
@@ -152,7 +153,8 @@ fn is_ended_walsender(
             Fault::TerminateWalsender | Fault::SlotLost(Down::Running, _)
         )
     };
-    // Where the publication did not exist each walsender ends that comes there, whenever it does.
+    // While the publication did not exist, every walsender that reached that place in the WAL
+    // ended, no matter when.
     let ends_each = |occurrence: &Occurrence| {
         matches!(occurrence.fault, Fault::Gap(..)) && is_found_since(occurrence)
     };
@@ -162,7 +164,7 @@ fn is_ended_walsender(
                 .any(|occurrence| ends_one(occurrence) && is_found_since(occurrence)))
 }
 
-/// Whether its connection has ended right after it.
+/// Whether the attempt's connection ended right after it.
 fn is_among_the_last(evidence: &Evidence, attempt: &Attempt) -> bool {
     let ended = attempt.ended.unwrap_or(attempt.received);
     let is_later = |other: &Attempt| {
@@ -171,7 +173,7 @@ fn is_among_the_last(evidence: &Evidence, attempt: &Attempt) -> bool {
     attempt.peer.is_some() && !evidence.attempts.iter().any(is_later)
 }
 
-/// What happened between two attempts.
+/// The faults that happened between two attempts.
 pub(super) fn between<'a>(
     evidence: &'a Evidence,
     before: &'a Attempt,
@@ -182,7 +184,7 @@ pub(super) fn between<'a>(
     })
 }
 
-/// What may be blamed for two attempts, of all that happened between them.
+/// The causes that explain the second attempt, among all faults between the two.
 pub(super) fn blamed<'a>(
     evidence: &'a Evidence,
     connections: &'a Connections,
@@ -193,7 +195,7 @@ pub(super) fn blamed<'a>(
         let cause = blame(evidence, &occurrence.fault)?;
         let parts = match cause {
             Cause::Killed => true,
-            // A network that holds requests back breaks nothing until it is over.
+            // A network that holds requests back breaks no connection until the fault is over.
             Cause::Cut => !occurrence.fault.withholds_answers(),
             _ => false,
         };
@@ -201,13 +203,13 @@ pub(super) fn blamed<'a>(
         if !parts || is_parted() {
             return Some(cause);
         }
-        // Where a relay stands by, that one may have been killed: the slot is taken from the other.
+        // With a standby, the killed relay may be the standby: the other relay loses the slot.
         let loses_slot = matches!(occurrence.fault, Fault::SlotLost(..));
         (loses_slot && evidence.relays > 1).then_some(Cause::TakenOver)
     })
 }
 
-/// What a fault may be blamed for, when it lies between two copies.
+/// The cause that a fault gives when it happens between two copies.
 pub(super) fn blame(evidence: &Evidence, fault: &Fault) -> Option<Cause> {
     match fault {
         Fault::Kill(_) => Some(Cause::Killed),
@@ -220,12 +222,13 @@ pub(super) fn blame(evidence: &Evidence, fault: &Fault) -> Option<Cause> {
         Fault::SlotLost(Down::Killed, _)
         | Fault::Gap(Down::Killed, ..)
         | Fault::Replaced(Down::Killed, _) => Some(Cause::Killed),
-        // The slot is free at once, while what the relay has sent is still on its way. Its outcome
-        // is not recorded once another relay has the slot.
+        // The slot is free at once, while the relay's requests are still in flight. Their outcomes
+        // are not recorded once another relay has the slot.
         Fault::TerminateWalsender | Fault::SlotLost(..) if evidence.relays > 1 => {
             Some(Cause::TakenOver)
         }
-        // Behind a transaction that is half delivered nothing can be confirmed, also by a clean stop.
+        // Behind a transaction that is half delivered nothing can be confirmed, not even by a clean
+        // stop.
         Fault::Stop(_)
         | Fault::TerminateWalsender
         | Fault::TerminateSql
@@ -237,7 +240,7 @@ pub(super) fn blame(evidence: &Evidence, fault: &Fault) -> Option<Cause> {
         {
             Some(Cause::SessionEnded)
         }
-        // A clean stop finishes what is on its way, and so does a session that was cut.
+        // A clean stop finishes the requests in flight, and so does a session that was cut.
         Fault::Stop(_)
         | Fault::TerminateWalsender
         | Fault::TerminateSql
@@ -248,7 +251,7 @@ pub(super) fn blame(evidence: &Evidence, fault: &Fault) -> Option<Cause> {
         | Fault::TooLong
         | Fault::Release => None,
         Fault::Publish(action, _) | Fault::PublishFor(action, _) => match action {
-            // The copy itself shows what these did to it.
+            // The copy itself shows the effect of these faults.
             Action::StoreThenFail(_) | Action::FewerIds => None,
             Action::StoreThenNeverAnswer | Action::NeverAnswer | Action::Delay(_) => None,
             Action::Fail(_) | Action::Throttle { .. } | Action::Poison { .. } => None,

@@ -1,8 +1,8 @@
-//! Events that were read from their table, since the stream did not bring them (G9).
+//! Events that were read from their table, because the stream did not bring them (G9).
 //!
-//! Their records show it by their place. They come only where the plan takes the stream away, or
-//! where a relay without records has recovered, and never for a transaction that had ended before
-//! the publication was altered, unless the slot had to be made anew.
+//! The position in their records shows it. Such events are allowed only where the plan takes the
+//! stream away, or where a relay without records has recovered. They are never allowed for a
+//! transaction that ended before the publication was altered, unless the slot had to be recreated.
 
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
@@ -15,12 +15,12 @@ use super::{Event, Evidence, Violation, order};
 /// What the plan does to the stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(in crate::torture) enum FromTable {
-    /// It brings everything.
+    /// The stream brings everything.
     #[default]
     Never,
-    /// The slot is lost, and the relay notices: what comes from the tables comes before the stream.
+    /// The slot is lost and the relay notices: rows from the tables come before the stream.
     InOrder,
-    /// The stream leaves something out, which is found beside it and comes late.
+    /// The stream leaves rows out. They are found concurrently and come late.
     Late,
 }
 
@@ -30,7 +30,7 @@ pub(super) fn check(evidence: &Evidence) -> Vec<Violation> {
         .iter()
         .map(|event| (&*event.id, &*event.transaction))
         .collect();
-    // A slot that was made anew has everything without a record delivered from the tables.
+    // After a slot was recreated, every unrecorded row is delivered from the tables.
     let first_gap = match evidence.log.recoveries() {
         0 => evidence.first_gap(),
         _ => None,
@@ -62,7 +62,7 @@ pub(super) fn check(evidence: &Evidence) -> Vec<Violation> {
     violations
 }
 
-/// Those that may come behind later events of their key.
+/// Events that may come after later events of their key.
 pub(super) fn late(evidence: &Evidence) -> HashSet<&str> {
     match (evidence.from_table, evidence.exceptions) {
         (FromTable::Late, true) => left_out(evidence),
@@ -73,8 +73,8 @@ pub(super) fn late(evidence: &Evidence) -> HashSet<&str> {
     }
 }
 
-/// Without records nothing tells what the stream has left out but that it was overtaken. That is
-/// allowed to what ended after the publication was altered, and to nothing else.
+/// Without records, the only sign that the stream left an event out is that later events overtook
+/// it. Only events that ended after the publication was altered may be overtaken.
 fn left_out(evidence: &Evidence) -> HashSet<&str> {
     let Some(gap) = evidence.first_gap() else {
         return HashSet::new();
@@ -88,9 +88,9 @@ fn left_out(evidence: &Evidence) -> HashSet<&str> {
     left_out.map(|overtaken| &*overtaken.event.id).collect()
 }
 
-/// Whether a recovery without records has left out of a repeat what a long transaction had brought, and
-/// nothing else: its number is older than that of what was committed before it, and may be vouched for
-/// alone (docs/adr/0013-exceptions.md).
+/// Whether a repeat after a recovery without records skipped only events of a long transaction. The
+/// id of that transaction is older than the commits before its own, so the relay may have vouched
+/// for it and not for them (docs/adr/0013-exceptions.md).
 pub(super) fn leaves_out_what_is_vouched_for(
     evidence: &Evidence,
     found: &checks::Violation,
@@ -122,9 +122,9 @@ pub(super) fn leaves_out_what_is_vouched_for(
     })
 }
 
-/// A transaction that was open while the publication was altered may come with other rows when
-/// PostgreSQL decodes it again, for another session: what was left out before comes behind what has
-/// overtaken it.
+/// A transaction that was open while the publication was altered may contain other rows when
+/// PostgreSQL decodes it again for another session. Rows that were left out before then come after
+/// the rows that overtook them.
 fn brought_later(evidence: &Evidence) -> impl Iterator<Item = &str> {
     let was_open = |event: &Event| {
         let begun = evidence.begun_after.get(&event.transaction);
@@ -150,7 +150,8 @@ fn brought_later(evidence: &Evidence) -> impl Iterator<Item = &str> {
         .map(|overtaken| &*overtaken.event.id)
 }
 
-/// An event whose first copy came behind that of a later one of its key; attempts by their numbers.
+/// An event whose first copy came after that of a later event of its key. Attempts are given by
+/// their numbers.
 struct Overtaken<'a> {
     event: &'a Event,
     first: u64,
@@ -164,7 +165,7 @@ fn overtaken(evidence: &Evidence) -> Vec<Overtaken<'_>> {
         if stream.ordering_key.is_empty() {
             continue;
         }
-        // From the last to the first: the earliest first copy of those behind.
+        // From last to first, with the earliest first copy of the events behind.
         let mut earliest = (u64::MAX, u64::MAX);
         for event in events.into_iter().rev() {
             let Some(copy) = copies.get(&*event.id).copied() else {

@@ -1,13 +1,18 @@
-//! Judges what a schedule has left behind. Pure functions over plain data: no IO, no clock.
+//! Judges the evidence of a schedule. Pure functions over plain data: no IO, no clock.
 //!
-//! `pubsub_emulator::checks` says whether everything was published, in order, one request at a
-//! time for each key; `order` says what it has to expect. The files here add what needs the
-//! database: `positions` (nothing was confirmed too early), `records` (the dispatch table tells the
-//! truth), `quarantine` (set aside is what is refused, and what waits behind it), `from_table` (so
-//! comes only what the stream could not bring), `duplicates` (whatever was sent twice has its
-//! reason in the plan), `senders` (no relay sends what it has to know is recorded), `stragglers` (what
-//! a dead client has left on its way is not held against the living), by `connections` (whether one
-//! client can have sent both of two requests), and `buckets` (aggregates that share a key).
+//! `pubsub_emulator::checks` judges whether everything was published, in order, one request at a
+//! time per key. The files here prepare its input and add the checks that need the database:
+//!
+//! - `order`: the expected events and their order.
+//! - `positions`: nothing was confirmed too early.
+//! - `records`: the dispatch table is true.
+//! - `quarantine`: only refused events and the events behind them are set aside.
+//! - `from_table`: only events that the stream could not bring are read from a table.
+//! - `duplicates`: every repeat has its reason in the plan.
+//! - `senders`: no relay sends an event that it must know is recorded.
+//! - `stragglers`: requests that a dead client left in flight do not count against living ones.
+//! - `connections`: whether one client can have sent both of two requests.
+//! - `buckets`: aggregates that share a key.
 
 mod buckets;
 mod connections;
@@ -39,17 +44,17 @@ use super::log::Logged;
 use super::stage::Occurrence;
 use super::watch::Sample;
 
-/// A row of the outbox: committed, since it is there.
+/// A row of the outbox. It was committed, because it is in the table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Event {
     pub(super) id: String,
-    /// The full name.
+    /// The full name of the topic.
     pub(super) topic: String,
-    /// Empty without a key.
+    /// Empty for an event without a key.
     pub(super) key: String,
-    /// Order among the events of the key.
+    /// The order among the events of the key.
     pub(super) version: i64,
-    /// Label of the writer's transaction.
+    /// The label of the writer's transaction.
     pub(super) transaction: String,
 }
 
@@ -70,52 +75,52 @@ impl Record {
         self.state == "published"
     }
 
-    /// Records of the log begin at multiples of 8: events that were read from their table stand
-    /// where no commit can be (docs/adr/0011-recovery.md).
+    /// Records of streamed events begin at multiples of 8. Events read from their table have
+    /// positions where no commit can be (docs/adr/0011-recovery.md).
     fn is_from_table(&self) -> bool {
         self.commit_lsn % 8 == 7
     }
 }
 
-/// Everything that was gathered. Times are those of the journal's clock.
+/// All the evidence. Times are by the journal's clock.
 #[derive(Debug, Default)]
 pub(super) struct Evidence {
     pub(super) attempts: Vec<Attempt>,
     pub(super) events: Vec<Event>,
     pub(super) records: Vec<Record>,
-    /// Label of a transaction to a position at or before its begin.
+    /// From the label of a transaction to a position at or before its begin.
     pub(super) begun_after: HashMap<String, u64>,
-    /// Label of a transaction to a position at or after its end.
+    /// From the label of a transaction to a position at or after its end.
     pub(super) committed_by: HashMap<String, u64>,
     pub(super) samples: Vec<Sample>,
-    /// Event id to a time at which it had a record for certain.
+    /// From an event id to a time at which the event certainly had a record.
     pub(super) recorded_at: HashMap<String, Duration>,
     pub(super) occurrences: Vec<Occurrence>,
     pub(super) publish_timeout: Duration,
-    /// Whether Pub/Sub closes connections of some age.
+    /// Whether Pub/Sub closes connections of a certain age.
     pub(super) closes_connections: bool,
-    /// `dispatch = exceptions`: published events have no record, unless they were released, and a
-    /// crash repeats more, but whole and in order.
+    /// `dispatch = exceptions`: published events have no record unless they were released, and a
+    /// crash repeats more, but completely and in order.
     pub(super) exceptions: bool,
     /// `ordering = bucketed(n)`.
     pub(super) buckets: Option<u64>,
-    /// Relays of the slot at the same time.
+    /// How many relays share the slot.
     pub(super) relays: usize,
-    /// Whether the plan has rows delivered from their table.
+    /// Whether the plan makes the relay deliver rows from their table.
     pub(super) from_table: FromTable,
-    /// Ends of the WAL before and after the publication was altered.
+    /// The ends of the WAL before and after the publication was altered.
     pub(super) gaps: Vec<(u64, u64)>,
     pub(super) quarantine: Quarantine,
     pub(super) log: Logged,
 }
 
 impl Evidence {
-    /// The end of the WAL before the publication was altered first.
+    /// The end of the WAL before the publication was altered for the first time.
     fn first_gap(&self) -> Option<u64> {
         self.gaps.iter().map(|(before, _)| *before).min()
     }
 
-    /// Under which ordering key an event goes out.
+    /// The ordering key under which an event is published.
     fn ordering_key<'a>(&self, event: &'a Event) -> Cow<'a, str> {
         match self.buckets.filter(|_| !event.key.is_empty()) {
             Some(buckets) => buckets::key(&event.key, buckets).into(),
@@ -127,28 +132,28 @@ impl Evidence {
 /// A broken promise.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Violation {
-    /// Completeness, order or form of what was published.
+    /// Completeness, order or form of the published events.
     Delivery(checks::Violation),
-    /// The slot had confirmed an event that was not stored by then (G1).
+    /// The slot had confirmed an event before it was stored (G1).
     ConfirmedBeforeStored { event_id: String, sample: Sample },
     /// The slot had confirmed events without a dispatch row (G4).
     ConfirmedBeforeRecorded { unrecorded: u64, sample: Sample },
-    /// The dispatch table does not tell the truth.
+    /// The dispatch table is wrong.
     Record { event_id: String, what: String },
-    /// An event was sent although its dispatch row stood (G3).
+    /// An event was sent although it had a dispatch row (G3).
     SentAfterRecorded { event_id: String, attempt: u64 },
-    /// An event was stored again, and no fault of the plan is to blame.
+    /// An event was stored again, and no fault of the plan explains it.
     UnexplainedDuplicate {
         event_id: String,
         before: u64,
         attempt: u64,
     },
-    /// The relay did what it must not, or did not do what it must.
+    /// The relay did something it must not, or failed to do something it must.
     Behaviour(String),
 }
 
 impl Violation {
-    /// The same of those that differ in their details only.
+    /// Equal for violations that differ only in their details.
     pub(super) fn kind(&self) -> impl PartialEq + use<> {
         let detail = match self {
             Violation::Delivery(found) => Some(discriminant(found)),
@@ -163,7 +168,7 @@ impl Violation {
     }
 }
 
-/// What was found.
+/// The result of judging.
 #[derive(Debug, Default)]
 pub(super) struct Verdict {
     pub(super) violations: Vec<Violation>,
@@ -171,7 +176,7 @@ pub(super) struct Verdict {
     pub(super) stored_messages: u64,
     pub(super) attempts: u64,
     pub(super) duplicates: BTreeMap<Cause, u64>,
-    /// Events that were set aside when everything else was delivered.
+    /// Events that were still set aside after everything else was delivered.
     pub(super) set_aside: u64,
     /// Events that were read from their table.
     pub(super) from_table: u64,
@@ -182,7 +187,7 @@ impl Verdict {
         self.violations.is_empty()
     }
 
-    /// Something that the schedule has met on its way.
+    /// Adds an error that was found while the schedule was played.
     pub(super) fn add_misbehaviour(&mut self, what: Option<String>) {
         self.violations.extend(what.map(Violation::Behaviour));
     }

@@ -1,8 +1,8 @@
 //! What should have been published, and in which order.
 //!
-//! Per key the versions say it. Some events may come late, behind later ones of their key: those
-//! that the stream has left out, and those that were released alone. They are judged as a stream
-//! of their own, in which order holds too; and none of them may come *before* what is earlier in
+//! The versions give the order per key. Some events may come late, after later events of their key:
+//! those that the stream left out, and those that were released alone. They are judged as a stream
+//! of their own, which also keeps its order, and none of them may come *before* an earlier event of
 //! its key.
 
 use std::borrow::Cow;
@@ -21,7 +21,7 @@ pub(super) fn check(evidence: &Evidence) -> Report {
     let mut report = check_attempts(evidence, &attempts);
     let is_skip = |found: &Violation| matches!(found, Violation::Skipped { .. });
     if report.violations.iter().any(is_skip) {
-        // A step back that only a straggler made is followed by what looks like a skip.
+        // If a straggler alone causes a step back, the next request looks like a skip.
         let living = stragglers::without(evidence, &attempts);
         let among_the_living = check_attempts(evidence, &living).violations;
         report
@@ -31,7 +31,7 @@ pub(super) fn check(evidence: &Evidence) -> Report {
     if evidence.buckets.is_some() {
         report.attempts = evidence.attempts.len();
         report.violations.retain(|found| !is_of_requests(found));
-        // What is wrong with requests as such is judged by them as they came.
+        // Errors of requests as such are judged on the requests as they came.
         let of_requests = checks::check(&evidence.attempts, &Expected::new()).violations;
         let of_requests = of_requests.into_iter().filter(is_of_requests);
         report.violations.extend(of_requests);
@@ -42,7 +42,7 @@ pub(super) fn check(evidence: &Evidence) -> Report {
     report
 }
 
-/// Whether this is about requests, and not about the events in them.
+/// Whether the violation is about requests, not about the events in them.
 fn is_of_requests(found: &Violation) -> bool {
     matches!(
         found,
@@ -65,7 +65,7 @@ fn check_attempts(evidence: &Evidence, attempts: &[Attempt]) -> Report {
     let of_late = checks::check(&only(attempts, is_late), &expected(evidence, is_late));
     report.stored_messages += of_late.stored_messages;
     report.duplicates.extend(of_late.duplicates);
-    // What is wrong with requests as such was found above.
+    // Errors of requests as such were found above.
     let found = of_late.violations.into_iter();
     report
         .violations
@@ -76,8 +76,8 @@ fn check_attempts(evidence: &Evidence, attempts: &[Attempt]) -> Report {
     report
 }
 
-/// Every row that is not set aside, per key by version. (Whether it was set aside for a reason is
-/// judged in `quarantine`.)
+/// Every row that is not set aside, per key and by version. (`quarantine` judges whether it was set
+/// aside for a reason.)
 fn expected(evidence: &Evidence, wanted: impl Fn(&str) -> bool) -> Expected {
     let unpublished: HashSet<&str> = evidence
         .records
@@ -109,7 +109,7 @@ pub(super) fn streams(evidence: &Evidence) -> BTreeMap<Stream, Vec<&Event>> {
     streams
 }
 
-/// The attempts without the other events; message ids keep their order.
+/// The attempts with only the wanted events. Message ids keep their order.
 fn only(attempts: &[Attempt], wanted: impl Fn(&str) -> bool) -> Vec<Attempt> {
     let only = |attempt: &Attempt| {
         let ids = attempt.event_ids.iter();
@@ -130,7 +130,7 @@ fn too_early(evidence: &Evidence, attempts: &[Attempt], late: &HashSet<&str>) ->
         if stream.ordering_key.is_empty() {
             continue;
         }
-        // Of the earlier events that are not late, the one that came last.
+        // The last to come of the earlier events that are not late.
         let mut last: Option<(u64, u64, &Event)> = None;
         for event in events {
             let Some((message, sequence)) = first.get(&*event.id).copied() else {
@@ -153,7 +153,7 @@ fn too_early(evidence: &Evidence, attempts: &[Attempt], late: &HashSet<&str>) ->
     violations
 }
 
-/// Message id and attempt of the first copy of each event.
+/// The message id and attempt of each event's first copy.
 pub(super) fn first_copies(attempts: &[Attempt]) -> HashMap<&str, (u64, u64)> {
     let mut first: HashMap<&str, (u64, u64)> = HashMap::new();
     for attempt in attempts {

@@ -1,14 +1,13 @@
 //! Nothing is confirmed before it is stored (G1) and recorded (G4).
 //!
 //! A sample says that the slot had confirmed a position by a certain time. Every event whose
-//! transaction ends at or before that position must have been stored by then; where a transaction
-//! ends is known from its writer, who asked for the position right after COMMIT, and more exactly
-//! from the dispatch row, which has the position of the commit record itself.
+//! transaction ends at or before that position must have been stored by then. The end of a
+//! transaction is known from its writer, which asked for the position right after COMMIT, and more
+//! exactly from the dispatch row, which has the position of the commit record.
 //!
-//! Two kinds of events are behind the position from the beginning: those that wait in quarantine,
-//! which are recorded, and those that the stream does not bring. And a position that was not
-//! confirmed by a relay says nothing: that of a slot which was lost and made anew, until a relay
-//! has it again.
+//! Two kinds of events are behind the position from the beginning: events that wait in quarantine,
+//! which are recorded, and events that the stream does not bring. A position that no relay
+//! confirmed says nothing, such as that of a recreated slot before a relay takes it.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -41,9 +40,9 @@ fn is_of_a_lost_slot(evidence: &Evidence, at: Duration) -> bool {
     })
 }
 
-/// Where nothing is recorded, what comes from the tables cannot be told by its record: while a relay
-/// makes up for a slot, its position says nothing. Nor does it where the relay itself gives a slot up
-/// that cannot bring a row.
+/// Without records, events from the tables cannot be recognised by a record, so the position says
+/// nothing while a relay recovers. The same holds while a relay itself replaces a slot that cannot
+/// deliver a row.
 fn is_of_a_recovery(evidence: &Evidence, at: Duration) -> bool {
     let lives = evidence.log.lives.iter();
     let streams: Vec<Duration> = lives.flat_map(|life| life.streams.clone()).collect();
@@ -72,7 +71,7 @@ fn before_stored(evidence: &Evidence, mut samples: Vec<Sample>) -> Vec<Violation
             continue;
         }
         let by_writer = evidence.committed_by.get(&event.transaction).copied();
-        // Without records nothing tells what the stream has left out of what came in a gap.
+        // Without records, nothing shows which events of a gap the stream left out.
         let gap = evidence.first_gap().filter(|_| evidence.exceptions);
         if gap.is_some_and(|gap| by_writer.is_none_or(|ended| ended > gap)) {
             continue;
@@ -85,7 +84,7 @@ fn before_stored(evidence: &Evidence, mut samples: Vec<Sample>) -> Vec<Violation
     events.sort_unstable();
     samples.sort_by_key(|sample| sample.at);
     let mut violations = Vec::new();
-    // Once an event was judged by the first sample past it, later samples say no more.
+    // The first sample past an event judges it; later samples add nothing.
     let mut judged = 0;
     for sample in samples {
         while let Some((_, event_id)) = events
@@ -104,8 +103,8 @@ fn before_stored(evidence: &Evidence, mut samples: Vec<Sample>) -> Vec<Violation
     violations
 }
 
-/// Rows that were missing when a sample was taken can be told by their number: there are more of
-/// them in the end than there were.
+/// Rows that were missing when a sample was taken show up in the count: in the end there are more
+/// rows than there were.
 fn before_recorded(evidence: &Evidence, samples: &[Sample]) -> Vec<Violation> {
     let mut commits: Vec<u64> = evidence
         .records

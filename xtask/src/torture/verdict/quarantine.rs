@@ -1,11 +1,12 @@
-//! What Pub/Sub refuses is set aside, with its key or alone, and nothing else is (G10).
+//! Events that Pub/Sub refuses are set aside, with their key or alone, and no other events are
+//! (G10).
 
 use std::collections::{HashMap, HashSet};
 
 use super::super::plan::Release;
 use super::{Event, Evidence, Violation};
 
-/// What the plan has refused, and what was set aside.
+/// The events that the plan refuses, and the events that were set aside.
 #[derive(Debug)]
 pub(in crate::torture) struct Quarantine {
     /// Ids of events that Pub/Sub refuses, if they are written at all.
@@ -13,7 +14,7 @@ pub(in crate::torture) struct Quarantine {
     /// `quarantine_key`: later events of the key wait behind.
     pub(in crate::torture) whole_key: bool,
     pub(in crate::torture) release: Release,
-    /// Ids of events that were set aside when everything else was delivered.
+    /// Ids of events that were still set aside after everything else was delivered.
     pub(in crate::torture) set_aside: HashSet<String>,
 }
 
@@ -49,7 +50,7 @@ pub(super) fn check(evidence: &Evidence) -> Vec<Violation> {
         if is_aside && !is_due {
             complain(&event.id, "it was set aside without a reason".to_owned());
         }
-        // What was cured under way may never have been refused.
+        // An event may have been released before Pub/Sub ever refused it.
         if is_due && !is_aside && *release != Release::UnderWay {
             complain(&event.id, "it was not set aside".to_owned());
         }
@@ -66,7 +67,7 @@ pub(super) fn check(evidence: &Evidence) -> Vec<Violation> {
     violations
 }
 
-/// Events that are refused, or wait behind one that is.
+/// Refused events, and events that wait behind one.
 pub(super) fn concerned(evidence: &Evidence) -> HashSet<&str> {
     let quarantine = &evidence.quarantine;
     let is_refused = |event: &&Event| quarantine.refused.contains(&event.id);
@@ -88,7 +89,7 @@ pub(super) fn concerned(evidence: &Evidence) -> HashSet<&str> {
         .collect()
 }
 
-/// Events that were released alone, when later ones of their key were out.
+/// Events that were released alone after later events of their key were published.
 pub(super) fn late(evidence: &Evidence) -> impl Iterator<Item = &str> {
     let Quarantine {
         refused,

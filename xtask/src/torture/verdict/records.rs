@@ -1,6 +1,5 @@
-//! The dispatch table tells the truth: one row for each event, about a message that exists, and
-//! in the order of the log. Where only exceptions are recorded: for those that are or were set
-//! aside, and for no other.
+//! The dispatch table is true: one row for each event, for a message that exists, in the order of
+//! the log. With `dispatch = exceptions`, only events that are or were set aside have a row.
 
 use std::collections::{HashMap, HashSet};
 
@@ -23,8 +22,8 @@ pub(super) fn check(evidence: &Evidence) -> Vec<Violation> {
             });
         };
         let is_first = recorded.insert(&record.event_id);
-        // When a slot is dropped while a relay lives, its last records may be durable just after the
-        // snapshot in which another one looks for rows without a record.
+        // When a slot is dropped while a relay lives, its last records may become durable just
+        // after the snapshot in which another relay looks for unrecorded rows.
         let is_of_two_relays = evidence.relays > 1 && record.is_from_table();
         if !is_first && !is_of_two_relays {
             complain("it is not the only one");
@@ -33,7 +32,7 @@ pub(super) fn check(evidence: &Evidence) -> Vec<Violation> {
             complain("the outbox has no such event");
             continue;
         };
-        // What is set aside is judged in `quarantine`.
+        // `quarantine` judges events that are set aside.
         if record.is_published() {
             let message = record.message_id.map(|id| (record.event_id.as_str(), id));
             if !message.is_some_and(|message| messages.contains(&message)) {
@@ -65,7 +64,7 @@ pub(super) fn check(evidence: &Evidence) -> Vec<Violation> {
     violations
 }
 
-/// Every stored message: event and id.
+/// Every stored message: event and message id.
 fn messages(evidence: &Evidence) -> HashSet<(&str, u64)> {
     let mut messages = HashSet::new();
     for attempt in &evidence.attempts {
@@ -79,9 +78,10 @@ fn messages(evidence: &Evidence) -> HashSet<(&str, u64)> {
     messages
 }
 
-/// The place in the log of an event: by it a restart knows what is done. Within a key it must
-/// grow with the version, and never be at or past where the writer knows its transaction ended.
-/// Events that were read from their table stand where that was; what comes late stands late.
+/// Checks the positions of events in the log, by which a restarting relay skips delivered events.
+/// Within a key they must grow with the version, and never be at or past the known end of the
+/// event's transaction. An event read from its table gets the position at which the relay read it,
+/// so a late event has a late position.
 fn out_of_order(evidence: &Evidence, events: &HashMap<&str, &Event>) -> Vec<Violation> {
     let mut violations = Vec::new();
     let mut last: HashMap<(&str, &str), (i64, &Record)> = HashMap::new();

@@ -1,11 +1,11 @@
-//! No relay sends an event that it has to know is recorded (G3).
+//! No relay sends an event that it must know is recorded (G3).
 //!
-//! A relay looks once, before it streams, which events after the slot's position have a dispatch
-//! row. So a process has to know the rows that were there when it was started, and those that come
-//! from its own requests. It cannot know what the connection of a relay that was killed, or has
-//! lost the slot, commits after that look: the journal does not tell, so nothing is claimed.
-//! Events that are released from quarantine have a record, and are sent all the same; and so is
-//! what a frozen relay had in its buffers.
+//! Before a relay streams, it looks once for the dispatch rows of events after the slot's position.
+//! So a process must know the rows that existed when it started, and those from its own requests.
+//! It cannot know the rows that the connection of a killed or superseded relay commits after that
+//! look; the journal does not show these, so nothing is claimed about them. Events released from
+//! quarantine have a record and are still sent, and so are requests that a frozen relay had in its
+//! buffers.
 
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
@@ -53,7 +53,7 @@ pub(super) fn check(evidence: &Evidence) -> Vec<Violation> {
     violations
 }
 
-/// When the message was sent that the dispatch row of an event names.
+/// When the message was sent that the event's dispatch row names.
 fn recording_attempts(evidence: &Evidence) -> HashMap<&str, Duration> {
     let mut by_message: HashMap<u64, Duration> = HashMap::new();
     for attempt in &evidence.attempts {
@@ -70,8 +70,8 @@ fn recording_attempts(evidence: &Evidence) -> HashMap<&str, Duration> {
         .collect()
 }
 
-/// The relay that sent at this time: the one that had said last that it streams. `None` when that
-/// one was dead by then, since the next may not have said so yet.
+/// The relay that sent at this time: the one that last logged that it streams. `None` if that relay
+/// was already dead, because its successor may not have logged yet.
 fn sender(lives: &[Life], at: Duration) -> Option<&Life> {
     let last_word = |life: &Life| life.streams.iter().rev().find(|said| **said <= at).copied();
     let last = lives

@@ -1,10 +1,10 @@
-//! Requests whose sender had died, lost its connection, lost the slot or was frozen before they were
-//! stored.
+//! Requests that were stored after their sender had died, lost its connection, lost the slot or was
+//! frozen.
 //!
-//! What left such a client is still read and stored by the server, in its own time: perhaps when
-//! the successor has sent the same events already. So is what lay in a frozen client's own buffers,
-//! when it wakes. Nobody can call it back. Such a copy repeats, and what is said of order between
-//! requests of *living* senders says nothing about it.
+//! The server still reads and stores the requests that such a client has sent, in its own time,
+//! perhaps after the successor has sent the same events. The same goes for requests in a frozen
+//! client's buffers when it wakes up. Nobody can call them back. Such a copy is a repeat, and the
+//! rules for the order between requests of *living* senders do not apply to it.
 
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
@@ -20,9 +20,9 @@ fn is_the_end_of_a_client(cause: Cause) -> bool {
     matches!(cause, Cause::Killed | Cause::Cut | Cause::TakenOver)
 }
 
-/// Whether this is what a frozen relay had in its buffers and sent as it woke: its connection is
-/// older than that, and it has brought nothing of this lane since it was frozen. What it had sent
-/// before may be read while it is frozen.
+/// Whether a frozen relay had this request in its buffers and sent it on waking up: its connection
+/// was opened before, and has brought no request of this lane since the freeze. Requests that the
+/// relay sent before the freeze may be read during it.
 pub(super) fn lay_in_a_frozen_relay(evidence: &Evidence, attempt: &Attempt) -> bool {
     let is_of_peer =
         |other: &&Attempt| attempt.peer.is_some() && connection(other) == connection(attempt);
@@ -39,8 +39,8 @@ pub(super) fn lay_in_a_frozen_relay(evidence: &Evidence, attempt: &Attempt) -> b
     })
 }
 
-/// Whether two requests of one relay are never on their way together. Messages without an ordering
-/// key have several lanes; there it is certain of the same event alone.
+/// Whether one relay never has these two requests in flight together. Messages without an ordering
+/// key have several lanes, so for them only the same event is certain.
 fn is_of_lane(one: &Attempt, other: &Attempt) -> bool {
     let lane = |attempt: &Attempt| (attempt.topic.clone(), attempt.ordering_key.clone());
     let is_in_other = |id| {
@@ -54,9 +54,9 @@ fn is_of_lane(one: &Attempt, other: &Attempt) -> bool {
         && (!one.ordering_key.is_empty() || one.event_ids.iter().flatten().any(is_in_other))
 }
 
-/// Two requests of one key under way together are no fault of the relay if they came over two
-/// connections and the one that sent the first was dead, had seen its connection break, or had lost
-/// the slot to another, or if one lay in the buffers of a frozen relay.
+/// Two requests of one key in flight together are not the relay's fault if they came over two
+/// connections and the sender of the first was dead, had seen its connection break, or had lost the
+/// slot, or if one was in the buffers of a frozen relay.
 pub(super) fn are_under_way_together(evidence: &Evidence, found: &Violation) -> bool {
     let Violation::InFlightTogether { first, second, .. } = found else {
         return false;
@@ -78,16 +78,16 @@ pub(super) fn are_under_way_together(evidence: &Evidence, found: &Violation) -> 
             .any(is_the_end_of_a_client))
 }
 
-/// The attempts without those of stragglers that were stored behind another connection's copies of
-/// the same events.
+/// The attempts without stragglers, which were stored after another connection's copies of the same
+/// events.
 pub(super) fn without(evidence: &Evidence, attempts: &[Attempt]) -> Vec<Attempt> {
     let connections = Connections::of(attempts);
     let opened = |peer: &Connection| connections.opened(*peer).unwrap_or_default();
     let mut in_order: Vec<&Attempt> = attempts.iter().filter(|a| a.is_stored()).collect();
     in_order.sort_by_key(|attempt| attempt.first_message_id);
-    // Of each event, the connections that have stored it so far.
+    // For each event, the connections that have stored it so far.
     let mut stored_by: HashMap<&str, HashSet<Connection>> = HashMap::new();
-    // By sequence and first message: of a request there may be several parts.
+    // By sequence and first message, because a request may have several parts.
     let mut stragglers: HashSet<(u64, Option<u64>)> = HashSet::new();
     for attempt in in_order {
         let Some(peer) = connection(attempt) else {
@@ -117,7 +117,8 @@ pub(super) fn without(evidence: &Evidence, attempts: &[Attempt]) -> Vec<Attempt>
     attempts.iter().filter(stays).cloned().collect()
 }
 
-/// The spans of faults that may have ended or frozen the sender while this attempt was on its way.
+/// The time spans of faults that may have ended or frozen the sender while this attempt was in
+/// flight.
 fn ends_before(
     evidence: &Evidence,
     attempt: &Attempt,

@@ -1,8 +1,8 @@
-//! What else goes on in the database: DDL on the outbox table, other tables, another database,
+//! Other activity in the database: DDL on the outbox table, other tables, another database,
 //! checkpoints.
 //!
-//! Everything here may fail, as on a lock that is not to be had: it is noise, and nothing of it
-//! is expected to be published.
+//! Every statement here may fail, for example because a lock is not available. It is noise, and
+//! nothing of it should be published.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use super::super::ground::{self, Database};
 use super::super::plan::WorkloadPlan;
 use super::super::random::Random;
 
-/// DDL waits for writers; it must not make them wait for long.
+/// DDL waits for writers; it must not make them wait long.
 const SESSION: &str = "SET lock_timeout = '200ms'; SET client_min_messages = 'error'";
 
 const DDL: [&str; 8] = [
@@ -26,8 +26,8 @@ const DDL: [&str; 8] = [
     "ANALYZE outbox.events",
 ];
 
-/// Without what rewrites a table, such as `TRUNCATE`: where slots are made in the middle of it,
-/// PostgreSQL 15 makes some that can never be read ("could not map filenode").
+/// Without statements that rewrite a table, such as `TRUNCATE`: PostgreSQL 15 can create an
+/// unreadable slot in the middle of one ("could not map filenode").
 const MILD_NOISE: [&str; 3] = [
     "INSERT INTO noise SELECT i, repeat('n', 50) FROM generate_series(1, 500) i",
     "UPDATE noise SET pad = pad || 'u' WHERE n < 50",
@@ -42,8 +42,8 @@ const NOISE: [&str; 5] = [
     "INSERT INTO noise VALUES (1, 'one')",
 ];
 
-/// Rows that have been there for long, and rows that may be on their way, go to the other partition. The
-/// trigger that keeps the table insert-only must not see it.
+/// Moves old rows, and rows that may be in flight, to the other partition. The trigger that keeps
+/// the table insert-only must not fire.
 const MOVES: [&str; 2] = [
     "SET session_replication_role = replica; \
      UPDATE outbox.events SET part = 1 - part WHERE (id, part) IN \
@@ -53,7 +53,8 @@ const MOVES: [&str; 2] = [
         (SELECT id, part FROM outbox.events ORDER BY seq LIMIT 20)",
 ];
 
-/// Of the server: what makes slots save their positions, and WAL that belongs to no table.
+/// Statements for the whole server: they make slots save their positions, or write WAL that belongs
+/// to no table.
 const SERVER: [&str; 4] = [
     "CHECKPOINT",
     "SELECT pg_switch_wal()",
@@ -101,7 +102,8 @@ pub(super) fn start(
     tasks
 }
 
-/// One of the statements after the other, with pauses of up to so many milliseconds, for ever.
+/// Runs the statements one after another, with pauses of at most this many milliseconds, until it
+/// is stopped.
 async fn repeat(
     url: String,
     schema: &'static str,

@@ -1,8 +1,7 @@
-//! What is written while things go wrong: several writers, and what else a database is busy with.
+//! The writes during the faults: several writers, and other activity in the database.
 //!
-//! Writers come and go with the server: a connection that breaks is made again, and what became of
-//! a transaction whose COMMIT was not answered is left to the table, which alone decides what
-//! should have been published.
+//! Writers reconnect when the server or their connection fails. If the COMMIT of a transaction was
+//! not answered, the table alone decides what should have been published.
 
 mod beside;
 mod transaction;
@@ -23,10 +22,11 @@ pub(super) use transaction::{Shape, refused_id};
 /// A writer that waits for a lock held by a prepared transaction gives up.
 const SESSION: &str = "SET lock_timeout = '1s'; SET client_min_messages = 'error'";
 
-/// Asked right before a BEGIN and after a COMMIT: the transaction lies between these positions.
+/// Asked right before BEGIN and right after COMMIT: the transaction lies between these positions.
 const POSITION: &str = "SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint";
 
-/// While faults are still to come, writers go on, but not past so many times their number.
+/// Writers continue while faults are still to come, but for at most this many times their number of
+/// transactions.
 const MOST_ROUNDS: u64 = 2;
 
 /// What the writers know.
@@ -36,7 +36,7 @@ pub(super) struct Written {
     pub(super) begun_after: HashMap<String, u64>,
     /// For each transaction whose COMMIT was answered: a position at or after its end.
     pub(super) committed_by: HashMap<String, u64>,
-    /// Transactions by shape, whatever became of them.
+    /// Transactions by shape, whether committed or not.
     pub(super) transactions: BTreeMap<Shape, u64>,
 }
 
@@ -55,12 +55,12 @@ impl Written {
 pub(super) struct Writers {
     tasks: JoinSet<Result<Written, String>>,
     beside: JoinSet<()>,
-    /// Told that no more faults will come.
+    /// Set when no more faults will come.
     faults_are_over: Arc<AtomicBool>,
 }
 
 impl Writers {
-    /// `makes_slots` where slots are made while the writers write.
+    /// `makes_slots`: slots are created while the writers write.
     pub(super) fn start(
         database: &Database,
         plan: &WorkloadPlan,
@@ -88,7 +88,7 @@ impl Writers {
         }
     }
 
-    /// Lets the writers end, now that the faults are over.
+    /// Lets the writers finish, now that the faults are over.
     pub(super) async fn finish(mut self) -> Result<Written, String> {
         self.faults_are_over.store(true, Ordering::Relaxed);
         let mut all = Written::default();
@@ -102,7 +102,7 @@ impl Writers {
 
 struct Writer {
     number: u64,
-    /// A transaction that may be prepared, and would hold its locks for ever.
+    /// A transaction that may be prepared, and would then hold its locks forever.
     in_doubt: Option<String>,
     database: Database,
     plan: WorkloadPlan,
@@ -122,7 +122,7 @@ impl Writer {
                 None => self.connect().await?,
             };
             if let Some(gid) = self.in_doubt.take() {
-                // Fails if it is not there; what is left over in the end is rolled back by `tidy`.
+                // Fails if there is no such transaction. `tidy` rolls back any remaining ones at the end.
                 let undo = format!("ROLLBACK PREPARED '{gid}'");
                 let _ = connected.batch_execute(&undo).await;
             }
@@ -147,10 +147,11 @@ impl Writer {
                         .insert(transaction.label, position);
                 }
                 Ok(None) => {}
-                // A lock that was not to be had, a deadlock, a division by zero on purpose, a
-                // server that went away: the transaction is not there, or the table shows it.
+                // A lock that was not available, a deadlock, a deliberate division by zero, or a
+                // server that went away. Either the transaction did not commit, or the table shows
+                // it.
                 Err(_) => {
-                    // Fails with the connection, which is then made anew.
+                    // Fails if the connection broke; the writer then reconnects.
                     let _ = connected.batch_execute("ROLLBACK").await;
                     if let Ending::Prepare { gid, .. } = transaction.ending {
                         self.in_doubt = Some(gid);
@@ -164,7 +165,7 @@ impl Writer {
     }
 
     async fn connect(&self) -> Result<Client, String> {
-        // Ends, since `connect` gives up on a server that stays away.
+        // This ends, because `connect` gives up on a server that stays away.
         loop {
             let client = self.database.connect().await?;
             if client.batch_execute(SESSION).await.is_ok() {
@@ -174,7 +175,7 @@ impl Writer {
     }
 }
 
-/// Runs it; `Some` with a position at or after its end if its commit was answered.
+/// Runs the transaction. Returns a position at or after its end if its commit was answered.
 async fn run(
     client: &Client,
     transaction: &Transaction,
@@ -200,7 +201,7 @@ async fn run(
             let prepare = format!("{batch}; PREPARE TRANSACTION '{gid}'");
             client.batch_execute(&prepare).await?;
             tokio::time::sleep(*pause).await;
-            // Alone: several statements in one message would be a transaction block.
+            // Sent alone, because several statements in one message would be a transaction block.
             let end = if *commit { "COMMIT" } else { "ROLLBACK" };
             client
                 .batch_execute(&format!("{end} PREPARED '{gid}'"))
@@ -213,7 +214,7 @@ async fn run(
     }
 }
 
-/// The position that the last statement of `sql` asks for.
+/// The position that the last statement of `sql` returns.
 async fn position(client: &Client, sql: &str) -> Result<Option<u64>, tokio_postgres::Error> {
     let messages = client.simple_query(sql).await?;
     let row = messages.iter().rev().find_map(|message| match message {
@@ -223,7 +224,7 @@ async fn position(client: &Client, sql: &str) -> Result<Option<u64>, tokio_postg
     Ok(row.and_then(|text| text.parse().ok()))
 }
 
-/// Ends what the writers have left behind.
+/// Rolls back the prepared transactions that the writers left behind.
 pub(super) async fn tidy(database: &Database) -> Result<(), String> {
     roll_prepared_back(&database.connect().await?).await
 }

@@ -1,8 +1,8 @@
-//! One transaction of a writer: SQL in parts, with pauses between them, and how it ends.
+//! One transaction of a writer: its SQL in parts, with pauses in between, and its end.
 //!
-//! Every event carries its transaction's label in the payload (`t`), so that what the writer knows
-//! of the transaction can be joined to its rows. Events of an aggregate take their version from
-//! the aggregate's row, whose lock orders the transactions that touch it.
+//! Every event carries its transaction's label in the payload (`t`), which joins rows with what the
+//! writer knows of the transaction. Events of an aggregate take their version from the aggregate's
+//! row, whose lock orders the transactions that touch it.
 
 use std::fmt::Write;
 use std::ops::RangeInclusive;
@@ -11,18 +11,18 @@ use std::time::Duration;
 use super::super::plan::{KINDS, WorkloadPlan};
 use super::super::random::Random;
 
-/// Enough rows that the relay, its batches and the server's reorder buffer are all stretched.
+/// Enough rows to stress the relay, its batches and the server's reorder buffer.
 const BIG: RangeInclusive<u64> = 500..=2_500;
 
 /// A payload near Pub/Sub's limit of 10 MB for a request.
 const LARGE_ROW_BYTES: u64 = 9_000_000;
 
-/// The id of the event that is refused in a writer's transaction of this number.
+/// The id of the refused event in this transaction of this writer.
 pub(in crate::torture) fn refused_id(writer: u64, transaction: u64) -> String {
     format!("bad00000-0000-4000-8000-{writer:04x}{transaction:08x}")
 }
 
-/// What kind of transaction it is; for the totals.
+/// The shape of a transaction, for the totals.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(in crate::torture) enum Shape {
     HotKeys,
@@ -41,12 +41,12 @@ pub(in crate::torture) enum Shape {
     Refused,
 }
 
-/// How it ends.
+/// How a transaction ends.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Ending {
     Commit,
     Rollback,
-    /// Two-phase: prepared under this name, and after a pause committed or rolled back.
+    /// Two-phase commit: prepared under this name, and after a pause committed or rolled back.
     Prepare {
         gid: String,
         pause: Duration,
@@ -54,12 +54,12 @@ pub(super) enum Ending {
     },
 }
 
-/// A transaction, ready to run.
+/// A transaction that is ready to run.
 #[derive(Debug, Clone)]
 pub(super) struct Transaction {
     pub(super) shape: Shape,
     pub(super) label: String,
-    /// SQL after BEGIN, in parts that are sent one after the other with this pause between.
+    /// The SQL after BEGIN, in parts that are sent one after another with this pause in between.
     pub(super) parts: Vec<String>,
     pub(super) pause: Duration,
     pub(super) ending: Ending,
@@ -123,7 +123,7 @@ impl Transaction {
 struct Sql<'a> {
     label: &'a str,
     hot_keys: u64,
-    /// Of [`Shape::Refused`].
+    /// The id of the refused event of [`Shape::Refused`].
     refused_id: String,
     random: &'a mut Random,
 }
@@ -165,12 +165,12 @@ impl Sql<'_> {
         self.hot(rows)
     }
 
-    /// So many events of one aggregate.
+    /// This many events of one aggregate.
     fn hot(&mut self, rows: u64) -> String {
         self.hot_with_ids(rows, "gen_random_uuid()")
     }
 
-    /// One of the events is refused, somewhere among others.
+    /// Events of which one is refused, at a random place.
     fn refused(&mut self) -> Vec<String> {
         let id = std::mem::take(&mut self.refused_id);
         let rows = self.random.within(1..=6);
@@ -207,7 +207,7 @@ impl Sql<'_> {
         )
     }
 
-    /// Events with a key of their own each.
+    /// Events that each have a key of their own.
     fn many_keys(&mut self, rows: RangeInclusive<u64>) -> String {
         let (kind, rows) = (self.random.pick(&KINDS), self.random.within(rows));
         let label = self.label;
@@ -218,7 +218,7 @@ impl Sql<'_> {
         )
     }
 
-    /// Events without a key: no order to keep.
+    /// Events without a key, which have no order.
     fn no_key(&mut self) -> String {
         let (kind, rows) = (self.random.pick(&KINDS), self.random.within(1..=10));
         let label = self.label;
@@ -229,7 +229,7 @@ impl Sql<'_> {
         )
     }
 
-    /// By the function that services may use.
+    /// An event written with the function that services may use.
     fn emit(&mut self) -> String {
         let ((kind, id), label) = (self.aggregate(), self.label);
         format!(
@@ -249,7 +249,7 @@ impl Sql<'_> {
         )
     }
 
-    /// Some of it is taken back.
+    /// A transaction in which some savepoints are rolled back.
     fn savepoints(&mut self) -> Vec<String> {
         let mut parts = vec![self.some_hot()];
         for n in 0..self.random.within(1..=3) {
@@ -262,8 +262,8 @@ impl Sql<'_> {
         parts
     }
 
-    /// Blocks with exception handlers, one subtransaction each; some fail. Above 64 of them the
-    /// server's cache of subtransactions overflows.
+    /// Blocks with exception handlers, one subtransaction each, of which some fail. With more than
+    /// 64 of them the server's cache of subtransactions overflows.
     fn subtransactions(&mut self) -> String {
         let blocks = self.random.pick(&[3, 10, 70]);
         let mut sql = String::from("DO $$ BEGIN ");
@@ -285,7 +285,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_shape_comes_and_only_some_end_in_a_commit() {
+    fn every_shape_occurs_and_only_some_end_in_a_commit() {
         let mut random = Random::new(11);
         let plan = WorkloadPlan {
             writers: 1,

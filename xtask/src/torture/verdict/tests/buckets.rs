@@ -3,7 +3,7 @@
 use super::super::buckets;
 use super::*;
 
-/// Events of two aggregates in one request, as they go out with one bucket.
+/// Events of two aggregates in one request, as published with one bucket.
 fn shared() -> Evidence {
     let mut evidence = evidence();
     evidence.buckets = Some(1);
@@ -39,7 +39,7 @@ fn a_bucket_is_found_by_the_published_hash() {
 }
 
 #[test]
-fn aggregates_of_a_bucket_keep_their_order_each() {
+fn each_aggregate_of_a_bucket_keeps_its_order() {
     let verdict = judge(&shared());
     assert!(verdict.is_clean(), "{:?}", verdict.violations);
     assert_eq!((verdict.attempts, verdict.stored_messages), (1, 3));
@@ -47,17 +47,17 @@ fn aggregates_of_a_bucket_keep_their_order_each() {
     evidence.attempts[0].event_ids = ["e2", "e1", "e3"].map(|id| Some(id.into())).into();
     evidence.records[0].message_id = Some(1);
     evidence.records[1].message_id = Some(0);
-    assert!(judge(&evidence).is_clean(), "a and b have no order");
+    assert!(judge(&evidence).is_clean(), "a and b have no common order");
     evidence.attempts[0].event_ids = ["e3", "e2", "e1"].map(|id| Some(id.into())).into();
     assert!(judge(&evidence).swapped() >= 1);
 }
 
 #[test]
-fn an_event_in_another_bucket_than_its_own_is_found() {
+fn an_event_in_a_wrong_bucket_is_found() {
     let mut evidence = shared();
     evidence.attempts[0].ordering_key = "bucket-1".into();
     assert_eq!(judge(&evidence).lost(), 3);
-    // Where nothing is recorded, requests alone tell.
+    // Without records, only the requests show it.
     let mut evidence = shared();
     evidence.exceptions = true;
     evidence.records.clear();
@@ -70,7 +70,7 @@ fn an_event_in_another_bucket_than_its_own_is_found() {
 }
 
 #[test]
-fn two_requests_of_a_bucket_at_a_time_are_found() {
+fn two_concurrent_requests_of_a_bucket_are_found() {
     let mut evidence = shared();
     let mut second = evidence.attempts[0].clone();
     evidence.attempts[0].event_ids = ["e1"].map(|id| Some(id.into())).into();

@@ -19,14 +19,14 @@ fn a_duplicate_needs_a_fault_between_its_copies() {
         cause(Answer::MessageIds, vec![kill(310, 390)]),
         Some(Cause::Killed)
     );
-    // Too late for this one.
+    // The kill is too late to explain this duplicate.
     assert_eq!(cause(Answer::MessageIds, vec![kill(401, 500)]), None);
     let mut late = repeated(Answer::MessageIds, vec![kill(10, 20)]);
     for attempt in &mut late.attempts[2..] {
         attempt.received += Duration::from_secs(2);
     }
     assert!(late.occurrences[0].to < late.attempts[2].received);
-    assert!(judge(&late).duplicates.is_empty(), "too early for this one");
+    assert!(judge(&late).duplicates.is_empty(), "the kill is too early");
 }
 
 #[test]
@@ -44,7 +44,7 @@ fn a_later_connection_from_the_same_port_does_not_keep_the_first_one_alive() {
 }
 
 #[test]
-fn a_fault_that_ends_connections_explains_no_duplicate_of_those_that_go_on() {
+fn a_fault_that_ends_connections_explains_no_duplicate_over_surviving_ones() {
     for fault in [Fault::Kill(ms(10)), Fault::CutPubsub] {
         let mut evidence = repeated(Answer::MessageIds, vec![happened(fault, 310, 390)]);
         let is_explained = |evidence: &Evidence| !judge(evidence).duplicates.is_empty();
@@ -63,15 +63,15 @@ fn a_fault_that_ends_connections_explains_no_duplicate_of_those_that_go_on() {
             evidence.attempts = attempts;
             assert!(!is_explained(&evidence), "{:?}", evidence.attempts);
         }
-        // Of a connection that was open when the fault came, requests are read after it.
+        // Requests of a connection that was open when the fault came may be read after it.
         evidence.attempts[2].peer = peer(5);
         (evidence.attempts[2].received, evidence.attempts[3].received) = (ms(391), ms(392));
-        assert!(!is_explained(&evidence), "opened after it");
+        assert!(!is_explained(&evidence), "opened after the fault");
         evidence.attempts[2].connected = Some(ms(389));
         assert!(is_explained(&evidence), "read late");
         evidence.attempts = older;
         evidence.relays = 2;
-        assert!(is_explained(&evidence), "by one that had served before");
+        assert!(is_explained(&evidence), "by a relay that had served before");
     }
 }
 
@@ -105,18 +105,18 @@ fn a_terminated_session_explains_a_duplicate_where_another_relay_takes_over() {
         let found = judge(&evidence).duplicates;
         assert_eq!(found.keys().collect::<Vec<_>>(), [&Cause::TakenOver]);
     }
-    // The standby was killed, while the relay that loses its slot goes on for a moment.
+    // The standby was killed, and the relay that loses its slot continues for a moment.
     let dropped = happened(Fault::SlotLost(Down::Killed, Loss::Dropped), 280, 290);
     let mut evidence = repeated(Answer::MessageIds, vec![dropped]);
     evidence.attempts[2].peer = peer(3);
     let causes = |evidence: &Evidence| Vec::from_iter(judge(evidence).duplicates.into_keys());
-    assert_eq!(causes(&evidence), [], "nobody else is there");
+    assert_eq!(causes(&evidence), [], "there is no other relay");
     evidence.relays = 2;
     assert_eq!(causes(&evidence), [Cause::TakenOver]);
 }
 
 #[test]
-fn a_session_whose_end_shows_as_a_free_slot_explains_a_duplicate_only_when_something_ended_it() {
+fn a_slot_found_free_explains_a_duplicate_only_if_a_fault_ended_the_session() {
     let terminated = happened(Fault::TerminateWalsender, 310, 320);
     let mut evidence = repeated(Answer::MessageIds, vec![terminated]);
     let causes = |evidence: &Evidence| Vec::from_iter(judge(evidence).duplicates.into_keys());
@@ -128,7 +128,11 @@ fn a_session_whose_end_shows_as_a_free_slot_explains_a_duplicate_only_when_somet
     assert_eq!(causes(&evidence), [], "nothing ended the walsender");
     let dropped = Fault::Gap(Down::Stopped, Unpublished::PublicationDropped, ms(5));
     evidence.occurrences = vec![happened(dropped, 335, 340)];
-    assert_eq!(causes(&evidence), [], "after the end");
+    assert_eq!(
+        causes(&evidence),
+        [],
+        "the fault came after the session ended"
+    );
     evidence.occurrences[0].from = ms(0);
     evidence.occurrences[0].to = ms(5);
     assert_eq!(causes(&evidence), [Cause::GivenUp]);
@@ -136,11 +140,15 @@ fn a_session_whose_end_shows_as_a_free_slot_explains_a_duplicate_only_when_somet
         attempt.received += Duration::from_secs(2);
     }
     evidence.log.given_up = vec![ms(2_330)];
-    assert_eq!(causes(&evidence), [Cause::GivenUp], "it came there late");
+    assert_eq!(
+        causes(&evidence),
+        [Cause::GivenUp],
+        "the walsender got there late"
+    );
 }
 
 #[test]
-fn whoever_makes_the_slot_anew_explains_a_duplicate_only_if_the_relay_has_met_it() {
+fn a_recreated_slot_explains_a_duplicate_only_if_the_relay_noticed_its_owner() {
     let recreated = Fault::SlotLost(Down::Running, Loss::Recreated);
     let mut evidence = repeated(Answer::MessageIds, vec![happened(recreated, 280, 320)]);
     let causes = |evidence: &Evidence| Vec::from_iter(judge(evidence).duplicates.into_keys());
@@ -156,7 +164,7 @@ fn whoever_makes_the_slot_anew_explains_a_duplicate_only_if_the_relay_has_met_it
 }
 
 #[test]
-fn each_cause_of_a_duplicate_is_told_apart() {
+fn each_cause_of_a_duplicate_is_recognised() {
     let error = Answer::Error(Code::Internal);
     assert_eq!(cause(error, vec![]), Some(Cause::StoredButFailed));
     assert_eq!(

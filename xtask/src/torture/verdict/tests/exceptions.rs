@@ -1,8 +1,8 @@
-//! Where only exceptions are recorded.
+//! Judging with `dispatch = exceptions`.
 
 use super::*;
 
-/// Evidence of a relay that records exceptions alone.
+/// Evidence of a relay that records only exceptions.
 fn without_records() -> Evidence {
     let mut evidence = evidence();
     evidence.exceptions = true;
@@ -15,7 +15,7 @@ fn without_records() -> Evidence {
 }
 
 #[test]
-fn where_exceptions_are_recorded_no_other_event_has_a_row() {
+fn without_records_only_exceptions_have_a_row() {
     assert_eq!(texts(&without_records()), [""; 0]);
     let mut evidence = without_records();
     evidence.records = self::evidence().records[..1].to_vec();
@@ -27,7 +27,7 @@ fn where_exceptions_are_recorded_no_other_event_has_a_row() {
 }
 
 #[test]
-fn without_records_the_end_of_a_session_repeats_and_nothing_else_does() {
+fn without_records_only_the_end_of_a_session_explains_repeats() {
     let repeated = |fault| {
         let mut evidence = without_records();
         evidence.attempts.push(attempt(3, 400, "e3"));
@@ -48,7 +48,7 @@ fn without_records_the_end_of_a_session_repeats_and_nothing_else_does() {
 }
 
 #[test]
-fn without_records_a_repeat_is_whole() {
+fn without_records_a_repeat_is_complete() {
     let mut evidence = without_records();
     evidence.occurrences = vec![happened(Fault::Kill(ms(10)), 350, 360)];
     for (sequence, id) in [(3, "e1"), (4, "e2"), (5, "e3")] {
@@ -59,23 +59,26 @@ fn without_records_a_repeat_is_whole() {
     }
     assert_eq!(texts(&evidence), [""; 0]);
     evidence.attempts.remove(4);
-    assert!(judge(&evidence).swapped() > 0, "e2 is left out");
-    // It may be, after a recovery, if its transaction had begun before that of e1 had ended.
+    assert!(judge(&evidence).swapped() > 0, "the repeat omits e2");
+    // After a recovery e2 may be omitted, if its transaction began before that of e1 ended.
     evidence.log.recovers = vec![ms(390)];
     evidence.begun_after = [("t2".to_owned(), 1_029)].into();
     assert_eq!(texts(&evidence), [""; 0]);
     evidence.begun_after = [("t2".to_owned(), 1_030)].into();
-    assert!(judge(&evidence).swapped() > 0, "it began later");
+    assert!(
+        judge(&evidence).swapped() > 0,
+        "its transaction began later"
+    );
     evidence.begun_after = [("t2".to_owned(), 1_029)].into();
     evidence.log.recovers = vec![ms(601)];
-    assert!(judge(&evidence).swapped() > 0, "nothing was recovered");
+    assert!(judge(&evidence).swapped() > 0, "there was no recovery");
     evidence.log.recovers = vec![ms(390)];
     evidence.attempts.remove(1);
-    assert!(!judge(&evidence).is_clean(), "it was never stored");
+    assert!(!judge(&evidence).is_clean(), "e2 was never stored");
 }
 
 #[test]
-fn without_records_only_what_ended_after_a_gap_may_be_overtaken() {
+fn without_records_only_events_that_ended_after_a_gap_may_be_overtaken() {
     let overtaken = |gap| {
         let mut evidence = without_records();
         evidence.from_table = FromTable::Late;
@@ -91,9 +94,9 @@ fn without_records_only_what_ended_after_a_gap_may_be_overtaken() {
 }
 
 #[test]
-fn without_records_the_position_says_nothing_during_a_recovery_and_counts_again_after_it() {
+fn without_records_the_position_is_ignored_only_during_a_recovery() {
     let mut evidence = without_records();
-    // Past e2 and e3 while only e1 is stored.
+    // Past e2 and e3, although only e1 is stored.
     evidence.samples.push(Sample {
         at: ms(180),
         confirmed: 3_040,

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Evidence in which e2 was read from its table; and what the plan says of that.
+/// Evidence in which e2 was read from its table, under this plan.
 fn from_table(plan: FromTable) -> Evidence {
     let mut evidence = evidence();
     evidence.from_table = plan;
@@ -14,7 +14,7 @@ fn from_table(plan: FromTable) -> Evidence {
 }
 
 #[test]
-fn an_event_is_read_from_its_table_only_where_the_plan_takes_the_stream_away() {
+fn an_event_may_be_read_from_its_table_only_if_the_plan_takes_the_stream_away() {
     assert_eq!(
         texts(&from_table(FromTable::Never)),
         [
@@ -28,7 +28,7 @@ fn an_event_is_read_from_its_table_only_where_the_plan_takes_the_stream_away() {
 }
 
 #[test]
-fn an_event_is_recorded_again_from_its_table_only_where_two_relays_may_meet() {
+fn an_event_may_be_recorded_twice_from_its_table_only_with_two_relays() {
     let mut evidence = from_table(FromTable::InOrder);
     let again = Record {
         ordinal: 2,
@@ -44,7 +44,7 @@ fn an_event_is_recorded_again_from_its_table_only_where_two_relays_may_meet() {
 }
 
 #[test]
-fn what_was_committed_before_a_gap_does_not_come_from_the_table_unless_the_slot_is_new() {
+fn events_from_before_a_gap_come_from_the_table_only_with_a_new_slot() {
     let mut evidence = from_table(FromTable::Late);
     evidence.gaps = vec![(2_029, 2_029)];
     assert_eq!(texts(&evidence), [""; 0]);
@@ -57,7 +57,7 @@ fn what_was_committed_before_a_gap_does_not_come_from_the_table_unless_the_slot_
     assert_eq!(texts(&evidence), [""; 0]);
 }
 
-/// e1, e2 and e3 are stored in another order; e2 was read from its table.
+/// Stores e1, e2 and e3 in this order, with e2 read from its table.
 fn stored_in_order(plan: FromTable, order: [u64; 3]) -> Vec<Violation> {
     let mut evidence = from_table(plan);
     evidence.samples.clear();
@@ -70,7 +70,7 @@ fn stored_in_order(plan: FromTable, order: [u64; 3]) -> Vec<Violation> {
 }
 
 #[test]
-fn an_event_that_was_left_out_may_come_late_but_not_early() {
+fn an_omitted_event_may_come_late_but_not_early() {
     assert_eq!(stored_in_order(FromTable::Late, [0, 2, 1]), []);
     assert!(matches!(
         &stored_in_order(FromTable::Late, [1, 0, 2])[..],
@@ -81,7 +81,7 @@ fn an_event_that_was_left_out_may_come_late_but_not_early() {
         !stored_in_order(FromTable::Late, [2, 1, 0]).is_empty(),
         "e3 before e1"
     );
-    // A loss that is noticed keeps the order over the seam.
+    // A loss that the relay notices keeps the order across the seam.
     assert!(!stored_in_order(FromTable::InOrder, [0, 2, 1]).is_empty());
 }
 
@@ -102,8 +102,8 @@ fn events_that_come_late_are_in_order_among_themselves() {
 }
 
 #[test]
-fn what_the_stream_left_out_of_an_open_transaction_may_come_with_the_next_session() {
-    // e1, e3, and then e2, by the stream.
+fn omitted_rows_of_an_open_transaction_may_come_with_the_next_session() {
+    // e1, e3, and then e2, all from the stream.
     let mut evidence = evidence();
     evidence.from_table = FromTable::Late;
     for (index, (id, at)) in [(0, 100), (2, 400), (1, 300)].into_iter().enumerate() {
@@ -115,7 +115,7 @@ fn what_the_stream_left_out_of_an_open_transaction_may_come_with_the_next_sessio
     evidence.recorded_at.clear();
     evidence.begun_after = [("t2".to_owned(), 1_900)].into();
     evidence.gaps = vec![(1_850, 1_950)];
-    assert_eq!(judge(&evidence).swapped(), 2, "by one session");
+    assert_eq!(judge(&evidence).swapped(), 2, "in one session");
     evidence.log.lives = vec![Life {
         pid: 1,
         born: ms(10),
@@ -124,7 +124,15 @@ fn what_the_stream_left_out_of_an_open_transaction_may_come_with_the_next_sessio
     }];
     assert!(judge(&evidence).is_clean());
     evidence.gaps = vec![(1_850, 1_899)];
-    assert_eq!(judge(&evidence).swapped(), 2, "it began after the gap");
+    assert_eq!(
+        judge(&evidence).swapped(),
+        2,
+        "its transaction began after the gap"
+    );
     evidence.gaps = vec![(2_030, 2_040)];
-    assert_eq!(judge(&evidence).swapped(), 2, "it had ended before");
+    assert_eq!(
+        judge(&evidence).swapped(),
+        2,
+        "its transaction ended before the gap"
+    );
 }

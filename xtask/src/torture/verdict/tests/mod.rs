@@ -1,4 +1,4 @@
-//! Every judge must be able to fail: evidence that is right in all, then wrong in one way.
+//! Every judge must be able to fail: the tests take correct evidence and make one thing wrong.
 
 mod buckets;
 mod duplicates;
@@ -68,7 +68,7 @@ fn evidence() -> Evidence {
     evidence
 }
 
-/// A connection, by its port.
+/// A connection, identified by its port.
 fn peer(port: u16) -> Option<SocketAddr> {
     Some(([127, 0, 0, 1], port).into())
 }
@@ -104,7 +104,7 @@ fn violations(evidence: &Evidence) -> Vec<Violation> {
 }
 
 #[test]
-fn a_schedule_that_went_well_is_clean() {
+fn a_correct_schedule_is_clean() {
     let verdict = judge(&evidence());
     assert!(verdict.is_clean(), "{:?}", verdict.violations);
     assert_eq!((verdict.events, verdict.stored_messages), (3, 3));
@@ -135,7 +135,7 @@ fn an_event_of_a_transaction_that_was_rolled_back_is_not_expected() {
 }
 
 #[test]
-fn events_of_a_key_in_another_order_than_their_versions_are_swapped() {
+fn events_of_a_key_out_of_version_order_are_swapped() {
     let mut evidence = evidence();
     for (attempt, id) in evidence.attempts.iter_mut().zip(["e2", "e1", "e3"]) {
         attempt.event_ids = [Some(id.into())].into();
@@ -148,7 +148,7 @@ fn texts(evidence: &Evidence) -> Vec<String> {
     found.map(|violation| violation.to_string()).collect()
 }
 
-/// Evidence with a second copy of e3 at 400 ms, over another connection, and what happened.
+/// Evidence with a second copy of e3 at 400 ms, over another connection, and these faults.
 fn repeated(answer: Answer, occurrences: Vec<Occurrence>) -> Evidence {
     let mut evidence = evidence();
     evidence.attempts[2].answer = answer;
@@ -161,8 +161,8 @@ fn repeated(answer: Answer, occurrences: Vec<Occurrence>) -> Evidence {
     evidence
 }
 
-/// A relay (port 1) sends e1 and is frozen from 310 to 390 ms; another one (port 2) sends e2 and e3
-/// meanwhile. Then comes e3 from the first, at `woken_ms`.
+/// A relay (port 1) sends e1 and is frozen from 310 to 390 ms, while another relay (port 2) sends
+/// e2 and e3. Then the first relay sends e3, which arrives at `woken_ms`.
 fn sent_by_a_woken_relay(woken_ms: u64) -> Evidence {
     let mut evidence = repeated(Answer::MessageIds, vec![]);
     evidence.attempts[3] = attempt(3, woken_ms, "e3");
@@ -179,7 +179,7 @@ fn sent_by_a_woken_relay(woken_ms: u64) -> Evidence {
 }
 
 #[test]
-fn a_repetition_that_ends_in_the_middle_is_a_violation_whatever_died() {
+fn an_incomplete_repeat_is_a_violation_no_matter_what_died() {
     // e1, e2, e3, then e1 again, then e3 again.
     let mut evidence = evidence();
     evidence.attempts.push(attempt(3, 400, "e1"));
@@ -189,7 +189,7 @@ fn a_repetition_that_ends_in_the_middle_is_a_violation_whatever_died() {
 }
 
 #[test]
-fn a_panic_in_the_log_is_a_violation_and_so_is_whatever_the_schedule_met() {
+fn a_panic_in_the_log_and_misbehaviour_during_the_schedule_are_violations() {
     let mut evidence = evidence();
     evidence.log.lines = vec!["thread 'main' panicked at src/x.rs:1:1:".to_owned()];
     let mut verdict = judge(&evidence);

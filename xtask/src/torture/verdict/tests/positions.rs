@@ -1,12 +1,12 @@
-//! Positions.
+//! Confirmed positions.
 
 use super::*;
 
 #[test]
-fn a_position_past_an_event_that_was_not_stored_by_then_is_found_by_what_the_writer_knows() {
+fn a_position_past_an_unstored_event_is_found_by_the_writers_knowledge() {
     let mut evidence = evidence();
     evidence.records.clear();
-    // Just short of what the writer knows of the second transaction: no proof.
+    // Just below what the writer knows of the second transaction, which proves nothing.
     evidence.samples[0].confirmed = 2_029;
     let early = |evidence: &Evidence| {
         let is_early = |v: &Violation| matches!(v, Violation::ConfirmedBeforeStored { .. });
@@ -18,9 +18,9 @@ fn a_position_past_an_event_that_was_not_stored_by_then_is_found_by_what_the_wri
 }
 
 #[test]
-fn a_position_past_an_event_that_was_not_stored_by_then_is_found_by_the_place_of_its_record() {
+fn a_position_past_an_unstored_event_is_found_by_its_record() {
     let mut evidence = evidence();
-    // What the commit was answered with is lost; only the dispatch row has the position.
+    // The answer to the commit is lost; only the dispatch row has the position.
     evidence.committed_by.clear();
     evidence.samples[0].confirmed = 2_010;
     let found = violations(&evidence);
@@ -45,7 +45,7 @@ fn a_position_past_events_without_a_dispatch_row_is_found() {
 }
 
 #[test]
-fn the_position_of_a_lost_slot_says_nothing_until_a_relay_has_it_again() {
+fn the_position_of_a_lost_slot_is_ignored_until_a_relay_takes_it_again() {
     let mut evidence = evidence();
     evidence.samples[1].records_below = 1;
     let lost = Fault::SlotLost(Down::Killed, Loss::Recreated);

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Evidence in which Pub/Sub refuses e2: it is set aside, with e3 or alone.
+/// Evidence in which Pub/Sub refuses e2, which is set aside with e3 or alone.
 fn refused(whole_key: bool, release: Release) -> Evidence {
     let mut evidence = evidence();
     evidence.quarantine = Quarantine {
@@ -18,7 +18,7 @@ fn refused(whole_key: bool, release: Release) -> Evidence {
     evidence
 }
 
-/// The event of this index was set aside, and recorded when it would have been published.
+/// Sets the event of this index aside, recorded at the time it would have been published.
 fn set_aside(evidence: &mut Evidence, index: usize) {
     let record = &mut evidence.records[index];
     record.state = "quarantined".to_owned();
@@ -29,7 +29,7 @@ fn set_aside(evidence: &mut Evidence, index: usize) {
     evidence.quarantine.set_aside.insert(id);
 }
 
-/// It was published in the end, at this time.
+/// Publishes that event in the end, at this time.
 fn publish(evidence: &mut Evidence, index: usize, sequence: u64, received_ms: u64) {
     let record = &mut evidence.records[index];
     record.state = "published".to_owned();
@@ -42,7 +42,7 @@ fn publish(evidence: &mut Evidence, index: usize, sequence: u64, received_ms: u6
 fn an_event_that_is_set_aside_without_a_reason_is_a_violation() {
     let mut evidence = evidence();
     set_aside(&mut evidence, 2);
-    // And so it was confirmed without having been stored.
+    // As a consequence it was confirmed without being stored.
     assert!(matches!(
         violations(&evidence)[0],
         Violation::ConfirmedBeforeStored { .. }
@@ -55,7 +55,7 @@ fn an_event_that_is_set_aside_without_a_reason_is_a_violation() {
 }
 
 #[test]
-fn what_is_refused_is_set_aside_with_all_that_is_behind_it_in_its_key_or_alone() {
+fn a_refused_event_is_set_aside_with_the_events_behind_it_or_alone() {
     for whole_key in [true, false] {
         let clean = refused(whole_key, Release::Never);
         assert_eq!(texts(&clean), [""; 0]);
@@ -82,7 +82,7 @@ fn what_is_refused_is_set_aside_with_all_that_is_behind_it_in_its_key_or_alone()
 }
 
 #[test]
-fn another_key_does_not_wait_behind_an_event_that_is_refused() {
+fn another_key_does_not_wait_behind_a_refused_event() {
     let mut evidence = refused(true, Release::Never);
     evidence.events[2].key = "other".to_owned();
     evidence.samples.clear();
@@ -93,7 +93,7 @@ fn another_key_does_not_wait_behind_an_event_that_is_refused() {
 }
 
 #[test]
-fn what_is_released_is_published_whole_and_in_order() {
+fn released_events_are_published_completely_and_in_order() {
     let release = |order: [usize; 2]| {
         let mut evidence = refused(true, Release::AtTheEnd);
         for (at, index) in (0..).zip(order) {
@@ -114,7 +114,7 @@ fn what_is_released_is_published_whole_and_in_order() {
 }
 
 #[test]
-fn an_event_that_is_released_alone_comes_late_and_never_before_what_is_earlier() {
+fn an_event_released_alone_may_come_late_but_never_before_earlier_events() {
     let mut late = refused(false, Release::AtTheEnd);
     publish(&mut late, 1, 7, 400);
     assert_eq!(texts(&late), [""; 0]);
@@ -131,7 +131,7 @@ fn an_event_that_is_released_alone_comes_late_and_never_before_what_is_earlier()
 }
 
 #[test]
-fn a_released_event_has_a_record_before_it_is_sent_and_any_other_must_not() {
+fn only_a_released_event_may_be_sent_when_it_has_a_record() {
     let mut released = refused(true, Release::AtTheEnd);
     released.log.lives = vec![Life {
         pid: 1,
@@ -144,7 +144,7 @@ fn a_released_event_has_a_record_before_it_is_sent_and_any_other_must_not() {
     assert_eq!(texts(&released), [""; 0]);
     let mut sent = refused(true, Release::Never);
     sent.log.lives = released.log.lives;
-    // It was refused again.
+    // Pub/Sub refused the event again.
     let mut again = attempt(7, 400, "e2");
     (again.stored, again.first_message_id) = (None, None);
     again.answer = Answer::Error(Code::InvalidArgument);

@@ -1,11 +1,11 @@
-//! Records.
+//! Dispatch rows.
 
 use super::*;
 
-/// What is wrong with the dispatch rows after `change`.
+/// The violations in the dispatch rows after `change`.
 fn complaints(change: impl FnOnce(&mut Vec<Record>)) -> Vec<String> {
     let mut evidence = evidence();
-    // Positions are not the point here.
+    // Positions do not matter here.
     evidence.samples.clear();
     change(&mut evidence.records);
     let what = |violation: Violation| match violation {
@@ -16,7 +16,7 @@ fn complaints(change: impl FnOnce(&mut Vec<Record>)) -> Vec<String> {
 }
 
 #[test]
-fn every_event_has_exactly_one_dispatch_row_that_tells_the_truth() {
+fn every_event_has_exactly_one_correct_dispatch_row() {
     let found = complaints(|records| drop(records.pop()));
     assert_eq!(found, ["e3: there is none"]);
     let found = complaints(|records| {
@@ -51,7 +51,7 @@ fn every_event_has_exactly_one_dispatch_row_that_tells_the_truth() {
 }
 
 #[test]
-fn the_place_of_a_dispatch_row_follows_the_order_of_commits() {
+fn the_position_of_a_dispatch_row_follows_the_order_of_commits() {
     let found = complaints(|records| {
         records[1].commit_lsn = 1_000;
         records[1].ordinal = 0;

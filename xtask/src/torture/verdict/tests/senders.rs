@@ -2,8 +2,8 @@
 
 use super::*;
 
-/// e3 was sent at 300, 400 and 500 ms, with the relay killed after the first time; its record was
-/// seen at `recorded_ms` and names the message of attempt `by`.
+/// e3 was sent at 300, 400 and 500 ms, and the relay was killed after the first time. Its record
+/// was seen at `recorded_ms` and names the message of attempt `by`.
 fn sent_again(recorded_ms: u64, by: u64) -> Vec<Violation> {
     let kill = happened(Fault::Kill(ms(10)), 310, 350);
     let mut evidence = repeated(Answer::MessageIds, vec![kill]);
@@ -31,20 +31,20 @@ fn after_recorded(attempt: u64) -> Violation {
 }
 
 #[test]
-fn an_event_that_was_recorded_when_a_relay_started_may_not_be_sent_by_it() {
+fn an_event_recorded_before_a_relay_started_may_not_be_sent_by_it() {
     assert_eq!(sent_again(349, 2), [after_recorded(3), after_recorded(4)]);
-    // By the connection of the one that was killed, perhaps after the other had looked.
+    // The connection of the killed relay may have recorded it after the new relay looked.
     assert_eq!(sent_again(351, 2), []);
 }
 
 #[test]
-fn an_event_that_a_relay_has_recorded_itself_may_not_be_sent_by_it_again() {
+fn an_event_that_a_relay_has_recorded_may_not_be_sent_by_it_again() {
     assert_eq!(sent_again(450, 3), [after_recorded(4)]);
     assert_eq!(sent_again(501, 3), []);
 }
 
 #[test]
-fn what_lay_in_a_frozen_relay_may_be_recorded_when_it_wakes_and_nothing_that_it_sends_then() {
+fn a_frozen_relay_may_send_recorded_events_only_from_its_buffers() {
     let complaints = |mut evidence: Evidence| {
         evidence.log.lives = vec![Life {
             pid: 2,
@@ -70,7 +70,7 @@ fn what_lay_in_a_frozen_relay_may_be_recorded_when_it_wakes_and_nothing_that_it_
     assert_eq!(
         first_is_read(990),
         1,
-        "of a connection that was opened after it"
+        "its connection was opened after the freeze"
     );
     let mut unordered = sent_by_a_woken_relay(391);
     unordered.attempts.push(Attempt {
@@ -86,7 +86,7 @@ fn what_lay_in_a_frozen_relay_may_be_recorded_when_it_wakes_and_nothing_that_it_
         peer: goes_on.attempts[3].peer,
         ..attempt(4, 395, "e3")
     });
-    assert_eq!(complaints(goes_on), 1, "the second one");
+    assert_eq!(complaints(goes_on), 1, "the second request");
     let mut unfrozen = sent_by_a_woken_relay(391);
     unfrozen.occurrences.clear();
     assert_eq!(complaints(unfrozen), 1);

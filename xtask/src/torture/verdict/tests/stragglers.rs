@@ -1,11 +1,11 @@
-//! Requests of clients that had died.
+//! Requests of dead clients.
 
 use super::*;
 
 #[test]
-fn a_request_of_a_dead_relay_that_is_stored_behind_its_successors_copies_is_no_step_back() {
-    // The first relay (port 1) dies after e1; its successor sends the rest, and between e3 and e4 a
-    // second copy of e1 comes from the dead one.
+fn a_dead_relays_request_stored_after_its_successors_copies_is_no_step_back() {
+    // The first relay (port 1) dies after e1, and its successor sends the rest. Between e3 and e4 a
+    // second copy of e1 arrives from the dead relay.
     let by = |port, sequence, at, id| Attempt {
         peer: peer(port),
         ..attempt(sequence, at, id)
@@ -36,10 +36,10 @@ fn a_request_of_a_dead_relay_that_is_stored_behind_its_successors_copies_is_no_s
     assert_eq!(
         swapped(&evidence),
         0,
-        "it lay in the buffers of a frozen one"
+        "it was in the buffers of a frozen relay"
     );
     evidence.occurrences[0].fault = Fault::TerminateSql;
-    assert_eq!(swapped(&evidence), 1, "the first lives");
+    assert_eq!(swapped(&evidence), 1, "the first relay lives");
     evidence.occurrences[0].fault = Fault::Kill(ms(10));
     evidence.attempts[4].peer = peer(2);
     assert_eq!(
@@ -49,15 +49,23 @@ fn a_request_of_a_dead_relay_that_is_stored_behind_its_successors_copies_is_no_s
     );
     evidence.attempts[4].peer = peer(1);
     evidence.attempts[0].peer = peer(3);
-    assert_eq!(swapped(&evidence), 1, "by a connection that began later");
+    assert_eq!(
+        swapped(&evidence),
+        1,
+        "over a connection that was opened later"
+    );
     evidence.attempts[4].connected = Some(ms(200));
-    assert_eq!(swapped(&evidence), 0, "by one that had brought nothing yet");
+    assert_eq!(
+        swapped(&evidence),
+        0,
+        "over a connection without earlier requests"
+    );
     evidence.occurrences.clear();
     assert_eq!(swapped(&evidence), 1, "nobody died");
 }
 
 #[test]
-fn two_requests_of_a_key_together_are_excused_only_by_the_death_of_the_first_sender() {
+fn concurrent_requests_of_a_key_are_excused_only_if_the_first_sender_died() {
     let mut evidence = repeated(Answer::MessageIds, vec![]);
     evidence.attempts[2].ended = Some(ms(410));
     let together = |evidence: &Evidence| {
@@ -73,19 +81,19 @@ fn two_requests_of_a_key_together_are_excused_only_by_the_death_of_the_first_sen
     evidence.occurrences = vec![happened(Fault::Freeze(ms(50)), 310, 390)];
     assert!(
         together(&evidence),
-        "a frozen relay must not wake up and go on"
+        "a frozen relay must not continue when it wakes up"
     );
     evidence.occurrences = vec![happened(Fault::Kill(ms(50)), 310, 390)];
     assert!(!together(&evidence));
     evidence.occurrences[0].fault = Fault::SlotLost(Down::Running, Loss::Recreated);
-    assert!(together(&evidence), "a relay alone goes on");
+    assert!(together(&evidence), "a single relay continues");
     evidence.occurrences[0].fault = Fault::Network(Side::Pubsub, Trouble::Stalled, ms(50));
     assert!(!together(&evidence));
     evidence.attempts[3].peer = evidence.attempts[2].peer;
-    assert!(together(&evidence), "both by one connection");
+    assert!(together(&evidence), "both over one connection");
     let mut woken = sent_by_a_woken_relay(391);
     woken.attempts[2].ended = Some(ms(400));
-    assert!(!together(&woken), "it lay in the buffers of a frozen one");
+    assert!(!together(&woken), "it was in the buffers of a frozen relay");
     woken.occurrences.clear();
     assert!(together(&woken));
 }

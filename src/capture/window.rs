@@ -1,0 +1,221 @@
+//! The SQL condition for the rows of a captured table that a walk looks for.
+//!
+//! The lower bound is the floor of the capture record; the upper bound is a snapshot or a
+//! transaction. Rows that are older than capturing never match.
+//!
+//! Not here: how the rows are walked (`scan`).
+
+use super::claim::Captured;
+use super::shape::xids_sql;
+use super::snapshot::Snapshot;
+
+/// The bounds of a walk.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Window<'a> {
+    pub(crate) captured: &'a Captured,
+    /// Rows of older transactions are left out; 0 for no bound.
+    pub(crate) from_xid: u64,
+    /// Rows up to this `seq` usually belong to transactions before `from_xid`, so they are skipped.
+    pub(crate) from_seq: Option<i64>,
+    /// Rows of this transaction and of later ones are left out.
+    pub(crate) below_xid: Option<u64>,
+    /// Rows that are not visible in this snapshot are left out.
+    pub(crate) shown_by: Option<&'a Snapshot>,
+    /// Whether rows without a `seq` are included, in a table that has the column.
+    pub(crate) with_unnumbered: bool,
+    /// Whether events may have been published without a record. Then rows that have one are
+    /// included too.
+    pub(crate) repeats: bool,
+}
+
+impl<'a> Window<'a> {
+    /// All rows that are not resolved.
+    pub(crate) fn unresolved(captured: &'a Captured, repeats: bool) -> Self {
+        let Captured { record, shape } = captured;
+        Self {
+            captured,
+            from_xid: record.floor,
+            from_seq: None,
+            below_xid: None,
+            shown_by: None,
+            with_unnumbered: shape.seq.as_ref().is_none_or(|seq| seq.is_nullable),
+            repeats,
+        }
+    }
+
+    /// The same for the auditor, which runs often. It leaves rows without a number, and those with a
+    /// lower one than usual, to a recovery and to comparisons of the whole table.
+    pub(crate) fn recent(captured: &'a Captured) -> Self {
+        let Captured { record, shape } = captured;
+        let numbering = shape.seq.as_ref().and_then(|seq| seq.numbering.as_ref());
+        let is_numbered_so = numbering.is_some() && numbering == record.numbering.as_ref();
+        Self {
+            from_seq: record.floor_seq.filter(|_| is_numbered_so),
+            with_unnumbered: record.numbering.is_none(),
+            ..Self::unresolved(captured, false)
+        }
+    }
+
+    /// Whether rows are found by their places in the table, which change when the table is
+    /// rewritten.
+    pub(crate) fn goes_by_places(&self) -> bool {
+        self.with_unnumbered || self.captured.shape.numbered().is_none()
+    }
+
+    /// All rows of the table that should have a record and have none.
+    pub(crate) fn whole(captured: &'a Captured) -> Self {
+        Self {
+            from_xid: captured.record.recorded_from,
+            ..Self::unresolved(captured, false)
+        }
+    }
+
+    /// The condition that a row of `e` is in a partition that was added since the floor was raised.
+    /// Only where rows may lack a record: otherwise the auditor compares the whole table.
+    fn new_partitions(&self) -> Option<String> {
+        let new = self.captured.new_partitions();
+        let may_lack_records = self.repeats || self.captured.record.recorded_from > 0;
+        let is_needed = may_lack_records && !new.is_empty();
+        is_needed.then(|| format!("e.tableoid = any ('{{{}}}'::oid[])", new.join(",")))
+    }
+
+    /// The condition that a row of `e` is in a partition that was added since the floor was raised, and
+    /// that the stream did not bring it: it is older than the window, or was written before the
+    /// partition was attached. `None` if there is no such partition.
+    pub(crate) fn overlooked(&self) -> Option<String> {
+        let new = self.new_partitions()?;
+        let any = Self {
+            from_xid: 0,
+            ..*self
+        };
+        let Captured { record, shape } = self.captured;
+        let xid = shape.inserted_xid_sql(&record.added_xids);
+        let (from, others) = (self.from_xid, any.condition());
+        Some(format!(
+            "{new} and ({xid} < '{from}'::xid8 or pg_catalog.age(e.xmin) >= ( \
+                 select min(pg_catalog.age(i.xmin)) from pg_catalog.pg_inherits i \
+                 where i.inhrelid in ( \
+                     select relid from pg_catalog.pg_partition_ancestors(e.tableoid)))) \
+             and {others}"
+        ))
+    }
+
+    /// The condition that a row of `e` is in the window.
+    pub(crate) fn condition(&self) -> String {
+        let Captured { record, shape } = self.captured;
+        let xid = shape.inserted_xid_sql(&record.added_xids);
+        let is_exact = shape.tells_top_level_transactions(&record.added_xids);
+        let visible = |snapshot: &Snapshot| {
+            format!("pg_catalog.pg_visible_in_snapshot({xid}, '{snapshot}'::pg_snapshot)")
+        };
+        let mut conditions = Vec::new();
+        // Rows that existed when the column was added are resolved once the floor is past that
+        // point.
+        let added = &record.added_xids;
+        if added.iter().max().is_some_and(|xid| record.floor > *xid) {
+            conditions.push(format!("e.inserted_xid <> all ({})", xids_sql(added)));
+        }
+        if self.from_xid > 0 {
+            let recent = format!("{xid} >= '{}'::xid8", self.from_xid);
+            conditions.push(match self.new_partitions() {
+                Some(new) => format!("({recent} or {new})"),
+                None => recent,
+            });
+        }
+        if let Some(below) = self.below_xid {
+            conditions.push(format!("{xid} < '{below}'::xid8"));
+        }
+        match &record.since {
+            Some(since) if is_exact => conditions.push(format!("not {}", visible(since))),
+            // The snapshot does not list a subtransaction of a transaction that was running then.
+            Some(since) => conditions.push(format!("{xid} >= '{}'::xid8", since.xmin())),
+            None => {}
+        }
+        if let Some(shown_by) = self.shown_by {
+            conditions.push(visible(shown_by));
+        }
+        match conditions.is_empty() {
+            true => "true".to_owned(),
+            false => conditions.join(" and "),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::record::CaptureRecord;
+    use super::super::shape::{Seq, Shape};
+    use super::*;
+
+    fn captured(has_inserted_xid: bool, since: Option<&str>) -> Captured {
+        Captured {
+            record: CaptureRecord {
+                identity: "a.x".into(),
+                table: "a.x".parse().unwrap(),
+                oid: 1,
+                slot: "postrider".into(),
+                since: since.map(|since| since.parse().unwrap()),
+                floor: 90,
+                floor_seq: Some(7),
+                numbering: Some("2/2".into()),
+                partitions: None,
+                has_inserted_xid,
+                added_xids: Vec::new(),
+                recorded_from: 0,
+                publication: None,
+            },
+            shape: Shape {
+                oid: 1,
+                has_inserted_xid,
+                missing_xids: Vec::new(),
+                partitions: String::new(),
+                filled: Vec::new(),
+                files: String::new(),
+                blocks: 10,
+                seq: Some(Seq {
+                    column: "seq".into(),
+                    is_steady: true,
+                    is_indexed: true,
+                    is_nullable: false,
+                    numbering: Some("2/2".into()),
+                }),
+                version: None,
+            },
+        }
+    }
+
+    #[test]
+    fn rows_older_than_capturing_are_excluded_by_the_snapshot() {
+        let captured = captured(true, Some("100:110:103"));
+        let condition = Window::unresolved(&captured, false).condition();
+        assert_eq!(
+            condition,
+            "e.inserted_xid >= '90'::xid8 and not \
+             pg_catalog.pg_visible_in_snapshot(e.inserted_xid, '100:110:103'::pg_snapshot)"
+        );
+    }
+
+    #[test]
+    fn with_xmin_only_every_row_since_the_snapshots_oldest_transaction_counts_as_new() {
+        let captured = captured(false, Some("100:110:103"));
+        let condition = Window::whole(&captured).condition();
+        assert!(condition.contains("e.xmin"), "{condition}");
+        assert!(condition.ends_with(">= '100'::xid8"), "{condition}");
+        assert!(!condition.contains("pg_visible_in_snapshot"));
+    }
+
+    #[test]
+    fn a_relay_that_captures_every_row_reads_the_whole_table_without_a_condition() {
+        assert_eq!(Window::whole(&captured(true, None)).condition(), "true");
+    }
+
+    #[test]
+    fn the_seq_hint_is_used_only_while_the_same_sequence_numbers_the_rows() {
+        let mut captured = captured(true, None);
+        assert_eq!(Window::unresolved(&captured, false).from_seq, Some(7));
+        assert_eq!(Window::unresolved(&captured, true).from_seq, None);
+        assert_eq!(Window::whole(&captured).from_seq, None);
+        captured.record.numbering = Some("2/1".into());
+        assert_eq!(Window::unresolved(&captured, false).from_seq, None);
+    }
+}

@@ -1,0 +1,75 @@
+//! Writers that fill the columns `inserted_xid` and `seq` by themselves, as an ORM that writes every
+//! column does. Whatever they write, each row is published, and no other row suffers.
+
+use super::World;
+use super::table::Kind;
+
+/// Rows of one transaction each, with these values in the two columns.
+async fn insert_with(world: &mut World, key: &str, inserted_xid: &str, seq: &str, rows: u32) {
+    for _ in 0..rows {
+        let sql = format!(
+            "INSERT INTO outbox.events (aggregatetype, aggregateid, event_type, payload, inserted_xid, \
+                 seq) OVERRIDING SYSTEM VALUE \
+             VALUES ('order', '{key}', 'New', '{{\"n\": {}}}', {inserted_xid}, {seq})",
+            world.next
+        );
+        world.next += 1;
+        world.execute(&sql).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_with_zeros_in_every_column_are_published() {
+    for loses_slot in [false, true] {
+        let (mut world, relay) = World::served(Kind::Events, 20).await;
+        if loses_slot {
+            relay.stop().await;
+            insert_with(&mut world, "zero", "'0'", "0", 10).await;
+            world.database.drop_slot().await;
+            let relay = world.relay();
+            world.assert_published_once(relay).await;
+        } else {
+            insert_with(&mut world, "zero", "'0'", "0", 10).await;
+            world.insert("a", 20).await;
+            world.assert_published_once(relay).await;
+        }
+    }
+}
+
+/// As rows of a dump from a server that has counted further.
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_of_a_transaction_that_cannot_be_are_published_from_the_table_too() {
+    let (mut world, relay) = World::served(Kind::Events, 20).await;
+    relay.stop().await;
+    insert_with(&mut world, "future", "'1000000000000'", "DEFAULT", 10).await;
+    world.insert("a", 20).await;
+    world.database.drop_slot().await;
+    let relay = world.relay();
+    world.assert_published_once(relay).await;
+}
+
+/// One high number must not hide the rows that are numbered as usual from a recovery.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_number_far_ahead_leaves_a_recovery_in_order() {
+    let (mut world, relay) = World::served(Kind::Events, 20).await;
+    insert_with(&mut world, "ahead", "DEFAULT", "9223372036854775806", 1).await;
+    world.insert("a", 20).await;
+    world.note().await;
+    world.wait_until_published(&relay).await;
+    // The floors rise past that row.
+    relay.stop().await;
+    let relay = world.streaming().await;
+    world.insert("b", 5).await;
+    world.note().await;
+    world.wait_until_published(&relay).await;
+    world.wait_until_compared(&relay).await;
+    relay.stop().await;
+    let relay = world.streaming().await;
+    world.wait_until_compared(&relay).await;
+    relay.stop().await;
+    world.insert("c", 50).await;
+    world.database.drop_slot().await;
+    let relay = world.relay();
+    world.insert("c", 100).await;
+    world.assert_published_once(relay).await;
+}
