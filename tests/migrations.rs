@@ -77,13 +77,14 @@ async fn migrate(client: &Client) {
 }
 
 /// The migrations that `outbox.relay` needs in addition to [`MIGRATIONS`].
-const OF_THE_RELAY: [&str; 6] = [
+const OF_THE_RELAY: [&str; 7] = [
     include_str!("../migrations/0006_recovery.sql"),
     include_str!("../migrations/0007_audit.sql"),
     include_str!("../migrations/0008_exceptions.sql"),
     include_str!("../migrations/0010_one_relay.sql"),
     include_str!("../migrations/0011_capture.sql"),
     include_str!("../migrations/0012_capture_history.sql"),
+    include_str!("../migrations/0013_database.sql"),
 ];
 
 async fn refused(client: &Client, sql: &str) -> DbError {

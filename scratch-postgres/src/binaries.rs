@@ -28,6 +28,20 @@ impl Binaries {
         Self::search(named.map(PathBuf::from), Path::new(DEBIAN_LAYOUT), &on_path)
     }
 
+    /// Looks in this folder only.
+    pub(crate) fn in_named_folder(folder: &Path) -> Result<Self, Error> {
+        Self::in_folder(folder).ok_or_else(|| Error::NoServerPrograms {
+            looked_in: folder.display().to_string(),
+        })
+    }
+
+    /// The folder that contains both programs.
+    pub(crate) fn folder(&self) -> &Path {
+        self.postgres
+            .parent()
+            .expect("invariant: a file in a folder")
+    }
+
     fn search(named: Option<PathBuf>, debian: &Path, on_path: &[PathBuf]) -> Result<Self, Error> {
         if let Some(folder) = named {
             return Self::in_folder(&folder).ok_or_else(|| Error::NoServerPrograms {

@@ -38,6 +38,7 @@ pub struct Builder {
     hba_lines: Vec<String>,
     tls: Option<Tls>,
     data: Data,
+    programs: Option<PathBuf>,
 }
 
 /// The source of the data folder.
@@ -49,6 +50,10 @@ enum Data {
     StandbyOf {
         data_dir: PathBuf,
         conninfo: String,
+    },
+    UpgradeOf {
+        data_dir: PathBuf,
+        programs: PathBuf,
     },
 }
 
@@ -132,18 +137,41 @@ impl Builder {
         self
     }
 
+    /// Takes the server programs from this folder, regardless of `POSTRIDER_PG_BIN`.
+    #[must_use]
+    pub fn programs(mut self, folder: &Path) -> Self {
+        self.programs = Some(folder.to_owned());
+        self
+    }
+
+    /// Upgrades a *stopped* server of an older major version: `pg_upgrade` copies its data into a new
+    /// cluster. Both folders of [`programs`](Self::programs) need `pg_upgrade` and the programs that it
+    /// calls.
+    #[must_use]
+    pub fn upgrade_of(mut self, server: &ScratchPostgres) -> Self {
+        self.data = Data::UpgradeOf {
+            data_dir: server.data_dir().to_owned(),
+            programs: server.programs().to_owned(),
+        };
+        self
+    }
+
     /// Creates the data folder, starts the server and waits until it accepts connections.
     ///
     /// # Errors
     /// No server programs, no account for them, no usable temp folder, `initdb` failed, or the
     /// server did not start (the error contains the end of its log).
     pub fn start(self) -> Result<ScratchPostgres, Error> {
-        let binaries = Binaries::find()?;
+        let binaries = match &self.programs {
+            Some(folder) => Binaries::in_named_folder(folder)?,
+            None => Binaries::find()?,
+        };
         let account = Account::choose()?;
         let folder = Folder::create(account)?;
         let mut server = ScratchPostgres::new(binaries.clone(), account, folder.clone())?;
         self.make_data_folder(&binaries, account, &folder)?;
         self.write_files(account, &folder.data())?;
+        self.upgrade(&binaries, account, &folder)?;
         server.start_first()?;
         Ok(server)
     }
@@ -155,7 +183,7 @@ impl Builder {
         folder: &Folder,
     ) -> Result<(), Error> {
         let source = match &self.data {
-            Data::Initdb => {
+            Data::Initdb | Data::UpgradeOf { .. } => {
                 return process::run(
                     account
                         .command(&binaries.initdb, folder.root())
@@ -176,10 +204,32 @@ impl Builder {
         }
         process::run(Command::new("cp").arg("-a").arg(source).arg(folder.data()))?;
         match &self.data {
-            Data::Initdb | Data::CopyOf(_) => Ok(()),
+            Data::Initdb | Data::CopyOf(_) | Data::UpgradeOf { .. } => Ok(()),
             // A standby has its own slots, or copies that it keeps in sync by itself.
             Data::StandbyOf { .. } => remove_slots(&folder.data()),
         }
+    }
+
+    /// Runs after the settings are written, because the new server needs room for the slots that
+    /// `pg_upgrade` copies.
+    fn upgrade(&self, binaries: &Binaries, account: Account, folder: &Folder) -> Result<(), Error> {
+        let Data::UpgradeOf { data_dir, programs } = &self.data else {
+            return Ok(());
+        };
+        process::run(
+            account
+                .command(binaries.folder().join("pg_upgrade"), folder.root())
+                .args(["--username=postgres", "--no-sync", "--socketdir"])
+                .arg(folder.root())
+                .arg("--old-bindir")
+                .arg(programs)
+                .arg("--new-bindir")
+                .arg(binaries.folder())
+                .arg("--old-datadir")
+                .arg(data_dir)
+                .arg("--new-datadir")
+                .arg(folder.data()),
+        )
     }
 
     fn write_files(&self, account: Account, data: &Path) -> Result<(), Error> {

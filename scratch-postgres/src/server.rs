@@ -112,6 +112,12 @@ impl ScratchPostgres {
         &self.data_dir
     }
 
+    /// The folder of the server's programs.
+    #[must_use]
+    pub fn programs(&self) -> &Path {
+        self.binaries.folder()
+    }
+
     /// URL over TCP for the superuser `postgres`, without a password.
     #[must_use]
     pub fn url(&self, database: &str) -> String {

@@ -1,8 +1,8 @@
-//! Identifies the cluster that we are connected to.
+//! Identifies the cluster and the database that we are connected to.
 //!
-//! A copy that was restored from a backup has the system identifier of its original. A new cluster
-//! with the same data (dump and restore, major upgrade) has a different one. The timeline grows
-//! with each promotion.
+//! A copy of the server's files has the system identifier of its original. A new cluster with the same
+//! data (dump and restore, major upgrade) has a different one. A copy of the database on the same
+//! cluster has a different oid. The timeline grows with each promotion.
 
 use std::fmt;
 use std::num::ParseIntError;
@@ -47,6 +47,41 @@ impl Serialize for SystemIdentifier {
     }
 }
 
+/// Identifies a database of a cluster. A copy of the database has a different origin, unless the copy
+/// was made from the server's files.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Origin {
+    /// The cluster.
+    pub system_identifier: SystemIdentifier,
+    /// The database; `None` in a record of an older version.
+    pub database_oid: Option<u32>,
+}
+
+impl Origin {
+    /// Whether both may be the same database.
+    #[must_use]
+    pub fn matches(self, other: Self) -> bool {
+        let databases = self.database_oid.zip(other.database_oid);
+        self.system_identifier == other.system_identifier && databases.is_none_or(|(a, b)| a == b)
+    }
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let system_identifier = self.system_identifier;
+        match self.database_oid {
+            Some(oid) => write!(f, "{system_identifier}, database {oid}"),
+            None => write!(f, "{system_identifier}"),
+        }
+    }
+}
+
+impl Serialize for Origin {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
 /// The cluster and database behind a connection.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Cluster {
@@ -60,6 +95,8 @@ pub struct Cluster {
     pub in_recovery: bool,
     /// The database that we are connected to.
     pub database: String,
+    /// The oid of the database. A rename, a promotion and `pg_upgrade` (to 15 or later) keep it.
+    pub database_oid: u32,
 }
 
 impl Cluster {
@@ -67,6 +104,15 @@ impl Cluster {
     #[must_use]
     pub const fn major_version(&self) -> u32 {
         self.version_num / 10_000
+    }
+
+    /// The cluster and the database.
+    #[must_use]
+    pub const fn origin(&self) -> Origin {
+        Origin {
+            system_identifier: self.system_identifier,
+            database_oid: Some(self.database_oid),
+        }
     }
 }
 
@@ -91,5 +137,6 @@ pub async fn inspect(client: &Client) -> Result<Cluster, Error> {
         version_num: version_num.unsigned_abs(),
         in_recovery: get(row, "in_recovery")?,
         database: get(row, "database")?,
+        database_oid: get(row, "database_oid")?,
     })
 }

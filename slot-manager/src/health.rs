@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime};
 
 use decoder::Lsn;
 
-use crate::{Severity, Slot, SystemIdentifier, WalStatus};
+use crate::{Origin, Severity, Slot, WalStatus};
 
 mod state;
 
@@ -24,8 +24,8 @@ pub struct Observation<'a> {
     pub viewer: Viewer,
     /// How far delivery lags behind in time, see [`time_lag`].
     pub time_lag: Option<Duration>,
-    /// The cluster that we are connected to.
-    pub system_identifier: SystemIdentifier,
+    /// The database that we are connected to.
+    pub origin: Origin,
     /// The relay's last record about the slot.
     pub recorded: Option<&'a RecordedPosition>,
 }
@@ -53,8 +53,8 @@ pub enum Viewer {
 /// The relay's record of a position that it confirmed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RecordedPosition {
-    /// The cluster.
-    pub system_identifier: SystemIdentifier,
+    /// The database in which it was recorded.
+    pub origin: Origin,
     /// The confirmed position.
     pub confirmed_lsn: Option<Lsn>,
     /// Whether no later position can have been confirmed: the relay has this record in memory, or
@@ -97,12 +97,12 @@ pub fn judge(observation: &Observation<'_>, thresholds: &Thresholds) -> Health {
     let Observation {
         slot,
         recorded,
-        system_identifier: found,
+        origin: found,
         ..
     } = *observation;
     if let Some(expected) = recorded
-        .map(|r| r.system_identifier)
-        .filter(|id| *id != found)
+        .map(|r| r.origin)
+        .filter(|origin| !origin.matches(found))
     {
         return Health::ForeignCluster { expected, found };
     }

@@ -11,7 +11,7 @@
 //! - [`retention`]: which transactions and slots keep WAL from being removed.
 //! - [`publication`]: whether the publication still carries every captured row. The relay asks
 //!   every few seconds, because PostgreSQL itself may skip rows without an error.
-//! - [`cluster`]: identifies the cluster, so that a restored copy is not taken for the original.
+//! - [`cluster`]: identifies the cluster and the database, so that a copy is not taken for the original.
 //! - [`preflight`]: checks all of the above, the server's settings and the grants, and returns
 //!   [`Finding`]s.
 //!
@@ -35,7 +35,7 @@ mod slot_name;
 pub mod slots;
 mod sql;
 
-pub use cluster::{Cluster, SystemIdentifier};
+pub use cluster::{Cluster, Origin, SystemIdentifier};
 pub use error::Error;
 pub use finding::{Finding, Severity};
 pub use health::Health;

@@ -200,7 +200,9 @@ select (select system_identifier from pg_catalog.pg_control_system()) as system_
        end as timeline,
        pg_catalog.current_setting('server_version_num')::int as version_num,
        pg_catalog.pg_is_in_recovery() as in_recovery,
-       pg_catalog.current_database()::text as database";
+       pg_catalog.current_database()::text as database,
+       (select oid from pg_catalog.pg_database
+        where datname = pg_catalog.current_database()) as database_oid";
 
 /// Parameters: names of settings (text[]). A setting that this version lacks has no row.
 pub(crate) const SETTINGS: &str = "

@@ -100,7 +100,8 @@ pub(super) enum Command {
     /// Examples:
     ///   postrider recover --dry-run          (is it needed, and which rows would be published?)
     ///   postrider recover --yes              (do it now, or at the relay's next start)
-    ///   postrider recover --adopt --yes      (this server replaces the old one)
+    ///   postrider recover --adopt --yes      (this server or database replaces
+    ///                                         the old one)
     #[command(verbatim_doc_comment)]
     Recover(super::recover::Args),
     Emulator(EmulatorArgs),

@@ -99,7 +99,7 @@ codes! {
     SlotLost "slot-lost" Stop 3 "`postrider recover --dry-run` lists the undelivered rows; `postrider recover` requests their delivery"
     SlotRecreated "slot-recreated" Stop 3 "`postrider recover --dry-run` lists the undelivered rows; `postrider recover` requests their delivery"
     SlotBusy "slot-busy" Retry 3 "end the transactions that block it, or retry later"
-    ForeignCluster "foreign-cluster" Stop 3 "make sure that DATABASE_URL names the right server; if it replaces the old server: `postrider recover --adopt`"
+    ForeignCluster "foreign-cluster" Stop 3 "make sure that DATABASE_URL names the right server and database; if this one replaces the old one: `postrider recover --adopt`"
     ReplicationProtocol "replication-protocol" Stop 3 "make sure that PostgreSQL 14 or newer answers at this address, not a pooler or proxy"
     ColumnMissing "column-missing" Stop 5 "correct the table's columns in the settings, or alter the table"
     EventInvalid "event-invalid" Stop 5 "correct the settings of the table, or quarantine such events with on_bad_event = quarantine_key"

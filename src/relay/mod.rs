@@ -36,7 +36,7 @@ use std::time::{Duration, Instant};
 
 use slot_manager::health::{self, Observation, Thresholds, Viewer};
 use slot_manager::publication::CapturedTable;
-use slot_manager::{Health, Slot, SystemIdentifier};
+use slot_manager::{Health, Origin, Slot};
 use tokio::sync::watch;
 
 pub use mapped_stream::{MappedEvent, MappedStream};
@@ -188,13 +188,13 @@ fn host_name() -> String {
 
 /// The health of the slot that this relay streams from. The recorded position is compared only when a
 /// session opens: nobody else can move the slot while we hold it.
-fn health_of(slot: &Slot, system_identifier: SystemIdentifier) -> Health {
+fn health_of(slot: &Slot, origin: Origin) -> Health {
     let observation = Observation {
         slot: Some(slot),
         earlier: None,
         viewer: Viewer::Streaming,
         time_lag: None,
-        system_identifier,
+        origin,
         recorded: None,
     };
     health::judge(&observation, &Thresholds::default())

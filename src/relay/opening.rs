@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 
 use decoder::Lsn;
 use slot_manager::publication::{self, PublicationState};
-use slot_manager::{Cluster, Health, Slot};
+use slot_manager::{Cluster, Slot, SlotName, cluster};
 use tokio_postgres::types::PgLsn;
 
 use super::recovery::NewSlot;
@@ -20,7 +20,7 @@ use crate::capture::{Window, record as captures};
 use crate::error::{Code, Error, Result};
 use crate::metrics::Kind;
 use crate::postgres::{Sql, answer_within};
-use crate::settings::{Dispatch, OnLoss, Start};
+use crate::settings::{Dispatch, OnLoss, Settings, Start};
 use crate::table::{TableReader, altered_since};
 
 /// Needs everything of our own schema that statements over captured tables use.
@@ -55,6 +55,18 @@ pub(super) async fn refuse_a_copy(relay: &Relay, sql: &Sql, cluster: &Cluster) -
     let reading = record::read(sql, &relay.settings.slot);
     match answer_within(ANSWER_LIMIT, reading).await? {
         Some(earlier) => not_foreign(relay, &earlier, cluster),
+        None => Ok(()),
+    }
+}
+
+/// The same check for `postrider check`.
+///
+/// # Errors
+/// `foreign-cluster`, `schema-missing`.
+pub(crate) async fn refuse_foreign_records(sql: &Sql, settings: &Settings) -> Result<()> {
+    let cluster = cluster::inspect(sql).await?;
+    match record::read(sql, &settings.slot).await? {
+        Some(earlier) => foreign(&settings.slot, &earlier, &cluster).map_or(Ok(()), Err),
         None => Ok(()),
     }
 }
@@ -144,19 +156,20 @@ pub(crate) async fn server_lsn(sql: &Sql) -> Result<Lsn> {
 }
 
 fn not_foreign(relay: &Relay, earlier: &record::Recorded, cluster: &Cluster) -> Result<()> {
-    let (expected, found) = (earlier.system_identifier, cluster.system_identifier);
-    if expected == found {
+    let Some(error) = foreign(&relay.settings.slot, earlier, cluster) else {
         return Ok(());
-    }
-    show(relay, Health::ForeignCluster { expected, found }.name());
-    Err(Error::new(
-        Code::ForeignCluster,
-        format!(
-            "slot \"{}\" was served on cluster {expected}, but this is cluster {found}: is it a \
-             restored copy?",
-            relay.settings.slot
-        ),
-    ))
+    };
+    show(relay, error.code().name());
+    Err(error)
+}
+
+/// The error of a relay whose records come from another cluster or database.
+fn foreign(slot: &SlotName, earlier: &record::Recorded, cluster: &Cluster) -> Option<Error> {
+    let (expected, found) = (earlier.origin, cluster.origin());
+    let what = format!(
+        "slot \"{slot}\" was served on cluster {expected}, but this is cluster {found}: is it a copy?"
+    );
+    (!expected.matches(found)).then(|| Error::new(Code::ForeignCluster, what))
 }
 
 fn recover_or_stop(relay: &Relay, loss: Loss) -> Result<Loss> {

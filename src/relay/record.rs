@@ -6,7 +6,7 @@
 
 use decoder::Lsn;
 use slot_manager::health::RecordedPosition;
-use slot_manager::{Cluster, SlotName, SystemIdentifier};
+use slot_manager::{Cluster, Origin, SlotName};
 use tokio_postgres::GenericClient;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::{PgLsn, ToSql};
@@ -18,17 +18,19 @@ use crate::settings::Dispatch;
 
 const SELECT: &str = "\
     SELECT system_identifier, timeline, confirmed_lsn, confirmed_is_final, recovering, dispatch, \
-        audited_publication FROM outbox.relay WHERE slot = $1";
+        audited_publication, database_oid FROM outbox.relay WHERE slot = $1";
 
 /// Makes the mode `exceptions` durable before anything is delivered. Only the auditor or a recovery
 /// switches back to `full`, once all events delivered without a row are below the floor. `$6` says
 /// that the slot may have left events out, so that everything has to be compared.
 const TAKE: &str = "\
     INSERT INTO outbox.relay (slot, system_identifier, timeline, confirmed_lsn, instance, \
-        dispatch, audited_publication) \
-    VALUES ($1::text, $2::text, $3::int, $4::pg_lsn, $5::text, $7::text, $8::text) \
+        dispatch, audited_publication, database_oid) \
+    VALUES ($1::text, $2::text, $3::int, $4::pg_lsn, $5::text, $7::text, $8::text, \
+        $9::oid) \
     ON CONFLICT (slot) DO UPDATE SET system_identifier = excluded.system_identifier, \
-        timeline = excluded.timeline, confirmed_lsn = excluded.confirmed_lsn, \
+        timeline = excluded.timeline, database_oid = excluded.database_oid, \
+        confirmed_lsn = excluded.confirmed_lsn, \
         confirmed_is_final = false, instance = excluded.instance, since = now(), \
         updated_at = now(), \
         dispatch = CASE WHEN excluded.dispatch = 'exceptions' THEN excluded.dispatch \
@@ -54,8 +56,9 @@ const WRITE_FINAL: &str = "\
 /// Not while a relay reads the slot: it has already recovered, and our mark would outlive its
 /// recovery.
 const MARK_RECOVERING: &str = "\
-    INSERT INTO outbox.relay (slot, system_identifier, timeline, instance, recovering) \
-    VALUES ($1, $2, $3, $4, $5) \
+    INSERT INTO outbox.relay (slot, system_identifier, timeline, instance, recovering, \
+        database_oid) \
+    VALUES ($1, $2, $3, $4, $5, $6) \
     ON CONFLICT (slot) DO UPDATE SET instance = excluded.instance, \
         recovering = coalesce(relay.recovering, excluded.recovering), since = now(), \
         updated_at = now() \
@@ -64,8 +67,9 @@ const MARK_RECOVERING: &str = "\
 
 /// Not while another relay reads the slot: it finds out by itself whether the slot can be read.
 const MARK_STUCK: &str = "\
-    INSERT INTO outbox.relay (slot, system_identifier, timeline, instance, recovering) \
-    VALUES ($1, $2, $3, $4, $5) \
+    INSERT INTO outbox.relay (slot, system_identifier, timeline, instance, recovering, \
+        database_oid) \
+    VALUES ($1, $2, $3, $4, $5, $6) \
     ON CONFLICT (slot) DO UPDATE SET \
         recovering = coalesce(relay.recovering, excluded.recovering), updated_at = now() \
     WHERE relay.instance = excluded.instance OR NOT EXISTS ( \
@@ -77,12 +81,21 @@ const IS_ANOTHERS: &str = "\
 
 /// Keeps the `instance` of the relay that serves the slot.
 const REQUEST: &str = "\
-    INSERT INTO outbox.relay (slot, system_identifier, timeline, instance, recovering) \
-    VALUES ($1, $2, $3, 'none yet', $4) \
+    INSERT INTO outbox.relay (slot, system_identifier, timeline, instance, recovering, \
+        database_oid) \
+    VALUES ($1, $2, $3, 'none yet', $4, $5) \
     ON CONFLICT (slot) DO UPDATE SET \
         system_identifier = excluded.system_identifier, timeline = excluded.timeline, \
+        database_oid = excluded.database_oid, \
         confirmed_is_final = false, \
         recovering = coalesce(relay.recovering, excluded.recovering), updated_at = now()";
+
+/// The current publication counts as audited, because `recover --adopt` has compared the tables.
+const KEEP_SLOT: &str = "\
+    UPDATE outbox.relay SET system_identifier = $2, timeline = $3, confirmed_lsn = $4, \
+        confirmed_is_final = false, audited_publication = $5, updated_at = now(), \
+        database_oid = $6 \
+    WHERE slot = $1";
 
 /// Moves rows whose place the WAL of this cluster has not reached yet to a place where no commit can
 /// be.
@@ -112,7 +125,8 @@ const RECOVERED: &str = "\
 /// The row, as an earlier session has left it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Recorded {
-    pub(crate) system_identifier: SystemIdentifier,
+    /// The database in which the row was written.
+    pub(crate) origin: Origin,
     pub(crate) timeline: u32,
     /// `None` if the slot was never served.
     pub(crate) confirmed_lsn: Option<Lsn>,
@@ -130,7 +144,7 @@ impl Recorded {
     /// The part that is needed to judge the slot's health.
     pub(crate) fn position(&self) -> RecordedPosition {
         RecordedPosition {
-            system_identifier: self.system_identifier,
+            origin: self.origin,
             confirmed_lsn: self.confirmed_lsn,
             is_final: self.confirmed_is_final,
         }
@@ -148,15 +162,16 @@ pub(crate) async fn read(sql: &Sql, slot: &SlotName) -> Result<Option<Recorded>>
         .map_err(outdated)?;
     let Some(row) = row else { return Ok(None) };
     let identifier: String = row.get(0);
+    let system_identifier = identifier.parse().map_err(|e| {
+        let what = format!("outbox.relay has an invalid system identifier: {identifier:?}");
+        Error::new(Code::PostgresStatement, what).caused_by(e)
+    })?;
     let confirmed: Option<PgLsn> = row.get(2);
     Ok(Some(Recorded {
-        system_identifier: identifier.parse().map_err(|e| {
-            Error::new(
-                Code::PostgresStatement,
-                format!("outbox.relay has an invalid system identifier: {identifier:?}"),
-            )
-            .caused_by(e)
-        })?,
+        origin: Origin {
+            system_identifier,
+            database_oid: row.get(7),
+        },
         timeline: row.get::<_, i32>(1).unsigned_abs(),
         confirmed_lsn: confirmed.map(|lsn| Lsn::new(lsn.into())),
         confirmed_is_final: row.get(3),
@@ -194,7 +209,7 @@ pub(super) async fn take(
     audit: Audit,
     manner: Manner<'_>,
 ) -> Result<()> {
-    let (identifier, timeline) = names(cluster);
+    let (identifier, timeline, database) = names(cluster);
     sql.execute(
         TAKE,
         &[
@@ -206,6 +221,7 @@ pub(super) async fn take(
             &(audit == Audit::Everything),
             &manner.dispatch.name(),
             &manner.publication,
+            &database,
         ],
     )
     .await?;
@@ -257,11 +273,18 @@ pub(super) async fn mark_recovering(
     instance: &str,
     why: &str,
 ) -> Result<()> {
-    let (identifier, timeline) = names(cluster);
+    let (identifier, timeline, database) = names(cluster);
     let marked = sql
         .execute(
             MARK_RECOVERING,
-            &[&slot.as_str(), &identifier, &timeline, &instance, &why],
+            &[
+                &slot.as_str(),
+                &identifier,
+                &timeline,
+                &instance,
+                &why,
+                &database,
+            ],
         )
         .await
         .map_err(outdated)?;
@@ -291,11 +314,18 @@ pub(super) async fn mark_stuck(
     instance: &str,
     why: &str,
 ) -> Result<bool> {
-    let (identifier, timeline) = names(cluster);
+    let (identifier, timeline, database) = names(cluster);
     let rows = sql
         .execute(
             MARK_STUCK,
-            &[&slot.as_str(), &identifier, &timeline, &instance, &why],
+            &[
+                &slot.as_str(),
+                &identifier,
+                &timeline,
+                &instance,
+                &why,
+                &database,
+            ],
         )
         .await?;
     Ok(rows == 1)
@@ -309,8 +339,32 @@ pub(crate) async fn request_recovery(
     cluster: &Cluster,
     why: &str,
 ) -> Result<()> {
-    let (identifier, timeline) = names(cluster);
-    sql.execute(REQUEST, &[&slot.as_str(), &identifier, &timeline, &why])
+    let (identifier, timeline, database) = names(cluster);
+    let parameters: [&(dyn ToSql + Sync); 5] =
+        [&slot.as_str(), &identifier, &timeline, &why, &database];
+    sql.execute(REQUEST, &parameters).await.map_err(outdated)?;
+    Ok(())
+}
+
+/// Lets the relay continue with the slot on this cluster. Every row in the tables must have an outcome.
+pub(crate) async fn keep_slot(
+    sql: &impl GenericClient,
+    slot: &SlotName,
+    cluster: &Cluster,
+    confirmed: Lsn,
+    publication: &str,
+) -> Result<()> {
+    let (identifier, timeline, database) = names(cluster);
+    let confirmed = PgLsn::from(confirmed.as_u64());
+    let parameters: [&(dyn ToSql + Sync); 6] = [
+        &slot.as_str(),
+        &identifier,
+        &timeline,
+        &confirmed,
+        &publication,
+        &database,
+    ];
+    sql.execute(KEEP_SLOT, &parameters)
         .await
         .map_err(outdated)?;
     Ok(())
@@ -343,9 +397,10 @@ pub(super) async fn recovered(
     Ok(rows == 1)
 }
 
-fn names(cluster: &Cluster) -> (String, i32) {
+fn names(cluster: &Cluster) -> (String, i32, u32) {
     (
         cluster.system_identifier.to_string(),
         i32::try_from(cluster.timeline).unwrap_or(i32::MAX),
+        cluster.database_oid,
     )
 }

@@ -363,7 +363,7 @@ fn supervise(
         slot: settings.slot.clone(),
         publication: settings.publication.clone(),
         tables: relay.captured.clone(),
-        system_identifier: cluster.system_identifier,
+        origin: cluster.origin(),
         lease: source.lease_proof(),
         wal_sender_timeout: settings.wal_sender_timeout,
     };

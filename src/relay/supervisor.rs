@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use slot_manager::publication::{self, CapturedTable, PublicationState};
-use slot_manager::{SlotName, SystemIdentifier, slots};
+use slot_manager::{Origin, SlotName, slots};
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinHandle;
 use tokio_postgres::types::PgLsn;
@@ -50,7 +50,7 @@ pub(super) struct Subject {
     pub(super) slot: SlotName,
     pub(super) publication: String,
     pub(super) tables: Vec<CapturedTable>,
-    pub(super) system_identifier: SystemIdentifier,
+    pub(super) origin: Origin,
     /// The proof of our lease, which [`prove_lease`] renews, and our walsender's pid.
     pub(super) lease: (LeaseProof, i32),
     pub(super) wal_sender_timeout: Duration,
@@ -176,7 +176,7 @@ impl Watcher {
             self.metrics
                 .retained_bytes
                 .set(slot.retained_bytes.map(|n| n as f64));
-            let health = super::health_of(&slot, self.subject.system_identifier);
+            let health = super::health_of(&slot, self.subject.origin);
             self.metrics.slot_health.clear();
             self.metrics
                 .slot_health

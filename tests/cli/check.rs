@@ -214,3 +214,42 @@ async fn the_text_output_has_a_line_per_finding_and_a_verdict() {
     assert_contains(&ran.stdout, "-> set PUBSUB_PROJECT_ID");
     assert_contains(&ran.stdout, "`postrider run` would not work.");
 }
+
+/// Asserts that `check` exits with this status and has the finding, and that `slot show` reports the
+/// same state.
+async fn assert_both(
+    database: &Database,
+    host: &str,
+    more: &[(&str, &str)],
+    code: &str,
+    status: i32,
+) {
+    let checked = check(database, host, more).await;
+    checked.assert_status(status);
+    let severity = ["ok", "warning", "error"][usize::try_from(status).unwrap()];
+    assert_eq!(checked.finding(code)["severity"], severity, "{checked}");
+    let shown = database.run(&["slot", "show", "--json"]).await;
+    assert_contains(&shown.stdout, code.trim_start_matches("slot-"));
+}
+
+#[tokio::test]
+async fn check_and_slot_show_agree_on_a_missing_slot_and_on_a_copy() {
+    let database = Database::initialised().await;
+    let (emulator, host) = emulator().await;
+    emulator.create_topic(TOPIC).await.unwrap();
+    let name = &database.name;
+    let served = format!(
+        "insert into outbox.relay (slot, system_identifier, timeline, confirmed_lsn, instance) \
+         select '{name}', system_identifier::text, 1, '0/1', 'test' from pg_control_system(); \
+         select pg_drop_replication_slot('{name}')"
+    );
+    database.execute(&served).await;
+    let stops = [("POSTRIDER_SLOT_ON_LOSS", "stop")];
+    assert_both(&database, &host, &[], "slot-missing", 1).await;
+    assert_both(&database, &host, &stops, "slot-missing", 2).await;
+    for copied in ["database_oid = 1", "system_identifier = '0'"] {
+        let sql = format!("update outbox.relay set {copied}");
+        database.execute(&sql).await;
+        assert_both(&database, &host, &[], "foreign-cluster", 2).await;
+    }
+}

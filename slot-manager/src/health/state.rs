@@ -5,7 +5,7 @@ use std::time::Duration;
 use decoder::Lsn;
 use serde::{Serialize, Serializer};
 
-use crate::{Holder, Severity, SystemIdentifier};
+use crate::{Holder, Origin, Severity};
 
 /// The state of a slot. Serialises as its [`name`](Health::name).
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -44,12 +44,12 @@ pub enum Health {
         /// The position of the slot.
         found: Lsn,
     },
-    /// The relay's records come from another cluster, so this database is a copy.
+    /// The relay's records come from another cluster or database, so this database is a copy.
     ForeignCluster {
-        /// The cluster in the records.
-        expected: SystemIdentifier,
-        /// The cluster that we are connected to.
-        found: SystemIdentifier,
+        /// The cluster and database in the records.
+        expected: Origin,
+        /// The cluster and database that we are connected to.
+        found: Origin,
     },
 }
 

@@ -1,7 +1,19 @@
 use super::*;
 use crate::Holder;
+use crate::SystemIdentifier;
 
-const HERE: SystemIdentifier = SystemIdentifier::new(7);
+const HERE: Origin = Origin {
+    system_identifier: SystemIdentifier::new(7),
+    database_oid: Some(16_384),
+};
+const OTHER_CLUSTER: Origin = Origin {
+    system_identifier: SystemIdentifier::new(8),
+    ..HERE
+};
+const OTHER_DATABASE: Origin = Origin {
+    database_oid: Some(16_999),
+    ..HERE
+};
 
 fn slot() -> Slot {
     Slot {
@@ -38,7 +50,7 @@ fn seen(slot: &Slot) -> Observation<'_> {
         earlier: None,
         viewer: Viewer::Outside,
         time_lag: None,
-        system_identifier: HERE,
+        origin: HERE,
         recorded: None,
     }
 }
@@ -49,7 +61,7 @@ fn judged(observation: &Observation<'_>) -> Health {
 
 fn recorded(lsn: u64, is_final: bool) -> RecordedPosition {
     RecordedPosition {
-        system_identifier: HERE,
+        origin: HERE,
         confirmed_lsn: Some(Lsn::new(lsn)),
         is_final,
     }
@@ -304,31 +316,36 @@ fn a_slot_behind_the_record_is_normal_and_so_is_one_ahead_of_a_record_that_is_no
 #[test]
 fn another_cluster_is_reported_before_any_other_state() {
     let record = recorded(900, true);
-    let found = SystemIdentifier::new(8);
     let slot = Slot {
         wal_status: Some(WalStatus::Lost),
         ..slot()
     };
-    let foreign = Observation {
-        recorded: Some(&record),
-        system_identifier: found,
-        ..seen(&slot)
-    };
-    for observation in [
-        foreign,
-        Observation {
-            slot: None,
-            ..foreign
-        },
+    for (found, slot) in [
+        (OTHER_CLUSTER, Some(&slot)),
+        (OTHER_CLUSTER, None),
+        (OTHER_DATABASE, None),
     ] {
-        assert_eq!(
-            judged(&observation),
-            Health::ForeignCluster {
-                expected: HERE,
-                found
-            }
-        );
+        let foreign = Observation {
+            slot,
+            recorded: Some(&record),
+            origin: found,
+            earlier: None,
+            viewer: Viewer::Outside,
+            time_lag: None,
+        };
+        let expected = HERE;
+        assert_eq!(judged(&foreign), Health::ForeignCluster { expected, found });
     }
+}
+
+#[test]
+fn a_record_without_a_database_matches_every_database_of_its_cluster() {
+    let of_an_older_version = Origin {
+        database_oid: None,
+        ..HERE
+    };
+    assert!(of_an_older_version.matches(HERE));
+    assert!(!of_an_older_version.matches(OTHER_CLUSTER));
 }
 
 #[test]
@@ -369,7 +386,7 @@ fn every_state_from_warning_upwards_has_a_remedy() {
         Health::Recreated { recorded, found },
         Health::ForeignCluster {
             expected: HERE,
-            found: SystemIdentifier::new(8),
+            found: OTHER_CLUSTER,
         },
     ] {
         assert!(health.severity() >= Severity::Warning, "{health:?}");

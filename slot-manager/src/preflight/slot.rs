@@ -62,7 +62,7 @@ fn state(facts: &Facts, slot: &Slot) -> Finding {
         earlier: None,
         viewer: Viewer::Waiting,
         time_lag: None,
-        system_identifier: facts.cluster.system_identifier,
+        origin: facts.cluster.origin(),
         recorded: None,
     };
     let health = health::judge(&observation, &Thresholds::default());

@@ -19,16 +19,13 @@ async fn look(client: &Client, name: &SlotName) -> Slot {
 }
 
 async fn judged(client: &Client, slot: &Slot, earlier: Option<Earlier<'_>>) -> Health {
-    let system_identifier = cluster::inspect(client)
-        .await
-        .expect("inspect")
-        .system_identifier;
+    let origin = cluster::inspect(client).await.expect("inspect").origin();
     let observation = Observation {
         slot: Some(slot),
         earlier,
         viewer: Viewer::Outside,
         time_lag: None,
-        system_identifier,
+        origin,
         recorded: None,
     };
     judge(&observation, &Thresholds::default())

@@ -17,10 +17,10 @@ use slot_manager::{Finding, QualifiedName, Severity};
 
 use super::findings::{Findings, finding, from_error};
 use super::output;
+use super::recover;
 use crate::error::Result;
 use crate::postgres::connect;
-use crate::relay::opening::untraced;
-use crate::relay::record;
+use crate::relay::opening::{self, untraced};
 use crate::settings::{Dispatch, Endpoint, Settings};
 use crate::source;
 
@@ -88,8 +88,11 @@ async fn check_database(settings: &Settings) -> Result<(Vec<Finding>, Vec<String
     findings.extend(replication_session(settings, &findings).await?);
     // The table may be readable but of an older version.
     if findings.iter().any(|finding| finding.code == "relay-table") {
-        let read = record::read(&sql, &settings.slot).await;
-        findings.extend(read.err().as_ref().map(from_error));
+        let read = opening::refuse_foreign_records(&sql, settings).await;
+        match read {
+            Ok(()) => with_a_lost_slot(&mut findings, recover::lost_slot(&sql, settings).await),
+            Err(error) => findings.push(from_error(&error)),
+        }
     }
     if settings.dispatch == Dispatch::Exceptions {
         let tables = settings.captured();
@@ -109,6 +112,17 @@ async fn check_database(settings: &Settings) -> Result<(Vec<Finding>, Vec<String
         topics.extend(looked.topics);
     }
     Ok((findings, topics))
+}
+
+/// Adds the finding about a lost slot. It replaces the milder finding that the slot is missing, which
+/// is normal before a first start.
+fn with_a_lost_slot(findings: &mut Vec<Finding>, lost: Option<Finding>) {
+    let Some(lost) = lost else { return };
+    let is_milder = |known: &Finding| known.code == lost.code && known.severity < lost.severity;
+    findings.retain(|known| !is_milder(known));
+    if findings.iter().all(|known| known.code != lost.code) {
+        findings.push(lost);
+    }
 }
 
 /// Checks that the server accepts a replication session. Skipped if a relay reads from the slot: it has

@@ -40,6 +40,7 @@ const EXCEPTIONS: &str = include_str!("../../../migrations/0008_exceptions.sql")
 const ONE_RELAY: &str = include_str!("../../../migrations/0010_one_relay.sql");
 const CAPTURE: &str = include_str!("../../../migrations/0011_capture.sql");
 const CAPTURE_HISTORY: &str = include_str!("../../../migrations/0012_capture_history.sql");
+const DATABASE: &str = include_str!("../../../migrations/0013_database.sql");
 
 /// The names used in the files.
 const DEFAULT_PUBLICATION: &str = "postrider";
@@ -124,6 +125,7 @@ pub(super) fn migrations(settings: &Settings, payload: Payload) -> Vec<Migration
         migration(10, "one_relay", ONE_RELAY.to_owned(), false),
         migration(11, "capture", CAPTURE.to_owned(), true),
         migration(12, "capture_history", CAPTURE_HISTORY.to_owned(), false),
+        migration(13, "database", DATABASE.to_owned(), true),
     ]
 }
 
@@ -415,11 +417,12 @@ mod tests {
                 EXCEPTIONS,
                 ONE_RELAY,
                 CAPTURE,
-                CAPTURE_HISTORY
+                CAPTURE_HISTORY,
+                DATABASE
             ]
         );
         let versions: Vec<i32> = rendered.iter().map(|m| m.version).collect();
-        assert_eq!(versions, [1, 2, 3, 4, 5, 6, 7, 8, 10, 11, 12]);
+        assert_eq!(versions, [1, 2, 3, 4, 5, 6, 7, 8, 10, 11, 12, 13]);
     }
 
     #[test]

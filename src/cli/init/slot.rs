@@ -88,7 +88,7 @@ fn existing(slot: &Slot, cluster: &Cluster, new_publication: bool) -> Finding {
         earlier: None,
         viewer: Viewer::Outside,
         time_lag: None,
-        system_identifier: cluster.system_identifier,
+        origin: cluster.origin(),
         recorded: None,
     };
     let health = health::judge(&observation, &Thresholds::default());

@@ -3,23 +3,25 @@
 //! The relay does the recovery itself, because it holds the slot and knows which events are in
 //! flight. This command marks the slot and ends the relay's session, so that the relay opens a new one.
 
+mod adopt;
 mod preview;
 
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use slot_manager::{Cluster, Slot, SlotName, cluster, publication, slots};
+use decoder::Lsn;
+use slot_manager::{Cluster, Finding, Severity, Slot, SlotName, cluster, publication, slots};
 use tokio_postgres::error::SqlState;
 
-use crate::capture::{Snapshot, claim, record as captures};
+use crate::capture::{claim, record as captures};
 use crate::cli::output;
 use crate::error::{Code, Error, Result};
 use crate::postgres::{Sql, connect};
 use crate::relay::opening::server_lsn;
 use crate::relay::record::{self, Recorded};
 use crate::relay::recovery::loss::{self, Seen, Verdict};
-use crate::settings::Settings;
+use crate::settings::{OnLoss, Settings};
 
 /// Adopting may move many records.
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(3600);
@@ -37,7 +39,8 @@ pub(super) struct Args {
     /// Do it without asking
     #[arg(long)]
     yes: bool,
-    /// Print JSON: {slot_name, needed, why, tables: [...]} or {slot_name, marked, relay}
+    /// Print JSON: {slot_name, needed, why, tables: [...]} or {slot_name, marked, relay}, where
+    /// `marked` is null if the relay continues with the slot as it is
     #[arg(long)]
     json: bool,
 }
@@ -64,6 +67,10 @@ struct Situation {
     identities: Vec<String>,
     /// Whether events may have been delivered without a record.
     repeats: bool,
+    /// Fingerprint of the publication.
+    publication: String,
+    /// The slot's position, if a relay that stopped there would continue to stream.
+    usable_from: Option<Lsn>,
     /// Why a relay would recover at its next session; `None` if it would only stream.
     why: Option<Why>,
 }
@@ -72,6 +79,8 @@ struct Situation {
 struct Why {
     name: &'static str,
     what: String,
+    /// The error with which a relay stops if it may not recover by itself.
+    stops: Option<Error>,
 }
 
 impl Situation {
@@ -102,6 +111,8 @@ impl Situation {
             owner: other.and_then(|owner| owner.parse().ok()),
             identities: identities.collect(),
             repeats: false,
+            publication: publication.fingerprint().to_owned(),
+            usable_from: None,
             why: None,
         };
         let seen = Seen {
@@ -114,43 +125,82 @@ impl Situation {
             publication: publication.fingerprint(),
             has_new_table: known.iter().any(Option::is_none),
         };
-        let (repeats, why) = (loss::repeats(seen), situation.why(seen));
+        let (repeats, why) = (loss::repeats(seen), situation.why(name, seen));
+        // Without the column, a relay does not recognise rows that were restored after the slot was
+        // created.
+        let tells_restored_rows = found.iter().all(|found| found.shape.has_inserted_xid);
+        let usable_from = adopt::usable_from(seen).filter(|_| tells_restored_rows);
         (situation.repeats, situation.why) = (repeats, why);
+        situation.usable_from = usable_from;
         Ok(situation)
     }
 
     fn is_foreign(&self) -> bool {
         self.earlier
             .as_ref()
-            .is_some_and(|row| row.system_identifier != self.cluster.system_identifier)
+            .is_some_and(|row| !row.origin.matches(self.cluster.origin()))
     }
 
-    fn why(&self, seen: Seen<'_>) -> Option<Why> {
+    fn why(&self, slot: &SlotName, seen: Seen<'_>) -> Option<Why> {
         if let Some(earlier) = self.earlier.as_ref().filter(|_| self.is_foreign()) {
             let what = format!(
                 "the relay's records come from cluster {}, and this is cluster {}: a relay refuses to \
                  run here until `postrider recover --adopt`",
-                earlier.system_identifier, self.cluster.system_identifier
+                earlier.origin,
+                self.cluster.origin()
             );
-            let name = Code::ForeignCluster.name();
-            return Some(Why { name, what });
+            return Some(Why {
+                name: Code::ForeignCluster.name(),
+                what,
+                stops: None,
+            });
         }
         if let Some(owner) = &self.owner {
             let what = format!(
                 "the tables are captured through slot \"{owner}\": a relay refuses to run here until \
                  `postrider recover --adopt`"
             );
-            let name = Code::TableCaptured.name();
-            return Some(Why { name, what });
+            return Some(Why {
+                name: Code::TableCaptured.name(),
+                what,
+                stops: None,
+            });
         }
         match loss::judge(seen) {
             Verdict::Stream { .. } => None,
             Verdict::Recover(loss) => Some(Why {
                 name: loss.name(),
                 what: loss.to_string(),
+                stops: loss.stops(slot),
             }),
         }
     }
+}
+
+/// The finding of `postrider check` about a slot that is lost or was recreated. `None` also if a look at
+/// the database fails; another finding then says why.
+pub(super) async fn lost_slot(sql: &Sql, settings: &Settings) -> Option<Finding> {
+    let situation = Situation::look(sql, settings).await.ok()?;
+    let error = situation.why?.stops?;
+    let (severity, remedy) = match settings.slot_on_loss {
+        OnLoss::Recover => (
+            Severity::Warning,
+            "`postrider run` creates a new slot and publishes every row without a record from the \
+             tables; `postrider recover --dry-run` lists these rows. If this server is a copy of \
+             another one, run no relay here",
+        ),
+        OnLoss::Stop => (
+            Severity::Error,
+            "`postrider recover --dry-run` lists the undelivered rows, and `postrider recover --yes` \
+             requests their delivery. If this server is a copy of another one, run no relay here",
+        ),
+    };
+    Some(Finding {
+        code: error.code().name(),
+        severity,
+        what: error.what().to_owned(),
+        remedy: Some(remedy.to_owned()),
+    })
 }
 
 async fn request(
@@ -186,12 +236,13 @@ async fn request(
         }
     };
     if let Some(owner) = &situation.owner {
-        refuse_a_live_owner(&sql, owner).await?;
+        adopt::refuse_a_live_owner(&sql, owner).await?;
     }
     if situation.is_foreign() {
-        refuse_lower_transactions(&sql, settings).await?;
+        adopt::refuse_lower_transactions(&sql, settings).await?;
     }
     confirmed(args, &question(situation, settings))?;
+    let kept_from = adopt::kept_from(situation, settings).await?;
     let transaction = sql.client_mut().transaction().await?;
     if args.adopt {
         captures::take_over(&transaction, name, &situation.identities).await?;
@@ -203,16 +254,27 @@ async fn request(
         }
         false => 0,
     };
-    record::request_recovery(&transaction, name, &situation.cluster, why).await?;
+    let cluster = &situation.cluster;
+    match kept_from {
+        Some(confirmed) => {
+            let publication = &situation.publication;
+            record::keep_slot(&transaction, name, cluster, confirmed, publication).await?;
+        }
+        None => record::request_recovery(&transaction, name, cluster, why).await?,
+    }
     transaction.commit().await?;
     let relay = wake(&sql, name).await?;
     match args.json {
         true => output::write_json(&serde_json::json!({
             "slot_name": name,
-            "marked": why,
+            "marked": kept_from.is_none().then_some(why),
             "relay": relay.name(),
             "records_moved": moved,
         })),
+        false if kept_from.is_some() => output::write(&format!(
+            "Kept slot {name}: every row in the tables has an outcome, and the slot delivers all later \
+             rows. Start the relay.\n"
+        )),
         false => output::write(&format!(
             "Marked slot {name} for recovery: the relay publishes every row without a record in \
              outbox.dispatch from the tables, then continues with the stream.\n{}\n",
@@ -222,57 +284,14 @@ async fn request(
     Ok(ExitCode::SUCCESS)
 }
 
-/// Refuses a cluster whose transaction ids are below those in the tables. A cluster that a dump was
-/// restored into counts transactions from the beginning, so new rows would look older than the relay.
-async fn refuse_lower_transactions(sql: &Sql, settings: &Settings) -> Result<()> {
-    let now = captures::current_snapshot(&**sql).await?.xmax();
-    let records = captures::read(&**sql).await?;
-    let since = records.iter().filter_map(|record| record.since.as_ref());
-    let mut wanted = since.map(Snapshot::xmax).max().unwrap_or_default();
-    for found in claim::look(sql, &settings.tables).await? {
-        if found.shape.has_inserted_xid {
-            let table = &found.table;
-            let statement = format!(
-                "select e.inserted_xid::text from {table} e order by e.inserted_xid desc limit 1"
-            );
-            let row = sql.query_opt(&statement, &[]).await?;
-            let last: Option<u64> = row.and_then(|row| row.get::<_, &str>(0).parse().ok());
-            wanted = wanted.max(last.map_or(0, |last| last + 1));
-        }
-    }
-    if now >= wanted {
-        return Ok(());
-    }
-    let what = format!(
-        "the next transaction of this cluster is {now}, but the tables have rows of transactions up to \
-         {wanted}: new rows could not be distinguished from the old ones"
-    );
-    Err(Error::new(Code::ForeignCluster, what).hint(format!(
-        "stop PostgreSQL, run `pg_resetwal -e {} -x {} DATADIR`, start it, and run this again",
-        wanted >> 32,
-        wanted & u64::from(u32::MAX)
-    )))
-}
-
-/// Refuses while a relay reads the slot that owns the tables: it would keep publishing.
-async fn refuse_a_live_owner(sql: &Sql, owner: &SlotName) -> Result<()> {
-    match slots::find(sql, owner).await? {
-        Some(slot) if slot.active => Err(Error::new(
-            Code::SlotHeld,
-            format!("slot \"{owner}\", which owns the tables, is being read"),
-        )
-        .hint("stop the relay that reads it first; `postrider slot list` shows who that is")),
-        Some(_) | None => Ok(()),
-    }
-}
-
 fn question(situation: &Situation, settings: &Settings) -> String {
     let name = &settings.slot;
     match situation.is_foreign() {
         true => format!(
             "this adopts cluster {} for slot {name}, and every row without a record is published to \
              project {:?} from here",
-            situation.cluster.system_identifier, settings.project
+            situation.cluster.origin(),
+            settings.project
         ),
         false if situation.owner.is_some() => format!(
             "slot {name} becomes the owner of the tables, and every row without a record is published \

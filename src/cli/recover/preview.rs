@@ -64,6 +64,39 @@ pub(super) async fn show(
     settings: &Settings,
     json: bool,
 ) -> Result<ExitCode> {
+    let tables = tables(situation, settings, settings.project()?, u64::MAX).await?;
+    let preview = Preview {
+        slot_name: &settings.slot,
+        needed: situation.why.is_some(),
+        why: situation.why.as_ref().map(|why| why.name),
+        what: situation.why.as_ref().map(|why| why.what.as_str()),
+        tables,
+    };
+    match json {
+        true => output::write_json(&preview),
+        false => output::write(&text(&preview, situation)),
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Whether a recovery would publish anything.
+///
+/// # Errors
+/// Those of a statement.
+pub(super) async fn any_row_waits(situation: &Situation, settings: &Settings) -> Result<bool> {
+    // The rows are only counted, so any project will do.
+    let project = settings.project().unwrap_or("no-project");
+    let tables = tables(situation, settings, project, 1).await?;
+    Ok(tables.iter().any(|table| table.rows > 0))
+}
+
+/// What a recovery would publish, up to `limit` rows of each table.
+async fn tables(
+    situation: &Situation,
+    settings: &Settings,
+    project: &str,
+    limit: u64,
+) -> Result<Vec<Table>> {
     let sql = PatientSql::open(settings.database()?, "postrider recover", Duration::ZERO).await?;
     scan::prepare(&sql).await?;
     let repeats = situation.repeats;
@@ -71,7 +104,6 @@ pub(super) async fn show(
         true => Firsts::read(&sql).await?,
         false => Firsts::default(),
     };
-    let project = settings.project()?;
     let mut tables = Vec::new();
     let known = claim::as_if_claimed(&sql, &settings.slot, &settings.tables, settings.start);
     let mut known = sql.answer(known).await?;
@@ -93,23 +125,12 @@ pub(super) async fn show(
             false => window,
         };
         let unrecorded = Unrecorded::of(&sql, reader, table, window, &firsts).await?;
-        tables.push(read(unrecorded, table.table.to_string()).await?);
+        tables.push(read(unrecorded, table.table.to_string(), limit).await?);
     }
-    let preview = Preview {
-        slot_name: &settings.slot,
-        needed: situation.why.is_some(),
-        why: situation.why.as_ref().map(|why| why.name),
-        what: situation.why.as_ref().map(|why| why.what.as_str()),
-        tables,
-    };
-    match json {
-        true => output::write_json(&preview),
-        false => output::write(&text(&preview, situation)),
-    }
-    Ok(ExitCode::SUCCESS)
+    Ok(tables)
 }
 
-async fn read(mut unrecorded: Unrecorded<'_>, name: String) -> Result<Table> {
+async fn read(mut unrecorded: Unrecorded<'_>, name: String, limit: u64) -> Result<Table> {
     // The mapping needs some position; nothing is published or recorded.
     let place = CommitLsn::new(Lsn::new(1));
     let mut table = Table {
@@ -119,7 +140,9 @@ async fn read(mut unrecorded: Unrecorded<'_>, name: String) -> Result<Table> {
         unmappable: 0,
         first_error: None,
     };
-    while let Some(row) = unrecorded.next().await? {
+    while table.rows < limit
+        && let Some(row) = unrecorded.next().await?
+    {
         let Some(event) = unrecorded.event(&row, place, 1) else {
             continue;
         };
@@ -169,7 +192,7 @@ impl Topic {
 
 fn text(preview: &Preview<'_>, situation: &Situation) -> String {
     let mut text = match &situation.why {
-        Some(Why { name, what }) => format!(
+        Some(Why { name, what, .. }) => format!(
             "slot {}: recovery is needed ({name}): {what}\n\n",
             preview.slot_name
         ),

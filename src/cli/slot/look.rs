@@ -6,7 +6,7 @@ use decoder::Lsn;
 use serde::Serialize;
 use slot_manager::health::{self, Earlier, Observation, RecordedPosition, Thresholds, Viewer};
 use slot_manager::retention::{self, WalHolder};
-use slot_manager::{Cluster, Health, Severity, Slot, SlotName, cluster, slots};
+use slot_manager::{Cluster, Health, Origin, Severity, Slot, SlotName, cluster, slots};
 use tokio_postgres::types::PgLsn;
 
 use super::not_to_be_read;
@@ -44,6 +44,8 @@ pub(super) struct RelayRow {
     /// RFC 3339, UTC.
     pub(super) since: String,
     pub(super) system_identifier: String,
+    #[serde(skip)]
+    database_oid: Option<u32>,
     #[serde(skip)]
     confirmed_lsn: Option<Lsn>,
     #[serde(skip)]
@@ -93,7 +95,7 @@ pub(super) struct Found<'a> {
 
 const RELAY: &str = "\
     select instance, to_char(since at time zone 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS\"Z\"'), \
-           system_identifier, confirmed_lsn, confirmed_is_final, recovering, dispatch \
+           system_identifier, confirmed_lsn, confirmed_is_final, recovering, dispatch, database_oid \
     from outbox.relay where slot = $1";
 
 impl Look {
@@ -130,7 +132,7 @@ impl Look {
             earlier,
             viewer: Viewer::Outside,
             time_lag: pending.and_then(|pending| pending.oldest),
-            system_identifier: cluster.system_identifier,
+            origin: cluster.origin(),
             recorded: recorded.as_ref(),
         };
         let health = health::judge(&observation, thresholds);
@@ -192,6 +194,7 @@ async fn relay_row(sql: &Sql, slot: &SlotName) -> Result<Option<RelayRow>> {
                 instance: row.get(0),
                 since: row.get(1),
                 system_identifier: row.get(2),
+                database_oid: row.get(7),
                 confirmed_lsn: confirmed.map(|lsn| Lsn::new(lsn.into())),
                 confirmed_is_final: row.get(4),
                 recovering: row.get(5),
@@ -206,7 +209,10 @@ async fn relay_row(sql: &Sql, slot: &SlotName) -> Result<Option<RelayRow>> {
 impl RelayRow {
     fn position(&self) -> Option<RecordedPosition> {
         Some(RecordedPosition {
-            system_identifier: self.system_identifier.parse().ok()?,
+            origin: Origin {
+                system_identifier: self.system_identifier.parse().ok()?,
+                database_oid: self.database_oid,
+            },
             confirmed_lsn: self.confirmed_lsn,
             is_final: self.confirmed_is_final,
         })

@@ -178,7 +178,7 @@ fn health(slot: &Slot, seen: Seen<'_>) -> Health {
         earlier: None,
         viewer: Viewer::Waiting,
         time_lag: None,
-        system_identifier: seen.cluster.system_identifier,
+        origin: seen.cluster.origin(),
         recorded: recorded.as_ref(),
     };
     health::judge(&observation, &Thresholds::default())

@@ -126,6 +126,13 @@ impl Database {
         }
     }
 
+    /// Replaces the private server by another one that has the same database.
+    pub(crate) async fn move_to(&mut self, server: ScratchPostgres) {
+        self.url = server.url("postgres");
+        self.home = Home::Private(Box::new(server));
+        self.reconnect().await;
+    }
+
     /// Reconnects after the server was restarted.
     pub(crate) async fn reconnect(&mut self) {
         let url = self.server().socket_url("postgres");

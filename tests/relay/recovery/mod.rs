@@ -1,10 +1,12 @@
 //! The slot is lost or recreated, or never existed, and no event is lost. Unrecorded rows come from
 //! the tables, in order per key, and then the stream continues.
 
+mod copies;
 mod from_table;
 mod interrupted;
 mod lost_slot;
 mod other_server;
+mod upgrade;
 
 use crate::harness::{self, Database, Relay, eventually, insert_orders};
 use pubsub_emulator::{Action, Fault, RunningEmulator};

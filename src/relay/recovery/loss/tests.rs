@@ -1,4 +1,4 @@
-use slot_manager::{SystemIdentifier, WalStatus};
+use slot_manager::{Origin, SystemIdentifier, WalStatus};
 
 use super::*;
 
@@ -34,7 +34,10 @@ fn slot(confirmed: u64) -> Slot {
 /// The row of a relay that left the slot at 500.
 fn left(is_final: bool) -> Recorded {
     Recorded {
-        system_identifier: SystemIdentifier::new(7),
+        origin: Origin {
+            system_identifier: SystemIdentifier::new(7),
+            database_oid: Some(5),
+        },
         timeline: 1,
         confirmed_lsn: Some(Lsn::new(500)),
         confirmed_is_final: is_final,
@@ -54,6 +57,7 @@ fn judged(earlier: Option<&Recorded>, slot: Option<&Slot>, start: Start, timelin
             version_num: 150_000,
             in_recovery: false,
             database: "shop".to_owned(),
+            database_oid: 5,
         },
         server_lsn: Lsn::new(1_000),
         start,
@@ -172,6 +176,7 @@ fn without_records(earlier: &Recorded, slot: &Slot, timeline: u32) -> Verdict {
             version_num: 150_000,
             in_recovery: false,
             database: "shop".to_owned(),
+            database_oid: 5,
         },
         server_lsn: Lsn::new(1_000),
         start: Start::New,

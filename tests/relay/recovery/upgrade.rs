@@ -1,0 +1,172 @@
+//! Follows docs/how-to/upgrade-postgresql.md: `pg_upgrade` keeps the slot from 17 on, and the relay
+//! continues with it.
+
+use std::path::{Path, PathBuf};
+
+use super::*;
+use crate::harness::postrider;
+
+/// The program folders of two major versions, each with `pg_upgrade`.
+fn two_majors() -> Option<(PathBuf, PathBuf)> {
+    let programs = |major: u32| {
+        let named = std::env::var_os(format!("POSTRIDER_PG_BIN_{major}")).map(PathBuf::from);
+        let debian = Path::new("/usr/lib/postgresql")
+            .join(major.to_string())
+            .join("bin");
+        let mut folders = named.into_iter().chain([debian]);
+        folders.find(|folder| folder.join("pg_upgrade").is_file())
+    };
+    let found = programs(17).zip(programs(18));
+    if found.is_none() {
+        eprintln!(
+            "SKIPPED: no pg_upgrade of 17 and 18; name the folders of their programs in \
+             POSTRIDER_PG_BIN_17 and POSTRIDER_PG_BIN_18"
+        );
+    }
+    found
+}
+
+/// An old server whose events are all delivered, and the relay, which still runs.
+async fn served_on(programs: &Path) -> (Database, RunningEmulator, Relay) {
+    let old = ScratchPostgres::builder()
+        .programs(programs)
+        .start()
+        .unwrap();
+    let database = Database::on(old).await;
+    let emulator = harness::emulator().await;
+    let relay = Relay::start(&database, &emulator);
+    insert(&database, 1, 200).await;
+    database.wait_until_recorded().await;
+    (database, emulator, relay)
+}
+
+fn upgraded(
+    old: &ScratchPostgres,
+    programs: &Path,
+) -> Result<ScratchPostgres, scratch_postgres::Error> {
+    ScratchPostgres::builder()
+        .programs(programs)
+        // The same as on the old server.
+        .initdb_arg("--no-data-checksums")
+        .upgrade_of(old)
+        .start()
+}
+
+fn stop(database: &mut Database) {
+    database
+        .server()
+        .stop(StopMode::Fast, harness::PATIENCE)
+        .unwrap();
+}
+
+/// Runs a command on the database. Returns its exit status and standard output.
+fn ran(database: &Database, host: &str, arguments: &[&str]) -> (Option<i32>, String) {
+    let environment = [
+        ("DATABASE_URL", database.url.as_str()),
+        ("PUBSUB_PROJECT_ID", "demo"),
+        ("PUBSUB_EMULATOR_HOST", host),
+    ];
+    let output = postrider(arguments, &environment).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    (output.status.code(), text)
+}
+
+async fn slot_position(database: &Database) -> String {
+    let position = "SELECT restart_lsn::text || ' ' || confirmed_flush_lsn::text \
+                    FROM pg_replication_slots WHERE slot_name = 'postrider'";
+    database.text(position).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn after_pg_upgrade_the_relay_continues_with_the_copied_slot() {
+    let Some((old_programs, new_programs)) = two_majors() else {
+        return;
+    };
+    let (mut database, emulator, relay) = served_on(&old_programs).await;
+    let host = emulator.addr().to_string();
+
+    // In the order of the page: the server stops first, while the relay reads, then the relay.
+    stop(&mut database);
+    relay.stop().await;
+    let new = upgraded(database.server(), &new_programs).unwrap();
+    database.move_to(new).await;
+    let position = slot_position(&database).await;
+
+    // Nothing is published before a person confirms that this is not a copy.
+    let refused = Relay::start(&database, &emulator);
+    refused.wait_for_error("foreign-cluster").await;
+    assert_eq!(refused.wait().await.code(), Some(3));
+    let (status, text) = ran(&database, &host, &["check"]);
+    assert_eq!(status, Some(2), "{text}");
+    assert!(text.contains("foreign-cluster"), "{text}");
+    let (status, text) = ran(&database, &host, &["slot", "show"]);
+    assert_eq!(status, Some(2), "{text}");
+    assert!(text.contains("FOREIGN-CLUSTER"), "{text}");
+
+    let (status, text) = ran(&database, &host, &["recover", "--adopt", "--yes"]);
+    assert_eq!(status, Some(0), "{text}");
+    assert!(text.contains("Kept slot"), "{text}");
+    let (status, text) = ran(&database, &host, &["check"]);
+    assert!(matches!(status, Some(0 | 1)), "{text}");
+    assert!(!text.contains("foreign-cluster"), "{text}");
+    let (status, text) = ran(&database, &host, &["slot", "show"]);
+    assert!(matches!(status, Some(0 | 1)), "{text}");
+    assert_eq!(
+        slot_position(&database).await,
+        position,
+        "it is the same slot"
+    );
+
+    // Services write before the relay starts.
+    insert(&database, 201, 100).await;
+    let relay = Relay::start(&database, &emulator);
+    assert_nothing_is_lost_or_repeated(&database, &emulator, &relay).await;
+    harness::check_streamed(&database, &emulator).await;
+    assert!(!relay.log().contains("recovering"), "{}", relay.log());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn pg_upgrade_refuses_the_slot_of_a_relay_stopped_before_its_server() {
+    let Some((old_programs, new_programs)) = two_majors() else {
+        return;
+    };
+    let (mut database, emulator, relay) = served_on(&old_programs).await;
+    relay.stop().await;
+    stop(&mut database);
+    let refused = upgraded(database.server(), &new_programs).unwrap_err();
+    let refused = refused.to_string();
+    assert!(
+        refused.contains("logical replication slots that cannot be upgraded"),
+        "{refused}"
+    );
+
+    // Again in the right order, as the page says.
+    database.server().start_again().unwrap();
+    database.reconnect().await;
+    let relay = Relay::start(&database, &emulator);
+    relay.wait_for_log("streaming").await;
+    stop(&mut database);
+    relay.stop().await;
+    upgraded(database.server(), &new_programs).unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn events_written_before_the_upgraded_server_is_adopted_come_from_the_tables() {
+    let Some((old_programs, new_programs)) = two_majors() else {
+        return;
+    };
+    let (mut database, emulator, relay) = served_on(&old_programs).await;
+    let host = emulator.addr().to_string();
+    stop(&mut database);
+    relay.stop().await;
+    let new = upgraded(database.server(), &new_programs).unwrap();
+    database.move_to(new).await;
+    insert(&database, 201, 100).await;
+    let (status, text) = ran(&database, &host, &["recover", "--adopt", "--yes"]);
+    assert_eq!(status, Some(0), "{text}");
+    assert!(text.contains("Marked slot"), "{text}");
+    let relay = Relay::start(&database, &emulator);
+    relay.wait_for_log("recovered").await;
+    insert(&database, 301, 100).await;
+    assert_nothing_is_lost_or_repeated(&database, &emulator, &relay).await;
+}
