@@ -5,6 +5,7 @@
 
 use slot_manager::publication::{self, Problem};
 use slot_manager::{Finding, Severity, quoted_identifier};
+use tokio_postgres::error::SqlState;
 
 use super::script::{self, Migration, Payload};
 use crate::capture::shape;
@@ -16,6 +17,9 @@ use crate::settings::Settings;
 
 /// Key of the advisory lock: "postride" in ASCII.
 const LOCK: i64 = 0x706f_7374_7269_6465;
+
+/// How long a migration waits for a lock, also for another `init`: below the limit of a statement.
+const LOCK_TIMEOUT_S: u32 = 20;
 
 /// The first migration that reads the captured tables; tables of the user must exist before it.
 const FIRST_WITH_TABLES: i32 = 3;
@@ -41,18 +45,24 @@ pub(super) async fn migrations(
 async fn apply(sql: &mut Sql, migration: &Migration) -> Result<&'static str> {
     let Migration { version, name, .. } = migration;
     let failed = |error| not_the_owner(error, &format!("migration {version:04} {name} failed"));
+    let guard = script::guard();
     let transaction = sql.client_mut().transaction().await?;
     transaction
-        .execute("select pg_advisory_xact_lock($1)", &[&LOCK])
+        .batch_execute(&format!("set local lock_timeout = '{LOCK_TIMEOUT_S}s'"))
         .await?;
-    transaction
-        .batch_execute(script::GUARD)
-        .await
-        .map_err(failed)?;
-    transaction
-        .batch_execute(script::VERSIONS)
-        .await
-        .map_err(failed)?;
+    let locked = transaction
+        .execute("select pg_advisory_xact_lock($1)", &[&LOCK])
+        .await;
+    if let Err(error) = locked {
+        drop(transaction);
+        return Err(locked_by(sql, error).await);
+    }
+    for statements in [guard.as_str(), script::VERSIONS, guard.as_str()] {
+        transaction
+            .batch_execute(statements)
+            .await
+            .map_err(failed)?;
+    }
     let known = transaction
         .query_opt(
             "select from outbox.migrations where version = $1",
@@ -68,6 +78,7 @@ async fn apply(sql: &mut Sql, migration: &Migration) -> Result<&'static str> {
         .batch_execute(&migration.sql)
         .await
         .map_err(failed)?;
+    transaction.batch_execute(&guard).await.map_err(failed)?;
     transaction
         .execute(
             "insert into outbox.migrations (version, name) values ($1, $2) \
@@ -80,12 +91,38 @@ async fn apply(sql: &mut Sql, migration: &Migration) -> Result<&'static str> {
     Ok(if known { "already done" } else { "applied" })
 }
 
+/// The error when the advisory lock was not free. Any role can hold it, so it names the session.
+async fn locked_by(sql: &Sql, error: tokio_postgres::Error) -> Error {
+    const STATEMENT: &str = "\
+        select 'process ' || l.pid || ', role ' || coalesce(a.usename, '?') \
+        from pg_catalog.pg_locks l left join pg_catalog.pg_stat_activity a on a.pid = l.pid \
+        where l.locktype = 'advisory' and l.granted and l.objsubid = 1 \
+          and l.database = (select d.oid from pg_catalog.pg_database d \
+                            where d.datname = current_database()) \
+          and l.classid = ($1::bigint >> 32)::oid and l.objid = ($1::bigint & 4294967295)::oid";
+    if error.code() != Some(&SqlState::LOCK_NOT_AVAILABLE) {
+        return error.into();
+    }
+    let holder = sql.query_opt(STATEMENT, &[&LOCK]).await.ok().flatten();
+    let holder = holder.map_or_else(|| "another session".to_owned(), |row| row.get(0));
+    let what = format!("the lock of `postrider init` is held by {holder}");
+    Error::new(Code::PostgresTimeout, what)
+        .caused_by(error)
+        .hint(
+            "if that is another `init`, wait for it and run this again; otherwise end that session \
+         with pg_terminate_backend",
+        )
+}
+
 /// Gives a failed statement of `init` its own hint: run it as the owner, not as the relay's role.
 fn not_the_owner(error: tokio_postgres::Error, what: &str) -> Error {
+    let said = error.as_db_error().and_then(|error| error.hint());
+    let said = said.map(str::to_owned);
     let inner = Error::from(error);
     let failed = Error::new(inner.code(), what).caused_by(inner);
-    match failed.code() {
-        Code::PrivilegeMissing => failed.hint(
+    match (failed.code(), said) {
+        (Code::PrivilegeMissing, Some(said)) => failed.hint(said),
+        (Code::PrivilegeMissing, None) => failed.hint(
             "run it as the owner of the database and of the tables, such as \
              DATABASE_URL=postgres://postgres@HOST/DATABASE, not as the relay's role",
         ),

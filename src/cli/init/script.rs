@@ -48,49 +48,73 @@ const DEFAULT_TABLE: &str = "outbox.events";
 /// file begins with this statement, and so does each rendered part.
 const PIN: &str = "set local search_path = pg_catalog, pg_temp;\n";
 
-/// Refuses to run when an untrusted role owns the schema or an object in it. Such a role could attack
-/// the role that runs this: statements on a table run its triggers, and the owner of the schema can
-/// replace objects in it.
+/// Refuses to run when an untrusted role owns the schema or anything in it, or may create objects
+/// there. Such a role could attack the role that runs this: statements on a table run its triggers,
+/// and `if not exists` and `or replace` accept an object that is already there.
 ///
-/// Trusted owners are superusers, the owner of the database, the current role, and roles that the
-/// current role is a member of. A superuser is a member of every role, so membership does not count
-/// if the current role is a superuser.
-pub(super) const GUARD: &str = "\
-do $$
+/// It runs before each migration, and again after its objects exist and before they are used: a
+/// transaction that began while its role still had the right may have created one of them meanwhile.
+///
+/// Trusted are superusers, the owner of the database, the current role, and roles that the current
+/// role is a member of. A superuser is a member of every role, so membership does not count if the
+/// current role is a superuser.
+const GUARD_BODY: &str = "\
 declare
     found record;
 begin
     for found in
-        select o.what, r.rolname
+        with owned as (
+            select n.oid as schema,
+                   'Run this as role %s, or drop it, or give it to the owner of the database.' as hint
+            from pg_catalog.pg_namespace n where n.nspname = 'outbox'
+        )
+        select o.what || coalesce(r.rolname, 'PUBLIC') as what,
+               pg_catalog.format(o.hint, coalesce(pg_catalog.quote_ident(r.rolname), 'public')) as hint
         from (
-            select 'schema outbox' as what, n.nspowner as owner
+            select 1 as place, n.nspowner as role, 'schema outbox belongs to role ' as what,
+                   'Run this as role %s, or give the schema to the owner of the database.' as hint
             from pg_catalog.pg_namespace n where n.nspname = 'outbox'
             union all
-            select 'outbox.' || c.relname, c.relowner
-            from pg_catalog.pg_class c
-            where c.relnamespace = (select n.oid from pg_catalog.pg_namespace n where n.nspname = 'outbox')
-              and c.relname in ('events', 'dispatch', 'relay', 'migrations')
+            select 2, c.relowner, 'outbox.' || c.relname || ' belongs to role ', owned.hint
+            from owned
+            join pg_catalog.pg_class c on c.relnamespace = owned.schema and c.relkind not in ('i', 'I')
             union all
-            select 'function outbox.' || p.proname, p.proowner
-            from pg_catalog.pg_proc p
-            where p.pronamespace = (select n.oid from pg_catalog.pg_namespace n where n.nspname = 'outbox')
-              and p.proname in ('emit', 'refuse_change', 'event_uuid')
+            select 2, p.proowner, 'function outbox.' || p.proname || ' belongs to role ', owned.hint
+            from owned
+            join pg_catalog.pg_proc p on p.pronamespace = owned.schema
+            union all
+            select 2, t.typowner, 'type outbox.' || t.typname || ' belongs to role ', owned.hint
+            from owned
+            join pg_catalog.pg_type t on t.typnamespace = owned.schema
+            where t.typrelid = 0 and t.typelem = 0
+            union all
+            select 3, a.grantee, 'the right to create objects in schema outbox has role ',
+                   'Revoke it: revoke create on schema outbox from %s.'
+            from pg_catalog.pg_namespace n, pg_catalog.aclexplode(n.nspacl) a
+            where n.nspname = 'outbox' and a.privilege_type = 'CREATE'
         ) o
-        join pg_catalog.pg_roles r on r.oid = o.owner
-        where not r.rolsuper
+        left join pg_catalog.pg_roles r on r.oid = o.role
+        where r.oid is null
+           or not r.rolsuper
           and r.rolname <> current_user
           and r.oid <> (select d.datdba from pg_catalog.pg_database d where d.datname = current_database())
           and ((select me.rolsuper from pg_catalog.pg_roles me where me.rolname = current_user)
                or not pg_catalog.pg_has_role(r.oid, 'usage'))
+        order by o.place
     loop
-        raise exception '% belongs to role %, which is not trusted', found.what, found.rolname
-            using errcode = 'insufficient_privilege',
-                  hint = pg_catalog.format('Run this as role %s, or give the schema and its tables to the owner of the database.',
-                                           found.rolname);
+        raise exception '%, which is not trusted', found.what
+            using errcode = 'insufficient_privilege', hint = found.hint;
     end loop;
 end
-$$;
 ";
+
+/// [`GUARD_BODY`] as a statement.
+pub(super) fn guard() -> String {
+    format!("do $$\n{GUARD_BODY}$$;\n")
+}
+
+/// The calls of the guard in the printed script, which defines it once as a function of the session.
+const CALL_GUARD: &str = "do $$ begin perform pg_temp.postrider_guard(); end $$;\n";
 
 /// Creates the table of applied migrations. Runs before each migration.
 pub(super) const VERSIONS: &str = "\
@@ -287,7 +311,12 @@ pub(super) fn script(
          -- nothing.\n\
          --\n\
          -- Names without a schema are PostgreSQL's own, also in the statements outside a transaction.\n\
-         set search_path = pg_catalog, pg_temp;\n",
+         set search_path = pg_catalog, pg_temp;\n\n\
+         -- Stops the script if a role that is not trusted could put its own objects under ours.\n",
+    );
+    text += &format!(
+        "create or replace function pg_temp.postrider_guard() returns void\n\
+         language plpgsql set search_path = pg_catalog, pg_temp as $$\n{GUARD_BODY}$$;\n"
     );
     for Migration {
         version, name, sql, ..
@@ -298,10 +327,11 @@ pub(super) fn script(
             "-".repeat(80 - name.len())
         );
         if version == 1 {
-            text += &format!("{PIN}{GUARD}\n{VERSIONS}\n");
+            text += &format!("\n{VERSIONS}");
         }
         text += &format!(
-            "{sql}\n\
+            "\n{sql}\n\
+             {CALL_GUARD}\
              insert into outbox.migrations (version, name) values ({version}, '{name}')\n    \
              on conflict (version) do nothing;\n\n\
              commit;\n"
@@ -324,6 +354,7 @@ pub(super) fn script(
     if let Some(user) = relay_user {
         text += &format!(
             "\n-- The relay's own login role {}\n\n\
+        text += &format!("{PIN}{CALL_GUARD}");
              grant postrider_relay to {user};\n\
              -- REPLICATION is never inherited; as a superuser (Amazon RDS: grant rds_replication):\n\
              alter role {user} with replication;\n",
