@@ -350,6 +350,8 @@ mod tests {
         Some(identity.to_owned())
     }
 
+                unfit_inserted_xid: None,
+                has_column_seq: false,
     #[test]
     fn a_table_is_recognised_by_its_oid_or_otherwise_by_its_name() {
         let records = [record("a.x", "a.x", 1)];

@@ -150,43 +150,67 @@ pub(super) fn migrations(settings: &Settings, payload: Payload) -> Vec<Migration
 }
 
 /// Adds the columns that identify and order the rows of a captured table, if they are missing. Neither
-/// rewrites the table. A table without a numbered id gets a column `seq`. Every writer may use its
+/// rewrites the table. If the table is captured already, its record learns how its old rows look: a
+/// rewrite of the table erases it from the catalog. A table without a numbered id gets a column `seq`. Every writer may use its
 /// sequence, because column defaults run with the writer's rights.
 pub(super) fn columns(table: &TableSettings) -> String {
     let name = &table.table;
     let oid = format!("{}::regclass", quoted_literal(&name.to_string()));
-    let numbered = table.columns.id.as_deref().unwrap_or("id");
-    let sequence = QualifiedName::new(&name.schema, format!("{}_seq_seq", short(&name.name)));
+    let seq = match &table.columns.seq {
+        None => seq_column(name, &oid, table.columns.id.as_deref().unwrap_or("id")),
+        // The settings name another column, or none.
+        Some(_) => String::new(),
+    };
     do_block(&format!(
         "    if not exists (select from pg_catalog.pg_attribute where attrelid = {oid}\n               \
                  and attname = 'inserted_xid' and not attisdropped) then\n        \
                  alter table {name} add column inserted_xid xid8 not null\n            \
-                     default pg_catalog.pg_current_xact_id();\n    \
-             end if;\n    \
-             if not exists (\n        \
-                 select from pg_catalog.pg_attribute a\n        \
-                 left join pg_catalog.pg_attrdef d on d.adrelid = a.attrelid and d.adnum = a.attnum\n        \
-                 where a.attrelid = {oid} and not a.attisdropped and a.atttypid in (20, 21, 23)\n          \
-                   and (a.attname = 'seq' or a.attname = {id} and (a.attidentity <> ''\n               \
-                        or pg_catalog.pg_get_expr(d.adbin, d.adrelid) like 'nextval(%'))) then\n        \
-                 alter table {name} add column seq bigint;\n        \
-                 create sequence if not exists {sequence};\n        \
-                 alter table {name} alter column seq set default pg_catalog.nextval({literal});\n        \
-                 grant usage on sequence {sequence} to public;\n    \
-             end if;\n",
-        id = quoted_literal(numbered),
-        literal = quoted_literal(&sequence.to_string()),
+                     default pg_catalog.pg_current_xact_id();\n        \
+                 -- Old rows show this transaction as theirs.\n        \
+                 update outbox.capture set has_inserted_xid = true,\n            \
+                     added_xids = added_xids || pg_catalog.pg_current_xact_id()\n        \
+                 where table_oid = {oid}\n           \
+                    or schema_name = {schema_literal} and table_name = {name_literal};\n    \
+             end if;\n{seq}",
+        schema_literal = quoted_literal(&name.schema),
+        name_literal = quoted_literal(&name.name),
     ))
 }
 
+/// Adds a column `seq`, unless a numbered id or another column called so exists.
+fn seq_column(name: &QualifiedName, oid: &str, id: &str) -> String {
+    let sequence = QualifiedName::new(&name.schema, format!("{}_seq_seq", short(&name.name)));
+    format!(
+        "    if not exists (\n        \
+                 select from pg_catalog.pg_attribute a\n        \
+                 left join pg_catalog.pg_attrdef d on d.adrelid = a.attrelid and d.adnum = a.attnum\n        \
+                 where a.attrelid = {oid} and not a.attisdropped\n          \
+                   and (a.attname = 'seq' or a.attname = {id} and a.atttypid in (20, 21, 23)\n               \
+                        and (a.attidentity <> ''\n               \
+                             or pg_catalog.pg_get_expr(d.adbin, d.adrelid) like 'nextval(%'))) then\n        \
+                 alter table {name} add column seq bigint;\n        \
+                 create sequence if not exists {sequence};\n        \
+                 if not exists (\n            \
+                     select from pg_catalog.pg_class s, pg_catalog.pg_class t, pg_catalog.pg_roles r\n            \
+                     where s.oid = pg_catalog.to_regclass({literal}) and s.relkind = 'S' and t.oid = {oid}\n              \
+                       and r.oid = s.relowner and (r.oid = t.relowner or r.rolname = current_user or r.rolsuper)) then\n            \
+                     raise exception '% already exists and belongs to another role than the table', {literal}\n                \
+                         using errcode = 'insufficient_privilege', hint = 'Drop or rename it.';\n        \
+                 end if;\n        \
+                 alter table {name} alter column seq set default pg_catalog.nextval({literal});\n        \
+                 grant usage on sequence {sequence} to public;\n    \
+             end if;\n",
+        id = quoted_literal(id),
+        literal = quoted_literal(&sequence.to_string()),
+    )
+}
+
 /// The index that a recovery reads by. Run it outside a transaction, so that writers are not blocked.
+/// PostgreSQL chooses a free name: a name of ours might belong to the index of another table.
 pub(super) fn index(table: &TableSettings, concurrently: bool) -> String {
     let name = &table.table;
-    let index = quoted_identifier(&format!("{}_seq", short(&name.name)));
     let concurrently = if concurrently { " concurrently" } else { "" };
-    format!(
-        "create index{concurrently} if not exists {index} on {name} (seq) where seq is not null"
-    )
+    format!("create index{concurrently} on {name} (seq) where seq is not null")
 }
 
 /// The first 48 bytes of a name: leaves room for a suffix, since PostgreSQL cuts names at 63 bytes.
@@ -280,9 +304,12 @@ fn grants(settings: &Settings) -> String {
         .iter()
         .map(|table| {
             format!(
-                "        grant usage on schema {} to postrider_relay;\n        \
+                "        if not has_schema_privilege('postrider_relay', {literal}, 'usage') then\n            \
+                     grant usage on schema {schema} to postrider_relay;\n        \
+                 end if;\n        \
                  grant select on {table} to postrider_relay;\n",
-                quoted_identifier(&table.schema)
+                literal = quoted_literal(&table.schema),
+                schema = quoted_identifier(&table.schema)
             )
         })
         .collect();
@@ -326,6 +353,7 @@ pub(super) fn script(
             "\n-- {version:04} {name} {}\n\nbegin;\n\n",
             "-".repeat(80 - name.len())
         );
+        text += &format!("{PIN}{CALL_GUARD}");
         if version == 1 {
             text += &format!("\n{VERSIONS}");
         }
@@ -344,7 +372,8 @@ pub(super) fn script(
         );
         for table in &settings.tables {
             text += &format!(
-                "begin;\n{PIN}set local lock_timeout = '10s';\n{}commit;\n\
+                "-- On a lock timeout run it again: writers wait while it waits.\n\
+                 begin;\n{PIN}set local lock_timeout = '1s';\n{}commit;\n\
                  -- If the block above has added seq:\n-- {};\n",
                 columns(table),
                 index(table, true)
@@ -354,7 +383,6 @@ pub(super) fn script(
     if let Some(user) = relay_user {
         text += &format!(
             "\n-- The relay's own login role {}\n\n\
-        text += &format!("{PIN}{CALL_GUARD}");
              grant postrider_relay to {user};\n\
              -- REPLICATION is never inherited; as a superuser (Amazon RDS: grant rds_replication):\n\
              alter role {user} with replication;\n",
@@ -406,8 +434,9 @@ fn capture_statement(table: &TableSettings, settings: &Settings) -> String {
          (identity, schema_name, table_name, table_oid, slot, since, floor, has_inserted_xid, instance)\n\
          select {identity}, {schema}, {table}, c.oid, '{slot}', {since}, {floor},\n    \
          exists (select from pg_catalog.pg_attribute a where a.attrelid = c.oid\n        \
-         and a.attname = 'inserted_xid' and not a.attisdropped), 'psql'\n\
-         from pg_catalog.pg_class c where c.oid = {literal}::regclass\n\
+         and a.attname = 'inserted_xid' and a.atttypid = 5069 and a.attnotnull), 'psql'\n\
+         from pg_catalog.pg_class c where c.oid = {literal}::regclass\n    \
+         and not exists (select from outbox.capture k where k.table_oid = c.oid)\n\
          on conflict do nothing;\n",
         identity = quoted_literal(&format!("{}.{}", name.schema, name.name)),
         literal = quoted_literal(&name.to_string()),

@@ -2,6 +2,7 @@
 //! once, whatever happens to the table, and no row from before.
 
 mod adoption;
+mod columns;
 mod exceptions;
 mod first_start;
 mod gaps;
