@@ -97,7 +97,7 @@ pub(super) async fn plan(relay: &Relay, sql: &Sql, cluster: &Cluster) -> Result<
             slot: slot.as_ref(),
             cluster,
             server_lsn: answer_within(ANSWER_LIMIT, server_lsn(sql)).await?,
-            start: relay.settings.start,
+            start: claim::start(relay.settings.start, earlier.is_none(), &known),
             dispatch: relay.settings.dispatch,
             publication: publication.fingerprint(),
             has_new_table,

@@ -113,7 +113,7 @@ impl Situation {
             slot: situation.slot.as_ref(),
             cluster: &situation.cluster,
             server_lsn,
-            start: settings.start,
+            start: claim::start(settings.start, situation.earlier.is_none(), &known),
             dispatch: settings.dispatch,
             publication: publication.fingerprint(),
             has_new_table: known.iter().any(Option::is_none),
