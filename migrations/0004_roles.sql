@@ -51,14 +51,28 @@ revoke all on function outbox.emit from public;
 do $$
 begin
     if exists (select from pg_catalog.pg_roles where rolname = 'postrider_writer') then
-        grant usage on schema outbox to postrider_writer;
-        grant insert on outbox.events to postrider_writer;
+        -- Not again: a relay would take it for a renamed schema, and compare its tables.
+        if not has_schema_privilege('postrider_writer', 'outbox', 'usage') then
+            grant usage on schema outbox to postrider_writer;
+        end if;
+        -- Each column of the event, yours too, but never inserted_xid and seq: they come from their
+        -- defaults, and the relay relies on them.
+        revoke insert on outbox.events from postrider_writer;
+        execute (
+            select format('grant insert (%s) on outbox.events to postrider_writer',
+                          string_agg(quote_ident(a.attname), ', ' order by a.attnum))
+            from pg_catalog.pg_attribute a
+            where a.attrelid = 'outbox.events'::regclass and a.attnum > 0 and not a.attisdropped
+              and a.attname not in ('inserted_xid', 'seq')
+        );
         -- For INSERT ... RETURNING id, which many libraries write by themselves.
         grant select (id) on outbox.events to postrider_writer;
         grant execute on function outbox.emit to postrider_writer;
     end if;
     if exists (select from pg_catalog.pg_roles where rolname = 'postrider_relay') then
-        grant usage on schema outbox to postrider_relay;
+        if not has_schema_privilege('postrider_relay', 'outbox', 'usage') then
+            grant usage on schema outbox to postrider_relay;
+        end if;
         grant select on outbox.events, outbox.dispatch, outbox.relay to postrider_relay;
         -- UPDATE serves the quarantine commands. No write on outbox.events, ever.
         grant insert, update on outbox.dispatch, outbox.relay to postrider_relay;

@@ -180,8 +180,40 @@ async fn a_writer_can_insert_and_emit_and_nothing_else() {
         "delete from outbox.dispatch",
         "select * from outbox.relay",
         "create table outbox.mine ()",
+        "insert into outbox.events (aggregatetype, event_type, seq) values ('a', 'b', 1)",
+        "insert into outbox.events (aggregatetype, event_type, inserted_xid) values ('a', 'b', '7')",
+        "insert into outbox.events (aggregatetype, event_type, seq) values ('a', 'b', default)",
     ] {
         refused_for_lack_of_rights(&client, sql).await;
+    }
+}
+
+#[tokio::test]
+async fn a_writer_with_the_earlier_grant_loses_it_and_may_write_added_columns() {
+    let client = migrated_database().await;
+    client
+        .batch_execute(
+            "grant insert on outbox.events to postrider_writer;
+             alter table outbox.events add column \"Tenant\" text",
+        )
+        .await
+        .unwrap();
+    migrate(&client).await;
+    client
+        .batch_execute("set role postrider_writer")
+        .await
+        .unwrap();
+    client
+        .batch_execute(
+            "insert into outbox.events (aggregatetype, event_type, \"Tenant\") values ('a', 'b', 'c')",
+        )
+        .await
+        .unwrap();
+    for column in ["seq", "inserted_xid"] {
+        let sql = format!(
+            "insert into outbox.events (aggregatetype, event_type, {column}) values ('a', 'b', '7')"
+        );
+        refused_for_lack_of_rights(&client, &sql).await;
     }
 }
 

@@ -40,6 +40,8 @@ pub struct Expectation {
     pub dispatch: Option<QualifiedName>,
     /// The table where the relay records its identity and position.
     pub relay: QualifiedName,
+    /// The table where the relay records which rows are its own.
+    pub capture: QualifiedName,
 }
 
 /// Checks the database with the rights of the client's role. Changes nothing.

@@ -122,6 +122,16 @@ pub(crate) fn refuse_others(
     ))
 }
 
+/// Where the first relay begins: with the old rows if the setting says so, or if `init` has recorded
+/// so.
+pub(crate) fn start(setting: Start, is_first: bool, known: &[Option<&CaptureRecord>]) -> Start {
+    let wants_all = known.iter().flatten().any(|known| known.since.is_none());
+    match is_first && wants_all {
+        true => Start::All,
+        false => setting,
+    }
+}
+
 /// Reads the records of the tables, brings them up to date, and adds records for tables that are
 /// captured from now on.
 ///
@@ -148,6 +158,13 @@ pub(crate) async fn claim(
             bring_up_to_date(sql, found, known).await?;
             if is_first && start == Start::All && known.since.is_some() {
                 record::capture_all(&**sql, known).await?;
+            }
+            if is_first && start == Start::New && known.since.is_none() {
+                tracing::warn!(
+                    table = %found.table,
+                    "`start = new` has no effect: `init` or `slot create` recorded `start = all` for \
+                     this table, so its old rows are published too"
+                );
             }
         }
     }
@@ -329,6 +346,8 @@ mod tests {
             shape: Shape {
                 oid,
                 has_inserted_xid: true,
+                unfit_inserted_xid: None,
+                has_column_seq: false,
                 missing_xids: Vec::new(),
                 partitions: String::new(),
                 filled: Vec::new(),

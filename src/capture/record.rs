@@ -245,17 +245,46 @@ pub(crate) async fn take_over(
     Ok(())
 }
 
-/// Resets the floors: transaction ids of another cluster mean nothing here, so all rows are
-/// compared.
+/// The record's table in a cluster that has taken over the records of another one. A dump gives
+/// tables other OIDs, so the name decides. A table that was renamed keeps its OID only if no other
+/// record's table has it now.
+const OID_HERE: &str = "\
+    coalesce(pg_catalog.to_regclass(pg_catalog.format('%I.%I', c.schema_name, c.table_name))::oid, \
+        CASE WHEN c.table_oid NOT IN ( \
+            SELECT o.oid FROM outbox.capture k, \
+                pg_catalog.to_regclass(pg_catalog.format('%I.%I', k.schema_name, k.table_name)) o (oid) \
+            WHERE o.oid IS NOT NULL) THEN c.table_oid ELSE 0::oid END)";
+
+/// Resets the floors and the OIDs of all records: those of another cluster mean nothing here, so all
+/// rows are compared.
 ///
 /// # Errors
 /// Those of a statement.
-pub(crate) async fn forget_floors(sql: &impl GenericClient, slot: &SlotName) -> Result<()> {
-    const STATEMENT: &str = "\
-        UPDATE outbox.capture SET floor = '0', floor_seq = NULL, numbering = NULL, recorded_from = '0' \
-        WHERE slot = $1";
-    sql.execute(STATEMENT, &[&slot.as_str()]).await?;
+pub(crate) async fn adopt(sql: &impl GenericClient) -> Result<()> {
+    let statement = format!(
+        "UPDATE outbox.capture c SET floor = '0', floor_seq = NULL, numbering = NULL, \
+             partitions = NULL, recorded_from = '0', table_oid = {OID_HERE}"
+    );
+    sql.execute(&statement, &[]).await?;
     Ok(())
+}
+
+/// All records, with the OIDs that [`adopt`] will give them.
+///
+/// # Errors
+/// As [`read`].
+pub(crate) async fn read_as_adopted(sql: &impl GenericClient) -> Result<Vec<CaptureRecord>> {
+    let statement = format!("SELECT identity, {OID_HERE} FROM outbox.capture c");
+    let oids = sql.query(&statement, &[]).await?;
+    let oid = |identity: &str| {
+        let row = oids.iter().find(|row| row.get::<_, &str>(0) == identity);
+        row.map_or(0, |row| row.get(1))
+    };
+    let records = read(sql).await?.into_iter().map(|record| CaptureRecord {
+        oid: oid(&record.identity),
+        ..record
+    });
+    Ok(records.collect())
 }
 
 /// The current snapshot.

@@ -68,8 +68,12 @@ const SELECT: &str = "\
               OR o.classid = 'pg_catalog.pg_attrdef'::regclass AND o.objid = d.oid \
                  AND o.refobjid = s.seqrelid LIMIT 1) s ON true) \
     SELECT root.oid, \
-        EXISTS (SELECT FROM pg_catalog.pg_attribute a WHERE a.attrelid = root.oid \
-            AND a.attname = 'inserted_xid' AND NOT a.attisdropped AND a.atttypid = 5069), \
+        EXISTS (SELECT FROM pg_catalog.pg_attribute a \
+            JOIN pg_catalog.pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum \
+            WHERE a.attrelid = root.oid AND a.attname = 'inserted_xid' AND NOT a.attisdropped \
+              AND a.atttypid = 5069 AND a.attnotnull AND a.attgenerated = '' \
+              AND pg_catalog.pg_get_expr(d.adbin, d.adrelid) \
+                  IN ('pg_current_xact_id()', 'pg_catalog.pg_current_xact_id()')), \
         ARRAY(SELECT DISTINCT (a.attmissingval::text::text[])[1] \
             FROM leaf JOIN pg_catalog.pg_attribute a ON a.attrelid = leaf.oid \
             WHERE a.attname = 'inserted_xid' AND a.atttypid = 5069 AND a.atthasmissing), \
@@ -82,7 +86,12 @@ const SELECT: &str = "\
         ARRAY(SELECT leaf.oid FROM leaf WHERE pg_catalog.pg_relation_size(leaf.oid) > 0), \
         seq.numbering, seq.is_nullable, \
         (SELECT pg_catalog.string_agg( \
-            leaf.oid || ':' || pg_catalog.pg_relation_filenode(leaf.oid), ',') FROM leaf) \
+            leaf.oid || ':' || pg_catalog.pg_relation_filenode(leaf.oid), ',') FROM leaf), \
+        (SELECT coalesce(nullif(t.typbasetype, 0), t.oid) = 5069 FROM pg_catalog.pg_attribute a \
+            JOIN pg_catalog.pg_type t ON t.oid = a.atttypid WHERE a.attrelid = root.oid \
+            AND a.attname = 'inserted_xid' AND NOT a.attisdropped), \
+        EXISTS (SELECT FROM pg_catalog.pg_attribute a WHERE a.attrelid = root.oid \
+            AND a.attname = 'seq' AND NOT a.attisdropped) \
     FROM root \
     LEFT JOIN LATERAL ( \
         SELECT * FROM seq \
@@ -93,7 +102,13 @@ const SELECT: &str = "\
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Shape {
     pub(crate) oid: u32,
+    /// Whether `inserted_xid` names the transaction of every row: it is `xid8 not null` and
+    /// PostgreSQL fills it in.
     pub(crate) has_inserted_xid: bool,
+    /// A column of that name that does not: it counts in event ids only.
+    pub(crate) unfit_inserted_xid: Option<Unfit>,
+    /// Whether the table has a column called `seq`, of whatever type.
+    pub(crate) has_column_seq: bool,
     /// The values of `inserted_xid` in rows that are older than the column.
     pub(crate) missing_xids: Vec<u64>,
     /// The OIDs of its partitions, or its own OID, ascending and separated by commas.
@@ -107,6 +122,15 @@ pub(crate) struct Shape {
     pub(crate) seq: Option<Seq>,
     /// The version column, if its type is a whole number.
     pub(crate) version: Option<String>,
+}
+
+/// Why a column `inserted_xid` does not name the transaction of every row.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Unfit {
+    /// It is not of type `xid8`.
+    Type,
+    /// It is `xid8`, but may be null, or has another default.
+    Value,
 }
 
 /// The column that gives the order of insertion.
@@ -162,9 +186,14 @@ pub(crate) async fn look(sql: &Sql, settings: &TableSettings) -> Result<Option<S
     let is_indexed: Option<bool> = row.get(8);
     let has_version: bool = row.get(9);
     let blocks: Option<i64> = row.get(4);
+    let has_inserted_xid: bool = row.get(1);
+    let is_xid8: Option<bool> = row.get(14);
+    let unfit = is_xid8.map(|is_xid8| if is_xid8 { Unfit::Value } else { Unfit::Type });
     Ok(Some(Shape {
         oid: row.get(0),
-        has_inserted_xid: row.get(1),
+        has_inserted_xid,
+        unfit_inserted_xid: unfit.filter(|_| !has_inserted_xid),
+        has_column_seq: row.get(15),
         missing_xids: missing.iter().filter_map(|xid| xid.parse().ok()).collect(),
         partitions: row.get::<_, Option<String>>(3).unwrap_or_default(),
         filled: row.get(10),
@@ -218,6 +247,15 @@ fn no_such_column(table: &QualifiedName, named: &str) -> Error {
 }
 
 impl Shape {
+    /// Whether the ids of its events are made with its column `inserted_xid`, as those of the stream.
+    pub(crate) fn has_xid_in_ids(&self) -> bool {
+        self.has_inserted_xid || self.unfit_inserted_xid == Some(Unfit::Value)
+    }
+
+    pub(crate) fn is_partitioned(&self) -> bool {
+        self.partitions != self.oid.to_string()
+    }
+
     /// The column along whose index rows are read. Without an index, each page would sort the
     /// table.
     pub(crate) fn numbered(&self) -> Option<&Seq> {

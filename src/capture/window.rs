@@ -112,7 +112,8 @@ impl<'a> Window<'a> {
         // Rows that existed when the column was added are resolved once the floor is past that
         // point.
         let added = &record.added_xids;
-        if added.iter().max().is_some_and(|xid| record.floor > *xid) {
+        let is_past = added.iter().max().is_some_and(|xid| record.floor > *xid);
+        if shape.has_inserted_xid && is_past {
             conditions.push(format!("e.inserted_xid <> all ({})", xids_sql(added)));
         }
         if self.from_xid > 0 {
@@ -167,6 +168,8 @@ mod tests {
             shape: Shape {
                 oid: 1,
                 has_inserted_xid,
+                unfit_inserted_xid: None,
+                has_column_seq: true,
                 missing_xids: Vec::new(),
                 partitions: String::new(),
                 filled: Vec::new(),

@@ -92,12 +92,13 @@ pub(super) async fn plan(relay: &Relay, sql: &Sql, cluster: &Cluster) -> Result<
     let records = answer_within(ANSWER_LIMIT, captures::read(&**sql)).await?;
     let known = claim::matched(&found, &records);
     claim::refuse_others(&known, name)?;
+    let is_first = earlier.as_ref().is_none_or(is_at_its_first_start);
     let seen = Seen {
         earlier: earlier.as_ref(),
         slot: slot.as_ref(),
         cluster,
         server_lsn: answer_within(ANSWER_LIMIT, server_lsn(sql)).await?,
-        start: relay.settings.start,
+        start: claim::start(relay.settings.start, is_first, &known),
         dispatch: relay.settings.dispatch,
         publication: publication.fingerprint(),
         has_new_table: known.iter().any(Option::is_none),
@@ -119,7 +120,7 @@ pub(super) async fn plan(relay: &Relay, sql: &Sql, cluster: &Cluster) -> Result<
     let begin = Begin {
         start: relay.settings.start,
         publication: publication.fingerprint(),
-        is_first: earlier.as_ref().is_none_or(is_at_its_first_start),
+        is_first,
     };
     let claiming = claim::claim(sql, name, found, begin, &relay.instance);
     Ok(Opening {
@@ -133,7 +134,7 @@ pub(super) async fn plan(relay: &Relay, sql: &Sql, cluster: &Cluster) -> Result<
 /// Whether the first start has begun and not ended.
 fn is_at_its_first_start(earlier: &record::Recorded) -> bool {
     let first_start = Loss::FirstStart(Start::New).name();
-    earlier.recovering.as_deref() == Some(first_start)
+    earlier.confirmed_lsn.is_none() && earlier.recovering.as_deref() == Some(first_start)
 }
 
 /// Waits until nobody reads from the slot; `None` when it does not exist.

@@ -115,7 +115,7 @@ impl TableReader {
         let event_id = match known.id_is_uuid {
             true => id.clone(),
             false => {
-                let xid = match (shape.has_inserted_xid, record.added_xids.as_slice()) {
+                let xid = match (shape.has_xid_in_ids(), record.added_xids.as_slice()) {
                     (false, _) => "null::xid8".to_owned(),
                     (true, []) => of(INSERTED_XID),
                     (true, added) => format!(

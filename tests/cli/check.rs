@@ -119,6 +119,35 @@ async fn check_warns_of_ids_without_a_unique_constraint() {
 }
 
 #[tokio::test]
+async fn check_reports_a_capture_table_that_the_relay_could_not_use() {
+    let database = Database::initialised().await;
+    let (_emulator, host) = emulator().await;
+    let role = format!("{}_relay", database.name);
+    database
+        .execute(&format!(
+            "create role {role} login replication in role postrider_relay; \
+             revoke update on outbox.capture from postrider_relay"
+        ))
+        .await;
+    let url = database.url_as(&role);
+    let ran = check(&database, &host, &[("DATABASE_URL", &url)]).await;
+    let finding = ran.finding("capture-table-not-writable");
+    assert_eq!(finding["severity"], "error");
+    database.execute(finding["remedy"].as_str().unwrap()).await;
+    let ran = check(&database, &host, &[("DATABASE_URL", &url)]).await;
+    assert_eq!(ran.finding("capture-table")["severity"], "ok");
+    database
+        .execute("alter table outbox.capture enable row level security")
+        .await;
+    let ran = check(&database, &host, &[("DATABASE_URL", &url)]).await;
+    let what = ran.finding("table-rows-hidden")["what"].to_string();
+    assert_contains(&what, "outbox.capture");
+    database.execute("drop table outbox.capture").await;
+    let ran = check(&database, &host, &[("DATABASE_URL", &url)]).await;
+    assert_eq!(ran.finding("capture-table-missing")["severity"], "error");
+}
+
+#[tokio::test]
 async fn errors_in_the_database_come_with_a_remedy() {
     let database = Database::new().await;
     let (_emulator, host) = emulator().await;

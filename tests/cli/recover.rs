@@ -170,3 +170,58 @@ async fn slot_show_recognises_a_recreated_slot() {
     assert_contains(&shown.stdout, "RECREATED");
     assert_contains(&shown.stdout, "recover --dry-run");
 }
+
+#[tokio::test]
+async fn records_of_another_cluster_belong_to_tables_by_name_not_by_oid() {
+    let database = served().await;
+    // As a dump leaves it: the old OIDs, which other tables have here.
+    database
+        .execute(
+            "create table public.other (id int); create table public.gone (id int); \
+             insert into outbox.capture (identity, schema_name, table_name, table_oid, slot, \
+                 has_inserted_xid, instance) \
+             select 'a.other', 'public', 'other', table_oid, 'another', false, 'test' from outbox.capture; \
+             insert into outbox.capture (identity, schema_name, table_name, table_oid, slot, \
+                 has_inserted_xid, instance) \
+             select 'a.gone', 'public', 'gone', 'public.other'::regclass, slot, false, 'test' \
+             from outbox.capture where identity = 'outbox.events'; \
+             update outbox.capture set table_oid = 'public.gone'::regclass \
+             where identity = 'outbox.events'; \
+             drop table public.gone; \
+             update outbox.relay set system_identifier = '42'",
+        )
+        .await;
+    database
+        .run(&["recover", "--adopt", "--yes"])
+        .await
+        .assert_status(0);
+    for (identity, oid) in [
+        ("a.other", "'public.other'::regclass"),
+        ("a.gone", "0"),
+        ("outbox.events", "'outbox.events'::regclass"),
+    ] {
+        let sql = format!(
+            "select count(*) from outbox.capture where identity = '{identity}' and table_oid = {oid}"
+        );
+        assert_eq!(database.number(&sql).await, 1, "{identity}");
+    }
+    let owner = "select slot from outbox.capture where identity = 'a.other'";
+    assert_eq!(database.text(owner).await, "another");
+}
+
+#[tokio::test]
+async fn a_cluster_is_adopted_even_if_a_row_has_no_transaction() {
+    let database = served().await;
+    database
+        .execute(
+            "alter table outbox.events alter column inserted_xid drop not null; \
+             insert into outbox.events (aggregatetype, event_type, inserted_xid) \
+             values ('order', 'OrderPlaced', null); \
+             update outbox.relay set system_identifier = '42'",
+        )
+        .await;
+    database
+        .run(&["recover", "--adopt", "--yes"])
+        .await
+        .assert_status(0);
+}

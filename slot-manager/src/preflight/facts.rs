@@ -112,12 +112,12 @@ impl Facts {
 }
 
 impl Expectation {
-    /// The captured tables, then dispatch if it is used, then relay.
+    /// The captured tables, then dispatch if it is used, then relay and capture.
     pub(super) fn all_tables(&self) -> Vec<&QualifiedName> {
         let captured = self.tables.iter().map(|t| &t.name);
         captured
             .chain(&self.dispatch)
-            .chain([&self.relay])
+            .chain([&self.relay, &self.capture])
             .collect()
     }
 }

@@ -55,8 +55,10 @@ pub(super) fn check_rights(facts: &Facts, expectation: &Expectation) -> Vec<Find
             captured_table(&facts.role, table, rights)
         } else if expectation.dispatch.as_ref() == Some(table) {
             Some(own_table(&facts.role, table, rights, &DISPATCH))
-        } else {
+        } else if *table == expectation.relay {
             Some(own_table(&facts.role, table, rights, &RELAY))
+        } else {
+            Some(own_table(&facts.role, table, rights, &CAPTURE))
         };
         [grants, hidden_rows(&facts.role, table, rights)]
     });
@@ -115,6 +117,13 @@ const RELAY: OwnTable = OwnTable {
     ok: "relay-table",
     missing: "relay-table-missing",
     not_writable: "relay-table-not-writable",
+    is_updated: true,
+};
+
+const CAPTURE: OwnTable = OwnTable {
+    ok: "capture-table",
+    missing: "capture-table-missing",
+    not_writable: "capture-table-not-writable",
     is_updated: true,
 };
 

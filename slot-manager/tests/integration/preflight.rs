@@ -17,6 +17,7 @@ const TABLES: &str = "
     create table outbox.events (id uuid primary key, payload jsonb);
     create table outbox.dispatch (event_id uuid);
     create table outbox.relay (slot text primary key);
+    create table outbox.capture (identity text primary key);
     create publication postrider for table outbox.events with (publish = 'insert')";
 
 fn expectation(slot: &str) -> Expectation {
@@ -29,6 +30,7 @@ fn expectation(slot: &str) -> Expectation {
         }],
         dispatch: Some(QualifiedName::new("outbox", "dispatch")),
         relay: QualifiedName::new("outbox", "relay"),
+        capture: QualifiedName::new("outbox", "capture"),
     }
 }
 
@@ -88,6 +90,7 @@ async fn a_prepared_database_has_no_warning_and_each_check_reports() {
         "table-readable",
         "dispatch-table",
         "relay-table",
+        "capture-table",
     ] {
         assert_eq!(with_code(&found, code).severity, Severity::Ok, "{code}");
     }
@@ -111,6 +114,7 @@ async fn an_empty_database_lacks_publication_and_tables() {
         "publication-missing",
         "dispatch-table-missing",
         "relay-table-missing",
+        "capture-table-missing",
     ];
     assert_eq!(errors(&found), expected, "{found:#?}");
 }
@@ -129,6 +133,7 @@ async fn the_remedies_for_a_role_without_rights_grant_everything_it_needs() {
         "table-not-readable",
         "dispatch-table-not-writable",
         "relay-table-not-writable",
+        "capture-table-not-writable",
     ];
     assert_eq!(errors(&found), expected, "{found:#?}");
     let recommended = with_code(&found, "statistics-right-missing");

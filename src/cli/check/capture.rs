@@ -1,10 +1,10 @@
 //! Checks that the captured tables have columns that identify and order their rows.
 
-use slot_manager::{Finding, Severity, SlotName};
+use slot_manager::{Finding, Severity, SlotName, quoted_identifier};
 
 use crate::capture::claim;
 use crate::capture::record;
-use crate::capture::shape::{self, Seq, Shape};
+use crate::capture::shape::{self, Seq, Shape, Unfit};
 use crate::cli::findings::{finding, finding_with_remedy, from_error};
 use crate::error::{Code, Result};
 use crate::map::TableSettings;
@@ -50,13 +50,27 @@ async fn encoding(sql: &Sql) -> Result<Finding> {
     })
 }
 
-fn columns(table: &TableSettings, shape: &Shape) -> Vec<Finding> {
+/// The findings on the columns of one table.
+pub(in crate::cli) fn columns(table: &TableSettings, shape: &Shape) -> Vec<Finding> {
     let name = &table.table;
     let mut findings = Vec::new();
     let mut warn = |code, what: String, remedy: &str| {
         findings.push(finding_with_remedy(Severity::Warning, code, what, remedy));
     };
-    if !shape.has_inserted_xid {
+    if let Some(unfit) = shape.unfit_inserted_xid {
+        let is = match unfit {
+            Unfit::Type => "is not of type xid8",
+            Unfit::Value => "is not `not null default pg_current_xact_id()`",
+        };
+        let what = format!(
+            "column inserted_xid of {name} {is}, so it is not used: rows that were moved or copied are \
+             published again, and a recovery relies on the row's xmin"
+        );
+        let remedy = format!(
+            "alter table {name} rename column inserted_xid to old_inserted_xid; then {INIT}"
+        );
+        warn("inserted-xid-unfit", what, &remedy);
+    } else if !shape.has_inserted_xid {
         let what = format!(
             "table {name} has no column inserted_xid: rows that were moved or copied are published \
              again, and a recovery relies on the row's xmin"
@@ -69,7 +83,15 @@ fn columns(table: &TableSettings, shape: &Shape) -> Vec<Finding> {
                 "table {name} has no column that numbers its rows: a recovery reads the whole table, and \
                  orders the events of a key by their transactions"
             );
-            warn("seq-missing", what, INIT);
+            let remedy = match (&table.columns.seq, shape.has_column_seq) {
+                (Some(_), _) => format!("leave `columns.seq` out, then {INIT}"),
+                (None, true) => format!(
+                    "alter table {name} rename column seq to old_seq, because it is no whole number (or \
+                     name another column in `columns.seq`); then {INIT}"
+                ),
+                (None, false) => INIT.to_owned(),
+            };
+            warn("seq-missing", what, &remedy);
         }
         Some(Seq {
             column,
@@ -79,7 +101,13 @@ fn columns(table: &TableSettings, shape: &Shape) -> Vec<Finding> {
             let what = format!(
                 "column {column} of {name} has no index: a recovery sorts the table for each page"
             );
-            let remedy = format!("create index concurrently on {name} ({column})");
+            let concurrently = if shape.is_partitioned() {
+                ""
+            } else {
+                " concurrently"
+            };
+            let column = quoted_identifier(column);
+            let remedy = format!("create index{concurrently} on {name} ({column})");
             warn("seq-without-index", what, &remedy);
         }
         Some(Seq {

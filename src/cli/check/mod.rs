@@ -4,7 +4,7 @@
 //! are errors. `slot_manager::preflight` checks the database, `mapping` the settings of the tables,
 //! `capture` the columns that identify and order rows, `pubsub` topics and credentials.
 
-mod capture;
+pub(super) mod capture;
 mod mapping;
 mod pubsub;
 
@@ -77,6 +77,7 @@ async fn check_database(settings: &Settings) -> Result<(Vec<Finding>, Vec<String
         tables: settings.captured(),
         dispatch: Some(QualifiedName::new("outbox", "dispatch")),
         relay: QualifiedName::new("outbox", "relay"),
+        capture: QualifiedName::new("outbox", "capture"),
     };
     let mut findings = preflight::check(&sql, &expectation).await?;
     if findings

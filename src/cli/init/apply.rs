@@ -3,11 +3,15 @@
 //! Concurrent runs wait for each other: every transaction takes the same advisory lock before it
 //! reads which migrations are applied.
 
+use std::time::Duration;
+
 use slot_manager::publication::{self, Problem};
 use slot_manager::{Finding, Severity, quoted_identifier};
+use tokio_postgres::error::SqlState;
 
 use super::script::{self, Migration, Payload};
 use crate::capture::shape;
+use crate::cli::check;
 use crate::cli::findings::{finding, finding_with_remedy, from_error};
 use crate::error::{Code, Error, Result};
 use crate::map::TableSettings;
@@ -16,6 +20,9 @@ use crate::settings::Settings;
 
 /// Key of the advisory lock: "postride" in ASCII.
 const LOCK: i64 = 0x706f_7374_7269_6465;
+
+/// How long a migration waits for a lock, also for another `init`: below the limit of a statement.
+const LOCK_TIMEOUT_S: u32 = 20;
 
 /// The first migration that reads the captured tables; tables of the user must exist before it.
 const FIRST_WITH_TABLES: i32 = 3;
@@ -41,18 +48,24 @@ pub(super) async fn migrations(
 async fn apply(sql: &mut Sql, migration: &Migration) -> Result<&'static str> {
     let Migration { version, name, .. } = migration;
     let failed = |error| not_the_owner(error, &format!("migration {version:04} {name} failed"));
+    let guard = script::guard();
     let transaction = sql.client_mut().transaction().await?;
     transaction
-        .execute("select pg_advisory_xact_lock($1)", &[&LOCK])
+        .batch_execute(&format!("set local lock_timeout = '{LOCK_TIMEOUT_S}s'"))
         .await?;
-    transaction
-        .batch_execute(script::GUARD)
-        .await
-        .map_err(failed)?;
-    transaction
-        .batch_execute(script::VERSIONS)
-        .await
-        .map_err(failed)?;
+    let locked = transaction
+        .execute("select pg_advisory_xact_lock($1)", &[&LOCK])
+        .await;
+    if let Err(error) = locked {
+        drop(transaction);
+        return Err(locked_by(sql, error).await);
+    }
+    for statements in [guard.as_str(), script::VERSIONS, guard.as_str()] {
+        transaction
+            .batch_execute(statements)
+            .await
+            .map_err(failed)?;
+    }
     let known = transaction
         .query_opt(
             "select from outbox.migrations where version = $1",
@@ -68,6 +81,7 @@ async fn apply(sql: &mut Sql, migration: &Migration) -> Result<&'static str> {
         .batch_execute(&migration.sql)
         .await
         .map_err(failed)?;
+    transaction.batch_execute(&guard).await.map_err(failed)?;
     transaction
         .execute(
             "insert into outbox.migrations (version, name) values ($1, $2) \
@@ -80,12 +94,38 @@ async fn apply(sql: &mut Sql, migration: &Migration) -> Result<&'static str> {
     Ok(if known { "already done" } else { "applied" })
 }
 
+/// The error when the advisory lock was not free. Any role can hold it, so it names the session.
+async fn locked_by(sql: &Sql, error: tokio_postgres::Error) -> Error {
+    const STATEMENT: &str = "\
+        select 'process ' || l.pid || ', role ' || coalesce(a.usename, '?') \
+        from pg_catalog.pg_locks l left join pg_catalog.pg_stat_activity a on a.pid = l.pid \
+        where l.locktype = 'advisory' and l.granted and l.objsubid = 1 \
+          and l.database = (select d.oid from pg_catalog.pg_database d \
+                            where d.datname = current_database()) \
+          and l.classid = ($1::bigint >> 32)::oid and l.objid = ($1::bigint & 4294967295)::oid";
+    if error.code() != Some(&SqlState::LOCK_NOT_AVAILABLE) {
+        return error.into();
+    }
+    let holder = sql.query_opt(STATEMENT, &[&LOCK]).await.ok().flatten();
+    let holder = holder.map_or_else(|| "another session".to_owned(), |row| row.get(0));
+    let what = format!("the lock of `postrider init` is held by {holder}");
+    Error::new(Code::PostgresTimeout, what)
+        .caused_by(error)
+        .hint(
+            "if that is another `init`, wait for it and run this again; otherwise end that session \
+         with pg_terminate_backend",
+        )
+}
+
 /// Gives a failed statement of `init` its own hint: run it as the owner, not as the relay's role.
 fn not_the_owner(error: tokio_postgres::Error, what: &str) -> Error {
+    let said = error.as_db_error().and_then(|error| error.hint());
+    let said = said.map(str::to_owned);
     let inner = Error::from(error);
     let failed = Error::new(inner.code(), what).caused_by(inner);
-    match failed.code() {
-        Code::PrivilegeMissing => failed.hint(
+    match (failed.code(), said) {
+        (Code::PrivilegeMissing, Some(said)) => failed.hint(said),
+        (Code::PrivilegeMissing, None) => failed.hint(
             "run it as the owner of the database and of the tables, such as \
              DATABASE_URL=postgres://postgres@HOST/DATABASE, not as the relay's role",
         ),
@@ -110,55 +150,105 @@ async fn tables_exist(sql: &Sql, settings: &Settings) -> Result<()> {
     Ok(())
 }
 
-/// Adds missing columns to the captured tables, and the index on `seq`.
+/// Adds missing columns to the captured tables, and the index on `seq`, and reports what the tables
+/// have afterwards.
 pub(super) async fn columns(sql: &Sql, settings: &Settings) -> Result<Vec<Finding>> {
     let mut findings = Vec::new();
     for table in &settings.tables {
-        let name = &table.table;
-        let what = format!("cannot add columns to {name}");
-        let adding = format!("set lock_timeout = '10s'; {}", script::columns(table));
-        let added = sql.batch_execute(&adding).await;
-        let reset = sql.batch_execute("reset lock_timeout").await;
-        added.and(reset).map_err(|e| not_the_owner(e, &what))?;
-        let shape = shape::look(sql, table).await?;
-        let Some(seq) = shape.and_then(|shape| shape.seq) else {
+        add_columns(sql, table).await?;
+        let Some(shape) = shape::look(sql, table).await? else {
             continue;
         };
-        let mut text = format!("{name} has inserted_xid, and is ordered by {}", seq.column);
-        if !seq.is_indexed {
-            let is_partitioned = is_partitioned(sql, table).await?;
-            let statement = script::index(table, !is_partitioned);
-            if seq.column != "seq" || is_partitioned && !is_small(sql, table).await? {
-                findings.push(finding_with_remedy(
-                    Severity::Warning,
-                    "seq-without-index",
-                    format!(
-                        "{text}, which has no index: a recovery would read the table many times"
-                    ),
-                    format!(
-                        "create an index on {name} ({})",
-                        quoted_identifier(&seq.column)
-                    ),
-                ));
-                continue;
-            }
-            sql.batch_execute(&statement)
-                .await
-                .map_err(|e| not_the_owner(e, &what))?;
-            text += ", with an index";
+        let seq = shape.seq.as_ref();
+        if seq.is_some_and(|seq| seq.column == "seq" && !seq.is_indexed)
+            && (!shape.is_partitioned() || is_small(sql, table).await?)
+        {
+            add_index(sql, table, shape.is_partitioned()).await?;
         }
-        findings.push(finding(Severity::Ok, "columns", text));
+        if let Some(shape) = shape::look(sql, table).await? {
+            findings.extend(check::capture::columns(table, &shape));
+        }
     }
     Ok(findings)
 }
 
-async fn is_partitioned(sql: &Sql, table: &TableSettings) -> Result<bool> {
-    const STATEMENT: &str =
-        "select relkind = 'p' from pg_catalog.pg_class where oid = pg_catalog.to_regclass($1)";
-    let row = sql
-        .query_opt(STATEMENT, &[&table.table.to_string()])
-        .await?;
-    Ok(row.is_some_and(|row| row.get(0)))
+/// How long to wait for the lock on a table. New writers wait behind us meanwhile.
+const TABLE_LOCK_TIMEOUT: &str = "1s";
+/// How often to try, and the pause in which the writers go on.
+const TABLE_LOCK_TRIES: u32 = 8;
+const TABLE_LOCK_PAUSE: Duration = Duration::from_secs(1);
+
+async fn add_columns(sql: &Sql, table: &TableSettings) -> Result<()> {
+    let what = format!("cannot add columns to {}", table.table);
+    let adding = format!(
+        "set lock_timeout = '{TABLE_LOCK_TIMEOUT}'; {}",
+        script::columns(table)
+    );
+    let mut tries = 1;
+    loop {
+        let added = sql.batch_execute(&adding).await;
+        sql.batch_execute("reset lock_timeout").await?;
+        match added {
+            Ok(()) => return Ok(()),
+            Err(error) if error.code() != Some(&SqlState::LOCK_NOT_AVAILABLE) => {
+                return Err(not_the_owner(error, &what));
+            }
+            Err(error) if tries == TABLE_LOCK_TRIES => {
+                return Err(locked_table(sql, table, &what, error).await);
+            }
+            Err(_) => tokio::time::sleep(TABLE_LOCK_PAUSE).await,
+        }
+        tries += 1;
+    }
+}
+
+/// The error when a table stayed locked, with the oldest transaction that holds a lock on it.
+async fn locked_table(
+    sql: &Sql,
+    table: &TableSettings,
+    what: &str,
+    error: tokio_postgres::Error,
+) -> Error {
+    const STATEMENT: &str = "\
+        select coalesce('process ' || l.pid || ', role ' || coalesce(a.usename, '?'), \
+                        'a prepared transaction') \
+        from pg_catalog.pg_locks l left join pg_catalog.pg_stat_activity a on a.pid = l.pid \
+        where l.granted and l.pid is distinct from pg_catalog.pg_backend_pid() \
+          and l.database = (select d.oid from pg_catalog.pg_database d \
+                            where d.datname = current_database()) \
+          and (l.relation = pg_catalog.to_regclass($1) or l.relation in ( \
+              select t.relid from pg_catalog.pg_partition_tree(pg_catalog.to_regclass($1)) t)) \
+        order by a.xact_start limit 1";
+    let name = table.table.to_string();
+    let holder = sql.query_opt(STATEMENT, &[&name]).await.ok().flatten();
+    let holder = holder.map_or_else(|| "other transactions".to_owned(), |row| row.get(0));
+    let what = format!("{what}: {holder} kept it locked");
+    Error::new(Code::PostgresTimeout, what)
+        .caused_by(error)
+        .hint("wait until that transaction has ended, or end it; then run this again")
+}
+
+/// Creates the index on `seq`. That may take as long as the table is large, so no limit applies. A
+/// build that was cut off has left an invalid index, which is dropped first.
+async fn add_index(sql: &Sql, table: &TableSettings, is_partitioned: bool) -> Result<()> {
+    const INVALID: &str = "\
+        select pg_catalog.format('drop index concurrently %I.%I', n.nspname, c.relname) \
+        from pg_catalog.pg_index i \
+        join pg_catalog.pg_class c on c.oid = i.indexrelid and c.relkind = 'i' \
+        join pg_catalog.pg_namespace n on n.oid = c.relnamespace \
+        where i.indrelid = pg_catalog.to_regclass($1) and not i.indisvalid \
+          and pg_catalog.pg_get_indexdef(i.indexrelid, 1, false) = 'seq' \
+          and pg_catalog.pg_get_expr(i.indpred, i.indrelid) = '(seq IS NOT NULL)'";
+    let failed = |error| not_the_owner(error, &format!("cannot index {}", table.table));
+    let name = table.table.to_string();
+    sql.batch_execute("set statement_timeout = 0").await?;
+    for row in sql.query(INVALID, &[&name]).await? {
+        sql.batch_execute(row.get(0)).await.map_err(failed)?;
+    }
+    let statement = script::index(table, !is_partitioned);
+    sql.batch_execute(&statement).await.map_err(failed)?;
+    sql.batch_execute("reset statement_timeout").await?;
+    Ok(())
 }
 
 /// Whether the table is small enough to index it before a writer notices: less than 64 MiB.

@@ -50,49 +50,73 @@ const DEFAULT_TABLE: &str = "outbox.events";
 /// file begins with this statement, and so does each rendered part.
 const PIN: &str = "set local search_path = pg_catalog, pg_temp;\n";
 
-/// Refuses to run when an untrusted role owns the schema or an object in it. Such a role could attack
-/// the role that runs this: statements on a table run its triggers, and the owner of the schema can
-/// replace objects in it.
+/// Refuses to run when an untrusted role owns the schema or anything in it, or may create objects
+/// there. Such a role could attack the role that runs this: statements on a table run its triggers,
+/// and `if not exists` and `or replace` accept an object that is already there.
 ///
-/// Trusted owners are superusers, the owner of the database, the current role, and roles that the
-/// current role is a member of. A superuser is a member of every role, so membership does not count
-/// if the current role is a superuser.
-pub(super) const GUARD: &str = "\
-do $$
+/// It runs before each migration, and again after its objects exist and before they are used: a
+/// transaction that began while its role still had the right may have created one of them meanwhile.
+///
+/// Trusted are superusers, the owner of the database, the current role, and roles that the current
+/// role is a member of. A superuser is a member of every role, so membership does not count if the
+/// current role is a superuser.
+const GUARD_BODY: &str = "\
 declare
     found record;
 begin
     for found in
-        select o.what, r.rolname
+        with owned as (
+            select n.oid as schema,
+                   'Run this as role %s, or drop it, or give it to the owner of the database.' as hint
+            from pg_catalog.pg_namespace n where n.nspname = 'outbox'
+        )
+        select o.what || coalesce(r.rolname, 'PUBLIC') as what,
+               pg_catalog.format(o.hint, coalesce(pg_catalog.quote_ident(r.rolname), 'public')) as hint
         from (
-            select 'schema outbox' as what, n.nspowner as owner
+            select 1 as place, n.nspowner as role, 'schema outbox belongs to role ' as what,
+                   'Run this as role %s, or give the schema to the owner of the database.' as hint
             from pg_catalog.pg_namespace n where n.nspname = 'outbox'
             union all
-            select 'outbox.' || c.relname, c.relowner
-            from pg_catalog.pg_class c
-            where c.relnamespace = (select n.oid from pg_catalog.pg_namespace n where n.nspname = 'outbox')
-              and c.relname in ('events', 'dispatch', 'relay', 'migrations')
+            select 2, c.relowner, 'outbox.' || c.relname || ' belongs to role ', owned.hint
+            from owned
+            join pg_catalog.pg_class c on c.relnamespace = owned.schema and c.relkind not in ('i', 'I')
             union all
-            select 'function outbox.' || p.proname, p.proowner
-            from pg_catalog.pg_proc p
-            where p.pronamespace = (select n.oid from pg_catalog.pg_namespace n where n.nspname = 'outbox')
-              and p.proname in ('emit', 'refuse_change', 'event_uuid')
+            select 2, p.proowner, 'function outbox.' || p.proname || ' belongs to role ', owned.hint
+            from owned
+            join pg_catalog.pg_proc p on p.pronamespace = owned.schema
+            union all
+            select 2, t.typowner, 'type outbox.' || t.typname || ' belongs to role ', owned.hint
+            from owned
+            join pg_catalog.pg_type t on t.typnamespace = owned.schema
+            where t.typrelid = 0 and t.typelem = 0
+            union all
+            select 3, a.grantee, 'the right to create objects in schema outbox has role ',
+                   'Revoke it: revoke create on schema outbox from %s.'
+            from pg_catalog.pg_namespace n, pg_catalog.aclexplode(n.nspacl) a
+            where n.nspname = 'outbox' and a.privilege_type = 'CREATE'
         ) o
-        join pg_catalog.pg_roles r on r.oid = o.owner
-        where not r.rolsuper
+        left join pg_catalog.pg_roles r on r.oid = o.role
+        where r.oid is null
+           or not r.rolsuper
           and r.rolname <> current_user
           and r.oid <> (select d.datdba from pg_catalog.pg_database d where d.datname = current_database())
           and ((select me.rolsuper from pg_catalog.pg_roles me where me.rolname = current_user)
                or not pg_catalog.pg_has_role(r.oid, 'usage'))
+        order by o.place
     loop
-        raise exception '% belongs to role %, which is not trusted', found.what, found.rolname
-            using errcode = 'insufficient_privilege',
-                  hint = pg_catalog.format('Run this as role %s, or give the schema and its tables to the owner of the database.',
-                                           found.rolname);
+        raise exception '%, which is not trusted', found.what
+            using errcode = 'insufficient_privilege', hint = found.hint;
     end loop;
 end
-$$;
 ";
+
+/// [`GUARD_BODY`] as a statement.
+pub(super) fn guard() -> String {
+    format!("do $$\n{GUARD_BODY}$$;\n")
+}
+
+/// The calls of the guard in the printed script, which defines it once as a function of the session.
+const CALL_GUARD: &str = "do $$ begin perform pg_temp.postrider_guard(); end $$;\n";
 
 /// Creates the table of applied migrations. Runs before each migration.
 pub(super) const VERSIONS: &str = "\
@@ -130,43 +154,67 @@ pub(super) fn migrations(settings: &Settings, payload: Payload) -> Vec<Migration
 }
 
 /// Adds the columns that identify and order the rows of a captured table, if they are missing. Neither
-/// rewrites the table. A table without a numbered id gets a column `seq`. Every writer may use its
+/// rewrites the table. If the table is captured already, its record learns how its old rows look: a
+/// rewrite of the table erases it from the catalog. A table without a numbered id gets a column `seq`. Every writer may use its
 /// sequence, because column defaults run with the writer's rights.
 pub(super) fn columns(table: &TableSettings) -> String {
     let name = &table.table;
     let oid = format!("{}::regclass", quoted_literal(&name.to_string()));
-    let numbered = table.columns.id.as_deref().unwrap_or("id");
-    let sequence = QualifiedName::new(&name.schema, format!("{}_seq_seq", short(&name.name)));
+    let seq = match &table.columns.seq {
+        None => seq_column(name, &oid, table.columns.id.as_deref().unwrap_or("id")),
+        // The settings name another column, or none.
+        Some(_) => String::new(),
+    };
     do_block(&format!(
         "    if not exists (select from pg_catalog.pg_attribute where attrelid = {oid}\n               \
                  and attname = 'inserted_xid' and not attisdropped) then\n        \
                  alter table {name} add column inserted_xid xid8 not null\n            \
-                     default pg_catalog.pg_current_xact_id();\n    \
-             end if;\n    \
-             if not exists (\n        \
-                 select from pg_catalog.pg_attribute a\n        \
-                 left join pg_catalog.pg_attrdef d on d.adrelid = a.attrelid and d.adnum = a.attnum\n        \
-                 where a.attrelid = {oid} and not a.attisdropped and a.atttypid in (20, 21, 23)\n          \
-                   and (a.attname = 'seq' or a.attname = {id} and (a.attidentity <> ''\n               \
-                        or pg_catalog.pg_get_expr(d.adbin, d.adrelid) like 'nextval(%'))) then\n        \
-                 alter table {name} add column seq bigint;\n        \
-                 create sequence if not exists {sequence};\n        \
-                 alter table {name} alter column seq set default pg_catalog.nextval({literal});\n        \
-                 grant usage on sequence {sequence} to public;\n    \
-             end if;\n",
-        id = quoted_literal(numbered),
-        literal = quoted_literal(&sequence.to_string()),
+                     default pg_catalog.pg_current_xact_id();\n        \
+                 -- Old rows show this transaction as theirs.\n        \
+                 update outbox.capture set has_inserted_xid = true,\n            \
+                     added_xids = added_xids || pg_catalog.pg_current_xact_id()\n        \
+                 where table_oid = {oid}\n           \
+                    or schema_name = {schema_literal} and table_name = {name_literal};\n    \
+             end if;\n{seq}",
+        schema_literal = quoted_literal(&name.schema),
+        name_literal = quoted_literal(&name.name),
     ))
 }
 
+/// Adds a column `seq`, unless a numbered id or another column called so exists.
+fn seq_column(name: &QualifiedName, oid: &str, id: &str) -> String {
+    let sequence = QualifiedName::new(&name.schema, format!("{}_seq_seq", short(&name.name)));
+    format!(
+        "    if not exists (\n        \
+                 select from pg_catalog.pg_attribute a\n        \
+                 left join pg_catalog.pg_attrdef d on d.adrelid = a.attrelid and d.adnum = a.attnum\n        \
+                 where a.attrelid = {oid} and not a.attisdropped\n          \
+                   and (a.attname = 'seq' or a.attname = {id} and a.atttypid in (20, 21, 23)\n               \
+                        and (a.attidentity <> ''\n               \
+                             or pg_catalog.pg_get_expr(d.adbin, d.adrelid) like 'nextval(%'))) then\n        \
+                 alter table {name} add column seq bigint;\n        \
+                 create sequence if not exists {sequence};\n        \
+                 if not exists (\n            \
+                     select from pg_catalog.pg_class s, pg_catalog.pg_class t, pg_catalog.pg_roles r\n            \
+                     where s.oid = pg_catalog.to_regclass({literal}) and s.relkind = 'S' and t.oid = {oid}\n              \
+                       and r.oid = s.relowner and (r.oid = t.relowner or r.rolname = current_user or r.rolsuper)) then\n            \
+                     raise exception '% already exists and belongs to another role than the table', {literal}\n                \
+                         using errcode = 'insufficient_privilege', hint = 'Drop or rename it.';\n        \
+                 end if;\n        \
+                 alter table {name} alter column seq set default pg_catalog.nextval({literal});\n        \
+                 grant usage on sequence {sequence} to public;\n    \
+             end if;\n",
+        id = quoted_literal(id),
+        literal = quoted_literal(&sequence.to_string()),
+    )
+}
+
 /// The index that a recovery reads by. Run it outside a transaction, so that writers are not blocked.
+/// PostgreSQL chooses a free name: a name of ours might belong to the index of another table.
 pub(super) fn index(table: &TableSettings, concurrently: bool) -> String {
     let name = &table.table;
-    let index = quoted_identifier(&format!("{}_seq", short(&name.name)));
     let concurrently = if concurrently { " concurrently" } else { "" };
-    format!(
-        "create index{concurrently} if not exists {index} on {name} (seq) where seq is not null"
-    )
+    format!("create index{concurrently} on {name} (seq) where seq is not null")
 }
 
 /// The first 48 bytes of a name: leaves room for a suffix, since PostgreSQL cuts names at 63 bytes.
@@ -260,9 +308,12 @@ fn grants(settings: &Settings) -> String {
         .iter()
         .map(|table| {
             format!(
-                "        grant usage on schema {} to postrider_relay;\n        \
+                "        if not has_schema_privilege('postrider_relay', {literal}, 'usage') then\n            \
+                     grant usage on schema {schema} to postrider_relay;\n        \
+                 end if;\n        \
                  grant select on {table} to postrider_relay;\n",
-                quoted_identifier(&table.schema)
+                literal = quoted_literal(&table.schema),
+                schema = quoted_identifier(&table.schema)
             )
         })
         .collect();
@@ -291,7 +342,12 @@ pub(super) fn script(
          -- nothing.\n\
          --\n\
          -- Names without a schema are PostgreSQL's own, also in the statements outside a transaction.\n\
-         set search_path = pg_catalog, pg_temp;\n",
+         set search_path = pg_catalog, pg_temp;\n\n\
+         -- Stops the script if a role that is not trusted could put its own objects under ours.\n",
+    );
+    text += &format!(
+        "create or replace function pg_temp.postrider_guard() returns void\n\
+         language plpgsql set search_path = pg_catalog, pg_temp as $$\n{GUARD_BODY}$$;\n"
     );
     for Migration {
         version, name, sql, ..
@@ -301,11 +357,13 @@ pub(super) fn script(
             "\n-- {version:04} {name} {}\n\nbegin;\n\n",
             "-".repeat(80 - name.len())
         );
+        text += &format!("{PIN}{CALL_GUARD}");
         if version == 1 {
-            text += &format!("{PIN}{GUARD}\n{VERSIONS}\n");
+            text += &format!("\n{VERSIONS}");
         }
         text += &format!(
-            "{sql}\n\
+            "\n{sql}\n\
+             {CALL_GUARD}\
              insert into outbox.migrations (version, name) values ({version}, '{name}')\n    \
              on conflict (version) do nothing;\n\n\
              commit;\n"
@@ -318,7 +376,8 @@ pub(super) fn script(
         );
         for table in &settings.tables {
             text += &format!(
-                "begin;\n{PIN}set local lock_timeout = '10s';\n{}commit;\n\
+                "-- On a lock timeout run it again: writers wait while it waits.\n\
+                 begin;\n{PIN}set local lock_timeout = '1s';\n{}commit;\n\
                  -- If the block above has added seq:\n-- {};\n",
                 columns(table),
                 index(table, true)
@@ -379,8 +438,9 @@ fn capture_statement(table: &TableSettings, settings: &Settings) -> String {
          (identity, schema_name, table_name, table_oid, slot, since, floor, has_inserted_xid, instance)\n\
          select {identity}, {schema}, {table}, c.oid, '{slot}', {since}, {floor},\n    \
          exists (select from pg_catalog.pg_attribute a where a.attrelid = c.oid\n        \
-         and a.attname = 'inserted_xid' and not a.attisdropped), 'psql'\n\
-         from pg_catalog.pg_class c where c.oid = {literal}::regclass\n\
+         and a.attname = 'inserted_xid' and a.atttypid = 5069 and a.attnotnull), 'psql'\n\
+         from pg_catalog.pg_class c where c.oid = {literal}::regclass\n    \
+         and not exists (select from outbox.capture k where k.table_oid = c.oid)\n\
          on conflict do nothing;\n",
         identity = quoted_literal(&format!("{}.{}", name.schema, name.name)),
         literal = quoted_literal(&name.to_string()),

@@ -99,7 +99,11 @@ impl Situation {
         let publication =
             publication::inspect(sql, &settings.publication, &settings.captured()).await?;
         let found = claim::look(sql, &settings.tables).await?;
-        let records = captures::read(&**sql).await?;
+        let is_foreign = is_foreign(earlier.as_ref(), &cluster);
+        let records = match is_foreign {
+            true => captures::read_as_adopted(&**sql).await?,
+            false => captures::read(&**sql).await?,
+        };
         let known = claim::matched(&found, &records);
         let identities = known.iter().flatten().map(|record| record.identity.clone());
         let mut owners = known.iter().flatten().map(|record| record.slot.as_str());
@@ -120,7 +124,7 @@ impl Situation {
             slot: situation.slot.as_ref(),
             cluster: &situation.cluster,
             server_lsn,
-            start: settings.start,
+            start: claim::start(settings.start, situation.earlier.is_none(), &known),
             dispatch: settings.dispatch,
             publication: publication.fingerprint(),
             has_new_table: known.iter().any(Option::is_none),
@@ -136,9 +140,7 @@ impl Situation {
     }
 
     fn is_foreign(&self) -> bool {
-        self.earlier
-            .as_ref()
-            .is_some_and(|row| !row.origin.matches(self.cluster.origin()))
+        is_foreign(self.earlier.as_ref(), &self.cluster)
     }
 
     fn why(&self, slot: &SlotName, seen: Seen<'_>) -> Option<Why> {
@@ -175,6 +177,11 @@ impl Situation {
             }),
         }
     }
+}
+
+/// Whether the relay's records come from another database.
+fn is_foreign(earlier: Option<&Recorded>, cluster: &Cluster) -> bool {
+    earlier.is_some_and(|row| !row.origin.matches(cluster.origin()))
 }
 
 /// The finding of `postrider check` about a slot that is lost or was recreated. `None` also if a look at
@@ -249,7 +256,7 @@ async fn request(
     }
     let moved = match situation.is_foreign() {
         true => {
-            captures::forget_floors(&transaction, name).await?;
+            captures::adopt(&transaction).await?;
             record::move_records(&transaction).await?
         }
         false => 0,

@@ -145,6 +145,10 @@ async fn each_row_is_sent_once_by_the_poller_or_by_the_relay_that_replaces_it() 
     stop_poller.store(true, Ordering::Relaxed);
     let sent = polling.await.unwrap();
     shop.database.execute(&what_was_sent()).await;
+    // Step 5 may lead back to it.
+    let unmarked = "DELETE FROM outbox.dispatch WHERE ordinal % 3 = 0";
+    shop.database.execute(unmarked).await;
+    shop.database.execute(&what_was_sent()).await;
 
     let host = shop.emulator.addr().to_string();
     let more = [("POSTRIDER_CONFIG", path.as_str())];
@@ -215,6 +219,43 @@ async fn start_all_publishes_old_rows_even_if_init_ran_without_it() {
     ];
     let relay = Relay::start_with(&shop.database, &host, &more);
     shop.wait_until_published(&relay).await;
+    relay.stop().await;
+}
+
+/// What `init` has recorded stays, even if the relay's own settings lack `start = all`.
+#[tokio::test(flavor = "multi_thread")]
+async fn old_rows_are_published_if_only_init_ran_with_start_all() {
+    let builder = ScratchPostgres::builder().setting("wal_level", "logical");
+    let server = builder.start().unwrap();
+    let url = server.socket_url("postgres");
+    let client = harness::connect(&url).await;
+    client.batch_execute(TABLE).await.unwrap();
+    for n in 0..10 {
+        client.batch_execute(&row(&format!("k-{n}"))).await.unwrap();
+    }
+    let settings = NamedTempFile::new().unwrap();
+    std::fs::write(settings.path(), SETTINGS).unwrap();
+    let path = settings.path().display().to_string();
+    let database = Database::on_with(server, &[("POSTRIDER_CONFIG", &path)]).await;
+    let emulator = harness::emulator().await;
+    let shop = Shop {
+        database,
+        emulator,
+        _settings: settings,
+    };
+    let host = shop.emulator.addr().to_string();
+    let more = [
+        ("POSTRIDER_CONFIG", path.as_str()),
+        ("POSTRIDER_START", "new"),
+    ];
+    let relay = Relay::start_with(&shop.database, &host, &more);
+    relay.wait_for_log("`start = new` has no effect").await;
+    relay.wait_for_log("recovered: ").await;
+    shop.wait_until_published(&relay).await;
+    relay.stop().await;
+    let relay = Relay::start_with(&shop.database, &host, &more);
+    relay.wait_for_log("streaming").await;
+    assert!(!relay.log().contains("has no effect"), "{}", relay.log());
     relay.stop().await;
 }
 

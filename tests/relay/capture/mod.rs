@@ -3,6 +3,7 @@
 
 mod adoption;
 mod chosen_values;
+mod columns;
 mod exceptions;
 mod first_start;
 mod gaps;

@@ -151,3 +151,51 @@ async fn a_recovery_across_the_wraparound_publishes_each_row_once() {
     let relay = world.relay();
     world.assert_published_once(relay).await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_remedy_for_lower_transaction_ids_leaves_a_server_that_starts() {
+    let mut world = World::new(Kind::Events, 5).await;
+    let slot = world.database.slot().to_owned();
+    world
+        .execute(&format!(
+            "INSERT INTO outbox.relay (slot, system_identifier, timeline, confirmed_lsn, instance) \
+             VALUES ('{slot}', '42', 1, '0/1', 'test'); \
+             UPDATE outbox.capture SET since = '30000000000:30000000000:'"
+        ))
+        .await;
+    let refused = world.run(&["recover", "--adopt", "--yes"], &[]);
+    let said = String::from_utf8(refused.stderr)
+        .unwrap()
+        .replace('\n', " ");
+    let said = said.split_whitespace().collect::<Vec<_>>().join(" ");
+    let after = |word: &str| {
+        let (_, rest) = said.split_once(word).unwrap_or_else(|| panic!("{said}"));
+        rest.split([' ', '`']).next().unwrap().to_owned()
+    };
+    let (file, epoch, xid) = (after("DATADIR/"), after(" -e "), after(" -x "));
+    let server = world.database.server();
+    let (programs, data) = (programs(server), server.data_dir().to_owned());
+    server
+        .stop(StopMode::Fast, Duration::from_secs(30))
+        .unwrap();
+    let owner = fs::metadata(&data).unwrap();
+    let outcomes = data.join(file);
+    assert!(!outcomes.exists(), "{outcomes:?}");
+    fs::write(&outcomes, vec![0; FILE_BYTES]).unwrap();
+    chown(&outcomes, Some(owner.uid()), Some(owner.gid())).unwrap();
+    let done = Command::new(programs.join("pg_resetwal"))
+        .args(["-e", &epoch, "-x", &xid])
+        .arg(&data)
+        .uid(owner.uid())
+        .gid(owner.gid())
+        .output()
+        .unwrap();
+    assert!(done.status.success(), "{done:?}");
+    world.database.server().start_again().unwrap();
+    world.database.reconnect().await;
+    let adopted = world.run(&["recover", "--adopt", "--yes"], &[]);
+    assert!(adopted.status.success(), "{adopted:?}");
+    world.insert("after", 5).await;
+    let relay = world.relay();
+    world.assert_published(relay).await;
+}
