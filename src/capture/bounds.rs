@@ -14,6 +14,7 @@ use super::snapshot::Snapshot;
 pub(crate) struct Bounds {
     since: Option<Snapshot>,
     floor: AtomicU64,
+    recorded_from: u64,
 }
 
 impl Bounds {
@@ -21,6 +22,7 @@ impl Bounds {
         Self {
             since: captured.record.since.clone(),
             floor: AtomicU64::new(captured.record.floor),
+            recorded_from: captured.record.recorded_from,
         }
     }
 
@@ -33,6 +35,11 @@ impl Bounds {
     pub(crate) fn is_from_before(&self, inserted_xid: u64) -> bool {
         let since = self.since.as_ref();
         since.is_some_and(|since| since.shows(inserted_xid))
+    }
+
+    /// Whether rows of this transaction may have been published without a record.
+    pub(crate) fn may_lack_a_record(&self, inserted_xid: u64) -> bool {
+        inserted_xid < self.recorded_from
     }
 
     /// Whether all rows of this transaction that were in the table are resolved.

@@ -221,9 +221,12 @@ pub(crate) async fn refuse_rewritten(
     before: &Shape,
 ) -> Result<()> {
     match look(sql, settings).await? {
-        Some(now) if !was_rewritten(&before.files, &now.files) => Ok(()),
+        Some(now) if now.oid == before.oid && !was_rewritten(&before.files, &now.files) => Ok(()),
         Some(_) | None => {
-            let what = format!("{} was rewritten while the relay read it", settings.table);
+            let what = format!(
+                "{} was rewritten or replaced while the relay read it",
+                settings.table
+            );
             Err(Error::new(Code::SlotBusy, what).hint("no action needed: the relay reads it again"))
         }
     }
@@ -272,14 +275,20 @@ impl Shape {
         if !self.has_inserted_xid {
             return BY_XMIN.to_owned();
         }
+        let own = self.has_own_xid_sql();
         let added = match added_xids {
             [] => String::new(),
-            added => format!("or e.inserted_xid = any ({}) ", xids_sql(added)),
+            added => format!("and e.inserted_xid <> all ({}) ", xids_sql(added)),
         };
+        format!("case when {own} {added}then e.inserted_xid else {BY_XMIN} end")
+    }
+
+    /// The condition that the column `inserted_xid` of a row of `e` holds a transaction that can be. Its
+    /// writer may have chosen another value.
+    pub(crate) fn has_own_xid_sql(&self) -> String {
         format!(
-            "case when e.inserted_xid < '{FIRST_NORMAL_XID}'::xid8 \
-             or e.inserted_xid >= pg_catalog.pg_snapshot_xmax(pg_catalog.pg_current_snapshot()) {added}\
-             then {BY_XMIN} else e.inserted_xid end"
+            "(e.inserted_xid >= '{FIRST_NORMAL_XID}'::xid8 \
+             and e.inserted_xid < pg_catalog.pg_snapshot_xmax(pg_catalog.pg_current_snapshot()))"
         )
     }
 

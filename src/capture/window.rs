@@ -92,10 +92,12 @@ impl<'a> Window<'a> {
         let xid = shape.inserted_xid_sql(&record.added_xids);
         let (from, others) = (self.from_xid, any.condition());
         Some(format!(
-            "{new} and ({xid} < '{from}'::xid8 or pg_catalog.age(e.xmin) >= ( \
-                 select min(pg_catalog.age(i.xmin)) from pg_catalog.pg_inherits i \
-                 where i.inhrelid in ( \
-                     select relid from pg_catalog.pg_partition_ancestors(e.tableoid)))) \
+            "{new} and ({xid} < '{from}'::xid8 or exists ( \
+                 select from pg_catalog.pg_inherits i \
+                 where i.inhrelid in (select relid from pg_catalog.pg_partition_ancestors(e.tableoid)) \
+                   and pg_catalog.age(i.xmin) > 0 \
+                   and (pg_catalog.age(e.xmin) > pg_catalog.age(i.xmin) \
+                        or e.xmin = i.xmin and e.cmin::text::bigint < i.cmin::text::bigint))) \
              and {others}"
         ))
     }
@@ -127,7 +129,14 @@ impl<'a> Window<'a> {
             conditions.push(format!("{xid} < '{below}'::xid8"));
         }
         match &record.since {
-            Some(since) if is_exact => conditions.push(format!("not {}", visible(since))),
+            Some(since) if is_exact => {
+                let own = shape.has_own_xid_sql();
+                conditions.push(format!(
+                    "case when {own} then not {} else {xid} >= '{}'::xid8 end",
+                    visible(since),
+                    since.xmin()
+                ));
+            }
             // The snapshot does not list a subtransaction of a transaction that was running then.
             Some(since) => conditions.push(format!("{xid} >= '{}'::xid8", since.xmin())),
             None => {}
@@ -192,11 +201,13 @@ mod tests {
         let captured = captured(true, Some("100:110:103"));
         let condition = Window::unresolved(&captured, false).condition();
         let xid = captured.shape.inserted_xid_sql(&[]);
+        let own = captured.shape.has_own_xid_sql();
         assert_eq!(
             condition,
             format!(
-                "{xid} >= '90'::xid8 and not \
-                 pg_catalog.pg_visible_in_snapshot({xid}, '100:110:103'::pg_snapshot)"
+                "{xid} >= '90'::xid8 and case when {own} then not \
+                 pg_catalog.pg_visible_in_snapshot({xid}, '100:110:103'::pg_snapshot) \
+                 else {xid} >= '100'::xid8 end"
             )
         );
     }

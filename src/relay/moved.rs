@@ -132,6 +132,7 @@ impl MovedRows {
         // not captured until now, and then it was never published.
         let is_handled = self.bounds.get(moved.table).is_some_and(|bounds| {
             bounds.is_from_before(moved.inserted_xid)
+                || bounds.may_lack_a_record(moved.inserted_xid)
                 || self.repeats && bounds.is_resolved(moved.inserted_xid)
         });
         if is_handled {

@@ -68,7 +68,9 @@ impl Pipeline {
             if self.source.lease_is_over() {
                 return Err(self.source.why_lease_is_over().await);
             }
-            if self.seam.is_none() && self.earlier.is_over() {
+            // Once the seam is open, every row from the tables is queued behind others of its key.
+            let is_open = self.seam.as_ref().is_none_or(Seam::is_open);
+            if is_open && self.earlier.is_over() {
                 self.delivery.allow_releases();
             }
             let serve = |fills_requests| self.backlog.serve(fills_requests);
@@ -80,7 +82,6 @@ impl Pipeline {
             }
             self.measure();
             let takes_events = self.delivery.takes_events();
-            let is_open = self.seam.as_ref().is_none_or(Seam::is_open);
             let takes_chunks = takes_events && is_open;
             self.backlog.reads(takes_events, now);
             let (ended, chunks) = self.source.split();

@@ -317,7 +317,7 @@ impl Recovery {
         if !self.is_first {
             tracing::warn!(
                 %slot, rows, seconds = self.progress.began.elapsed().as_secs(),
-                "recovered: everything in the tables has a record; continuing with the stream"
+                "recovered: every row from the tables has its record"
             );
         }
         tracing::info!(%slot, "streaming");

@@ -26,6 +26,8 @@ pub(super) async fn ensure(
     let name = &settings.slot;
     if let Some(slot) = slots::find(sql, name).await? {
         slot.require_ours()?;
+        // An earlier run may have ended between the slot and the records.
+        capture::from_now_on(sql, settings, "postrider init").await?;
         return Ok(existing(&slot, cluster, new_publication));
     }
     if let Some(confirmed) = served_before(sql, name).await? {

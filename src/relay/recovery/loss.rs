@@ -237,8 +237,8 @@ impl fmt::Display for Loss {
             Loss::Unfinished(why) => write!(f, "an earlier recovery ({why}) has not finished"),
             Loss::FirstStart(Start::All) => f.write_str("first start, and `start` is `all`"),
             Loss::FirstStart(Start::New) => f.write_str(
-                "first start: rows that were committed before now are not published (`start = all` \
-                 publishes them)",
+                "first start: there is no slot yet; rows that are older than capturing are not published \
+                 (`start = all` publishes them)",
             ),
             Loss::TableAdded => f.write_str("a new table is captured, and `start` is `all`"),
             Loss::SlotMissing => f.write_str("the slot was in use before and no longer exists"),
