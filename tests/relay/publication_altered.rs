@@ -243,49 +243,6 @@ async fn a_recovery_skips_no_row_of_a_table_rewritten_before_its_turn() {
     relay.stop().await;
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_foreign_partition_does_not_count_as_rewritten() {
-    let database = Database::private().await;
-    let available = "SELECT count(*) FROM pg_available_extensions WHERE name = 'postgres_fdw'";
-    if database.number(available).await == 0 {
-        eprintln!("SKIPPED: no postgres_fdw");
-        return;
-    }
-    let port = database
-        .number("SELECT current_setting('port')::bigint")
-        .await;
-    database
-        .execute(&format!(
-            "CREATE EXTENSION postgres_fdw; \
-             CREATE SERVER here FOREIGN DATA WRAPPER postgres_fdw \
-                 OPTIONS (host '127.0.0.1', port '{port}', dbname 'postgres'); \
-             CREATE USER MAPPING FOR postgres SERVER here OPTIONS (user 'postgres'); \
-             CREATE TABLE public.away (LIKE outbox.events INCLUDING DEFAULTS); \
-             CREATE TABLE public.parted (LIKE outbox.events INCLUDING DEFAULTS) \
-                 PARTITION BY RANGE (version); \
-             CREATE TABLE public.near PARTITION OF public.parted FOR VALUES FROM (0) TO (100); \
-             CREATE FOREIGN TABLE public.far PARTITION OF public.parted \
-                 FOR VALUES FROM (100) TO (200) SERVER here OPTIONS (table_name 'away'); \
-             GRANT SELECT ON public.parted TO postrider_relay; \
-             ALTER PUBLICATION postrider SET TABLE public.parted"
-        ))
-        .await;
-    let emulator = harness::emulator().await;
-    let host = emulator.addr().to_string();
-    let start = || Relay::start_with(&database, &host, &[("POSTRIDER_TABLE", "public.parted")]);
-    let relay = start();
-    relay.wait_for_log("streaming").await;
-    database.execute(&fill("public.parted", 1..=1, 1)).await;
-    recorded(&database, 1).await;
-    relay.stop().await;
-    database.drop_slot().await;
-    database.execute(&fill("public.parted", 2..=10, 1)).await;
-    let relay = start();
-    relay.wait_for_log("recovered").await;
-    recorded(&database, 10).await;
-    relay.stop().await;
-}
-
 /// Event ids of numbered rows depend on `inserted_xid`. Rows that come without it would get other ids
 /// than the same rows in the table.
 #[tokio::test(flavor = "multi_thread")]
