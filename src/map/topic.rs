@@ -50,6 +50,8 @@ pub enum TopicNameFault {
     Project,
 }
 
+type Names = HashMap<Box<[u8]>, Arc<str>, foldhash::fast::RandomState>;
+
 /// Finds the topics of one table's events.
 #[derive(Debug, Clone)]
 pub(super) struct Topics {
@@ -59,8 +61,10 @@ pub(super) struct Topics {
     /// Full names by aggregate type.
     rules: HashMap<Box<str>, Arc<str>>,
     pattern: Pattern,
-    /// Full names, by the topic's name in the row.
-    interned: HashMap<Box<[u8]>, Arc<str>, foldhash::fast::RandomState>,
+    /// Full names, by the name in the topic column.
+    named: Names,
+    /// Full names, by the id that the template gives.
+    rendered_ids: Names,
     /// The topic's name in the row. It is checked for UTF-8 only if it is not yet interned.
     rendered: Vec<u8>,
 }
@@ -136,14 +140,14 @@ impl Topics {
             let pieces = parts.iter().map(piece).collect::<Result<_, _>>()?;
             Pattern::Rendered { prefix, pieces }
         };
-        let (interned, rendered) = (HashMap::default(), Vec::new());
         Ok(Self {
             prefix,
             column,
             rules,
             pattern,
-            interned,
-            rendered,
+            named: Names::default(),
+            rendered_ids: Names::default(),
+            rendered: Vec::new(),
         })
     }
 
@@ -154,10 +158,13 @@ impl Topics {
         aggregate_type: Option<&str>,
     ) -> Result<Arc<str>, EventFault> {
         self.rendered.clear();
+        if self.rendered.capacity() > KEPT_BYTES {
+            self.rendered = Vec::new();
+        }
         if let Some(column) = &self.column
             && column.append(row, &mut self.rendered)?.unwrap_or(0) > 0
         {
-            return self.intern(row, 0);
+            return self.intern(row, None);
         }
         if !self.rules.is_empty()
             && let Some(topic) = aggregate_type.and_then(|name| self.rules.get(name))
@@ -169,8 +176,6 @@ impl Topics {
             Pattern::Nothing(column) => return Err(column.null("the topic")),
             Pattern::Rendered { prefix, pieces } => (prefix, pieces),
         };
-        let prefix_len = prefix.len();
-        self.rendered.extend_from_slice(prefix.as_bytes());
         for piece in pieces {
             match piece {
                 Piece::Text(text) => self.rendered.extend_from_slice(text.as_bytes()),
@@ -180,34 +185,44 @@ impl Topics {
                 },
             }
         }
-        self.intern(row, prefix_len)
+        if let Some(topic) = self.rendered_ids.get(self.rendered.as_slice()) {
+            return Ok(Arc::clone(topic));
+        }
+        let prefix = prefix.clone();
+        self.intern(row, Some(&prefix))
     }
 
-    /// The full name of the topic in `rendered`. If `rendered` begins with a prefix from the
-    /// settings, the rest must be a topic's id.
-    fn intern(&mut self, row: &[Value<'_>], prefix_len: usize) -> Result<Arc<str>, EventFault> {
-        self.rendered.shrink_to(KEPT_BYTES);
-        if let Some(topic) = self.interned.get(self.rendered.as_slice()) {
+    /// The full name of the topic in `rendered`: a topic's id to be completed by a prefix, or, without
+    /// one, a name from the topic column.
+    fn intern(&mut self, row: &[Value<'_>], prefix: Option<&str>) -> Result<Arc<str>, EventFault> {
+        let names = match prefix {
+            Some(_) => &self.rendered_ids,
+            None => &self.named,
+        };
+        if let Some(topic) = names.get(self.rendered.as_slice()) {
             return Ok(Arc::clone(topic));
         }
         let rendered = str::from_utf8(&self.rendered).map_err(|_| not_utf8(self.columns(), row))?;
-        let topic = match rendered.split_at(prefix_len) {
-            ("", name) => full_name(&self.prefix, name),
-            (_, id) => check_id(id).map(|()| rendered.into()),
+        let topic = match prefix {
+            Some(prefix) => check_id(rendered).map(|()| [prefix, rendered].concat().into()),
+            None => full_name(&self.prefix, rendered),
         };
         let topic = topic.map_err(|fault| {
             // A very long name is cut, because the error ends up in logs.
-            let topic = rendered[prefix_len..]
+            let topic = rendered
                 .chars()
                 .take(*limits::TOPIC_ID_CHARS.end())
                 .collect();
             EventFault::Topic { topic, fault }
         })?;
-        if self.interned.len() == INTERNED_MAX {
-            self.interned.clear();
+        let names = match prefix {
+            Some(_) => &mut self.rendered_ids,
+            None => &mut self.named,
+        };
+        if names.len() == INTERNED_MAX {
+            names.clear();
         }
-        self.interned
-            .insert(self.rendered.as_slice().into(), Arc::clone(&topic));
+        names.insert(self.rendered.as_slice().into(), Arc::clone(&topic));
         Ok(topic)
     }
 
@@ -368,13 +383,14 @@ mod tests {
                 prefix: PREFIX.into(),
                 pieces: Vec::new(),
             },
-            interned: HashMap::default(),
+            named: Names::default(),
+            rendered_ids: Names::default(),
             rendered: Vec::new(),
         };
         for i in 0..=INTERNED_MAX {
             topics.rendered = format!("topic-{i}").into();
-            topics.intern(&[], 0).unwrap();
+            topics.intern(&[], None).unwrap();
         }
-        assert_eq!(topics.interned.len(), 1);
+        assert_eq!(topics.named.len(), 1);
     }
 }
