@@ -248,7 +248,7 @@ fn without_postgresql_the_demo_says_how_to_install_it() {
     assert_eq!(output.status.code(), Some(1));
     let error = String::from_utf8_lossy(&output.stderr);
     assert!(
-        error.starts_with("error[demo-failed]: there is no PostgreSQL"),
+        error.starts_with("error[demo-failed]: no PostgreSQL installation found"),
         "{error}"
     );
     assert!(error.contains("hint:  run `make demo`"), "{error}");

@@ -191,7 +191,7 @@ fn target(url: &str) -> Result<Target> {
 fn server_failed(error: scratch_postgres::Error) -> Error {
     match error {
         scratch_postgres::Error::NoServerPrograms { .. } | scratch_postgres::Error::NoAccount => {
-            failed("no PostgreSQL was found to start")
+            failed("no PostgreSQL installation found")
                 .caused_by(error)
                 .hint(
                     "run `make demo`, which installs it; or apt-get install postgresql; or set \
