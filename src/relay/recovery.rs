@@ -317,7 +317,7 @@ impl Recovery {
         if !self.is_first {
             tracing::warn!(
                 %slot, rows, seconds = self.progress.began.elapsed().as_secs(),
-                "recovered: every row from the tables has its record"
+                "recovered: everything in the tables has a record"
             );
         }
         tracing::info!(%slot, "streaming");
