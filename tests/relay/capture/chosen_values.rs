@@ -3,6 +3,7 @@
 
 use super::World;
 use super::table::Kind;
+use crate::harness;
 
 /// Rows of one transaction each, with these values in the two columns.
 async fn insert_with(world: &mut World, key: &str, inserted_xid: &str, seq: &str, rows: u32) {
@@ -71,5 +72,43 @@ async fn a_number_far_ahead_leaves_a_recovery_in_order() {
     world.database.drop_slot().await;
     let relay = world.relay();
     world.insert("c", 100).await;
+    world.assert_published_once(relay).await;
+}
+
+/// Only `xmin` is left to tell such a row by, and it names the savepoint, which no snapshot lists.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_row_with_a_zero_from_a_savepoint_that_is_open_at_the_first_start_is_published() {
+    let mut world = World::new(Kind::Events, 20).await.without_slot().await;
+    let slow = harness::connect(&world.database.url).await;
+    let insert = "INSERT INTO outbox.events (aggregatetype, aggregateid, event_type, payload, \
+                      inserted_xid) VALUES ('order', 'zero', 'New', '{\"n\": 1}', '0')";
+    let begin = "BEGIN; CREATE TABLE public.unrelated (id int); SAVEPOINT s";
+    slow.batch_execute(&format!("{begin}; {insert}; RELEASE s"))
+        .await
+        .unwrap();
+    world.next = 2;
+    // These have higher transaction ids, so the snapshot of the first start is above the savepoint's.
+    world.insert("old", 5).await;
+    world
+        .execute("DELETE FROM outbox.events WHERE event_type = 'New'")
+        .await;
+    let relay = world.relay();
+    relay.wait_for_log("first start: ").await;
+    slow.batch_execute("COMMIT").await.unwrap();
+    world.insert("a", 20).await;
+    world.assert_published_once(relay).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_with_a_zero_in_a_partition_survive_a_lost_slot() {
+    let (mut world, relay) = World::served(Kind::Partitioned, 20).await;
+    relay.stop().await;
+    let insert = "INSERT INTO public.parts (aggregatetype, aggregateid, event_type, payload, day, \
+                      inserted_xid) \
+                  SELECT 'order', 'zero', 'New', jsonb_build_object('n', 1000 + i), '2021-05-05', '0' \
+                  FROM generate_series(1, 5) i";
+    world.execute(insert).await;
+    world.database.drop_slot().await;
+    let relay = world.relay();
     world.assert_published_once(relay).await;
 }

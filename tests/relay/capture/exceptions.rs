@@ -212,6 +212,17 @@ async fn rows_of_a_partition_filled_just_before_it_is_attached_are_published_wit
     world.assert_published(relay).await;
 }
 
+async fn wait_until_noted(world: &World, partition: &str) {
+    let noted = format!(
+        "SELECT count(*) FROM outbox.capture \
+         WHERE '{partition}'::regclass::oid::text = ANY (string_to_array(partitions, ','))"
+    );
+    eventually("the partition is noted", || async {
+        (world.database.number(&noted).await == 1).then_some(())
+    })
+    .await;
+}
+
 /// A new partition that the stream fills is no reason to repeat anything.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_partition_that_is_created_empty_repeats_nothing_without_records() {
@@ -227,12 +238,7 @@ async fn a_partition_that_is_created_empty_repeats_nothing_without_records() {
     world.note().await;
     world.wait_until_published(&relay).await;
     world.wait_until_compared(&relay).await;
-    let noted = "SELECT count(*) FROM outbox.capture WHERE \
-                     'public.more'::regclass::oid::text = ANY (string_to_array(partitions, ','))";
-    eventually("the new partition is noted", || async {
-        (world.database.number(noted).await == 1).then_some(())
-    })
-    .await;
+    wait_until_noted(&world, "public.more").await;
     assert!(!relay.log().contains("publication-gap"), "{}", relay.log());
     relay.stop().await;
 }
@@ -289,4 +295,69 @@ async fn back_at_full_records_nothing_that_was_published_without_one_is_repeated
         assert!(report.is_clean(), "{report}");
         relay.stop().await;
     }
+}
+
+/// The application creates a partition together with its first rows: the stream brings them.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_partition_created_together_with_its_rows_repeats_nothing_without_records() {
+    let (mut world, relay) = served(Kind::Partitioned).await;
+    let create = "BEGIN; \
+                  CREATE TABLE public.more PARTITION OF public.parts \
+                      FOR VALUES FROM ('2030-01-01') TO ('2031-01-01'); \
+                  INSERT INTO public.parts (aggregatetype, aggregateid, event_type, payload, day) \
+                  SELECT 'order', 'new-' || i % 5, 'New', jsonb_build_object('n', i), '2030-05-05' \
+                  FROM generate_series(1001, 1007) i; \
+                  COMMIT";
+    world.execute(create).await;
+    world.insert("a", 5).await;
+    world.note().await;
+    world.wait_until_published(&relay).await;
+    wait_until_noted(&world, "public.more").await;
+    assert!(!relay.log().contains("publication-gap"), "{}", relay.log());
+    relay.stop().await;
+}
+
+/// The other way round: one transaction fills the partition and then attaches it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_partition_filled_and_attached_by_one_transaction_is_published_without_records() {
+    let (mut world, relay) = served(Kind::Partitioned).await;
+    let attach = "BEGIN; \
+                  CREATE TABLE public.more (LIKE public.parts INCLUDING ALL); \
+                  INSERT INTO public.more (aggregatetype, aggregateid, event_type, payload, day) \
+                  SELECT 'order', 'attached', 'New', jsonb_build_object('n', i), '2030-05-05' \
+                  FROM generate_series(1001, 1007) i; \
+                  ALTER TABLE public.parts ATTACH PARTITION public.more \
+                      FOR VALUES FROM ('2030-01-01') TO ('2031-01-01'); \
+                  COMMIT";
+    world.execute(attach).await;
+    world.insert("a", 5).await;
+    world.assert_published(relay).await;
+}
+
+/// Their records do not exist, and their transactions are older than full records.
+#[tokio::test(flavor = "multi_thread")]
+async fn back_at_full_records_rows_that_are_moved_to_another_partition_are_not_repeated() {
+    let (mut world, relay) = served(Kind::Partitioned).await;
+    relay.stop().await;
+    world.more.clear();
+    let relay = world.streaming().await;
+    world.insert("a", 5).await;
+    let is_full = "SELECT count(*) FROM outbox.relay WHERE dispatch = 'full'";
+    eventually("full records are back", || async {
+        (world.database.number(is_full).await == 1).then_some(())
+    })
+    .await;
+    relay.stop().await;
+    let relay = world.streaming().await;
+    let before = world.emulator.journal().counts().stored_messages;
+    let moved = "UPDATE public.parts SET day = day + 366 \
+                 WHERE day < '2022-06-01' AND aggregateid LIKE 'before-%'";
+    world.execute(moved).await;
+    world.insert("b", 5).await;
+    world.note().await;
+    world.wait_until_published(&relay).await;
+    world.wait_until_compared(&relay).await;
+    relay.stop().await;
+    let after = world.emulator.journal().counts().stored_messages;
+    assert_eq!(after, before + 5);
 }

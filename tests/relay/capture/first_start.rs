@@ -226,3 +226,38 @@ async fn a_first_start_with_all_that_lacks_a_right_begins_again_in_order() {
     world.insert("a", 50).await;
     world.assert_published_once(relay).await;
 }
+
+/// A first start whose rows wait for a topic has begun long ago. It must not turn `start = all`, set for
+/// another table, into the history of this one.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_first_start_that_waits_for_a_topic_never_publishes_old_rows_later() {
+    let mut world = World::new(Kind::Events, 100).await.without_slot().await;
+    world
+        .execute("CREATE TABLE public.unrelated (id int)")
+        .await;
+    let slow = harness::connect(&world.database.url).await;
+    let write = "BEGIN; INSERT INTO public.unrelated VALUES (1)";
+    slow.batch_execute(write).await.unwrap();
+    let relay = world.relay();
+    relay.wait_for_log("first start: ").await;
+    let waits = "INSERT INTO outbox.events (aggregatetype, aggregateid, event_type, payload) \
+                 VALUES ('nowhere', 'n', 'Waits', '{}')";
+    world.execute(waits).await;
+    slow.batch_execute("COMMIT").await.unwrap();
+    relay.wait_for_log("topic-missing").await;
+    world.insert("a", 10).await;
+    world.note().await;
+    world.wait_until_published(&relay).await;
+    relay.stop().await;
+    world.more.push(("POSTRIDER_START", "all".to_owned()));
+    let relay = world.relay();
+    world.insert("b", 10).await;
+    world.note().await;
+    world.wait_until_published(&relay).await;
+    let topic = "projects/demo/topics/nowhere.events";
+    world.emulator.create_topic(topic).await.unwrap();
+    world.wait_until_compared(&relay).await;
+    relay.stop().await;
+    let messages = world.emulator.journal().counts().stored_messages;
+    assert_eq!(messages, 21, "no old row");
+}

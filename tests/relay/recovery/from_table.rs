@@ -272,3 +272,40 @@ async fn a_recovered_row_whose_topic_is_missing_holds_up_its_key_alone() {
     emulator.create_topic(topic).await.unwrap();
     assert_nothing_is_lost_or_repeated(&database, &emulator, &relay).await;
 }
+
+/// An unrelated key can be released meanwhile.
+#[tokio::test(flavor = "multi_thread")]
+async fn quarantined_events_are_released_while_a_recovered_row_waits_for_its_topic() {
+    let (database, emulator) = served_and_stopped().await;
+    database.drop_slot().await;
+    let lost = "INSERT INTO outbox.events (aggregatetype, aggregateid, event_type, version, payload) \
+                VALUES ('nowhere', 'n-1', 'Lost', 1, '{}'), ('order', 'bad', 'Bad', 1, '{}')";
+    database.execute(lost).await;
+    let bad = "SELECT id::text FROM outbox.events WHERE aggregateid = 'bad'";
+    let event_id = database.text(bad).await;
+    let fault = Fault::new(Action::Poison { event_id });
+    let poisoned = emulator.faults().inject(fault);
+    let relay = Relay::start(&database, &emulator);
+    relay.wait_for_log("topic-missing").await;
+    let in_state =
+        |state: &str| format!("SELECT count(*) FROM outbox.dispatch WHERE state = '{state}'");
+    eventually("the bad event is quarantined", || async {
+        (database.number(&in_state("quarantined")).await == 1).then_some(())
+    })
+    .await;
+    emulator.faults().lift(poisoned);
+    database
+        .execute("UPDATE outbox.dispatch SET state = 'released' WHERE state = 'quarantined'")
+        .await;
+    eventually("the released event is published", || async {
+        let left = database.number(&in_state("released")).await;
+        (left == 0).then_some(())
+    })
+    .await;
+    assert_eq!(database.number(&in_state("quarantined")).await, 0);
+    emulator
+        .create_topic("projects/demo/topics/nowhere.events")
+        .await
+        .unwrap();
+    assert_nothing_is_lost_or_repeated(&database, &emulator, &relay).await;
+}
