@@ -43,8 +43,8 @@ impl<'a> Window<'a> {
         }
     }
 
-    /// The same for the auditor, which runs often. It leaves rows without a number, and those with a
-    /// lower one than usual, to a recovery and to comparisons of the whole table.
+    /// The same for the auditor, which runs often. It leaves rows without a number, and rows whose number
+    /// is lower than that of resolved rows, to comparisons of the whole table.
     pub(crate) fn recent(captured: &'a Captured) -> Self {
         let Captured { record, shape } = captured;
         let numbering = shape.seq.as_ref().and_then(|seq| seq.numbering.as_ref());

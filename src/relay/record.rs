@@ -273,21 +273,7 @@ pub(super) async fn mark_recovering(
     instance: &str,
     why: &str,
 ) -> Result<()> {
-    let (identifier, timeline, database) = names(cluster);
-    let marked = sql
-        .execute(
-            MARK_RECOVERING,
-            &[
-                &slot.as_str(),
-                &identifier,
-                &timeline,
-                &instance,
-                &why,
-                &database,
-            ],
-        )
-        .await
-        .map_err(outdated)?;
+    let marked = mark(sql, MARK_RECOVERING, slot, cluster, instance, why).await?;
     match marked {
         0 => Err(Error::new(
             Code::SlotHeld,
@@ -314,21 +300,28 @@ pub(super) async fn mark_stuck(
     instance: &str,
     why: &str,
 ) -> Result<bool> {
+    Ok(mark(sql, MARK_STUCK, slot, cluster, instance, why).await? == 1)
+}
+
+/// Runs one of the two statements that mark the slot. Returns how many rows it has written.
+async fn mark(
+    sql: &Sql,
+    statement: &str,
+    slot: &SlotName,
+    cluster: &Cluster,
+    instance: &str,
+    why: &str,
+) -> Result<u64> {
     let (identifier, timeline, database) = names(cluster);
-    let rows = sql
-        .execute(
-            MARK_STUCK,
-            &[
-                &slot.as_str(),
-                &identifier,
-                &timeline,
-                &instance,
-                &why,
-                &database,
-            ],
-        )
-        .await?;
-    Ok(rows == 1)
+    let parameters: [&(dyn ToSql + Sync); 6] = [
+        &slot.as_str(),
+        &identifier,
+        &timeline,
+        &instance,
+        &why,
+        &database,
+    ];
+    sql.execute(statement, &parameters).await.map_err(outdated)
 }
 
 /// Marks the slot for recovery on behalf of a person; the next session of any relay recovers. Also

@@ -191,9 +191,8 @@ async fn assert_each_once(shop: &Shop, sent: &[i64]) {
     assert!(by_relay.len() > 10, "the writers kept writing");
 }
 
-/// The relay's own `start = all` decides, even if `init` ran without it.
-#[tokio::test(flavor = "multi_thread")]
-async fn start_all_publishes_old_rows_even_if_init_ran_without_it() {
+/// A shop with ten old rows, for which `init` ran with these settings; and the path of the settings.
+async fn prepared_with(settings: &str) -> (Shop, String) {
     let builder = ScratchPostgres::builder().setting("wal_level", "logical");
     let server = builder.start().unwrap();
     let url = server.socket_url("postgres");
@@ -202,16 +201,23 @@ async fn start_all_publishes_old_rows_even_if_init_ran_without_it() {
     for n in 0..10 {
         client.batch_execute(&row(&format!("k-{n}"))).await.unwrap();
     }
-    let settings = NamedTempFile::new().unwrap();
-    std::fs::write(settings.path(), SETTINGS.replace("start = \"all\"\n", "")).unwrap();
-    let path = settings.path().display().to_string();
+    let file = NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), settings).unwrap();
+    let path = file.path().display().to_string();
     let database = Database::on_with(server, &[("POSTRIDER_CONFIG", &path)]).await;
     let emulator = harness::emulator().await;
     let shop = Shop {
         database,
         emulator,
-        _settings: settings,
+        _settings: file,
     };
+    (shop, path)
+}
+
+/// The relay's own `start = all` decides, even if `init` ran without it.
+#[tokio::test(flavor = "multi_thread")]
+async fn start_all_publishes_old_rows_even_if_init_ran_without_it() {
+    let (shop, path) = prepared_with(&SETTINGS.replace("start = \"all\"\n", "")).await;
     let host = shop.emulator.addr().to_string();
     let more = [
         ("POSTRIDER_CONFIG", path.as_str()),
@@ -225,24 +231,7 @@ async fn start_all_publishes_old_rows_even_if_init_ran_without_it() {
 /// What `init` has recorded stays, even if the relay's own settings lack `start = all`.
 #[tokio::test(flavor = "multi_thread")]
 async fn old_rows_are_published_if_only_init_ran_with_start_all() {
-    let builder = ScratchPostgres::builder().setting("wal_level", "logical");
-    let server = builder.start().unwrap();
-    let url = server.socket_url("postgres");
-    let client = harness::connect(&url).await;
-    client.batch_execute(TABLE).await.unwrap();
-    for n in 0..10 {
-        client.batch_execute(&row(&format!("k-{n}"))).await.unwrap();
-    }
-    let settings = NamedTempFile::new().unwrap();
-    std::fs::write(settings.path(), SETTINGS).unwrap();
-    let path = settings.path().display().to_string();
-    let database = Database::on_with(server, &[("POSTRIDER_CONFIG", &path)]).await;
-    let emulator = harness::emulator().await;
-    let shop = Shop {
-        database,
-        emulator,
-        _settings: settings,
-    };
+    let (shop, path) = prepared_with(SETTINGS).await;
     let host = shop.emulator.addr().to_string();
     let more = [
         ("POSTRIDER_CONFIG", path.as_str()),
