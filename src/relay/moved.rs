@@ -84,6 +84,8 @@ pub(super) struct MovedRows {
     /// Rows that wait, by the transaction that wrote them first, which has events in flight. There
     /// are never more than those.
     waiting: BTreeMap<CommitLsn, Vec<MovedRow>>,
+    /// Rows that wait for the end of a recovery. No more of the stream is read meanwhile.
+    for_recovery: Vec<MovedRow>,
     metrics: Metrics,
     /// Rows that were skipped by their bounds since the last log line about them.
     skipped: u64,
@@ -103,6 +105,7 @@ impl MovedRows {
             repeats,
             sql: None,
             waiting: BTreeMap::new(),
+            for_recovery: Vec::new(),
             metrics,
             skipped: 0,
             logged: None,
@@ -117,6 +120,20 @@ impl MovedRows {
     /// Takes the rows that have waited for this transaction.
     pub(super) fn have_waited_for(&mut self, first: CommitLsn) -> Vec<MovedRow> {
         self.waiting.remove(&first).unwrap_or_default()
+    }
+
+    /// Keeps a row until the recovery is over: the row may be one that it has read from a table.
+    pub(super) fn wait_for_recovery(&mut self, row: MovedRow) {
+        self.for_recovery.push(row);
+    }
+
+    /// Takes the rows that have waited for the recovery.
+    pub(super) fn have_waited_for_recovery(&mut self) -> Vec<MovedRow> {
+        std::mem::take(&mut self.for_recovery)
+    }
+
+    pub(super) fn any_waits_for_recovery(&self) -> bool {
+        !self.for_recovery.is_empty()
     }
 
     pub(super) fn any_waits(&self) -> bool {

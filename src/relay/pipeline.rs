@@ -82,7 +82,7 @@ impl Pipeline {
             }
             self.measure();
             let takes_events = self.delivery.takes_events();
-            let takes_chunks = takes_events && is_open;
+            let takes_chunks = takes_events && is_open && !self.moved.any_waits_for_recovery();
             self.backlog.reads(takes_events, now);
             let (ended, chunks) = self.source.split();
             tokio::select! {
@@ -109,7 +109,12 @@ impl Pipeline {
                 })),
                 step = next_step(&mut self.seam), if self.seam.is_some() => match step? {
                     SeamStep::Opened => {}
-                    SeamStep::Over => self.seam = None,
+                    SeamStep::Over => {
+                        self.seam = None;
+                        for row in self.moved.have_waited_for_recovery() {
+                            self.decide_moved(row).await?;
+                        }
+                    }
                 },
                 Some(batch) = self.from_table.recv(), if takes_events => {
                     self.on_table_rows(batch)?;
@@ -308,10 +313,18 @@ impl Pipeline {
         Ok(())
     }
 
-    /// Handles a moved row without a record at its place: at once, or once the transaction that wrote
-    /// it first is resolved.
+    /// Handles a moved row without a record at its place. During a recovery, its record may still be missing.
     async fn on_moved(&mut self, row: MovedRow) -> Result<()> {
         self.watermark.add_event();
+        if self.seam.is_some() {
+            self.moved.wait_for_recovery(row);
+            return Ok(());
+        }
+        self.decide_moved(row).await
+    }
+
+    /// Delivers or skips a moved row: at once, or once the transaction that wrote it first is resolved.
+    async fn decide_moved(&mut self, row: MovedRow) -> Result<()> {
         match self.watermark.unresolved_of(row.moved.inserted_xid as u32) {
             Some(first) => {
                 self.moved.wait_for(first, row);

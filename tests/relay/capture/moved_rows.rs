@@ -3,6 +3,9 @@
 
 use std::collections::HashMap;
 
+use pubsub_emulator::{Action, Fault};
+use tonic::Code;
+
 use super::World;
 use super::table::Kind;
 use crate::harness::eventually;
@@ -245,5 +248,27 @@ async fn rows_of_an_unlogged_partition_are_published_once_it_is_logged() {
     world.execute("ALTER TABLE public.more SET LOGGED").await;
     world.insert("a", 30).await;
     let relay = world.relay();
+    world.assert_published_once(relay).await;
+}
+
+/// The relay has read the rows from their table, and they wait for Pub/Sub, when the stream brings them
+/// as moved rows.
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_that_move_while_a_recovery_publishes_them_are_published_once() {
+    let (mut world, relay) = World::served(Kind::Partitioned, 60).await;
+    relay.stop().await;
+    world.insert("a", 60).await;
+    world.database.drop_slot().await;
+    let faults = world.emulator.faults();
+    let stalled = faults.inject(Fault::new(Action::Fail(Code::Unavailable)));
+    let relay = world.relay();
+    relay.wait_for_log("finished reading the table").await;
+    world.execute(BY_UPDATE).await;
+    world.insert("b", 20).await;
+    eventually("requests fail", || async {
+        (world.emulator.journal().counts().attempts > 20).then_some(())
+    })
+    .await;
+    faults.lift(stalled);
     world.assert_published_once(relay).await;
 }
