@@ -276,7 +276,7 @@ impl Metrics {
         );
         registry.register(
             "publish_failures",
-            "Failed publish attempts, by class; each is retried",
+            "Failed publish attempts, by error code; all but refused events are retried",
             self.publish_failures.clone(),
         );
         registry.register(

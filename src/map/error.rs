@@ -353,11 +353,10 @@ impl EventError {
             EventFault::Unreadable { column, .. } => format!(
                 "correct column {column:?} of that row in {table} and release the event, or discard it"
             ),
-            EventFault::UuidMalformed { .. } | EventFault::BinaryMalformed { .. } => {
+            EventFault::UuidMalformed { .. }
+            | EventFault::BinaryMalformed { .. }
+            | EventFault::ByteaMalformed { .. } => {
                 "make sure that the server at the database's address is PostgreSQL".to_owned()
-            }
-            EventFault::ByteaMalformed { .. } => {
-                "ALTER ROLE <relay user> SET bytea_output = 'hex'".to_owned()
             }
             EventFault::BinaryTypeUnknown { column, .. } => format!(
                 "leave column {column:?} out of the settings of {table}, or make its type text, \

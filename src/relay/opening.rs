@@ -11,12 +11,14 @@ use slot_manager::publication::{self, PublicationState};
 use slot_manager::{Cluster, Slot, SlotName, cluster};
 use tokio_postgres::types::PgLsn;
 
-use super::recovery::NewSlot;
+use super::record::{self, Unfinished};
 use super::recovery::loss::{self, Audit, Loss, Seen, Verdict};
+use super::recovery::slot::{self, RecoverySlot};
 use super::session::ANSWER_LIMIT;
-use super::{Relay, record, recovery, standby};
-use crate::capture::claim::{self, Begin, Captured};
-use crate::capture::{Window, record as captures};
+use super::{Phase, Relay, standby};
+use crate::capture::Window;
+use crate::capture::claim::{self, Begin, Captured, Found};
+use crate::capture::record::{self as captures, CaptureRecord};
 use crate::error::{Code, Error, Result};
 use crate::metrics::Kind;
 use crate::postgres::{Sql, answer_within};
@@ -31,6 +33,11 @@ const OURS: &str = "SELECT outbox.event_uuid('', '', null) FROM outbox.dispatch 
 pub(super) enum Plan {
     /// Stream from the slot as it is.
     Stream { confirmed: Lsn, audit: Audit },
+    /// The same, but first publish the rows that an unfinished recovery has left in the tables.
+    Continue {
+        confirmed: Lsn,
+        unfinished: Unfinished,
+    },
     /// Create a new slot, and publish the rows from before it from the tables.
     Recover(Loss),
 }
@@ -102,17 +109,26 @@ pub(super) async fn plan(relay: &Relay, sql: &Sql, cluster: &Cluster) -> Result<
         dispatch: relay.settings.dispatch,
         publication: publication.fingerprint(),
         has_new_table: known.iter().any(Option::is_none),
+        can_continue: can_continue(earlier.as_ref(), relay.settings.dispatch, &found, &known),
     };
     let plan = match loss::judge(seen) {
         Verdict::Stream { confirmed, audit } => {
             log_failover(earlier.as_ref(), cluster);
             Plan::Stream { confirmed, audit }
         }
+        Verdict::Continue {
+            confirmed,
+            unfinished,
+        } => Plan::Continue {
+            confirmed,
+            unfinished,
+        },
         Verdict::Recover(loss) => {
             let loss = recover_or_stop(relay, loss)?;
             let trying = everything_is_readable(relay, sql);
             answer_within(ANSWER_LIMIT, trying).await?;
-            let marking = record::mark_recovering(sql, name, cluster, &relay.instance, loss.name());
+            let (instance, why) = (&relay.instance, loss.name());
+            let marking = record::mark::mark_recovering(sql, name, cluster, instance, why);
             answer_within(ANSWER_LIMIT, marking).await?;
             Plan::Recover(loss)
         }
@@ -135,6 +151,35 @@ pub(super) async fn plan(relay: &Relay, sql: &Sql, cluster: &Cluster) -> Result<
 fn is_at_its_first_start(earlier: &record::Recorded) -> bool {
     let first_start = Loss::FirstStart(Start::New).name();
     earlier.confirmed_lsn.is_none() && earlier.recovering.as_deref() == Some(first_start)
+}
+
+/// Whether the tables still show which rows the unfinished recovery has to read. It finds them by the
+/// transaction that inserted them, so each table must have had `inserted_xid` all the time. Without
+/// records, rows of a partition that was attached meanwhile may be in neither its snapshot nor the slot.
+fn can_continue(
+    earlier: Option<&record::Recorded>,
+    dispatch: Dispatch,
+    found: &[Found],
+    known: &[Option<&CaptureRecord>],
+) -> bool {
+    let Some(earlier) = earlier else { return false };
+    let Some(unfinished) = &earlier.unfinished else {
+        return false;
+    };
+    let has_records = [dispatch, earlier.dispatch] == [Dispatch::Full; 2];
+    let is_same = |(found, known): (&Found, &Option<&CaptureRecord>)| {
+        known.is_some_and(|record| {
+            let shows = |xid: &u64| *xid < unfinished.snapshot.xmin();
+            let has_xids = found.shape.has_inserted_xid && record.has_inserted_xid;
+            let is_attached = || {
+                let shape = found.shape.clone();
+                let record = record.clone();
+                !Captured { record, shape }.new_partitions().is_empty()
+            };
+            has_xids && record.added_xids.iter().all(shows) && (has_records || !is_attached())
+        })
+    };
+    found.iter().zip(known).all(is_same)
 }
 
 /// Waits until nobody reads from the slot; `None` when it does not exist.
@@ -243,18 +288,28 @@ pub(crate) fn untraced(state: &PublicationState) -> Option<Error> {
     Some(Error::new(Code::PublicationDrift, what).hint(remedy))
 }
 
-/// Carries out the plan. Returns where the session begins, what to audit, and the new slot if there
-/// is one.
+/// Carries out the plan. Returns where the session begins, what to audit, and the slot of the recovery
+/// if there is one.
 pub(super) async fn carry_out(
     relay: &Relay,
     sql: &Sql,
     plan: Plan,
-) -> Result<(Lsn, Audit, Option<NewSlot>)> {
+) -> Result<(Lsn, Audit, Option<RecoverySlot>)> {
     match plan {
         Plan::Stream { confirmed, audit } => Ok((confirmed, audit, None)),
+        Plan::Continue {
+            confirmed,
+            unfinished,
+        } => {
+            relay.state.set(Phase::Recovering);
+            let kept = slot::kept(relay, unfinished);
+            Ok((confirmed, Audit::Continue, Some(kept)))
+        }
         Plan::Recover(loss) => {
-            let new = recovery::new_slot(relay, sql, &loss).await?;
-            Ok((new.consistent_point, Audit::Continue, Some(new)))
+            // Creating the slot may take minutes.
+            relay.state.set(Phase::Recovering);
+            let new = slot::create(relay, sql, &loss).await?;
+            Ok((new.consistent_point(), Audit::Continue, Some(new)))
         }
     }
 }

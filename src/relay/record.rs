@@ -2,7 +2,9 @@
 //!
 //! It never decides the position to resume from: only the slot does. It lets the relay notice that
 //! the slot is not the one that was served before (`recovery/loss.rs`), and remember across crashes
-//! that a recovery has not ended.
+//! that a recovery has not ended (`mark`).
+
+pub(crate) mod mark;
 
 use decoder::Lsn;
 use slot_manager::health::RecordedPosition;
@@ -12,13 +14,15 @@ use tokio_postgres::error::SqlState;
 use tokio_postgres::types::{PgLsn, ToSql};
 
 use super::recovery::loss::Audit;
+use crate::capture::Snapshot;
 use crate::error::{Code, Error, Result};
 use crate::postgres::Sql;
 use crate::settings::Dispatch;
 
 const SELECT: &str = "\
     SELECT system_identifier, timeline, confirmed_lsn, confirmed_is_final, recovering, dispatch, \
-        audited_publication, database_oid FROM outbox.relay WHERE slot = $1";
+        audited_publication, database_oid, recovery_lsn, recovery_snapshot::text \
+    FROM outbox.relay WHERE slot = $1";
 
 /// Makes the mode `exceptions` durable before anything is delivered. Only the auditor or a recovery
 /// switches back to `full`, once all events delivered without a row are below the floor. `$6` says
@@ -53,43 +57,6 @@ const WRITE_FINAL: &str = "\
     UPDATE outbox.relay SET confirmed_lsn = $2, confirmed_is_final = true, updated_at = now() \
     WHERE slot = $1 AND instance = $3";
 
-/// Not while a relay reads the slot: it has already recovered, and our mark would outlive its
-/// recovery.
-const MARK_RECOVERING: &str = "\
-    INSERT INTO outbox.relay (slot, system_identifier, timeline, instance, recovering, \
-        database_oid) \
-    VALUES ($1, $2, $3, $4, $5, $6) \
-    ON CONFLICT (slot) DO UPDATE SET instance = excluded.instance, \
-        recovering = coalesce(relay.recovering, excluded.recovering), since = now(), \
-        updated_at = now() \
-    WHERE NOT EXISTS ( \
-        SELECT FROM pg_catalog.pg_replication_slots s WHERE s.slot_name = $1 AND s.active)";
-
-/// Not while another relay reads the slot: it finds out by itself whether the slot can be read.
-const MARK_STUCK: &str = "\
-    INSERT INTO outbox.relay (slot, system_identifier, timeline, instance, recovering, \
-        database_oid) \
-    VALUES ($1, $2, $3, $4, $5, $6) \
-    ON CONFLICT (slot) DO UPDATE SET \
-        recovering = coalesce(relay.recovering, excluded.recovering), updated_at = now() \
-    WHERE relay.instance = excluded.instance OR NOT EXISTS ( \
-        SELECT FROM pg_catalog.pg_replication_slots s WHERE s.slot_name = $1 AND s.active)";
-
-const IS_ANOTHERS: &str = "\
-    SELECT FROM outbox.relay r JOIN pg_catalog.pg_replication_slots s ON s.slot_name = r.slot \
-    WHERE r.slot = $1 AND r.instance <> $2 AND s.active";
-
-/// Keeps the `instance` of the relay that serves the slot.
-const REQUEST: &str = "\
-    INSERT INTO outbox.relay (slot, system_identifier, timeline, instance, recovering, \
-        database_oid) \
-    VALUES ($1, $2, $3, 'none yet', $4, $5) \
-    ON CONFLICT (slot) DO UPDATE SET \
-        system_identifier = excluded.system_identifier, timeline = excluded.timeline, \
-        database_oid = excluded.database_oid, \
-        confirmed_is_final = false, \
-        recovering = coalesce(relay.recovering, excluded.recovering), updated_at = now()";
-
 /// The current publication counts as audited, because `recover --adopt` has compared the tables.
 const KEEP_SLOT: &str = "\
     UPDATE outbox.relay SET system_identifier = $2, timeline = $3, confirmed_lsn = $4, \
@@ -111,17 +78,6 @@ const MOVE_RECORDS: &str = "\
           FROM outbox.dispatch, below WHERE commit_lsn >= below.lsn) place \
     WHERE d.commit_lsn = place.commit_lsn AND d.ordinal = place.old_ordinal";
 
-/// Ends the recovery, unless another relay has marked the slot in between: that relay recovers again.
-/// If it was too late, because the slot is still ours, its mark is removed.
-const RECOVERED: &str = "\
-    UPDATE outbox.relay r SET recovering = NULL, instance = $2, audited_at = now(), \
-        updated_at = now(), dispatch = $4::text, \
-        audited_publication = CASE WHEN r.dispatch = 'exceptions' THEN $5 \
-            ELSE r.audited_publication END \
-    WHERE r.slot = $1 AND (r.instance = $2 OR EXISTS ( \
-        SELECT FROM pg_catalog.pg_replication_slots s \
-        WHERE s.slot_name = $1 AND s.active_pid = $3))";
-
 /// The row, as an earlier session has left it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Recorded {
@@ -134,10 +90,21 @@ pub(crate) struct Recorded {
     pub(crate) confirmed_is_final: bool,
     /// The reason of a recovery that was begun or requested, and has not ended.
     pub(crate) recovering: Option<String>,
+    /// How that recovery can be continued, if it has created its slot.
+    pub(crate) unfinished: Option<Unfinished>,
     /// Which events got a row in the last session.
     pub(crate) dispatch: Dispatch,
     /// Fingerprint of the publication with which all events that have an outcome were delivered.
     pub(crate) publication: Option<String>,
+}
+
+/// A recovery that has created its slot and not finished. Every mark of a new loss removes this.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Unfinished {
+    /// The consistent point of its slot.
+    pub(crate) consistent_point: Lsn,
+    /// What the slot does not bring.
+    pub(crate) snapshot: Snapshot,
 }
 
 impl Recorded {
@@ -166,16 +133,26 @@ pub(crate) async fn read(sql: &Sql, slot: &SlotName) -> Result<Option<Recorded>>
         let what = format!("outbox.relay has an invalid system identifier: {identifier:?}");
         Error::new(Code::PostgresStatement, what).caused_by(e)
     })?;
-    let confirmed: Option<PgLsn> = row.get(2);
+    let lsn = |column| {
+        let lsn: Option<PgLsn> = row.get(column);
+        lsn.map(|lsn| Lsn::new(lsn.into()))
+    };
+    let snapshot: Option<String> = row.get(9);
+    let snapshot = snapshot.map(|text| text.parse()).transpose()?;
+    let unfinished = lsn(8).zip(snapshot);
     Ok(Some(Recorded {
         origin: Origin {
             system_identifier,
             database_oid: row.get(7),
         },
         timeline: row.get::<_, i32>(1).unsigned_abs(),
-        confirmed_lsn: confirmed.map(|lsn| Lsn::new(lsn.into())),
+        confirmed_lsn: lsn(2),
         confirmed_is_final: row.get(3),
         recovering: row.get(4),
+        unfinished: unfinished.map(|(consistent_point, snapshot)| Unfinished {
+            consistent_point,
+            snapshot,
+        }),
         dispatch: Dispatch::named(row.get(5)).unwrap_or(Dispatch::Exceptions),
         publication: row.get(6),
     }))
@@ -261,84 +238,6 @@ pub(super) async fn write_final(
     Ok(())
 }
 
-/// Marks the slot for recovery: until [`recovered`], every session begins with a recovery. An older
-/// mark keeps its reason.
-///
-/// # Errors
-/// `slot-held`, without a mark, when somebody reads from the slot by now.
-pub(super) async fn mark_recovering(
-    sql: &Sql,
-    slot: &SlotName,
-    cluster: &Cluster,
-    instance: &str,
-    why: &str,
-) -> Result<()> {
-    let marked = mark(sql, MARK_RECOVERING, slot, cluster, instance, why).await?;
-    match marked {
-        0 => Err(Error::new(
-            Code::SlotHeld,
-            format!("another relay has taken over slot \"{slot}\""),
-        )),
-        _ => Ok(()),
-    }
-}
-
-/// Whether another relay than `instance` has taken the slot and reads from it.
-pub(super) async fn is_anothers(sql: &Sql, slot: &SlotName, instance: &str) -> Result<bool> {
-    let row = sql
-        .query_opt(IS_ANOTHERS, &[&slot.as_str(), &instance])
-        .await?;
-    Ok(row.is_some())
-}
-
-/// Marks the slot for recovery as [`mark_recovering`] does, unless another relay has taken it and
-/// reads from it. Returns whether the slot is marked.
-pub(super) async fn mark_stuck(
-    sql: &Sql,
-    slot: &SlotName,
-    cluster: &Cluster,
-    instance: &str,
-    why: &str,
-) -> Result<bool> {
-    Ok(mark(sql, MARK_STUCK, slot, cluster, instance, why).await? == 1)
-}
-
-/// Runs one of the two statements that mark the slot. Returns how many rows it has written.
-async fn mark(
-    sql: &Sql,
-    statement: &str,
-    slot: &SlotName,
-    cluster: &Cluster,
-    instance: &str,
-    why: &str,
-) -> Result<u64> {
-    let (identifier, timeline, database) = names(cluster);
-    let parameters: [&(dyn ToSql + Sync); 6] = [
-        &slot.as_str(),
-        &identifier,
-        &timeline,
-        &instance,
-        &why,
-        &database,
-    ];
-    sql.execute(statement, &parameters).await.map_err(outdated)
-}
-
-/// Marks the slot for recovery on behalf of a person; the next session of any relay recovers. Also
-/// records the present cluster as the one on which the slot is served.
-pub(crate) async fn request_recovery(
-    sql: &impl GenericClient,
-    slot: &SlotName,
-    cluster: &Cluster,
-    why: &str,
-) -> Result<()> {
-    let (identifier, timeline, database) = names(cluster);
-    let parameters: [&(dyn ToSql + Sync); 5] =
-        [&slot.as_str(), &identifier, &timeline, &why, &database];
-    sql.execute(REQUEST, &parameters).await.map_err(outdated)?;
-    Ok(())
-}
-
 /// Lets the relay continue with the slot on this cluster. Every row in the tables must have an outcome.
 pub(crate) async fn keep_slot(
     sql: &impl GenericClient,
@@ -367,27 +266,6 @@ pub(crate) async fn keep_slot(
 /// ones. Returns how many were moved.
 pub(crate) async fn move_records(sql: &impl GenericClient) -> Result<u64> {
     Ok(sql.execute(MOVE_RECORDS, &[]).await?)
-}
-
-/// Removes the mark: every event that the new slot will not bring is resolved, with the publication
-/// as it was before. Returns whether the mark was ours to remove.
-pub(super) async fn recovered(
-    sql: &Sql,
-    slot: &SlotName,
-    instance: &str,
-    walsender: i32,
-    manner: Manner<'_>,
-) -> Result<bool> {
-    let (dispatch, publication) = (manner.dispatch.name(), manner.publication);
-    let parameters: [&(dyn ToSql + Sync); 5] = [
-        &slot.as_str(),
-        &instance,
-        &walsender,
-        &dispatch,
-        &publication,
-    ];
-    let rows = sql.execute(RECOVERED, &parameters).await?;
-    Ok(rows == 1)
 }
 
 fn names(cluster: &Cluster) -> (String, i32, u32) {

@@ -3,7 +3,7 @@
 //!
 //! The order of the steps makes this safe (docs/adr/0011-recovery.md). The mark in `outbox.relay` is
 //! durable before anything changes, and is removed when every row has its record: a relay that starts
-//! in between begins again, and publishes only rows without a record. The slot is held from before
+//! in between continues, and publishes only rows without a record. The slot is held from before
 //! the first row is sent until the end, so there is one sender. The stream is read only after all
 //! rows from the tables are queued for their keys, so each key keeps its order across the seam, and a
 //! row that has to wait, for its topic say, holds up its key alone. The tables are read in short
@@ -14,127 +14,35 @@
 
 pub(crate) mod blocked;
 pub(crate) mod loss;
+pub(crate) mod slot;
 mod snapshot;
 pub(crate) mod unrecorded;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use decoder::Lsn;
-use slot_manager::{Error as SlotError, SlotName, retention, slots};
+use slot_manager::SlotName;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
 use super::from_table::{self, FIRST_PLACE, Interrupted, Places, SessionEnded, TableSender};
-use super::record::Manner;
+use super::record::{Manner, mark};
 use super::session::ANSWER_LIMIT;
-use super::{Phase, Relay, State, record};
+use super::{Phase, Relay, State};
 use crate::capture::claim::Captured;
 use crate::capture::record::Resolved;
 use crate::capture::{Snapshot, Window, record as captures, scan, shape};
 use crate::error::{Code, Error, Result};
 use crate::map::TableSettings;
-use crate::metrics::{Kind, Metrics};
+use crate::metrics::Metrics;
 use crate::postgres::{PatientSql, Sql, Target, answer_within};
-use crate::settings::{Dispatch, Start};
-use crate::source;
+use crate::settings::Dispatch;
 use crate::table::TableReader;
 use blocked::Firsts;
-use loss::Loss;
+use slot::RecoverySlot;
 use unrecorded::Unrecorded;
 
-/// How long to wait for running transactions when creating the slot. Long, because the old slot is
-/// gone, and each new attempt waits from the beginning.
-const CREATE_LIMIT: Duration = Duration::from_secs(300);
-
-/// How often to log the transactions that hold up the new slot.
-const BLOCKERS_NAMED_AFTER: Duration = Duration::from_secs(15);
-
 const LOG_INTERVAL: Duration = Duration::from_secs(10);
-
-/// A new slot, and the snapshot of the transactions that it will not bring.
-pub(super) struct NewSlot {
-    pub(super) consistent_point: Lsn,
-    snapshot: Snapshot,
-    /// Whether there was nothing to lose: no relay has served the database before.
-    is_first: bool,
-}
-
-/// Drops the slot, which is marked for recovery, if it still exists, and creates a new one.
-///
-/// # Errors
-/// `slot-held` and `slot-busy` when another relay or a transaction is in the way; `slot-foreign`.
-pub(super) async fn new_slot(relay: &Relay, sql: &Sql, loss: &Loss) -> Result<NewSlot> {
-    let settings = &relay.settings;
-    let (slot, target) = (&settings.slot, settings.database()?);
-    match loss {
-        Loss::FirstStart(Start::New) => tracing::info!(%slot, "{loss}; creating the slot"),
-        loss => {
-            tracing::warn!(
-                kind = loss.name(), %slot,
-                "recovering: {loss}; every row without a record in outbox.dispatch is published from \
-                 the tables, and then the relay continues with the stream"
-            );
-            let kind = Kind { kind: loss.name() };
-            relay.metrics.recoveries.get_or_create(&kind).inc();
-        }
-    }
-    let dropping = async {
-        match slots::drop(sql, slot).await {
-            Err(SlotError::SlotMissing { .. }) => Ok(false),
-            dropped => dropped.map(|()| true),
-        }
-    };
-    if answer_within(ANSWER_LIMIT, dropping).await? {
-        tracing::warn!(%slot, "dropped the old slot");
-    }
-    let wanted = source::CreateSlot {
-        target,
-        slot,
-        failover: settings.slot_failover,
-        application_name: &relay.instance,
-        wal_sender_timeout: settings.wal_sender_timeout,
-        limit: CREATE_LIMIT,
-    };
-    let mut creating = std::pin::pin!(source::create_slot(wanted));
-    let began = Instant::now();
-    let created = loop {
-        tokio::select! {
-            created = &mut creating => break created?,
-            () = tokio::time::sleep(BLOCKERS_NAMED_AFTER) => {
-                let error = blocked(sql, slot, began.elapsed()).await?;
-                tracing::warn!(code = %error.code(), hint = error.hint_text(), "{error}");
-            }
-        }
-    };
-    let Some(created) = created else {
-        return Err(blocked(sql, slot, CREATE_LIMIT).await?);
-    };
-    let snapshot = snapshot::exported(target, &created.snapshot).await?;
-    let consistent_point = created.consistent_point;
-    // The server may have no second walsender for the stream.
-    created.close().await;
-    snapshot::wait_until_visible(sql, &snapshot).await?;
-    Ok(NewSlot {
-        consistent_point,
-        snapshot,
-        is_first: matches!(loss, Loss::FirstStart(Start::New)),
-    })
-}
-
-/// The error that names the transactions for which the new slot is waiting.
-async fn blocked(sql: &Sql, slot: &SlotName, waited: Duration) -> Result<Error> {
-    let looking = retention::blockers_of_creation(sql);
-    let blockers = answer_within(ANSWER_LIMIT, looking).await?;
-    let timeout = Duration::from_secs(waited.as_secs());
-    let slot = slot.clone();
-    let blocked = SlotError::CreationBlocked {
-        slot,
-        timeout,
-        blockers,
-    };
-    Ok(blocked.into())
-}
 
 /// The seam between the tables and the stream: the stream is read when it is open.
 #[derive(Debug)]
@@ -201,7 +109,7 @@ pub(super) struct What {
 pub(super) async fn start(
     relay: &Relay,
     sql: &Sql,
-    slot: NewSlot,
+    slot: RecoverySlot,
     walsender: i32,
     what: What,
     rows: TableSender,
@@ -212,12 +120,7 @@ pub(super) async fn start(
         captured,
         repeats,
     } = what;
-    let NewSlot {
-        consistent_point,
-        snapshot,
-        is_first,
-    } = slot;
-    let place = from_table::place_before(consistent_point);
+    let place = from_table::place_before(slot.consistent_point());
     let looking = async {
         let last_ordinal = from_table::last_ordinal(sql, place)
             .await?
@@ -229,6 +132,11 @@ pub(super) async fn start(
         Ok::<_, Error>((last_ordinal, firsts))
     };
     let (last_ordinal, firsts) = answer_within(ANSWER_LIMIT, looking).await?;
+    let (name, instance) = (&settings.slot, &relay.instance);
+    if slot.is_new {
+        let writing = mark::write_unfinished(sql, name, instance, &slot.point);
+        answer_within(ANSWER_LIMIT, writing).await?;
+    }
     let recovery = Recovery {
         target: settings.database()?.clone(),
         slot: settings.slot.clone(),
@@ -246,8 +154,8 @@ pub(super) async fn start(
         publication,
         captured,
         repeats,
-        snapshot,
-        is_first,
+        snapshot: slot.point.snapshot,
+        is_first: slot.is_first,
         firsts,
         rows,
         progress: Progress::new(),
@@ -278,7 +186,7 @@ pub(super) async fn start(
 /// The task that reads.
 struct Recovery {
     target: Target,
-    slot: slot_manager::SlotName,
+    slot: SlotName,
     instance: String,
     /// The walsender's pid.
     walsender: i32,
@@ -346,7 +254,7 @@ impl Recovery {
             dispatch: self.dispatch,
             publication: &self.publication,
         };
-        if !record::recovered(sql, slot, instance, self.walsender, manner).await? {
+        if !mark::recovered(sql, slot, instance, self.walsender, manner).await? {
             tracing::warn!(
                 slot = %self.slot,
                 "another relay has marked the slot for recovery: the next session recovers again"

@@ -14,9 +14,10 @@ use std::sync::atomic::Ordering;
 use decoder::Lsn;
 use slot_manager::{SlotName, cluster};
 
+use super::Relay;
 use super::opening::check_publication;
+use super::record::mark;
 use super::session::{ANSWER_LIMIT, STATEMENT_TIMEOUT};
-use super::{Relay, record};
 use crate::capture::claim;
 use crate::error::{Code, Error, Result};
 use crate::postgres::{Sql, answer_within, connect};
@@ -49,14 +50,14 @@ pub(super) async fn what_to_do(relay: &Relay, confirmed: Lsn, ended: Error) -> E
         let (slot, instance) = (&settings.slot, &relay.instance);
         let (ours, error) = match settings.slot_on_loss {
             OnLoss::Stop => {
-                let looking = record::is_anothers(&sql, slot, instance);
+                let looking = mark::is_anothers(&sql, slot, instance);
                 let anothers = answer_within(ANSWER_LIMIT, looking).await?;
                 (!anothers, Error::new(Code::SlotStuck, what))
             }
             OnLoss::Recover => {
                 let cluster = answer_within(ANSWER_LIMIT, cluster::inspect(&sql)).await?;
                 let why = Code::SlotStuck.name();
-                let marking = record::mark_stuck(&sql, slot, &cluster, instance, why);
+                let marking = mark::mark_stuck(&sql, slot, &cluster, instance, why);
                 let marked = answer_within(ANSWER_LIMIT, marking).await?;
                 (marked, while_it_is_mended(&ended, what))
             }

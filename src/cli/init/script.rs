@@ -41,6 +41,7 @@ const ONE_RELAY: &str = include_str!("../../../migrations/0010_one_relay.sql");
 const CAPTURE: &str = include_str!("../../../migrations/0011_capture.sql");
 const CAPTURE_HISTORY: &str = include_str!("../../../migrations/0012_capture_history.sql");
 const DATABASE: &str = include_str!("../../../migrations/0013_database.sql");
+const UNFINISHED: &str = include_str!("../../../migrations/0014_unfinished_recovery.sql");
 
 /// The names used in the files.
 const DEFAULT_PUBLICATION: &str = "postrider";
@@ -150,6 +151,7 @@ pub(super) fn migrations(settings: &Settings, payload: Payload) -> Vec<Migration
         migration(11, "capture", CAPTURE.to_owned(), true),
         migration(12, "capture_history", CAPTURE_HISTORY.to_owned(), false),
         migration(13, "database", DATABASE.to_owned(), true),
+        migration(14, "unfinished_recovery", UNFINISHED.to_owned(), false),
     ]
 }
 
@@ -478,11 +480,12 @@ mod tests {
                 ONE_RELAY,
                 CAPTURE,
                 CAPTURE_HISTORY,
-                DATABASE
+                DATABASE,
+                UNFINISHED
             ]
         );
         let versions: Vec<i32> = rendered.iter().map(|m| m.version).collect();
-        assert_eq!(versions, [1, 2, 3, 4, 5, 6, 7, 8, 10, 11, 12, 13]);
+        assert_eq!(versions, [1, 2, 3, 4, 5, 6, 7, 8, 10, 11, 12, 13, 14]);
     }
 
     #[test]

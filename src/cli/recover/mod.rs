@@ -128,6 +128,8 @@ impl Situation {
             dispatch: settings.dispatch,
             publication: publication.fingerprint(),
             has_new_table: known.iter().any(Option::is_none),
+            // Whether it is continued or repeated, the same rows are published.
+            can_continue: false,
         };
         let (repeats, why) = (loss::repeats(seen), situation.why(name, seen));
         // Without the column, a relay does not recognise rows that were restored after the slot was
@@ -169,7 +171,7 @@ impl Situation {
             });
         }
         match loss::judge(seen) {
-            Verdict::Stream { .. } => None,
+            Verdict::Stream { .. } | Verdict::Continue { .. } => None,
             Verdict::Recover(loss) => Some(Why {
                 name: loss.name(),
                 what: loss.to_string(),
@@ -267,7 +269,7 @@ async fn request(
             let publication = &situation.publication;
             record::keep_slot(&transaction, name, cluster, confirmed, publication).await?;
         }
-        None => record::request_recovery(&transaction, name, cluster, why).await?,
+        None => record::mark::request_recovery(&transaction, name, cluster, why).await?,
     }
     transaction.commit().await?;
     let relay = wake(&sql, name).await?;

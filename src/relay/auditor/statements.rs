@@ -26,7 +26,8 @@ const AUDITED: &str = "\
                   where s.slot_name = $1 and s.active_pid = $5)";
 
 const MARK_BROKEN: &str = "\
-    update outbox.relay set recovering = coalesce(recovering, $3), updated_at = now() \
+    update outbox.relay set recovering = coalesce(recovering, $3), recovery_lsn = null, \
+        recovery_snapshot = null, updated_at = now() \
     where slot = $1 and instance = $2";
 
 /// Reads what earlier audits have recorded.

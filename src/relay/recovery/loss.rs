@@ -11,7 +11,7 @@ use slot_manager::health::{self, Observation, Thresholds, Viewer};
 use slot_manager::{Cluster, Health, Slot, SlotName};
 
 use crate::error::{Code, Error};
-use crate::relay::record::Recorded;
+use crate::relay::record::{Recorded, Unfinished};
 use crate::settings::{Dispatch, Start};
 
 /// The facts when a session opens.
@@ -31,6 +31,8 @@ pub(crate) struct Seen<'a> {
     pub(crate) publication: &'a str,
     /// Whether a table of the settings is not captured yet.
     pub(crate) has_new_table: bool,
+    /// Whether the tables still show which rows the unfinished recovery has to read.
+    pub(crate) can_continue: bool,
 }
 
 /// How the session must begin.
@@ -38,6 +40,12 @@ pub(crate) struct Seen<'a> {
 pub(crate) enum Verdict {
     /// The slot has everything: stream from it.
     Stream { confirmed: Lsn, audit: Audit },
+    /// An earlier recovery has not finished, and its slot has everything since: read the rows that
+    /// are left from the tables, and stream from the slot.
+    Continue {
+        confirmed: Lsn,
+        unfinished: Unfinished,
+    },
     /// The slot may lack rows that are in the tables.
     Recover(Loss),
 }
@@ -83,9 +91,26 @@ pub(crate) fn judge(seen: Seen<'_>) -> Verdict {
     let Some(earlier) = seen.earlier else {
         return first_start(seen);
     };
-    if let Some(why) = &earlier.recovering {
-        return Verdict::Recover(Loss::Unfinished(why.clone()));
+    let Some(why) = &earlier.recovering else {
+        return served(earlier, seen);
+    };
+    let unfinished = earlier.unfinished.as_ref().filter(|_| seen.can_continue);
+    match (served(earlier, seen), unfinished) {
+        (Verdict::Stream { confirmed, audit }, Some(unfinished))
+            if audit == Audit::Continue || is_proven(earlier, seen) =>
+        {
+            let unfinished = unfinished.clone();
+            Verdict::Continue {
+                confirmed,
+                unfinished,
+            }
+        }
+        _ => Verdict::Recover(Loss::Unfinished(why.clone())),
     }
+}
+
+/// Decides without regard to a recovery that has not finished.
+fn served(earlier: &Recorded, seen: Seen<'_>) -> Verdict {
     let Some(recorded) = earlier.confirmed_lsn else {
         return first_start(seen);
     };
@@ -123,9 +148,7 @@ fn without_records(earlier: &Recorded, recorded: Lsn, slot: &Slot, seen: Seen<'_
     }
     match audit(earlier, recorded, slot, seen.cluster) {
         Audit::Continue => stream(slot, Audit::Continue),
-        Audit::Everything if is_proven(earlier, recorded, slot, seen) => {
-            stream(slot, Audit::Continue)
-        }
+        Audit::Everything if is_proven(earlier, seen) => stream(slot, Audit::Continue),
         Audit::Everything => Verdict::Recover(Loss::SlotUnproven {
             recorded,
             found: slot.confirmed_flush_lsn.unwrap_or_default(),
@@ -138,8 +161,9 @@ fn without_records(earlier: &Recorded, recorded: Lsn, slot: &Slot, seen: Seen<'_
 /// slot that was moved forward, because `pg_replication_slot_advance` may leave `restart_lsn` where
 /// it is, and a copy of another slot. (`postrider slot advance` is noticed, because it leaves a final
 /// position behind.)
-fn is_proven(earlier: &Recorded, recorded: Lsn, slot: &Slot, seen: Seen<'_>) -> bool {
-    let is_old = slot.restart_lsn.is_some_and(|at| at < recorded);
+fn is_proven(earlier: &Recorded, seen: Seen<'_>) -> bool {
+    let keeps_from = seen.slot.and_then(|slot| slot.restart_lsn);
+    let is_old = keeps_from.is_some_and(|at| earlier.confirmed_lsn.is_some_and(|to| at < to));
     earlier.timeline == seen.cluster.timeline && is_old
 }
 

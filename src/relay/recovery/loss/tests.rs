@@ -42,6 +42,7 @@ fn left(is_final: bool) -> Recorded {
         confirmed_lsn: Some(Lsn::new(500)),
         confirmed_is_final: is_final,
         recovering: None,
+        unfinished: None,
         dispatch: Dispatch::Full,
         publication: Some("p1".to_owned()),
     }
@@ -64,6 +65,7 @@ fn judged(earlier: Option<&Recorded>, slot: Option<&Slot>, start: Start, timelin
         dispatch: Dispatch::Full,
         publication: "p2",
         has_new_table: false,
+        can_continue: true,
     })
 }
 
@@ -152,6 +154,65 @@ fn an_unfinished_recovery_comes_first_and_runs_even_if_slot_on_loss_is_stop() {
     assert!(loss.stops(&"postrider".parse().unwrap()).is_none());
 }
 
+/// A recovery with a slot of its own, which has been served up to 500.
+fn unfinished() -> Recorded {
+    Recorded {
+        recovering: Some("slot-lost".to_owned()),
+        unfinished: Some(Unfinished {
+            consistent_point: Lsn::new(400),
+            snapshot: "100:110:103".parse().unwrap(),
+        }),
+        ..left(false)
+    }
+}
+
+/// A slot at this position that keeps WAL from `restart` on.
+fn keeps(restart: u64, confirmed: u64) -> Slot {
+    Slot {
+        restart_lsn: Some(Lsn::new(restart)),
+        ..slot(confirmed)
+    }
+}
+
+fn repeats_the_recovery() -> Verdict {
+    Verdict::Recover(Loss::Unfinished("slot-lost".to_owned()))
+}
+
+#[test]
+fn an_unfinished_recovery_continues_with_its_slot() {
+    let earlier = unfinished();
+    for (restart, confirmed) in [(500, 500), (400, 500), (400, 520)] {
+        let verdict = again(&earlier, Some(&keeps(restart, confirmed)));
+        let continues = Verdict::Continue {
+            confirmed: Lsn::new(confirmed),
+            unfinished: earlier.unfinished.clone().unwrap(),
+        };
+        assert_eq!(verdict, continues, "{restart} {confirmed}");
+    }
+}
+
+#[test]
+fn an_unfinished_recovery_begins_again_unless_its_slot_is_proven() {
+    let earlier = unfinished();
+    let recreated = keeps(510, 520);
+    let lost = Slot {
+        wal_status: Some(WalStatus::Lost),
+        ..slot(500)
+    };
+    for slot in [None, Some(&recreated), Some(&lost)] {
+        assert_eq!(again(&earlier, slot), repeats_the_recovery(), "{slot:?}");
+    }
+    let promoted = judged(Some(&earlier), Some(&keeps(400, 500)), Start::New, 2);
+    assert_eq!(promoted, repeats_the_recovery());
+    let rolled_back = Recorded {
+        confirmed_lsn: Some(Lsn::new(1_100)),
+        confirmed_is_final: true,
+        ..earlier
+    };
+    let verdict = again(&rolled_back, Some(&keeps(400, 500)));
+    assert_eq!(verdict, repeats_the_recovery());
+}
+
 #[test]
 fn a_first_start_publishes_existing_rows_only_with_start_all() {
     let begins = |start| Verdict::Recover(Loss::FirstStart(start));
@@ -183,6 +244,7 @@ fn without_records(earlier: &Recorded, slot: &Slot, timeline: u32) -> Verdict {
         dispatch: Dispatch::Exceptions,
         publication: "p1",
         has_new_table: false,
+        can_continue: true,
     })
 }
 

@@ -1,0 +1,18 @@
+-- Lets a relay continue the recovery that an earlier one has not finished, with the same slot.
+--
+-- Plain SQL for PostgreSQL 14 to 18; running it again changes nothing.
+
+-- Names below are PostgreSQL's own, whatever the search path of the session is. Run the whole file
+-- in one transaction (psql -1), as migration tools do.
+set local search_path = pg_catalog, pg_temp;
+
+set local lock_timeout = '10s';
+
+alter table outbox.relay
+    add column if not exists recovery_lsn      pg_lsn,
+    add column if not exists recovery_snapshot pg_snapshot;
+
+comment on column outbox.relay.recovery_lsn is
+    'Consistent point of the slot that the unfinished recovery has created. Null if the slot is not known to be good.';
+comment on column outbox.relay.recovery_snapshot is
+    'Snapshot at recovery_lsn: the recovery publishes the rows of transactions that it shows, and the slot brings all later ones.';
