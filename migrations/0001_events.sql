@@ -8,7 +8,7 @@
 -- With opaque payloads (Protobuf, Avro) each `payload jsonb` below becomes `payload bytea`;
 -- `postrider init --payload bytea` prints it that way.
 
--- Names below are PostgreSQL's own, whatever the search path of the session is. Run the whole file
+-- Names below are PostgreSQL's own, under any search path. Run the whole file
 -- in one transaction (psql -1), as migration tools do.
 set local search_path = pg_catalog, pg_temp;
 

@@ -8,10 +8,10 @@
 -- postrider_relay has it as well where this script may give it, so that
 -- `alter role postrider_relay login password '...'` makes a working relay role in one step.
 --
--- Roles belong to the whole cluster and may be the administrators' to make: where this script may
--- not create one it says so and leaves the grants to whoever makes the role and runs it again.
+-- Roles belong to the whole cluster, and often only administrators may create them. If this script
+-- may not create one, it says so and skips the grants: create the role and run the script again.
 
--- Names below are PostgreSQL's own, whatever the search path of the session is. Run the whole file
+-- Names below are PostgreSQL's own, under any search path. Run the whole file
 -- in one transaction (psql -1), as migration tools do.
 set local search_path = pg_catalog, pg_temp;
 

@@ -2,7 +2,7 @@
 --
 -- Plain SQL for PostgreSQL 14 to 18; running it again changes nothing.
 
--- Names below are PostgreSQL's own, whatever the search path of the session is. Run the whole file
+-- Names below are PostgreSQL's own, under any search path. Run the whole file
 -- in one transaction (psql -1), as migration tools do.
 set local search_path = pg_catalog, pg_temp;
 

@@ -1,9 +1,10 @@
--- dispatch = exceptions: which rows have their outcome though outbox.dispatch has no row of them.
+-- dispatch = exceptions: records which rows have their outcome although outbox.dispatch has no row of
+-- them.
 --
 -- Plain SQL for PostgreSQL 14 to 18; running it again changes nothing. The table has one row for
--- each slot: the lock that this takes is short, and whoever holds it up is not waited for.
+-- each slot, so the lock is short; if another session holds it up, the script gives up.
 
--- Names below are PostgreSQL's own, whatever the search path of the session is. Run the whole file
+-- Names below are PostgreSQL's own, under any search path. Run the whole file
 -- in one transaction (psql -1), as migration tools do.
 set local search_path = pg_catalog, pg_temp;
 

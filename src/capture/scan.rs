@@ -24,7 +24,7 @@ const RANGE_BLOCKS: u32 = 2_048;
 /// them.
 const MAX_COLLECTED: usize = 100_000;
 
-/// Keeps the cost of a statement proportional to the rows it looks at, whatever the statistics say:
+/// Keeps the cost of a statement proportional to the rows it looks at, even with wrong statistics:
 /// it reads rows along the index, and their records one by one.
 const PLAN: &str = "\
     SET enable_seqscan = off; SET enable_hashjoin = off; SET enable_mergejoin = off; \

@@ -107,7 +107,7 @@ pub(crate) struct Shape {
     pub(crate) has_inserted_xid: bool,
     /// A column of that name that does not: it counts in event ids only.
     pub(crate) unfit_inserted_xid: Option<Unfit>,
-    /// Whether the table has a column called `seq`, of whatever type.
+    /// Whether the table has a column called `seq`, of any type.
     pub(crate) has_column_seq: bool,
     /// The values of `inserted_xid` in rows that are older than the column.
     pub(crate) missing_xids: Vec<u64>,

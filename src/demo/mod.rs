@@ -34,7 +34,7 @@ pub struct Options {
     pub seconds: u64,
     /// Events per second that they aim at.
     pub rate: u32,
-    /// Keep everything running afterwards, until the process is told to stop.
+    /// Keep everything running afterwards, until the process is stopped.
     pub keep: bool,
     /// Print the summary as JSON on standard output, and everything else on standard error.
     pub json: bool,
@@ -47,7 +47,7 @@ pub struct Options {
 pub enum End {
     /// It ran to the end, and every promise was kept.
     Finished,
-    /// It was told to stop early.
+    /// It was stopped early.
     Interrupted,
 }
 
