@@ -13,6 +13,6 @@ alter table outbox.relay
     add column if not exists recovery_snapshot pg_snapshot;
 
 comment on column outbox.relay.recovery_lsn is
-    'Consistent point of the slot that the unfinished recovery has created. Null if the slot is not known to be good.';
+    'Consistent point of the slot that the unfinished recovery has created. Null if there is no recovery to continue.';
 comment on column outbox.relay.recovery_snapshot is
     'Snapshot at recovery_lsn: the recovery publishes the rows of transactions that it shows, and the slot brings all later ones.';

@@ -276,7 +276,7 @@ impl Metrics {
         );
         registry.register(
             "publish_failures",
-            "Failed publish attempts, by error code; all but refused events are retried",
+            "Failed publish attempts, by error code. Refused events are set aside; all others are retried",
             self.publish_failures.clone(),
         );
         registry.register(

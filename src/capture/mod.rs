@@ -30,7 +30,7 @@ pub(crate) mod rows;
 pub(crate) mod scan;
 pub(crate) mod shape;
 mod snapshot;
-mod window;
+pub(crate) mod window;
 
 pub(crate) use bounds::Bounds;
 pub(crate) use snapshot::Snapshot;

@@ -272,10 +272,21 @@ impl Shape {
     /// 32 bits, may be that of a subtransaction, and is lost when the table is rewritten. It is completed
     /// to the latest transaction with these bits.
     pub(crate) fn inserted_xid_sql(&self, added_xids: &[u64]) -> String {
+        self.xid_sql(&self.has_own_xid_sql(), added_xids)
+    }
+
+    /// The same, at a time when `next_xid` was the next transaction.
+    pub(crate) fn xid_before_sql(&self, next_xid: u64, added_xids: &[u64]) -> String {
+        let own = format!(
+            "(e.inserted_xid >= '{FIRST_NORMAL_XID}'::xid8 and e.inserted_xid < '{next_xid}'::xid8)"
+        );
+        self.xid_sql(&own, added_xids)
+    }
+
+    fn xid_sql(&self, own: &str, added_xids: &[u64]) -> String {
         if !self.has_inserted_xid {
             return BY_XMIN.to_owned();
         }
-        let own = self.has_own_xid_sql();
         let added = match added_xids {
             [] => String::new(),
             added => format!("and e.inserted_xid <> all ({}) ", xids_sql(added)),

@@ -142,7 +142,11 @@ impl<'a> Window<'a> {
             None => {}
         }
         if let Some(shown_by) = self.shown_by {
-            conditions.push(visible(shown_by));
+            // The writer of a row may have chosen a transaction that did not exist yet.
+            let xid = shape.xid_before_sql(shown_by.xmax(), &record.added_xids);
+            conditions.push(format!(
+                "pg_catalog.pg_visible_in_snapshot({xid}, '{shown_by}'::pg_snapshot)"
+            ));
         }
         match conditions.is_empty() {
             true => "true".to_owned(),
@@ -152,12 +156,12 @@ impl<'a> Window<'a> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::super::record::CaptureRecord;
     use super::super::shape::{Seq, Shape};
     use super::*;
 
-    fn captured(has_inserted_xid: bool, since: Option<&str>) -> Captured {
+    pub(crate) fn captured(has_inserted_xid: bool, since: Option<&str>) -> Captured {
         Captured {
             record: CaptureRecord {
                 identity: "a.x".into(),

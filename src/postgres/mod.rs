@@ -9,6 +9,7 @@
 //! are built from parsed parts and contain no piece of a URL and no value of a parameter.
 
 pub(crate) mod end_point;
+mod limited;
 mod parameters;
 pub(crate) mod passfile;
 mod patience;
@@ -22,8 +23,8 @@ pub(crate) mod wire;
 
 pub(crate) use parameters::is_connection_variable;
 pub(crate) use patience::PatientSql;
+pub(crate) use sql::refuse_a_standby;
 pub use sql::{Sql, connect};
-pub(crate) use sql::{answer_within, refuse_a_standby};
 pub use target::{ChannelBinding, Host, SslMode, Target};
 #[cfg(test)]
 pub(crate) use tls::client_config;

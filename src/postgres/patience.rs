@@ -14,9 +14,8 @@ use crate::error::{Code, Error, Result};
 /// Interval between two looks at the server process. An answer in transit arrives within it.
 const LOOK_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Limits of one look; a look that fails proves nothing.
+/// Limit of one look; a look that fails proves nothing.
 const LOOK_TIMEOUT: Duration = Duration::from_secs(5);
-const LOOK_LIMIT: Duration = Duration::from_secs(15);
 
 /// Identifies the server process; the start time is included because pids are reused.
 const WHO: &str = "\
@@ -58,8 +57,9 @@ impl PatientSql {
         application_name: &str,
         statement_timeout: Duration,
     ) -> Result<Self> {
-        let sql = connect(target, application_name, statement_timeout).await?;
-        let who = super::answer_within(LOOK_LIMIT, sql.query_one(WHO, &[])).await?;
+        let sql = connect(target, application_name, LOOK_TIMEOUT).await?;
+        let who = sql.query_one(WHO, &[]).await?;
+        sql.limit_statements(statement_timeout).await?;
         Ok(Self {
             sql,
             target: target.clone(),
@@ -97,11 +97,8 @@ impl PatientSql {
     }
 
     async fn is_at_work(&self) -> Result<bool> {
-        let looking = async {
-            let sql = connect(&self.target, "postrider", LOOK_TIMEOUT).await?;
-            let row = sql.query_one(IS_AT_WORK, &[&self.pid, &self.began]).await?;
-            Ok::<_, Error>(row.get(0))
-        };
-        super::answer_within(LOOK_LIMIT, looking).await
+        let sql = connect(&self.target, "postrider", LOOK_TIMEOUT).await?;
+        let row = sql.query_one(IS_AT_WORK, &[&self.pid, &self.began]).await?;
+        Ok(row.get(0))
     }
 }

@@ -1,5 +1,6 @@
 //! Opens an SQL session, and explains why one could not be opened.
 
+use std::io::ErrorKind;
 use std::ops::Deref;
 use std::time::Duration;
 
@@ -7,6 +8,7 @@ use tokio::task::JoinHandle;
 use tokio_postgres::config::{SslMode as PgSslMode, SslNegotiation};
 use tokio_postgres::{Client, Config};
 
+use super::limited::{AnswerLimit, Limited};
 use super::passfile::password;
 use super::target::{ChannelBinding, Target};
 use super::wire::{self, AlreadyOpen, Liveness, Wire, unreachable};
@@ -20,10 +22,12 @@ const LIVENESS: Liveness = Liveness {
     user_timeout: Duration::from_secs(20),
 };
 
-/// An open SQL session; closes when dropped.
+/// An open SQL session; closes when dropped. It ends when the server is silent for a little longer than
+/// its limit for a statement: see [`limited`](super::limited).
 #[derive(Debug)]
 pub struct Sql {
     client: Client,
+    limit: AnswerLimit,
     driver: JoinHandle<()>,
 }
 
@@ -39,6 +43,18 @@ impl Sql {
     /// The client, for a transaction.
     pub fn client_mut(&mut self) -> &mut Client {
         &mut self.client
+    }
+
+    /// Changes the limit on each statement. Zero means no limit.
+    ///
+    /// # Errors
+    /// Those of a statement.
+    pub(crate) async fn limit_statements(&self, timeout: Duration) -> Result<()> {
+        let millis = timeout.as_millis();
+        let statement = format!("SET statement_timeout = {millis}");
+        self.batch_execute(&statement).await?;
+        self.limit.set(timeout);
+        Ok(())
     }
 }
 
@@ -72,21 +88,37 @@ async fn log_in(
     if let Some(password) = password(target)? {
         config.password(password.as_bytes());
     }
-    let logging_in = config.connect_raw(wire, AlreadyOpen);
+    let limit = AnswerLimit::for_statements(statement_timeout);
+    let logging_in = config.connect_raw(Limited::new(wire, limit.clone()), AlreadyOpen);
     let (client, connection) = logging_in.await.map_err(|e| refused(e, target))?;
     let version = connection.parameter("server_version").map(str::to_owned);
     let standby = connection.parameter("in_hot_standby").map(str::to_owned);
     let driver = tokio::spawn(async move {
         if let Err(error) = connection.await {
-            tracing::debug!(%error, "an SQL session ended");
+            log_end(&error);
         }
     });
-    let sql = Sql { client, driver };
+    let sql = Sql {
+        client,
+        limit,
+        driver,
+    };
     refuse_a_standby(target, standby.as_deref())?;
     if transaction_timeout::exists(version.as_deref()) {
         sql.batch_execute(transaction_timeout::OFF).await?;
     }
     Ok(sql)
+}
+
+/// Logs why a session ended. Its statements only report that it is closed.
+fn log_end(error: &tokio_postgres::Error) {
+    let cause = std::error::Error::source(error);
+    match cause.and_then(|cause| cause.downcast_ref::<std::io::Error>()) {
+        Some(silent) if silent.kind() == ErrorKind::TimedOut => {
+            tracing::warn!(code = %Code::PostgresConnectionLost, "closing an SQL session: {silent}");
+        }
+        _ => tracing::debug!(%error, "an SQL session ended"),
+    }
 }
 
 /// Refuses a standby if `target_session_attrs` requires a primary. `in_hot_standby` is the server's
@@ -101,27 +133,6 @@ pub(crate) fn refuse_a_standby(target: &Target, in_hot_standby: Option<&str>) ->
             "the server is a standby, but target_session_attrs requires a primary",
         )),
         false => Ok(()),
-    }
-}
-
-/// The result of `asking`, within `limit`. The limit must be longer than the server's own statement
-/// timeout: when it expires, the connection is dead, although a proxy may keep it open.
-///
-/// # Errors
-/// Those of `asking`; `postgres-connection-lost` when the limit expires.
-pub(crate) async fn answer_within<T, E>(
-    limit: Duration,
-    asking: impl Future<Output = Result<T, E>>,
-) -> Result<T>
-where
-    Error: From<E>,
-{
-    match tokio::time::timeout(limit, asking).await {
-        Ok(answer) => Ok(answer?),
-        Err(_) => Err(Error::new(
-            Code::PostgresConnectionLost,
-            format!("PostgreSQL has not answered in {limit:?}"),
-        )),
     }
 }
 

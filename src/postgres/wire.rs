@@ -17,6 +17,7 @@ use tokio::net::{TcpStream, UnixStream};
 use tokio_postgres::tls::{ChannelBinding, TlsConnect, TlsStream};
 use tokio_rustls::TlsConnector;
 
+use super::limited::Limited;
 use super::target::{ChannelBinding as RequiredBinding, Host, SslMode, Target};
 use super::{end_point, tls};
 use crate::error::{Code, Error, Result};
@@ -220,13 +221,13 @@ pub(crate) fn unreachable(target: &Target) -> Error {
 /// Gives tokio-postgres the open stream instead of a TLS handshake.
 pub(super) struct AlreadyOpen;
 
-impl TlsConnect<Wire> for AlreadyOpen {
-    type Stream = Wire;
+impl TlsConnect<Limited<Wire>> for AlreadyOpen {
+    type Stream = Limited<Wire>;
     type Error = io::Error;
-    type Future = Ready<io::Result<Wire>>;
+    type Future = Ready<io::Result<Limited<Wire>>>;
 
-    fn connect(self, wire: Wire) -> Self::Future {
-        ready(Ok(wire))
+    fn connect(self, stream: Limited<Wire>) -> Self::Future {
+        ready(Ok(stream))
     }
 }
 

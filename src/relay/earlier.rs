@@ -7,8 +7,6 @@
 //! look up the rest of the transaction by ids, and give new events ordinals above all that are in
 //! use.
 
-use std::time::Duration;
-
 use decoder::Lsn;
 
 use super::from_table::last_ordinal;
@@ -16,11 +14,8 @@ use crate::dispatch::{Lookup, Recorded};
 use crate::error::Result;
 use crate::map::EventId;
 use crate::metrics::Metrics;
-use crate::postgres::{Sql, answer_within};
+use crate::postgres::Sql;
 use crate::watermark::CommitLsn;
-
-/// Limit for a dead connection; the server's own statement timeout comes first.
-const LOOK_UP_LIMIT: Duration = Duration::from_secs(8);
 
 /// The lookup of one session.
 pub(super) struct Earlier {
@@ -85,7 +80,7 @@ impl Earlier {
         let mut by_place = None;
         if self.moved.is_none() {
             while self.recorded.needs_page(commit, ordinal) {
-                answer_within(LOOK_UP_LIMIT, self.recorded.read_page(sql)).await?;
+                self.recorded.read_page(sql).await?;
             }
             by_place = self.recorded.look_up(commit, ordinal, &event_id.uuid);
         }
@@ -96,8 +91,7 @@ impl Earlier {
                     Some(moved) => moved,
                     none => none.insert(begin(sql, event).await?),
                 };
-                let asking = self.recorded.look_up_by_id(sql, &event_id.uuid);
-                let found = answer_within(LOOK_UP_LIMIT, asking).await?;
+                let found = self.recorded.look_up_by_id(sql, &event_id.uuid).await?;
                 let place = moved.next_ordinal;
                 moved.next_ordinal += 1;
                 (found, place)
@@ -115,7 +109,7 @@ impl Earlier {
 
 /// Starts after the ordinals that are recorded, and after those that this session has given already.
 async fn begin(sql: &Sql, event: Looked<'_>) -> Result<Moved> {
-    let recorded = answer_within(LOOK_UP_LIMIT, last_ordinal(sql, event.commit)).await?;
+    let recorded = last_ordinal(sql, event.commit).await?;
     let last = recorded.max(event.ordinal);
     tracing::warn!(
         commit_lsn = %event.commit.lsn(), ordinal = event.ordinal,

@@ -18,12 +18,10 @@ use crate::error::Result;
 use crate::lanes::Event;
 use crate::map::{EventError, EventId, OrderingKey};
 use crate::metrics::Metrics;
-use crate::postgres::{Sql, Target, answer_within, connect};
+use crate::postgres::{Sql, Target, connect};
 use crate::watermark::CommitLsn;
 
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(5);
-/// Limit for a dead connection; the server's own statement timeout comes first.
-const LOOK_UP_LIMIT: Duration = Duration::from_secs(8);
 /// Between two log lines about skipped rows.
 const LOG_INTERVAL: Duration = Duration::from_secs(10);
 
@@ -187,7 +185,6 @@ impl MovedRows {
                 self.sql.insert(connecting.await?)
             }
         };
-        let asking = look_up_by_id(sql, &event_id.uuid, self.repeats);
-        answer_within(LOOK_UP_LIMIT, asking).await
+        look_up_by_id(sql, &event_id.uuid, self.repeats).await
     }
 }

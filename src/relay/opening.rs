@@ -14,14 +14,13 @@ use tokio_postgres::types::PgLsn;
 use super::record::{self, Unfinished};
 use super::recovery::loss::{self, Audit, Loss, Seen, Verdict};
 use super::recovery::slot::{self, RecoverySlot};
-use super::session::ANSWER_LIMIT;
 use super::{Phase, Relay, standby};
 use crate::capture::Window;
 use crate::capture::claim::{self, Begin, Captured, Found};
 use crate::capture::record::{self as captures, CaptureRecord};
 use crate::error::{Code, Error, Result};
 use crate::metrics::Kind;
-use crate::postgres::{Sql, answer_within};
+use crate::postgres::Sql;
 use crate::settings::{Dispatch, OnLoss, Settings, Start};
 use crate::table::{TableReader, altered_since};
 
@@ -36,6 +35,7 @@ pub(super) enum Plan {
     /// The same, but first publish the rows that an unfinished recovery has left in the tables.
     Continue {
         confirmed: Lsn,
+        audit: Audit,
         unfinished: Unfinished,
     },
     /// Create a new slot, and publish the rows from before it from the tables.
@@ -59,8 +59,7 @@ pub(super) struct Opening {
 /// # Errors
 /// `foreign-cluster`, `schema-missing`.
 pub(super) async fn refuse_a_copy(relay: &Relay, sql: &Sql, cluster: &Cluster) -> Result<()> {
-    let reading = record::read(sql, &relay.settings.slot);
-    match answer_within(ANSWER_LIMIT, reading).await? {
+    match record::read(sql, &relay.settings.slot).await? {
         Some(earlier) => not_foreign(relay, &earlier, cluster),
         None => Ok(()),
     }
@@ -90,13 +89,12 @@ pub(super) async fn plan(relay: &Relay, sql: &Sql, cluster: &Cluster) -> Result<
     let slot = free_slot(relay, sql).await?;
     // Check again: waiting for the slot may have taken days.
     let publication = check_publication(relay, sql).await?;
-    let earlier = answer_within(ANSWER_LIMIT, record::read(sql, name)).await?;
+    let earlier = record::read(sql, name).await?;
     if let Some(earlier) = &earlier {
         not_foreign(relay, earlier, cluster)?;
     }
-    let looking = claim::look(sql, &relay.settings.tables);
-    let found = answer_within(ANSWER_LIMIT, looking).await?;
-    let records = answer_within(ANSWER_LIMIT, captures::read(&**sql)).await?;
+    let found = claim::look(sql, &relay.settings.tables).await?;
+    let records = captures::read(&**sql).await?;
     let known = claim::matched(&found, &records);
     claim::refuse_others(&known, name)?;
     let is_first = earlier.as_ref().is_none_or(is_at_its_first_start);
@@ -104,7 +102,7 @@ pub(super) async fn plan(relay: &Relay, sql: &Sql, cluster: &Cluster) -> Result<
         earlier: earlier.as_ref(),
         slot: slot.as_ref(),
         cluster,
-        server_lsn: answer_within(ANSWER_LIMIT, server_lsn(sql)).await?,
+        server_lsn: server_lsn(sql).await?,
         start: claim::start(relay.settings.start, is_first, &known),
         dispatch: relay.settings.dispatch,
         publication: publication.fingerprint(),
@@ -118,18 +116,18 @@ pub(super) async fn plan(relay: &Relay, sql: &Sql, cluster: &Cluster) -> Result<
         }
         Verdict::Continue {
             confirmed,
+            audit,
             unfinished,
         } => Plan::Continue {
             confirmed,
+            audit,
             unfinished,
         },
         Verdict::Recover(loss) => {
             let loss = recover_or_stop(relay, loss)?;
-            let trying = everything_is_readable(relay, sql);
-            answer_within(ANSWER_LIMIT, trying).await?;
+            everything_is_readable(relay, sql).await?;
             let (instance, why) = (&relay.instance, loss.name());
-            let marking = record::mark::mark_recovering(sql, name, cluster, instance, why);
-            answer_within(ANSWER_LIMIT, marking).await?;
+            record::mark::mark_recovering(sql, name, cluster, instance, why).await?;
             Plan::Recover(loss)
         }
     };
@@ -142,7 +140,7 @@ pub(super) async fn plan(relay: &Relay, sql: &Sql, cluster: &Cluster) -> Result<
     Ok(Opening {
         plan,
         repeats: loss::repeats(seen),
-        captured: answer_within(ANSWER_LIMIT, claiming).await?,
+        captured: claiming.await?,
         publication,
     })
 }
@@ -153,33 +151,26 @@ fn is_at_its_first_start(earlier: &record::Recorded) -> bool {
     earlier.confirmed_lsn.is_none() && earlier.recovering.as_deref() == Some(first_start)
 }
 
-/// Whether the tables still show which rows the unfinished recovery has to read. It finds them by the
-/// transaction that inserted them, so each table must have had `inserted_xid` all the time. Without
-/// records, rows of a partition that was attached meanwhile may be in neither its snapshot nor the slot.
+/// Whether the rows of the unfinished recovery can still be found. They are found by the transaction that
+/// inserted them, so every table must have had `inserted_xid` from before that recovery. And all
+/// outcomes must have records: without them, rows that the stream has passed look like new ones.
 fn can_continue(
     earlier: Option<&record::Recorded>,
     dispatch: Dispatch,
     found: &[Found],
     known: &[Option<&CaptureRecord>],
 ) -> bool {
-    let Some(earlier) = earlier else { return false };
-    let Some(unfinished) = &earlier.unfinished else {
-        return false;
+    let has_records = |earlier: &record::Recorded| {
+        [dispatch, earlier.dispatch] == [Dispatch::Full; 2] && earlier.unfinished.is_some()
     };
-    let has_records = [dispatch, earlier.dispatch] == [Dispatch::Full; 2];
-    let is_same = |(found, known): (&Found, &Option<&CaptureRecord>)| {
+    let has_had_xids = |(found, known): (&Found, &Option<&CaptureRecord>)| {
         known.is_some_and(|record| {
-            let shows = |xid: &u64| *xid < unfinished.snapshot.xmin();
-            let has_xids = found.shape.has_inserted_xid && record.has_inserted_xid;
-            let is_attached = || {
-                let shape = found.shape.clone();
-                let record = record.clone();
-                !Captured { record, shape }.new_partitions().is_empty()
-            };
-            has_xids && record.added_xids.iter().all(shows) && (has_records || !is_attached())
+            let mut added = record.added_xids.iter().chain(&found.shape.missing_xids);
+            let has_them = found.shape.has_inserted_xid && record.has_inserted_xid;
+            has_them && added.all(|xid| *xid < record.floor)
         })
     };
-    found.iter().zip(known).all(is_same)
+    earlier.is_some_and(has_records) && found.iter().zip(known).all(has_had_xids)
 }
 
 /// Waits until nobody reads from the slot; `None` when it does not exist.
@@ -255,8 +246,7 @@ fn log_failover(earlier: Option<&record::Recorded>, cluster: &Cluster) {
 /// `publication-missing`, `publication-drift`.
 pub(super) async fn check_publication(relay: &Relay, sql: &Sql) -> Result<PublicationState> {
     let publication = &relay.settings.publication;
-    let looking = publication::inspect(sql, publication, &relay.captured);
-    let state = answer_within(ANSWER_LIMIT, looking).await?;
+    let state = publication::inspect(sql, publication, &relay.captured).await?;
     if let Some(problem) = state.problems().first() {
         let error = Error::from(problem);
         // The publication was right before: somebody is altering it or a table, and will finish.
@@ -299,11 +289,12 @@ pub(super) async fn carry_out(
         Plan::Stream { confirmed, audit } => Ok((confirmed, audit, None)),
         Plan::Continue {
             confirmed,
+            audit,
             unfinished,
         } => {
             relay.state.set(Phase::Recovering);
             let kept = slot::kept(relay, unfinished);
-            Ok((confirmed, Audit::Continue, Some(kept)))
+            Ok((confirmed, audit, Some(kept)))
         }
         Plan::Recover(loss) => {
             // Creating the slot may take minutes.
@@ -340,3 +331,6 @@ async fn everything_is_readable(relay: &Relay, sql: &Sql) -> Result<()> {
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests;

@@ -3,7 +3,7 @@
 //! One task owns all state, and one `select!` has everything that can wake it, by priority: shutdown,
 //! the end of the replication session, progress of the delivery, the supervisor, the auditor, the end
 //! of a recovery, rows from the tables, and last the stream, which is the busiest. In a recovery the
-//! stream is read only when all rows from the tables are queued for their keys.
+//! stream is read only once all rows from the tables are queued for their keys.
 //!
 //! The loop waits for the database only to look up moved rows and rows recorded by earlier sessions, and
 //! to ask the catalog for a type that the stream names for the first time. It also waits to find out why

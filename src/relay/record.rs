@@ -47,10 +47,13 @@ const UPDATE: &str = "\
     UPDATE outbox.relay SET confirmed_lsn = $2, updated_at = now() \
     WHERE slot = $1 AND NOT confirmed_is_final";
 
-/// Written before a person moves the slot: no relay has confirmed any later position.
+/// Written before a person moves the slot. No relay has confirmed any later position; only a relay with
+/// `dispatch = exceptions` needs to know that. The slot no longer brings all that a recovery left out.
 const WRITE_LEFT: &str = "\
-    UPDATE outbox.relay SET confirmed_lsn = $2, confirmed_is_final = true, updated_at = now() \
-    WHERE slot = $1 AND confirmed_lsn IS NOT NULL AND dispatch = 'exceptions'";
+    UPDATE outbox.relay SET recovery_lsn = NULL, recovery_snapshot = NULL, updated_at = now(), \
+        confirmed_lsn = CASE dispatch WHEN 'exceptions' THEN $2 ELSE confirmed_lsn END, \
+        confirmed_is_final = confirmed_is_final OR dispatch = 'exceptions' \
+    WHERE slot = $1 AND confirmed_lsn IS NOT NULL";
 
 /// Only if the row is still ours: another relay may have taken the slot in the meantime.
 const WRITE_FINAL: &str = "\
@@ -103,7 +106,7 @@ pub(crate) struct Recorded {
 pub(crate) struct Unfinished {
     /// The consistent point of its slot.
     pub(crate) consistent_point: Lsn,
-    /// What the slot does not bring.
+    /// The slot brings every transaction that this snapshot does not show.
     pub(crate) snapshot: Snapshot,
 }
 
@@ -205,9 +208,9 @@ pub(super) async fn take(
     Ok(())
 }
 
-/// Records where a relay with `dispatch = exceptions` has left the slot, before a person moves it, so
-/// that the next session notices the move. A relay with full records compares the tables, and does
-/// not need this.
+/// Records that a person moves the slot. The next session begins an unfinished recovery again. With
+/// `dispatch = exceptions` it notices the move by the recorded position; with full records it compares the
+/// tables anyway.
 ///
 /// # Errors
 /// Errors of a statement; no error if no relay has ever served.

@@ -26,16 +26,15 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
 use super::from_table::{self, FIRST_PLACE, Interrupted, Places, SessionEnded, TableSender};
-use super::record::{Manner, mark};
-use super::session::ANSWER_LIMIT;
+use super::record::{Manner, Unfinished, mark};
 use super::{Phase, Relay, State};
 use crate::capture::claim::Captured;
 use crate::capture::record::Resolved;
-use crate::capture::{Snapshot, Window, record as captures, scan, shape};
+use crate::capture::{Window, record as captures, scan, shape};
 use crate::error::{Code, Error, Result};
 use crate::map::TableSettings;
 use crate::metrics::Metrics;
-use crate::postgres::{PatientSql, Sql, Target, answer_within};
+use crate::postgres::{PatientSql, Sql, Target};
 use crate::settings::Dispatch;
 use crate::table::TableReader;
 use blocked::Firsts;
@@ -71,7 +70,8 @@ impl Seam {
     /// Waits for the next step. Cancel-safe.
     ///
     /// # Errors
-    /// An error that ends the session; the next session begins the recovery again.
+    /// An error that ends the session. The next session continues the recovery, or begins again with a
+    /// new slot.
     pub(super) async fn next_step(&mut self) -> Result<SeamStep> {
         if let Some(opened) = &mut self.opened {
             self.is_open = opened.await.is_ok();
@@ -121,26 +121,21 @@ pub(super) async fn start(
         repeats,
     } = what;
     let place = from_table::place_before(slot.consistent_point());
-    let looking = async {
-        let last_ordinal = from_table::last_ordinal(sql, place)
-            .await?
-            .max(from_table::last_ordinal(sql, FIRST_PLACE).await?);
-        let firsts = match repeats {
-            true => Firsts::read(sql).await?,
-            false => Firsts::default(),
-        };
-        Ok::<_, Error>((last_ordinal, firsts))
+    let last_ordinal = from_table::last_ordinal(sql, place)
+        .await?
+        .max(from_table::last_ordinal(sql, FIRST_PLACE).await?);
+    let firsts = if repeats {
+        Firsts::read(sql).await?
+    } else {
+        Firsts::default()
     };
-    let (last_ordinal, firsts) = answer_within(ANSWER_LIMIT, looking).await?;
     let (name, instance) = (&settings.slot, &relay.instance);
     if slot.is_new {
-        let writing = mark::write_unfinished(sql, name, instance, &slot.point);
-        answer_within(ANSWER_LIMIT, writing).await?;
+        mark::write_unfinished(sql, name, instance, &slot.point).await?;
     }
     let recovery = Recovery {
         target: settings.database()?.clone(),
         slot: settings.slot.clone(),
-        instance: relay.instance.clone(),
         walsender,
         tables: settings.tables.clone(),
         project: settings.project()?.to_owned(),
@@ -154,7 +149,7 @@ pub(super) async fn start(
         publication,
         captured,
         repeats,
-        snapshot: slot.point.snapshot,
+        point: slot.point,
         is_first: slot.is_first,
         firsts,
         rows,
@@ -187,7 +182,6 @@ pub(super) async fn start(
 struct Recovery {
     target: Target,
     slot: SlotName,
-    instance: String,
     /// The walsender's pid.
     walsender: i32,
     tables: Vec<TableSettings>,
@@ -199,7 +193,7 @@ struct Recovery {
     publication: String,
     captured: Vec<Captured>,
     repeats: bool,
-    snapshot: Snapshot,
+    point: Unfinished,
     is_first: bool,
     firsts: Firsts,
     rows: TableSender,
@@ -235,12 +229,13 @@ impl Recovery {
 
     /// Raises the floors and removes the mark: everything that the snapshot shows is resolved.
     async fn write_down(&self, sql: &Sql) -> Result<()> {
-        let (slot, instance) = (&self.slot, &self.instance);
+        let slot = &self.slot;
+        let floor = self.point.snapshot.xmin();
         for captured in &self.captured {
             let identity = &captured.record.identity;
             let resolved = Resolved {
                 identity,
-                floor: self.snapshot.xmin(),
+                floor,
                 floor_seq: None,
                 // With full records the auditor compares new partitions.
                 partitions: self.repeats.then_some(&*captured.shape.partitions),
@@ -254,10 +249,10 @@ impl Recovery {
             dispatch: self.dispatch,
             publication: &self.publication,
         };
-        if !mark::recovered(sql, slot, instance, self.walsender, manner).await? {
+        if !mark::recovered(sql, slot, self.point.consistent_point, manner).await? {
             tracing::warn!(
-                slot = %self.slot,
-                "another relay has marked the slot for recovery: the next session recovers again"
+                %slot,
+                "another recovery was requested meanwhile: the next session recovers again"
             );
         }
         Ok(())
@@ -268,7 +263,7 @@ impl Recovery {
         let resolving = TableReader::resolve(sql, table, &self.project, captured);
         let reader = sql.answer(resolving).await?;
         let window = Window {
-            shown_by: Some(&self.snapshot),
+            shown_by: Some(&self.point.snapshot),
             ..Window::unresolved(captured, self.repeats)
         };
         let unrecorded = Unrecorded::of(sql, reader, table, window, &self.firsts).await?;

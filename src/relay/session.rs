@@ -33,7 +33,7 @@ use crate::capture::Bounds;
 use crate::capture::claim::Captured;
 use crate::dispatch::{Reader, Recorded, quarantined, wait_for_predecessor};
 use crate::error::{Code, Error, Result};
-use crate::postgres::{Sql, answer_within, connect};
+use crate::postgres::{Sql, connect};
 use crate::settings::{OnBadEvent, Settings};
 use crate::source::{Options, Source};
 use crate::watermark::{Confirmable, Watermark};
@@ -41,8 +41,8 @@ use crate::watermark::{Confirmable, Watermark};
 /// For statements at the start; looking up recorded events may take longer than most.
 pub(super) const STATEMENT_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Limit for a dead connection; the server's own statement timeout comes first.
-pub(super) const ANSWER_LIMIT: Duration = Duration::from_secs(65);
+/// For look-ups while the stream waits.
+const LOOK_UP_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How long requests in flight may take to end when a session broke, before the next one begins.
 const BROKEN_SESSION_DRAIN: Duration = Duration::from_secs(10);
@@ -152,8 +152,7 @@ async fn open(relay: &Relay) -> Result<(Pipeline, Beside)> {
         publication,
     } = opening::plan(relay, &sql, &cluster).await?;
     let wait_limit = settings.publish_timeout;
-    let waiting = wait_for_predecessor(&sql, &settings.slot, wait_limit);
-    answer_within(wait_limit + ANSWER_LIMIT, waiting).await?;
+    wait_for_predecessor(&sql, &settings.slot, wait_limit).await?;
     let (confirmed, audit, new_slot) = opening::carry_out(relay, &sql, plan).await?;
     let mut source = open_source(relay, confirmed).await?;
     still_the_slot(relay, &sql, &mut source, confirmed).await?;
@@ -168,11 +167,9 @@ async fn open(relay: &Relay) -> Result<(Pipeline, Beside)> {
         hasten.clone(),
     )?;
     // Wait again: only now that the slot is ours, nobody else records anything.
-    let waiting = wait_for_predecessor(&sql, &settings.slot, wait_limit);
-    answer_within(wait_limit + ANSWER_LIMIT, waiting).await?;
-    let looking = Recorded::after(&sql, confirmed, repeats);
-    let recorded = answer_within(ANSWER_LIMIT, looking).await?;
-    let quarantine = answer_within(ANSWER_LIMIT, quarantine_of(relay, &sql)).await?;
+    wait_for_predecessor(&sql, &settings.slot, wait_limit).await?;
+    let recorded = Recorded::after(&sql, confirmed, repeats).await?;
+    let quarantine = quarantine_of(relay, &sql).await?;
     let (_, walsender) = source.lease_proof();
     let publication_before = as_captured(&captured, &first_seen);
     take(relay, &sql, &cluster, confirmed, audit, publication_before).await?;
@@ -196,8 +193,7 @@ async fn open(relay: &Relay) -> Result<(Pipeline, Beside)> {
         }
     };
     // From here on the pipeline uses this session, and it must not wait for long.
-    let set = sql.batch_execute("SET statement_timeout = '5s'");
-    answer_within(ANSWER_LIMIT, set).await?;
+    sql.limit_statements(LOOK_UP_TIMEOUT).await?;
     let audit = auditor::Start {
         everything: audit == Audit::Everything,
         after: recovered,
@@ -276,15 +272,14 @@ async fn take(
         dispatch: relay.settings.dispatch,
         publication,
     };
-    let taking = record::take(sql, slot, cluster, position, instance, audit, manner);
-    answer_within(ANSWER_LIMIT, taking).await
+    record::take(sql, slot, cluster, position, instance, audit, manner).await
 }
 
 /// Opens a session, and checks that the server can be streamed from.
 async fn primary(relay: &Relay) -> Result<(Sql, Cluster)> {
     let target = relay.settings.database()?;
     let sql = connect(target, "postrider", STATEMENT_TIMEOUT).await?;
-    let cluster = answer_within(ANSWER_LIMIT, cluster::inspect(&sql)).await?;
+    let cluster = cluster::inspect(&sql).await?;
     if cluster.major_version() < 14 {
         return Err(Error::new(
             Code::PostgresVersion,
@@ -336,8 +331,7 @@ async fn still_the_slot(
     let position = PgLsn::from(confirmed.as_u64());
     let slot = relay.settings.slot.as_str();
     let parameters: [&(dyn ToSql + Sync); 3] = [&slot, &walsender, &position];
-    let looking = sql.query_opt(SAME, &parameters);
-    if answer_within(ANSWER_LIMIT, looking).await?.is_some() {
+    if sql.query_opt(SAME, &parameters).await?.is_some() {
         return Ok(());
     }
     // Or the stream has ended already: then its error says more.

@@ -3,18 +3,17 @@
 
 use std::time::{Duration, Instant};
 
-use slot_manager::{Error as SlotError, Slot, slots};
+use slot_manager::{Slot, slots};
 
 use super::Relay;
+use super::session::STATEMENT_TIMEOUT;
 use crate::error::Result;
-use crate::postgres::{Sql, answer_within};
+use crate::postgres::Sql;
 
 const LOG_INTERVAL: Duration = Duration::from_secs(10);
 
-/// How often the wait starts over, and how long an answer may take. Without this, a standby with a
-/// dead connection would wait forever.
-const ROUND: Duration = Duration::from_secs(5);
-const ANSWER_LIMIT: Duration = Duration::from_secs(5);
+/// For one look at the slot: a standby must soon notice that its connection is dead.
+const LOOK_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Waits without end until nobody reads from the slot.
 pub(super) async fn wait_until_free(relay: &Relay, sql: &Sql) -> Result<Slot> {
@@ -34,17 +33,8 @@ pub(super) async fn wait_until_free(relay: &Relay, sql: &Sql) -> Result<Slot> {
             );
         }
     };
-    loop {
-        let round = async {
-            let deadline = Some(Instant::now() + ROUND);
-            match slots::wait_until_free(sql, &relay.settings.slot, deadline, &mut observe).await {
-                Ok(slot) => Ok(Some(slot)),
-                Err(SlotError::StillHeld { .. }) => Ok(None),
-                Err(error) => Err(error),
-            }
-        };
-        if let Some(slot) = answer_within(ROUND + ANSWER_LIMIT, round).await? {
-            return Ok(slot);
-        }
-    }
+    sql.limit_statements(LOOK_TIMEOUT).await?;
+    let slot = slots::wait_until_free(sql, &relay.settings.slot, None, &mut observe).await?;
+    sql.limit_statements(STATEMENT_TIMEOUT).await?;
+    Ok(slot)
 }

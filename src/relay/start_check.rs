@@ -10,21 +10,18 @@ use std::time::Duration;
 use super::Relay;
 use crate::error::{Error, Result};
 use crate::map::{MapError, Mapper};
-use crate::postgres::{answer_within, connect};
+use crate::postgres::connect;
 use crate::table;
 
 /// For statements on the catalog.
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(5);
-
-/// Limit for a dead connection; the server's own statement timeout comes first.
-const LIMIT: Duration = Duration::from_secs(12);
 
 /// Checks every captured table.
 ///
 /// # Errors
 /// `setting-invalid`.
 pub(super) async fn settings_fit_the_tables(relay: &Relay) -> Result<()> {
-    let Ok(Some(fault)) = answer_within(LIMIT, first_fault(relay)).await else {
+    let Ok(Some(fault)) = first_fault(relay).await else {
         return Ok(());
     };
     Err(fault.into())

@@ -13,7 +13,7 @@ pub enum Phase {
     Connecting,
     /// Another session, described here, holds the slot.
     Standby(String),
-    /// Holds a new slot, and publishes the rows from before it from the tables.
+    /// Creates or holds the slot of a recovery, and publishes older rows from the tables.
     Recovering,
     /// Streams from the slot.
     Streaming,

@@ -17,10 +17,10 @@ use slot_manager::{SlotName, cluster};
 use super::Relay;
 use super::opening::check_publication;
 use super::record::mark;
-use super::session::{ANSWER_LIMIT, STATEMENT_TIMEOUT};
+use super::session::STATEMENT_TIMEOUT;
 use crate::capture::claim;
 use crate::error::{Code, Error, Result};
-use crate::postgres::{Sql, answer_within, connect};
+use crate::postgres::{Sql, connect};
 use crate::settings::OnLoss;
 use crate::table::TableReader;
 
@@ -50,15 +50,13 @@ pub(super) async fn what_to_do(relay: &Relay, confirmed: Lsn, ended: Error) -> E
         let (slot, instance) = (&settings.slot, &relay.instance);
         let (ours, error) = match settings.slot_on_loss {
             OnLoss::Stop => {
-                let looking = mark::is_anothers(&sql, slot, instance);
-                let anothers = answer_within(ANSWER_LIMIT, looking).await?;
+                let anothers = mark::is_anothers(&sql, slot, instance).await?;
                 (!anothers, Error::new(Code::SlotStuck, what))
             }
             OnLoss::Recover => {
-                let cluster = answer_within(ANSWER_LIMIT, cluster::inspect(&sql)).await?;
+                let cluster = cluster::inspect(&sql).await?;
                 let why = Code::SlotStuck.name();
-                let marking = mark::mark_stuck(&sql, slot, &cluster, instance, why);
-                let marked = answer_within(ANSWER_LIMIT, marking).await?;
+                let marked = mark::mark_stuck(&sql, slot, &cluster, instance, why).await?;
                 (marked, while_it_is_mended(&ended, what))
             }
         };
@@ -83,11 +81,10 @@ fn is_of_columns(ended: &Error) -> bool {
 /// Whether the settings fit the current tables; if not, a person has to correct them.
 async fn tables_can_be_mapped(relay: &Relay, sql: &Sql) -> Result<bool> {
     let (settings, name) = (&relay.settings, &relay.settings.slot);
-    let known = claim::known(sql, name, &settings.tables);
-    let known = answer_within(ANSWER_LIMIT, known).await?;
+    let known = claim::known(sql, name, &settings.tables).await?;
     for (table, captured) in settings.tables.iter().zip(&known) {
         let resolving = TableReader::resolve(sql, table, settings.project()?, captured);
-        match answer_within(ANSWER_LIMIT, resolving).await {
+        match resolving.await {
             Ok(_) => {}
             Err(error) if is_of_columns(&error) => return Ok(false),
             Err(error) => return Err(error),

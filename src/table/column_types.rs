@@ -7,13 +7,10 @@ use tokio_postgres::Row;
 
 use crate::error::Result;
 use crate::map::{ColumnType, ColumnTypes};
-use crate::postgres::{Sql, Target, answer_within, connect};
+use crate::postgres::{Sql, Target, connect};
 
 /// A look-up delays the stream, and a session that is held back for long ends.
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(5);
-
-/// Limit for a connection that does not respond. The statement timeout of the server is shorter.
-const LOOK_UP_LIMIT: Duration = Duration::from_secs(8);
 
 /// Parameters: OIDs of types, the columns that have them (oid[], text[]), schema and table (text).
 ///
@@ -108,11 +105,8 @@ pub(crate) async fn look_up_apart(
     relation: &OwnedRelation,
     known: &ColumnTypes,
 ) -> Result<ColumnTypes> {
-    answer_within(LOOK_UP_LIMIT, async {
-        let sql = connect(target, "postrider types", STATEMENT_TIMEOUT).await?;
-        look_up(&sql, relation, known).await
-    })
-    .await
+    let sql = connect(target, "postrider types", STATEMENT_TIMEOUT).await?;
+    look_up(&sql, relation, known).await
 }
 
 fn column_type(row: &Row) -> ColumnType {

@@ -9,6 +9,7 @@ use slot_manager::publication::{self, Problem};
 use slot_manager::{Finding, Severity, quoted_identifier};
 use tokio_postgres::error::SqlState;
 
+use super::STATEMENT_TIMEOUT;
 use super::script::{self, Migration, Payload};
 use crate::capture::shape;
 use crate::cli::check;
@@ -241,13 +242,13 @@ async fn add_index(sql: &Sql, table: &TableSettings, is_partitioned: bool) -> Re
           and pg_catalog.pg_get_expr(i.indpred, i.indrelid) = '(seq IS NOT NULL)'";
     let failed = |error| not_the_owner(error, &format!("cannot index {}", table.table));
     let name = table.table.to_string();
-    sql.batch_execute("set statement_timeout = 0").await?;
+    sql.limit_statements(Duration::ZERO).await?;
     for row in sql.query(INVALID, &[&name]).await? {
         sql.batch_execute(row.get(0)).await.map_err(failed)?;
     }
     let statement = script::index(table, !is_partitioned);
     sql.batch_execute(&statement).await.map_err(failed)?;
-    sql.batch_execute("reset statement_timeout").await?;
+    sql.limit_statements(STATEMENT_TIMEOUT).await?;
     Ok(())
 }
 

@@ -18,7 +18,7 @@ use crate::postgres::{Sql, connect};
 use crate::settings::Settings;
 
 /// Long enough to wait for another session's lock, short enough that the user sees the timeout.
-const STATEMENT_TIMEOUT: Duration = Duration::from_secs(60);
+pub(super) const STATEMENT_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The arguments of `postrider init`.
 #[derive(Debug, clap::Args)]

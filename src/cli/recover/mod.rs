@@ -128,7 +128,7 @@ impl Situation {
             dispatch: settings.dispatch,
             publication: publication.fingerprint(),
             has_new_table: known.iter().any(Option::is_none),
-            // Whether it is continued or repeated, the same rows are published.
+            // With full records the same rows are published either way.
             can_continue: false,
         };
         let (repeats, why) = (loss::repeats(seen), situation.why(name, seen));

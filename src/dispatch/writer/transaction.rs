@@ -17,12 +17,9 @@ use super::super::successor::{WHO_SERVES, is_there};
 use super::batch::Batch;
 use crate::error::{Code, Error, Result};
 use crate::lanes::Standing;
-use crate::postgres::{Sql, Target, answer_within, connect};
+use crate::postgres::{Sql, Target, connect};
 
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(30);
-/// Limit for connecting and for one transaction, in case the connection is dead. Longer than the
-/// server's own limit for the one statement of it that may have to wait.
-const ANSWER_LIMIT: Duration = Duration::from_secs(35);
 /// How often a batch may run into rows that did not exist just before.
 const MAX_CONFLICTS: u32 = 3;
 const HAS_SUCCESSOR: &str = "another session has taken over the slot: events in flight are not \
@@ -110,17 +107,15 @@ pub(super) async fn write(
 ) -> Result<()> {
     let connected = match connected {
         Some(connected) => connected,
-        None => connected.insert(answer_within(ANSWER_LIMIT, Connected::new(place)).await?),
+        None => connected.insert(Connected::new(place).await?),
     };
     let mut there = HashSet::new();
     for _ in 0..MAX_CONFLICTS {
-        let attempt = async { Ok::<_, Error>(attempt(place, connected, batch, &there).await) };
-        match answer_within(ANSWER_LIMIT, attempt).await? {
+        match attempt(place, connected, batch, &there).await {
             // The batch was written before and only the answer was lost. PostgreSQL rolls the
             // transaction back. The connection is still usable: the server has read the whole COPY.
             Err(error) if error.code() == Some(&SqlState::UNIQUE_VIOLATION) => {
-                let asking = rows_that_are_there(&connected.sql, batch);
-                there = answer_within(ANSWER_LIMIT, asking).await?;
+                there = rows_that_are_there(&connected.sql, batch).await?;
             }
             Ok(Attempt::SlotIsAnothers) => {
                 // The session may be over already, and nobody receives the error: log it here.

@@ -1,6 +1,7 @@
 //! The mark of a recovery in `outbox.relay`: until it is removed, every session begins with a
 //! recovery.
 
+use decoder::Lsn;
 use slot_manager::{Cluster, SlotName};
 use tokio_postgres::GenericClient;
 use tokio_postgres::types::{PgLsn, ToSql};
@@ -48,22 +49,19 @@ const REQUEST: &str = "\
         recovering = coalesce(relay.recovering, excluded.recovering), recovery_lsn = NULL, \
         recovery_snapshot = NULL, updated_at = now()";
 
-/// What a later session needs to continue the recovery. Only while the slot is ours.
+/// Has no effect if another relay has marked the slot since.
 const WRITE_UNFINISHED: &str = "\
     UPDATE outbox.relay SET recovery_lsn = $3, recovery_snapshot = $4::text::pg_snapshot \
     WHERE slot = $1 AND instance = $2 AND recovering IS NOT NULL";
 
-/// Ends the recovery, unless another relay has marked the slot in between: that relay recovers again.
-/// If it was too late, because the slot is still ours, its mark is removed.
+/// Ends the recovery whose slot has this consistent point. Every mark clears that, so after a new mark
+/// the next session recovers again.
 const RECOVERED: &str = "\
     UPDATE outbox.relay r SET recovering = NULL, recovery_lsn = NULL, recovery_snapshot = NULL, \
-        instance = $2, audited_at = now(), \
-        updated_at = now(), dispatch = $4::text, \
-        audited_publication = CASE WHEN r.dispatch = 'exceptions' THEN $5 \
+        audited_at = now(), updated_at = now(), dispatch = $3::text, \
+        audited_publication = CASE WHEN r.dispatch = 'exceptions' THEN $4 \
             ELSE r.audited_publication END \
-    WHERE r.slot = $1 AND (r.instance = $2 OR EXISTS ( \
-        SELECT FROM pg_catalog.pg_replication_slots s \
-        WHERE s.slot_name = $1 AND s.active_pid = $3))";
+    WHERE r.slot = $1 AND r.recovery_lsn = $2";
 
 /// Marks the slot for recovery: until [`recovered`], every session begins with a recovery. An older
 /// mark keeps its reason.
@@ -143,7 +141,7 @@ pub(crate) async fn request_recovery(
     Ok(())
 }
 
-/// Records what a later session needs to continue this recovery with its slot.
+/// Records how a later session can continue this recovery with its slot.
 pub(crate) async fn write_unfinished(
     sql: &Sql,
     slot: &SlotName,
@@ -157,23 +155,17 @@ pub(crate) async fn write_unfinished(
     Ok(())
 }
 
-/// Removes the mark: every event that the new slot will not bring is resolved, with the publication
-/// as it was before. Returns whether the mark was ours to remove.
+/// Removes the mark: every event that the slot will not bring is resolved, with the publication as it
+/// was before. Returns whether the mark was still that of this recovery.
 pub(in crate::relay) async fn recovered(
     sql: &Sql,
     slot: &SlotName,
-    instance: &str,
-    walsender: i32,
+    consistent_point: Lsn,
     manner: Manner<'_>,
 ) -> Result<bool> {
     let (dispatch, publication) = (manner.dispatch.name(), manner.publication);
-    let parameters: [&(dyn ToSql + Sync); 5] = [
-        &slot.as_str(),
-        &instance,
-        &walsender,
-        &dispatch,
-        &publication,
-    ];
+    let from = PgLsn::from(consistent_point.as_u64());
+    let parameters: [&(dyn ToSql + Sync); 4] = [&slot.as_str(), &from, &dispatch, &publication];
     let rows = sql.execute(RECOVERED, &parameters).await?;
     Ok(rows == 1)
 }

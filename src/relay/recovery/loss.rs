@@ -14,6 +14,9 @@ use crate::error::{Code, Error};
 use crate::relay::record::{Recorded, Unfinished};
 use crate::settings::{Dispatch, Start};
 
+/// The name of [`Loss::Unfinished`].
+pub(crate) const UNFINISHED: &str = "recovery-unfinished";
+
 /// The facts when a session opens.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Seen<'a> {
@@ -31,7 +34,7 @@ pub(crate) struct Seen<'a> {
     pub(crate) publication: &'a str,
     /// Whether a table of the settings is not captured yet.
     pub(crate) has_new_table: bool,
-    /// Whether the tables still show which rows the unfinished recovery has to read.
+    /// Whether the rows that the unfinished recovery has to read can still be found.
     pub(crate) can_continue: bool,
 }
 
@@ -40,10 +43,11 @@ pub(crate) struct Seen<'a> {
 pub(crate) enum Verdict {
     /// The slot has everything: stream from it.
     Stream { confirmed: Lsn, audit: Audit },
-    /// An earlier recovery has not finished, and its slot has everything since: read the rows that
-    /// are left from the tables, and stream from the slot.
+    /// An earlier recovery has not finished, and its slot brings everything that was committed since.
+    /// Publish the remaining rows from the tables, then stream.
     Continue {
         confirmed: Lsn,
+        audit: Audit,
         unfinished: Unfinished,
     },
     /// The slot may lack rows that are in the tables.
@@ -102,6 +106,7 @@ pub(crate) fn judge(seen: Seen<'_>) -> Verdict {
             let unfinished = unfinished.clone();
             Verdict::Continue {
                 confirmed,
+                audit,
                 unfinished,
             }
         }
@@ -212,7 +217,7 @@ impl Loss {
     /// Stable name in kebab case; an error code if the loss can be one.
     pub(crate) fn name(&self) -> &'static str {
         match self {
-            Loss::Unfinished(_) => "recovery-unfinished",
+            Loss::Unfinished(_) => UNFINISHED,
             Loss::FirstStart(_) => "first-start",
             Loss::TableAdded => "table-added",
             Loss::SlotMissing => "slot-missing",

@@ -5,14 +5,13 @@ use std::time::{Duration, Instant};
 use decoder::Lsn;
 use slot_manager::{Error as SlotError, SlotName, retention, slots};
 
-use super::loss::Loss;
+use super::loss::{self, Loss};
 use super::snapshot;
 use crate::error::{Error, Result};
 use crate::metrics::Kind;
-use crate::postgres::{Sql, answer_within};
+use crate::postgres::Sql;
 use crate::relay::Relay;
 use crate::relay::record::Unfinished;
-use crate::relay::session::ANSWER_LIMIT;
 use crate::settings::Start;
 use crate::source;
 
@@ -23,7 +22,7 @@ const CREATE_LIMIT: Duration = Duration::from_secs(300);
 /// How often to log the transactions that hold up the new slot.
 const BLOCKERS_NAMED_AFTER: Duration = Duration::from_secs(15);
 
-/// The slot of a recovery, and the snapshot of the transactions that it does not bring.
+/// The slot of a recovery, and a snapshot that shows the transactions which the slot does not bring.
 pub(crate) struct RecoverySlot {
     pub(super) point: Unfinished,
     /// Whether the slot was created in this session.
@@ -41,17 +40,13 @@ impl RecoverySlot {
 
 /// The slot that an unfinished recovery has created.
 pub(crate) fn kept(relay: &Relay, unfinished: Unfinished) -> RecoverySlot {
-    let loss = Loss::Unfinished(String::new()).name();
+    let kind = loss::UNFINISHED;
     tracing::warn!(
-        kind = loss, slot = %relay.settings.slot, from = %unfinished.consistent_point,
+        kind, slot = %relay.settings.slot, from = %unfinished.consistent_point,
         "continuing a recovery that an earlier session has not finished, with its slot: rows that still \
          have no record in outbox.dispatch are published from the tables"
     );
-    relay
-        .metrics
-        .recoveries
-        .get_or_create(&Kind { kind: loss })
-        .inc();
+    relay.metrics.recoveries.get_or_create(&Kind { kind }).inc();
     RecoverySlot {
         point: unfinished,
         is_new: false,
@@ -78,14 +73,10 @@ pub(crate) async fn create(relay: &Relay, sql: &Sql, loss: &Loss) -> Result<Reco
             relay.metrics.recoveries.get_or_create(&kind).inc();
         }
     }
-    let dropping = async {
-        match slots::drop(sql, slot).await {
-            Err(SlotError::SlotMissing { .. }) => Ok(false),
-            dropped => dropped.map(|()| true),
-        }
-    };
-    if answer_within(ANSWER_LIMIT, dropping).await? {
-        tracing::warn!(%slot, "dropped the old slot");
+    match slots::drop(sql, slot).await {
+        Ok(()) => tracing::warn!(%slot, "dropped the old slot"),
+        Err(SlotError::SlotMissing { .. }) => {}
+        Err(error) => return Err(error.into()),
     }
     let wanted = source::CreateSlot {
         target,
@@ -126,8 +117,7 @@ pub(crate) async fn create(relay: &Relay, sql: &Sql, loss: &Loss) -> Result<Reco
 
 /// The error that names the transactions for which the new slot is waiting.
 async fn blocked(sql: &Sql, slot: &SlotName, waited: Duration) -> Result<Error> {
-    let looking = retention::blockers_of_creation(sql);
-    let blockers = answer_within(ANSWER_LIMIT, looking).await?;
+    let blockers = retention::blockers_of_creation(sql).await?;
     let timeout = Duration::from_secs(waited.as_secs());
     let slot = slot.clone();
     let blocked = SlotError::CreationBlocked {

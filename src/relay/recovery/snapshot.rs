@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 use crate::capture::Snapshot;
 use crate::capture::record::current_snapshot;
 use crate::error::{Code, Error, Result};
-use crate::postgres::{Sql, Target, answer_within, connect};
-use crate::relay::session::{ANSWER_LIMIT, STATEMENT_TIMEOUT};
+use crate::postgres::{Sql, Target, connect};
+use crate::relay::session::STATEMENT_TIMEOUT;
 
 const LOOK_INTERVAL: Duration = Duration::from_millis(10);
 
@@ -28,14 +28,14 @@ pub(super) async fn exported(target: &Target, name: &str) -> Result<Snapshot> {
     let name = slot_manager::quoted_literal(name);
     let statement =
         format!("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SET TRANSACTION SNAPSHOT {name}");
-    let imported = answer_within(ANSWER_LIMIT, sql.batch_execute(&statement)).await;
+    let imported = sql.batch_execute(&statement).await;
     // The session that exports it may have ended. The next attempt creates a new slot.
     imported.map_err(|error| {
         Error::new(Code::SlotBusy, "the snapshot of the new slot is gone")
             .caused_by(error)
             .hint("no action needed: the relay creates the slot again")
     })?;
-    answer_within(ANSWER_LIMIT, current_snapshot(&*sql)).await
+    current_snapshot(&*sql).await
 }
 
 /// Waits until other sessions see every transaction that the snapshot shows.
@@ -46,7 +46,7 @@ pub(super) async fn wait_until_visible(sql: &Sql, snapshot: &Snapshot) -> Result
     let mut told = Instant::now();
     let mut is_first = true;
     loop {
-        let now = answer_within(ANSWER_LIMIT, current_snapshot(&**sql)).await?;
+        let now = current_snapshot(&**sql).await?;
         if !snapshot.is_ahead_of(&now) {
             return Ok(());
         }

@@ -49,6 +49,26 @@ async fn rows_of_a_transaction_that_cannot_be_are_published_from_the_table_too()
     world.assert_published_once(relay).await;
 }
 
+/// The server reaches that transaction while the row waits, and another relay continues the recovery.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_row_slightly_ahead_keeps_its_place_in_a_recovery_that_is_continued() {
+    const AHEAD: &str = "(pg_current_xact_id()::text::bigint + 50)::text::xid8";
+    let (mut world, relay) = World::served(Kind::Events, 20).await;
+    relay.stop().await;
+    insert_with(&mut world, "ahead", AHEAD, "DEFAULT", 1).await;
+    world.database.drop_slot().await;
+    world.emulator.faults().refuse_connections(true);
+    let relay = world.relay();
+    relay.wait_for_log("finished reading the table").await;
+    insert_with(&mut world, "ahead", "DEFAULT", "DEFAULT", 60).await;
+    relay.kill_9();
+    harness::wait_until_killed_relays_are_gone(&world.database, &world.emulator).await;
+    let relay = world.relay();
+    relay.wait_for_log("continuing a recovery").await;
+    world.emulator.faults().refuse_connections(false);
+    world.assert_published_once(relay).await;
+}
+
 /// One high number must not hide the rows that are numbered as usual from a recovery.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_number_far_ahead_leaves_a_recovery_in_order() {

@@ -181,10 +181,15 @@ fn repeats_the_recovery() -> Verdict {
 #[test]
 fn an_unfinished_recovery_continues_with_its_slot() {
     let earlier = unfinished();
-    for (restart, confirmed) in [(500, 500), (400, 500), (400, 520)] {
+    for (restart, confirmed, audit) in [
+        (500, 500, Audit::Continue),
+        (400, 500, Audit::Continue),
+        (400, 520, Audit::Everything),
+    ] {
         let verdict = again(&earlier, Some(&keeps(restart, confirmed)));
         let continues = Verdict::Continue {
             confirmed: Lsn::new(confirmed),
+            audit,
             unfinished: earlier.unfinished.clone().unwrap(),
         };
         assert_eq!(verdict, continues, "{restart} {confirmed}");
