@@ -6,7 +6,9 @@
 //!
 //! **Invariants.** Only `tls/verifier.rs` decides how much of a certificate is verified. A session
 //! finds only PostgreSQL's own objects by name, because its search path is set when it starts. Errors
-//! are built from parsed parts and contain no piece of a URL and no value of a parameter.
+//! are built from parsed parts and contain no piece of a URL and no value of a parameter. Every SQL
+//! session ends when the server owes an answer for longer than the session's limit for a statement
+//! (`limited`), so no caller needs a limit of its own.
 
 pub(crate) mod end_point;
 mod limited;
