@@ -126,9 +126,10 @@ pub(crate) fn refuse_others(
 /// so.
 pub(crate) fn start(setting: Start, is_first: bool, known: &[Option<&CaptureRecord>]) -> Start {
     let wants_all = known.iter().flatten().any(|known| known.since.is_none());
-    match is_first && wants_all {
-        true => Start::All,
-        false => setting,
+    if is_first && wants_all {
+        Start::All
+    } else {
+        setting
     }
 }
 

@@ -81,9 +81,10 @@ impl Rows {
             let candidates = &self.waiting.make_contiguous()[..asked];
             match sql.answer(read(sql, reader, candidates)).await? {
                 Portion::Read(rows, done) => {
-                    self.count = match done < asked {
-                        true => done.max(1),
-                        false => (self.count * 2).min(MAX_ROWS),
+                    self.count = if done < asked {
+                        done.max(1)
+                    } else {
+                        (self.count * 2).min(MAX_ROWS)
                     };
                     self.waiting.drain(..done);
                     return Ok(rows);

@@ -130,17 +130,18 @@ impl<'a> Scan<'a> {
     /// SQL for the state of a row of `w` in outbox.dispatch, and the condition that the row is
     /// wanted.
     fn recorded_sql(&self) -> (&'static str, &'static str) {
-        match self.window.repeats {
-            true => (
+        if self.window.repeats {
+            (
                 "(select case when count(*) = 0 then null when bool_and(d.state = 'published') \
                      then 'published' else 'aside' end \
                   from outbox.dispatch d where d.event_id = w.id)",
                 "true",
-            ),
-            false => (
+            )
+        } else {
+            (
                 "null::text",
                 "not exists (select from outbox.dispatch d where d.event_id = w.id)",
-            ),
+            )
         }
     }
 

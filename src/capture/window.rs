@@ -144,9 +144,10 @@ impl<'a> Window<'a> {
         if let Some(shown_by) = self.shown_by {
             conditions.push(visible(shown_by));
         }
-        match conditions.is_empty() {
-            true => "true".to_owned(),
-            false => conditions.join(" and "),
+        if conditions.is_empty() {
+            "true".to_owned()
+        } else {
+            conditions.join(" and ")
         }
     }
 }

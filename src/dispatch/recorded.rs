@@ -209,9 +209,10 @@ pub(crate) async fn look_up_by_id(sql: &Sql, event_id: &[u8; 16], repeats: bool)
 }
 
 fn standing(is_published: bool, repeats: bool) -> Lookup {
-    match repeats && is_published {
-        true => Lookup::Repeated,
-        false => Lookup::Done,
+    if repeats && is_published {
+        Lookup::Repeated
+    } else {
+        Lookup::Done
     }
 }
 

@@ -85,10 +85,11 @@ impl Lane {
             0 => MAX_MESSAGES,
             suspects => (suspects / 2).max(1),
         };
-        let events = match self.queue.len() <= most && self.bytes <= MAX_BYTES {
+        let events = if self.queue.len() <= most && self.bytes <= MAX_BYTES {
             // The usual case: the request takes over the queue's memory, and nothing is copied.
-            true => self.all(),
-            false => self.front(most),
+            self.all()
+        } else {
+            self.front(most)
         };
         Request {
             lane: place,

@@ -178,9 +178,10 @@ impl Lanes {
         // Alternate between retries and new requests. Otherwise, while the limit is one, a few lanes
         // that keep failing would use it up, and no success of another lane could raise it.
         self.failed_was_last = !self.failed_was_last;
-        match self.failed_was_last {
-            true => self.due(now).or_else(|| self.fresh(now, serve)),
-            false => self.fresh(now, serve).or_else(|| self.due(now)),
+        if self.failed_was_last {
+            self.due(now).or_else(|| self.fresh(now, serve))
+        } else {
+            self.fresh(now, serve).or_else(|| self.due(now))
         }
     }
 

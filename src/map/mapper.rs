@@ -330,9 +330,10 @@ impl Mapper {
                 })
                 .unwrap_or_else(|| EventId::of_place(&self.identity, at)),
             topic: whole.then(|| self.known_topic(row)).flatten(),
-            ordering_key: match whole {
-                true => self.known_key(row),
-                false => OrderingKey::UNORDERED,
+            ordering_key: if whole {
+                self.known_key(row)
+            } else {
+                OrderingKey::UNORDERED
             },
         };
         let shown = id.filter(|id| !id.is_empty());

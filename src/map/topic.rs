@@ -289,9 +289,10 @@ fn project_of(parts: &[Part], prefix: &str) -> Result<(Box<str>, Vec<Part>), Top
         parts[0] = Part::Text(id.to_owned());
     }
     let has_slash = |part: &Part| matches!(part, Part::Text(text) if text.contains('/'));
-    match parts.iter().any(has_slash) {
-        true => Err(TopicNameFault::FullName),
-        false => Ok((prefix.into(), parts)),
+    if parts.iter().any(has_slash) {
+        Err(TopicNameFault::FullName)
+    } else {
+        Ok((prefix.into(), parts))
     }
 }
 

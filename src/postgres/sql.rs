@@ -95,12 +95,13 @@ async fn log_in(
 /// # Errors
 /// `postgres-standby`.
 pub(crate) fn refuse_a_standby(target: &Target, in_hot_standby: Option<&str>) -> Result<()> {
-    match target.primary_only && in_hot_standby == Some("on") {
-        true => Err(Error::new(
+    if target.primary_only && in_hot_standby == Some("on") {
+        Err(Error::new(
             Code::PostgresStandby,
             "the server is a standby, but target_session_attrs requires a primary",
-        )),
-        false => Ok(()),
+        ))
+    } else {
+        Ok(())
     }
 }
 

@@ -79,9 +79,10 @@ impl Body {
             return;
         }
         self.bytes += part.len();
-        match self.first.is_empty() {
-            true => self.first = part,
-            false => self.rest.push_back(part),
+        if self.first.is_empty() {
+            self.first = part;
+        } else {
+            self.rest.push_back(part);
         }
     }
 

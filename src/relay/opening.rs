@@ -262,9 +262,10 @@ pub(super) async fn check_publication(relay: &Relay, sql: &Sql) -> Result<Public
         // The publication was right before: somebody is altering it or a table, and will finish.
         let is_altered = error.code() != Code::PublicationMissing
             && relay.publication_was_right.load(Ordering::Relaxed);
-        return Err(match is_altered {
-            true => Error::new(Code::PublicationDrift, error.what()).hint(problem.remedy()),
-            false => error,
+        return Err(if is_altered {
+            Error::new(Code::PublicationDrift, error.what()).hint(problem.remedy())
+        } else {
+            error
         });
     }
     if let (Dispatch::Exceptions, Some(error)) = (relay.settings.dispatch, untraced(&state)) {

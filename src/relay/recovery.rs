@@ -125,9 +125,10 @@ pub(super) async fn start(
         let last_ordinal = from_table::last_ordinal(sql, place)
             .await?
             .max(from_table::last_ordinal(sql, FIRST_PLACE).await?);
-        let firsts = match repeats {
-            true => Firsts::read(sql).await?,
-            false => Firsts::default(),
+        let firsts = if repeats {
+            Firsts::read(sql).await?
+        } else {
+            Firsts::default()
         };
         Ok::<_, Error>((last_ordinal, firsts))
     };

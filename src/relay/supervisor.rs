@@ -133,9 +133,10 @@ impl Watcher {
         );
         self.metrics.lag_bytes.set(None);
         self.metrics.retained_bytes.set(None);
-        match error.code() == Code::PostgresStopping {
-            true => Supervision::ServerStopping,
-            false => Supervision::PublicationUnsure,
+        if error.code() == Code::PostgresStopping {
+            Supervision::ServerStopping
+        } else {
+            Supervision::PublicationUnsure
         }
     }
 
@@ -221,9 +222,10 @@ impl Watcher {
             self.audit.notify_one();
         }
         self.state = state.clone();
-        match problems.is_empty() {
-            true => Supervision::PublicationRight,
-            false => Supervision::PublicationUnsure,
+        if problems.is_empty() {
+            Supervision::PublicationRight
+        } else {
+            Supervision::PublicationUnsure
         }
     }
 }

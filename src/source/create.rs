@@ -111,9 +111,10 @@ async fn connect(wanted: CreateSlot<'_>) -> Result<Connection> {
 
 /// The form with parentheses exists from PostgreSQL 15 on, the option FAILOVER from 17 on.
 fn statement(wanted: CreateSlot<'_>) -> String {
-    let options = match wanted.failover {
-        true => "(SNAPSHOT 'export', FAILOVER)",
-        false => "EXPORT_SNAPSHOT",
+    let options = if wanted.failover {
+        "(SNAPSHOT 'export', FAILOVER)"
+    } else {
+        "EXPORT_SNAPSHOT"
     };
     format!("{COMMAND} \"{}\" LOGICAL pgoutput {options}", wanted.slot)
 }

@@ -105,10 +105,7 @@ async fn connect(options: &Options) -> Result<Connection> {
 /// Channel places that a chunk of this size takes: all of them if it is larger than the read
 /// buffer.
 fn places(chunk: usize) -> usize {
-    match chunk > READ_BUFFER {
-        true => CHUNKS,
-        false => 1,
-    }
+    if chunk > READ_BUFFER { CHUNKS } else { 1 }
 }
 
 /// Waits until there is room for a chunk of this size; `None` when the relay has closed the

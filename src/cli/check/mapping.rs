@@ -129,9 +129,12 @@ async fn not_unique(sql: &Sql, settings: &TableSettings, id: &str) -> Result<Opt
 fn plain_topics(settings: &TableSettings, project: &str) -> BTreeSet<String> {
     let template = Some(&settings.topic).filter(|topic| topic.columns().next().is_none());
     let plain = template.map(ToString::to_string);
-    let full = |topic: String| match topic.contains('/') {
-        true => topic,
-        false => format!("projects/{project}/topics/{topic}"),
+    let full = |topic: String| {
+        if topic.contains('/') {
+            topic
+        } else {
+            format!("projects/{project}/topics/{topic}")
+        }
     };
     plain
         .into_iter()
@@ -152,10 +155,11 @@ async fn sample(
     let columns: Vec<String> = relation
         .columns
         .iter()
-        .map(|column| match column.name == payload {
-            true => "null::text".to_owned(),
-            // The text form of the stream: a cast to text prints some types differently.
-            false => {
+        .map(|column| {
+            if column.name == payload {
+                "null::text".to_owned()
+            } else {
+                // The text form of the stream: a cast to text prints some types differently.
                 let name = quoted_identifier(&column.name);
                 // `is not null` is false for a row with a null in it.
                 format!("case when {name} is distinct from null then format('%s', {name}) end")
@@ -163,9 +167,10 @@ async fn sample(
         })
         .collect();
     sql.batch_execute(SAMPLE_TIMEOUT).await?;
-    let order = match by_id {
-        true => format!("order by {} desc", quoted_identifier(id)),
-        false => String::new(),
+    let order = if by_id {
+        format!("order by {} desc", quoted_identifier(id))
+    } else {
+        String::new()
     };
     let statement = format!(
         "select {} from {} {order} limit {SAMPLE}",

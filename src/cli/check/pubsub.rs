@@ -140,19 +140,20 @@ async fn look_up(client: &Topics, settings: &Settings, topics: &[String]) -> Vec
 
 async fn look_up_one(client: &Topics, settings: &Settings, topic: &str) -> Result<Finding> {
     if !in_time(client.exists(topic)).await? {
-        return Ok(match settings.create_topics {
-            true => finding_with_remedy(
+        return Ok(if settings.create_topics {
+            finding_with_remedy(
                 Severity::Warning,
                 "topic-missing",
                 format!("{topic} does not exist; the relay creates it"),
                 "create it with its subscriptions first: a topic without a subscription keeps no messages",
-            ),
-            false => finding_with_remedy(
+            )
+        } else {
+            finding_with_remedy(
                 Severity::Error,
                 "topic-missing",
                 format!("{topic} does not exist"),
                 format!("gcloud pubsub topics create {topic}, or set POSTRIDER_CREATE_TOPICS=true"),
-            ),
+            )
         });
     }
     if in_time(client.has_subscription(topic)).await? {

@@ -158,13 +158,14 @@ pub(super) async fn discard(settings: &Settings, args: &DiscardArgs) -> Result<E
     if discarded == 0 {
         return Err(nothing(which));
     }
-    match args.json {
-        true => output::write_json(&serde_json::json!({ "discarded": discarded })),
-        false => output::write(&format!(
+    if args.json {
+        output::write_json(&serde_json::json!({ "discarded": discarded }))
+    } else {
+        output::write(&format!(
             "Discarded {}: never published; outbox.dispatch keeps the reason. Events behind them still \
              wait: `postrider quarantine list`.\n",
             figures::count(discarded, "event"),
-        )),
+        ))
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -87,9 +87,10 @@ pub(super) async fn run(settings: &Settings, args: &Args) -> Result<ExitCode> {
         total_events: total(9),
         keys: rows.iter().map(key).collect(),
     };
-    match args.json {
-        true => output::write_json(&listing),
-        false => output::write(&text(&listing, Paint::stdout())),
+    if args.json {
+        output::write_json(&listing)
+    } else {
+        output::write(&text(&listing, Paint::stdout()))
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -130,9 +131,10 @@ fn text(listing: &Listing, paint: Paint) -> String {
     }
     let shown = listing.keys.len() as u64;
     let keys = listing.total_keys.unsigned_abs();
-    let more = match keys > shown {
-        true => format!(", {shown} shown (--limit)"),
-        false => String::new(),
+    let more = if keys > shown {
+        format!(", {shown} shown (--limit)")
+    } else {
+        String::new()
     };
     text += &format!(
         "\n{} of {}{more}. `postrider quarantine show ID` shows details; `release` publishes, \

@@ -158,9 +158,10 @@ fn not_in_quarantine(what: String) -> Error {
 /// Those of [`rows_of`]; `not-in-quarantine` when the event has another state.
 pub(super) async fn in_quarantine(sql: &Sql, id: &str) -> Result<Event> {
     let first = rows_of(sql, id).await?.swap_remove(0);
-    match first.is_in_quarantine() {
-        true => Ok(first),
-        false => Err(not_in_quarantine(format!("event {id} is {}", first.state))),
+    if first.is_in_quarantine() {
+        Ok(first)
+    } else {
+        Err(not_in_quarantine(format!("event {id} is {}", first.state)))
     }
 }
 

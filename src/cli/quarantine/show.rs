@@ -56,14 +56,16 @@ pub(super) async fn run(settings: &Settings, args: &Args) -> Result<ExitCode> {
     let sql = session(settings).await?;
     // Show the first row if the event is in quarantine, otherwise the latest one.
     let mut rows = select::rows_of(&sql, &args.id).await?;
-    let event = match rows[0].is_in_quarantine() {
-        true => rows.swap_remove(0),
-        false => rows.swap_remove(rows.len() - 1),
+    let event = if rows[0].is_in_quarantine() {
+        rows.swap_remove(0)
+    } else {
+        rows.swap_remove(rows.len() - 1)
     };
     let shown = shown(&sql, event).await?;
-    match args.json {
-        true => output::write_json(&shown),
-        false => output::write(&text(&shown)),
+    if args.json {
+        output::write_json(&shown)
+    } else {
+        output::write(&text(&shown))
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -49,9 +49,10 @@ pub(super) fn run(settings: &Settings, args: &Args) -> Result<ExitCode> {
     super::block_on(async {
         let sql = connect(settings.database()?, "postrider recover", STATEMENT_TIMEOUT).await?;
         let situation = Situation::look(&sql, settings).await?;
-        match args.dry_run {
-            true => preview::show(&situation, settings, args.json).await,
-            false => request(sql, &situation, settings, args).await,
+        if args.dry_run {
+            preview::show(&situation, settings, args.json).await
+        } else {
+            request(sql, &situation, settings, args).await
         }
     })
 }
@@ -100,9 +101,10 @@ impl Situation {
             publication::inspect(sql, &settings.publication, &settings.captured()).await?;
         let found = claim::look(sql, &settings.tables).await?;
         let is_foreign = is_foreign(earlier.as_ref(), &cluster);
-        let records = match is_foreign {
-            true => captures::read_as_adopted(&**sql).await?,
-            false => captures::read(&**sql).await?,
+        let records = if is_foreign {
+            captures::read_as_adopted(&**sql).await?
+        } else {
+            captures::read(&**sql).await?
         };
         let known = claim::matched(&found, &records);
         let identities = known.iter().flatten().map(|record| record.identity.clone());
@@ -256,12 +258,11 @@ async fn request(
     if args.adopt {
         captures::take_over(&transaction, name, &situation.identities).await?;
     }
-    let moved = match situation.is_foreign() {
-        true => {
-            captures::adopt(&transaction).await?;
-            record::move_records(&transaction).await?
-        }
-        false => 0,
+    let moved = if situation.is_foreign() {
+        captures::adopt(&transaction).await?;
+        record::move_records(&transaction).await?
+    } else {
+        0
     };
     let cluster = &situation.cluster;
     match kept_from {
@@ -273,42 +274,46 @@ async fn request(
     }
     transaction.commit().await?;
     let relay = wake(&sql, name).await?;
-    match args.json {
-        true => output::write_json(&serde_json::json!({
+    if args.json {
+        output::write_json(&serde_json::json!({
             "slot_name": name,
             "marked": kept_from.is_none().then_some(why),
             "relay": relay.name(),
             "records_moved": moved,
-        })),
-        false if kept_from.is_some() => output::write(&format!(
+        }))
+    } else if kept_from.is_some() {
+        output::write(&format!(
             "Kept slot {name}: every row in the tables has an outcome, and the slot delivers all later \
              rows. Start the relay.\n"
-        )),
-        false => output::write(&format!(
+        ))
+    } else {
+        output::write(&format!(
             "Marked slot {name} for recovery: the relay publishes every row without a record in \
              outbox.dispatch from the tables, then continues with the stream.\n{}\n",
             relay.text()
-        )),
+        ))
     }
     Ok(ExitCode::SUCCESS)
 }
 
 fn question(situation: &Situation, settings: &Settings) -> String {
     let name = &settings.slot;
-    match situation.is_foreign() {
-        true => format!(
+    if situation.is_foreign() {
+        format!(
             "this adopts cluster {} for slot {name}, and every row without a record is published to \
              project {:?} from here",
             situation.cluster.origin(),
             settings.project
-        ),
-        false if situation.owner.is_some() => format!(
+        )
+    } else if situation.owner.is_some() {
+        format!(
             "slot {name} becomes the owner of the tables, and every row without a record is published \
              through it"
-        ),
-        false => format!(
+        )
+    } else {
+        format!(
             "slot {name} is recreated, and every row without a record is published from the tables"
-        ),
+        )
     }
 }
 

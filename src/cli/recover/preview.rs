@@ -72,9 +72,10 @@ pub(super) async fn show(
         what: situation.why.as_ref().map(|why| why.what.as_str()),
         tables,
     };
-    match json {
-        true => output::write_json(&preview),
-        false => output::write(&text(&preview, situation)),
+    if json {
+        output::write_json(&preview)
+    } else {
+        output::write(&text(&preview, situation))
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -100,9 +101,10 @@ async fn tables(
     let sql = PatientSql::open(settings.database()?, "postrider recover", Duration::ZERO).await?;
     scan::prepare(&sql).await?;
     let repeats = situation.repeats;
-    let firsts = match repeats {
-        true => Firsts::read(&sql).await?,
-        false => Firsts::default(),
+    let firsts = if repeats {
+        Firsts::read(&sql).await?
+    } else {
+        Firsts::default()
     };
     let mut tables = Vec::new();
     let known = claim::as_if_claimed(&sql, &settings.slot, &settings.tables, settings.start);
@@ -116,13 +118,14 @@ async fn tables(
         let resolving = TableReader::resolve(&sql, table, project, captured);
         let reader = sql.answer(resolving).await?;
         let window = Window::unresolved(captured, repeats);
-        let window = match situation.is_foreign() {
+        let window = if situation.is_foreign() {
             // The floor counts transactions of another cluster, so it resolves nothing here.
-            true => Window {
+            Window {
                 from_xid: 0,
                 ..window
-            },
-            false => window,
+            }
+        } else {
+            window
         };
         let unrecorded = Unrecorded::of(&sql, reader, table, window, &firsts).await?;
         tables.push(read(unrecorded, table.table.to_string(), limit).await?);

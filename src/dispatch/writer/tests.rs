@@ -279,9 +279,10 @@ fn record(n: u64, key: &str, events: Vec<EventRef>, publishes: bool) -> Record {
         // Each outcome has a time of its own.
         at: SystemTime::UNIX_EPOCH + Duration::from_secs(2_000_000_000 + n),
         events,
-        outcome: match publishes {
-            true => Outcome::Published(ids),
-            false => Outcome::Quarantined(format!("refused in step {n}").into()),
+        outcome: if publishes {
+            Outcome::Published(ids)
+        } else {
+            Outcome::Quarantined(format!("refused in step {n}").into())
         },
     }
 }

@@ -285,9 +285,10 @@ impl Audit {
             return Ok(AT_ONCE);
         }
         self.horizon = self.horizon.filter(|horizon| waiting.xmin < *horizon);
-        Ok(match earlier.repeats || self.horizon.is_some() {
-            true => SOON,
-            false => INTERVAL,
+        Ok(if earlier.repeats || self.horizon.is_some() {
+            SOON
+        } else {
+            INTERVAL
         })
     }
 
@@ -332,11 +333,13 @@ impl Audit {
             has_changed |= known != Some(&shape.partitions);
             // A partition that was filled elsewhere has rows of any transaction.
             let has_grown = known.is_some_and(|known| shape.has_grown_since(known));
-            let window = match is_whole || has_grown {
-                true => Window::whole(captured),
+            let window = if is_whole || has_grown {
+                Window::whole(captured)
+            } else if waiting.xmin <= record.floor {
                 // No transaction has ended since the last audit.
-                false if waiting.xmin <= record.floor => continue,
-                false => Window::recent(captured),
+                continue;
+            } else {
+                Window::recent(captured)
             };
             let window = Window {
                 below_xid: Some(waiting.xmin),
@@ -407,9 +410,10 @@ impl Audit {
         // record.
         let is_full = self.subject.dispatch == Dispatch::Full
             && self.began_before.is_some_and(|next| waiting.xmin >= next);
-        let dispatch = match is_full || !earlier.repeats {
-            true => self.subject.dispatch,
-            false => Dispatch::Exceptions,
+        let dispatch = if is_full || !earlier.repeats {
+            self.subject.dispatch
+        } else {
+            Dispatch::Exceptions
         };
         if earlier.repeats && dispatch == Dispatch::Full {
             captures::full_from_here(&**sql, &self.subject.slot).await?;

@@ -104,9 +104,10 @@ impl Delivery {
         };
         self.block(&group, &origin, &error)?;
         self.budget.give_back_messages(1, message.len());
-        let behind = match self.quarantine.blocks(&group) {
-            true => self.lanes.close(key),
-            false => Vec::new(),
+        let behind = if self.quarantine.blocks(&group) {
+            self.lanes.close(key)
+        } else {
+            Vec::new()
         };
         let reason = reason(error.code(), &failure.to_string());
         let message = PubsubMessage::decode(message).unwrap_or_default();
@@ -231,9 +232,10 @@ impl Delivery {
     }
 
     fn record_aside(&mut self, about: Letter) {
-        let outcome = match self.joins_a_release(&about) {
-            true => Outcome::Released,
-            false => Outcome::Quarantined,
+        let outcome = if self.joins_a_release(&about) {
+            Outcome::Released
+        } else {
+            Outcome::Quarantined
         };
         let Letter {
             group,

@@ -198,9 +198,10 @@ impl Delivery {
         self.quarantine.goes_to_lane(group, at, weight);
         let own = *topic == *group.topic && ordering_key == group.ordering_key;
         // With new settings the event may have another key, which has a quarantine of its own.
-        let admission = match own {
-            true => Admission::Open,
-            false => self.quarantine.admit(&topic, &ordering_key, at),
+        let admission = if own {
+            Admission::Open
+        } else {
+            self.quarantine.admit(&topic, &ordering_key, at)
         };
         match admission {
             Admission::Open => self.lanes.push(topic, ordering_key, event),

@@ -215,9 +215,10 @@ impl Quarantine {
     pub(super) fn set_aside(&mut self, group: &Group, origin: &EventRef) -> Result<bool> {
         if !self.blocks(group) {
             self.unblocking += 1;
-            return match self.unblocking > MAX_BLOCKED {
-                true => Err(full()),
-                false => Ok(false),
+            return if self.unblocking > MAX_BLOCKED {
+                Err(full())
+            } else {
+                Ok(false)
             };
         }
         if let Some(blocked) = self.blocked.get_mut(group) {

@@ -160,17 +160,17 @@ impl Worker {
                 self.looked_to = released.get(GROUPS - 1).cloned();
                 Ok(Found::Looked {
                     released,
-                    vanished: match blocked.is_empty() {
-                        true => Vec::new(),
-                        false => {
-                            let looking = quarantined::vanished(sql, &blocked);
-                            sql.answer(looking).await?
-                        }
+                    vanished: if blocked.is_empty() {
+                        Vec::new()
+                    } else {
+                        let looking = quarantined::vanished(sql, &blocked);
+                        sql.answer(looking).await?
                     },
                     durable,
-                    count: match count {
-                        true => Some(sql.answer(quarantined::count(sql)).await?),
-                        false => None,
+                    count: if count {
+                        Some(sql.answer(quarantined::count(sql)).await?)
+                    } else {
+                        None
                     },
                 })
             }

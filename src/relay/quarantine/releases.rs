@@ -23,9 +23,10 @@ impl Quarantine {
             Some(_) => Stage::Begun(self.handed),
             None => Stage::Paging,
         };
-        let asks_from = match blocked.is_some_and(|by| by.letters > 0) {
-            true => u64::MAX,
-            false => 0,
+        let asks_from = if blocked.is_some_and(|by| by.letters > 0) {
+            u64::MAX
+        } else {
+            0
         };
         let release = Release {
             stage,

@@ -189,9 +189,10 @@ fn stream(slot: &Slot, audit: Audit) -> Verdict {
 
 fn audit(earlier: &Recorded, recorded: Lsn, slot: &Slot, cluster: &Cluster) -> Audit {
     let is_ahead = slot.confirmed_flush_lsn.is_some_and(|at| at > recorded);
-    match is_ahead || earlier.timeline != cluster.timeline {
-        true => Audit::Everything,
-        false => Audit::Continue,
+    if is_ahead || earlier.timeline != cluster.timeline {
+        Audit::Everything
+    } else {
+        Audit::Continue
     }
 }
 

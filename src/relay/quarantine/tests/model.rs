@@ -59,9 +59,10 @@ impl World {
         let Some(origin) = self.letters.pop_front() else {
             return;
         };
-        let outcome = match self.quarantine.is_releasing(&group()) {
-            true => Outcome::Released,
-            false => Outcome::Quarantined,
+        let outcome = if self.quarantine.is_releasing(&group()) {
+            Outcome::Released
+        } else {
+            Outcome::Quarantined
         };
         self.record(origin, outcome("cannot be mapped".into()));
         self.quarantine.letter_ended(&group());
