@@ -12,15 +12,15 @@ use slot_manager::{Cluster, Slot, SlotName, cluster};
 use tokio_postgres::types::PgLsn;
 
 use super::record::{self, Unfinished};
-use super::recovery::loss::{self, Audit, Loss, Seen, Verdict};
+use super::recovery::loss::{self, Audit, Loss, Seen, SlotVerdict};
 use super::recovery::slot::{self, RecoverySlot};
 use super::session::ANSWER_LIMIT;
 use super::{Phase, Relay, standby};
-use crate::capture::Window;
-use crate::capture::claim::{self, Begin, Captured, Found};
+use crate::capture::ScanWindow;
+use crate::capture::claim::{self, CaptureStart, Captured, FoundTable};
 use crate::capture::record::{self as captures, CaptureRecord};
 use crate::error::{Code, Error, Result};
-use crate::metrics::Kind;
+use crate::metrics::KindLabel;
 use crate::postgres::{Sql, answer_within};
 use crate::settings::{Dispatch, OnLoss, Settings, Start};
 use crate::table::{TableReader, altered_since};
@@ -112,18 +112,18 @@ pub(super) async fn plan(relay: &Relay, sql: &Sql, cluster: &Cluster) -> Result<
         can_continue: can_continue(earlier.as_ref(), relay.settings.dispatch, &found, &known),
     };
     let plan = match loss::judge(seen) {
-        Verdict::Stream { confirmed, audit } => {
+        SlotVerdict::Stream { confirmed, audit } => {
             log_failover(earlier.as_ref(), cluster);
             Plan::Stream { confirmed, audit }
         }
-        Verdict::Continue {
+        SlotVerdict::Continue {
             confirmed,
             unfinished,
         } => Plan::Continue {
             confirmed,
             unfinished,
         },
-        Verdict::Recover(loss) => {
+        SlotVerdict::Recover(loss) => {
             let loss = recover_or_stop(relay, loss)?;
             let trying = everything_is_readable(relay, sql);
             answer_within(ANSWER_LIMIT, trying).await?;
@@ -133,7 +133,7 @@ pub(super) async fn plan(relay: &Relay, sql: &Sql, cluster: &Cluster) -> Result<
             Plan::Recover(loss)
         }
     };
-    let begin = Begin {
+    let begin = CaptureStart {
         start: relay.settings.start,
         publication: publication.fingerprint(),
         is_first,
@@ -159,7 +159,7 @@ fn is_at_its_first_start(earlier: &record::Recorded) -> bool {
 fn can_continue(
     earlier: Option<&record::Recorded>,
     dispatch: Dispatch,
-    found: &[Found],
+    found: &[FoundTable],
     known: &[Option<&CaptureRecord>],
 ) -> bool {
     let Some(earlier) = earlier else { return false };
@@ -167,7 +167,7 @@ fn can_continue(
         return false;
     };
     let has_records = [dispatch, earlier.dispatch] == [Dispatch::Full; 2];
-    let is_same = |(found, known): (&Found, &Option<&CaptureRecord>)| {
+    let is_same = |(found, known): (&FoundTable, &Option<&CaptureRecord>)| {
         known.is_some_and(|record| {
             let shows = |xid: &u64| *xid < unfinished.snapshot.xmin();
             let has_xids = found.shape.has_inserted_xid && record.has_inserted_xid;
@@ -235,7 +235,7 @@ fn recover_or_stop(relay: &Relay, loss: Loss) -> Result<Loss> {
 fn show(relay: &Relay, kind: &'static str) {
     let health = &relay.metrics.slot_health;
     health.clear();
-    health.get_or_create(&Kind { kind }).set(1);
+    health.get_or_create(&KindLabel { kind }).set(1);
 }
 
 fn log_failover(earlier: Option<&record::Recorded>, cluster: &Cluster) {
@@ -330,7 +330,7 @@ async fn everything_is_readable(relay: &Relay, sql: &Sql) -> Result<()> {
         claim::as_if_claimed(sql, &settings.slot, &settings.tables, settings.start).await?;
     for (table, captured) in settings.tables.iter().zip(&captured) {
         let reader = TableReader::resolve(sql, table, settings.project()?, captured).await?;
-        let condition = Window::unresolved(captured, false).condition();
+        let condition = ScanWindow::unresolved(captured, false).condition();
         let id = reader.event_id_sql();
         let statement = format!(
             "{} where {condition} and not exists (select from outbox.dispatch d \

@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use slot_manager::{Error as SlotError, Slot, slots};
+use slot_manager::{Slot, SlotError, slots};
 
 use super::Relay;
 use crate::error::Result;

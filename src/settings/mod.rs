@@ -20,7 +20,7 @@ use toml::{Table, Value};
 
 pub use choices::{Dispatch, Endpoint, OnBadEvent, OnLoss, Start};
 pub(crate) use keys::edit_distance;
-pub use keys::{KEYS, Key, Kind};
+pub use keys::{KEYS, SettingKey, SettingKind};
 pub use layers::Environment;
 pub(crate) use layers::environment_of as environment;
 

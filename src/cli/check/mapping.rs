@@ -39,16 +39,20 @@ const NO_PROJECT: &str = "no-project";
 
 /// The findings and topics of one table.
 #[derive(Debug, Default)]
-pub(super) struct Looked {
+pub(super) struct MappingCheck {
     pub(super) findings: Vec<Finding>,
     /// Full names of the topics in the sample and in the settings.
     pub(super) topics: BTreeSet<String>,
 }
 
 /// Checks one captured table; the publication's check reports a missing one.
-pub(super) async fn check(sql: &Sql, settings: &TableSettings, project: &str) -> Result<Looked> {
+pub(super) async fn check(
+    sql: &Sql,
+    settings: &TableSettings,
+    project: &str,
+) -> Result<MappingCheck> {
     let Some(described) = table::describe(sql, &settings.table).await? else {
-        return Ok(Looked::default());
+        return Ok(MappingCheck::default());
     };
     let Description { relation, types } = described;
     let project = if project.is_empty() {
@@ -61,9 +65,9 @@ pub(super) async fn check(sql: &Sql, settings: &TableSettings, project: &str) ->
             Ok(mapper) => mapper,
             Err(error) => {
                 let findings = vec![from_error(&Error::from(error))];
-                return Ok(Looked {
+                return Ok(MappingCheck {
                     findings,
-                    ..Looked::default()
+                    ..MappingCheck::default()
                 });
             }
         };
@@ -77,7 +81,7 @@ pub(super) async fn check(sql: &Sql, settings: &TableSettings, project: &str) ->
             let what = format!("no sample of {} could be read: {error}", settings.table);
             let not_sampled = finding(Severity::Info, "events-not-sampled", what);
             let findings = unique.into_iter().chain([not_sampled]).collect();
-            return Ok(Looked { findings, topics });
+            return Ok(MappingCheck { findings, topics });
         }
     };
     let mut refused = Vec::new();
@@ -97,7 +101,7 @@ pub(super) async fn check(sql: &Sql, settings: &TableSettings, project: &str) ->
         }
     }
     let mapping = judge(settings, rows.len(), &refused);
-    Ok(Looked {
+    Ok(MappingCheck {
         findings: unique.into_iter().chain([mapping]).collect(),
         topics,
     })

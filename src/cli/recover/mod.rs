@@ -20,7 +20,7 @@ use crate::error::{Code, Error, Result};
 use crate::postgres::{Sql, connect};
 use crate::relay::opening::server_lsn;
 use crate::relay::record::{self, Recorded};
-use crate::relay::recovery::loss::{self, Seen, Verdict};
+use crate::relay::recovery::loss::{self, Seen, SlotVerdict};
 use crate::settings::{OnLoss, Settings};
 
 /// Adopting may move many records.
@@ -28,7 +28,7 @@ const STATEMENT_TIMEOUT: Duration = Duration::from_secs(3600);
 
 /// The arguments of `postrider recover`.
 #[derive(Debug, clap::Args)]
-pub(super) struct Args {
+pub(super) struct RecoverArgs {
     /// Only show whether recovery is needed and which rows it would publish; changes nothing
     #[arg(long, conflicts_with_all = ["yes", "adopt"])]
     dry_run: bool,
@@ -45,7 +45,7 @@ pub(super) struct Args {
     json: bool,
 }
 
-pub(super) fn run(settings: &Settings, args: &Args) -> Result<ExitCode> {
+pub(super) fn run(settings: &Settings, args: &RecoverArgs) -> Result<ExitCode> {
     super::block_on(async {
         let sql = connect(settings.database()?, "postrider recover", STATEMENT_TIMEOUT).await?;
         let situation = Situation::look(&sql, settings).await?;
@@ -173,8 +173,8 @@ impl Situation {
             });
         }
         match loss::judge(seen) {
-            Verdict::Stream { .. } | Verdict::Continue { .. } => None,
-            Verdict::Recover(loss) => Some(Why {
+            SlotVerdict::Stream { .. } | SlotVerdict::Continue { .. } => None,
+            SlotVerdict::Recover(loss) => Some(Why {
                 name: loss.name(),
                 what: loss.to_string(),
                 stops: loss.stops(slot),
@@ -218,7 +218,7 @@ async fn request(
     mut sql: Sql,
     situation: &Situation,
     settings: &Settings,
-    args: &Args,
+    args: &RecoverArgs,
 ) -> Result<ExitCode> {
     let name = &settings.slot;
     let is_anothers = situation.is_foreign() || situation.owner.is_some();
@@ -318,7 +318,7 @@ fn question(situation: &Situation, settings: &Settings) -> String {
 }
 
 /// Asks for confirmation on a terminal; without a terminal, `--yes` is required.
-fn confirmed(args: &Args, what: &str) -> Result<()> {
+fn confirmed(args: &RecoverArgs, what: &str) -> Result<()> {
     if args.yes {
         return Ok(());
     }
@@ -342,7 +342,7 @@ fn confirmed(args: &Args, what: &str) -> Result<()> {
 }
 
 /// When the relay reacts to the mark.
-enum Relay {
+enum RelayReaction {
     /// No relay runs: at the next start.
     Starts,
     /// The relay's session was ended: it opens the next one at once.
@@ -351,20 +351,22 @@ enum Relay {
     MustBeRestarted,
 }
 
-impl Relay {
+impl RelayReaction {
     fn name(&self) -> &'static str {
         match self {
-            Relay::Starts => "starts",
-            Relay::BeginsAnew => "begins-anew",
-            Relay::MustBeRestarted => "must-be-restarted",
+            RelayReaction::Starts => "starts",
+            RelayReaction::BeginsAnew => "begins-anew",
+            RelayReaction::MustBeRestarted => "must-be-restarted",
         }
     }
 
     fn text(&self) -> &'static str {
         match self {
-            Relay::Starts => "No relay holds the slot: the next `postrider run` does the recovery.",
-            Relay::BeginsAnew => "The relay that holds the slot recovers now; see its log.",
-            Relay::MustBeRestarted => {
+            RelayReaction::Starts => {
+                "No relay holds the slot: the next `postrider run` does the recovery."
+            }
+            RelayReaction::BeginsAnew => "The relay that holds the slot recovers now; see its log.",
+            RelayReaction::MustBeRestarted => {
                 "This role may not end the session of the relay that holds the slot: restart the relay."
             }
         }
@@ -372,15 +374,15 @@ impl Relay {
 }
 
 /// Ends the session that holds the slot; the relay's next session finds the mark.
-async fn wake(sql: &Sql, slot: &SlotName) -> Result<Relay> {
+async fn wake(sql: &Sql, slot: &SlotName) -> Result<RelayReaction> {
     const STATEMENT: &str = "\
         select pg_terminate_backend(active_pid) from pg_catalog.pg_replication_slots \
         where slot_name = $1 and active_pid is not null";
     match sql.query_opt(STATEMENT, &[&slot.as_str()]).await {
-        Ok(None) => Ok(Relay::Starts),
-        Ok(Some(_)) => Ok(Relay::BeginsAnew),
+        Ok(None) => Ok(RelayReaction::Starts),
+        Ok(Some(_)) => Ok(RelayReaction::BeginsAnew),
         Err(error) if error.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE) => {
-            Ok(Relay::MustBeRestarted)
+            Ok(RelayReaction::MustBeRestarted)
         }
         Err(error) => Err(error.into()),
     }

@@ -15,7 +15,7 @@ use crate::dispatch::{Outcome, Record};
 use crate::error::{Code, Error, Result};
 use crate::lanes::{Event, EventRef, Group, LaneKey, Request, Standing};
 use crate::map::{EventError, MapError, OrderingKey};
-use crate::metrics::Kind;
+use crate::metrics::KindLabel;
 use crate::publish::{Failure, MessageIds};
 use crate::relay::quarantine::{self, Letter, letter};
 use crate::settings::OnBadEvent;
@@ -161,7 +161,7 @@ impl Delivery {
     ) {
         let kind = code.name();
         let quarantined = &self.metrics.events_quarantined;
-        quarantined.get_or_create(&Kind { kind }).inc();
+        quarantined.get_or_create(&KindLabel { kind }).inc();
         let topic = self.dead_letter_topic.clone();
         let about = Letter {
             group,
@@ -278,7 +278,9 @@ impl Delivery {
             return;
         }
         let quarantined = &self.metrics.events_quarantined;
-        quarantined.get_or_create(&Kind { kind: "waits" }).inc();
+        quarantined
+            .get_or_create(&KindLabel { kind: "waits" })
+            .inc();
         self.budget.give_back_messages(1, event.message.len());
         self.record(Record {
             topic: Some(topic),

@@ -3,12 +3,12 @@
 use std::time::{Duration, Instant};
 
 use decoder::Lsn;
-use slot_manager::{Error as SlotError, SlotName, retention, slots};
+use slot_manager::{SlotError, SlotName, retention, slots};
 
 use super::loss::Loss;
 use super::snapshot;
 use crate::error::{Error, Result};
-use crate::metrics::Kind;
+use crate::metrics::KindLabel;
 use crate::postgres::{Sql, answer_within};
 use crate::relay::Relay;
 use crate::relay::record::Unfinished;
@@ -50,7 +50,7 @@ pub(crate) fn kept(relay: &Relay, unfinished: Unfinished) -> RecoverySlot {
     relay
         .metrics
         .recoveries
-        .get_or_create(&Kind { kind: loss })
+        .get_or_create(&KindLabel { kind: loss })
         .inc();
     RecoverySlot {
         point: unfinished,
@@ -74,7 +74,7 @@ pub(crate) async fn create(relay: &Relay, sql: &Sql, loss: &Loss) -> Result<Reco
                 "recovering: {loss}; every row without a record in outbox.dispatch is published from \
                  the tables, and then the relay continues with the stream"
             );
-            let kind = Kind { kind: loss.name() };
+            let kind = KindLabel { kind: loss.name() };
             relay.metrics.recoveries.get_or_create(&kind).inc();
         }
     }

@@ -26,7 +26,7 @@ struct World {
     letters: VecDeque<EventRef>,
     published: Vec<u32>,
     next: u32,
-    asked: Option<Command>,
+    asked: Option<QuarantineQuery>,
 }
 
 impl World {
@@ -174,15 +174,15 @@ impl World {
     fn answer(&mut self) {
         match self.asked.take() {
             None => {}
-            Some(Command::Mark(group)) => {
+            Some(QuarantineQuery::Mark(group)) => {
                 self.replace(Row::Quarantined, Row::Released);
                 self.quarantine.marked(&group);
             }
-            Some(Command::SendBack(group)) => {
+            Some(QuarantineQuery::SendBack(group)) => {
                 self.replace(Row::Released, Row::Quarantined);
                 self.quarantine.sent_back(&group);
             }
-            Some(Command::Page(group, after)) => {
+            Some(QuarantineQuery::Page(group, after)) => {
                 let released = self.table.iter().filter(|(_, row)| **row == Row::Released);
                 let page: Vec<u32> = released
                     .map(|(n, _)| *n)
