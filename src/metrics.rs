@@ -24,16 +24,16 @@ const LATENCY_BUCKETS: [f64; 14] = [
 
 /// The label `kind`: the class of a failed attempt, the kind of an unexpected change, and so on.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub struct Kind {
+pub struct KindLabel {
     /// The label's value.
     pub kind: &'static str,
 }
 
 /// A measured value that is absent until it is known.
 #[derive(Debug, Clone, Default)]
-pub struct Known(Arc<Mutex<Option<f64>>>);
+pub struct OptionalGauge(Arc<Mutex<Option<f64>>>);
 
-impl Known {
+impl OptionalGauge {
     /// Sets the value; `None` makes it unknown.
     pub fn set(&self, value: Option<f64>) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = value;
@@ -123,13 +123,13 @@ pub struct Metrics {
     pub events_skipped: Counter,
     pub events_recorded: Counter,
     pub events_from_table: Counter,
-    pub recoveries: Family<Kind, Counter>,
+    pub recoveries: Family<KindLabel, Counter>,
     pub publish_requests: Counter,
-    pub publish_failures: Family<Kind, Counter>,
-    pub unexpected_changes: Family<Kind, Counter>,
-    pub events_quarantined: Family<Kind, Counter>,
-    pub blocked_keys: Known,
-    pub events_in_quarantine: Known,
+    pub publish_failures: Family<KindLabel, Counter>,
+    pub unexpected_changes: Family<KindLabel, Counter>,
+    pub events_quarantined: Family<KindLabel, Counter>,
+    pub blocked_keys: OptionalGauge,
+    pub events_in_quarantine: OptionalGauge,
     pub sessions: Counter,
     pub received_bytes: Counter,
     pub in_flight_bytes: Gauge,
@@ -137,12 +137,12 @@ pub struct Metrics {
     pub lanes: Gauge,
     pub lanes_waiting: Gauge,
     pub holds_slot: Gauge,
-    pub publication_ok: Known,
-    pub slot_health: Family<Kind, Gauge>,
-    pub lag_bytes: Known,
+    pub publication_ok: OptionalGauge,
+    pub slot_health: Family<KindLabel, Gauge>,
+    pub lag_bytes: OptionalGauge,
     pub oldest_pending: OldestPending,
     pub server_clock: ServerClock,
-    pub retained_bytes: Known,
+    pub retained_bytes: OptionalGauge,
     pub latency: Histogram,
     /// When the last status message was sent to PostgreSQL; `/livez` checks its age.
     pub last_status: LastStatus,
@@ -194,8 +194,8 @@ impl Default for Metrics {
             publish_failures: Family::default(),
             unexpected_changes: Family::default(),
             events_quarantined: Family::default(),
-            blocked_keys: Known::default(),
-            events_in_quarantine: Known::default(),
+            blocked_keys: OptionalGauge::default(),
+            events_in_quarantine: OptionalGauge::default(),
             sessions: Counter::default(),
             received_bytes: Counter::default(),
             in_flight_bytes: Gauge::default(),
@@ -203,12 +203,12 @@ impl Default for Metrics {
             lanes: Gauge::default(),
             lanes_waiting: Gauge::default(),
             holds_slot: Gauge::default(),
-            publication_ok: Known::default(),
+            publication_ok: OptionalGauge::default(),
             slot_health: Family::default(),
-            lag_bytes: Known::default(),
+            lag_bytes: OptionalGauge::default(),
             oldest_pending: OldestPending::by(server_clock.clone()),
             server_clock,
-            retained_bytes: Known::default(),
+            retained_bytes: OptionalGauge::default(),
             latency: Histogram::new(LATENCY_BUCKETS),
             last_status: LastStatus::default(),
         }
@@ -387,7 +387,7 @@ mod tests {
         metrics.oldest_pending.set(None);
         metrics
             .slot_health
-            .get_or_create(&Kind { kind: "lost" })
+            .get_or_create(&KindLabel { kind: "lost" })
             .set(1);
         metrics.lanes_waiting.set(7);
         assert!(exported("lag_seconds") && exported("slot_health"));

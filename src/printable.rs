@@ -25,11 +25,13 @@ fn escaped(text: &str, is_unsafe: impl Fn(char) -> bool) -> Cow<'_, str> {
     }
     let mut out = String::with_capacity(text.len() + 8);
     for c in text.chars() {
-        match is_unsafe(c) {
+        if !is_unsafe(c) {
+            out.push(c);
+        } else if c.is_control() {
             // `escape_debug` gives short escapes such as `\n`.
-            true if c.is_control() => out.extend(c.escape_debug()),
-            true => out.extend(c.escape_unicode()),
-            false => out.push(c),
+            out.extend(c.escape_debug());
+        } else {
+            out.extend(c.escape_unicode());
         }
     }
     Cow::Owned(out)

@@ -59,7 +59,7 @@ impl CommitLsn {
 
 /// A transaction whose Commit has not arrived.
 #[derive(Debug)]
-struct Open {
+struct OpenTransaction {
     commit: CommitLsn,
     xid: u32,
     commit_time: PgTimestamp,
@@ -69,7 +69,7 @@ struct Open {
 
 /// A transaction that has ended.
 #[derive(Debug)]
-struct Pending {
+struct EndedTransaction {
     commit: CommitLsn,
     xid: u32,
     /// The position that may be confirmed while this transaction is unresolved.
@@ -85,9 +85,9 @@ pub struct Watermark {
     /// The last safe position of the stream: the end of a commit, or a keepalive outside any
     /// transaction.
     position: Lsn,
-    open: Option<Open>,
+    open: Option<OpenTransaction>,
     /// In commit order; the first one is unresolved.
-    pending: VecDeque<Pending>,
+    pending: VecDeque<EndedTransaction>,
     /// How many entries of `pending` are resolved.
     resolved: usize,
     last_resolved_commit_time: Option<PgTimestamp>,
@@ -114,7 +114,7 @@ impl Watermark {
                 .is_none_or(|last| last.commit < transaction),
             "transactions come in the order of their commits"
         );
-        self.open = Some(Open {
+        self.open = Some(OpenTransaction {
             commit: transaction,
             xid,
             commit_time,
@@ -138,7 +138,7 @@ impl Watermark {
             self.is_resolved(open.commit_time);
             return;
         }
-        self.pending.push_back(Pending {
+        self.pending.push_back(EndedTransaction {
             commit: open.commit,
             xid: open.xid,
             floor,

@@ -6,8 +6,8 @@ use std::collections::BTreeSet;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
-use postrider::metrics::{Kind as Label, Metrics};
-use postrider::settings::{Environment, KEYS, Kind, Settings};
+use postrider::metrics::{KindLabel, Metrics};
+use postrider::settings::{Environment, KEYS, SettingKind, Settings};
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -68,9 +68,9 @@ fn settings_page() -> String {
     let mut page = SETTINGS_HEAD.to_owned();
     for key in KEYS {
         let values = match key.kind {
-            Kind::Text => "Text".to_owned(),
-            Kind::Number(min, max) => format!("{min} to {max}"),
-            Kind::Switch => "`true` or `false`".to_owned(),
+            SettingKind::Text => "Text".to_owned(),
+            SettingKind::Number(min, max) => format!("{min} to {max}"),
+            SettingKind::Switch => "`true` or `false`".to_owned(),
         };
         let default = match key.default {
             "" => "no default".to_owned(),
@@ -190,7 +190,7 @@ fn every_toml_example_is_accepted_as_settings() {
 #[test]
 fn every_metric_named_in_the_docs_exists() {
     let metrics = Metrics::default();
-    let label = Label { kind: "x" };
+    let label = KindLabel { kind: "x" };
     metrics.publish_failures.get_or_create(&label).inc();
     metrics.unexpected_changes.get_or_create(&label).inc();
     metrics.events_quarantined.get_or_create(&label).inc();

@@ -25,9 +25,10 @@ pub(crate) struct Args {
 }
 
 pub(crate) async fn run(args: Args) -> Done {
-    let recording = match args.arrivals {
-        true => Recording::Attempts,
-        false => Recording::Counts,
+    let recording = if args.arrivals {
+        Recording::Attempts
+    } else {
+        Recording::Counts
     };
     let emulator = Emulator::builder().recording(recording).start().await?;
     emulator.create_topic(&args.topic).await?;

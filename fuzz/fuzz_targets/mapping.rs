@@ -10,7 +10,7 @@ use googleapis_tonic_google_pubsub_v1::google::pubsub::v1::PubsubMessage;
 use libfuzzer_sys::arbitrary::{self, Arbitrary};
 use libfuzzer_sys::fuzz_target;
 use postrider::map::{
-    ColumnTypes, Columns, EventPosition, MapError, Mapped, Mapper, TableSettings, limits,
+    ColumnSettings, ColumnTypes, EventPosition, MapError, Mapped, Mapper, TableSettings, limits,
 };
 use prost::Message;
 
@@ -94,7 +94,7 @@ impl Settings<'_> {
     fn build(&self) -> Option<TableSettings> {
         let named = |n: usize| self.named[n].as_ref().map(|name| name.text().to_owned());
         let mut settings = TableSettings {
-            columns: Columns {
+            columns: ColumnSettings {
                 id: named(0),
                 aggregatetype: named(1),
                 aggregateid: named(2),

@@ -12,7 +12,7 @@ use serde::Serialize;
 use tokio_postgres::Client;
 
 use crate::slot::get;
-use crate::{Error, sql};
+use crate::{SlotError, sql};
 
 /// The number that `initdb` gives a cluster. Printed unsigned, as in `IDENTIFY_SYSTEM`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -50,14 +50,14 @@ impl Serialize for SystemIdentifier {
 /// Identifies a database of a cluster. A copy of the database has a different origin, unless the copy
 /// was made from the server's files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Origin {
+pub struct DatabaseOrigin {
     /// The cluster.
     pub system_identifier: SystemIdentifier,
     /// The database; `None` in a record of an older version.
     pub database_oid: Option<u32>,
 }
 
-impl Origin {
+impl DatabaseOrigin {
     /// Whether both may be the same database.
     #[must_use]
     pub fn matches(self, other: Self) -> bool {
@@ -66,7 +66,7 @@ impl Origin {
     }
 }
 
-impl fmt::Display for Origin {
+impl fmt::Display for DatabaseOrigin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let system_identifier = self.system_identifier;
         match self.database_oid {
@@ -76,7 +76,7 @@ impl fmt::Display for Origin {
     }
 }
 
-impl Serialize for Origin {
+impl Serialize for DatabaseOrigin {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_str(self)
     }
@@ -108,8 +108,8 @@ impl Cluster {
 
     /// The cluster and the database.
     #[must_use]
-    pub const fn origin(&self) -> Origin {
-        Origin {
+    pub const fn origin(&self) -> DatabaseOrigin {
+        DatabaseOrigin {
             system_identifier: self.system_identifier,
             database_oid: Some(self.database_oid),
         }
@@ -119,12 +119,12 @@ impl Cluster {
 /// Reads the identity of the server's cluster.
 ///
 /// # Errors
-/// [`Error::Database`].
-pub async fn inspect(client: &Client) -> Result<Cluster, Error> {
+/// [`SlotError::Database`].
+pub async fn inspect(client: &Client) -> Result<Cluster, SlotError> {
     let rows = client
         .query_typed(sql::CLUSTER, &[])
         .await
-        .map_err(Error::database("identifying the cluster"))?;
+        .map_err(SlotError::database("identifying the cluster"))?;
     let row = rows
         .first()
         .expect("invariant: a select without FROM gives one row");

@@ -11,13 +11,13 @@ use crate::{Holder, SlotName};
 /// A slot operation or a catalog query failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum Error {
+pub enum SlotError {
     /// The database refused a statement, or the connection broke.
     #[error("{action} failed: {source}; check that the server is up and that the role may do this")]
     Database {
         /// The action that failed.
         action: &'static str,
-        /// The client's error. [`Error::sqlstate`] returns its code.
+        /// The client's error. [`SlotError::sqlstate`] returns its code.
         source: tokio_postgres::Error,
     },
     /// No slot has this name.
@@ -163,7 +163,7 @@ pub enum Error {
     },
 }
 
-impl Error {
+impl SlotError {
     /// The SQLSTATE, if the server refused something that has no variant of its own.
     #[must_use]
     pub fn sqlstate(&self) -> Option<&SqlState> {

@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime};
 
 use decoder::Lsn;
 
-use crate::{Origin, Severity, Slot, WalStatus};
+use crate::{DatabaseOrigin, Severity, Slot, WalStatus};
 
 mod state;
 
@@ -19,20 +19,20 @@ pub struct Observation<'a> {
     /// The slot; `None` when no slot has its name.
     pub slot: Option<&'a Slot>,
     /// The same slot at an earlier time, to compute rates.
-    pub earlier: Option<Earlier<'a>>,
+    pub earlier: Option<SlotObservation<'a>>,
     /// The party that asks.
     pub viewer: Viewer,
     /// How far delivery lags behind in time, see [`time_lag`].
     pub time_lag: Option<Duration>,
     /// The database that we are connected to.
-    pub origin: Origin,
+    pub origin: DatabaseOrigin,
     /// The relay's last record about the slot.
     pub recorded: Option<&'a RecordedPosition>,
 }
 
 /// An earlier observation of the same slot.
 #[derive(Debug, Clone, Copy)]
-pub struct Earlier<'a> {
+pub struct SlotObservation<'a> {
     /// The slot at that time.
     pub slot: &'a Slot,
     /// How long ago.
@@ -54,7 +54,7 @@ pub enum Viewer {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RecordedPosition {
     /// The database in which it was recorded.
-    pub origin: Origin,
+    pub origin: DatabaseOrigin,
     /// The confirmed position.
     pub confirmed_lsn: Option<Lsn>,
     /// Whether no later position can have been confirmed: the relay has this record in memory, or
@@ -144,7 +144,7 @@ fn recreated(slot: &Slot, recorded: Option<&RecordedPosition>) -> Option<Health>
 
 fn endangered(
     slot: &Slot,
-    earlier: Option<Earlier<'_>>,
+    earlier: Option<SlotObservation<'_>>,
     thresholds: &Thresholds,
 ) -> Option<Health> {
     let headroom = headroom(slot, earlier);
@@ -201,7 +201,7 @@ fn lag(slot: &Slot, time: Option<Duration>, thresholds: &Thresholds) -> Lag {
 /// The room left before the slot is lost, and the time it lasts at the rate since the earlier
 /// observation.
 #[must_use]
-pub fn headroom(slot: &Slot, earlier: Option<Earlier<'_>>) -> Headroom {
+pub fn headroom(slot: &Slot, earlier: Option<SlotObservation<'_>>) -> Headroom {
     let time_to_loss = slot.safe_wal_size.and_then(|left| {
         let earlier = earlier?;
         let shrunk = earlier.slot.safe_wal_size?.saturating_sub(left);
@@ -223,7 +223,7 @@ pub fn headroom(slot: &Slot, earlier: Option<Earlier<'_>>) -> Headroom {
 
 /// A relay's knowledge of its unconfirmed events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Pending {
+pub enum PendingSince {
     /// Unknown: the relay has not streamed since its start.
     Unknown,
     /// Everything received is confirmed.
@@ -239,16 +239,16 @@ pub enum Pending {
 /// itself. If nothing is pending but more than `idle_bytes` is left to read, the age is unknown.
 #[must_use]
 pub fn time_lag(
-    pending: Pending,
+    pending: PendingSince,
     lag_bytes: u64,
     idle_bytes: u64,
     now: SystemTime,
 ) -> Option<Duration> {
     match pending {
-        Pending::Unknown => None,
-        Pending::Nothing => (lag_bytes <= idle_bytes).then_some(Duration::ZERO),
+        PendingSince::Unknown => None,
+        PendingSince::Nothing => (lag_bytes <= idle_bytes).then_some(Duration::ZERO),
         // The server's clock may be ahead of ours.
-        Pending::Since(committed) => Some(now.duration_since(committed).unwrap_or_default()),
+        PendingSince::Since(committed) => Some(now.duration_since(committed).unwrap_or_default()),
     }
 }
 

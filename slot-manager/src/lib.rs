@@ -35,8 +35,8 @@ mod slot_name;
 pub mod slots;
 mod sql;
 
-pub use cluster::{Cluster, Origin, SystemIdentifier};
-pub use error::Error;
+pub use cluster::{Cluster, DatabaseOrigin, SystemIdentifier};
+pub use error::SlotError;
 pub use finding::{Finding, Severity};
 pub use health::Health;
 pub use qualified_name::{

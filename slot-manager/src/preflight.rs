@@ -9,7 +9,7 @@
 use tokio_postgres::Client;
 
 use crate::publication::{self, CapturedTable};
-use crate::{Error, Finding, QualifiedName, Severity, SlotName, cluster};
+use crate::{Finding, QualifiedName, Severity, SlotError, SlotName, cluster};
 
 mod facts;
 mod server;
@@ -47,8 +47,8 @@ pub struct Expectation {
 /// Checks the database with the rights of the client's role. Changes nothing.
 ///
 /// # Errors
-/// [`Error::Database`] when a fact could not be read. A problem with the facts is a finding.
-pub async fn check(client: &Client, expectation: &Expectation) -> Result<Vec<Finding>, Error> {
+/// [`SlotError::Database`] when a fact could not be read. A problem with the facts is a finding.
+pub async fn check(client: &Client, expectation: &Expectation) -> Result<Vec<Finding>, SlotError> {
     let cluster = cluster::inspect(client).await?;
     let version = server::version(cluster.major_version());
     if version.severity == Severity::Error {

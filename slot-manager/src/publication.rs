@@ -13,7 +13,7 @@ use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::{Client, Row};
 
 use crate::slot::get;
-use crate::{Error, QualifiedName, sql};
+use crate::{QualifiedName, SlotError, sql};
 
 mod problem;
 
@@ -108,12 +108,12 @@ const LOOKS: u32 = 5;
 /// Reads the state of a publication, with one statement.
 ///
 /// # Errors
-/// [`Error::Database`].
+/// [`SlotError::Database`].
 pub async fn inspect(
     client: &Client,
     publication: &str,
     tables: &[CapturedTable],
-) -> Result<PublicationState, Error> {
+) -> Result<PublicationState, SlotError> {
     let schemas: Vec<&str> = tables.iter().map(|t| t.name.schema.as_str()).collect();
     let names: Vec<&str> = tables.iter().map(|t| t.name.name.as_str()).collect();
     let parameters: [(&(dyn ToSql + Sync), Type); 3] = [
@@ -125,7 +125,7 @@ pub async fn inspect(
     let rows = loop {
         match client.query_typed(sql::PUBLICATION, &parameters).await {
             Err(error) if is_of_a_dropped_object(&error) && looks < LOOKS => looks += 1,
-            looked => break looked.map_err(Error::database("reading the publication"))?,
+            looked => break looked.map_err(SlotError::database("reading the publication"))?,
         }
     };
     let properties = rows
@@ -158,7 +158,7 @@ fn is_of_a_dropped_object(error: &tokio_postgres::Error) -> bool {
 }
 
 impl Publication {
-    fn from_row(row: &Row) -> Result<Option<Self>, Error> {
+    fn from_row(row: &Row) -> Result<Option<Self>, SlotError> {
         let Some(oid) = get(row, "oid")? else {
             return Ok(None);
         };
@@ -176,13 +176,13 @@ impl Publication {
 }
 
 impl TableState {
-    fn from_row(wanted: &CapturedTable, row: &Row) -> Result<Self, Error> {
+    fn from_row(wanted: &CapturedTable, row: &Row) -> Result<Self, SlotError> {
         let published: bool = get(row, "published")?;
         let name = |schema: &str, name: &str| {
             let (schema, name): (Option<String>, Option<String>) =
                 (get(row, schema)?, get(row, name)?);
             let both = schema.zip(name);
-            Ok::<_, Error>(both.map(|(schema, name)| QualifiedName::new(schema, name)))
+            Ok::<_, SlotError>(both.map(|(schema, name)| QualifiedName::new(schema, name)))
         };
         let kind: Option<String> = get(row, "unstreamed_kind")?;
         Ok(Self {
@@ -199,7 +199,7 @@ impl TableState {
             traced: get::<Option<bool>>(row, "traced")? == Some(true),
             published: published
                 .then(|| {
-                    Ok::<_, Error>(PublishedTable {
+                    Ok::<_, SlotError>(PublishedTable {
                         row_filter: get(row, "row_filter")?,
                         columns: get(row, "published_columns")?,
                         has_column_list: get(row, "has_column_list")?,

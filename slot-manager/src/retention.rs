@@ -13,7 +13,7 @@ use tokio_postgres::types::Type;
 use tokio_postgres::{Client, Row};
 
 use crate::slot::get;
-use crate::{Error, SlotName, sql};
+use crate::{SlotError, SlotName, sql};
 
 /// A transaction or slot that keeps WAL.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -73,7 +73,7 @@ impl WalHolder {
         }
     }
 
-    fn from_row(row: &Row) -> Result<Self, Error> {
+    fn from_row(row: &Row) -> Result<Self, SlotError> {
         let age: Option<f64> = get(row, "age_seconds")?;
         Ok(Self {
             kind: match get(row, "kind")? {
@@ -118,20 +118,20 @@ impl fmt::Display for WalHolder {
 /// `older_than`, and slots that keep older WAL than this one.
 ///
 /// # Errors
-/// [`Error::Database`].
+/// [`SlotError::Database`].
 pub async fn holders(
     client: &Client,
     slot: &SlotName,
     older_than: Duration,
-) -> Result<Vec<WalHolder>, Error> {
+) -> Result<Vec<WalHolder>, SlotError> {
     query(client, Some(slot.as_str()), older_than).await
 }
 
 /// Lists the transactions that the creation of a slot has to wait for, oldest first.
 ///
 /// # Errors
-/// [`Error::Database`].
-pub async fn blockers_of_creation(client: &Client) -> Result<Vec<WalHolder>, Error> {
+/// [`SlotError::Database`].
+pub async fn blockers_of_creation(client: &Client) -> Result<Vec<WalHolder>, SlotError> {
     query(client, None, Duration::ZERO).await
 }
 
@@ -139,7 +139,7 @@ async fn query(
     client: &Client,
     slot: Option<&str>,
     older_than: Duration,
-) -> Result<Vec<WalHolder>, Error> {
+) -> Result<Vec<WalHolder>, SlotError> {
     let parameters: [(&(dyn tokio_postgres::types::ToSql + Sync), Type); 2] = [
         (&slot, Type::TEXT),
         (&older_than.as_secs_f64(), Type::FLOAT8),
@@ -147,7 +147,7 @@ async fn query(
     let rows = client
         .query_typed(sql::RETENTION, &parameters)
         .await
-        .map_err(Error::database("listing the holders of WAL"))?;
+        .map_err(SlotError::database("listing the holders of WAL"))?;
     rows.iter().map(WalHolder::from_row).collect()
 }
 

@@ -6,7 +6,7 @@ use serde::{Serialize, Serializer};
 use tokio_postgres::Row;
 use tokio_postgres::types::PgLsn;
 
-use crate::Error;
+use crate::SlotError;
 
 /// A replication slot as the server reported it at one moment.
 ///
@@ -103,29 +103,29 @@ impl Slot {
     /// Refuses a slot that the relay could never stream from, in any state.
     ///
     /// # Errors
-    /// [`Error::PhysicalSlot`], [`Error::OtherPlugin`] or [`Error::OtherDatabase`].
-    pub fn require_ours(&self) -> Result<(), Error> {
+    /// [`SlotError::PhysicalSlot`], [`SlotError::OtherPlugin`] or [`SlotError::OtherDatabase`].
+    pub fn require_ours(&self) -> Result<(), SlotError> {
         let slot = self.slot_name.clone();
         if self.slot_type != "logical" {
-            return Err(Error::PhysicalSlot { slot });
+            return Err(SlotError::PhysicalSlot { slot });
         }
         match self.plugin.as_deref() {
             // While a session is creating the slot, and holds it, the plugin is still empty.
             Some("pgoutput" | "") => {}
             plugin => {
                 let plugin = plugin.unwrap_or("unknown").to_owned();
-                return Err(Error::OtherPlugin { slot, plugin });
+                return Err(SlotError::OtherPlugin { slot, plugin });
             }
         }
         if self.in_this_database {
             return Ok(());
         }
         let database = self.database.clone().unwrap_or_default();
-        Err(Error::OtherDatabase { slot, database })
+        Err(SlotError::OtherDatabase { slot, database })
     }
 
-    pub(crate) fn from_row(row: &Row) -> Result<Self, Error> {
-        let lsn = |column: &str| -> Result<Option<Lsn>, Error> {
+    pub(crate) fn from_row(row: &Row) -> Result<Self, SlotError> {
+        let lsn = |column: &str| -> Result<Option<Lsn>, SlotError> {
             let value: Option<PgLsn> = get(row, column)?;
             Ok(value.map(|lsn| Lsn::new(lsn.into())))
         };
@@ -167,7 +167,7 @@ impl Slot {
 }
 
 impl Holder {
-    fn from_row(row: &Row) -> Result<Option<Self>, Error> {
+    fn from_row(row: &Row) -> Result<Option<Self>, SlotError> {
         let Some(pid) = get(row, "active_pid")? else {
             return Ok(None);
         };
@@ -200,13 +200,13 @@ impl std::fmt::Display for Holder {
 }
 
 impl WalStatus {
-    fn parse(text: &str) -> Result<Self, Error> {
+    fn parse(text: &str) -> Result<Self, SlotError> {
         match text {
             "reserved" => Ok(Self::Reserved),
             "extended" => Ok(Self::Extended),
             "unreserved" => Ok(Self::Unreserved),
             "lost" => Ok(Self::Lost),
-            _ => Err(Error::UnknownWalStatus {
+            _ => Err(SlotError::UnknownWalStatus {
                 wal_status: text.to_owned(),
             }),
         }
@@ -217,9 +217,9 @@ impl WalStatus {
 pub(crate) fn get<'a, T: tokio_postgres::types::FromSql<'a>>(
     row: &'a Row,
     column: &str,
-) -> Result<T, Error> {
+) -> Result<T, SlotError> {
     row.try_get(column)
-        .map_err(Error::database("reading a catalog column"))
+        .map_err(SlotError::database("reading a catalog column"))
 }
 
 fn lsn_text<S: Serializer>(lsn: &Option<Lsn>, serializer: S) -> Result<S::Ok, S::Error> {

@@ -8,7 +8,7 @@ use tokio_postgres::types::{PgLsn, Type};
 use tokio_postgres::{Client, SimpleQueryMessage};
 
 use crate::slot::get;
-use crate::{Error, Slot, SlotName, WalStatus, retention, sql};
+use crate::{Slot, SlotError, SlotName, WalStatus, retention, sql};
 
 /// How often to check a slot in use. This keeps a takeover well below a second, and two small
 /// catalog queries a second cost almost nothing.
@@ -24,24 +24,24 @@ pub struct CreateOptions {
 /// Every slot of the cluster, sorted by name.
 ///
 /// # Errors
-/// [`Error::Database`].
-pub async fn list(client: &Client) -> Result<Vec<Slot>, Error> {
+/// [`SlotError::Database`].
+pub async fn list(client: &Client) -> Result<Vec<Slot>, SlotError> {
     query(client, None).await
 }
 
 /// The slot of this name, of any kind.
 ///
 /// # Errors
-/// [`Error::Database`].
-pub async fn find(client: &Client, name: &SlotName) -> Result<Option<Slot>, Error> {
+/// [`SlotError::Database`].
+pub async fn find(client: &Client, name: &SlotName) -> Result<Option<Slot>, SlotError> {
     Ok(query(client, Some(name.as_str())).await?.pop())
 }
 
-async fn query(client: &Client, name: Option<&str>) -> Result<Vec<Slot>, Error> {
+async fn query(client: &Client, name: Option<&str>) -> Result<Vec<Slot>, SlotError> {
     let rows = client
         .query_typed(sql::SLOTS, &[(&name, Type::TEXT)])
         .await
-        .map_err(Error::database("reading pg_replication_slots"))?;
+        .map_err(SlotError::database("reading pg_replication_slots"))?;
     rows.iter().map(Slot::from_row).collect()
 }
 
@@ -53,16 +53,15 @@ async fn query(client: &Client, name: Option<&str>) -> Result<Vec<Slot>, Error> 
 /// streamed. Dropping the future does not stop the server, which continues until `timeout`.
 ///
 /// # Errors
-/// [`Error::CreationBlocked`] names the transactions, and leaves no slot behind.
-/// [`Error::SlotExists`],
-/// [`Error::NoSlotLeft`], [`Error::NoReplicationRight`], [`Error::WalLevel`],
-/// [`Error::FailoverUnsupported`], [`Error::Database`].
+/// [`SlotError::CreationBlocked`] names the transactions, and leaves no slot behind.
+/// [`SlotError::SlotExists`], [`SlotError::NoSlotLeft`], [`SlotError::NoReplicationRight`],
+/// [`SlotError::WalLevel`], [`SlotError::FailoverUnsupported`], [`SlotError::Database`].
 pub async fn create(
     client: &Client,
     name: &SlotName,
     options: CreateOptions,
     timeout: Duration,
-) -> Result<Lsn, Error> {
+) -> Result<Lsn, SlotError> {
     let statement = sql::create_slot(name, options.failover, timeout);
     let messages = match client.simple_query(&statement).await {
         Ok(messages) => messages,
@@ -81,13 +80,13 @@ async fn creation_error(
     name: &SlotName,
     timeout: Duration,
     source: tokio_postgres::Error,
-) -> Error {
+) -> SlotError {
     let Some(code) = source.code().cloned() else {
-        return Error::database("creating a replication slot")(source);
+        return SlotError::database("creating a replication slot")(source);
     };
     if code == SqlState::QUERY_CANCELED || code == SqlState::LOCK_NOT_AVAILABLE {
         return match retention::blockers_of_creation(client).await {
-            Ok(blockers) => Error::CreationBlocked {
+            Ok(blockers) => SlotError::CreationBlocked {
                 slot: name.clone(),
                 timeout,
                 blockers,
@@ -96,39 +95,41 @@ async fn creation_error(
         };
     }
     if code == SqlState::UNDEFINED_FUNCTION {
-        return Error::FailoverUnsupported;
+        return SlotError::FailoverUnsupported;
     }
     if code == SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE {
         // This SQLSTATE has other causes too, so check the setting.
         let row = client.query_typed(sql::WAL_LEVEL, &[]).await.ok();
         let level: Option<String> = row.and_then(|rows| rows.first()?.try_get(0).ok());
         if let Some(wal_level) = level.filter(|level| level != "logical") {
-            return Error::WalLevel { wal_level };
+            return SlotError::WalLevel { wal_level };
         }
     }
     refused(name, "creating a replication slot", source)
 }
 
 /// Maps a refused statement to an error. The callers have already handled their special cases.
-fn refused(name: &SlotName, action: &'static str, source: tokio_postgres::Error) -> Error {
+fn refused(name: &SlotName, action: &'static str, source: tokio_postgres::Error) -> SlotError {
     let slot = name.clone();
     match source.code() {
-        Some(code) if *code == SqlState::DUPLICATE_OBJECT => Error::SlotExists { slot },
-        Some(code) if *code == SqlState::UNDEFINED_OBJECT => Error::SlotMissing { slot },
-        Some(code) if *code == SqlState::CONFIGURATION_LIMIT_EXCEEDED => Error::NoSlotLeft { slot },
-        Some(code) if *code == SqlState::INSUFFICIENT_PRIVILEGE => {
-            Error::NoReplicationRight { slot }
+        Some(code) if *code == SqlState::DUPLICATE_OBJECT => SlotError::SlotExists { slot },
+        Some(code) if *code == SqlState::UNDEFINED_OBJECT => SlotError::SlotMissing { slot },
+        Some(code) if *code == SqlState::CONFIGURATION_LIMIT_EXCEEDED => {
+            SlotError::NoSlotLeft { slot }
         }
-        _ => Error::database(action)(source),
+        Some(code) if *code == SqlState::INSUFFICIENT_PRIVILEGE => {
+            SlotError::NoReplicationRight { slot }
+        }
+        _ => SlotError::database(action)(source),
     }
 }
 
 /// Drops a slot. Its WAL is released, and the slot cannot be restored.
 ///
 /// # Errors
-/// [`Error::SlotMissing`], [`Error::SlotInUse`], a slot that is not ours
-/// ([`Slot::require_ours`]), [`Error::NoReplicationRight`], [`Error::Database`].
-pub async fn drop(client: &Client, name: &SlotName) -> Result<(), Error> {
+/// [`SlotError::SlotMissing`], [`SlotError::SlotInUse`], a slot that is not ours
+/// ([`Slot::require_ours`]), [`SlotError::NoReplicationRight`], [`SlotError::Database`].
+pub async fn drop(client: &Client, name: &SlotName) -> Result<(), SlotError> {
     free_and_ours(client, name).await?;
     match client
         .query_typed(sql::DROP_SLOT, &[(&name.as_str(), Type::TEXT)])
@@ -147,21 +148,21 @@ pub async fn drop(client: &Client, name: &SlotName) -> Result<(), Error> {
 /// The server decodes the WAL up to that position, so a long distance takes long.
 ///
 /// # Errors
-/// [`Error::Backwards`], [`Error::SlotLost`], and those of [`drop`](fn@drop).
-pub async fn advance(client: &Client, name: &SlotName, to: Lsn) -> Result<Lsn, Error> {
+/// [`SlotError::Backwards`], [`SlotError::SlotLost`], and those of [`drop`](fn@drop).
+pub async fn advance(client: &Client, name: &SlotName, to: Lsn) -> Result<Lsn, SlotError> {
     let slot = free_and_ours(client, name).await?;
     if slot.wal_status == Some(WalStatus::Lost) || slot.invalidation_reason.is_some() {
         let reason = slot
             .invalidation_reason
             .unwrap_or_else(|| "wal_status lost".to_owned());
-        return Err(Error::SlotLost {
+        return Err(SlotError::SlotLost {
             slot: name.clone(),
             reason,
         });
     }
     let confirmed = slot.confirmed_flush_lsn.unwrap_or_default();
     if to < confirmed {
-        return Err(Error::Backwards {
+        return Err(SlotError::Backwards {
             slot: name.clone(),
             confirmed,
             to,
@@ -188,13 +189,13 @@ pub async fn advance(client: &Client, name: &SlotName, to: Lsn) -> Result<Lsn, E
     }
 }
 
-async fn free_and_ours(client: &Client, name: &SlotName) -> Result<Slot, Error> {
+async fn free_and_ours(client: &Client, name: &SlotName) -> Result<Slot, SlotError> {
     let Some(slot) = find(client, name).await? else {
-        return Err(Error::SlotMissing { slot: name.clone() });
+        return Err(SlotError::SlotMissing { slot: name.clone() });
     };
     slot.require_ours()?;
     if slot.active {
-        return Err(Error::SlotInUse {
+        return Err(SlotError::SlotInUse {
             slot: name.clone(),
             holder: slot.holder.map(Box::new),
         });
@@ -208,7 +209,7 @@ async fn changed_meanwhile(
     name: &SlotName,
     action: &'static str,
     source: tokio_postgres::Error,
-) -> Error {
+) -> SlotError {
     if source.code() != Some(&SqlState::OBJECT_IN_USE) {
         return refused(name, action, source);
     }
@@ -218,7 +219,7 @@ async fn changed_meanwhile(
         .flatten()
         .and_then(|slot| slot.holder)
         .map(Box::new);
-    Error::SlotInUse {
+    SlotError::SlotInUse {
         slot: name.clone(),
         holder,
     }
@@ -232,18 +233,18 @@ async fn changed_meanwhile(
 /// the wait.
 ///
 /// # Errors
-/// [`Error::StillHeld`] at the deadline, [`Error::SlotMissing`] when the slot is dropped, a slot
-/// that is not ours ([`Slot::require_ours`]), [`Error::Database`].
+/// [`SlotError::StillHeld`] at the deadline, [`SlotError::SlotMissing`] when the slot is dropped, a
+/// slot that is not ours ([`Slot::require_ours`]), [`SlotError::Database`].
 pub async fn wait_until_free(
     client: &Client,
     name: &SlotName,
     deadline: Option<Instant>,
     mut observe: impl FnMut(&Slot),
-) -> Result<Slot, Error> {
+) -> Result<Slot, SlotError> {
     let began = Instant::now();
     loop {
         let Some(slot) = find(client, name).await? else {
-            return Err(Error::SlotMissing { slot: name.clone() });
+            return Err(SlotError::SlotMissing { slot: name.clone() });
         };
         slot.require_ours()?;
         let Some(holder) = &slot.holder else {
@@ -253,7 +254,7 @@ pub async fn wait_until_free(
         let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
         if left == Some(Duration::ZERO) {
             let (slot, holder) = (name.clone(), Box::new(holder.clone()));
-            return Err(Error::StillHeld {
+            return Err(SlotError::StillHeld {
                 slot,
                 holder,
                 waited: began.elapsed(),

@@ -15,7 +15,7 @@ use crate::settings::Start;
 
 /// A table as it is in the catalog now.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Found {
+pub(crate) struct FoundTable {
     pub(crate) table: QualifiedName,
     pub(crate) shape: Shape,
 }
@@ -52,7 +52,7 @@ impl Captured {
 
 /// Where capturing begins.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Begin<'a> {
+pub(crate) struct CaptureStart<'a> {
     pub(crate) start: Start,
     /// Fingerprint of the publication.
     pub(crate) publication: &'a str,
@@ -65,30 +65,30 @@ pub(crate) struct Begin<'a> {
 ///
 /// # Errors
 /// `publication-drift` when one is missing; `column-missing`; those of a statement.
-pub(crate) async fn look(sql: &Sql, tables: &[TableSettings]) -> Result<Vec<Found>> {
+pub(crate) async fn look(sql: &Sql, tables: &[TableSettings]) -> Result<Vec<FoundTable>> {
     let mut found = Vec::with_capacity(tables.len());
     for settings in tables {
         let table = settings.table.clone();
         let shape = shape::look(sql, settings).await?.ok_or_else(|| {
             Error::new(Code::PublicationDrift, format!("there is no table {table}"))
         })?;
-        found.push(Found { table, shape });
+        found.push(FoundTable { table, shape });
     }
     Ok(found)
 }
 
 /// The record of each table, in the order of `found`; `None` for a table that is not captured yet.
 pub(crate) fn matched<'r>(
-    found: &[Found],
+    found: &[FoundTable],
     records: &'r [CaptureRecord],
 ) -> Vec<Option<&'r CaptureRecord>> {
-    let by_oid = |found: &Found| records.iter().find(|known| known.oid == found.shape.oid);
+    let by_oid = |found: &FoundTable| records.iter().find(|known| known.oid == found.shape.oid);
     let taken: Vec<&str> = found
         .iter()
         .filter_map(by_oid)
         .map(|known| known.identity.as_str())
         .collect();
-    let by_name = |found: &Found| {
+    let by_name = |found: &FoundTable| {
         records
             .iter()
             .find(|known| known.table == found.table && !taken.contains(&known.identity.as_str()))
@@ -126,9 +126,10 @@ pub(crate) fn refuse_others(
 /// so.
 pub(crate) fn start(setting: Start, is_first: bool, known: &[Option<&CaptureRecord>]) -> Start {
     let wants_all = known.iter().flatten().any(|known| known.since.is_none());
-    match is_first && wants_all {
-        true => Start::All,
-        false => setting,
+    if is_first && wants_all {
+        Start::All
+    } else {
+        setting
     }
 }
 
@@ -140,11 +141,11 @@ pub(crate) fn start(setting: Start, is_first: bool, known: &[Option<&CaptureReco
 pub(crate) async fn claim(
     sql: &Sql,
     slot: &SlotName,
-    found: Vec<Found>,
-    begin: Begin<'_>,
+    found: Vec<FoundTable>,
+    begin: CaptureStart<'_>,
     instance: &str,
 ) -> Result<Vec<Captured>> {
-    let Begin {
+    let CaptureStart {
         start,
         publication,
         is_first,
@@ -211,14 +212,14 @@ pub(crate) async fn known(
     known_of(sql, slot, look(sql, tables).await?).await
 }
 
-async fn known_of(sql: &Sql, slot: &SlotName, found: Vec<Found>) -> Result<Vec<Captured>> {
+async fn known_of(sql: &Sql, slot: &SlotName, found: Vec<FoundTable>) -> Result<Vec<Captured>> {
     let records = record::read(&**sql).await?;
     let known = matched(&found, &records);
     refuse_others(&known, slot)?;
     let known: Vec<Option<CaptureRecord>> = known.into_iter().map(Option::<&_>::cloned).collect();
     let captured = found.into_iter().zip(known);
     captured
-        .map(|(Found { table, shape }, record)| {
+        .map(|(FoundTable { table, shape }, record)| {
             let record = record.ok_or_else(|| not_captured(&table))?;
             Ok(Captured { record, shape })
         })
@@ -249,12 +250,12 @@ pub(crate) async fn as_if_claimed(
         .collect();
     let captured = found.into_iter().zip(known);
     Ok(captured
-        .map(|(Found { shape, .. }, record)| Captured { record, shape })
+        .map(|(FoundTable { shape, .. }, record)| Captured { record, shape })
         .collect())
 }
 
 fn new_record(
-    found: &Found,
+    found: &FoundTable,
     records: &[CaptureRecord],
     slot: &SlotName,
     start: Start,
@@ -283,8 +284,8 @@ fn not_captured(table: &QualifiedName) -> Error {
     Error::new(Code::SlotBusy, what).hint("no action needed: the relay looks again")
 }
 
-async fn bring_up_to_date(sql: &Sql, found: &Found, known: &CaptureRecord) -> Result<()> {
-    let Found { table, shape } = found;
+async fn bring_up_to_date(sql: &Sql, found: &FoundTable, known: &CaptureRecord) -> Result<()> {
+    let FoundTable { table, shape } = found;
     if known.oid != shape.oid || known.table != *table {
         tracing::warn!(
             %table, identity = known.identity, before = %known.table,
@@ -340,8 +341,8 @@ mod tests {
         }
     }
 
-    fn found(table: &str, oid: u32) -> Found {
-        Found {
+    fn found(table: &str, oid: u32) -> FoundTable {
+        FoundTable {
             table: table.parse().unwrap(),
             shape: Shape {
                 oid,
@@ -359,7 +360,7 @@ mod tests {
         }
     }
 
-    fn identities(found: &[Found], records: &[CaptureRecord]) -> Vec<Option<String>> {
+    fn identities(found: &[FoundTable], records: &[CaptureRecord]) -> Vec<Option<String>> {
         let known = matched(found, records);
         known
             .iter()

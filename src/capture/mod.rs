@@ -34,4 +34,4 @@ pub(crate) mod window;
 
 pub(crate) use bounds::Bounds;
 pub(crate) use snapshot::Snapshot;
-pub(crate) use window::Window;
+pub(crate) use window::ScanWindow;

@@ -11,7 +11,7 @@ use tokio_postgres::error::{Error as PgError, SqlState};
 use tokio_postgres::{SimpleQueryMessage, SimpleQueryRow};
 use uuid::Uuid;
 
-use super::scan::{Candidate, Recorded};
+use super::scan::{Candidate, DispatchState};
 use crate::error::Result;
 use crate::map::EventId;
 use crate::postgres::PatientSql;
@@ -28,7 +28,7 @@ pub(crate) struct ReadRow {
     /// Its id in outbox.dispatch.
     pub(crate) id: Uuid,
     pub(crate) values: RowValues,
-    pub(crate) record: Recorded,
+    pub(crate) record: DispatchState,
 }
 
 /// Reads candidates, one portion after another.
@@ -81,9 +81,10 @@ impl Rows {
             let candidates = &self.waiting.make_contiguous()[..asked];
             match sql.answer(read(sql, reader, candidates)).await? {
                 Portion::Read(rows, done) => {
-                    self.count = match done < asked {
-                        true => done.max(1),
-                        false => (self.count * 2).min(MAX_ROWS),
+                    self.count = if done < asked {
+                        done.max(1)
+                    } else {
+                        (self.count * 2).min(MAX_ROWS)
                     };
                     self.waiting.drain(..done);
                     return Ok(rows);

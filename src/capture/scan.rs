@@ -11,7 +11,7 @@ use slot_manager::quoted_identifier;
 use uuid::Uuid;
 
 use super::claim::Captured;
-use super::window::Window;
+use super::window::ScanWindow;
 use crate::error::Result;
 use crate::postgres::PatientSql;
 use crate::table::{TableReader, altered_since};
@@ -39,12 +39,12 @@ pub(crate) struct Candidate {
     pub(crate) place: String,
     pub(crate) seq: Option<i64>,
     pub(crate) id: Uuid,
-    pub(crate) record: Recorded,
+    pub(crate) record: DispatchState,
 }
 
 /// The state of a row in outbox.dispatch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Recorded {
+pub(crate) enum DispatchState {
     Nothing,
     /// It was published, and may have to be repeated along with its neighbours.
     Published,
@@ -53,13 +53,13 @@ pub(crate) enum Recorded {
 }
 
 /// The order of rows without `seq`: version, transaction, partition, block and line.
-type Key = (i64, u64, u32, u32, u32);
+type UnnumberedKey = (i64, u64, u32, u32, u32);
 
 /// The progress of a walk.
 #[derive(Debug)]
 enum Walk {
     /// Among the rows without `seq`, after this key.
-    Unnumbered(Option<Key>),
+    Unnumbered(Option<UnnumberedKey>),
     /// Among the rows with `seq`, after this row.
     Numbered(i64, u32, String),
     Done,
@@ -67,7 +67,7 @@ enum Walk {
 
 /// One walk over a table.
 pub(crate) struct Scan<'a> {
-    window: Window<'a>,
+    window: ScanWindow<'a>,
     table: String,
     event_id: String,
     walk: Walk,
@@ -82,7 +82,7 @@ pub(crate) async fn prepare(sql: &PatientSql) -> Result<()> {
 }
 
 impl<'a> Scan<'a> {
-    pub(crate) fn new(window: Window<'a>, reader: &TableReader) -> Self {
+    pub(crate) fn new(window: ScanWindow<'a>, reader: &TableReader) -> Self {
         let has_seq = window.captured.shape.numbered().is_some();
         let mut scan = Self {
             window,
@@ -130,17 +130,18 @@ impl<'a> Scan<'a> {
     /// SQL for the state of a row of `w` in outbox.dispatch, and the condition that the row is
     /// wanted.
     fn recorded_sql(&self) -> (&'static str, &'static str) {
-        match self.window.repeats {
-            true => (
+        if self.window.repeats {
+            (
                 "(select case when count(*) = 0 then null when bool_and(d.state = 'published') \
                      then 'published' else 'aside' end \
                   from outbox.dispatch d where d.event_id = w.id)",
                 "true",
-            ),
-            false => (
+            )
+        } else {
+            (
                 "null::text",
                 "not exists (select from outbox.dispatch d where d.event_id = w.id)",
-            ),
+            )
         }
     }
 
@@ -203,8 +204,8 @@ impl<'a> Scan<'a> {
     async fn collect(
         &self,
         sql: &PatientSql,
-        after: Option<Key>,
-    ) -> Result<BTreeMap<Key, Candidate>> {
+        after: Option<UnnumberedKey>,
+    ) -> Result<BTreeMap<UnnumberedKey, Candidate>> {
         let mut found = BTreeMap::new();
         let blocks = self.window.captured.shape.blocks;
         let mut from = 0;
@@ -250,7 +251,7 @@ impl<'a> Scan<'a> {
         Ok(found)
     }
 
-    fn range_sql(&self, from: u32, to: Option<u32>, after: Option<Key>) -> String {
+    fn range_sql(&self, from: u32, to: Option<u32>, after: Option<UnnumberedKey>) -> String {
         let Captured { record, shape } = self.window.captured;
         let xid = shape.inserted_xid_sql(&record.added_xids);
         let by = match (&shape.seq, shape.numbered()) {
@@ -290,11 +291,11 @@ impl<'a> Scan<'a> {
     }
 }
 
-fn recorded(state: Option<&str>) -> Recorded {
+fn recorded(state: Option<&str>) -> DispatchState {
     match state {
-        None => Recorded::Nothing,
-        Some("published") => Recorded::Published,
-        Some(_) => Recorded::SetAside,
+        None => DispatchState::Nothing,
+        Some("published") => DispatchState::Published,
+        Some(_) => DispatchState::SetAside,
     }
 }
 

@@ -13,7 +13,7 @@ use slot_manager::{QualifiedName, quoted_identifier};
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::ToSql;
 
-use super::claim::Found;
+use super::claim::FoundTable;
 use crate::error::{Code, Error, Result};
 use crate::map::TableSettings;
 use crate::postgres::Sql;
@@ -343,9 +343,9 @@ pub(crate) struct Top {
 ///
 /// # Errors
 /// Those of a statement.
-pub(crate) async fn tops(sql: &Sql, tables: &[Found]) -> Result<Tops> {
+pub(crate) async fn tops(sql: &Sql, tables: &[FoundTable]) -> Result<Tops> {
     let mut seqs = Vec::with_capacity(tables.len());
-    for Found { table, shape } in tables {
+    for FoundTable { table, shape } in tables {
         let seq = shape.seq.as_ref();
         let seq = seq.filter(|seq| seq.is_steady && seq.is_indexed);
         let Some((seq, numbering)) = seq.and_then(|seq| Some((seq, seq.numbering.clone()?))) else {

@@ -11,7 +11,7 @@ use super::snapshot::Snapshot;
 
 /// The bounds of a walk.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Window<'a> {
+pub(crate) struct ScanWindow<'a> {
     pub(crate) captured: &'a Captured,
     /// Rows of older transactions are left out; 0 for no bound.
     pub(crate) from_xid: u64,
@@ -28,7 +28,7 @@ pub(crate) struct Window<'a> {
     pub(crate) repeats: bool,
 }
 
-impl<'a> Window<'a> {
+impl<'a> ScanWindow<'a> {
     /// All rows that are not resolved.
     pub(crate) fn unresolved(captured: &'a Captured, repeats: bool) -> Self {
         let Captured { record, shape } = captured;
@@ -148,9 +148,10 @@ impl<'a> Window<'a> {
                 "pg_catalog.pg_visible_in_snapshot({xid}, '{shown_by}'::pg_snapshot)"
             ));
         }
-        match conditions.is_empty() {
-            true => "true".to_owned(),
-            false => conditions.join(" and "),
+        if conditions.is_empty() {
+            "true".to_owned()
+        } else {
+            conditions.join(" and ")
         }
     }
 }
@@ -203,7 +204,7 @@ pub(crate) mod tests {
     #[test]
     fn rows_older_than_capturing_are_excluded_by_the_snapshot() {
         let captured = captured(true, Some("100:110:103"));
-        let condition = Window::unresolved(&captured, false).condition();
+        let condition = ScanWindow::unresolved(&captured, false).condition();
         let xid = captured.shape.inserted_xid_sql(&[]);
         let own = captured.shape.has_own_xid_sql();
         assert_eq!(
@@ -219,7 +220,7 @@ pub(crate) mod tests {
     #[test]
     fn with_xmin_only_every_row_since_the_snapshots_oldest_transaction_counts_as_new() {
         let captured = captured(false, Some("100:110:103"));
-        let condition = Window::whole(&captured).condition();
+        let condition = ScanWindow::whole(&captured).condition();
         assert!(condition.contains("e.xmin"), "{condition}");
         assert!(condition.ends_with(">= '100'::xid8"), "{condition}");
         assert!(!condition.contains("pg_visible_in_snapshot"));
@@ -227,24 +228,24 @@ pub(crate) mod tests {
 
     #[test]
     fn a_relay_that_captures_every_row_reads_the_whole_table_without_a_condition() {
-        assert_eq!(Window::whole(&captured(true, None)).condition(), "true");
+        assert_eq!(ScanWindow::whole(&captured(true, None)).condition(), "true");
     }
 
     #[test]
     fn rows_that_may_have_been_published_without_a_record_are_never_compared() {
         let mut captured = captured(true, None);
         captured.record.recorded_from = 70;
-        let condition = Window::whole(&captured).condition();
+        let condition = ScanWindow::whole(&captured).condition();
         assert!(condition.ends_with(">= '70'::xid8"), "{condition}");
     }
 
     #[test]
     fn the_seq_hint_is_used_only_while_the_same_sequence_numbers_the_rows() {
         let mut captured = captured(true, None);
-        assert_eq!(Window::recent(&captured).from_seq, Some(7));
-        assert_eq!(Window::unresolved(&captured, false).from_seq, None);
-        assert_eq!(Window::whole(&captured).from_seq, None);
+        assert_eq!(ScanWindow::recent(&captured).from_seq, Some(7));
+        assert_eq!(ScanWindow::unresolved(&captured, false).from_seq, None);
+        assert_eq!(ScanWindow::whole(&captured).from_seq, None);
         captured.record.numbering = Some("2/1".into());
-        assert_eq!(Window::recent(&captured).from_seq, None);
+        assert_eq!(ScanWindow::recent(&captured).from_seq, None);
     }
 }

@@ -9,7 +9,7 @@ use clap::{Arg, ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
 use super::emulator::EmulatorArgs;
 use super::output;
 use crate::error::{Code, Error, Report};
-use crate::settings::{KEYS, Kind};
+use crate::settings::{KEYS, SettingKind};
 
 /// Delivers a PostgreSQL transactional outbox to Google Cloud Pub/Sub, in order per key, losing
 /// nothing.
@@ -60,7 +60,7 @@ pub(super) enum Command {
     ///   postrider init --apply --relay-user shop_relay
     ///   postrider init --apply --payload bytea       (Protobuf, Avro)
     #[command(verbatim_doc_comment)]
-    Init(super::init::Args),
+    Init(super::init::InitArgs),
     /// Check everything that the relay needs, in PostgreSQL and in Pub/Sub
     ///
     /// Changes nothing. Looks at server settings, rights, publication, tables, slot, the mapping of
@@ -69,7 +69,7 @@ pub(super) enum Command {
     ///
     /// Example: DATABASE_URL=postgres://shop_relay@db/shop PUBSUB_PROJECT_ID=shop postrider check
     #[command(verbatim_doc_comment)]
-    Check(super::check::Args),
+    Check(super::check::CheckArgs),
     /// Look at the replication slot; create, drop or advance it
     ///
     /// Without a command, it shows the slot that --slot or POSTRIDER_SLOT names.
@@ -80,7 +80,7 @@ pub(super) enum Command {
     ///   postrider slot show --json --critical-bytes 2GB   (exit code: 0 ok, 1 warning, 2 critical,
     ///                                                      3 missing or unknown)
     #[command(verbatim_doc_comment)]
-    Slot(super::slot::Args),
+    Slot(super::slot::SlotArgs),
     /// List, release or discard quarantined events
     ///
     /// The relay puts an event that can never be published into quarantine, and the later events of
@@ -90,7 +90,7 @@ pub(super) enum Command {
     ///   postrider quarantine list
     ///   postrider quarantine release --key order-17
     #[command(verbatim_doc_comment)]
-    Quarantine(super::quarantine::Args),
+    Quarantine(super::quarantine::QuarantineArgs),
     /// Publish unrecorded rows from the tables, after the slot or the server was lost
     ///
     /// A relay recovers by itself when its slot is missing, lost or recreated. This command previews
@@ -103,7 +103,7 @@ pub(super) enum Command {
     ///   postrider recover --adopt --yes      (this server or database replaces
     ///                                         the old one)
     #[command(verbatim_doc_comment)]
-    Recover(super::recover::Args),
+    Recover(super::recover::RecoverArgs),
     Emulator(EmulatorArgs),
     /// Explain an error code and what to do about it
     Explain {
@@ -198,13 +198,13 @@ fn without_secrets(text: &str, arguments: impl Iterator<Item = OsString>) -> Str
 pub(super) fn command() -> clap::Command {
     KEYS.iter().fold(Cli::command(), |command, key| {
         let value_name = match key.kind {
-            Kind::Text => "TEXT",
-            Kind::Number(..) => "N",
-            Kind::Switch => "true|false",
+            SettingKind::Text => "TEXT",
+            SettingKind::Number(..) => "N",
+            SettingKind::Switch => "true|false",
         };
         let bound = match key.kind {
-            Kind::Number(min, max) => format!(", {min} to {max}"),
-            Kind::Text | Kind::Switch => String::new(),
+            SettingKind::Number(min, max) => format!(", {min} to {max}"),
+            SettingKind::Text | SettingKind::Switch => String::new(),
         };
         let default = match key.default {
             "" => String::new(),

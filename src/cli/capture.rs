@@ -3,7 +3,7 @@
 
 use slot_manager::publication;
 
-use crate::capture::claim::{self, Begin};
+use crate::capture::claim::{self, CaptureStart};
 use crate::capture::record;
 use crate::error::Result;
 use crate::postgres::Sql;
@@ -28,7 +28,7 @@ pub(super) async fn from_now_on(sql: &Sql, settings: &Settings, instance: &str) 
     let slot = &settings.slot;
     let publication =
         publication::inspect(sql, &settings.publication, &settings.captured()).await?;
-    let begin = Begin {
+    let begin = CaptureStart {
         start: settings.start,
         publication: publication.fingerprint(),
         is_first: false,

@@ -17,7 +17,7 @@ pub(super) struct Findings {
 }
 
 #[derive(Serialize)]
-struct Json<'a> {
+struct FindingsJson<'a> {
     findings: Vec<&'a Finding>,
     worst: Severity,
 }
@@ -47,7 +47,7 @@ impl Findings {
 
     /// One object: `{"findings": [...], "worst": "..."}`.
     pub(super) fn print_json(&self) {
-        let json = Json {
+        let json = FindingsJson {
             findings: self.all().collect(),
             worst: self.worst(),
         };

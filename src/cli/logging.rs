@@ -13,11 +13,12 @@ pub(super) fn start(json: bool) {
         .with_env_filter(filter)
         .with_writer(std::io::stderr);
     // An error means that a subscriber is already set, as in a test. It can stay.
-    let _ = match json {
-        true => builder.json().flatten_event(true).try_init(),
-        false => builder
+    let _ = if json {
+        builder.json().flatten_event(true).try_init()
+    } else {
+        builder
             .with_target(false)
             .with_ansi(std::io::stderr().is_terminal())
-            .try_init(),
+            .try_init()
     };
 }

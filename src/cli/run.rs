@@ -7,7 +7,7 @@ use super::{logging, signals};
 use crate::error::{Code, Error, Result};
 use crate::http;
 use crate::metrics::Metrics;
-use crate::relay::{Relay, State};
+use crate::relay::{Relay, RelayState};
 use crate::settings::Settings;
 
 /// Threads for publishing; the replication stream has its own thread.
@@ -27,7 +27,7 @@ pub(super) fn run(settings: Settings) -> Result<ExitCode> {
 async fn relay(settings: Settings) -> Result<()> {
     let shutdown = signals::watch()?;
     let metrics = Metrics::default();
-    let state = Arc::new(State::default());
+    let state = Arc::new(RelayState::default());
     let listener = match settings.http_addr {
         Some(addr) => Some(http::listen(addr).await?),
         None => None,

@@ -149,11 +149,10 @@ impl Screen {
             text += &format!("  {name:<16} {value}\n");
         }
         text + "\n"
-            + &match summary.verdict.is_good() {
-                true => self.paint(GREEN, "Nothing lost, nothing out of order.") + "\n",
-                false => {
-                    self.paint(RED, &format!("FAILED: {}.", summary.verdict.complaint())) + "\n"
-                }
+            + &if summary.verdict.is_good() {
+                self.paint(GREEN, "Nothing lost, nothing out of order.") + "\n"
+            } else {
+                self.paint(RED, &format!("FAILED: {}.", summary.verdict.complaint())) + "\n"
             }
     }
 

@@ -229,9 +229,10 @@ impl<'a> Show<'a> {
                 summary.verdict.complaint()
             )));
         }
-        match self.options.keep {
-            true => Ok(()),
-            false => self.print(&self.screen.what_next(&program()?)),
+        if self.options.keep {
+            Ok(())
+        } else {
+            self.print(&self.screen.what_next(&program()?))
         }
     }
 

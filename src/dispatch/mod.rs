@@ -20,5 +20,5 @@ mod writer;
 
 pub(crate) use outcome::{Outcome, Record};
 pub(crate) use predecessor::wait_for_predecessor;
-pub(crate) use recorded::{Lookup, Recorded, look_up_by_id};
-pub(crate) use writer::{Reader, Writer, WriterEvent, Written};
+pub(crate) use recorded::{Lookup, RecordedEvents, look_up_by_id};
+pub(crate) use writer::{DispatchWriter, SlotReader, WriterEvent, Written};

@@ -36,7 +36,7 @@ const SELECT_PAGE: &str = "\
 const IS_PUBLISHED: &str = "\
     SELECT bool_and(state = 'published') FROM outbox.dispatch WHERE event_id = $1";
 
-/// The answer of [`Recorded::look_up`].
+/// The answer of [`RecordedEvents::look_up`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Lookup {
     /// The event has an outcome: do not send it again.
@@ -48,7 +48,7 @@ pub(crate) enum Lookup {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Row {
+struct DispatchRow {
     commit: u64,
     ordinal: i32,
     event_id: [u8; 16],
@@ -57,8 +57,8 @@ struct Row {
 
 /// The rows that existed when the session began.
 #[derive(Debug)]
-pub(crate) struct Recorded {
-    page: VecDeque<Row>,
+pub(crate) struct RecordedEvents {
+    page: VecDeque<DispatchRow>,
     /// Ids in the page that the stream has not brought yet.
     ids: HashSet<[u8; 16], foldhash::fast::RandomState>,
     /// Place of the last row read so far.
@@ -69,7 +69,7 @@ pub(crate) struct Recorded {
     repeats: bool,
 }
 
-impl Recorded {
+impl RecordedEvents {
     /// Prepares to read the rows after `confirmed`. `repeats` says that events may have been
     /// published without a row.
     pub(crate) async fn after(sql: &Sql, confirmed: Lsn, repeats: bool) -> Result<Self> {
@@ -123,7 +123,7 @@ impl Recorded {
         for row in rows {
             let commit: PgLsn = row.get(0);
             let event_id: uuid::Uuid = row.get(2);
-            let row = Row {
+            let row = DispatchRow {
                 commit: commit.into(),
                 ordinal: row.get(1),
                 event_id: event_id.into_bytes(),
@@ -209,9 +209,10 @@ pub(crate) async fn look_up_by_id(sql: &Sql, event_id: &[u8; 16], repeats: bool)
 }
 
 fn standing(is_published: bool, repeats: bool) -> Lookup {
-    match repeats && is_published {
-        true => Lookup::Repeated,
-        false => Lookup::Done,
+    if repeats && is_published {
+        Lookup::Repeated
+    } else {
+        Lookup::Done
     }
 }
 
@@ -221,8 +222,8 @@ mod tests {
 
     use super::*;
 
-    fn row(commit: u64, ordinal: i32) -> Row {
-        Row {
+    fn row(commit: u64, ordinal: i32) -> DispatchRow {
+        DispatchRow {
             commit,
             ordinal,
             event_id: id((commit, ordinal as u32), true),
@@ -230,8 +231,8 @@ mod tests {
         }
     }
 
-    fn recorded(rows: &[Row], last: Option<u64>) -> Recorded {
-        Recorded {
+    fn recorded(rows: &[DispatchRow], last: Option<u64>) -> RecordedEvents {
+        RecordedEvents {
             page: rows.to_vec().into(),
             ids: rows.iter().map(|row| row.event_id).collect(),
             read_to: (0, 0),
@@ -240,7 +241,7 @@ mod tests {
         }
     }
 
-    fn look_up(recorded: &mut Recorded, commit: u64, ordinal: u32) -> Option<Lookup> {
+    fn look_up(recorded: &mut RecordedEvents, commit: u64, ordinal: u32) -> Option<Lookup> {
         recorded.look_up(
             CommitLsn::new(Lsn::new(commit)),
             ordinal,
@@ -301,11 +302,11 @@ mod tests {
 
     #[test]
     fn with_dispatch_exceptions_published_events_repeat_and_quarantined_ones_do_not() {
-        let aside = Row {
+        let aside = DispatchRow {
             is_published: false,
             ..row(20, 1)
         };
-        let mut recorded = Recorded {
+        let mut recorded = RecordedEvents {
             repeats: true,
             ..recorded(&[row(10, 1), aside], None)
         };
@@ -365,15 +366,15 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(1_000))]
 
-        /// Reads pages as [`Recorded::read_page`] does, from a list instead of a server.
+        /// Reads pages as [`RecordedEvents::read_page`] does, from a list instead of a server.
         #[test]
         fn an_event_is_skipped_if_and_only_if_its_own_row_is_at_its_place(restart in restart()) {
-            let mut table: Vec<Row> = restart
+            let mut table: Vec<DispatchRow> = restart
                 .events
                 .iter()
                 .filter_map(|&(place, row)| Some((place, row?)))
                 .chain(restart.strangers.iter().map(|&place| (place, true)))
-                .map(|(place, is_same)| Row {
+                .map(|(place, is_same)| DispatchRow {
                     commit: place.0,
                     ordinal: place.1 as i32,
                     event_id: id(place, is_same),

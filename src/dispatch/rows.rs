@@ -36,9 +36,12 @@ impl Storing {
         if self == Self::Everything || text.is_ascii() {
             return Cow::Borrowed(text);
         }
-        let escaped = |c: char| match c.is_ascii() {
-            true => c.to_string(),
-            false => c.escape_unicode().to_string(),
+        let escaped = |c: char| {
+            if c.is_ascii() {
+                c.to_string()
+            } else {
+                c.escape_unicode().to_string()
+            }
         };
         Cow::Owned(text.chars().map(escaped).collect())
     }

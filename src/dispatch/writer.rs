@@ -32,10 +32,10 @@ use super::predecessor::writer_name;
 use crate::error::{Code, Disposition, Error, Result};
 use crate::postgres::Target;
 use batch::{Batch, MAX_ROWS, Pacing};
-use transaction::{Connected, Place, write};
+use transaction::{Connected, WriterContext, write};
 
 pub(crate) use batch::Written;
-pub(crate) use transaction::Reader;
+pub(crate) use transaction::SlotReader;
 
 const RETRY_PAUSE: Duration = Duration::from_millis(500);
 
@@ -50,22 +50,22 @@ pub(crate) enum WriterEvent {
 
 /// The writer's task.
 #[derive(Debug)]
-pub(crate) struct Writer {
+pub(crate) struct DispatchWriter {
     /// Unbounded, because its contents count towards the budget of bytes in flight.
     queue: Option<mpsc::UnboundedSender<Record>>,
     task: JoinHandle<()>,
 }
 
-impl Writer {
+impl DispatchWriter {
     /// Starts the task, which reports through `events`.
     pub(crate) fn start(
         target: Target,
         slot: &SlotName,
-        reader: Reader,
+        reader: SlotReader,
         events: mpsc::UnboundedSender<WriterEvent>,
     ) -> Self {
         let (queue, incoming) = mpsc::unbounded_channel();
-        let place = Place {
+        let place = WriterContext {
             target,
             name: writer_name(slot),
             slot: slot.to_string(),
@@ -100,14 +100,14 @@ impl Writer {
     }
 }
 
-impl Drop for Writer {
+impl Drop for DispatchWriter {
     fn drop(&mut self) {
         self.task.abort();
     }
 }
 
 async fn run(
-    place: &Place,
+    place: &WriterContext,
     mut incoming: mpsc::UnboundedReceiver<Record>,
     events: &mpsc::UnboundedSender<WriterEvent>,
 ) -> Result<()> {
@@ -142,7 +142,7 @@ async fn run(
 
 /// Writes the batch and empties it. Retries temporary errors without end.
 async fn write_until_done(
-    place: &Place,
+    place: &WriterContext,
     sql: &mut Option<Connected>,
     batch: &mut Batch,
     events: &mpsc::UnboundedSender<WriterEvent>,

@@ -16,7 +16,7 @@ impl From<MapError> for Error {
 mod tests {
     use super::*;
     use crate::map::{
-        EventError, EventFault, EventId, EventPosition, Known, OrderingKey, SettingFault,
+        EventError, EventFault, EventId, EventPosition, FaultyRow, OrderingKey, SettingFault,
     };
 
     #[test]
@@ -31,7 +31,7 @@ mod tests {
                 event_id: None,
                 at: EventPosition::default(),
                 fault,
-                known: Known {
+                known: FaultyRow {
                     event_id,
                     topic: None,
                     ordering_key: OrderingKey::UNORDERED,

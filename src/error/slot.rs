@@ -1,6 +1,6 @@
 //! Converts errors of the slot manager into the operator's errors.
 
-use slot_manager::Error as SlotError;
+use slot_manager::SlotError;
 use slot_manager::publication::Problem;
 
 use super::{Code, Error};

@@ -34,7 +34,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(250);
 
 /// Serves `router` for ever.
 pub(super) async fn serve(listener: TcpListener, router: Router) -> Infallible {
-    let mut connections = Connections::default();
+    let mut connections = OpenConnections::default();
     loop {
         match listener.accept().await {
             Ok((stream, _)) => connections.add(connection(stream, router.clone())),
@@ -61,12 +61,12 @@ async fn connection(stream: TcpStream, router: Router) {
 
 /// The open connections; dropping this closes all of them.
 #[derive(Debug, Default)]
-struct Connections {
+struct OpenConnections {
     tasks: JoinSet<()>,
     by_age: VecDeque<AbortHandle>,
 }
 
-impl Connections {
+impl OpenConnections {
     fn add(&mut self, connection: impl Future<Output = ()> + Send + 'static) {
         while self.tasks.try_join_next().is_some() {}
         self.by_age.retain(|task| !task.is_finished());
@@ -85,7 +85,7 @@ mod tests {
 
     #[tokio::test]
     async fn at_the_limit_the_oldest_connection_is_closed() {
-        let mut connections = Connections::default();
+        let mut connections = OpenConnections::default();
         for _ in 0..CONNECTIONS_MAX {
             connections.add(std::future::pending());
         }

@@ -20,12 +20,12 @@ use tokio::net::TcpListener;
 
 use crate::error::{Code, Error, Result};
 use crate::metrics::Metrics;
-use crate::relay::{Phase, State};
+use crate::relay::{Phase, RelayState};
 
 #[derive(Debug, Clone)]
 struct Port {
     metrics: Metrics,
-    state: Arc<State>,
+    state: Arc<RelayState>,
     wal_sender_timeout: Duration,
     slot: Arc<str>,
 }
@@ -45,7 +45,7 @@ pub async fn serve(
     listener: TcpListener,
     slot: &str,
     metrics: Metrics,
-    state: Arc<State>,
+    state: Arc<RelayState>,
     wal_sender_timeout: Duration,
 ) {
     let port = Port {

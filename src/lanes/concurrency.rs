@@ -112,9 +112,10 @@ impl SlowTopics {
 
     fn find(&mut self, topic: &str) -> Option<&mut SlowTopic> {
         // Nearly always there is none: skip the hash.
-        match self.0.is_empty() {
-            true => None,
-            false => self.0.get_mut(topic),
+        if self.0.is_empty() {
+            None
+        } else {
+            self.0.get_mut(topic)
         }
     }
 }

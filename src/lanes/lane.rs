@@ -14,7 +14,7 @@ use super::event::{Event, LaneKey, Request};
 use super::{MAX_BYTES, MAX_MESSAGES, MESSAGE_FRAMING, WORTHWHILE_BYTES, WORTHWHILE_MESSAGES};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum State {
+pub(super) enum LaneState {
     Ready,
     /// Ready, but its topic may not have another request in flight.
     Parked,
@@ -26,7 +26,7 @@ pub(super) enum State {
 #[derive(Debug)]
 pub(super) struct Lane {
     pub(super) key: LaneKey,
-    pub(super) state: State,
+    pub(super) state: LaneState,
     queue: VecDeque<Event>,
     /// Bytes of the messages in `queue`, with their framing.
     bytes: usize,
@@ -42,7 +42,7 @@ impl Lane {
     pub(super) fn new(key: LaneKey) -> Self {
         Self {
             key,
-            state: State::Ready,
+            state: LaneState::Ready,
             queue: VecDeque::new(),
             bytes: 0,
             again: None,
@@ -77,7 +77,7 @@ impl Lane {
 
     /// The next request. The lane must be ready and not empty.
     pub(super) fn next_request(&mut self, place: usize) -> Request {
-        self.state = State::InFlight;
+        self.state = LaneState::InFlight;
         if let Some(again) = self.again.take() {
             return *again;
         }
@@ -85,10 +85,11 @@ impl Lane {
             0 => MAX_MESSAGES,
             suspects => (suspects / 2).max(1),
         };
-        let events = match self.queue.len() <= most && self.bytes <= MAX_BYTES {
+        let events = if self.queue.len() <= most && self.bytes <= MAX_BYTES {
             // The usual case: the request takes over the queue's memory, and nothing is copied.
-            true => self.all(),
-            false => self.front(most),
+            self.all()
+        } else {
+            self.front(most)
         };
         Request {
             lane: place,
@@ -118,20 +119,20 @@ impl Lane {
 
     /// Pub/Sub has stored this many events from the front.
     pub(super) fn stored(&mut self, events: usize) {
-        self.state = State::Ready;
+        self.state = LaneState::Ready;
         self.suspects = self.suspects.saturating_sub(events);
     }
 
     /// The request failed and is retried at `until`.
     pub(super) fn wait(&mut self, until: Instant, request: Request) {
-        self.state = State::Waiting(until);
+        self.state = LaneState::Waiting(until);
         self.again = Some(Box::new(request));
     }
 
     /// The request was refused for good. Returns its only event, which is the bad one, or `None`
     /// while the bisection continues.
     pub(super) fn refused(&mut self, mut events: Vec<Event>) -> Option<Event> {
-        self.state = State::Ready;
+        self.state = LaneState::Ready;
         if events.len() == 1 {
             // Whether the remaining suspects hold another bad event is unknown.
             self.suspects = 0;

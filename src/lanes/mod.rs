@@ -24,7 +24,7 @@ pub use event::{Event, EventRef, Group, LaneKey, Request, Standing};
 
 use crate::map::OrderingKey;
 use concurrency::{Concurrency, SlowTopics};
-use lane::{Lane, State};
+use lane::{Lane, LaneState};
 
 /// Pub/Sub's limit of messages in one request.
 const MAX_MESSAGES: usize = 1_000;
@@ -77,7 +77,7 @@ pub enum Load {
 
 /// A place for a lane, reused after the lane ends.
 #[derive(Debug, Default)]
-struct Place {
+struct LaneSlot {
     lane: Option<Lane>,
     /// Whether this place is in `ready`; it is there at most once.
     listed: bool,
@@ -90,7 +90,7 @@ struct Place {
 /// All lanes.
 #[derive(Debug)]
 pub struct Lanes {
-    places: Vec<Place>,
+    places: Vec<LaneSlot>,
     free: Vec<usize>,
     /// Uses a fast hash, because every event is looked up here.
     index: HashMap<LaneKey, usize, foldhash::fast::RandomState>,
@@ -160,7 +160,7 @@ impl Lanes {
     fn open(&mut self, key: LaneKey) -> usize {
         let lane = Lane::new(key.clone());
         let place = self.free.pop().unwrap_or_else(|| {
-            self.places.push(Place::default());
+            self.places.push(LaneSlot::default());
             self.places.len() - 1
         });
         self.places[place].lane = Some(lane);
@@ -178,9 +178,10 @@ impl Lanes {
         // Alternate between retries and new requests. Otherwise, while the limit is one, a few lanes
         // that keep failing would use it up, and no success of another lane could raise it.
         self.failed_was_last = !self.failed_was_last;
-        match self.failed_was_last {
-            true => self.due(now).or_else(|| self.fresh(now, serve)),
-            false => self.fresh(now, serve).or_else(|| self.due(now)),
+        if self.failed_was_last {
+            self.due(now).or_else(|| self.fresh(now, serve))
+        } else {
+            self.fresh(now, serve).or_else(|| self.due(now))
         }
     }
 
@@ -234,7 +235,7 @@ impl Lanes {
     fn due(&mut self, now: Instant) -> Option<Request> {
         while let Some((_, place)) = self.waiting.first().copied().filter(|(at, _)| *at <= now) {
             self.waiting.pop_first();
-            self.lane(place).state = State::Ready;
+            self.lane(place).state = LaneState::Ready;
             if let Some(request) = self.take(place) {
                 return Some(request);
             }
@@ -246,11 +247,11 @@ impl Lanes {
     /// not ready, may not send, or is gone: a place may have been served out of turn.
     fn take(&mut self, place: usize) -> Option<Request> {
         let lane = self.places[place].lane.as_mut()?;
-        if lane.state != State::Ready || lane.is_empty() {
+        if lane.state != LaneState::Ready || lane.is_empty() {
             return None;
         }
         if !self.slow_topics.admit(&lane.key.topic, place) {
-            lane.state = State::Parked;
+            lane.state = LaneState::Parked;
             return None;
         }
         self.in_flight += 1;
@@ -301,8 +302,11 @@ impl Lanes {
         };
         let lane = self.places[place].lane.take();
         let lane = lane.expect("invariant: an indexed lane exists");
-        debug_assert!(lane.state != State::InFlight, "its request would be lost");
-        if let State::Waiting(at) = lane.state {
+        debug_assert!(
+            lane.state != LaneState::InFlight,
+            "its request would be lost"
+        );
+        if let LaneState::Waiting(at) = lane.state {
             self.waiting.remove(&(at, place));
         }
         self.free.push(place);
@@ -315,9 +319,9 @@ impl Lanes {
         for place in self.slow_topics.ended(topic) {
             // The lane may have ended in the meantime.
             if let Some(lane) = self.places.get_mut(place).and_then(|p| p.lane.as_mut())
-                && lane.state == State::Parked
+                && lane.state == LaneState::Parked
             {
-                lane.state = State::Ready;
+                lane.state = LaneState::Ready;
                 self.list_as_worthwhile(place);
             }
         }
@@ -340,7 +344,7 @@ impl Lanes {
     fn throttled(&mut self, topic: &Arc<str>) {
         let lanes = self.places.iter().filter_map(|place| place.lane.as_ref());
         let in_flight =
-            lanes.filter(|lane| lane.state == State::InFlight && lane.key.topic == *topic);
+            lanes.filter(|lane| lane.state == LaneState::InFlight && lane.key.topic == *topic);
         // Add the failed request, which still counts as in flight.
         self.slow_topics.throttled(topic, || in_flight.count() + 1);
     }
@@ -352,7 +356,7 @@ impl Lanes {
             let Some(lane) = self.places[place].lane.as_mut() else {
                 continue;
             };
-            if let State::Waiting(until) = &mut lane.state
+            if let LaneState::Waiting(until) = &mut lane.state
                 && &*lane.key.topic == topic
                 && *until > at
             {
@@ -402,7 +406,7 @@ impl Lanes {
 
     fn list_if_worthwhile(&mut self, place: usize) {
         let lane = self.lane(place);
-        if lane.state == State::Ready && lane.is_worthwhile() {
+        if lane.state == LaneState::Ready && lane.is_worthwhile() {
             self.list_as_worthwhile(place);
         }
     }

@@ -9,16 +9,16 @@ use decoder::{Oid, OwnedRelation, Value};
 use super::column_types::ColumnTypes;
 use super::error::{EventFault, MapError, SettingFault};
 use super::payload::{self, ContentKind};
-use super::settings::{Choice, Columns, Role};
+use super::settings::{Choice, ColumnRole, ColumnSettings};
 use super::value::{self, pg_type};
-use super::wire::Body;
+use super::wire::MessageData;
 
 /// The optional column of type `xid8` that names the transaction which inserted a row.
 pub const INSERTED_XID: &str = "inserted_xid";
 
 /// One column of the table.
 #[derive(Debug, Clone)]
-pub(super) struct Column {
+pub(super) struct MappedColumn {
     name: Box<str>,
     position: usize,
     /// The type; for a domain, its base type.
@@ -26,7 +26,7 @@ pub(super) struct Column {
     has_order: bool,
 }
 
-impl Column {
+impl MappedColumn {
     pub(super) fn name(&self) -> &str {
         &self.name
     }
@@ -87,7 +87,7 @@ impl Column {
 /// The fault of the first column in `columns` whose value is not valid UTF-8.
 #[cold]
 pub(super) fn not_utf8<'c>(
-    mut columns: impl Iterator<Item = &'c Column>,
+    mut columns: impl Iterator<Item = &'c MappedColumn>,
     row: &[Value<'_>],
 ) -> EventFault {
     let fault = columns.find_map(|column| column.text(row).err());
@@ -99,7 +99,7 @@ pub(super) fn not_utf8<'c>(
 pub(super) struct Finder<'a> {
     pub(super) relation: &'a OwnedRelation,
     pub(super) types: &'a ColumnTypes,
-    pub(super) columns: &'a Columns,
+    pub(super) columns: &'a ColumnSettings,
 }
 
 impl Finder<'_> {
@@ -109,7 +109,7 @@ impl Finder<'_> {
     }
 
     /// The column called `name`. `setting` is the setting that names it.
-    pub(super) fn named(&self, name: &str, setting: &str) -> Result<Column, MapError> {
+    pub(super) fn named(&self, name: &str, setting: &str) -> Result<MappedColumn, MapError> {
         self.find(name).ok_or_else(|| MapError::ColumnMissing {
             table: self.table(),
             column: name.to_owned(),
@@ -124,10 +124,10 @@ impl Finder<'_> {
     }
 
     /// A column in a template: `name` is a role, or otherwise the name of a column.
-    pub(super) fn in_template(&self, name: &str) -> Result<Column, MapError> {
-        match Role::ALL.into_iter().find(|role| role.name() == name) {
+    pub(super) fn in_template(&self, name: &str) -> Result<MappedColumn, MapError> {
+        match ColumnRole::ALL.into_iter().find(|role| role.name() == name) {
             // Without a topic column in that role, {topic} is like any other column.
-            Some(role) if (role, self.columns.choice(role)) != (Role::Topic, Choice::Off) => {
+            Some(role) if (role, self.columns.choice(role)) != (ColumnRole::Topic, Choice::Off) => {
                 self.needed(role, "topic")
             }
             _ => self.named(name, "topic"),
@@ -135,7 +135,11 @@ impl Finder<'_> {
     }
 
     /// The column of a role that `setting` requires.
-    pub(super) fn needed(&self, role: Role, setting: &'static str) -> Result<Column, MapError> {
+    pub(super) fn needed(
+        &self,
+        role: ColumnRole,
+        setting: &'static str,
+    ) -> Result<MappedColumn, MapError> {
         match self.columns.choice(role) {
             Choice::Must(name) | Choice::May(name) => self.named(name, &role.setting()),
             Choice::Off => Err(self.fault(SettingFault::ColumnNeeded {
@@ -153,7 +157,7 @@ impl Finder<'_> {
     }
 
     /// The column of a role that every event requires.
-    fn always(&self, role: Role) -> Result<Column, MapError> {
+    fn always(&self, role: ColumnRole) -> Result<MappedColumn, MapError> {
         match self.columns.choice(role) {
             Choice::Off => Err(self.fault(SettingFault::ColumnSwitchedOff {
                 setting: role.setting(),
@@ -163,7 +167,7 @@ impl Finder<'_> {
     }
 
     /// The column of a role, if the table has one and the settings do not switch it off.
-    pub(super) fn role(&self, role: Role) -> Result<Option<Column>, MapError> {
+    pub(super) fn role(&self, role: ColumnRole) -> Result<Option<MappedColumn>, MapError> {
         match self.columns.choice(role) {
             Choice::Must(name) => self.named(name, &role.setting()).map(Some),
             Choice::May(name) => Ok(self.find(name)),
@@ -172,19 +176,19 @@ impl Finder<'_> {
     }
 
     /// The column `inserted_xid`, if the table has it.
-    pub(super) fn inserted_xid(&self) -> Option<Column> {
+    pub(super) fn inserted_xid(&self) -> Option<MappedColumn> {
         let column = self.find(INSERTED_XID)?;
         (column.type_oid == pg_type::XID8).then_some(column)
     }
 
-    fn find(&self, name: &str) -> Option<Column> {
+    fn find(&self, name: &str) -> Option<MappedColumn> {
         let position = self
             .relation
             .columns
             .iter()
             .position(|column| column.name == name)?;
         let type_oid = self.relation.columns[position].type_oid;
-        Some(Column {
+        Some(MappedColumn {
             name: name.into(),
             position,
             type_oid: self.types.base(type_oid),
@@ -196,15 +200,15 @@ impl Finder<'_> {
 /// The columns that every envelope uses.
 #[derive(Debug, Clone)]
 pub(super) struct EventColumns {
-    pub(super) id: Column,
-    pub(super) headers: Option<Column>,
-    pub(super) aggregate_type: Option<Column>,
-    pub(super) aggregate_id: Option<Column>,
-    event_type: Option<Column>,
-    pub(super) version: Option<Column>,
-    schema_version: Option<Column>,
-    pub(super) payload: Column,
-    pub(super) occurred_at: Option<Column>,
+    pub(super) id: MappedColumn,
+    pub(super) headers: Option<MappedColumn>,
+    pub(super) aggregate_type: Option<MappedColumn>,
+    pub(super) aggregate_id: Option<MappedColumn>,
+    event_type: Option<MappedColumn>,
+    pub(super) version: Option<MappedColumn>,
+    schema_version: Option<MappedColumn>,
+    pub(super) payload: MappedColumn,
+    pub(super) occurred_at: Option<MappedColumn>,
 }
 
 /// The values of one row; `None` means null, or that there is no such column.
@@ -216,7 +220,7 @@ pub(super) struct OutboxRow<'a> {
     pub(super) event_type: Option<&'a str>,
     pub(super) version: Option<&'a str>,
     pub(super) schema_version: Option<&'a str>,
-    pub(super) payload: Option<Body<'a>>,
+    pub(super) payload: Option<MessageData<'a>>,
     pub(super) content_kind: ContentKind,
     pub(super) headers: Option<&'a str>,
     pub(super) occurred_at: Option<&'a str>,
@@ -234,15 +238,15 @@ const KEPT_BYTES: usize = 64 * 1024;
 impl EventColumns {
     pub(super) fn find(finder: &Finder<'_>) -> Result<Self, MapError> {
         Ok(Self {
-            id: finder.always(Role::Id)?,
-            aggregate_type: finder.role(Role::AggregateType)?,
-            aggregate_id: finder.role(Role::AggregateId)?,
-            event_type: finder.role(Role::EventType)?,
-            version: finder.role(Role::Version)?,
-            schema_version: finder.role(Role::SchemaVersion)?,
-            payload: finder.always(Role::Payload)?,
-            headers: finder.role(Role::Headers)?,
-            occurred_at: finder.role(Role::OccurredAt)?,
+            id: finder.always(ColumnRole::Id)?,
+            aggregate_type: finder.role(ColumnRole::AggregateType)?,
+            aggregate_id: finder.role(ColumnRole::AggregateId)?,
+            event_type: finder.role(ColumnRole::EventType)?,
+            version: finder.role(ColumnRole::Version)?,
+            schema_version: finder.role(ColumnRole::SchemaVersion)?,
+            payload: finder.always(ColumnRole::Payload)?,
+            headers: finder.role(ColumnRole::Headers)?,
+            occurred_at: finder.role(ColumnRole::OccurredAt)?,
         })
     }
 
@@ -260,7 +264,7 @@ impl EventColumns {
     /// the same one.
     #[cold]
     fn first_fault(&self, row: &[Value<'_>]) -> Option<EventFault> {
-        let fault = |column: &Column| column.text(row).err();
+        let fault = |column: &MappedColumn| column.text(row).err();
         let payload = &self.payload;
         match self.id.text(row) {
             Ok(id) if id.as_deref().is_none_or(str::is_empty) => {
@@ -281,7 +285,7 @@ impl EventColumns {
     ) -> Result<OutboxRow<'a>, EventFault> {
         buffer.clear();
         buffer.shrink_to(KEPT_BYTES);
-        let mut append = |column: Option<&Column>| match column {
+        let mut append = |column: Option<&MappedColumn>| match column {
             Some(column) => column.append(row, buffer),
             None => Ok(None),
         };
@@ -332,18 +336,18 @@ impl EventColumns {
     }
 
     /// All columns.
-    pub(super) fn all(&self) -> impl Iterator<Item = &Column> {
+    pub(super) fn all(&self) -> impl Iterator<Item = &MappedColumn> {
         self.texts().chain(iter::once(&self.payload))
     }
 
     /// The columns that are read as text.
-    fn texts(&self) -> impl Iterator<Item = &Column> {
+    fn texts(&self) -> impl Iterator<Item = &MappedColumn> {
         let others = [&self.headers, &self.occurred_at];
         self.texts_before_payload()
             .chain(others.into_iter().flatten())
     }
 
-    fn texts_before_payload(&self) -> impl Iterator<Item = &Column> {
+    fn texts_before_payload(&self) -> impl Iterator<Item = &MappedColumn> {
         let others = [
             &self.aggregate_type,
             &self.aggregate_id,
@@ -363,7 +367,10 @@ impl EventColumns {
         let event_type = row.event_type.unwrap_or_default();
         match needed_for {
             Some(needed_for) if event_type.is_empty() => {
-                let column = self.event_type.as_ref().map_or("event_type", Column::name);
+                let column = self
+                    .event_type
+                    .as_ref()
+                    .map_or("event_type", MappedColumn::name);
                 Err(EventFault::Null {
                     column: column.to_owned(),
                     needed_for,

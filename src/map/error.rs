@@ -115,12 +115,12 @@ pub struct EventError {
     /// The fault.
     pub fault: EventFault,
     /// The facts that are known despite the fault.
-    pub known: Known,
+    pub known: FaultyRow,
 }
 
 /// The facts that are known about a row that cannot become a message.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Known {
+pub struct FaultyRow {
     /// Its identity. If its id cannot be read, it is made from the position in the log.
     pub event_id: EventId,
     /// The topic that it would go to, if that can be determined.
@@ -400,7 +400,7 @@ mod tests {
             event_id: Some("42".to_owned()),
             at: EventPosition::default(),
             fault,
-            known: Known {
+            known: FaultyRow {
                 event_id: EventId::of_place(
                     &TableIdentity::new("outbox.events"),
                     EventPosition::default(),

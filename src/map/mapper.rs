@@ -10,17 +10,17 @@ use decoder::{Lsn, OwnedRelation, PgTimestamp, Tuple, Value};
 
 use super::attributes::{Attributes, FIXED, SOURCE_ID};
 use super::column_types::ColumnTypes;
-use super::columns::{Column, EventColumns, Finder, OutboxRow, RowTexts};
+use super::columns::{EventColumns, Finder, MappedColumn, OutboxRow, RowTexts};
 use super::envelope::{Envelope, EventContext};
-use super::error::{EventError, EventFault, Known, Limit, MapError, SettingFault};
+use super::error::{EventError, EventFault, FaultyRow, Limit, MapError, SettingFault};
 use super::event_id::{EventId, EventIds, SHOWN_CHARS, TableIdentity, UUID_CHARS};
 use super::headers::Headers;
 use super::ordering::{Ordering, OrderingKey, OrderingKeys};
-use super::settings::{Role, TableSettings, TimeZone};
+use super::settings::{ColumnRole, TableSettings, TimeZone};
 use super::timestamp::{self, CivilTime, WithoutOffset};
-use super::topic::Topics;
+use super::topic::TopicResolver;
 use super::value::pg_type;
-use super::wire::Body;
+use super::wire::MessageData;
 use super::{limits, payload, wire};
 
 /// Tables with up to this many columns are read without an allocation; `outbox.events` has nine.
@@ -93,11 +93,11 @@ pub struct Mapper {
     identity: TableIdentity,
     relation_columns: usize,
     columns: EventColumns,
-    extra_attributes: Vec<Column>,
+    extra_attributes: Vec<MappedColumn>,
     ids: EventIds,
     /// The column `inserted_xid`, if the identity of an event needs it.
-    inserted_xid: Option<Column>,
-    topics: Topics,
+    inserted_xid: Option<MappedColumn>,
+    topics: TopicResolver,
     ordering: OrderingKeys,
     envelope: Envelope,
     source: String,
@@ -144,10 +144,10 @@ impl Mapper {
         let table = finder.table();
         let columns = EventColumns::find(&finder)?;
         if settings.ordering != Ordering::None {
-            finder.needed(Role::AggregateId, "ordering")?;
+            finder.needed(ColumnRole::AggregateId, "ordering")?;
         }
         if settings.envelope.needs_event_type().is_some() {
-            finder.needed(Role::EventType, "envelope")?;
+            finder.needed(ColumnRole::EventType, "envelope")?;
         }
         let is_uuid = columns.id.type_oid() == pg_type::UUID;
         let ids = EventIds::new(identity, is_uuid);
@@ -159,7 +159,7 @@ impl Mapper {
             ids,
             identity: identity.clone(),
             without_offset,
-            topics: Topics::resolve(&finder, settings, project)?,
+            topics: TopicResolver::resolve(&finder, settings, project)?,
             ordering: OrderingKeys::new(settings.ordering),
             envelope: settings.envelope,
             source: settings
@@ -182,13 +182,17 @@ impl Mapper {
             id: id.name(),
             id_is_uuid: id.type_oid() == pg_type::UUID,
             id_has_order: id.has_order(),
-            occurred_at: columns.occurred_at.as_ref().map(Column::name),
+            occurred_at: columns.occurred_at.as_ref().map(MappedColumn::name),
             time_kind: self.time_kind(),
         }
     }
 
     fn time_kind(&self) -> TimeKind {
-        let time = self.columns.occurred_at.as_ref().map(Column::type_oid);
+        let time = self
+            .columns
+            .occurred_at
+            .as_ref()
+            .map(MappedColumn::type_oid);
         match (time, self.without_offset) {
             (Some(pg_type::TIMESTAMPTZ), _) => TimeKind::Instant,
             (Some(pg_type::TIMESTAMP), WithoutOffset::IsUtc) => TimeKind::Utc,
@@ -236,7 +240,10 @@ impl Mapper {
         let topic = self.topics.topic(row, outbox_row.aggregate_type)?;
         let ordering_key = self.ordering.key(outbox_row.aggregate_id)?;
         // A payload that is too large by itself is refused before any work is done on it.
-        check_size(&topic, outbox_row.payload.as_ref().map_or(0, Body::len))?;
+        check_size(
+            &topic,
+            outbox_row.payload.as_ref().map_or(0, MessageData::len),
+        )?;
 
         let time = self
             .inputs
@@ -300,7 +307,7 @@ impl Mapper {
         let columns = self.columns.all().chain(self.topics.columns());
         let columns = columns.chain(&self.extra_attributes);
         let columns = columns.chain(&self.inserted_xid);
-        columns.map(Column::position).collect()
+        columns.map(MappedColumn::position).collect()
     }
 
     /// The error of a row for which a value could not be read.
@@ -320,7 +327,7 @@ impl Mapper {
         let id = whole
             .then(|| self.columns.id.text(row).ok().flatten())
             .flatten();
-        let known = Known {
+        let known = FaultyRow {
             event_id: id
                 .as_deref()
                 .and_then(|id| {
@@ -330,9 +337,10 @@ impl Mapper {
                 })
                 .unwrap_or_else(|| EventId::of_place(&self.identity, at)),
             topic: whole.then(|| self.known_topic(row)).flatten(),
-            ordering_key: match whole {
-                true => self.known_key(row),
-                false => OrderingKey::UNORDERED,
+            ordering_key: if whole {
+                self.known_key(row)
+            } else {
+                OrderingKey::UNORDERED
             },
         };
         let shown = id.filter(|id| !id.is_empty());
@@ -371,7 +379,11 @@ impl Inputs {
         without_offset: WithoutOffset,
     ) -> Result<Option<CivilTime>, EventFault> {
         self.headers.read(row.headers).map_err(|place| {
-            let column = columns.headers.as_ref().map_or("", Column::name).to_owned();
+            let column = columns
+                .headers
+                .as_ref()
+                .map_or("", MappedColumn::name)
+                .to_owned();
             EventFault::HeadersMalformed {
                 column,
                 line: place.line,
@@ -393,7 +405,7 @@ impl Output {
         &mut self,
         envelope: Envelope,
         event: &EventContext<'_>,
-        extra: &[Column],
+        extra: &[MappedColumn],
         row: &[Value<'_>],
     ) -> Result<(), EventFault> {
         let attributes = &mut self.attributes;
@@ -441,7 +453,7 @@ fn without_offset(
     columns: &EventColumns,
     time_zone: Option<TimeZone>,
 ) -> Result<WithoutOffset, MapError> {
-    let is_timestamp = |column: &&Column| column.type_oid() == pg_type::TIMESTAMP;
+    let is_timestamp = |column: &&MappedColumn| column.type_oid() == pg_type::TIMESTAMP;
     match (time_zone, columns.occurred_at.as_ref().filter(is_timestamp)) {
         (Some(TimeZone::Utc), _) => Ok(WithoutOffset::IsUtc),
         (Some(TimeZone::Local), _) | (None, None) => Ok(WithoutOffset::IsNoInstant),
@@ -452,7 +464,7 @@ fn without_offset(
 }
 
 /// The transaction that inserted a row, if the table records it.
-fn inserted_xid<'a>(column: Option<&Column>, row: &[Value<'a>]) -> Option<Cow<'a, str>> {
+fn inserted_xid<'a>(column: Option<&MappedColumn>, row: &[Value<'a>]) -> Option<Cow<'a, str>> {
     column.and_then(|column| column.text(row).ok().flatten())
 }
 
@@ -461,10 +473,10 @@ fn extra_attributes(
     finder: &Finder<'_>,
     names: &[String],
     id_is_uuid: bool,
-) -> Result<Vec<Column>, MapError> {
+) -> Result<Vec<MappedColumn>, MapError> {
     // If the id is a uuid, the name `source_id` is free.
     let is_fixed = |name: &str| FIXED.contains(&name) && !(id_is_uuid && name == SOURCE_ID);
-    let mut columns: Vec<Column> = Vec::with_capacity(names.len());
+    let mut columns: Vec<MappedColumn> = Vec::with_capacity(names.len());
     for name in names {
         if is_fixed(name) || columns.iter().any(|column| column.name() == name) {
             return Err(finder.fault(SettingFault::AttributeTaken {

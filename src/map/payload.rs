@@ -7,7 +7,7 @@ use decoder::{Oid, Value};
 
 use super::error::EventFault;
 use super::value::{self, pg_type};
-use super::wire::Body;
+use super::wire::MessageData;
 
 /// The kind of content in the payload, by the type of its column.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -90,7 +90,7 @@ pub(super) fn read<'a>(
     value: Value<'a>,
     type_oid: Oid,
     column: &str,
-) -> Result<Option<Body<'a>>, EventFault> {
+) -> Result<Option<MessageData<'a>>, EventFault> {
     let kind = ContentKind::of(type_oid);
     let body = match value {
         Value::Null => return Ok(None),
@@ -103,10 +103,10 @@ pub(super) fn read<'a>(
             let malformed = || EventFault::ByteaMalformed {
                 column: column.to_owned(),
             };
-            Body::Bytea(Bytea::parse(text).ok_or_else(malformed)?)
+            MessageData::Bytea(Bytea::parse(text).ok_or_else(malformed)?)
         }
-        Value::Text(bytes) => Body::Plain(bytes),
-        Value::Binary(bytes) => Body::Plain(match type_oid {
+        Value::Text(bytes) => MessageData::Plain(bytes),
+        Value::Binary(bytes) => MessageData::Plain(match type_oid {
             pg_type::BYTEA => bytes,
             _ => value::binary_as_text(bytes, type_oid, column)?,
         }),

@@ -31,9 +31,9 @@ pub struct TableSettings {
     #[serde(deserialize_with = "parsed")]
     pub table: QualifiedName,
     /// The names of its columns.
-    pub columns: Columns,
+    pub columns: ColumnSettings,
     /// The topic: an id, or a full `projects/.../topics/...`. A name in braces is a field of
-    /// [`Columns`], or otherwise any column of the table.
+    /// [`ColumnSettings`], or otherwise any column of the table.
     #[serde(deserialize_with = "parsed")]
     pub topic: Template,
     /// Topics for specific aggregate types, by `aggregatetype`. They take precedence over `topic`.
@@ -70,7 +70,7 @@ impl Default for TableSettings {
             table: "outbox.events"
                 .parse()
                 .expect("invariant: the default is a qualified name"),
-            columns: Columns::default(),
+            columns: ColumnSettings::default(),
             topic: "{aggregatetype}.events"
                 .parse()
                 .expect("invariant: the default is a template"),
@@ -91,7 +91,7 @@ impl Default for TableSettings {
 /// they are not set. A column that *is* named must exist.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct Columns {
+pub struct ColumnSettings {
     /// Identity of the event: a uuid, or anything else that is unique in the table.
     pub id: Option<String>,
     /// Kind of aggregate.
@@ -120,7 +120,7 @@ pub struct Columns {
 
 /// The role of a column in the outbox.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Role {
+pub(super) enum ColumnRole {
     Id,
     AggregateType,
     AggregateId,
@@ -133,7 +133,7 @@ pub(super) enum Role {
     Topic,
 }
 
-/// What the settings say about the column of a [`Role`].
+/// What the settings say about the column of a [`ColumnRole`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Choice<'a> {
     /// The table must have the column of this name.
@@ -144,33 +144,33 @@ pub(super) enum Choice<'a> {
     Off,
 }
 
-impl Role {
-    pub(super) const ALL: [Role; 10] = [
-        Role::Id,
-        Role::AggregateType,
-        Role::AggregateId,
-        Role::EventType,
-        Role::Version,
-        Role::SchemaVersion,
-        Role::Payload,
-        Role::Headers,
-        Role::OccurredAt,
-        Role::Topic,
+impl ColumnRole {
+    pub(super) const ALL: [ColumnRole; 10] = [
+        ColumnRole::Id,
+        ColumnRole::AggregateType,
+        ColumnRole::AggregateId,
+        ColumnRole::EventType,
+        ColumnRole::Version,
+        ColumnRole::SchemaVersion,
+        ColumnRole::Payload,
+        ColumnRole::Headers,
+        ColumnRole::OccurredAt,
+        ColumnRole::Topic,
     ];
 
-    /// The name of the field in [`Columns`], which is also the column's default name.
+    /// The name of the field in [`ColumnSettings`], which is also the column's default name.
     pub(super) fn name(self) -> &'static str {
         match self {
-            Role::Id => "id",
-            Role::AggregateType => "aggregatetype",
-            Role::AggregateId => "aggregateid",
-            Role::EventType => "event_type",
-            Role::Version => "version",
-            Role::SchemaVersion => "schema_version",
-            Role::Payload => "payload",
-            Role::Headers => "headers",
-            Role::OccurredAt => "occurred_at",
-            Role::Topic => "topic",
+            ColumnRole::Id => "id",
+            ColumnRole::AggregateType => "aggregatetype",
+            ColumnRole::AggregateId => "aggregateid",
+            ColumnRole::EventType => "event_type",
+            ColumnRole::Version => "version",
+            ColumnRole::SchemaVersion => "schema_version",
+            ColumnRole::Payload => "payload",
+            ColumnRole::Headers => "headers",
+            ColumnRole::OccurredAt => "occurred_at",
+            ColumnRole::Topic => "topic",
         }
     }
 
@@ -180,34 +180,38 @@ impl Role {
     }
 }
 
-impl Columns {
-    pub(super) fn choice(&self, role: Role) -> Choice<'_> {
+impl ColumnSettings {
+    pub(super) fn choice(&self, role: ColumnRole) -> Choice<'_> {
         let set = match role {
-            Role::Id => &self.id,
-            Role::AggregateType => &self.aggregatetype,
-            Role::AggregateId => &self.aggregateid,
-            Role::EventType => &self.event_type,
-            Role::Version => &self.version,
-            Role::SchemaVersion => &self.schema_version,
-            Role::Payload => &self.payload,
-            Role::Headers => &self.headers,
-            Role::OccurredAt => &self.occurred_at,
-            Role::Topic => &self.topic,
+            ColumnRole::Id => &self.id,
+            ColumnRole::AggregateType => &self.aggregatetype,
+            ColumnRole::AggregateId => &self.aggregateid,
+            ColumnRole::EventType => &self.event_type,
+            ColumnRole::Version => &self.version,
+            ColumnRole::SchemaVersion => &self.schema_version,
+            ColumnRole::Payload => &self.payload,
+            ColumnRole::Headers => &self.headers,
+            ColumnRole::OccurredAt => &self.occurred_at,
+            ColumnRole::Topic => &self.topic,
         };
         match (set.as_deref(), role) {
-            (Some(""), _) | (None, Role::Topic) => Choice::Off,
+            (Some(""), _) | (None, ColumnRole::Topic) => Choice::Off,
             (Some(name), _) => Choice::Must(name),
             (
                 None,
-                Role::Id
-                | Role::AggregateType
-                | Role::AggregateId
-                | Role::EventType
-                | Role::Payload,
+                ColumnRole::Id
+                | ColumnRole::AggregateType
+                | ColumnRole::AggregateId
+                | ColumnRole::EventType
+                | ColumnRole::Payload,
             ) => Choice::Must(role.name()),
-            (None, Role::Version | Role::SchemaVersion | Role::Headers | Role::OccurredAt) => {
-                Choice::May(role.name())
-            }
+            (
+                None,
+                ColumnRole::Version
+                | ColumnRole::SchemaVersion
+                | ColumnRole::Headers
+                | ColumnRole::OccurredAt,
+            ) => Choice::May(role.name()),
         }
     }
 }
@@ -215,12 +219,13 @@ impl Columns {
 impl TableSettings {
     /// The columns that the table must have and the publication must publish.
     pub fn required_columns(&self) -> Vec<String> {
-        let named = Role::ALL
-            .into_iter()
-            .filter_map(|role| match self.columns.choice(role) {
-                Choice::Must(name) => Some(name.to_owned()),
-                Choice::May(_) | Choice::Off => None,
-            });
+        let named =
+            ColumnRole::ALL
+                .into_iter()
+                .filter_map(|role| match self.columns.choice(role) {
+                    Choice::Must(name) => Some(name.to_owned()),
+                    Choice::May(_) | Choice::Off => None,
+                });
         named.chain(self.attributes.iter().cloned()).collect()
     }
 
@@ -259,15 +264,15 @@ mod tests {
     fn debeziums_outbox_takes_two_lines() {
         let settings = read("table = 'public.outbox'\ncolumns = { event_type = 'type' }").unwrap();
         assert_eq!(
-            settings.columns.choice(Role::EventType),
+            settings.columns.choice(ColumnRole::EventType),
             Choice::Must("type")
         );
         assert_eq!(
-            settings.columns.choice(Role::AggregateId),
+            settings.columns.choice(ColumnRole::AggregateId),
             Choice::Must("aggregateid")
         );
         assert_eq!(
-            settings.columns.choice(Role::Version),
+            settings.columns.choice(ColumnRole::Version),
             Choice::May("version")
         );
     }
@@ -295,8 +300,11 @@ mod tests {
         assert_eq!(settings.envelope, Envelope::CloudeventsBinary);
         assert_eq!(settings.topic.to_string(), "{aggregatetype}-{tenant}");
         assert_eq!(settings.time_zone, Some(TimeZone::Utc));
-        assert_eq!(settings.columns.choice(Role::Version), Choice::Off);
-        assert_eq!(settings.columns.choice(Role::Topic), Choice::Must("topic"));
+        assert_eq!(settings.columns.choice(ColumnRole::Version), Choice::Off);
+        assert_eq!(
+            settings.columns.choice(ColumnRole::Topic),
+            Choice::Must("topic")
+        );
     }
 
     #[test]

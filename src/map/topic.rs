@@ -13,10 +13,10 @@ use std::sync::Arc;
 use decoder::Value;
 use thiserror::Error;
 
-use super::columns::{Column, Finder, not_utf8};
+use super::columns::{Finder, MappedColumn, not_utf8};
 use super::error::{EventFault, MapError, SettingFault};
 use super::limits;
-use super::settings::{Choice, Role, TableSettings};
+use super::settings::{Choice, ColumnRole, TableSettings};
 use super::template::Part;
 
 /// Distinct topics to remember: as many as a project may have. When the cache is full, it is
@@ -54,10 +54,10 @@ type Names = HashMap<Box<[u8]>, Arc<str>, foldhash::fast::RandomState>;
 
 /// Finds the topics of one table's events.
 #[derive(Debug, Clone)]
-pub(super) struct Topics {
+pub(super) struct TopicResolver {
     /// `projects/p/topics/`.
     prefix: Box<str>,
-    column: Option<Column>,
+    column: Option<MappedColumn>,
     /// Full names by aggregate type.
     rules: HashMap<Box<str>, Arc<str>>,
     pattern: Pattern,
@@ -74,7 +74,7 @@ enum Pattern {
     /// The full name, the same for every row.
     Fixed(Arc<str>),
     /// No template: each row must name its topic in this column.
-    Nothing(Column),
+    Nothing(MappedColumn),
     Rendered {
         /// `projects/p/topics/`.
         prefix: Box<str>,
@@ -86,10 +86,10 @@ enum Pattern {
 #[derive(Debug, Clone)]
 enum Piece {
     Text(Box<str>),
-    Column(Column),
+    Column(MappedColumn),
 }
 
-impl Topics {
+impl TopicResolver {
     pub(super) fn resolve(
         finder: &Finder<'_>,
         settings: &TableSettings,
@@ -107,15 +107,15 @@ impl Topics {
         };
         let mut rules = HashMap::new();
         for (aggregate_type, topic) in &settings.topic_rules {
-            finder.needed(Role::AggregateType, "topic_rules")?;
+            finder.needed(ColumnRole::AggregateType, "topic_rules")?;
             rules.insert(
                 aggregate_type.as_str().into(),
                 checked("topic_rules", topic)?,
             );
         }
-        let column = finder.role(Role::Topic)?;
+        let column = finder.role(ColumnRole::Topic)?;
         let names_it = settings.topic != TableSettings::default().topic;
-        let has_aggregate_type = settings.columns.choice(Role::AggregateType) != Choice::Off;
+        let has_aggregate_type = settings.columns.choice(ColumnRole::AggregateType) != Choice::Off;
         let pattern = if let (Some(column), false, false) = (&column, names_it, has_aggregate_type)
         {
             Pattern::Nothing(column.clone())
@@ -227,7 +227,7 @@ impl Topics {
     }
 
     /// The columns that may determine the topic.
-    pub(super) fn columns(&self) -> impl Iterator<Item = &Column> {
+    pub(super) fn columns(&self) -> impl Iterator<Item = &MappedColumn> {
         let pieces = match &self.pattern {
             Pattern::Fixed(_) | Pattern::Nothing(_) => &[],
             Pattern::Rendered { pieces, .. } => pieces.as_slice(),
@@ -289,9 +289,10 @@ fn project_of(parts: &[Part], prefix: &str) -> Result<(Box<str>, Vec<Part>), Top
         parts[0] = Part::Text(id.to_owned());
     }
     let has_slash = |part: &Part| matches!(part, Part::Text(text) if text.contains('/'));
-    match parts.iter().any(has_slash) {
-        true => Err(TopicNameFault::FullName),
-        false => Ok((prefix.into(), parts)),
+    if parts.iter().any(has_slash) {
+        Err(TopicNameFault::FullName)
+    } else {
+        Ok((prefix.into(), parts))
     }
 }
 
@@ -375,7 +376,7 @@ mod tests {
 
     #[test]
     fn the_cache_of_topic_names_is_bounded() {
-        let mut topics = Topics {
+        let mut topics = TopicResolver {
             prefix: PREFIX.into(),
             column: None,
             rules: HashMap::new(),

@@ -25,34 +25,34 @@ pub(super) const FIXED_KEY_BYTES: usize = 16;
 
 /// The message's data, not yet copied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Body<'a> {
+pub(super) enum MessageData<'a> {
     /// Bytes to copy unchanged.
     Plain(&'a [u8]),
     /// Hexadecimal digits to decode while copying.
     Bytea(Bytea<'a>),
 }
 
-impl Body<'_> {
+impl MessageData<'_> {
     /// Size in bytes when written.
     pub(super) fn len(&self) -> usize {
         match self {
-            Body::Plain(bytes) => bytes.len(),
-            Body::Bytea(bytea) => bytea.len(),
+            MessageData::Plain(bytes) => bytes.len(),
+            MessageData::Bytea(bytea) => bytea.len(),
         }
     }
 
     /// Appends the bytes.
     pub(super) fn write(&self, out: &mut Vec<u8>) {
         match self {
-            Body::Plain(bytes) => out.extend_from_slice(bytes),
-            Body::Bytea(bytea) => bytea.write(out),
+            MessageData::Plain(bytes) => out.extend_from_slice(bytes),
+            MessageData::Bytea(bytea) => bytea.write(out),
         }
     }
 }
 
 /// Encodes the message. `attributes` holds entries as written by [`put_attribute_key`]. An empty
 /// ordering key is left out, which makes the message unordered.
-pub(super) fn message(body: Body<'_>, attributes: &[u8], ordering_key: &str) -> Bytes {
+pub(super) fn message(body: MessageData<'_>, attributes: &[u8], ordering_key: &str) -> Bytes {
     let size = message_size(body.len(), attributes.len(), ordering_key.len());
     let mut out = Vec::with_capacity(size);
     if body.len() > 0 {
@@ -162,7 +162,7 @@ mod tests {
             put_attribute_key(&mut entries, key.as_bytes(), value.len());
             entries.extend_from_slice(value.as_bytes());
         }
-        message(Body::Plain(data), &entries, ordering_key)
+        message(MessageData::Plain(data), &entries, ordering_key)
     }
 
     proptest! {

@@ -127,12 +127,13 @@ fn log_end(error: &tokio_postgres::Error) {
 /// # Errors
 /// `postgres-standby`.
 pub(crate) fn refuse_a_standby(target: &Target, in_hot_standby: Option<&str>) -> Result<()> {
-    match target.primary_only && in_hot_standby == Some("on") {
-        true => Err(Error::new(
+    if target.primary_only && in_hot_standby == Some("on") {
+        Err(Error::new(
             Code::PostgresStandby,
             "the server is a standby, but target_session_attrs requires a primary",
-        )),
-        false => Ok(()),
+        ))
+    } else {
+        Ok(())
     }
 }
 

@@ -237,11 +237,12 @@ fn parse_host(text: String) -> Result<Host> {
         return Ok(Host::Unix(text.into()));
     }
     let is_allowed = |c: char| c.is_alphanumeric() || "-._:%".contains(c);
-    match text.chars().all(is_allowed) {
-        true => Ok(Host::Tcp(text)),
-        false => Err(invalid(
+    if text.chars().all(is_allowed) {
+        Ok(Host::Tcp(text))
+    } else {
+        Err(invalid(
             "the host is not a host name, an address or a folder",
-        )),
+        ))
     }
 }
 
@@ -355,12 +356,13 @@ fn tls_versions(found: &Parameters) -> Result<TlsVersions> {
         tls12: range.contains(&2),
         tls13: range.contains(&3),
     };
-    match versions.tls12 || versions.tls13 {
-        true => Ok(versions),
-        false => Err(invalid(
+    if versions.tls12 || versions.tls13 {
+        Ok(versions)
+    } else {
+        Err(invalid(
             "ssl_min_protocol_version and ssl_max_protocol_version allow no supported TLS version",
         )
-        .hint("Postrider supports TLSv1.2 and TLSv1.3")),
+        .hint("Postrider supports TLSv1.2 and TLSv1.3"))
     }
 }
 

@@ -63,17 +63,19 @@ impl Data {
             self.more.extend_from_slice(&self.first);
         }
         self.more.extend_from_slice(&data);
-        match self.more.len() <= MOST_BYTES {
-            true => Ok(()),
-            false => Err(Status::internal("the answer is too long")),
+        if self.more.len() <= MOST_BYTES {
+            Ok(())
+        } else {
+            Err(Status::internal("the answer is too long"))
         }
     }
 
     /// Returns the answer's only message.
     pub(super) fn into_message(self) -> Result<Bytes, Status> {
-        let mut data = match self.more.is_empty() {
-            true => self.first,
-            false => self.more.freeze(),
+        let mut data = if self.more.is_empty() {
+            self.first
+        } else {
+            self.more.freeze()
         };
         if data.len() < GRPC_HEADER {
             return Err(Status::internal("the answer has no message"));

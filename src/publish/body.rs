@@ -25,13 +25,13 @@ const OWN_PART: usize = 4 << 10;
 
 /// The bytes that have not been sent yet. No part is empty, except the first part of an empty body.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Body {
+pub(super) struct RequestBody {
     first: Bytes,
     rest: VecDeque<Bytes>,
     bytes: usize,
 }
 
-impl Body {
+impl RequestBody {
     /// A `PublishRequest` of encoded `PubsubMessage`s.
     pub(super) fn publish<'a>(
         topic: &str,
@@ -79,9 +79,10 @@ impl Body {
             return;
         }
         self.bytes += part.len();
-        match self.first.is_empty() {
-            true => self.first = part,
-            false => self.rest.push_back(part),
+        if self.first.is_empty() {
+            self.first = part;
+        } else {
+            self.rest.push_back(part);
         }
     }
 
@@ -100,7 +101,7 @@ impl Body {
     }
 }
 
-impl Buf for Body {
+impl Buf for RequestBody {
     fn remaining(&self) -> usize {
         self.bytes
     }
@@ -165,7 +166,7 @@ mod tests {
     }
 
     /// The bytes of a body that is consumed in pieces of these sizes, in turn.
-    fn taken_off(mut body: Body, pieces: &[usize]) -> Vec<u8> {
+    fn taken_off(mut body: RequestBody, pieces: &[usize]) -> Vec<u8> {
         let mut all = Vec::new();
         for piece in pieces.iter().cycle() {
             let mut front = body.split_to(*piece);
@@ -191,7 +192,7 @@ mod tests {
             pieces in prop::collection::vec(1usize..10_000, 1..5),
         ) {
             let (request, messages) = request(&lengths);
-            for body in [Body::publish(&request.topic, messages.iter()), Body::of(&request)] {
+            for body in [RequestBody::publish(&request.topic, messages.iter()), RequestBody::of(&request)] {
                 let bytes = taken_off(body.clone(), &pieces);
                 prop_assert_eq!(bytes.len(), body.remaining());
                 let (header, message) = bytes.split_at(GRPC_HEADER);
@@ -205,10 +206,10 @@ mod tests {
     #[test]
     fn large_messages_are_not_copied_and_small_ones_share_one_part() {
         let (request, messages) = request(&[10, 20, 30]);
-        let body = Body::publish(&request.topic, messages.iter());
+        let body = RequestBody::publish(&request.topic, messages.iter());
         assert!(body.rest.is_empty());
         let (request, messages) = self::request(&[10, 1_000_000, 30]);
-        let body = Body::publish(&request.topic, messages.iter());
+        let body = RequestBody::publish(&request.topic, messages.iter());
         assert_eq!(body.rest.len(), 2);
         assert_eq!(body.rest[0].as_ptr(), messages[1].as_ptr());
     }

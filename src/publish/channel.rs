@@ -11,7 +11,7 @@ use tonic::Status;
 use tonic::codegen::http::Uri;
 use tonic::codegen::{Service, StdError};
 
-use super::connection::Connection;
+use super::connection::PublishConnection;
 use super::gathering::Gathering;
 
 /// The protocol that we ask for in TLS, since Pub/Sub also speaks HTTP/1.1.
@@ -44,12 +44,12 @@ impl std::fmt::Debug for Tls {
 #[derive(Debug, Clone)]
 pub(super) struct Channel {
     peer: Arc<Peer>,
-    state: Arc<Mutex<State>>,
+    state: Arc<Mutex<ChannelState>>,
 }
 
 #[derive(Debug, Default)]
-struct State {
-    connection: Option<Connection>,
+struct ChannelState {
+    connection: Option<PublishConnection>,
     /// When opening last failed, and how.
     failed: Option<(Instant, Status)>,
 }
@@ -67,7 +67,7 @@ impl Channel {
     ///
     /// # Errors
     /// UNAVAILABLE if it cannot be opened.
-    pub(super) async fn connection(&self) -> Result<Connection, Status> {
+    pub(super) async fn connection(&self) -> Result<PublishConnection, Status> {
         let asked_at = Instant::now();
         if let Some(known) = self.state.lock().await.known(asked_at).await {
             return known;
@@ -79,7 +79,7 @@ impl Channel {
             .unwrap_or_else(|e| Err(Status::from_error(e.into())))
     }
 
-    async fn open(&self, asked_at: Instant) -> Result<Connection, Status> {
+    async fn open(&self, asked_at: Instant) -> Result<PublishConnection, Status> {
         let mut state = self.state.lock().await;
         if let Some(known) = state.known(asked_at).await {
             return known;
@@ -94,10 +94,10 @@ impl Channel {
     }
 }
 
-impl State {
+impl ChannelState {
     /// The connection, if it is open; or the error of an attempt to open it that failed after
     /// `asked_at`.
-    async fn known(&mut self, asked_at: Instant) -> Option<Result<Connection, Status>> {
+    async fn known(&mut self, asked_at: Instant) -> Option<Result<PublishConnection, Status>> {
         if let Some(connection) = &mut self.connection {
             if connection.is_open().await {
                 return Some(Ok(connection.clone()));
@@ -110,7 +110,7 @@ impl State {
 }
 
 impl Peer {
-    async fn open(&self) -> Result<Connection, Status> {
+    async fn open(&self) -> Result<PublishConnection, Status> {
         match tokio::time::timeout(self.timeout, self.try_open()).await {
             Ok(Ok(connection)) => Ok(connection),
             Ok(Err(cause)) => Err(self.unavailable(cause)),
@@ -120,19 +120,19 @@ impl Peer {
         }
     }
 
-    async fn try_open(&self) -> Result<Connection, StdError> {
+    async fn try_open(&self) -> Result<PublishConnection, StdError> {
         // No need to poll for readiness: the resolver is always ready.
         let tcp = self.tcp.clone().call(self.url.clone()).await?;
         let tcp = Gathering::new(tcp.into_inner());
         let origin = self.url.clone();
         let Some(Tls { connector, name }) = &self.tls else {
-            return Ok(Connection::start(tcp, origin).await?);
+            return Ok(PublishConnection::start(tcp, origin).await?);
         };
         let tls = connector.connect(name.clone(), tcp).await?;
         if tls.get_ref().1.alpn_protocol() != Some(HTTP_2) {
             return Err("the server does not speak HTTP/2".into());
         }
-        Ok(Connection::start(tls, origin).await?)
+        Ok(PublishConnection::start(tls, origin).await?)
     }
 
     fn unavailable(&self, cause: StdError) -> Status {

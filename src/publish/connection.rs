@@ -21,7 +21,7 @@ use tonic::codegen::http::{
 };
 
 use super::answer;
-use super::body::Body;
+use super::body::RequestBody;
 
 /// How long requests may go unanswered before we ping the server, and how long the ping may take.
 const PING_AFTER: Duration = Duration::from_secs(10);
@@ -42,10 +42,10 @@ const BUFFERED: usize = 1 << 20;
 const USER_AGENT: HeaderValue =
     HeaderValue::from_static(concat!("postrider/", env!("CARGO_PKG_VERSION")));
 
-/// A connection; it is open as long as [`Connection::is_open`] says so.
+/// A connection; it is open as long as [`PublishConnection::is_open`] says so.
 #[derive(Debug, Clone)]
-pub(super) struct Connection {
-    requests: SendRequest<Body>,
+pub(super) struct PublishConnection {
+    requests: SendRequest<RequestBody>,
     /// The request URL up to its path.
     origin: Uri,
     traffic: Arc<Traffic>,
@@ -63,9 +63,9 @@ struct Traffic {
 
 /// Counts a request as ended when dropped.
 #[derive(Debug)]
-struct Waiting(Arc<Traffic>);
+struct RequestGuard(Arc<Traffic>);
 
-impl Waiting {
+impl RequestGuard {
     fn new(traffic: Arc<Traffic>) -> Self {
         traffic.sent.fetch_add(1, Ordering::Relaxed);
         Self(traffic)
@@ -76,13 +76,13 @@ impl Waiting {
     }
 }
 
-impl Drop for Waiting {
+impl Drop for RequestGuard {
     fn drop(&mut self) {
         self.0.ended.fetch_add(1, Ordering::Relaxed);
     }
 }
 
-impl Connection {
+impl PublishConnection {
     /// Starts HTTP/2 on a fresh connection, without waiting for the server's answer.
     pub(super) async fn start(
         io: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
@@ -103,7 +103,7 @@ impl Connection {
             .initial_connection_window_size(WINDOW)
             .initial_max_send_streams(FIRST_REQUESTS)
             .max_send_buffer_size(BUFFERED)
-            .handshake::<_, Body>(io)
+            .handshake::<_, RequestBody>(io)
             .await?;
         let traffic = Arc::new(Traffic::default());
         let pings = connection.ping_pong();
@@ -137,12 +137,12 @@ impl Connection {
         &self,
         method: &'static str,
         headers: HeaderMap,
-        body: Body,
+        body: RequestBody,
     ) -> Result<Bytes, Status> {
         let head = self.head(method, headers)?;
         let sent = self.requests.clone().send_request(head, false);
         let (mut answer, stream) = sent.map_err(broken)?;
-        let waiting = Waiting::new(self.traffic.clone());
+        let waiting = RequestGuard::new(self.traffic.clone());
         let mut sending = Sending { stream, body };
         let answer = poll_fn(|cx| {
             sending.advance(cx);
@@ -254,8 +254,8 @@ async fn is_answered(pings: &mut PingPong, timeout: Duration) -> bool {
 /// and is dropped when the request is given up.
 #[derive(Debug)]
 struct Sending {
-    stream: SendStream<Body>,
-    body: Body,
+    stream: SendStream<RequestBody>,
+    body: RequestBody,
 }
 
 impl Sending {
@@ -274,7 +274,7 @@ impl Sending {
                     .send_data(part, !self.body.has_remaining())
                     .is_err()
             {
-                self.body = Body::default();
+                self.body = RequestBody::default();
             }
             if !self.body.has_remaining() {
                 return;
@@ -282,7 +282,7 @@ impl Sending {
             match self.stream.poll_capacity(cx) {
                 Poll::Ready(Some(Ok(_))) => {}
                 // The server wants no more; its answer says why.
-                Poll::Ready(Some(Err(_)) | None) => self.body = Body::default(),
+                Poll::Ready(Some(Err(_)) | None) => self.body = RequestBody::default(),
                 Poll::Pending => return,
             }
         }

@@ -31,9 +31,10 @@ pub(super) fn channel(endpoint: &Endpoint, timeout: Duration) -> Result<Channel>
 fn peer(url: &str, timeout: Duration) -> Result<Peer, StdError> {
     let url: Uri = url.parse()?;
     let host = url.host().ok_or("no host")?;
-    let tls = match url.scheme() == Some(&Scheme::HTTPS) {
-        true => Some(tls(host)?),
-        false => None,
+    let tls = if url.scheme() == Some(&Scheme::HTTPS) {
+        Some(tls(host)?)
+    } else {
+        None
     };
     let mut tcp = HttpConnector::new();
     // Accept `https` URLs too: TLS is added on top.

@@ -33,11 +33,11 @@ pub(crate) use backoff::Backoff;
 pub(crate) use endpoint::is_global;
 pub use failure::{Class, Failure};
 pub(crate) use message_ids::MessageIds;
-pub(crate) use topics::Topics;
+pub(crate) use topics::TopicAdmin;
 
 use crate::error::{Code, Error, Result};
 use crate::settings::Settings;
-use body::Body;
+use body::RequestBody;
 use channel::Channel;
 use credentials::Credentials;
 
@@ -117,7 +117,7 @@ impl Publisher {
             return Err(Failure::unknown(format!("not sent in {:?}", self.timeout)));
         }
         // Not earlier: while no connection opens, the messages should not be in memory twice.
-        let body = Body::publish(topic, messages);
+        let body = RequestBody::publish(topic, messages);
         let answer = connection.unary(METHOD, headers, body).await;
         let answer = answer.map_err(|status| Failure::from_status(&status))?;
         MessageIds::decode(answer)

@@ -9,7 +9,7 @@ use googleapis_tonic_google_pubsub_v1::google::pubsub::v1::{
 use prost::Message;
 use tonic::{Code as GrpcCode, Status};
 
-use super::body::Body;
+use super::body::RequestBody;
 use super::channel::Channel;
 use super::{Credentials, Publisher, failure::Failure};
 use crate::error::Result;
@@ -20,12 +20,12 @@ const LIST_SUBSCRIPTIONS: &str = "/google.pubsub.v1.Publisher/ListTopicSubscript
 
 /// Administers topics. All names are full: `projects/P/topics/T`.
 #[derive(Debug, Clone)]
-pub(crate) struct Topics {
+pub(crate) struct TopicAdmin {
     channel: Channel,
     credentials: Credentials,
 }
 
-impl Topics {
+impl TopicAdmin {
     /// Uses one of the publisher's connections.
     pub(crate) fn new(publisher: &Publisher) -> Self {
         Self {
@@ -93,7 +93,9 @@ impl Topics {
         let headers = self.credentials.headers().await?;
         let call = async {
             let connection = self.channel.connection().await?;
-            let answer = connection.unary(method, headers, Body::of(request)).await?;
+            let answer = connection
+                .unary(method, headers, RequestBody::of(request))
+                .await?;
             A::decode(answer).map_err(|e| Status::internal(e.to_string()))
         };
         call.await.map_err(|status| Failure::from_status(&status))

@@ -71,9 +71,10 @@ impl Backlog {
 
     /// Which lanes to serve.
     pub(super) fn serve(&self, fills_requests: bool) -> Serve {
-        match self.is_behind() && fills_requests {
-            true => Serve::Worthwhile,
-            false => Serve::All,
+        if self.is_behind() && fills_requests {
+            Serve::Worthwhile
+        } else {
+            Serve::All
         }
     }
 

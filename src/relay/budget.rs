@@ -163,15 +163,17 @@ impl Budget {
                 self.used() >= self.limit - self.limit / 8 || to_record >= self.limit / 8
             }
         };
-        let by = match self.undelivered() >= self.limit / 2 {
-            true => By::Messages,
-            false => self.spent.unwrap_or(By::Records),
+        let by = if self.undelivered() >= self.limit / 2 {
+            By::Messages
+        } else {
+            self.spent.unwrap_or(By::Records)
         };
         self.spent = is_full.then_some(by);
         let may_wait = (self.taken / 16).max(self.limit / 4);
-        self.sheds = match self.sheds {
-            false => self.waits() > may_wait,
-            true => self.waits() > may_wait / 8 * 5,
+        self.sheds = if self.sheds {
+            self.waits() > may_wait / 8 * 5
+        } else {
+            self.waits() > may_wait
         };
     }
 

@@ -16,15 +16,15 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
 use super::budget::Budget;
-use super::quarantine::{self, Admission, Letter, Place, Quarantine, Releaser};
+use super::quarantine::{self, Admission, EventPlace, Letter, Quarantine, Releaser};
 use super::topic_maker::TopicMaker;
 use released::Releases;
 
-use crate::dispatch::{Outcome, Reader, Record, Writer, WriterEvent, Written};
+use crate::dispatch::{DispatchWriter, Outcome, Record, SlotReader, WriterEvent, Written};
 use crate::error::{Code, Error, Result};
 use crate::lanes::{Event, EventRef, Lanes, Load, Request, Serve, Standing};
 use crate::map::{EventId, OrderingKey};
-use crate::metrics::{Kind, Metrics};
+use crate::metrics::{KindLabel, Metrics};
 use crate::publish::{self, Backoff, Class, Failure, MessageIds, Publisher};
 use crate::settings::{Dispatch, Settings};
 use crate::throttled_log::ThrottledLog;
@@ -37,7 +37,7 @@ const WRITER_LIMIT: Duration = Duration::from_secs(3);
 /// Delivers the events of one session.
 pub(super) struct Delivery {
     lanes: Lanes,
-    writer: Writer,
+    writer: DispatchWriter,
     written: mpsc::UnboundedReceiver<WriterEvent>,
     publisher: Publisher,
     topic_maker: TopicMaker,
@@ -51,7 +51,7 @@ pub(super) struct Delivery {
     /// Full name of the topic for copies of bad events.
     dead_letter_topic: Option<Arc<str>>,
     /// Dead letters in flight, by the place of their event.
-    letters: HashMap<Place, Letter>,
+    letters: HashMap<EventPlace, Letter>,
     /// Whether published events get a row.
     dispatch: Dispatch,
     /// Events that are resolved without a row.
@@ -72,7 +72,7 @@ impl Delivery {
         topic_maker: TopicMaker,
         quarantine: Quarantine,
         metrics: Metrics,
-        reader: Reader,
+        reader: SlotReader,
         seed: u64,
     ) -> Result<Self> {
         let (written_sender, written) = mpsc::unbounded_channel();
@@ -86,7 +86,7 @@ impl Delivery {
         );
         Ok(Self {
             lanes: Lanes::new(settings.in_flight_requests),
-            writer: Writer::start(target, &settings.slot, reader, written_sender),
+            writer: DispatchWriter::start(target, &settings.slot, reader, written_sender),
             written,
             publisher,
             topic_maker,
@@ -269,7 +269,7 @@ impl Delivery {
         let kind = error.code().name();
         self.metrics
             .publish_failures
-            .get_or_create(&Kind { kind })
+            .get_or_create(&KindLabel { kind })
             .inc();
         let load = match failure.class {
             Class::Content => {

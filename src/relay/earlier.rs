@@ -10,7 +10,7 @@
 use decoder::Lsn;
 
 use super::from_table::last_ordinal;
-use crate::dispatch::{Lookup, Recorded};
+use crate::dispatch::{Lookup, RecordedEvents};
 use crate::error::Result;
 use crate::map::EventId;
 use crate::metrics::Metrics;
@@ -18,17 +18,17 @@ use crate::postgres::Sql;
 use crate::watermark::CommitLsn;
 
 /// The lookup of one session.
-pub(super) struct Earlier {
-    recorded: Recorded,
+pub(super) struct OutcomeLookup {
+    recorded: RecordedEvents,
     /// Closed once the stream is past all rows.
     sql: Option<Sql>,
-    moved: Option<Moved>,
+    moved: Option<ShiftedTransaction>,
     metrics: Metrics,
 }
 
 /// A transaction whose ordinals have shifted.
 #[derive(Debug, Clone, Copy)]
-struct Moved {
+struct ShiftedTransaction {
     commit: CommitLsn,
     /// The ordinal for its next event.
     next_ordinal: u32,
@@ -36,14 +36,14 @@ struct Moved {
 
 /// The event to look up.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Looked<'a> {
+pub(super) struct LookupKey<'a> {
     pub(super) commit: CommitLsn,
     pub(super) ordinal: u32,
     pub(super) event_id: &'a EventId,
 }
 
-impl Earlier {
-    pub(super) fn new(recorded: Recorded, sql: Sql, metrics: Metrics) -> Self {
+impl OutcomeLookup {
+    pub(super) fn new(recorded: RecordedEvents, sql: Sql, metrics: Metrics) -> Self {
         Self {
             recorded,
             sql: Some(sql),
@@ -57,7 +57,7 @@ impl Earlier {
         self.recorded.is_over() && self.moved.is_none()
     }
 
-    /// See [`Recorded::passed`].
+    /// See [`RecordedEvents::passed`].
     pub(super) fn passed(&mut self, wal_end: Lsn) {
         self.recorded.passed(wal_end);
         self.moved = self.moved.filter(|moved| moved.commit.lsn() >= wal_end);
@@ -67,11 +67,11 @@ impl Earlier {
     ///
     /// # Errors
     /// Database errors.
-    pub(super) async fn look_up(&mut self, event: Looked<'_>) -> Result<(Lookup, u32)> {
+    pub(super) async fn look_up(&mut self, event: LookupKey<'_>) -> Result<(Lookup, u32)> {
         let Some(sql) = &self.sql else {
             return Ok((Lookup::New, event.ordinal));
         };
-        let Looked {
+        let LookupKey {
             commit,
             ordinal,
             event_id,
@@ -108,7 +108,7 @@ impl Earlier {
 }
 
 /// Starts after the ordinals that are recorded, and after those that this session has given already.
-async fn begin(sql: &Sql, event: Looked<'_>) -> Result<Moved> {
+async fn begin(sql: &Sql, event: LookupKey<'_>) -> Result<ShiftedTransaction> {
     let recorded = last_ordinal(sql, event.commit).await?;
     let last = recorded.max(event.ordinal);
     tracing::warn!(
@@ -116,7 +116,7 @@ async fn begin(sql: &Sql, event: Looked<'_>) -> Result<Moved> {
         "a transaction was decoded with other rows than last time, because the publication was \
          altered while it was open: looking up its events by their ids"
     );
-    Ok(Moved {
+    Ok(ShiftedTransaction {
         commit: event.commit,
         next_ordinal: last + 1,
     })

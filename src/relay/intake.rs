@@ -13,7 +13,7 @@ use decoder::{
     RelationCache,
 };
 
-use super::moved::Moved;
+use super::moved::MovedMark;
 use slot_manager::QualifiedName;
 
 use crate::capture::shape::FIRST_NORMAL_XID;
@@ -23,12 +23,12 @@ use crate::map::{
     ColumnTypes, EventError, EventPosition, INSERTED_XID, MapError, Mapper, OrderingKey,
     TableIdentity, TableSettings,
 };
-use crate::metrics::{Kind, Metrics};
+use crate::metrics::{KindLabel, Metrics};
 use crate::watermark::CommitLsn;
 
 /// The result of one message of the stream.
 #[derive(Debug)]
-pub(super) enum Step {
+pub(super) enum IntakeStep {
     /// Nothing to do.
     Nothing,
     /// A transaction begins: commit LSN, commit time, and its id in the log.
@@ -39,14 +39,14 @@ pub(super) enum Step {
         ordering_key: OrderingKey,
         event: Event,
         /// Whether another transaction wrote the row first.
-        moved: Option<Moved>,
+        moved: Option<MovedMark>,
     },
     /// A row of the open transaction that cannot become a message, with its payload as far as that
     /// can be read.
     Unmappable {
         error: Box<EventError>,
         payload: Bytes,
-        moved: Option<Moved>,
+        moved: Option<MovedMark>,
     },
     /// The open transaction ends; its end LSN.
     Commit(Lsn),
@@ -57,8 +57,8 @@ pub(super) enum Step {
 
 /// How to handle the rows of one relation.
 #[derive(Debug)]
-enum Table {
-    Captured(Box<CapturedTable>),
+enum KnownRelation {
+    Captured(Box<MappedTable>),
     /// Not in our settings.
     Ignored {
         rows: u64,
@@ -66,7 +66,7 @@ enum Table {
 }
 
 #[derive(Debug)]
-struct CapturedTable {
+struct MappedTable {
     mapper: Mapper,
     /// Number of the table in the settings.
     number: usize,
@@ -75,7 +75,7 @@ struct CapturedTable {
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Open {
+struct CurrentTransaction {
     commit: CommitLsn,
     commit_time: PgTimestamp,
     xid: u32,
@@ -84,10 +84,10 @@ struct Open {
     inserts: u32,
 }
 
-impl Open {
+impl CurrentTransaction {
     /// Returns the row's origin if another transaction wrote the row first. The log has only the
     /// lower half of a transaction id.
-    fn moved(&self, table: &CapturedTable, tuple: &decoder::Tuple<'_>) -> Option<Moved> {
+    fn moved(&self, table: &MappedTable, tuple: &decoder::Tuple<'_>) -> Option<MovedMark> {
         let value = tuple.iter().nth(table.inserted_xid?)?;
         let decoder::Value::Text(text) = value else {
             return None;
@@ -96,7 +96,7 @@ impl Open {
         // A writer that fills every column by itself may write a zero.
         let is_made_up = inserted_xid < FIRST_NORMAL_XID;
         let is_own = self.is_replicated || is_made_up || inserted_xid as u32 == self.xid;
-        (!is_own).then_some(Moved {
+        (!is_own).then_some(MovedMark {
             table: table.number,
             inserted_xid,
         })
@@ -122,8 +122,8 @@ pub(super) struct Intake {
     relations: RelationCache,
     types: ColumnTypes,
     /// Uses a fast hash, because each event looks up its table.
-    tables: HashMap<Oid, Table, foldhash::fast::RandomState>,
-    open: Option<Open>,
+    tables: HashMap<Oid, KnownRelation, foldhash::fast::RandomState>,
+    open: Option<CurrentTransaction>,
     last_commit_time: Option<PgTimestamp>,
     metrics: Metrics,
 }
@@ -152,7 +152,7 @@ impl Intake {
     /// # Errors
     /// `replication-protocol` when the message cannot be decoded; `column-missing` and the like when
     /// the rows of a table cannot be mapped. The message then has no effect.
-    pub(super) fn message(&mut self, payload: &[u8]) -> Result<Step> {
+    pub(super) fn message(&mut self, payload: &[u8]) -> Result<IntakeStep> {
         let message = decoder::decode(payload).map_err(|e| {
             Error::new(
                 Code::ReplicationProtocol,
@@ -164,18 +164,18 @@ impl Intake {
             Message::Begin(begin) => {
                 let commit = CommitLsn::new(begin.final_lsn);
                 self.last_commit_time = Some(begin.commit_time);
-                self.open = Some(Open {
+                self.open = Some(CurrentTransaction {
                     commit,
                     commit_time: begin.commit_time,
                     xid: begin.xid.0,
                     is_replicated: false,
                     inserts: 0,
                 });
-                Ok(Step::Begin(commit, begin.commit_time, begin.xid.0))
+                Ok(IntakeStep::Begin(commit, begin.commit_time, begin.xid.0))
             }
             Message::Commit(commit) => {
                 self.open = None;
-                Ok(Step::Commit(commit.end_lsn))
+                Ok(IntakeStep::Commit(commit.end_lsn))
             }
             Message::Relation(relation) => self.relation(&relation),
             Message::Insert(insert) => self.insert(insert.relation, &insert.tuple),
@@ -185,21 +185,21 @@ impl Intake {
                 for relation in truncate.relations.iter() {
                     self.unexpected("truncate", relation);
                 }
-                Ok(Step::Nothing)
+                Ok(IntakeStep::Nothing)
             }
             Message::Origin(_) => {
                 if let Some(open) = &mut self.open {
                     open.is_replicated = true;
                 }
-                Ok(Step::Nothing)
+                Ok(IntakeStep::Nothing)
             }
-            Message::Type(_) | Message::Logical(_) => Ok(Step::Nothing),
+            Message::Type(_) | Message::Logical(_) => Ok(IntakeStep::Nothing),
         }
     }
 
-    fn relation(&mut self, relation: &Relation<'_>) -> Result<Step> {
+    fn relation(&mut self, relation: &Relation<'_>) -> Result<IntakeStep> {
         if self.relations.insert(relation) == CacheChange::Unchanged {
-            return Ok(Step::Nothing);
+            return Ok(IntakeStep::Nothing);
         }
         let known = self
             .relations
@@ -207,16 +207,17 @@ impl Intake {
             .ok_or_else(|| unknown(relation.oid))?;
         let Some((number, streamed)) = self.captured(known) else {
             // This includes the partitions of a captured table: their rows arrive under its root.
-            self.tables.insert(relation.oid, Table::Ignored { rows: 0 });
-            return Ok(Step::Nothing);
+            self.tables
+                .insert(relation.oid, KnownRelation::Ignored { rows: 0 });
+            return Ok(IntakeStep::Nothing);
         };
         if self.types.any_unknown(known) {
             self.tables.remove(&relation.oid);
-            return Ok(Step::TypesUnknown(relation.oid));
+            return Ok(IntakeStep::TypesUnknown(relation.oid));
         }
         let table = self.resolve(known, number, streamed)?;
         self.tables.insert(relation.oid, table);
-        Ok(Step::Nothing)
+        Ok(IntakeStep::Nothing)
     }
 
     /// Finds a captured table and its number. WAL from before the table was renamed has its old name,
@@ -231,7 +232,12 @@ impl Intake {
             .or_else(|| all.find(|(_, table)| is_named(&table.settings.table)))
     }
 
-    fn resolve(&self, relation: &OwnedRelation, number: usize, table: &Streamed) -> Result<Table> {
+    fn resolve(
+        &self,
+        relation: &OwnedRelation,
+        number: usize,
+        table: &Streamed,
+    ) -> Result<KnownRelation> {
         let (settings, identity) = (&table.settings, &table.identity);
         let mapper = Mapper::resolve(relation, &self.types, settings, identity, &self.project)?;
         let inserted_xid = place_of_inserted_xid(relation);
@@ -245,7 +251,7 @@ impl Intake {
             return Err(Error::new(Code::ColumnMissing, what)
                 .hint("add it to the publication's column list of that table, or drop the list"));
         }
-        Ok(Table::Captured(Box::new(CapturedTable {
+        Ok(KnownRelation::Captured(Box::new(MappedTable {
             mapper,
             number,
             inserted_xid,
@@ -262,7 +268,7 @@ impl Intake {
         Ok((known, &self.types))
     }
 
-    /// Takes the types that the caller has looked up for [`Step::TypesUnknown`].
+    /// Takes the types that the caller has looked up for [`IntakeStep::TypesUnknown`].
     ///
     /// # Errors
     /// `column-missing` and the like when the rows of the table cannot be mapped.
@@ -276,7 +282,7 @@ impl Intake {
         Ok(())
     }
 
-    fn insert(&mut self, relation: Oid, tuple: &decoder::Tuple<'_>) -> Result<Step> {
+    fn insert(&mut self, relation: Oid, tuple: &decoder::Tuple<'_>) -> Result<IntakeStep> {
         let outside = || {
             Error::new(
                 Code::ReplicationProtocol,
@@ -285,15 +291,15 @@ impl Intake {
         };
         let open = self.open.as_mut().ok_or_else(outside)?;
         open.inserts += 1;
-        let Open {
+        let CurrentTransaction {
             commit,
             commit_time,
             inserts: ordinal,
             ..
         } = *open;
         let table = match self.tables.get_mut(&relation) {
-            Some(Table::Captured(table)) => table,
-            Some(Table::Ignored { rows }) => {
+            Some(KnownRelation::Captured(table)) => table,
+            Some(KnownRelation::Ignored { rows }) => {
                 *rows += 1;
                 if *rows == 1 {
                     let name = self.name_of(relation);
@@ -302,7 +308,7 @@ impl Intake {
                         "the publication sends rows of a table that is not in the settings: ignoring them"
                     );
                 }
-                return Ok(Step::Nothing);
+                return Ok(IntakeStep::Nothing);
             }
             None => return Err(unknown(relation)),
         };
@@ -316,7 +322,7 @@ impl Intake {
             Ok(mapped) => mapped,
             Err(MapError::Event(error)) if error.fault.is_of_the_row() => {
                 let payload = table.mapper.payload(tuple);
-                return Ok(Step::Unmappable {
+                return Ok(IntakeStep::Unmappable {
                     error,
                     payload,
                     moved,
@@ -325,7 +331,7 @@ impl Intake {
             Err(error) => return Err(error.into()),
         };
         let origin = EventRef::new(commit, ordinal, commit_time, mapped.event_id);
-        Ok(Step::Event {
+        Ok(IntakeStep::Event {
             topic: mapped.topic,
             ordering_key: mapped.ordering_key,
             event: Event {
@@ -345,12 +351,12 @@ impl Intake {
 
     /// Counts a change that an append-only outbox should not see. Warns at the first of each kind,
     /// and then at every thousandth.
-    fn unexpected(&self, kind: &'static str, relation: Oid) -> Step {
-        if matches!(self.tables.get(&relation), Some(Table::Captured(_))) {
+    fn unexpected(&self, kind: &'static str, relation: Oid) -> IntakeStep {
+        if matches!(self.tables.get(&relation), Some(KnownRelation::Captured(_))) {
             let count = self
                 .metrics
                 .unexpected_changes
-                .get_or_create(&Kind { kind })
+                .get_or_create(&KindLabel { kind })
                 .inc();
             if count.is_multiple_of(1_000) {
                 tracing::warn!(
@@ -362,7 +368,7 @@ impl Intake {
                 );
             }
         }
-        Step::Nothing
+        IntakeStep::Nothing
     }
 }
 

@@ -18,13 +18,13 @@ use decoder::frame::Frame;
 use slot_manager::slots;
 
 use super::backlog::Backlog;
-use super::intake::{Intake, Step, Streamed};
+use super::intake::{Intake, IntakeStep, Streamed};
 use crate::error::{Code, Error, Result};
 use crate::map::OrderingKey;
 use crate::metrics::{LastStatus, Metrics};
 use crate::postgres::connect;
 use crate::settings::Settings;
-use crate::source::{Chunk, Options, Source, frames};
+use crate::source::{Chunk, Source, StreamOptions, frames};
 use crate::table;
 use crate::watermark::{Confirmable, Watermark};
 
@@ -66,7 +66,7 @@ impl MappedStream {
             Error::new(Code::SlotMissing, what)
         })?;
         let confirmed = Confirmable::by_slot(position);
-        let options = Options {
+        let options = StreamOptions {
             target,
             slot: settings.slot.clone(),
             publication: settings.publication.clone(),
@@ -144,18 +144,18 @@ impl MappedStream {
         each: &mut impl FnMut(MappedEvent),
     ) -> Result<()> {
         match self.intake.message(payload)? {
-            Step::Nothing => {}
-            Step::Begin(commit, commit_time, xid) => {
+            IntakeStep::Nothing => {}
+            IntakeStep::Begin(commit, commit_time, xid) => {
                 self.watermark.begin(commit, commit_time, xid);
             }
-            Step::Commit(end_lsn) => self.watermark.commit(end_lsn),
-            Step::TypesUnknown(relation) => {
+            IntakeStep::Commit(end_lsn) => self.watermark.commit(end_lsn),
+            IntakeStep::TypesUnknown(relation) => {
                 let (described, known) = self.intake.described(relation)?;
                 let target = self.source.target();
                 let found = table::look_up_types_apart(target, described, known).await?;
                 self.intake.learn(relation, found)?;
             }
-            Step::Event {
+            IntakeStep::Event {
                 topic,
                 ordering_key,
                 event,
@@ -169,7 +169,7 @@ impl MappedStream {
                     message: event.message,
                 });
             }
-            Step::Unmappable { error, .. } => {
+            IntakeStep::Unmappable { error, .. } => {
                 return Err(crate::map::MapError::Event(error).into());
             }
         }

@@ -36,15 +36,15 @@ use std::time::{Duration, Instant};
 
 use slot_manager::health::{self, Observation, Thresholds, Viewer};
 use slot_manager::publication::CapturedTable;
-use slot_manager::{Health, Origin, Slot};
+use slot_manager::{DatabaseOrigin, Health, Slot};
 use tokio::sync::watch;
 
 pub use mapped_stream::{MappedEvent, MappedStream};
-pub use state::{Phase, State};
+pub use state::{Phase, RelayState};
 
 use crate::error::{Code, Disposition, Result};
 use crate::metrics::Metrics;
-use crate::publish::{Publisher, Topics};
+use crate::publish::{Publisher, TopicAdmin};
 use crate::settings::Settings;
 
 /// Pauses between sessions: short at first, because a server that restarts is soon back.
@@ -61,9 +61,9 @@ pub struct Relay {
     captured: Vec<CapturedTable>,
     publisher: Publisher,
     /// `None` when the relay must not create topics.
-    topics: Option<Topics>,
+    topics: Option<TopicAdmin>,
     metrics: Metrics,
-    state: Arc<State>,
+    state: Arc<RelayState>,
     /// Names this process to PostgreSQL and to other relays.
     instance: String,
     /// Whether this process has ever found the publication right.
@@ -77,12 +77,12 @@ impl Relay {
     ///
     /// # Errors
     /// `project-missing`, `credentials-missing`, `pubsub-endpoint`, `database-url-invalid`.
-    pub fn new(settings: Settings, metrics: Metrics, state: Arc<State>) -> Result<Self> {
+    pub fn new(settings: Settings, metrics: Metrics, state: Arc<RelayState>) -> Result<Self> {
         settings.project()?;
         settings.database()?;
         settings.dead_letter_topic()?;
         let publisher = Publisher::new(&settings)?;
-        let topics = settings.create_topics.then(|| Topics::new(&publisher));
+        let topics = settings.create_topics.then(|| TopicAdmin::new(&publisher));
         warn_of_global_endpoint(&settings);
         let captured = settings.captured();
         // Containers may share the host's name and have the same pid.
@@ -124,7 +124,7 @@ impl Relay {
             .await;
 
             let error = match ended {
-                Ok(pipeline::End::Shutdown) => return Ok(()),
+                Ok(pipeline::PipelineEnd::Shutdown) => return Ok(()),
                 Err(error) => error,
             };
             server_answered |= started || error.code() != Code::PostgresUnreachable;
@@ -188,7 +188,7 @@ fn host_name() -> String {
 
 /// The health of the slot that this relay streams from. The recorded position is compared only when a
 /// session opens: nobody else can move the slot while we hold it.
-fn health_of(slot: &Slot, origin: Origin) -> Health {
+fn health_of(slot: &Slot, origin: DatabaseOrigin) -> Health {
     let observation = Observation {
         slot: Some(slot),
         earlier: None,

@@ -27,7 +27,7 @@ const LOG_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Marks an insert as a moved row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Moved {
+pub(super) struct MovedMark {
     /// Number of its captured table.
     pub(super) table: usize,
     /// The transaction that wrote it first.
@@ -37,13 +37,13 @@ pub(super) struct Moved {
 /// A row of the stream that another transaction wrote first.
 #[derive(Debug)]
 pub(super) struct MovedRow {
-    pub(super) moved: Moved,
-    pub(super) row: Row,
+    pub(super) moved: MovedMark,
+    pub(super) row: MappedRow,
 }
 
 /// The row's event to deliver, or the error with which it is set aside.
 #[derive(Debug)]
-pub(super) enum Row {
+pub(super) enum MappedRow {
     Event {
         topic: Arc<str>,
         ordering_key: OrderingKey,
@@ -55,7 +55,7 @@ pub(super) enum Row {
     },
 }
 
-impl Row {
+impl MappedRow {
     pub(super) fn event_id(&self) -> &EventId {
         match self {
             Self::Event { event, .. } => &event.origin.event_id,
@@ -142,7 +142,7 @@ impl MovedRows {
     ///
     /// # Errors
     /// Connection and database errors.
-    pub(super) async fn look_up(&mut self, moved: Moved, event_id: &EventId) -> Result<Lookup> {
+    pub(super) async fn look_up(&mut self, moved: MovedMark, event_id: &EventId) -> Result<Lookup> {
         // With full records, look up even a row below the floor. It may come from a table that was
         // not captured until now, and then it was never published.
         let is_handled = self.bounds.get(moved.table).is_some_and(|bounds| {
@@ -163,7 +163,7 @@ impl MovedRows {
     }
 
     /// Such a row has no record, so the log is the only place that shows it.
-    fn log_skipped(&mut self, moved: Moved, event_id: &EventId) {
+    fn log_skipped(&mut self, moved: MovedMark, event_id: &EventId) {
         self.skipped += 1;
         let is_due = |logged: Instant| logged.elapsed() >= LOG_INTERVAL;
         if self.logged.is_none_or(is_due) {

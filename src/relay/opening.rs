@@ -12,14 +12,14 @@ use slot_manager::{Cluster, Slot, SlotName, cluster};
 use tokio_postgres::types::PgLsn;
 
 use super::record::{self, Unfinished};
-use super::recovery::loss::{self, Audit, Loss, Seen, Verdict};
+use super::recovery::loss::{self, Audit, Loss, Seen, SlotVerdict};
 use super::recovery::slot::{self, RecoverySlot};
 use super::{Phase, Relay, standby};
-use crate::capture::Window;
-use crate::capture::claim::{self, Begin, Captured, Found};
+use crate::capture::ScanWindow;
+use crate::capture::claim::{self, CaptureStart, Captured, FoundTable};
 use crate::capture::record::{self as captures, CaptureRecord};
 use crate::error::{Code, Error, Result};
-use crate::metrics::Kind;
+use crate::metrics::KindLabel;
 use crate::postgres::Sql;
 use crate::settings::{Dispatch, OnLoss, Settings, Start};
 use crate::table::{TableReader, altered_since};
@@ -110,11 +110,11 @@ pub(super) async fn plan(relay: &Relay, sql: &Sql, cluster: &Cluster) -> Result<
         can_continue: can_continue(earlier.as_ref(), relay.settings.dispatch, &found, &known),
     };
     let plan = match loss::judge(seen) {
-        Verdict::Stream { confirmed, audit } => {
+        SlotVerdict::Stream { confirmed, audit } => {
             log_failover(earlier.as_ref(), cluster);
             Plan::Stream { confirmed, audit }
         }
-        Verdict::Continue {
+        SlotVerdict::Continue {
             confirmed,
             audit,
             unfinished,
@@ -123,7 +123,7 @@ pub(super) async fn plan(relay: &Relay, sql: &Sql, cluster: &Cluster) -> Result<
             audit,
             unfinished,
         },
-        Verdict::Recover(loss) => {
+        SlotVerdict::Recover(loss) => {
             let loss = recover_or_stop(relay, loss)?;
             everything_is_readable(relay, sql).await?;
             let (instance, why) = (&relay.instance, loss.name());
@@ -131,7 +131,7 @@ pub(super) async fn plan(relay: &Relay, sql: &Sql, cluster: &Cluster) -> Result<
             Plan::Recover(loss)
         }
     };
-    let begin = Begin {
+    let begin = CaptureStart {
         start: relay.settings.start,
         publication: publication.fingerprint(),
         is_first,
@@ -157,13 +157,13 @@ fn is_at_its_first_start(earlier: &record::Recorded) -> bool {
 fn can_continue(
     earlier: Option<&record::Recorded>,
     dispatch: Dispatch,
-    found: &[Found],
+    found: &[FoundTable],
     known: &[Option<&CaptureRecord>],
 ) -> bool {
     let has_records = |earlier: &record::Recorded| {
         [dispatch, earlier.dispatch] == [Dispatch::Full; 2] && earlier.unfinished.is_some()
     };
-    let has_had_xids = |(found, known): (&Found, &Option<&CaptureRecord>)| {
+    let has_had_xids = |(found, known): (&FoundTable, &Option<&CaptureRecord>)| {
         known.is_some_and(|record| {
             let mut added = record.added_xids.iter().chain(&found.shape.missing_xids);
             let has_them = found.shape.has_inserted_xid && record.has_inserted_xid;
@@ -226,7 +226,7 @@ fn recover_or_stop(relay: &Relay, loss: Loss) -> Result<Loss> {
 fn show(relay: &Relay, kind: &'static str) {
     let health = &relay.metrics.slot_health;
     health.clear();
-    health.get_or_create(&Kind { kind }).set(1);
+    health.get_or_create(&KindLabel { kind }).set(1);
 }
 
 fn log_failover(earlier: Option<&record::Recorded>, cluster: &Cluster) {
@@ -252,9 +252,10 @@ pub(super) async fn check_publication(relay: &Relay, sql: &Sql) -> Result<Public
         // The publication was right before: somebody is altering it or a table, and will finish.
         let is_altered = error.code() != Code::PublicationMissing
             && relay.publication_was_right.load(Ordering::Relaxed);
-        return Err(match is_altered {
-            true => Error::new(Code::PublicationDrift, error.what()).hint(problem.remedy()),
-            false => error,
+        return Err(if is_altered {
+            Error::new(Code::PublicationDrift, error.what()).hint(problem.remedy())
+        } else {
+            error
         });
     }
     if let (Dispatch::Exceptions, Some(error)) = (relay.settings.dispatch, untraced(&state)) {
@@ -320,7 +321,7 @@ async fn everything_is_readable(relay: &Relay, sql: &Sql) -> Result<()> {
         claim::as_if_claimed(sql, &settings.slot, &settings.tables, settings.start).await?;
     for (table, captured) in settings.tables.iter().zip(&captured) {
         let reader = TableReader::resolve(sql, table, settings.project()?, captured).await?;
-        let condition = Window::unresolved(captured, false).condition();
+        let condition = ScanWindow::unresolved(captured, false).condition();
         let id = reader.event_id_sql();
         let statement = format!(
             "{} where {condition} and not exists (select from outbox.dispatch d \

@@ -18,10 +18,10 @@ use tokio::sync::{mpsc, watch};
 
 use super::backlog::Backlog;
 use super::delivery::{Delivery, stays_published, until};
-use super::earlier::{Earlier, Looked};
+use super::earlier::{LookupKey, OutcomeLookup};
 use super::from_table::{FromTable, TableRows};
-use super::intake::{Intake, Step};
-use super::moved::{MovedRow, MovedRows, Row};
+use super::intake::{Intake, IntakeStep};
+use super::moved::{MappedRow, MovedRow, MovedRows};
 use super::recovery::{Seam, SeamStep};
 use super::supervisor::Supervision;
 use crate::dispatch::Lookup;
@@ -39,7 +39,7 @@ pub(super) struct Pipeline {
     pub(super) intake: Intake,
     pub(super) watermark: Watermark,
     pub(super) delivery: Delivery,
-    pub(super) earlier: Earlier,
+    pub(super) earlier: OutcomeLookup,
     pub(super) moved: MovedRows,
     /// Rows that the stream does not bring.
     pub(super) from_table: TableRows,
@@ -54,13 +54,16 @@ pub(super) struct Pipeline {
 
 /// Why the loop ended without an error.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum End {
+pub(super) enum PipelineEnd {
     Shutdown,
 }
 
 impl Pipeline {
     /// Runs until shutdown, or until an error ends the session.
-    pub(super) async fn run(&mut self, shutdown: &mut watch::Receiver<bool>) -> Result<End> {
+    pub(super) async fn run(
+        &mut self,
+        shutdown: &mut watch::Receiver<bool>,
+    ) -> Result<PipelineEnd> {
         loop {
             // Take the time before the lease check: the timeout of requests starts from here, however
             // long this process stalls in between.
@@ -87,7 +90,7 @@ impl Pipeline {
             let (ended, chunks) = self.source.split();
             tokio::select! {
                 biased;
-                _ = shutdown.wait_for(|stop| *stop) => return Ok(End::Shutdown),
+                _ = shutdown.wait_for(|stop| *stop) => return Ok(PipelineEnd::Shutdown),
                 error = ended => return Err(error.unwrap_or_else(|_| {
                     Error::new(Code::Internal, "the replication thread ended unexpectedly")
                 })),
@@ -161,16 +164,16 @@ impl Pipeline {
         let commit = row.commit();
         match (found, row) {
             (Lookup::Done, _) => self.watermark.resolve(commit, 1),
-            (Lookup::Repeated, Row::Unmappable { error, .. }) => {
+            (Lookup::Repeated, MappedRow::Unmappable { error, .. }) => {
                 stays_published(&error.known.event_id, &error);
                 self.watermark.resolve(commit, 1);
             }
-            (Lookup::New, Row::Unmappable { error, payload }) => {
+            (Lookup::New, MappedRow::Unmappable { error, payload }) => {
                 self.delivery.take_unmappable(error, payload)?;
             }
             (
                 found,
-                Row::Event {
+                MappedRow::Event {
                     topic,
                     ordering_key,
                     mut event,
@@ -250,19 +253,19 @@ impl Pipeline {
 
     async fn on_message(&mut self, payload: &[u8]) -> Result<()> {
         match self.intake.message(payload)? {
-            Step::Nothing => {}
-            Step::Begin(commit, commit_time, xid) => {
+            IntakeStep::Nothing => {}
+            IntakeStep::Begin(commit, commit_time, xid) => {
                 self.watermark.begin(commit, commit_time, xid);
             }
-            Step::Commit(end_lsn) => self.watermark.commit(end_lsn),
-            Step::TypesUnknown(relation) => self.look_types_up(relation).await?,
-            Step::Event {
+            IntakeStep::Commit(end_lsn) => self.watermark.commit(end_lsn),
+            IntakeStep::TypesUnknown(relation) => self.look_types_up(relation).await?,
+            IntakeStep::Event {
                 topic,
                 ordering_key,
                 mut event,
                 moved,
             } => {
-                let looked = Looked {
+                let looked = LookupKey {
                     commit: event.origin.commit,
                     ordinal: event.origin.ordinal,
                     event_id: &event.origin.event_id,
@@ -270,7 +273,7 @@ impl Pipeline {
                 let (found, ordinal) = self.earlier.look_up(looked).await?;
                 event.origin.ordinal = ordinal;
                 if let (Some(moved), Lookup::New) = (moved, found) {
-                    let row = Row::Event {
+                    let row = MappedRow::Event {
                         topic,
                         ordering_key,
                         event,
@@ -284,12 +287,12 @@ impl Pipeline {
                 self.watermark.add_event();
                 self.delivery.take(topic, ordering_key, event);
             }
-            Step::Unmappable {
+            IntakeStep::Unmappable {
                 mut error,
                 payload,
                 moved,
             } => {
-                let looked = Looked {
+                let looked = LookupKey {
                     commit: CommitLsn::new(error.at.commit_lsn),
                     ordinal: error.at.ordinal,
                     event_id: &error.known.event_id,
@@ -298,7 +301,7 @@ impl Pipeline {
                 error.at.ordinal = ordinal;
                 match (found, moved) {
                     (Lookup::New, Some(moved)) => {
-                        let row = Row::Unmappable { error, payload };
+                        let row = MappedRow::Unmappable { error, payload };
                         return self.on_moved(MovedRow { moved, row }).await;
                     }
                     (Lookup::Done, _) => {}

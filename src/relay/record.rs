@@ -8,7 +8,7 @@ pub(crate) mod mark;
 
 use decoder::Lsn;
 use slot_manager::health::RecordedPosition;
-use slot_manager::{Cluster, Origin, SlotName};
+use slot_manager::{Cluster, DatabaseOrigin, SlotName};
 use tokio_postgres::GenericClient;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::{PgLsn, ToSql};
@@ -85,7 +85,7 @@ const MOVE_RECORDS: &str = "\
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Recorded {
     /// The database in which the row was written.
-    pub(crate) origin: Origin,
+    pub(crate) origin: DatabaseOrigin,
     pub(crate) timeline: u32,
     /// `None` if the slot was never served.
     pub(crate) confirmed_lsn: Option<Lsn>,
@@ -144,7 +144,7 @@ pub(crate) async fn read(sql: &Sql, slot: &SlotName) -> Result<Option<Recorded>>
     let snapshot = snapshot.map(|text| text.parse()).transpose()?;
     let unfinished = lsn(8).zip(snapshot);
     Ok(Some(Recorded {
-        origin: Origin {
+        origin: DatabaseOrigin {
             system_identifier,
             database_oid: row.get(7),
         },

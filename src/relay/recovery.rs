@@ -27,10 +27,10 @@ use tokio::task::JoinHandle;
 
 use super::from_table::{self, FIRST_PLACE, Interrupted, Places, SessionEnded, TableSender};
 use super::record::{Manner, Unfinished, mark};
-use super::{Phase, Relay, State};
+use super::{Phase, Relay, RelayState};
 use crate::capture::claim::Captured;
 use crate::capture::record::Resolved;
-use crate::capture::{Window, record as captures, scan, shape};
+use crate::capture::{ScanWindow, record as captures, scan, shape};
 use crate::error::{Code, Error, Result};
 use crate::map::TableSettings;
 use crate::metrics::Metrics;
@@ -186,7 +186,7 @@ struct Recovery {
     walsender: i32,
     tables: Vec<TableSettings>,
     project: String,
-    state: Arc<State>,
+    state: Arc<RelayState>,
     metrics: Metrics,
     places: Places,
     dispatch: Dispatch,
@@ -262,9 +262,9 @@ impl Recovery {
         let (table, captured) = (&self.tables[n], &self.captured[n]);
         let resolving = TableReader::resolve(sql, table, &self.project, captured);
         let reader = sql.answer(resolving).await?;
-        let window = Window {
+        let window = ScanWindow {
             shown_by: Some(&self.point.snapshot),
-            ..Window::unresolved(captured, self.repeats)
+            ..ScanWindow::unresolved(captured, self.repeats)
         };
         let unrecorded = Unrecorded::of(sql, reader, table, window, &self.firsts).await?;
         let (progress, metrics) = (&mut self.progress, &self.metrics);

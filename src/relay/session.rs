@@ -17,25 +17,25 @@ use tokio_postgres::types::{PgLsn, ToSql};
 use super::auditor::{self, Auditor};
 use super::backlog::Backlog;
 use super::delivery::Delivery;
-use super::earlier::Earlier;
+use super::earlier::OutcomeLookup;
 use super::from_table;
 use super::intake::{Intake, Streamed};
 use super::moved::MovedRows;
 use super::opening::{self, Opening, check_publication};
-use super::pipeline::{End, Pipeline};
+use super::pipeline::{Pipeline, PipelineEnd};
 use super::quarantine::{MAX_BLOCKED, Quarantine};
 use super::record::Manner;
 use super::recovery::loss::Audit;
-use super::supervisor::{self, Subject, Supervision, Supervisor};
+use super::supervisor::{self, Supervision, Supervisor, WatchSubject};
 use super::topic_maker::TopicMaker;
 use super::{Phase, Relay, record, recovery, stuck};
 use crate::capture::Bounds;
 use crate::capture::claim::Captured;
-use crate::dispatch::{Reader, Recorded, quarantined, wait_for_predecessor};
+use crate::dispatch::{RecordedEvents, SlotReader, quarantined, wait_for_predecessor};
 use crate::error::{Code, Error, Result};
 use crate::postgres::{Sql, connect};
 use crate::settings::{OnBadEvent, Settings};
-use crate::source::{Options, Source};
+use crate::source::{Source, StreamOptions};
 use crate::watermark::{Confirmable, Watermark};
 
 /// For statements at the start; looking up recorded events may take longer than most.
@@ -58,13 +58,13 @@ pub(super) async fn run(
     relay: &Relay,
     shutdown: &mut watch::Receiver<bool>,
     started: impl FnOnce(Phase),
-) -> Result<End> {
+) -> Result<PipelineEnd> {
     // Also forgets findings of an attempt to open a session: another relay may have the slot now.
     relay.metrics.forget_session();
     let opening = open(relay);
     let (mut pipeline, beside) = tokio::select! {
         biased;
-        _ = wait_for_stop(shutdown.clone()) => return Ok(End::Shutdown),
+        _ = wait_for_stop(shutdown.clone()) => return Ok(PipelineEnd::Shutdown),
         opened = opening => opened?,
     };
     started(match pipeline.seam {
@@ -78,7 +78,7 @@ pub(super) async fn run(
     relay.metrics.oldest_pending.forget();
     let confirmed = pipeline.watermark.confirmable().lsn();
     match &ended {
-        Ok(End::Shutdown) => {
+        Ok(PipelineEnd::Shutdown) => {
             let confirmed = pipeline.drain(relay.settings.shutdown_timeout).await;
             write_down(relay, confirmed).await;
         }
@@ -168,7 +168,7 @@ async fn open(relay: &Relay) -> Result<(Pipeline, Beside)> {
     )?;
     // Wait again: only now that the slot is ours, nobody else records anything.
     wait_for_predecessor(&sql, &settings.slot, wait_limit).await?;
-    let recorded = Recorded::after(&sql, confirmed, repeats).await?;
+    let recorded = RecordedEvents::after(&sql, confirmed, repeats).await?;
     let quarantine = quarantine_of(relay, &sql).await?;
     let (_, walsender) = source.lease_proof();
     let publication_before = as_captured(&captured, &first_seen);
@@ -194,14 +194,14 @@ async fn open(relay: &Relay) -> Result<(Pipeline, Beside)> {
     };
     // From here on the pipeline uses this session, and it must not wait for long.
     sql.limit_statements(LOOK_UP_TIMEOUT).await?;
-    let audit = auditor::Start {
+    let audit = auditor::FirstAudit {
         everything: audit == Audit::Everything,
         after: recovered,
     };
     let bounds: Arc<[Bounds]> = captured.iter().map(Bounds::of).collect();
     let subject = audited(relay, walsender, bounds.clone())?;
     let (auditor, broken) = auditor::start(subject, audit, hasten, rows);
-    let reader = Reader {
+    let reader = SlotReader {
         instance: relay.instance.clone(),
         walsender,
         system_identifier: cluster.system_identifier,
@@ -216,7 +216,7 @@ async fn open(relay: &Relay) -> Result<(Pipeline, Beside)> {
         ),
         watermark: Watermark::new(Confirmable::by_slot(confirmed)),
         delivery: delivery(relay, quarantine, reader, confirmed)?,
-        earlier: Earlier::new(recorded, sql, relay.metrics.clone()),
+        earlier: OutcomeLookup::new(recorded, sql, relay.metrics.clone()),
         moved: MovedRows::new(
             settings.database()?.clone(),
             bounds,
@@ -295,7 +295,7 @@ async fn primary(relay: &Relay) -> Result<(Sql, Cluster)> {
 /// Opens the stream on the slot, which was free a moment ago.
 async fn open_source(relay: &Relay, confirmed: Lsn) -> Result<Source> {
     let settings = &relay.settings;
-    let options = Options {
+    let options = StreamOptions {
         target: settings.database()?.clone(),
         slot: settings.slot.clone(),
         publication: settings.publication.clone(),
@@ -352,7 +352,7 @@ fn supervise(
     hasten: Arc<Notify>,
 ) -> Result<(Supervisor, watch::Receiver<Supervision>)> {
     let settings = &relay.settings;
-    let subject = Subject {
+    let subject = WatchSubject {
         target: settings.database()?.clone(),
         slot: settings.slot.clone(),
         publication: settings.publication.clone(),
@@ -365,9 +365,9 @@ fn supervise(
     Ok(supervisor::start(subject, publication, metrics, hasten))
 }
 
-fn audited(relay: &Relay, walsender: i32, bounds: Arc<[Bounds]>) -> Result<auditor::Subject> {
+fn audited(relay: &Relay, walsender: i32, bounds: Arc<[Bounds]>) -> Result<auditor::AuditSubject> {
     let settings = &relay.settings;
-    Ok(auditor::Subject {
+    Ok(auditor::AuditSubject {
         target: settings.database()?.clone(),
         slot: settings.slot.clone(),
         publication: settings.publication.clone(),
@@ -385,7 +385,7 @@ fn audited(relay: &Relay, walsender: i32, bounds: Arc<[Bounds]>) -> Result<audit
 fn delivery(
     relay: &Relay,
     quarantine: Quarantine,
-    reader: Reader,
+    reader: SlotReader,
     confirmed: Lsn,
 ) -> Result<Delivery> {
     let settings = &relay.settings;

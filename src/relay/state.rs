@@ -36,15 +36,15 @@ impl Phase {
 
 /// The shared, current phase.
 #[derive(Debug)]
-pub struct State(Mutex<Phase>);
+pub struct RelayState(Mutex<Phase>);
 
-impl Default for State {
+impl Default for RelayState {
     fn default() -> Self {
         Self(Mutex::new(Phase::Connecting))
     }
 }
 
-impl State {
+impl RelayState {
     /// The current phase.
     pub fn phase(&self) -> Phase {
         match self.0.lock() {

@@ -9,14 +9,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use slot_manager::publication::{self, CapturedTable, PublicationState};
-use slot_manager::{Origin, SlotName, slots};
+use slot_manager::{DatabaseOrigin, SlotName, slots};
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinHandle;
 use tokio_postgres::types::PgLsn;
 
 use super::record;
 use crate::error::{Code, Error, Result};
-use crate::metrics::{Kind, Metrics};
+use crate::metrics::{KindLabel, Metrics};
 use crate::postgres::{Sql, Target, connect};
 use crate::source::LeaseProof;
 
@@ -45,12 +45,12 @@ impl Supervision {
 
 /// What to watch.
 #[derive(Debug, Clone)]
-pub(super) struct Subject {
+pub(super) struct WatchSubject {
     pub(super) target: Target,
     pub(super) slot: SlotName,
     pub(super) publication: String,
     pub(super) tables: Vec<CapturedTable>,
-    pub(super) origin: Origin,
+    pub(super) origin: DatabaseOrigin,
     /// The proof of our lease, which [`prove_lease`] renews, and our walsender's pid.
     pub(super) lease: (LeaseProof, i32),
     pub(super) wal_sender_timeout: Duration,
@@ -59,7 +59,7 @@ pub(super) struct Subject {
 /// Starts the supervisor. `state` is the publication, which was right a moment ago. A change wakes
 /// the auditor.
 pub(super) fn start(
-    subject: Subject,
+    subject: WatchSubject,
     state: PublicationState,
     metrics: Metrics,
     audit: Arc<Notify>,
@@ -101,7 +101,7 @@ impl Drop for Supervisor {
 }
 
 struct Watcher {
-    subject: Subject,
+    subject: WatchSubject,
     sql: Option<Sql>,
     /// The publication at the last look.
     state: PublicationState,
@@ -133,9 +133,10 @@ impl Watcher {
         );
         self.metrics.lag_bytes.set(None);
         self.metrics.retained_bytes.set(None);
-        match error.code() == Code::PostgresStopping {
-            true => Supervision::ServerStopping,
-            false => Supervision::PublicationUnsure,
+        if error.code() == Code::PostgresStopping {
+            Supervision::ServerStopping
+        } else {
+            Supervision::PublicationUnsure
         }
     }
 
@@ -155,7 +156,7 @@ impl Watcher {
     }
 
     async fn try_look(&mut self) -> Result<Supervision> {
-        let Subject {
+        let WatchSubject {
             target,
             slot,
             publication,
@@ -180,7 +181,7 @@ impl Watcher {
             self.metrics.slot_health.clear();
             self.metrics
                 .slot_health
-                .get_or_create(&Kind {
+                .get_or_create(&KindLabel {
                     kind: health.name(),
                 })
                 .set(1);
@@ -221,9 +222,10 @@ impl Watcher {
             self.audit.notify_one();
         }
         self.state = state.clone();
-        match problems.is_empty() {
-            true => Supervision::PublicationRight,
-            false => Supervision::PublicationUnsure,
+        if problems.is_empty() {
+            Supervision::PublicationRight
+        } else {
+            Supervision::PublicationUnsure
         }
     }
 }

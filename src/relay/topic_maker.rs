@@ -8,7 +8,7 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
 use crate::error::Code;
-use crate::publish::Topics;
+use crate::publish::TopicAdmin;
 
 /// How long one creation may take.
 const LIMIT: Duration = Duration::from_secs(30);
@@ -18,7 +18,7 @@ const PAUSE_AFTER_FAILURE: Duration = Duration::from_secs(10);
 
 pub(super) struct TopicMaker {
     /// `None` when the relay must not create topics.
-    topics: Option<Topics>,
+    topics: Option<TopicAdmin>,
     under_way: HashSet<Arc<str>>,
     tasks: JoinSet<()>,
     ready: mpsc::UnboundedSender<(Arc<str>, bool)>,
@@ -26,7 +26,7 @@ pub(super) struct TopicMaker {
 }
 
 impl TopicMaker {
-    pub(super) fn new(topics: Option<Topics>) -> Self {
+    pub(super) fn new(topics: Option<TopicAdmin>) -> Self {
         let (ready, made) = mpsc::unbounded_channel();
         Self {
             topics,

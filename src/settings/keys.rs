@@ -5,7 +5,7 @@
 
 /// The values that a setting accepts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum SettingKind {
     /// Any text.
     Text,
     /// A whole number from the first to the second, both included.
@@ -16,11 +16,11 @@ pub enum Kind {
 
 /// One setting.
 #[derive(Debug)]
-pub struct Key {
+pub struct SettingKey {
     /// Name in the TOML file; ends with the unit, if any.
     pub name: &'static str,
     /// The values that it accepts.
-    pub kind: Kind,
+    pub kind: SettingKind,
     /// The default, as a user would write it; empty if there is none.
     pub default: &'static str,
     /// What the setting does, and the reason for the default.
@@ -29,7 +29,7 @@ pub struct Key {
     pub aliases: &'static [&'static str],
 }
 
-impl Key {
+impl SettingKey {
     /// The environment variable, `POSTRIDER_<NAME>`.
     pub fn variable(&self) -> String {
         format!("POSTRIDER_{}", self.name.to_uppercase())
@@ -43,12 +43,12 @@ impl Key {
 
 const fn key(
     name: &'static str,
-    kind: Kind,
+    kind: SettingKind,
     default: &'static str,
     aliases: &'static [&'static str],
     reason: &'static str,
-) -> Key {
-    Key {
+) -> SettingKey {
+    SettingKey {
         name,
         kind,
         default,
@@ -58,10 +58,10 @@ const fn key(
 }
 
 /// Every setting with a plain value. `[[tables]]` of the file is not among them.
-pub const KEYS: &[Key] = &[
+pub const KEYS: &[SettingKey] = &[
     key(
         "database_url",
-        Kind::Text,
+        SettingKind::Text,
         "",
         &["DATABASE_URL"],
         "PostgreSQL to read from: postgres://user:password@host:5432/database?sslmode=verify-full. \
@@ -69,28 +69,28 @@ pub const KEYS: &[Key] = &[
     ),
     key(
         "slot",
-        Kind::Text,
+        SettingKind::Text,
         "postrider",
         &[],
         "Replication slot; one per relay. Lower-case letters, digits and _, at most 63 characters",
     ),
     key(
         "publication",
-        Kind::Text,
+        SettingKind::Text,
         "postrider",
         &[],
         "Publication of the outbox tables, for inserts only",
     ),
     key(
         "slot_failover",
-        Kind::Switch,
+        SettingKind::Switch,
         "false",
         &[],
         "Create the slot with `failover`, so that PostgreSQL 17 and newer copy it to standbys",
     ),
     key(
         "start",
-        Kind::Text,
+        SettingKind::Text,
         "new",
         &[],
         "What the first start on a database delivers: `new` (rows committed from then on) or `all` \
@@ -101,7 +101,7 @@ pub const KEYS: &[Key] = &[
     ),
     key(
         "slot_on_loss",
-        Kind::Text,
+        SettingKind::Text,
         "recover",
         &[],
         "What to do when the slot is missing, lost or recreated: `recover` (create a new slot, and \
@@ -111,7 +111,7 @@ pub const KEYS: &[Key] = &[
     ),
     key(
         "dispatch",
-        Kind::Text,
+        SettingKind::Text,
         "full",
         &[],
         "Which events get a row in outbox.dispatch: `full` (all events; a recorded event is never \
@@ -121,21 +121,21 @@ pub const KEYS: &[Key] = &[
     ),
     key(
         "table",
-        Kind::Text,
+        SettingKind::Text,
         "outbox.events",
         &[],
         "Outbox table, if the file has no [[tables]]",
     ),
     key(
         "topic",
-        Kind::Text,
+        SettingKind::Text,
         "{aggregatetype}.events",
         &[],
         "Topic of an event: a text with column names in braces",
     ),
     key(
         "ordering",
-        Kind::Text,
+        SettingKind::Text,
         "key",
         &[],
         "Ordering key: `key` (the aggregate id), `bucketed(n)` (one of n hash buckets of the aggregate \
@@ -143,7 +143,7 @@ pub const KEYS: &[Key] = &[
     ),
     key(
         "envelope",
-        Kind::Text,
+        SettingKind::Text,
         "raw",
         &[],
         "Format of a message: `raw` (the unchanged payload), `cloudevents-binary`, \
@@ -151,7 +151,7 @@ pub const KEYS: &[Key] = &[
     ),
     key(
         "time_zone",
-        Kind::Text,
+        SettingKind::Text,
         "",
         &[],
         "Meaning of times without an offset in the column `occurred_at`: `UTC`, or `local` (published \
@@ -159,21 +159,21 @@ pub const KEYS: &[Key] = &[
     ),
     key(
         "project",
-        Kind::Text,
+        SettingKind::Text,
         "",
         &["PUBSUB_PROJECT_ID", "GOOGLE_CLOUD_PROJECT"],
         "Google Cloud project of the topics",
     ),
     key(
         "pubsub_emulator_host",
-        Kind::Text,
+        SettingKind::Text,
         "",
         &["PUBSUB_EMULATOR_HOST"],
         "host:port of a Pub/Sub emulator: plain text, no credentials",
     ),
     key(
         "pubsub_endpoint",
-        Kind::Text,
+        SettingKind::Text,
         "https://pubsub.googleapis.com",
         &[],
         "Pub/Sub endpoint. Use a regional one, https://REGION-pubsub.googleapis.com: Pub/Sub keeps \
@@ -181,7 +181,7 @@ pub const KEYS: &[Key] = &[
     ),
     key(
         "create_topics",
-        Kind::Switch,
+        SettingKind::Switch,
         "false",
         &[],
         "Create missing topics. Off by default, because a topic without a subscription keeps no \
@@ -189,7 +189,7 @@ pub const KEYS: &[Key] = &[
     ),
     key(
         "on_bad_event",
-        Kind::Text,
+        SettingKind::Text,
         "quarantine_key",
         &[],
         "What to do with an event that can never be published: `quarantine_key` quarantines it and \
@@ -198,21 +198,21 @@ pub const KEYS: &[Key] = &[
     ),
     key(
         "dead_letter_topic",
-        Kind::Text,
+        SettingKind::Text,
         "",
         &[],
         "Topic that receives a copy of each quarantined bad event, with the reason in its attributes",
     ),
     key(
         "pubsub_channels",
-        Kind::Number(1, 32),
+        SettingKind::Number(1, 32),
         "4",
         &[],
         "Connections to Pub/Sub. Four connections spread the load over several of its front ends",
     ),
     key(
         "publish_timeout_s",
-        Kind::Number(1, 60),
+        SettingKind::Number(1, 60),
         "10",
         &[],
         "Seconds that one publish attempt may take before the relay retries. Must be less than a \
@@ -220,7 +220,7 @@ pub const KEYS: &[Key] = &[
     ),
     key(
         "in_flight_requests",
-        Kind::Number(1, 10_000),
+        SettingKind::Number(1, 10_000),
         "512",
         &[],
         "Maximum number of publish requests in flight, over all ordering keys. 512 requests fill a \
@@ -228,7 +228,7 @@ pub const KEYS: &[Key] = &[
     ),
     key(
         "in_flight_mib",
-        Kind::Number(1, 4096),
+        SettingKind::Number(1, 4096),
         "24",
         &[],
         "MiB of events in memory, waiting or in flight. At this limit, reading from PostgreSQL pauses. \
@@ -237,7 +237,7 @@ pub const KEYS: &[Key] = &[
     ),
     key(
         "wal_sender_timeout_s",
-        Kind::Number(5, 3600),
+        SettingKind::Number(5, 3600),
         "60",
         &[],
         "wal_sender_timeout of the replication session, in seconds. If three quarters of it pass \
@@ -245,7 +245,7 @@ pub const KEYS: &[Key] = &[
     ),
     key(
         "start_timeout_s",
-        Kind::Number(1, 3600),
+        SettingKind::Number(1, 3600),
         "10",
         &[],
         "Seconds to wait at startup for a PostgreSQL that does not answer. After that the relay waits \
@@ -253,21 +253,21 @@ pub const KEYS: &[Key] = &[
     ),
     key(
         "shutdown_timeout_s",
-        Kind::Number(0, 600),
+        SettingKind::Number(0, 600),
         "20",
         &[],
         "Seconds after SIGTERM to finish and record the events in flight",
     ),
     key(
         "http_addr",
-        Kind::Text,
+        SettingKind::Text,
         "127.0.0.1:9464",
         &[],
         "Address of /metrics, /livez, /readyz and /status; `off` opens no port",
     ),
     key(
         "log_format",
-        Kind::Text,
+        SettingKind::Text,
         "text",
         &[],
         "`text` or `json`; RUST_LOG sets the level",
@@ -275,7 +275,7 @@ pub const KEYS: &[Key] = &[
 ];
 
 /// The key with this name.
-pub(super) fn find(name: &str) -> Option<&'static Key> {
+pub(super) fn find(name: &str) -> Option<&'static SettingKey> {
     KEYS.iter().find(|key| key.name == name)
 }
 

@@ -8,7 +8,7 @@ use std::path::Path;
 
 use toml::{Table, Value};
 
-use super::keys::{self, KEYS, Key, Kind};
+use super::keys::{self, KEYS, SettingKey, SettingKind};
 use crate::error::{Code, Error, Result, shown_path};
 use crate::postgres::is_connection_variable;
 
@@ -99,7 +99,7 @@ fn is_service_link(name: &str) -> bool {
 }
 
 /// Merges one flag into `table`.
-pub(super) fn flag(table: &mut Table, key: &Key, text: &str) -> Result<()> {
+pub(super) fn flag(table: &mut Table, key: &SettingKey, text: &str) -> Result<()> {
     table.insert(
         key.name.into(),
         parse(key, text, &format!("--{}", key.flag()))?,
@@ -118,10 +118,10 @@ pub(super) fn defaults(table: &mut Table) -> Result<()> {
 }
 
 /// Checks kind and bound of a value.
-pub(super) fn check(key: &Key, value: &Value, place: &str) -> Result<()> {
+pub(super) fn check(key: &SettingKey, value: &Value, place: &str) -> Result<()> {
     let fits = match (key.kind, value) {
-        (Kind::Text, Value::String(_)) | (Kind::Switch, Value::Boolean(_)) => true,
-        (Kind::Number(min, max), Value::Integer(n)) => {
+        (SettingKind::Text, Value::String(_)) | (SettingKind::Switch, Value::Boolean(_)) => true,
+        (SettingKind::Number(min, max), Value::Integer(n)) => {
             u64::try_from(*n).is_ok_and(|n| (min..=max).contains(&n))
         }
         _ => false,
@@ -133,11 +133,11 @@ pub(super) fn check(key: &Key, value: &Value, place: &str) -> Result<()> {
     }
 }
 
-fn parse(key: &Key, text: &str, place: &str) -> Result<Value> {
+fn parse(key: &SettingKey, text: &str, place: &str) -> Result<Value> {
     let value = match key.kind {
-        Kind::Text => Value::String(text.into()),
-        Kind::Number(..) => Value::Integer(text.parse().map_err(|_| invalid(key, place))?),
-        Kind::Switch => Value::Boolean(match text {
+        SettingKind::Text => Value::String(text.into()),
+        SettingKind::Number(..) => Value::Integer(text.parse().map_err(|_| invalid(key, place))?),
+        SettingKind::Switch => Value::Boolean(match text {
             "true" | "1" | "on" | "yes" => true,
             "false" | "0" | "off" | "no" => false,
             _ => return Err(invalid(key, place)),
@@ -148,11 +148,11 @@ fn parse(key: &Key, text: &str, place: &str) -> Result<Value> {
 }
 
 // The value itself is not shown: it may be a URL with a password.
-fn invalid(key: &Key, place: &str) -> Error {
+fn invalid(key: &SettingKey, place: &str) -> Error {
     let wanted = match key.kind {
-        Kind::Text => "a text".into(),
-        Kind::Number(min, max) => format!("a whole number from {min} to {max}"),
-        Kind::Switch => "true or false".into(),
+        SettingKind::Text => "a text".into(),
+        SettingKind::Number(min, max) => format!("a whole number from {min} to {max}"),
+        SettingKind::Switch => "true or false".into(),
     };
     Error::new(
         Code::SettingInvalid,

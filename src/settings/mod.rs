@@ -20,7 +20,7 @@ use toml::{Table, Value};
 
 pub use choices::{Dispatch, Endpoint, OnBadEvent, OnLoss, Start};
 pub(crate) use keys::edit_distance;
-pub use keys::{KEYS, Key, Kind};
+pub use keys::{KEYS, SettingKey, SettingKind};
 pub use layers::Environment;
 pub(crate) use layers::environment_of as environment;
 
@@ -278,11 +278,12 @@ fn refuse_settings_of_one_table(set: &Table) -> Result<()> {
 /// Checks the project; empty if not set. Pub/Sub answers a malformed project in the same way as a bad
 /// message, so without this check the relay would quarantine events for it.
 fn project(text: &str) -> Result<String> {
-    match text.is_empty() || crate::map::limits::is_project_id(text) {
-        true => Ok(text.to_owned()),
-        false => Err(setting_invalid("project").hint(
+    if text.is_empty() || crate::map::limits::is_project_id(text) {
+        Ok(text.to_owned())
+    } else {
+        Err(setting_invalid("project").hint(
             "use the project's id, such as my-project-123: lower-case letters, digits, hyphens",
-        )),
+        ))
     }
 }
 

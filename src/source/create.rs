@@ -15,7 +15,9 @@ use postgres_protocol::message::frontend;
 use slot_manager::SlotName;
 use tokio::io::AsyncWriteExt;
 
-use super::handshake::{self, Connection, Login, code_and_message, lost, protocol, unexpected};
+use super::handshake::{
+    self, Login, ReplicationConnection, code_and_message, lost, protocol, unexpected,
+};
 use crate::error::{Code, Error, Result};
 use crate::postgres::{Target, wire};
 
@@ -43,7 +45,7 @@ pub(crate) struct CreatedSlot {
     pub(crate) consistent_point: Lsn,
     /// The name for SET TRANSACTION SNAPSHOT.
     pub(crate) snapshot: String,
-    connection: Connection,
+    connection: ReplicationConnection,
 }
 
 impl CreatedSlot {
@@ -95,7 +97,7 @@ pub(crate) async fn create_slot(wanted: CreateSlot<'_>) -> Result<Option<Created
     }))
 }
 
-async fn connect(wanted: CreateSlot<'_>) -> Result<Connection> {
+async fn connect(wanted: CreateSlot<'_>) -> Result<ReplicationConnection> {
     let wire = wire::open(
         wanted.target,
         handshake::liveness(wanted.wal_sender_timeout / 2),
@@ -111,16 +113,17 @@ async fn connect(wanted: CreateSlot<'_>) -> Result<Connection> {
 
 /// The form with parentheses exists from PostgreSQL 15 on, the option FAILOVER from 17 on.
 fn statement(wanted: CreateSlot<'_>) -> String {
-    let options = match wanted.failover {
-        true => "(SNAPSHOT 'export', FAILOVER)",
-        false => "EXPORT_SNAPSHOT",
+    let options = if wanted.failover {
+        "(SNAPSHOT 'export', FAILOVER)"
+    } else {
+        "EXPORT_SNAPSHOT"
     };
     format!("{COMMAND} \"{}\" LOGICAL pgoutput {options}", wanted.slot)
 }
 
 /// Reads until the command ends. Dropping the future loses no data.
 async fn answer(
-    connection: &mut Connection,
+    connection: &mut ReplicationConnection,
     slot: &SlotName,
     row: &mut Option<(Lsn, String)>,
 ) -> Result<()> {
@@ -172,7 +175,7 @@ fn refused(slot: &SlotName, sqlstate: &str, message: &str) -> Error {
 }
 
 /// Asks the server to cancel the running command of `connection`.
-async fn cancel(connection: &Connection, wanted: CreateSlot<'_>) -> Result<()> {
+async fn cancel(connection: &ReplicationConnection, wanted: CreateSlot<'_>) -> Result<()> {
     let Some((process, secret)) = connection.cancel_key else {
         return Ok(());
     };

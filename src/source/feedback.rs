@@ -128,9 +128,10 @@ impl Feedback {
     /// When to send a status message for `confirmed`; `None` if that position was reported already.
     pub(super) fn status_due(&self, now: Instant, confirmed: Lsn) -> Option<Instant> {
         let silent = now.saturating_duration_since(self.heard_at);
-        let interval = match silent >= QUIET_AFTER {
-            true => QUIET_INTERVAL,
-            false => STATUS_INTERVAL,
+        let interval = if silent >= QUIET_AFTER {
+            QUIET_INTERVAL
+        } else {
+            STATUS_INTERVAL
         };
         (confirmed > self.sent).then(|| self.sent_at + interval)
     }

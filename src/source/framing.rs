@@ -21,7 +21,7 @@ const MAX_MESSAGE: usize = 1 << 30;
 
 /// The frames at the front of the buffer.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Scan {
+pub(super) struct FrameScan {
     /// Length in bytes of the whole CopyData frames at the front.
     pub(super) copy_data: usize,
     /// Whether one of them is a keepalive that asks for a reply.
@@ -45,7 +45,7 @@ pub(super) enum Then {
 ///
 /// # Errors
 /// `replication-protocol` on an impossible length.
-pub(super) fn scan(buffer: &[u8]) -> Result<Scan> {
+pub(super) fn scan(buffer: &[u8]) -> Result<FrameScan> {
     let mut at = 0;
     let mut last = 0..0;
     let mut reply_requested = false;
@@ -79,7 +79,7 @@ pub(super) fn scan(buffer: &[u8]) -> Result<Scan> {
         // There is no frame, or the relay will reject it.
         Err(_) => None,
     };
-    Ok(Scan {
+    Ok(FrameScan {
         copy_data: at,
         reply_requested,
         words,
@@ -181,7 +181,7 @@ mod tests {
         assert_eq!(end.words.keepalive, Some((sent_at, false)));
     }
 
-    fn scan_of(buffer: &[u8]) -> Scan {
+    fn scan_of(buffer: &[u8]) -> FrameScan {
         scan(buffer).unwrap()
     }
 

@@ -13,7 +13,7 @@ use postgres_protocol::message::backend::{ErrorFields, Message};
 use postgres_protocol::message::frontend;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use super::Options;
+use super::StreamOptions;
 use super::scram::{self, Binding, Refusal};
 use crate::error::{Code, Error, LoginFor, Result};
 use crate::postgres::wire::{Duplex, Liveness, Wire, within_connect_timeout};
@@ -32,7 +32,7 @@ const CLOSE_LIMIT: Duration = Duration::from_secs(5);
 const HEADER: usize = 5;
 
 /// A logged-in stream, with the bytes that were read past the last message.
-pub(super) struct Connection {
+pub(super) struct ReplicationConnection {
     pub(super) stream: Box<dyn Duplex>,
     pub(super) buffer: BytesMut,
     /// Process id of the walsender, and the secret key that cancels its current command.
@@ -65,7 +65,7 @@ pub(super) fn liveness(silence: Duration) -> Liveness {
 }
 
 /// Logs in and starts the replication.
-pub(super) async fn start(wire: Wire, options: &Options) -> Result<Connection> {
+pub(super) async fn start(wire: Wire, options: &StreamOptions) -> Result<ReplicationConnection> {
     let login = Login {
         target: &options.target,
         application_name: &options.application_name,
@@ -77,12 +77,12 @@ pub(super) async fn start(wire: Wire, options: &Options) -> Result<Connection> {
 }
 
 /// Logs in as a walsender, ready for replication commands, within `connect_timeout`.
-pub(super) async fn log_in(wire: Wire, login: Login<'_>) -> Result<Connection> {
+pub(super) async fn log_in(wire: Wire, login: Login<'_>) -> Result<ReplicationConnection> {
     within_connect_timeout(login.target, introduce(wire, login)).await
 }
 
-async fn introduce(wire: Wire, login: Login<'_>) -> Result<Connection> {
-    let mut connection = Connection {
+async fn introduce(wire: Wire, login: Login<'_>) -> Result<ReplicationConnection> {
+    let mut connection = ReplicationConnection {
         stream: wire.stream,
         buffer: BytesMut::with_capacity(8 << 10),
         cancel_key: None,
@@ -99,7 +99,7 @@ async fn introduce(wire: Wire, login: Login<'_>) -> Result<Connection> {
     Ok(connection)
 }
 
-impl Connection {
+impl ReplicationConnection {
     async fn start_up(&mut self, login: Login<'_>) -> Result<()> {
         let session = session_settings::of_replication(
             login.target.options.as_deref(),
@@ -257,7 +257,7 @@ impl Connection {
         }
     }
 
-    async fn start_replication(&mut self, options: &Options) -> Result<()> {
+    async fn start_replication(&mut self, options: &StreamOptions) -> Result<()> {
         let what = format!("cannot stream from slot \"{}\"", options.slot);
         let mut message = BytesMut::new();
         frontend::query(&start_statement(options), &mut message).map_err(protocol)?;
@@ -337,7 +337,7 @@ impl Connection {
 
 /// START_REPLICATION at 0/0: the server then starts from the slot's own position. It would obey a
 /// later position, and skip data.
-fn start_statement(options: &Options) -> String {
+fn start_statement(options: &StreamOptions) -> String {
     // `publication_names` is a list of identifiers inside a string literal, so both levels are
     // quoted.
     let publication = options.publication.replace('"', "\"\"").replace('\'', "''");

@@ -100,9 +100,10 @@ impl Lease {
         };
         let micros = sent_at.as_micros().saturating_sub(reference.as_micros());
         let apart = Duration::from_micros(micros.unsigned_abs());
-        let then = match micros >= 0 {
-            true => came.checked_add(apart),
-            false => came.checked_sub(apart),
+        let then = if micros >= 0 {
+            came.checked_add(apart)
+        } else {
+            came.checked_sub(apart)
         };
         let drift = now.saturating_duration_since(came) / DRIFT;
         match then {

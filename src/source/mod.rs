@@ -56,7 +56,7 @@ pub(crate) type Chunk = Bytes;
 
 /// What the session asks of the server.
 #[derive(Debug, Clone)]
-pub(crate) struct Options {
+pub(crate) struct StreamOptions {
     pub(crate) target: Target,
     pub(crate) slot: SlotName,
     pub(crate) publication: String,
@@ -107,7 +107,7 @@ impl Source {
     ///
     /// # Errors
     /// Those of the connection; `slot-held` when another session has the slot.
-    pub(crate) async fn open(options: Options, last_status: LastStatus) -> Result<Self> {
+    pub(crate) async fn open(options: StreamOptions, last_status: LastStatus) -> Result<Self> {
         let (chunk_sender, chunks) = mpsc::channel(CHUNKS);
         let (started, wait_started) = oneshot::channel();
         let (close, closed) = oneshot::channel();

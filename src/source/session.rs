@@ -16,9 +16,11 @@ use tokio::time::sleep_until;
 use super::buffers::{Buffers, READ_BUFFER};
 use super::feedback::{Due, Feedback, LOOK_INTERVAL, Reading};
 use super::framing::{Then, scan};
-use super::handshake::{self, Connection, code_and_message, log_notice, lost, walsender_error};
+use super::handshake::{
+    self, ReplicationConnection, code_and_message, log_notice, lost, walsender_error,
+};
 use super::pace::Pace;
-use super::{CHUNKS, CLOSE_TIMEOUT, Chunk, Control, LAST_WORD_LIMIT, Options};
+use super::{CHUNKS, CLOSE_TIMEOUT, Chunk, Control, LAST_WORD_LIMIT, StreamOptions};
 use crate::error::{Code, Error, Result};
 use crate::postgres::wire;
 
@@ -35,7 +37,7 @@ pub(super) struct Ends {
 }
 
 /// Body of the thread: runs one session on its own runtime, and sends the reason for its end.
-pub(super) fn run(options: Options, control: Arc<Control>, ends: Ends) {
+pub(super) fn run(options: StreamOptions, control: Arc<Control>, ends: Ends) {
     let Ends {
         chunks,
         started,
@@ -71,7 +73,7 @@ pub(super) fn run(options: Options, control: Arc<Control>, ends: Ends) {
         {
             return;
         }
-        let mut session = Session {
+        let mut session = ReplicationSession {
             connection,
             feedback,
             control,
@@ -85,7 +87,7 @@ pub(super) fn run(options: Options, control: Arc<Control>, ends: Ends) {
     });
 }
 
-async fn connect(options: &Options) -> Result<Connection> {
+async fn connect(options: &StreamOptions) -> Result<ReplicationConnection> {
     let connecting = async {
         let liveness = handshake::liveness(options.wal_sender_timeout / 2);
         let wire = wire::open(&options.target, liveness).await?;
@@ -105,10 +107,7 @@ async fn connect(options: &Options) -> Result<Connection> {
 /// Channel places that a chunk of this size takes: all of them if it is larger than the read
 /// buffer.
 fn places(chunk: usize) -> usize {
-    match chunk > READ_BUFFER {
-        true => CHUNKS,
-        false => 1,
-    }
+    if chunk > READ_BUFFER { CHUNKS } else { 1 }
 }
 
 /// Waits until there is room for a chunk of this size; `None` when the relay has closed the
@@ -120,8 +119,8 @@ pub(super) async fn room(
     chunks.reserve_many(places(chunk)).await.ok()?.next()
 }
 
-struct Session {
-    connection: Connection,
+struct ReplicationSession {
+    connection: ReplicationConnection,
     feedback: Feedback,
     control: Arc<Control>,
     buffers: Buffers,
@@ -130,7 +129,7 @@ struct Session {
     waiting: Option<Chunk>,
 }
 
-impl Session {
+impl ReplicationSession {
     /// Streams until the server ends the session (an error) or `close` fires.
     async fn stream(
         &mut self,

@@ -18,7 +18,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 use super::handshake::walsender_error;
-use super::{Options, Source};
+use super::{Source, StreamOptions};
 use crate::error::{Code, Result};
 use crate::metrics::LastStatus;
 use crate::postgres::{Target, client_config, connect, end_point};
@@ -83,8 +83,8 @@ async fn server(tls: Tls) -> ScratchPostgres {
     server
 }
 
-fn options(target: Target) -> Options {
-    Options {
+fn options(target: Target) -> StreamOptions {
+    StreamOptions {
         target,
         slot: "s".parse().unwrap(),
         publication: "p".into(),

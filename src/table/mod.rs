@@ -112,24 +112,23 @@ impl TableReader {
         let id = of(known.id);
         let Captured { record, shape } = captured;
         // `format` prints a value as the stream does. A cast to text prints some types differently.
-        let event_id = match known.id_is_uuid {
-            true => id.clone(),
-            false => {
-                let xid = match (shape.has_xid_in_ids(), record.added_xids.as_slice()) {
-                    (false, _) => "null::xid8".to_owned(),
-                    (true, []) => of(INSERTED_XID),
-                    (true, added) => format!(
-                        "case when e.inserted_xid = any ({}) then null else e.inserted_xid end",
-                        xids_sql(added)
-                    ),
-                };
-                format!(
-                    // `is not null` would be false for a composite value with a null in it.
-                    "case when {id} is distinct from null then \
+        let event_id = if known.id_is_uuid {
+            id.clone()
+        } else {
+            let xid = match (shape.has_xid_in_ids(), record.added_xids.as_slice()) {
+                (false, _) => "null::xid8".to_owned(),
+                (true, []) => of(INSERTED_XID),
+                (true, added) => format!(
+                    "case when e.inserted_xid = any ({}) then null else e.inserted_xid end",
+                    xids_sql(added)
+                ),
+            };
+            format!(
+                // `is not null` would be false for a composite value with a null in it.
+                "case when {id} is distinct from null then \
                      outbox.event_uuid({}, format('%s', {id}), {xid}) end",
-                    quoted_literal(&record.identity)
-                )
-            }
+                quoted_literal(&record.identity)
+            )
         };
         let commit_time = has_commit_time.then_some("pg_xact_commit_timestamp(e.xmin)");
         let Description { relation, types } = described;
@@ -200,9 +199,10 @@ impl TableReader {
             Some(format!("when not ({fits}) then {name}"))
         });
         let too_large: Vec<String> = too_large.collect();
-        let too_large = match too_large.is_empty() {
-            true => "null".to_owned(),
-            false => format!("case {} end", too_large.join(" ")),
+        let too_large = if too_large.is_empty() {
+            "null".to_owned()
+        } else {
+            format!("case {} end", too_large.join(" "))
         };
         format!(
             "select {}, {}, {too_large}, {}, {}, e.ctid from {} e",

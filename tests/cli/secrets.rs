@@ -60,9 +60,12 @@ impl Random {
 /// Escapes every byte that is not a letter or digit.
 fn percent_encoded(text: &str) -> String {
     text.bytes()
-        .map(|byte| match byte.is_ascii_alphanumeric() {
-            true => char::from(byte).to_string(),
-            false => format!("%{byte:02X}"),
+        .map(|byte| {
+            if byte.is_ascii_alphanumeric() {
+                char::from(byte).to_string()
+            } else {
+                format!("%{byte:02X}")
+            }
         })
         .collect()
 }

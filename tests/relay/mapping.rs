@@ -273,7 +273,8 @@ fn check_cloudevents_structured(message: &PubsubMessage) {
 
 fn check_protobuf(message: &PubsubMessage) {
     use prost::Message;
-    let event = postrider::map::envelope::protobuf::Event::decode(message.data.as_ref()).unwrap();
+    let event =
+        postrider::map::envelope::protobuf::ProtobufEvent::decode(message.data.as_ref()).unwrap();
     assert_eq!(event.r#type, "OrderPlaced");
     assert_eq!(event.payload, "{\"total\": 1}".as_bytes());
 }

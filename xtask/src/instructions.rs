@@ -96,13 +96,14 @@ fn compare(counts: &BTreeMap<String, f64>, held: &BTreeMap<String, f64>) -> Resu
             dearer.push(part.as_str());
         }
     }
-    match dearer.is_empty() {
-        true => Ok(()),
-        false => Err(format!(
+    if dearer.is_empty() {
+        Ok(())
+    } else {
+        Err(format!(
             "more than 5 % over the reference: {}. Make it cheaper, or say in the commit why it is \
              worth its price and run: cargo xtask instructions --update",
             dearer.join(", ")
-        )),
+        ))
     }
 }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 use decoder::Lsn;
 use serde::{Serialize, Serializer};
 
-use crate::{Holder, Origin, Severity};
+use crate::{DatabaseOrigin, Holder, Severity};
 
 /// The state of a slot. Serialises as its [`name`](Health::name).
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -47,9 +47,9 @@ pub enum Health {
     /// The relay's records come from another cluster or database, so this database is a copy.
     ForeignCluster {
         /// The cluster and database in the records.
-        expected: Origin,
+        expected: DatabaseOrigin,
         /// The cluster and database that we are connected to.
-        found: Origin,
+        found: DatabaseOrigin,
     },
 }
 

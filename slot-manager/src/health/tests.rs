@@ -2,15 +2,15 @@ use super::*;
 use crate::Holder;
 use crate::SystemIdentifier;
 
-const HERE: Origin = Origin {
+const HERE: DatabaseOrigin = DatabaseOrigin {
     system_identifier: SystemIdentifier::new(7),
     database_oid: Some(16_384),
 };
-const OTHER_CLUSTER: Origin = Origin {
+const OTHER_CLUSTER: DatabaseOrigin = DatabaseOrigin {
     system_identifier: SystemIdentifier::new(8),
     ..HERE
 };
-const OTHER_DATABASE: Origin = Origin {
+const OTHER_DATABASE: DatabaseOrigin = DatabaseOrigin {
     database_oid: Some(16_999),
     ..HERE
 };
@@ -168,7 +168,7 @@ fn time_to_loss_is_computed_from_the_rate_at_which_the_room_shrinks() {
         wal_status: Some(WalStatus::Extended),
         ..slot()
     };
-    let earlier = Some(Earlier {
+    let earlier = Some(SlotObservation {
         slot: &before,
         ago: Duration::from_secs(4),
     });
@@ -209,12 +209,12 @@ fn room_that_grows_or_lasts_for_hours_is_not_reported() {
     };
     let ago = Duration::from_secs(1);
     let growing = Observation {
-        earlier: Some(Earlier { slot: &less, ago }),
+        earlier: Some(SlotObservation { slot: &less, ago }),
         ..seen(&slot)
     };
     assert_eq!(judged(&growing), Health::Active);
     let slow = Observation {
-        earlier: Some(Earlier { slot: &slot, ago }),
+        earlier: Some(SlotObservation { slot: &slot, ago }),
         ..seen(&less)
     };
     assert_eq!(judged(&slow), Health::Active);
@@ -340,7 +340,7 @@ fn another_cluster_is_reported_before_any_other_state() {
 
 #[test]
 fn a_record_without_a_database_matches_every_database_of_its_cluster() {
-    let of_an_older_version = Origin {
+    let of_an_older_version = DatabaseOrigin {
         database_oid: None,
         ..HERE
     };
@@ -398,10 +398,11 @@ fn every_state_from_warning_upwards_has_a_remedy() {
 fn time_lag_is_none_until_known_and_zero_when_idle() {
     let now = SystemTime::UNIX_EPOCH + Duration::from_secs(100);
     let lag = |pending, bytes| time_lag(pending, bytes, 64, now);
-    assert_eq!(lag(Pending::Unknown, 0), None);
-    assert_eq!(lag(Pending::Nothing, 64), Some(Duration::ZERO));
-    assert_eq!(lag(Pending::Nothing, 65), None);
-    let since = |seconds| Pending::Since(SystemTime::UNIX_EPOCH + Duration::from_secs(seconds));
+    assert_eq!(lag(PendingSince::Unknown, 0), None);
+    assert_eq!(lag(PendingSince::Nothing, 64), Some(Duration::ZERO));
+    assert_eq!(lag(PendingSince::Nothing, 65), None);
+    let since =
+        |seconds| PendingSince::Since(SystemTime::UNIX_EPOCH + Duration::from_secs(seconds));
     assert_eq!(lag(since(97), 0), Some(Duration::from_secs(3)));
     assert_eq!(
         lag(since(101), 0),

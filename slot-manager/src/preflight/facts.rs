@@ -7,7 +7,7 @@ use tokio_postgres::types::{ToSql, Type};
 
 use super::Expectation;
 use crate::slot::get;
-use crate::{Cluster, Error, QualifiedName, Slot, slots, sql};
+use crate::{Cluster, QualifiedName, Slot, SlotError, slots, sql};
 
 /// The settings that the checks need. The last three exist only from 16, 17 and 18 on.
 const SETTINGS: [&str; 10] = [
@@ -30,11 +30,11 @@ const PID_LOOKS: usize = 3;
 #[derive(Debug, Clone)]
 pub(super) struct Facts {
     pub(super) cluster: Cluster,
-    pub(super) settings: Settings,
+    pub(super) settings: ServerSettings,
     pub(super) role: String,
     pub(super) may_replicate: bool,
     pub(super) may_read_stats: bool,
-    pub(super) connections: Connections,
+    pub(super) connections: ConnectionLimits,
     /// Whether a session reads from the slot, which then is the relay itself.
     pub(super) is_read: bool,
     pub(super) wal_senders: i64,
@@ -48,7 +48,7 @@ pub(super) struct Facts {
 /// Connection limits, and the number of connections of each kind, not counting our own. A negative
 /// limit means no limit.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Connections {
+pub(super) struct ConnectionLimits {
     /// For superusers only the server's limit applies.
     pub(super) is_superuser: bool,
     pub(super) role_limit: i64,
@@ -59,7 +59,7 @@ pub(super) struct Connections {
 }
 
 #[derive(Debug, Clone, Default)]
-pub(super) struct Settings(pub(super) HashMap<String, String>);
+pub(super) struct ServerSettings(pub(super) HashMap<String, String>);
 
 #[derive(Debug, Clone, Copy)]
 pub(super) struct TableRights {
@@ -77,18 +77,18 @@ impl Facts {
         client: &Client,
         cluster: Cluster,
         expectation: &Expectation,
-    ) -> Result<Self, Error> {
+    ) -> Result<Self, SlotError> {
         let rows = client
             .query_typed(sql::ROLE_AND_USAGE, &[])
             .await
-            .map_err(Error::database("reading the role's attributes"))?;
+            .map_err(SlotError::database("reading the role's attributes"))?;
         let row = rows
             .first()
             .expect("invariant: the current role is in pg_roles");
         let slots = slots::list(client).await?;
         let is_ours = |slot: &&Slot| slot.slot_name == expectation.slot.as_str();
         Ok(Self {
-            connections: Connections {
+            connections: ConnectionLimits {
                 is_superuser: get(row, "superuser")?,
                 role_limit: get(row, "role_limit")?,
                 of_role: get(row, "role_connections")?,
@@ -98,7 +98,7 @@ impl Facts {
             },
             is_read: slots.iter().find(is_ours).is_some_and(|slot| slot.active),
             cluster,
-            settings: Settings::read(client).await?,
+            settings: ServerSettings::read(client).await?,
             role: get(row, "role")?,
             may_replicate: get(row, "may_replicate")?,
             may_read_stats: get(row, "may_read_stats")?,
@@ -122,17 +122,17 @@ impl Expectation {
     }
 }
 
-impl Settings {
-    async fn read(client: &Client) -> Result<Self, Error> {
+impl ServerSettings {
+    async fn read(client: &Client) -> Result<Self, SlotError> {
         let names: &[&str] = &SETTINGS;
         let rows = client
             .query_typed(sql::SETTINGS, &[(&names, Type::TEXT_ARRAY)])
             .await
-            .map_err(Error::database("reading the server's settings"))?;
+            .map_err(SlotError::database("reading the server's settings"))?;
         let pairs = rows
             .iter()
             .map(|row| Ok((get(row, "name")?, get(row, "setting")?)));
-        Ok(Self(pairs.collect::<Result<_, Error>>()?))
+        Ok(Self(pairs.collect::<Result<_, SlotError>>()?))
     }
 
     /// The value in `pg_settings`, in its base unit; empty when this major version lacks the
@@ -146,13 +146,13 @@ impl Settings {
     }
 }
 
-async fn backend_pids(client: &Client) -> Result<Vec<i32>, Error> {
+async fn backend_pids(client: &Client) -> Result<Vec<i32>, SlotError> {
     let mut pids = Vec::with_capacity(PID_LOOKS);
     for _ in 0..PID_LOOKS {
         let rows = client
             .query_typed(sql::BACKEND_PID, &[])
             .await
-            .map_err(Error::database("asking for the server process"))?;
+            .map_err(SlotError::database("asking for the server process"))?;
         for row in &rows {
             pids.push(get(row, "pg_backend_pid")?);
         }
@@ -163,7 +163,7 @@ async fn backend_pids(client: &Client) -> Result<Vec<i32>, Error> {
 async fn read_rights(
     client: &Client,
     tables: &[&QualifiedName],
-) -> Result<Vec<TableRights>, Error> {
+) -> Result<Vec<TableRights>, SlotError> {
     let schemas: Vec<&str> = tables.iter().map(|t| t.schema.as_str()).collect();
     let names: Vec<&str> = tables.iter().map(|t| t.name.as_str()).collect();
     let parameters: [(&(dyn ToSql + Sync), Type); 2] =
@@ -171,7 +171,7 @@ async fn read_rights(
     let rows = client
         .query_typed(sql::TABLE_RIGHTS, &parameters)
         .await
-        .map_err(Error::database("reading the role's grants"))?;
+        .map_err(SlotError::database("reading the role's grants"))?;
     let rights = rows.iter().map(|row| {
         Ok(TableRights {
             exists: get(row, "exists")?,

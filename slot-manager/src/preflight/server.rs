@@ -143,9 +143,10 @@ fn replication_slots(facts: &Facts) -> Finding {
 fn role_limit(facts: &Facts) -> Finding {
     let connections = facts.connections;
     let role = &facts.role;
-    let limit = match connections.is_superuser {
-        true => -1,
-        false => connections.role_limit,
+    let limit = if connections.is_superuser {
+        -1
+    } else {
+        connections.role_limit
     };
     places(
         "role-connection-limit",
@@ -163,9 +164,10 @@ fn role_limit(facts: &Facts) -> Finding {
 
 fn database_limit(facts: &Facts) -> Finding {
     let connections = facts.connections;
-    let limit = match connections.is_superuser {
-        true => -1,
-        false => connections.database_limit,
+    let limit = if connections.is_superuser {
+        -1
+    } else {
+        connections.database_limit
     };
     let database = &facts.cluster.database;
     places(
@@ -183,9 +185,10 @@ fn database_limit(facts: &Facts) -> Finding {
 
 fn server_limit(facts: &Facts) -> Finding {
     let setting = |name| facts.settings.number(name).unwrap_or_default();
-    let reserved = match facts.connections.is_superuser {
-        true => 0,
-        false => setting("superuser_reserved_connections") + setting("reserved_connections"),
+    let reserved = if facts.connections.is_superuser {
+        0
+    } else {
+        setting("superuser_reserved_connections") + setting("reserved_connections")
     };
     places(
         "postgres-too-many-connections",

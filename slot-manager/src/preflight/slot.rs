@@ -2,7 +2,7 @@
 
 use super::facts::Facts;
 use crate::health::{self, Observation, Thresholds, Viewer};
-use crate::{Error, Finding, Health, Severity, Slot, SlotName};
+use crate::{Finding, Health, Severity, Slot, SlotError, SlotName};
 
 /// The first major version with failover slots.
 const FAILOVER_MAJOR: u32 = 17;
@@ -42,10 +42,10 @@ fn missing(facts: &Facts, name: &SlotName) -> Finding {
     )
 }
 
-fn not_ours(name: &SlotName, error: &Error) -> Finding {
+fn not_ours(name: &SlotName, error: &SlotError) -> Finding {
     let code = match error {
-        Error::PhysicalSlot { .. } => "slot-is-physical",
-        Error::OtherDatabase { .. } => "slot-of-other-database",
+        SlotError::PhysicalSlot { .. } => "slot-is-physical",
+        SlotError::OtherDatabase { .. } => "slot-of-other-database",
         _ => "slot-of-other-plugin",
     };
     Finding::error(

@@ -116,9 +116,10 @@ fn added_again(publication: &str, table: &QualifiedName) -> String {
 }
 
 fn with_article(kind: &str) -> String {
-    match kind.starts_with('u') {
-        true => format!("an {kind}"),
-        false => format!("a {kind}"),
+    if kind.starts_with('u') {
+        format!("an {kind}")
+    } else {
+        format!("a {kind}")
     }
 }
 
@@ -140,9 +141,10 @@ impl Problem {
                 needs_generated,
             } => {
                 let tables: Vec<String> = tables.iter().map(ToString::to_string).collect();
-                let generated = match needs_generated {
-                    true => format!(", {GENERATED}"),
-                    false => String::new(),
+                let generated = if *needs_generated {
+                    format!(", {GENERATED}")
+                } else {
+                    String::new()
                 };
                 format!(
                     "create publication {} for table {} with (publish = 'insert', \
@@ -191,24 +193,21 @@ impl Problem {
                 stored_are_published,
             } => {
                 let other = "or name another column in the column mapping";
-                match stored_are_published {
-                    true => format!(
+                if *stored_are_published {
+                    format!(
                         "drop {} of {table} and add it again as a stored generated column, {other}",
                         comma_separated(columns)
-                    ),
-                    false => {
-                        let ordinary: Vec<String> = columns
-                            .iter()
-                            .map(|c| {
-                                format!("alter column {} drop expression", quoted_identifier(c))
-                            })
-                            .collect();
-                        format!(
-                            "alter table {table} {}, and let the service or a BEFORE INSERT trigger \
-                             write it; {other}",
-                            ordinary.join(", ")
-                        )
-                    }
+                    )
+                } else {
+                    let ordinary: Vec<String> = columns
+                        .iter()
+                        .map(|c| format!("alter column {} drop expression", quoted_identifier(c)))
+                        .collect();
+                    format!(
+                        "alter table {table} {}, and let the service or a BEFORE INSERT trigger \
+                         write it; {other}",
+                        ordinary.join(", ")
+                    )
                 }
             }
             Self::NotViaPartitionRoot { publication, .. } => format!(
@@ -290,17 +289,18 @@ impl fmt::Display for Problem {
                 stored_are_published,
             } => {
                 let columns = columns.join(", ");
-                match stored_are_published {
-                    true => write!(
+                if *stored_are_published {
+                    write!(
                         f,
                         "column {columns} of table {table} is generated and not stored: such \
                          columns are never published"
-                    ),
-                    false => write!(
+                    )
+                } else {
+                    write!(
                         f,
                         "column {columns} of table {table} is generated: generated columns are not \
                          published before PostgreSQL 18"
-                    ),
+                    )
                 }
             }
             Self::NotViaPartitionRoot { publication, table } => write!(

@@ -2,9 +2,11 @@
 
 use std::time::{Duration, Instant};
 
-use slot_manager::health::{Earlier, InvalidationCause, Observation, Thresholds, Viewer, judge};
+use slot_manager::health::{
+    InvalidationCause, Observation, SlotObservation, Thresholds, Viewer, judge,
+};
 use slot_manager::slots::{self, CreateOptions};
-use slot_manager::{Error, Health, Slot, SlotName, cluster};
+use slot_manager::{Health, Slot, SlotError, SlotName, cluster};
 use tokio_postgres::Client;
 
 use crate::support::{
@@ -18,7 +20,7 @@ async fn look(client: &Client, name: &SlotName) -> Slot {
         .expect("there")
 }
 
-async fn judged(client: &Client, slot: &Slot, earlier: Option<Earlier<'_>>) -> Health {
+async fn judged(client: &Client, slot: &Slot, earlier: Option<SlotObservation<'_>>) -> Health {
     let origin = cluster::inspect(client).await.expect("inspect").origin();
     let observation = Observation {
         slot: Some(slot),
@@ -62,7 +64,7 @@ async fn a_slot_without_a_reader_runs_out_of_room_and_is_lost() {
     write_wal(&client).await;
     let second = look(&client, &name).await;
     assert!(second.safe_wal_size < first.safe_wal_size);
-    let earlier = Some(Earlier {
+    let earlier = Some(SlotObservation {
         slot: &first,
         ago: began.elapsed(),
     });
@@ -93,7 +95,7 @@ async fn a_slot_without_a_reader_runs_out_of_room_and_is_lost() {
     assert_eq!(lost.retained_bytes, None);
     let to = lost.server_lsn.expect("known");
     let error = slots::advance(&client, &name, to).await.expect_err("lost");
-    assert!(matches!(error, Error::SlotLost { .. }), "{error}");
+    assert!(matches!(error, SlotError::SlotLost { .. }), "{error}");
     slots::drop(&client, &name)
         .await
         .expect("a lost slot can be dropped");

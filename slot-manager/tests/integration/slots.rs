@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use decoder::Lsn;
 use slot_manager::slots::{self, CreateOptions};
-use slot_manager::{Error, SlotName, WalStatus};
+use slot_manager::{SlotError, SlotName, WalStatus};
 use tokio_postgres::Client;
 
 use crate::support::{
@@ -12,7 +12,7 @@ use crate::support::{
     skipped, slot_name, superuser,
 };
 
-async fn create(client: &Client, name: &SlotName) -> Result<Lsn, Error> {
+async fn create(client: &Client, name: &SlotName) -> Result<Lsn, SlotError> {
     slots::create(client, name, CreateOptions::default(), PATIENCE).await
 }
 
@@ -108,14 +108,20 @@ async fn a_missing_slot_and_a_name_that_is_taken_have_errors_of_their_own() {
     let (database, client) = new_database().await;
     let name = slot_name(&database);
     let missing = slots::drop(&client, &name).await.expect_err("missing");
-    assert!(matches!(missing, Error::SlotMissing { .. }), "{missing}");
+    assert!(
+        matches!(missing, SlotError::SlotMissing { .. }),
+        "{missing}"
+    );
     let missing = slots::advance(&client, &name, Lsn::new(1))
         .await
         .expect_err("missing");
-    assert!(matches!(missing, Error::SlotMissing { .. }), "{missing}");
+    assert!(
+        matches!(missing, SlotError::SlotMissing { .. }),
+        "{missing}"
+    );
     create(&client, &name).await.expect("create");
     let taken = create(&client, &name).await.expect_err("taken");
-    assert!(matches!(taken, Error::SlotExists { .. }), "{taken}");
+    assert!(matches!(taken, SlotError::SlotExists { .. }), "{taken}");
     slots::drop(&client, &name).await.expect("drop");
     assert!(slots::find(&client, &name).await.expect("find").is_none());
 }
@@ -142,7 +148,7 @@ async fn creation_blocked_by_transactions_names_them_and_leaves_no_slot_behind()
     let error = slots::create(&client, &name, CreateOptions::default(), timeout)
         .await
         .expect_err("must wait");
-    let Error::CreationBlocked { blockers, .. } = &error else {
+    let SlotError::CreationBlocked { blockers, .. } = &error else {
         panic!("{error}")
     };
     assert!(blockers.iter().any(|b| b.pid == Some(pid)), "{error}");
@@ -198,7 +204,7 @@ async fn a_slot_in_use_names_its_reader_and_refuses_drop_and_advance() {
         assert!(
             matches!(
                 error,
-                Error::SlotInUse {
+                SlotError::SlotInUse {
                     holder: Some(_),
                     ..
                 }
@@ -230,7 +236,7 @@ async fn waiting_shows_the_holder_and_ends_when_it_disconnects() {
     let error = slots::wait_until_free(&client, &name, deadline, |_| {})
         .await
         .expect_err("held");
-    let Error::StillHeld { holder, .. } = error else {
+    let SlotError::StillHeld { holder, .. } = error else {
         panic!("{error}")
     };
     assert_eq!(Some(holder.pid), pid);
@@ -259,7 +265,7 @@ async fn waiting_for_a_slot_that_is_dropped_ends_with_slot_missing() {
     let error = slots::wait_until_free(&client, &name, None, |_| owner = None)
         .await
         .expect_err("gone");
-    assert!(matches!(error, Error::SlotMissing { .. }), "{error}");
+    assert!(matches!(error, SlotError::SlotMissing { .. }), "{error}");
 }
 
 #[tokio::test]
@@ -289,7 +295,7 @@ async fn advance_goes_forward_to_the_end_of_the_wal_and_never_back() {
         .await
         .expect_err("backwards");
     assert!(
-        matches!(error, Error::Backwards { to, .. } if to == start),
+        matches!(error, SlotError::Backwards { to, .. } if to == start),
         "{error}"
     );
     run(&client, "create table u as select 1 as x").await;
@@ -310,7 +316,7 @@ async fn slots_that_the_relay_cannot_use_are_refused_by_kind() {
         .await
         .expect_err("other database");
     assert!(
-        matches!(&error, Error::OtherDatabase { database, .. } if *database == other_database),
+        matches!(&error, SlotError::OtherDatabase { database, .. } if *database == other_database),
         "{error}"
     );
 
@@ -321,7 +327,7 @@ async fn slots_that_the_relay_cannot_use_are_refused_by_kind() {
     )
     .await;
     let error = slots::drop(&client, &physical).await.expect_err("physical");
-    assert!(matches!(error, Error::PhysicalSlot { .. }), "{error}");
+    assert!(matches!(error, SlotError::PhysicalSlot { .. }), "{error}");
 
     let plugin = slot_name(&format!("{database}_plugin"));
     let sql = format!("select pg_create_logical_replication_slot('{plugin}', 'test_decoding')");
@@ -335,7 +341,7 @@ async fn slots_that_the_relay_cannot_use_are_refused_by_kind() {
         .await
         .expect_err("plugin");
     assert!(
-        matches!(&error, Error::OtherPlugin { plugin, .. } if plugin == "test_decoding"),
+        matches!(&error, SlotError::OtherPlugin { plugin, .. } if plugin == "test_decoding"),
         "{error}"
     );
 }
@@ -382,7 +388,7 @@ async fn a_server_without_a_free_slot_is_reported() {
     let error = create(&client, &slot_name("second"))
         .await
         .expect_err("no slot left");
-    assert!(matches!(error, Error::NoSlotLeft { .. }), "{error}");
+    assert!(matches!(error, SlotError::NoSlotLeft { .. }), "{error}");
 }
 
 #[tokio::test]
@@ -396,7 +402,7 @@ async fn a_server_without_logical_wal_is_reported() {
         .await
         .expect_err("wal_level");
     assert!(
-        matches!(&error, Error::WalLevel { wal_level } if wal_level == "replica"),
+        matches!(&error, SlotError::WalLevel { wal_level } if wal_level == "replica"),
         "{error}"
     );
 }
@@ -412,7 +418,10 @@ async fn a_role_that_may_not_replicate_is_reported() {
     let error = create(&plain, &slot_name(&database))
         .await
         .expect_err("no right");
-    assert!(matches!(error, Error::NoReplicationRight { .. }), "{error}");
+    assert!(
+        matches!(error, SlotError::NoReplicationRight { .. }),
+        "{error}"
+    );
     slots::list(&plain).await.expect("listing needs no right");
 }
 
@@ -423,7 +432,7 @@ async fn failover_slots_are_created_from_17_on_and_refused_before() {
     let result = slots::create(&client, &name, CreateOptions { failover: true }, PATIENCE).await;
     if major(&client).await < 17 {
         let error = result.expect_err("not supported");
-        assert!(matches!(error, Error::FailoverUnsupported), "{error}");
+        assert!(matches!(error, SlotError::FailoverUnsupported), "{error}");
     } else {
         result.expect("create");
         let slot = slots::find(&client, &name)

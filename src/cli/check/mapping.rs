@@ -39,16 +39,20 @@ const NO_PROJECT: &str = "no-project";
 
 /// The findings and topics of one table.
 #[derive(Debug, Default)]
-pub(super) struct Looked {
+pub(super) struct MappingCheck {
     pub(super) findings: Vec<Finding>,
     /// Full names of the topics in the sample and in the settings.
     pub(super) topics: BTreeSet<String>,
 }
 
 /// Checks one captured table; the publication's check reports a missing one.
-pub(super) async fn check(sql: &Sql, settings: &TableSettings, project: &str) -> Result<Looked> {
+pub(super) async fn check(
+    sql: &Sql,
+    settings: &TableSettings,
+    project: &str,
+) -> Result<MappingCheck> {
     let Some(described) = table::describe(sql, &settings.table).await? else {
-        return Ok(Looked::default());
+        return Ok(MappingCheck::default());
     };
     let Description { relation, types } = described;
     let project = if project.is_empty() {
@@ -61,9 +65,9 @@ pub(super) async fn check(sql: &Sql, settings: &TableSettings, project: &str) ->
             Ok(mapper) => mapper,
             Err(error) => {
                 let findings = vec![from_error(&Error::from(error))];
-                return Ok(Looked {
+                return Ok(MappingCheck {
                     findings,
-                    ..Looked::default()
+                    ..MappingCheck::default()
                 });
             }
         };
@@ -77,7 +81,7 @@ pub(super) async fn check(sql: &Sql, settings: &TableSettings, project: &str) ->
             let what = format!("no sample of {} could be read: {error}", settings.table);
             let not_sampled = finding(Severity::Info, "events-not-sampled", what);
             let findings = unique.into_iter().chain([not_sampled]).collect();
-            return Ok(Looked { findings, topics });
+            return Ok(MappingCheck { findings, topics });
         }
     };
     let mut refused = Vec::new();
@@ -97,7 +101,7 @@ pub(super) async fn check(sql: &Sql, settings: &TableSettings, project: &str) ->
         }
     }
     let mapping = judge(settings, rows.len(), &refused);
-    Ok(Looked {
+    Ok(MappingCheck {
         findings: unique.into_iter().chain([mapping]).collect(),
         topics,
     })
@@ -129,9 +133,12 @@ async fn not_unique(sql: &Sql, settings: &TableSettings, id: &str) -> Result<Opt
 fn plain_topics(settings: &TableSettings, project: &str) -> BTreeSet<String> {
     let template = Some(&settings.topic).filter(|topic| topic.columns().next().is_none());
     let plain = template.map(ToString::to_string);
-    let full = |topic: String| match topic.contains('/') {
-        true => topic,
-        false => format!("projects/{project}/topics/{topic}"),
+    let full = |topic: String| {
+        if topic.contains('/') {
+            topic
+        } else {
+            format!("projects/{project}/topics/{topic}")
+        }
     };
     plain
         .into_iter()
@@ -152,10 +159,11 @@ async fn sample(
     let columns: Vec<String> = relation
         .columns
         .iter()
-        .map(|column| match column.name == payload {
-            true => "null::text".to_owned(),
-            // The text form of the stream: a cast to text prints some types differently.
-            false => {
+        .map(|column| {
+            if column.name == payload {
+                "null::text".to_owned()
+            } else {
+                // The text form of the stream: a cast to text prints some types differently.
                 let name = quoted_identifier(&column.name);
                 // `is not null` is false for a row with a null in it.
                 format!("case when {name} is distinct from null then format('%s', {name}) end")
@@ -163,9 +171,10 @@ async fn sample(
         })
         .collect();
     sql.batch_execute(SAMPLE_TIMEOUT).await?;
-    let order = match by_id {
-        true => format!("order by {} desc", quoted_identifier(id)),
-        false => String::new(),
+    let order = if by_id {
+        format!("order by {} desc", quoted_identifier(id))
+    } else {
+        String::new()
     };
     let statement = format!(
         "select {} from {} {order} limit {SAMPLE}",

@@ -28,13 +28,13 @@ const STATEMENT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The arguments of `postrider check`.
 #[derive(Debug, clap::Args)]
-pub(super) struct Args {
+pub(super) struct CheckArgs {
     /// Print JSON: {findings: [{code, severity, what, remedy}], worst}
     #[arg(long)]
     json: bool,
 }
 
-pub(super) fn run(settings: &Settings, args: &Args) -> Result<ExitCode> {
+pub(super) fn run(settings: &Settings, args: &CheckArgs) -> Result<ExitCode> {
     let findings = super::block_on(check(settings))?;
     if args.json {
         findings.print_json();

@@ -8,7 +8,7 @@ use crate::cli::figures;
 use crate::cli::findings::{finding, finding_with_remedy, from_error};
 use crate::error::{Code, Error, Result};
 use crate::map::Ordering;
-use crate::publish::{Publisher, Topics, is_global};
+use crate::publish::{Publisher, TopicAdmin, is_global};
 use crate::settings::{Endpoint, Settings};
 
 /// Limit of one call; the client itself would retry for longer.
@@ -45,7 +45,7 @@ pub(super) async fn check(settings: &Settings, mut topics: Vec<String>) -> Vec<F
         }
     };
     let client = match Publisher::new(settings) {
-        Ok(publisher) => Topics::new(&publisher),
+        Ok(publisher) => TopicAdmin::new(&publisher),
         Err(error) => {
             findings.push(from_error(&error));
             return findings;
@@ -83,7 +83,7 @@ fn region(settings: &Settings) -> Option<Finding> {
     })
 }
 
-async fn endpoint(client: &Topics, project: &str) -> Finding {
+async fn endpoint(client: &TopicAdmin, project: &str) -> Finding {
     let probe = format!("projects/{project}/topics/{PROBE}");
     let error = match in_time(client.exists(&probe)).await {
         Ok(_) => return finding(Severity::Ok, "endpoint", "Pub/Sub answers"),
@@ -114,7 +114,7 @@ async fn endpoint(client: &Topics, project: &str) -> Finding {
     }
 }
 
-async fn look_up(client: &Topics, settings: &Settings, topics: &[String]) -> Vec<Finding> {
+async fn look_up(client: &TopicAdmin, settings: &Settings, topics: &[String]) -> Vec<Finding> {
     if topics.is_empty() {
         let what = "no topic was looked up: the topics are known only when the tables have events";
         return vec![finding(Severity::Info, "topics-unknown", what)];
@@ -138,21 +138,22 @@ async fn look_up(client: &Topics, settings: &Settings, topics: &[String]) -> Vec
     findings
 }
 
-async fn look_up_one(client: &Topics, settings: &Settings, topic: &str) -> Result<Finding> {
+async fn look_up_one(client: &TopicAdmin, settings: &Settings, topic: &str) -> Result<Finding> {
     if !in_time(client.exists(topic)).await? {
-        return Ok(match settings.create_topics {
-            true => finding_with_remedy(
+        return Ok(if settings.create_topics {
+            finding_with_remedy(
                 Severity::Warning,
                 "topic-missing",
                 format!("{topic} does not exist; the relay creates it"),
                 "create it with its subscriptions first: a topic without a subscription keeps no messages",
-            ),
-            false => finding_with_remedy(
+            )
+        } else {
+            finding_with_remedy(
                 Severity::Error,
                 "topic-missing",
                 format!("{topic} does not exist"),
                 format!("gcloud pubsub topics create {topic}, or set POSTRIDER_CREATE_TOPICS=true"),
-            ),
+            )
         });
     }
     if in_time(client.has_subscription(topic)).await? {

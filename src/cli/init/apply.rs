@@ -348,12 +348,12 @@ pub(super) async fn payload_type(sql: &Sql, wanted: Payload) -> Result<Option<Fi
 }
 
 /// The rights of a role that matter to the relay.
-struct Role {
+struct RoleRights {
     may_log_in: bool,
     may_replicate: bool,
 }
 
-async fn role(sql: &Sql, name: &str) -> Result<Option<Role>> {
+async fn role(sql: &Sql, name: &str) -> Result<Option<RoleRights>> {
     let row = sql
         .query_opt(
             "select rolcanlogin, rolreplication or rolsuper or exists ( \
@@ -363,7 +363,7 @@ async fn role(sql: &Sql, name: &str) -> Result<Option<Role>> {
             &[&name],
         )
         .await?;
-    Ok(row.map(|row| Role {
+    Ok(row.map(|row| RoleRights {
         may_log_in: row.get(0),
         may_replicate: row.get(1),
     }))
@@ -417,7 +417,7 @@ async fn grant(sql: &Sql, name: &str) -> Result<Vec<Finding>> {
         "role",
         format!("role {name} is a member of postrider_relay"),
     )];
-    let Some(Role {
+    let Some(RoleRights {
         may_log_in,
         may_replicate,
     }) = role(sql, name).await?

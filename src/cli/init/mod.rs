@@ -22,7 +22,7 @@ pub(super) const STATEMENT_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The arguments of `postrider init`.
 #[derive(Debug, clap::Args)]
-pub(super) struct Args {
+pub(super) struct InitArgs {
     /// Run the statements instead of printing them
     #[arg(long)]
     apply: bool,
@@ -44,7 +44,7 @@ pub(super) struct Args {
     json: bool,
 }
 
-pub(super) fn run(settings: &Settings, args: &Args) -> Result<ExitCode> {
+pub(super) fn run(settings: &Settings, args: &InitArgs) -> Result<ExitCode> {
     let payload = args.payload.unwrap_or(Payload::Jsonb);
     if !args.apply {
         let user = args.relay_user.as_deref();
@@ -77,7 +77,7 @@ pub(super) fn run(settings: &Settings, args: &Args) -> Result<ExitCode> {
     Ok(findings.exit_code())
 }
 
-async fn apply(settings: &Settings, args: &Args) -> Result<Findings> {
+async fn apply(settings: &Settings, args: &InitArgs) -> Result<Findings> {
     let target = settings.database()?;
     let mut sql = connect(target, "postrider init", STATEMENT_TIMEOUT).await?;
     if let Some(user) = &args.relay_user {

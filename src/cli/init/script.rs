@@ -231,9 +231,12 @@ fn events(payload: Payload) -> String {
         // Comments stay unchanged: one of them describes this replacement.
         Payload::Bytea => EVENTS
             .lines()
-            .map(|line| match line.starts_with("--") {
-                true => format!("{line}\n"),
-                false => format!("{}\n", line.replace("payload jsonb", "payload bytea")),
+            .map(|line| {
+                if line.starts_with("--") {
+                    format!("{line}\n")
+                } else {
+                    format!("{}\n", line.replace("payload jsonb", "payload bytea"))
+                }
             })
             .collect(),
     }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use slot_manager::health::{self, Observation, Thresholds, Viewer};
 use slot_manager::slots::{self, CreateOptions};
-use slot_manager::{Cluster, Error as SlotError, Finding, Severity, Slot};
+use slot_manager::{Cluster, Finding, Severity, Slot, SlotError};
 
 use crate::cli::capture;
 use crate::cli::findings::{finding, finding_with_remedy};

@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use super::select::{self, Condition, Event, Which};
+use super::select::{self, Condition, EventRow, Which};
 use super::session;
 use crate::cli::{figures, output};
 use crate::error::{Code, Error, Result};
@@ -87,7 +87,7 @@ async fn release_event(settings: &Settings, sql: &Sql, id: &str) -> Result<(u64,
             sql.execute(statement, &[commit, ordinal]).await?
         }
         Some(_) => {
-            let Event { topic, key, .. } = &event;
+            let EventRow { topic, key, .. } = &event;
             let statement = "update outbox.dispatch d set state = 'released' \
                 where d.state in ('quarantined', 'released') \
                   and coalesce(d.topic, '') = $1 and coalesce(d.ordering_key, '') = $2";
@@ -139,7 +139,7 @@ pub(super) async fn discard(settings: &Settings, args: &DiscardArgs) -> Result<E
         ));
     }
     let discarded = match &event {
-        Some(Event {
+        Some(EventRow {
             place: (commit, ordinal),
             ..
         }) => {
@@ -158,13 +158,14 @@ pub(super) async fn discard(settings: &Settings, args: &DiscardArgs) -> Result<E
     if discarded == 0 {
         return Err(nothing(which));
     }
-    match args.json {
-        true => output::write_json(&serde_json::json!({ "discarded": discarded })),
-        false => output::write(&format!(
+    if args.json {
+        output::write_json(&serde_json::json!({ "discarded": discarded }))
+    } else {
+        output::write(&format!(
             "Discarded {}: never published; outbox.dispatch keeps the reason. Events behind them still \
              wait: `postrider quarantine list`.\n",
             figures::count(discarded, "event"),
-        )),
+        ))
     }
     Ok(ExitCode::SUCCESS)
 }

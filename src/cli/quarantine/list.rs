@@ -20,7 +20,7 @@ const SHOWN_KEY_CHARS: usize = 36;
 
 /// The arguments of `postrider quarantine list`.
 #[derive(Debug, clap::Args)]
-pub(super) struct Args {
+pub(super) struct QuarantineListArgs {
     /// Only this ordering key
     #[arg(long, value_name = "KEY")]
     key: Option<String>,
@@ -37,7 +37,7 @@ pub(super) struct Args {
 }
 
 #[derive(Debug, Serialize)]
-struct Key {
+struct ListedKey {
     topic: Option<String>,
     ordering_key: Option<String>,
     events: i64,
@@ -52,12 +52,12 @@ struct Key {
 
 #[derive(Debug, Serialize)]
 struct Listing {
-    keys: Vec<Key>,
+    keys: Vec<ListedKey>,
     total_keys: i64,
     total_events: i64,
 }
 
-pub(super) async fn run(settings: &Settings, args: &Args) -> Result<ExitCode> {
+pub(super) async fn run(settings: &Settings, args: &QuarantineListArgs) -> Result<ExitCode> {
     let sql = session(settings).await?;
     let condition = Condition::new(args.key.as_deref(), args.topic.as_deref());
     let statement = format!(
@@ -87,15 +87,16 @@ pub(super) async fn run(settings: &Settings, args: &Args) -> Result<ExitCode> {
         total_events: total(9),
         keys: rows.iter().map(key).collect(),
     };
-    match args.json {
-        true => output::write_json(&listing),
-        false => output::write(&text(&listing, Paint::stdout())),
+    if args.json {
+        output::write_json(&listing)
+    } else {
+        output::write(&text(&listing, Paint::stdout()))
     }
     Ok(ExitCode::SUCCESS)
 }
 
-fn key(row: &Row) -> Key {
-    Key {
+fn key(row: &Row) -> ListedKey {
+    ListedKey {
         topic: row.get(0),
         ordering_key: row.get(1),
         events: row.get(2),
@@ -130,9 +131,10 @@ fn text(listing: &Listing, paint: Paint) -> String {
     }
     let shown = listing.keys.len() as u64;
     let keys = listing.total_keys.unsigned_abs();
-    let more = match keys > shown {
-        true => format!(", {shown} shown (--limit)"),
-        false => String::new(),
+    let more = if keys > shown {
+        format!(", {shown} shown (--limit)")
+    } else {
+        String::new()
     };
     text += &format!(
         "\n{} of {}{more}. `postrider quarantine show ID` shows details; `release` publishes, \
@@ -150,7 +152,7 @@ mod tests {
     #[test]
     fn a_key_shows_its_event_count_age_and_first_error() {
         let listing = Listing {
-            keys: vec![Key {
+            keys: vec![ListedKey {
                 topic: Some("projects/p/topics/order.events".into()),
                 ordering_key: Some("o-7".into()),
                 events: 12,
@@ -178,7 +180,7 @@ mod tests {
             "its attribute is too long ".repeat(15)
         );
         let listing = Listing {
-            keys: vec![Key {
+            keys: vec![ListedKey {
                 topic: Some("projects/p/topics/a\x1b]0;b".into()),
                 ordering_key: Some("ctl\nx\x1b[31mred".into()),
                 events: 1,

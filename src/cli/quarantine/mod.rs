@@ -23,23 +23,23 @@ const STATEMENT_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// The arguments of `postrider quarantine`.
 #[derive(Debug, clap::Args)]
-pub(super) struct Args {
+pub(super) struct QuarantineArgs {
     #[command(subcommand)]
-    action: Action,
+    action: QuarantineAction,
 }
 
 #[derive(Debug, Subcommand)]
-enum Action {
+enum QuarantineAction {
     /// List the keys with events in quarantine: how many, since when, and why
     ///
     /// Example: postrider quarantine list --topic order.events --json
     #[command(verbatim_doc_comment)]
-    List(list::Args),
+    List(list::QuarantineListArgs),
     /// Show one event: its state, its error, and how many events wait behind it
     ///
     /// Example: postrider quarantine show 0190163d-8694-739b-aea5-966c26f8ad91
     #[command(verbatim_doc_comment)]
-    Show(show::Args),
+    Show(show::QuarantineShowArgs),
     /// Release events: publish them after all, in the order of their keys
     ///
     /// A running relay publishes them within seconds, before any later event of their key. An event
@@ -60,12 +60,12 @@ enum Action {
     Discard(change::DiscardArgs),
 }
 
-pub(super) fn run(settings: &Settings, args: Args) -> Result<ExitCode> {
+pub(super) fn run(settings: &Settings, args: QuarantineArgs) -> Result<ExitCode> {
     match args.action {
-        Action::List(args) => super::block_on(list::run(settings, &args)),
-        Action::Show(args) => super::block_on(show::run(settings, &args)),
-        Action::Release(args) => super::block_on(change::release(settings, &args)),
-        Action::Discard(args) => super::block_on(change::discard(settings, &args)),
+        QuarantineAction::List(args) => super::block_on(list::run(settings, &args)),
+        QuarantineAction::Show(args) => super::block_on(show::run(settings, &args)),
+        QuarantineAction::Release(args) => super::block_on(change::release(settings, &args)),
+        QuarantineAction::Discard(args) => super::block_on(change::discard(settings, &args)),
     }
 }
 

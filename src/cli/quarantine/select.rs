@@ -32,7 +32,7 @@ pub(super) struct Which {
 
 /// A row in quarantine, or any row of an event.
 #[derive(Debug)]
-pub(super) struct Event {
+pub(super) struct EventRow {
     pub(super) place: (PgLsn, i32),
     pub(super) uuid: Uuid,
     /// `schema.table:id` where the id is not a uuid.
@@ -43,7 +43,7 @@ pub(super) struct Event {
     pub(super) key: String,
 }
 
-impl Event {
+impl EventRow {
     pub(super) fn is_in_quarantine(&self) -> bool {
         ["quarantined", "released"].contains(&self.state.as_str())
     }
@@ -99,7 +99,7 @@ pub(super) fn name(source_id: Option<&str>, uuid: Uuid) -> String {
 ///
 /// # Errors
 /// `not-in-quarantine` when the event has no row; `setting-invalid` when several events have this id.
-pub(super) async fn rows_of(sql: &Sql, id: &str) -> Result<Vec<Event>> {
+pub(super) async fn rows_of(sql: &Sql, id: &str) -> Result<Vec<EventRow>> {
     let mut rows = rows_where(sql, id, IN_QUARANTINE).await?;
     if rows.is_empty() {
         // A search by `source_id` reads the whole table. The uuid cannot be computed from the id,
@@ -121,7 +121,7 @@ pub(super) async fn rows_of(sql: &Sql, id: &str) -> Result<Vec<Event>> {
     }
 }
 
-async fn rows_where(sql: &Sql, id: &str, condition: &str) -> Result<Vec<Event>> {
+async fn rows_where(sql: &Sql, id: &str, condition: &str) -> Result<Vec<EventRow>> {
     let uuid = Uuid::parse_str(id);
     let (column, value): (_, &(dyn ToSql + Sync)) = match &uuid {
         Ok(uuid) => ("event_id", uuid),
@@ -137,8 +137,8 @@ async fn rows_where(sql: &Sql, id: &str, condition: &str) -> Result<Vec<Event>> 
     Ok(rows.iter().map(event).collect())
 }
 
-fn event(row: &Row) -> Event {
-    Event {
+fn event(row: &Row) -> EventRow {
+    EventRow {
         place: (row.get(0), row.get(1)),
         uuid: row.get(2),
         source_id: row.get(3),
@@ -156,20 +156,21 @@ fn not_in_quarantine(what: String) -> Error {
 ///
 /// # Errors
 /// Those of [`rows_of`]; `not-in-quarantine` when the event has another state.
-pub(super) async fn in_quarantine(sql: &Sql, id: &str) -> Result<Event> {
+pub(super) async fn in_quarantine(sql: &Sql, id: &str) -> Result<EventRow> {
     let first = rows_of(sql, id).await?.swap_remove(0);
-    match first.is_in_quarantine() {
-        true => Ok(first),
-        false => Err(not_in_quarantine(format!("event {id} is {}", first.state))),
+    if first.is_in_quarantine() {
+        Ok(first)
+    } else {
+        Err(not_in_quarantine(format!("event {id} is {}", first.state)))
     }
 }
 
 /// The number of quarantined events of the same key before and after `event`.
-pub(super) async fn neighbours(sql: &Sql, event: &Event) -> Result<(u64, u64)> {
+pub(super) async fn neighbours(sql: &Sql, event: &EventRow) -> Result<(u64, u64)> {
     if !event.is_ordered() {
         return Ok((0, 0));
     }
-    let Event {
+    let EventRow {
         place: (commit, ordinal),
         topic,
         key,

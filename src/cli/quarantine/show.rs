@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use serde::Serialize;
 use tokio_postgres::types::PgLsn;
 
-use super::select::{self, Event};
+use super::select::{self, EventRow};
 use super::{seconds, session, start_of};
 use crate::cli::{figures, output};
 use crate::error::Result;
@@ -16,7 +16,7 @@ use crate::settings::Settings;
 
 /// The arguments of `postrider quarantine show`.
 #[derive(Debug, clap::Args)]
-pub(super) struct Args {
+pub(super) struct QuarantineShowArgs {
     /// The event: its uuid, or `schema.table:id` where ids are not uuids
     #[arg(value_name = "ID")]
     id: String,
@@ -52,23 +52,25 @@ const SELECT: &str = "\
            extract(epoch from clock_timestamp() - dispatched_at)::float8, message_id \
     from outbox.dispatch where commit_lsn = $1 and ordinal = $2";
 
-pub(super) async fn run(settings: &Settings, args: &Args) -> Result<ExitCode> {
+pub(super) async fn run(settings: &Settings, args: &QuarantineShowArgs) -> Result<ExitCode> {
     let sql = session(settings).await?;
     // Show the first row if the event is in quarantine, otherwise the latest one.
     let mut rows = select::rows_of(&sql, &args.id).await?;
-    let event = match rows[0].is_in_quarantine() {
-        true => rows.swap_remove(0),
-        false => rows.swap_remove(rows.len() - 1),
+    let event = if rows[0].is_in_quarantine() {
+        rows.swap_remove(0)
+    } else {
+        rows.swap_remove(rows.len() - 1)
     };
     let shown = shown(&sql, event).await?;
-    match args.json {
-        true => output::write_json(&shown),
-        false => output::write(&text(&shown)),
+    if args.json {
+        output::write_json(&shown)
+    } else {
+        output::write(&text(&shown))
     }
     Ok(ExitCode::SUCCESS)
 }
 
-async fn shown(sql: &Sql, event: Event) -> Result<Shown> {
+async fn shown(sql: &Sql, event: EventRow) -> Result<Shown> {
     let (earlier, later) = select::neighbours(sql, &event).await?;
     let (commit, ordinal): (PgLsn, i32) = event.place;
     let row = sql.query_one(SELECT, &[&commit, &ordinal]).await?;

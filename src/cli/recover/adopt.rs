@@ -9,7 +9,7 @@ use crate::capture::{Snapshot, claim, record as captures};
 use crate::error::{Code, Error, Result};
 use crate::postgres::Sql;
 use crate::relay::record::Recorded;
-use crate::relay::recovery::loss::{self, Audit, Seen, Verdict};
+use crate::relay::recovery::loss::{self, Audit, Seen, SlotVerdict};
 use crate::settings::Settings;
 
 /// The slot's position, if a relay that stopped there on this cluster would continue to stream.
@@ -28,7 +28,7 @@ pub(super) fn usable_from(seen: Seen<'_>) -> Option<Lsn> {
         ..seen
     });
     match verdict {
-        Verdict::Stream {
+        SlotVerdict::Stream {
             confirmed,
             audit: Audit::Continue,
         } => Some(confirmed),

@@ -20,7 +20,7 @@ use crate::error::{Code, Error, Result};
 use crate::postgres::{Sql, connect};
 use crate::relay::opening::server_lsn;
 use crate::relay::record::{self, Recorded};
-use crate::relay::recovery::loss::{self, Seen, Verdict};
+use crate::relay::recovery::loss::{self, Seen, SlotVerdict};
 use crate::settings::{OnLoss, Settings};
 
 /// Adopting may move many records.
@@ -28,7 +28,7 @@ const STATEMENT_TIMEOUT: Duration = Duration::from_secs(3600);
 
 /// The arguments of `postrider recover`.
 #[derive(Debug, clap::Args)]
-pub(super) struct Args {
+pub(super) struct RecoverArgs {
     /// Only show whether recovery is needed and which rows it would publish; changes nothing
     #[arg(long, conflicts_with_all = ["yes", "adopt"])]
     dry_run: bool,
@@ -45,13 +45,14 @@ pub(super) struct Args {
     json: bool,
 }
 
-pub(super) fn run(settings: &Settings, args: &Args) -> Result<ExitCode> {
+pub(super) fn run(settings: &Settings, args: &RecoverArgs) -> Result<ExitCode> {
     super::block_on(async {
         let sql = connect(settings.database()?, "postrider recover", STATEMENT_TIMEOUT).await?;
         let situation = Situation::look(&sql, settings).await?;
-        match args.dry_run {
-            true => preview::show(&situation, settings, args.json).await,
-            false => request(sql, &situation, settings, args).await,
+        if args.dry_run {
+            preview::show(&situation, settings, args.json).await
+        } else {
+            request(sql, &situation, settings, args).await
         }
     })
 }
@@ -100,9 +101,10 @@ impl Situation {
             publication::inspect(sql, &settings.publication, &settings.captured()).await?;
         let found = claim::look(sql, &settings.tables).await?;
         let is_foreign = is_foreign(earlier.as_ref(), &cluster);
-        let records = match is_foreign {
-            true => captures::read_as_adopted(&**sql).await?,
-            false => captures::read(&**sql).await?,
+        let records = if is_foreign {
+            captures::read_as_adopted(&**sql).await?
+        } else {
+            captures::read(&**sql).await?
         };
         let known = claim::matched(&found, &records);
         let identities = known.iter().flatten().map(|record| record.identity.clone());
@@ -171,8 +173,8 @@ impl Situation {
             });
         }
         match loss::judge(seen) {
-            Verdict::Stream { .. } | Verdict::Continue { .. } => None,
-            Verdict::Recover(loss) => Some(Why {
+            SlotVerdict::Stream { .. } | SlotVerdict::Continue { .. } => None,
+            SlotVerdict::Recover(loss) => Some(Why {
                 name: loss.name(),
                 what: loss.to_string(),
                 stops: loss.stops(slot),
@@ -216,7 +218,7 @@ async fn request(
     mut sql: Sql,
     situation: &Situation,
     settings: &Settings,
-    args: &Args,
+    args: &RecoverArgs,
 ) -> Result<ExitCode> {
     let name = &settings.slot;
     let is_anothers = situation.is_foreign() || situation.owner.is_some();
@@ -256,12 +258,11 @@ async fn request(
     if args.adopt {
         captures::take_over(&transaction, name, &situation.identities).await?;
     }
-    let moved = match situation.is_foreign() {
-        true => {
-            captures::adopt(&transaction).await?;
-            record::move_records(&transaction).await?
-        }
-        false => 0,
+    let moved = if situation.is_foreign() {
+        captures::adopt(&transaction).await?;
+        record::move_records(&transaction).await?
+    } else {
+        0
     };
     let cluster = &situation.cluster;
     match kept_from {
@@ -273,47 +274,51 @@ async fn request(
     }
     transaction.commit().await?;
     let relay = wake(&sql, name).await?;
-    match args.json {
-        true => output::write_json(&serde_json::json!({
+    if args.json {
+        output::write_json(&serde_json::json!({
             "slot_name": name,
             "marked": kept_from.is_none().then_some(why),
             "relay": relay.name(),
             "records_moved": moved,
-        })),
-        false if kept_from.is_some() => output::write(&format!(
+        }))
+    } else if kept_from.is_some() {
+        output::write(&format!(
             "Kept slot {name}: every row in the tables has an outcome, and the slot delivers all later \
              rows. Start the relay.\n"
-        )),
-        false => output::write(&format!(
+        ))
+    } else {
+        output::write(&format!(
             "Marked slot {name} for recovery: the relay publishes every row without a record in \
              outbox.dispatch from the tables, then continues with the stream.\n{}\n",
             relay.text()
-        )),
+        ))
     }
     Ok(ExitCode::SUCCESS)
 }
 
 fn question(situation: &Situation, settings: &Settings) -> String {
     let name = &settings.slot;
-    match situation.is_foreign() {
-        true => format!(
+    if situation.is_foreign() {
+        format!(
             "this adopts cluster {} for slot {name}, and every row without a record is published to \
              project {:?} from here",
             situation.cluster.origin(),
             settings.project
-        ),
-        false if situation.owner.is_some() => format!(
+        )
+    } else if situation.owner.is_some() {
+        format!(
             "slot {name} becomes the owner of the tables, and every row without a record is published \
              through it"
-        ),
-        false => format!(
+        )
+    } else {
+        format!(
             "slot {name} is recreated, and every row without a record is published from the tables"
-        ),
+        )
     }
 }
 
 /// Asks for confirmation on a terminal; without a terminal, `--yes` is required.
-fn confirmed(args: &Args, what: &str) -> Result<()> {
+fn confirmed(args: &RecoverArgs, what: &str) -> Result<()> {
     if args.yes {
         return Ok(());
     }
@@ -337,7 +342,7 @@ fn confirmed(args: &Args, what: &str) -> Result<()> {
 }
 
 /// When the relay reacts to the mark.
-enum Relay {
+enum RelayReaction {
     /// No relay runs: at the next start.
     Starts,
     /// The relay's session was ended: it opens the next one at once.
@@ -346,20 +351,22 @@ enum Relay {
     MustBeRestarted,
 }
 
-impl Relay {
+impl RelayReaction {
     fn name(&self) -> &'static str {
         match self {
-            Relay::Starts => "starts",
-            Relay::BeginsAnew => "begins-anew",
-            Relay::MustBeRestarted => "must-be-restarted",
+            RelayReaction::Starts => "starts",
+            RelayReaction::BeginsAnew => "begins-anew",
+            RelayReaction::MustBeRestarted => "must-be-restarted",
         }
     }
 
     fn text(&self) -> &'static str {
         match self {
-            Relay::Starts => "No relay holds the slot: the next `postrider run` does the recovery.",
-            Relay::BeginsAnew => "The relay that holds the slot recovers now; see its log.",
-            Relay::MustBeRestarted => {
+            RelayReaction::Starts => {
+                "No relay holds the slot: the next `postrider run` does the recovery."
+            }
+            RelayReaction::BeginsAnew => "The relay that holds the slot recovers now; see its log.",
+            RelayReaction::MustBeRestarted => {
                 "This role may not end the session of the relay that holds the slot: restart the relay."
             }
         }
@@ -367,15 +374,15 @@ impl Relay {
 }
 
 /// Ends the session that holds the slot; the relay's next session finds the mark.
-async fn wake(sql: &Sql, slot: &SlotName) -> Result<Relay> {
+async fn wake(sql: &Sql, slot: &SlotName) -> Result<RelayReaction> {
     const STATEMENT: &str = "\
         select pg_terminate_backend(active_pid) from pg_catalog.pg_replication_slots \
         where slot_name = $1 and active_pid is not null";
     match sql.query_opt(STATEMENT, &[&slot.as_str()]).await {
-        Ok(None) => Ok(Relay::Starts),
-        Ok(Some(_)) => Ok(Relay::BeginsAnew),
+        Ok(None) => Ok(RelayReaction::Starts),
+        Ok(Some(_)) => Ok(RelayReaction::BeginsAnew),
         Err(error) if error.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE) => {
-            Ok(Relay::MustBeRestarted)
+            Ok(RelayReaction::MustBeRestarted)
         }
         Err(error) => Err(error.into()),
     }

@@ -9,7 +9,7 @@ use serde::Serialize;
 use slot_manager::SlotName;
 
 use super::{Situation, Why};
-use crate::capture::{Window, claim, scan};
+use crate::capture::{ScanWindow, claim, scan};
 use crate::cli::{figures, output};
 use crate::error::Result;
 use crate::postgres::PatientSql;
@@ -33,12 +33,12 @@ struct Preview<'a> {
     /// The loss, in kebab case.
     why: Option<&'static str>,
     what: Option<&'a str>,
-    tables: Vec<Table>,
+    tables: Vec<TablePreview>,
 }
 
 /// The unrecorded rows of one table.
 #[derive(Debug, Serialize)]
-struct Table {
+struct TablePreview {
     table: String,
     rows: u64,
     topics: BTreeMap<String, Topic>,
@@ -72,9 +72,10 @@ pub(super) async fn show(
         what: situation.why.as_ref().map(|why| why.what.as_str()),
         tables,
     };
-    match json {
-        true => output::write_json(&preview),
-        false => output::write(&text(&preview, situation)),
+    if json {
+        output::write_json(&preview)
+    } else {
+        output::write(&text(&preview, situation))
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -96,13 +97,14 @@ async fn tables(
     settings: &Settings,
     project: &str,
     limit: u64,
-) -> Result<Vec<Table>> {
+) -> Result<Vec<TablePreview>> {
     let sql = PatientSql::open(settings.database()?, "postrider recover", Duration::ZERO).await?;
     scan::prepare(&sql).await?;
     let repeats = situation.repeats;
-    let firsts = match repeats {
-        true => Firsts::read(&sql).await?,
-        false => Firsts::default(),
+    let firsts = if repeats {
+        Firsts::read(&sql).await?
+    } else {
+        Firsts::default()
     };
     let mut tables = Vec::new();
     let known = claim::as_if_claimed(&sql, &settings.slot, &settings.tables, settings.start);
@@ -115,14 +117,15 @@ async fn tables(
     for (table, captured) in settings.tables.iter().zip(&known) {
         let resolving = TableReader::resolve(&sql, table, project, captured);
         let reader = sql.answer(resolving).await?;
-        let window = Window::unresolved(captured, repeats);
-        let window = match situation.is_foreign() {
+        let window = ScanWindow::unresolved(captured, repeats);
+        let window = if situation.is_foreign() {
             // The floor counts transactions of another cluster, so it resolves nothing here.
-            true => Window {
+            ScanWindow {
                 from_xid: 0,
                 ..window
-            },
-            false => window,
+            }
+        } else {
+            window
         };
         let unrecorded = Unrecorded::of(&sql, reader, table, window, &firsts).await?;
         tables.push(read(unrecorded, table.table.to_string(), limit).await?);
@@ -130,10 +133,10 @@ async fn tables(
     Ok(tables)
 }
 
-async fn read(mut unrecorded: Unrecorded<'_>, name: String, limit: u64) -> Result<Table> {
+async fn read(mut unrecorded: Unrecorded<'_>, name: String, limit: u64) -> Result<TablePreview> {
     // The mapping needs some position; nothing is published or recorded.
     let place = CommitLsn::new(Lsn::new(1));
-    let mut table = Table {
+    let mut table = TablePreview {
         table: name,
         rows: 0,
         topics: BTreeMap::new(),

@@ -101,14 +101,15 @@ pub(super) async fn create(settings: &Settings, args: &CreateArgs) -> Result<Exi
     capture::refuse_others(&sql, settings).await?;
     let at = slots::create(&sql, name, options, Duration::from_secs(args.wait_seconds)).await?;
     capture::from_now_on(&sql, settings, "postrider slot create").await?;
-    match args.json {
-        true => output::write_json(
+    if args.json {
+        output::write_json(
             &serde_json::json!({ "slot_name": name, "created_at_lsn": at.to_string() }),
-        ),
-        false => output::write(&format!(
+        )
+    } else {
+        output::write(&format!(
             "Created slot {name} at {at}: every row committed from now on is delivered. PostgreSQL \
              retains WAL until `postrider run` has read it.\n"
-        )),
+        ))
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -121,12 +122,13 @@ pub(super) async fn drop(settings: &Settings, args: &DropArgs) -> Result<ExitCod
         return Err(not_confirmed(&format!("dropping {}", left_out.text())));
     }
     slots::drop(&sql, &settings.slot).await?;
-    match args.json {
-        true => output::write_json(&left_out),
-        false => output::write(&format!(
+    if args.json {
+        output::write_json(&left_out)
+    } else {
+        output::write(&format!(
             "Dropped {}. At its next start the relay publishes the unrecorded rows from the tables.\n",
             left_out.text()
-        )),
+        ))
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -153,13 +155,14 @@ pub(super) async fn advance(settings: &Settings, args: &AdvanceArgs) -> Result<E
     // Before advancing: a relay with dispatch = exceptions could not notice the advance otherwise.
     record::write_left(&sql, &settings.slot, left).await?;
     left_out.confirmed_flush_lsn = slots::advance(&sql, &settings.slot, to).await?;
-    match args.json {
-        true => output::write_json(&left_out),
-        false => output::write(&format!(
+    if args.json {
+        output::write_json(&left_out)
+    } else {
+        output::write(&format!(
             "Advanced {text} to {}. The WAL in between is never streamed; at its next start the relay \
              publishes the unrecorded rows from the tables.\n",
             left_out.confirmed_flush_lsn
-        )),
+        ))
     }
     Ok(ExitCode::SUCCESS)
 }

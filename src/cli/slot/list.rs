@@ -11,7 +11,7 @@ use crate::settings::Settings;
 
 /// The arguments of `postrider slot list`.
 #[derive(Debug, clap::Args)]
-pub(super) struct Args {
+pub(super) struct SlotListArgs {
     /// Print JSON: {slots: [...]}
     #[arg(long)]
     json: bool,
@@ -19,7 +19,7 @@ pub(super) struct Args {
 
 const HEADINGS: [&str; 7] = ["SLOT", "PLUGIN", "DATABASE", "WAL", "LAG", "KEPT", "READER"];
 
-pub(super) async fn run(settings: &Settings, args: &Args) -> Result<ExitCode> {
+pub(super) async fn run(settings: &Settings, args: &SlotListArgs) -> Result<ExitCode> {
     let sql = session(settings, STATEMENT_TIMEOUT).await?;
     let slots = slots::list(&sql).await?;
     if args.json {

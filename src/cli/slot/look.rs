@@ -4,13 +4,15 @@ use std::time::{Duration, Instant};
 
 use decoder::Lsn;
 use serde::Serialize;
-use slot_manager::health::{self, Earlier, Observation, RecordedPosition, Thresholds, Viewer};
+use slot_manager::health::{
+    self, Observation, RecordedPosition, SlotObservation, Thresholds, Viewer,
+};
 use slot_manager::retention::{self, WalHolder};
-use slot_manager::{Cluster, Health, Origin, Severity, Slot, SlotName, cluster, slots};
+use slot_manager::{Cluster, DatabaseOrigin, Health, Severity, Slot, SlotName, cluster, slots};
 use tokio_postgres::types::PgLsn;
 
 use super::not_to_be_read;
-use super::pending::{self, Pending};
+use super::pending::{self, PendingEvents};
 use crate::error::Result;
 use crate::postgres::Sql;
 use crate::settings::Settings;
@@ -28,7 +30,7 @@ pub(super) struct Look {
     pub(super) slot: Option<Slot>,
     pub(super) health: Health,
     /// `None`: unknown.
-    pub(super) pending: Option<Pending>,
+    pub(super) pending: Option<PendingEvents>,
     /// Transactions and slots that hold back WAL, oldest first.
     pub(super) holders: Vec<WalHolder>,
     pub(super) relay: Option<RelayRow>,
@@ -68,17 +70,17 @@ pub(super) struct Rates {
 /// The output of `slot show --json`; programs depend on it.
 #[derive(Serialize)]
 #[serde(untagged)]
-pub(super) enum Json<'a> {
+pub(super) enum SlotJson<'a> {
     Missing {
         slot_name: &'a SlotName,
         health: &'a Health,
     },
-    Found(Box<Found<'a>>),
+    Found(Box<FoundSlot<'a>>),
 }
 
 /// The columns of the slot, plus the fields below.
 #[derive(Serialize)]
-pub(super) struct Found<'a> {
+pub(super) struct FoundSlot<'a> {
     #[serde(flatten)]
     slot: &'a Slot,
     health: &'a Health,
@@ -121,7 +123,7 @@ impl Look {
             holders = retention::holders(sql, &name, HOLDERS_OLDER_THAN).await?;
         }
         let earlier = before.and_then(|before| {
-            Some(Earlier {
+            Some(SlotObservation {
                 slot: before.slot.as_ref()?,
                 ago: at.duration_since(before.at),
             })
@@ -158,15 +160,15 @@ impl Look {
     }
 
     /// One JSON object; for a missing slot it has only name and health.
-    pub(super) fn json(&self) -> Json<'_> {
+    pub(super) fn json(&self) -> SlotJson<'_> {
         let health = &self.health;
         let Some(slot) = &self.slot else {
-            return Json::Missing {
+            return SlotJson::Missing {
                 slot_name: &self.name,
                 health,
             };
         };
-        Json::Found(Box::new(Found {
+        SlotJson::Found(Box::new(FoundSlot {
             slot,
             health,
             severity: health.severity(),
@@ -209,7 +211,7 @@ async fn relay_row(sql: &Sql, slot: &SlotName) -> Result<Option<RelayRow>> {
 impl RelayRow {
     fn position(&self) -> Option<RecordedPosition> {
         Some(RecordedPosition {
-            origin: Origin {
+            origin: DatabaseOrigin {
                 system_identifier: self.system_identifier.parse().ok()?,
                 database_oid: self.database_oid,
             },
@@ -220,7 +222,7 @@ impl RelayRow {
 }
 
 impl Rates {
-    fn of(slot: &Slot, earlier: Earlier<'_>) -> Option<Self> {
+    fn of(slot: &Slot, earlier: SlotObservation<'_>) -> Option<Self> {
         let seconds = earlier.ago.as_secs_f64();
         let rate = |now: Option<Lsn>, before: Option<Lsn>| {
             let bytes = now?.bytes_since(before?).unwrap_or(0);

@@ -32,16 +32,16 @@ const CHANGE_TIMEOUT: Duration = Duration::from_secs(3600);
 
 /// The arguments of `postrider slot`.
 #[derive(Debug, clap::Args)]
-pub(super) struct Args {
+pub(super) struct SlotArgs {
     #[command(subcommand)]
-    command: Option<Action>,
+    command: Option<SlotAction>,
     /// Without a command: show
     #[command(flatten)]
     show: show::ShowArgs,
 }
 
 #[derive(Debug, Subcommand)]
-enum Action {
+enum SlotAction {
     /// Show one slot: health, what to do, lag, reader, retained WAL and the cause
     ///
     /// The exit code is suitable for alerts: 0 ok, 1 warning, 2 critical, 3 missing or unknown.
@@ -53,7 +53,7 @@ enum Action {
     ///
     /// Example: postrider slot list --json
     #[command(verbatim_doc_comment)]
-    List(list::Args),
+    List(list::SlotListArgs),
     /// Create the slot: rows committed from then on are delivered
     ///
     /// The publication must exist first. Waits until all transactions that are running now have
@@ -74,14 +74,14 @@ enum Action {
     Advance(change::AdvanceArgs),
 }
 
-pub(super) fn run(settings: &Settings, args: Args) -> Result<ExitCode> {
+pub(super) fn run(settings: &Settings, args: SlotArgs) -> Result<ExitCode> {
     match args.command {
         None => super::block_on(show::run(settings, args.show)),
-        Some(Action::Show(show)) => super::block_on(show::run(settings, show.or(args.show))),
-        Some(Action::List(list)) => super::block_on(list::run(settings, &list)),
-        Some(Action::Create(create)) => super::block_on(change::create(settings, &create)),
-        Some(Action::Drop(drop)) => super::block_on(change::drop(settings, &drop)),
-        Some(Action::Advance(advance)) => super::block_on(change::advance(settings, &advance)),
+        Some(SlotAction::Show(show)) => super::block_on(show::run(settings, show.or(args.show))),
+        Some(SlotAction::List(list)) => super::block_on(list::run(settings, &list)),
+        Some(SlotAction::Create(create)) => super::block_on(change::create(settings, &create)),
+        Some(SlotAction::Drop(drop)) => super::block_on(change::drop(settings, &drop)),
+        Some(SlotAction::Advance(advance)) => super::block_on(change::advance(settings, &advance)),
     }
 }
 

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use slot_manager::quoted_identifier;
 
-use crate::capture::Window;
+use crate::capture::ScanWindow;
 use crate::capture::claim::{self, Captured};
 use crate::error::{Code, Error, Result};
 use crate::map::TableSettings;
@@ -28,7 +28,7 @@ const BLOCK_BYTES: u64 = 8_192;
 
 /// The events that wait for delivery.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Pending {
+pub(super) struct PendingEvents {
     /// Events without a record.
     pub(super) events: u64,
     /// Age of the oldest by `occurred_at` and the server's clock; zero if no event waits, absent if a
@@ -37,15 +37,15 @@ pub(super) struct Pending {
 }
 
 /// Looks at all captured tables; `None` if that would take long or the answer cannot be known.
-pub(super) async fn look(sql: &Sql, settings: &Settings) -> Result<Option<Pending>> {
+pub(super) async fn look(sql: &Sql, settings: &Settings) -> Result<Option<PendingEvents>> {
     match look_at_all(sql, settings).await {
         Err(error) if is_not_known(&error) => Ok(None),
         looked => looked,
     }
 }
 
-async fn look_at_all(sql: &Sql, settings: &Settings) -> Result<Option<Pending>> {
-    let mut all = Pending {
+async fn look_at_all(sql: &Sql, settings: &Settings) -> Result<Option<PendingEvents>> {
+    let mut all = PendingEvents {
         events: 0,
         oldest: Some(Duration::ZERO),
     };
@@ -71,8 +71,8 @@ async fn look_at(
     settings: &Settings,
     table: &TableSettings,
     captured: &Captured,
-) -> Result<Option<Pending>> {
-    let window = Window::unresolved(captured, false);
+) -> Result<Option<PendingEvents>> {
+    let window = ScanWindow::unresolved(captured, false);
     let seq = captured.shape.seq.as_ref().filter(|seq| seq.is_indexed);
     let bytes = u64::from(captured.shape.blocks) * BLOCK_BYTES;
     let bound = match (seq, window.from_seq) {
@@ -98,7 +98,7 @@ async fn look_at(
         // A time in the future counts as now.
         (_, age) => age.map(|seconds| Duration::try_from_secs_f64(seconds).unwrap_or_default()),
     };
-    Ok(Some(Pending {
+    Ok(Some(PendingEvents {
         events: events.unsigned_abs(),
         oldest,
     }))

@@ -66,9 +66,10 @@ pub(super) fn text(look: &Look, paint: Paint) -> String {
 
 /// The text, preceded by an escape code that clears the screen if standard output is a terminal.
 pub(super) fn replacing(text: &str) -> String {
-    match std::io::stdout().is_terminal() {
-        true => format!("\x1b[H\x1b[2J{text}"),
-        false => format!("{text}\n"),
+    if std::io::stdout().is_terminal() {
+        format!("\x1b[H\x1b[2J{text}")
+    } else {
+        format!("{text}\n")
     }
 }
 

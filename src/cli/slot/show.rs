@@ -74,9 +74,10 @@ pub(super) async fn run(settings: &Settings, args: ShowArgs) -> Result<ExitCode>
     }
     match look(settings, &args).await {
         Ok(look) => {
-            match args.json {
-                true => output::write_json(&look.json()),
-                false => output::write(&screen::text(&look, Paint::stdout())),
+            if args.json {
+                output::write_json(&look.json())
+            } else {
+                output::write(&screen::text(&look, Paint::stdout()))
             }
             Ok(exit_code(&look.health))
         }
@@ -107,9 +108,10 @@ async fn watch(settings: &Settings, args: &ShowArgs, interval: Duration) -> ! {
             }
             Err(error) => {
                 (sql, before) = (None, None);
-                match args.json {
-                    true => output::write_json_line(&unknown(settings, &error)),
-                    false => output::write(&screen::replacing(&format!("{}\n", Report(&error)))),
+                if args.json {
+                    output::write_json_line(&unknown(settings, &error))
+                } else {
+                    output::write(&screen::replacing(&format!("{}\n", Report(&error))))
                 }
             }
         }
@@ -131,9 +133,10 @@ async fn look_again(
 }
 
 fn show_again(look: &Look, args: &ShowArgs) {
-    match args.json {
-        true => output::write_json_line(&look.json()),
-        false => output::write(&screen::replacing(&screen::text(look, Paint::stdout()))),
+    if args.json {
+        output::write_json_line(&look.json())
+    } else {
+        output::write(&screen::replacing(&screen::text(look, Paint::stdout())))
     }
 }
 

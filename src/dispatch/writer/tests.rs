@@ -71,7 +71,7 @@ type Row = (String, Option<String>, Option<String>, i32, Option<String>);
 
 struct World {
     sql: Client,
-    writer: Option<Writer>,
+    writer: Option<DispatchWriter>,
     events: mpsc::UnboundedReceiver<WriterEvent>,
     handed_over: u64,
     written: u64,
@@ -91,7 +91,7 @@ impl World {
         tokio::spawn(connection);
         sql.batch_execute("TRUNCATE outbox.dispatch").await.unwrap();
         let cluster = cluster::inspect(&sql).await.unwrap();
-        let reader = Reader {
+        let reader = SlotReader {
             instance: "test".to_owned(),
             walsender: 0,
             system_identifier: cluster.system_identifier,
@@ -101,7 +101,7 @@ impl World {
         let target = Target::from_settings(&url, &Environment::new()).unwrap();
         let slot: SlotName = "p".parse().unwrap();
         let (sender, events) = mpsc::unbounded_channel();
-        let writer = Writer::start(target.unwrap(), &slot, reader, sender);
+        let writer = DispatchWriter::start(target.unwrap(), &slot, reader, sender);
         Self {
             sql,
             writer: Some(writer),
@@ -279,9 +279,10 @@ fn record(n: u64, key: &str, events: Vec<EventRef>, publishes: bool) -> Record {
         // Each outcome has a time of its own.
         at: SystemTime::UNIX_EPOCH + Duration::from_secs(2_000_000_000 + n),
         events,
-        outcome: match publishes {
-            true => Outcome::Published(ids),
-            false => Outcome::Quarantined(format!("refused in step {n}").into()),
+        outcome: if publishes {
+            Outcome::Published(ids)
+        } else {
+            Outcome::Quarantined(format!("refused in step {n}").into())
         },
     }
 }

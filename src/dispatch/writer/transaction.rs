@@ -39,7 +39,7 @@ const WHICH_ARE_THERE: &str = "\
 
 /// Which process reads the slot, and on which server.
 #[derive(Debug, Clone)]
-pub(crate) struct Reader {
+pub(crate) struct SlotReader {
     /// The name of this relay in outbox.relay.
     pub(crate) instance: String,
     /// Pid of our walsender; 0 when it is unknown.
@@ -48,7 +48,7 @@ pub(crate) struct Reader {
     pub(crate) timeline: u32,
 }
 
-impl Reader {
+impl SlotReader {
     /// Checks that the writer is on the server on which the session began. A promoted standby may
     /// lack records that its primary had. If we recorded later events there, the next session would
     /// repeat only the missing ones, out of order.
@@ -68,11 +68,11 @@ impl Reader {
 }
 
 /// Where the writer connects, under which name, and for which slot and session.
-pub(super) struct Place {
+pub(super) struct WriterContext {
     pub(super) target: Target,
     pub(super) name: String,
     pub(super) slot: String,
-    pub(super) reader: Reader,
+    pub(super) reader: SlotReader,
 }
 
 pub(super) struct Connected {
@@ -84,7 +84,7 @@ pub(super) struct Connected {
 }
 
 impl Connected {
-    async fn new(place: &Place) -> Result<Self> {
+    async fn new(place: &WriterContext) -> Result<Self> {
         let sql = connect(&place.target, &place.name, STATEMENT_TIMEOUT).await?;
         place.reader.is_still_served_by(&sql).await?;
         sql.batch_execute(BE_QUICK).await?;
@@ -101,7 +101,7 @@ impl Connected {
 
 /// Writes the batch, over a new connection if there is none.
 pub(super) async fn write(
-    place: &Place,
+    place: &WriterContext,
     connected: &mut Option<Connected>,
     batch: &Batch,
 ) -> Result<()> {
@@ -139,13 +139,13 @@ enum Attempt {
 
 /// Writes the whole batch in one transaction, except new rows that are `there` already.
 async fn attempt(
-    place: &Place,
+    place: &WriterContext,
     connected: &mut Connected,
     batch: &Batch,
     there: &HashSet<RowKey>,
 ) -> Result<Attempt, tokio_postgres::Error> {
     let transaction = connected.sql.client_mut().transaction().await?;
-    let Reader {
+    let SlotReader {
         instance,
         walsender,
         ..

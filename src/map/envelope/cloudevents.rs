@@ -14,7 +14,7 @@
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 
-use super::{Attributes, Body, EventContext, EventFault};
+use super::{Attributes, EventContext, EventFault, MessageData};
 use crate::map::payload::ContentKind;
 
 /// Media type of the structured mode.
@@ -77,7 +77,7 @@ pub(super) fn write_document(
 }
 
 fn write_data(
-    payload: Body<'_>,
+    payload: MessageData<'_>,
     event: &EventContext<'_>,
     out: &mut Vec<u8>,
 ) -> Result<(), EventFault> {
@@ -86,7 +86,7 @@ fn write_data(
             out.extend_from_slice(b",\"data\":");
             json.write(out);
         }
-        (ContentKind::Text, Body::Plain(text)) => {
+        (ContentKind::Text, MessageData::Plain(text)) => {
             let text = std::str::from_utf8(text).map_err(|_| EventFault::NotUtf8 {
                 column: event.payload_column.to_owned(),
             })?;

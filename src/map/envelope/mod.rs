@@ -24,7 +24,7 @@ use super::columns::OutboxRow;
 use super::error::EventFault;
 use super::headers::Headers;
 use super::timestamp::CivilTime;
-use super::wire::Body;
+use super::wire::MessageData;
 
 /// The form of a message's data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -141,17 +141,17 @@ impl Envelope {
         event: &EventContext<'a>,
         attributes: &Attributes,
         scratch: &'a mut Vec<u8>,
-    ) -> Result<Body<'a>, EventFault> {
+    ) -> Result<MessageData<'a>, EventFault> {
         match self {
             Envelope::Raw | Envelope::CloudeventsBinary => {
-                return Ok(event.row.payload.unwrap_or(Body::Plain(b"")));
+                return Ok(event.row.payload.unwrap_or(MessageData::Plain(b"")));
             }
             Envelope::CloudeventsStructured => {
                 cloudevents::write_document(event, attributes, scratch)?;
             }
             Envelope::Protobuf => protobuf::write_event(event, scratch),
         }
-        Ok(Body::Plain(scratch))
+        Ok(MessageData::Plain(scratch))
     }
 }
 

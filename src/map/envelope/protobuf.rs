@@ -11,7 +11,7 @@ use prost::Message;
 use prost::encoding::{WireType, encode_key};
 use prost_types::Timestamp;
 
-use super::{Body, EventContext};
+use super::{EventContext, MessageData};
 use crate::map::wire;
 
 /// Media type of the message's data.
@@ -22,7 +22,7 @@ const PAYLOAD_TAG: u32 = 15;
 
 /// One outbox event, with all its known fields.
 #[derive(Clone, PartialEq, Message)]
-pub struct Event {
+pub struct ProtobufEvent {
     /// The attribute `event_id`: the event's uuid.
     #[prost(string, tag = "1")]
     pub id: String,
@@ -79,7 +79,7 @@ pub(super) fn write_event(event: &EventContext<'_>, out: &mut Vec<u8>) {
             .entry(name.to_owned())
             .or_insert_with(|| value.to_owned());
     }
-    let without_payload = Event {
+    let without_payload = ProtobufEvent {
         id: event.event_id.to_owned(),
         source: event.source.to_owned(),
         r#type: event.event_type.to_owned(),
@@ -97,7 +97,7 @@ pub(super) fn write_event(event: &EventContext<'_>, out: &mut Vec<u8>) {
         payload: Bytes::new(),
     };
     // The payload is the last field, so it is copied once, directly to its place.
-    let payload = row.payload.unwrap_or(Body::Plain(b""));
+    let payload = row.payload.unwrap_or(MessageData::Plain(b""));
     out.clear();
     out.reserve(without_payload.encoded_len() + 16 + payload.len());
     without_payload.encode_raw(out);

@@ -82,9 +82,10 @@ impl Verifier {
             .ok_or(TlsError::InvalidCertificate(CertificateError::BadEncoding))?;
         let is_valid = !key.is_supported(algorithms)
             || key.verify(algorithms, signed.scheme, message, signed.signature());
-        match is_valid {
-            true => Ok(HandshakeSignatureValid::assertion()),
-            false => Err(TlsError::InvalidCertificate(CertificateError::BadSignature)),
+        if is_valid {
+            Ok(HandshakeSignatureValid::assertion())
+        } else {
+            Err(TlsError::InvalidCertificate(CertificateError::BadSignature))
         }
     }
 }

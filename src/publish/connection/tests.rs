@@ -15,15 +15,15 @@ use super::*;
 const ANSWER: &[u8] = b"\0\0\0\0\x03\x0a\x017";
 
 /// A connection that pings after 100 ms and waits 200 ms for the answer, and its other end.
-async fn connected() -> (Connection, DuplexStream) {
+async fn connected() -> (PublishConnection, DuplexStream) {
     let (ours, theirs) = tokio::io::duplex(64 << 10);
     let origin = Uri::from_static("http://pubsub.test:80");
     let (after, timeout) = (Duration::from_millis(100), Duration::from_millis(200));
-    let connection = Connection::start_with(ours, origin, after, timeout).await;
+    let connection = PublishConnection::start_with(ours, origin, after, timeout).await;
     (connection.unwrap(), theirs)
 }
 
-async fn publish(connection: Connection) -> Result<MessageIds, Status> {
+async fn publish(connection: PublishConnection) -> Result<MessageIds, Status> {
     publish_one(connection, Bytes::from_static(b"message")).await
 }
 
@@ -34,7 +34,7 @@ async fn in_time<T>(what: impl Future<Output = T>) -> T {
 }
 
 /// Waits until the connection takes no new requests.
-async fn closed(connection: &mut Connection) {
+async fn closed(connection: &mut PublishConnection) {
     in_time(async {
         while connection.is_open().await {
             tokio::time::sleep(Duration::from_millis(1)).await;
@@ -43,8 +43,8 @@ async fn closed(connection: &mut Connection) {
     .await;
 }
 
-async fn publish_one(connection: Connection, message: Bytes) -> Result<MessageIds, Status> {
-    let body = Body::publish("projects/p/topics/t", [message].iter());
+async fn publish_one(connection: PublishConnection, message: Bytes) -> Result<MessageIds, Status> {
+    let body = RequestBody::publish("projects/p/topics/t", [message].iter());
     let answer = connection.unary(METHOD, HeaderMap::new(), body);
     Ok(MessageIds::decode(in_time(answer).await?).unwrap())
 }
@@ -282,7 +282,7 @@ async fn messages_of_all_sizes_arrive_unchanged_through_small_windows() {
     let (connection, theirs) = connected().await;
     let lengths = [10, 5_000, 20, 1 << 20, 4_095, 4_096, 17_000, 0, 30];
     let messages: Vec<Bytes> = lengths.map(|len| vec![len as u8; len].into()).into();
-    let body = Body::publish("projects/p/topics/t", messages.iter());
+    let body = RequestBody::publish("projects/p/topics/t", messages.iter());
     let publishing =
         tokio::spawn(async move { connection.unary(METHOD, HeaderMap::new(), body).await });
     let mut server = server::Builder::new();
@@ -295,7 +295,7 @@ async fn messages_of_all_sizes_arrive_unchanged_through_small_windows() {
     let bytes = in_time(read(request)).await;
     respond(answer);
     publishing.await.unwrap().unwrap();
-    let mut whole = Body::publish("projects/p/topics/t", messages.iter());
+    let mut whole = RequestBody::publish("projects/p/topics/t", messages.iter());
     assert!(bytes == whole.copy_to_bytes(whole.remaining()));
 }
 

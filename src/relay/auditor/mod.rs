@@ -42,7 +42,7 @@ use super::recovery::unrecorded::Unrecorded;
 use crate::capture::claim::{self, Captured};
 use crate::capture::record::{self as captures, Resolved, current_snapshot};
 use crate::capture::shape::{self, Tops};
-use crate::capture::{Bounds, Window, scan};
+use crate::capture::{Bounds, ScanWindow, scan};
 use crate::error::{Code, Error, Result};
 use crate::map::TableSettings;
 use crate::metrics::Metrics;
@@ -63,7 +63,7 @@ const STATEMENT_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// What to audit.
 #[derive(Debug)]
-pub(super) struct Subject {
+pub(super) struct AuditSubject {
     pub(super) target: Target,
     pub(super) slot: SlotName,
     pub(super) publication: String,
@@ -82,7 +82,7 @@ pub(super) struct Subject {
 
 /// How the first audit of a session begins.
 #[derive(Debug)]
-pub(super) struct Start {
+pub(super) struct FirstAudit {
     /// Compare everything, even if the publication is unchanged: the slot may have left events out.
     pub(super) everything: bool,
     /// Wait for this first: a recovery is publishing from the tables.
@@ -102,8 +102,8 @@ impl Drop for Auditor {
 /// Starts the auditor. `hasten` wakes it at once, and it sends the rows that it finds to `events`.
 /// The receiver gets an error if the session has to end; it closes if the task has died.
 pub(super) fn start(
-    subject: Subject,
-    start: Start,
+    subject: AuditSubject,
+    start: FirstAudit,
     hasten: Arc<Notify>,
     events: TableSender,
 ) -> (Auditor, mpsc::Receiver<Error>) {
@@ -115,7 +115,7 @@ pub(super) fn start(
             // The recovery failed, and the session ends with its error.
             return std::future::pending().await;
         }
-        let mut audit = Audit {
+        let mut audit = AuditState {
             everything: start.everything,
             subject,
             events,
@@ -152,19 +152,19 @@ pub(super) fn start(
 
 /// What the relay's row says about earlier audits.
 #[derive(Debug)]
-struct Earlier {
+struct AuditHistory {
     had_one: bool,
     publication: Option<String>,
     /// Whether events may have been delivered without a record.
     repeats: bool,
 }
 
-struct Audit {
-    subject: Subject,
+struct AuditState {
+    subject: AuditSubject,
     events: TableSender,
     everything: bool,
     /// The position that the slot must confirm before the next comparison.
-    waiting: Option<Waiting>,
+    waiting: Option<AuditWait>,
     tops: Option<Tops>,
     /// Number of delivered events when the last audit began.
     delivered: Option<u64>,
@@ -184,14 +184,14 @@ struct Audit {
 
 /// What an audit waits for.
 #[derive(Debug, Clone, Copy)]
-struct Waiting {
+struct AuditWait {
     /// Every transaction older than this one had ended when the audit began.
     xmin: u64,
     /// The end of the WAL after that: those transactions lie before it.
     end: Lsn,
 }
 
-impl Audit {
+impl AuditState {
     /// Makes one step of an audit; returns the time until the next one.
     async fn round(&mut self, sql: &mut Option<PatientSql>) -> Result<Duration> {
         let sql = match sql {
@@ -211,7 +211,7 @@ impl Audit {
                 *self.waiting.insert(waiting)
             }
         };
-        let Subject {
+        let AuditSubject {
             slot,
             publication,
             captured,
@@ -248,7 +248,7 @@ impl Audit {
         let has_overlooked = async {
             let windows = captured
                 .iter()
-                .map(|captured| Window::unresolved(captured, true));
+                .map(|captured| ScanWindow::unresolved(captured, true));
             for window in windows.filter(|_| earlier.repeats) {
                 if statements::has_overlooked(sql, &window).await? {
                     return Ok(true);
@@ -285,14 +285,15 @@ impl Audit {
             return Ok(AT_ONCE);
         }
         self.horizon = self.horizon.filter(|horizon| waiting.xmin < *horizon);
-        Ok(match earlier.repeats || self.horizon.is_some() {
-            true => SOON,
-            false => INTERVAL,
+        Ok(if earlier.repeats || self.horizon.is_some() {
+            SOON
+        } else {
+            INTERVAL
         })
     }
 
     /// Notes the running transactions, and after that the end of the WAL.
-    async fn begin(&mut self, sql: &Sql) -> Result<Waiting> {
+    async fn begin(&mut self, sql: &Sql) -> Result<AuditWait> {
         if self.tops.is_none() {
             let found = claim::look(sql, &self.subject.tables).await?;
             self.tops = Some(shape::tops(sql, &found).await?);
@@ -304,7 +305,7 @@ impl Audit {
             self.goal = Some(now.xmax());
         }
         self.began_before.get_or_insert(now.xmax());
-        Ok(Waiting {
+        Ok(AuditWait {
             xmin: now.xmin(),
             end: statements::wal_end(sql).await?,
         })
@@ -316,7 +317,7 @@ impl Audit {
         &mut self,
         sql: &PatientSql,
         captured: &[Captured],
-        waiting: Waiting,
+        waiting: AuditWait,
         is_whole: bool,
     ) -> Result<bool> {
         let commit = from_table::place_before(waiting.end);
@@ -332,13 +333,15 @@ impl Audit {
             has_changed |= known != Some(&shape.partitions);
             // A partition that was filled elsewhere has rows of any transaction.
             let has_grown = known.is_some_and(|known| shape.has_grown_since(known));
-            let window = match is_whole || has_grown {
-                true => Window::whole(captured),
+            let window = if is_whole || has_grown {
+                ScanWindow::whole(captured)
+            } else if waiting.xmin <= record.floor {
                 // No transaction has ended since the last audit.
-                false if waiting.xmin <= record.floor => continue,
-                false => Window::recent(captured),
+                continue;
+            } else {
+                ScanWindow::recent(captured)
             };
-            let window = Window {
+            let window = ScanWindow {
                 below_xid: Some(waiting.xmin),
                 ..window
             };
@@ -383,9 +386,9 @@ impl Audit {
         &mut self,
         sql: &Sql,
         captured: &[Captured],
-        waiting: Waiting,
+        waiting: AuditWait,
         publication: &str,
-        earlier: &Earlier,
+        earlier: &AuditHistory,
     ) -> Result<()> {
         // Rows up to these numbers belong to transactions that have ended.
         let tops = self.tops.take_if(|tops| waiting.xmin >= tops.next_xid);
@@ -407,9 +410,10 @@ impl Audit {
         // record.
         let is_full = self.subject.dispatch == Dispatch::Full
             && self.began_before.is_some_and(|next| waiting.xmin >= next);
-        let dispatch = match is_full || !earlier.repeats {
-            true => self.subject.dispatch,
-            false => Dispatch::Exceptions,
+        let dispatch = if is_full || !earlier.repeats {
+            self.subject.dispatch
+        } else {
+            Dispatch::Exceptions
         };
         if earlier.repeats && dispatch == Dispatch::Full {
             captures::full_from_here(&**sql, &self.subject.slot).await?;

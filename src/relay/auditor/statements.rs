@@ -4,8 +4,8 @@ use decoder::Lsn;
 use slot_manager::SlotName;
 use tokio_postgres::types::{PgLsn, ToSql};
 
-use super::{Earlier, Subject};
-use crate::capture::Window;
+use super::{AuditHistory, AuditSubject};
+use crate::capture::ScanWindow;
 use crate::error::Result;
 use crate::postgres::Sql;
 use crate::settings::Dispatch;
@@ -31,9 +31,9 @@ const MARK_BROKEN: &str = "\
     where slot = $1 and instance = $2";
 
 /// Reads what earlier audits have recorded.
-pub(super) async fn earlier(sql: &Sql, slot: &SlotName) -> Result<Earlier> {
+pub(super) async fn earlier(sql: &Sql, slot: &SlotName) -> Result<AuditHistory> {
     let row = sql.query_one(EARLIER, &[&slot.as_str()]).await?;
-    Ok(Earlier {
+    Ok(AuditHistory {
         had_one: row.get(0),
         publication: row.get(1),
         repeats: Dispatch::named(row.get(2)) != Some(Dispatch::Full),
@@ -44,7 +44,7 @@ pub(super) async fn earlier(sql: &Sql, slot: &SlotName) -> Result<Earlier> {
 /// later rows are recorded as `dispatch` says. Does nothing when the session has lost the slot.
 pub(super) async fn audited(
     sql: &Sql,
-    subject: &Subject,
+    subject: &AuditSubject,
     publication: &str,
     dispatch: Dispatch,
 ) -> Result<()> {
@@ -57,7 +57,7 @@ pub(super) async fn audited(
 }
 
 /// Whether a partition was attached with rows that are older than the window.
-pub(super) async fn has_overlooked(sql: &Sql, window: &Window<'_>) -> Result<bool> {
+pub(super) async fn has_overlooked(sql: &Sql, window: &ScanWindow<'_>) -> Result<bool> {
     let Some(overlooked) = window.overlooked() else {
         return Ok(false);
     };
@@ -67,7 +67,7 @@ pub(super) async fn has_overlooked(sql: &Sql, window: &Window<'_>) -> Result<boo
 }
 
 /// Makes the next session begin with a recovery, unless another relay has taken the slot.
-pub(super) async fn mark_broken(sql: &Sql, subject: &Subject, why: &str) -> Result<()> {
+pub(super) async fn mark_broken(sql: &Sql, subject: &AuditSubject, why: &str) -> Result<()> {
     let (slot, instance) = (subject.slot.as_str(), &subject.instance);
     sql.execute(MARK_BROKEN, &[&slot, instance, &why]).await?;
     Ok(())

@@ -15,7 +15,7 @@ use crate::dispatch::{Outcome, Record};
 use crate::error::{Code, Error, Result};
 use crate::lanes::{Event, EventRef, Group, LaneKey, Request, Standing};
 use crate::map::{EventError, MapError, OrderingKey};
-use crate::metrics::Kind;
+use crate::metrics::KindLabel;
 use crate::publish::{Failure, MessageIds};
 use crate::relay::quarantine::{self, Letter, letter};
 use crate::settings::OnBadEvent;
@@ -104,9 +104,10 @@ impl Delivery {
         };
         self.block(&group, &origin, &error)?;
         self.budget.give_back_messages(1, message.len());
-        let behind = match self.quarantine.blocks(&group) {
-            true => self.lanes.close(key),
-            false => Vec::new(),
+        let behind = if self.quarantine.blocks(&group) {
+            self.lanes.close(key)
+        } else {
+            Vec::new()
         };
         let reason = reason(error.code(), &failure.to_string());
         let message = PubsubMessage::decode(message).unwrap_or_default();
@@ -160,7 +161,7 @@ impl Delivery {
     ) {
         let kind = code.name();
         let quarantined = &self.metrics.events_quarantined;
-        quarantined.get_or_create(&Kind { kind }).inc();
+        quarantined.get_or_create(&KindLabel { kind }).inc();
         let topic = self.dead_letter_topic.clone();
         let about = Letter {
             group,
@@ -231,9 +232,10 @@ impl Delivery {
     }
 
     fn record_aside(&mut self, about: Letter) {
-        let outcome = match self.joins_a_release(&about) {
-            true => Outcome::Released,
-            false => Outcome::Quarantined,
+        let outcome = if self.joins_a_release(&about) {
+            Outcome::Released
+        } else {
+            Outcome::Quarantined
         };
         let Letter {
             group,
@@ -276,7 +278,9 @@ impl Delivery {
             return;
         }
         let quarantined = &self.metrics.events_quarantined;
-        quarantined.get_or_create(&Kind { kind: "waits" }).inc();
+        quarantined
+            .get_or_create(&KindLabel { kind: "waits" })
+            .inc();
         self.budget.give_back_messages(1, event.message.len());
         self.record(Record {
             topic: Some(topic),

@@ -8,9 +8,9 @@ use super::{Delivery, until};
 use crate::dispatch::{Outcome, Record};
 use crate::error::{Code, Error, Result};
 use crate::lanes::{EventRef, Group};
-use crate::metrics::Kind;
+use crate::metrics::KindLabel;
 use crate::relay::budget;
-use crate::relay::quarantine::{self, Admission, Ask, Found, Releaser};
+use crate::relay::quarantine::{self, Admission, Ask, QuarantineAnswer, Releaser};
 use crate::table::TableEvent;
 
 /// Time between two looks for released or discarded events.
@@ -57,7 +57,7 @@ impl Releases {
     }
 
     /// Waits for the next answer; returns `None` when it is time to ask. Cancel-safe.
-    pub(super) async fn woken(&mut self, has_room: bool) -> Option<Found> {
+    pub(super) async fn woken(&mut self, has_room: bool) -> Option<QuarantineAnswer> {
         let due = match (self.asked || !self.allowed, self.not_before) {
             (true, _) => None,
             (false, Some(pause)) => Some(pause),
@@ -116,14 +116,14 @@ impl Delivery {
         }
     }
 
-    pub(super) fn on_found(&mut self, found: Found) -> Result<()> {
+    pub(super) fn on_found(&mut self, found: QuarantineAnswer) -> Result<()> {
         match found {
-            Found::Event(group, event) => return self.take_released(&group, event),
-            Found::Lost(group, origin, error) => {
+            QuarantineAnswer::Event(group, event) => return self.take_released(&group, event),
+            QuarantineAnswer::Lost(group, origin, error) => {
                 self.lost(&group, origin, &error);
                 return Ok(());
             }
-            Found::Looked {
+            QuarantineAnswer::Looked {
                 released,
                 vanished,
                 durable,
@@ -146,9 +146,9 @@ impl Delivery {
                     self.quarantine.counted(usize::try_from(count).unwrap_or(0));
                 }
             }
-            Found::Marked(group) => self.quarantine.marked(&group),
-            Found::SentBack(group) => self.quarantine.sent_back(&group),
-            Found::PageEnded(group, rows) => {
+            QuarantineAnswer::Marked(group) => self.quarantine.marked(&group),
+            QuarantineAnswer::SentBack(group) => self.quarantine.sent_back(&group),
+            QuarantineAnswer::PageEnded(group, rows) => {
                 if let Some(held) = self.quarantine.page_ended(&group, rows) {
                     tracing::info!(
                         topic = &*group.topic,
@@ -164,7 +164,7 @@ impl Delivery {
                     }
                 }
             }
-            Found::Failed(error) => {
+            QuarantineAnswer::Failed(error) => {
                 self.releases.not_before = Some(Instant::now() + RETRY_PAUSE);
                 if let Some(more) = self.log.due(error.code()) {
                     tracing::warn!(
@@ -173,7 +173,7 @@ impl Delivery {
                     );
                 }
             }
-            Found::Died => {
+            QuarantineAnswer::Died => {
                 let what = "the task that reads released events ended unexpectedly";
                 return Err(Error::new(Code::Internal, what));
             }
@@ -198,9 +198,10 @@ impl Delivery {
         self.quarantine.goes_to_lane(group, at, weight);
         let own = *topic == *group.topic && ordering_key == group.ordering_key;
         // With new settings the event may have another key, which has a quarantine of its own.
-        let admission = match own {
-            true => Admission::Open,
-            false => self.quarantine.admit(&topic, &ordering_key, at),
+        let admission = if own {
+            Admission::Open
+        } else {
+            self.quarantine.admit(&topic, &ordering_key, at)
         };
         match admission {
             Admission::Open => self.lanes.push(topic, ordering_key, event),
@@ -230,7 +231,7 @@ impl Delivery {
         );
         let kind = error.code().name();
         let quarantined = &self.metrics.events_quarantined;
-        quarantined.get_or_create(&Kind { kind }).inc();
+        quarantined.get_or_create(&KindLabel { kind }).inc();
         self.budget.take_record();
         self.record(Record {
             topic: Some(group.topic.clone()).filter(|topic| !topic.is_empty()),

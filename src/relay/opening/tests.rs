@@ -1,11 +1,11 @@
 use super::*;
 use crate::capture::window::tests::captured;
 use crate::relay::record::Recorded;
-use slot_manager::{Origin, SystemIdentifier};
+use slot_manager::{DatabaseOrigin, SystemIdentifier};
 
 fn interrupted(dispatch: Dispatch) -> Recorded {
     Recorded {
-        origin: Origin {
+        origin: DatabaseOrigin {
             system_identifier: SystemIdentifier::new(7),
             database_oid: None,
         },
@@ -23,7 +23,7 @@ fn interrupted(dispatch: Dispatch) -> Recorded {
 }
 
 fn continues(earlier: &Recorded, dispatch: Dispatch, table: &Captured) -> bool {
-    let found = Found {
+    let found = FoundTable {
         table: table.record.table.clone(),
         shape: table.shape.clone(),
     };
@@ -64,7 +64,7 @@ fn a_recovery_is_continued_only_if_its_rows_can_still_be_found() {
 #[test]
 fn a_recovery_is_not_continued_when_a_table_is_new() {
     let table = captured(true, None);
-    let found = Found {
+    let found = FoundTable {
         table: table.record.table.clone(),
         shape: table.shape.clone(),
     };

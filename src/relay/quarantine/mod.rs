@@ -36,7 +36,7 @@ use crate::map::OrderingKey;
 use crate::settings::OnBadEvent;
 
 pub(super) use dead_letter::{Letter, letter};
-pub(super) use releaser::{Ask, Found, Releaser};
+pub(super) use releaser::{Ask, QuarantineAnswer, Releaser};
 
 /// Limit of keys blocked at once, and of events set aside in one session that block nothing. That
 /// many are no longer single bad events: something is wrong with all of them, and a person must look
@@ -51,18 +51,18 @@ pub(super) const PAGE: usize = 100;
 const MAX_RELEASES: usize = 256;
 
 /// The place of an event in the log: commit LSN and ordinal.
-pub(super) type Place = (u64, u32);
+pub(super) type EventPlace = (u64, u32);
 
 /// The place of this event.
-pub(super) fn place(origin: &EventRef) -> Place {
+pub(super) fn place(origin: &EventRef) -> EventPlace {
     (origin.commit.lsn().as_u64(), origin.ordinal)
 }
 
 /// A blocked key.
 #[derive(Debug)]
-struct Blocked {
+struct BlockedState {
     /// The first event in quarantine. Earlier events are not affected.
-    since: Place,
+    since: EventPlace,
     /// The reason that is recorded for the events behind it.
     waits: Arc<str>,
     /// The number of the last record of this key that the writer was given.
@@ -86,7 +86,7 @@ enum Stage {
 struct Release {
     stage: Stage,
     /// The place of the last row read.
-    after: Place,
+    after: EventPlace,
     /// How many records were durable when the last page was requested.
     asked_at: u64,
     /// Only pages requested when at least this many records were durable count. A bad event with a
@@ -107,11 +107,11 @@ impl Release {
 
 /// A question to the table.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Command {
+pub(super) enum QuarantineQuery {
     /// Mark all quarantined rows of the group as released.
     Mark(Group),
     /// Read released rows after this place.
-    Page(Group, Place),
+    Page(Group, EventPlace),
     /// Mark all released rows of the group as quarantined.
     SendBack(Group),
 }
@@ -133,14 +133,14 @@ pub(super) enum Admission {
 #[derive(Debug)]
 pub(super) struct Quarantine {
     policy: OnBadEvent,
-    blocked: HashMap<Group, Blocked>,
+    blocked: HashMap<Group, BlockedState>,
     releases: HashMap<Group, Release>,
     /// The groups with a release that has not ended, in the order of their turns.
     turns: VecDeque<Group>,
     /// Releases that have ended and whose last outcome is being recorded, in that order.
     leaving: VecDeque<Group>,
     /// Released events in lanes: the group from which they were read, and their bytes.
-    in_lanes: HashMap<Place, (Group, usize)>,
+    in_lanes: HashMap<EventPlace, (Group, usize)>,
     bytes_in_lanes: usize,
     /// How many records the writer was given, and how many of them are durable.
     handed: u64,
@@ -187,7 +187,7 @@ impl Quarantine {
         &self,
         topic: &Arc<str>,
         ordering_key: &OrderingKey,
-        at: Place,
+        at: EventPlace,
     ) -> Admission {
         if self.blocked.is_empty() || ordering_key.is_unordered() {
             return Admission::Open;
@@ -215,9 +215,10 @@ impl Quarantine {
     pub(super) fn set_aside(&mut self, group: &Group, origin: &EventRef) -> Result<bool> {
         if !self.blocks(group) {
             self.unblocking += 1;
-            return match self.unblocking > MAX_BLOCKED {
-                true => Err(full()),
-                false => Ok(false),
+            return if self.unblocking > MAX_BLOCKED {
+                Err(full())
+            } else {
+                Ok(false)
             };
         }
         if let Some(blocked) = self.blocked.get_mut(group) {
@@ -232,14 +233,14 @@ impl Quarantine {
     }
 
     /// The group from which a released event, now in a lane, was read.
-    pub(super) fn source(&self, at: Place) -> Option<Group> {
+    pub(super) fn source(&self, at: EventPlace) -> Option<Group> {
         self.in_lanes.get(&at).map(|(group, _)| group.clone())
     }
 
     /// Blocks a key from the place `since` on, where the event `first` is (its id as shown to
     /// people). The rows of all events behind it name that event.
-    pub(super) fn block(&mut self, group: Group, since: Place, first: &str) {
-        let blocked = Blocked {
+    pub(super) fn block(&mut self, group: Group, since: EventPlace, first: &str) {
+        let blocked = BlockedState {
             since,
             waits: format!("waits for event {first} in quarantine").into(),
             last_record: 0,

@@ -13,7 +13,7 @@ use slot_manager::SlotName;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
-use super::{Command, PAGE};
+use super::{PAGE, QuarantineQuery};
 use crate::capture::{claim, rows};
 use crate::dispatch::quarantined;
 use crate::error::{Code, Error, Result};
@@ -38,12 +38,12 @@ pub(in crate::relay) enum Ask {
         durable: u64,
         count: bool,
     },
-    Do(Command),
+    Do(QuarantineQuery),
 }
 
 /// An answer.
 #[derive(Debug)]
-pub(in crate::relay) enum Found {
+pub(in crate::relay) enum QuarantineAnswer {
     Looked {
         released: Vec<Group>,
         vanished: Vec<Group>,
@@ -66,7 +66,7 @@ pub(in crate::relay) enum Found {
 #[derive(Debug)]
 pub(in crate::relay) struct Releaser {
     asks: mpsc::Sender<Ask>,
-    found: mpsc::Receiver<Found>,
+    found: mpsc::Receiver<QuarantineAnswer>,
     task: JoinHandle<()>,
 }
 
@@ -101,8 +101,8 @@ impl Releaser {
     }
 
     /// The next answer. Cancel-safe; waits forever when there is no question.
-    pub(in crate::relay) async fn found(&mut self) -> Found {
-        self.found.recv().await.unwrap_or(Found::Died)
+    pub(in crate::relay) async fn found(&mut self) -> QuarantineAnswer {
+        self.found.recv().await.unwrap_or(QuarantineAnswer::Died)
     }
 }
 
@@ -112,7 +112,7 @@ impl Drop for Releaser {
     }
 }
 
-struct Session {
+struct ReleaserSession {
     sql: PatientSql,
     /// Created when first needed.
     readers: Vec<TableReader>,
@@ -123,18 +123,18 @@ struct Worker {
     slot: SlotName,
     tables: Vec<TableSettings>,
     project: Arc<str>,
-    session: Option<Session>,
+    session: Option<ReleaserSession>,
     /// The last group of a full look, where the next look continues. So groups that cannot be
     /// published for now do not hide others.
     looked_to: Option<Group>,
 }
 
 impl Worker {
-    async fn run(mut self, mut asks: mpsc::Receiver<Ask>, found: mpsc::Sender<Found>) {
+    async fn run(mut self, mut asks: mpsc::Receiver<Ask>, found: mpsc::Sender<QuarantineAnswer>) {
         while let Some(ask) = asks.recv().await {
             let answer = self.answer(ask, &found).await.unwrap_or_else(|error| {
                 self.session = None;
-                Found::Failed(error)
+                QuarantineAnswer::Failed(error)
             });
             if found.send(answer).await.is_err() {
                 return;
@@ -142,10 +142,14 @@ impl Worker {
         }
     }
 
-    async fn answer(&mut self, ask: Ask, found: &mpsc::Sender<Found>) -> Result<Found> {
+    async fn answer(
+        &mut self,
+        ask: Ask,
+        found: &mpsc::Sender<QuarantineAnswer>,
+    ) -> Result<QuarantineAnswer> {
         let session = match &mut self.session {
             Some(session) => session,
-            none => none.insert(Session::open(&self.target).await?),
+            none => none.insert(ReleaserSession::open(&self.target).await?),
         };
         let sql = &session.sql;
         match ask {
@@ -158,31 +162,31 @@ impl Worker {
                 let looking = quarantined::released_groups(sql, after.as_ref(), GROUPS as i64);
                 let released = sql.answer(looking).await?;
                 self.looked_to = released.get(GROUPS - 1).cloned();
-                Ok(Found::Looked {
+                Ok(QuarantineAnswer::Looked {
                     released,
-                    vanished: match blocked.is_empty() {
-                        true => Vec::new(),
-                        false => {
-                            let looking = quarantined::vanished(sql, &blocked);
-                            sql.answer(looking).await?
-                        }
+                    vanished: if blocked.is_empty() {
+                        Vec::new()
+                    } else {
+                        let looking = quarantined::vanished(sql, &blocked);
+                        sql.answer(looking).await?
                     },
                     durable,
-                    count: match count {
-                        true => Some(sql.answer(quarantined::count(sql)).await?),
-                        false => None,
+                    count: if count {
+                        Some(sql.answer(quarantined::count(sql)).await?)
+                    } else {
+                        None
                     },
                 })
             }
-            Ask::Do(Command::Mark(group)) => {
+            Ask::Do(QuarantineQuery::Mark(group)) => {
                 sql.answer(quarantined::mark(sql, &group)).await?;
-                Ok(Found::Marked(group))
+                Ok(QuarantineAnswer::Marked(group))
             }
-            Ask::Do(Command::SendBack(group)) => {
+            Ask::Do(QuarantineQuery::SendBack(group)) => {
                 sql.answer(quarantined::send_back(sql, &group)).await?;
-                Ok(Found::SentBack(group))
+                Ok(QuarantineAnswer::SentBack(group))
             }
-            Ask::Do(Command::Page(group, after)) => {
+            Ask::Do(QuarantineQuery::Page(group, after)) => {
                 let paging = quarantined::page(sql, &group, after, PAGE);
                 let rows = sql.answer(paging).await?;
                 let count = rows.len();
@@ -198,7 +202,7 @@ impl Worker {
                 for origin in rows {
                     let one = match session.find(&group, origin.clone()).await {
                         Err(error) if is_of_one_event(&error, readers_are_new) => {
-                            Found::Lost(group.clone(), origin, error)
+                            QuarantineAnswer::Lost(group.clone(), origin, error)
                         }
                         found => found?,
                     };
@@ -206,7 +210,7 @@ impl Worker {
                         break;
                     }
                 }
-                Ok(Found::PageEnded(group, count))
+                Ok(QuarantineAnswer::PageEnded(group, count))
             }
         }
     }
@@ -222,7 +226,7 @@ fn is_of_one_event(error: &Error, readers_are_new: bool) -> bool {
     }
 }
 
-impl Session {
+impl ReleaserSession {
     async fn open(target: &Target) -> Result<Self> {
         let sql = PatientSql::open(target, "postrider quarantine", STATEMENT_TIMEOUT).await?;
         // Rows in quarantine are a small part of a large table, whatever the statistics say.
@@ -235,18 +239,18 @@ impl Session {
     }
 
     /// Reads the row of an event and maps it again: the settings may have changed.
-    async fn find(&mut self, group: &Group, origin: EventRef) -> Result<Found> {
+    async fn find(&mut self, group: &Group, origin: EventRef) -> Result<QuarantineAnswer> {
         for reader in &mut self.readers {
             let row = rows::find(&self.sql, reader, &origin.event_id).await?;
             let Some(row) = row else { continue };
             return match reader.event(&row, origin.commit, origin.ordinal) {
                 Ok(mut found) => {
                     found.event.origin = origin;
-                    Ok(Found::Event(group.clone(), found))
+                    Ok(QuarantineAnswer::Event(group.clone(), found))
                 }
                 Err(MapError::Event(error)) if error.fault.is_of_the_row() => {
                     let error = Error::from(MapError::Event(error));
-                    Ok(Found::Lost(group.clone(), origin, error))
+                    Ok(QuarantineAnswer::Lost(group.clone(), origin, error))
                 }
                 Err(error) => Err(error.into()),
             };
@@ -257,7 +261,7 @@ impl Session {
         );
         let gone = Error::new(Code::EventInvalid, what)
             .hint("to discard it, run `postrider quarantine discard ID --yes`");
-        Ok(Found::Lost(group.clone(), origin, gone))
+        Ok(QuarantineAnswer::Lost(group.clone(), origin, gone))
     }
 }
 
@@ -288,6 +292,6 @@ mod tests {
             let _held_until_it_dies = outgoing;
         });
         let mut releaser = Releaser { asks, found, task };
-        assert!(matches!(releaser.found().await, Found::Died));
+        assert!(matches!(releaser.found().await, QuarantineAnswer::Died));
     }
 }

@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use super::{Blocked, Command, MAX_RELEASES, PAGE, Place, Quarantine, Release, Stage};
+use super::{
+    BlockedState, EventPlace, MAX_RELEASES, PAGE, Quarantine, QuarantineQuery, Release, Stage,
+};
 use crate::lanes::{Event, Group};
 use crate::map::OrderingKey;
 
@@ -23,9 +25,10 @@ impl Quarantine {
             Some(_) => Stage::Begun(self.handed),
             None => Stage::Paging,
         };
-        let asks_from = match blocked.is_some_and(|by| by.letters > 0) {
-            true => u64::MAX,
-            false => 0,
+        let asks_from = if blocked.is_some_and(|by| by.letters > 0) {
+            u64::MAX
+        } else {
+            0
         };
         let release = Release {
             stage,
@@ -56,7 +59,7 @@ impl Quarantine {
     }
 
     /// The next question to the table, if one is due.
-    pub(in crate::relay) fn command(&mut self) -> Option<Command> {
+    pub(in crate::relay) fn command(&mut self) -> Option<QuarantineQuery> {
         for _ in 0..self.turns.len() {
             let group = self.turns.pop_front()?;
             self.turns.push_back(group.clone());
@@ -68,7 +71,7 @@ impl Quarantine {
         None
     }
 
-    fn command_for(&mut self, group: &Group) -> Option<Command> {
+    fn command_for(&mut self, group: &Group) -> Option<QuarantineQuery> {
         let blocked = self.blocked.get(group);
         let last_record = blocked.map_or(0, |by| by.last_record);
         let release = self.releases.get_mut(group)?;
@@ -78,17 +81,17 @@ impl Quarantine {
         let room = release.in_lanes < PAGE && self.durable >= release.asks_from;
         let all_durable = self.durable >= last_record.max(release.last_record);
         match &release.stage {
-            Stage::Begun(at) if self.durable >= *at => Some(Command::Mark(group.clone())),
+            Stage::Begun(at) if self.durable >= *at => Some(QuarantineQuery::Mark(group.clone())),
             Stage::Paging if room => {
                 release.asked_at = self.durable;
-                Some(Command::Page(group.clone(), release.after))
+                Some(QuarantineQuery::Page(group.clone(), release.after))
             }
             Stage::Handover(_) if room && self.durable >= last_record => {
                 release.asked_at = self.durable;
-                Some(Command::Page(group.clone(), release.after))
+                Some(QuarantineQuery::Page(group.clone(), release.after))
             }
             Stage::Failed if all_durable && release.in_lanes == 0 => {
-                Some(Command::SendBack(group.clone()))
+                Some(QuarantineQuery::SendBack(group.clone()))
             }
             Stage::Begun(_) | Stage::Paging | Stage::Handover(_) | Stage::Ended | Stage::Failed => {
                 None
@@ -106,7 +109,7 @@ impl Quarantine {
     }
 
     /// A row of a page was read. Returns whether its event is still wanted.
-    pub(in crate::relay) fn read(&mut self, group: &Group, at: Place) -> bool {
+    pub(in crate::relay) fn read(&mut self, group: &Group, at: EventPlace) -> bool {
         let Some(release) = self.releases.get_mut(group) else {
             return false;
         };
@@ -119,7 +122,7 @@ impl Quarantine {
     }
 
     /// The event of a row, of `bytes` bytes, goes into its lane.
-    pub(in crate::relay) fn goes_to_lane(&mut self, group: &Group, at: Place, bytes: usize) {
+    pub(in crate::relay) fn goes_to_lane(&mut self, group: &Group, at: EventPlace, bytes: usize) {
         if let Some(release) = self.releases.get_mut(group) {
             release.in_lanes += 1;
             self.bytes_in_lanes += bytes;
@@ -210,7 +213,7 @@ impl Quarantine {
 
     /// A released event has left its lane: the writer was just given its outcome, or the event was
     /// dropped. Returns the group from which it was read.
-    pub(in crate::relay) fn left_lane(&mut self, at: Place) -> Option<Group> {
+    pub(in crate::relay) fn left_lane(&mut self, at: EventPlace) -> Option<Group> {
         let (group, bytes) = self.in_lanes.remove(&at)?;
         self.bytes_in_lanes -= bytes;
         if let Some(release) = self.releases.get_mut(&group) {
@@ -271,7 +274,8 @@ impl Quarantine {
     /// The table had no row of this blocked key left when `durable` records were durable. Returns
     /// whether this unblocks the key.
     pub(in crate::relay) fn vanished(&mut self, group: &Group, durable: u64) -> bool {
-        let unchanged = |blocked: &Blocked| blocked.letters == 0 && blocked.last_record <= durable;
+        let unchanged =
+            |blocked: &BlockedState| blocked.letters == 0 && blocked.last_record <= durable;
         self.blocked.get(group).is_some_and(unchanged)
             && !self.releases.contains_key(group)
             && self.blocked.remove(group).is_some()

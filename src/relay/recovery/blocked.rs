@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use tokio_postgres::SimpleQueryMessage;
 
-use crate::capture::Window;
+use crate::capture::ScanWindow;
 use crate::dispatch::quarantined;
 use crate::error::Result;
 use crate::lanes::Group;
@@ -51,7 +51,7 @@ impl Blocked {
         sql: &Sql,
         table: &TableSettings,
         reader: &TableReader,
-        window: &Window<'_>,
+        window: &ScanWindow<'_>,
         Firsts(keys): &Firsts,
     ) -> Result<Self> {
         let mut blocked = Self::default();

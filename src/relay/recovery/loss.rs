@@ -40,7 +40,7 @@ pub(crate) struct Seen<'a> {
 
 /// How the session must begin.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Verdict {
+pub(crate) enum SlotVerdict {
     /// The slot has everything: stream from it.
     Stream { confirmed: Lsn, audit: Audit },
     /// An earlier recovery has not finished, and its slot brings everything that was committed since.
@@ -91,7 +91,7 @@ pub(crate) enum Loss {
 }
 
 /// Decides how to begin, on the cluster that was served before.
-pub(crate) fn judge(seen: Seen<'_>) -> Verdict {
+pub(crate) fn judge(seen: Seen<'_>) -> SlotVerdict {
     let Some(earlier) = seen.earlier else {
         return first_start(seen);
     };
@@ -100,40 +100,42 @@ pub(crate) fn judge(seen: Seen<'_>) -> Verdict {
     };
     let unfinished = earlier.unfinished.as_ref().filter(|_| seen.can_continue);
     match (served(earlier, seen), unfinished) {
-        (Verdict::Stream { confirmed, audit }, Some(unfinished))
+        (SlotVerdict::Stream { confirmed, audit }, Some(unfinished))
             if audit == Audit::Continue || is_proven(earlier, seen) =>
         {
             let unfinished = unfinished.clone();
-            Verdict::Continue {
+            SlotVerdict::Continue {
                 confirmed,
                 audit,
                 unfinished,
             }
         }
-        _ => Verdict::Recover(Loss::Unfinished(why.clone())),
+        _ => SlotVerdict::Recover(Loss::Unfinished(why.clone())),
     }
 }
 
 /// Decides without regard to a recovery that has not finished.
-fn served(earlier: &Recorded, seen: Seen<'_>) -> Verdict {
+fn served(earlier: &Recorded, seen: Seen<'_>) -> SlotVerdict {
     let Some(recorded) = earlier.confirmed_lsn else {
         return first_start(seen);
     };
     let Some(slot) = seen.slot else {
-        return Verdict::Recover(Loss::SlotMissing);
+        return SlotVerdict::Recover(Loss::SlotMissing);
     };
     match health(slot, seen) {
         health @ (Health::Lost | Health::Invalidated { .. }) => {
-            Verdict::Recover(Loss::SlotLost(health))
+            SlotVerdict::Recover(Loss::SlotLost(health))
         }
         Health::Recreated { recorded, found } => {
-            Verdict::Recover(Loss::SlotRecreated { recorded, found })
+            SlotVerdict::Recover(Loss::SlotRecreated { recorded, found })
         }
         _ if earlier.confirmed_is_final && recorded > seen.server_lsn => {
             let server = seen.server_lsn;
-            Verdict::Recover(Loss::WalMissing { recorded, server })
+            SlotVerdict::Recover(Loss::WalMissing { recorded, server })
         }
-        _ if seen.has_new_table && seen.start == Start::All => Verdict::Recover(Loss::TableAdded),
+        _ if seen.has_new_table && seen.start == Start::All => {
+            SlotVerdict::Recover(Loss::TableAdded)
+        }
         _ if repeats(seen) => without_records(earlier, recorded, slot, seen),
         _ => stream(slot, audit(earlier, recorded, slot, seen.cluster)),
     }
@@ -147,14 +149,14 @@ pub(crate) fn repeats(seen: Seen<'_>) -> bool {
 
 /// Decides when events may have no record, so that comparing the tables with the records proves
 /// nothing.
-fn without_records(earlier: &Recorded, recorded: Lsn, slot: &Slot, seen: Seen<'_>) -> Verdict {
+fn without_records(earlier: &Recorded, recorded: Lsn, slot: &Slot, seen: Seen<'_>) -> SlotVerdict {
     if earlier.publication.as_deref() != Some(seen.publication) {
-        return Verdict::Recover(Loss::PublicationChanged);
+        return SlotVerdict::Recover(Loss::PublicationChanged);
     }
     match audit(earlier, recorded, slot, seen.cluster) {
         Audit::Continue => stream(slot, Audit::Continue),
         Audit::Everything if is_proven(earlier, seen) => stream(slot, Audit::Continue),
-        Audit::Everything => Verdict::Recover(Loss::SlotUnproven {
+        Audit::Everything => SlotVerdict::Recover(Loss::SlotUnproven {
             recorded,
             found: slot.confirmed_flush_lsn.unwrap_or_default(),
         }),
@@ -172,31 +174,32 @@ fn is_proven(earlier: &Recorded, seen: Seen<'_>) -> bool {
     earlier.timeline == seen.cluster.timeline && is_old
 }
 
-fn first_start(seen: Seen<'_>) -> Verdict {
+fn first_start(seen: Seen<'_>) -> SlotVerdict {
     match (seen.start, seen.slot) {
-        (Start::All, _) | (Start::New, None) => Verdict::Recover(Loss::FirstStart(seen.start)),
+        (Start::All, _) | (Start::New, None) => SlotVerdict::Recover(Loss::FirstStart(seen.start)),
         (Start::New, Some(slot)) => match health(slot, seen) {
             health @ (Health::Lost | Health::Invalidated { .. }) => {
-                Verdict::Recover(Loss::SlotLost(health))
+                SlotVerdict::Recover(Loss::SlotLost(health))
             }
             _ => stream(slot, Audit::Continue),
         },
     }
 }
 
-fn stream(slot: &Slot, audit: Audit) -> Verdict {
+fn stream(slot: &Slot, audit: Audit) -> SlotVerdict {
     match slot.confirmed_flush_lsn {
-        Some(confirmed) => Verdict::Stream { confirmed, audit },
+        Some(confirmed) => SlotVerdict::Stream { confirmed, audit },
         // The slot was never usable.
-        None => Verdict::Recover(Loss::SlotLost(Health::Lost)),
+        None => SlotVerdict::Recover(Loss::SlotLost(Health::Lost)),
     }
 }
 
 fn audit(earlier: &Recorded, recorded: Lsn, slot: &Slot, cluster: &Cluster) -> Audit {
     let is_ahead = slot.confirmed_flush_lsn.is_some_and(|at| at > recorded);
-    match is_ahead || earlier.timeline != cluster.timeline {
-        true => Audit::Everything,
-        false => Audit::Continue,
+    if is_ahead || earlier.timeline != cluster.timeline {
+        Audit::Everything
+    } else {
+        Audit::Continue
     }
 }
 

@@ -3,12 +3,12 @@
 use std::time::{Duration, Instant};
 
 use decoder::Lsn;
-use slot_manager::{Error as SlotError, SlotName, retention, slots};
+use slot_manager::{SlotError, SlotName, retention, slots};
 
 use super::loss::{self, Loss};
 use super::snapshot;
 use crate::error::{Error, Result};
-use crate::metrics::Kind;
+use crate::metrics::KindLabel;
 use crate::postgres::Sql;
 use crate::relay::Relay;
 use crate::relay::record::Unfinished;
@@ -46,7 +46,11 @@ pub(crate) fn kept(relay: &Relay, unfinished: Unfinished) -> RecoverySlot {
         "continuing a recovery that an earlier session has not finished, with its slot: rows that still \
          have no record in outbox.dispatch are published from the tables"
     );
-    relay.metrics.recoveries.get_or_create(&Kind { kind }).inc();
+    relay
+        .metrics
+        .recoveries
+        .get_or_create(&KindLabel { kind })
+        .inc();
     RecoverySlot {
         point: unfinished,
         is_new: false,
@@ -69,7 +73,7 @@ pub(crate) async fn create(relay: &Relay, sql: &Sql, loss: &Loss) -> Result<Reco
                 "recovering: {loss}; every row without a record in outbox.dispatch is published from \
                  the tables, and then the relay continues with the stream"
             );
-            let kind = Kind { kind: loss.name() };
+            let kind = KindLabel { kind: loss.name() };
             relay.metrics.recoveries.get_or_create(&kind).inc();
         }
     }

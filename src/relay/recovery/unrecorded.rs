@@ -7,9 +7,9 @@
 use std::collections::VecDeque;
 
 use super::blocked::{Blocked, Firsts};
-use crate::capture::Window;
+use crate::capture::ScanWindow;
 use crate::capture::rows::{ReadRow, Rows};
-use crate::capture::scan::{Recorded, Scan};
+use crate::capture::scan::{DispatchState, Scan};
 use crate::error::Result;
 use crate::lanes::Standing;
 use crate::map::{MapError, TableSettings};
@@ -41,7 +41,7 @@ impl<'a> Unrecorded<'a> {
         sql: &'a PatientSql,
         reader: TableReader,
         table: &TableSettings,
-        window: Window<'a>,
+        window: ScanWindow<'a>,
         firsts: &Firsts,
     ) -> Result<Self> {
         let looking = Blocked::of(sql, table, &reader, &window, firsts);
@@ -102,10 +102,10 @@ impl<'a> Unrecorded<'a> {
             Err(MapError::Event(error)) => error.known.event_id.clone(),
             Err(_) => return Some(event),
         };
-        if self.blocked.passes(&event_id.uuid) || row.record == Recorded::SetAside {
+        if self.blocked.passes(&event_id.uuid) || row.record == DispatchState::SetAside {
             return None;
         }
-        let is_published = row.record == Recorded::Published;
+        let is_published = row.record == DispatchState::Published;
         match event {
             Ok(mut found) => {
                 let origin = &mut found.event.origin;

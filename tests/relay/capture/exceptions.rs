@@ -72,13 +72,12 @@ async fn rows_of_a_gap_are_published_without_records_even_after_a_crash() {
             .await;
         relay.wait_for_log("publication-drift").await;
         world.insert("gap", 40).await;
-        let relay = match is_killed {
-            true => {
-                relay.kill_9();
-                harness::wait_until_killed_relays_are_gone(&world.database, &world.emulator).await;
-                None
-            }
-            false => Some(relay),
+        let relay = if is_killed {
+            relay.kill_9();
+            harness::wait_until_killed_relays_are_gone(&world.database, &world.emulator).await;
+            None
+        } else {
+            Some(relay)
         };
         world
             .execute("ALTER PUBLICATION postrider ADD TABLE TABLE_NAME")
@@ -99,12 +98,11 @@ const ANEW: &str = "\
 async fn a_recreated_table_loses_nothing_without_records() {
     for is_running in [false, true] {
         let (mut world, relay) = served(Kind::Numbered).await;
-        let relay = match is_running {
-            true => Some(relay),
-            false => {
-                relay.stop().await;
-                None
-            }
+        let relay = if is_running {
+            Some(relay)
+        } else {
+            relay.stop().await;
+            None
         };
         world.execute(ANEW).await;
         world.insert("a", 30).await;

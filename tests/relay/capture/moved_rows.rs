@@ -127,12 +127,11 @@ const BY_PARTMAN: &str = "\
 
 async fn moved(how: &str, with_restart: bool) {
     let (mut world, relay) = World::served(Kind::Partitioned, 60).await;
-    let relay = match with_restart {
-        true => {
-            relay.stop().await;
-            world.streaming().await
-        }
-        false => relay,
+    let relay = if with_restart {
+        relay.stop().await;
+        world.streaming().await
+    } else {
+        relay
     };
     world.wait_until_compared(&relay).await;
     world.execute(how).await;

@@ -18,12 +18,11 @@ fn stderr(output: &std::process::Output) -> String {
 
 async fn a_second_relay_is_refused(kind: Kind, first_runs: bool) {
     let (mut world, first) = World::served(kind, 40).await;
-    let first = match first_runs {
-        true => Some(first),
-        false => {
-            first.stop().await;
-            None
-        }
+    let first = if first_runs {
+        Some(first)
+    } else {
+        first.stop().await;
+        None
     };
     world.insert("a", 20).await;
     let host = world.emulator.addr().to_string();

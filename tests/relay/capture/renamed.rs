@@ -7,12 +7,11 @@ use super::{World, write_settings};
 /// Renames the table with this statement, while the relay is down or while it runs.
 async fn renamed(kind: Kind, rename: &str, name: &str, is_running: bool, loses_slot: bool) {
     let (mut world, relay) = World::served(kind, 50).await;
-    let relay = match is_running {
-        true => Some(relay),
-        false => {
-            relay.stop().await;
-            None
-        }
+    let relay = if is_running {
+        Some(relay)
+    } else {
+        relay.stop().await;
+        None
     };
     world.insert("a", 30).await;
     world.note().await;

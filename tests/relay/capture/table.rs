@@ -72,9 +72,10 @@ impl Kind {
 
     /// Inserts rows whose number is the SQL expression `n`.
     fn values(self, table: &str, key: &str, event_type: &str, n: &str) -> String {
-        let (column, value) = match self.is_partitioned() {
-            true => (", day", format!(", date '2020-01-01' + ({n}) % 4 * 366")),
-            false => ("", String::new()),
+        let (column, value) = if self.is_partitioned() {
+            (", day", format!(", date '2020-01-01' + ({n}) % 4 * 366"))
+        } else {
+            ("", String::new())
         };
         format!(
             "INSERT INTO {table} (aggregatetype, aggregateid, event_type, payload{column}) \

@@ -134,9 +134,10 @@ fn line(scenario: &Scenario, baseline: &[Sample], ours: &[Sample]) -> Line {
 /// The side's name, with its backlog if the two sides differ in that.
 fn describe(side: &Side, other: &Side) -> String {
     let who = side.contestant.describe();
-    match side.backlog == other.backlog {
-        true => who,
-        false => format!("{who}: {}", side.backlog.describe()),
+    if side.backlog == other.backlog {
+        who
+    } else {
+        format!("{who}: {}", side.backlog.describe())
     }
 }
 

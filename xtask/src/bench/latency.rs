@@ -93,9 +93,10 @@ pub(super) async fn measure(pace: Pace, runs: u32, length: Duration) -> Result<V
         for is_ours in turns {
             let rows = first_row..first_row + rate * length.as_secs();
             first_row = rows.end;
-            match is_ours {
-                true => ours.push(relay(&database, pace, rows).await?),
-                false => baseline.push(recvlogical(&database, rate, rows).await?),
+            if is_ours {
+                ours.push(relay(&database, pace, rows).await?)
+            } else {
+                baseline.push(recvlogical(&database, rate, rows).await?)
             }
         }
         eprintln!(

@@ -135,20 +135,24 @@ impl Measurement {
 }
 
 pub(crate) fn run(args: &BenchArgs) -> Result<(), String> {
-    let extent = match args.quick {
-        true => QUICK,
-        false => Extent {
+    let extent = if args.quick {
+        QUICK
+    } else {
+        Extent {
             events: args.events,
             runs: args.runs.max(1),
             steady: Duration::from_secs(11),
             idle: Duration::from_secs(60),
-        },
+        }
     };
     let mut measurements = Measurement::all(extent.events);
     let names: Vec<String> = measurements.iter().map(Measurement::name).collect();
-    let is_asked_for = |name: &str, text: &String| match names.contains(text) {
-        true => name == text,
-        false => name.contains(text),
+    let is_asked_for = |name: &str, text: &String| {
+        if names.contains(text) {
+            name == text
+        } else {
+            name.contains(text)
+        }
     };
     measurements.retain(|measurement| {
         let name = measurement.name();
@@ -192,9 +196,10 @@ pub(crate) fn run(args: &BenchArgs) -> Result<(), String> {
         .map_err(|e| e.to_string())?;
     let (lines, failed) = runtime.block_on(measure_all(&measurements, extent, args));
     report::print_table(&lines);
-    match failed.is_empty() {
-        true => Ok(()),
-        false => Err(format!("not measured: {}", failed.join("; "))),
+    if failed.is_empty() {
+        Ok(())
+    } else {
+        Err(format!("not measured: {}", failed.join("; ")))
     }
 }
 

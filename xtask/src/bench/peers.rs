@@ -47,13 +47,14 @@ impl Emulator {
         let mut host = String::new();
         said.read_line(&mut host).map_err(|e| e.to_string())?;
         let host = host.trim().to_owned();
-        match host.is_empty() {
-            true => Err("the emulator did not start".into()),
-            false => Ok(Self {
+        if host.is_empty() {
+            Err("the emulator did not start".into())
+        } else {
+            Ok(Self {
                 running,
                 said,
                 host,
-            }),
+            })
         }
     }
 

@@ -37,9 +37,10 @@ pub(super) async fn measure(runs: u32) -> Result<Vec<Line>, String> {
         }
         for is_ours in turns {
             database.new_slot(SLOT).await?;
-            match is_ours {
-                true => ours.push(relay(&database, &emulator.host)?),
-                false => baseline.push(recvlogical(&database).await?),
+            if is_ours {
+                ours.push(relay(&database, &emulator.host)?)
+            } else {
+                baseline.push(recvlogical(&database).await?)
             }
         }
         eprintln!(

@@ -77,8 +77,9 @@ pub(crate) fn run(args: &MemoryArgs) -> Result<(), String> {
             args.limit_mb
         );
     }
-    match peaks.iter().any(|(_, mb, _)| *mb > args.limit_mb) {
-        true => Err(format!("the relay used more than {} MB", args.limit_mb)),
-        false => Ok(()),
+    if peaks.iter().any(|(_, mb, _)| *mb > args.limit_mb) {
+        Err(format!("the relay used more than {} MB", args.limit_mb))
+    } else {
+        Ok(())
     }
 }

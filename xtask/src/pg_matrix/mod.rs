@@ -88,9 +88,10 @@ pub(crate) fn run(args: &PgMatrixArgs) -> Result<(), String> {
         });
     }
     print_table(&suites, &rows);
-    match rows.iter().flat_map(|row| &row.cells).any(|c| c.1.is_bad()) {
-        true => Err("not every suite passes on every major".into()),
-        false => Ok(()),
+    if rows.iter().flat_map(|row| &row.cells).any(|c| c.1.is_bad()) {
+        Err("not every suite passes on every major".into())
+    } else {
+        Ok(())
     }
 }
 

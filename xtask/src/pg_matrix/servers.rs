@@ -46,9 +46,10 @@ pub(super) fn folder(
         let fits = version
             .split([' ', '.'])
             .any(|word| word == major.to_string());
-        return match fits {
-            true => Ok(folder),
-            false => Err(format!("{} holds {version}, not {major}", folder.display())),
+        return if fits {
+            Ok(folder)
+        } else {
+            Err(format!("{} holds {version}, not {major}", folder.display()))
         };
     }
     let cache = step::root().join(format!("target/pg-matrix/postgresql-{major}"));
@@ -139,12 +140,13 @@ fn output(command: &mut Command) -> Result<String, String> {
     let done = command
         .output()
         .map_err(|e| format!("{program} did not start: {e}"))?;
-    match done.status.success() {
-        true => Ok(String::from_utf8_lossy(&done.stdout).into_owned()),
-        false => Err(format!(
+    if done.status.success() {
+        Ok(String::from_utf8_lossy(&done.stdout).into_owned())
+    } else {
+        Err(format!(
             "{program} failed ({}): {}",
             done.status,
             String::from_utf8_lossy(&done.stderr).trim()
-        )),
+        ))
     }
 }

@@ -37,14 +37,15 @@ impl Outcome {
 
     /// `passed / failed / skipped`.
     pub(super) fn short(&self) -> String {
-        match self.broken {
-            true => "no result".into(),
-            false => format!(
+        if self.broken {
+            "no result".into()
+        } else {
+            format!(
                 "{} / {} / {}",
                 self.passed,
                 self.failures.len(),
                 self.skipped
-            ),
+            )
         }
     }
 

@@ -146,12 +146,13 @@ impl Stage<'_> {
             .output()
             .await
             .map_err(|e| format!("postrider quarantine: {e}"))?;
-        match done.status.success() {
-            true => Ok(()),
-            false => Err(format!(
+        if done.status.success() {
+            Ok(())
+        } else {
+            Err(format!(
                 "postrider quarantine release: {}",
                 String::from_utf8_lossy(&done.stderr)
-            )),
+            ))
         }
     }
 
@@ -211,8 +212,9 @@ async fn invalidate(client: &Client) -> Result<(), String> {
 }
 
 pub(super) fn not_after(deadline: Instant, what: &str) -> Result<(), String> {
-    match Instant::now() > deadline {
-        true => Err(format!("{what} within {LIMIT:?}")),
-        false => Ok(()),
+    if Instant::now() > deadline {
+        Err(format!("{what} within {LIMIT:?}"))
+    } else {
+        Ok(())
     }
 }

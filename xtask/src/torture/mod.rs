@@ -83,9 +83,10 @@ pub(crate) fn run(args: &TortureArgs) -> Result<(), String> {
     let seed = args.seed.unwrap_or_else(seed_of_the_clock);
     eprintln!("seed {seed}");
     let totals = runtime.block_on(play(args, seed))?;
-    match args.json {
-        true => totals.print_json(seed),
-        false => totals.print_table(seed),
+    if args.json {
+        totals.print_json(seed)
+    } else {
+        totals.print_table(seed)
     }
     if totals.failures.is_empty() {
         return Ok(());
@@ -107,12 +108,11 @@ fn program(args: &TortureArgs) -> Result<PathBuf, String> {
         return Ok(binary.clone());
     }
     let mut build = step::cargo(&["build", "--quiet", "--locked", "--package", "postrider"]);
-    let profile = match args.release {
-        true => {
-            build.arg("--release");
-            "release"
-        }
-        false => "debug",
+    let profile = if args.release {
+        build.arg("--release");
+        "release"
+    } else {
+        "debug"
     };
     step::run(build)?;
     Ok(step::target_folder().join(profile).join("postrider"))

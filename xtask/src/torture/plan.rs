@@ -191,9 +191,10 @@ impl Plan {
             workload,
             table,
             backlog,
-            answer_delay: match backlog {
-                true => random.millis(1..=8),
-                false => random.pick(&[0, 0, 1, 3, 10].map(Duration::from_millis)),
+            answer_delay: if backlog {
+                random.millis(1..=8)
+            } else {
+                random.pick(&[0, 0, 1, 3, 10].map(Duration::from_millis))
             },
             goaway,
             release,
@@ -322,9 +323,10 @@ impl fmt::Display for Plan {
             "{:?}{}{}, {} relay(s): {} requests and {} MiB in flight, {} channels, publish timeout {:?}, \
              lease {:?}{}; answers take {:?}{}",
             self.temper,
-            match relay.exceptions {
-                true => " without records",
-                false => "",
+            if relay.exceptions {
+                " without records"
+            } else {
+                ""
             },
             match relay.buckets {
                 Some(buckets) => format!(" in {buckets} bucket(s)"),

@@ -60,12 +60,13 @@ impl Database {
             .output()
             .await
             .map_err(|e| format!("postrider init: {e}"))?;
-        match done.status.success() {
-            true => Ok(()),
-            false => Err(format!(
+        if done.status.success() {
+            Ok(())
+        } else {
+            Err(format!(
                 "postrider init: {}",
                 String::from_utf8_lossy(&done.stderr)
-            )),
+            ))
         }
     }
 

@@ -79,16 +79,18 @@ impl Launch {
             ),
             (
                 "POSTRIDER_ON_BAD_EVENT",
-                match plan.quarantines_key {
-                    true => "quarantine_key".to_owned(),
-                    false => "quarantine_event".to_owned(),
+                if plan.quarantines_key {
+                    "quarantine_key".to_owned()
+                } else {
+                    "quarantine_event".to_owned()
                 },
             ),
             (
                 "POSTRIDER_DISPATCH",
-                match plan.exceptions {
-                    true => "exceptions".to_owned(),
-                    false => "full".to_owned(),
+                if plan.exceptions {
+                    "exceptions".to_owned()
+                } else {
+                    "full".to_owned()
                 },
             ),
             (
@@ -205,9 +207,10 @@ impl Relay {
         let ended_by_kernel = status.signal() == Some(SIGTERM) && !self.log.has_spoken(self.pid);
         let pid = self.pid;
         self.ended().await?;
-        match status.success() || ended_by_kernel {
-            true => Ok(()),
-            false => Err(format!("relay {pid} ended with {status} after SIGTERM")),
+        if status.success() || ended_by_kernel {
+            Ok(())
+        } else {
+            Err(format!("relay {pid} ended with {status} after SIGTERM"))
         }
     }
 

@@ -135,13 +135,15 @@ pub(super) async fn run(plan: Plan, ground: &Ground) -> Result<Outcome, String> 
     // read late looks like a relay that sends late.
     let mut verdict = tokio::task::block_in_place(|| verdict::judge(&evidence));
     verdict.add_misbehaviour(played.misbehaviour);
-    let history = match verdict.is_clean() {
-        true => Vec::new(),
-        false => dossier::history(&evidence),
+    let history = if verdict.is_clean() {
+        Vec::new()
+    } else {
+        dossier::history(&evidence)
     };
-    let attempts = match verdict.is_clean() {
-        true => Vec::new(),
-        false => evidence.attempts,
+    let attempts = if verdict.is_clean() {
+        Vec::new()
+    } else {
+        evidence.attempts
     };
     let occurrences = std::mem::take(&mut stage.occurrences);
     drop(stage);
@@ -204,9 +206,10 @@ async fn play(stage: &mut Stage<'_>, plan: &Plan, random: &mut Random) -> Result
 async fn serve_first(stage: &mut Stage<'_>, plan: &Plan) -> Result<(), String> {
     stage.start_relays()?;
     stage.served().await?;
-    match plan.backlog {
-        true => stage.stop_relays().await,
-        false => Ok(()),
+    if plan.backlog {
+        stage.stop_relays().await
+    } else {
+        Ok(())
     }
 }
 

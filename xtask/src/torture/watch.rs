@@ -56,9 +56,10 @@ impl Watch {
     /// there may be such rows, the count has to leave them out.
     pub(super) fn start(database: Database, journal: Journal, has_table_rows: bool) -> Self {
         let seen = Arc::new(Mutex::new(Seen::default()));
-        let records_below = match has_table_rows {
-            true => format!("{RECORDS_BELOW} AND mod(commit_lsn - '0/0', 8) <> 7"),
-            false => RECORDS_BELOW.to_owned(),
+        let records_below = if has_table_rows {
+            format!("{RECORDS_BELOW} AND mod(commit_lsn - '0/0', 8) <> 7")
+        } else {
+            RECORDS_BELOW.to_owned()
         };
         let task = tokio::spawn(run(database, records_below, journal.clone(), seen.clone()));
         Self {

@@ -107,7 +107,7 @@ fn a_text_payload_that_is_not_utf_8_is_an_error_that_names_its_column() {
 #[test]
 fn the_protobuf_envelope_carries_every_known_field() {
     let message = map("envelope = 'protobuf'", &[]);
-    let event = Event::decode(message.data).unwrap();
+    let event = ProtobufEvent::decode(message.data).unwrap();
     assert_eq!(event.id, UUID);
     assert_eq!(event.source, "/outbox.events");
     assert_eq!(event.r#type, "OrderPlaced");

@@ -51,7 +51,7 @@ fn a_message_carries_the_uuid_that_the_dispatch_table_records() {
                 document["id"].as_str().unwrap().to_owned()
             }
             "protobuf" => {
-                let event = Event::decode(message.data).unwrap();
+                let event = ProtobufEvent::decode(message.data).unwrap();
                 assert_eq!(event.source_id.as_deref(), Some("1"));
                 event.id
             }

@@ -17,7 +17,7 @@ use proptest::prelude::*;
 use prost::Message;
 
 use super::*;
-use crate::map::envelope::protobuf::Event;
+use crate::map::envelope::protobuf::ProtobufEvent;
 
 const UUID: &str = "5a246b35-2bea-4931-9cfc-3e071ccb09c0";
 const OUTBOX: [(&str, Oid); 9] = [

@@ -26,7 +26,7 @@ struct World {
     letters: VecDeque<EventRef>,
     published: Vec<u32>,
     next: u32,
-    asked: Option<Command>,
+    asked: Option<QuarantineQuery>,
 }
 
 impl World {
@@ -59,9 +59,10 @@ impl World {
         let Some(origin) = self.letters.pop_front() else {
             return;
         };
-        let outcome = match self.quarantine.is_releasing(&group()) {
-            true => Outcome::Released,
-            false => Outcome::Quarantined,
+        let outcome = if self.quarantine.is_releasing(&group()) {
+            Outcome::Released
+        } else {
+            Outcome::Quarantined
         };
         self.record(origin, outcome("cannot be mapped".into()));
         self.quarantine.letter_ended(&group());
@@ -173,15 +174,15 @@ impl World {
     fn answer(&mut self) {
         match self.asked.take() {
             None => {}
-            Some(Command::Mark(group)) => {
+            Some(QuarantineQuery::Mark(group)) => {
                 self.replace(Row::Quarantined, Row::Released);
                 self.quarantine.marked(&group);
             }
-            Some(Command::SendBack(group)) => {
+            Some(QuarantineQuery::SendBack(group)) => {
                 self.replace(Row::Released, Row::Quarantined);
                 self.quarantine.sent_back(&group);
             }
-            Some(Command::Page(group, after)) => {
+            Some(QuarantineQuery::Page(group, after)) => {
                 let released = self.table.iter().filter(|(_, row)| **row == Row::Released);
                 let page: Vec<u32> = released
                     .map(|(n, _)| *n)

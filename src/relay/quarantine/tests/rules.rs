@@ -101,7 +101,7 @@ fn stuck_releases_do_not_hold_up_others() {
     // Half of the releases are read to their end, the others have a full page; nothing is published.
     for n in 0..groups {
         let events = if n % 2 == 0 { 1 } else { PAGE as u32 };
-        let Some(Command::Page(read, _)) = quarantine.command() else {
+        let Some(QuarantineQuery::Page(read, _)) = quarantine.command() else {
             panic!("each has its turn");
         };
         assert_eq!(read, nth(n));
@@ -112,11 +112,11 @@ fn stuck_releases_do_not_hold_up_others() {
         }
         assert!(quarantine.page_ended(&read, events as usize).is_none());
     }
-    while let Some(Command::Page(read, _)) = quarantine.command() {
+    while let Some(QuarantineQuery::Page(read, _)) = quarantine.command() {
         assert!(quarantine.page_ended(&read, 0).is_none());
     }
     quarantine.release(nth(groups));
-    let page = Command::Page(nth(groups), (0, 0));
+    let page = QuarantineQuery::Page(nth(groups), (0, 0));
     assert_eq!(quarantine.command(), Some(page));
     // The others continue as before: once the event of the first release is published, that release
     // is over.

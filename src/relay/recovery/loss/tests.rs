@@ -1,4 +1,4 @@
-use slot_manager::{Origin, SystemIdentifier, WalStatus};
+use slot_manager::{DatabaseOrigin, SystemIdentifier, WalStatus};
 
 use super::*;
 
@@ -34,7 +34,7 @@ fn slot(confirmed: u64) -> Slot {
 /// The row of a relay that left the slot at 500.
 fn left(is_final: bool) -> Recorded {
     Recorded {
-        origin: Origin {
+        origin: DatabaseOrigin {
             system_identifier: SystemIdentifier::new(7),
             database_oid: Some(5),
         },
@@ -48,7 +48,12 @@ fn left(is_final: bool) -> Recorded {
     }
 }
 
-fn judged(earlier: Option<&Recorded>, slot: Option<&Slot>, start: Start, timeline: u32) -> Verdict {
+fn judged(
+    earlier: Option<&Recorded>,
+    slot: Option<&Slot>,
+    start: Start,
+    timeline: u32,
+) -> SlotVerdict {
     judge(Seen {
         earlier,
         slot,
@@ -69,13 +74,13 @@ fn judged(earlier: Option<&Recorded>, slot: Option<&Slot>, start: Start, timelin
     })
 }
 
-fn again(earlier: &Recorded, slot: Option<&Slot>) -> Verdict {
+fn again(earlier: &Recorded, slot: Option<&Slot>) -> SlotVerdict {
     judged(Some(earlier), slot, Start::New, 1)
 }
 
-fn streams(confirmed: u64, audit: Audit) -> Verdict {
+fn streams(confirmed: u64, audit: Audit) -> SlotVerdict {
     let confirmed = Lsn::new(confirmed);
-    Verdict::Stream { confirmed, audit }
+    SlotVerdict::Stream { confirmed, audit }
 }
 
 #[test]
@@ -99,7 +104,7 @@ fn a_slot_ahead_was_recreated_if_the_position_was_final_and_is_audited_otherwise
     };
     assert_eq!(
         again(&left(true), Some(&slot(600))),
-        Verdict::Recover(recreated)
+        SlotVerdict::Recover(recreated)
     );
     assert_eq!(
         again(&left(false), Some(&slot(600))),
@@ -109,13 +114,13 @@ fn a_slot_ahead_was_recreated_if_the_position_was_final_and_is_audited_otherwise
 
 #[test]
 fn a_missing_or_lost_slot_is_recovered() {
-    let missing = Verdict::Recover(Loss::SlotMissing);
+    let missing = SlotVerdict::Recover(Loss::SlotMissing);
     assert_eq!(again(&left(false), None), missing);
     let lost = Slot {
         wal_status: Some(WalStatus::Lost),
         ..slot(500)
     };
-    let expected = Verdict::Recover(Loss::SlotLost(Health::Lost));
+    let expected = SlotVerdict::Recover(Loss::SlotLost(Health::Lost));
     assert_eq!(again(&left(true), Some(&lost)), expected);
 }
 
@@ -131,7 +136,7 @@ fn a_server_whose_wal_ends_before_the_confirmed_position_was_rolled_back() {
     };
     assert_eq!(
         again(&earlier, Some(&slot(900))),
-        Verdict::Recover(rolled_back)
+        SlotVerdict::Recover(rolled_back)
     );
 }
 
@@ -147,7 +152,7 @@ fn an_unfinished_recovery_comes_first_and_runs_even_if_slot_on_loss_is_stop() {
         recovering: Some("slot-lost".to_owned()),
         ..left(true)
     };
-    let Verdict::Recover(loss) = again(&earlier, Some(&slot(500))) else {
+    let SlotVerdict::Recover(loss) = again(&earlier, Some(&slot(500))) else {
         panic!("the mark was not seen");
     };
     assert_eq!(loss, Loss::Unfinished("slot-lost".to_owned()));
@@ -174,8 +179,8 @@ fn keeps(restart: u64, confirmed: u64) -> Slot {
     }
 }
 
-fn repeats_the_recovery() -> Verdict {
-    Verdict::Recover(Loss::Unfinished("slot-lost".to_owned()))
+fn repeats_the_recovery() -> SlotVerdict {
+    SlotVerdict::Recover(Loss::Unfinished("slot-lost".to_owned()))
 }
 
 #[test]
@@ -187,7 +192,7 @@ fn an_unfinished_recovery_continues_with_its_slot() {
         (400, 520, Audit::Everything),
     ] {
         let verdict = again(&earlier, Some(&keeps(restart, confirmed)));
-        let continues = Verdict::Continue {
+        let continues = SlotVerdict::Continue {
             confirmed: Lsn::new(confirmed),
             audit,
             unfinished: earlier.unfinished.clone().unwrap(),
@@ -220,7 +225,7 @@ fn an_unfinished_recovery_begins_again_unless_its_slot_is_proven() {
 
 #[test]
 fn a_first_start_publishes_existing_rows_only_with_start_all() {
-    let begins = |start| Verdict::Recover(Loss::FirstStart(start));
+    let begins = |start| SlotVerdict::Recover(Loss::FirstStart(start));
     let all = begins(Start::All);
     assert_eq!(judged(None, None, Start::All, 1), all);
     assert_eq!(judged(None, Some(&slot(500)), Start::All, 1), all);
@@ -232,7 +237,7 @@ fn a_first_start_publishes_existing_rows_only_with_start_all() {
 }
 
 /// Judges with `dispatch = exceptions`, and with the publication of the last audit.
-fn without_records(earlier: &Recorded, slot: &Slot, timeline: u32) -> Verdict {
+fn without_records(earlier: &Recorded, slot: &Slot, timeline: u32) -> SlotVerdict {
     judge(Seen {
         earlier: Some(earlier),
         slot: Some(slot),
@@ -260,7 +265,7 @@ fn with_dispatch_exceptions_a_slot_ahead_must_be_proven_to_be_the_same() {
         ..slot(600)
     };
     let verdict = |restart, timeline| without_records(&left(false), &ahead(restart), timeline);
-    let unproven = Verdict::Recover(Loss::SlotUnproven {
+    let unproven = SlotVerdict::Recover(Loss::SlotUnproven {
         recorded: Lsn::new(500),
         found: Lsn::new(600),
     });
@@ -272,12 +277,12 @@ fn with_dispatch_exceptions_a_slot_ahead_must_be_proven_to_be_the_same() {
         found: Lsn::new(600),
     };
     let after_a_clean_stop = without_records(&left(true), &ahead(499), 1);
-    assert_eq!(after_a_clean_stop, Verdict::Recover(recreated));
+    assert_eq!(after_a_clean_stop, SlotVerdict::Recover(recreated));
 }
 
 #[test]
 fn a_changed_publication_is_recovered_with_exceptions_and_audited_otherwise() {
-    let changed = Verdict::Recover(Loss::PublicationChanged);
+    let changed = SlotVerdict::Recover(Loss::PublicationChanged);
     for publication in [None, Some("p0".to_owned())] {
         let earlier = Recorded {
             publication,

@@ -52,9 +52,10 @@ pub(super) fn draw(temper: Temper, release: Release, random: &mut Random) -> Vec
         faults.insert(place, fault);
     }
     let step = |fault| Step {
-        when: match random.per_mille(500) {
-            true => When::After(random.millis(5..=250)),
-            false => When::Stored(random.within(1..=400)),
+        when: if random.per_mille(500) {
+            When::After(random.millis(5..=250))
+        } else {
+            When::Stored(random.within(1..=400))
         },
         fault,
     };
@@ -90,10 +91,13 @@ fn draw_fault(temper: Temper, random: &mut Random) -> Fault {
         ]),
         Family::Refusals => draw_refusal(random),
         Family::Unanswered => draw_unanswered(random),
-        Family::Cuts => match random.per_mille(700) {
-            true => Fault::CutPubsub,
-            false => Fault::RefusePubsub(random.millis(50..=500)),
-        },
+        Family::Cuts => {
+            if random.per_mille(700) {
+                Fault::CutPubsub
+            } else {
+                Fault::RefusePubsub(random.millis(50..=500))
+            }
+        }
         Family::Server => Fault::Server(
             random.pick(&[Outage::Fast, Outage::Immediate, Outage::Kill9]),
             random.millis(0..=300),
@@ -101,16 +105,16 @@ fn draw_fault(temper: Temper, random: &mut Random) -> Fault {
         Family::Network => draw_network(random),
         Family::Lease => {
             // Sometimes so long that PostgreSQL gives the slot to the other relay.
-            let span = match random.per_mille(300) {
-                true => random.millis(5_500..=7_500),
-                false => random.millis(50..=600),
+            let span = if random.per_mille(300) {
+                random.millis(5_500..=7_500)
+            } else {
+                random.millis(50..=600)
             };
-            match random.per_mille(500) {
-                true => Fault::Freeze(span),
-                false => {
-                    let trouble = random.pick(&[Trouble::Stalled, Trouble::Swallowed]);
-                    Fault::Network(Side::Postgres, trouble, span)
-                }
+            if random.per_mille(500) {
+                Fault::Freeze(span)
+            } else {
+                let trouble = random.pick(&[Trouble::Stalled, Trouble::Swallowed]);
+                Fault::Network(Side::Postgres, trouble, span)
             }
         }
     }
@@ -201,26 +205,25 @@ fn draw_refusal(random: &mut Random) -> Fault {
     // because it makes a schedule long.
     if random.per_mille(60) {
         let span = random.millis(50..=400);
-        return match random.per_mille(500) {
-            true => Fault::TopicGone(random.pick(&KINDS), span),
-            false => Fault::PublishFor(Action::Fail(Code::PermissionDenied), span),
+        return if random.per_mille(500) {
+            Fault::TopicGone(random.pick(&KINDS), span)
+        } else {
+            Fault::PublishFor(Action::Fail(Code::PermissionDenied), span)
         };
     }
-    match random.per_mille(250) {
-        true => {
-            let messages_per_second = random.pick(&[20, 200, 1_000]);
-            let storm = Action::Throttle {
-                messages_per_second,
-            };
-            Fault::PublishFor(storm, random.millis(100..=600))
-        }
-        false => {
-            let code = match random.per_mille(200) {
-                true => Code::ResourceExhausted,
-                false => random.pick(&UNKNOWN_OUTCOME),
-            };
-            Fault::Publish(Action::Fail(code), random.within(1..=6))
-        }
+    if random.per_mille(250) {
+        let messages_per_second = random.pick(&[20, 200, 1_000]);
+        let storm = Action::Throttle {
+            messages_per_second,
+        };
+        Fault::PublishFor(storm, random.millis(100..=600))
+    } else {
+        let code = if random.per_mille(200) {
+            Code::ResourceExhausted
+        } else {
+            random.pick(&UNKNOWN_OUTCOME)
+        };
+        Fault::Publish(Action::Fail(code), random.within(1..=6))
     }
 }
 

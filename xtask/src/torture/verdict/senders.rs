@@ -38,9 +38,10 @@ pub(super) fn check(evidence: &Evidence) -> Vec<Violation> {
             let is_its_own = recorded_by
                 .get(&**event_id)
                 .is_some_and(|sent| self::sender(lives, *sent) == Some(sender));
-            let knows_until = match is_its_own {
-                true => attempt.received,
-                false => sender.born,
+            let knows_until = if is_its_own {
+                attempt.received
+            } else {
+                sender.born
             };
             if *recorded_at < knows_until {
                 violations.push(Violation::SentAfterRecorded {

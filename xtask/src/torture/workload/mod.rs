@@ -206,9 +206,10 @@ async fn run(
             client
                 .batch_execute(&format!("{end} PREPARED '{gid}'"))
                 .await?;
-            match commit {
-                true => position(client, POSITION).await,
-                false => Ok(None),
+            if *commit {
+                position(client, POSITION).await
+            } else {
+                Ok(None)
             }
         }
     }

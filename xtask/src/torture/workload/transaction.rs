@@ -105,9 +105,10 @@ impl Transaction {
             },
             _ => Ending::Commit,
         };
-        let pause = match random.per_mille(100) {
-            true => random.millis(1..=60),
-            false => Duration::ZERO,
+        let pause = if random.per_mille(100) {
+            random.millis(1..=60)
+        } else {
+            Duration::ZERO
         };
         Self {
             shape,

@@ -63,9 +63,10 @@ fn a_refused_event_is_set_aside_with_the_events_behind_it_or_alone() {
         other.quarantine.whole_key = !whole_key;
         other.samples.clear();
         let found = texts(&other);
-        let what = match whole_key {
-            true => "it was set aside without a reason",
-            false => "it was not set aside",
+        let what = if whole_key {
+            "it was set aside without a reason"
+        } else {
+            "it was not set aside"
         };
         assert_eq!(found, [format!("dispatch row of event e3: {what}")]);
     }
