@@ -1,7 +1,7 @@
 # Two commands for a fresh Debian or Ubuntu machine with Rust: `make demo` and `make test`.
 #
 # This file only installs what is missing (PostgreSQL's programs, a C compiler); everything else
-# is `cargo xtask`, or the program itself. Extra arguments: make demo ARGS=--keep
+# is `cargo xtask`, or `postrider-demo`. Extra arguments: make demo ARGS=--keep
 
 CARGO ?= $(shell command -v cargo || echo "$$HOME/.cargo/bin/cargo")
 
@@ -11,8 +11,10 @@ help:
 	@echo "make demo   a throw-away PostgreSQL, a Pub/Sub emulator, writers, the relay, a SIGKILL: about 30 s"
 	@echo "make test   formatting, lints, documentation and every test"
 
+# The demo runs the postrider in its own folder, so both are built.
 demo: prerequisites
-	$(CARGO) run --locked --package postrider -- demo $(ARGS)
+	$(CARGO) build --locked --package postrider --package postrider-demo
+	"$${CARGO_TARGET_DIR:-target}"/debug/postrider-demo $(ARGS)
 
 test: prerequisites
 	$(CARGO) xtask ci

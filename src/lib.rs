@@ -15,14 +15,13 @@
 //! 8. [`watermark`] computes the position up to which every event has its outcome; `source` then
 //!    confirms that position.
 //!
-//! [`error`] has the codes that operators see, [`metrics`] and [`http`] are for monitoring, [`cli`]
-//! has the commands, and [`demo`] is the one to begin with.
+//! [`error`] has the codes that operators see, [`metrics`] and [`http`] are for monitoring, and [`cli`]
+//! has the commands.
 
 #![cfg_attr(test, allow(clippy::unwrap_used, reason = "a test fails by panicking"))]
 
 mod capture;
 pub mod cli;
-pub mod demo;
 mod dispatch;
 pub mod error;
 pub mod http;

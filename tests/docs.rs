@@ -61,7 +61,7 @@ The relay also reads `RUST_LOG` (the log level), `GOOGLE_APPLICATION_CREDENTIALS
 parameters that the URL leaves out, the variables of libpq: `PGHOST`, `PGHOSTADDR`, `PGPORT`, `PGUSER`,
 `PGPASSWORD`, `PGPASSFILE`, `PGDATABASE`, `PGOPTIONS`, `PGCONNECT_TIMEOUT`, `PGTARGETSESSIONATTRS`, `PGSSLMODE`,
 `PGSSLROOTCERT`, `PGSSLCERT`, `PGSSLKEY`, `PGSSLSNI`, `PGSSLMINPROTOCOLVERSION`, `PGSSLMAXPROTOCOLVERSION` and
-`PGCHANNELBINDING`. `postrider demo` and the tests read `POSTRIDER_PG_BIN`, the folder of PostgreSQL's programs.
+`PGCHANNELBINDING`. The demo and the tests read `POSTRIDER_PG_BIN`, the folder of PostgreSQL's programs.
 ";
 
 fn settings_page() -> String {

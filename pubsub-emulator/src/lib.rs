@@ -1,4 +1,4 @@
-//! A strict Google Cloud Pub/Sub emulator that runs inside a process.
+//! A strict Google Cloud Pub/Sub emulator that runs inside a process. `main.rs` makes it a program.
 //!
 //! It speaks gRPC over plain HTTP/2, so every official client works with it through
 //! `PUBSUB_EMULATOR_HOST`. It refuses what the service refuses (limits, mixed ordering keys,

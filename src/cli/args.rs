@@ -6,7 +6,6 @@ use std::path::PathBuf;
 use clap::error::{ContextKind, ErrorKind};
 use clap::{Arg, ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
 
-use super::emulator::EmulatorArgs;
 use super::output;
 use crate::error::{Code, Error, Report};
 use crate::settings::{KEYS, SettingKind};
@@ -14,9 +13,9 @@ use crate::settings::{KEYS, SettingKind};
 /// Delivers a PostgreSQL transactional outbox to Google Cloud Pub/Sub, in order per key, losing
 /// nothing.
 ///
-/// Start with `postrider demo`. To adopt it: `postrider init` shows the SQL that it needs, `postrider
-/// check` lists missing pieces, `postrider run` relays. Settings come from flags, from the environment
-/// (DATABASE_URL, PUBSUB_PROJECT_ID, POSTRIDER_...) or from a TOML file; the first of these wins.
+/// `postrider init` shows the SQL that it needs, `postrider check` lists missing pieces, `postrider run`
+/// relays. Settings come from flags, from the environment (DATABASE_URL, PUBSUB_PROJECT_ID,
+/// POSTRIDER_...) or from a TOML file; the first of these wins.
 #[derive(Debug, Parser)]
 #[command(
     name = "postrider",
@@ -41,13 +40,6 @@ pub(super) enum Command {
     /// graceful shutdown; a second one ends the process at once. Serves /metrics, /livez, /readyz
     /// and /status.
     Run,
-    /// See it work in half a minute, from a row to a message, through a kill -9
-    ///
-    /// Starts a throw-away PostgreSQL, a Pub/Sub emulator, services that write, the relay and a
-    /// subscriber. Kills the relay half-way, restarts it, and checks against the database that no
-    /// event was lost, reordered or published without a commit. Needs only PostgreSQL's programs
-    /// (`make demo` installs them). Leaves nothing behind.
-    Demo(super::demo::Args),
     /// Show or apply the SQL that the relay needs, and create its slot
     ///
     /// Prints the statements with comments, to read or to feed to a migration tool; --apply runs
@@ -104,7 +96,6 @@ pub(super) enum Command {
     ///                                         the old one)
     #[command(verbatim_doc_comment)]
     Recover(super::recover::RecoverArgs),
-    Emulator(EmulatorArgs),
     /// Explain an error code and what to do about it
     Explain {
         /// A code such as `slot-missing`; without one, all are listed

@@ -5,7 +5,7 @@ use std::io::IsTerminal;
 use tracing_subscriber::EnvFilter;
 
 /// The filter when `RUST_LOG` is not set: info from Postrider, warnings from other crates.
-const DEFAULT_FILTER: &str = "warn,postrider=info,pubsub_emulator=info";
+const DEFAULT_FILTER: &str = "warn,postrider=info";
 
 pub(super) fn start(json: bool) {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| DEFAULT_FILTER.into());

@@ -5,8 +5,6 @@
 mod args;
 mod capture;
 mod check;
-mod demo;
-mod emulator;
 mod explain;
 mod figures;
 mod findings;
@@ -59,8 +57,6 @@ fn dispatch(cli: Cli, flags: &[(String, String)]) -> Result<ExitCode> {
         Command::Slot(args) => slot::run(&load()?, args),
         Command::Quarantine(args) => quarantine::run(&load()?, args),
         Command::Recover(args) => recover::run(&load()?, &args),
-        Command::Demo(args) => demo::run(&args),
-        Command::Emulator(args) => emulator::run(args),
         Command::Explain { code } => Ok(explain::explain(code)),
         Command::Completions { shell } => {
             args::print_completions(shell);

@@ -113,7 +113,6 @@ codes! {
     PubsubUnreachable "pubsub-unreachable" Retry 4 "no action needed: publishing continues as soon as Pub/Sub answers"
     PubsubThrottled "pubsub-throttled" Retry 4 "the relay has slowed down; if it lasts, raise the Pub/Sub quota"
     PubsubEndpoint "pubsub-endpoint" Stop 2 "set POSTRIDER_PUBSUB_ENDPOINT to a URL such as https://europe-west1-pubsub.googleapis.com"
-    DemoFailed "demo-failed" Stop 1 "read the lines above; run again with --keep to leave everything running"
 }
 
 impl fmt::Display for Code {

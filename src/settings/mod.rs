@@ -290,14 +290,14 @@ fn project(text: &str) -> Result<String> {
 fn endpoint(emulator: &str, service: &str) -> Result<Endpoint> {
     if !emulator.is_empty() {
         let host = emulator.trim_start_matches("http://").trim_end_matches('/');
-        return match format!("http://{host}").parse::<tonic::transport::Uri>() {
+        return match format!("http://{host}").parse::<tonic::codegen::http::Uri>() {
             Ok(uri) if uri.port().is_some() && !host.contains('@') => {
                 Ok(Endpoint::Emulator(host.to_owned()))
             }
             _ => Err(setting_invalid("pubsub_emulator_host").hint("write it as host:port")),
         };
     }
-    match service.parse::<tonic::transport::Uri>() {
+    match service.parse::<tonic::codegen::http::Uri>() {
         // A user and password would have no effect, and would appear in messages.
         Ok(uri)
             if matches!(uri.scheme_str(), Some("http" | "https"))

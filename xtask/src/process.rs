@@ -24,6 +24,22 @@ pub(crate) fn binary() -> PathBuf {
     step::target_folder().join("release/postrider")
 }
 
+/// The release binary of our emulator.
+pub(crate) fn emulator_binary() -> PathBuf {
+    step::target_folder().join("release/pubsub-emulator")
+}
+
+/// Builds the emulator apart from the relay, so that its features do not affect the relay.
+pub(crate) fn build_emulator() -> Result<(), String> {
+    step::run(step::cargo(&[
+        "build",
+        "--release",
+        "--locked",
+        "--package",
+        "pubsub-emulator",
+    ]))
+}
+
 /// A process that is killed when we end.
 #[derive(Debug)]
 pub(crate) struct Running(pub(crate) Child);
@@ -68,9 +84,10 @@ pub(crate) fn usage(pid: u32) -> Option<Usage> {
 
 /// Starts our emulator as a process that keeps only counts. Also returns the address on which it
 /// listens; port 0 in `listen` picks a free port.
-pub(crate) fn emulator(binary: &Path, listen: &str) -> Result<(Running, String), String> {
-    let mut child = Command::new(binary)
-        .args(["emulator", "--listen", listen])
+pub(crate) fn emulator(listen: &str) -> Result<(Running, String), String> {
+    let binary = emulator_binary();
+    let mut child = Command::new(&binary)
+        .args(["--listen", listen])
         .args(["--topic", TOPIC])
         .stdout(Stdio::piped())
         .spawn()

@@ -209,12 +209,17 @@ fn build() -> Result<(), String> {
     step::run(step::cargo(&[&release[..], &["--bins"]].concat()))?;
     step::run(step::cargo(
         &[&release[..], &["--example", "bench_peers"]].concat(),
-    ))
+    ))?;
+    process::build_emulator()
 }
 
 /// Without this check a measurement would fail only after its backlog was written.
 fn is_built() -> Result<(), String> {
-    for program in [process::binary(), peers::binary()] {
+    for program in [
+        process::binary(),
+        peers::binary(),
+        process::emulator_binary(),
+    ] {
         if !program.is_file() {
             let program = program.display();
             return Err(format!(

@@ -55,7 +55,7 @@ impl Load {
     pub(crate) async fn peak_mb(self, binary: &Path, rows: u64) -> Result<f64, String> {
         let database = Database::start(binary).await?;
         database.copy_slot("postrider").await?;
-        let (mut emulator, host) = process::emulator(binary, "127.0.0.1:0")?;
+        let (mut emulator, host) = process::emulator("127.0.0.1:0")?;
         if self == Self::Outage {
             // From here on nobody listens at the emulator's address.
             emulator.0.kill().map_err(|e| e.to_string())?;
@@ -79,7 +79,7 @@ impl Load {
                 return Err("something was published although Pub/Sub was down".into());
             }
             eprintln!("  Pub/Sub is back, peak {:.1} MB", peak_mb(&mut relay)?);
-            (emulator, _) = process::emulator(binary, &host)?;
+            (emulator, _) = process::emulator(&host)?;
         }
         wait_until_confirmed(&database, &end, &mut relay).await?;
         let recorded = database

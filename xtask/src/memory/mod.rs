@@ -52,6 +52,7 @@ pub(crate) fn run(args: &MemoryArgs) -> Result<(), String> {
             process::binary()
         }
     };
+    process::build_emulator()?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()

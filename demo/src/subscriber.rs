@@ -13,22 +13,21 @@ use googleapis_tonic_google_pubsub_v1::google::pubsub::v1::subscriber_client::Su
 use tokio::task::JoinHandle;
 use tonic::transport::Endpoint;
 
-use super::failed;
-use super::ledger::{Arrival, Step};
-use crate::error::Result;
+use crate::error::{Result, failed};
+use crate::ledger::{Arrival, Step};
 
 /// Longer than any pause of the demonstration, so that no message is redelivered for slowness.
 const ACK_DEADLINE: Duration = Duration::from_secs(60);
 
 /// A running subscriber; ends when dropped.
 #[derive(Debug)]
-pub(super) struct Subscriber {
+pub(crate) struct Subscriber {
     task: JoinHandle<String>,
 }
 
 impl Subscriber {
     /// Creates the subscription, passes each message to `on_message`, and then acknowledges it.
-    pub(super) async fn start(
+    pub(crate) async fn start(
         emulator: &str,
         topic: &str,
         subscription: &str,
@@ -59,7 +58,7 @@ impl Subscriber {
     }
 
     /// An error when the subscriber has ended, which it never should.
-    pub(super) async fn must_run(&mut self) -> Result<()> {
+    pub(crate) async fn must_run(&mut self) -> Result<()> {
         if !self.task.is_finished() {
             return Ok(());
         }
@@ -77,7 +76,7 @@ impl Drop for Subscriber {
 }
 
 /// Reads a message as an event of the demonstration; `None` when it is not one.
-pub(super) fn arrival(message: &Message) -> Option<Arrival> {
+pub(crate) fn arrival(message: &Message) -> Option<Arrival> {
     let attribute = |name: &str| message.attributes.get(name);
     Some(Arrival {
         step: Step {

@@ -5,38 +5,38 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 use slot_manager::Slot;
 
-use super::figures::{grouped, milliseconds, rounded, size};
-use super::ledger::Totals;
-use super::verdict::Verdict;
+use crate::figures::{grouped, milliseconds, rounded, size};
+use crate::ledger::Totals;
+use crate::verdict::Verdict;
 
 /// The results of the demonstration.
 #[derive(Debug, Serialize)]
-pub(super) struct Summary {
+pub(crate) struct Summary {
     /// Committed events, as counted in the database.
-    pub(super) events: u64,
-    pub(super) orders: u32,
+    pub(crate) events: u64,
+    pub(crate) orders: u32,
     /// Counted by the writers and the subscriber.
-    pub(super) totals: Totals,
-    pub(super) verdict: Verdict,
+    pub(crate) totals: Totals,
+    pub(crate) verdict: Verdict,
     /// Events that were published without a dispatch row when the relay was killed.
-    pub(super) published_unrecorded: u64,
+    pub(crate) published_unrecorded: u64,
     /// Events that were waiting when the relay started again.
-    pub(super) backlog: u64,
+    pub(crate) backlog: u64,
     /// Seconds until the backlog was delivered.
-    pub(super) caught_up_seconds: Option<f64>,
+    pub(crate) caught_up_seconds: Option<f64>,
     /// Events delivered per second before the kill.
-    pub(super) steady_per_second: f64,
+    pub(crate) steady_per_second: f64,
     /// Latency from COMMIT to the subscriber, before the kill.
-    pub(super) p50_ms: Option<f64>,
-    pub(super) p99_ms: Option<f64>,
+    pub(crate) p50_ms: Option<f64>,
+    pub(crate) p99_ms: Option<f64>,
     /// Rows of `outbox.dispatch`, by state.
-    pub(super) dispatch: BTreeMap<String, u64>,
-    pub(super) slot: Slot,
+    pub(crate) dispatch: BTreeMap<String, u64>,
+    pub(crate) slot: Slot,
 }
 
 impl Summary {
     /// Names and values, one per line.
-    pub(super) fn rows(&self) -> Vec<(&'static str, String)> {
+    pub(crate) fn rows(&self) -> Vec<(&'static str, String)> {
         let Self {
             totals,
             verdict,

@@ -2,7 +2,7 @@
 //! that the subscriber received, and whether each order's events arrived in sequence. No IO; the
 //! clock is passed in.
 //!
-//! **Not here:** the final verdict. It also compares with the database, in [`super::verdict`].
+//! **Not here:** the final verdict. It also compares with the database, in [`crate::verdict`].
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, Instant};
@@ -11,70 +11,70 @@ use serde::Serialize;
 use uuid::Uuid;
 
 /// The number of an order in the shop. As text it is the ordering key.
-pub(super) type OrderId = i32;
+pub(crate) type OrderId = i32;
 
 /// One step of an order. Its version counts from 1 without gaps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) struct Step {
-    pub(super) order: OrderId,
-    pub(super) version: i64,
+pub(crate) struct Step {
+    pub(crate) order: OrderId,
+    pub(crate) version: i64,
 }
 
 /// One received copy of an event.
 #[derive(Debug, Clone)]
-pub(super) struct Arrival {
-    pub(super) step: Step,
-    pub(super) event_id: Uuid,
+pub(crate) struct Arrival {
+    pub(crate) step: Step,
+    pub(crate) event_id: Uuid,
     /// Pub/Sub's id. It is the same when Pub/Sub redelivers a stored message, and different when
     /// the event was published again.
-    pub(super) message_id: String,
-    pub(super) at: Instant,
+    pub(crate) message_id: String,
+    pub(crate) at: Instant,
 }
 
 /// Totals since the start.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
-pub(super) struct Totals {
-    pub(super) committed: u64,
-    pub(super) transactions: u64,
-    pub(super) rolled_back: u64,
-    pub(super) rolled_back_transactions: u64,
+pub(crate) struct Totals {
+    pub(crate) committed: u64,
+    pub(crate) transactions: u64,
+    pub(crate) rolled_back: u64,
+    pub(crate) rolled_back_transactions: u64,
     /// Events for which at least one copy has arrived.
-    pub(super) delivered: u64,
+    pub(crate) delivered: u64,
     /// Further copies of delivered events that were published again.
-    pub(super) repeated: u64,
+    pub(crate) repeated: u64,
     /// Messages that Pub/Sub redelivered.
-    pub(super) redelivered: u64,
+    pub(crate) redelivered: u64,
     /// First copies that did not directly follow the previous version.
-    pub(super) out_of_order: u64,
+    pub(crate) out_of_order: u64,
     /// Messages that are not events of the demonstration.
-    pub(super) unreadable: u64,
+    pub(crate) unreadable: u64,
 }
 
 impl Totals {
     /// All distinct messages that were received.
-    pub(super) fn messages(&self) -> u64 {
+    pub(crate) fn messages(&self) -> u64 {
         self.delivered + self.repeated + self.unreadable
     }
 
     /// Events that are not delivered yet. It cannot go below zero, although a copy may arrive
     /// before its writer has heard of the commit.
-    pub(super) fn behind(&self) -> u64 {
+    pub(crate) fn behind(&self) -> u64 {
         self.committed.saturating_sub(self.delivered)
     }
 }
 
 /// Changes since the last look.
 #[derive(Debug, Default)]
-pub(super) struct Window {
-    pub(super) committed: u64,
-    pub(super) delivered: u64,
+pub(crate) struct Window {
+    pub(crate) committed: u64,
+    pub(crate) delivered: u64,
     /// The time from sending COMMIT to receiving the message, for each first copy.
-    pub(super) latencies: Vec<Duration>,
+    pub(crate) latencies: Vec<Duration>,
 }
 
 /// All that was seen.
 #[derive(Debug, Default)]
-pub(super) struct Ledger {
+pub(crate) struct Ledger {
     totals: Totals,
     at_last_look: Totals,
     latencies: Vec<Duration>,
@@ -101,24 +101,24 @@ struct FirstCopies {
 
 impl Ledger {
     /// A writer is about to send COMMIT for these steps.
-    pub(super) fn committing(&mut self, steps: &[Step], at: Instant) {
+    pub(crate) fn committing(&mut self, steps: &[Step], at: Instant) {
         self.sent.extend(steps.iter().map(|step| (*step, at)));
     }
 
     /// A transaction with this many events was committed.
-    pub(super) fn committed(&mut self, events: usize) {
+    pub(crate) fn committed(&mut self, events: usize) {
         self.totals.committed += events as u64;
         self.totals.transactions += 1;
     }
 
     /// A transaction with this many events was rolled back on purpose.
-    pub(super) fn rolled_back(&mut self, events: usize) {
+    pub(crate) fn rolled_back(&mut self, events: usize) {
         self.totals.rolled_back += events as u64;
         self.totals.rolled_back_transactions += 1;
     }
 
     /// The subscriber has received a copy of an event.
-    pub(super) fn received(&mut self, arrival: Arrival) {
+    pub(crate) fn received(&mut self, arrival: Arrival) {
         let Arrival {
             step,
             event_id,
@@ -157,7 +157,7 @@ impl Ledger {
     }
 
     /// Sets the goal: everything committed until now is delivered.
-    pub(super) fn set_goal(&mut self, now: Instant) {
+    pub(crate) fn set_goal(&mut self, now: Instant) {
         self.goal = Some(Goal {
             delivered: self.totals.committed,
             reached: None,
@@ -166,22 +166,22 @@ impl Ledger {
     }
 
     /// When the goal was reached.
-    pub(super) fn goal_reached(&self) -> Option<Instant> {
+    pub(crate) fn goal_reached(&self) -> Option<Instant> {
         self.goal.as_ref().and_then(|goal| goal.reached)
     }
 
     /// The subscriber has received a message that is not an event of the demonstration.
-    pub(super) fn received_unreadable(&mut self) {
+    pub(crate) fn received_unreadable(&mut self) {
         self.totals.unreadable += 1;
     }
 
     /// Totals since the start.
-    pub(super) fn totals(&self) -> Totals {
+    pub(crate) fn totals(&self) -> Totals {
         self.totals
     }
 
     /// Returns the changes since the last look.
-    pub(super) fn look(&mut self) -> Window {
+    pub(crate) fn look(&mut self) -> Window {
         let before = std::mem::replace(&mut self.at_last_look, self.totals);
         Window {
             committed: self.totals.committed - before.committed,
@@ -191,21 +191,21 @@ impl Ledger {
     }
 
     /// The events of an order in the order in which their first copies arrived.
-    pub(super) fn first_copies(&self, order: OrderId) -> &[Uuid] {
+    pub(crate) fn first_copies(&self, order: OrderId) -> &[Uuid] {
         self.first_copies
             .get(&order)
             .map_or(&[], |copies| &copies.event_ids)
     }
 
     /// The orders for which an event has arrived.
-    pub(super) fn orders(&self) -> impl Iterator<Item = OrderId> {
+    pub(crate) fn orders(&self) -> impl Iterator<Item = OrderId> {
         self.first_copies.keys().copied()
     }
 }
 
 /// The smallest value that at least `percent` of all values do not exceed (nearest rank); `None`
 /// when there are no values.
-pub(super) fn percentile(values: &mut [Duration], percent: usize) -> Option<Duration> {
+pub(crate) fn percentile(values: &mut [Duration], percent: usize) -> Option<Duration> {
     let rank = (values.len() * percent).div_ceil(100).max(1);
     (rank <= values.len()).then(|| *values.select_nth_unstable(rank - 1).1)
 }

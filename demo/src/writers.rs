@@ -11,21 +11,20 @@ use tokio::task::JoinSet;
 use tokio::time::MissedTickBehavior;
 use tokio_postgres::Statement;
 
-use super::ledger::{OrderId, Step};
-use super::{SharedLedger, failed, lock};
-use crate::error::Result;
-use crate::postgres::{Sql, Target, connect};
+use crate::error::{Result, failed};
+use crate::ledger::{OrderId, Step};
+use crate::session::Session;
+use crate::{SharedLedger, lock};
 
 /// Enough to compete for orders, and few enough for a small machine.
-pub(super) const WRITERS: u32 = 4;
+pub(crate) const WRITERS: u32 = 4;
 /// Enough that a batch rarely holds only one order, and few enough that each gets a long history.
-pub(super) const ORDERS: u32 = 200;
+pub(crate) const ORDERS: u32 = 200;
 
 /// Transactions hold one to three events, two on average.
 const EVENTS_PER_TRANSACTION: u32 = 2;
 /// One transaction in this many is rolled back.
 const ROLLBACK_EVERY: u32 = 50;
-const STATEMENT_TIMEOUT: Duration = Duration::from_secs(30);
 
 const MOVE_ON: &str = "\
     update public.orders set version = version + 1, changed_at = now(), status = case status \
@@ -39,21 +38,21 @@ const EMIT: &str = "\
 
 /// Running writers. Dropping this value ends them.
 #[derive(Debug)]
-pub(super) struct Writers {
+pub(crate) struct Writers {
     tasks: JoinSet<Result<()>>,
     stop: watch::Sender<bool>,
 }
 
 impl Writers {
     /// Starts the writers, with a combined rate of `rate` events per second.
-    pub(super) fn start(target: &Target, rate: u32, ledger: &SharedLedger) -> Self {
+    pub(crate) fn start(url: &str, rate: u32, ledger: &SharedLedger) -> Self {
         let (stop, stopped) = watch::channel(false);
         let pause = Duration::from_secs(1) * WRITERS * EVENTS_PER_TRANSACTION / rate;
         let mut tasks = JoinSet::new();
         for number in 0..WRITERS {
-            let (target, ledger, stopped) = (target.clone(), ledger.clone(), stopped.clone());
+            let (url, ledger, stopped) = (url.to_owned(), ledger.clone(), stopped.clone());
             tasks.spawn(async move {
-                let writer = Writer::connect(number, &target, ledger).await?;
+                let writer = Writer::connect(number, &url, ledger).await?;
                 writer.run(pause, stopped).await
             });
         }
@@ -61,7 +60,7 @@ impl Writers {
     }
 
     /// An error when a writer has ended.
-    pub(super) fn must_run(&mut self) -> Result<()> {
+    pub(crate) fn must_run(&mut self) -> Result<()> {
         match self.tasks.try_join_next() {
             None => Ok(()),
             Some(Ok(Err(error))) => Err(failed("a writer has ended").caused_by(error)),
@@ -71,7 +70,7 @@ impl Writers {
     }
 
     /// Lets each writer finish its transaction, and waits for it.
-    pub(super) async fn finish(mut self) -> Result<()> {
+    pub(crate) async fn finish(mut self) -> Result<()> {
         // This fails only when all writers have ended; the results below say why.
         let _ = self.stop.send(true);
         while let Some(ended) = self.tasks.join_next().await {
@@ -83,15 +82,15 @@ impl Writers {
 
 struct Writer {
     number: u32,
-    sql: Sql,
+    sql: Session,
     move_on: Statement,
     emit: Statement,
     ledger: SharedLedger,
 }
 
 impl Writer {
-    async fn connect(number: u32, target: &Target, ledger: SharedLedger) -> Result<Self> {
-        let sql = connect(target, "shop", STATEMENT_TIMEOUT).await?;
+    async fn connect(number: u32, url: &str, ledger: SharedLedger) -> Result<Self> {
+        let sql = Session::connect(url, "shop").await?;
         let (move_on, emit) = (sql.prepare(MOVE_ON).await?, sql.prepare(EMIT).await?);
         Ok(Self {
             number,
@@ -117,7 +116,7 @@ impl Writer {
     /// One transaction of a service: business rows and their events.
     async fn transact(&mut self, number: u32) -> Result<()> {
         let orders = orders_of(self.number, number);
-        let transaction = self.sql.client_mut().transaction().await?;
+        let transaction = self.sql.transaction().await?;
         let mut steps = Vec::with_capacity(orders.len());
         for order in orders {
             let row = transaction.query_one(&self.move_on, &[&order]).await?;

@@ -6,10 +6,10 @@
 use std::io::Write;
 use std::time::Duration;
 
-use super::figures::{grouped, milliseconds, rounded, size};
-use super::ledger::Totals;
-use super::summary::Summary;
-use crate::error::{Code, Error, Result};
+use crate::error::{Result, failed};
+use crate::figures::{grouped, milliseconds, rounded, size};
+use crate::ledger::Totals;
+use crate::summary::Summary;
 
 const BOLD: &str = "1";
 const FAINT: &str = "2";
@@ -19,37 +19,37 @@ const CYAN: &str = "36";
 
 /// Where to print, and how.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Screen {
+pub(crate) struct Screen {
     /// Use colours, for a terminal.
-    pub(super) colours: bool,
+    pub(crate) colours: bool,
     /// Print to standard error instead of standard output.
-    pub(super) on_stderr: bool,
+    pub(crate) on_stderr: bool,
 }
 
 /// One line of the table of seconds.
 #[derive(Debug)]
-pub(super) struct Line {
+pub(crate) struct Line {
     /// Since the writers started.
-    pub(super) time: Duration,
+    pub(crate) time: Duration,
     /// Per second.
-    pub(super) committed: f64,
+    pub(crate) committed: f64,
     /// Per second.
-    pub(super) delivered: f64,
-    pub(super) totals: Totals,
-    pub(super) lag_bytes: u64,
-    pub(super) p50: Option<Duration>,
-    pub(super) p99: Option<Duration>,
+    pub(crate) delivered: f64,
+    pub(crate) totals: Totals,
+    pub(crate) lag_bytes: u64,
+    pub(crate) p50: Option<Duration>,
+    pub(crate) p99: Option<Duration>,
 }
 
 /// Addresses and commands to try after the demonstration.
 #[derive(Debug)]
-pub(super) struct Playground {
-    pub(super) database_url: String,
-    pub(super) emulator: String,
-    pub(super) project: &'static str,
-    pub(super) http_addr: String,
-    pub(super) relay_pid: Option<u32>,
-    pub(super) program: String,
+pub(crate) struct Playground {
+    pub(crate) database_url: String,
+    pub(crate) emulator: String,
+    pub(crate) project: &'static str,
+    pub(crate) http_addr: String,
+    pub(crate) relay_pid: Option<u32>,
+    pub(crate) program: String,
 }
 
 impl Screen {
@@ -57,7 +57,7 @@ impl Screen {
     ///
     /// # Errors
     /// The output was closed.
-    pub(super) fn print(self, text: &str) -> Result<()> {
+    pub(crate) fn print(self, text: &str) -> Result<()> {
         let written = if self.on_stderr {
             std::io::stderr().write_all(text.as_bytes())
         } else {
@@ -67,13 +67,13 @@ impl Screen {
                 .and_then(|()| stdout.flush())
         };
         written.map_err(|e| {
-            Error::new(Code::DemoFailed, "the output was closed")
+            failed("the output was closed")
                 .caused_by(e)
                 .hint("everything is cleaned up; leave the output open until the end")
         })
     }
 
-    pub(super) fn title(self) -> String {
+    pub(crate) fn title(self) -> String {
         format!(
             "\n{}\n{}\n\n",
             self.paint(
@@ -88,12 +88,12 @@ impl Screen {
     }
 
     /// Announces a part that was set up.
-    pub(super) fn step(self, text: &str) -> String {
+    pub(crate) fn step(self, text: &str) -> String {
         format!("  {} {text}\n", self.paint(GREEN, "+"))
     }
 
     /// Announces an event of the script.
-    pub(super) fn news(self, text: &str) -> String {
+    pub(crate) fn news(self, text: &str) -> String {
         let text = text.replace('\n', "\n     ");
         format!(
             "\n  {} {}\n\n",
@@ -102,7 +102,7 @@ impl Screen {
         )
     }
 
-    pub(super) fn table_head(self) -> String {
+    pub(crate) fn table_head(self) -> String {
         let head = format!(
             "{:>6} {:>12} {:>12} {:>10} {:>10} {:>9} {:>9}  order",
             "time", "committed/s", "delivered/s", "in flight", "slot lag", "p50", "p99"
@@ -110,7 +110,7 @@ impl Screen {
         format!("\n{}\n", self.paint(FAINT, &head))
     }
 
-    pub(super) fn line(self, line: &Line) -> String {
+    pub(crate) fn line(self, line: &Line) -> String {
         let Line {
             time,
             committed,
@@ -143,7 +143,7 @@ impl Screen {
         )
     }
 
-    pub(super) fn summary(self, summary: &Summary) -> String {
+    pub(crate) fn summary(self, summary: &Summary) -> String {
         let mut text = format!("\n{}\n", self.paint(BOLD, "Summary"));
         for (name, value) in summary.rows() {
             text += &format!("  {name:<16} {value}\n");
@@ -156,8 +156,8 @@ impl Screen {
             }
     }
 
-    /// `program` is the command that starts this program from a shell.
-    pub(super) fn what_next(self, program: &str) -> String {
+    /// `program` is the command that starts `postrider` from a shell.
+    pub(crate) fn what_next(self, program: &str) -> String {
         let where_it_is = match program {
             "postrider" => String::new(),
             path => format!(
@@ -167,7 +167,7 @@ impl Screen {
         };
         format!(
             "\n{}\n  \
-             postrider demo --keep   leave it running: look at it with psql and curl, break it\n  \
+             make demo ARGS=--keep   leave it running: look at it with psql and curl, break it\n  \
              postrider init          the SQL that your database needs; --apply runs it\n  \
              postrider check         what is still missing in your PostgreSQL and Pub/Sub\n  \
              postrider run           the relay, for real\n{where_it_is}",
@@ -175,7 +175,7 @@ impl Screen {
         )
     }
 
-    pub(super) fn playground(self, playground: &Playground) -> String {
+    pub(crate) fn playground(self, playground: &Playground) -> String {
         let Playground {
             database_url,
             emulator,
@@ -205,7 +205,7 @@ impl Screen {
     }
 
     /// A message received while people try the playground.
-    pub(super) fn message(self, ordering_key: &str, event_type: &str, data: &[u8]) -> String {
+    pub(crate) fn message(self, ordering_key: &str, event_type: &str, data: &[u8]) -> String {
         let data = String::from_utf8_lossy(data);
         format!(
             "  {} {ordering_key}: {event_type} {data}\n",
@@ -214,7 +214,7 @@ impl Screen {
     }
 
     /// The end of the relay's log, after a failure.
-    pub(super) fn log_tail(self, lines: &[String]) -> String {
+    pub(crate) fn log_tail(self, lines: &[String]) -> String {
         let lines: String = lines.iter().map(|line| format!("  | {line}\n")).collect();
         format!("\nThe end of the relay's log:\n{lines}\n")
     }

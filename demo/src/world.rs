@@ -4,7 +4,7 @@
 //! socket, and `postrider init` and `postrider run` as processes with their documented variables.
 //! Dropping the [`World`] stops them all.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
@@ -12,15 +12,13 @@ use pubsub_emulator::{Emulator, Recording, RunningEmulator};
 use scratch_postgres::ScratchPostgres;
 use tokio::net::TcpListener;
 
-use super::failed;
-use super::relay_process::{RelayProcess, own_program};
-use super::shop::{self, Shop};
-use crate::error::{Error, Result};
-use crate::postgres::Target;
+use crate::error::{Error, Result, failed};
+use crate::relay_process::RelayProcess;
+use crate::shop::{self, Shop};
 
-pub(super) const PROJECT: &str = "demo";
-pub(super) const TOPIC: &str = "projects/demo/topics/order.events";
-pub(super) const SUBSCRIPTION: &str = "projects/demo/subscriptions/order.events";
+pub(crate) const PROJECT: &str = "demo";
+pub(crate) const TOPIC: &str = "projects/demo/topics/order.events";
+pub(crate) const SUBSCRIPTION: &str = "projects/demo/subscriptions/order.events";
 
 /// Address of the relay's HTTP port, if people are to look at it and the port is free.
 const HTTP_ADDR: &str = "127.0.0.1:9464";
@@ -31,18 +29,24 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Everything that runs. The fields are dropped in their order, so the relay stops first.
 #[derive(Debug)]
-pub(super) struct World {
+pub(crate) struct World {
     relay: Option<RelayProcess>,
-    pub(super) emulator: RunningEmulator,
-    pub(super) shop: Shop,
+    /// The file of the program `postrider`.
+    pub(crate) program: PathBuf,
+    pub(crate) emulator: RunningEmulator,
+    pub(crate) shop: Shop,
     /// `off`, or the address for people to open.
-    pub(super) http_addr: String,
+    pub(crate) http_addr: String,
     server: ScratchPostgres,
 }
 
 impl World {
     /// Starts PostgreSQL and the emulator, but not the relay. Calls `say` for each step.
-    pub(super) async fn start(with_http: bool, say: impl Fn(String) -> Result<()>) -> Result<Self> {
+    pub(crate) async fn start(
+        program: PathBuf,
+        with_http: bool,
+        say: impl Fn(String) -> Result<()>,
+    ) -> Result<Self> {
         let server = tokio::task::spawn_blocking(|| ScratchPostgres::builder().start())
             .await
             .map_err(|panic| failed("PostgreSQL does not start").caused_by(panic))?
@@ -52,9 +56,9 @@ impl World {
             server.major_version().map_err(server_failed)?,
             server.port()
         ))?;
-        Shop::create(&target(&server.url("postgres"))?).await?;
-        init(&server).await?;
-        let shop = Shop::open(&target(&server.url(shop::DATABASE))?).await?;
+        Shop::create(&server.url("postgres")).await?;
+        init(&program, &server).await?;
+        let shop = Shop::open(&server.url(shop::DATABASE)).await?;
         say("tables, publication, roles and slot, by `postrider init --apply`".into())?;
         let emulator = Emulator::builder()
             .recording(Recording::Counts)
@@ -76,6 +80,7 @@ impl World {
         };
         Ok(Self {
             relay: None,
+            program,
             emulator,
             shop,
             http_addr,
@@ -84,14 +89,18 @@ impl World {
     }
 
     /// Starts a relay and waits until it streams.
-    pub(super) async fn start_relay(&mut self) -> Result<()> {
+    pub(crate) async fn start_relay(&mut self) -> Result<()> {
         let environment = [
             ("DATABASE_URL", self.url(shop::RELAY)),
             ("PUBSUB_EMULATOR_HOST", self.emulator.addr().to_string()),
             ("PUBSUB_PROJECT_ID", PROJECT.into()),
             ("POSTRIDER_HTTP_ADDR", self.http_addr.clone()),
         ];
-        self.relay = Some(RelayProcess::start(&environment, &self.relay_log())?);
+        self.relay = Some(RelayProcess::start(
+            &self.program,
+            &environment,
+            &self.relay_log(),
+        )?);
         let deadline = Instant::now() + START_LIMIT;
         while !self.shop.slot().await?.active {
             self.relay_must_run()?;
@@ -106,7 +115,7 @@ impl World {
     }
 
     /// Sends SIGKILL to the relay.
-    pub(super) async fn kill_relay(&mut self) -> Result<()> {
+    pub(crate) async fn kill_relay(&mut self) -> Result<()> {
         match self.relay.take() {
             Some(relay) => relay.kill_9().await,
             None => Ok(()),
@@ -114,17 +123,17 @@ impl World {
     }
 
     /// The relay's process id, if one is running.
-    pub(super) fn relay_pid(&self) -> Option<u32> {
+    pub(crate) fn relay_pid(&self) -> Option<u32> {
         self.relay.as_ref().and_then(RelayProcess::pid)
     }
 
     /// An error when a relay that should be running has ended.
-    pub(super) fn relay_must_run(&mut self) -> Result<()> {
+    pub(crate) fn relay_must_run(&mut self) -> Result<()> {
         self.relay.as_mut().map_or(Ok(()), RelayProcess::must_run)
     }
 
     /// The last lines of the log of all relays.
-    pub(super) fn relay_log_tail(&self, lines: usize) -> Vec<String> {
+    pub(crate) fn relay_log_tail(&self, lines: usize) -> Vec<String> {
         let log = std::fs::read(self.relay_log()).unwrap_or_default();
         let log = String::from_utf8_lossy(&log);
         let all: Vec<&str> = log.lines().collect();
@@ -135,14 +144,9 @@ impl World {
     }
 
     /// The database's URL for a role.
-    pub(super) fn url(&self, role: &str) -> String {
+    pub(crate) fn url(&self, role: &str) -> String {
         let (host, port) = (self.server.host(), self.server.port());
         format!("postgres://{role}@{host}:{port}/{}", shop::DATABASE)
-    }
-
-    /// The database as the services connect to it.
-    pub(super) fn writers_target(&self) -> Result<Target> {
-        target(&self.url(shop::WRITER))
     }
 
     /// The log is in the server's folder, which is removed with the server.
@@ -152,8 +156,8 @@ impl World {
 }
 
 /// `postrider init --apply`, as the superuser.
-async fn init(server: &ScratchPostgres) -> Result<()> {
-    let output = tokio::process::Command::new(own_program()?)
+async fn init(program: &Path, server: &ScratchPostgres) -> Result<()> {
+    let output = tokio::process::Command::new(program)
         .args(["init", "--apply", "--relay-user", shop::RELAY])
         .env_clear()
         .env("DATABASE_URL", server.url(shop::DATABASE))
@@ -181,11 +185,6 @@ async fn free_address() -> Result<String> {
         }
     }
     Err(failed("no free port on 127.0.0.1"))
-}
-
-fn target(url: &str) -> Result<Target> {
-    let target = Target::from_settings(url, &crate::settings::Environment::new())?;
-    Ok(target.expect("invariant: the URL names a database"))
 }
 
 fn server_failed(error: scratch_postgres::Error) -> Error {

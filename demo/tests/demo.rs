@@ -1,8 +1,12 @@
-//! `postrider demo` as a newcomer runs it, but shorter.
+//! `postrider-demo` as a newcomer runs it, but shorter.
+//!
+//! It runs the `postrider` of the same target folder. `cargo test --workspace` builds that too;
+//! before `cargo test --package postrider-demo`, run `cargo build --package postrider`.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::io::Read;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -12,9 +16,13 @@ const PATIENCE: Duration = Duration::from_secs(120);
 
 /// The demo with a temp folder of its own, so that the test sees any leftovers.
 fn demo(temp: &Path, arguments: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_postrider"));
+    let program = Path::new(env!("CARGO_BIN_EXE_postrider-demo"));
+    demo_of(program, temp, arguments)
+}
+
+fn demo_of(program: &Path, temp: &Path, arguments: &[&str]) -> Command {
+    let mut command = Command::new(program);
     command
-        .arg("demo")
         .args(arguments)
         .env("TMPDIR", temp)
         .stdout(Stdio::piped());
@@ -24,7 +32,6 @@ fn demo(temp: &Path, arguments: &[&str]) -> Command {
 
 /// A folder that the PostgreSQL account may enter, with a path short enough for the socket.
 fn temp_folder() -> tempfile::TempDir {
-    use std::os::unix::fs::PermissionsExt;
     let everybody = std::fs::Permissions::from_mode(0o777);
     tempfile::Builder::new()
         .prefix("demo-")
@@ -184,7 +191,10 @@ fn an_order_that_changes_without_an_event_fails_the_demo() {
         "{shown}"
     );
     assert!(shown.contains("The end of the relay's log"), "{shown}");
-    assert!(error.starts_with("error[demo-failed]: "), "{error}");
+    assert!(
+        error.starts_with("error: a promise was broken: 1 orders"),
+        "{error}"
+    );
     assert_nothing_left(temp.path());
 }
 
@@ -248,9 +258,57 @@ fn without_postgresql_the_demo_says_how_to_install_it() {
     assert_eq!(output.status.code(), Some(1));
     let error = String::from_utf8_lossy(&output.stderr);
     assert!(
-        error.starts_with("error[demo-failed]: no PostgreSQL installation found"),
+        error.starts_with("error: no PostgreSQL installation found"),
         "{error}"
     );
     assert!(error.contains("hint:  run `make demo`"), "{error}");
+    assert_nothing_left(temp.path());
+}
+
+#[test]
+fn without_the_program_postrider_the_demo_says_how_to_build_it() {
+    let temp = temp_folder();
+    let folder = tempfile::tempdir().unwrap();
+    let alone = folder.path().join("postrider-demo");
+    std::fs::copy(env!("CARGO_BIN_EXE_postrider-demo"), &alone).unwrap();
+    let output = demo_of(&alone, temp.path(), &[]).output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let error = String::from_utf8_lossy(&output.stderr);
+    let expected = format!(
+        "error: there is no program {}/postrider\n",
+        folder.path().display()
+    );
+    assert!(error.starts_with(&expected), "{error}");
+    for way in [
+        "`make demo`",
+        "`cargo build --package postrider`",
+        "--postrider",
+    ] {
+        assert!(error.contains(way), "{way:?} in {error}");
+    }
+    assert_nothing_left(temp.path());
+}
+
+#[test]
+fn the_demo_runs_the_program_that_the_flag_names() {
+    let temp = temp_folder();
+    let arguments = ["--postrider", "/nowhere/postrider"];
+    let output = demo(temp.path(), &arguments).output().unwrap();
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        error.starts_with("error: there is no program /nowhere/postrider\n"),
+        "{error}"
+    );
+    let folder = tempfile::tempdir().unwrap();
+    let refusing = folder.path().join("postrider");
+    std::fs::write(&refusing, "#!/bin/sh\necho not today\nexit 1\n").unwrap();
+    std::fs::set_permissions(&refusing, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let arguments = ["--postrider", refusing.to_str().unwrap()];
+    let output = demo(temp.path(), &arguments).output().unwrap();
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        error.starts_with("error: `postrider init --apply` failed\n  cause: not today\n"),
+        "{error}"
+    );
     assert_nothing_left(temp.path());
 }

@@ -1,7 +1,7 @@
 //! Formats figures as short text that fits into a column.
 
 /// `12,345`.
-pub(super) fn grouped(number: u64) -> String {
+pub(crate) fn grouped(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::with_capacity(digits.len() + digits.len() / 3);
     for (place, digit) in digits.chars().enumerate() {
@@ -14,7 +14,7 @@ pub(super) fn grouped(number: u64) -> String {
 }
 
 /// In kB, the unit that PostgreSQL uses for small sizes.
-pub(super) fn size(bytes: u64) -> String {
+pub(crate) fn size(bytes: u64) -> String {
     if bytes < 1024 {
         format!("{bytes} B")
     } else {
@@ -22,7 +22,7 @@ pub(super) fn size(bytes: u64) -> String {
     }
 }
 
-pub(super) fn milliseconds(ms: f64) -> String {
+pub(crate) fn milliseconds(ms: f64) -> String {
     format!("{} ms", decimals(ms))
 }
 
@@ -40,7 +40,7 @@ fn decimals(value: f64) -> String {
     clippy::cast_sign_loss,
     reason = "small and positive"
 )]
-pub(super) fn rounded(value: f64) -> u64 {
+pub(crate) fn rounded(value: f64) -> u64 {
     value.round() as u64
 }
 

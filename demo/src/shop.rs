@@ -4,36 +4,35 @@
 //! demonstration itself reads the database as the superuser.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
 
 use slot_manager::{Slot, SlotName, slots};
 
-use super::failed;
-use super::verdict::Committed;
-use super::writers::ORDERS;
-use crate::error::Result;
-use crate::postgres::{Sql, Target, connect};
+use crate::error::{Result, failed};
+use crate::session::Session;
+use crate::verdict::Committed;
+use crate::writers::ORDERS;
 
 /// The database's name.
-pub(super) const DATABASE: &str = "shop";
+pub(crate) const DATABASE: &str = "shop";
 /// The role of the services.
-pub(super) const WRITER: &str = "shop";
+pub(crate) const WRITER: &str = "shop";
 /// The role of the relay.
-pub(super) const RELAY: &str = "relay";
+pub(crate) const RELAY: &str = "relay";
 
-const STATEMENT_TIMEOUT: Duration = Duration::from_secs(30);
+const APPLICATION_NAME: &str = "postrider-demo";
 
 /// A superuser session that inspects the database.
 #[derive(Debug)]
-pub(super) struct Shop {
-    sql: Sql,
+pub(crate) struct Shop {
+    sql: Session,
     slot: SlotName,
 }
 
 impl Shop {
-    /// Creates the database; `maintenance` is another database on the same server.
-    pub(super) async fn create(maintenance: &Target) -> Result<()> {
-        let sql = connect(maintenance, "postrider demo", STATEMENT_TIMEOUT).await?;
+    /// Creates the database; `maintenance` is the URL of another database on the same
+    /// server.
+    pub(crate) async fn create(maintenance: &str) -> Result<()> {
+        let sql = Session::connect(maintenance, APPLICATION_NAME).await?;
         sql.batch_execute(&format!("create role {RELAY} login replication"))
             .await?;
         sql.batch_execute(&format!("create database {DATABASE}"))
@@ -43,8 +42,8 @@ impl Shop {
 
     /// Creates the business table and the role of the services, in a database that `postrider init`
     /// has prepared.
-    pub(super) async fn open(target: &Target) -> Result<Self> {
-        let sql = connect(target, "postrider demo", STATEMENT_TIMEOUT).await?;
+    pub(crate) async fn open(url: &str) -> Result<Self> {
+        let sql = Session::connect(url, APPLICATION_NAME).await?;
         sql.batch_execute(&format!(
             "create table public.orders ( \
                  id int primary key, \
@@ -64,24 +63,25 @@ impl Shop {
     }
 
     /// The current state of the slot.
-    pub(super) async fn slot(&self) -> Result<Slot> {
-        let slot = slots::find(&self.sql, &self.slot).await?;
+    pub(crate) async fn slot(&self) -> Result<Slot> {
+        let slot = slots::find(&self.sql, &self.slot).await;
+        let slot = slot.map_err(|e| failed("cannot read the replication slot").caused_by(e))?;
         slot.ok_or_else(|| failed("the replication slot no longer exists"))
     }
 
     /// The number of committed events.
-    pub(super) async fn events(&self) -> Result<u64> {
+    pub(crate) async fn events(&self) -> Result<u64> {
         self.count("select count(*) from outbox.events").await
     }
 
     /// The number of events with a dispatch row.
-    pub(super) async fn recorded(&self) -> Result<u64> {
+    pub(crate) async fn recorded(&self) -> Result<u64> {
         self.count("select count(*) from outbox.dispatch where state = 'published'")
             .await
     }
 
     /// What the database holds: everything that must have been received and recorded.
-    pub(super) async fn committed(&self) -> Result<Committed> {
+    pub(crate) async fn committed(&self) -> Result<Committed> {
         let mut committed = Committed::default();
         let events = "select aggregateid::int, id from outbox.events order by 1, version";
         for row in self.sql.query(events, &[]).await? {
@@ -109,7 +109,7 @@ impl Shop {
     }
 
     /// Number of rows in the dispatch table, by state.
-    pub(super) async fn dispatch(&self) -> Result<BTreeMap<String, u64>> {
+    pub(crate) async fn dispatch(&self) -> Result<BTreeMap<String, u64>> {
         let states = "select state, count(*) from outbox.dispatch group by state";
         let rows = self.sql.query(states, &[]).await?;
         Ok(rows

@@ -6,17 +6,19 @@ use std::time::{Duration, Instant};
 
 use google_cloud_pubsub::model::Message;
 
-use super::figures::grouped;
-use super::ledger::{Window, percentile};
-use super::relay_process::own_program;
-use super::screen::{Line, Playground, Screen};
-use super::subscriber::{Subscriber, arrival};
-use super::summary::Summary;
-use super::verdict::Verdict;
-use super::world::{self, World};
-use super::writers::{ORDERS, WRITERS, Writers};
-use super::{Options, SharedLedger, failed, lock};
-use crate::error::Result;
+use crate::args::Args;
+use crate::error::{Result, failed};
+use crate::figures::grouped;
+use crate::ledger::{Window, percentile};
+use crate::program;
+use crate::screen::{Line, Playground, Screen};
+use crate::shop;
+use crate::subscriber::{Subscriber, arrival};
+use crate::summary::Summary;
+use crate::verdict::Verdict;
+use crate::world::{self, World};
+use crate::writers::{ORDERS, WRITERS, Writers};
+use crate::{SharedLedger, lock};
 
 /// Time between two lines.
 const LINE_INTERVAL: Duration = Duration::from_secs(1);
@@ -30,8 +32,8 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(100);
 const LOG_LINES: usize = 30;
 
 /// The running demonstration. The fields are dropped in their order.
-pub(super) struct Show<'a> {
-    options: &'a Options,
+pub(crate) struct Show<'a> {
+    args: &'a Args,
     screen: Screen,
     subscriber: Subscriber,
     /// Whether messages are shown instead of counted.
@@ -43,13 +45,15 @@ pub(super) struct Show<'a> {
 }
 
 impl<'a> Show<'a> {
-    pub(super) async fn set_up(options: &'a Options) -> Result<Self> {
+    pub(crate) async fn set_up(args: &'a Args) -> Result<Self> {
+        let program = program::find(args.postrider.as_deref())?;
         let screen = Screen {
-            colours: options.colours,
-            on_stderr: options.json,
+            colours: args.colours(),
+            on_stderr: args.json,
         };
         screen.print(&screen.title())?;
-        let world = World::start(options.keep, |text| screen.print(&screen.step(&text))).await?;
+        let say = |text: String| screen.print(&screen.step(&text));
+        let world = World::start(program, args.keep, say).await?;
         let (ledger, playing) = (SharedLedger::default(), Arc::new(AtomicBool::new(false)));
         let emulator = world.emulator.addr().to_string();
         let on_message = receiver(ledger.clone(), playing.clone(), screen);
@@ -58,7 +62,7 @@ impl<'a> Show<'a> {
         screen.print(&screen.step("a subscriber: Google's Rust client, ordered subscription"))?;
         let began = Instant::now();
         Ok(Self {
-            options,
+            args,
             screen,
             subscriber,
             playing,
@@ -70,20 +74,20 @@ impl<'a> Show<'a> {
     }
 
     /// Runs the script.
-    pub(super) async fn play(&mut self) -> Result<()> {
-        let time = Duration::from_secs(self.options.seconds);
+    pub(crate) async fn play(&mut self) -> Result<()> {
+        let time = Duration::from_secs(self.args.seconds);
         let before_kill = time / 2;
         self.world.start_relay().await?;
         self.step(&format!(
             "the relay: `postrider run`, process {}",
             self.relay_pid()
         ))?;
-        let target = self.world.writers_target()?;
-        let mut writers = Writers::start(&target, self.options.rate, &self.ledger);
+        let url = self.world.url(shop::WRITER);
+        let mut writers = Writers::start(&url, self.args.rate, &self.ledger);
         self.step(&format!(
             "{WRITERS} writers, {} events a second on {ORDERS} orders: each transaction changes \
              orders\n    and inserts an event for each; one in 50 is rolled back",
-            grouped(self.options.rate.into())
+            grouped(self.args.rate.into())
         ))?;
         self.began = Instant::now();
         self.last_look = self.began;
@@ -214,7 +218,7 @@ impl<'a> Show<'a> {
             slot: shop.slot().await?,
         };
         self.print(&self.screen.summary(&summary))?;
-        if self.options.json {
+        if self.args.json {
             let text = serde_json::to_string_pretty(&summary);
             let text = text.expect("invariant: the summary has a JSON form");
             Screen {
@@ -224,15 +228,16 @@ impl<'a> Show<'a> {
             .print(&(text + "\n"))?;
         }
         if !summary.verdict.is_good() {
-            return Err(failed(format!(
-                "a promise was broken: {}",
-                summary.verdict.complaint()
-            )));
+            let what = format!("a promise was broken: {}", summary.verdict.complaint());
+            return Err(failed(what).hint(
+                "this is a bug in Postrider: please report it with the whole output; --keep leaves \
+                 everything running",
+            ));
         }
-        if self.options.keep {
+        if self.args.keep {
             Ok(())
         } else {
-            self.print(&self.screen.what_next(&program()?))
+            self.print(&self.screen.what_next(&self.shell_command()))
         }
     }
 
@@ -264,7 +269,7 @@ impl<'a> Show<'a> {
     }
 
     /// Shows commands to try, and from here on prints each message.
-    pub(super) fn open_playground(&self) -> Result<()> {
+    pub(crate) fn open_playground(&self) -> Result<()> {
         self.playing.store(true, Ordering::Relaxed);
         let playground = Playground {
             database_url: self.world.url("postgres"),
@@ -272,18 +277,22 @@ impl<'a> Show<'a> {
             project: world::PROJECT,
             http_addr: self.world.http_addr.clone(),
             relay_pid: self.world.relay_pid(),
-            program: program()?,
+            program: self.shell_command(),
         };
         self.print(&self.screen.playground(&playground))
     }
 
     /// Prints the end of the relay's log.
-    pub(super) fn print_relay_log(&self) -> Result<()> {
+    pub(crate) fn print_relay_log(&self) -> Result<()> {
         self.print(&self.screen.log_tail(&self.world.relay_log_tail(LOG_LINES)))
     }
 
     fn relay_pid(&self) -> u32 {
         self.world.relay_pid().unwrap_or_default()
+    }
+
+    fn shell_command(&self) -> String {
+        program::shell_command(&self.world.program)
     }
 
     fn print(&self, text: &str) -> Result<()> {
@@ -328,16 +337,4 @@ fn receiver(
             None => lock(&ledger).received_unreadable(),
         }
     }
-}
-
-/// The command that starts this program from a shell.
-fn program() -> Result<String> {
-    let program = own_program()?;
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let found = std::env::split_paths(&path).any(|folder| Some(&*folder) == program.parent());
-    Ok(if found {
-        "postrider".into()
-    } else {
-        program.display().to_string()
-    })
 }

@@ -5,13 +5,12 @@
 
 use std::io::Write;
 use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{self, Stdio};
 
 use tokio::process::{Child, Command};
 
-use super::failed;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, failed};
 
 /// Each line is the pid to kill at the end of the input. An empty line means none.
 const WATCHDOG: &str = r#"
@@ -22,21 +21,25 @@ while read -r line; do relay=$line; done
 
 /// A running `postrider run`.
 #[derive(Debug)]
-pub(super) struct RelayProcess {
+pub(crate) struct RelayProcess {
     child: Child,
     watchdog: Watchdog,
 }
 
 impl RelayProcess {
     /// Starts the relay with only these environment variables. Its log is appended to a file.
-    pub(super) fn start(environment: &[(&str, String)], log: &Path) -> Result<Self> {
+    pub(crate) fn start(
+        program: &Path,
+        environment: &[(&str, String)],
+        log: &Path,
+    ) -> Result<Self> {
         let file = std::fs::OpenOptions::new()
             .create(true)
             .append(true)
             .open(log);
         let file = file.map_err(|e| failed("cannot write the relay's log").caused_by(e))?;
         let mut watchdog = Watchdog::start()?;
-        let child = Command::new(own_program()?)
+        let child = Command::new(program)
             .arg("run")
             .env_clear()
             .envs(environment.iter().map(|(name, value)| (name, value)))
@@ -52,12 +55,12 @@ impl RelayProcess {
     }
 
     /// Its process id.
-    pub(super) fn pid(&self) -> Option<u32> {
+    pub(crate) fn pid(&self) -> Option<u32> {
         self.child.id()
     }
 
     /// Sends SIGKILL and waits until the process is gone.
-    pub(super) async fn kill_9(mut self) -> Result<()> {
+    pub(crate) async fn kill_9(mut self) -> Result<()> {
         self.child
             .kill()
             .await
@@ -66,18 +69,13 @@ impl RelayProcess {
     }
 
     /// An error when the relay has ended by itself.
-    pub(super) fn must_run(&mut self) -> Result<()> {
+    pub(crate) fn must_run(&mut self) -> Result<()> {
         match self.child.try_wait() {
             Ok(None) => Ok(()),
             Ok(Some(status)) => Err(failed(format!("the relay has ended ({status})"))),
             Err(error) => Err(failed("cannot get the relay's status").caused_by(error)),
         }
     }
-}
-
-/// This program's own path. Its other commands play the parts of the demonstration.
-pub(super) fn own_program() -> Result<PathBuf> {
-    std::env::current_exe().map_err(|e| failed("cannot find this program's own path").caused_by(e))
 }
 
 /// The shell that kills the relay if we no longer can.

@@ -9,38 +9,38 @@ use std::collections::{BTreeMap, HashMap};
 use serde::Serialize;
 use uuid::Uuid;
 
-use super::ledger::{Ledger, OrderId};
+use crate::ledger::{Ledger, OrderId};
 
 /// The committed state, according to the database.
 #[derive(Debug, Default)]
-pub(super) struct Committed {
+pub(crate) struct Committed {
     /// The events of each order, by version.
-    pub(super) events: BTreeMap<OrderId, Vec<Uuid>>,
+    pub(crate) events: BTreeMap<OrderId, Vec<Uuid>>,
     /// The version of each order in the business table.
-    pub(super) versions: BTreeMap<OrderId, i64>,
+    pub(crate) versions: BTreeMap<OrderId, i64>,
     /// Events without a row in `outbox.dispatch`.
-    pub(super) unrecorded: u64,
+    pub(crate) unrecorded: u64,
 }
 
 /// The number of violations of each kind.
 #[derive(Debug, Default, PartialEq, Eq, Serialize)]
-pub(super) struct Verdict {
+pub(crate) struct Verdict {
     /// Committed events that never arrived.
-    pub(super) lost: u64,
+    pub(crate) lost: u64,
     /// First copies that arrived after a later event of the same order.
-    pub(super) out_of_order: u64,
+    pub(crate) out_of_order: u64,
     /// Events that arrived but are not in the database: rolled back, or not ours.
-    pub(super) never_committed: u64,
+    pub(crate) never_committed: u64,
     /// Orders whose version in the business table differs from the number of their events that
     /// arrived.
-    pub(super) wrong_orders: u64,
+    pub(crate) wrong_orders: u64,
     /// Events without a dispatch row.
-    pub(super) unrecorded: u64,
+    pub(crate) unrecorded: u64,
 }
 
 impl Verdict {
     /// Compares the ledger with the database.
-    pub(super) fn reach(ledger: &Ledger, committed: &Committed) -> Self {
+    pub(crate) fn reach(ledger: &Ledger, committed: &Committed) -> Self {
         let mut verdict = Self {
             never_committed: ledger.totals().unreadable,
             unrecorded: committed.unrecorded,
@@ -84,12 +84,12 @@ impl Verdict {
     }
 
     /// Whether every promise was kept.
-    pub(super) fn is_good(&self) -> bool {
+    pub(crate) fn is_good(&self) -> bool {
         *self == Self::default()
     }
 
     /// The violations as text.
-    pub(super) fn complaint(&self) -> String {
+    pub(crate) fn complaint(&self) -> String {
         let parts = [
             (self.lost, "lost"),
             (self.out_of_order, "out of order"),
@@ -109,7 +109,7 @@ mod tests {
     use std::time::Instant;
 
     use super::*;
-    use crate::demo::ledger::{Arrival, Step};
+    use crate::ledger::{Arrival, Step};
 
     const ORDER: OrderId = 7;
 

@@ -1,0 +1,116 @@
+//! `postrider-demo`: real parts, a real SIGKILL, and a check that nothing was lost or swapped.
+//!
+//! `show` is the script, and `world` starts the servers. `writers` commit business rows together
+//! with events, `subscriber` receives the events, `ledger` records both, and `verdict` compares the
+//! ledger with the database. `screen` formats the output. `program` finds the `postrider` to show.
+//!
+//! **Not here:** any code of the relay. The demonstration runs `postrider init` and `postrider run`
+//! as processes, like everybody else, so it shows and judges the program that users get.
+
+mod args;
+mod error;
+mod figures;
+mod ledger;
+mod program;
+mod relay_process;
+mod screen;
+mod session;
+mod shop;
+mod show;
+mod signals;
+mod subscriber;
+mod summary;
+mod verdict;
+mod world;
+mod writers;
+
+use std::process::ExitCode;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use clap::Parser;
+use tokio::sync::watch;
+
+use args::Args;
+use error::{Report, Result, failed};
+use ledger::Ledger;
+use show::Show;
+
+/// 128 + SIGINT: the status that a shell reports for a program ended by Ctrl-C.
+const INTERRUPTED: u8 = 130;
+
+/// How the demonstration ended, if not with an error.
+enum End {
+    /// It ran to the end, and every promise was kept.
+    Finished,
+    /// It was stopped early.
+    Interrupted,
+}
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    // Google's client takes the TLS provider of the process. An error means that one is already
+    // installed.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    match start(&args) {
+        Ok(End::Finished) => ExitCode::SUCCESS,
+        Ok(End::Interrupted) => {
+            eprintln!("\nInterrupted; everything is cleaned up.");
+            ExitCode::from(INTERRUPTED)
+        }
+        Err(error) => {
+            eprintln!("{}", Report(&error));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn start(args: &Args) -> Result<End> {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .map_err(|e| failed("cannot start a runtime").caused_by(e))?;
+    runtime.block_on(async {
+        let shutdown = signals::watch()?;
+        run(args, shutdown).await
+    })
+}
+
+/// Runs the demonstration. It ends early when `shutdown` turns true. All servers and processes that
+/// it started are gone when this future returns or is dropped.
+///
+/// # Errors
+/// An event was lost, swapped or delivered without a commit, or a part did not start or ended by
+/// itself.
+async fn run(args: &Args, mut shutdown: watch::Receiver<bool>) -> Result<End> {
+    let mut stop = async || {
+        // An error means that nobody watches the signals, so stop as well.
+        let _ = shutdown.wait_for(|stop| *stop).await;
+    };
+    let mut show = tokio::select! {
+        biased;
+        () = stop() => return Ok(End::Interrupted),
+        show = Show::set_up(args) => show?,
+    };
+    let played = tokio::select! {
+        biased;
+        () = stop() => return Ok(End::Interrupted),
+        played = show.play() => played,
+    };
+    if played.is_err() {
+        show.print_relay_log()?;
+    }
+    if args.keep {
+        if let Err(error) = &played {
+            eprintln!("{}", Report(error));
+        }
+        show.open_playground()?;
+        stop().await;
+    }
+    played.map(|()| End::Finished)
+}
+
+type SharedLedger = Arc<Mutex<Ledger>>;
+
+fn lock(ledger: &SharedLedger) -> MutexGuard<'_, Ledger> {
+    ledger.lock().unwrap_or_else(PoisonError::into_inner)
+}
