@@ -1,4 +1,5 @@
-//! Checks the shape of the code: a type's name says which type is meant, without its path.
+//! Checks the shape of the code: a type's name says which type is meant, without its path, and files
+//! are short.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -6,6 +7,9 @@ use std::path::{Path, PathBuf};
 
 /// The folders of the product, as opposed to its tests and tools.
 const PRODUCT: [&str; 3] = ["src", "decoder/src", "slot-manager/src"];
+
+/// The longest file. A longer one is two ideas: split it by them, `x.rs` into `x.rs` and `x/part.rs`.
+const LINES_MAX: usize = 400;
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -124,5 +128,21 @@ fn every_type_of_the_product_has_a_name_of_its_own() {
     assert!(
         report.is_empty(),
         "types with the same name; say in each name which one is meant:\n{report}"
+    );
+}
+
+#[test]
+fn no_file_is_longer_than_the_limit() {
+    let mut report = String::new();
+    for path in rust_files(root()) {
+        let lines = read(&path).lines().count();
+        if lines > LINES_MAX {
+            let path = path.strip_prefix(root()).unwrap_or(&path);
+            let _ = writeln!(report, "  {lines} {}", path.display());
+        }
+    }
+    assert!(
+        report.is_empty(),
+        "files with more than {LINES_MAX} lines; split them by idea:\n{report}"
     );
 }

@@ -1,6 +1,9 @@
 //! The mapper of one table: resolved when the server describes the table, then called for every
 //! row.
 
+mod faulty;
+mod table_columns;
+
 use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
@@ -22,6 +25,8 @@ use super::topic::TopicResolver;
 use super::value::pg_type;
 use super::wire::MessageData;
 use super::{limits, payload, wire};
+
+pub use table_columns::{TableColumns, TimeKind};
 
 /// Tables with up to this many columns are read without an allocation; `outbox.events` has nine.
 const INLINE_COLUMNS: usize = 16;
@@ -58,32 +63,6 @@ pub struct Mapped {
     /// The encoded `google.pubsub.v1.PubsubMessage`: data, attributes and ordering key. These bytes
     /// go unchanged into field 2 of a `PublishRequest`.
     pub message: Bytes,
-}
-
-/// The columns that are used to find rows when the table is read.
-#[derive(Debug, Clone, Copy)]
-pub struct TableColumns<'a> {
-    /// Identity of the event.
-    pub id: &'a str,
-    /// Whether the id is a uuid, which is then the event id itself.
-    pub id_is_uuid: bool,
-    /// Whether ids can be sorted.
-    pub id_has_order: bool,
-    /// The column `occurred_at`.
-    pub occurred_at: Option<&'a str>,
-    /// The meaning of its values.
-    pub time_kind: TimeKind,
-}
-
-/// The meaning of the values in the column `occurred_at`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum TimeKind {
-    /// `timestamp with time zone`.
-    Instant,
-    /// `timestamp without time zone`, in UTC.
-    Utc,
-    /// Not a point in time, or not known to be one.
-    Unknown,
 }
 
 /// Makes messages from the rows of one table.
@@ -174,32 +153,6 @@ impl Mapper {
         })
     }
 
-    /// The columns that are used to find rows when the table is read.
-    pub fn table_columns(&self) -> TableColumns<'_> {
-        let columns = &self.columns;
-        let id = &columns.id;
-        TableColumns {
-            id: id.name(),
-            id_is_uuid: id.type_oid() == pg_type::UUID,
-            id_has_order: id.has_order(),
-            occurred_at: columns.occurred_at.as_ref().map(MappedColumn::name),
-            time_kind: self.time_kind(),
-        }
-    }
-
-    fn time_kind(&self) -> TimeKind {
-        let time = self
-            .columns
-            .occurred_at
-            .as_ref()
-            .map(MappedColumn::type_oid);
-        match (time, self.without_offset) {
-            (Some(pg_type::TIMESTAMPTZ), _) => TimeKind::Instant,
-            (Some(pg_type::TIMESTAMP), WithoutOffset::IsUtc) => TimeKind::Utc,
-            _ => TimeKind::Unknown,
-        }
-    }
-
     /// Makes the message of one inserted row.
     ///
     /// # Errors
@@ -279,24 +232,6 @@ impl Mapper {
         })
     }
 
-    /// The payload of a row that cannot become a message. Empty if it cannot be read, or is too
-    /// large for any message.
-    #[cold]
-    pub fn payload(&self, tuple: &Tuple<'_>) -> Bytes {
-        let Some(value) = tuple.iter().nth(self.columns.payload.position()) else {
-            return Bytes::new();
-        };
-        let payload = &self.columns.payload;
-        match payload::read(value, payload.type_oid(), payload.name()) {
-            Ok(Some(body)) if body.len() <= limits::REQUEST_BYTES => {
-                let mut out = Vec::with_capacity(body.len());
-                body.write(&mut out);
-                out.into()
-            }
-            Ok(_) | Err(_) => Bytes::new(),
-        }
-    }
-
     /// The position of the payload column.
     pub(crate) fn payload_position(&self) -> usize {
         self.columns.payload.position()
@@ -308,65 +243,6 @@ impl Mapper {
         let columns = columns.chain(&self.extra_attributes);
         let columns = columns.chain(&self.inserted_xid);
         columns.map(MappedColumn::position).collect()
-    }
-
-    /// The error of a row for which a value could not be read.
-    #[cold]
-    pub(crate) fn refused(
-        &mut self,
-        row: &[Value<'_>],
-        at: EventPosition,
-        fault: EventFault,
-    ) -> MapError {
-        self.event_error(row, at, fault)
-    }
-
-    #[cold]
-    fn event_error(&mut self, row: &[Value<'_>], at: EventPosition, fault: EventFault) -> MapError {
-        let whole = row.len() == self.relation_columns;
-        let id = whole
-            .then(|| self.columns.id.text(row).ok().flatten())
-            .flatten();
-        let known = FaultyRow {
-            event_id: id
-                .as_deref()
-                .and_then(|id| {
-                    let xid = inserted_xid(self.inserted_xid.as_ref(), row);
-                    let column = self.columns.id.name();
-                    self.ids.event_id(id, xid.as_deref(), column).ok()
-                })
-                .unwrap_or_else(|| EventId::of_place(&self.identity, at)),
-            topic: whole.then(|| self.known_topic(row)).flatten(),
-            ordering_key: if whole {
-                self.known_key(row)
-            } else {
-                OrderingKey::UNORDERED
-            },
-        };
-        let shown = id.filter(|id| !id.is_empty());
-        let event_id = shown.map(|id| id.chars().take(SHOWN_CHARS).collect());
-        MapError::Event(Box::new(EventError {
-            table: Arc::clone(&self.table),
-            event_id,
-            at,
-            fault,
-            known,
-        }))
-    }
-
-    fn known_topic(&mut self, row: &[Value<'_>]) -> Option<Arc<str>> {
-        let aggregate_type = self.columns.aggregate_type.as_ref();
-        let aggregate_type = aggregate_type.map(|column| column.text(row)).transpose();
-        let aggregate_type = aggregate_type.ok()?.flatten();
-        self.topics.topic(row, aggregate_type.as_deref()).ok()
-    }
-
-    fn known_key(&self, row: &[Value<'_>]) -> OrderingKey {
-        let aggregate_id = self.columns.aggregate_id.as_ref();
-        let aggregate_id = aggregate_id.and_then(|column| column.text(row).ok().flatten());
-        self.ordering
-            .key(aggregate_id.as_deref())
-            .unwrap_or_default()
     }
 }
 

@@ -5,6 +5,8 @@
 //! (`recovery`), whose stream must wait until older rows are published from the tables. Then the
 //! session looks up which events have an outcome. Only then does it read the stream.
 
+mod parts;
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -151,46 +153,37 @@ async fn open(relay: &Relay) -> Result<(Pipeline, Beside)> {
         captured,
         publication,
     } = opening::plan(relay, &sql, &cluster).await?;
-    let wait_limit = settings.publish_timeout;
-    wait_for_predecessor(&sql, &settings.slot, wait_limit).await?;
+    wait_for_predecessor(&sql, &settings.slot, settings.publish_timeout).await?;
     let (confirmed, audit, new_slot) = opening::carry_out(relay, &sql, plan).await?;
     let mut source = open_source(relay, confirmed).await?;
     still_the_slot(relay, &sql, &mut source, confirmed).await?;
     // The supervisor proves the lease from here on, however long the rest takes: nobody reads the
     // stream yet.
     let hasten = Arc::new(Notify::new());
-    let (supervisor, supervision) = supervise(
-        relay,
-        publication.clone(),
-        &cluster,
-        &source,
-        hasten.clone(),
-    )?;
+    let seen = publication.clone();
+    let (supervisor, supervision) =
+        parts::supervise(relay, seen, &cluster, &source, hasten.clone())?;
     // Wait again: only now that the slot is ours, nobody else records anything.
-    wait_for_predecessor(&sql, &settings.slot, wait_limit).await?;
+    wait_for_predecessor(&sql, &settings.slot, settings.publish_timeout).await?;
     let recorded = RecordedEvents::after(&sql, confirmed, repeats).await?;
-    let quarantine = quarantine_of(relay, &sql).await?;
+    let quarantine = parts::quarantine(relay, &sql).await?;
     let (_, walsender) = source.lease_proof();
-    let publication_before = as_captured(&captured, &first_seen);
+    let publication_before = parts::as_captured(&captured, &first_seen);
     take(relay, &sql, &cluster, confirmed, audit, publication_before).await?;
     let (rows, from_table) = from_table::channel();
-    let (seam, recovered) = match new_slot {
-        Some(new) => {
-            let what = recovery::What {
-                publication: publication.fingerprint().to_owned(),
-                captured: captured.clone(),
-                repeats,
-            };
-            let rows = rows.another();
-            let (seam, recovered) =
-                recovery::start(relay, &sql, new, walsender, what, rows).await?;
-            (Some(seam), Some(recovered))
-        }
-        None => {
-            let server = cluster.major_version();
-            tracing::info!(slot = %settings.slot, %confirmed, server, "streaming");
-            (None, None)
-        }
+    let (seam, recovered) = if let Some(new) = new_slot {
+        let what = recovery::What {
+            publication: publication.fingerprint().to_owned(),
+            captured: captured.clone(),
+            repeats,
+        };
+        let (seam, recovered) =
+            recovery::start(relay, &sql, new, walsender, what, rows.another()).await?;
+        (Some(seam), Some(recovered))
+    } else {
+        let server = cluster.major_version();
+        tracing::info!(slot = %settings.slot, %confirmed, server, "streaming");
+        (None, None)
     };
     // From here on the pipeline uses this session, and it must not wait for long.
     sql.limit_statements(LOOK_UP_TIMEOUT).await?;
@@ -199,30 +192,15 @@ async fn open(relay: &Relay) -> Result<(Pipeline, Beside)> {
         after: recovered,
     };
     let bounds: Arc<[Bounds]> = captured.iter().map(Bounds::of).collect();
-    let subject = audited(relay, walsender, bounds.clone())?;
+    let subject = parts::audited(relay, walsender, bounds.clone())?;
     let (auditor, broken) = auditor::start(subject, audit, hasten, rows);
-    let reader = SlotReader {
-        instance: relay.instance.clone(),
-        walsender,
-        system_identifier: cluster.system_identifier,
-        timeline: cluster.timeline,
-    };
     let pipeline = Pipeline {
         source,
-        intake: Intake::new(
-            streamed(settings, &captured),
-            Arc::from(settings.project()?),
-            relay.metrics.clone(),
-        ),
+        intake: parts::intake(relay, &captured)?,
         watermark: Watermark::new(Confirmable::by_slot(confirmed)),
-        delivery: delivery(relay, quarantine, reader, confirmed)?,
+        delivery: parts::delivery(relay, &cluster, quarantine, walsender, confirmed)?,
         earlier: OutcomeLookup::new(recorded, sql, relay.metrics.clone()),
-        moved: MovedRows::new(
-            settings.database()?.clone(),
-            bounds,
-            repeats,
-            relay.metrics.clone(),
-        ),
+        moved: parts::moved(relay, bounds, repeats)?,
         supervision,
         from_table,
         seam,
@@ -231,30 +209,6 @@ async fn open(relay: &Relay) -> Result<(Pipeline, Beside)> {
         metrics: relay.metrics.clone(),
     };
     Ok((pipeline, (supervisor, auditor)))
-}
-
-/// The captured tables, with the properties that the stream needs.
-fn streamed(settings: &Settings, captured: &[Captured]) -> Vec<Streamed> {
-    let tables = settings.tables.iter().zip(captured);
-    tables
-        .map(|(settings, captured)| Streamed {
-            settings: settings.clone(),
-            oid: Oid(captured.shape.oid),
-            identity: captured.identity(),
-            always_has_inserted_xid: captured.record.has_inserted_xid
-                && captured.record.added_xids.is_empty(),
-        })
-        .collect()
-}
-
-/// Fingerprint of the publication when capturing began. It matters only at the first session, which
-/// compares the tables if the publication has changed since.
-fn as_captured<'a>(captured: &'a [Captured], now: &'a PublicationState) -> &'a str {
-    let mut before = captured
-        .iter()
-        .filter_map(|captured| captured.record.publication.as_deref());
-    let changed = before.find(|before| *before != now.fingerprint());
-    changed.unwrap_or(now.fingerprint())
 }
 
 /// Records that this relay serves the slot from now on, and how it records events.
@@ -342,80 +296,4 @@ async fn still_the_slot(
         Some(ended) => ended,
         None => changed(),
     })
-}
-
-fn supervise(
-    relay: &Relay,
-    publication: PublicationState,
-    cluster: &Cluster,
-    source: &Source,
-    hasten: Arc<Notify>,
-) -> Result<(Supervisor, watch::Receiver<Supervision>)> {
-    let settings = &relay.settings;
-    let subject = WatchSubject {
-        target: settings.database()?.clone(),
-        slot: settings.slot.clone(),
-        publication: settings.publication.clone(),
-        tables: relay.captured.clone(),
-        origin: cluster.origin(),
-        lease: source.lease_proof(),
-        wal_sender_timeout: settings.wal_sender_timeout,
-    };
-    let metrics = relay.metrics.clone();
-    Ok(supervisor::start(subject, publication, metrics, hasten))
-}
-
-fn audited(relay: &Relay, walsender: i32, bounds: Arc<[Bounds]>) -> Result<auditor::AuditSubject> {
-    let settings = &relay.settings;
-    Ok(auditor::AuditSubject {
-        target: settings.database()?.clone(),
-        slot: settings.slot.clone(),
-        publication: settings.publication.clone(),
-        captured: relay.captured.clone(),
-        tables: settings.tables.clone().into(),
-        project: Arc::from(settings.project()?),
-        bounds,
-        dispatch: settings.dispatch,
-        instance: relay.instance.clone(),
-        walsender,
-        metrics: relay.metrics.clone(),
-    })
-}
-
-fn delivery(
-    relay: &Relay,
-    quarantine: Quarantine,
-    reader: SlotReader,
-    confirmed: Lsn,
-) -> Result<Delivery> {
-    let settings = &relay.settings;
-    Delivery::new(
-        settings,
-        relay.publisher.clone(),
-        TopicMaker::new(relay.topics.clone()),
-        quarantine,
-        relay.metrics.clone(),
-        reader,
-        u64::from(std::process::id()) << 32 | confirmed.as_u64() & 0xFFFF_FFFF,
-    )
-}
-
-/// The quarantine, with the keys that earlier sessions have blocked.
-async fn quarantine_of(relay: &Relay, sql: &Sql) -> Result<Quarantine> {
-    let mut quarantine = Quarantine::new(relay.settings.on_bad_event);
-    // Read them under any policy: this makes sure that the relay can read the quarantine.
-    let keys = quarantined::blocked_keys(sql, MAX_BLOCKED).await?;
-    if relay.settings.on_bad_event == OnBadEvent::QuarantineKey {
-        for key in &keys {
-            quarantine.block(key.group.clone(), key.since, &key.first.shown());
-        }
-    }
-    if quarantine.blocked() > 0 {
-        tracing::warn!(
-            blocked_keys = quarantine.blocked(),
-            hint = "`postrider quarantine list` shows them",
-            "events of these keys wait in quarantine"
-        );
-    }
-    Ok(quarantine)
 }

@@ -15,9 +15,8 @@ use postgres_protocol::message::frontend;
 use slot_manager::SlotName;
 use tokio::io::AsyncWriteExt;
 
-use super::handshake::{
-    self, Login, ReplicationConnection, code_and_message, lost, protocol, unexpected,
-};
+use super::handshake::{self, Login, ReplicationConnection};
+use super::walsender_error::{code_and_message, log_notice, lost, protocol, unexpected};
 use crate::error::{Code, Error, Result};
 use crate::postgres::{Target, wire};
 
@@ -134,7 +133,7 @@ async fn answer(
                 let (sqlstate, message) = code_and_message(body.fields());
                 return Err(refused(slot, &sqlstate, &message));
             }
-            Message::NoticeResponse(body) => handshake::log_notice(body.fields()),
+            Message::NoticeResponse(body) => log_notice(body.fields()),
             Message::RowDescription(_)
             | Message::CommandComplete(_)
             | Message::ParameterStatus(_) => {}

@@ -9,19 +9,19 @@ use bytes::BytesMut;
 use fallible_iterator::FallibleIterator;
 use postgres_protocol::authentication::md5_hash;
 use postgres_protocol::authentication::sasl::ScramSha256;
-use postgres_protocol::message::backend::{ErrorFields, Message};
+use postgres_protocol::message::backend::{AuthenticationSaslBody, ErrorFields, Message};
 use postgres_protocol::message::frontend;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::StreamOptions;
 use super::scram::{self, Binding, Refusal};
+use super::walsender_error::{Reported, log_notice, lost, protocol, server_error, unexpected};
 use crate::error::{Code, Error, LoginFor, Result};
 use crate::postgres::wire::{Duplex, Liveness, Wire, within_connect_timeout};
 use crate::postgres::{
     ChannelBinding, Target, end_point, passfile, refuse_a_standby, session_settings,
     transaction_timeout,
 };
-use crate::printable::printable;
 
 /// CopyBothResponse, which postgres-protocol does not support.
 const COPY_BOTH_TAG: u8 = b'W';
@@ -151,24 +151,11 @@ impl ReplicationConnection {
                         .map_err(protocol)?;
                 }
                 Message::AuthenticationMd5Password(body) => {
-                    let hash = md5_hash(
-                        target.user.as_bytes(),
-                        password(target)?.as_bytes(),
-                        body.salt(),
-                    );
-                    frontend::password_message(hash.as_bytes(), &mut reply).map_err(protocol)?;
+                    md5_answer(target, body.salt(), &mut reply)?;
                 }
                 Message::AuthenticationSasl(body) => {
                     let end_point = end_point.take().ok_or_else(|| unexpected("login"))?;
-                    let offered = body.mechanisms().map(|name| Ok(name.to_owned()));
-                    let offered: Vec<String> = offered.collect().map_err(protocol)?;
-                    let binding = scram::choose(&offered, end_point, target.channel_binding)
-                        .map_err(|refusal| match refusal {
-                            Refusal::Unbound => unbound(target),
-                            Refusal::NoScram => {
-                                refused(target, "the server offers no SCRAM-SHA-256")
-                            }
-                        })?;
+                    let binding = binding_for(&body, target, end_point)?;
                     has_to_be_bound &= !matches!(binding, Binding::Bound(_));
                     let mechanism = binding.mechanism();
                     let exchange = ScramSha256::new(password(target)?.as_bytes(), binding.into());
@@ -178,16 +165,14 @@ impl ReplicationConnection {
                 }
                 Message::AuthenticationSaslContinue(body) => {
                     let exchange = scram.as_mut().ok_or_else(|| unexpected("login"))?;
-                    exchange
-                        .update(body.data())
-                        .map_err(|e| login_failed(target, e))?;
+                    let updated = exchange.update(body.data());
+                    updated.map_err(|e| login_failed(target, e))?;
                     frontend::sasl_response(exchange.message(), &mut reply).map_err(protocol)?;
                 }
                 Message::AuthenticationSaslFinal(body) => {
                     let mut exchange = scram.take().ok_or_else(|| unexpected("login"))?;
-                    exchange
-                        .finish(body.data())
-                        .map_err(|e| login_failed(target, e))?;
+                    let finished = exchange.finish(body.data());
+                    finished.map_err(|e| login_failed(target, e))?;
                 }
                 Message::ErrorResponse(body) => {
                     return Err(login_refused(body.fields(), target));
@@ -359,67 +344,25 @@ fn login_refused(fields: ErrorFields<'_>, target: &Target) -> Error {
     Error::of_login(&sqlstate, &routine, &message, LoginFor::Replication, &what)
 }
 
-/// The operator's error for an ErrorResponse after login.
-pub(super) fn server_error(fields: ErrorFields<'_>, what: &str) -> Error {
-    let (sqlstate, message) = code_and_message(fields);
-    walsender_error(&sqlstate, &message, what)
+/// Chooses how to bind the SCRAM exchange to the TLS channel, from the offered mechanisms.
+fn binding_for(
+    body: &AuthenticationSaslBody,
+    target: &Target,
+    end_point: Option<Vec<u8>>,
+) -> Result<Binding> {
+    let offered = body.mechanisms().map(|name| Ok(name.to_owned()));
+    let offered: Vec<String> = offered.collect().map_err(protocol)?;
+    let chosen = scram::choose(&offered, end_point, target.channel_binding);
+    chosen.map_err(|refusal| match refusal {
+        Refusal::Unbound => unbound(target),
+        Refusal::NoScram => refused(target, "the server offers no SCRAM-SHA-256"),
+    })
 }
 
-/// The same, from an SQLSTATE and a message.
-pub(super) fn walsender_error(sqlstate: &str, message: &str, what: &str) -> Error {
-    let error = Error::from_sqlstate(sqlstate, message, what);
-    match sqlstate {
-        // On a walsender, a missing privilege is always REPLICATION.
-        "42501" => Error::new(Code::ReplicationRight, error.what().to_owned()),
-        "42704" => Error::new(Code::SlotMissing, error.what().to_owned()),
-        // Before PostgreSQL 16 a standby cannot decode.
-        "0A000" => Error::new(Code::PostgresStandby, error.what().to_owned()),
-        // "Object not in prerequisite state": the slot is invalid or not usable.
-        "55000" => Error::new(Code::SlotLost, error.what().to_owned()),
-        _ => error,
-    }
-}
-
-/// Some faults are visible only as notices of the walsender. PostgreSQL 18, for example, skips the
-/// changes of a missing publication with nothing but a warning.
-pub(super) fn log_notice(fields: ErrorFields<'_>) {
-    let (sqlstate, message) = code_and_message(fields);
-    let message = printable(&message);
-    tracing::warn!(%sqlstate, "warning from PostgreSQL's walsender: {message}");
-}
-
-pub(super) fn code_and_message(fields: ErrorFields<'_>) -> (String, String) {
-    let Reported {
-        sqlstate, message, ..
-    } = Reported::read(fields);
-    (sqlstate, message)
-}
-
-/// The fields that we read from an ErrorResponse or NoticeResponse.
-#[derive(Debug, Default)]
-struct Reported {
-    sqlstate: String,
-    /// The message, followed by its detail.
-    message: String,
-    /// The server function that reported it.
-    routine: String,
-}
-
-impl Reported {
-    fn read(mut fields: ErrorFields<'_>) -> Self {
-        let mut reported = Self::default();
-        while let Ok(Some(field)) = fields.next() {
-            let value = String::from_utf8_lossy(field.value_bytes());
-            match field.type_() {
-                b'C' => reported.sqlstate = value.into_owned(),
-                b'M' => reported.message = value.into_owned(),
-                b'D' => reported.message.push_str(&format!("; {value}")),
-                b'R' => reported.routine = value.into_owned(),
-                _ => {}
-            }
-        }
-        reported
-    }
+/// The answer to a request for the password's hash.
+fn md5_answer(target: &Target, salt: [u8; 4], reply: &mut BytesMut) -> Result<()> {
+    let hash = md5_hash(target.user.as_bytes(), password(target)?.as_bytes(), salt);
+    frontend::password_message(hash.as_bytes(), reply).map_err(protocol)
 }
 
 fn password(target: &Target) -> Result<Cow<'_, str>> {
@@ -443,26 +386,4 @@ fn unbound(target: &Target) -> Error {
 
 fn login_failed(target: &Target, error: std::io::Error) -> Error {
     refused(target, "SCRAM failed").caused_by(error)
-}
-
-pub(super) fn protocol(error: std::io::Error) -> Error {
-    Error::new(
-        Code::ReplicationProtocol,
-        "cannot parse PostgreSQL's answer",
-    )
-    .caused_by(error)
-}
-
-pub(super) fn unexpected(during: &str) -> Error {
-    Error::new(
-        Code::ReplicationProtocol,
-        format!("unexpected message during {during}"),
-    )
-}
-
-pub(super) fn lost(what: &str) -> Error {
-    Error::new(
-        Code::PostgresConnectionLost,
-        format!("replication session: {what}"),
-    )
 }

@@ -20,6 +20,7 @@ mod scram;
 mod session;
 #[cfg(test)]
 mod tests;
+mod walsender_error;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

@@ -16,10 +16,9 @@ use tokio::time::sleep_until;
 use super::buffers::{Buffers, READ_BUFFER};
 use super::feedback::{Due, Feedback, LOOK_INTERVAL, Reading};
 use super::framing::{Then, scan};
-use super::handshake::{
-    self, ReplicationConnection, code_and_message, log_notice, lost, walsender_error,
-};
+use super::handshake::{self, ReplicationConnection};
 use super::pace::Pace;
+use super::walsender_error::{code_and_message, log_notice, lost, stream_error};
 use super::{CHUNKS, CLOSE_TIMEOUT, Chunk, Control, LAST_WORD_LIMIT, StreamOptions};
 use crate::error::{Code, Error, Result};
 use crate::postgres::wire;
@@ -369,43 +368,5 @@ impl ReplicationSession {
     }
 }
 
-/// An error that ends the stream. Some of these errors recur at the same WAL position each time the
-/// stream is opened.
-fn stream_error(sqlstate: &str, message: &str) -> Error {
-    let error = walsender_error(sqlstate, message, "the replication session ended");
-    match sqlstate {
-        // While streaming, the missing object is the publication. It did not exist yet, or no
-        // longer existed, at this position of the WAL.
-        "42704" => Error::new(Code::PublicationMissing, error.what().to_owned()),
-        // - Internal error of decoding. Seen: "could not map filenode", when a table was rewritten
-        //   while the slot was being created.
-        // - Missing file: WAL that the slot needs was removed, although the server still reports it
-        //   as reserved. Or damaged data.
-        // - A row that PostgreSQL cannot send: bytes that are not valid UTF-8 (data exceptions), or
-        //   a value too large for a message or for the server's memory.
-        s if s.starts_with("22") || ["XX000", "XX001", "58P01", "54000", "53200"].contains(&s) => {
-            Error::new(Code::SlotStuck, error.what().to_owned())
-        }
-        _ => error,
-    }
-}
-
 /// ReadyForQuery, idle: the copy has ended and the session is ready for another command.
 const READY_FOR_QUERY: [u8; 6] = [b'Z', 0, 0, 0, 5, b'I'];
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_error_that_ends_the_stream_is_classified_by_its_sqlstate_alone() {
-        let code = |sqlstate| stream_error(sqlstate, "any text").code();
-        assert_eq!(code("42704"), Code::PublicationMissing);
-        for of_this_place in [
-            "XX000", "XX001", "58P01", "22021", "22P05", "54000", "53200",
-        ] {
-            assert_eq!(code(of_this_place), Code::SlotStuck, "{of_this_place}");
-        }
-        assert_eq!(code("57P01"), Code::PostgresConnectionLost);
-    }
-}

@@ -17,7 +17,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
-use super::handshake::walsender_error;
+use super::walsender_error::walsender_error;
 use super::{Source, StreamOptions};
 use crate::error::{Code, Result};
 use crate::metrics::LastStatus;

@@ -1,6 +1,8 @@
 //! Ordinary events in the life of a database, under load. Nothing is lost, the order holds, and the
 //! relay continues by itself, or stops with an error code that says what to do.
 
+mod partitions;
+
 use std::time::{Duration, Instant};
 
 use pubsub_emulator::{Action, Fault, RunningEmulator};
@@ -213,94 +215,6 @@ async fn rows_with_a_renamed_column_stop_the_relay_until_the_settings_name_it() 
         "{}",
         relay.log()
     );
-}
-
-/// A relay whose table has one partition, for the versions 0 to 99.
-async fn start_parted(database: &Database, emulator: &RunningEmulator) -> Relay {
-    database
-        .execute(
-            "CREATE TABLE outbox.parted (id uuid DEFAULT gen_random_uuid(), aggregatetype text, \
-                 aggregateid text, event_type text, version bigint, schema_version int DEFAULT 1, \
-                 payload jsonb, headers jsonb, occurred_at timestamptz DEFAULT clock_timestamp()) \
-                 PARTITION BY RANGE (version); \
-             CREATE TABLE outbox.parted_1 PARTITION OF outbox.parted FOR VALUES FROM (0) TO (100); \
-             GRANT SELECT ON outbox.parted TO postrider_relay; \
-             ALTER PUBLICATION postrider SET TABLE outbox.parted",
-        )
-        .await;
-    let relay = relay_of_parted(database, emulator);
-    relay.wait_for_log("streaming").await;
-    relay
-}
-
-fn relay_of_parted(database: &Database, emulator: &RunningEmulator) -> Relay {
-    let host = emulator.addr().to_string();
-    Relay::start_with(database, &host, &[("POSTRIDER_TABLE", "outbox.parted")])
-}
-
-const CREATE_SECOND: &str = "CREATE TABLE outbox.parted_2 (LIKE outbox.parted INCLUDING DEFAULTS);";
-const ATTACH_SECOND: &str = "ALTER TABLE outbox.parted \
-     ATTACH PARTITION outbox.parted_2 FOR VALUES FROM (100) TO (200);";
-
-/// The SQL that inserts rows with these versions.
-fn insert_parted(table: &str, from: u32, to: u32) -> String {
-    format!(
-        "INSERT INTO outbox.{table} (aggregatetype, aggregateid, event_type, version, payload) \
-         SELECT 'order', 'o-1', 'OrderPlaced', i, '{{}}' FROM generate_series({from}, {to}) i;"
-    )
-}
-
-async fn wait_for_100_records(database: &Database) {
-    eventually("rows of both partitions are recorded", || async {
-        let recorded = "SELECT count(*) FROM outbox.dispatch WHERE state = 'published'";
-        (database.number(recorded).await == 100).then_some(())
-    })
-    .await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_partition_attached_while_the_relay_runs_is_delivered() {
-    let database = Database::start().await;
-    let emulator = harness::emulator().await;
-    let relay = start_parted(&database, &emulator).await;
-    database.execute(&insert_parted("parted", 0, 49)).await;
-    let insert = insert_parted("parted", 100, 149);
-    database
-        .execute(&[CREATE_SECOND, ATTACH_SECOND, &insert].concat())
-        .await;
-    wait_for_100_records(&database).await;
-    // Message ids grow in the order in which messages are stored.
-    let row = database
-        .client
-        .query_one(
-            "SELECT array_agg(p.version ORDER BY d.message_id::bigint) \
-             FROM outbox.dispatch d JOIN outbox.parted p ON p.id = d.event_id",
-            &[],
-        )
-        .await
-        .unwrap();
-    let versions: Vec<i64> = row.get(0);
-    assert_eq!(versions, (0..50).chain(100..150).collect::<Vec<i64>>());
-    assert_eq!(emulator.journal().counts().stored_messages, 100);
-    assert!(!relay.log().contains("error["), "{}", relay.log());
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn rows_in_a_partition_before_it_is_attached_are_delivered_from_the_table() {
-    let database = Database::start().await;
-    let emulator = harness::emulator().await;
-    let relay = start_parted(&database, &emulator).await;
-    database.execute(&insert_parted("parted", 0, 49)).await;
-    database.wait_until_audited().await;
-    database.execute(CREATE_SECOND).await;
-    database.execute(&insert_parted("parted_2", 100, 149)).await;
-    database.execute(ATTACH_SECOND).await;
-    // A starting relay audits the new partition at once; a running one takes up to five minutes.
-    relay.stop().await;
-    let relay = relay_of_parted(&database, &emulator);
-    wait_for_100_records(&database).await;
-    assert_eq!(emulator.journal().counts().stored_messages, 100);
-    relay.wait_for_log("publication-gap").await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

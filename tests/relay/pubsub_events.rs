@@ -1,6 +1,8 @@
 //! Trouble with Pub/Sub or the network to it, under load. Other topics and keys continue, nothing
 //! is lost, the order holds, and the metrics show the trouble.
 
+mod topics;
+
 use std::time::{Duration, Instant};
 
 use fault_proxy::{Cut, FaultProxy, Flow};
@@ -255,110 +257,6 @@ async fn an_answer_with_too_few_ids_fails_and_the_batch_is_retried() {
     let (report, _) = world.ends_well().await;
     assert!(!report.duplicates.is_empty(), "{report}");
     assert_eq!(report.unexplained_duplicates(), 0, "{report}");
-}
-
-/// Inserts payments, which have a topic of their own.
-async fn insert_payments(database: &Database, count: u32) {
-    database
-        .execute(&harness::insert_orders_sql(count, 5).replace("'order'", "'payment'"))
-        .await;
-}
-
-/// Checks that payments are recorded while orders are in trouble.
-async fn payments_continue(world: &World) {
-    insert_payments(&world.database, 200).await;
-    let recorded = format!("{RECORDED} WHERE topic LIKE '%/payment.events'");
-    let before = world.database.number(&recorded).await;
-    eventually("the other topic continues", || async {
-        (world.database.number(&recorded).await >= before.max(200)).then_some(())
-    })
-    .await;
-}
-
-async fn world_with_payments() -> World {
-    let emulator = harness::emulator().await;
-    emulator
-        .create_topic("projects/demo/topics/payment.events")
-        .await
-        .unwrap();
-    World::with(emulator, &[PATIENT]).await
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_storm_of_resource_exhausted_slows_down_only_its_topic() {
-    let world = world_with_payments().await;
-    let storm = Fault::new(Action::Fail(Code::ResourceExhausted)).on_topic("order.events");
-    let storm = world.emulator.faults().inject(storm);
-    let throttled = "postrider_publish_failures_total kind=\"pubsub-throttled\"";
-    world.wait_for_metric(throttled, |n| n >= 20.0).await;
-    payments_continue(&world).await;
-    let attempts = world.emulator.journal().counts().attempts;
-    tokio::time::sleep(Duration::from_secs(2)).await;
-    let more = world.emulator.journal().counts().attempts - attempts;
-    assert!(more < 200, "{more} attempts in two seconds of throttling");
-    world.emulator.faults().lift(storm);
-    world.ends_well().await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_topic_that_is_deleted_and_restored_holds_up_only_itself() {
-    let world = world_with_payments().await;
-    let topic = "projects/demo/topics/order.events";
-    world.emulator.faults().remove_topic(topic);
-    world.relay.wait_for_log("topic-missing").await;
-    assert!(world.relay.log().contains(topic));
-    payments_continue(&world).await;
-    let missing = "postrider_publish_failures_total kind=\"topic-missing\"";
-    world.wait_for_metric(missing, |n| n >= 1.0).await;
-    assert!(world.emulator.faults().restore_topic(topic));
-    world.ends_well().await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_right_that_is_revoked_and_granted_again_holds_up_only_its_topic() {
-    a_refusal_holds_up_only_its_topic(
-        Code::PermissionDenied,
-        "pubsub-permission",
-        "roles/pubsub.publisher",
-    )
-    .await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_topic_that_fails_a_precondition_for_a_while_holds_up_only_itself() {
-    // For example, because the key that encrypts the topic is unavailable.
-    let hint = "roles/pubsub.publisher";
-    a_refusal_holds_up_only_its_topic(Code::FailedPrecondition, "pubsub-permission", hint).await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_topic_that_answers_unavailable_for_a_while_holds_up_only_itself() {
-    let hint = "no action needed";
-    a_refusal_holds_up_only_its_topic(Code::Unavailable, "pubsub-unreachable", hint).await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn credentials_that_pubsub_refuses_for_a_while_are_named_and_retried() {
-    a_refusal_holds_up_only_its_topic(
-        Code::Unauthenticated,
-        "pubsub-unauthenticated",
-        "GOOGLE_APPLICATION_CREDENTIALS",
-    )
-    .await;
-}
-
-/// The refusal is logged with a hint, and delivery continues as soon as it is lifted.
-async fn a_refusal_holds_up_only_its_topic(code: Code, name: &str, hint: &str) {
-    let world = world_with_payments().await;
-    let refusal = Fault::new(Action::Fail(code)).on_topic("order.events");
-    let refusal = world.emulator.faults().inject(refusal);
-    world.relay.wait_for_log(name).await;
-    let log = world.relay.log();
-    assert!(log.contains(hint), "{log}");
-    payments_continue(&world).await;
-    world.emulator.faults().lift(refusal);
-    let (report, _) = world.ends_well().await;
-    assert!(report.duplicates.is_empty(), "{report}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

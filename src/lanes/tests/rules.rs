@@ -1,5 +1,6 @@
 //! The rules of the lanes, one by one.
 
+use super::super::limits::{WORTHWHILE_BYTES, WORTHWHILE_MESSAGES};
 use super::*;
 
 #[test]

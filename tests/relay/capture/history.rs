@@ -5,8 +5,12 @@
 //!
 //! `POSTRIDER_HISTORY_SEED` replays one history.
 
+mod random;
+
 use pubsub_emulator::checks::Violation;
 use tokio_postgres::Client;
+
+use random::Random;
 
 use super::table::Kind;
 use super::{World, write_settings};
@@ -15,19 +19,6 @@ use crate::harness::{self, Relay, eventually};
 const STEPS: u32 = 150;
 const OUT: &str = "ALTER PUBLICATION postrider DROP TABLE TABLE_NAME";
 const IN: &str = "ALTER PUBLICATION postrider ADD TABLE TABLE_NAME";
-
-/// SplitMix64.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, bound: u32) -> u32 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut z = self.0;
-        z = (z ^ z >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ z >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
-        ((z ^ z >> 31) % u64::from(bound)) as u32
-    }
-}
 
 struct History {
     world: World,

@@ -1,0 +1,188 @@
+use proptest::prelude::*;
+
+use super::*;
+
+fn row(commit: u64, ordinal: i32) -> DispatchRow {
+    DispatchRow {
+        commit,
+        ordinal,
+        event_id: id((commit, ordinal as u32), true),
+        is_published: true,
+    }
+}
+
+fn recorded(rows: &[DispatchRow], last: Option<u64>) -> RecordedEvents {
+    RecordedEvents {
+        page: rows.to_vec().into(),
+        ids: rows.iter().map(|row| row.event_id).collect(),
+        read_to: (0, 0),
+        last,
+        repeats: false,
+    }
+}
+
+fn look_up(recorded: &mut RecordedEvents, commit: u64, ordinal: u32) -> Option<Lookup> {
+    recorded.look_up(
+        CommitLsn::new(Lsn::new(commit)),
+        ordinal,
+        &id((commit, ordinal), true),
+    )
+}
+
+#[test]
+fn only_recorded_events_are_skipped() {
+    let mut recorded = recorded(&[row(10, 2), row(30, 1)], None);
+    assert_eq!(look_up(&mut recorded, 10, 1), Some(Lookup::New));
+    assert_eq!(look_up(&mut recorded, 10, 2), Some(Lookup::Done));
+    assert_eq!(look_up(&mut recorded, 20, 1), Some(Lookup::New));
+    assert_eq!(look_up(&mut recorded, 30, 1), Some(Lookup::Done));
+    assert!(recorded.is_over());
+    assert_eq!(look_up(&mut recorded, 30, 2), Some(Lookup::New));
+}
+
+#[test]
+fn rows_of_events_that_are_not_replayed_are_skipped() {
+    let mut recorded = recorded(&[row(10, 1), row(10, 2), row(30, 1)], None);
+    assert_eq!(look_up(&mut recorded, 30, 1), Some(Lookup::Done));
+}
+
+#[test]
+fn a_keepalive_after_the_last_row_ends_the_lookup_even_if_its_event_never_comes() {
+    let mut recorded = recorded(&[row(10, 2), row(20, 3)], Some(50));
+    assert_eq!(look_up(&mut recorded, 10, 2), Some(Lookup::Done));
+    // A commit record that begins exactly at 20 is still to come.
+    recorded.passed(Lsn::new(20));
+    assert_eq!(recorded.page.len(), 1);
+    recorded.passed(Lsn::new(50));
+    assert!(!recorded.is_over());
+    recorded.passed(Lsn::new(51));
+    assert!(recorded.is_over());
+}
+
+#[test]
+fn a_transaction_decoded_with_more_or_fewer_rows_is_looked_up_by_id() {
+    let commit = CommitLsn::new(Lsn::new(10));
+    let rows = [row(10, 1), row(10, 4)];
+    let mut more = recorded(&rows, None);
+    assert_eq!(more.look_up(commit, 1, &[99; 16]), None);
+    let mut fewer = recorded(&rows, None);
+    let fourth = id((10, 4), true);
+    assert_eq!(fewer.look_up(commit, 2, &[99; 16]), Some(Lookup::New));
+    assert_eq!(fewer.look_up(commit, 3, &fourth), None);
+}
+
+#[test]
+fn an_id_used_in_two_tables_means_two_events() {
+    let mut recorded = recorded(&[row(10, 1), row(20, 1)], None);
+    assert_eq!(look_up(&mut recorded, 10, 1), Some(Lookup::Done));
+    let commit = CommitLsn::new(Lsn::new(10));
+    let found = recorded.look_up(commit, 2, &id((10, 1), true));
+    assert_eq!(found, Some(Lookup::New));
+}
+
+#[test]
+fn with_dispatch_exceptions_published_events_repeat_and_quarantined_ones_do_not() {
+    let aside = DispatchRow {
+        is_published: false,
+        ..row(20, 1)
+    };
+    let mut recorded = RecordedEvents {
+        repeats: true,
+        ..recorded(&[row(10, 1), aside], None)
+    };
+    assert_eq!(look_up(&mut recorded, 10, 1), Some(Lookup::Repeated));
+    assert_eq!(look_up(&mut recorded, 20, 1), Some(Lookup::Done));
+    assert!(recorded.is_over());
+}
+
+#[test]
+fn the_next_page_is_read_once_the_stream_is_past_this_one() {
+    let recorded = recorded(&[row(10, 1), row(20, 5)], Some(50));
+    let needs = |commit, ordinal| recorded.needs_page(CommitLsn::new(Lsn::new(commit)), ordinal);
+    assert!(!needs(10, 1) && !needs(20, 5));
+    assert!(needs(20, 6) && needs(50, 1));
+    assert!(!needs(60, 1));
+}
+
+/// A table of rows, and a stream that is replayed from an earlier point.
+#[derive(Debug, Clone)]
+struct Restart {
+    /// Place of each event, and its row: its own (`Some(true)`), another event's, or none.
+    events: Vec<((u64, u32), Option<bool>)>,
+    /// Rows whose events are not replayed, such as those of an aborted or filtered transaction.
+    strangers: Vec<(u64, u32)>,
+    page: usize,
+}
+
+fn restart() -> impl Strategy<Value = Restart> {
+    let place = || (1u64..40, 1u32..6);
+    let row = prop_oneof![
+        3 => Just(Some(true)), 1 => Just(Some(false)), 2 => Just(None),
+    ];
+    (
+        prop::collection::btree_map(place(), row, 0..80),
+        prop::collection::btree_set(place(), 0..20),
+        1usize..8,
+    )
+        .prop_map(|(events, mut strangers, page)| {
+            strangers.retain(|place| !events.contains_key(place));
+            Restart {
+                events: events.into_iter().collect(),
+                strangers: strangers.into_iter().collect(),
+                page,
+            }
+        })
+}
+
+fn id(place: (u64, u32), is_same: bool) -> [u8; 16] {
+    let mut id = [0; 16];
+    id[..8].copy_from_slice(&place.0.to_be_bytes());
+    id[8..12].copy_from_slice(&place.1.to_be_bytes());
+    id[15] = u8::from(!is_same);
+    id
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(1_000))]
+
+    /// Reads pages as [`RecordedEvents::read_page`] does, from a list instead of a server.
+    #[test]
+    fn an_event_is_skipped_if_and_only_if_its_own_row_is_at_its_place(restart in restart()) {
+        let mut table: Vec<DispatchRow> = restart
+            .events
+            .iter()
+            .filter_map(|&(place, row)| Some((place, row?)))
+            .chain(restart.strangers.iter().map(|&place| (place, true)))
+            .map(|(place, is_same)| DispatchRow {
+                commit: place.0,
+                ordinal: place.1 as i32,
+                event_id: id(place, is_same),
+                is_published: true,
+            })
+            .collect();
+        table.sort_by_key(|row| (row.commit, row.ordinal));
+        let mut recorded = recorded(&[], table.last().map(|row| row.commit));
+        for (place, row) in restart.events {
+            let commit = CommitLsn::new(Lsn::new(place.0));
+            while recorded.needs_page(commit, place.1) {
+                let read_to = recorded.read_to;
+                let rest = table.iter().filter(|row| (row.commit, row.ordinal) > read_to);
+                recorded.page = rest.take(restart.page).copied().collect();
+                recorded.ids = recorded.page.iter().map(|row| row.event_id).collect();
+                if recorded.page.len() < restart.page {
+                    recorded.last = None;
+                }
+                if let Some(row) = recorded.page.back() {
+                    recorded.read_to = (row.commit, row.ordinal);
+                }
+            }
+            let expected = match row {
+                Some(true) => Some(Lookup::Done),
+                Some(false) => None,
+                None => Some(Lookup::New),
+            };
+            prop_assert_eq!(recorded.look_up(commit, place.1, &id(place, true)), expected);
+            prop_assert!(recorded.page.len() <= restart.page);
+        }
+    }
+}

@@ -1,0 +1,58 @@
+use super::*;
+
+#[test]
+fn metrics_of_a_session_are_absent_before_and_after_it() {
+    let metrics = Metrics::default();
+    let exported = |name: &str| {
+        let text = metrics.encode("s").unwrap();
+        let name = format!("postrider_{name}{{slot=\"s\"");
+        text.lines().any(|line| line.starts_with(&name))
+    };
+    let known = [
+        ("slot_lag_bytes", &metrics.lag_bytes),
+        ("slot_retained_bytes", &metrics.retained_bytes),
+        ("publication_ok", &metrics.publication_ok),
+        ("blocked_keys", &metrics.blocked_keys),
+        ("events_in_quarantine", &metrics.events_in_quarantine),
+    ];
+    assert!(!known.iter().any(|(name, _)| exported(name)));
+    for (name, value) in known {
+        value.set(Some(0.0));
+        assert!(exported(name), "{name}");
+    }
+    metrics.oldest_pending.set(None);
+    metrics
+        .slot_health
+        .get_or_create(&KindLabel { kind: "lost" })
+        .set(1);
+    metrics.lanes_waiting.set(7);
+    assert!(exported("lag_seconds") && exported("slot_health"));
+    metrics.forget_session();
+    assert!(!known.iter().any(|(name, _)| exported(name)));
+    assert!(!exported("lag_seconds") && !exported("slot_health"));
+    assert_eq!(metrics.lanes_waiting.get(), 0);
+}
+
+#[test]
+fn the_lag_does_not_depend_on_the_relays_own_clock() {
+    let metrics = Metrics::default();
+    // The server's clock is an hour ahead of the relay's, then a day behind.
+    for ahead_s in [3_600, -86_400] {
+        let ours = PgTimestamp::from(std::time::SystemTime::now()).as_micros();
+        let server = |s: i64| PgTimestamp::from_micros(ours + (ahead_s + s) * 1_000_000);
+        metrics.server_clock.heard(server(0), Instant::now());
+        metrics.oldest_pending.set(Some(server(-7)));
+        let age = metrics.oldest_pending.age_seconds().unwrap();
+        assert!((7.0..8.0).contains(&age), "{age}");
+        metrics.forget_session();
+    }
+}
+
+#[test]
+fn counters_have_the_names_that_dashboards_rely_on() {
+    let metrics = Metrics::default();
+    metrics.events_published.inc();
+    let text = metrics.encode("postrider").unwrap();
+    assert!(text.contains("postrider_events_published_total{slot=\"postrider\"} 1"));
+    assert!(text.ends_with("# EOF\n"));
+}
