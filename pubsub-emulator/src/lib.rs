@@ -64,6 +64,7 @@ mod services {
         unreachable_pub,
         private_interfaces,
         clippy::all,
+        clippy::too_many_lines,
         clippy::unwrap_used
     )]
     include!(concat!(env!("OUT_DIR"), "/google.pubsub.v1.Publisher.rs"));

@@ -2,7 +2,7 @@
 //! given, right or wrong, even with everything logged.
 
 use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use scratch_postgres::ScratchPostgres;
@@ -83,6 +83,12 @@ fn fragments(secret: &str) -> Vec<String> {
 /// The number of ways to give a secret.
 const WAYS: usize = 15;
 
+fn private_file(path: PathBuf, text: &str) -> String {
+    std::fs::write(&path, text).unwrap();
+    std::fs::set_permissions(&path, PermissionsExt::from_mode(0o600)).unwrap();
+    path.display().to_string()
+}
+
 /// The environment of one command, and whether its login can succeed.
 fn environment(
     way: usize,
@@ -92,16 +98,12 @@ fn environment(
     files: &Path,
 ) -> Vec<(String, String)> {
     let encoded = percent_encoded(secret);
-    let file = |name: &str, text: String| {
-        let path = files.join(format!("{role}-{name}"));
-        std::fs::write(&path, text).unwrap();
-        std::fs::set_permissions(&path, PermissionsExt::from_mode(0o600)).unwrap();
-        path.display().to_string()
-    };
+    let file = |name: &str, text: String| private_file(files.join(format!("{role}-{name}")), &text);
     let url = |password: &str| format!("postgres://{role}:{password}@127.0.0.1:{port}/postgres");
     let right = url(&encoded);
     let without = format!("postgres://{role}@127.0.0.1:{port}/postgres");
     let account = format!("{{\"type\": \"service_account\", \"private_key\": \"{secret}\"}}");
+    let line = format!("database_url = \"{}\"", url(secret));
     let mut set: Vec<(&str, String)> = match way {
         0 => vec![("DATABASE_URL", right)],
         1 => vec![("DATABASE_URL", url(secret))],
@@ -113,13 +115,7 @@ fn environment(
             ("PGPASSFILE", file("pgpass", format!("*:*:*:*:{secret}\n"))),
         ],
         6 => vec![("DATABASE_URL", without), ("PGPASSFILE", secret.to_owned())],
-        7 => vec![(
-            "POSTRIDER_CONFIG",
-            file(
-                "config.toml",
-                format!("database_url = \"{}\"\n", url(secret)),
-            ),
-        )],
+        7 => vec![("POSTRIDER_CONFIG", file("config.toml", line + "\n"))],
         8 => vec![(
             "POSTRIDER_CONFIG",
             file(
@@ -127,10 +123,7 @@ fn environment(
                 format!("slot = \"a\"\ndatabase_url = {}\n", url(secret)),
             ),
         )],
-        9 => vec![(
-            "POSTRIDER_CONFIG",
-            format!("database_url = \"{}\"", url(secret)),
-        )],
+        9 => vec![("POSTRIDER_CONFIG", line)],
         10 => vec![
             ("DATABASE_URL", right),
             ("GOOGLE_APPLICATION_CREDENTIALS", account),
@@ -163,14 +156,19 @@ fn environment(
     if !matches!(way, 10..=12) {
         set.push(("PUBSUB_EMULATOR_HOST", "127.0.0.1:1".to_owned()));
     }
-    set.push(("PUBSUB_PROJECT_ID", "demo".to_owned()));
-    set.push(("POSTRIDER_START_TIMEOUT_S", "1".to_owned()));
-    set.push(("POSTRIDER_HTTP_ADDR", "off".to_owned()));
-    set.push(("RUST_LOG", "trace".to_owned()));
+    set.extend(COMMON.map(|(name, value)| (name, value.to_owned())));
     set.push(("POSTRIDER_SLOT", format!("of_{role}")));
     let owned = |(name, value): (&str, String)| (name.to_owned(), value);
     set.into_iter().map(owned).collect()
 }
+
+/// Variables of every command.
+const COMMON: [(&str, &str); 4] = [
+    ("PUBSUB_PROJECT_ID", "demo"),
+    ("POSTRIDER_START_TIMEOUT_S", "1"),
+    ("POSTRIDER_HTTP_ADDR", "off"),
+    ("RUST_LOG", "trace"),
+];
 
 const COMMANDS: [&[&str]; 12] = [
     &["run"],

@@ -134,13 +134,8 @@ async fn the_default_table_yields_payload_key_and_all_default_attributes() {
     );
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn tables_with_other_names_ids_types_and_partitions_are_captured_together() {
-    let database = Database::start().await;
-    let emulator = harness::emulator().await;
-    database
-        .execute(
-            "CREATE TABLE legacy (id bigserial PRIMARY KEY, aggregatetype text, aggregateid text, \
+const OTHER_TABLES: &str = "\
+    CREATE TABLE legacy (id bigserial PRIMARY KEY, aggregatetype text, aggregateid text, \
                  type text, payload text, topic text); \
              CREATE TABLE blobs (id text PRIMARY KEY, kind text, subject text, what text, body bytea); \
              CREATE TABLE parts (id uuid DEFAULT gen_random_uuid(), aggregatetype text, \
@@ -148,11 +143,10 @@ async fn tables_with_other_names_ids_types_and_partitions_are_captured_together(
              CREATE TABLE parts_a PARTITION OF parts FOR VALUES FROM ('2020-01-01') TO ('2030-01-01'); \
              CREATE TABLE parts_b PARTITION OF parts FOR VALUES FROM ('2030-01-01') TO ('2040-01-01'); \
              GRANT SELECT ON legacy, blobs, parts TO postrider_relay; \
-             ALTER PUBLICATION postrider ADD TABLE legacy, blobs, parts",
-        )
-        .await;
-    let file = settings(
-        "[[tables]]\n\
+             ALTER PUBLICATION postrider ADD TABLE legacy, blobs, parts";
+
+const OTHER_SETTINGS: &str = "\
+    [[tables]]\n\
          table = 'public.legacy'\n\
          columns = { event_type = 'type', topic = 'topic' }\n\
          [[tables]]\n\
@@ -163,8 +157,14 @@ async fn tables_with_other_names_ids_types_and_partitions_are_captured_together(
          [[tables]]\n\
          table = 'public.parts'\n\
          topic = 'parts'\n\
-         ordering = 'none'\n",
-    );
+         ordering = 'none'\n";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn tables_with_other_names_ids_types_and_partitions_are_captured_together() {
+    let database = Database::start().await;
+    let emulator = harness::emulator().await;
+    database.execute(OTHER_TABLES).await;
+    let file = settings(OTHER_SETTINGS);
     let mut special = Subscriber::new(&emulator, "special").await;
     let mut blobs = Subscriber::new(&emulator, "blobs").await;
     let mut parts = Subscriber::new(&emulator, "parts").await;

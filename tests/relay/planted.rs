@@ -128,6 +128,20 @@ async fn pin(database: &Database) {
         .await;
 }
 
+fn calls_nothing_planted(path: &str, arguments: &[&str], environment: &[(&str, &str)]) {
+    let ran = postrider(arguments, environment).output().unwrap();
+    let said = [ran.stdout, ran.stderr].concat();
+    let said = String::from_utf8_lossy(&said).into_owned();
+    assert!(
+        !said.contains("planted") && ran.status.code() != Some(101),
+        "{path}: {arguments:?}:\n{said}"
+    );
+    assert!(
+        ran.status.code() <= Some(2),
+        "{path}: {arguments:?}:\n{said}"
+    );
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn no_command_and_no_relay_calls_planted_objects() {
     for path in PATHS {
@@ -160,17 +174,7 @@ async fn no_command_and_no_relay_calls_planted_objects() {
         ];
         let commands = |list: &[&[&str]]| {
             for arguments in list {
-                let ran = postrider(arguments, &environment).output().unwrap();
-                let said = [ran.stdout, ran.stderr].concat();
-                let said = String::from_utf8_lossy(&said).into_owned();
-                assert!(
-                    !said.contains("planted") && ran.status.code() != Some(101),
-                    "{path}: {arguments:?}:\n{said}"
-                );
-                assert!(
-                    ran.status.code() <= Some(2),
-                    "{path}: {arguments:?}:\n{said}"
-                );
+                calls_nothing_planted(path, arguments, &environment);
             }
         };
         commands(&[
@@ -289,67 +293,78 @@ async fn ids_of_types_from_public_are_delivered_and_recovered() {
             eprintln!("SKIPPED: there is no extension {kind}");
             continue;
         }
-        client
-            .batch_execute(&format!(
-                "CREATE TABLE public.of_{kind} (id {kind} PRIMARY KEY, aggregatetype text NOT NULL, \
-                 aggregateid text, event_type text, payload jsonb)"
-            ))
-            .await
-            .unwrap();
-        let (table, slot) = (format!("public.of_{kind}"), format!("of_{kind}"));
-        let publication = format!("of_{kind}");
-        let file = tempfile::NamedTempFile::new().unwrap();
-        std::fs::write(
-            file.path(),
-            format!(
-                "[[tables]]\ntable = \"{table}\"\n[tables.columns]\nversion = \"\"\n\
-                 schema_version = \"\"\nheaders = \"\"\noccurred_at = \"\"\n"
-            ),
-        )
+        is_delivered_and_recovered(&client, kind, [first, second], &url, &host).await;
+    }
+}
+
+/// A table whose ids have this type: the first row is streamed, and the second is recovered.
+async fn is_delivered_and_recovered(
+    client: &tokio_postgres::Client,
+    kind: &str,
+    ids: [&str; 2],
+    url: &str,
+    host: &str,
+) {
+    client
+        .batch_execute(&format!(
+            "CREATE TABLE public.of_{kind} (id {kind} PRIMARY KEY, aggregatetype text NOT NULL, \
+             aggregateid text, event_type text, payload jsonb)"
+        ))
+        .await
         .unwrap();
-        let config = file.path().display().to_string();
-        let environment = [
-            ("DATABASE_URL", url.as_str()),
-            ("POSTRIDER_CONFIG", config.as_str()),
-            ("POSTRIDER_SLOT", slot.as_str()),
-            ("POSTRIDER_PUBLICATION", publication.as_str()),
-            ("PUBSUB_EMULATOR_HOST", host.as_str()),
-            ("PUBSUB_PROJECT_ID", "demo"),
-            ("POSTRIDER_HTTP_ADDR", "off"),
-        ];
-        let ran = postrider(&["init", "--apply"], &environment)
-            .output()
-            .unwrap();
-        assert!(
-            ran.status.success(),
-            "{}",
-            String::from_utf8_lossy(&ran.stderr)
-        );
-        let insert = |id: &str| {
-            format!("INSERT INTO public.of_{kind} VALUES ({id}, 'order', 'o-1', 'Placed', '{{}}')")
-        };
-        let recorded = format!(
-            "SELECT count(*) FROM public.of_{kind} e WHERE EXISTS (SELECT FROM outbox.dispatch d \
-             WHERE d.source_id = 'public.of_{kind}:' || e.id::text)"
-        );
-        for (nth, id) in [(1, first), (2, second)] {
-            client.batch_execute(&insert(id)).await.unwrap();
-            if nth == 2 {
-                // After a lost slot the rows come from the table.
-                let drop = format!("SELECT pg_drop_replication_slot('{slot}')");
-                eventually("the slot is free", || async {
-                    client.batch_execute(&drop).await.ok()
-                })
-                .await;
-            }
-            let mut relay = postrider(&["run"], &environment).spawn().unwrap();
-            eventually(&format!("{kind}: event {nth} is recorded"), || async {
-                let row = client.query_one(&recorded, &[]).await.unwrap();
-                (row.get::<_, i64>(0) == nth).then_some(())
+    let (table, slot) = (format!("public.of_{kind}"), format!("of_{kind}"));
+    let publication = format!("of_{kind}");
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(
+        file.path(),
+        format!(
+            "[[tables]]\ntable = \"{table}\"\n[tables.columns]\nversion = \"\"\n\
+             schema_version = \"\"\nheaders = \"\"\noccurred_at = \"\"\n"
+        ),
+    )
+    .unwrap();
+    let config = file.path().display().to_string();
+    let environment = [
+        ("DATABASE_URL", url),
+        ("POSTRIDER_CONFIG", config.as_str()),
+        ("POSTRIDER_SLOT", slot.as_str()),
+        ("POSTRIDER_PUBLICATION", publication.as_str()),
+        ("PUBSUB_EMULATOR_HOST", host),
+        ("PUBSUB_PROJECT_ID", "demo"),
+        ("POSTRIDER_HTTP_ADDR", "off"),
+    ];
+    let ran = postrider(&["init", "--apply"], &environment)
+        .output()
+        .unwrap();
+    assert!(
+        ran.status.success(),
+        "{}",
+        String::from_utf8_lossy(&ran.stderr)
+    );
+    let insert = |id: &str| {
+        format!("INSERT INTO public.of_{kind} VALUES ({id}, 'order', 'o-1', 'Placed', '{{}}')")
+    };
+    let recorded = format!(
+        "SELECT count(*) FROM public.of_{kind} e WHERE EXISTS (SELECT FROM outbox.dispatch d \
+         WHERE d.source_id = 'public.of_{kind}:' || e.id::text)"
+    );
+    for (nth, id) in [(1, ids[0]), (2, ids[1])] {
+        client.batch_execute(&insert(id)).await.unwrap();
+        if nth == 2 {
+            // After a lost slot the rows come from the table.
+            let drop = format!("SELECT pg_drop_replication_slot('{slot}')");
+            eventually("the slot is free", || async {
+                client.batch_execute(&drop).await.ok()
             })
             .await;
-            relay.kill().unwrap();
-            relay.wait().unwrap();
         }
+        let mut relay = postrider(&["run"], &environment).spawn().unwrap();
+        eventually(&format!("{kind}: event {nth} is recorded"), || async {
+            let row = client.query_one(&recorded, &[]).await.unwrap();
+            (row.get::<_, i64>(0) == nth).then_some(())
+        })
+        .await;
+        relay.kill().unwrap();
+        relay.wait().unwrap();
     }
 }

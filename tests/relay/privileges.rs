@@ -47,6 +47,45 @@ async fn rights(database: &Database, table: &str) -> String {
         .await
 }
 
+/// What the role must not have, and a query that counts it.
+const CLAIMS: [(&str, &str); 6] = [
+    (
+        "has no right to anything else in the schema",
+        "SELECT count(*) FROM pg_class WHERE relnamespace = 'outbox'::regnamespace \
+         AND relkind IN ('r', 'p', 'v', 'm', 'f') \
+         AND relname NOT IN ('events', 'dispatch', 'relay', 'capture') \
+         AND has_table_privilege('shop_relay', oid, 'SELECT, INSERT, UPDATE')",
+    ),
+    (
+        "has no right to delete, truncate, reference or add triggers in the schema",
+        "SELECT count(*) FROM pg_class WHERE relnamespace = 'outbox'::regnamespace \
+         AND relkind IN ('r', 'p') \
+         AND has_table_privilege('shop_relay', oid, 'DELETE, TRUNCATE, REFERENCES, TRIGGER')",
+    ),
+    (
+        "owns nothing",
+        "SELECT (SELECT count(*) FROM pg_class c JOIN pg_roles r ON r.oid = c.relowner \
+                 WHERE pg_has_role('shop_relay', r.oid, 'USAGE')) \
+              + (SELECT count(*) FROM pg_proc p JOIN pg_roles r ON r.oid = p.proowner \
+                 WHERE pg_has_role('shop_relay', r.oid, 'USAGE'))",
+    ),
+    (
+        "creates nothing, in its schema or in the database",
+        "SELECT has_schema_privilege('shop_relay', 'outbox', 'CREATE')::int::bigint \
+              + has_database_privilege('shop_relay', current_database(), 'CREATE')::int",
+    ),
+    (
+        "has no attribute except REPLICATION",
+        "SELECT count(*) FROM pg_roles WHERE rolname IN ('shop_relay', 'postrider_relay') \
+         AND (rolsuper OR rolcreaterole OR rolcreatedb OR rolbypassrls)",
+    ),
+    (
+        "cannot emit events",
+        "SELECT count(*) FROM pg_proc WHERE pronamespace = 'outbox'::regnamespace \
+         AND proname = 'emit' AND has_function_privilege('shop_relay', oid, 'EXECUTE')",
+    ),
+];
+
 #[tokio::test(flavor = "multi_thread")]
 async fn the_role_can_only_read_the_outbox_and_write_its_own_records() {
     let database = Database::private().await;
@@ -59,43 +98,7 @@ async fn the_role_can_only_read_the_outbox_and_write_its_own_records() {
             "{own}"
         );
     }
-    for (claim, sql) in [
-        (
-            "has no right to anything else in the schema",
-            "SELECT count(*) FROM pg_class WHERE relnamespace = 'outbox'::regnamespace \
-             AND relkind IN ('r', 'p', 'v', 'm', 'f') \
-             AND relname NOT IN ('events', 'dispatch', 'relay', 'capture') \
-             AND has_table_privilege('shop_relay', oid, 'SELECT, INSERT, UPDATE')",
-        ),
-        (
-            "has no right to delete, truncate, reference or add triggers in the schema",
-            "SELECT count(*) FROM pg_class WHERE relnamespace = 'outbox'::regnamespace \
-             AND relkind IN ('r', 'p') \
-             AND has_table_privilege('shop_relay', oid, 'DELETE, TRUNCATE, REFERENCES, TRIGGER')",
-        ),
-        (
-            "owns nothing",
-            "SELECT (SELECT count(*) FROM pg_class c JOIN pg_roles r ON r.oid = c.relowner \
-                     WHERE pg_has_role('shop_relay', r.oid, 'USAGE')) \
-                  + (SELECT count(*) FROM pg_proc p JOIN pg_roles r ON r.oid = p.proowner \
-                     WHERE pg_has_role('shop_relay', r.oid, 'USAGE'))",
-        ),
-        (
-            "creates nothing, in its schema or in the database",
-            "SELECT has_schema_privilege('shop_relay', 'outbox', 'CREATE')::int::bigint \
-                  + has_database_privilege('shop_relay', current_database(), 'CREATE')::int",
-        ),
-        (
-            "has no attribute except REPLICATION",
-            "SELECT count(*) FROM pg_roles WHERE rolname IN ('shop_relay', 'postrider_relay') \
-             AND (rolsuper OR rolcreaterole OR rolcreatedb OR rolbypassrls)",
-        ),
-        (
-            "cannot emit events",
-            "SELECT count(*) FROM pg_proc WHERE pronamespace = 'outbox'::regnamespace \
-             AND proname = 'emit' AND has_function_privilege('shop_relay', oid, 'EXECUTE')",
-        ),
-    ] {
+    for (claim, sql) in CLAIMS {
         assert_eq!(database.number(sql).await, 0, "{claim}");
     }
 

@@ -162,6 +162,14 @@ async fn a_stricter_isolation_level_makes_no_audit_repeat_events_in_flight() {
     );
 }
 
+/// Types whose text depends on settings, each with a value.
+const ID_TYPES: [(&str, &str); 4] = [
+    ("double precision", "0.1234567"),
+    ("interval", "1 day 02:03:04"),
+    ("timestamptz", "2026-01-02 03:04:05+00"),
+    ("regclass", "outbox.events"),
+];
+
 #[tokio::test(flavor = "multi_thread")]
 async fn settings_of_the_role_change_no_id_and_fill_no_log() {
     let (database, emulator, url) = with_its_role().await;
@@ -175,15 +183,9 @@ async fn settings_of_the_role_change_no_id_and_fill_no_log() {
              ALTER ROLE shop_relay SET timezone = 'Asia/Tokyo'",
         )
         .await;
-    let types = [
-        ("double precision", "0.1234567"),
-        ("interval", "1 day 02:03:04"),
-        ("timestamptz", "2026-01-02 03:04:05+00"),
-        ("regclass", "outbox.events"),
-    ];
     let mut toml = String::new();
     let mut names = Vec::new();
-    for (n, (id, value)) in types.iter().enumerate() {
+    for (n, (id, value)) in ID_TYPES.iter().enumerate() {
         let table = format!("public.of_role_{n}");
         database
             .execute(&format!(

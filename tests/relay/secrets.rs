@@ -128,6 +128,31 @@ async fn insert_too_long(database: &Database) {
         .await;
 }
 
+/// Parts of lines of HTTP/2, TLS and PostgreSQL at the level `trace`.
+const LIBRARY_LINES: [&str; 3] = [
+    "TRACE Connection{peer=Client}",
+    "ClientExtensions",
+    "poll_flush",
+];
+
+async fn publish_attempts_and_the_walsender_fail(database: &Database, emulator: &RunningEmulator) {
+    // Failed and ambiguous publish attempts, and a terminated walsender.
+    for action in [
+        Action::Fail(Code::Unavailable),
+        Action::StoreThenFail(Code::Internal),
+    ] {
+        emulator.faults().inject(Fault::new(action).times(3));
+    }
+    emulator.faults().reset_connections();
+    insert(database, 30).await;
+    database.wait_until_recorded().await;
+    database
+        .execute("SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots")
+        .await;
+    insert(database, 30).await;
+    database.wait_until_recorded().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn no_secret_is_printed_at_trace_level_when_things_go_wrong() {
     let Some(private_key) = rsa_key() else {
@@ -190,30 +215,11 @@ async fn no_secret_is_printed_at_trace_level_when_things_go_wrong() {
     let relay = Traced::start(&environment(&url, &account));
     insert(database, 30).await;
     database.wait_until_recorded().await;
-    // Failed and ambiguous publish attempts, and a terminated walsender.
-    for action in [
-        Action::Fail(Code::Unavailable),
-        Action::StoreThenFail(Code::Internal),
-    ] {
-        emulator.faults().inject(Fault::new(action).times(3));
-    }
-    emulator.faults().reset_connections();
-    insert(database, 30).await;
-    database.wait_until_recorded().await;
-    database
-        .execute("SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots")
-        .await;
-    insert(database, 30).await;
-    database.wait_until_recorded().await;
+    publish_attempts_and_the_walsender_fail(database, &emulator).await;
     insert_too_long(database).await;
     relay.wait_for("event-invalid").await;
     let output = relay.text();
-    // Lines of HTTP/2, TLS and PostgreSQL.
-    for of_a_library in [
-        "TRACE Connection{peer=Client}",
-        "ClientExtensions",
-        "poll_flush",
-    ] {
+    for of_a_library in LIBRARY_LINES {
         assert!(
             output.contains(of_a_library),
             "everything that can be logged is in the output"

@@ -85,6 +85,13 @@ fn in_our_terms(message: Theirs) -> Option<OwnedMessage> {
             namespace: schema(&namespace),
             name: type_name,
         },
+        other => return change_in_our_terms(other),
+    })
+}
+
+/// The same for the messages that change rows, and for logical messages.
+fn change_in_our_terms(message: Theirs) -> Option<OwnedMessage> {
+    Some(match message {
         Theirs::Insert { relation_id, tuple } => OwnedMessage::Insert {
             relation: Oid(relation_id),
             new: row(&tuple)?,

@@ -122,10 +122,8 @@ impl OwnedMessage {
                 restart_identity,
                 relations,
             } => {
-                out.push(b'T');
-                out.extend((relations.len() as u32).to_be_bytes());
-                out.push(u8::from(*cascade) | u8::from(*restart_identity) << 1);
-                relations.iter().for_each(|&oid| put_oid(&mut out, oid));
+                let flags = u8::from(*cascade) | u8::from(*restart_identity) << 1;
+                put_truncate(&mut out, flags, relations);
             }
             Self::Logical {
                 is_transactional,
@@ -141,6 +139,13 @@ impl OwnedMessage {
         }
         out
     }
+}
+
+fn put_truncate(out: &mut Vec<u8>, flags: u8, relations: &[Oid]) {
+    out.push(b'T');
+    out.extend((relations.len() as u32).to_be_bytes());
+    out.push(flags);
+    relations.iter().for_each(|&oid| put_oid(out, oid));
 }
 
 /// The bytes of a frame.

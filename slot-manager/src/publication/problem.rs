@@ -123,36 +123,92 @@ fn with_article(kind: &str) -> String {
     }
 }
 
+fn comma_separated(names: &[String]) -> String {
+    let names: Vec<String> = names.iter().map(|name| quoted_identifier(name)).collect();
+    names.join(", ")
+}
+
+fn creating(publication: &str, tables: &[QualifiedName], needs_generated: bool) -> String {
+    let tables: Vec<String> = tables.iter().map(ToString::to_string).collect();
+    let generated = if needs_generated {
+        format!(", {GENERATED}")
+    } else {
+        String::new()
+    };
+    format!(
+        "create publication {} for table {} with (publish = 'insert', \
+         publish_via_partition_root = true{generated})",
+        quoted_identifier(publication),
+        tables.join(", ")
+    )
+}
+
+/// The remedy for a relation, or a partition, whose rows PostgreSQL never streams.
+fn replacing(table: &QualifiedName, kind: &str, part: &QualifiedName) -> String {
+    match (kind, part == table) {
+        ("unlogged table", true) => format!(
+            "alter table {part} set logged (create it again if that is refused or it is \
+             partitioned), or take it out of the settings"
+        ),
+        ("unlogged table", false) => format!("alter table {part} set logged"),
+        (_, true) => {
+            format!("name an ordinary or a partitioned table instead of {part} in the settings")
+        }
+        (_, false) => format!(
+            "alter table {table} detach partition {part}, and attach an ordinary table in its place"
+        ),
+    }
+}
+
+/// The remedy for generated columns that are not published.
+fn regenerating(table: &QualifiedName, columns: &[String], stored_are_published: bool) -> String {
+    let other = "or name another column in the column mapping";
+    if stored_are_published {
+        return format!(
+            "drop {} of {table} and add it again as a stored generated column, {other}",
+            comma_separated(columns)
+        );
+    }
+    let ordinary: Vec<String> = columns
+        .iter()
+        .map(|c| format!("alter column {} drop expression", quoted_identifier(c)))
+        .collect();
+    format!(
+        "alter table {table} {}, and let the service or a BEFORE INSERT trigger write it; {other}",
+        ordinary.join(", ")
+    )
+}
+
+fn publishing_columns(
+    publication: &str,
+    table: &QualifiedName,
+    needs_generated: bool,
+    by_list: bool,
+) -> String {
+    let set = format!(
+        "alter publication {} set ({GENERATED})",
+        quoted_identifier(publication)
+    );
+    match (needs_generated, by_list) {
+        (true, false) => set,
+        (true, true) => {
+            let again = added_again(publication, table);
+            format!("in one transaction: {again}; {set}")
+        }
+        (false, _) => format!("in one transaction: {}", added_again(publication, table)),
+    }
+}
+
 impl Problem {
     /// The SQL or the change that fixes it, to be run as the owner of the publication.
     #[must_use]
     pub fn remedy(&self) -> String {
-        let comma_separated = |names: &[String]| {
-            names
-                .iter()
-                .map(|n| quoted_identifier(n))
-                .collect::<Vec<_>>()
-                .join(", ")
-        };
         match self {
             Self::PublicationMissing {
                 publication,
                 tables,
                 needs_generated,
-            } => {
-                let tables: Vec<String> = tables.iter().map(ToString::to_string).collect();
-                let generated = if *needs_generated {
-                    format!(", {GENERATED}")
-                } else {
-                    String::new()
-                };
-                format!(
-                    "create publication {} for table {} with (publish = 'insert', \
-                     publish_via_partition_root = true{generated})",
-                    quoted_identifier(publication),
-                    tables.join(", ")
-                )
-            }
+            } => creating(publication, tables, *needs_generated),
             Self::InsertsNotPublished { publication } => {
                 format!(
                     "alter publication {} set (publish = 'insert')",
@@ -171,19 +227,7 @@ impl Problem {
                 "make {table} an ordinary table, or one with declarative partitions (partition by): \
                  PostgreSQL streams those under the name of the root"
             ),
-            Self::NotStreamed { table, kind, part } => match (kind.as_str(), part == table) {
-                ("unlogged table", true) => format!(
-                    "alter table {part} set logged (create it again if that is refused or it is \
-                     partitioned), or take it out of the settings"
-                ),
-                ("unlogged table", false) => format!("alter table {part} set logged"),
-                (_, true) => format!(
-                    "name an ordinary or a partitioned table instead of {part} in the settings"
-                ),
-                (_, false) => format!(
-                    "alter table {table} detach partition {part}, and attach an ordinary table in its place"
-                ),
-            },
+            Self::NotStreamed { table, kind, part } => replacing(table, kind, part),
             Self::CapturedTwice { table, root } => {
                 format!("take {table} out of [[tables]]: its rows are delivered with {root}")
             }
@@ -191,25 +235,7 @@ impl Problem {
                 table,
                 columns,
                 stored_are_published,
-            } => {
-                let other = "or name another column in the column mapping";
-                if *stored_are_published {
-                    format!(
-                        "drop {} of {table} and add it again as a stored generated column, {other}",
-                        comma_separated(columns)
-                    )
-                } else {
-                    let ordinary: Vec<String> = columns
-                        .iter()
-                        .map(|c| format!("alter column {} drop expression", quoted_identifier(c)))
-                        .collect();
-                    format!(
-                        "alter table {table} {}, and let the service or a BEFORE INSERT trigger \
-                         write it; {other}",
-                        ordinary.join(", ")
-                    )
-                }
-            }
+            } => regenerating(table, columns, *stored_are_published),
             Self::NotViaPartitionRoot { publication, .. } => format!(
                 "alter publication {} set (publish_via_partition_root = true)",
                 quoted_identifier(publication)
@@ -229,22 +255,7 @@ impl Problem {
                 needs_generated,
                 by_list,
                 ..
-            } => {
-                let set = format!(
-                    "alter publication {} set ({GENERATED})",
-                    quoted_identifier(publication)
-                );
-                match (needs_generated, by_list) {
-                    (true, false) => set,
-                    (true, true) => {
-                        let again = added_again(publication, table);
-                        format!("in one transaction: {again}; {set}")
-                    }
-                    (false, _) => {
-                        format!("in one transaction: {}", added_again(publication, table))
-                    }
-                }
-            }
+            } => publishing_columns(publication, table, *needs_generated, *by_list),
         }
     }
 }
@@ -277,31 +288,22 @@ impl fmt::Display for Problem {
                 "partition {part} of {table} is {}: PostgreSQL never streams its rows",
                 with_article(kind)
             ),
-            Self::CapturedTwice { table, root } => {
-                write!(
-                    f,
-                    "table {table} is a partition of {root}, which is captured too"
-                )
-            }
+            Self::CapturedTwice { table, root } => write!(
+                f,
+                "table {table} is a partition of {root}, which is captured too"
+            ),
             Self::ColumnsGenerated {
                 table,
                 columns,
                 stored_are_published,
             } => {
-                let columns = columns.join(", ");
-                if *stored_are_published {
-                    write!(
-                        f,
-                        "column {columns} of table {table} is generated and not stored: such \
-                         columns are never published"
-                    )
+                let why = if *stored_are_published {
+                    "is generated and not stored: such columns are never published"
                 } else {
-                    write!(
-                        f,
-                        "column {columns} of table {table} is generated: generated columns are not \
-                         published before PostgreSQL 18"
-                    )
-                }
+                    "is generated: generated columns are not published before PostgreSQL 18"
+                };
+                let columns = columns.join(", ");
+                write!(f, "column {columns} of table {table} {why}")
             }
             Self::NotViaPartitionRoot { publication, table } => write!(
                 f,

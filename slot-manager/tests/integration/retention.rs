@@ -2,10 +2,23 @@
 
 use std::time::Duration;
 
-use slot_manager::retention::{self, WalHolderKind};
+use slot_manager::SlotName;
+use slot_manager::retention::{self, WalHolder, WalHolderKind};
 use slot_manager::slots::{self, CreateOptions};
 
+use tokio_postgres::Client;
+
 use crate::support::{PATIENCE, builder, run, slot_name, superuser};
+
+async fn pid(client: &Client) -> i32 {
+    let row = client.query_one("select pg_backend_pid()", &[]).await;
+    row.expect("pid").get(0)
+}
+
+async fn holders(client: &Client, slot: &SlotName, older_than: Duration) -> Vec<WalHolder> {
+    let holders = retention::holders(client, slot, older_than).await;
+    holders.expect("holders")
+}
 
 #[tokio::test]
 async fn every_kind_of_wal_holder_is_listed_with_a_remedy() {
@@ -19,11 +32,9 @@ async fn every_kind_of_wal_holder_is_listed_with_a_remedy() {
             .expect("create");
         run(&client, "insert into t values (0); checkpoint").await;
     }
-    let (idle, reading, busy) = (
-        superuser(&server).await,
-        superuser(&server).await,
-        superuser(&server).await,
-    );
+    let idle = superuser(&server).await;
+    let reading = superuser(&server).await;
+    let busy = superuser(&server).await;
     run(&idle, "begin; insert into t values (1)").await;
     run(&reading, "begin; select * from t").await;
     run(
@@ -31,11 +42,6 @@ async fn every_kind_of_wal_holder_is_listed_with_a_remedy() {
         "begin; insert into t values (2); prepare transaction 'it''s half'",
     )
     .await;
-    let pid = |client| async move {
-        tokio_postgres::Client::query_one_scalar::<i32, _>(client, "select pg_backend_pid()", &[])
-            .await
-            .expect("pid")
-    };
     let (idle_pid, reading_pid, busy_pid) =
         (pid(&idle).await, pid(&reading).await, pid(&busy).await);
     let sleeping = tokio::spawn(async move {
@@ -45,17 +51,13 @@ async fn every_kind_of_wal_holder_is_listed_with_a_remedy() {
     });
 
     let ours = slot_name("ours");
-    let holders = crate::support::eventually("the busy transaction is listed", async || {
-        let holders = retention::holders(&client, &ours, Duration::ZERO)
-            .await
-            .expect("holders");
-        holders
-            .iter()
-            .any(|h| h.pid == Some(busy_pid))
-            .then_some(holders)
+    let listed = crate::support::eventually("the busy transaction is listed", async || {
+        let found = holders(&client, &ours, Duration::ZERO).await;
+        let has_busy = found.iter().any(|h| h.pid == Some(busy_pid));
+        has_busy.then_some(found)
     })
     .await;
-    let of = |kind| holders.iter().find(|h| h.kind == kind).expect("listed");
+    let of = |kind| listed.iter().find(|h| h.kind == kind).expect("listed");
     assert_eq!(of(WalHolderKind::IdleInTransaction).pid, Some(idle_pid));
     assert_eq!(of(WalHolderKind::Transaction).pid, Some(busy_pid));
     assert_eq!(of(WalHolderKind::OtherSlot).name.as_deref(), Some("older"));
@@ -64,14 +66,12 @@ async fn every_kind_of_wal_holder_is_listed_with_a_remedy() {
         Some("it's half")
     );
     assert!(
-        !holders.iter().any(|h| h.pid == Some(reading_pid)),
+        !listed.iter().any(|h| h.pid == Some(reading_pid)),
         "a transaction that only reads keeps no WAL"
     );
     assert!(of(WalHolderKind::IdleInTransaction).age.is_some());
 
-    let old = retention::holders(&client, &ours, Duration::from_secs(3600))
-        .await
-        .expect("holders");
+    let old = holders(&client, &ours, Duration::from_secs(3600)).await;
     assert!(
         old.iter().all(|h| h.kind == WalHolderKind::OtherSlot),
         "{old:?}"
@@ -87,13 +87,9 @@ async fn every_kind_of_wal_holder_is_listed_with_a_remedy() {
     run(&client, &format!("select pg_cancel_backend({busy_pid})")).await;
     sleeping.await.expect("cancelled");
     crate::support::eventually("only the slot is left", async || {
-        let holders = retention::holders(&client, &ours, Duration::ZERO)
-            .await
-            .expect("holders");
-        holders
-            .iter()
-            .all(|h| h.kind == WalHolderKind::OtherSlot)
-            .then_some(())
+        let found = holders(&client, &ours, Duration::ZERO).await;
+        let is_alone = found.iter().all(|h| h.kind == WalHolderKind::OtherSlot);
+        is_alone.then_some(())
     })
     .await;
 }

@@ -77,6 +77,19 @@ pub(in crate::cli) fn columns(table: &TableSettings, shape: &Shape) -> Vec<Findi
         );
         warn("inserted-xid-missing", what, INIT);
     }
+    if let Some((code, what, remedy)) = seq_fault(table, shape) {
+        warn(code, what, &remedy);
+    }
+    if findings.is_empty() {
+        let what = format!("table {name} has columns that identify and order its rows");
+        findings.push(finding(Severity::Ok, "capture-columns", what));
+    }
+    findings
+}
+
+/// Code, description and remedy, if the column that numbers the rows is missing or of little use.
+fn seq_fault(table: &TableSettings, shape: &Shape) -> Option<(&'static str, String, String)> {
+    let name = &table.table;
     match &shape.seq {
         None => {
             let what = format!(
@@ -91,7 +104,7 @@ pub(in crate::cli) fn columns(table: &TableSettings, shape: &Shape) -> Vec<Findi
                 ),
                 (None, false) => INIT.to_owned(),
             };
-            warn("seq-missing", what, &remedy);
+            Some(("seq-missing", what, remedy))
         }
         Some(Seq {
             column,
@@ -108,7 +121,7 @@ pub(in crate::cli) fn columns(table: &TableSettings, shape: &Shape) -> Vec<Findi
             };
             let column = quoted_identifier(column);
             let remedy = format!("create index{concurrently} on {name} ({column})");
-            warn("seq-without-index", what, &remedy);
+            Some(("seq-without-index", what, remedy))
         }
         Some(Seq {
             column,
@@ -121,15 +134,10 @@ pub(in crate::cli) fn columns(table: &TableSettings, shape: &Shape) -> Vec<Findi
             );
             let remedy = "give it a default from a sequence with `cache 1`, or name another column in \
                           `columns.seq`";
-            warn("seq-unsteady", what, remedy);
+            Some(("seq-unsteady", what, remedy.to_owned()))
         }
-        Some(_) => {}
+        Some(_) => None,
     }
-    if findings.is_empty() {
-        let what = format!("table {name} has columns that identify and order its rows");
-        findings.push(finding(Severity::Ok, "capture-columns", what));
-    }
-    findings
 }
 
 /// A finding if another slot owns one of the tables.

@@ -214,17 +214,12 @@ pub(super) async fn lost_slot(sql: &Sql, settings: &Settings) -> Option<Finding>
     })
 }
 
-async fn request(
-    mut sql: Sql,
-    situation: &Situation,
-    settings: &Settings,
-    args: &RecoverArgs,
-) -> Result<ExitCode> {
-    let name = &settings.slot;
+/// The reason that is recorded for the recovery. Adopting needs `--adopt`, and nothing else does.
+fn reason(situation: &Situation, adopt: bool) -> Result<&'static str> {
     let is_anothers = situation.is_foreign() || situation.owner.is_some();
-    let why = match (is_anothers, args.adopt) {
-        (true, true) => "adopted",
-        (false, false) => "requested",
+    match (is_anothers, adopt) {
+        (true, true) => Ok("adopted"),
+        (false, false) => Ok("requested"),
         (true, false) => {
             let (what, code) = match &situation.why {
                 Some(why) => (
@@ -233,19 +228,27 @@ async fn request(
                 ),
                 None => (String::new(), Code::ForeignCluster),
             };
-            return Err(Error::new(code, what).hint(
+            Err(Error::new(code, what).hint(
                 "if no other relay publishes these tables and events should be published from here: \
                  `postrider recover --adopt`",
-            ));
+            ))
         }
-        (false, true) => {
-            return Err(Error::new(
-                Code::SettingInvalid,
-                "--adopt is not needed: the tables and the slot already belong to this relay",
-            )
-            .hint("leave --adopt out"));
-        }
-    };
+        (false, true) => Err(Error::new(
+            Code::SettingInvalid,
+            "--adopt is not needed: the tables and the slot already belong to this relay",
+        )
+        .hint("leave --adopt out")),
+    }
+}
+
+async fn request(
+    mut sql: Sql,
+    situation: &Situation,
+    settings: &Settings,
+    args: &RecoverArgs,
+) -> Result<ExitCode> {
+    let name = &settings.slot;
+    let why = reason(situation, args.adopt)?;
     if let Some(owner) = &situation.owner {
         adopt::refuse_a_live_owner(&sql, owner).await?;
     }

@@ -168,24 +168,26 @@ impl World {
                 }
                 self.hand_over(record);
             }
-            Step::Discard { which } => {
-                self.wait_until_written().await;
-                let Some(at) = self.nth(which, &["quarantined"]) else {
-                    return;
-                };
-                let discard = "UPDATE outbox.dispatch SET state = 'discarded' \
-                               WHERE commit_lsn = $1 AND ordinal = $2";
-                let (lsn, ordinal) = (PgLsn::from(at.0), at.1);
-                let done = self.sql.execute(discard, &[&lsn, &ordinal]).await;
-                assert_eq!(done.unwrap(), 1);
-                self.rows.get_mut(&at).unwrap().0 = "discarded".to_owned();
-            }
+            Step::Discard { which } => self.discard(which).await,
             Step::Cut => {
                 let cut = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity \
                            WHERE pid <> pg_backend_pid() AND backend_type = 'client backend'";
                 self.sql.execute(cut, &[]).await.unwrap();
             }
         }
+    }
+
+    async fn discard(&mut self, which: usize) {
+        self.wait_until_written().await;
+        let Some(at) = self.nth(which, &["quarantined"]) else {
+            return;
+        };
+        let discard = "UPDATE outbox.dispatch SET state = 'discarded' \
+                       WHERE commit_lsn = $1 AND ordinal = $2";
+        let (lsn, ordinal) = (PgLsn::from(at.0), at.1);
+        let done = self.sql.execute(discard, &[&lsn, &ordinal]).await;
+        assert_eq!(done.unwrap(), 1);
+        self.rows.get_mut(&at).unwrap().0 = "discarded".to_owned();
     }
 
     /// The place of the `n`-th row in one of these states, wrapping around.

@@ -32,7 +32,7 @@ use std::time::Duration;
 
 use decoder::Lsn;
 use slot_manager::SlotName;
-use slot_manager::publication::{self, CapturedTable};
+use slot_manager::publication::{self, CapturedTable, PublicationState};
 use tokio::sync::{Notify, mpsc, oneshot};
 use tokio::task::JoinHandle;
 
@@ -223,22 +223,7 @@ impl AuditState {
                 *self.waiting.insert(waiting)
             }
         };
-        let AuditSubject {
-            slot,
-            publication,
-            captured,
-            walsender,
-            ..
-        } = &self.subject;
-        let looking = async {
-            let earlier = statements::earlier(sql, slot).await?;
-            // Inspect the publication after the slot: its state must be newer than the slot's
-            // position.
-            let reached = statements::is_confirmed(sql, slot, *walsender, waiting.end).await?;
-            let state = publication::inspect(sql, publication, captured).await?;
-            Ok::<_, Error>((earlier, reached, state))
-        };
-        let (earlier, reached, state) = sql.answer(looking).await?;
+        let (earlier, reached, state) = sql.answer(self.look(sql, waiting.end)).await?;
         if !state.problems().is_empty() {
             // The supervisor reports the problem, and wakes the auditor when it is solved.
             return Ok(SOON);
@@ -254,7 +239,7 @@ impl AuditState {
         let known = async {
             // Columns may be added while a relay runs.
             claim::refresh(sql, &self.subject.tables).await?;
-            claim::known(sql, slot, &self.subject.tables).await
+            claim::known(sql, &self.subject.slot, &self.subject.tables).await
         };
         let captured = sql.answer(known).await?;
         if earlier.repeats && sql.answer(any_overlooked(sql, &captured)).await? {
@@ -291,6 +276,22 @@ impl AuditState {
         } else {
             INTERVAL
         })
+    }
+
+    /// Looks up the earlier audits, whether the slot has confirmed `end`, and the publication.
+    async fn look(&self, sql: &Sql, end: Lsn) -> Result<(AuditHistory, bool, PublicationState)> {
+        let AuditSubject {
+            slot,
+            publication,
+            captured,
+            walsender,
+            ..
+        } = &self.subject;
+        let earlier = statements::earlier(sql, slot).await?;
+        // Inspect the publication after the slot: its state must be newer than the slot's position.
+        let reached = statements::is_confirmed(sql, slot, *walsender, end).await?;
+        let state = publication::inspect(sql, publication, captured).await?;
+        Ok((earlier, reached, state))
     }
 
     /// Notes the running transactions, and after that the end of the WAL.

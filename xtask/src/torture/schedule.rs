@@ -7,8 +7,9 @@
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
-use pubsub_emulator::{Attempt, Emulator};
+use pubsub_emulator::{Attempt, Emulator, RunningEmulator};
 use tokio::task::JoinSet;
+use tokio_postgres::Client;
 use tokio_postgres::types::PgLsn;
 
 use super::dossier;
@@ -20,7 +21,7 @@ use super::random::Random;
 use super::seat::Seat;
 use super::stage::{Occurrence, Stage};
 use super::verdict::{self, Evidence, Quarantine, Verdict};
-use super::watch::Watch;
+use super::watch::{Seen, Watch};
 use super::workload::{self, Writers, Written, refused_id};
 
 pub(super) const PROJECT: &str = "torture";
@@ -61,17 +62,7 @@ pub(super) struct Outcome {
 pub(super) async fn run(plan: Plan, ground: &Ground) -> Result<Outcome, String> {
     let began = Instant::now();
     let database = ground.database(&plan).await?;
-    let mut emulator = Emulator::builder();
-    if let Some(age) = plan.goaway {
-        emulator = emulator.max_connection_age(age);
-    }
-    let emulator = emulator.start().await.map_err(|e| e.to_string())?;
-    for kind in KINDS {
-        emulator
-            .create_topic(&topic(kind))
-            .await
-            .map_err(|e| e.to_string())?;
-    }
+    let emulator = emulator(&plan).await?;
     let watch = Watch::start(database.clone(), emulator.journal(), plan.loses_rows());
     let mut random = plan.random.clone();
     let mut seats = Vec::new();
@@ -96,54 +87,28 @@ pub(super) async fn run(plan: Plan, ground: &Ground) -> Result<Outcome, String> 
         ends: JoinSet::new(),
         random: random.fork(),
     };
-    let refused: HashSet<String> = plan
-        .workload
-        .poison
-        .iter()
-        .map(|(writer, transaction)| refused_id(*writer, *transaction))
-        .collect();
+    let refused = refused_ids(&plan);
     stage.refuse(refused.iter().cloned());
     let played = play(&mut stage, &plan, &mut random).await?;
     let seen = watch.seen();
     let looks = seen.looks;
     let client = database.connect().await?;
-    let evidence = Evidence {
-        attempts: emulator.journal().attempts(),
-        events: gather::events(&client).await?,
-        records: gather::records(&client).await?,
-        begun_after: played.written.begun_after.clone(),
-        committed_by: played.written.committed_by.clone(),
-        samples: seen.samples,
-        recorded_at: seen.recorded_at,
-        occurrences: stage.occurrences.clone(),
-        publish_timeout: plan.relay.publish_timeout,
-        closes_connections: plan.goaway.is_some(),
-        exceptions: plan.relay.exceptions,
-        buckets: plan.relay.buckets,
-        relays: plan.relay.count,
-        from_table: plan.reads_from_table(),
-        gaps: stage.gaps.clone(),
-        quarantine: Quarantine {
-            refused,
-            whole_key: plan.relay.quarantines_key,
-            release: plan.release,
-            set_aside: played.set_aside,
-        },
-        log: stage.log.all(),
+    let written = &played.written;
+    let quarantine = Quarantine {
+        refused,
+        whole_key: plan.relay.quarantines_key,
+        release: plan.release,
+        set_aside: played.set_aside,
     };
+    let evidence = evidence(&plan, &stage, &client, written, seen, quarantine).await?;
     // Judging takes long and must not hold up the emulators of other schedules: a request that they
     // read late looks like a relay that sends late.
     let mut verdict = tokio::task::block_in_place(|| verdict::judge(&evidence));
     verdict.add_misbehaviour(played.misbehaviour);
-    let history = if verdict.is_clean() {
-        Vec::new()
+    let (history, attempts) = if verdict.is_clean() {
+        (Vec::new(), Vec::new())
     } else {
-        dossier::history(&evidence)
-    };
-    let attempts = if verdict.is_clean() {
-        Vec::new()
-    } else {
-        evidence.attempts
+        (dossier::history(&evidence), evidence.attempts)
     };
     let occurrences = std::mem::take(&mut stage.occurrences);
     drop(stage);
@@ -161,6 +126,58 @@ pub(super) async fn run(plan: Plan, ground: &Ground) -> Result<Outcome, String> 
         relay_log: evidence.log.lines,
         attempts,
         history,
+    })
+}
+
+/// Starts Pub/Sub with the topics of all kinds of events.
+async fn emulator(plan: &Plan) -> Result<RunningEmulator, String> {
+    let mut emulator = Emulator::builder();
+    if let Some(age) = plan.goaway {
+        emulator = emulator.max_connection_age(age);
+    }
+    let emulator = emulator.start().await.map_err(|e| e.to_string())?;
+    for kind in KINDS {
+        let created = emulator.create_topic(&topic(kind)).await;
+        created.map_err(|e| e.to_string())?;
+    }
+    Ok(emulator)
+}
+
+/// The ids of the events that Pub/Sub refuses.
+fn refused_ids(plan: &Plan) -> HashSet<String> {
+    let poison = plan.workload.poison.iter();
+    poison
+        .map(|(writer, transaction)| refused_id(*writer, *transaction))
+        .collect()
+}
+
+/// Everything that the judges look at.
+async fn evidence(
+    plan: &Plan,
+    stage: &Stage<'_>,
+    client: &Client,
+    written: &Written,
+    seen: Seen,
+    quarantine: Quarantine,
+) -> Result<Evidence, String> {
+    Ok(Evidence {
+        attempts: stage.journal.attempts(),
+        events: gather::events(client).await?,
+        records: gather::records(client).await?,
+        begun_after: written.begun_after.clone(),
+        committed_by: written.committed_by.clone(),
+        samples: seen.samples,
+        recorded_at: seen.recorded_at,
+        occurrences: stage.occurrences.clone(),
+        publish_timeout: plan.relay.publish_timeout,
+        closes_connections: plan.goaway.is_some(),
+        exceptions: plan.relay.exceptions,
+        buckets: plan.relay.buckets,
+        relays: plan.relay.count,
+        from_table: plan.reads_from_table(),
+        gaps: stage.gaps.clone(),
+        quarantine,
+        log: stage.log.all(),
     })
 }
 
