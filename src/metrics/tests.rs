@@ -1,3 +1,5 @@
+//! The metrics as they are written and forgotten.
+
 use super::*;
 
 #[test]

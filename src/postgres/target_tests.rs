@@ -1,3 +1,5 @@
+//! Targets as users write them: URLs, environment variables and their faults.
+
 use super::*;
 use crate::error::Code;
 

@@ -1,3 +1,5 @@
+//! How tables and records are matched, and who may claim a table.
+
 use super::*;
 
 fn record(identity: &str, table: &str, oid: u32) -> CaptureRecord {

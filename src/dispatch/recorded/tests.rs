@@ -1,3 +1,5 @@
+//! Which events are skipped after a restart, by example and against a model.
+
 use proptest::prelude::*;
 
 use super::*;

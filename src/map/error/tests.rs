@@ -1,3 +1,5 @@
+//! The texts of the errors, and which faults belong to one row.
+
 use super::*;
 use crate::map::TableIdentity;
 

@@ -1,3 +1,5 @@
+//! The migrations and the script, rendered for different settings.
+
 use super::*;
 
 fn settings(pairs: &[(&str, &str)]) -> Settings {
