@@ -23,7 +23,7 @@ const LIVENESS: Liveness = Liveness {
 };
 
 /// An open SQL session; closes when dropped. It ends when the server is silent for a little longer than
-/// its limit for a statement: see [`limited`](super::limited).
+/// its limit for a statement.
 #[derive(Debug)]
 pub struct Sql {
     client: Client,

@@ -8,7 +8,7 @@
 //! | `raw` | the payload | none |
 //! | `cloudevents-binary` | the payload | `ce-*`, `content-type` of the payload |
 //! | `cloudevents-structured` | a JSON document that contains the payload | `content-type` |
-//! | `protobuf` | an encoded [`protobuf::Event`] | `content-type` |
+//! | `protobuf` | an encoded [`protobuf::ProtobufEvent`] | `content-type` |
 
 mod cloudevents;
 pub mod protobuf;
@@ -36,7 +36,7 @@ pub enum Envelope {
     CloudeventsBinary,
     /// CloudEvents 1.0 in structured mode: one JSON document.
     CloudeventsStructured,
-    /// Our own [`protobuf::Event`].
+    /// Our own [`protobuf::ProtobufEvent`].
     Protobuf,
 }
 
