@@ -15,8 +15,8 @@ use super::attributes::{Attributes, FIXED, SOURCE_ID};
 use super::column_types::ColumnTypes;
 use super::columns::{EventColumns, Finder, MappedColumn, OutboxRow, RowTexts};
 use super::envelope::{Envelope, EventContext};
-use super::error::{EventError, EventFault, FaultyRow, Limit, MapError, SettingFault};
-use super::event_id::{EventId, EventIds, SHOWN_CHARS, TableIdentity, UUID_CHARS};
+use super::error::{EventFault, Limit, MapError, SettingFault};
+use super::event_id::{EventId, EventIds, TableIdentity, UUID_CHARS};
 use super::headers::Headers;
 use super::ordering::{Ordering, OrderingKey, OrderingKeys};
 use super::settings::{ColumnRole, TableSettings, TimeZone};
@@ -24,7 +24,7 @@ use super::timestamp::{self, CivilTime, WithoutOffset};
 use super::topic::TopicResolver;
 use super::value::pg_type;
 use super::wire::MessageData;
-use super::{limits, payload, wire};
+use super::{limits, wire};
 
 pub use table_columns::{TableColumns, TimeKind};
 

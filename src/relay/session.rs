@@ -10,33 +10,25 @@ mod parts;
 use std::sync::Arc;
 use std::time::Duration;
 
-use decoder::{Lsn, Oid};
-use slot_manager::publication::PublicationState;
+use decoder::Lsn;
 use slot_manager::{Cluster, cluster};
 use tokio::sync::{Notify, watch};
 use tokio_postgres::types::{PgLsn, ToSql};
 
 use super::auditor::{self, Auditor};
 use super::backlog::Backlog;
-use super::delivery::Delivery;
 use super::earlier::OutcomeLookup;
 use super::from_table;
-use super::intake::{Intake, Streamed};
-use super::moved::MovedRows;
 use super::opening::{self, Opening, check_publication};
 use super::pipeline::{Pipeline, PipelineEnd};
-use super::quarantine::{MAX_BLOCKED, Quarantine};
 use super::record::Manner;
 use super::recovery::loss::Audit;
-use super::supervisor::{self, Supervision, Supervisor, WatchSubject};
-use super::topic_maker::TopicMaker;
+use super::supervisor::Supervisor;
 use super::{Phase, Relay, record, recovery, stuck};
 use crate::capture::Bounds;
-use crate::capture::claim::Captured;
-use crate::dispatch::{RecordedEvents, SlotReader, quarantined, wait_for_predecessor};
+use crate::dispatch::{RecordedEvents, wait_for_predecessor};
 use crate::error::{Code, Error, Result};
 use crate::postgres::{Sql, connect};
-use crate::settings::{OnBadEvent, Settings};
 use crate::source::{Source, StreamOptions};
 use crate::watermark::{Confirmable, Watermark};
 

@@ -5,19 +5,13 @@
 
 mod columns;
 
-use std::time::Duration;
-
 use slot_manager::publication::{self, Problem};
 use slot_manager::{Finding, Severity, quoted_identifier};
 use tokio_postgres::error::SqlState;
 
-use super::STATEMENT_TIMEOUT;
 use super::script::{self, Migration, Payload};
-use crate::capture::shape;
-use crate::cli::check;
 use crate::cli::findings::{finding, finding_with_remedy, from_error};
 use crate::error::{Code, Error, Result};
-use crate::map::TableSettings;
 use crate::postgres::Sql;
 use crate::settings::Settings;
 

@@ -1,7 +1,16 @@
 //! The facts that are known about a row that cannot become a message, for its error and for the
 //! quarantine.
 
-use super::*;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use decoder::{Tuple, Value};
+
+use super::{EventPosition, Mapper, inserted_xid};
+use crate::map::error::{EventError, EventFault, FaultyRow, MapError};
+use crate::map::event_id::{EventId, SHOWN_CHARS};
+use crate::map::ordering::OrderingKey;
+use crate::map::{limits, payload};
 
 impl Mapper {
     /// The payload of a row that cannot become a message. Empty if it cannot be read, or is too

@@ -1,6 +1,9 @@
 //! The columns that are used to find rows when the table is read.
 
-use super::*;
+use super::Mapper;
+use crate::map::columns::MappedColumn;
+use crate::map::timestamp::WithoutOffset;
+use crate::map::value::pg_type;
 
 /// The columns that are used to find rows when the table is read.
 #[derive(Debug, Clone, Copy)]

@@ -1,6 +1,16 @@
 //! Compares the tables with outbox.dispatch: publishes rows without a record, and raises the floors.
 
-use super::*;
+use super::{AuditHistory, AuditState, AuditWait, statements};
+use crate::capture::claim::Captured;
+use crate::capture::record::Resolved;
+use crate::capture::{ScanWindow, record as captures, shape};
+use crate::error::{Code, Error, Result};
+use crate::postgres::{PatientSql, Sql};
+use crate::relay::from_table::{self, Interrupted, Places, SessionEnded};
+use crate::relay::recovery::blocked::Firsts;
+use crate::relay::recovery::unrecorded::Unrecorded;
+use crate::settings::Dispatch;
+use crate::table::TableReader;
 
 impl AuditState {
     /// Publishes rows of ended transactions that have no record. Returns whether there were any, or

@@ -36,12 +36,10 @@ use slot_manager::publication::{self, CapturedTable, PublicationState};
 use tokio::sync::{Notify, mpsc, oneshot};
 use tokio::task::JoinHandle;
 
-use super::from_table::{self, Interrupted, Places, SessionEnded, TableSender};
-use super::recovery::blocked::Firsts;
+use super::from_table::TableSender;
 use super::recovery::loss::Loss;
-use super::recovery::unrecorded::Unrecorded;
 use crate::capture::claim::{self, Captured};
-use crate::capture::record::{self as captures, Resolved, current_snapshot};
+use crate::capture::record::current_snapshot;
 use crate::capture::shape::{self, Tops};
 use crate::capture::{Bounds, ScanWindow, scan};
 use crate::error::{Code, Error, Result};
@@ -49,7 +47,6 @@ use crate::map::TableSettings;
 use crate::metrics::Metrics;
 use crate::postgres::{PatientSql, Sql, Target};
 use crate::settings::Dispatch;
-use crate::table::TableReader;
 
 /// Time between two audits when every event has a record.
 const INTERVAL: Duration = Duration::from_secs(300);

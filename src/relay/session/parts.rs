@@ -1,6 +1,26 @@
 //! Builds the parts of a session from the settings and from the state that was found.
 
-use super::*;
+use std::sync::Arc;
+
+use decoder::{Lsn, Oid};
+use slot_manager::Cluster;
+use slot_manager::publication::PublicationState;
+use tokio::sync::{Notify, watch};
+
+use crate::capture::Bounds;
+use crate::capture::claim::Captured;
+use crate::dispatch::{SlotReader, quarantined};
+use crate::error::Result;
+use crate::postgres::Sql;
+use crate::relay::delivery::Delivery;
+use crate::relay::intake::{Intake, Streamed};
+use crate::relay::moved::MovedRows;
+use crate::relay::quarantine::{MAX_BLOCKED, Quarantine};
+use crate::relay::supervisor::{self, Supervision, Supervisor, WatchSubject};
+use crate::relay::topic_maker::TopicMaker;
+use crate::relay::{Relay, auditor};
+use crate::settings::{OnBadEvent, Settings};
+use crate::source::Source;
 
 pub(super) fn intake(relay: &Relay, captured: &[Captured]) -> Result<Intake> {
     let settings = &relay.settings;

@@ -1,6 +1,18 @@
 //! Adds the columns and the index by which the rows of a captured table are identified and ordered.
 
-use super::*;
+use std::time::Duration;
+
+use slot_manager::Finding;
+use tokio_postgres::error::SqlState;
+
+use super::not_the_owner;
+use crate::capture::shape;
+use crate::cli::check;
+use crate::cli::init::{STATEMENT_TIMEOUT, script};
+use crate::error::{Code, Error, Result};
+use crate::map::TableSettings;
+use crate::postgres::Sql;
+use crate::settings::Settings;
 
 /// Adds missing columns to the captured tables, and the index on `seq`, and reports what the tables
 /// have afterwards.
