@@ -138,7 +138,7 @@ mod tests {
     fn the_proto_file_and_the_derive_have_the_same_fields() {
         let source = include_str!("protobuf.rs");
         let body = source
-            .split_once("pub struct Event {")
+            .split_once("pub struct ProtobufEvent {")
             .unwrap()
             .1
             .split_once("\n}")
