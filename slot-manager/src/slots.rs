@@ -150,24 +150,7 @@ pub async fn drop(client: &Client, name: &SlotName) -> Result<(), SlotError> {
 /// # Errors
 /// [`SlotError::Backwards`], [`SlotError::SlotLost`], and those of [`drop`](fn@drop).
 pub async fn advance(client: &Client, name: &SlotName, to: Lsn) -> Result<Lsn, SlotError> {
-    let slot = free_and_ours(client, name).await?;
-    if slot.wal_status == Some(WalStatus::Lost) || slot.invalidation_reason.is_some() {
-        let reason = slot
-            .invalidation_reason
-            .unwrap_or_else(|| "wal_status lost".to_owned());
-        return Err(SlotError::SlotLost {
-            slot: name.clone(),
-            reason,
-        });
-    }
-    let confirmed = slot.confirmed_flush_lsn.unwrap_or_default();
-    if to < confirmed {
-        return Err(SlotError::Backwards {
-            slot: name.clone(),
-            confirmed,
-            to,
-        });
-    }
+    can_advance(client, name, to).await?;
     let target = PgLsn::from(to.as_u64());
     let rows = client
         .query_typed(
@@ -187,6 +170,32 @@ pub async fn advance(client: &Client, name: &SlotName, to: Lsn) -> Result<Lsn, S
             Err(changed_meanwhile(client, name, "advancing a replication slot", source).await)
         }
     }
+}
+
+/// Whether the slot can be advanced now.
+///
+/// # Errors
+/// Those of [`advance`].
+pub async fn can_advance(client: &Client, name: &SlotName, to: Lsn) -> Result<(), SlotError> {
+    let slot = free_and_ours(client, name).await?;
+    if slot.wal_status == Some(WalStatus::Lost) || slot.invalidation_reason.is_some() {
+        let reason = slot
+            .invalidation_reason
+            .unwrap_or_else(|| "wal_status lost".to_owned());
+        return Err(SlotError::SlotLost {
+            slot: name.clone(),
+            reason,
+        });
+    }
+    let confirmed = slot.confirmed_flush_lsn.unwrap_or_default();
+    if to < confirmed {
+        return Err(SlotError::Backwards {
+            slot: name.clone(),
+            confirmed,
+            to,
+        });
+    }
+    Ok(())
 }
 
 async fn free_and_ours(client: &Client, name: &SlotName) -> Result<Slot, SlotError> {

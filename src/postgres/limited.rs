@@ -16,12 +16,8 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, Sleep, sleep};
 use tokio_postgres::tls::{ChannelBinding, TlsStream};
 
-/// How much longer than the server's limit for a statement.
+/// The limit for an answer exceeds the server's limit for a statement by this.
 const GRACE: Duration = Duration::from_secs(5);
-
-/// The end of every answer: ReadyForQuery, with the state of the transaction in the sixth byte
-/// (source: manual, "Message Formats").
-const READY: [u8; 5] = [b'Z', 0, 0, 0, 5];
 
 /// How long a session waits for the server. Shared by the session and its stream.
 #[derive(Debug, Clone, Default)]
@@ -29,12 +25,6 @@ pub(super) struct AnswerLimit(Arc<AtomicU64>);
 
 impl AnswerLimit {
     /// For a session with this `statement_timeout`. Zero means no limit, as on the server.
-    pub(super) fn for_statements(timeout: Duration) -> Self {
-        let limit = Self::default();
-        limit.set(timeout);
-        limit
-    }
-
     pub(super) fn set(&self, statement_timeout: Duration) {
         let limit = match statement_timeout {
             Duration::ZERO => Duration::ZERO,
@@ -54,11 +44,14 @@ impl AnswerLimit {
 pub(super) struct Limited<S> {
     stream: S,
     limit: AnswerLimit,
-    /// Since when nothing has moved while the server owes an answer.
+    requests: Frames,
+    answers: Frames,
+    /// Requests without a complete answer. The client sends some before it has read the answer to the
+    /// previous one.
+    outstanding: u32,
+    /// Time of the last byte in either direction, while an answer is outstanding.
     silent_since: Option<Instant>,
     timer: Pin<Box<Sleep>>,
-    /// The last bytes of the server, to recognise [`READY`].
-    last: [u8; 6],
 }
 
 impl<S> Limited<S> {
@@ -66,30 +59,41 @@ impl<S> Limited<S> {
         Self {
             stream,
             limit,
+            requests: Frames::of_client(),
+            answers: Frames::of_server(),
+            outstanding: 0,
             silent_since: None,
             timer: Box::pin(sleep(Duration::ZERO)),
-            last: [0; 6],
         }
     }
 
-    fn sent(&mut self) {
-        self.silent_since = Some(Instant::now());
+    fn sent(&mut self, bytes: &[u8]) {
+        let outstanding = &mut self.outstanding;
+        self.requests.read(bytes, |kind| match kind {
+            // The startup message, Query and Sync: each is answered by a ReadyForQuery.
+            STARTUP | b'Q' | b'S' => *outstanding += 1,
+            // CopyDone and CopyFail: the server has ignored the Sync before the data.
+            b'c' | b'f' => *outstanding = outstanding.saturating_sub(1),
+            _ => {}
+        });
+        self.moved();
     }
 
     fn received(&mut self, bytes: &[u8]) {
-        let new = &bytes[bytes.len().saturating_sub(self.last.len())..];
-        self.last.rotate_left(new.len());
-        let start = self.last.len() - new.len();
-        self.last[start..].copy_from_slice(new);
-        let is_over = self.last.starts_with(&READY);
-        // Only an answer: the server may also report changed parameters by itself.
-        self.silent_since = self
-            .silent_since
-            .filter(|_| !is_over)
-            .map(|_| Instant::now());
+        let outstanding = &mut self.outstanding;
+        self.answers.read(bytes, |kind| {
+            if kind == b'Z' {
+                *outstanding = outstanding.saturating_sub(1);
+            }
+        });
+        self.moved();
     }
 
-    /// Fails when the limit is over; otherwise arranges to be woken then.
+    fn moved(&mut self) {
+        self.silent_since = (self.outstanding > 0).then(Instant::now);
+    }
+
+    /// Fails when the limit has passed; otherwise arranges to be woken then.
     fn poll_limit(&mut self, cx: &mut Context<'_>) -> Poll<io::Error> {
         loop {
             let (Some(since), Some(limit)) = (self.silent_since, self.limit.get()) else {
@@ -130,11 +134,13 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Limited<S> {
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
         let written = Pin::new(&mut self.stream).poll_write(cx, bytes);
-        if written.is_ready() || self.silent_since.is_none() {
-            self.sent();
-            // The driver of the session reads before it writes, and is woken by the timer to read.
-            let _ = self.poll_limit(cx);
+        if let Poll::Ready(Ok(length)) = &written {
+            self.sent(&bytes[..*length]);
+        } else {
+            self.silent_since.get_or_insert_with(Instant::now);
         }
+        // The driver of the session reads before it writes, and is woken by the timer to read.
+        let _ = self.poll_limit(cx);
         written
     }
 
@@ -153,6 +159,60 @@ impl<S: TlsStream + Unpin> TlsStream for Limited<S> {
     }
 }
 
+/// Stands for the type of the startup message, which has none.
+const STARTUP: u8 = 0;
+
+/// Splits one direction of the stream into messages: a type of one byte, and a length of four that
+/// includes itself (source: manual, "Message Formats").
+struct Frames {
+    has_type: bool,
+    head: [u8; 5],
+    head_len: usize,
+    /// Bytes of the current message that are still to come.
+    left: usize,
+}
+
+impl Frames {
+    /// The first message of the client has no type.
+    fn of_client() -> Self {
+        Self {
+            has_type: false,
+            ..Self::of_server()
+        }
+    }
+
+    fn of_server() -> Self {
+        Self {
+            has_type: true,
+            head: [STARTUP; 5],
+            head_len: 0,
+            left: 0,
+        }
+    }
+
+    /// Calls `each` with the type of every message that begins in `bytes`.
+    fn read(&mut self, mut bytes: &[u8], mut each: impl FnMut(u8)) {
+        while !bytes.is_empty() {
+            let body = self.left.min(bytes.len());
+            bytes = &bytes[body..];
+            self.left -= body;
+            let Some((&byte, rest)) = bytes.split_first() else {
+                return;
+            };
+            bytes = rest;
+            let start = usize::from(!self.has_type);
+            self.head[start + self.head_len] = byte;
+            self.head_len += 1;
+            if start + self.head_len == self.head.len() {
+                let [kind, length @ ..] = self.head;
+                each(kind);
+                self.left = (u32::from_be_bytes(length) as usize).saturating_sub(4);
+                (self.has_type, self.head_len) = (true, 0);
+            }
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
@@ -160,17 +220,33 @@ mod tests {
     use super::*;
 
     const LIMIT: Duration = Duration::from_millis(200);
-    const READY_IDLE: &[u8] = b"Z\0\0\0\x05I";
+    const STARTUP_MESSAGE: &[u8] = b"\0\0\0\x08\0\x03\0\0";
+    const QUERY: &[u8] = b"Q\0\0\0\x06;\0";
+    const SYNC: &[u8] = b"S\0\0\0\x04";
+    const ROW: &[u8] = b"D\0\0\0\x08\0\0ZZ";
+    const READY: &[u8] = b"Z\0\0\0\x05I";
 
-    fn session() -> (Limited<DuplexStream>, DuplexStream) {
-        let (client, server) = duplex(64);
-        let limit = AnswerLimit::default();
-        limit.0.store(LIMIT.as_millis() as u64, Ordering::Relaxed);
-        (Limited::new(client, limit), server)
+    /// A session that is logged in and idle.
+    async fn session() -> (Limited<DuplexStream>, DuplexStream) {
+        let (client, mut server) = duplex(64);
+        let mut session = Limited::new(client, AnswerLimit::default());
+        session.write_all(STARTUP_MESSAGE).await.unwrap();
+        server.write_all(READY).await.unwrap();
+        read(&mut session).await.unwrap();
+        session
+            .limit
+            .0
+            .store(LIMIT.as_millis() as u64, Ordering::Relaxed);
+        (session, server)
     }
 
     async fn read(session: &mut Limited<DuplexStream>) -> io::Result<usize> {
         session.read(&mut [0; 64]).await
+    }
+
+    async fn answer(session: &mut Limited<DuplexStream>, server: &mut DuplexStream, bytes: &[u8]) {
+        server.write_all(bytes).await.unwrap();
+        assert_eq!(read(session).await.unwrap(), bytes.len());
     }
 
     /// How long until the session gives up.
@@ -188,68 +264,88 @@ mod tests {
 
     #[tokio::test]
     async fn a_server_that_owes_an_answer_may_be_silent_for_the_limit() {
-        let (mut session, _server) = session();
-        session.write_all(b"query").await.unwrap();
+        let (mut session, _server) = session().await;
+        assert!(is_patient(&mut session).await, "idle");
+        session.write_all(QUERY).await.unwrap();
         assert!(silent_for(&mut session).await > LIMIT / 2);
     }
 
     #[tokio::test]
     async fn a_request_that_is_sent_while_the_session_reads_counts_too() {
-        let (session, _server) = session();
+        let (session, _server) = session().await;
         let (mut reading, mut writing) = tokio::io::split(session);
         let mut buffer = [0; 64];
-        let (read, written) = tokio::join!(reading.read(&mut buffer), writing.write(b"query"));
+        let (read, written) = tokio::join!(reading.read(&mut buffer), writing.write(QUERY));
         assert_eq!(read.unwrap_err().kind(), io::ErrorKind::TimedOut);
-        assert_eq!(written.unwrap(), 5);
+        assert_eq!(written.unwrap(), QUERY.len());
     }
 
     #[tokio::test]
     async fn each_part_of_an_answer_extends_the_limit() {
-        let (mut session, mut server) = session();
-        session.write_all(b"query").await.unwrap();
+        let (mut session, mut server) = session().await;
+        session.write_all(QUERY).await.unwrap();
         tokio::time::sleep(LIMIT).await;
-        server.write_all(b"a row").await.unwrap();
-        assert_eq!(read(&mut session).await.unwrap(), 5);
+        answer(&mut session, &mut server, ROW).await;
         assert!(silent_for(&mut session).await > LIMIT / 2);
     }
 
+    /// The client closes a statement and sends the next one at once.
     #[tokio::test]
-    async fn an_idle_session_may_be_silent_for_any_time() {
-        let (mut session, mut server) = session();
-        session.write_all(b"query").await.unwrap();
-        // The end of the answer arrives in two parts, and later a changed parameter.
-        for part in [&b"a row, Z\0\0"[..], b"\0\x05I", b"a parameter"] {
-            server.write_all(part).await.unwrap();
-            assert_eq!(read(&mut session).await.unwrap(), part.len());
-        }
-        assert!(is_patient(&mut session).await);
-        // The next request counts again.
-        session.write_all(b"query").await.unwrap();
+    async fn every_request_that_was_sent_ahead_is_waited_for() {
+        let (mut session, mut server) = session().await;
+        session.write_all(SYNC).await.unwrap();
+        session.write_all(QUERY).await.unwrap();
+        answer(&mut session, &mut server, READY).await;
         silent_for(&mut session).await;
     }
 
     #[tokio::test]
+    async fn an_idle_session_may_be_silent_for_any_time() {
+        let (mut session, mut server) = session().await;
+        session.write_all(QUERY).await.unwrap();
+        // The end of the answer arrives in two parts, and later a changed parameter.
+        let (first, second) = READY.split_at(3);
+        for part in [ROW, first, second, b"S\0\0\0\x06a\0"] {
+            answer(&mut session, &mut server, part).await;
+        }
+        assert!(is_patient(&mut session).await);
+    }
+
+    /// The server answers once to the two Syncs around the data.
+    #[tokio::test]
+    async fn a_session_is_idle_after_a_copy() {
+        let (mut session, mut server) = session().await;
+        session.write_all(SYNC).await.unwrap();
+        answer(&mut session, &mut server, b"G\0\0\0\x07\0\0\0").await;
+        session.write_all(b"d\0\0\0\x05xc\0\0\0\x04").await.unwrap();
+        session.write_all(SYNC).await.unwrap();
+        answer(&mut session, &mut server, READY).await;
+        assert!(is_patient(&mut session).await);
+    }
+
+    #[tokio::test]
     async fn a_server_that_takes_no_bytes_is_silent_too() {
-        let (mut session, _server) = session();
-        let writing = tokio::time::timeout(LIMIT, session.write_all(&[0; 65]));
+        let (mut session, _server) = session().await;
+        let query = [b"Q\0\0\0\x54", &[b' '; 80][..]].concat();
+        let writing = tokio::time::timeout(LIMIT, session.write_all(&query));
         assert!(writing.await.is_err());
         silent_for(&mut session).await;
     }
 
     #[tokio::test]
     async fn without_a_statement_timeout_there_is_no_limit() {
-        let (mut session, mut server) = session();
+        let (mut session, mut server) = session().await;
         session.limit.set(Duration::ZERO);
-        session.write_all(b"query").await.unwrap();
+        session.write_all(QUERY).await.unwrap();
         assert!(is_patient(&mut session).await);
-        server.write_all(READY_IDLE).await.unwrap();
-        assert_eq!(read(&mut session).await.unwrap(), READY_IDLE.len());
+        answer(&mut session, &mut server, READY).await;
     }
 
     #[test]
     fn the_limit_is_longer_than_the_servers_own() {
         let timeout = Duration::from_secs(10);
-        let limit = AnswerLimit::for_statements(timeout);
+        let limit = AnswerLimit::default();
+        limit.set(timeout);
         assert_eq!(limit.get(), Some(timeout + GRACE));
     }
 }

@@ -45,6 +45,12 @@ impl Sql {
         &mut self.client
     }
 
+    /// From now on the session waits for the server without a limit of its own, for commands that a
+    /// person can interrupt. The server's `statement_timeout` stays.
+    pub(crate) fn wait_without_limit(&self) {
+        self.limit.set(Duration::ZERO);
+    }
+
     /// Changes the limit on each statement. Zero means no limit.
     ///
     /// # Errors
@@ -88,11 +94,13 @@ async fn log_in(
     if let Some(password) = password(target)? {
         config.password(password.as_bytes());
     }
-    let limit = AnswerLimit::for_statements(statement_timeout);
+    // `connect_timeout` limits the login.
+    let limit = AnswerLimit::default();
     let logging_in = config.connect_raw(Limited::new(wire, limit.clone()), AlreadyOpen);
     let (client, connection) = logging_in.await.map_err(|e| refused(e, target))?;
     let version = connection.parameter("server_version").map(str::to_owned);
     let standby = connection.parameter("in_hot_standby").map(str::to_owned);
+    limit.set(statement_timeout);
     let driver = tokio::spawn(async move {
         if let Err(error) = connection.await {
             log_end(&error);

@@ -48,7 +48,8 @@ const UPDATE: &str = "\
     WHERE slot = $1 AND NOT confirmed_is_final";
 
 /// Written before a person moves the slot. No relay has confirmed any later position; only a relay with
-/// `dispatch = exceptions` needs to know that. The slot no longer brings all that a recovery left out.
+/// `dispatch = exceptions` needs to know that. After the move the slot
+/// lacks events that an unfinished recovery relies on, so that recovery must start again.
 const WRITE_LEFT: &str = "\
     UPDATE outbox.relay SET recovery_lsn = NULL, recovery_snapshot = NULL, updated_at = now(), \
         confirmed_lsn = CASE dispatch WHEN 'exceptions' THEN $2 ELSE confirmed_lsn END, \

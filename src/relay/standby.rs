@@ -34,7 +34,8 @@ pub(super) async fn wait_until_free(relay: &Relay, sql: &Sql) -> Result<Slot> {
         }
     };
     sql.limit_statements(LOOK_TIMEOUT).await?;
-    let slot = slots::wait_until_free(sql, &relay.settings.slot, None, &mut observe).await?;
+    let slot = slots::wait_until_free(sql, &relay.settings.slot, None, &mut observe).await;
+    // Also without a slot: a recovery continues with this session.
     sql.limit_statements(STATEMENT_TIMEOUT).await?;
-    Ok(slot)
+    Ok(slot?)
 }

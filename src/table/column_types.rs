@@ -5,12 +5,13 @@ use std::time::Duration;
 use decoder::{Oid, OwnedRelation};
 use tokio_postgres::Row;
 
-use crate::error::Result;
+use crate::error::{Code, Error, Result};
 use crate::map::{ColumnType, ColumnTypes};
 use crate::postgres::{Sql, Target, connect};
 
 /// A look-up delays the stream, and a session that is held back for long ends.
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(5);
+const LOOK_UP_LIMIT: Duration = Duration::from_secs(8);
 
 /// Parameters: OIDs of types, the columns that have them (oid[], text[]), schema and table (text).
 ///
@@ -105,8 +106,15 @@ pub(crate) async fn look_up_apart(
     relation: &OwnedRelation,
     known: &ColumnTypes,
 ) -> Result<ColumnTypes> {
-    let sql = connect(target, "postrider types", STATEMENT_TIMEOUT).await?;
-    look_up(&sql, relation, known).await
+    let asking = async {
+        let sql = connect(target, "postrider types", STATEMENT_TIMEOUT).await?;
+        look_up(&sql, relation, known).await
+    };
+    let asked = tokio::time::timeout(LOOK_UP_LIMIT, asking).await;
+    asked.unwrap_or_else(|_| {
+        let what = format!("PostgreSQL has not answered in {LOOK_UP_LIMIT:?}");
+        Err(Error::new(Code::PostgresConnectionLost, what))
+    })
 }
 
 fn column_type(row: &Row) -> ColumnType {

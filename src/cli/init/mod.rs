@@ -18,7 +18,7 @@ use crate::postgres::{Sql, connect};
 use crate::settings::Settings;
 
 /// Long enough to wait for another session's lock, short enough that the user sees the timeout.
-pub(super) const STATEMENT_TIMEOUT: Duration = Duration::from_secs(60);
+const STATEMENT_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The arguments of `postrider init`.
 #[derive(Debug, clap::Args)]
@@ -80,6 +80,7 @@ pub(super) fn run(settings: &Settings, args: &InitArgs) -> Result<ExitCode> {
 async fn apply(settings: &Settings, args: &InitArgs) -> Result<Findings> {
     let target = settings.database()?;
     let mut sql = connect(target, "postrider init", STATEMENT_TIMEOUT).await?;
+    sql.wait_without_limit();
     if let Some(user) = &args.relay_user {
         apply::relay_user_exists(&sql, user).await?;
     }

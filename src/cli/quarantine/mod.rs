@@ -71,7 +71,9 @@ pub(super) fn run(settings: &Settings, args: QuarantineArgs) -> Result<ExitCode>
 
 async fn session(settings: &Settings) -> Result<Sql> {
     let target = settings.database()?;
-    connect(target, "postrider quarantine", STATEMENT_TIMEOUT).await
+    let sql = connect(target, "postrider quarantine", STATEMENT_TIMEOUT).await?;
+    sql.wait_without_limit();
+    Ok(sql)
 }
 
 /// Whole seconds of an age that the server computed with its own clock.

@@ -48,6 +48,7 @@ pub(super) struct RecoverArgs {
 pub(super) fn run(settings: &Settings, args: &RecoverArgs) -> Result<ExitCode> {
     super::block_on(async {
         let sql = connect(settings.database()?, "postrider recover", STATEMENT_TIMEOUT).await?;
+        sql.wait_without_limit();
         let situation = Situation::look(&sql, settings).await?;
         if args.dry_run {
             preview::show(&situation, settings, args.json).await

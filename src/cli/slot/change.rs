@@ -152,6 +152,7 @@ pub(super) async fn advance(settings: &Settings, args: &AdvanceArgs) -> Result<E
     }
     let text = left_out.text();
     let left = PgLsn::from(left_out.confirmed_flush_lsn.as_u64());
+    slots::can_advance(&sql, &settings.slot, to).await?;
     // Before advancing: a relay with dispatch = exceptions could not notice the advance otherwise.
     record::write_left(&sql, &settings.slot, left).await?;
     left_out.confirmed_flush_lsn = slots::advance(&sql, &settings.slot, to).await?;

@@ -86,7 +86,9 @@ pub(super) fn run(settings: &Settings, args: SlotArgs) -> Result<ExitCode> {
 }
 
 async fn session(settings: &Settings, statement_timeout: Duration) -> Result<Sql> {
-    connect(settings.database()?, "postrider slot", statement_timeout).await
+    let sql = connect(settings.database()?, "postrider slot", statement_timeout).await?;
+    sql.wait_without_limit();
+    Ok(sql)
 }
 
 /// The position up to which the relay of this slot has confirmed, if one ever ran. If it did, a missing

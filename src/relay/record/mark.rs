@@ -49,13 +49,12 @@ const REQUEST: &str = "\
         recovering = coalesce(relay.recovering, excluded.recovering), recovery_lsn = NULL, \
         recovery_snapshot = NULL, updated_at = now()";
 
-/// Has no effect if another relay has marked the slot since.
 const WRITE_UNFINISHED: &str = "\
     UPDATE outbox.relay SET recovery_lsn = $3, recovery_snapshot = $4::text::pg_snapshot \
     WHERE slot = $1 AND instance = $2 AND recovering IS NOT NULL";
 
-/// Ends the recovery whose slot has this consistent point. Every mark clears that, so after a new mark
-/// the next session recovers again.
+/// Ends the recovery whose slot has this consistent point. Every new mark clears
+/// `recovery_lsn`, and then the next session recovers again.
 const RECOVERED: &str = "\
     UPDATE outbox.relay r SET recovering = NULL, recovery_lsn = NULL, recovery_snapshot = NULL, \
         audited_at = now(), updated_at = now(), dispatch = $3::text, \
@@ -77,12 +76,14 @@ pub(crate) async fn mark_recovering(
 ) -> Result<()> {
     let marked = mark(sql, MARK_RECOVERING, slot, cluster, instance, why).await?;
     match marked {
-        0 => Err(Error::new(
-            Code::SlotHeld,
-            format!("another relay has taken over slot \"{slot}\""),
-        )),
+        0 => Err(taken_over(slot)),
         _ => Ok(()),
     }
+}
+
+fn taken_over(slot: &SlotName) -> Error {
+    let what = format!("another relay has taken over slot \"{slot}\"");
+    Error::new(Code::SlotHeld, what)
 }
 
 /// Whether another relay than `instance` has taken the slot and reads from it.
@@ -142,6 +143,9 @@ pub(crate) async fn request_recovery(
 }
 
 /// Records how a later session can continue this recovery with its slot.
+///
+/// # Errors
+/// `slot-held` when another relay has marked the slot since.
 pub(crate) async fn write_unfinished(
     sql: &Sql,
     slot: &SlotName,
@@ -151,8 +155,10 @@ pub(crate) async fn write_unfinished(
     let from = PgLsn::from(unfinished.consistent_point.as_u64());
     let snapshot = unfinished.snapshot.to_string();
     let parameters: [&(dyn ToSql + Sync); 4] = [&slot.as_str(), &instance, &from, &snapshot];
-    sql.execute(WRITE_UNFINISHED, &parameters).await?;
-    Ok(())
+    match sql.execute(WRITE_UNFINISHED, &parameters).await? {
+        0 => Err(taken_over(slot)),
+        _ => Ok(()),
+    }
 }
 
 /// Removes the mark: every event that the slot will not bring is resolved, with the publication as it

@@ -8,7 +8,7 @@ use tokio_postgres::error::SqlState;
 use super::not_the_owner;
 use crate::capture::shape;
 use crate::cli::check;
-use crate::cli::init::{STATEMENT_TIMEOUT, script};
+use crate::cli::init::script;
 use crate::error::{Code, Error, Result};
 use crate::map::TableSettings;
 use crate::postgres::Sql;
@@ -105,13 +105,13 @@ async fn add_index(sql: &Sql, table: &TableSettings, is_partitioned: bool) -> Re
           and pg_catalog.pg_get_expr(i.indpred, i.indrelid) = '(seq IS NOT NULL)'";
     let failed = |error| not_the_owner(error, &format!("cannot index {}", table.table));
     let name = table.table.to_string();
-    sql.limit_statements(Duration::ZERO).await?;
+    sql.batch_execute("set statement_timeout = 0").await?;
     for row in sql.query(INVALID, &[&name]).await? {
         sql.batch_execute(row.get(0)).await.map_err(failed)?;
     }
     let statement = script::index(table, !is_partitioned);
     sql.batch_execute(&statement).await.map_err(failed)?;
-    sql.limit_statements(STATEMENT_TIMEOUT).await?;
+    sql.batch_execute("reset statement_timeout").await?;
     Ok(())
 }
 
