@@ -107,7 +107,7 @@ pub(crate) struct Recorded {
 pub(crate) struct Unfinished {
     /// The consistent point of its slot.
     pub(crate) consistent_point: Lsn,
-    /// The slot brings every transaction that this snapshot does not show.
+    /// The slot streams every transaction that this snapshot does not show.
     pub(crate) snapshot: Snapshot,
 }
 

@@ -32,10 +32,10 @@ use crate::postgres::{Sql, connect};
 use crate::source::{Source, StreamOptions};
 use crate::watermark::{Confirmable, Watermark};
 
-/// For statements at the start; looking up recorded events may take longer than most.
+/// Statement timeout at the start; looking up recorded events may take longer than most.
 pub(super) const STATEMENT_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// For look-ups while the stream waits.
+/// Statement timeout of look-ups while the stream waits.
 const LOOK_UP_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How long requests in flight may take to end when a session broke, before the next one begins.

@@ -12,7 +12,7 @@ use crate::postgres::Sql;
 
 const LOG_INTERVAL: Duration = Duration::from_secs(10);
 
-/// For one look at the slot: a standby must soon notice that its connection is dead.
+/// Statement timeout of a look at the slot: a standby must soon notice that its connection is dead.
 const LOOK_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Waits without end until nobody reads from the slot.

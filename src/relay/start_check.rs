@@ -13,7 +13,7 @@ use crate::map::{MapError, Mapper};
 use crate::postgres::connect;
 use crate::table;
 
-/// For statements on the catalog.
+/// Statement timeout for the catalog.
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Checks every captured table.

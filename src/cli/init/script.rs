@@ -95,8 +95,8 @@ pub(super) fn migrations(settings: &Settings, payload: Payload) -> Vec<Migration
 
 /// Adds the columns that identify and order the rows of a captured table, if they are missing. Neither
 /// rewrites the table. If the table is captured already, its record learns how its old rows look: a
-/// rewrite of the table erases it from the catalog. A table without a numbered id gets a column `seq`. Every writer may use its
-/// sequence, because column defaults run with the writer's rights.
+/// rewrite of the table erases it from the catalog. A table without a numbered id gets a column `seq`.
+/// Every writer may use its sequence, because column defaults run with the writer's rights.
 pub(super) fn columns(table: &TableSettings) -> String {
     let name = &table.table;
     let oid = format!("{}::regclass", quoted_literal(&name.to_string()));

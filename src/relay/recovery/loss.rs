@@ -43,7 +43,7 @@ pub(crate) struct Seen<'a> {
 pub(crate) enum SlotVerdict {
     /// The slot has everything: stream from it.
     Stream { confirmed: Lsn, audit: Audit },
-    /// An earlier recovery has not finished, and its slot brings everything that was committed since.
+    /// An earlier recovery has not finished, and its slot streams everything that was committed since.
     /// Publish the remaining rows from the tables, then stream.
     Continue {
         confirmed: Lsn,
