@@ -58,7 +58,7 @@ const UNKNOWN: i64 = 0;
 const NONE: i64 = -1;
 
 impl OldestPending {
-    /// An unknown commit time; ages are computed with `server_clock`.
+    /// Starts with an unknown commit time. Ages are measured by `server_clock`.
     fn by(server_clock: ServerClock) -> Self {
         Self {
             committed: Arc::default(),

@@ -117,8 +117,8 @@ impl<'a> Reader<'a> {
         Ok(head)
     }
 
-    /// The bytes after `tag` and their length, in one step. On anything else it reads nothing, and
-    /// the other methods find the error.
+    /// Fast path: reads `tag`, a length and that many bytes. Otherwise returns `None` and consumes
+    /// nothing, so that the caller can read field by field and report any error.
     #[inline]
     pub(crate) fn sized(&mut self, tag: u8) -> Option<&'a [u8]> {
         let (&[found, length @ ..], after) = self.rest.split_first_chunk::<5>()?;

@@ -161,7 +161,7 @@ async fn a_throttle_answers_resource_exhausted_until_it_is_lifted() {
         messages_per_second: 1,
     };
     let fault = emulator.faults().inject(Fault::new(throttle));
-    // A request passes as a whole, so this one uses up a minute.
+    // The throttle admits whole requests. These 60 messages use up the quota of the next minute.
     clients
         .publish(&topic, vec![event("k", "many"); 60])
         .await

@@ -226,7 +226,8 @@ async fn known_of(sql: &Sql, slot: &SlotName, found: Vec<FoundTable>) -> Result<
         .collect()
 }
 
-/// The same, except that a table without a record gets the record that the relay would write now.
+/// The tables as they are now, each with its record, or else with the record that the relay would
+/// write now. Unlike [`known`], accepts tables that another slot captures.
 ///
 /// # Errors
 /// Those of [`look`].

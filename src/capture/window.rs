@@ -218,7 +218,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn with_xmin_only_every_row_since_the_snapshots_oldest_transaction_counts_as_new() {
+    fn without_inserted_xid_every_row_from_the_snapshots_xmin_on_counts_as_new() {
         let captured = captured(false, Some("100:110:103"));
         let condition = ScanWindow::whole(&captured).condition();
         assert!(condition.contains("e.xmin"), "{condition}");

@@ -224,7 +224,7 @@ pub enum Limit {
     Attributes,
     /// Bytes of an attribute's name. Holds the start of the name.
     AttributeKey(String),
-    /// Bytes of an attribute's value. Holds the attribute's name.
+    /// Bytes of an attribute's value; the field is the attribute's name.
     AttributeValue(String),
 }
 

@@ -65,7 +65,7 @@ pub(super) struct TopicResolver {
     named: Names,
     /// Full names, by the id that the template gives.
     rendered_ids: Names,
-    /// The topic's name in the row. It is checked for UTF-8 only if it is not yet interned.
+    /// Buffer for the current row's topic name or id. Checked for UTF-8 only if it is not interned.
     rendered: Vec<u8>,
 }
 

@@ -1,9 +1,9 @@
 //! Limits how long an SQL session waits for the server.
 //!
-//! A proxy may keep a connection open whose server is gone, and answer its keepalives. Then no error
-//! would ever arrive. So the stream itself fails if the server owes an answer and nothing moves in
-//! either direction for too long. The server's own `statement_timeout` is shorter, so its error comes
-//! first while the connection works.
+//! A proxy can keep our connection open, and answer keepalives, after the server behind it is gone.
+//! The session would then wait forever. So this stream fails when an answer is outstanding and no
+//! bytes have moved in either direction for too long. The limit is longer than `statement_timeout`,
+//! so a server that is reachable reports its own timeout first.
 
 use std::io;
 use std::pin::Pin;

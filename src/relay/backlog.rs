@@ -17,8 +17,8 @@ use decoder::PgTimestamp;
 
 use crate::lanes::Serve;
 
-/// The stream is behind when the transactions being sent are older than this: well above the age of
-/// live transactions, and small compared with what a reader that is behind has to catch up.
+/// The stream is behind when it sends transactions older than this. Live transactions are much
+/// younger, and a real backlog is much longer.
 const BEHIND: Duration = Duration::from_secs(1);
 
 /// A stream that brings nothing for this long has caught up. It also pauses for some milliseconds
@@ -29,8 +29,8 @@ const PAUSE: Duration = Duration::from_millis(40);
 /// The same after a keepalive, which cannot come from a lack of cores.
 const SHORT_PAUSE: Duration = Duration::from_millis(5);
 
-/// How long lanes linger while reading is stopped: the missing answers and records usually come
-/// sooner.
+/// How long lanes linger while reading is stopped. Reading usually resumes sooner, when Pub/Sub
+/// answers or the writer records outcomes, which frees memory.
 const LONG_PAUSE: Duration = Duration::from_millis(250);
 
 #[derive(Debug, Default)]

@@ -20,7 +20,7 @@ use crate::watermark::CommitLsn;
 /// The lookup of one session.
 pub(super) struct OutcomeLookup {
     recorded: RecordedEvents,
-    /// Closed once the stream is past all rows.
+    /// `None` once the stream is past every recorded row: from then on every event is new.
     sql: Option<Sql>,
     moved: Option<ShiftedTransaction>,
     metrics: Metrics,

@@ -13,7 +13,8 @@ pub enum Phase {
     Connecting,
     /// Another session, described here, holds the slot.
     Standby(String),
-    /// Creates or holds the slot of a recovery, and publishes older rows from the tables.
+    /// Recovers: creates a new slot, or continues with the slot of an unfinished recovery, and
+    /// publishes older rows from the tables.
     Recovering,
     /// Streams from the slot.
     Streaming,

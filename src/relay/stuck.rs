@@ -110,7 +110,7 @@ fn what_is_stuck(slot: &SlotName, ended: &Error) -> String {
     }
 }
 
-/// Whether PostgreSQL failed to decode with the slot at the same position before. A first internal
+/// Whether the previous decoding failure was at the same confirmed position. A single internal
 /// error may be temporary.
 fn fails_again(relay: &Relay, confirmed: Lsn) -> bool {
     let confirmed = confirmed.as_u64();

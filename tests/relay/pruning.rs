@@ -91,7 +91,7 @@ async fn the_documented_statement_prunes_in_steps_and_keeps_waiting_events() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn without_records_the_documented_statement_prunes_in_steps_and_keeps_waiting_events() {
+async fn without_records_the_documented_statement_prunes_in_steps_and_keeps_quarantined_events() {
     prunes_what_is_delivered("exceptions", documented("c.floor")).await;
 }
 

@@ -18,7 +18,7 @@ fn render(messages: &[Captured]) -> String {
 }
 
 #[test]
-fn each_scenario_is_decoded_as_in_its_snapshot() {
+fn each_scenario_decodes_to_its_snapshot() {
     let scenarios = scenarios(REFERENCE_MAJOR);
     assert_eq!(scenarios.len(), 20);
     for (name, messages) in scenarios {

@@ -22,7 +22,7 @@ struct Injected {
     id: FaultId,
     fault: Fault,
     /// For a throttle: how many messages may still pass, and as of when. It may be negative,
-    /// because a request passes as a whole.
+    /// because whole requests are admitted.
     allowance: Option<(f64, Instant)>,
 }
 

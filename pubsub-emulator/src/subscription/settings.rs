@@ -15,7 +15,7 @@ use crate::registry::unsupported_field;
 
 /// The allowed ack deadlines of a subscription or a stream.
 pub(crate) const ACK_DEADLINE_SECONDS: RangeInclusive<i32> = 10..=600;
-/// The allowed deadlines that a client sets for a message it holds.
+/// The deadlines that a client may set for a message it holds.
 const MODIFIED_DEADLINE_SECONDS: RangeInclusive<i32> = 0..=600;
 const DEFAULT_ACK_DEADLINE_SECONDS: i32 = 10;
 const DAY_SECONDS: i64 = 24 * 60 * 60;

@@ -23,8 +23,8 @@ const SETTINGS: [&str; 10] = [
     "idle_replication_slot_timeout",
 ];
 
-/// How often to ask for the server process. A pooler may switch to another process between two
-/// statements, but does not always do so when no other client is waiting.
+/// How many times to ask for the backend PID. A pooler may switch backends between two statements,
+/// but does not always do so when no other client is waiting.
 const PID_LOOKS: usize = 3;
 
 #[derive(Debug, Clone)]

@@ -1,4 +1,4 @@
-//! Each finding, on a server that has the problem.
+//! Tests each preflight finding on a server that has the problem.
 
 use scratch_postgres::{ScratchPostgres, StopMode};
 use slot_manager::preflight::{Expectation, check};

@@ -10,7 +10,8 @@ use crate::watermark::CommitLsn;
 
 /// Rows per transaction: enough to spread the cost of a commit, few enough to be quick.
 pub(super) const MAX_ROWS: usize = 8_000;
-/// Bytes of text per transaction, for rows with long texts: sending needs a second copy in memory.
+/// A batch with this many bytes of text is full. It limits memory when rows have long texts,
+/// because sending a batch needs a second copy of it.
 const MAX_TEXT_BYTES: usize = 4 << 20;
 /// A batch of this many rows does not wait for more: next to writing them, a commit is cheap.
 const ENOUGH_ROWS: usize = 2_000;

@@ -30,8 +30,9 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// One step of a random sequence.
 #[derive(Debug, Clone)]
 enum Step {
-    /// Outcomes of `events` events of a key, published or set aside. The first `there` of them have a
-    /// row already, as after a lost answer; `repeated` further events get no row.
+    /// Outcomes of `events` events of one key, all published or all quarantined. The first `there`
+    /// of them already have a row, as after a lost answer to the writer. They are followed by
+    /// `repeated` events that were published before and must not get a row.
     Outcome {
         key: u8,
         publishes: bool,
@@ -77,7 +78,7 @@ struct World {
     written: u64,
     /// The model of the table.
     rows: BTreeMap<RowKey, Row>,
-    /// The model of how many first outcomes each transaction has.
+    /// The expected number of first outcomes of each transaction, by commit LSN.
     commits: BTreeMap<u64, u64>,
     recorded: BTreeMap<u64, u64>,
 }

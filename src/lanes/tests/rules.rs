@@ -193,7 +193,7 @@ fn no_retry_is_due_while_the_limit_allows_no_request() {
 }
 
 #[test]
-fn lanes_of_a_topic_that_is_back_retry_at_once() {
+fn lanes_retry_at_once_when_their_topic_is_back() {
     let now = Instant::now();
     let mut lanes = Lanes::new(10);
     push(&mut lanes, "a", 1);

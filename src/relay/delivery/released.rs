@@ -31,8 +31,8 @@ pub(super) struct Releases {
     releaser: Releaser,
     /// Whether an answer is outstanding.
     asked: bool,
-    /// Whether the stream is past everything that earlier sessions recorded. Only then have all
-    /// events before a released one arrived.
+    /// Whether the stream is past everything that earlier sessions recorded. Before that, some of
+    /// the events that precede a released event may not have arrived yet.
     allowed: bool,
     next_look: Instant,
     next_count: Instant,

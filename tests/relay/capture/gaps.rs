@@ -140,7 +140,7 @@ async fn a_gap_and_a_lost_slot_together_lose_nothing() {
 /// soon after that transaction ends, although the comparison triggered by the change of the
 /// publication is over by then.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_gap_younger_than_a_long_transaction_is_closed_soon_after_that_ends() {
+async fn rows_missed_during_a_long_transaction_are_published_soon_after_it_ends() {
     let (mut world, relay) = World::served(Kind::Numbered, 40).await;
     world.execute(ANOTHER).await;
     let slow = harness::connect(&world.database.url).await;

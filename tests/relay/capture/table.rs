@@ -70,7 +70,8 @@ impl Kind {
         self == Self::Partitioned
     }
 
-    /// Inserts rows whose number is the SQL expression `n`.
+    /// SQL that inserts a row with the number `n`, an SQL expression. With a FROM clause appended,
+    /// it inserts one row for each row of that clause.
     fn values(self, table: &str, key: &str, event_type: &str, n: &str) -> String {
         let (column, value) = if self.is_partitioned() {
             (", day", format!(", date '2020-01-01' + ({n}) % 4 * 366"))

@@ -95,7 +95,7 @@ async fn init_refuses_a_schema_in_which_strangers_may_create_objects() {
 
 /// The stranger made the table while it had the right, and commits once `init` has looked.
 #[tokio::test(flavor = "multi_thread")]
-async fn init_runs_no_trigger_of_a_table_that_appears_while_it_runs() {
+async fn init_fires_no_trigger_of_a_table_that_is_committed_while_it_runs() {
     let server = ScratchPostgres::builder().start().unwrap();
     let url = server.socket_url("postgres");
     let client = harness::connect(&url).await;

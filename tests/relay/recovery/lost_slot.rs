@@ -88,8 +88,8 @@ async fn impatient() -> Database {
     Database::on(server).await
 }
 
-/// Writes log until the server invalidates the slot.
-async fn make_it_give_up(database: &Database) {
+/// Writes WAL until the server invalidates the slot.
+async fn invalidate_slot(database: &Database) {
     eventually("the slot is lost", || async {
         database
             .execute("SELECT pg_logical_emit_message(false, 'filler', repeat('x', 900000))")
@@ -105,7 +105,7 @@ async fn make_it_give_up(database: &Database) {
 async fn an_invalidated_slot_is_replaced() {
     let (database, emulator) = served_by(impatient().await).await;
     insert(&database, 201, 300).await;
-    make_it_give_up(&database).await;
+    invalidate_slot(&database).await;
     insert(&database, 501, 200).await;
     let relay = Relay::start(&database, &emulator);
     assert_nothing_is_lost_or_repeated(&database, &emulator, &relay).await;
@@ -123,7 +123,7 @@ async fn a_slot_invalidated_during_a_pubsub_outage_is_replaced_by_the_running_re
     let down = emulator.faults().inject(down);
     insert(&database, 201, 300).await;
     relay.wait_for_log("pubsub-unreachable").await;
-    make_it_give_up(&database).await;
+    invalidate_slot(&database).await;
     relay.wait_for_log("slot-lost").await;
     insert(&database, 501, 200).await;
     emulator.faults().lift(down);

@@ -151,7 +151,7 @@ async fn pg_upgrade_refuses_the_slot_of_a_relay_stopped_before_its_server() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn events_written_before_the_upgraded_server_is_adopted_come_from_the_tables() {
+async fn events_written_before_an_upgraded_server_is_adopted_are_published_from_the_tables() {
     let Some((old_programs, new_programs)) = two_majors() else {
         return;
     };

@@ -17,8 +17,9 @@ const LOG_LINES_SHOWN: usize = 60;
 const LOG_LINES_SUMMED_UP: usize = 4;
 const LINE_SUMMED_UP: usize = 300;
 
-/// Writes the file and prints the most helpful parts. Returns a summary with the essentials at its
-/// end: the plan, what happened, the violations, and the command that replays the schedule.
+/// Writes everything to a file and prints the end of the relays' logs. Returns a summary: the plan,
+/// what happened, the last log lines, the violations, and the command that replays the schedule.
+/// The most important parts come last, because often only the end of a log is kept.
 pub(super) fn show(seed: u64, outcome: &Outcome, server_log: &str) -> String {
     let index = outcome.plan.index;
     let file = step::target_folder()

@@ -171,7 +171,8 @@ impl Plan {
         };
         let says_goaway = beside.per_mille(200);
         let goaway = says_goaway.then(|| beside.millis(50..=1_000));
-        // Quarantined and late events are judged by key.
+        // The judges check quarantined and late events by ordering key, so aggregates share keys
+        // (buckets) only in schedules without such events.
         let can_share_keys = !has_poison && !temper.loses_rows();
         if can_share_keys && beside.per_mille(200) {
             relay.buckets = Some(beside.pick(&[1, 2, 8]));

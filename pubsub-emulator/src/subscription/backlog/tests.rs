@@ -145,7 +145,7 @@ fn without_order_a_nack_redelivers_only_its_message() {
 }
 
 #[test]
-fn room_limits_the_messages_taken_and_lanes_take_turns() {
+fn take_stops_when_the_room_is_used_up_and_serves_lanes_in_turn() {
     let now = Instant::now();
     let mut backlog = backlog(true, &[(1, "a"), (2, "a"), (3, "a"), (4, "b")]);
     let mut next = |room| -> Vec<u64> {

@@ -1,4 +1,5 @@
-//! How long the slot has until PostgreSQL removes WAL that it needs, from the rate of change.
+//! Tests the estimate of how long PostgreSQL still keeps the WAL that the slot needs, which is
+//! computed from the rate at which the room shrinks.
 
 use super::*;
 

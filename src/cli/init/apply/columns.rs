@@ -38,7 +38,7 @@ pub(in crate::cli::init) async fn columns(sql: &Sql, settings: &Settings) -> Res
 
 /// How long to wait for the lock on a table. New writers wait behind us meanwhile.
 const TABLE_LOCK_TIMEOUT: &str = "1s";
-/// How often to try, and the pause in which the writers go on.
+/// How many times to try, and the pause in which the writers continue.
 const TABLE_LOCK_TRIES: u32 = 8;
 const TABLE_LOCK_PAUSE: Duration = Duration::from_secs(1);
 

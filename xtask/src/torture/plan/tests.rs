@@ -69,7 +69,7 @@ fn the_schedules_of_ci_kill_a_relay_two_hundred_times() {
 }
 
 #[test]
-fn events_are_refused_under_both_policies_and_released_at_each_moment() {
+fn plans_with_bad_events_cover_both_quarantine_policies_and_every_release_time() {
     let plans: Vec<Plan> = (0..3_000).map(|index| Plan::draw(3, index)).collect();
     let with = |key, release| {
         let poisoned = plans.iter().filter(|plan| !plan.workload.poison.is_empty());

@@ -104,7 +104,7 @@ fn violations(evidence: &Evidence) -> Vec<Violation> {
 }
 
 #[test]
-fn a_correct_schedule_is_clean() {
+fn a_correct_schedule_has_no_violations() {
     let verdict = judge(&evidence());
     assert!(verdict.is_clean(), "{:?}", verdict.violations);
     assert_eq!((verdict.events, verdict.stored_messages), (3, 3));
