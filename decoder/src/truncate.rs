@@ -6,7 +6,8 @@ use crate::Oid;
 use crate::error::DecodeError;
 use crate::reader::Reader;
 
-/// Truncated relations: all published ones that the statement named or reached.
+/// The published relations that a TRUNCATE emptied, whether the statement named them or reached
+/// them (`CASCADE`, child tables).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Truncate<'a> {
     /// Whether the statement had `CASCADE`.

@@ -12,7 +12,8 @@ use tokio::process::{Child, Command};
 
 use crate::error::{Error, Result, failed};
 
-/// Each line is the pid to kill at the end of the input. An empty line means none.
+/// A shell script that kills the relay when its input ends. Each input line is a pid and replaces
+/// the one before; an empty line means that no relay runs.
 const WATCHDOG: &str = r#"
 relay=
 while read -r line; do relay=$line; done

@@ -57,7 +57,7 @@ pub use tonic::{Code, Status};
 /// The message types from the published crate.
 use googleapis_tonic_google_pubsub_v1::google::pubsub::v1 as proto;
 
-/// The server traits that `build.rs` describes.
+/// The server traits that `build.rs` generates.
 mod services {
     #![allow(
         missing_docs,

@@ -20,7 +20,7 @@ pub struct Observation<'a> {
     pub slot: Option<&'a Slot>,
     /// The same slot at an earlier time, to compute rates.
     pub earlier: Option<SlotObservation<'a>>,
-    /// The party that asks.
+    /// Who asks for the judgement.
     pub viewer: Viewer,
     /// How far delivery lags behind in time, see [`time_lag`].
     pub time_lag: Option<Duration>,
@@ -66,15 +66,15 @@ pub struct RecordedPosition {
 /// Limits above which a state is a warning or an error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Thresholds {
-    /// Unconfirmed WAL for a warning.
+    /// Warning if at least this much WAL is unconfirmed.
     pub warn_lag_bytes: u64,
-    /// Unconfirmed WAL for an error.
+    /// Error if at least this much WAL is unconfirmed; `None` for no limit.
     pub error_lag_bytes: Option<u64>,
-    /// Age of the oldest unconfirmed event for a warning.
+    /// Warning if the oldest unconfirmed event is at least this old.
     pub warn_lag: Duration,
-    /// Age of the oldest unconfirmed event for an error.
+    /// Error if the oldest unconfirmed event is at least this old; `None` for no limit.
     pub error_lag: Option<Duration>,
-    /// Warn if the slot will be lost within this time at the current rate.
+    /// Warning if the slot will be lost within this time at the current rate.
     pub warn_time_to_loss: Duration,
 }
 

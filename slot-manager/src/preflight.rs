@@ -40,7 +40,7 @@ pub struct Expectation {
     pub dispatch: Option<QualifiedName>,
     /// The table where the relay records its identity and position.
     pub relay: QualifiedName,
-    /// The table where the relay records which rows are its own.
+    /// The table where the relay records, for each captured table, which rows it has to publish.
     pub capture: QualifiedName,
 }
 

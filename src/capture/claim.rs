@@ -64,7 +64,7 @@ pub(crate) struct CaptureStart<'a> {
 /// Looks up the tables of the settings in the catalog.
 ///
 /// # Errors
-/// `publication-drift` when one is missing; `column-missing`; those of a statement.
+/// `publication-drift` when one is missing; `column-missing`; errors of a statement.
 pub(crate) async fn look(sql: &Sql, tables: &[TableSettings]) -> Result<Vec<FoundTable>> {
     let mut found = Vec::with_capacity(tables.len());
     for settings in tables {
@@ -137,7 +137,7 @@ pub(crate) fn start(setting: Start, is_first: bool, known: &[Option<&CaptureReco
 /// captured from now on.
 ///
 /// # Errors
-/// `table-captured`; `schema-missing`; those of a statement.
+/// `table-captured`; `schema-missing`; errors of a statement.
 pub(crate) async fn claim(
     sql: &Sql,
     slot: &SlotName,

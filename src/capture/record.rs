@@ -124,7 +124,7 @@ pub(crate) struct Resolved<'a> {
 /// All records, of every slot.
 ///
 /// # Errors
-/// `schema-missing` when `outbox.capture` does not exist; those of a statement.
+/// `schema-missing` when `outbox.capture` does not exist; errors of the statement.
 pub(crate) async fn read(sql: &impl GenericClient) -> Result<Vec<CaptureRecord>> {
     let rows = sql.query(SELECT, &[]).await?;
     rows.iter().map(CaptureRecord::from_row).collect()
@@ -133,7 +133,7 @@ pub(crate) async fn read(sql: &impl GenericClient) -> Result<Vec<CaptureRecord>>
 /// Adds the records of tables that are captured from now on.
 ///
 /// # Errors
-/// Those of a statement.
+/// Errors of a statement.
 pub(crate) async fn insert(
     sql: &impl GenericClient,
     records: &[CaptureRecord],
@@ -165,7 +165,7 @@ pub(crate) async fn insert(
 /// Notes that the table has a new name, or that a new table has its name.
 ///
 /// # Errors
-/// Those of a statement.
+/// Errors of a statement.
 pub(crate) async fn moved(sql: &impl GenericClient, record: &CaptureRecord) -> Result<()> {
     let (schema, name) = (&record.table.schema, &record.table.name);
     sql.execute(MOVE, &[&record.identity, schema, name, &record.oid])
@@ -176,7 +176,7 @@ pub(crate) async fn moved(sql: &impl GenericClient, record: &CaptureRecord) -> R
 /// Notes that the column `inserted_xid` was added after capturing began.
 ///
 /// # Errors
-/// Those of a statement.
+/// Errors of a statement.
 pub(crate) async fn xids_added(sql: &impl GenericClient, record: &CaptureRecord) -> Result<()> {
     let xids: Vec<String> = record.added_xids.iter().map(u64::to_string).collect();
     sql.execute(ADD_XIDS, &[&record.identity, &xids]).await?;
@@ -186,7 +186,7 @@ pub(crate) async fn xids_added(sql: &impl GenericClient, record: &CaptureRecord)
 /// Captures the rows that are older than the relay, too.
 ///
 /// # Errors
-/// Those of a statement.
+/// Errors of a statement.
 pub(crate) async fn capture_all(sql: &impl GenericClient, record: &CaptureRecord) -> Result<()> {
     const STATEMENT: &str = "\
         UPDATE outbox.capture SET since = NULL, floor = '0', floor_seq = NULL, numbering = NULL \
@@ -198,7 +198,7 @@ pub(crate) async fn capture_all(sql: &impl GenericClient, record: &CaptureRecord
 /// Notes how far rows are resolved. Has no effect when the session has lost the slot.
 ///
 /// # Errors
-/// Those of a statement.
+/// Errors of a statement.
 pub(crate) async fn resolve(
     sql: &Sql,
     slot: &SlotName,
@@ -225,7 +225,7 @@ pub(crate) async fn resolve(
 /// without a record.
 ///
 /// # Errors
-/// Those of a statement.
+/// Errors of a statement.
 pub(crate) async fn full_from_here(sql: &impl GenericClient, slot: &SlotName) -> Result<()> {
     sql.execute(FULL_FROM_HERE, &[&slot.as_str()]).await?;
     Ok(())
@@ -234,7 +234,7 @@ pub(crate) async fn full_from_here(sql: &impl GenericClient, slot: &SlotName) ->
 /// Makes the slot the owner of the tables with these identities.
 ///
 /// # Errors
-/// Those of a statement.
+/// Errors of a statement.
 pub(crate) async fn take_over(
     sql: &impl GenericClient,
     slot: &SlotName,
@@ -259,7 +259,7 @@ const OID_HERE: &str = "\
 /// rows are compared.
 ///
 /// # Errors
-/// Those of a statement.
+/// Errors of a statement.
 pub(crate) async fn adopt(sql: &impl GenericClient) -> Result<()> {
     let statement = format!(
         "UPDATE outbox.capture c SET floor = '0', floor_seq = NULL, numbering = NULL, \
@@ -290,7 +290,7 @@ pub(crate) async fn read_as_adopted(sql: &impl GenericClient) -> Result<Vec<Capt
 /// The current snapshot.
 ///
 /// # Errors
-/// Those of a statement.
+/// Errors of a statement.
 pub(crate) async fn current_snapshot(sql: &impl GenericClient) -> Result<Snapshot> {
     const STATEMENT: &str = "SELECT pg_catalog.pg_current_snapshot()::text";
     sql.query_one(STATEMENT, &[])

@@ -67,7 +67,7 @@ impl Rows {
     /// this returns.
     ///
     /// # Errors
-    /// Those of a statement; `slot-busy` when the table was altered in the meantime.
+    /// Errors of a statement; `slot-busy` when the table was altered in the meantime.
     pub(crate) async fn portion(
         &mut self,
         sql: &PatientSql,

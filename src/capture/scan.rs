@@ -109,7 +109,7 @@ impl<'a> Scan<'a> {
     /// The next rows, possibly none; `None` at the end.
     ///
     /// # Errors
-    /// Those of a statement; `slot-busy` when the table was altered in the meantime.
+    /// Errors of a statement; `slot-busy` when the table was altered in the meantime.
     pub(crate) async fn next(&mut self, sql: &PatientSql) -> Result<Option<Vec<Candidate>>> {
         match std::mem::replace(&mut self.walk, Walk::Done) {
             Walk::Unnumbered(after) => {
@@ -127,8 +127,8 @@ impl<'a> Scan<'a> {
         }
     }
 
-    /// SQL for the state of a row of `w` in outbox.dispatch, and the condition that the row is
-    /// wanted.
+    /// Two SQL expressions about a row of `w`: its state in outbox.dispatch, and whether the scan
+    /// returns it.
     fn recorded_sql(&self) -> (&'static str, &'static str) {
         if self.window.repeats {
             (

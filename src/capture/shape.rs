@@ -342,7 +342,7 @@ pub(crate) struct Top {
 /// Finds the highest `seq` of each table.
 ///
 /// # Errors
-/// Those of a statement.
+/// Errors of a statement.
 pub(crate) async fn tops(sql: &Sql, tables: &[FoundTable]) -> Result<Tops> {
     let mut seqs = Vec::with_capacity(tables.len());
     for FoundTable { table, shape } in tables {

@@ -12,7 +12,7 @@ use crate::settings::Settings;
 /// Refuses tables that a relay on another slot captures. For before the slot is created.
 ///
 /// # Errors
-/// `table-captured`; `schema-missing`; those of a statement.
+/// `table-captured`; `schema-missing`; errors of a statement.
 pub(super) async fn refuse_others(sql: &Sql, settings: &Settings) -> Result<()> {
     let found = claim::look(sql, &settings.tables).await?;
     let records = record::read(&**sql).await?;

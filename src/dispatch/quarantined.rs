@@ -128,7 +128,8 @@ pub(crate) async fn blocked_keys(sql: &Sql, limit: usize) -> Result<Vec<BlockedK
     Ok(keys.into_values().collect())
 }
 
-/// Groups with released events, in order, up to `limit`; with `after`, only the groups behind it.
+/// Up to `limit` groups that have released events, in order. With `after`, only groups that sort
+/// after it.
 ///
 /// # Errors
 /// Database errors.

@@ -323,7 +323,8 @@ impl Output {
     }
 }
 
-/// How a time without an offset is read. For a `timestamp` column the settings have to say it.
+/// How to read a time without an offset. If `occurred_at` is a `timestamp` column, the settings
+/// must name the time zone.
 fn without_offset(
     finder: &Finder<'_>,
     columns: &EventColumns,

@@ -54,7 +54,7 @@ impl Sql {
     /// Changes the limit on each statement. Zero means no limit.
     ///
     /// # Errors
-    /// Those of a statement.
+    /// Errors of a statement.
     pub(crate) async fn limit_statements(&self, timeout: Duration) -> Result<()> {
         let millis = timeout.as_millis();
         let statement = format!("SET statement_timeout = {millis}");

@@ -227,8 +227,9 @@ impl fmt::Debug for Target {
     }
 }
 
-/// A folder, or a name with only the characters of host names. So a part of a password that was not
-/// encoded is refused here, and never reaches a message.
+/// Accepts an absolute path (the folder of a Unix socket), or text that has only the characters of
+/// host names. Other text may be an unencoded piece of the password, so it is refused and never
+/// shown.
 fn parse_host(text: String) -> Result<Host> {
     if text.contains(',') {
         return Err(url::several_hosts());

@@ -143,7 +143,7 @@ fn route(topic: &str, headers: &mut HeaderMap) {
     }
 }
 
-/// The operator's error for a failure that is not retried, or that is worth reporting.
+/// Maps a failed publish attempt to the error code that the operator sees.
 pub(crate) fn error(failure: &Failure, topic: &str) -> Error {
     let code = match (failure.class, failure.grpc_code()) {
         (Class::UnknownOutcome, _) => Code::PubsubUnreachable,

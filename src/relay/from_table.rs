@@ -41,13 +41,14 @@ pub(super) enum FromTable {
     Settle(oneshot::Sender<()>),
 }
 
-/// The place for events that were committed before `position`.
+/// The place that table events get if they were committed before `position`: just below `position`,
+/// and not a multiple of 8, so that no commit can have it.
 pub(super) fn place_before(position: Lsn) -> CommitLsn {
     let aligned = position.as_u64() / RECORD_ALIGNMENT * RECORD_ALIGNMENT;
     CommitLsn::new(Lsn::new(aligned.saturating_sub(1)))
 }
 
-/// Whether this place belongs to events from a table: no commit can be there.
+/// Whether this place was given to table events. No commit can have such a place.
 fn is_of_a_table(place: CommitLsn) -> bool {
     place.lsn().as_u64() % RECORD_ALIGNMENT == RECORD_ALIGNMENT - 1
 }

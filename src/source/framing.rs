@@ -76,7 +76,8 @@ pub(super) fn scan(buffer: &[u8]) -> Result<FrameScan> {
     };
     words.last_sent_at = match decode_frame(&buffer[last]) {
         Ok(Frame::XLogData { sent_at, .. } | Frame::Keepalive { sent_at, .. }) => Some(sent_at),
-        // There is no frame, or the relay will reject it.
+        // There is no complete frame, or it is malformed; the relay reports that when it decodes
+        // the frame.
         Err(_) => None,
     };
     Ok(FrameScan {

@@ -59,7 +59,7 @@ const TYPES: &str = "\
 /// Looks up every type of the table's columns that is not among `known`.
 ///
 /// # Errors
-/// Those of a statement.
+/// Errors of a statement.
 pub(crate) async fn look_up(
     sql: &Sql,
     relation: &OwnedRelation,

@@ -34,7 +34,7 @@ pub(crate) struct Description {
 /// Describes a table from the catalog; `None` when it does not exist.
 ///
 /// # Errors
-/// Those of a statement.
+/// Errors of a statement.
 pub(crate) async fn describe(sql: &Sql, table: &QualifiedName) -> Result<Option<Description>> {
     let rows = sql.query(COLUMNS, &[&table.schema, &table.name]).await?;
     let columns: Vec<OwnedColumn> = rows

@@ -77,7 +77,7 @@ impl TableReader {
     ///
     /// # Errors
     /// `publication-drift` when the table does not exist, `column-missing`, `setting-invalid`,
-    /// those of a statement.
+    /// errors of a statement.
     pub(crate) async fn resolve(
         sql: &Sql,
         settings: &TableSettings,

@@ -1,5 +1,6 @@
-//! The same promises with Google's own emulator in place of ours, as an independent referee: the
-//! tests judge what its subscriber receives. Skipped where its jar is not installed.
+//! The delivery guarantees, tested against Google's own emulator instead of ours. It is an
+//! independent referee: the tests check what its subscriber receives. They are skipped if its jar
+//! is not installed.
 
 use std::time::Duration;
 

@@ -142,7 +142,8 @@ async fn a_stricter_isolation_level_makes_no_audit_repeat_events_in_flight() {
     for _ in 0..4 {
         load.wait_for_rows(50).await;
         let before = database.text(audited).await;
-        // `publish` keeps its value, but the statement leaves a trace, so everything is compared.
+        // The value of `publish` does not change, but the statement rewrites the catalog row
+        // (`xmin`), so the auditor compares everything.
         database
             .execute("ALTER PUBLICATION postrider SET (publish = 'insert')")
             .await;

@@ -47,7 +47,7 @@ pub enum Answer {
     FewerIds,
     /// An error, by a rule of the service or by an injected fault.
     Error(Code),
-    /// Never any: the client went away, or a fault withheld the answer.
+    /// The client never got an answer: it disconnected, or a fault withheld the answer.
     Never,
 }
 

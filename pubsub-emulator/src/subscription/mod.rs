@@ -201,7 +201,8 @@ impl Subscription {
         }
     }
 
-    /// Leases messages to a consumer until the deadline, as many as there are and as it may hold.
+    /// Leases available messages to a consumer until the ack deadline, up to its flow-control
+    /// limits.
     pub(crate) fn take(
         &self,
         consumer: ConsumerId,

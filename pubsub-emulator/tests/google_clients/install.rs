@@ -1,7 +1,8 @@
 //! Installs Google's Python and Node clients, once, below the cargo target directory.
 //!
-//! Versions are fixed, so that a test means the same tomorrow. A file lock keeps two test runs from
-//! installing at the same time; a stamp file marks a complete installation.
+//! Versions are pinned, so that a new release of a client does not change the tests. A file lock
+//! keeps two test runs from installing at the same time; a stamp file marks a complete
+//! installation.
 
 use std::fs::{self, File};
 use std::io::{self, Write};

@@ -41,7 +41,7 @@ struct ListedKey {
     topic: Option<String>,
     ordering_key: Option<String>,
     events: i64,
-    /// Released events among them that are not published yet.
+    /// How many of these events are released but not published yet.
     released: i64,
     /// The name of the first event that the other commands accept.
     first_event: String,

@@ -106,7 +106,8 @@ fn next_xid_to_set(now: u64, wanted: u64) -> u64 {
     if next.wrapping_sub(now) % EPOCH <= FARTHEST {
         return next;
     }
-    // Just after `now`, in the next epoch in which that is not before `wanted`.
+    // `next` is too far away. Keep the lower 32 bits just after `now`, and raise the epoch until
+    // the id is not before `wanted`.
     let epochs = (next - after_now).div_ceil(EPOCH);
     let next = after_now + epochs * EPOCH;
     if next.is_multiple_of(EPOCH) {

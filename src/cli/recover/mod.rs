@@ -345,7 +345,7 @@ fn confirmed(args: &RecoverArgs, what: &str) -> Result<()> {
     }
 }
 
-/// When the relay reacts to the mark.
+/// When the relay acts on the requested recovery.
 enum RelayReaction {
     /// No relay runs: at the next start.
     Starts,

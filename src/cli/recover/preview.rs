@@ -83,7 +83,7 @@ pub(super) async fn show(
 /// Whether a recovery would publish anything.
 ///
 /// # Errors
-/// Those of a statement.
+/// Errors of a statement.
 pub(super) async fn any_row_waits(situation: &Situation, settings: &Settings) -> Result<bool> {
     // The rows are only counted, so any project will do.
     let project = settings.project().unwrap_or("no-project");

@@ -285,7 +285,8 @@ impl AuditState {
             ..
         } = &self.subject;
         let earlier = statements::earlier(sql, slot).await?;
-        // Inspect the publication after the slot: its state must be newer than the slot's position.
+        // Read the slot's position first and the publication second: the publication's state must
+        // be the newer of the two.
         let reached = statements::is_confirmed(sql, slot, *walsender, end).await?;
         let state = publication::inspect(sql, publication, captured).await?;
         Ok((earlier, reached, state))

@@ -216,8 +216,9 @@ impl Worker {
     }
 }
 
-/// Whether only the search for this one event fails. It then stays in quarantine, so that it does not
-/// hold up the others. `slot-busy` means that the table was altered since the reader was made.
+/// Whether the error concerns this one event only. If so, the event stays in quarantine and does
+/// not hold up the others. `slot-busy` counts only with new readers: from an older reader it can
+/// mean that the table was altered after the reader was made.
 fn is_of_one_event(error: &Error, readers_are_new: bool) -> bool {
     match error.code() {
         Code::PostgresStatement => true,

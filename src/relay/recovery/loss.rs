@@ -85,8 +85,8 @@ pub(crate) enum Loss {
     /// The publication was altered. Without records, events that the stream left out cannot be
     /// distinguished from delivered ones.
     PublicationChanged,
-    /// Nothing proves that the slot is the one that was served. Without records, events that it may
-    /// have left out cannot be distinguished from delivered ones.
+    /// The relay cannot prove that this is the slot that it served before, so the slot may have
+    /// left events out. Without records, such events cannot be distinguished from delivered ones.
     SlotUnproven { recorded: Lsn, found: Lsn },
 }
 

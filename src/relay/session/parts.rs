@@ -129,7 +129,8 @@ pub(super) fn delivery(
 /// The quarantine, with the keys that earlier sessions have blocked.
 pub(super) async fn quarantine(relay: &Relay, sql: &Sql) -> Result<Quarantine> {
     let mut quarantine = Quarantine::new(relay.settings.on_bad_event);
-    // Read them under any policy: this makes sure that the relay can read the quarantine.
+    // Read the blocked keys even if the policy does not use them: a relay that may not read the
+    // quarantine then fails here, at the start.
     let keys = quarantined::blocked_keys(sql, MAX_BLOCKED).await?;
     if relay.settings.on_bad_event == OnBadEvent::QuarantineKey {
         for key in &keys {

@@ -1,4 +1,4 @@
-//! `inserted_xid` is added to a table that is captured already, or has lost the column.
+//! `init` adds `inserted_xid` to a captured table that never had the column, or has lost it.
 
 use super::World;
 use super::table::Kind;

@@ -29,7 +29,7 @@ struct History {
     prepared: Vec<String>,
     step: u32,
     partitions: u32,
-    /// Whether there may be unpublished rows that only the tables can bring.
+    /// Whether the table may have unpublished rows that the stream left out.
     has_gap: bool,
     /// The keys of rows that are written now. Rows written while the settings lacked the table come
     /// from the table, concurrently with the stream, so rows written later get other keys.

@@ -98,7 +98,7 @@ async fn switching_modes_with_kill_9_in_between_loses_and_swaps_nothing() {
     })
     .await;
     assert_whole_and_in_order(&database, &emulator, &relay).await;
-    // From here on recorded events are not sent again, and no event is missing.
+    // Now that full records have resumed, a restart repeats no recorded event and loses none.
     let before = emulator.journal().counts().stored_messages;
     insert(&database, 5_001, 100).await;
     wait_until_delivered(&database, &emulator, &relay).await;

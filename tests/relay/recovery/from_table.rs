@@ -8,7 +8,8 @@ async fn start_all_delivers_the_rows_of_the_table_while_writers_continue() {
     let emulator = harness::emulator().await;
     database.drop_slot().await;
     insert(&database, 1, 4_000).await;
-    // Makes the seam between table and stream last for a while.
+    // Slows publishing down, so that writers commit new rows while the recovery still reads the
+    // table.
     emulator
         .faults()
         .inject(Fault::new(Action::Delay(Duration::from_millis(30))).times(200));

@@ -29,7 +29,7 @@ pub(super) enum Fault {
     TopicGone(&'static str, Duration),
     /// All connections to Pub/Sub are cut.
     CutPubsub,
-    /// Pub/Sub is cut and takes no connections for this time.
+    /// All connections to Pub/Sub are reset, and new ones are refused for this time.
     RefusePubsub(Duration),
     /// The network between a relay and one of its peers, for this time.
     Network(Side, Trouble, Duration),

@@ -121,7 +121,7 @@ impl Launch {
 pub(super) struct Relay {
     child: Child,
     pid: u32,
-    /// The number of the seat in which it was started.
+    /// The index of the seat that this relay was started in (see `seat`).
     seat: usize,
     log: Log,
     journal: Journal,

@@ -166,7 +166,7 @@ impl Sql<'_> {
         self.hot(rows)
     }
 
-    /// This many events of one aggregate.
+    /// SQL that inserts `rows` events of one aggregate.
     fn hot(&mut self, rows: u64) -> String {
         self.hot_with_ids(rows, "gen_random_uuid()")
     }

@@ -96,7 +96,7 @@ fn without_records_only_events_that_ended_after_a_gap_may_be_overtaken() {
 #[test]
 fn without_records_the_position_is_ignored_only_during_a_recovery() {
     let mut evidence = without_records();
-    // Past e2 and e3, although only e1 is stored.
+    // The confirmed position is past e2 and e3, although only e1 is stored.
     evidence.samples.push(Sample {
         at: ms(180),
         confirmed: 3_040,
