@@ -126,13 +126,6 @@ pub(super) fn leaves_out_what_is_vouched_for(
 /// PostgreSQL decodes it again for another session. Rows that were left out before then come after
 /// the rows that overtook them.
 fn brought_later(evidence: &Evidence) -> impl Iterator<Item = &str> {
-    let was_open = |event: &Event| {
-        let begun = evidence.begun_after.get(&event.transaction);
-        let ended = evidence.committed_by.get(&event.transaction);
-        evidence.gaps.iter().any(|(before, after)| {
-            begun.is_none_or(|begun| begun <= after) && ended.is_none_or(|ended| ended > before)
-        })
-    };
     let received: HashMap<u64, Duration> = evidence
         .attempts
         .iter()
@@ -146,8 +139,48 @@ fn brought_later(evidence: &Evidence) -> impl Iterator<Item = &str> {
     };
     let overtaken = overtaken(evidence).into_iter();
     overtaken
-        .filter(move |o| was_open(o.event) && begins_between(o.by, o.first))
+        .filter(move |o| was_open(evidence, o.event) && begins_between(o.by, o.first))
         .map(|overtaken| &*overtaken.event.id)
+}
+
+/// Whether the transaction was open while the publication was altered.
+fn was_open(evidence: &Evidence, event: &Event) -> bool {
+    let begun = evidence.begun_after.get(&event.transaction);
+    let ended = evidence.committed_by.get(&event.transaction);
+    evidence.gaps.iter().any(|(before, after)| {
+        begun.is_none_or(|begun| begun <= after) && ended.is_none_or(|ended| ended > before)
+    })
+}
+
+/// Such a transaction may also contain fewer rows when it is decoded again. If the first session
+/// published them and ended before it recorded them, they are repeated from their table, among the
+/// rows that the stream left out. Returns since when such an event counts as one of those.
+pub(super) fn repeated_from_table(evidence: &Evidence) -> HashMap<&str, Duration> {
+    let mut copies: HashMap<&str, (Duration, Duration)> = HashMap::new();
+    for attempt in evidence
+        .attempts
+        .iter()
+        .filter(|a| a.first_message_id.is_some())
+    {
+        for id in attempt.event_ids.iter().flatten() {
+            let at = attempt.received;
+            let span = copies.entry(id).or_insert((at, at));
+            *span = (span.0.min(at), span.1.max(at));
+        }
+    }
+    let recorded: HashSet<&str> = recorded_late(evidence).collect();
+    let events = evidence.events.iter();
+    let events = events.filter(|event| recorded.contains(&*event.id) && was_open(evidence, event));
+    let since = |event: &Event| {
+        let (first, last) = copies.get(&*event.id).copied()?;
+        let mut sessions = evidence.log.lives.iter().flat_map(|life| &life.streams);
+        // Logs are read a little later than they are written.
+        let begun = sessions.find(|begun| (first..last + LATE).contains(begun))?;
+        Some((*begun).min(last))
+    };
+    events
+        .filter_map(|event| Some((&*event.id, since(event)?)))
+        .collect()
 }
 
 /// An event whose first copy came after that of a later event of its key. Attempts are given by

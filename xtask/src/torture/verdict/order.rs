@@ -59,10 +59,14 @@ fn check_attempts(evidence: &Evidence, attempts: &[Attempt]) -> Report {
         return checks::check(attempts, &expected(evidence, is_punctual));
     }
     let mut report = checks::check(
-        &only(attempts, is_punctual),
+        &only(attempts, |_, id| is_punctual(id)),
         &expected(evidence, is_punctual),
     );
-    let of_late = checks::check(&only(attempts, is_late), &expected(evidence, is_late));
+    let since = from_table::repeated_from_table(evidence);
+    let counts = |attempt: &Attempt, id: &str| {
+        is_late(id) && since.get(id).is_none_or(|since| attempt.received >= *since)
+    };
+    let of_late = checks::check(&only(attempts, counts), &expected(evidence, is_late));
     report.stored_messages += of_late.stored_messages;
     report.duplicates.extend(of_late.duplicates);
     // Errors of requests as such were found above.
@@ -110,10 +114,10 @@ pub(super) fn streams(evidence: &Evidence) -> BTreeMap<Stream, Vec<&Event>> {
 }
 
 /// The attempts with only the wanted events. Message ids keep their order.
-fn only(attempts: &[Attempt], wanted: impl Fn(&str) -> bool) -> Vec<Attempt> {
+fn only(attempts: &[Attempt], wanted: impl Fn(&Attempt, &str) -> bool) -> Vec<Attempt> {
     let only = |attempt: &Attempt| {
         let ids = attempt.event_ids.iter();
-        let kept = ids.filter(|id| id.as_deref().is_none_or(&wanted));
+        let kept = ids.filter(|id| id.as_deref().is_none_or(|id| wanted(attempt, id)));
         Attempt {
             event_ids: kept.cloned().collect(),
             ..attempt.clone()

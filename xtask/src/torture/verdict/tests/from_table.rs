@@ -136,3 +136,33 @@ fn omitted_rows_of_an_open_transaction_may_come_with_the_next_session() {
         "its transaction ended before the gap"
     );
 }
+
+/// The stream left e2 out. e3 was streamed, but not recorded, and the next session left it out too.
+#[test]
+fn an_event_that_is_streamed_and_then_left_out_may_be_repeated_after_earlier_rows_of_the_gap() {
+    let mut evidence = evidence();
+    evidence.from_table = FromTable::Late;
+    evidence.samples.clear();
+    evidence.recorded_at.clear();
+    for (index, (id, at)) in [(0, 100), (2, 400), (1, 200)].into_iter().enumerate() {
+        evidence.attempts[index].first_message_id = Some(id);
+        evidence.attempts[index].received = ms(at);
+        evidence.records[index].message_id = Some(id);
+    }
+    evidence.attempts.push(attempt(3, 410, "e3"));
+    evidence.records[2].message_id = Some(3);
+    for (index, ordinal) in [(1, 1), (2, 2)] {
+        evidence.records[index].commit_lsn = 3_503;
+        evidence.records[index].ordinal = ordinal;
+    }
+    evidence.begun_after = [("t3".to_owned(), 1_900)].into();
+    evidence.gaps = vec![(1_850, 1_950)];
+    assert!(judge(&evidence).swapped() > 0, "in one session");
+    evidence.log.lives = vec![Life {
+        pid: 1,
+        born: ms(10),
+        died: None,
+        streams: vec![ms(20), ms(350)],
+    }];
+    assert_eq!(judge(&evidence).swapped(), 0, "{:?}", violations(&evidence));
+}
