@@ -41,7 +41,7 @@ create table if not exists outbox.events (
 -- but pruning would then fail as soon as another publication covers the table with its deletes.
 
 comment on table outbox.events is
-    'Transactional outbox, insert-only: each committed row becomes one Pub/Sub message. What became of it stands in outbox.dispatch.';
+    'Transactional outbox, insert-only: each committed row becomes one Pub/Sub message. What became of it is in outbox.dispatch.';
 comment on column outbox.events.id is 'Identity of the event; consumers deduplicate on it (attribute event_id).';
 comment on column outbox.events.aggregatetype is 'Kind of business object; names the topic by default ({aggregatetype}.events).';
 comment on column outbox.events.aggregateid is 'Business object; the ordering key. Null or empty: unordered.';
@@ -63,7 +63,7 @@ begin
                   when 'TRUNCATE' then
                       'Rows that were not published yet would be lost. To prune, DELETE old rows that outbox.dispatch records, in small steps, as the owner.'
                   else
-                      'An event is a fact: insert a new one that corrects it. What became of an event stands in outbox.dispatch.'
+                      'An event is a fact: insert a new one that corrects it. What became of an event is in outbox.dispatch.'
               end;
 end
 $$;

@@ -123,7 +123,8 @@ fn log_end(error: &tokio_postgres::Error) {
     let cause = std::error::Error::source(error);
     match cause.and_then(|cause| cause.downcast_ref::<std::io::Error>()) {
         Some(silent) if silent.kind() == ErrorKind::TimedOut => {
-            tracing::warn!(code = %Code::PostgresConnectionLost, "closing an SQL session: {silent}");
+            let code = Code::PostgresConnectionLost;
+            tracing::warn!(%code, hint = code.hint(), "closing an SQL session: {silent}");
         }
         _ => tracing::debug!(%error, "an SQL session ended"),
     }
@@ -186,3 +187,6 @@ fn refused(error: tokio_postgres::Error, target: &Target) -> Error {
         _ => failed.caused_by(error),
     }
 }
+
+#[cfg(test)]
+mod tests;

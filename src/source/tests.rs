@@ -301,8 +301,7 @@ async fn a_login_is_bound_to_the_servers_certificate_in_both_kinds_of_session() 
     }
 }
 
-/// A server without TLS that reads a message and sends the next of `answers`, whatever the message
-/// was.
+/// A server without TLS that sends the next of `answers` after each message, of any kind.
 fn impostor(answers: &'static [&'static [u8]]) -> String {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();

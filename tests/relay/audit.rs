@@ -99,10 +99,10 @@ async fn resting_position(database: &Database) -> i64 {
     .await
 }
 
-/// Checks that the relay confirms no idle position after `break_it` and before `mend`, and delivers
+/// Checks that the relay confirms no idle position after `break_it` and before `repair`, and delivers
 /// everything afterwards. `found` is what the relay logs each time it looks at the broken
 /// publication.
-async fn no_idle_position_is_confirmed_between(break_it: &str, found: &str, mend: &str) {
+async fn no_idle_position_is_confirmed_between(break_it: &str, found: &str, repair: &str) {
     let database = Database::private().await;
     let emulator = harness::emulator().await;
     let relay = Relay::start(&database, &emulator);
@@ -134,7 +134,7 @@ async fn no_idle_position_is_confirmed_between(break_it: &str, found: &str, mend
     .await;
     tokio::time::sleep(Duration::from_secs(2)).await;
     assert_eq!(database.confirmed().await, resting, "{}", relay.log());
-    breaker.batch_execute(mend).await.unwrap();
+    breaker.batch_execute(repair).await.unwrap();
     eventually("idle positions are confirmed again", || async {
         (database.confirmed().await >= written).then_some(())
     })

@@ -230,7 +230,7 @@ fn is_of_one_event(error: &Error, readers_are_new: bool) -> bool {
 impl ReleaserSession {
     async fn open(target: &Target) -> Result<Self> {
         let sql = PatientSql::open(target, "postrider quarantine", STATEMENT_TIMEOUT).await?;
-        // Rows in quarantine are a small part of a large table, whatever the statistics say.
+        // Rows in quarantine are a small part of a large table, even with wrong statistics.
         let setting = sql.batch_execute("SET enable_seqscan = off");
         sql.answer(setting).await?;
         Ok(Self {

@@ -8,7 +8,7 @@ use tonic::Code;
 
 use super::World;
 use super::table::Kind;
-use crate::harness::eventually;
+use crate::harness::{self, eventually};
 
 /// A partition whose rows the stream does not bring under the table's name.
 const ATTACH: &str = "\
@@ -270,4 +270,41 @@ async fn rows_that_move_while_a_recovery_publishes_them_are_published_once() {
     .await;
     faults.lift(stalled);
     world.assert_published_once(relay).await;
+}
+
+/// A row is found by the transaction that inserted it, so it may change in any way that keeps that.
+async fn changed_before_a_recovery_is_continued(kind: Kind, changes: &[&str]) {
+    let (mut world, relay) = World::served(kind, 60).await;
+    relay.stop().await;
+    world.insert("a", 60).await;
+    world.database.drop_slot().await;
+    world.emulator.faults().refuse_connections(true);
+    let relay = world.relay();
+    relay.wait_for_log("finished reading the table").await;
+    world.insert("a", 30).await;
+    relay.kill_9();
+    harness::wait_until_killed_relays_are_gone(&world.database, &world.emulator).await;
+    for change in changes {
+        world.execute(change).await;
+    }
+    world.insert("a", 30).await;
+    let relay = world.relay();
+    relay.wait_for_log("continuing a recovery").await;
+    world.emulator.faults().refuse_connections(false);
+    world.assert_published_once(relay).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_that_move_before_a_recovery_is_continued_are_published_once() {
+    let moved_twice = [BY_UPDATE, "UPDATE public.parts SET event_type = event_type"];
+    changed_before_a_recovery_is_continued(Kind::Partitioned, &moved_twice).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_of_a_table_that_is_rewritten_before_a_recovery_is_continued_are_published_once() {
+    let rewritten = [
+        "VACUUM FULL outbox.events",
+        "ALTER TABLE outbox.events ALTER COLUMN event_type TYPE varchar(200)",
+    ];
+    changed_before_a_recovery_is_continued(Kind::Events, &rewritten).await;
 }

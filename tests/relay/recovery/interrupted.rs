@@ -163,9 +163,9 @@ async fn without_records_a_restart_begins_an_unfinished_recovery_again() {
     assert!(report.is_clean(), "{report}");
 }
 
-/// Nor does it after an advance of the slot, which leaves rows to the tables.
-#[tokio::test(flavor = "multi_thread")]
-async fn after_an_advance_of_the_slot_an_unfinished_recovery_begins_again() {
+/// A relay has read 50 rows from the table, could not publish them, and was killed. Pub/Sub still takes
+/// no connections.
+async fn killed_in_a_recovery() -> (Database, RunningEmulator) {
     let (database, emulator) = served_and_stopped().await;
     database.drop_slot().await;
     insert(&database, 201, 50).await;
@@ -174,12 +174,24 @@ async fn after_an_advance_of_the_slot_an_unfinished_recovery_begins_again() {
     relay.wait_for_log("finished reading the table").await;
     relay.kill_9();
     harness::wait_until_killed_relays_are_gone(&database, &emulator).await;
-    insert(&database, 251, 50).await;
-    command(&database, &["slot", "advance", "--yes"]);
-    let relay = Relay::start(&database, &emulator);
+    (database, emulator)
+}
+
+/// The next relay makes a new slot, and publishes everything once.
+async fn assert_begins_again(database: &Database, emulator: &RunningEmulator) {
+    let relay = Relay::start(database, emulator);
     relay.wait_for_log("dropped the old slot").await;
     emulator.faults().refuse_connections(false);
-    assert_nothing_is_lost_or_repeated(&database, &emulator, &relay).await;
+    assert_nothing_is_lost_or_repeated(database, emulator, &relay).await;
+}
+
+/// Nor does it after an advance of the slot, which leaves rows to the tables.
+#[tokio::test(flavor = "multi_thread")]
+async fn after_an_advance_of_the_slot_an_unfinished_recovery_begins_again() {
+    let (database, emulator) = killed_in_a_recovery().await;
+    insert(&database, 251, 50).await;
+    command(&database, &["slot", "advance", "--yes"]);
+    assert_begins_again(&database, &emulator).await;
 }
 
 fn command(database: &Database, arguments: &[&str]) {
@@ -195,19 +207,9 @@ fn command(database: &Database, arguments: &[&str]) {
 /// A person who asks for a recovery gets a new slot.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_requested_recovery_does_not_continue_an_unfinished_one() {
-    let (database, emulator) = served_and_stopped().await;
-    database.drop_slot().await;
-    insert(&database, 201, 50).await;
-    emulator.faults().refuse_connections(true);
-    let relay = Relay::start(&database, &emulator);
-    relay.wait_for_log("finished reading the table").await;
-    relay.kill_9();
-    harness::wait_until_killed_relays_are_gone(&database, &emulator).await;
+    let (database, emulator) = killed_in_a_recovery().await;
     command(&database, &["recover", "--yes"]);
-    let relay = Relay::start(&database, &emulator);
-    relay.wait_for_log("dropped the old slot").await;
-    emulator.faults().refuse_connections(false);
-    assert_nothing_is_lost_or_repeated(&database, &emulator, &relay).await;
+    assert_begins_again(&database, &emulator).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
