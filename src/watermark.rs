@@ -250,6 +250,4 @@ impl Watermark {
 }
 
 #[cfg(test)]
-mod promises;
-#[cfg(test)]
 mod tests;

@@ -395,6 +395,4 @@ impl Lanes {
 }
 
 #[cfg(test)]
-mod promises;
-#[cfg(test)]
 mod tests;

@@ -1,6 +1,6 @@
-//! The watermark: rule by rule, and against a plain model that lists everything that arrived.
+//! Tests of the watermark: rule by rule, and against a plain list of the stream.
 
-use proptest::prelude::*;
+mod model;
 
 use super::*;
 
@@ -80,61 +80,4 @@ fn one_stuck_event_keeps_few_entries_however_many_events_pass_it() {
     assert_eq!(watermark.pending_transactions(), 1);
     assert!(watermark.pending.len() <= 2 * (1 + KEPT));
     assert_eq!(watermark.confirmable().lsn(), lsn(1));
-}
-
-#[derive(Debug, Clone)]
-enum Step {
-    Transaction { events: u8 },
-    Keepalive,
-    Resolve { which: prop::sample::Index },
-}
-
-fn steps() -> impl Strategy<Value = Vec<Step>> {
-    prop::collection::vec(
-        prop_oneof![
-            (0u8..4).prop_map(|events| Step::Transaction { events }),
-            Just(Step::Keepalive),
-            any::<prop::sample::Index>().prop_map(|which| Step::Resolve { which }),
-        ],
-        0..200,
-    )
-}
-
-proptest! {
-    /// The model lists every position of the stream, with its unresolved events. The watermark must
-    /// be the last position before the first one that has any.
-    #[test]
-    fn the_watermark_is_the_last_position_before_the_first_unresolved_one(steps in steps()) {
-        let mut watermark = started_at(1);
-        let mut model: Vec<(u64, CommitLsn, u64)> = vec![(1, CommitLsn::new(lsn(0)), 0)];
-        let mut unresolved: Vec<usize> = Vec::new();
-        let mut clock = 1;
-        let mut last = lsn(1);
-        for step in steps {
-            clock += 10;
-            match step {
-                Step::Transaction { events } => {
-                    let events = u64::from(events);
-                    let name = transaction(&mut watermark, clock, clock + 5, events);
-                    (0..events).for_each(|_| unresolved.push(model.len()));
-                    model.push((clock + 5, name, events));
-                }
-                Step::Keepalive => {
-                    watermark.keepalive(lsn(clock));
-                    model.push((clock, CommitLsn::new(lsn(0)), 0));
-                }
-                Step::Resolve { which } if !unresolved.is_empty() => {
-                    let at = unresolved.swap_remove(which.index(unresolved.len()));
-                    model[at].2 -= 1;
-                    watermark.resolve(model[at].1, 1);
-                }
-                Step::Resolve { .. } => {}
-            }
-            let first = model.iter().position(|(.., open)| *open > 0).unwrap_or(model.len());
-            let expected = lsn(model[first - 1].0);
-            prop_assert_eq!(watermark.confirmable().lsn(), expected);
-            prop_assert!(watermark.confirmable().lsn() >= last, "never moves back");
-            last = watermark.confirmable().lsn();
-        }
-    }
 }

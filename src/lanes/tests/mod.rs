@@ -1,5 +1,6 @@
 //! Tests of the lanes: rule by rule, and against a plain model of what each key must publish.
 
+mod bisection;
 mod model;
 mod rules;
 

@@ -1,186 +1,245 @@
-//! The lanes against a plain model of what each key must publish.
+//! Compares the lanes, step by step, with a plain model: a list of events per key, at most one
+//! request of it in flight, failed requests first, and one limit on requests in flight.
+
+use std::collections::BTreeMap;
+
+use proptest::sample::Index;
 
 use super::*;
 
+const TOPICS: [&str; 2] = ["projects/p/topics/a", "projects/p/topics/b"];
+
 #[derive(Debug, Clone)]
 enum Step {
-    Push(u8),
-    Send { worthwhile: bool },
-    Finish(prop::sample::Index),
-    Fail(prop::sample::Index),
-    Wait,
-}
-
-fn step() -> impl Strategy<Value = Step> {
-    prop_oneof![
-        4 => (0u8..5).prop_map(Step::Push),
-        3 => any::<bool>().prop_map(|worthwhile| Step::Send { worthwhile }),
-        2 => any::<prop::sample::Index>().prop_map(Step::Finish),
-        1 => any::<prop::sample::Index>().prop_map(Step::Fail),
-        1 => Just(Step::Wait),
-    ]
-}
-
-proptest! {
-    #[test]
-    fn each_key_is_published_completely_and_in_order_whatever_fails(
-        steps in prop::collection::vec(step(), 0..300), limit in 1usize..6,
-    ) {
-        let mut now = Instant::now();
-        let mut lanes = Lanes::new(limit);
-        let mut on_their_way: Vec<Request> = Vec::new();
-        let mut pushed: HashMap<String, Vec<u32>> = HashMap::new();
-        let mut stored: HashMap<String, Vec<u32>> = HashMap::new();
-        let finish = |lanes: &mut Lanes, request: Request, stored: &mut HashMap<String, Vec<u32>>| {
-            stored.entry(request.key.ordering_key.to_string()).or_default().extend(ordinals(&request));
-            lanes.finished(&request);
-        };
-        for (n, step) in (0u32..).zip(steps) {
-            match step {
-                Step::Push(key) => {
-                    let key = format!("k{key}");
-                    push(&mut lanes, &key, n);
-                    pushed.entry(key).or_default().push(n);
-                }
-                Step::Send { worthwhile } => {
-                    let serve = if worthwhile { Serve::Worthwhile } else { Serve::All };
-                    on_their_way.extend(lanes.next_request(now, serve));
-                }
-                Step::Finish(which) if !on_their_way.is_empty() => {
-                    let request = on_their_way.swap_remove(which.index(on_their_way.len()));
-                    finish(&mut lanes, request, &mut stored);
-                }
-                Step::Fail(which) if !on_their_way.is_empty() => {
-                    let request = on_their_way.swap_remove(which.index(on_their_way.len()));
-                    lanes.failed(request, now + Duration::from_millis(u64::from(n % 50)), Load::Reduce);
-                }
-                Step::Wait => now += Duration::from_millis(20),
-                Step::Finish(_) | Step::Fail(_) => {}
-            }
-            prop_assert!(on_their_way.len() <= limit);
-            prop_assert_eq!(lanes.in_flight(), on_their_way.len());
-            let mut keys: Vec<_> = on_their_way.iter().map(|r| r.key.clone()).collect();
-            keys.sort_by(|a, b| a.ordering_key.cmp(&b.ordering_key));
-            keys.dedup();
-            prop_assert_eq!(keys.len(), on_their_way.len(), "one request per key");
-        }
-        now += Duration::from_secs(10);
-        loop {
-            if let Some(request) = on_their_way.pop() {
-                finish(&mut lanes, request, &mut stored);
-            } else if let Some(request) = lanes.next_request(now, Serve::All) {
-                on_their_way.push(request);
-            } else {
-                break;
-            }
-        }
-        prop_assert_eq!(stored, pushed);
-        prop_assert!(lanes.is_empty());
-    }
-}
-
-/// The outcomes of one key's events.
-#[derive(Debug, Default, PartialEq)]
-struct Outcomes {
-    stored: Vec<u32>,
-    bad: Vec<u32>,
-}
-
-#[derive(Debug, Clone)]
-enum Turn {
     Push {
+        topic: usize,
         key: u8,
-        bad: bool,
     },
     Send {
         worthwhile: bool,
     },
-    /// Pub/Sub stores a request, or refuses it if it holds a bad event.
-    Judge(prop::sample::Index),
-    /// A request fails for another reason.
-    Fail(prop::sample::Index),
-    Wait,
+    Finish(Index),
+    Fail {
+        which: Index,
+        pause_ms: u64,
+        /// Whether Pub/Sub as a whole does not answer.
+        outage: bool,
+    },
+    Wait {
+        ms: u64,
+    },
 }
 
-fn turn() -> impl Strategy<Value = Turn> {
+fn step() -> impl Strategy<Value = Step> {
+    let worthwhile = prop::bool::weighted(0.2);
+    let fail = (any::<Index>(), 0u64..50, any::<bool>());
     prop_oneof![
-        6 => (0u8..3, prop::bool::weighted(0.1)).prop_map(|(key, bad)| Turn::Push { key, bad }),
-        2 => any::<bool>().prop_map(|worthwhile| Turn::Send { worthwhile }),
-        2 => any::<prop::sample::Index>().prop_map(Turn::Judge),
-        1 => any::<prop::sample::Index>().prop_map(Turn::Fail),
-        1 => Just(Turn::Wait),
+        5 => (0..TOPICS.len(), 0u8..5).prop_map(|(topic, key)| Step::Push { topic, key }),
+        4 => worthwhile.prop_map(|worthwhile| Step::Send { worthwhile }),
+        3 => any::<Index>().prop_map(Step::Finish),
+        2 => fail.prop_map(|(which, pause_ms, outage)| Step::Fail { which, pause_ms, outage }),
+        1 => (0u64..40).prop_map(|ms| Step::Wait { ms }),
     ]
 }
 
-proptest! {
-    #[test]
-    fn bisection_finds_exactly_the_bad_events_and_stores_the_good_ones_once_in_order(
-        turns in prop::collection::vec(turn(), 0..400), limit in 1usize..4,
-    ) {
-        let mut now = Instant::now();
-        let mut lanes = Lanes::new(limit);
-        let mut bad: Vec<u32> = Vec::new();
-        let mut expected: HashMap<String, Outcomes> = HashMap::new();
-        let mut found: HashMap<String, Outcomes> = HashMap::new();
-        let mut on_their_way: Vec<Request> = Vec::new();
-        let (mut pushed, mut judged) = (0usize, 0usize);
-        let mut judge = |lanes: &mut Lanes, request: Request, bad: &[u32]| {
-            judged += 1;
-            let of_key = found.entry(request.key.ordering_key.to_string()).or_default();
-            if ordinals(&request).iter().any(|n| bad.contains(n)) {
-                of_key.bad.extend(lanes.refused(request).map(|event| event.origin.ordinal));
-            } else {
-                of_key.stored.extend(ordinals(&request));
-                lanes.finished(&request);
-            }
+type Key = (String, String);
+
+/// What a lane must look like from the outside.
+#[derive(Debug, Default)]
+struct Model {
+    /// All events that were ever pushed, and those that are stored.
+    pushed: Vec<u32>,
+    stored: Vec<u32>,
+    /// Events that wait.
+    queue: Vec<u32>,
+    in_flight: bool,
+    /// The failed request: when it is retried, its events, and its attempts so far.
+    failed: Option<(Instant, Vec<u32>, u32)>,
+}
+
+impl Model {
+    fn has_work(&self) -> bool {
+        !self.queue.is_empty() || self.in_flight || self.failed.is_some()
+    }
+
+    fn may_send(&self, now: Instant) -> bool {
+        match &self.failed {
+            Some((at, ..)) => *at <= now,
+            None => !self.in_flight && !self.queue.is_empty(),
+        }
+    }
+}
+
+fn key_of(request: &Request) -> Key {
+    let key = &request.key;
+    (key.topic.to_string(), key.ordering_key.as_str().to_owned())
+}
+
+/// The lanes, and everything that is known about them.
+struct World {
+    now: Instant,
+    lanes: Lanes,
+    models: BTreeMap<Key, Model>,
+    in_flight: Vec<Request>,
+    /// The highest limit on requests in flight, and the present one.
+    most: usize,
+    limit: usize,
+}
+
+impl World {
+    fn new(limit: usize) -> Self {
+        Self {
+            now: Instant::now(),
+            lanes: Lanes::new(limit),
+            models: BTreeMap::new(),
+            in_flight: Vec::new(),
+            most: limit,
+            limit,
+        }
+    }
+
+    fn model(&mut self, request: &Request) -> &mut Model {
+        self.models.get_mut(&key_of(request)).unwrap()
+    }
+
+    fn push(&mut self, topic: usize, key: u8, n: u32) {
+        let key = format!("k{key}");
+        let ordering_key = OrderingKey::from(key.as_str());
+        self.lanes
+            .push(TOPICS[topic].into(), ordering_key, event(n));
+        let model = self
+            .models
+            .entry((TOPICS[topic].to_owned(), key))
+            .or_default();
+        model.pushed.push(n);
+        model.queue.push(n);
+    }
+
+    fn send(&mut self, serve: Serve) -> Result<(), TestCaseError> {
+        let now = self.now;
+        let is_free = self.in_flight.len() < self.limit;
+        let expected = is_free && self.models.values().any(|model| model.may_send(now));
+        let Some(request) = self.lanes.next_request(now, serve) else {
+            let may_wait = serve == Serve::Worthwhile;
+            prop_assert!(may_wait || !expected, "a lane may send and does not");
+            return Ok(());
         };
-        for (n, turn) in (0u32..).zip(turns) {
-            match turn {
-                Turn::Push { key, bad: is_bad } => {
-                    let key = format!("k{key}");
-                    push(&mut lanes, &key, n);
-                    pushed += 1;
-                    let of_key = expected.entry(key).or_default();
-                    if is_bad {
-                        bad.push(n);
-                        of_key.bad.push(n);
-                    } else {
-                        of_key.stored.push(n);
+        prop_assert!(expected, "no lane may send");
+        let model = self.model(&request);
+        prop_assert!(model.may_send(now), "the lane may not send yet");
+        let (events, attempts) = match model.failed.take() {
+            Some((_, events, attempts)) => (events, attempts),
+            None => (std::mem::take(&mut model.queue), 0),
+        };
+        model.in_flight = true;
+        prop_assert_eq!(ordinals(&request), events, "a retry is unchanged");
+        prop_assert_eq!(request.failed_attempts, attempts);
+        self.in_flight.push(request);
+        Ok(())
+    }
+
+    /// Takes one of the requests in flight, chosen by their number.
+    fn take(&mut self, choose: impl FnOnce(usize) -> usize) -> Option<Request> {
+        let count = self.in_flight.len();
+        let request = (count > 0).then(|| self.in_flight.swap_remove(choose(count)))?;
+        self.model(&request).in_flight = false;
+        Some(request)
+    }
+
+    fn finish(&mut self, request: &Request) {
+        self.model(request).stored.extend(ordinals(request));
+        self.limit = (self.limit * 2).min(self.most);
+        self.lanes.finished(request);
+    }
+
+    fn fail(&mut self, request: Request, pause: Duration, outage: bool) {
+        let again_at = self.now + pause;
+        let failed = (again_at, ordinals(&request), request.failed_attempts + 1);
+        self.model(&request).failed = Some(failed);
+        let load = if outage {
+            self.limit = (self.limit / 2).max(1);
+            Load::Reduce
+        } else {
+            Load::Keep
+        };
+        self.lanes.failed(request, again_at, load);
+    }
+
+    fn check(&self) -> Result<(), TestCaseError> {
+        let count = |which: fn(&Model) -> bool| self.models.values().filter(|m| which(m)).count();
+        prop_assert_eq!(self.lanes.in_flight(), self.in_flight.len());
+        prop_assert_eq!(
+            self.lanes.len(),
+            count(Model::has_work),
+            "a key without work is forgotten"
+        );
+        prop_assert_eq!(self.lanes.waiting(), count(|model| model.failed.is_some()));
+        Ok(())
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(1_000))]
+
+    /// Compares at every step, and once more after everything that is left was published.
+    #[test]
+    fn each_key_is_published_completely_and_in_order_whatever_fails(
+        steps in prop::collection::vec(step(), 0..300), limit in 1usize..6,
+    ) {
+        let mut world = World::new(limit);
+        for (n, step) in (0u32..).zip(steps) {
+            match step {
+                Step::Push { topic, key } => world.push(topic, key, n),
+                Step::Send { worthwhile: true } => world.send(Serve::Worthwhile)?,
+                Step::Send { worthwhile: false } => world.send(Serve::All)?,
+                Step::Finish(which) => if let Some(request) = world.take(|count| which.index(count)) {
+                    world.finish(&request);
+                },
+                Step::Fail { which, pause_ms, outage } => {
+                    if let Some(request) = world.take(|count| which.index(count)) {
+                        world.fail(request, Duration::from_millis(pause_ms), outage);
                     }
                 }
-                Turn::Send { worthwhile } => {
-                    let serve = if worthwhile { Serve::Worthwhile } else { Serve::All };
-                    on_their_way.extend(lanes.next_request(now, serve));
-                }
-                Turn::Judge(which) if !on_their_way.is_empty() => {
-                    let request = on_their_way.swap_remove(which.index(on_their_way.len()));
-                    judge(&mut lanes, request, &bad);
-                }
-                Turn::Fail(which) if !on_their_way.is_empty() => {
-                    let request = on_their_way.swap_remove(which.index(on_their_way.len()));
-                    let load = if n % 2 == 0 { Load::ReduceTopic } else { Load::Reduce };
-                    lanes.failed(request, now + Duration::from_millis(u64::from(n % 50)), load);
-                }
-                Turn::Wait => now += Duration::from_millis(20),
-                Turn::Judge(_) | Turn::Fail(_) => {}
+                Step::Wait { ms } => world.now += Duration::from_millis(ms),
             }
-            prop_assert_eq!(lanes.in_flight(), on_their_way.len());
+            world.check()?;
         }
-        now += Duration::from_secs(10);
-        loop {
-            if let Some(request) = on_their_way.pop() {
-                judge(&mut lanes, request, &bad);
-            } else if let Some(request) = lanes.next_request(now, Serve::All) {
-                on_their_way.push(request);
-            } else {
-                break;
+        world.now += Duration::from_secs(10);
+        while !world.lanes.is_empty() {
+            world.send(Serve::All)?;
+            let request = world.take(|count| count - 1);
+            world.finish(&request.expect("a lane with work sends, or has a request in flight"));
+            world.check()?;
+        }
+        for (key, model) in &world.models {
+            prop_assert_eq!(&model.stored, &model.pushed, "{:?}", key);
+        }
+    }
+
+    #[test]
+    fn lanes_that_always_have_work_take_turns(keys in 2u32..20, limit in 1usize..5, rounds in 2usize..6) {
+        let now = Instant::now();
+        let mut lanes = Lanes::new(limit);
+        let push = |lanes: &mut Lanes, key: &str| {
+            lanes.push(TOPICS[0].into(), OrderingKey::from(key), Event::for_tests(1));
+        };
+        (0..keys).for_each(|key| push(&mut lanes, &format!("k{key}")));
+        let mut in_flight = VecDeque::new();
+        let mut served = Vec::new();
+        while served.len() < rounds * keys as usize {
+            while let Some(request) = lanes.next_request(now, Serve::All) {
+                let (_, key) = key_of(&request);
+                push(&mut lanes, &key);
+                served.push(key);
+                in_flight.push_back(request);
             }
+            lanes.finished(&in_flight.pop_front().unwrap());
         }
-        // Each request holds at least one event. Each bad event adds up to two requests per halving,
-        // plus the requests that begin and end its bisection.
-        let most = pushed + bad.len() * (2 * (pushed.max(2).ilog2() as usize + 1) + 2);
-        prop_assert!(judged <= most, "{} requests, {} at most", judged, most);
-        prop_assert_eq!(found, expected);
-        prop_assert!(lanes.is_empty() && lanes.waiting() == 0);
+        for turn in served.chunks_exact(keys as usize) {
+            let mut turn = turn.to_vec();
+            turn.sort_unstable();
+            turn.dedup();
+            prop_assert_eq!(turn.len(), keys as usize, "a lane was served twice before another had its turn");
+        }
     }
 }

@@ -9,6 +9,10 @@ use super::*;
 
 #[derive(Debug, Clone)]
 enum Step {
+    /// A whole transaction, if none is open.
+    Transaction {
+        events: u64,
+    },
     /// A Begin, if no transaction is open.
     Begin,
     Event,
@@ -23,6 +27,7 @@ enum Step {
 
 fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
+        2 => (0u64..4).prop_map(|events| Step::Transaction { events }),
         2 => Just(Step::Begin),
         4 => Just(Step::Event),
         2 => Just(Step::Commit),
@@ -72,16 +77,22 @@ proptest! {
 
     #[test]
     fn the_watermark_never_passes_unresolved_events_or_waits_for_resolved_ones(
-        steps in prop::collection::vec(step(), 0..150),
+        steps in prop::collection::vec(step(), 0..200),
     ) {
-        let mut watermark = Watermark::new(Confirmable::by_slot(Lsn::new(1)));
+        let mut watermark = started_at(1);
         let mut stream = Stream { positions: vec![(1, 0)], ..Stream::default() };
         let (mut clock, mut last) = (1u64, 1u64);
         for step in steps {
             clock += 10;
             match step {
+                Step::Transaction { events } if stream.open().is_none() => {
+                    let end = clock + 5;
+                    transaction(&mut watermark, clock, end, events);
+                    stream.transactions.push(Sent { name: clock, end: Some(end), unresolved: events });
+                    stream.positions.push((end, stream.transactions.len()));
+                }
                 Step::Begin if stream.open().is_none() => {
-                    watermark.begin(CommitLsn::new(Lsn::new(clock)), PgTimestamp::from_micros(clock as i64), 0);
+                    watermark.begin(CommitLsn::new(lsn(clock)), PgTimestamp::from_micros(clock as i64), 0);
                     stream.transactions.push(Sent { name: clock, end: None, unresolved: 0 });
                 }
                 Step::Event => if let Some(open) = stream.open() {
@@ -89,12 +100,12 @@ proptest! {
                     open.unresolved += 1;
                 },
                 Step::Commit => if let Some(open) = stream.open() {
-                    watermark.commit(Lsn::new(clock));
+                    watermark.commit(lsn(clock));
                     open.end = Some(clock);
                     stream.positions.push((clock, stream.transactions.len()));
                 },
                 Step::Keepalive => {
-                    watermark.keepalive(Lsn::new(clock));
+                    watermark.keepalive(lsn(clock));
                     if stream.open().is_none() {
                         stream.positions.push((clock, stream.transactions.len()));
                     }
@@ -104,13 +115,13 @@ proptest! {
                         stream.transactions.iter_mut().filter(|t| t.unresolved > 0).collect();
                     if !with_work.is_empty() {
                         let chosen = which.index(with_work.len());
-                        let transaction = &mut with_work[chosen];
-                        let events = up_to.min(transaction.unresolved);
-                        transaction.unresolved -= events;
-                        watermark.resolve(CommitLsn::new(Lsn::new(transaction.name)), events);
+                        let sent = &mut with_work[chosen];
+                        let events = up_to.min(sent.unresolved);
+                        sent.unresolved -= events;
+                        watermark.resolve(CommitLsn::new(lsn(sent.name)), events);
                     }
                 }
-                Step::Begin => {}
+                Step::Transaction { .. } | Step::Begin => {}
             }
             let confirmable = watermark.confirmable().lsn().as_u64();
             prop_assert_eq!(confirmable, stream.safe());
