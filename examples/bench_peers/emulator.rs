@@ -4,6 +4,7 @@
 //! `--arrivals` the arrival of each event, as microseconds since 1970 by event id.
 
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use pubsub_emulator::{Action, Emulator, Fault, Recording, RunningEmulator};
@@ -13,6 +14,9 @@ use crate::Done;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
+    /// Address to listen on; port 0 chooses a free port
+    #[arg(long, default_value = "127.0.0.1:0")]
+    listen: SocketAddr,
     /// Full name of the topic
     #[arg(long)]
     topic: String,
@@ -30,7 +34,11 @@ pub(crate) async fn run(args: Args) -> Done {
     } else {
         Recording::Counts
     };
-    let emulator = Emulator::builder().recording(recording).start().await?;
+    let emulator = Emulator::builder()
+        .listen(args.listen)
+        .recording(recording)
+        .start()
+        .await?;
     emulator.create_topic(&args.topic).await?;
     if args.delay_ms > 0 {
         let late = Action::Delay(Duration::from_millis(args.delay_ms));

@@ -7,7 +7,9 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::{instructions, step};
+use xtask::step;
+
+use crate::instructions;
 
 /// Warnings are errors only here, so that a change can be tried out before it is tidy.
 const DENY_WARNINGS: [&str; 2] = ["-D", "warnings"];

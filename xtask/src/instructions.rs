@@ -15,7 +15,7 @@ use std::process::{Command, Stdio};
 use clap::Args;
 use serde::Deserialize;
 
-use crate::step;
+use xtask::step;
 
 /// A part that takes more than this times its reference count fails the command.
 const ALLOWED_GROWTH: f64 = 1.05;

@@ -1,20 +1,19 @@
 //! Automation of the repository: `cargo xtask <command>`.
 //!
-//! All automation lives here: the Makefile and `.ci/run` only call these commands.
+//! All automation is reached from here: the Makefile and `.ci/run` only call these commands. The
+//! programs with many dependencies are packages of their own (`torture/`, `bench/`), which xtask starts.
 
-mod bench;
 mod ci;
+mod forward;
 mod instructions;
-mod memory;
 mod pg_matrix;
-mod process;
 mod settings_doc;
-mod step;
-mod torture;
 
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+
+use forward::Forwarded;
 
 #[derive(Debug, Parser)]
 #[command(name = "cargo xtask", about = "Automation of the repository")]
@@ -29,14 +28,17 @@ enum Command {
     /// licences, tests
     Ci,
     /// Drain a backlog and compare with pg_recvlogical: events per second, ratio, peak memory
-    Bench(bench::BenchArgs),
+    #[command(disable_help_flag = true)]
+    Bench(Forwarded),
     /// Seeded schedules of crashes, outages and faults against the relay, judged afterwards
-    Torture(torture::TortureArgs),
+    #[command(disable_help_flag = true)]
+    Torture(Forwarded),
     /// Count the instructions of the hot path per event, and fail when they have grown
     Instructions(instructions::InstructionsArgs),
     /// Measure the relay's peak memory under loads that would make a careless relay grow without
     /// limit
-    Memory(memory::MemoryArgs),
+    #[command(disable_help_flag = true)]
+    Memory(Forwarded),
     /// Run the suites that need a server on every supported major of PostgreSQL
     PgMatrix(pg_matrix::PgMatrixArgs),
     /// Write docs/reference/settings.md from the table of settings in src/settings/keys.rs
@@ -50,10 +52,10 @@ enum Command {
 fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Ci => ci::run(),
-        Command::Bench(args) => bench::run(&args),
-        Command::Torture(args) => torture::run(&args),
+        Command::Bench(args) => forward::run("bench", &["bench"], &args),
+        Command::Torture(args) => forward::run("torture", &[], &args),
         Command::Instructions(args) => instructions::run(&args),
-        Command::Memory(args) => memory::run(&args),
+        Command::Memory(args) => forward::run("bench", &["memory"], &args),
         Command::PgMatrix(args) => pg_matrix::run(&args),
         Command::SettingsDoc { check } => settings_doc::run(check),
     };

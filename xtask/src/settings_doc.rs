@@ -3,7 +3,7 @@
 //! The page is rendered by a test of the root package (`tests/docs.rs`), which can access the table
 //! of settings. So xtask need not build the whole program just to check the formatting.
 
-use crate::step;
+use xtask::step;
 
 /// Makes that test write the page instead of comparing it.
 const UPDATE_VARIABLE: &str = "UPDATE_DOCS";

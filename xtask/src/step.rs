@@ -4,20 +4,20 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// A call of the cargo that runs us, in the root of the repository.
-pub(crate) fn cargo(arguments: &[&str]) -> Command {
+pub fn cargo(arguments: &[&str]) -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.args(arguments).current_dir(root());
     command
 }
 
 /// The root of the repository.
-pub(crate) fn root() -> &'static Path {
+pub fn root() -> &'static Path {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent();
     root.expect("invariant: xtask is a folder of the root")
 }
 
 /// The folder in which cargo puts its output. `CARGO_TARGET_DIR` may name another one.
-pub(crate) fn target_folder() -> PathBuf {
+pub fn target_folder() -> PathBuf {
     let folder = std::env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into());
     root().join(folder)
 }
@@ -26,7 +26,7 @@ pub(crate) fn target_folder() -> PathBuf {
 ///
 /// # Errors
 /// If it cannot be started or fails; the error names the command to run by hand.
-pub(crate) fn run(mut command: Command) -> Result<(), String> {
+pub fn run(mut command: Command) -> Result<(), String> {
     let words: Vec<_> = command
         .get_args()
         .map(|word| word.to_string_lossy())

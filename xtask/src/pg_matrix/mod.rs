@@ -17,7 +17,7 @@ use clap::Args;
 
 use suites::{Outcome, Suite};
 
-use crate::step;
+use xtask::step;
 
 #[derive(Debug, Args)]
 pub(crate) struct PgMatrixArgs {

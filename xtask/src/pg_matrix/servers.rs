@@ -10,7 +10,7 @@ use std::process::Command;
 
 use serde::Deserialize;
 
-use crate::step;
+use xtask::step;
 
 /// The majors that the relay supports.
 pub(super) const MAJORS: [u32; 5] = [14, 15, 16, 17, 18];

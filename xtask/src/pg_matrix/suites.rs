@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 
 use serde::Deserialize;
 
-use crate::step;
+use xtask::step;
 
 /// The test target of each suite that starts servers. The last one belongs to slot-manager.
 const SUITES: [&str; 4] = ["relay", "cli", "migrations", "integration"];

@@ -1,0 +1,230 @@
+//! The programs that drain a backlog, and how each is started.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use crate::backlog::Backlog;
+use crate::database::Database;
+use crate::peers;
+use crate::process::{self, TOPIC};
+
+/// The slot of every program that reads like the relay does.
+pub(crate) const SLOT: &str = "postrider";
+
+/// A program that drains a backlog.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Contestant {
+    /// PostgreSQL's own reader, writing to /dev/null.
+    Recvlogical(Link),
+    /// The relay's source, decoder and mapper, with nothing behind them.
+    Null(Link),
+    /// The crate pgwire-replication, which reads and counts.
+    Pgwire(Link),
+    /// The relay, with at most one setting changed from its default.
+    Relay {
+        setting: Option<(&'static str, &'static str)>,
+        /// The delay of the emulator's answers, milliseconds.
+        delay_ms: u64,
+        build: Build,
+    },
+    /// The relay's reading, with Google's Publisher instead of ours.
+    Official,
+    /// A bare tonic client with one message per request, from memory.
+    Bare {
+        /// The same delay as for the relay.
+        delay_ms: u64,
+    },
+}
+
+/// Which build of the relay.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Build {
+    This,
+    /// Another binary. Running both builds together shows what a change gains.
+    Other(&'static Path),
+}
+
+/// The connection to the server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Link {
+    Tcp,
+    Socket,
+}
+
+/// A description of the answer delay.
+fn late(delay_ms: u64) -> String {
+    match delay_ms {
+        0 => String::new(),
+        _ => format!(", answers after {delay_ms} ms"),
+    }
+}
+
+impl Contestant {
+    /// The relay with its default settings.
+    pub(crate) const RELAY: Self = Self::Relay {
+        setting: None,
+        delay_ms: 0,
+        build: Build::This,
+    };
+
+    /// The same relay in another build; `None` for programs that are not the relay.
+    pub(crate) fn of_build(self, binary: &'static Path) -> Option<Self> {
+        match self {
+            Self::Relay {
+                setting, delay_ms, ..
+            } => Some(Self::Relay {
+                setting,
+                delay_ms,
+                build: Build::Other(binary),
+            }),
+            Self::Recvlogical(_)
+            | Self::Null(_)
+            | Self::Pgwire(_)
+            | Self::Official
+            | Self::Bare { .. } => None,
+        }
+    }
+
+    pub(crate) fn describe(self) -> String {
+        let over = |link| match link {
+            Link::Tcp => "TCP",
+            Link::Socket => "a Unix socket",
+        };
+        match self {
+            Self::Recvlogical(link) => format!("pg_recvlogical over {}", over(link)),
+            Self::Null(link) => format!("decode and map only over {}", over(link)),
+            Self::Pgwire(link) => format!("pgwire-replication, reading only, over {}", over(link)),
+            Self::Relay {
+                setting,
+                delay_ms,
+                build,
+            } => {
+                let setting = setting.map(|(name, value)| format!(", {name}={value}"));
+                let setting = setting.unwrap_or_default();
+                let build = match build {
+                    Build::This => String::new(),
+                    Build::Other(binary) => format!(" {}", binary.display()),
+                };
+                format!("relay{build}{setting}{}", late(delay_ms))
+            }
+            Self::Official => "google-cloud-pubsub Publisher behind our reading".into(),
+            Self::Bare { delay_ms } => {
+                format!(
+                    "bare tonic client, one message per request{}",
+                    late(delay_ms)
+                )
+            }
+        }
+    }
+
+    /// The delay of the emulator's answers; `None` for programs that need no emulator.
+    pub(crate) fn emulator_delay_ms(self) -> Option<u64> {
+        match self {
+            Self::Recvlogical(_) | Self::Null(_) | Self::Pgwire(_) => None,
+            Self::Relay { delay_ms, .. } | Self::Bare { delay_ms } => Some(delay_ms),
+            Self::Official => Some(0),
+        }
+    }
+
+    /// Whether each event has a row in `outbox.dispatch` afterwards.
+    pub(crate) fn records_all(self) -> bool {
+        match self {
+            Self::Relay { setting, .. } => setting.is_none_or(|(name, _)| name != DISPATCH.0),
+            Self::Recvlogical(_)
+            | Self::Null(_)
+            | Self::Pgwire(_)
+            | Self::Official
+            | Self::Bare { .. } => false,
+        }
+    }
+
+    /// Whether the program exits once it has drained the backlog. The relay keeps running.
+    pub(crate) fn ends_by_itself(self) -> bool {
+        !matches!(self, Self::Relay { .. })
+    }
+
+    /// The program, set up to drain until `end` and to publish to the emulator at `host`.
+    pub(crate) fn command(
+        self,
+        database: &Database,
+        end: &str,
+        host: &str,
+        backlog: &Backlog,
+    ) -> Result<Command, String> {
+        let events = backlog.events.to_string();
+        let url = match self {
+            Self::Recvlogical(Link::Socket)
+            | Self::Null(Link::Socket)
+            | Self::Pgwire(Link::Socket) => database.socket_url(),
+            _ => database.url(),
+        };
+        let mut command = match self {
+            Self::Recvlogical(_) => {
+                let mut command = recvlogical(&url, "/dev/null")?;
+                command.args(["--endpos", end]);
+                command
+            }
+            Self::Null(_) | Self::Pgwire(_) => {
+                let peer = if matches!(self, Self::Null(_)) {
+                    "null"
+                } else {
+                    "pgwire"
+                };
+                let mut command = Command::new(peers::binary());
+                command.args([peer, "--until", end, "--events", &events]);
+                command
+            }
+            Self::Official => {
+                let mut command = Command::new(peers::binary());
+                command.args(["official", "--until", end, "--emulator", host]);
+                command.args(["--topic", TOPIC]);
+                command
+            }
+            Self::Bare { .. } => {
+                let mut command = Command::new(peers::binary());
+                command.args(["bare", "--requests", &events, "--emulator", host]);
+                command.args(["--topic", TOPIC]);
+                command
+            }
+            Self::Relay { setting, build, .. } => {
+                let mut command = match build {
+                    Build::This => Command::new(process::binary()),
+                    Build::Other(binary) => Command::new(binary),
+                };
+                command.arg("run").envs(setting);
+                command
+            }
+        };
+        command.envs(process::environment(&url, host));
+        Ok(command)
+    }
+}
+
+/// With this setting only failures have a row.
+pub(crate) const DISPATCH: (&str, &str) = ("POSTRIDER_DISPATCH", "exceptions");
+
+/// `pg_recvlogical` on the slot, writing to `file`.
+pub(crate) fn recvlogical(url: &str, file: &str) -> Result<Command, String> {
+    let mut command = Command::new(pg_recvlogical()?);
+    command
+        .args(["--dbname", url, "--slot", SLOT, "--start"])
+        .args(["-o", "proto_version=1", "-o", "publication_names=postrider"])
+        .args(["--fsync-interval=0", "--status-interval=1", "--no-loop"])
+        .args(["--file", file])
+        .stdin(Stdio::null());
+    Ok(command)
+}
+
+fn pg_recvlogical() -> Result<PathBuf, String> {
+    if let Some(folder) = std::env::var_os(scratch_postgres::BIN_FOLDER_VARIABLE) {
+        return Ok(PathBuf::from(folder).join("pg_recvlogical"));
+    }
+    let versions = std::fs::read_dir("/usr/lib/postgresql").map_err(|e| e.to_string())?;
+    let found = versions
+        .flatten()
+        .map(|version| version.path().join("bin/pg_recvlogical"));
+    found
+        .filter(|path| path.exists())
+        .max()
+        .ok_or_else(|| "no pg_recvlogical".into())
+}

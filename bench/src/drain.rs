@@ -1,0 +1,160 @@
+//! One drain of a backlog: its time, and what each process spent on it.
+//!
+//! The clock starts with the program. A program that exits by itself has drained the backlog when
+//! it exits. The relay has drained it when its slot has confirmed the last event: by then the relay
+//! has also published and recorded everything and waited for its next status message.
+
+use std::time::{Duration, Instant};
+
+use crate::backlog::Backlog;
+use crate::contestant::{Contestant, SLOT};
+use crate::cores::Cores;
+use crate::database::Database;
+use crate::peers::{Emulator, Told};
+use crate::process::{self, Running, Usage, usage};
+use crate::sample::Sample;
+
+/// How often the processes are sampled. Short compared with any drain.
+const LOOK_INTERVAL: Duration = Duration::from_millis(20);
+
+/// A program whose memory grows beyond this limit is stopped and judged by its work so far.
+const MEMORY_LIMIT_KIB: u64 = 6 << 20;
+
+/// A drain that takes longer has failed.
+const LIMIT: Duration = Duration::from_secs(3_600);
+
+/// Drains `backlog`, which ends at `end`.
+pub(crate) async fn drain(
+    contestant: Contestant,
+    database: &Database,
+    backlog: &Backlog,
+    end: &str,
+    cores: Cores,
+) -> Result<Sample, String> {
+    database.prepare_drain(SLOT).await?;
+    let mut emulator = match contestant.emulator_delay_ms() {
+        Some(delay_ms) => Some(Emulator::start(delay_ms, false, cores)?),
+        None => None,
+    };
+    let host = emulator.as_ref().map_or("127.0.0.1:1", |e| &e.host);
+    let command = contestant.command(database, end, host, backlog)?;
+    let mut command = cores.of_program(command)?;
+    let began = Instant::now();
+    let mut program = process::start(&mut command)?;
+    let mut spent = Spent::default();
+    let mut streams_since = None;
+    let over = loop {
+        let server = database.look(SLOT, end).await?;
+        if server.walsender.is_some() {
+            streams_since.get_or_insert_with(Instant::now);
+        }
+        let ended = spent.look(&mut program, &server, emulator.as_mut(), contestant)?;
+        match (ended, contestant.ends_by_itself()) {
+            (true, true) => break Over::Drained,
+            (true, false) => return Err(format!("{} ended", contestant.describe())),
+            (false, false) if server.drained => break Over::Drained,
+            _ if spent.program.peak_rss_kib > MEMORY_LIMIT_KIB => break Over::TooLarge,
+            _ if began.elapsed() > LIMIT => return Err("it takes too long".into()),
+            _ => tokio::time::sleep(LOOK_INTERVAL).await,
+        }
+    };
+    let seconds = began.elapsed().as_secs_f64();
+    let streamed_seconds = streams_since.unwrap_or(began).elapsed().as_secs_f64();
+    drop(program);
+    let told = match emulator {
+        Some(emulator) => Some(emulator.finish()?),
+        None => None,
+    };
+    let events = match (over, &told) {
+        (Over::TooLarge, Some(told)) => told.stored,
+        _ => backlog.events,
+    };
+    is_whole(contestant, database, told.as_ref(), events).await?;
+    database.free_slot(SLOT).await?;
+    Ok(Sample {
+        events,
+        complete: over == Over::Drained,
+        seconds,
+        streamed_seconds,
+        program: spent.program,
+        walsender_cpu: spent.walsender,
+        dispatch_cpu: spent.dispatch,
+        emulator_cpu: spent.emulator,
+        requests: told.map(|told| told.requests),
+    })
+}
+
+/// Checks that all events were published, and recorded where the program records.
+async fn is_whole(
+    contestant: Contestant,
+    database: &Database,
+    told: Option<&Told>,
+    events: u64,
+) -> Result<(), String> {
+    if let Some(told) = told
+        && told.stored != events
+    {
+        return Err(format!("{} of {events} events were published", told.stored));
+    }
+    if contestant.records_all() {
+        let rows = "SELECT count(*) FROM outbox.dispatch";
+        let rows = database.count(rows).await?;
+        if rows != events {
+            return Err(format!("{rows} of {events} events have a dispatch row"));
+        }
+    }
+    Ok(())
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Over {
+    Drained,
+    TooLarge,
+}
+
+/// What the server reports about a drain.
+#[derive(Debug, Default)]
+pub(crate) struct Server {
+    pub(crate) drained: bool,
+    pub(crate) walsender: Option<u32>,
+    pub(crate) dispatch: Option<u32>,
+}
+
+/// CPU seconds by process, up to the last sample.
+#[derive(Debug, Default)]
+struct Spent {
+    program: Usage,
+    walsender: f64,
+    dispatch: f64,
+    emulator: f64,
+}
+
+impl Spent {
+    /// Samples the CPU time of all processes. Returns whether the program has exited successfully.
+    fn look(
+        &mut self,
+        program: &mut Running,
+        server: &Server,
+        emulator: Option<&mut Emulator>,
+        contestant: Contestant,
+    ) -> Result<bool, String> {
+        // A process that is gone keeps its last figure.
+        if let Some(usage) = usage(program.0.id()) {
+            self.program = usage;
+        }
+        if let Some(usage) = server.walsender.and_then(usage) {
+            self.walsender = usage.cpu_seconds;
+        }
+        if let Some(usage) = server.dispatch.and_then(usage) {
+            self.dispatch = usage.cpu_seconds;
+        }
+        if let Some(emulator) = emulator {
+            self.emulator = emulator.usage()?.cpu_seconds;
+        }
+        match program.0.try_wait().map_err(|e| e.to_string())? {
+            None => Ok(false),
+            Some(status) if status.success() => Ok(true),
+            Some(status) => Err(format!("{} ended with {status}", contestant.describe())),
+        }
+    }
+}

@@ -1,0 +1,155 @@
+//! An idle relay: its CPU, and the WAL that it causes the server to write.
+//!
+//! Windows with and without the relay alternate on the same server. The baseline is needed because
+//! the server's own bookkeeping writes some WAL.
+
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+
+use crate::contestant::SLOT;
+use crate::cores::Cores;
+use crate::database::Database;
+use crate::peers::Emulator;
+use crate::process;
+use crate::report::{Aim, Line};
+use crate::sample::median;
+
+/// After a write, PostgreSQL logs running transactions at most every 15 s, from a process that
+/// sleeps up to 10 s when it has little to do. A server that writes no WAL for this long is at
+/// rest.
+const REST: Duration = Duration::from_secs(27);
+
+/// A server that never comes to rest is still measured, because that is a result too.
+const REST_LIMIT: Duration = Duration::from_secs(60);
+
+/// A share of a core, in percent.
+const CPU_AIM: f64 = 0.2;
+
+/// Bytes of WAL written in a window, and the relay's CPU in percent of a core.
+#[derive(Debug, Clone, Copy)]
+struct Window {
+    wal_bytes: f64,
+    cpu_percent: f64,
+}
+
+/// Measures windows of this length. Returns a line for CPU and one for WAL.
+pub(crate) async fn measure(runs: u32, length: Duration) -> Result<Vec<Line>, String> {
+    let database = Database::start(&process::binary()).await?;
+    database.new_slot(SLOT).await?;
+    let rest = REST.min(length);
+    let (mut alone, mut idle) = (Vec::new(), Vec::new());
+    for run in 1..=runs {
+        let mut turns = [false, true];
+        if run % 2 == 0 {
+            turns.reverse();
+        }
+        for is_ours in turns {
+            come_to_rest(&database, rest).await?;
+            if !is_ours {
+                alone.push(without_relay(&database, length).await?);
+                continue;
+            }
+            let window = with_relay(&database, length, rest).await?;
+            eprintln!(
+                "  run {run}: {:.3} % of a core, {} bytes of WAL",
+                window.cpu_percent, window.wal_bytes
+            );
+            idle.push(window);
+        }
+    }
+    let line = |scenario: &str, unit, baseline_is: &str, baseline, ours, aim| Line {
+        scenario: scenario.into(),
+        unit,
+        baseline_is: baseline_is.into(),
+        ours_is: format!("relay with nothing to do for {} s", length.as_secs()),
+        baseline,
+        ours,
+        ratio: f64::NAN,
+        aim,
+        cpu_aim: None,
+        costs: None,
+        runs: idle.len(),
+        samples: json!({
+            "baseline_wal_bytes": alone.iter().map(|w| w.wal_bytes).collect::<Vec<_>>(),
+            "wal_bytes": idle.iter().map(|w| w.wal_bytes).collect::<Vec<_>>(),
+            "cpu_percent": idle.iter().map(|w| w.cpu_percent).collect::<Vec<_>>(),
+        }),
+        note: None,
+    };
+    let of = |windows: &[Window], figure: fn(&Window) -> f64| median(windows.iter().map(figure));
+    let cpu = of(&idle, |w| w.cpu_percent);
+    let (theirs, ours) = (of(&alone, |w| w.wal_bytes), of(&idle, |w| w.wal_bytes));
+    let nobody = "the server without a relay";
+    Ok(vec![
+        line(
+            "idle CPU",
+            "% of a core",
+            "-",
+            f64::NAN,
+            cpu,
+            Aim::AtMost(CPU_AIM),
+        ),
+        line(
+            "idle WAL",
+            "bytes",
+            nobody,
+            theirs,
+            ours,
+            Aim::AboveBaselineAtMost(0.0),
+        ),
+    ])
+}
+
+async fn without_relay(database: &Database, length: Duration) -> Result<Window, String> {
+    let before = written(database).await?;
+    tokio::time::sleep(length).await;
+    Ok(Window {
+        wal_bytes: written(database).await? - before,
+        cpu_percent: 0.0,
+    })
+}
+
+async fn with_relay(
+    database: &Database,
+    length: Duration,
+    rest: Duration,
+) -> Result<Window, String> {
+    let emulator = Emulator::start(0, false, Cores::Shared)?;
+    let mut relay = process::relay(&process::binary(), &database.url(), &emulator.host)?;
+    come_to_rest(database, rest).await?;
+    if database.look(SLOT, "0/0").await?.walsender.is_none() {
+        return Err("the relay does not stream".into());
+    }
+    let (before, used) = (written(database).await?, relay.usage()?.cpu_seconds);
+    let began = Instant::now();
+    tokio::time::sleep(length).await;
+    let used = relay.usage()?.cpu_seconds - used;
+    let window = Window {
+        wal_bytes: written(database).await? - before,
+        cpu_percent: 100.0 * used / began.elapsed().as_secs_f64(),
+    };
+    drop(relay);
+    emulator.finish()?;
+    Ok(window)
+}
+
+/// Bytes of WAL that the server has written since it was created.
+async fn written(database: &Database) -> Result<f64, String> {
+    let bytes = "SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint";
+    Ok(database.count(bytes).await? as f64)
+}
+
+/// Waits until nothing was written for `rest`, but at most a minute.
+async fn come_to_rest(database: &Database, rest: Duration) -> Result<(), String> {
+    let began = Instant::now();
+    let (mut last, mut since) = (written(database).await?, Instant::now());
+    while since.elapsed() < rest && began.elapsed() < REST_LIMIT {
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        let now = written(database).await?;
+        if now != last {
+            (last, since) = (now, Instant::now());
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,60 @@
+//! Measures the relay. `cargo xtask bench` and `cargo xtask memory` run this program.
+//!
+//! `measurement` is the command `bench`: drains (`scenario`, `compare`), latencies, memory, idle load
+//! and start. `memory` is the command of the same name. Both share the server (`database`), the rows
+//! that it holds (`backlog`) and the measured programs (`process`, `peers`).
+
+mod backlog;
+mod compare;
+mod contestant;
+mod cores;
+mod database;
+mod drain;
+mod idle;
+mod latency;
+mod measurement;
+mod memory;
+mod output;
+mod peers;
+mod process;
+mod report;
+mod sample;
+mod scenario;
+mod start;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+use measurement::BenchArgs;
+use memory::MemoryArgs;
+
+#[derive(Debug, Parser)]
+#[command(bin_name = "cargo xtask", about = "Measures the relay")]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Drain a backlog and compare with pg_recvlogical: events per second, ratio, peak memory
+    Bench(BenchArgs),
+    /// Measure the relay's peak memory under loads that would make a careless relay grow without
+    /// limit
+    Memory(MemoryArgs),
+}
+
+fn main() -> ExitCode {
+    let done = match Cli::parse().command {
+        Command::Bench(args) => measurement::run(&args),
+        Command::Memory(args) => memory::run(&args),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("\nbench: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,272 @@
+//! `cargo xtask bench`: the relay against `pg_recvlogical` and others, in the same run.
+//!
+//! Every figure has a baseline from the same run, because machines differ and are shared: both
+//! sides take turns, and their medians are compared. The server keeps its durable settings (fsync
+//! on), each program is a process of its own, and each drain starts from a copy of one slot, so all
+//! programs read the same WAL. docs/reference/performance.md describes the method.
+//!
+//! Not here: micro-benchmarks.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use clap::Args;
+
+use crate::compare::{self, Stock};
+use crate::latency::{self, Pace};
+use crate::memory::{self, load::Load};
+use crate::report::{self, Line};
+use crate::scenario::{self, Scenario};
+use crate::{idle, peers, process, start};
+
+#[derive(Debug, Args)]
+pub(crate) struct BenchArgs {
+    /// Only scenarios with one of these names; a name that matches none selects every scenario that
+    /// contains it
+    #[arg(long, value_name = "TEXT", value_delimiter = ',')]
+    only: Vec<String>,
+    /// Events in a backlog; payloads and lengths scale with it
+    #[arg(long, default_value_t = 1_000_000)]
+    events: u64,
+    /// Runs of each side, in turn; the medians are reported
+    #[arg(long, default_value_t = 5)]
+    runs: u32,
+    /// Also run what takes very long: a ten times larger backlog, and memory with five times as
+    /// many rows
+    #[arg(long)]
+    full: bool,
+    /// Run everything once with little data, to see that it works; the figures mean nothing
+    #[arg(long, conflicts_with_all = ["events", "runs", "full"])]
+    quick: bool,
+    /// Only drains of the relay, compared with this other build of it
+    #[arg(long, value_name = "BINARY")]
+    against: Option<PathBuf>,
+    /// Measure the release builds that are already in the target folder
+    #[arg(long)]
+    no_build: bool,
+    /// Also write JSON with every single run to this file
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Only list the names of the scenarios
+    #[arg(long)]
+    list: bool,
+}
+
+/// The amount of everything that is measured.
+#[derive(Debug, Clone, Copy)]
+struct Extent {
+    events: u64,
+    runs: u32,
+    /// The length of each run at a steady rate.
+    steady: Duration,
+    idle: Duration,
+}
+
+const QUICK: Extent = Extent {
+    events: 20_000,
+    runs: 1,
+    steady: Duration::from_secs(3),
+    idle: Duration::from_secs(3),
+};
+
+#[derive(Debug)]
+enum Measurement {
+    Drain(Box<Scenario>),
+    Latency(Pace),
+    Memory(Load),
+    Idle,
+    Start,
+}
+
+impl Measurement {
+    fn all(events: u64) -> Vec<Self> {
+        let drains = scenario::all(events).into_iter();
+        let drains = drains.map(|scenario| Self::Drain(Box::new(scenario)));
+        drains
+            .chain(Pace::ALL.map(Self::Latency))
+            .chain(Load::ALL.map(Self::Memory))
+            .chain([Self::Idle, Self::Start])
+            .collect()
+    }
+
+    fn name(&self) -> String {
+        match self {
+            Self::Drain(scenario) => scenario.name.clone(),
+            Self::Latency(pace) => pace.name(),
+            Self::Memory(load) => format!("memory-{}", load.name()),
+            Self::Idle => "idle".into(),
+            Self::Start => "start".into(),
+        }
+    }
+
+    /// The reason to skip it, if there is one.
+    fn left_out(&self, full: bool) -> Result<Option<&'static str>, String> {
+        let (full_only, needs) = match self {
+            Self::Drain(scenario) => (scenario.full_only, scenario.needs),
+            Self::Memory(_) => (true, None),
+            Self::Latency(_) | Self::Idle | Self::Start => (false, None),
+        };
+        if full_only && !full {
+            return Ok(Some("only with --full"));
+        }
+        match needs {
+            Some(setting) if !has_setting(setting)? => Ok(Some("the relay has no such setting")),
+            _ => Ok(None),
+        }
+    }
+}
+
+pub(crate) fn run(args: &BenchArgs) -> Result<(), String> {
+    let extent = if args.quick {
+        QUICK
+    } else {
+        Extent {
+            events: args.events,
+            runs: args.runs.max(1),
+            steady: Duration::from_secs(11),
+            idle: Duration::from_secs(60),
+        }
+    };
+    let mut measurements = Measurement::all(extent.events);
+    let names: Vec<String> = measurements.iter().map(Measurement::name).collect();
+    let is_asked_for = |name: &str, text: &String| {
+        if names.contains(text) {
+            name == text
+        } else {
+            name.contains(text)
+        }
+    };
+    measurements.retain(|measurement| {
+        let name = measurement.name();
+        args.only.is_empty() || args.only.iter().any(|text| is_asked_for(&name, text))
+    });
+    if let Some(binary) = &args.against {
+        let found = binary.canonicalize();
+        let found = found.map_err(|e| format!("{}: {e}", binary.display()))?;
+        let binary: &'static Path = found.leak();
+        let against = |measurement| match measurement {
+            Measurement::Drain(scenario) => scenario.against(binary),
+            Measurement::Latency(_)
+            | Measurement::Memory(_)
+            | Measurement::Idle
+            | Measurement::Start => None,
+        };
+        let drains = measurements.into_iter().filter_map(against);
+        measurements = drains
+            .map(|scenario| Measurement::Drain(Box::new(scenario)))
+            .collect();
+    }
+    if measurements.is_empty() {
+        let why = "no scenario has such a name, or with --against none is a drain of the relay; see --list";
+        return Err(why.into());
+    }
+    if args.list {
+        for measurement in &measurements {
+            println!("{}", measurement.name());
+        }
+        return Ok(());
+    }
+    // Fails now if the file cannot be written, instead of hours later.
+    write_json(args, &[])?;
+    if !args.no_build {
+        process::build_relay()?;
+        peers::build()?;
+    }
+    is_built()?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|e| e.to_string())?;
+    let (lines, failed) = runtime.block_on(measure_all(&measurements, extent, args));
+    report::print_table(&lines);
+    if failed.is_empty() {
+        Ok(())
+    } else {
+        Err(format!("not measured: {}", failed.join("; ")))
+    }
+}
+
+/// Without this check a measurement would fail only after its backlog was written.
+fn is_built() -> Result<(), String> {
+    for program in [process::binary(), peers::binary()] {
+        if !program.is_file() {
+            let program = program.display();
+            return Err(format!(
+                "{program} does not exist: run without --no-build, or name another target folder with \
+                 CARGO_TARGET_DIR alone"
+            ));
+        }
+    }
+    Ok(())
+}
+
+fn write_json(args: &BenchArgs, lines: &[Line]) -> Result<(), String> {
+    match &args.json {
+        Some(file) => report::write_json(file, lines),
+        None => Ok(()),
+    }
+}
+
+/// Returns the lines, and the measurements that failed. A failure does not lose the hours of the
+/// others.
+async fn measure_all(
+    measurements: &[Measurement],
+    extent: Extent,
+    args: &BenchArgs,
+) -> (Vec<Line>, Vec<String>) {
+    let mut stock = Stock::default();
+    let (mut lines, mut failed) = (Vec::new(), Vec::new());
+    for (n, measurement) in measurements.iter().enumerate() {
+        eprintln!("{}", measurement.name());
+        let measured = measure(measurement, &mut stock, extent, args.full).await;
+        let written = measured.and_then(|measured| {
+            lines.extend(measured);
+            write_json(args, &lines)
+        });
+        if let Err(error) = written {
+            eprintln!("  failed: {error}");
+            failed.push(format!("{}: {error}", measurement.name()));
+        }
+        let rest = measurements.iter().skip(n + 1);
+        stock.keep_for(rest.filter_map(|measurement| match measurement {
+            Measurement::Drain(scenario) => Some(&**scenario),
+            _ => None,
+        }));
+    }
+    (lines, failed)
+}
+
+async fn measure(
+    measurement: &Measurement,
+    stock: &mut Stock,
+    extent: Extent,
+    full: bool,
+) -> Result<Vec<Line>, String> {
+    if let Some(why) = measurement.left_out(full)? {
+        eprintln!("  skipped: {why}");
+        return Ok(Vec::new());
+    }
+    let runs = extent.runs;
+    match measurement {
+        Measurement::Drain(scenario) => {
+            let pairs = runs * scenario.pairs;
+            Ok(vec![compare::compare(scenario, stock, pairs).await?])
+        }
+        Measurement::Latency(pace) => latency::measure(*pace, runs, extent.steady).await,
+        Measurement::Memory(load) => memory::measure(*load, extent.events * 5, runs).await,
+        Measurement::Idle => idle::measure(runs, extent.idle).await,
+        Measurement::Start => start::measure(runs).await,
+    }
+}
+
+/// Whether the relay knows a setting of this name.
+fn has_setting(name: &str) -> Result<bool, String> {
+    let help = Command::new(process::binary())
+        .args(["run", "--help"])
+        .output()
+        .map_err(|e| format!("{}: {e}", process::binary().display()))?;
+    let flag = format!("--{name}");
+    let words = String::from_utf8_lossy(&help.stdout).into_owned();
+    Ok(words.split_whitespace().any(|word| word == flag))
+}

@@ -1,0 +1,108 @@
+//! `cargo xtask memory`: the relay's peak memory under loads that would make a careless relay grow
+//! without limit.
+//!
+//! There are three loads, each on a server of its own: rows that arrive while Pub/Sub is down, one
+//! huge transaction, and a key for every row. The measure is the kernel's high-water mark of
+//! resident memory (`VmHWM`) over the whole run, until every event is published, recorded and
+//! confirmed. A peak above the limit fails the command.
+//!
+//! `cargo xtask bench --full` runs the same measurements several times, along with everything else.
+
+pub(crate) mod load;
+
+use std::path::PathBuf;
+use std::time::Instant;
+
+use clap::Args;
+use serde_json::json;
+
+use load::Load;
+
+use crate::report::{Aim, Line};
+use crate::sample::median;
+use crate::{peers, process};
+
+/// The most memory that the relay may use, 10^6 bytes.
+const AIM_MB: f64 = 64.0;
+
+#[derive(Debug, Args)]
+pub(crate) struct MemoryArgs {
+    /// Rows of each load
+    #[arg(long, default_value_t = 5_000_000)]
+    rows: u64,
+    /// Only loads whose name contains this
+    #[arg(long, value_name = "TEXT")]
+    only: Option<String>,
+    /// The most memory that the relay may use, MB
+    #[arg(long, default_value_t = AIM_MB)]
+    limit_mb: f64,
+    /// Measure this program instead of a release build of the sources
+    #[arg(long, value_name = "FILE")]
+    binary: Option<PathBuf>,
+}
+
+pub(crate) fn run(args: &MemoryArgs) -> Result<(), String> {
+    let binary = match &args.binary {
+        Some(binary) => binary.clone(),
+        None => {
+            process::build_relay()?;
+            process::binary()
+        }
+    };
+    peers::build()?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|e| e.to_string())?;
+    let wanted = args.only.as_deref().unwrap_or_default();
+    let mut peaks = Vec::new();
+    for load in Load::ALL.into_iter().filter(|l| l.name().contains(wanted)) {
+        eprintln!("{}: {} rows", load.name(), args.rows);
+        let began = Instant::now();
+        let peak_mb = runtime.block_on(load.peak_mb(&binary, args.rows))?;
+        peaks.push((load, peak_mb, began.elapsed().as_secs()));
+    }
+    if peaks.is_empty() {
+        return Err("no load has such a name".into());
+    }
+    println!("| load | rows | peak memory of the relay | limit | seconds |");
+    println!("|---|---|---|---|---|");
+    for (load, peak_mb, seconds) in &peaks {
+        println!(
+            "| {} | {} | {peak_mb:.1} MB | {} MB | {seconds} |",
+            load.describe(),
+            args.rows,
+            args.limit_mb
+        );
+    }
+    if peaks.iter().any(|(_, mb, _)| *mb > args.limit_mb) {
+        Err(format!("the relay used more than {} MB", args.limit_mb))
+    } else {
+        Ok(())
+    }
+}
+
+/// A line of `cargo xtask bench`: the median peak of several runs.
+pub(crate) async fn measure(load: Load, rows: u64, runs: u32) -> Result<Vec<Line>, String> {
+    let mut peaks = Vec::new();
+    for run in 1..=runs {
+        let peak = load.peak_mb(&process::binary(), rows).await?;
+        eprintln!("  run {run}: {peak:.1} MB");
+        peaks.push(peak);
+    }
+    Ok(vec![Line {
+        scenario: format!("memory-{}", load.name()),
+        unit: "MB at most",
+        baseline_is: "-".into(),
+        ours_is: format!("relay, {rows} rows: {}", load.describe()),
+        baseline: f64::NAN,
+        ours: median(peaks.iter().copied()),
+        ratio: f64::NAN,
+        aim: Aim::AtMost(AIM_MB),
+        cpu_aim: None,
+        costs: None,
+        runs: peaks.len(),
+        samples: json!({ "ours": peaks }),
+        note: None,
+    }])
+}

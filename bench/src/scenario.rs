@@ -1,0 +1,286 @@
+//! The drains that are measured: which program drains which backlog, the baseline, and the aim.
+
+use std::path::Path;
+
+use crate::backlog::Backlog;
+use crate::contestant::{Build, Contestant, DISPATCH, Link};
+use crate::cores::Cores;
+use crate::report::Aim;
+
+const ROW: Option<u64> = Some(1);
+const HUNDRED: Option<u64> = Some(100);
+const ONE_TRANSACTION: Option<u64> = None;
+const THOUSAND_KEYS: Option<u64> = Some(1_000);
+const OWN_KEYS: Option<u64> = None;
+
+/// Two drains that are compared.
+#[derive(Debug)]
+pub(crate) struct Scenario {
+    pub(crate) name: String,
+    pub(crate) baseline: Side,
+    pub(crate) ours: Side,
+    pub(crate) unit: Unit,
+    pub(crate) cores: Cores,
+    pub(crate) aim: Aim,
+    /// The aim for our CPU, as a share of the baseline's.
+    pub(crate) cpu_aim: Option<f64>,
+    /// A setting without which the scenario makes no sense.
+    pub(crate) needs: Option<&'static str>,
+    /// Takes so long that it runs only on request.
+    pub(crate) full_only: bool,
+    /// Pairs per run. Short drains vary more than long ones, so they need more.
+    pub(crate) pairs: u32,
+}
+
+impl Scenario {
+    /// The relay against another build of itself; `None` if our side is not the relay.
+    pub(crate) fn against(self, binary: &'static Path) -> Option<Self> {
+        let baseline = Side {
+            contestant: self.ours.contestant.of_build(binary)?,
+            ..self.ours
+        };
+        Some(Self {
+            baseline,
+            aim: Aim::None,
+            ..self
+        })
+    }
+}
+
+/// One side of a scenario.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Side {
+    pub(crate) contestant: Contestant,
+    pub(crate) backlog: Backlog,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Unit {
+    Events,
+    /// Events per second since the stream began, so that startup does not count.
+    EventsStreamed,
+    Requests,
+    /// Of payload.
+    Megabytes,
+}
+
+impl Unit {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Events => "events/s",
+            Self::EventsStreamed => "events/s streamed",
+            Self::Requests => "requests/s",
+            Self::Megabytes => "MB/s",
+        }
+    }
+}
+
+/// All scenarios, for backlogs of `events` where nothing else is said.
+pub(crate) fn all(events: u64) -> Vec<Scenario> {
+    let mut all = Vec::new();
+    reading(events, &mut all);
+    sessions(events, &mut all);
+    delivering(events, &mut all);
+    many_keys(events, &mut all);
+    late_answers(events, &mut all);
+    payloads(events, &mut all);
+    lengths(events, &mut all);
+    all
+}
+
+/// A scenario with the same backlog for both sides.
+fn scenario(
+    name: impl Into<String>,
+    backlog: Backlog,
+    baseline: Contestant,
+    ours: Contestant,
+    aim: Aim,
+) -> Scenario {
+    let side = |contestant| Side {
+        contestant,
+        backlog,
+    };
+    Scenario {
+        name: name.into(),
+        baseline: side(baseline),
+        ours: side(ours),
+        unit: Unit::Events,
+        cores: Cores::Shared,
+        aim,
+        cpu_aim: None,
+        needs: None,
+        full_only: false,
+        pairs: 1,
+    }
+}
+
+/// Decoding and mapping only.
+fn reading(events: u64, all: &mut Vec<Scenario>) {
+    for (link, name, aim, cpu_aim) in [
+        (Link::Tcp, "null-tcp", Aim::RatioAtLeast(1.3), Some(0.5)),
+        (Link::Socket, "null-socket", Aim::RatioAtLeast(1.0), None),
+    ] {
+        for (rows, shape) in [(ROW, "1-row"), (HUNDRED, "100-row")] {
+            let backlog = Backlog::new(events, rows, THOUSAND_KEYS);
+            let (theirs, ours) = (Contestant::Recvlogical(link), Contestant::Null(link));
+            all.push(Scenario {
+                cpu_aim,
+                ..scenario(format!("{name}-{shape}"), backlog, theirs, ours, aim)
+            });
+        }
+    }
+}
+
+/// Our replication session against that of another crate.
+fn sessions(events: u64, all: &mut Vec<Scenario>) {
+    for (rows, shape) in [(ROW, "1-row"), (HUNDRED, "100-row")] {
+        let backlog = Backlog::new(events, rows, THOUSAND_KEYS);
+        let (theirs, ours) = (Contestant::Pgwire(Link::Tcp), Contestant::Null(Link::Tcp));
+        let name = format!("pgwire-{shape}");
+        all.push(scenario(
+            name,
+            backlog,
+            theirs,
+            ours,
+            Aim::RatioAtLeast(1.0),
+        ));
+    }
+}
+
+/// The whole pipeline, with a row for each event and with rows only for failures.
+fn delivering(events: u64, all: &mut Vec<Scenario>) {
+    for (name, setting, least) in [("full", None, 0.80), ("exceptions", Some(DISPATCH), 0.95)] {
+        for (rows, shape) in [
+            (ROW, "1-row"),
+            (HUNDRED, "100-row"),
+            (ONE_TRANSACTION, "one-transaction"),
+        ] {
+            let backlog = Backlog::new(events, rows, THOUSAND_KEYS);
+            let relay = Contestant::Relay {
+                setting,
+                delay_ms: 0,
+                build: Build::This,
+            };
+            let theirs = Contestant::Recvlogical(Link::Tcp);
+            let aim = Aim::RatioAtLeast(least);
+            all.push(Scenario {
+                needs: setting.map(|_| "dispatch"),
+                ..scenario(format!("{name}-{shape}"), backlog, theirs, relay, aim)
+            });
+        }
+    }
+}
+
+/// As many keys as rows, and another publisher instead of ours.
+fn many_keys(events: u64, all: &mut Vec<Scenario>) {
+    let own = Backlog::new(events, ROW, OWN_KEYS);
+    let least = Aim::RatioAtLeast(0.90);
+    // Scenarios that are limited by the requests in flight take long.
+    let fewer = Backlog::new(events / 4, ROW, OWN_KEYS);
+    let few = Backlog::new(events / 20, ROW, OWN_KEYS);
+    for (name, backlog, delay_ms, cores, aim) in [
+        ("own-keys", own, 0, Cores::Shared, Aim::None),
+        (
+            "own-keys-database-apart",
+            own,
+            0,
+            Cores::DatabaseApart,
+            least,
+        ),
+        ("own-keys-after-20-ms", fewer, 20, Cores::Shared, least),
+        ("own-keys-after-100-ms", few, 100, Cores::Shared, least),
+    ] {
+        let bare = Contestant::Bare { delay_ms };
+        let relay = Contestant::Relay {
+            setting: None,
+            delay_ms,
+            build: Build::This,
+        };
+        all.push(Scenario {
+            unit: Unit::Requests,
+            cores,
+            ..scenario(name, backlog, bare, relay, aim)
+        });
+    }
+    let bucketed = Contestant::Relay {
+        setting: Some(("POSTRIDER_ORDERING", "bucketed(256)")),
+        delay_ms: 0,
+        build: Build::This,
+    };
+    let thousand = Backlog::new(events, ROW, THOUSAND_KEYS);
+    let mut buckets = scenario("bucketed", own, Contestant::RELAY, bucketed, least);
+    buckets.baseline.backlog = thousand;
+    all.push(buckets);
+    for (name, keys) in [
+        ("official-1000-keys", THOUSAND_KEYS),
+        ("official-own-keys", OWN_KEYS),
+    ] {
+        let backlog = Backlog::new(events, HUNDRED, keys);
+        let official = Contestant::Official;
+        all.push(scenario(
+            name,
+            backlog,
+            official,
+            Contestant::RELAY,
+            Aim::None,
+        ));
+    }
+}
+
+fn late_answers(events: u64, all: &mut Vec<Scenario>) {
+    let backlog = Backlog::new(events, ROW, THOUSAND_KEYS);
+    for delay_ms in [20, 100] {
+        let late = Contestant::Relay {
+            setting: None,
+            delay_ms,
+            build: Build::This,
+        };
+        let name = format!("answers-after-{delay_ms}-ms");
+        let aim = Aim::RatioAtLeast(0.90);
+        all.push(scenario(name, backlog, Contestant::RELAY, late, aim));
+    }
+}
+
+/// Payloads of many sizes. A backlog has at most four kilobytes for each event asked for, so that
+/// every size drains for about as long as the small ones, and no transaction is larger than a
+/// megabyte.
+fn payloads(events: u64, all: &mut Vec<Scenario>) {
+    for (name, bytes, rows) in [
+        ("payload-100-B", 100, 100),
+        ("payload-1-kB", 1_000, 100),
+        ("payload-10-kB", 10_000, 10),
+        ("payload-1-MB", 1_000_000, 1),
+    ] {
+        let count = events.min(events * 4_000 / bytes);
+        let backlog = Backlog::new(count, Some(rows), THOUSAND_KEYS).with_noise(bytes);
+        let theirs = Contestant::Recvlogical(Link::Tcp);
+        let aim = Aim::RatioAtLeast(0.85);
+        all.push(Scenario {
+            unit: Unit::Megabytes,
+            ..scenario(name, backlog, theirs, Contestant::RELAY, aim)
+        });
+    }
+}
+
+/// A tenth of the backlog, and ten times the backlog.
+fn lengths(events: u64, all: &mut Vec<Scenario>) {
+    let backlog = |events| Backlog::new(events, ROW, THOUSAND_KEYS);
+    for (name, count, full_only, pairs) in [
+        ("a-tenth", events / 10, false, 3),
+        ("ten-times", events * 10, true, 1),
+    ] {
+        let (theirs, aim) = (backlog(events), Aim::Within(0.10));
+        let mut lengths = scenario(
+            name,
+            backlog(count),
+            Contestant::RELAY,
+            Contestant::RELAY,
+            aim,
+        );
+        lengths.baseline.backlog = theirs;
+        lengths.full_only = full_only;
+        lengths.pairs = pairs;
+        lengths.unit = Unit::EventsStreamed;
+        all.push(lengths);
+    }
+}

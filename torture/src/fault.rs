@@ -1,0 +1,254 @@
+//! The faults of a schedule.
+
+use std::fmt;
+use std::time::Duration;
+
+use pubsub_emulator::Action;
+
+#[derive(Debug, Clone)]
+pub(crate) enum Fault {
+    /// SIGKILL to a relay, and a new relay after this time.
+    Kill(Duration),
+    /// SIGTERM to a relay, and a new relay after this time.
+    Stop(Duration),
+    /// SIGSTOP to the relay that holds the slot, and SIGCONT after this time.
+    Freeze(Duration),
+    /// `pg_terminate_backend` of the walsender.
+    TerminateWalsender,
+    /// `pg_terminate_backend` of all SQL sessions of the relay.
+    TerminateSql,
+    /// Nobody can write to the dispatch table for this time.
+    LockDispatch(Duration),
+    /// PostgreSQL goes down for this time.
+    Server(Outage, Duration),
+    /// This many publish requests meet this action.
+    Publish(Action, u64),
+    /// Every publish request meets this action for this time.
+    PublishFor(Action, Duration),
+    /// A topic is gone for this time.
+    TopicGone(&'static str, Duration),
+    /// All connections to Pub/Sub are cut.
+    CutPubsub,
+    /// All connections to Pub/Sub are reset, and new ones are refused for this time.
+    RefusePubsub(Duration),
+    /// The network between a relay and one of its peers, for this time.
+    Network(Side, Trouble, Duration),
+    /// The slot is lost while the relay is in this state.
+    SlotLost(Down, Loss),
+    /// The publication lacks the outbox table for this time.
+    Gap(Down, Unpublished, Duration),
+    /// The outbox table is replaced by another one with the same name.
+    Replaced(Down, Replacement),
+    /// A row longer than the relay reads from the stream.
+    TooLong,
+    /// All refusals are lifted, and everything in quarantine is released.
+    Release,
+}
+
+/// The state of the relay while something happens without its knowledge.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Down {
+    Running,
+    /// By `kill -9`; restarted afterwards.
+    Killed,
+    /// By SIGTERM; restarted afterwards.
+    Stopped,
+}
+
+/// How a slot is lost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Loss {
+    Dropped,
+    /// Dropped, and recreated at once.
+    Recreated,
+    /// By `max_slot_wal_keep_size`.
+    Invalidated,
+}
+
+/// How the outbox table is kept out of the stream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Unpublished {
+    TableOut,
+    PublicationDropped,
+    /// A relay with other settings serves the slot for a while, with another table.
+    NotInSettings,
+}
+
+/// What happens to the rows of the old table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Replacement {
+    /// They are in the new table, which is swapped for the old one.
+    Copied,
+    /// They are dropped with the old table. Rows that were not published yet are in the WAL.
+    Recreated,
+}
+
+/// A peer of the relay.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Side {
+    Postgres,
+    Pubsub,
+}
+
+/// A disturbance of the network.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Trouble {
+    /// Nothing passes until the end, and then everything arrives.
+    Stalled,
+    /// Everything is lost, and connections break in the end.
+    Swallowed,
+    /// Everything arrives this much later.
+    Delayed(Duration),
+    /// Connections break by RST, once.
+    Reset,
+    /// Connections end by FIN, once.
+    Finished,
+}
+
+/// How PostgreSQL goes down.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Outage {
+    Fast,
+    Immediate,
+    Kill9,
+}
+
+impl Fault {
+    /// Whether an attempt ends only by the relay's own timeout.
+    pub(crate) fn withholds_answers(&self) -> bool {
+        matches!(
+            self,
+            Fault::Publish(Action::NeverAnswer | Action::StoreThenNeverAnswer, _)
+                | Fault::Network(Side::Pubsub, Trouble::Stalled | Trouble::Swallowed, _)
+        )
+    }
+
+    /// Whether the relay may lose its lease because of this fault.
+    pub(crate) fn tries_the_lease(&self) -> bool {
+        matches!(
+            self,
+            Fault::Freeze(_)
+                | Fault::Network(Side::Postgres, Trouble::Stalled | Trouble::Swallowed, _)
+        )
+    }
+
+    /// Whether omitted rows are delivered after later rows of their key: in a gap that the stream
+    /// has passed, or with a slot that looks as if it had only moved on.
+    pub(crate) fn leaves_late_rows(&self) -> bool {
+        match self {
+            Fault::Gap(..) => true,
+            Fault::SlotLost(down, loss) => *down != Down::Stopped && *loss == Loss::Recreated,
+            _ => false,
+        }
+    }
+
+    /// Whether rows have to be read from their table, because the slot cannot deliver them.
+    pub(crate) fn needs_new_slot(&self) -> bool {
+        matches!(self, Fault::SlotLost(..) | Fault::TooLong)
+    }
+
+    /// Whether the relay has to recognise a recreated slot by what a clean stop left behind.
+    pub(crate) fn follows_a_clean_stop(&self) -> bool {
+        matches!(self, Fault::SlotLost(Down::Stopped, Loss::Recreated))
+    }
+
+    /// How long the fault lasts after it was caused.
+    pub(crate) fn lasts(&self) -> Duration {
+        match self {
+            Fault::PublishFor(_, span)
+            | Fault::TopicGone(_, span)
+            | Fault::RefusePubsub(span)
+            | Fault::LockDispatch(span)
+            | Fault::Network(_, _, span) => *span,
+            // Long enough for the relay to meet the row twice and create a new slot.
+            Fault::TooLong => Duration::from_secs(30),
+            // These faults are over as soon as they have been caused.
+            Fault::Kill(_)
+            | Fault::Stop(_)
+            | Fault::Freeze(_)
+            | Fault::TerminateWalsender
+            | Fault::TerminateSql
+            | Fault::Server(..)
+            | Fault::Publish(..)
+            | Fault::CutPubsub
+            | Fault::SlotLost(..)
+            | Fault::Gap(..)
+            | Fault::Replaced(..)
+            | Fault::Release => Duration::ZERO,
+        }
+    }
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Fault::Kill(gap) => write!(f, "kill -9 of the relay, a new relay after {gap:?}"),
+            Fault::Stop(gap) => write!(f, "SIGTERM to the relay, a new relay after {gap:?}"),
+            Fault::Freeze(span) => write!(f, "SIGSTOP to the relay for {span:?}"),
+            Fault::TerminateWalsender => f.write_str("pg_terminate_backend of the walsender"),
+            Fault::TerminateSql => f.write_str("pg_terminate_backend of the relay's SQL sessions"),
+            Fault::LockDispatch(span) => write!(f, "outbox.dispatch is locked for {span:?}"),
+            Fault::Server(outage, span) => {
+                let how = match outage {
+                    Outage::Fast => "fast shutdown",
+                    Outage::Immediate => "immediate shutdown",
+                    Outage::Kill9 => "kill -9",
+                };
+                write!(f, "{how} of PostgreSQL, up again after {span:?}")
+            }
+            Fault::Publish(action, times) => write!(f, "the next {times} publishes: {action:?}"),
+            Fault::PublishFor(action, span) => {
+                write!(f, "every publish for {span:?}: {action:?}")
+            }
+            Fault::TopicGone(kind, span) => write!(f, "topic {kind}.events is gone for {span:?}"),
+            Fault::CutPubsub => f.write_str("all connections to Pub/Sub are cut"),
+            Fault::RefusePubsub(span) => write!(f, "Pub/Sub refuses connections for {span:?}"),
+            Fault::Network(side, Trouble::Reset | Trouble::Finished, _) => {
+                write!(f, "a relay's connections to {side:?} are broken")
+            }
+            Fault::Network(side, trouble, span) => {
+                write!(f, "network to {side:?} for {span:?}: {trouble:?}")
+            }
+            Fault::SlotLost(down, loss) => write!(f, "the slot is {loss}, the relay {down}"),
+            Fault::Gap(down, Unpublished::TableOut, span) => {
+                write!(
+                    f,
+                    "the table is out of the publication for {span:?}, the relay {down}"
+                )
+            }
+            Fault::Gap(down, Unpublished::PublicationDropped, span) => {
+                write!(f, "there is no publication for {span:?}, the relay {down}")
+            }
+            Fault::Gap(_, Unpublished::NotInSettings, span) => {
+                write!(f, "the settings have another table for {span:?}")
+            }
+            Fault::Replaced(down, how) => {
+                write!(f, "the table is {how:?} under its name, the relay {down}")
+            }
+            Fault::TooLong => f.write_str("a row is too long for the stream"),
+            Fault::Release => {
+                f.write_str("refusals are lifted and everything in quarantine is released")
+            }
+        }
+    }
+}
+
+impl fmt::Display for Down {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Down::Running => "running",
+            Down::Killed => "was killed by kill -9 before",
+            Down::Stopped => "was stopped by SIGTERM before",
+        })
+    }
+}
+
+impl fmt::Display for Loss {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Loss::Dropped => "dropped",
+            Loss::Recreated => "dropped and recreated",
+            Loss::Invalidated => "invalidated by the server",
+        })
+    }
+}

@@ -1,0 +1,115 @@
+//! The log lines of a schedule's relays, and when each relay lived, by the journal's clock.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// Log lines of a relay that has the slot, or has delivered the rows from the tables that came
+/// before it.
+const STREAMS: [&str; 2] = ["streaming slot=", "recovered: everything"];
+/// Log line of a relay that begins to deliver from the tables.
+const RECOVERS: &str = "every row without a record in outbox.dispatch";
+/// Log line of a relay that gives up its requests in flight.
+const GIVEN_UP: &str = "PostgreSQL has released the slot";
+/// Log line of a relay that stops recording.
+const SUCCEEDED: &str = "another session has taken over the slot";
+
+/// A handle to the log. Clones share it.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Log {
+    inner: Arc<Mutex<Logged>>,
+}
+
+/// The contents of the log.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Logged {
+    pub(crate) lines: Vec<String>,
+    pub(crate) lives: Vec<Life>,
+    /// When relays began to deliver unrecorded rows from the tables.
+    pub(crate) recovers: Vec<Duration>,
+    /// When relays found that PostgreSQL had released their slot.
+    pub(crate) given_up: Vec<Duration>,
+    /// When relays found that another session had taken over their slot.
+    pub(crate) succeeded: Vec<Duration>,
+}
+
+impl Logged {
+    /// How often a relay began to deliver unrecorded rows from the tables.
+    pub(crate) fn recoveries(&self) -> u64 {
+        self.recovers.len() as u64
+    }
+}
+
+/// The life of one relay process.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Life {
+    pub(crate) pid: u32,
+    pub(crate) born: Duration,
+    pub(crate) died: Option<Duration>,
+    /// When it logged that it streams. A little earlier it has read the existing records.
+    pub(crate) streams: Vec<Duration>,
+}
+
+impl Log {
+    /// Notes that a relay was started.
+    pub(crate) fn born(&self, pid: u32, at: Duration) {
+        let mut log = self.lock();
+        let line = format!("{:8.3} -- relay {pid} starts", at.as_secs_f64());
+        log.lines.push(line);
+        log.lives.push(Life {
+            pid,
+            born: at,
+            died: None,
+            streams: Vec::new(),
+        });
+    }
+
+    /// Notes a log line of a relay.
+    pub(crate) fn said(&self, pid: u32, at: Duration, line: &str) {
+        let mut log = self.lock();
+        log.lines
+            .push(format!("{:8.3} [{pid}] {line}", at.as_secs_f64()));
+        if line.contains(RECOVERS) {
+            log.recovers.push(at);
+        }
+        if line.contains(GIVEN_UP) {
+            log.given_up.push(at);
+        }
+        if line.contains(SUCCEEDED) {
+            log.succeeded.push(at);
+        }
+        let life = log.lives.iter_mut().rfind(|life| life.pid == pid);
+        if let Some(life) = life.filter(|_| STREAMS.iter().any(|said| line.contains(said))) {
+            life.streams.push(at);
+        }
+    }
+
+    /// Notes that a relay is gone.
+    pub(crate) fn died(&self, pid: u32, at: Duration, how: &str) {
+        let mut log = self.lock();
+        let line = format!("{:8.3} -- relay {pid} {how}", at.as_secs_f64());
+        log.lines.push(line);
+        if let Some(life) = log.lives.iter_mut().rfind(|life| life.pid == pid) {
+            life.died = Some(at);
+        }
+    }
+
+    /// Whether the relay has logged anything.
+    pub(crate) fn has_spoken(&self, pid: u32) -> bool {
+        let name = format!(" [{pid}] ");
+        self.lock().lines.iter().any(|line| line.contains(&name))
+    }
+
+    /// Whether the relay has ever logged that it streams.
+    pub(crate) fn has_streamed(&self, pid: u32) -> bool {
+        let streams = |life: &Life| life.pid == pid && !life.streams.is_empty();
+        self.lock().lives.iter().any(streams)
+    }
+
+    pub(crate) fn all(&self) -> Logged {
+        self.lock().clone()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Logged> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,240 @@
+//! The faults of a schedule, their order and their moments.
+
+use pubsub_emulator::{Action, Code};
+
+use super::{KINDS, Release, Step, Temper, When};
+use crate::fault::{Down, Fault, Loss, Outage, Replacement, Side, Trouble, Unpublished};
+use crate::random::Random;
+
+/// Codes that do not say whether the messages were stored.
+const UNKNOWN_OUTCOME: [Code; 6] = [
+    Code::Unavailable,
+    Code::Internal,
+    Code::Unknown,
+    Code::Aborted,
+    Code::DeadlineExceeded,
+    Code::Cancelled,
+];
+
+/// The steps of a schedule. `release` is one of them if it happens during the schedule.
+pub(super) fn draw(temper: Temper, release: Release, random: &mut Random) -> Vec<Step> {
+    let kills = match temper {
+        Temper::Gentle => 0,
+        Temper::Publication | Temper::Tables => random.within(0..=2),
+        Temper::Loss | Temper::Standby => random.within(1..=3),
+        Temper::Crashes => random.within(2..=5),
+        Temper::Pubsub | Temper::Postgres | Temper::Network | Temper::Everything => {
+            random.within(1..=3)
+        }
+    };
+    let others = match temper {
+        Temper::Crashes | Temper::Loss | Temper::Publication | Temper::Tables => {
+            random.within(0..=1)
+        }
+        _ => random.within(1..=4),
+    };
+    let mut faults: Vec<Fault> = Vec::new();
+    for _ in 0..kills {
+        faults.push(Fault::Kill(random.millis(0..=150)));
+    }
+    let mut beside: Vec<Fault> = (0..others).map(|_| draw_fault(temper, random)).collect();
+    match temper {
+        Temper::Loss => beside.extend(draw_losses(random)),
+        Temper::Publication => beside.push(draw_gap(random)),
+        Temper::Tables => beside.extend(draw_replacement(random)),
+        _ => {}
+    }
+    if release == Release::UnderWay {
+        beside.push(Fault::Release);
+    }
+    for fault in beside {
+        let place = random.within(0..=faults.len() as u64) as usize;
+        faults.insert(place, fault);
+    }
+    let step = |fault| Step {
+        when: if random.per_mille(500) {
+            When::After(random.millis(5..=250))
+        } else {
+            When::Stored(random.within(1..=400))
+        },
+        fault,
+    };
+    faults.into_iter().map(step).collect()
+}
+
+fn draw_fault(temper: Temper, random: &mut Random) -> Fault {
+    let family = match temper {
+        Temper::Gentle => random.pick(&[Family::Gentle, Family::Gentle, Family::Refusals]),
+        Temper::Crashes => random.pick(&[Family::Gentle, Family::Gentle, Family::Refusals]),
+        Temper::Pubsub => random.pick(&[Family::Refusals, Family::Unanswered, Family::Cuts]),
+        Temper::Postgres => random.pick(&[Family::Server, Family::Server, Family::Gentle]),
+        Temper::Standby => random.pick(&[Family::Lease, Family::Lease, Family::Gentle]),
+        Temper::Network => random.pick(&[Family::Network, Family::Network, Family::Gentle]),
+        Temper::Loss | Temper::Publication | Temper::Tables => {
+            random.pick(&[Family::Gentle, Family::Refusals, Family::Unanswered])
+        }
+        Temper::Everything => random.pick(&[
+            Family::Gentle,
+            Family::Refusals,
+            Family::Unanswered,
+            Family::Cuts,
+            Family::Network,
+            Family::Server,
+        ]),
+    };
+    match family {
+        Family::Gentle => random.pick(&[
+            Fault::Stop(random.clone().millis(0..=150)),
+            Fault::TerminateWalsender,
+            Fault::TerminateSql,
+            Fault::LockDispatch(random.clone().millis(300..=900)),
+        ]),
+        Family::Refusals => draw_refusal(random),
+        Family::Unanswered => draw_unanswered(random),
+        Family::Cuts => {
+            if random.per_mille(700) {
+                Fault::CutPubsub
+            } else {
+                Fault::RefusePubsub(random.millis(50..=500))
+            }
+        }
+        Family::Server => Fault::Server(
+            random.pick(&[Outage::Fast, Outage::Immediate, Outage::Kill9]),
+            random.millis(0..=300),
+        ),
+        Family::Network => draw_network(random),
+        Family::Lease => {
+            // Sometimes so long that PostgreSQL gives the slot to the other relay.
+            let span = if random.per_mille(300) {
+                random.millis(5_500..=7_500)
+            } else {
+                random.millis(50..=600)
+            };
+            if random.per_mille(500) {
+                Fault::Freeze(span)
+            } else {
+                let trouble = random.pick(&[Trouble::Stalled, Trouble::Swallowed]);
+                Fault::Network(Side::Postgres, trouble, span)
+            }
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Family {
+    Gentle,
+    Refusals,
+    Unanswered,
+    Cuts,
+    Server,
+    Network,
+    Lease,
+}
+
+/// Rows that a recreated slot omits, without the relay noticing, are delivered late. One such loss
+/// leaves one stretch of each key whose order can be judged, so the schedule has no other loss.
+fn draw_losses(random: &mut Random) -> Vec<Fault> {
+    if random.per_mille(350) {
+        let down = random.pick(&[Down::Running, Down::Killed]);
+        return vec![Fault::SlotLost(down, Loss::Recreated)];
+    }
+    let noticed = [
+        (Down::Running, Loss::Dropped),
+        (Down::Running, Loss::Dropped),
+        (Down::Killed, Loss::Dropped),
+        (Down::Killed, Loss::Dropped),
+        (Down::Stopped, Loss::Dropped),
+        (Down::Stopped, Loss::Recreated),
+        (Down::Killed, Loss::Invalidated),
+        (Down::Stopped, Loss::Invalidated),
+    ];
+    let count = random.within(1..=2);
+    let losses = (0..count).map(|_| random.pick(&noticed));
+    losses
+        .map(|(down, loss)| Fault::SlotLost(down, loss))
+        .collect()
+}
+
+fn draw_replacement(random: &mut Random) -> Vec<Fault> {
+    let down = random.weighted(&[(4, Down::Running), (1, Down::Killed), (1, Down::Stopped)]);
+    let copied = Fault::Replaced(down, Replacement::Copied);
+    match random.within(0..=9) {
+        0..=1 => vec![copied],
+        2..=5 => vec![Fault::Replaced(down, Replacement::Recreated)],
+        6..=7 => vec![copied, Fault::SlotLost(Down::Killed, Loss::Dropped)],
+        // Rarely, because PostgreSQL decodes the row twice before the relay replaces the slot.
+        _ => vec![Fault::TooLong],
+    }
+}
+
+/// Without records, a recreated table starts a recovery, and rows that were dropped before they
+/// were delivered are gone, as docs/explanation/recovery.md says. So here the table keeps its rows.
+pub(super) fn keep_undelivered_rows(steps: &mut [Step]) {
+    for step in steps {
+        if let Fault::Replaced(_, how) = &mut step.fault {
+            *how = Replacement::Copied;
+        }
+    }
+}
+
+fn draw_gap(random: &mut Random) -> Fault {
+    if random.per_mille(300) {
+        let span = random.millis(30..=400);
+        return Fault::Gap(Down::Stopped, Unpublished::NotInSettings, span);
+    }
+    let down = random.weighted(&[(4, Down::Running), (1, Down::Killed), (1, Down::Stopped)]);
+    let what = random.pick(&[Unpublished::TableOut, Unpublished::PublicationDropped]);
+    Fault::Gap(down, what, random.millis(30..=400))
+}
+
+fn draw_network(random: &mut Random) -> Fault {
+    let side = random.pick(&[Side::Postgres, Side::Pubsub]);
+    let trouble = match random.within(0..=5) {
+        0 => Trouble::Stalled,
+        1 => Trouble::Swallowed,
+        2 => Trouble::Delayed(random.millis(2..=40)),
+        3 | 4 => Trouble::Reset,
+        _ => Trouble::Finished,
+    };
+    Fault::Network(side, trouble, random.millis(50..=700))
+}
+
+/// Nothing is stored, and the relay gets an error that says so.
+fn draw_refusal(random: &mut Random) -> Fault {
+    // The relay asks about events that wait for an operator only every few seconds. Rarely used,
+    // because it makes a schedule long.
+    if random.per_mille(60) {
+        let span = random.millis(50..=400);
+        return if random.per_mille(500) {
+            Fault::TopicGone(random.pick(&KINDS), span)
+        } else {
+            Fault::PublishFor(Action::Fail(Code::PermissionDenied), span)
+        };
+    }
+    if random.per_mille(250) {
+        let messages_per_second = random.pick(&[20, 200, 1_000]);
+        let storm = Action::Throttle {
+            messages_per_second,
+        };
+        Fault::PublishFor(storm, random.millis(100..=600))
+    } else {
+        let code = if random.per_mille(200) {
+            Code::ResourceExhausted
+        } else {
+            random.pick(&UNKNOWN_OUTCOME)
+        };
+        Fault::Publish(Action::Fail(code), random.within(1..=6))
+    }
+}
+
+/// The messages may be stored, and the relay cannot know.
+fn draw_unanswered(random: &mut Random) -> Fault {
+    let times = random.within(1..=4);
+    match random.within(0..=9) {
+        0..=4 => Fault::Publish(Action::StoreThenFail(random.pick(&UNKNOWN_OUTCOME)), times),
+        5..=6 => Fault::Publish(Action::FewerIds, times),
+        7 => Fault::Publish(Action::NeverAnswer, 1),
+        8 => Fault::Publish(Action::StoreThenNeverAnswer, 1),
+        _ => Fault::Publish(Action::Delay(random.millis(100..=900)), times),
+    }
+}

@@ -1,0 +1,120 @@
+//! Faults of the captured table itself: it is swapped for a copy, recreated, left out of the
+//! settings for a while, or gets a row that the stream cannot deliver.
+
+use std::time::{Duration, Instant};
+
+use tokio_postgres::Client;
+use tokio_postgres::types::PgLsn;
+
+use crate::fault::{Down, Replacement};
+use crate::gather::one;
+use crate::ground::execute;
+use crate::loss::{LIMIT, LOOK_INTERVAL, not_after};
+use crate::relay::Relay;
+use crate::stage::Stage;
+
+/// DDL must not make the writers wait long.
+const SESSION: &str = "SET lock_timeout = '200ms'; SET client_min_messages = 'error'";
+
+/// The rows keep their numbers and transactions in the new table.
+const COPY: &str = "\
+    INSERT INTO outbox.made_anew SELECT * FROM outbox.events ORDER BY seq; \
+    DROP TABLE IF EXISTS outbox.put_away; \
+    ALTER TABLE outbox.events RENAME TO put_away";
+
+/// The harness keeps the rows, because they show all committed events.
+const DROP: &str = "\
+    INSERT INTO shop.former \
+        SELECT id, aggregatetype, aggregateid, version, payload FROM outbox.events \
+        WHERE payload->>'t' IS DISTINCT FROM 'history'; \
+    DROP TABLE outbox.events";
+
+/// The table that the settings name while they lack `outbox.events`.
+const OTHER: &str = "\
+    CREATE TABLE IF NOT EXISTS shop.other (LIKE outbox.events INCLUDING ALL); \
+    GRANT USAGE ON SCHEMA shop TO postrider_relay; \
+    GRANT SELECT ON shop.other TO postrider_relay; \
+    ALTER PUBLICATION postrider ADD TABLE shop.other";
+
+/// As hexadecimal text, which PostgreSQL sends, this is longer than the 64 MiB that the relay reads
+/// at once. No message needs the column.
+const TOO_LONG: &str = "\
+    INSERT INTO outbox.events (aggregatetype, aggregateid, event_type, version, payload, scan) \
+    VALUES ('order', 'too-long', 'Scanned', 1, jsonb_build_object('t', 'too-long'), \
+        convert_to(repeat('x', 36000000), 'UTF8'))";
+
+impl Stage<'_> {
+    /// Replaces `outbox.events` by another table, in one transaction.
+    pub(crate) async fn replace_table(
+        &mut self,
+        down: Down,
+        how: Replacement,
+    ) -> Result<(), String> {
+        self.streams().await?;
+        let seat = self.take_down(down).await?;
+        let put_away = match how {
+            Replacement::Copied => COPY,
+            Replacement::Recreated => DROP,
+        };
+        let sql = format!(
+            "BEGIN; LOCK TABLE outbox.events IN ACCESS EXCLUSIVE MODE; \
+             CREATE TABLE outbox.made_anew (LIKE outbox.events INCLUDING ALL); {put_away}; \
+             ALTER TABLE outbox.made_anew RENAME TO events; \
+             GRANT SELECT ON outbox.events TO postrider_relay; \
+             ALTER PUBLICATION postrider SET TABLE outbox.events; COMMIT"
+        );
+        alter(&self.database.connect().await?, &sql).await?;
+        self.replace(seat, Duration::ZERO).await
+    }
+
+    /// For a while a relay whose settings name another table serves the slot, as after a deployment
+    /// that is rolled back and then rolled forward.
+    pub(crate) async fn roll_settings_back(&mut self, span: Duration) -> Result<(), String> {
+        self.streams().await?;
+        let Some(seat) = self.take_down(Down::Stopped).await? else {
+            return Ok(());
+        };
+        let client = self.database.connect().await?;
+        alter(&client, OTHER).await?;
+        // Events that the relay had not confirmed go to the other relay, which leaves them out.
+        let confirmed = "SELECT confirmed_flush_lsn FROM pg_replication_slots \
+                         WHERE slot_name = current_database()";
+        let before: PgLsn = one(&client, confirmed).await?;
+        let launch = self.seats[seat].launch.with_table("shop.other");
+        let mut other = Relay::start(&launch, seat, self.log.clone())?;
+        let deadline = Instant::now() + LIMIT;
+        while !self.log.has_streamed(other.pid()) {
+            if let Some(status) = other.has_ended()? {
+                return Err(format!("the relay of another table ended: {status}"));
+            }
+            not_after(deadline, "the relay of another table does not stream")?;
+            tokio::time::sleep(LOOK_INTERVAL).await;
+        }
+        tokio::time::sleep(span).await;
+        other.stop().await?;
+        let after: PgLsn = one(&client, "SELECT pg_current_wal_insert_lsn()").await?;
+        self.gaps.push((before.into(), after.into()));
+        self.replace(Some(seat), Duration::ZERO).await
+    }
+
+    /// Commits a row that ends every session that reads it.
+    pub(crate) async fn write_too_long(&mut self) -> Result<(), String> {
+        self.streams().await?;
+        let client = self.database.connect().await?;
+        let column = "ALTER TABLE outbox.events ADD COLUMN IF NOT EXISTS scan bytea";
+        alter(&client, column).await?;
+        execute(&client, TOO_LONG).await
+    }
+}
+
+/// Retries until the locks are available.
+async fn alter(client: &Client, sql: &str) -> Result<(), String> {
+    execute(client, SESSION).await?;
+    let deadline = Instant::now() + LIMIT;
+    while let Err(error) = execute(client, sql).await {
+        execute(client, "ROLLBACK").await?;
+        not_after(deadline, &error)?;
+        tokio::time::sleep(LOOK_INTERVAL).await;
+    }
+    Ok(())
+}

@@ -1,0 +1,69 @@
+//! When each connection to Pub/Sub was opened, and when it brought its last request.
+//!
+//! A fault that kills a relay or breaks its connections does not explain what a living relay does
+//! over its own connections. It can only explain something between a connection that ended with the
+//! fault and one that was opened since.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use pubsub_emulator::Attempt;
+
+use super::duplicates::LATE;
+use crate::stage::Occurrence;
+
+/// A connection. The time is needed because a client may use the same port again later.
+pub(super) type Connection = (SocketAddr, Option<Duration>);
+
+/// The connection that brought an attempt, if the journal knows it.
+pub(super) fn connection(attempt: &Attempt) -> Option<Connection> {
+    Some((attempt.peer?, attempt.connected))
+}
+
+/// When each connection was accepted, and when its last request came.
+#[derive(Debug)]
+pub(super) struct Connections(HashMap<Connection, (Duration, Duration)>);
+
+impl Connections {
+    pub(super) fn of(attempts: &[Attempt]) -> Self {
+        let mut connections = HashMap::new();
+        for attempt in attempts {
+            let Some(connection) = connection(attempt) else {
+                continue;
+            };
+            let at = attempt.received;
+            let opened = attempt.connected.unwrap_or(at);
+            let (first, last) = connections.entry(connection).or_insert((opened, at));
+            (*first, *last) = (opened.min(*first), at.max(*last));
+        }
+        Self(connections)
+    }
+
+    /// When it was accepted; `None` for a connection without attempts.
+    pub(super) fn opened(&self, connection: Connection) -> Option<Duration> {
+        self.0.get(&connection).map(|(opened, _)| *opened)
+    }
+
+    /// Whether the connection of one attempt may have ended with the fault while that of the other
+    /// attempt is younger. With several relays the other may also be older: that of a relay that
+    /// served earlier.
+    pub(super) fn are_parted_by(
+        &self,
+        occurrence: &Occurrence,
+        relays: usize,
+        one: &Attempt,
+        other: &Attempt,
+    ) -> bool {
+        let span = |attempt: &Attempt| self.0.get(&connection(attempt)?).copied();
+        let (Some(of_one), Some(of_other)) = (span(one), span(other)) else {
+            return false;
+        };
+        let ended = |(opened, last)| opened <= occurrence.to && last <= occurrence.to + LATE;
+        let began = |(opened, _)| opened >= occurrence.from || relays > 1;
+        connection(one) != connection(other)
+            && [(of_one, of_other), (of_other, of_one)]
+                .into_iter()
+                .any(|(gone, next)| ended(gone) && began(next))
+    }
+}

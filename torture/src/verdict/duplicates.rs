@@ -1,0 +1,261 @@
+//! Why was an event stored twice? Each repeat needs a reason in the plan.
+//!
+//! A copy whose answer was an error, or had too few ids, must be repeated. A copy with a good
+//! answer may be repeated only if the relay died, or lost its connections or its database, between
+//! the two. `senders` judges that a recorded copy is not repeated.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fmt;
+use std::time::Duration;
+
+use pubsub_emulator::checks::Duplicate;
+use pubsub_emulator::{Action, Answer, Attempt};
+
+use super::connections::{Connections, connection};
+use super::{Evidence, Violation};
+use crate::fault::{Down, Fault, Side, Trouble};
+use crate::stage::Occurrence;
+
+/// The reason for a duplicate.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) enum Cause {
+    /// The relay was killed between the two copies.
+    Killed,
+    /// PostgreSQL was down, or unreachable for longer than the lease, between the two.
+    ServerDown,
+    /// The relay was frozen, and another may have taken over.
+    Frozen,
+    /// The relay's session was ended from outside, and another relay took over.
+    TakenOver,
+    /// The relay's session was ended from outside, and the relay first saw that its slot was free.
+    GivenUp,
+    /// The relay's session was ended from outside, while the session that recreated the slot held
+    /// it.
+    Succeeded,
+    /// The connections to Pub/Sub were cut.
+    Cut,
+    /// Pub/Sub closed the connection after a GOAWAY, right after the answer.
+    Closed,
+    /// Nothing was recorded, and the session ended before its last position was confirmed.
+    SessionEnded,
+    /// Nothing was recorded, and a relay restarted from the events it had not vouched for.
+    Recovered,
+    /// Pub/Sub answered a stored request with an error, or with too few ids.
+    StoredButFailed,
+    /// No answer within the publish timeout.
+    NoAnswer,
+}
+
+impl fmt::Display for Cause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Cause::Killed => "after kill -9",
+            Cause::ServerDown => "after PostgreSQL was down or out of reach",
+            Cause::Frozen => "after a freeze",
+            Cause::TakenOver => "after a take-over from a living relay",
+            Cause::GivenUp => "after the end of a session whose slot was free already",
+            Cause::Succeeded => "after the end of a session whose slot another had for a moment",
+            Cause::Cut => "after cut connections",
+            Cause::Closed => "after a connection that was closed behind its last answers",
+            Cause::SessionEnded => "after the end of a session without records",
+            Cause::Recovered => "after a recovery without records",
+            Cause::StoredButFailed => "after a failure that had stored",
+            Cause::NoAnswer => "after no answer in time",
+        })
+    }
+}
+
+/// A request that was in flight when its sender died or its connection broke may be read and stored
+/// this much later.
+pub(super) const LATE: Duration = Duration::from_secs(1);
+
+/// A client that writes to a connection just after it was closed sees an error and may not read the
+/// last answers. This is how long before the close such answers may be.
+const LAST_MOMENTS: Duration = Duration::from_millis(250);
+
+#[derive(Debug, Default)]
+pub(super) struct Explained {
+    pub(super) causes: BTreeMap<Cause, u64>,
+    pub(super) violations: Vec<Violation>,
+}
+
+pub(super) fn explain(evidence: &Evidence, duplicates: &[Duplicate]) -> Explained {
+    let attempts: HashMap<u64, &Attempt> = evidence
+        .attempts
+        .iter()
+        .map(|attempt| (attempt.sequence, attempt))
+        .collect();
+    let connections = Connections::of(&evidence.attempts);
+    let mut explained = Explained::default();
+    for duplicate in duplicates {
+        let (before, again) = (attempts[&duplicate.before], attempts[&duplicate.sequence]);
+        match cause(evidence, &connections, before, again) {
+            Some(cause) => *explained.causes.entry(cause).or_default() += 1,
+            None => explained.violations.push(Violation::UnexplainedDuplicate {
+                event_id: duplicate.event_id.clone(),
+                before: before.sequence,
+                attempt: again.sequence,
+            }),
+        }
+    }
+    explained
+}
+
+fn cause(
+    evidence: &Evidence,
+    connections: &Connections,
+    before: &Attempt,
+    again: &Attempt,
+) -> Option<Cause> {
+    if matches!(before.answer, Answer::Error(_) | Answer::FewerIds) {
+        return Some(Cause::StoredButFailed);
+    }
+    let by_fault = blamed(evidence, connections, before, again).min();
+    // The relay starts its timeout when it sends a request, the journal when it has read the request.
+    // On a busy machine that is later, so the journal may see a wait shorter than the timeout.
+    let timeout = evidence.publish_timeout;
+    let at_least = (timeout.mul_f64(0.9)).min(timeout.saturating_sub(Duration::from_millis(500)));
+    let waited = again.received.saturating_sub(before.received);
+    let timed_out = waited >= at_least
+        && (before.ended).is_none_or(|ended| ended - before.received >= at_least);
+    let recovered = evidence.exceptions
+        && (evidence.log.recovers.iter())
+            .any(|begun| (before.received..=again.received).contains(begun));
+    let given_up = (evidence.log.given_up.iter())
+        .filter(|found| **found >= before.received)
+        .any(|found| is_ended_walsender(evidence, before, again, *found));
+    // The relay logs this once, but some of its requests in flight may leave later.
+    let succeeded = (evidence.log.succeeded.iter())
+        .any(|found| is_ended_walsender(evidence, before, again, *found));
+    let closed = evidence.closes_connections
+        && connection(again) != connection(before)
+        && is_among_the_last(evidence, before);
+    by_fault
+        .or(closed.then_some(Cause::Closed))
+        .or(timed_out.then_some(Cause::NoAnswer))
+        .or(recovered.then_some(Cause::Recovered))
+        .or(given_up.then_some(Cause::GivenUp))
+        .or(succeeded.then_some(Cause::Succeeded))
+}
+
+/// Whether a fault that ends only a walsender happened, and a relay `found` this before the second
+/// attempt.
+fn is_ended_walsender(
+    evidence: &Evidence,
+    before: &Attempt,
+    again: &Attempt,
+    found: Duration,
+) -> bool {
+    let is_found_since = |occurrence: &Occurrence| occurrence.from <= found;
+    let ends_one = |occurrence: &Occurrence| {
+        matches!(
+            occurrence.fault,
+            Fault::TerminateWalsender | Fault::SlotLost(Down::Running, _)
+        )
+    };
+    // While the publication did not exist, every walsender that reached that place in the WAL
+    // ended, no matter when.
+    let ends_each = |occurrence: &Occurrence| {
+        matches!(occurrence.fault, Fault::Gap(..)) && is_found_since(occurrence)
+    };
+    found <= again.received
+        && (evidence.occurrences.iter().any(ends_each)
+            || between(evidence, before, again)
+                .any(|occurrence| ends_one(occurrence) && is_found_since(occurrence)))
+}
+
+/// Whether the attempt's connection ended right after it.
+fn is_among_the_last(evidence: &Evidence, attempt: &Attempt) -> bool {
+    let ended = attempt.ended.unwrap_or(attempt.received);
+    let is_later = |other: &Attempt| {
+        connection(other) == connection(attempt) && other.received > ended + LAST_MOMENTS
+    };
+    attempt.peer.is_some() && !evidence.attempts.iter().any(is_later)
+}
+
+/// The faults that happened between two attempts.
+pub(super) fn between<'a>(
+    evidence: &'a Evidence,
+    before: &'a Attempt,
+    again: &'a Attempt,
+) -> impl Iterator<Item = &'a Occurrence> {
+    evidence.occurrences.iter().filter(|occurrence| {
+        occurrence.from <= again.received && occurrence.to + LATE >= before.received
+    })
+}
+
+/// The causes that explain the second attempt, among all faults between the two.
+pub(super) fn blamed<'a>(
+    evidence: &'a Evidence,
+    connections: &'a Connections,
+    before: &'a Attempt,
+    again: &'a Attempt,
+) -> impl Iterator<Item = Cause> {
+    between(evidence, before, again).filter_map(|occurrence| {
+        let cause = blame(evidence, &occurrence.fault)?;
+        let parts = match cause {
+            Cause::Killed => true,
+            // A network that holds requests back breaks no connection until the fault is over.
+            Cause::Cut => !occurrence.fault.withholds_answers(),
+            _ => false,
+        };
+        let is_parted = || connections.are_parted_by(occurrence, evidence.relays, before, again);
+        if !parts || is_parted() {
+            return Some(cause);
+        }
+        // With a standby, the killed relay may be the standby: the other relay loses the slot.
+        let loses_slot = matches!(occurrence.fault, Fault::SlotLost(..));
+        (loses_slot && evidence.relays > 1).then_some(Cause::TakenOver)
+    })
+}
+
+/// The cause that a fault gives when it happens between two copies.
+pub(super) fn blame(evidence: &Evidence, fault: &Fault) -> Option<Cause> {
+    match fault {
+        Fault::Kill(_) => Some(Cause::Killed),
+        Fault::Server(..) => Some(Cause::ServerDown),
+        Fault::Freeze(_) => Some(Cause::Frozen),
+        Fault::CutPubsub | Fault::RefusePubsub(_) => Some(Cause::Cut),
+        Fault::Network(_, Trouble::Delayed(_), _) => None,
+        Fault::Network(Side::Pubsub, ..) => Some(Cause::Cut),
+        Fault::Network(Side::Postgres, ..) => Some(Cause::ServerDown),
+        Fault::SlotLost(Down::Killed, _)
+        | Fault::Gap(Down::Killed, ..)
+        | Fault::Replaced(Down::Killed, _) => Some(Cause::Killed),
+        // The slot is free at once, while the relay's requests are still in flight. Their outcomes
+        // are not recorded once another relay has the slot.
+        Fault::TerminateWalsender | Fault::SlotLost(..) if evidence.relays > 1 => {
+            Some(Cause::TakenOver)
+        }
+        // Behind a transaction that is half delivered nothing can be confirmed, not even by a clean
+        // stop.
+        Fault::Stop(_)
+        | Fault::TerminateWalsender
+        | Fault::TerminateSql
+        | Fault::SlotLost(..)
+        | Fault::Gap(..)
+        | Fault::Replaced(..)
+        | Fault::TooLong
+            if evidence.exceptions =>
+        {
+            Some(Cause::SessionEnded)
+        }
+        // A clean stop finishes the requests in flight, and so does a session that was cut.
+        Fault::Stop(_)
+        | Fault::TerminateWalsender
+        | Fault::TerminateSql
+        | Fault::LockDispatch(_)
+        | Fault::SlotLost(..)
+        | Fault::Gap(..)
+        | Fault::Replaced(..)
+        | Fault::TooLong
+        | Fault::Release => None,
+        Fault::Publish(action, _) | Fault::PublishFor(action, _) => match action {
+            // The copy itself shows the effect of these faults.
+            Action::StoreThenFail(_) | Action::FewerIds => None,
+            Action::StoreThenNeverAnswer | Action::NeverAnswer | Action::Delay(_) => None,
+            Action::Fail(_) | Action::Throttle { .. } | Action::Poison { .. } => None,
+        },
+        Fault::TopicGone(..) => None,
+    }
+}

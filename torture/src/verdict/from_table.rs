@@ -1,0 +1,230 @@
+//! Events that were read from their table, because the stream did not bring them (G9).
+//!
+//! The position in their records shows it. Such events are allowed only where the plan takes the
+//! stream away, or where a relay without records has recovered. They are never allowed for a
+//! transaction that ended before the publication was altered, unless the slot had to be recreated.
+
+use std::collections::{HashMap, HashSet};
+use std::time::Duration;
+
+use pubsub_emulator::checks;
+
+use super::duplicates::LATE;
+use super::{Event, Evidence, Violation, order};
+
+/// What the plan does to the stream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) enum FromTable {
+    /// The stream brings everything.
+    #[default]
+    Never,
+    /// The slot is lost and the relay notices: rows from the tables come before the stream.
+    InOrder,
+    /// The stream leaves rows out. They are found concurrently and come late.
+    Late,
+}
+
+pub(super) fn check(evidence: &Evidence) -> Vec<Violation> {
+    let transactions: HashMap<&str, &str> = evidence
+        .events
+        .iter()
+        .map(|event| (&*event.id, &*event.transaction))
+        .collect();
+    // After a slot was recreated, every unrecorded row is delivered from the tables.
+    let first_gap = match evidence.log.recoveries() {
+        0 => evidence.first_gap(),
+        _ => None,
+    };
+    let mut violations = Vec::new();
+    for record in &evidence.records {
+        if !record.is_from_table() {
+            continue;
+        }
+        let mut complain = |what: &str| {
+            violations.push(Violation::Record {
+                event_id: record.event_id.clone(),
+                what: what.to_owned(),
+            });
+        };
+        // Without records a relay may have to recover after any crash.
+        let recovered = evidence.exceptions && evidence.log.recoveries() > 0;
+        if evidence.from_table == FromTable::Never && !recovered {
+            complain("it was read from its table, though the stream has brought everything");
+        }
+        let transaction = transactions.get(&*record.event_id).copied();
+        let ended = transaction.and_then(|label| evidence.committed_by.get(label));
+        if let (Some(ended), Some(gap)) = (ended, first_gap)
+            && *ended <= gap
+        {
+            complain("it was read from its table, and was committed before any gap");
+        }
+    }
+    violations
+}
+
+/// Events that may come after later events of their key.
+pub(super) fn late(evidence: &Evidence) -> HashSet<&str> {
+    match (evidence.from_table, evidence.exceptions) {
+        (FromTable::Late, true) => left_out(evidence),
+        (FromTable::Late, false) => recorded_late(evidence)
+            .chain(brought_later(evidence))
+            .collect(),
+        (FromTable::Never | FromTable::InOrder, _) => HashSet::new(),
+    }
+}
+
+/// Without records, the only sign that the stream left an event out is that later events overtook
+/// it. Only events that ended after the publication was altered may be overtaken.
+fn left_out(evidence: &Evidence) -> HashSet<&str> {
+    let Some(gap) = evidence.first_gap() else {
+        return HashSet::new();
+    };
+    let may_be = |event: &Event| {
+        let ended = evidence.committed_by.get(&event.transaction);
+        ended.is_none_or(|ended| *ended > gap)
+    };
+    let overtaken = overtaken(evidence).into_iter();
+    let left_out = overtaken.filter(|overtaken| may_be(overtaken.event));
+    left_out.map(|overtaken| &*overtaken.event.id).collect()
+}
+
+/// Whether a repeat after a recovery without records skipped only events of a long transaction. The
+/// id of that transaction is older than the commits before its own, so the relay may have vouched
+/// for it and not for them (docs/adr/0013-exceptions.md).
+pub(super) fn leaves_out_what_is_vouched_for(
+    evidence: &Evidence,
+    found: &checks::Violation,
+) -> bool {
+    let checks::Violation::Skipped {
+        stream,
+        event_id,
+        after,
+        sequence,
+    } = found
+    else {
+        return false;
+    };
+    let attempt = evidence.attempts.iter().find(|a| a.sequence == *sequence);
+    let has_recovered = (evidence.log.recovers.iter().min())
+        .is_some_and(|begun| attempt.is_some_and(|attempt| *begun < attempt.received));
+    if !evidence.exceptions || !has_recovered {
+        return false;
+    }
+    let first = order::first_copies(&evidence.attempts);
+    let events = order::streams(evidence).remove(stream).unwrap_or_default();
+    let mut events = events.into_iter().skip_while(|event| event.id != *after);
+    let ended = (events.next()).and_then(|event| evidence.committed_by.get(&event.transaction));
+    let mut left_out = events.take_while(|event| event.id != *event_id);
+    left_out.all(|event| {
+        let was_stored = first.get(&*event.id).is_some_and(|(_, at)| at < sequence);
+        let begun = evidence.begun_after.get(&event.transaction);
+        was_stored && ended.is_some_and(|ended| begun.is_some_and(|begun| begun < ended))
+    })
+}
+
+/// A transaction that was open while the publication was altered may contain other rows when
+/// PostgreSQL decodes it again for another session. Rows that were left out before then come after
+/// the rows that overtook them.
+fn brought_later(evidence: &Evidence) -> impl Iterator<Item = &str> {
+    let received: HashMap<u64, Duration> = evidence
+        .attempts
+        .iter()
+        .map(|attempt| (attempt.sequence, attempt.received))
+        .collect();
+    let begins_between = move |by: u64, first: u64| {
+        // Logs are read a little later than they are written.
+        let between = received[&by]..received[&first] + LATE;
+        let mut sessions = evidence.log.lives.iter().flat_map(|life| &life.streams);
+        sessions.any(|begun| between.contains(begun))
+    };
+    let overtaken = overtaken(evidence).into_iter();
+    overtaken
+        .filter(move |o| was_open(evidence, o.event) && begins_between(o.by, o.first))
+        .map(|overtaken| &*overtaken.event.id)
+}
+
+/// Whether the transaction was open while the publication was altered.
+fn was_open(evidence: &Evidence, event: &Event) -> bool {
+    let begun = evidence.begun_after.get(&event.transaction);
+    let ended = evidence.committed_by.get(&event.transaction);
+    evidence.gaps.iter().any(|(before, after)| {
+        begun.is_none_or(|begun| begun <= after) && ended.is_none_or(|ended| ended > before)
+    })
+}
+
+/// Such a transaction may also contain fewer rows when it is decoded again. If the first session
+/// published them and ended before it recorded them, they are repeated from their table, among the
+/// rows that the stream left out. Returns since when such an event counts as one of those.
+pub(super) fn repeated_from_table(evidence: &Evidence) -> HashMap<&str, Duration> {
+    let mut copies: HashMap<&str, (Duration, Duration)> = HashMap::new();
+    for attempt in evidence
+        .attempts
+        .iter()
+        .filter(|a| a.first_message_id.is_some())
+    {
+        for id in attempt.event_ids.iter().flatten() {
+            let at = attempt.received;
+            let span = copies.entry(id).or_insert((at, at));
+            *span = (span.0.min(at), span.1.max(at));
+        }
+    }
+    let recorded: HashSet<&str> = recorded_late(evidence).collect();
+    let events = evidence.events.iter();
+    let events = events.filter(|event| recorded.contains(&*event.id) && was_open(evidence, event));
+    let since = |event: &Event| {
+        let (first, last) = copies.get(&*event.id).copied()?;
+        let mut sessions = evidence.log.lives.iter().flat_map(|life| &life.streams);
+        // Logs are read a little later than they are written.
+        let begun = sessions.find(|begun| (first..last + LATE).contains(begun))?;
+        Some((*begun).min(last))
+    };
+    events
+        .filter_map(|event| Some((&*event.id, since(event)?)))
+        .collect()
+}
+
+/// An event whose first copy came after that of a later event of its key. Attempts are given by
+/// their numbers.
+struct Overtaken<'a> {
+    event: &'a Event,
+    first: u64,
+    by: u64,
+}
+
+fn overtaken(evidence: &Evidence) -> Vec<Overtaken<'_>> {
+    let copies = order::first_copies(&evidence.attempts);
+    let mut overtaken = Vec::new();
+    for (stream, events) in order::streams(evidence) {
+        if stream.ordering_key.is_empty() {
+            continue;
+        }
+        // From last to first, with the earliest first copy of the events behind.
+        let mut earliest = (u64::MAX, u64::MAX);
+        for event in events.into_iter().rev() {
+            let Some(copy) = copies.get(&*event.id).copied() else {
+                continue;
+            };
+            if copy > earliest {
+                overtaken.push(Overtaken {
+                    event,
+                    first: copy.1,
+                    by: earliest.1,
+                });
+            }
+            earliest = earliest.min(copy);
+        }
+    }
+    overtaken
+}
+
+fn recorded_late(evidence: &Evidence) -> impl Iterator<Item = &str> {
+    let records = evidence.records.iter();
+    records
+        .filter(|record| record.is_from_table())
+        .map(|record| record.event_id.as_str())
+}
+
+pub(super) fn count(evidence: &Evidence) -> u64 {
+    let records = evidence.records.iter();
+    records.filter(|record| record.is_from_table()).count() as u64
+}

@@ -1,0 +1,289 @@
+//! Judges the evidence of a schedule. Pure functions over plain data: no IO, no clock.
+//!
+//! `pubsub_emulator::checks` judges whether everything was published, in order, one request at a
+//! time per key. The files here prepare its input and add the checks that need the database:
+//!
+//! - `order`: the expected events and their order.
+//! - `positions`: nothing was confirmed too early.
+//! - `records`: the dispatch table is true.
+//! - `quarantine`: only refused events and the events behind them are set aside.
+//! - `from_table`: only events that the stream could not bring are read from a table.
+//! - `duplicates`: every repeat has its reason in the plan.
+//! - `senders`: no relay sends an event that it must know is recorded.
+//! - `stragglers`: requests that a dead client left in flight do not count against living ones.
+//! - `connections`: whether one client can have sent both of two requests.
+//! - `buckets`: aggregates that share a key.
+
+mod buckets;
+mod connections;
+mod duplicates;
+mod from_table;
+mod order;
+mod positions;
+mod quarantine;
+mod records;
+mod senders;
+mod stragglers;
+#[cfg(test)]
+mod tests;
+
+use std::borrow::Cow;
+use std::collections::{BTreeMap, HashMap};
+use std::fmt;
+use std::mem::discriminant;
+use std::time::Duration;
+
+use pubsub_emulator::Attempt;
+use pubsub_emulator::checks;
+
+pub(crate) use duplicates::Cause;
+pub(crate) use from_table::FromTable;
+pub(crate) use quarantine::Quarantine;
+
+use crate::log::Logged;
+use crate::stage::Occurrence;
+use crate::watch::Sample;
+
+/// A row of the outbox. It was committed, because it is in the table.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Event {
+    pub(crate) id: String,
+    /// The full name of the topic.
+    pub(crate) topic: String,
+    /// Empty for an event without a key.
+    pub(crate) key: String,
+    /// The order among the events of the key.
+    pub(crate) version: i64,
+    /// The label of the writer's transaction.
+    pub(crate) transaction: String,
+}
+
+/// A row of the dispatch table.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Record {
+    pub(crate) event_id: String,
+    pub(crate) commit_lsn: u64,
+    pub(crate) ordinal: i32,
+    pub(crate) state: String,
+    pub(crate) topic: String,
+    pub(crate) key: String,
+    pub(crate) message_id: Option<u64>,
+}
+
+impl Record {
+    fn is_published(&self) -> bool {
+        self.state == "published"
+    }
+
+    /// Records of streamed events begin at multiples of 8. Events read from their table have
+    /// positions where no commit can be (docs/adr/0011-recovery.md).
+    fn is_from_table(&self) -> bool {
+        self.commit_lsn % 8 == 7
+    }
+}
+
+/// All the evidence. Times are by the journal's clock.
+#[derive(Debug, Default)]
+pub(crate) struct Evidence {
+    pub(crate) attempts: Vec<Attempt>,
+    pub(crate) events: Vec<Event>,
+    pub(crate) records: Vec<Record>,
+    /// From the label of a transaction to a position at or before its begin.
+    pub(crate) begun_after: HashMap<String, u64>,
+    /// From the label of a transaction to a position at or after its end.
+    pub(crate) committed_by: HashMap<String, u64>,
+    pub(crate) samples: Vec<Sample>,
+    /// From an event id to a time at which the event certainly had a record.
+    pub(crate) recorded_at: HashMap<String, Duration>,
+    pub(crate) occurrences: Vec<Occurrence>,
+    pub(crate) publish_timeout: Duration,
+    /// Whether Pub/Sub closes connections of a certain age.
+    pub(crate) closes_connections: bool,
+    /// `dispatch = exceptions`: published events have no record unless they were released, and a
+    /// crash repeats more, but completely and in order.
+    pub(crate) exceptions: bool,
+    /// `ordering = bucketed(n)`.
+    pub(crate) buckets: Option<u64>,
+    /// How many relays share the slot.
+    pub(crate) relays: usize,
+    /// Whether the plan makes the relay deliver rows from their table.
+    pub(crate) from_table: FromTable,
+    /// The ends of the WAL before and after the publication was altered.
+    pub(crate) gaps: Vec<(u64, u64)>,
+    pub(crate) quarantine: Quarantine,
+    pub(crate) log: Logged,
+}
+
+impl Evidence {
+    /// The end of the WAL before the publication was altered for the first time.
+    fn first_gap(&self) -> Option<u64> {
+        self.gaps.iter().map(|(before, _)| *before).min()
+    }
+
+    /// The ordering key under which an event is published.
+    fn ordering_key<'a>(&self, event: &'a Event) -> Cow<'a, str> {
+        match self.buckets.filter(|_| !event.key.is_empty()) {
+            Some(buckets) => buckets::key(&event.key, buckets).into(),
+            None => event.key.as_str().into(),
+        }
+    }
+}
+
+/// A broken promise.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Violation {
+    /// Completeness, order or form of the published events.
+    Delivery(checks::Violation),
+    /// The slot had confirmed an event before it was stored (G1).
+    ConfirmedBeforeStored { event_id: String, sample: Sample },
+    /// The slot had confirmed events without a dispatch row (G4).
+    ConfirmedBeforeRecorded { unrecorded: u64, sample: Sample },
+    /// The dispatch table is wrong.
+    Record { event_id: String, what: String },
+    /// An event was sent although it had a dispatch row (G3).
+    SentAfterRecorded { event_id: String, attempt: u64 },
+    /// An event was stored again, and no fault of the plan explains it.
+    UnexplainedDuplicate {
+        event_id: String,
+        before: u64,
+        attempt: u64,
+    },
+    /// The relay did something it must not, or failed to do something it must.
+    Behaviour(String),
+}
+
+impl Violation {
+    /// Equal for violations that differ only in their details.
+    pub(crate) fn kind(&self) -> impl PartialEq + use<> {
+        let detail = match self {
+            Violation::Delivery(found) => Some(discriminant(found)),
+            Violation::ConfirmedBeforeStored { .. }
+            | Violation::ConfirmedBeforeRecorded { .. }
+            | Violation::Record { .. }
+            | Violation::SentAfterRecorded { .. }
+            | Violation::UnexplainedDuplicate { .. }
+            | Violation::Behaviour(_) => None,
+        };
+        (discriminant(self), detail)
+    }
+}
+
+/// The result of judging.
+#[derive(Debug, Default)]
+pub(crate) struct Verdict {
+    pub(crate) violations: Vec<Violation>,
+    pub(crate) events: u64,
+    pub(crate) stored_messages: u64,
+    pub(crate) attempts: u64,
+    pub(crate) duplicates: BTreeMap<Cause, u64>,
+    /// Events that were still set aside after everything else was delivered.
+    pub(crate) set_aside: u64,
+    /// Events that were read from their table.
+    pub(crate) from_table: u64,
+}
+
+impl Verdict {
+    pub(crate) fn is_clean(&self) -> bool {
+        self.violations.is_empty()
+    }
+
+    /// Adds an error that was found while the schedule was played.
+    pub(crate) fn add_misbehaviour(&mut self, what: Option<String>) {
+        self.violations.extend(what.map(Violation::Behaviour));
+    }
+
+    pub(crate) fn lost(&self) -> u64 {
+        self.count(|found| matches!(found, checks::Violation::Missing { .. }))
+    }
+
+    pub(crate) fn swapped(&self) -> u64 {
+        self.count(|found| {
+            matches!(
+                found,
+                checks::Violation::OutOfOrder { .. } | checks::Violation::Skipped { .. }
+            )
+        })
+    }
+
+    fn count(&self, wanted: impl Fn(&checks::Violation) -> bool) -> u64 {
+        let meets = |violation: &&Violation| match violation {
+            Violation::Delivery(found) => wanted(found),
+            _ => false,
+        };
+        self.violations.iter().filter(meets).count() as u64
+    }
+}
+
+/// Judges a schedule.
+pub(crate) fn judge(evidence: &Evidence) -> Verdict {
+    let report = order::check(evidence);
+    let found = report.violations.into_iter();
+    let mut violations: Vec<Violation> = found
+        .filter(|found| !stragglers::are_under_way_together(evidence, found))
+        .map(Violation::Delivery)
+        .collect();
+    violations.extend(positions::check(evidence));
+    violations.extend(records::check(evidence));
+    violations.extend(quarantine::check(evidence));
+    violations.extend(from_table::check(evidence));
+    let explained = duplicates::explain(evidence, &report.duplicates);
+    violations.extend(explained.violations);
+    violations.extend(senders::check(evidence));
+    violations.extend(panics(&evidence.log.lines));
+    Verdict {
+        violations,
+        events: evidence.events.len() as u64,
+        stored_messages: report.stored_messages as u64,
+        attempts: report.attempts as u64,
+        duplicates: explained.causes,
+        set_aside: evidence.quarantine.set_aside.len() as u64,
+        from_table: from_table::count(evidence),
+    }
+}
+
+fn panics(log: &[String]) -> Vec<Violation> {
+    log.iter()
+        .filter(|line| line.contains("panicked at"))
+        .map(|line| Violation::Behaviour(format!("the relay panicked: {line}")))
+        .collect()
+}
+
+impl fmt::Display for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Violation::Delivery(found) => found.fmt(f),
+            Violation::ConfirmedBeforeStored { event_id, sample } => write!(
+                f,
+                "confirmed before stored: at {:.3} s the slot had confirmed {:X}, past event \
+                 {event_id}, which was not stored by then",
+                sample.at.as_secs_f64(),
+                sample.confirmed
+            ),
+            Violation::ConfirmedBeforeRecorded { unrecorded, sample } => write!(
+                f,
+                "confirmed before recorded: at {:.3} s the slot had confirmed {:X}, and \
+                 {unrecorded} events before that had no dispatch row",
+                sample.at.as_secs_f64(),
+                sample.confirmed
+            ),
+            Violation::Record { event_id, what } => {
+                write!(f, "dispatch row of event {event_id}: {what}")
+            }
+            Violation::SentAfterRecorded { event_id, attempt } => write!(
+                f,
+                "sent after recorded: attempt {attempt} has event {event_id}, whose dispatch row \
+                 stood already"
+            ),
+            Violation::UnexplainedDuplicate {
+                event_id,
+                before,
+                attempt,
+            } => write!(
+                f,
+                "duplicate without a reason: event {event_id} was stored by attempt {before} and \
+                 again by attempt {attempt}"
+            ),
+            Violation::Behaviour(what) => f.write_str(what),
+        }
+    }
+}

@@ -1,0 +1,84 @@
+//! No relay sends an event that it must know is recorded (G3).
+//!
+//! Before a relay streams, it looks once for the dispatch rows of events after the slot's position.
+//! So a process must know the rows that existed when it started, and those from its own requests.
+//! It cannot know the rows that the connection of a killed or superseded relay commits after that
+//! look; the journal does not show these, so nothing is claimed about them. Events released from
+//! quarantine have a record and are still sent, and so are requests that a frozen relay had in its
+//! buffers.
+
+use std::collections::{HashMap, HashSet};
+use std::time::Duration;
+
+use pubsub_emulator::Attempt;
+
+use super::stragglers::lay_in_a_frozen_relay;
+use super::{Evidence, Violation, quarantine};
+use crate::log::Life;
+use crate::plan::Release;
+
+pub(super) fn check(evidence: &Evidence) -> Vec<Violation> {
+    let recorded_by = recording_attempts(evidence);
+    let lives = &evidence.log.lives;
+    let released = match evidence.quarantine.release {
+        Release::Never => HashSet::new(),
+        Release::AtTheEnd | Release::UnderWay => quarantine::concerned(evidence),
+    };
+    let mut violations = Vec::new();
+    let sent_knowingly = |attempt: &&Attempt| !lay_in_a_frozen_relay(evidence, attempt);
+    for attempt in evidence.attempts.iter().filter(sent_knowingly) {
+        let event_ids = attempt.event_ids.iter().flatten();
+        for event_id in event_ids.filter(|id| !released.contains(&***id)) {
+            let Some(recorded_at) = evidence.recorded_at.get(&**event_id) else {
+                continue;
+            };
+            let Some(sender) = sender(lives, attempt.received) else {
+                continue;
+            };
+            let is_its_own = recorded_by
+                .get(&**event_id)
+                .is_some_and(|sent| self::sender(lives, *sent) == Some(sender));
+            let knows_until = if is_its_own {
+                attempt.received
+            } else {
+                sender.born
+            };
+            if *recorded_at < knows_until {
+                violations.push(Violation::SentAfterRecorded {
+                    event_id: event_id.to_string(),
+                    attempt: attempt.sequence,
+                });
+            }
+        }
+    }
+    violations
+}
+
+/// For each event, the time at which the emulator received the message that its dispatch row names.
+fn recording_attempts(evidence: &Evidence) -> HashMap<&str, Duration> {
+    let mut by_message: HashMap<u64, Duration> = HashMap::new();
+    for attempt in &evidence.attempts {
+        if let Some(first) = attempt.first_message_id {
+            let ids = first..first + attempt.event_ids.len() as u64;
+            by_message.extend(ids.map(|id| (id, attempt.received)));
+        }
+    }
+    let sent = |id: Option<u64>| by_message.get(&id?).copied();
+    evidence
+        .records
+        .iter()
+        .filter_map(|record| Some((record.event_id.as_str(), sent(record.message_id)?)))
+        .collect()
+}
+
+/// The relay that sent at this time: the one that last logged that it streams. `None` if that relay
+/// was already dead, because its successor may not have logged yet.
+fn sender(lives: &[Life], at: Duration) -> Option<&Life> {
+    let last_word = |life: &Life| life.streams.iter().rev().find(|said| **said <= at).copied();
+    let last = lives
+        .iter()
+        .filter_map(|life| Some((last_word(life)?, life)))
+        .max_by_key(|(said, _)| *said);
+    last.map(|(_, life)| life)
+        .filter(|life| life.died.is_none_or(|died| at < died))
+}

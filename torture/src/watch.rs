@@ -1,0 +1,157 @@
+//! Observes what can only be seen while it happens: how far the slot was confirmed, and which
+//! events were recorded.
+//!
+//! One connection looks at the slot every few milliseconds. Times are by the journal's clock and
+//! are taken *after* the answer, so that an observation never seems earlier than it was. An error of
+//! the relay may go unnoticed for a millisecond, but a correct relay is never blamed.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use pubsub_emulator::Journal;
+use tokio::task::JoinHandle;
+use tokio_postgres::Client;
+use tokio_postgres::types::PgLsn;
+
+use crate::ground::Database;
+
+const LOOK_INTERVAL: Duration = Duration::from_millis(4);
+
+const RECORDS_BELOW: &str = "SELECT count(*) FROM outbox.dispatch WHERE commit_lsn < $1";
+
+/// The recorded events are read in full once every this many looks.
+const RECORDS_EVERY: u32 = 40;
+
+/// An observation of the slot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Sample {
+    /// A time at which the observation was over.
+    pub(crate) at: Duration,
+    pub(crate) confirmed: u64,
+    /// Dispatch rows of transactions before that position, counted right afterwards.
+    pub(crate) records_below: u64,
+}
+
+/// Everything that was observed.
+#[derive(Debug, Default, Clone)]
+pub(crate) struct Seen {
+    /// One sample for each position that was seen.
+    pub(crate) samples: Vec<Sample>,
+    /// From an event id to a time at which the event was known to have a dispatch row.
+    pub(crate) recorded_at: HashMap<String, Duration>,
+    pub(crate) looks: u64,
+}
+
+/// The running watch. It ends when dropped.
+#[derive(Debug)]
+pub(crate) struct Watch {
+    task: JoinHandle<()>,
+    journal: Journal,
+    seen: Arc<Mutex<Seen>>,
+}
+
+impl Watch {
+    /// Rows from a table have records at positions behind the slot's from the beginning. Where
+    /// there may be such rows, the count has to leave them out.
+    pub(crate) fn start(database: Database, journal: Journal, has_table_rows: bool) -> Self {
+        let seen = Arc::new(Mutex::new(Seen::default()));
+        let records_below = if has_table_rows {
+            format!("{RECORDS_BELOW} AND mod(commit_lsn - '0/0', 8) <> 7")
+        } else {
+            RECORDS_BELOW.to_owned()
+        };
+        let task = tokio::spawn(run(database, records_below, journal.clone(), seen.clone()));
+        Self {
+            task,
+            journal,
+            seen,
+        }
+    }
+
+    /// Reads the recorded events now, for example before a relay is restarted.
+    pub(crate) async fn note_records(&self, client: &Client) -> Result<(), String> {
+        note_records(client, &self.journal, &self.seen)
+            .await
+            .map_err(|e| format!("{e:?}"))
+    }
+
+    pub(crate) fn seen(&self) -> Seen {
+        lock(&self.seen).clone()
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+fn lock(seen: &Mutex<Seen>) -> std::sync::MutexGuard<'_, Seen> {
+    seen.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+async fn run(database: Database, records_below: String, journal: Journal, seen: Arc<Mutex<Seen>>) {
+    loop {
+        // The server may be down for a while, on purpose.
+        if let Ok(client) = database.connect().await {
+            let _ =
+                look_until_error(&client, &database.name, &records_below, &journal, &seen).await;
+        }
+        tokio::time::sleep(LOOK_INTERVAL).await;
+    }
+}
+
+async fn look_until_error(
+    client: &Client,
+    slot: &str,
+    records_below: &str,
+    journal: &Journal,
+    seen: &Mutex<Seen>,
+) -> Result<(), tokio_postgres::Error> {
+    let position = client
+        .prepare(
+            "SELECT confirmed_flush_lsn FROM pg_replication_slots \
+             WHERE slot_name = $1 AND confirmed_flush_lsn IS NOT NULL",
+        )
+        .await?;
+    // A separate statement, because its snapshot must not be older than the position.
+    let records = client.prepare(records_below).await?;
+    let mut last = None;
+    for look in 0u32.. {
+        let row = client.query_one(&position, &[&slot]).await?;
+        let confirmed: PgLsn = row.get(0);
+        let at = journal.now();
+        lock(seen).looks += 1;
+        if last.replace(confirmed) != Some(confirmed) {
+            let row = client.query_one(&records, &[&confirmed]).await?;
+            let records_below: i64 = row.get(0);
+            lock(seen).samples.push(Sample {
+                at,
+                confirmed: confirmed.into(),
+                records_below: records_below as u64,
+            });
+        }
+        if look % RECORDS_EVERY == 0 {
+            note_records(client, journal, seen).await?;
+        }
+        tokio::time::sleep(LOOK_INTERVAL).await;
+    }
+    Ok(())
+}
+
+async fn note_records(
+    client: &Client,
+    journal: &Journal,
+    seen: &Mutex<Seen>,
+) -> Result<(), tokio_postgres::Error> {
+    let rows = client
+        .query("SELECT event_id::text FROM outbox.dispatch", &[])
+        .await?;
+    let at = journal.now();
+    let mut seen = lock(seen);
+    for row in rows {
+        seen.recorded_at.entry(row.get(0)).or_insert(at);
+    }
+    Ok(())
+}

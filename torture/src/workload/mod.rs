@@ -1,0 +1,231 @@
+//! The writes during the faults: several writers, and other activity in the database.
+//!
+//! Writers reconnect when the server or their connection fails. If the COMMIT of a transaction was
+//! not answered, the table alone decides what should have been published.
+
+mod beside;
+mod transaction;
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use tokio::task::JoinSet;
+use tokio_postgres::{Client, SimpleQueryMessage};
+
+use crate::ground::{Database, roll_prepared_back};
+use crate::plan::WorkloadPlan;
+use crate::random::Random;
+use transaction::{Ending, Transaction};
+pub(crate) use transaction::{Shape, refused_id};
+
+/// A writer that waits for a lock held by a prepared transaction gives up.
+const SESSION: &str = "SET lock_timeout = '1s'; SET client_min_messages = 'error'";
+
+/// Asked right before BEGIN and right after COMMIT: the transaction lies between these positions.
+const POSITION: &str = "SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint";
+
+/// Writers continue while faults are still to come, but for at most this many times their number of
+/// transactions.
+const MOST_ROUNDS: u64 = 2;
+
+/// What the writers know.
+#[derive(Debug, Default)]
+pub(crate) struct Written {
+    /// For each transaction: a position at or before its begin.
+    pub(crate) begun_after: HashMap<String, u64>,
+    /// For each transaction whose COMMIT was answered: a position at or after its end.
+    pub(crate) committed_by: HashMap<String, u64>,
+    /// Transactions by shape, whether committed or not.
+    pub(crate) transactions: BTreeMap<Shape, u64>,
+}
+
+impl Written {
+    fn merge(&mut self, other: Self) {
+        self.begun_after.extend(other.begun_after);
+        self.committed_by.extend(other.committed_by);
+        for (shape, count) in other.transactions {
+            *self.transactions.entry(shape).or_default() += count;
+        }
+    }
+}
+
+/// The running writers.
+#[derive(Debug)]
+pub(crate) struct Writers {
+    tasks: JoinSet<Result<Written, String>>,
+    beside: JoinSet<()>,
+    /// Set when no more faults will come.
+    faults_are_over: Arc<AtomicBool>,
+}
+
+impl Writers {
+    /// `makes_slots`: slots are created while the writers write.
+    pub(crate) fn start(
+        database: &Database,
+        plan: &WorkloadPlan,
+        makes_slots: bool,
+        random: &mut Random,
+    ) -> Self {
+        let faults_are_over = Arc::new(AtomicBool::new(false));
+        let mut tasks = JoinSet::new();
+        for number in 0..plan.writers {
+            let writer = Writer {
+                number,
+                in_doubt: None,
+                database: database.clone(),
+                plan: plan.clone(),
+                random: random.fork(),
+                written: Written::default(),
+            };
+            tasks.spawn(writer.run(faults_are_over.clone()));
+        }
+        let beside = beside::start(database, plan, makes_slots, random);
+        Self {
+            tasks,
+            beside,
+            faults_are_over,
+        }
+    }
+
+    /// Lets the writers finish, now that the faults are over.
+    pub(crate) async fn finish(mut self) -> Result<Written, String> {
+        self.faults_are_over.store(true, Ordering::Relaxed);
+        let mut all = Written::default();
+        while let Some(ended) = self.tasks.join_next().await {
+            all.merge(ended.map_err(|e| format!("a writer: {e}"))??);
+        }
+        self.beside.shutdown().await;
+        Ok(all)
+    }
+}
+
+struct Writer {
+    number: u64,
+    /// A transaction that may be prepared, and would then hold its locks forever.
+    in_doubt: Option<String>,
+    database: Database,
+    plan: WorkloadPlan,
+    random: Random,
+    written: Written,
+}
+
+impl Writer {
+    async fn run(mut self, faults_are_over: Arc<AtomicBool>) -> Result<Written, String> {
+        let mut client: Option<Client> = None;
+        for n in 0..self.plan.transactions * MOST_ROUNDS {
+            if n >= self.plan.transactions && faults_are_over.load(Ordering::Relaxed) {
+                break;
+            }
+            let connected = match client.take().filter(|client| !client.is_closed()) {
+                Some(client) => client,
+                None => self.connect().await?,
+            };
+            if let Some(gid) = self.in_doubt.take() {
+                // Fails if there is no such transaction. `tidy` rolls back any remaining ones at the end.
+                let undo = format!("ROLLBACK PREPARED '{gid}'");
+                let _ = connected.batch_execute(&undo).await;
+            }
+            let label = format!("{}-{n}", self.number);
+            let is_refused = self.plan.poison.contains(&(self.number, n));
+            let poison = is_refused.then(|| refused_id(self.number, n));
+            let (database, random) = (&self.database.name, &mut self.random);
+            let transaction = Transaction::draw(database, label, poison, &self.plan, random);
+            *self
+                .written
+                .transactions
+                .entry(transaction.shape)
+                .or_default() += 1;
+            if let Ok(Some(position)) = position(&connected, POSITION).await {
+                let label = transaction.label.clone();
+                self.written.begun_after.insert(label, position);
+            }
+            match run(&connected, &transaction).await {
+                Ok(Some(position)) => {
+                    self.written
+                        .committed_by
+                        .insert(transaction.label, position);
+                }
+                Ok(None) => {}
+                // A lock that was not available, a deadlock, a deliberate division by zero, or a
+                // server that went away. Either the transaction did not commit, or the table shows
+                // it.
+                Err(_) => {
+                    // Fails if the connection broke; the writer then reconnects.
+                    let _ = connected.batch_execute("ROLLBACK").await;
+                    if let Ending::Prepare { gid, .. } = transaction.ending {
+                        self.in_doubt = Some(gid);
+                    }
+                }
+            }
+            client = Some(connected);
+            tokio::time::sleep(self.random.millis(0..=self.plan.pause_ms)).await;
+        }
+        Ok(self.written)
+    }
+
+    async fn connect(&self) -> Result<Client, String> {
+        // This ends, because `connect` gives up on a server that stays away.
+        loop {
+            let client = self.database.connect().await?;
+            if client.batch_execute(SESSION).await.is_ok() {
+                return Ok(client);
+            }
+        }
+    }
+}
+
+/// Runs the transaction. Returns a position at or after its end if its commit was answered.
+async fn run(
+    client: &Client,
+    transaction: &Transaction,
+) -> Result<Option<u64>, tokio_postgres::Error> {
+    let mut parts = transaction.parts.iter();
+    // Without a pause the whole transaction is one message, as many drivers send it.
+    let mut batch = String::from("BEGIN");
+    for part in parts.by_ref() {
+        batch = format!("{batch}; {part}");
+        if !transaction.pause.is_zero() {
+            client.batch_execute(&batch).await?;
+            tokio::time::sleep(transaction.pause).await;
+            batch = String::from("SELECT 1");
+        }
+    }
+    match &transaction.ending {
+        Ending::Commit => position(client, &format!("{batch}; COMMIT; {POSITION}")).await,
+        Ending::Rollback => {
+            client.batch_execute(&format!("{batch}; ROLLBACK")).await?;
+            Ok(None)
+        }
+        Ending::Prepare { gid, pause, commit } => {
+            let prepare = format!("{batch}; PREPARE TRANSACTION '{gid}'");
+            client.batch_execute(&prepare).await?;
+            tokio::time::sleep(*pause).await;
+            // Sent alone, because several statements in one message would be a transaction block.
+            let end = if *commit { "COMMIT" } else { "ROLLBACK" };
+            client
+                .batch_execute(&format!("{end} PREPARED '{gid}'"))
+                .await?;
+            if *commit {
+                position(client, POSITION).await
+            } else {
+                Ok(None)
+            }
+        }
+    }
+}
+
+/// The position that the last statement of `sql` returns.
+async fn position(client: &Client, sql: &str) -> Result<Option<u64>, tokio_postgres::Error> {
+    let messages = client.simple_query(sql).await?;
+    let row = messages.iter().rev().find_map(|message| match message {
+        SimpleQueryMessage::Row(row) => row.get(0),
+        _ => None,
+    });
+    Ok(row.and_then(|text| text.parse().ok()))
+}
+
+/// Rolls back the prepared transactions that the writers left behind.
+pub(crate) async fn tidy(database: &Database) -> Result<(), String> {
+    roll_prepared_back(&database.connect().await?).await
+}
