@@ -1,10 +1,11 @@
 //! A scenario: both sides drain their backlogs in turn, and the medians make a line of the report.
 
+use std::path::PathBuf;
+
 use crate::backlog::Backlog;
 use crate::cores::Cores;
 use crate::database::Database;
 use crate::drain::drain;
-use crate::process;
 use crate::report::Line;
 use crate::sample::{Sample, costs, median};
 use crate::scenario::{Scenario, Side, Unit};
@@ -17,6 +18,8 @@ pub(crate) struct Stock {
 
 struct Loaded {
     backlog: Backlog,
+    /// The build of the relay that made the schema.
+    schema: PathBuf,
     database: Database,
     /// The position at which the backlog ends.
     end: String,
@@ -24,17 +27,25 @@ struct Loaded {
     cores: Cores,
 }
 
+impl Loaded {
+    fn is_for(&self, side: &Side) -> bool {
+        self.backlog == side.backlog && self.schema == side.contestant.schema()
+    }
+}
+
 impl Stock {
-    /// Makes sure that a server has the backlog.
-    async fn load(&mut self, backlog: Backlog) -> Result<(), String> {
-        if self.find(&backlog).is_some() {
+    /// Makes sure that a server has the backlog of this side.
+    async fn load(&mut self, side: &Side) -> Result<(), String> {
+        if self.loaded.iter().any(|loaded| loaded.is_for(side)) {
             return Ok(());
         }
+        let (backlog, schema) = (side.backlog, side.contestant.schema());
         eprintln!("  writing {}", backlog.describe());
-        let database = Database::start(&process::binary()).await?;
+        let database = Database::start(&schema).await?;
         let end = database.load(&backlog).await?;
         self.loaded.push(Loaded {
             backlog,
+            schema,
             database,
             end,
             cores: Cores::Shared,
@@ -42,21 +53,16 @@ impl Stock {
         Ok(())
     }
 
-    fn find(&self, backlog: &Backlog) -> Option<&Loaded> {
-        self.loaded.iter().find(|l| l.backlog == *backlog)
-    }
-
     /// Drops all servers that none of these scenarios needs.
     pub(crate) fn keep_for<'a>(&mut self, scenarios: impl Iterator<Item = &'a Scenario>) {
-        let needed: Vec<_> = scenarios
-            .flat_map(|s| [s.baseline.backlog, s.ours.backlog])
-            .collect();
-        self.loaded.retain(|l| needed.contains(&l.backlog));
+        let needed: Vec<_> = scenarios.flat_map(|s| [&s.baseline, &s.ours]).collect();
+        self.loaded
+            .retain(|loaded| needed.iter().any(|side| loaded.is_for(side)));
     }
 
     async fn drain(&mut self, side: &Side, cores: Cores) -> Result<Sample, String> {
         let mut loaded = self.loaded.iter_mut();
-        let loaded = loaded.find(|l| l.backlog == side.backlog);
+        let loaded = loaded.find(|loaded| loaded.is_for(side));
         let loaded = loaded.expect("invariant: it was loaded");
         if loaded.cores != cores {
             cores.settle(&loaded.database).await?;
@@ -78,8 +84,8 @@ pub(crate) async fn compare(
     stock: &mut Stock,
     runs: u32,
 ) -> Result<Line, String> {
-    stock.load(scenario.baseline.backlog).await?;
-    stock.load(scenario.ours.backlog).await?;
+    stock.load(&scenario.baseline).await?;
+    stock.load(&scenario.ours).await?;
     let cores = scenario.cores;
     let (mut baseline, mut ours) = (Vec::new(), Vec::new());
     for run in 1..=runs {

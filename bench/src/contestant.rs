@@ -117,6 +117,17 @@ impl Contestant {
         }
     }
 
+    /// The build whose `init` makes the schema: each build of the relay needs its own.
+    pub(crate) fn schema(self) -> PathBuf {
+        match self {
+            Self::Relay {
+                build: Build::Other(binary),
+                ..
+            } => binary.to_owned(),
+            _ => process::binary(),
+        }
+    }
+
     /// The delay of the emulator's answers; `None` for programs that need no emulator.
     pub(crate) fn emulator_delay_ms(self) -> Option<u64> {
         match self {
