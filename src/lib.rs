@@ -22,12 +22,14 @@
 
 mod capture;
 pub mod cli;
+pub mod condition;
 mod dispatch;
 pub mod error;
 pub mod http;
 pub mod lanes;
 pub mod map;
 pub mod metrics;
+mod ops;
 pub mod postgres;
 mod printable;
 pub mod publish;

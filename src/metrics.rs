@@ -3,6 +3,8 @@
 //! Created once and shared. Cloning is cheap, and nothing here waits. Names follow Prometheus: base
 //! units last, `_total` for counters.
 
+mod topics;
+
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, UNIX_EPOCH};
@@ -15,7 +17,9 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
+use crate::condition::{self, Condition, Facts, RelayState, Troubles};
 use crate::server_clock::ServerClock;
+pub use topics::TopicFailures;
 
 /// Upper bounds of the latency buckets, seconds: from half a millisecond to ten minutes.
 const LATENCY_BUCKETS: [f64; 14] = [
@@ -95,17 +99,17 @@ impl OldestPending {
     }
 }
 
-/// When the last status message was sent.
+/// When something last happened.
 #[derive(Debug, Clone, Default)]
-pub struct LastStatus(Arc<Mutex<Option<Instant>>>);
+pub struct LastTime(Arc<Mutex<Option<Instant>>>);
 
-impl LastStatus {
-    /// Notes that a status message was sent now.
-    pub fn sent(&self) {
+impl LastTime {
+    /// It happens now.
+    pub fn now(&self) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
     }
 
-    /// The time since the last status message; `None` before the first.
+    /// The time since then; `None` if it has not happened yet.
     pub fn age(&self) -> Option<Duration> {
         self.0
             .lock()
@@ -126,6 +130,7 @@ pub struct Metrics {
     pub recoveries: Family<KindLabel, Counter>,
     pub publish_requests: Counter,
     pub publish_failures: Family<KindLabel, Counter>,
+    pub topic_failures: TopicFailures,
     pub unexpected_changes: Family<KindLabel, Counter>,
     pub events_quarantined: Family<KindLabel, Counter>,
     pub blocked_keys: OptionalGauge,
@@ -143,15 +148,39 @@ pub struct Metrics {
     pub oldest_pending: OldestPending,
     pub server_clock: ServerClock,
     pub retained_bytes: OptionalGauge,
+    /// Seconds until the session has caught up.
+    pub caught_up_in: OptionalGauge,
+    /// When Pub/Sub last stored a request.
+    pub last_published: LastTime,
+    /// What fails at present.
+    pub troubles: Troubles,
     pub latency: Histogram,
     /// When the last status message was sent to PostgreSQL; `/livez` checks its age.
-    pub last_status: LastStatus,
+    pub last_status: LastTime,
 }
 
 impl Metrics {
     /// A number that grows whenever an event gets an outcome.
     pub(crate) fn delivered(&self) -> u64 {
         self.events_published.get() + self.events_recorded.get()
+    }
+
+    /// The relay's condition now.
+    pub fn condition(&self, state: &RelayState) -> Condition {
+        let server_time = self.server_clock.now().duration_since(UNIX_EPOCH);
+        let server_time = server_time.unwrap_or_default();
+        let seconds = |gauge: Option<f64>| Duration::try_from_secs_f64(gauge?).ok();
+        let facts = Facts {
+            phase: state.phase_since(),
+            topics: self.troubles.topics(),
+            recording: self.troubles.recording(),
+            publication: self.troubles.publication(),
+            lag_bytes: self.lag_bytes.get().map(|bytes| bytes as u64),
+            oldest: seconds(self.oldest_pending.age_seconds()),
+            caught_up_in: seconds(self.caught_up_in.get()),
+            server_micros: i64::try_from(server_time.as_micros()).unwrap_or(i64::MAX),
+        };
+        condition::judge(&facts, Instant::now())
     }
 
     /// Resets the values that only the relay that holds the slot can know.
@@ -171,10 +200,12 @@ impl Metrics {
             &self.events_in_quarantine,
             &self.lag_bytes,
             &self.retained_bytes,
+            &self.caught_up_in,
         ] {
             unknown.set(None);
         }
         self.slot_health.clear();
+        self.troubles.forget();
         self.oldest_pending.forget();
         self.server_clock.forget();
     }
@@ -192,6 +223,7 @@ impl Default for Metrics {
             recoveries: Family::default(),
             publish_requests: Counter::default(),
             publish_failures: Family::default(),
+            topic_failures: TopicFailures::default(),
             unexpected_changes: Family::default(),
             events_quarantined: Family::default(),
             blocked_keys: OptionalGauge::default(),
@@ -209,8 +241,11 @@ impl Default for Metrics {
             oldest_pending: OldestPending::by(server_clock.clone()),
             server_clock,
             retained_bytes: OptionalGauge::default(),
+            caught_up_in: OptionalGauge::default(),
+            last_published: LastTime::default(),
+            troubles: Troubles::default(),
             latency: Histogram::new(LATENCY_BUCKETS),
-            last_status: LastStatus::default(),
+            last_status: LastTime::default(),
         }
     }
 }
@@ -220,11 +255,12 @@ impl Metrics {
     ///
     /// # Errors
     /// Never in practice: only when a `String` cannot be written to.
-    pub fn encode(&self, slot: &str) -> Result<String, std::fmt::Error> {
+    pub fn encode(&self, slot: &str, condition: &Condition) -> Result<String, std::fmt::Error> {
         let label = ("slot".into(), slot.to_owned().into());
         let mut registry = Registry::with_prefix_and_labels("postrider", [label].into_iter());
         self.register_counters(&mut registry);
         self.register_gauges(&mut registry);
+        topics::register(&mut registry, condition);
         let mut text = String::new();
         prometheus_client::encoding::text::encode(&mut text, &registry)?;
         Ok(text)
@@ -278,6 +314,11 @@ impl Metrics {
             "publish_failures",
             "Failed publish attempts, by error code. Refused events are set aside; all others are retried",
             self.publish_failures.clone(),
+        );
+        registry.register(
+            "topic_publish_failures",
+            "Failed publish attempts, by topic and error code; at most 50 topics are named",
+            self.topic_failures.counters.clone(),
         );
         registry.register(
             "unexpected_changes",

@@ -6,6 +6,7 @@ use std::collections::BTreeSet;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
+use postrider::condition::RelayState;
 use postrider::metrics::{KindLabel, Metrics};
 use postrider::settings::{Environment, KEYS, SettingKind, Settings};
 
@@ -202,7 +203,9 @@ fn every_metric_named_in_the_docs_exists() {
     metrics.publication_ok.set(Some(1.0));
     metrics.blocked_keys.set(Some(0.0));
     metrics.oldest_pending.set(None);
-    let exported = metrics.encode("postrider").expect("metrics can be encoded");
+    let condition = metrics.condition(&RelayState::default());
+    let encoded = metrics.encode("postrider", &condition);
+    let exported = encoded.expect("metrics can be encoded");
     for page in [
         "deploy/prometheus-alerts.yml",
         "docs/how-to/operations.md",

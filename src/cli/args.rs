@@ -62,6 +62,18 @@ pub(super) enum Command {
     /// Example: DATABASE_URL=postgres://shop_relay@db/shop PUBSUB_PROJECT_ID=shop postrider check
     #[command(verbatim_doc_comment)]
     Check(super::check::CheckArgs),
+    /// Show the whole relay on one screen: is it delivering, how far behind is it, what holds it up
+    ///
+    /// Reads the database only, so it works from any machine, and also while the relay is down. The
+    /// relay itself says in outbox.relay what holds it up, such as a topic that is missing. Exit
+    /// code: 0 ok, 1 warning, 2 critical, 3 missing or unknown.
+    ///
+    /// Examples:
+    ///   postrider status
+    ///   postrider status --watch       (a live view with graphs; q leaves it)
+    ///   postrider status --json
+    #[command(verbatim_doc_comment)]
+    Status(super::status::StatusArgs),
     /// Look at the replication slot; create, drop or advance it
     ///
     /// Without a command, it shows the slot that --slot or POSTRIDER_SLOT names.

@@ -17,6 +17,7 @@ mod recover;
 mod run;
 mod signals;
 mod slot;
+mod status;
 
 pub use args::Cli;
 
@@ -55,6 +56,7 @@ fn dispatch(cli: Cli, flags: &[(String, String)]) -> Result<ExitCode> {
         Command::Init(args) => init::run(&load()?, &args),
         Command::Check(args) => check::run(&load()?, &args),
         Command::Slot(args) => slot::run(&load()?, args),
+        Command::Status(args) => status::run(&load()?, &args),
         Command::Quarantine(args) => quarantine::run(&load()?, args),
         Command::Recover(args) => recover::run(&load()?, &args),
         Command::Explain { code } => Ok(explain::explain(code)),

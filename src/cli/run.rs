@@ -4,10 +4,11 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use super::{logging, signals};
+use crate::condition::RelayState;
 use crate::error::{Code, Error, Result};
 use crate::http;
 use crate::metrics::Metrics;
-use crate::relay::{Relay, RelayState};
+use crate::relay::Relay;
 use crate::settings::Settings;
 
 /// Threads for publishing; the replication stream has its own thread.

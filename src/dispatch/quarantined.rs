@@ -110,12 +110,7 @@ pub(crate) async fn blocked_keys(sql: &Sql, limit: usize) -> Result<Vec<BlockedK
                 .get(&group(row))
                 .is_none_or(|known| since < known.since)
             {
-                let key = BlockedKey {
-                    group: group(row),
-                    since,
-                    first: event_id(row, 4),
-                };
-                keys.insert(group(row), key);
+                keys.insert(group(row), blocked_key(row));
             }
         }
         if keys.len() > limit {
@@ -126,6 +121,25 @@ pub(crate) async fn blocked_keys(sql: &Sql, limit: usize) -> Result<Vec<BlockedK
         }
     }
     Ok(keys.into_values().collect())
+}
+
+/// The first keys that have quarantined events, in the order of their names. Events without a key
+/// count as one key of their topic.
+///
+/// # Errors
+/// Database errors.
+pub(crate) async fn first_keys(sql: &Sql, limit: usize) -> Result<Vec<BlockedKey>> {
+    let most = i64::try_from(limit).unwrap_or(i64::MAX);
+    let rows = sql.query(&groups_sql("quarantined", ""), &[&most]).await?;
+    Ok(rows.iter().map(blocked_key).collect())
+}
+
+fn blocked_key(row: &Row) -> BlockedKey {
+    BlockedKey {
+        group: group(row),
+        since: place(row, 2),
+        first: event_id(row, 4),
+    }
 }
 
 /// Up to `limit` groups that have released events, in order. With `after`, only groups that sort

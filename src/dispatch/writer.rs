@@ -44,6 +44,8 @@ const RETRY_PAUSE: Duration = Duration::from_millis(500);
 pub(crate) enum WriterEvent {
     /// These outcomes are durable.
     Recorded(Written),
+    /// Writing has failed and is tried again.
+    Retrying(Error),
     /// Writing cannot succeed until someone changes something.
     Failed(Error),
 }
@@ -160,8 +162,9 @@ async fn write_until_done(
                 return Err(error);
             }
             Err(error) if error.code().disposition() == Disposition::Retry => {
-                tracing::warn!(code = %error.code(), "cannot write outbox.dispatch, retrying: {error}");
                 *sql = None;
+                // If the session has ended, nobody receives this.
+                let _ = events.send(WriterEvent::Retrying(error));
                 tokio::time::sleep(RETRY_PAUSE).await;
             }
             Err(error) => return Err(error),

@@ -18,9 +18,9 @@ use axum::routing::get;
 use serde::Serialize;
 use tokio::net::TcpListener;
 
+use crate::condition::{Condition, ConditionKind, Phase, RelayState};
 use crate::error::{Code, Error, Result};
-use crate::metrics::Metrics;
-use crate::relay::{Phase, RelayState};
+use crate::metrics::{Metrics, OptionalGauge};
 
 #[derive(Debug, Clone)]
 struct Port {
@@ -28,6 +28,12 @@ struct Port {
     state: Arc<RelayState>,
     wal_sender_timeout: Duration,
     slot: Arc<str>,
+}
+
+impl Port {
+    fn condition(&self) -> Condition {
+        self.metrics.condition(&self.state)
+    }
 }
 
 /// Opens the port.
@@ -66,7 +72,7 @@ pub async fn serve(
 /// Prometheus' text format.
 async fn metrics_page(Shared(port): Shared<Port>) -> impl IntoResponse {
     const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-    match port.metrics.encode(&port.slot) {
+    match port.metrics.encode(&port.slot, &port.condition()) {
         Ok(text) => ([(header::CONTENT_TYPE, CONTENT_TYPE)], text).into_response(),
         Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
     }
@@ -92,32 +98,49 @@ async fn livez(Shared(port): Shared<Port>) -> (StatusCode, String) {
     }
 }
 
-/// 200 if the relay delivers, or is a standby for another relay that delivers.
+/// 200 if the relay delivers at least some topics, or is a standby for another relay.
 async fn readyz(Shared(port): Shared<Port>) -> (StatusCode, String) {
-    let phase = port.state.phase();
-    let code = match &phase {
-        Phase::Streaming | Phase::Recovering | Phase::Standby(_) => StatusCode::OK,
-        Phase::Connecting | Phase::Broken(_) => StatusCode::SERVICE_UNAVAILABLE,
+    let condition = port.condition();
+    let mut text = condition.state.name().to_owned();
+    if let Phase::Standby(holder) = port.state.phase() {
+        text += &format!(": the slot is held by {holder}");
+    }
+    if let Some(code) = &condition.code {
+        text += &format!(": {code}");
+    }
+    let is_ready = match condition.state {
+        ConditionKind::Streaming
+        | ConditionKind::CatchingUp
+        | ConditionKind::Recovering
+        | ConditionKind::Standby => true,
+        ConditionKind::BlockedOnPubsub => {
+            let last = port.metrics.last_published.age();
+            last.is_some_and(|age| age.as_secs_f64() < condition.for_seconds)
+        }
+        ConditionKind::Starting | ConditionKind::BlockedOnDatabase | ConditionKind::Broken => false,
     };
-    let text = match &phase {
-        Phase::Standby(holder) => format!("standby: the slot is held by {holder}\n"),
-        Phase::Broken(code) => format!("broken: {code}\n"),
-        Phase::Streaming | Phase::Recovering | Phase::Connecting => format!("{}\n", phase.name()),
+    let code = if is_ready {
+        StatusCode::OK
+    } else {
+        StatusCode::SERVICE_UNAVAILABLE
     };
-    (code, text)
+    (code, text + "\n")
 }
 
 /// The JSON of `/status`. An unknown value is `null`.
 #[derive(Debug, Serialize)]
 struct Status {
     slot: String,
+    /// `state`, and what holds it up: the same as in `postrider status --json`.
+    #[serde(flatten)]
+    condition: Condition,
     phase: &'static str,
-    /// The code of the error that ended the last session.
-    last_error: Option<&'static str>,
+    /// The code of the error that holds the delivery up.
+    last_error: Option<String>,
     /// The session that holds the slot while this relay is a standby.
     holder: Option<String>,
-    lag_bytes: Option<f64>,
-    retained_bytes: Option<f64>,
+    lag_bytes: Option<u64>,
+    retained_bytes: Option<u64>,
     lag_seconds: Option<f64>,
     publication_ok: Option<bool>,
     events_published: u64,
@@ -127,26 +150,26 @@ struct Status {
     in_flight_requests: i64,
     lanes: i64,
     lanes_waiting: i64,
-    blocked_keys: Option<i64>,
-    events_in_quarantine: Option<f64>,
+    blocked_keys: Option<u64>,
+    events_in_quarantine: Option<u64>,
 }
 
 async fn status(Shared(port): Shared<Port>) -> Json<Status> {
     let phase = port.state.phase();
     let metrics = &port.metrics;
+    let condition = port.condition();
+    let whole = |value: &OptionalGauge| value.get().map(|value| value as u64);
     Json(Status {
         slot: port.slot.to_string(),
         phase: phase.name(),
-        last_error: match &phase {
-            Phase::Broken(code) => Some(code.name()),
-            Phase::Connecting | Phase::Standby(_) | Phase::Recovering | Phase::Streaming => None,
-        },
+        last_error: condition.code.clone(),
+        condition,
         holder: match phase {
             Phase::Standby(holder) => Some(holder),
             Phase::Connecting | Phase::Recovering | Phase::Streaming | Phase::Broken(_) => None,
         },
-        lag_bytes: metrics.lag_bytes.get(),
-        retained_bytes: metrics.retained_bytes.get(),
+        lag_bytes: whole(&metrics.lag_bytes),
+        retained_bytes: whole(&metrics.retained_bytes),
         lag_seconds: metrics.oldest_pending.age_seconds(),
         publication_ok: metrics.publication_ok.get().map(|is_ok| is_ok == 1.0),
         events_published: metrics.events_published.get(),
@@ -156,7 +179,7 @@ async fn status(Shared(port): Shared<Port>) -> Json<Status> {
         in_flight_requests: metrics.in_flight_requests.get(),
         lanes: metrics.lanes.get(),
         lanes_waiting: metrics.lanes_waiting.get(),
-        blocked_keys: metrics.blocked_keys.get().map(|keys| keys as i64),
-        events_in_quarantine: metrics.events_in_quarantine.get(),
+        blocked_keys: whole(&metrics.blocked_keys),
+        events_in_quarantine: whole(&metrics.events_in_quarantine),
     })
 }

@@ -6,6 +6,7 @@
 //! quarantine.
 
 mod bad_events;
+mod failing_topics;
 mod released;
 
 use std::collections::HashMap;
@@ -18,6 +19,7 @@ use tokio::task::JoinSet;
 use super::budget::Budget;
 use super::quarantine::{self, Admission, EventPlace, Letter, Quarantine, Releaser};
 use super::topic_maker::TopicMaker;
+use failing_topics::FailingTopics;
 use released::Releases;
 
 use crate::dispatch::{DispatchWriter, Outcome, Record, SlotReader, WriterEvent, Written};
@@ -44,6 +46,8 @@ pub(super) struct Delivery {
     budget: Budget,
     backoff: Backoff,
     metrics: Metrics,
+    failing: FailingTopics,
+    /// Limits the lines about records that cannot be written.
     log: ThrottledLog,
     publishing: JoinSet<Answer>,
     quarantine: Quarantine,
@@ -56,6 +60,8 @@ pub(super) struct Delivery {
     dispatch: Dispatch,
     /// Events that are resolved without a row.
     resolved: Written,
+    /// Whether the writer's last attempt has failed.
+    cannot_record: bool,
 }
 
 /// The result of one attempt.
@@ -92,6 +98,7 @@ impl Delivery {
             topic_maker,
             budget: Budget::new(settings.in_flight_bytes),
             backoff: Backoff::new(seed),
+            failing: FailingTopics::new(metrics.troubles.clone()),
             metrics,
             log: ThrottledLog::default(),
             publishing: JoinSet::new(),
@@ -101,6 +108,7 @@ impl Delivery {
             letters: HashMap::new(),
             dispatch: settings.dispatch,
             resolved: Written::default(),
+            cannot_record: false,
         })
     }
 
@@ -213,8 +221,10 @@ impl Delivery {
 
     fn on_published(&mut self, mut request: Request, mut message_ids: MessageIds) {
         self.lanes.finished(&request);
+        self.failing.published(&request.key.topic);
         let at = self.metrics.server_clock.now();
         self.metrics.publish_requests.inc();
+        self.metrics.last_published.now();
         let bytes = request.events.iter().map(|event| event.message.len()).sum();
         self.budget.give_back_messages(request.events.len(), bytes);
         if !self.letters.is_empty() {
@@ -283,22 +293,17 @@ impl Delivery {
             Class::Throttled => Load::ReduceTopic,
             Class::Environment => Load::Keep,
         };
+        let now = Instant::now();
+        self.metrics.topic_failures.count(&topic, error.code());
         if self.topic_maker.can_help(error.code()) {
             self.topic_maker.make(topic);
-        } else if let Some(more) = self.log.due(error.code()) {
-            tracing::warn!(
-                code = kind,
-                attempt = request.failed_attempts + 1,
-                hint = error.hint_text(),
-                lanes_waiting = self.lanes.waiting() + 1,
-                since_last = more,
-                "{error}"
-            );
+        } else {
+            self.failing.failed(&topic, &error, now);
         }
         let pause = self
             .backoff
             .pause(failure.class, request.failed_attempts + 1);
-        self.lanes.failed(request, Instant::now() + pause, load);
+        self.lanes.failed(request, now + pause, load);
         Ok(())
     }
 
@@ -322,6 +327,22 @@ impl Delivery {
                 self.metrics.events_recorded.inc_by(events as u64);
                 self.quarantine.durable(records);
                 self.resolved.commits.extend(commits);
+                if self.cannot_record {
+                    self.cannot_record = false;
+                    self.metrics.troubles.can_record();
+                    tracing::info!("outcomes are recorded again");
+                }
+                Ok(())
+            }
+            WriterEvent::Retrying(error) => {
+                self.cannot_record = true;
+                self.metrics.troubles.cannot_record(&error);
+                if let Some(since_last) = self.log.due(error.code()) {
+                    tracing::warn!(
+                        code = %error.code(), hint = error.hint_text(), since_last,
+                        "cannot write outbox.dispatch, retrying: {error}"
+                    );
+                }
                 Ok(())
             }
             WriterEvent::Failed(error) => Err(error),
@@ -357,7 +378,8 @@ impl Delivery {
     }
 
     /// Sets the gauges.
-    pub(super) fn measure(&self) {
+    pub(super) fn measure(&mut self) {
+        self.failing.survey(&self.lanes);
         self.metrics.in_flight_bytes.set(self.budget.used() as i64);
         self.metrics
             .in_flight_requests

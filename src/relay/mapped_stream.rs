@@ -21,7 +21,7 @@ use super::backlog::Backlog;
 use super::intake::{Intake, IntakeStep, Streamed};
 use crate::error::{Code, Error, Result};
 use crate::map::OrderingKey;
-use crate::metrics::{LastStatus, Metrics};
+use crate::metrics::{LastTime, Metrics};
 use crate::postgres::connect;
 use crate::settings::Settings;
 use crate::source::{Chunk, Source, StreamOptions, frames};
@@ -77,7 +77,7 @@ impl MappedStream {
         let metrics = Metrics::default();
         let project = Arc::from(settings.project()?);
         Ok(Self {
-            source: Source::open(options, LastStatus::default()).await?,
+            source: Source::open(options, LastTime::default()).await?,
             intake: Intake::new(
                 settings
                     .tables

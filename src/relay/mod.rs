@@ -24,7 +24,6 @@ pub(crate) mod recovery;
 mod session;
 mod standby;
 mod start_check;
-mod state;
 mod stuck;
 mod supervisor;
 mod topic_maker;
@@ -40,16 +39,20 @@ use slot_manager::{DatabaseOrigin, Health, Slot};
 use tokio::sync::watch;
 
 pub use mapped_stream::{MappedEvent, MappedStream};
-pub use state::{Phase, RelayState};
 
-use crate::error::{Code, Disposition, Result};
+use crate::condition::{ConditionKind, RelayState};
+use crate::error::{Code, Disposition, Error, Result};
 use crate::metrics::Metrics;
+use crate::postgres::connect;
 use crate::publish::{Publisher, TopicAdmin};
 use crate::settings::Settings;
 
 /// Pauses between sessions: short at first, because a server that restarts is soon back.
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
 const LAST_PAUSE: Duration = Duration::from_secs(5);
+
+/// Writing why there is no session must not delay the next one for longer.
+const SAY_LIMIT: Duration = Duration::from_secs(2);
 
 /// How many bytes of the host name the instance name contains.
 const MAX_HOST_NAME: usize = 33;
@@ -114,8 +117,8 @@ impl Relay {
         }
         let mut server_answered = false;
         let mut pause = FIRST_PAUSE;
+        let mut said: Option<(Code, Instant)> = None;
         loop {
-            self.state.set(Phase::Connecting);
             let mut started = false;
             let ended = session::run(self, &mut shutdown, |phase| {
                 started = true;
@@ -136,7 +139,14 @@ impl Relay {
             if started {
                 pause = FIRST_PAUSE;
             }
-            self.state.set(Phase::Broken(error.code()));
+            self.state.broken(&error);
+            let is_known = said.is_some_and(|(code, at)| {
+                code == error.code() && at.elapsed() < supervisor::SAID_AGAIN
+            });
+            if !is_known {
+                said = Some((error.code(), Instant::now()));
+                self.say_what_broke(&error).await;
+            }
             tracing::warn!(
                 code = %error.code(), hint = error.hint_text(),
                 "{error}; retrying in {pause:?}"
@@ -146,6 +156,26 @@ impl Relay {
                 () = tokio::time::sleep(pause) => {}
             }
             pause = (pause * 2).min(LAST_PAUSE);
+        }
+    }
+}
+
+impl Relay {
+    /// Writes to the relay's row why there is no session, for `postrider status` and `slot show`. Does
+    /// nothing if the database cannot be reached, or is a copy whose row is not ours.
+    async fn say_what_broke(&self, error: &Error) {
+        let condition = self.metrics.condition(&self.state);
+        if condition.state != ConditionKind::Broken || error.code() == Code::ForeignCluster {
+            return;
+        }
+        let slot = &self.settings.slot;
+        let writing = async {
+            let target = self.settings.database()?;
+            let sql = connect(target, "postrider", SAY_LIMIT).await?;
+            record::write_condition(&sql, slot, &self.instance, Some(&condition)).await
+        };
+        if !matches!(tokio::time::timeout(SAY_LIMIT, writing).await, Ok(Ok(()))) {
+            tracing::debug!("could not write the condition to outbox.relay");
         }
     }
 }

@@ -363,7 +363,7 @@ impl Pipeline {
         confirmed
     }
 
-    fn measure(&self) {
+    fn measure(&mut self) {
         self.delivery.measure();
         self.metrics
             .oldest_pending

@@ -15,6 +15,7 @@ use tokio_postgres::types::{PgLsn, ToSql};
 
 use super::recovery::loss::Audit;
 use crate::capture::Snapshot;
+use crate::condition::Condition;
 use crate::error::{Code, Error, Result};
 use crate::postgres::Sql;
 use crate::settings::Dispatch;
@@ -36,7 +37,7 @@ const TAKE: &str = "\
         timeline = excluded.timeline, database_oid = excluded.database_oid, \
         confirmed_lsn = excluded.confirmed_lsn, \
         confirmed_is_final = false, instance = excluded.instance, since = now(), \
-        updated_at = now(), \
+        updated_at = now(), condition = NULL, condition_at = NULL, \
         dispatch = CASE WHEN excluded.dispatch = 'exceptions' THEN excluded.dispatch \
             ELSE relay.dispatch END, \
         audited_publication = CASE WHEN NOT $6 \
@@ -55,6 +56,11 @@ const WRITE_LEFT: &str = "\
         confirmed_lsn = CASE dispatch WHEN 'exceptions' THEN $2 ELSE confirmed_lsn END, \
         confirmed_is_final = confirmed_is_final OR dispatch = 'exceptions' \
     WHERE slot = $1 AND confirmed_lsn IS NOT NULL";
+
+/// Only if the row is still ours, and only the first time that nothing is held up.
+const WRITE_CONDITION: &str = "\
+    UPDATE outbox.relay SET condition = $3::text::jsonb, condition_at = now() \
+    WHERE slot = $1 AND instance = $2 AND (condition IS NOT NULL OR $3::text IS NOT NULL)";
 
 /// Only if the row is still ours: another relay may have taken the slot in the meantime.
 const WRITE_FINAL: &str = "\
@@ -227,6 +233,25 @@ pub(crate) async fn write_left(sql: &Sql, slot: &SlotName, confirmed: PgLsn) -> 
 /// Records how far the slot is confirmed.
 pub(super) async fn update(sql: &Sql, slot: &SlotName, confirmed: PgLsn) -> Result<()> {
     sql.execute(UPDATE, &[&slot.as_str(), &confirmed]).await?;
+    Ok(())
+}
+
+/// Says what holds the delivery up, for commands that cannot ask the relay; `None` when nothing does.
+/// Does nothing if another relay has the row.
+///
+/// # Errors
+/// Database errors.
+pub(super) async fn write_condition(
+    sql: &Sql,
+    slot: &SlotName,
+    instance: &str,
+    condition: Option<&Condition>,
+) -> Result<()> {
+    let json = condition.map(|condition| {
+        serde_json::to_string(condition).expect("invariant: a condition has a JSON form")
+    });
+    sql.execute(WRITE_CONDITION, &[&slot.as_str(), &instance, &json])
+        .await?;
     Ok(())
 }
 

@@ -25,12 +25,13 @@ use slot_manager::SlotName;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
+use super::Relay;
 use super::from_table::{self, FIRST_PLACE, Interrupted, Places, SessionEnded, TableSender};
 use super::record::{Manner, Unfinished, mark};
-use super::{Phase, Relay, RelayState};
 use crate::capture::claim::Captured;
 use crate::capture::record::Resolved;
 use crate::capture::{ScanWindow, record as captures, scan, shape};
+use crate::condition::{Phase, RelayState};
 use crate::error::{Code, Error, Result};
 use crate::map::TableSettings;
 use crate::metrics::Metrics;

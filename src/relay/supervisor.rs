@@ -5,6 +5,7 @@
 //! publication over SQL is the only protection: while it is wrong or unknown, no keepalive may be
 //! confirmed. The same look also reads the slot's metrics, and records the confirmed position.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -15,6 +16,7 @@ use tokio::task::JoinHandle;
 use tokio_postgres::types::PgLsn;
 
 use super::record;
+use crate::condition::{Condition, RelayState};
 use crate::error::{Code, Error, Result};
 use crate::metrics::{KindLabel, Metrics};
 use crate::postgres::{Sql, Target, connect};
@@ -23,6 +25,9 @@ use crate::source::LeaseProof;
 /// Time between two looks. Rows that are inserted while the publication is wrong must be read from
 /// the table: the shorter the interval, the fewer.
 const INTERVAL: Duration = Duration::from_secs(5);
+
+/// The condition is written again after this time, so that a stale one is recognised.
+pub(super) const SAID_AGAIN: Duration = Duration::from_secs(30);
 
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(4);
 const LOOK_LIMIT: Duration = Duration::from_secs(5);
@@ -54,6 +59,9 @@ pub(super) struct WatchSubject {
     /// The proof of our lease, which [`prove_lease`] renews, and our walsender's pid.
     pub(super) lease: (LeaseProof, i32),
     pub(super) wal_sender_timeout: Duration,
+    /// The name and the phase of this relay.
+    pub(super) instance: String,
+    pub(super) state: Arc<RelayState>,
 }
 
 /// Starts the supervisor. `state` is the publication, which was right a moment ago. A change wakes
@@ -75,6 +83,8 @@ pub(super) fn start(
             audit,
             // Write nothing before this session has taken the row: its old content is still needed.
             delivered: metrics.delivered(),
+            lag: LagTrend::default(),
+            said: None,
             metrics,
         };
         loop {
@@ -100,6 +110,30 @@ impl Drop for Supervisor {
     }
 }
 
+/// How fast the lag shrinks.
+#[derive(Debug, Default)]
+struct LagTrend {
+    looks: VecDeque<(Instant, u64)>,
+}
+
+impl LagTrend {
+    /// How many looks the trend is computed from: half a minute.
+    const LOOKS: usize = 6;
+
+    /// Adds a look. Returns the time until the lag is gone at the rate since the oldest look.
+    fn caught_up_in(&mut self, lag_bytes: Option<u64>, now: Instant) -> Option<Duration> {
+        let lag = lag_bytes?;
+        if self.looks.len() == Self::LOOKS {
+            self.looks.pop_front();
+        }
+        self.looks.push_back((now, lag));
+        let (at, before) = self.looks.front()?;
+        let shrunk = before.checked_sub(lag).filter(|shrunk| *shrunk > 0)?;
+        let seconds = now.saturating_duration_since(*at).as_secs_f64();
+        Duration::try_from_secs_f64(seconds * lag as f64 / shrunk as f64).ok()
+    }
+}
+
 struct Watcher {
     subject: WatchSubject,
     sql: Option<Sql>,
@@ -110,6 +144,9 @@ struct Watcher {
     /// Number of delivered events when the relay's row was last written, or when the supervisor
     /// started.
     delivered: u64,
+    lag: LagTrend,
+    /// The condition in the relay's row, and when it was written.
+    said: Option<(Condition, Instant)>,
 }
 
 impl Watcher {
@@ -133,6 +170,7 @@ impl Watcher {
         );
         self.metrics.lag_bytes.set(None);
         self.metrics.retained_bytes.set(None);
+        self.metrics.troubles.set_publication(Some(error));
         if error.code() == Code::PostgresStopping {
             Supervision::ServerStopping
         } else {
@@ -174,6 +212,9 @@ impl Watcher {
         let state = publication::inspect(sql, publication, tables).await?;
         if let Some(slot) = slots::find(sql, slot).await? {
             self.metrics.lag_bytes.set(slot.lag_bytes.map(|n| n as f64));
+            let caught_up_in = self.lag.caught_up_in(slot.lag_bytes, Instant::now());
+            let caught_up_in = caught_up_in.map(|time| time.as_secs_f64());
+            self.metrics.caught_up_in.set(caught_up_in);
             self.metrics
                 .retained_bytes
                 .set(slot.retained_bytes.map(|n| n as f64));
@@ -201,11 +242,37 @@ impl Watcher {
                 }
             }
         }
-        Ok(self.judge(&state))
+        let found = self.judge(&state);
+        self.say_what_holds_up().await;
+        Ok(found)
+    }
+
+    /// Writes to the relay's row what holds the delivery up, and again when nothing does any longer.
+    async fn say_what_holds_up(&mut self) {
+        let condition = self.metrics.condition(&self.subject.state);
+        let condition = condition.is_held_up().then_some(condition);
+        let is_known = match (&self.said, &condition) {
+            (None, None) => true,
+            (Some((said, at)), Some(now)) => said.is_like(now) && at.elapsed() < SAID_AGAIN,
+            _ => false,
+        };
+        let Some(sql) = self.sql.as_ref().filter(|_| !is_known) else {
+            return;
+        };
+        let WatchSubject { slot, instance, .. } = &self.subject;
+        match record::write_condition(sql, slot, instance, condition.as_ref()).await {
+            Ok(()) => self.said = condition.map(|condition| (condition, Instant::now())),
+            Err(error) => tracing::debug!(code = %error.code(), "outbox.relay: {error}"),
+        }
     }
 
     fn judge(&mut self, state: &PublicationState) -> Supervision {
         let problems = state.problems();
+        let first = problems.first().map(|problem| {
+            let what = format!("rows are not streamed: {problem}");
+            Error::new(Code::PublicationDrift, what).hint(problem.remedy())
+        });
+        self.metrics.troubles.set_publication(first.as_ref());
         for problem in &problems {
             tracing::error!(
                 code = "publication-drift",

@@ -5,6 +5,7 @@
 
 mod audit;
 mod capture;
+mod condition;
 mod connections;
 mod dead_ends;
 mod delivery;

@@ -8,8 +8,8 @@ use slot_manager::{Cluster, Finding, Severity, Slot, SlotError};
 
 use crate::cli::capture;
 use crate::cli::findings::{finding, finding_with_remedy};
-use crate::cli::slot::served_before;
 use crate::error::Result;
+use crate::ops::slot::served_before;
 use crate::postgres::Sql;
 use crate::settings::Settings;
 

@@ -10,9 +10,11 @@ use slot_manager::slots::{self, CreateOptions};
 use slot_manager::{Slot, publication};
 use tokio_postgres::types::PgLsn;
 
-use super::{CHANGE_TIMEOUT, STATEMENT_TIMEOUT, pending, served_before, session};
+use super::{CHANGE_TIMEOUT, STATEMENT_TIMEOUT, session};
 use crate::cli::{capture, figures, output};
 use crate::error::{Code, Error, Result};
+use crate::ops::pending;
+use crate::ops::slot::served_before;
 use crate::postgres::Sql;
 use crate::relay::record;
 use crate::settings::Settings;

@@ -237,6 +237,7 @@ impl World {
                     *self.recorded.entry(commit.lsn().as_u64()).or_default() += events;
                 }
             }
+            WriterEvent::Retrying(_) => {}
             WriterEvent::Failed(error) => panic!("{error}"),
         }
     }

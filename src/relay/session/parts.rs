@@ -75,6 +75,8 @@ pub(super) fn supervise(
         origin: cluster.origin(),
         lease: source.lease_proof(),
         wal_sender_timeout: settings.wal_sender_timeout,
+        instance: relay.instance.clone(),
+        state: relay.state.clone(),
     };
     let metrics = relay.metrics.clone();
     Ok(supervisor::start(subject, publication, metrics, hasten))

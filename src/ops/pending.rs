@@ -28,16 +28,16 @@ const BLOCK_BYTES: u64 = 8_192;
 
 /// The events that wait for delivery.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct PendingEvents {
+pub(crate) struct PendingEvents {
     /// Events without a record.
-    pub(super) events: u64,
+    pub(crate) events: u64,
     /// Age of the oldest by `occurred_at` and the server's clock; zero if no event waits, absent if a
     /// table has no such column.
-    pub(super) oldest: Option<Duration>,
+    pub(crate) oldest: Option<Duration>,
 }
 
 /// Looks at all captured tables; `None` if that would take long or the answer cannot be known.
-pub(super) async fn look(sql: &Sql, settings: &Settings) -> Result<Option<PendingEvents>> {
+pub(crate) async fn look(sql: &Sql, settings: &Settings) -> Result<Option<PendingEvents>> {
     match look_at_all(sql, settings).await {
         Err(error) if is_not_known(&error) => Ok(None),
         looked => looked,

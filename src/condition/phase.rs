@@ -1,10 +1,12 @@
-//! What the relay is doing now, for `/readyz`, `/status` and the log.
+//! The phase of the relay: what it is doing between and during its sessions.
 
-use std::sync::Mutex;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use slot_manager::Holder;
 
-use crate::error::Code;
+use super::trouble::Trouble;
+use crate::error::Error;
 
 /// The phase of the relay.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -19,7 +21,7 @@ pub enum Phase {
     /// Streams from the slot.
     Streaming,
     /// The last session broke; another attempt follows.
-    Broken(Code),
+    Broken(Trouble),
 }
 
 impl Phase {
@@ -35,35 +37,52 @@ impl Phase {
     }
 }
 
-/// The shared, current phase.
+/// The shared, current phase, and since when it lasts.
 #[derive(Debug)]
-pub struct RelayState(Mutex<Phase>);
+pub struct RelayState(Mutex<(Phase, Instant)>);
 
 impl Default for RelayState {
     fn default() -> Self {
-        Self(Mutex::new(Phase::Connecting))
+        Self(Mutex::new((Phase::Connecting, Instant::now())))
     }
 }
 
 impl RelayState {
+    fn lock(&self) -> MutexGuard<'_, (Phase, Instant)> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// The current phase.
     pub fn phase(&self) -> Phase {
-        match self.0.lock() {
-            Ok(phase) => phase.clone(),
-            Err(poisoned) => poisoned.into_inner().clone(),
+        self.lock().0.clone()
+    }
+
+    /// The current phase, and since when it lasts.
+    pub fn phase_since(&self) -> (Phase, Instant) {
+        self.lock().clone()
+    }
+
+    pub(crate) fn set(&self, phase: Phase) {
+        let mut current = self.lock();
+        if current.0 != phase {
+            *current = (phase, Instant::now());
         }
     }
 
-    pub(super) fn set(&self, phase: Phase) {
-        match self.0.lock() {
-            Ok(mut current) => *current = phase,
-            Err(poisoned) => *poisoned.into_inner() = phase,
-        }
+    /// A session has ended with an error, or could not begin. An error that lasts over several attempts
+    /// keeps its beginning.
+    pub(crate) fn broken(&self, error: &Error) {
+        let mut current = self.lock();
+        let since = match &current.0 {
+            Phase::Broken(earlier) if earlier.code == error.code() => earlier.since,
+            _ => Instant::now(),
+        };
+        *current = (Phase::Broken(Trouble::of(error, since)), since);
     }
 
     /// Sets the phase. Leaves out the holder's role and address, because anyone who can reach the
     /// HTTP port sees this. The log and `postrider slot` have them.
-    pub(super) fn standby(&self, holder: Option<&Holder>) {
+    pub(crate) fn standby(&self, holder: Option<&Holder>) {
         let shown = holder.map(|holder| Holder {
             client_addr: None,
             user: None,

@@ -1,4 +1,4 @@
-//! Gathers the state of the slot at one moment, and defines its JSON form.
+//! The state of the slot at one moment, with what its relay says, and its JSON form.
 
 use std::time::{Duration, Instant};
 
@@ -9,43 +9,48 @@ use slot_manager::health::{
 };
 use slot_manager::retention::{self, WalHolder};
 use slot_manager::{Cluster, DatabaseOrigin, Health, Severity, Slot, SlotName, cluster, slots};
+use tokio_postgres::error::SqlState;
 use tokio_postgres::types::PgLsn;
 
-use super::not_to_be_read;
 use super::pending::{self, PendingEvents};
+use super::verdict::{self, Verdict};
+use crate::condition::Condition;
 use crate::error::Result;
 use crate::postgres::Sql;
 use crate::settings::Settings;
+
+/// A relay that is held up says so every 30 seconds.
+const SAID_FOR: Duration = Duration::from_secs(75);
 
 /// Transactions younger than this also hold back WAL, but are not worth reporting.
 const HOLDERS_OLDER_THAN: Duration = Duration::from_secs(30);
 
 /// One look at the slot.
 #[derive(Debug)]
-pub(super) struct Look {
-    pub(super) name: SlotName,
-    pub(super) cluster: Cluster,
-    pub(super) at: Instant,
+pub(crate) struct SlotLook {
+    pub(crate) name: SlotName,
+    pub(crate) cluster: Cluster,
+    pub(crate) at: Instant,
     /// `None`: no slot with this name exists.
-    pub(super) slot: Option<Slot>,
-    pub(super) health: Health,
+    pub(crate) slot: Option<Slot>,
+    pub(crate) health: Health,
     /// `None`: unknown.
-    pub(super) pending: Option<PendingEvents>,
+    pub(crate) pending: Option<PendingEvents>,
     /// Transactions and slots that hold back WAL, oldest first.
-    pub(super) holders: Vec<WalHolder>,
-    pub(super) relay: Option<RelayRow>,
+    pub(crate) holders: Vec<WalHolder>,
+    pub(crate) relay: Option<RelayRow>,
     /// Rates since the previous look.
-    pub(super) rates: Option<Rates>,
-    pub(super) time_to_loss: Option<Duration>,
+    pub(crate) rates: Option<Rates>,
+    pub(crate) time_to_loss: Option<Duration>,
 }
 
 /// The relay's row in `outbox.relay`.
 #[derive(Debug, Serialize)]
-pub(super) struct RelayRow {
-    pub(super) instance: String,
+pub(crate) struct RelayRow {
+    pub(crate) instance: String,
     /// RFC 3339, UTC.
-    pub(super) since: String,
-    pub(super) system_identifier: String,
+    pub(crate) since: String,
+    pub(crate) system_identifier: String,
     #[serde(skip)]
     database_oid: Option<u32>,
     #[serde(skip)]
@@ -53,24 +58,26 @@ pub(super) struct RelayRow {
     #[serde(skip)]
     confirmed_is_final: bool,
     /// Why a recovery is due or running; absent if none is.
-    pub(super) recovering: Option<String>,
+    pub(crate) recovering: Option<String>,
     /// Which events get a row in outbox.dispatch: `full` or `exceptions`.
-    pub(super) dispatch: String,
+    pub(crate) dispatch: String,
+    /// What holds the delivery up, as the relay said a moment ago; `None` if nothing does.
+    pub(crate) condition: Option<Condition>,
 }
 
 /// Bytes of WAL per second since the previous look.
 #[derive(Debug, Clone, Copy, Serialize)]
-pub(super) struct Rates {
+pub(crate) struct Rates {
     /// Written by the server.
-    pub(super) written_bytes_per_second: u64,
+    pub(crate) written_bytes_per_second: u64,
     /// Confirmed by the reader.
-    pub(super) confirmed_bytes_per_second: u64,
+    pub(crate) confirmed_bytes_per_second: u64,
 }
 
 /// The output of `slot show --json`; programs depend on it.
 #[derive(Serialize)]
 #[serde(untagged)]
-pub(super) enum SlotJson<'a> {
+pub(crate) enum SlotJson<'a> {
     Missing {
         slot_name: &'a SlotName,
         health: &'a Health,
@@ -80,10 +87,10 @@ pub(super) enum SlotJson<'a> {
 
 /// The columns of the slot, plus the fields below.
 #[derive(Serialize)]
-pub(super) struct FoundSlot<'a> {
+pub(crate) struct FoundSlot<'a> {
     #[serde(flatten)]
     slot: &'a Slot,
-    health: &'a Health,
+    health: &'static str,
     severity: Severity,
     remedy: Option<String>,
     lag_seconds: Option<f64>,
@@ -97,19 +104,20 @@ pub(super) struct FoundSlot<'a> {
 
 const RELAY: &str = "\
     select instance, to_char(since at time zone 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS\"Z\"'), \
-           system_identifier, confirmed_lsn, confirmed_is_final, recovering, dispatch, database_oid \
+           system_identifier, confirmed_lsn, confirmed_is_final, recovering, dispatch, database_oid, \
+           condition::text, extract(epoch from clock_timestamp() - condition_at)::float8 \
     from outbox.relay where slot = $1";
 
-impl Look {
+impl SlotLook {
     /// Looks at the slot, and compares it with the previous look.
     ///
     /// # Errors
     /// `slot-foreign` when the name belongs to a slot that no relay can use.
-    pub(super) async fn take(
+    pub(crate) async fn take(
         sql: &Sql,
         settings: &Settings,
         thresholds: &Thresholds,
-        before: Option<&Look>,
+        before: Option<&SlotLook>,
     ) -> Result<Self> {
         let name = settings.slot.clone();
         let cluster = cluster::inspect(sql).await?;
@@ -159,8 +167,15 @@ impl Look {
         })
     }
 
+    /// The health of the slot, or what holds up the relay that reads it.
+    pub(crate) fn verdict(&self) -> Verdict {
+        let relay = self.relay.as_ref();
+        let condition = relay.and_then(|relay| relay.condition.as_ref());
+        verdict::of(&self.health, condition)
+    }
+
     /// One JSON object; for a missing slot it has only name and health.
-    pub(super) fn json(&self) -> SlotJson<'_> {
+    pub(crate) fn json(&self) -> SlotJson<'_> {
         let health = &self.health;
         let Some(slot) = &self.slot else {
             return SlotJson::Missing {
@@ -168,11 +183,12 @@ impl Look {
                 health,
             };
         };
+        let verdict = self.verdict();
         SlotJson::Found(Box::new(FoundSlot {
             slot,
-            health,
-            severity: health.severity(),
-            remedy: health.remedy(),
+            health: verdict.name,
+            severity: verdict.severity,
+            remedy: verdict.remedy,
             lag_seconds: self.lag_time().map(|lag| lag.as_secs_f64()),
             pending_events: self.pending.map(|pending| pending.events),
             held_back_by: &self.holders,
@@ -183,7 +199,7 @@ impl Look {
     }
 
     /// Age of the oldest undelivered event, if known.
-    pub(super) fn lag_time(&self) -> Option<Duration> {
+    pub(crate) fn lag_time(&self) -> Option<Duration> {
         self.pending.and_then(|pending| pending.oldest)
     }
 }
@@ -201,11 +217,20 @@ async fn relay_row(sql: &Sql, slot: &SlotName) -> Result<Option<RelayRow>> {
                 confirmed_is_final: row.get(4),
                 recovering: row.get(5),
                 dispatch: row.get(6),
+                condition: said(row.get(8), row.get(9)),
             }
         })),
         Err(error) if not_to_be_read(&error) => Ok(None),
         Err(error) => Err(error.into()),
     }
+}
+
+/// The condition that the relay wrote this many seconds ago, unless it would have written again since.
+fn said(json: Option<&str>, seconds_ago: Option<f64>) -> Option<Condition> {
+    let mut condition: Condition = serde_json::from_str(json?).ok()?;
+    let ago = seconds_ago.filter(|ago| *ago < SAID_FOR.as_secs_f64())?;
+    condition.for_seconds += ago;
+    Some(condition)
 }
 
 impl RelayRow {
@@ -244,4 +269,29 @@ impl Rates {
             )?,
         })
     }
+}
+
+/// The position up to which the relay of this slot has confirmed, if one ever ran. If it did, a missing
+/// slot means a gap. `None` also when the relay's tables do not exist or this role may not read them.
+pub(crate) async fn served_before(sql: &Sql, slot: &SlotName) -> Result<Option<Lsn>> {
+    const STATEMENT: &str = "select confirmed_lsn from outbox.relay where slot = $1";
+    match sql.query_opt(STATEMENT, &[&slot.as_str()]).await {
+        Ok(row) => {
+            let confirmed: Option<PgLsn> = row.and_then(|row| row.get(0));
+            Ok(confirmed.map(|lsn| Lsn::new(lsn.into())))
+        }
+        Err(error) if not_to_be_read(&error) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Whether a statement failed because the relay's tables do not exist or this role may not read them.
+fn not_to_be_read(error: &tokio_postgres::Error) -> bool {
+    let states = [
+        SqlState::UNDEFINED_TABLE,
+        SqlState::INVALID_SCHEMA_NAME,
+        SqlState::UNDEFINED_COLUMN,
+        SqlState::INSUFFICIENT_PRIVILEGE,
+    ];
+    error.code().is_some_and(|code| states.contains(code))
 }
