@@ -33,11 +33,11 @@ async fn relay(settings: Settings) -> Result<()> {
         Some(addr) => Some(http::listen(addr).await?),
         None => None,
     };
-    let (slot, wal_sender_timeout) = (settings.slot.clone(), settings.wal_sender_timeout);
+    let settings_of_port = Arc::new(settings.clone());
     let relay = Relay::new(settings, metrics.clone(), state.clone())?;
     let port = listener.map(|listener| {
         tokio::spawn(async move {
-            http::serve(listener, slot.as_str(), metrics, state, wal_sender_timeout).await;
+            http::serve(listener, settings_of_port, metrics, state).await;
         })
     });
     let ended = relay.run(shutdown).await;

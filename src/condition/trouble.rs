@@ -1,5 +1,6 @@
 //! What goes wrong at present: errors that the relay retries while its session goes on.
 
+use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
@@ -54,6 +55,20 @@ struct Board {
     topics: Vec<FailingTopic>,
     recording: Option<Trouble>,
     publication: Option<Trouble>,
+    /// The latest troubles that have begun, oldest first.
+    recent: VecDeque<Trouble>,
+}
+
+/// How many troubles are remembered.
+const REMEMBERED: usize = 50;
+
+impl Board {
+    fn remember(&mut self, trouble: Trouble) {
+        if self.recent.len() == REMEMBERED {
+            self.recent.pop_front();
+        }
+        self.recent.push_back(trouble);
+    }
 }
 
 impl Troubles {
@@ -80,7 +95,11 @@ impl Troubles {
     pub fn cannot_record(&self, error: &Error) {
         let mut board = self.lock();
         let since = board.recording.as_ref().map(|trouble| trouble.since);
-        board.recording = Some(Trouble::of(error, since.unwrap_or_else(Instant::now)));
+        let trouble = Trouble::of(error, since.unwrap_or_else(Instant::now));
+        if since.is_none() {
+            board.remember(trouble.clone());
+        }
+        board.recording = Some(trouble);
     }
 
     /// Outcomes are recorded.
@@ -97,12 +116,27 @@ impl Troubles {
     pub fn set_publication(&self, error: Option<&Error>) {
         let mut board = self.lock();
         let since = board.publication.as_ref().map(|trouble| trouble.since);
-        let since = since.unwrap_or_else(Instant::now);
-        board.publication = error.map(|error| Trouble::of(error, since));
+        let trouble = error.map(|error| Trouble::of(error, since.unwrap_or_else(Instant::now)));
+        if let (None, Some(trouble)) = (since, &trouble) {
+            board.remember(trouble.clone());
+        }
+        board.publication = trouble;
     }
 
-    /// Forgets everything, when the session ends.
+    /// An error has begun, or has ended a session.
+    pub fn remember(&self, error: &Error) {
+        self.lock().remember(Trouble::of(error, Instant::now()));
+    }
+
+    /// The latest troubles that have begun, oldest first.
+    pub fn recent(&self) -> Vec<Trouble> {
+        self.lock().recent.iter().cloned().collect()
+    }
+
+    /// Forgets what fails, when the session ends. The recent troubles stay.
     pub fn forget(&self) {
-        *self.lock() = Board::default();
+        let mut board = self.lock();
+        board.topics.clear();
+        (board.recording, board.publication) = (None, None);
     }
 }

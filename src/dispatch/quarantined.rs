@@ -44,7 +44,7 @@ fn groups_sql(state: &str, which: &str) -> String {
                           d.commit_lsn, d.ordinal \
                  LIMIT 1) n) \
          SELECT coalesce(topic, ''), coalesce(ordering_key, ''), commit_lsn, ordinal, event_id, \
-                source_id FROM g LIMIT $1"
+                source_id, error FROM g LIMIT $1"
     )
 }
 
@@ -81,6 +81,8 @@ pub(crate) struct BlockedKey {
     pub(crate) since: (u64, u32),
     /// The id of that event.
     pub(crate) first: EventId,
+    /// Why it is there.
+    pub(crate) error: Option<String>,
 }
 
 /// Every key with events in quarantine, at most `limit`.
@@ -139,6 +141,7 @@ fn blocked_key(row: &Row) -> BlockedKey {
         group: group(row),
         since: place(row, 2),
         first: event_id(row, 4),
+        error: row.get(6),
     }
 }
 

@@ -1,14 +1,15 @@
-//! The HTTP port: `/metrics`, `/livez`, `/readyz` and `/status`.
+//! The HTTP port: `/metrics`, `/livez`, `/readyz` and `/status`, and a page for people (`page`).
 //!
-//! The port has no authentication, so it shows nothing that helps an intruder: no payload, key, secret
-//! or setting, no version, and no role or address of the database. `listener` limits the resources
-//! that a client can use.
+//! The first four need no authentication, so they show nothing that helps an intruder: no payload, key
+//! or secret, no version, and no role or address of the database. `listener` limits the resources that a
+//! client can use.
 
+mod history;
 mod listener;
+mod page;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
 
 use axum::Router;
 use axum::extract::State as Shared;
@@ -21,13 +22,16 @@ use tokio::net::TcpListener;
 use crate::condition::{Condition, ConditionKind, Phase, RelayState};
 use crate::error::{Code, Error, Result};
 use crate::metrics::{Metrics, OptionalGauge};
+use crate::settings::Settings;
+use history::History;
 
 #[derive(Debug, Clone)]
 struct Port {
     metrics: Metrics,
     state: Arc<RelayState>,
-    wal_sender_timeout: Duration,
-    slot: Arc<str>,
+    settings: Arc<Settings>,
+    history: History,
+    overview: page::Overview,
 }
 
 impl Port {
@@ -49,30 +53,42 @@ pub async fn listen(addr: SocketAddr) -> Result<TcpListener> {
 /// Answers requests until it is dropped.
 pub async fn serve(
     listener: TcpListener,
-    slot: &str,
+    settings: Arc<Settings>,
     metrics: Metrics,
     state: Arc<RelayState>,
-    wal_sender_timeout: Duration,
 ) {
+    let history = History::default();
+    let recording = history.clone().record(metrics.clone(), state.clone());
     let port = Port {
         metrics,
         state,
-        wal_sender_timeout,
-        slot: slot.into(),
+        settings,
+        history,
+        overview: page::Overview::default(),
     };
-    let router = Router::new()
+    let mut router = Router::new()
         .route("/metrics", get(metrics_page))
         .route("/livez", get(livez))
         .route("/readyz", get(readyz))
-        .route("/status", get(status))
-        .with_state(port);
-    match listener::serve(listener, router).await {}
+        .route("/status", get(status));
+    // Without an address the page stays off.
+    if let Ok(addr) = listener.local_addr() {
+        router = router.merge(page::routes(addr, &port));
+    }
+    let served = listener::serve(listener, router.with_state(port));
+    tokio::select! {
+        () = recording => {}
+        never = served => match never {},
+    }
 }
 
 /// Prometheus' text format.
 async fn metrics_page(Shared(port): Shared<Port>) -> impl IntoResponse {
     const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-    match port.metrics.encode(&port.slot, &port.condition()) {
+    match port
+        .metrics
+        .encode(port.settings.slot.as_str(), &port.condition())
+    {
         Ok(text) => ([(header::CONTENT_TYPE, CONTENT_TYPE)], text).into_response(),
         Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
     }
@@ -84,7 +100,7 @@ async fn livez(Shared(port): Shared<Port>) -> (StatusCode, String) {
     let silent = port.metrics.last_status.age();
     match (port.state.phase(), silent) {
         (Phase::Streaming | Phase::Recovering, Some(silent))
-            if silent > port.wal_sender_timeout =>
+            if silent > port.settings.wal_sender_timeout =>
         {
             (
                 StatusCode::SERVICE_UNAVAILABLE,
@@ -160,7 +176,7 @@ async fn status(Shared(port): Shared<Port>) -> Json<Status> {
     let condition = port.condition();
     let whole = |value: &OptionalGauge| value.get().map(|value| value as u64);
     Json(Status {
-        slot: port.slot.to_string(),
+        slot: port.settings.slot.to_string(),
         phase: phase.name(),
         last_error: condition.code.clone(),
         condition,

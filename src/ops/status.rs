@@ -60,6 +60,8 @@ pub(crate) struct QuarantinedKey {
     pub(crate) topic: String,
     pub(crate) ordering_key: String,
     pub(crate) first_event: String,
+    /// Why that event is there.
+    pub(crate) error: Option<String>,
 }
 
 /// Rows by PostgreSQL's statistics, and when they were read.
@@ -221,6 +223,7 @@ async fn quarantine(sql: &Sql) -> Result<Option<QuarantineStatus>> {
                 topic: key.group.topic.to_string(),
                 ordering_key: key.group.ordering_key.to_string(),
                 first_event: key.first.shown(),
+                error: key.error.clone(),
             });
             Ok(Some(QuarantineStatus {
                 events: events.unsigned_abs(),

@@ -7,6 +7,7 @@
 
 mod bad_events;
 mod failing_topics;
+mod records;
 mod released;
 
 use std::collections::HashMap;
@@ -20,6 +21,7 @@ use super::budget::Budget;
 use super::quarantine::{self, Admission, EventPlace, Letter, Quarantine, Releaser};
 use super::topic_maker::TopicMaker;
 use failing_topics::FailingTopics;
+use records::leave_without_rows;
 use released::Releases;
 
 use crate::dispatch::{DispatchWriter, Outcome, Record, SlotReader, WriterEvent, Written};
@@ -241,6 +243,7 @@ impl Delivery {
         {
             let latency = at.duration_since(committed).unwrap_or_default();
             self.metrics.latency.observe(latency.as_secs_f64());
+            self.metrics.recent_latency.add(latency);
         }
         let events = request.events.into_iter().map(|event| event.origin);
         let mut events: Vec<EventRef> = events.collect();
@@ -261,14 +264,6 @@ impl Delivery {
             events,
             outcome: Outcome::Published(message_ids),
         });
-    }
-
-    /// Whether events that get no row are resolved at once. Behind a released event they are resolved
-    /// only when its row is durable: otherwise a crash in between would repeat the released event
-    /// alone.
-    fn resolves_at_once(&self, events: &[EventRef]) -> bool {
-        let is_released = |event: &EventRef| event.standing == Standing::Released;
-        self.quarantine.is_settled() && !events.iter().any(is_released)
     }
 
     /// Schedules a retry of a failed attempt. If Pub/Sub refuses the request for good, bisects it and
@@ -307,76 +302,6 @@ impl Delivery {
         Ok(())
     }
 
-    /// Gives outcomes to the writer.
-    fn record(&mut self, record: Record) {
-        self.quarantine.handed(&record);
-        self.budget.take_texts(record.text_bytes());
-        self.writer.record(record);
-    }
-
-    fn on_written(&mut self, event: WriterEvent) -> Result<()> {
-        match event {
-            WriterEvent::Recorded(Written {
-                commits,
-                events,
-                text_bytes,
-                records,
-            }) => {
-                self.budget.give_back_records(events);
-                self.budget.give_back_texts(text_bytes);
-                self.metrics.events_recorded.inc_by(events as u64);
-                self.quarantine.durable(records);
-                self.resolved.commits.extend(commits);
-                if self.cannot_record {
-                    self.cannot_record = false;
-                    self.metrics.troubles.can_record();
-                    tracing::info!("outcomes are recorded again");
-                }
-                Ok(())
-            }
-            WriterEvent::Retrying(error) => {
-                self.cannot_record = true;
-                self.metrics.troubles.cannot_record(&error);
-                if let Some(since_last) = self.log.due(error.code()) {
-                    tracing::warn!(
-                        code = %error.code(), hint = error.hint_text(), since_last,
-                        "cannot write outbox.dispatch, retrying: {error}"
-                    );
-                }
-                Ok(())
-            }
-            WriterEvent::Failed(error) => Err(error),
-        }
-    }
-
-    /// Waits for requests in flight, and records them; starts no new ones. Returns how many events of
-    /// which transactions have their outcome now.
-    pub(super) async fn drain(mut self, limit: Duration) -> Vec<(CommitLsn, u64)> {
-        let deadline = tokio::time::Instant::now() + limit;
-        while let Ok(Some(answer)) =
-            tokio::time::timeout_at(deadline, self.publishing.join_next()).await
-        {
-            // The next session publishes the events of a failed request again.
-            if let Ok(Answer {
-                request,
-                result: Ok(ids),
-            }) = answer
-            {
-                self.on_published(request, ids);
-            }
-        }
-        let left = deadline.saturating_duration_since(tokio::time::Instant::now());
-        self.writer.finish(left.max(WRITER_LIMIT.min(limit))).await;
-        let mut recorded = self.resolved.commits;
-        while let Ok(event) = self.written.try_recv() {
-            if let WriterEvent::Recorded(batch) = event {
-                self.metrics.events_recorded.inc_by(batch.events as u64);
-                recorded.extend(batch.commits);
-            }
-        }
-        recorded
-    }
-
     /// Sets the gauges.
     pub(super) fn measure(&mut self) {
         self.failing.survey(&self.lanes);
@@ -388,15 +313,6 @@ impl Delivery {
         self.metrics.lanes_waiting.set(self.lanes.waiting() as i64);
         let blocked = self.quarantine.blocked();
         self.metrics.blocked_keys.set(Some(blocked as f64));
-    }
-}
-
-/// With `dispatch = exceptions` only events that were in quarantine have a row.
-fn leave_without_rows(events: &mut [EventRef]) {
-    for event in events {
-        if event.standing == Standing::New {
-            event.standing = Standing::Repeated;
-        }
     }
 }
 

@@ -145,6 +145,7 @@ impl Relay {
             });
             if !is_known {
                 said = Some((error.code(), Instant::now()));
+                self.metrics.troubles.remember(&error);
                 self.say_what_broke(&error).await;
             }
             tracing::warn!(

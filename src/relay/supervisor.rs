@@ -170,6 +170,7 @@ impl Watcher {
         );
         self.metrics.lag_bytes.set(None);
         self.metrics.retained_bytes.set(None);
+        self.metrics.headroom_bytes.set(None);
         self.metrics.troubles.set_publication(Some(error));
         if error.code() == Code::PostgresStopping {
             Supervision::ServerStopping
@@ -218,6 +219,8 @@ impl Watcher {
             self.metrics
                 .retained_bytes
                 .set(slot.retained_bytes.map(|n| n as f64));
+            let headroom = slot.safe_wal_size.map(|bytes| bytes.max(0) as f64);
+            self.metrics.headroom_bytes.set(headroom);
             let health = super::health_of(&slot, self.subject.origin);
             self.metrics.slot_health.clear();
             self.metrics

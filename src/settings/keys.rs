@@ -263,7 +263,15 @@ pub const KEYS: &[SettingKey] = &[
         SettingKind::Text,
         "127.0.0.1:9464",
         &[],
-        "Address of /metrics, /livez, /readyz and /status; `off` opens no port",
+        "Address of /metrics, /livez, /readyz and /status, and of the page with graphs; `off` opens no port",
+    ),
+    key(
+        "http_token",
+        SettingKind::Text,
+        "",
+        &[],
+        "Whoever opens the page must know this token. Without a token the page is served on a \
+         loopback address only",
     ),
     key(
         "log_format",

@@ -14,6 +14,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use sha2::{Digest, Sha256};
 use slot_manager::SlotName;
 use slot_manager::publication::CapturedTable;
 use toml::{Table, Value};
@@ -73,8 +74,34 @@ pub struct Settings {
     pub shutdown_timeout: Duration,
     /// The address of the HTTP port; `None` if it is off.
     pub http_addr: Option<SocketAddr>,
+    /// What a browser must know to see the page.
+    pub http_token: AccessToken,
     /// Whether to log JSON.
     pub log_json: bool,
+}
+
+/// A shared secret. Its text is never shown.
+#[derive(Clone, Default)]
+pub struct AccessToken(String);
+
+impl AccessToken {
+    /// Whether a token is set.
+    pub fn is_set(&self) -> bool {
+        !self.0.is_empty()
+    }
+
+    /// Whether `given` is the token. Takes the same time wherever they differ.
+    pub fn is(&self, given: &str) -> bool {
+        let (ours, given) = (Sha256::digest(&self.0), Sha256::digest(given));
+        let differences = ours.iter().zip(given).map(|(a, b)| a ^ b);
+        differences.fold(0, |all, one| all | one) == 0
+    }
+}
+
+impl std::fmt::Debug for AccessToken {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("AccessToken")
+    }
 }
 
 impl Settings {
@@ -151,6 +178,7 @@ impl Settings {
             start_timeout: seconds("start_timeout_s"),
             shutdown_timeout: seconds("shutdown_timeout_s"),
             http_addr: http_addr(text("http_addr"))?,
+            http_token: AccessToken(text("http_token").to_owned()),
             log_json: match text("log_format") {
                 "json" => true,
                 "text" => false,

@@ -60,9 +60,6 @@ async fn a_topic_that_fails_is_named_on_every_screen_until_it_works_again() {
     let addr = free_addr();
     let host = emulator.addr().to_string();
     let relay = Relay::start_with(&database, &host, &[("POSTRIDER_HTTP_ADDR", &addr)]);
-    database
-        .execute("INSERT INTO outbox.events (aggregatetype, event_type) VALUES ('other', 'Made')")
-        .await;
     insert_orders(&database, 50, 5).await;
 
     let blocked = wait_for_state(&addr, "blocked-on-pubsub").await;

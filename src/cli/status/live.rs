@@ -319,7 +319,7 @@ mod tests {
             "{small}"
         );
         drawn(&view(), 1, 1);
-        drawn(&View::default(), 0, 0);
+        drawn(&View::default(), 1, 2);
     }
 
     #[test]

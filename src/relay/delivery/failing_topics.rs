@@ -93,20 +93,27 @@ impl FailingTopics {
                 lanes,
                 ..
             } = failing;
-            tracing::warn!(
-                code = trouble.code.name(),
-                hint = trouble.hint,
-                topic = &**topic,
-                failures,
-                since_last = *failures - failing.told.0,
-                waiting_events = lanes.events,
-                for_s = now.saturating_duration_since(trouble.since).as_secs(),
-                lines_left_out = left_out,
-                "{error}"
-            );
+            let (code, hint) = (trouble.code.name(), &trouble.hint);
+            if is_new {
+                tracing::warn!(code, hint, lines_left_out = left_out, "{error}");
+            } else {
+                let for_s = now.saturating_duration_since(trouble.since).as_secs();
+                let since_last = *failures - failing.told.0;
+                tracing::warn!(
+                    code,
+                    hint,
+                    failures,
+                    since_last,
+                    for_s,
+                    waiting_events = lanes.events,
+                    lines_left_out = left_out,
+                    "{error}"
+                );
+            }
             failing.told = (*failures, now);
         }
         if is_new {
+            self.shared.remember(error);
             self.show();
         }
     }
