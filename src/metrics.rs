@@ -17,7 +17,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 
-use crate::condition::{self, Condition, Facts, RelayState, Troubles};
+use crate::condition::{self, Condition, RelayFacts, RelayState, Troubles};
 use crate::server_clock::ServerClock;
 pub use topics::TopicFailures;
 
@@ -193,7 +193,7 @@ impl Metrics {
         let server_time = self.server_clock.now().duration_since(UNIX_EPOCH);
         let server_time = server_time.unwrap_or_default();
         let seconds = |gauge: Option<f64>| Duration::try_from_secs_f64(gauge?).ok();
-        let facts = Facts {
+        let facts = RelayFacts {
             phase: state.phase_since(),
             topics: self.troubles.topics(),
             recording: self.troubles.recording(),

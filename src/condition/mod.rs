@@ -1,7 +1,7 @@
 //! The condition of the relay: one answer to "is it delivering, and if not, why", for the log, the
 //! HTTP port, `outbox.relay` and the command line.
 //!
-//! [`judge`] derives it from the [`Facts`] that a running relay knows. It is a pure function, so
+//! [`judge`] derives it from the [`RelayFacts`] that a running relay knows. It is a pure function, so
 //! every screen that shows the condition says the same. The running relay writes its [`Condition`]
 //! into `outbox.relay` when it changes. So commands see it that cannot reach the relay's HTTP port.
 //!
@@ -128,7 +128,7 @@ pub struct TopicCondition {
 
 /// What a running relay knows about itself.
 #[derive(Debug, Clone)]
-pub struct Facts {
+pub struct RelayFacts {
     /// The phase, and since when it lasts.
     pub phase: (Phase, Instant),
     /// The topics that fail.
@@ -148,7 +148,7 @@ pub struct Facts {
 }
 
 /// Judges the facts as of `now`.
-pub fn judge(facts: &Facts, now: Instant) -> Condition {
+pub fn judge(facts: &RelayFacts, now: Instant) -> Condition {
     let age = |since: Instant| now.saturating_duration_since(since);
     let lasts = |trouble: &Trouble| age(trouble.since) >= FAILS_AFTER;
     let failing = facts.topics.iter().filter(|topic| lasts(&topic.trouble));
@@ -194,7 +194,7 @@ pub fn judge(facts: &Facts, now: Instant) -> Condition {
     }
 }
 
-fn is_behind(facts: &Facts) -> bool {
+fn is_behind(facts: &RelayFacts) -> bool {
     facts.oldest.is_some_and(|oldest| oldest >= BEHIND_AFTER)
         || facts.lag_bytes.is_some_and(|bytes| bytes >= BEHIND_BYTES)
 }

@@ -22,8 +22,8 @@ fn topic(name: &str, since: Instant) -> FailingTopic {
 }
 
 /// A relay that has streamed for an hour, without any trouble.
-fn streaming(now: Instant) -> Facts {
-    Facts {
+fn streaming(now: Instant) -> RelayFacts {
+    RelayFacts {
         phase: (Phase::Streaming, ago(now, 3_600)),
         topics: Vec::new(),
         recording: None,
@@ -44,13 +44,14 @@ fn now() -> Instant {
 fn each_kind_of_facts_has_its_condition() {
     use ConditionKind::*;
     let now = now();
-    let change = |change: &dyn Fn(&mut Facts)| {
+    let change = |change: &dyn Fn(&mut RelayFacts)| {
         let mut facts = streaming(now);
         change(&mut facts);
         judge(&facts, now).state
     };
     let broken = |code| Phase::Broken(trouble(code, ago(now, 5)));
-    let cases: [(ConditionKind, &dyn Fn(&mut Facts)); 17] = [
+    type Case<'a> = (ConditionKind, &'a dyn Fn(&mut RelayFacts));
+    let cases: [Case<'_>; 17] = [
         (Streaming, &|_| {}),
         (Starting, &|facts| facts.phase.0 = Phase::Connecting),
         (Standby, &|facts| facts.phase.0 = Phase::Standby("x".into())),

@@ -82,7 +82,7 @@ impl History {
     fn add(&self, sample: Sample) {
         let mut samples = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         samples.taken += 1;
-        let is_coarse = samples.taken % COARSE == 0;
+        let is_coarse = samples.taken.is_multiple_of(COARSE);
         push(&mut samples.fine, sample);
         if is_coarse {
             push(&mut samples.coarse, sample);

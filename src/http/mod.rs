@@ -170,10 +170,21 @@ struct Status {
     events_in_quarantine: Option<u64>,
 }
 
+/// Leaves out messages of PostgreSQL, which may name roles and addresses. Those of Pub/Sub name topics.
+fn without_addresses(mut condition: Condition) -> Condition {
+    if condition.state != ConditionKind::BlockedOnPubsub {
+        condition.what = None;
+        let code = condition.code.as_deref();
+        let code: Option<Code> = code.and_then(|code| code.parse().ok());
+        condition.hint = code.map(|code| code.hint().to_owned());
+    }
+    condition
+}
+
 async fn status(Shared(port): Shared<Port>) -> Json<Status> {
     let phase = port.state.phase();
     let metrics = &port.metrics;
-    let condition = port.condition();
+    let condition = without_addresses(port.condition());
     let whole = |value: &OptionalGauge| value.get().map(|value| value as u64);
     Json(Status {
         slot: port.settings.slot.to_string(),

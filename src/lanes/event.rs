@@ -109,17 +109,6 @@ pub struct LaneKey {
     pub(super) unordered: u32,
 }
 
-/// What a lane has to do.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct LaneStanding {
-    /// Events that are not stored yet.
-    pub events: u64,
-    /// Commit time of the first event that is not in flight.
-    pub oldest: Option<PgTimestamp>,
-    /// Whether its last request failed and is sent again.
-    pub is_failing: bool,
-}
-
 /// A request to publish. The lanes hand it out, and get it back through
 /// [`finished`](super::Lanes::finished), [`failed`](super::Lanes::failed) or
 /// [`refused`](super::Lanes::refused).

@@ -16,14 +16,16 @@ mod concurrency;
 mod event;
 mod lane;
 mod limits;
+mod survey;
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Instant;
 
-pub use event::{Event, EventRef, Group, LaneKey, LaneStanding, Request, Standing};
+pub use event::{Event, EventRef, Group, LaneKey, Request, Standing};
 pub(crate) use limits::EVENT_OVERHEAD;
 pub use limits::{Load, Serve};
+pub use survey::LaneStanding;
 
 use crate::map::OrderingKey;
 use concurrency::{Concurrency, SlowTopics};
@@ -349,19 +351,6 @@ impl Lanes {
     /// Lanes that wait for a retry, or until their topic may have more requests in flight.
     pub fn waiting(&self) -> usize {
         self.waiting.len() + self.slow_topics.parked()
-    }
-
-    /// Calls `visit` with the topic and the standing of each lane. Takes time in proportion to their
-    /// number.
-    pub fn survey<'a>(&'a self, mut visit: impl FnMut(&'a Arc<str>, LaneStanding)) {
-        for lane in self.places.iter().filter_map(|place| place.lane.as_ref()) {
-            let standing = LaneStanding {
-                events: lane.events(),
-                oldest: lane.first().map(|event| event.origin.commit_time),
-                is_failing: lane.is_failing,
-            };
-            visit(&lane.key.topic, standing);
-        }
     }
 
     fn list(&mut self, place: usize) {

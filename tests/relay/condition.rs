@@ -207,18 +207,18 @@ async fn outcomes_that_cannot_be_recorded_block_the_relay_on_the_database() {
         )
         .await;
     insert_orders(&database, 10, 5).await;
-    let blocked = wait_for_state(&addr, "blocked-on-database").await;
-    assert!(
-        blocked["what"].as_str().unwrap().contains("no room"),
-        "{blocked}"
-    );
+    wait_for_state(&addr, "blocked-on-database").await;
     tokio::time::sleep(Duration::from_secs(2)).await;
     let log = relay.log();
     let lines = log
         .lines()
         .filter(|line| line.contains("cannot write outbox.dispatch"));
     assert!(lines.count() <= 2, "one line each ten seconds:\n{log}");
-    wait_for_command(&database, "blocked-on-database").await;
+    let blocked = json(&wait_for_command(&database, "blocked-on-database").await);
+    let what = blocked["condition"]["what"].as_str().unwrap();
+    assert!(what.contains("no room"), "{blocked}");
+    let (_, public) = get(&addr, "/status").await.unwrap();
+    assert!(!public.contains("no room"), "{public}");
     database
         .execute("DROP TRIGGER refuse ON outbox.dispatch")
         .await;

@@ -25,6 +25,7 @@ mod lost_answers;
 mod mapping;
 mod new_snapshot;
 mod outage;
+mod page;
 mod passfile;
 mod planted;
 mod postgres_events;

@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use super::select::{self, Condition, EventRow, Which};
+use super::select::{self, EventFilter, EventRow, Which};
 use super::session;
 use crate::cli::{figures, output};
 use crate::error::{Code, Error, Result};
@@ -98,7 +98,7 @@ async fn release_event(settings: &Settings, sql: &Sql, id: &str) -> Result<(u64,
 }
 
 async fn release_all(sql: &Sql, which: &Which) -> Result<u64> {
-    let condition = Condition::new(which.key.as_deref(), which.topic.as_deref());
+    let condition = EventFilter::new(which.key.as_deref(), which.topic.as_deref());
     let statement = format!(
         "update outbox.dispatch d set state = 'released' where {}",
         condition.sql()
@@ -117,7 +117,7 @@ pub(super) async fn discard(settings: &Settings, args: &DiscardArgs) -> Result<E
         Some(id) => Some(select::in_quarantine(&sql, id).await?),
         None => None,
     };
-    let condition = Condition::new(which.key.as_deref(), which.topic.as_deref());
+    let condition = EventFilter::new(which.key.as_deref(), which.topic.as_deref());
     if !args.yes {
         let count = match &event {
             Some(_) => 1,

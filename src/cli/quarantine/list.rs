@@ -7,7 +7,7 @@ use serde::Serialize;
 use slot_manager::Severity;
 use tokio_postgres::Row;
 
-use super::select::{self, Condition};
+use super::select::{self, EventFilter};
 use super::{seconds, session, short, start_of};
 use crate::cli::paint::Paint;
 use crate::cli::{figures, output};
@@ -59,7 +59,7 @@ struct Listing {
 
 pub(super) async fn run(settings: &Settings, args: &QuarantineListArgs) -> Result<ExitCode> {
     let sql = session(settings).await?;
-    let condition = Condition::new(args.key.as_deref(), args.topic.as_deref());
+    let condition = EventFilter::new(args.key.as_deref(), args.topic.as_deref());
     let statement = format!(
         "with q as (select * from outbox.dispatch d where {}), \
          counted as (select topic, ordering_key, count(*) as events, \

@@ -56,12 +56,12 @@ impl EventRow {
 
 /// A condition on `outbox.dispatch d` for a key and a topic; a topic may be given without its
 /// project.
-pub(super) struct Condition {
+pub(super) struct EventFilter {
     sql: String,
     texts: Vec<String>,
 }
 
-impl Condition {
+impl EventFilter {
     pub(super) fn new(key: Option<&str>, topic: Option<&str>) -> Self {
         let mut sql = IN_QUARANTINE.to_owned();
         let mut texts = Vec::new();

@@ -44,17 +44,20 @@ struct Figures {
     headroom_bytes: Option<u64>,
 }
 
+/// Selects the figure of a graph.
+type Figure = fn(&Figures) -> Option<u64>;
+
 /// What the view shows.
 #[derive(Debug, Default)]
 struct View {
     history: VecDeque<Figures>,
-    state: Option<Shown>,
+    state: Option<ShownState>,
     /// Why the last look failed.
     error: Option<String>,
 }
 
 #[derive(Debug)]
-struct Shown {
+struct ShownState {
     severity: Severity,
     word: String,
     meaning: String,
@@ -117,7 +120,7 @@ impl View {
         let figures = match look {
             Ok(status) => {
                 self.error = None;
-                self.state = Some(Shown::of(status));
+                self.state = Some(ShownState::of(status));
                 Figures::of(status)
             }
             Err(error) => {
@@ -150,7 +153,7 @@ impl Figures {
     }
 }
 
-impl Shown {
+impl ShownState {
     fn of(status: &RelayStatus) -> Self {
         let verdict = &status.verdict;
         Self {
@@ -243,7 +246,7 @@ fn draw_graphs(frame: &mut Frame<'_>, view: &View, area: Rect) {
     if let Some(loss) = view.state.as_ref().and_then(|state| state.loss) {
         room += &format!(", {}", figures::time(loss));
     }
-    let graphs: [(&str, String, fn(&Figures) -> Option<u64>, Color); 3] = [
+    let graphs: [(&str, String, Figure, Color); 3] = [
         ("recorded", rate, |f| f.recorded_per_second, Color::Green),
         ("lag", lag, |f| f.lag_bytes, Color::Yellow),
         ("to loss", room, |f| f.headroom_bytes, Color::Blue),
@@ -280,7 +283,7 @@ mod tests {
         });
         View {
             history: history.collect(),
-            state: Some(Shown {
+            state: Some(ShownState {
                 severity: Severity::Warning,
                 word: "BLOCKED ON PUBSUB".to_owned(),
                 meaning: "Pub/Sub does not take the events of topic orders (topic-missing)"

@@ -33,6 +33,7 @@ function time(seconds) {
   return `${Math.floor(seconds / 86400)} d`;
 }
 
+const count = (number, one) => `${number} ${one}${number === 1 ? "" : "s"}`;
 const rate = (value) => (value === null ? "unknown" : `${value < 10 ? value.toFixed(1) : Math.round(value)}/s`);
 
 const GRAPHS = [
@@ -73,14 +74,14 @@ function graph([title, field, shown], samples, from, to) {
   const figure = element("figure");
   const caption = element("figcaption");
   const last = samples.length ? samples.at(-1)[field] : null;
-  caption.append(element("span", title), element("strong", last === null ? "unknown" : shown(last)));
+  caption.append(element("span", title), element("strong", last === null ? "-" : shown(last)));
   const { largest, stretches } = lines(samples, field, from, to);
   const space = "http://www.w3.org/2000/svg";
   const svg = document.createElementNS(space, "svg");
   svg.setAttribute("viewBox", "0 0 300 100");
   svg.setAttribute("preserveAspectRatio", "none");
   svg.setAttribute("role", "img");
-  svg.setAttribute("aria-label", `${title}: ${last === null ? "unknown" : shown(last)} now, at most ${largest === null ? "unknown" : shown(largest)}`);
+  svg.setAttribute("aria-label", `${title}: ${last === null ? "-" : shown(last)} now, at most ${largest === null ? "-" : shown(largest)}`);
   const base = document.createElementNS(space, "line");
   for (const [name, value] of [["x1", 0], ["x2", 300], ["y1", 98], ["y2", 98]]) base.setAttribute(name, value);
   svg.append(base);
@@ -119,7 +120,7 @@ const shortName = (topic) => topic.split("/topics/").at(-1);
 function showTopics(status) {
   const topics = status.topics.map((topic) => article(
     shortName(topic.topic),
-    [`${topic.code} for ${time(topic.for_seconds)}, ${topic.failures} failures, ${topic.waiting_events} events waiting` +
+    [`${topic.code} for ${time(topic.for_seconds)}, ${count(topic.failures, "failure")}, ${count(topic.waiting_events, "event")} waiting` +
       (topic.oldest_seconds === null ? "" : `, the oldest ${time(topic.oldest_seconds)} old`)],
     [topic.error], [topic.hint, "hint"]));
   const more = status.failing_topics - status.topics.length;
@@ -160,7 +161,7 @@ function showOverview(overview, status) {
     `key ${key.ordering_key || "(none)"}, topic ${shortName(key.topic) || "(unknown)"}`,
     [`first event ${key.first_event}`], [key.error],
     [`postrider quarantine show ${key.first_event}`, "hint"])) : [];
-  if (quarantine && quarantine.events > 0) keys.unshift(element("p", `${quarantine.events} events wait.`));
+  if (quarantine && quarantine.events > 0) keys.unshift(element("p", `${quarantine.events} ${quarantine.events === 1 ? "event waits" : "events wait"}.`));
   fill("quarantine", keys, quarantine ? "Empty." : "Unknown.");
 }
 
