@@ -20,21 +20,27 @@
 
 #![cfg_attr(test, allow(clippy::unwrap_used, reason = "a test fails by panicking"))]
 
+mod audit;
 mod capture;
 pub mod cli;
-mod dispatch;
+mod delivery;
+pub mod environment;
 pub mod error;
+pub mod event;
 pub mod http;
 pub mod lanes;
-pub mod map;
+pub mod mapping;
 pub mod metrics;
 pub mod postgres;
 mod printable;
 pub mod publish;
-pub mod relay;
+mod recovery;
 mod server_clock;
+pub mod session;
 pub mod settings;
 mod source;
-mod table;
+mod spelling;
+pub mod state;
+mod store;
 mod throttled_log;
 pub mod watermark;

@@ -6,8 +6,9 @@ use std::collections::BTreeSet;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
+use postrider::environment::Environment;
 use postrider::metrics::{KindLabel, Metrics};
-use postrider::settings::{Environment, KEYS, SettingKind, Settings};
+use postrider::settings::{KEYS, SettingKind, Settings};
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))

@@ -23,15 +23,19 @@
 //! Not here: when to look (`relay::auditor`, `relay::recovery`), and how a row becomes a message
 //! (`table`, `map`).
 
+pub(crate) mod blocked;
 mod bounds;
 pub(crate) mod claim;
-pub(crate) mod record;
+pub(crate) mod earlier;
+pub(crate) mod from_table;
+pub(crate) mod intake;
+pub(crate) mod moved;
 pub(crate) mod rows;
 pub(crate) mod scan;
 pub(crate) mod shape;
-mod snapshot;
+pub(crate) mod table;
+pub(crate) mod unrecorded;
 pub(crate) mod window;
 
 pub(crate) use bounds::Bounds;
-pub(crate) use snapshot::Snapshot;
 pub(crate) use window::ScanWindow;

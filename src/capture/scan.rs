@@ -11,10 +11,10 @@ use slot_manager::quoted_identifier;
 use uuid::Uuid;
 
 use super::claim::Captured;
+use super::table::{TableReader, altered_since};
 use super::window::ScanWindow;
 use crate::error::Result;
 use crate::postgres::PatientSql;
-use crate::table::{TableReader, altered_since};
 
 /// Rows that one statement walks over.
 const PAGE_ROWS: usize = 5_000;

@@ -15,8 +15,8 @@ use tokio_postgres::types::ToSql;
 
 use super::claim::FoundTable;
 use crate::error::{Code, Error, Result};
-use crate::map::TableSettings;
-use crate::postgres::Sql;
+use crate::mapping::TableSettings;
+use crate::postgres::{Sql, current_snapshot};
 
 /// PostgreSQL gives lower ids to no transaction.
 pub(crate) const FIRST_NORMAL_XID: u64 = 3;
@@ -368,7 +368,7 @@ pub(crate) async fn tops(sql: &Sql, tables: &[FoundTable]) -> Result<Tops> {
         };
         seqs.push(Some(top));
     }
-    let next_xid = super::record::current_snapshot(&**sql).await?.xmax();
+    let next_xid = current_snapshot(&**sql).await?.xmax();
     Ok(Tops { seqs, next_xid })
 }
 

@@ -7,8 +7,9 @@ use super::{logging, signals};
 use crate::error::{Code, Error, Result};
 use crate::http;
 use crate::metrics::Metrics;
-use crate::relay::{Relay, RelayState};
+use crate::session::Relay;
 use crate::settings::Settings;
+use crate::state::RelayState;
 
 /// Threads for publishing; the replication stream has its own thread.
 const WORKERS: usize = 2;

@@ -20,7 +20,7 @@ use tokio::net::TcpListener;
 
 use crate::error::{Code, Error, Result};
 use crate::metrics::Metrics;
-use crate::relay::{Phase, RelayState};
+use crate::state::{Phase, RelayState};
 
 #[derive(Debug, Clone)]
 struct Port {

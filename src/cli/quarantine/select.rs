@@ -5,7 +5,7 @@ use tokio_postgres::types::{PgLsn, ToSql};
 use uuid::Uuid;
 
 use crate::error::{Code, Error, Result};
-use crate::map::SHOWN_CHARS;
+use crate::event::SHOWN_CHARS;
 use crate::postgres::Sql;
 use crate::printable::printable;
 

@@ -9,7 +9,7 @@ use super::select::{self, EventRow};
 use super::{seconds, session, start_of};
 use crate::cli::{figures, output};
 use crate::error::Result;
-use crate::map::SHOWN_CHARS;
+use crate::event::SHOWN_CHARS;
 use crate::postgres::Sql;
 use crate::printable::printable;
 use crate::settings::Settings;

@@ -1,0 +1,258 @@
+//! Takes an event to its recorded outcome: lanes, requests, answers, dispatch rows.
+//!
+//! This part of a session does not depend on where an event came from. [`Delivery::progress`] returns
+//! which events have their outcome; the caller decides what that means for the position. `bad_events`
+//! handles events that can never be published, and `released` handles events that return from
+//! quarantine.
+
+pub(crate) mod backlog;
+mod bad_events;
+mod budget;
+pub(crate) mod quarantine;
+mod released;
+mod requests;
+pub(crate) mod topic_maker;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+
+use budget::Budget;
+use quarantine::{Admission, EventPlace, Letter, Quarantine, Releaser};
+use released::Releases;
+use requests::Answer;
+use topic_maker::TopicMaker;
+
+use crate::error::{Code, Error, Result};
+use crate::event::{Event, OrderingKey};
+use crate::lanes::Lanes;
+use crate::metrics::Metrics;
+use crate::publish::{Backoff, Publisher};
+use crate::settings::{Dispatch, Settings};
+use crate::store::dispatch::{DispatchWriter, Outcome, Record, SlotReader, WriterEvent, Written};
+use crate::throttled_log::ThrottledLog;
+use crate::watermark::CommitLsn;
+
+/// Minimum time for writing dispatch rows when a session ends. So one answer that never comes does
+/// not cost the records of those that came.
+const WRITER_LIMIT: Duration = Duration::from_secs(3);
+
+/// Delivers the events of one session.
+pub(crate) struct Delivery {
+    lanes: Lanes,
+    writer: DispatchWriter,
+    written: mpsc::UnboundedReceiver<WriterEvent>,
+    publisher: Publisher,
+    topic_maker: TopicMaker,
+    budget: Budget,
+    backoff: Backoff,
+    metrics: Metrics,
+    log: ThrottledLog,
+    publishing: JoinSet<Answer>,
+    quarantine: Quarantine,
+    releases: Releases,
+    /// Full name of the topic for copies of bad events.
+    dead_letter_topic: Option<Arc<str>>,
+    /// Dead letters in flight, by the place of their event.
+    letters: HashMap<EventPlace, Letter>,
+    /// Whether published events get a row.
+    dispatch: Dispatch,
+    /// Events that are resolved without a row.
+    resolved: Written,
+}
+
+impl Delivery {
+    /// A delivery without events. `seed` makes the pauses of this session differ from another's.
+    pub(crate) fn new(
+        settings: &Settings,
+        publisher: Publisher,
+        topic_maker: TopicMaker,
+        quarantine: Quarantine,
+        metrics: Metrics,
+        reader: SlotReader,
+        seed: u64,
+    ) -> Result<Self> {
+        let (written_sender, written) = mpsc::unbounded_channel();
+        let target = settings.database()?.clone();
+        let project = Arc::from(settings.project()?);
+        let releaser = Releaser::start(
+            target.clone(),
+            settings.slot.clone(),
+            settings.tables.clone(),
+            project,
+        );
+        Ok(Self {
+            lanes: Lanes::new(settings.in_flight_requests),
+            writer: DispatchWriter::start(target, &settings.slot, reader, written_sender),
+            written,
+            publisher,
+            topic_maker,
+            budget: Budget::new(settings.in_flight_bytes),
+            backoff: Backoff::new(seed),
+            metrics,
+            log: ThrottledLog::default(),
+            publishing: JoinSet::new(),
+            quarantine,
+            releases: Releases::new(releaser),
+            dead_letter_topic: settings.dead_letter_topic()?,
+            letters: HashMap::new(),
+            dispatch: settings.dispatch,
+            resolved: Written::default(),
+        })
+    }
+
+    /// Takes over an event, behind all others of its key.
+    pub(crate) fn take(&mut self, topic: Arc<str>, ordering_key: OrderingKey, event: Event) {
+        self.budget.take(&event);
+        self.metrics.events_read.inc();
+        let at = quarantine::place(&event.origin);
+        match self.quarantine.admit(&topic, &ordering_key, at) {
+            Admission::Open => self.lanes.push(topic, ordering_key, event),
+            Admission::Quarantined(why) => {
+                self.set_aside_behind(topic, ordering_key, event, Outcome::Quarantined(why));
+            }
+            Admission::Released(why) => {
+                self.set_aside_behind(topic, ordering_key, event, Outcome::Released(why));
+            }
+            Admission::Held => {
+                self.quarantine.hold(topic, ordering_key, event);
+            }
+        }
+    }
+
+    /// Whether more events may be read. Events that wait for a retry or for their topic must not keep
+    /// the others from the room that is left.
+    pub(crate) fn takes_events(&self) -> bool {
+        !self.budget.is_spent() || (self.budget.has_room() && self.lanes.waiting() > 0)
+    }
+
+    /// The stream has caught up, for now.
+    pub(crate) fn caught_up(&mut self) {
+        self.budget.caught_up();
+    }
+
+    /// Whether lanes should linger for more events.
+    fn fills_requests(&mut self) -> bool {
+        self.budget.weigh_lanes(self.lanes.len());
+        self.budget.fills_requests(self.lanes.waiting() == 0)
+    }
+
+    /// Waits until something happens, and returns how many events of which transactions have their
+    /// outcome now: often none. Cancel-safe.
+    ///
+    /// # Errors
+    /// Errors that only a person can fix.
+    pub(crate) async fn progress(&mut self) -> Result<Vec<(CommitLsn, u64)>> {
+        if !self.resolved.commits.is_empty() {
+            return Ok(std::mem::take(&mut self.resolved.commits));
+        }
+        if self.budget.is_spent_by_messages() || !self.budget.has_room() {
+            // Held events would keep the budget spent, even if other events have spent it.
+            self.unhold();
+        }
+        self.ask();
+        let next_due = self.lanes.next_due();
+        // Released events that cannot be sent must not take the last room from the stream.
+        let crowded = self.quarantine.crowds_lanes(self.budget.limit() / 2);
+        let has_room = self.takes_events() && !(self.budget.is_spent() && crowded);
+        tokio::select! {
+            biased;
+            // First, because it is the slowest by far and so keeps nothing else waiting.
+            found = self.releases.woken(has_room) => {
+                if let Some(found) = found {
+                    self.on_found(found)?;
+                }
+            }
+            event = self.written.recv() => match event {
+                Some(event) => self.on_written(event)?,
+                None => return Err(Error::new(Code::Internal, "the dispatch writer ended")),
+            },
+            Some(answer) = self.publishing.join_next(), if !self.publishing.is_empty() => {
+                self.on_answer(answer)?;
+                while let Some(answer) = self.publishing.try_join_next() {
+                    self.on_answer(answer)?;
+                }
+            }
+            topic = self.topic_maker.made() => self.lanes.hasten(&topic, Instant::now()),
+            () = until(next_due), if next_due.is_some() => {}
+        }
+        Ok(std::mem::take(&mut self.resolved.commits))
+    }
+
+    /// Gives outcomes to the writer.
+    fn record(&mut self, record: Record) {
+        self.quarantine.handed(&record);
+        self.budget.take_texts(record.text_bytes());
+        self.writer.record(record);
+    }
+
+    fn on_written(&mut self, event: WriterEvent) -> Result<()> {
+        match event {
+            WriterEvent::Recorded(Written {
+                commits,
+                events,
+                text_bytes,
+                records,
+            }) => {
+                self.budget.give_back_records(events);
+                self.budget.give_back_texts(text_bytes);
+                self.metrics.events_recorded.inc_by(events as u64);
+                self.quarantine.durable(records);
+                self.resolved.commits.extend(commits);
+                Ok(())
+            }
+            WriterEvent::Failed(error) => Err(error),
+        }
+    }
+
+    /// Waits for requests in flight, and records them; starts no new ones. Returns how many events of
+    /// which transactions have their outcome now.
+    pub(crate) async fn drain(mut self, limit: Duration) -> Vec<(CommitLsn, u64)> {
+        let deadline = tokio::time::Instant::now() + limit;
+        while let Ok(Some(answer)) =
+            tokio::time::timeout_at(deadline, self.publishing.join_next()).await
+        {
+            // The next session publishes the events of a failed request again.
+            if let Ok(Answer {
+                request,
+                result: Ok(ids),
+            }) = answer
+            {
+                self.on_published(request, ids);
+            }
+        }
+        let left = deadline.saturating_duration_since(tokio::time::Instant::now());
+        self.writer.finish(left.max(WRITER_LIMIT.min(limit))).await;
+        let mut recorded = self.resolved.commits;
+        while let Ok(event) = self.written.try_recv() {
+            if let WriterEvent::Recorded(batch) = event {
+                self.metrics.events_recorded.inc_by(batch.events as u64);
+                recorded.extend(batch.commits);
+            }
+        }
+        recorded
+    }
+
+    /// Sets the gauges.
+    pub(crate) fn measure(&self) {
+        self.metrics.in_flight_bytes.set(self.budget.used() as i64);
+        self.metrics
+            .in_flight_requests
+            .set(self.lanes.in_flight() as i64);
+        self.metrics.lanes.set(self.lanes.len() as i64);
+        self.metrics.lanes_waiting.set(self.lanes.waiting() as i64);
+        let blocked = self.quarantine.blocked();
+        self.metrics.blocked_keys.set(Some(blocked as f64));
+    }
+}
+
+/// Sleeps until `due`; forever if that is `None`.
+pub(crate) async fn until(due: Option<Instant>) {
+    match due {
+        Some(at) => tokio::time::sleep_until(at.into()).await,
+        None => std::future::pending().await,
+    }
+}
