@@ -7,7 +7,7 @@ use super::{logging, signals};
 use crate::error::{Code, Error, Result};
 use crate::http;
 use crate::metrics::Metrics;
-use crate::session::Relay;
+use crate::session::SessionRunner;
 use crate::settings::Settings;
 use crate::state::RelayState;
 
@@ -34,13 +34,13 @@ async fn relay(settings: Settings) -> Result<()> {
         None => None,
     };
     let (slot, wal_sender_timeout) = (settings.slot.clone(), settings.wal_sender_timeout);
-    let relay = Relay::new(settings, metrics.clone(), state.clone())?;
+    let sessions = SessionRunner::new(settings, metrics.clone(), state.clone())?;
     let port = listener.map(|listener| {
         tokio::spawn(async move {
             http::serve(listener, slot.as_str(), metrics, state, wal_sender_timeout).await;
         })
     });
-    let ended = relay.run(shutdown).await;
+    let ended = sessions.run(shutdown).await;
     if let Some(port) = port {
         port.abort();
     }

@@ -35,7 +35,6 @@ use crate::error::{Code, Error, Result};
 use crate::mapping::TableSettings;
 use crate::metrics::Metrics;
 use crate::postgres::{PatientSql, Sql, Target};
-use crate::session::Relay;
 use crate::settings::Dispatch;
 use crate::state::{Phase, RelayState};
 use crate::store::capture_record::{self as captures, Resolved};
@@ -95,62 +94,53 @@ impl Drop for Seam {
     }
 }
 
-/// The input of a recovery.
+/// What to recover.
 #[derive(Debug)]
-pub(crate) struct What {
+pub(crate) struct RecoverySubject {
+    pub(crate) target: Target,
+    pub(crate) slot: SlotName,
     /// Fingerprint of the publication from before the slot was created.
     pub(crate) publication: String,
+    pub(crate) tables: Vec<TableSettings>,
+    pub(crate) project: String,
     /// The tables of the settings.
     pub(crate) captured: Vec<Captured>,
     /// Whether events may have been published without a record.
     pub(crate) repeats: bool,
+    pub(crate) dispatch: Dispatch,
+    pub(crate) instance: String,
+    /// The walsender's pid.
+    pub(crate) walsender: i32,
+    pub(crate) state: Arc<RelayState>,
+    pub(crate) metrics: Metrics,
 }
 
 /// Starts to send every unresolved row that the slot's snapshot shows into the pipeline. The stream
 /// must be open, so that the slot is held. The receiver reports when the recovery is over.
 pub(crate) async fn start(
-    relay: &Relay,
     sql: &Sql,
+    subject: RecoverySubject,
     slot: RecoverySlot,
-    walsender: i32,
-    what: What,
     rows: TableSender,
 ) -> Result<(Seam, oneshot::Receiver<()>)> {
-    let settings = &relay.settings;
-    let What {
-        publication,
-        captured,
-        repeats,
-    } = what;
     let place = from_table::place_before(slot.consistent_point());
     let last_ordinal = last_ordinal(sql, place)
         .await?
         .max(last_ordinal(sql, FIRST_PLACE).await?);
-    let firsts = if repeats {
+    let firsts = if subject.repeats {
         Firsts::read(sql).await?
     } else {
         Firsts::default()
     };
-    let (name, instance) = (&settings.slot, &relay.instance);
     if slot.is_new {
-        mark::write_unfinished(sql, name, instance, &slot.point).await?;
+        mark::write_unfinished(sql, &subject.slot, &subject.instance, &slot.point).await?;
     }
     let recovery = Recovery {
-        target: settings.database()?.clone(),
-        slot: settings.slot.clone(),
-        walsender,
-        tables: settings.tables.clone(),
-        project: settings.project()?.to_owned(),
-        state: relay.state.clone(),
-        metrics: relay.metrics.clone(),
+        subject,
         places: Places {
             commit: place,
             next_ordinal: last_ordinal + 1,
         },
-        dispatch: settings.dispatch,
-        publication,
-        captured,
-        repeats,
         point: slot.point,
         is_first: slot.is_first,
         firsts,
@@ -182,19 +172,8 @@ pub(crate) async fn start(
 
 /// The task that reads.
 struct Recovery {
-    target: Target,
-    slot: SlotName,
-    /// The walsender's pid.
-    walsender: i32,
-    tables: Vec<TableSettings>,
-    project: String,
-    state: Arc<RelayState>,
-    metrics: Metrics,
+    subject: RecoverySubject,
     places: Places,
-    dispatch: Dispatch,
-    publication: String,
-    captured: Vec<Captured>,
-    repeats: bool,
     point: Unfinished,
     is_first: bool,
     firsts: Firsts,
@@ -204,9 +183,10 @@ struct Recovery {
 
 impl Recovery {
     async fn run(mut self, open: oneshot::Sender<()>) -> Result<(), Interrupted> {
-        let sql = PatientSql::open(&self.target, "postrider recovery", Duration::ZERO).await?;
+        let sql =
+            PatientSql::open(&self.subject.target, "postrider recovery", Duration::ZERO).await?;
         scan::prepare(&sql).await?;
-        for n in 0..self.tables.len() {
+        for n in 0..self.subject.tables.len() {
             self.read(n, &sql).await?;
         }
         if self.rows.queued().await == Err(SessionEnded) {
@@ -217,7 +197,7 @@ impl Recovery {
             return Err(Interrupted::SessionEnded);
         }
         sql.answer(self.write_down(&sql)).await?;
-        let (slot, rows) = (&self.slot, self.progress.rows);
+        let (slot, rows) = (&self.subject.slot, self.progress.rows);
         if !self.is_first {
             tracing::warn!(
                 %slot, rows, seconds = self.progress.began.elapsed().as_secs(),
@@ -225,31 +205,31 @@ impl Recovery {
             );
         }
         tracing::info!(%slot, "streaming");
-        self.state.set(Phase::Streaming);
+        self.subject.state.set(Phase::Streaming);
         Ok(())
     }
 
     /// Raises the floors and removes the mark: everything that the snapshot shows is resolved.
     async fn write_down(&self, sql: &Sql) -> Result<()> {
-        let slot = &self.slot;
+        let slot = &self.subject.slot;
         let floor = self.point.snapshot.xmin();
-        for captured in &self.captured {
+        for captured in &self.subject.captured {
             let identity = &captured.record.identity;
             let resolved = Resolved {
                 identity,
                 floor,
                 floor_seq: None,
                 // With full records the auditor compares new partitions.
-                partitions: self.repeats.then_some(&*captured.shape.partitions),
+                partitions: self.subject.repeats.then_some(&*captured.shape.partitions),
             };
-            captures::resolve(sql, slot, self.walsender, &resolved).await?;
+            captures::resolve(sql, slot, self.subject.walsender, &resolved).await?;
         }
-        if self.repeats && self.dispatch == Dispatch::Full {
+        if self.subject.repeats && self.subject.dispatch == Dispatch::Full {
             captures::full_from_here(&**sql, slot).await?;
         }
         let manner = Manner {
-            dispatch: self.dispatch,
-            publication: &self.publication,
+            dispatch: self.subject.dispatch,
+            publication: &self.subject.publication,
         };
         if !mark::recovered(sql, slot, self.point.consistent_point, manner).await? {
             tracing::warn!(
@@ -261,15 +241,15 @@ impl Recovery {
     }
 
     async fn read(&mut self, n: usize, sql: &PatientSql) -> Result<(), Interrupted> {
-        let (table, captured) = (&self.tables[n], &self.captured[n]);
-        let resolving = TableReader::resolve(sql, table, &self.project, captured);
+        let (table, captured) = (&self.subject.tables[n], &self.subject.captured[n]);
+        let resolving = TableReader::resolve(sql, table, &self.subject.project, captured);
         let reader = sql.answer(resolving).await?;
         let window = ScanWindow {
             shown_by: Some(&self.point.snapshot),
-            ..ScanWindow::unresolved(captured, self.repeats)
+            ..ScanWindow::unresolved(captured, self.subject.repeats)
         };
         let unrecorded = Unrecorded::of(sql, reader, table, window, &self.firsts).await?;
-        let (progress, metrics) = (&mut self.progress, &self.metrics);
+        let (progress, metrics) = (&mut self.progress, &self.subject.metrics);
         let sending = from_table::hand_over(unrecorded, &mut self.rows, &mut self.places, || {
             progress.row();
             metrics.events_from_table.inc();

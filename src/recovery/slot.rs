@@ -8,10 +8,9 @@ use slot_manager::{SlotError, SlotName, retention, slots};
 use super::loss::{self, Loss};
 use super::snapshot;
 use crate::error::{Error, Result};
-use crate::metrics::KindLabel;
+use crate::metrics::{KindLabel, Metrics};
 use crate::postgres::Sql;
-use crate::session::Relay;
-use crate::settings::Start;
+use crate::settings::{Settings, Start};
 use crate::source;
 use crate::store::relay_row::Unfinished;
 
@@ -39,18 +38,14 @@ impl RecoverySlot {
 }
 
 /// The slot that an unfinished recovery has created.
-pub(crate) fn kept(relay: &Relay, unfinished: Unfinished) -> RecoverySlot {
+pub(crate) fn kept(slot: &SlotName, unfinished: Unfinished, metrics: &Metrics) -> RecoverySlot {
     let kind = loss::UNFINISHED;
     tracing::warn!(
-        kind, slot = %relay.settings.slot, from = %unfinished.consistent_point,
+        kind, %slot, from = %unfinished.consistent_point,
         "continuing a recovery that an earlier session has not finished, with its slot: rows that still \
          have no record in outbox.dispatch are published from the tables"
     );
-    relay
-        .metrics
-        .recoveries
-        .get_or_create(&KindLabel { kind })
-        .inc();
+    metrics.recoveries.get_or_create(&KindLabel { kind }).inc();
     RecoverySlot {
         point: unfinished,
         is_new: false,
@@ -62,8 +57,13 @@ pub(crate) fn kept(relay: &Relay, unfinished: Unfinished) -> RecoverySlot {
 ///
 /// # Errors
 /// `slot-held` and `slot-busy` when another relay or a transaction is in the way; `slot-foreign`.
-pub(crate) async fn create(relay: &Relay, sql: &Sql, loss: &Loss) -> Result<RecoverySlot> {
-    let settings = &relay.settings;
+pub(crate) async fn create(
+    sql: &Sql,
+    settings: &Settings,
+    instance: &str,
+    loss: &Loss,
+    metrics: &Metrics,
+) -> Result<RecoverySlot> {
     let (slot, target) = (&settings.slot, settings.database()?);
     match loss {
         Loss::FirstStart(Start::New) => tracing::info!(%slot, "{loss}; creating the slot"),
@@ -74,7 +74,7 @@ pub(crate) async fn create(relay: &Relay, sql: &Sql, loss: &Loss) -> Result<Reco
                  the tables, and then the relay continues with the stream"
             );
             let kind = KindLabel { kind: loss.name() };
-            relay.metrics.recoveries.get_or_create(&kind).inc();
+            metrics.recoveries.get_or_create(&kind).inc();
         }
     }
     match slots::drop(sql, slot).await {
@@ -86,7 +86,7 @@ pub(crate) async fn create(relay: &Relay, sql: &Sql, loss: &Loss) -> Result<Reco
         target,
         slot,
         failover: settings.slot_failover,
-        application_name: &relay.instance,
+        application_name: instance,
         wal_sender_timeout: settings.wal_sender_timeout,
         limit: CREATE_LIMIT,
     };

@@ -1,15 +1,14 @@
-//! Builds the parts of a session from the settings and from the state that was found.
+//! What each part of a session receives: some settings, and some of the state that was found.
 
 use std::sync::Arc;
 
 use decoder::{Lsn, Oid};
 use slot_manager::Cluster;
 use slot_manager::publication::PublicationState;
-use tokio::sync::{Notify, watch};
 
-use super::Relay;
-use super::supervisor::{self, Supervision, Supervisor, WatchSubject};
-use crate::audit;
+use super::SessionRunner;
+use super::supervisor::WatchSubject;
+use crate::audit::AuditSubject;
 use crate::capture::Bounds;
 use crate::capture::claim::Captured;
 use crate::capture::intake::{Intake, Streamed};
@@ -18,22 +17,30 @@ use crate::delivery::Delivery;
 use crate::delivery::quarantine::Quarantine;
 use crate::delivery::topic_maker::TopicMaker;
 use crate::error::Result;
+use crate::metrics::Metrics;
 use crate::postgres::Sql;
+use crate::recovery::RecoverySubject;
 use crate::settings::{OnBadEvent, Settings};
 use crate::source::Source;
 use crate::store::dispatch::SlotReader;
 use crate::store::dispatch::quarantined::{self, MAX_BLOCKED};
 
-pub(super) fn intake(relay: &Relay, captured: &[Captured]) -> Result<Intake> {
-    let settings = &relay.settings;
+pub(super) fn intake(
+    settings: &Settings,
+    captured: &[Captured],
+    metrics: Metrics,
+) -> Result<Intake> {
     let project = Arc::from(settings.project()?);
-    let tables = streamed(settings, captured);
-    Ok(Intake::new(tables, project, relay.metrics.clone()))
+    Ok(Intake::new(streamed(settings, captured), project, metrics))
 }
 
-pub(super) fn moved(relay: &Relay, bounds: Arc<[Bounds]>, repeats: bool) -> Result<MovedRows> {
-    let target = relay.settings.database()?.clone();
-    let metrics = relay.metrics.clone();
+pub(super) fn moved(
+    settings: &Settings,
+    bounds: Arc<[Bounds]>,
+    repeats: bool,
+    metrics: Metrics,
+) -> Result<MovedRows> {
+    let target = settings.database()?.clone();
     Ok(MovedRows::new(target, bounds, repeats, metrics))
 }
 
@@ -61,80 +68,96 @@ pub(super) fn as_captured<'a>(captured: &'a [Captured], now: &'a PublicationStat
     changed.unwrap_or(now.fingerprint())
 }
 
-pub(super) fn supervise(
-    relay: &Relay,
-    publication: PublicationState,
-    cluster: &Cluster,
-    source: &Source,
-    hasten: Arc<Notify>,
-) -> Result<(Supervisor, watch::Receiver<Supervision>)> {
-    let settings = &relay.settings;
-    let subject = WatchSubject {
-        target: settings.database()?.clone(),
-        slot: settings.slot.clone(),
-        publication: settings.publication.clone(),
-        tables: relay.captured.clone(),
-        origin: cluster.origin(),
-        lease: source.lease_proof(),
-        wal_sender_timeout: settings.wal_sender_timeout,
-    };
-    let metrics = relay.metrics.clone();
-    Ok(supervisor::start(subject, publication, metrics, hasten))
-}
+impl SessionRunner {
+    /// What the supervisor receives.
+    pub(super) fn watched(&self, cluster: &Cluster, source: &Source) -> Result<WatchSubject> {
+        let settings = &self.settings;
+        Ok(WatchSubject {
+            target: settings.database()?.clone(),
+            slot: settings.slot.clone(),
+            publication: settings.publication.clone(),
+            tables: settings.captured(),
+            origin: cluster.origin(),
+            lease: source.lease_proof(),
+            wal_sender_timeout: settings.wal_sender_timeout,
+        })
+    }
 
-pub(super) fn audited(
-    relay: &Relay,
-    walsender: i32,
-    bounds: Arc<[Bounds]>,
-) -> Result<audit::AuditSubject> {
-    let settings = &relay.settings;
-    Ok(audit::AuditSubject {
-        target: settings.database()?.clone(),
-        slot: settings.slot.clone(),
-        publication: settings.publication.clone(),
-        captured: relay.captured.clone(),
-        tables: settings.tables.clone().into(),
-        project: Arc::from(settings.project()?),
-        bounds,
-        dispatch: settings.dispatch,
-        instance: relay.instance.clone(),
-        walsender,
-        metrics: relay.metrics.clone(),
-    })
-}
+    /// What the auditor receives.
+    pub(super) fn audited(&self, walsender: i32, bounds: Arc<[Bounds]>) -> Result<AuditSubject> {
+        let settings = &self.settings;
+        Ok(AuditSubject {
+            target: settings.database()?.clone(),
+            slot: settings.slot.clone(),
+            publication: settings.publication.clone(),
+            captured: settings.captured(),
+            tables: settings.tables.clone().into(),
+            project: Arc::from(settings.project()?),
+            bounds,
+            dispatch: settings.dispatch,
+            instance: self.instance.clone(),
+            walsender,
+            metrics: self.metrics.clone(),
+        })
+    }
 
-pub(super) fn delivery(
-    relay: &Relay,
-    cluster: &Cluster,
-    quarantine: Quarantine,
-    walsender: i32,
-    confirmed: Lsn,
-) -> Result<Delivery> {
-    let settings = &relay.settings;
-    let reader = SlotReader {
-        instance: relay.instance.clone(),
-        walsender,
-        system_identifier: cluster.system_identifier,
-        timeline: cluster.timeline,
-    };
-    Delivery::new(
-        settings,
-        relay.publisher.clone(),
-        TopicMaker::new(relay.topics.clone()),
-        quarantine,
-        relay.metrics.clone(),
-        reader,
-        u64::from(std::process::id()) << 32 | confirmed.as_u64() & 0xFFFF_FFFF,
-    )
+    /// What a recovery receives. `publication` is the publication from before the slot was created.
+    pub(super) fn recovered(
+        &self,
+        walsender: i32,
+        publication: &PublicationState,
+        captured: Vec<Captured>,
+        repeats: bool,
+    ) -> Result<RecoverySubject> {
+        let settings = &self.settings;
+        Ok(RecoverySubject {
+            target: settings.database()?.clone(),
+            slot: settings.slot.clone(),
+            publication: publication.fingerprint().to_owned(),
+            tables: settings.tables.clone(),
+            project: settings.project()?.to_owned(),
+            captured,
+            repeats,
+            dispatch: settings.dispatch,
+            instance: self.instance.clone(),
+            walsender,
+            state: self.state.clone(),
+            metrics: self.metrics.clone(),
+        })
+    }
+
+    pub(super) fn delivery(
+        &self,
+        cluster: &Cluster,
+        quarantine: Quarantine,
+        walsender: i32,
+        confirmed: Lsn,
+    ) -> Result<Delivery> {
+        let reader = SlotReader {
+            instance: self.instance.clone(),
+            walsender,
+            system_identifier: cluster.system_identifier,
+            timeline: cluster.timeline,
+        };
+        Delivery::new(
+            &self.settings,
+            self.publisher.clone(),
+            TopicMaker::new(self.topics.clone()),
+            quarantine,
+            self.metrics.clone(),
+            reader,
+            u64::from(std::process::id()) << 32 | confirmed.as_u64() & 0xFFFF_FFFF,
+        )
+    }
 }
 
 /// The quarantine, with the keys that earlier sessions have blocked.
-pub(super) async fn quarantine(relay: &Relay, sql: &Sql) -> Result<Quarantine> {
-    let mut quarantine = Quarantine::new(relay.settings.on_bad_event);
+pub(super) async fn quarantine(sql: &Sql, on_bad_event: OnBadEvent) -> Result<Quarantine> {
+    let mut quarantine = Quarantine::new(on_bad_event);
     // Read the blocked keys even if the policy does not use them: a relay that may not read the
     // quarantine then fails here, at the start.
     let keys = quarantined::blocked_keys(sql, MAX_BLOCKED).await?;
-    if relay.settings.on_bad_event == OnBadEvent::QuarantineKey {
+    if on_bad_event == OnBadEvent::QuarantineKey {
         for key in &keys {
             quarantine.block(key.group.clone(), key.since, &key.first.shown());
         }

@@ -3,24 +3,36 @@
 
 use std::time::{Duration, Instant};
 
-use slot_manager::{Slot, slots};
+use slot_manager::{Slot, SlotName, slots};
 
-use super::Relay;
-use super::open::STATEMENT_TIMEOUT;
-use crate::error::Result;
+use super::STATEMENT_TIMEOUT;
+use crate::error::{Code, Result};
 use crate::postgres::Sql;
+use crate::state::RelayState;
 
 const LOG_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Statement timeout of a look at the slot: a standby must soon notice that its connection is dead.
 const LOOK_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Waits without end until nobody reads from the slot.
-pub(super) async fn wait_until_free(relay: &Relay, sql: &Sql) -> Result<Slot> {
+/// Waits without end until nobody reads from the slot; `None` when it does not exist.
+pub(super) async fn free_slot(
+    sql: &Sql,
+    slot: &SlotName,
+    state: &RelayState,
+) -> Result<Option<Slot>> {
+    match wait_until_free(sql, slot, state).await {
+        Ok(slot) => Ok(Some(slot)),
+        Err(error) if error.code() == Code::SlotMissing => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+async fn wait_until_free(sql: &Sql, name: &SlotName, state: &RelayState) -> Result<Slot> {
     let began = Instant::now();
     let mut logged: Option<Instant> = None;
     let mut observe = |slot: &Slot| {
-        relay.state.standby(slot.holder.as_ref());
+        state.standby(slot.holder.as_ref());
         if logged.is_none_or(|at| at.elapsed() >= LOG_INTERVAL)
             && let Some(holder) = &slot.holder
         {
@@ -34,7 +46,7 @@ pub(super) async fn wait_until_free(relay: &Relay, sql: &Sql) -> Result<Slot> {
         }
     };
     sql.limit_statements(LOOK_TIMEOUT).await?;
-    let slot = slots::wait_until_free(sql, &relay.settings.slot, None, &mut observe).await;
+    let slot = slots::wait_until_free(sql, name, None, &mut observe).await;
     // Also without a slot: a recovery continues with this session.
     sql.limit_statements(STATEMENT_TIMEOUT).await?;
     Ok(slot?)

@@ -7,11 +7,11 @@
 
 use std::time::Duration;
 
-use super::Relay;
 use crate::capture::table;
 use crate::error::{Error, Result};
 use crate::mapping::{MapError, Mapper};
 use crate::postgres::connect;
+use crate::settings::Settings;
 
 /// Statement timeout for the catalog.
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -20,15 +20,14 @@ const STATEMENT_TIMEOUT: Duration = Duration::from_secs(5);
 ///
 /// # Errors
 /// `setting-invalid`.
-pub(super) async fn settings_fit_the_tables(relay: &Relay) -> Result<()> {
-    let Ok(Some(fault)) = first_fault(relay).await else {
+pub(super) async fn settings_fit_the_tables(settings: &Settings) -> Result<()> {
+    let Ok(Some(fault)) = first_fault(settings).await else {
         return Ok(());
     };
     Err(fault.into())
 }
 
-async fn first_fault(relay: &Relay) -> Result<Option<MapError>, Error> {
-    let settings = &relay.settings;
+async fn first_fault(settings: &Settings) -> Result<Option<MapError>, Error> {
     let sql = connect(settings.database()?, "postrider", STATEMENT_TIMEOUT).await?;
     for table in &settings.tables {
         let Some(described) = table::describe(&sql, &table.table).await? else {

@@ -9,20 +9,19 @@
 //! old one would have brought then come from the tables (`recovery`), where a bad row is set aside
 //! alone. This module marks the slot for that, or stops the relay if it may not recover.
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use decoder::Lsn;
 use slot_manager::{SlotName, cluster};
 
-use super::Relay;
-use super::open::STATEMENT_TIMEOUT;
-use super::plan::check_publication;
+use super::STATEMENT_TIMEOUT;
+use super::publication::PublicationCheck;
 use crate::capture::claim;
 use crate::capture::table::TableReader;
 use crate::error::{Code, Error, Result};
 use crate::postgres::{Sql, connect};
-use crate::settings::OnLoss;
-use crate::store::relay_row::mark;
+use crate::settings::{OnLoss, Settings};
+use crate::store::relay_row::{ServedSlot, mark};
 
 /// Whether a stream ended for a reason that recurs at the same place in the WAL.
 pub(super) fn is_of_this_place(error: &Error) -> bool {
@@ -32,31 +31,63 @@ pub(super) fn is_of_this_place(error: &Error) -> bool {
     )
 }
 
+/// Remembers, across sessions, where PostgreSQL failed to decode.
+#[derive(Debug)]
+pub(super) struct StuckPlaces {
+    /// The slot's position when PostgreSQL last failed to decode.
+    undecodable_after: AtomicU64,
+}
+
+impl StuckPlaces {
+    pub(super) fn new() -> Self {
+        Self {
+            undecodable_after: AtomicU64::new(u64::MAX),
+        }
+    }
+
+    /// Whether PostgreSQL failed to decode, but not at this position the last time. A single internal
+    /// error may be temporary.
+    pub(super) fn is_new(&self, ended: &Error, confirmed: Lsn) -> bool {
+        let confirmed = confirmed.as_u64();
+        ended.code() == Code::SlotStuck
+            && self.undecodable_after.swap(confirmed, Ordering::Relaxed) != confirmed
+    }
+}
+
+/// The error of a session that ended at such a place, if the next session only tries again.
+pub(super) fn retry(ended: &Error) -> Error {
+    while_it_is_mended(ended, ended.what().to_owned())
+}
+
 /// Marks the slot for recovery, if the publication exists again, and returns the error with which the
 /// session ends. If another relay has taken the slot, that relay handles it, and its row is left
 /// alone.
-pub(super) async fn what_to_do(relay: &Relay, confirmed: Lsn, ended: Error) -> Error {
-    let settings = &relay.settings;
-    if ended.code() == Code::SlotStuck && !fails_again(relay, confirmed) {
-        return while_it_is_mended(&ended, ended.what().to_owned());
-    }
+pub(super) async fn what_to_do(
+    settings: &Settings,
+    instance: &str,
+    publication: &PublicationCheck,
+    ended: Error,
+) -> Error {
     let marking = async {
         let sql = connect(settings.database()?, "postrider", STATEMENT_TIMEOUT).await?;
-        if is_of_columns(&ended) && !tables_can_be_mapped(relay, &sql).await? {
+        if is_of_columns(&ended) && !tables_can_be_mapped(&sql, settings).await? {
             return Ok(None);
         }
-        check_publication(relay, &sql).await?;
-        let what = what_is_stuck(&settings.slot, &ended);
-        let (slot, instance) = (&settings.slot, &relay.instance);
+        publication.check(&sql).await?;
+        let slot = &settings.slot;
+        let what = what_is_stuck(slot, &ended);
         let (ours, error) = match settings.slot_on_loss {
             OnLoss::Stop => {
                 let anothers = mark::is_anothers(&sql, slot, instance).await?;
                 (!anothers, Error::new(Code::SlotStuck, what))
             }
             OnLoss::Recover => {
-                let cluster = cluster::inspect(&sql).await?;
-                let why = Code::SlotStuck.name();
-                let marked = mark::mark_stuck(&sql, slot, &cluster, instance, why).await?;
+                let served = ServedSlot {
+                    slot,
+                    cluster: &cluster::inspect(&sql).await?,
+                    instance,
+                };
+                let marked = mark::mark_stuck(&sql, served, Code::SlotStuck.name()).await?;
                 (marked, while_it_is_mended(&ended, what))
             }
         };
@@ -65,9 +96,7 @@ pub(super) async fn what_to_do(relay: &Relay, confirmed: Lsn, ended: Error) -> E
     let told: Result<Option<Error>> = marking.await;
     match told {
         Ok(Some(stuck)) => stuck,
-        Ok(None) if ended.code() == Code::SlotStuck => {
-            while_it_is_mended(&ended, ended.what().to_owned())
-        }
+        Ok(None) if ended.code() == Code::SlotStuck => retry(&ended),
         Ok(None) => ended,
         Err(error) => error,
     }
@@ -79,9 +108,8 @@ fn is_of_columns(ended: &Error) -> bool {
 }
 
 /// Whether the settings fit the current tables; if not, a person has to correct them.
-async fn tables_can_be_mapped(relay: &Relay, sql: &Sql) -> Result<bool> {
-    let (settings, name) = (&relay.settings, &relay.settings.slot);
-    let known = claim::known(sql, name, &settings.tables).await?;
+async fn tables_can_be_mapped(sql: &Sql, settings: &Settings) -> Result<bool> {
+    let known = claim::known(sql, &settings.slot, &settings.tables).await?;
     for (table, captured) in settings.tables.iter().zip(&known) {
         let resolving = TableReader::resolve(sql, table, settings.project()?, captured);
         match resolving.await {
@@ -108,13 +136,6 @@ fn what_is_stuck(slot: &SlotName, ended: &Error) -> String {
              did not exist"
         ),
     }
-}
-
-/// Whether the previous decoding failure was at the same confirmed position. A single internal
-/// error may be temporary.
-fn fails_again(relay: &Relay, confirmed: Lsn) -> bool {
-    let confirmed = confirmed.as_u64();
-    relay.undecodable_after.swap(confirmed, Ordering::Relaxed) == confirmed
 }
 
 /// The error that ends a session so that the next one retries or creates a new slot.

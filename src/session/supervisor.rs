@@ -8,8 +8,9 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
+use slot_manager::health::{self, Observation, Thresholds, Viewer};
 use slot_manager::publication::{self, CapturedTable, PublicationState};
-use slot_manager::{DatabaseOrigin, SlotName, slots};
+use slot_manager::{DatabaseOrigin, Health, Slot, SlotName, slots};
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinHandle;
 use tokio_postgres::types::PgLsn;
@@ -177,7 +178,7 @@ impl Watcher {
             self.metrics
                 .retained_bytes
                 .set(slot.retained_bytes.map(|n| n as f64));
-            let health = super::health_of(&slot, self.subject.origin);
+            let health = health_of(&slot, self.subject.origin);
             self.metrics.slot_health.clear();
             self.metrics
                 .slot_health
@@ -228,6 +229,20 @@ impl Watcher {
             Supervision::PublicationUnsure
         }
     }
+}
+
+/// The health of the slot that this relay streams from. The recorded position is compared only when a
+/// session opens: nobody else can move the slot while we hold it.
+fn health_of(slot: &Slot, origin: DatabaseOrigin) -> Health {
+    let observation = Observation {
+        slot: Some(slot),
+        earlier: None,
+        viewer: Viewer::Streaming,
+        time_lag: None,
+        origin,
+        recorded: None,
+    };
+    health::judge(&observation, &Thresholds::default())
 }
 
 /// Asks PostgreSQL for the last of our status messages that it has processed: it shows the time at

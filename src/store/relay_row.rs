@@ -188,25 +188,32 @@ pub(crate) struct Manner<'a> {
     pub(crate) publication: &'a str,
 }
 
+/// A slot, the cluster that it is on, and the relay process that serves it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ServedSlot<'a> {
+    pub(crate) slot: &'a SlotName,
+    pub(crate) cluster: &'a Cluster,
+    pub(crate) instance: &'a str,
+}
+
 /// Records that this process serves the slot from now on.
 pub(crate) async fn take(
     sql: &Sql,
-    slot: &SlotName,
-    cluster: &Cluster,
-    confirmed: PgLsn,
-    instance: &str,
+    served: ServedSlot<'_>,
+    confirmed: Lsn,
     audit: Audit,
     manner: Manner<'_>,
 ) -> Result<()> {
-    let (identifier, timeline, database) = names(cluster);
+    let (identifier, timeline, database) = names(served.cluster);
+    let confirmed = PgLsn::from(confirmed.as_u64());
     sql.execute(
         TAKE,
         &[
-            &slot.as_str(),
+            &served.slot.as_str(),
             &identifier,
             &timeline,
             &confirmed,
-            &instance,
+            &served.instance,
             &(audit == Audit::Everything),
             &manner.dispatch.name(),
             &manner.publication,

@@ -19,7 +19,8 @@ use super::findings::{Findings, finding, from_error};
 use super::{output, recover};
 use crate::error::Result;
 use crate::postgres::connect;
-use crate::session::plan::{self, untraced};
+use crate::session::plan;
+use crate::session::publication::untraced;
 use crate::settings::{Dispatch, Endpoint, Settings};
 use crate::source;
 

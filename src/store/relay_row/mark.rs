@@ -6,7 +6,7 @@ use slot_manager::{Cluster, SlotName};
 use tokio_postgres::GenericClient;
 use tokio_postgres::types::{PgLsn, ToSql};
 
-use super::{Manner, Unfinished, names, outdated};
+use super::{Manner, ServedSlot, Unfinished, names, outdated};
 use crate::error::{Code, Error, Result};
 use crate::postgres::Sql;
 
@@ -67,16 +67,10 @@ const RECOVERED: &str = "\
 ///
 /// # Errors
 /// `slot-held`, without a mark, when somebody reads from the slot by now.
-pub(crate) async fn mark_recovering(
-    sql: &Sql,
-    slot: &SlotName,
-    cluster: &Cluster,
-    instance: &str,
-    why: &str,
-) -> Result<()> {
-    let marked = mark(sql, MARK_RECOVERING, slot, cluster, instance, why).await?;
+pub(crate) async fn mark_recovering(sql: &Sql, served: ServedSlot<'_>, why: &str) -> Result<()> {
+    let marked = mark(sql, MARK_RECOVERING, served, why).await?;
     match marked {
-        0 => Err(taken_over(slot)),
+        0 => Err(taken_over(served.slot)),
         _ => Ok(()),
     }
 }
@@ -96,23 +90,19 @@ pub(crate) async fn is_anothers(sql: &Sql, slot: &SlotName, instance: &str) -> R
 
 /// Marks the slot for recovery as [`mark_recovering`] does, unless another relay has taken it and
 /// reads from it. Returns whether the slot is marked.
-pub(crate) async fn mark_stuck(
-    sql: &Sql,
-    slot: &SlotName,
-    cluster: &Cluster,
-    instance: &str,
-    why: &str,
-) -> Result<bool> {
-    Ok(mark(sql, MARK_STUCK, slot, cluster, instance, why).await? == 1)
+pub(crate) async fn mark_stuck(sql: &Sql, served: ServedSlot<'_>, why: &str) -> Result<bool> {
+    Ok(mark(sql, MARK_STUCK, served, why).await? == 1)
 }
 
 /// Runs one of the two statements that mark the slot. Returns how many rows it has written.
 async fn mark(
     sql: &Sql,
     statement: &str,
-    slot: &SlotName,
-    cluster: &Cluster,
-    instance: &str,
+    ServedSlot {
+        slot,
+        cluster,
+        instance,
+    }: ServedSlot<'_>,
     why: &str,
 ) -> Result<u64> {
     let (identifier, timeline, database) = names(cluster);
