@@ -1,6 +1,6 @@
 //! Compares the tables with outbox.dispatch: publishes rows without a record, and raises the floors.
 
-use super::{AuditHistory, AuditState, AuditWait, statements};
+use super::{AuditState, AuditSubject, AuditWait};
 use crate::capture::blocked::Firsts;
 use crate::capture::claim::Captured;
 use crate::capture::from_table::{self, Interrupted, Places, SessionEnded};
@@ -12,6 +12,8 @@ use crate::postgres::{PatientSql, Sql};
 use crate::settings::Dispatch;
 use crate::store::capture_record::{self as captures, Resolved};
 use crate::store::dispatch::last_ordinal;
+use crate::store::relay_row::Manner;
+use crate::store::relay_row::audits::{self, AuditHistory};
 
 impl AuditState {
     /// Publishes rows of ended transactions that have no record. Returns whether there were any, or
@@ -121,7 +123,17 @@ impl AuditState {
         if earlier.repeats && dispatch == Dispatch::Full {
             captures::full_from_here(&**sql, &self.subject.slot).await?;
         }
-        statements::audited(sql, &self.subject, publication, dispatch).await
+        let AuditSubject {
+            slot,
+            instance,
+            walsender,
+            ..
+        } = &self.subject;
+        let manner = Manner {
+            dispatch,
+            publication,
+        };
+        audits::audited(sql, slot, instance, *walsender, manner).await
     }
 }
 

@@ -46,6 +46,7 @@ use crate::metrics::Metrics;
 use crate::postgres::{PatientSql, Sql, Target, current_snapshot};
 use crate::recovery::loss::Loss;
 use crate::settings::Dispatch;
+use crate::store::relay_row::audits::{self, AuditHistory};
 
 /// Time between two audits when every event has a record.
 const INTERVAL: Duration = Duration::from_secs(300);
@@ -145,15 +146,6 @@ pub(crate) fn start(
         }
     }));
     (auditor, told)
-}
-
-/// What the relay's row says about earlier audits.
-#[derive(Debug)]
-struct AuditHistory {
-    had_one: bool,
-    publication: Option<String>,
-    /// Whether events may have been delivered without a record.
-    repeats: bool,
 }
 
 struct AuditState {
@@ -283,7 +275,7 @@ impl AuditState {
             walsender,
             ..
         } = &self.subject;
-        let earlier = statements::earlier(sql, slot).await?;
+        let earlier = audits::earlier(sql, slot).await?;
         // Read the slot's position first and the publication second: the publication's state must
         // be the newer of the two.
         let reached = statements::is_confirmed(sql, slot, *walsender, end).await?;
@@ -311,7 +303,8 @@ impl AuditState {
     }
 
     async fn end_session(&self, sql: &Sql) -> Result<Duration> {
-        statements::mark_broken(sql, &self.subject, Loss::PublicationChanged.name()).await?;
+        let AuditSubject { slot, instance, .. } = &self.subject;
+        audits::mark_broken(sql, slot, instance, Loss::PublicationChanged.name()).await?;
         let what = "the publication or a captured table was altered or recreated: publishing all \
                     rows without a known outcome from the tables";
         // If the session has ended already, nobody receives this.

@@ -20,10 +20,9 @@ use crate::postgres::Sql;
 use crate::recovery::loss::{self, Loss, Seen, SlotVerdict};
 use crate::settings::{Dispatch, OnLoss, Settings, Start};
 use crate::store::capture_record::{self as captures, CaptureRecord};
+use crate::store::dispatch::has_no_row_sql;
 use crate::store::relay_row::{self, Audit, ServedSlot, Unfinished};
-
-/// Needs everything of our own schema that statements over captured tables use.
-const OURS: &str = "SELECT outbox.event_uuid('', '', null) FROM outbox.dispatch LIMIT 0";
+use crate::store::{self};
 
 /// How the session begins.
 #[derive(Debug)]
@@ -256,17 +255,16 @@ fn log_failover(earlier: Option<&relay_row::Recorded>, cluster: &Cluster) {
 /// errors of [`TableReader::resolve`].
 async fn everything_is_readable(sql: &Sql, settings: &Settings) -> Result<()> {
     // Check our own schema first: below, a missing object looks like a table that was just altered.
-    sql.batch_execute(OURS).await?;
+    store::dispatch::check_readable(sql).await?;
     let captured =
         claim::as_if_claimed(sql, &settings.slot, &settings.tables, settings.start).await?;
     for (table, captured) in settings.tables.iter().zip(&captured) {
         let reader = TableReader::resolve(sql, table, settings.project()?, captured).await?;
         let condition = ScanWindow::unresolved(captured, false).condition();
-        let id = reader.event_id_sql();
         let statement = format!(
-            "{} where {condition} and not exists (select from outbox.dispatch d \
-             where d.event_id = {id}) limit 0",
-            reader.select_sql()
+            "{} where {condition} and {} limit 0",
+            reader.select_sql(),
+            has_no_row_sql(reader.event_id_sql())
         );
         sql.simple_query(&statement).await.map_err(altered_since)?;
     }

@@ -4,7 +4,9 @@
 //! the slot is not the one that was served before (`recovery/loss.rs`), and remember across crashes
 //! that a recovery has not ended (`mark`).
 
+pub(crate) mod audits;
 pub(crate) mod mark;
+pub(crate) mod shown;
 
 use decoder::Lsn;
 use slot_manager::health::RecordedPosition;

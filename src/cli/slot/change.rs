@@ -10,12 +10,13 @@ use slot_manager::slots::{self, CreateOptions};
 use slot_manager::{Slot, publication};
 use tokio_postgres::types::PgLsn;
 
-use super::{CHANGE_TIMEOUT, STATEMENT_TIMEOUT, pending, served_before, session};
+use super::{CHANGE_TIMEOUT, STATEMENT_TIMEOUT, pending, session};
 use crate::cli::{capture, figures, output};
 use crate::error::{Code, Error, Result};
 use crate::postgres::Sql;
 use crate::settings::Settings;
 use crate::store::relay_row;
+use crate::store::relay_row::shown::served_before;
 
 /// The arguments of `postrider slot create`.
 #[derive(Debug, clap::Args)]

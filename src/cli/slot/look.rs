@@ -4,18 +4,15 @@ use std::time::{Duration, Instant};
 
 use decoder::Lsn;
 use serde::Serialize;
-use slot_manager::health::{
-    self, Observation, RecordedPosition, SlotObservation, Thresholds, Viewer,
-};
+use slot_manager::health::{self, Observation, SlotObservation, Thresholds, Viewer};
 use slot_manager::retention::{self, WalHolder};
-use slot_manager::{Cluster, DatabaseOrigin, Health, Severity, Slot, SlotName, cluster, slots};
-use tokio_postgres::types::PgLsn;
+use slot_manager::{Cluster, Health, Severity, Slot, SlotName, cluster, slots};
 
-use super::not_to_be_read;
 use super::pending::{self, PendingEvents};
 use crate::error::Result;
 use crate::postgres::Sql;
 use crate::settings::Settings;
+use crate::store::relay_row::shown::{self, RelayRow};
 
 /// Transactions younger than this also hold back WAL, but are not worth reporting.
 const HOLDERS_OLDER_THAN: Duration = Duration::from_secs(30);
@@ -37,25 +34,6 @@ pub(super) struct Look {
     /// Rates since the previous look.
     pub(super) rates: Option<Rates>,
     pub(super) time_to_loss: Option<Duration>,
-}
-
-/// The relay's row in `outbox.relay`.
-#[derive(Debug, Serialize)]
-pub(super) struct RelayRow {
-    pub(super) instance: String,
-    /// RFC 3339, UTC.
-    pub(super) since: String,
-    pub(super) system_identifier: String,
-    #[serde(skip)]
-    database_oid: Option<u32>,
-    #[serde(skip)]
-    confirmed_lsn: Option<Lsn>,
-    #[serde(skip)]
-    confirmed_is_final: bool,
-    /// Why a recovery is due or running; absent if none is.
-    pub(super) recovering: Option<String>,
-    /// Which events get a row in outbox.dispatch: `full` or `exceptions`.
-    pub(super) dispatch: String,
 }
 
 /// Bytes of WAL per second since the previous look.
@@ -95,11 +73,6 @@ pub(super) struct FoundSlot<'a> {
     time_to_loss_seconds: Option<f64>,
 }
 
-const RELAY: &str = "\
-    select instance, to_char(since at time zone 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS\"Z\"'), \
-           system_identifier, confirmed_lsn, confirmed_is_final, recovering, dispatch, database_oid \
-    from outbox.relay where slot = $1";
-
 impl Look {
     /// Looks at the slot, and compares it with the previous look.
     ///
@@ -113,7 +86,7 @@ impl Look {
     ) -> Result<Self> {
         let name = settings.slot.clone();
         let cluster = cluster::inspect(sql).await?;
-        let relay = relay_row(sql, &name).await?;
+        let relay = shown::read(sql, &name).await?;
         let slot = slots::find(sql, &name).await?;
         let at = Instant::now();
         let (mut pending, mut holders) = (None, Vec::new());
@@ -185,39 +158,6 @@ impl Look {
     /// Age of the oldest undelivered event, if known.
     pub(super) fn lag_time(&self) -> Option<Duration> {
         self.pending.and_then(|pending| pending.oldest)
-    }
-}
-
-async fn relay_row(sql: &Sql, slot: &SlotName) -> Result<Option<RelayRow>> {
-    match sql.query_opt(RELAY, &[&slot.as_str()]).await {
-        Ok(row) => Ok(row.map(|row| {
-            let confirmed: Option<PgLsn> = row.get(3);
-            RelayRow {
-                instance: row.get(0),
-                since: row.get(1),
-                system_identifier: row.get(2),
-                database_oid: row.get(7),
-                confirmed_lsn: confirmed.map(|lsn| Lsn::new(lsn.into())),
-                confirmed_is_final: row.get(4),
-                recovering: row.get(5),
-                dispatch: row.get(6),
-            }
-        })),
-        Err(error) if not_to_be_read(&error) => Ok(None),
-        Err(error) => Err(error.into()),
-    }
-}
-
-impl RelayRow {
-    fn position(&self) -> Option<RecordedPosition> {
-        Some(RecordedPosition {
-            origin: DatabaseOrigin {
-                system_identifier: self.system_identifier.parse().ok()?,
-                database_oid: self.database_oid,
-            },
-            confirmed_lsn: self.confirmed_lsn,
-            is_final: self.confirmed_is_final,
-        })
     }
 }
 

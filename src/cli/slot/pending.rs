@@ -18,6 +18,7 @@ use crate::error::{Code, Error, Result};
 use crate::mapping::TableSettings;
 use crate::postgres::Sql;
 use crate::settings::{Dispatch, Settings};
+use crate::store::dispatch::has_no_row_sql;
 use crate::store::relay_row;
 
 /// Takes about 100 ms to read if cached; holds about half a million small events.
@@ -87,9 +88,10 @@ async fn look_at(
     let age = reader.oldest_age_sql().unwrap_or("null::float8");
     let statement = format!(
         "select count(*), {age} from {} e where {bound} and {} and {id} is not null \
-         and not exists (select from outbox.dispatch d where d.event_id = {id})",
+         and {}",
         reader.table_sql(),
-        window.condition()
+        window.condition(),
+        has_no_row_sql(id)
     );
     let row = sql.query_one(&statement, &[]).await?;
     let (events, age): (i64, Option<f64>) = (row.get(0), row.get(1));

@@ -9,8 +9,10 @@
 //!
 //! Not here: finding rows of a captured table that have no outcome (`capture`).
 
+mod known;
 mod outcome;
 mod predecessor;
+pub(crate) mod quarantine_commands;
 pub(crate) mod quarantined;
 mod recorded;
 mod released;
@@ -18,6 +20,7 @@ mod rows;
 mod successor;
 mod writer;
 
+pub(crate) use known::{check_readable, has_no_row_sql, state_sql};
 pub(crate) use outcome::{Outcome, Record};
 pub(crate) use predecessor::wait_for_predecessor;
 pub(crate) use recorded::{Lookup, RecordedEvents, last_ordinal, look_up_by_id};
