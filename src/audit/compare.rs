@@ -3,7 +3,8 @@
 use super::{AuditState, AuditSubject, AuditWait};
 use crate::capture::blocked::Firsts;
 use crate::capture::claim::Captured;
-use crate::capture::from_table::{self, Interrupted, Places, SessionEnded};
+use crate::capture::from_table::{self, Interrupted, SessionEnded};
+use crate::capture::places::{Places, place_before};
 use crate::capture::table::TableReader;
 use crate::capture::unrecorded::Unrecorded;
 use crate::capture::{ScanWindow, shape};
@@ -25,7 +26,7 @@ impl AuditState {
         waiting: AuditWait,
         is_whole: bool,
     ) -> Result<bool> {
-        let commit = from_table::place_before(waiting.end);
+        let commit = place_before(waiting.end);
         let last = sql.answer(last_ordinal(sql, commit)).await?;
         let mut places = Places {
             commit,

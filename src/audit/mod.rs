@@ -22,7 +22,8 @@
 //! attached that holds rows below the floor, the auditor ends the session. The next session begins
 //! with a recovery that publishes every row from the floor on.
 //!
-//! Not here: watching the publication (`supervisor`), and a lost slot (`recovery`).
+//! Not here: watching the publication (`session`), a lost slot (`recovery`), and finding the rows of a
+//! table that have no record (`capture`).
 
 mod compare;
 mod statements;
@@ -38,7 +39,7 @@ use tokio::task::JoinHandle;
 
 use crate::capture::claim::{self, Captured};
 use crate::capture::from_table::TableSender;
-use crate::capture::shape::{self, Tops};
+use crate::capture::tops::{self, Tops};
 use crate::capture::{Bounds, ScanWindow, scan};
 use crate::error::{Code, Error, Result};
 use crate::mapping::TableSettings;
@@ -287,7 +288,7 @@ impl AuditState {
     async fn begin(&mut self, sql: &Sql) -> Result<AuditWait> {
         if self.tops.is_none() {
             let found = claim::look(sql, &self.subject.tables).await?;
-            self.tops = Some(shape::tops(sql, &found).await?);
+            self.tops = Some(tops::tops(sql, &found).await?);
         }
         let delivered = self.subject.metrics.delivered();
         let has_new = self.delivered.replace(delivered) != Some(delivered);

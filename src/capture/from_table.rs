@@ -3,12 +3,11 @@
 //!
 //! Recovery and the auditor send them, in batches of bounded size, through a channel that holds one
 //! batch; the pipeline takes a batch when the delivery has room. Events from a table have no place in
-//! the log, so they get a place where no commit can be (WAL records are aligned to 8 bytes). The
-//! watermark does not know them; this module counts how many have no outcome.
+//! the log (`places`), so the watermark does not know them; this module counts how many have no outcome.
 
-use decoder::Lsn;
 use tokio::sync::{mpsc, oneshot};
 
+use super::places::{Places, is_of_a_table};
 use super::table::TableEvent;
 use super::unrecorded::Unrecorded;
 use crate::error::Error;
@@ -19,12 +18,6 @@ use crate::watermark::CommitLsn;
 const BATCH_BYTES: usize = 256 << 10;
 /// A batch is sent when it has this many rows.
 const BATCH_ROWS: usize = 1_000;
-
-/// WAL records begin at multiples of this.
-const RECORD_ALIGNMENT: u64 = 8;
-
-/// The place of events from a table that come before everything that has a record.
-pub(crate) const FIRST_PLACE: CommitLsn = CommitLsn::new(Lsn::new(RECORD_ALIGNMENT - 1));
 
 /// What the channel carries.
 #[derive(Debug)]
@@ -37,18 +30,6 @@ pub(crate) enum FromTable {
     Queued(oneshot::Sender<()>),
     /// Answer once everything sent before this has its recorded outcome.
     Settle(oneshot::Sender<()>),
-}
-
-/// The place that table events get if they were committed before `position`: just below `position`,
-/// and not a multiple of 8, so that no commit can have it.
-pub(crate) fn place_before(position: Lsn) -> CommitLsn {
-    let aligned = position.as_u64() / RECORD_ALIGNMENT * RECORD_ALIGNMENT;
-    CommitLsn::new(Lsn::new(aligned.saturating_sub(1)))
-}
-
-/// Whether this place was given to table events. No commit can have such a place.
-fn is_of_a_table(place: CommitLsn) -> bool {
-    place.lsn().as_u64() % RECORD_ALIGNMENT == RECORD_ALIGNMENT - 1
 }
 
 /// Both ends of the channel.
@@ -146,13 +127,6 @@ impl<E: Into<Error>> From<E> for Interrupted {
     }
 }
 
-/// The places for the events of one pass: their common commit LSN, and the ordinal of the next event.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Places {
-    pub(crate) commit: CommitLsn,
-    pub(crate) next_ordinal: u32,
-}
-
 /// Sends every unrecorded row of a table into the pipeline, and calls `each` for each one. Returns
 /// how many there were.
 pub(crate) async fn hand_over(
@@ -229,17 +203,9 @@ impl TableRows {
 
 #[cfg(test)]
 mod tests {
+    use super::super::places::place_before;
     use super::*;
-
-    #[test]
-    fn events_from_a_table_get_a_place_below_the_position_where_no_commit_can_be() {
-        for position in [8, 0x16_B374_D848, 0x16_B374_D84C] {
-            let place = place_before(Lsn::new(position));
-            assert!(place.lsn() < Lsn::new(position));
-            assert!(is_of_a_table(place));
-        }
-        assert!(!is_of_a_table(CommitLsn::new(Lsn::new(0x16_B374_D848))));
-    }
+    use decoder::Lsn;
 
     #[tokio::test]
     async fn sent_rows_are_settled_only_once_their_last_outcome_is_recorded() {

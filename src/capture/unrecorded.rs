@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 
 use super::ScanWindow;
 use super::blocked::{Blocked, Firsts};
-use super::from_table::FIRST_PLACE;
+use super::places::FIRST_PLACE;
 use super::rows::{ReadRow, Rows};
 use super::scan::{DispatchState, Scan};
 use super::table::{RowValues, TableEvent, TableReader};

@@ -1,9 +1,18 @@
 //! Takes an event to its recorded outcome: lanes, requests, answers, dispatch rows.
 //!
 //! This part of a session does not depend on where an event came from. [`Delivery::progress`] returns
-//! which events have their outcome; the caller decides what that means for the position. `bad_events`
-//! handles events that can never be published, and `released` handles events that return from
-//! quarantine.
+//! which events have their outcome; the caller decides what that means for the position.
+//!
+//! `requests` sends what the lanes choose and decides what follows from each answer. [`backlog`] and
+//! `budget` say when lanes may send, and how much may be in memory. `bad_events` handles events that
+//! can never be published, [`quarantine`] keeps their keys waiting, and `released` handles events that
+//! return from there. [`topic_maker`] creates missing topics.
+//!
+//! **Invariants.** An event is resolved only when its row is durable, or when it needs none. A key has
+//! at most one request in flight. Events in memory count against one budget.
+//!
+//! Not here: the order within a key (`lanes`), one publish attempt (`publish`), the rows themselves
+//! (`store`), and positions of the stream (`watermark`).
 
 pub(crate) mod backlog;
 mod bad_events;

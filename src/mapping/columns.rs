@@ -7,11 +7,11 @@ use std::{iter, str};
 use decoder::{Oid, OwnedRelation, Value};
 
 use super::column_types::ColumnTypes;
+use super::data::MessageData;
 use super::error::{EventFault, MapError, SettingFault};
 use super::payload::{self, ContentKind};
 use super::settings::{Choice, ColumnRole, ColumnSettings};
 use super::value::{self, pg_type};
-use super::wire::MessageData;
 
 /// The optional column of type `xid8` that names the transaction which inserted a row.
 pub const INSERTED_XID: &str = "inserted_xid";

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use decoder::Oid;
 use thiserror::Error;
 
-use super::topic::TopicNameFault;
+use super::topic_name::TopicNameFault;
 use crate::event::{EventId, EventPosition, OrderingKey};
 use crate::printable::printable;
 

@@ -1,13 +1,13 @@
 //! The payload column: the bytes to send, and the kind of content.
 //!
 //! Bytes are sent exactly as the writer stored them. The hexadecimal text form of `bytea` is
-//! decoded, and the version byte of binary `jsonb` is removed. Nothing else is changed.
+//! decoded (`data`), and the version byte of binary `jsonb` is removed. Nothing else is changed.
 
 use decoder::{Oid, Value};
 
+use super::data::{Bytea, MessageData};
 use super::error::EventFault;
 use super::value::{self, pg_type};
-use super::wire::MessageData;
 
 /// The kind of content in the payload, by the type of its column.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,52 +38,6 @@ impl ContentKind {
         }
     }
 }
-
-/// A `bytea` in the text form `\x0123...`, without the prefix. Its digits have been checked.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Bytea<'a>(&'a [u8]);
-
-impl<'a> Bytea<'a> {
-    /// Parses the text form. `None` for anything else, such as `bytea_output = escape`.
-    pub(super) fn parse(text: &'a [u8]) -> Option<Self> {
-        let digits = text.strip_prefix(b"\\x")?;
-        // Without an early exit the compiler can check many digits at once.
-        let bad = digits
-            .iter()
-            .fold(0, |bad, &digit| bad | NIBBLES[usize::from(digit)])
-            & NOT_HEX;
-        (digits.len() % 2 == 0 && bad == 0).then_some(Self(digits))
-    }
-
-    /// Number of decoded bytes.
-    pub(super) fn len(&self) -> usize {
-        self.0.len() / 2
-    }
-
-    /// Appends the decoded bytes.
-    pub(super) fn write(&self, out: &mut Vec<u8>) {
-        out.extend(
-            self.0
-                .chunks_exact(2)
-                .map(|pair| NIBBLES[usize::from(pair[0])] << 4 | NIBBLES[usize::from(pair[1])]),
-        );
-    }
-}
-
-/// Marks bytes in [`NIBBLES`] that are not a hexadecimal digit.
-const NOT_HEX: u8 = 0x80;
-
-/// Value of each hexadecimal digit.
-static NIBBLES: [u8; 256] = {
-    let mut table = [NOT_HEX; 256];
-    let mut value = 0;
-    while value < 16 {
-        table[b"0123456789abcdef"[value] as usize] = value as u8;
-        table[b"0123456789ABCDEF"[value] as usize] = value as u8;
-        value += 1;
-    }
-    table
-};
 
 /// The payload of one row; `None` when it is null.
 pub(super) fn read<'a>(

@@ -18,7 +18,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Deserializer, de};
 use slot_manager::QualifiedName;
 
-use super::envelope::Envelope;
+use super::envelope_kind::Envelope;
 use super::event_id::TableIdentity;
 use super::ordering::Ordering;
 use super::template::Template;

@@ -7,8 +7,8 @@
 use bytes::Bytes;
 use prost::encoding::encoded_len_varint;
 
+use super::data::MessageData;
 use super::limits;
-use super::payload::Bytea;
 
 /// Key of field 1, `data`, length-delimited.
 const DATA: u8 = 1 << 3 | 2;
@@ -22,33 +22,6 @@ const ENTRY_VALUE: u8 = 2 << 3 | 2;
 
 /// Longest name for [`put_fixed_attribute_key`].
 pub(super) const FIXED_KEY_BYTES: usize = 16;
-
-/// The message's data, not yet copied.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum MessageData<'a> {
-    /// Bytes to copy unchanged.
-    Plain(&'a [u8]),
-    /// Hexadecimal digits to decode while copying.
-    Bytea(Bytea<'a>),
-}
-
-impl MessageData<'_> {
-    /// Size in bytes when written.
-    pub(super) fn len(&self) -> usize {
-        match self {
-            MessageData::Plain(bytes) => bytes.len(),
-            MessageData::Bytea(bytea) => bytea.len(),
-        }
-    }
-
-    /// Appends the bytes.
-    pub(super) fn write(&self, out: &mut Vec<u8>) {
-        match self {
-            MessageData::Plain(bytes) => out.extend_from_slice(bytes),
-            MessageData::Bytea(bytea) => bytea.write(out),
-        }
-    }
-}
 
 /// Encodes the message. `attributes` holds entries as written by [`put_attribute_key`]. An empty
 /// ordering key is left out, which makes the message unordered.

@@ -10,7 +10,10 @@
 //! statements: a row is sent if the slot's snapshot shows the transaction that inserted
 //! it, no matter when the row is read.
 //!
-//! Not here: whether a recovery is needed (`loss`), and delivering the events (`delivery`).
+//! [`loss`] decides whether a recovery is needed, and [`slot`] creates its slot.
+//!
+//! Not here: finding the rows of a table that have no record (`capture`), and delivering the events
+//! (`delivery`).
 
 pub(crate) mod loss;
 pub(crate) mod slot;
@@ -25,9 +28,8 @@ use tokio::task::JoinHandle;
 
 use crate::capture::blocked::Firsts;
 use crate::capture::claim::Captured;
-use crate::capture::from_table::{
-    self, FIRST_PLACE, Interrupted, Places, SessionEnded, TableSender,
-};
+use crate::capture::from_table::{self, Interrupted, SessionEnded, TableSender};
+use crate::capture::places::{FIRST_PLACE, Places, place_before};
 use crate::capture::table::TableReader;
 use crate::capture::unrecorded::Unrecorded;
 use crate::capture::{ScanWindow, scan, shape};
@@ -123,7 +125,7 @@ pub(crate) async fn start(
     slot: RecoverySlot,
     rows: TableSender,
 ) -> Result<(Seam, oneshot::Receiver<()>)> {
-    let place = from_table::place_before(slot.consistent_point());
+    let place = place_before(slot.consistent_point());
     let last_ordinal = last_ordinal(sql, place)
         .await?
         .max(last_ordinal(sql, FIRST_PLACE).await?);

@@ -1,8 +1,9 @@
 //! The relay's own row in `outbox.relay`: a tripwire, and information for operators.
 //!
 //! It never decides the position to resume from: only the slot does. It lets the relay notice that
-//! the slot is not the one that was served before (`recovery/loss.rs`), and remember across crashes
-//! that a recovery has not ended (`mark`).
+//! the slot is not the one that was served before (`recovery::loss`), and remember across crashes
+//! that a recovery has not ended (`mark`) and what audits have compared (`audits`). Commands read it
+//! with `shown`.
 
 pub(crate) mod audits;
 pub(crate) mod mark;

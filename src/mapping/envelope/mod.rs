@@ -13,71 +13,14 @@
 mod cloudevents;
 pub mod protobuf;
 
-use std::fmt;
-use std::str::FromStr;
-
-use thiserror::Error;
-
 use super::attributes::Attributes;
 use super::columns::OutboxRow;
+use super::data::MessageData;
+use super::envelope_kind::Envelope;
 use super::error::EventFault;
 use super::headers::Headers;
 use super::timestamp::CivilTime;
-use super::wire::MessageData;
 use crate::event::EventPosition;
-
-/// The form of a message's data.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Envelope {
-    /// The payload unchanged.
-    #[default]
-    Raw,
-    /// CloudEvents 1.0 in binary mode: the payload unchanged, the context in attributes `ce-*`.
-    CloudeventsBinary,
-    /// CloudEvents 1.0 in structured mode: one JSON document.
-    CloudeventsStructured,
-    /// Our own [`protobuf::ProtobufEvent`].
-    Protobuf,
-}
-
-const NAMES: [(&str, Envelope); 4] = [
-    ("raw", Envelope::Raw),
-    ("cloudevents-binary", Envelope::CloudeventsBinary),
-    ("cloudevents-structured", Envelope::CloudeventsStructured),
-    ("protobuf", Envelope::Protobuf),
-];
-
-/// A text that is not an [`Envelope`].
-#[derive(Debug, Clone, PartialEq, Eq, Error)]
-#[error(
-    "{input:?} is not an envelope: write raw, cloudevents-binary, cloudevents-structured or protobuf"
-)]
-pub struct ParseEnvelopeError {
-    /// The text as it was given.
-    pub input: String,
-}
-
-impl FromStr for Envelope {
-    type Err = ParseEnvelopeError;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let found = NAMES.iter().find(|(name, _)| *name == text);
-        found
-            .map(|(_, envelope)| *envelope)
-            .ok_or_else(|| ParseEnvelopeError { input: text.into() })
-    }
-}
-
-impl fmt::Display for Envelope {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Envelope::Raw => "raw",
-            Envelope::CloudeventsBinary => "cloudevents-binary",
-            Envelope::CloudeventsStructured => "cloudevents-structured",
-            Envelope::Protobuf => "protobuf",
-        })
-    }
-}
 
 /// The parts of an event that envelopes use.
 #[derive(Debug)]
@@ -152,19 +95,5 @@ impl Envelope {
             Envelope::Protobuf => protobuf::write_event(event, scratch),
         }
         Ok(MessageData::Plain(scratch))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn envelopes_are_written_as_they_are_read() {
-        for (name, envelope) in NAMES {
-            assert_eq!(name.parse(), Ok(envelope));
-            assert_eq!(envelope.to_string(), name);
-        }
-        assert!("Raw".parse::<Envelope>().is_err());
     }
 }

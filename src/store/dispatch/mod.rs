@@ -4,8 +4,9 @@
 //! confirmed (G4). New outcomes become new [`rows`]; those of [`released`] events update their rows.
 //! After a restart, [`recorded`] finds the events that have an outcome already, so that they are not
 //! sent again (G3). [`predecessor`] waits until it is safe to look, and [`successor`] decides when it
-//! is too late to record. [`quarantined`] has the relay's queries on the quarantine. Nothing here
-//! writes to the outbox. No outcome replaces another, except for released events.
+//! is too late to record. [`quarantined`] has the relay's queries on the quarantine, and
+//! [`quarantine_commands`] those of a person. [`known`] has the fragments of SQL with which statements
+//! over captured tables look up events. Nothing here writes to the outbox. No outcome replaces another, except for released events.
 //!
 //! Not here: finding rows of a captured table that have no outcome (`capture`).
 
