@@ -20,7 +20,7 @@
 //! the codes that operators see, [`metrics`], [`state`] and [`http`] are for monitoring, and [`cli`] has
 //! the commands.
 //!
-//! The folders stand in layers, and none imports one above it; `tests/structure.rs` lists them.
+//! The folders stand in layers, and none imports one above it; `tests/structure/layers.rs` lists them.
 
 #![cfg_attr(test, allow(clippy::unwrap_used, reason = "a test fails by panicking"))]
 

@@ -1,7 +1,7 @@
 //! The rows of a captured table that still have to be published: rows that the stream would leave out
 //! after the slot is lost, and that a recovery would send.
 //!
-//! Short statements find them (`capture`), each key in its order. Only a portion of the rows is in
+//! Short statements find them (`scan`), each key in its order. Only a portion of the rows is in
 //! memory.
 
 use std::collections::VecDeque;

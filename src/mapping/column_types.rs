@@ -4,7 +4,7 @@
 //! catalog describes all others. A domain behaves like its base type. Any other type is sent as its
 //! text.
 //!
-//! Not here: the query that asks the catalog (`src/table/column_types.rs`).
+//! Not here: the query that asks the catalog (`src/capture/table/column_types.rs`).
 
 use std::collections::HashMap;
 

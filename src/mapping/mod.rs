@@ -6,8 +6,8 @@
 //! 2. When the server describes the table, [`Mapper::resolve`] finds those columns (`columns`). A
 //!    domain counts as its base type (`column_types`). From then on rows are read by position.
 //! 3. [`Mapper::map`] reads a row's values as text (`value`) and its payload (`payload`). From these it
-//!    makes the event's identity (`event_id`), topic (`topic`, `template`), ordering key (`ordering`),
-//!    attributes (`attributes`, `headers`, `timestamp`) and data (`envelope`).
+//!    makes the event's identity (`event_id`), topic (`topic`, `topic_name`, `template`), ordering key
+//!    (`ordering`), attributes (`attributes`, `headers`, `timestamp`) and data (`data`, `envelope`).
 //! 4. A row that Pub/Sub would refuse is refused here (`limits`), with an error that names the row
 //!    ([`MapError`]).
 //! 5. The message is encoded once (`wire`). Retries send the same bytes.
@@ -27,8 +27,8 @@
 //! **Invariants.** A value is refused, never truncated. An error names the row and contains no payload,
 //! header or attribute.
 //!
-//! **Not here:** IO of any kind, batches and lanes, the handling of refused rows, and the marks of
-//! a replay.
+//! **Not here:** IO of any kind, batches and lanes, the handling of refused rows, the marks of a
+//! replay, and the vocabulary of events (`event`).
 
 mod attributes;
 mod column_types;

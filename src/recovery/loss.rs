@@ -1,7 +1,7 @@
 //! Decides, when a session opens, whether the slot's stream will bring every event without a record.
 //! The inputs are the relay's row, the slot and the server.
 //!
-//! Pure. The parent module reacts to a loss. Another cluster is not judged here, because it always
+//! Pure. `session::plan` gathers the facts and reacts to a loss. Another cluster is not judged here, because it always
 //! needs a person.
 
 use std::fmt;

@@ -71,8 +71,8 @@ pub(crate) struct CaptureRecord {
     /// The sequence that numbered the rows when `floor_seq` was noted. Another sequence may give
     /// out lower numbers.
     pub(crate) numbering: Option<String>,
-    /// The partitions whose rows were compared, in the form of
-    /// [`Shape::partitions`](super::shape::Shape).
+    /// The partitions whose rows were compared, in the form in which `capture::shape` finds
+    /// them.
     pub(crate) partitions: Option<String>,
     /// Whether the table has the column `inserted_xid`, from the start or added later.
     pub(crate) has_inserted_xid: bool,

@@ -1,80 +1,21 @@
-//! Checks the shape of the code: a type's name says which type is meant, without its path, and files
-//! are short.
+//! Checks the shape of the code: a type's name says which type is meant, without its path. Files are
+//! short, folders stand in layers, and one folder has the SQL on our own tables.
+
+mod layers;
+mod source;
+mod sql;
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
+
+use source::{read, root, rust_files, test_modules, without_tests};
 
 /// The folders of the product, as opposed to its tests and tools.
 const PRODUCT: [&str; 3] = ["src", "decoder/src", "slot-manager/src"];
 
 /// The longest file. A longer one is two ideas: split it by them, `x.rs` into `x.rs` and `x/part.rs`.
 const LINES_MAX: usize = 400;
-
-fn root() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-}
-
-/// The Rust files below a folder, except in build output and dot folders.
-fn rust_files(folder: &Path) -> Vec<PathBuf> {
-    let mut found = Vec::new();
-    for entry in std::fs::read_dir(folder).expect("a folder of the repository") {
-        let path = entry.expect("an entry").path();
-        let name = path.file_name().unwrap_or_default().to_string_lossy();
-        if path.is_dir() {
-            if name != "target" && !name.starts_with('.') {
-                found.extend(rust_files(&path));
-            }
-        } else if name.ends_with(".rs") {
-            found.push(path);
-        }
-    }
-    found
-}
-
-fn read(path: &Path) -> String {
-    std::fs::read_to_string(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
-}
-
-/// The name of the module that a line declares or opens.
-fn module(line: &str) -> Option<&str> {
-    let (visibility, rest) = line.split_once("mod ")?;
-    let is_declaration = visibility.is_empty() || visibility.starts_with("pub");
-    is_declaration.then(|| rest.trim_end_matches([';', '{', ' ']))
-}
-
-/// The files and folders of the test modules that this file declares.
-fn test_modules(path: &Path, text: &str) -> Vec<PathBuf> {
-    let is_root = ["mod.rs", "lib.rs", "main.rs"]
-        .iter()
-        .any(|name| path.ends_with(name));
-    let folder = if is_root {
-        path.with_file_name("")
-    } else {
-        path.with_extension("")
-    };
-    let lines: Vec<&str> = text.lines().collect();
-    let declared = lines.windows(2).filter(|pair| pair[0] == "#[cfg(test)]");
-    declared
-        .filter_map(|pair| module(pair[1]))
-        .flat_map(|name| [folder.join(name), folder.join(format!("{name}.rs"))])
-        .collect()
-}
-
-/// The lines of a file without those of the test modules in it.
-fn without_tests(text: &str) -> Vec<&str> {
-    let mut kept = Vec::new();
-    let mut lines = text.lines().peekable();
-    while let Some(line) = lines.next() {
-        let opens_tests = |next: &&str| module(next).is_some() && next.ends_with('{');
-        if line == "#[cfg(test)]" && lines.peek().is_some_and(opens_tests) {
-            lines.by_ref().find(|line| *line == "}");
-        } else {
-            kept.push(line);
-        }
-    }
-    kept
-}
 
 /// The name of the type or trait that a line defines. Associated types are not meant.
 fn defined(line: &str) -> Option<&str> {
