@@ -23,8 +23,8 @@ use crate::capture::{Bounds, from_table};
 use crate::delivery::backlog::Backlog;
 use crate::error::{Code, Error, Result};
 use crate::postgres::{Sql, Target, connect};
+use crate::recovery;
 use crate::recovery::slot::{self, RecoverySlot};
-use crate::recovery::{self};
 use crate::source::{Source, StreamOptions};
 use crate::state::Phase;
 use crate::store::dispatch::{RecordedEvents, wait_for_predecessor};
@@ -63,7 +63,7 @@ impl SessionRunner {
         // The supervisor proves the lease from here on, however long the rest takes: nobody reads the
         // stream yet.
         let hasten = Arc::new(Notify::new());
-        let watched = self.watched(&cluster, &source)?;
+        let watched = self.watch_subject(&cluster, &source)?;
         let (supervisor, supervision) = supervisor::start(
             watched,
             publication.clone(),
@@ -82,7 +82,8 @@ impl SessionRunner {
         relay_row::take(&sql, served, confirmed, audit, manner).await?;
         let (rows, from_table) = from_table::channel();
         let (seam, recovered) = if let Some(new) = new_slot {
-            let subject = self.recovered(walsender, &publication, captured.clone(), repeats)?;
+            let subject =
+                self.recovery_subject(walsender, &publication, captured.clone(), repeats)?;
             let (seam, recovered) = recovery::start(&sql, subject, new, rows.another()).await?;
             (Some(seam), Some(recovered))
         } else {
@@ -97,7 +98,7 @@ impl SessionRunner {
             after: recovered,
         };
         let bounds: Arc<[Bounds]> = captured.iter().map(Bounds::of).collect();
-        let subject = self.audited(walsender, bounds.clone())?;
+        let subject = self.audit_subject(walsender, bounds.clone())?;
         let (auditor, broken) = audit::start(subject, audit, hasten, rows);
         let pipeline = Pipeline {
             source,

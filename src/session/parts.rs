@@ -70,7 +70,7 @@ pub(super) fn as_captured<'a>(captured: &'a [Captured], now: &'a PublicationStat
 
 impl SessionRunner {
     /// What the supervisor receives.
-    pub(super) fn watched(&self, cluster: &Cluster, source: &Source) -> Result<WatchSubject> {
+    pub(super) fn watch_subject(&self, cluster: &Cluster, source: &Source) -> Result<WatchSubject> {
         let settings = &self.settings;
         Ok(WatchSubject {
             target: settings.database()?.clone(),
@@ -84,7 +84,11 @@ impl SessionRunner {
     }
 
     /// What the auditor receives.
-    pub(super) fn audited(&self, walsender: i32, bounds: Arc<[Bounds]>) -> Result<AuditSubject> {
+    pub(super) fn audit_subject(
+        &self,
+        walsender: i32,
+        bounds: Arc<[Bounds]>,
+    ) -> Result<AuditSubject> {
         let settings = &self.settings;
         Ok(AuditSubject {
             target: settings.database()?.clone(),
@@ -102,7 +106,7 @@ impl SessionRunner {
     }
 
     /// What a recovery receives. `publication` is the publication from before the slot was created.
-    pub(super) fn recovered(
+    pub(super) fn recovery_subject(
         &self,
         walsender: i32,
         publication: &PublicationState,

@@ -19,10 +19,10 @@ use crate::metrics::{KindLabel, Metrics};
 use crate::postgres::Sql;
 use crate::recovery::loss::{self, Loss, Seen, SlotVerdict};
 use crate::settings::{Dispatch, OnLoss, Settings, Start};
+use crate::store;
 use crate::store::capture_record::{self as captures, CaptureRecord};
 use crate::store::dispatch::has_no_row_sql;
 use crate::store::relay_row::{self, Audit, ServedSlot, Unfinished};
-use crate::store::{self};
 
 /// How the session begins.
 #[derive(Debug)]
