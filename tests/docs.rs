@@ -7,9 +7,10 @@ use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
 use postrider::condition::{RelayState, TopicCondition};
+use postrider::environment::Environment;
 use postrider::error::Code;
 use postrider::metrics::{KindLabel, Metrics};
-use postrider::settings::{Environment, KEYS, SettingKind, Settings};
+use postrider::settings::{KEYS, SettingKind, Settings};
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -215,7 +216,9 @@ fn every_metric_named_in_the_docs_exists() {
         waiting_events: 1,
         oldest_seconds: Some(1.0),
     });
-    metrics.topic_failures.count(&"t".into(), Code::TopicMissing);
+    metrics
+        .topic_failures
+        .count(&"t".into(), Code::TopicMissing);
     let encoded = metrics.encode("postrider", &condition);
     let exported = encoded.expect("metrics can be encoded");
     for page in [

@@ -8,7 +8,7 @@ use crate::condition::RelayState;
 use crate::error::{Code, Error, Result};
 use crate::http;
 use crate::metrics::Metrics;
-use crate::relay::Relay;
+use crate::session::SessionRunner;
 use crate::settings::Settings;
 
 /// Threads for publishing; the replication stream has its own thread.
@@ -34,13 +34,13 @@ async fn relay(settings: Settings) -> Result<()> {
         None => None,
     };
     let settings_of_port = Arc::new(settings.clone());
-    let relay = Relay::new(settings, metrics.clone(), state.clone())?;
+    let sessions = SessionRunner::new(settings, metrics.clone(), state.clone())?;
     let port = listener.map(|listener| {
         tokio::spawn(async move {
             http::serve(listener, settings_of_port, metrics, state).await;
         })
     });
-    let ended = relay.run(shutdown).await;
+    let ended = sessions.run(shutdown).await;
     if let Some(port) = port {
         port.abort();
     }

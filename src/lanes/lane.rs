@@ -10,10 +10,11 @@
 use std::collections::VecDeque;
 use std::time::Instant;
 
-use super::event::{Event, LaneKey, Request};
 use super::limits::{
     MAX_BYTES, MAX_MESSAGES, MESSAGE_FRAMING, WORTHWHILE_BYTES, WORTHWHILE_MESSAGES,
 };
+use super::request::{LaneKey, Request};
+use crate::event::Event;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum LaneState {

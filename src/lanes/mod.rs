@@ -13,21 +13,21 @@
 //! A state machine without IO; the clock is passed in.
 
 mod concurrency;
-mod event;
 mod lane;
 mod limits;
+mod request;
 mod survey;
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Instant;
 
-pub use event::{Event, EventRef, Group, LaneKey, Request, Standing};
 pub(crate) use limits::EVENT_OVERHEAD;
 pub use limits::{Load, Serve};
+pub use request::{LaneKey, Request};
 pub use survey::LaneStanding;
 
-use crate::map::OrderingKey;
+use crate::event::{Event, OrderingKey};
 use concurrency::{Concurrency, SlowTopics};
 use lane::{Lane, LaneState};
 use limits::{LONGEST_WAIT, UNORDERED_LANES};

@@ -13,12 +13,13 @@ use slot_manager::quoted_identifier;
 
 use crate::capture::ScanWindow;
 use crate::capture::claim::{self, Captured};
+use crate::capture::table::TableReader;
 use crate::error::{Code, Error, Result};
-use crate::map::TableSettings;
+use crate::mapping::TableSettings;
 use crate::postgres::Sql;
-use crate::relay::record;
 use crate::settings::{Dispatch, Settings};
-use crate::table::TableReader;
+use crate::store::dispatch::has_no_row_sql;
+use crate::store::relay_row;
 
 /// Takes about 100 ms to read if cached; holds about half a million small events.
 const LARGEST_BYTES: u64 = 128 << 20;
@@ -49,7 +50,7 @@ async fn look_at_all(sql: &Sql, settings: &Settings) -> Result<Option<PendingEve
         events: 0,
         oldest: Some(Duration::ZERO),
     };
-    let earlier = record::read(sql, &settings.slot).await?;
+    let earlier = relay_row::read(sql, &settings.slot).await?;
     let repeats = settings.dispatch == Dispatch::Exceptions
         || earlier.is_some_and(|earlier| earlier.dispatch == Dispatch::Exceptions);
     let known = claim::known(sql, &settings.slot, &settings.tables).await?;
@@ -87,9 +88,10 @@ async fn look_at(
     let age = reader.oldest_age_sql().unwrap_or("null::float8");
     let statement = format!(
         "select count(*), {age} from {} e where {bound} and {} and {id} is not null \
-         and not exists (select from outbox.dispatch d where d.event_id = {id})",
+         and {}",
         reader.table_sql(),
-        window.condition()
+        window.condition(),
+        has_no_row_sql(id)
     );
     let row = sql.query_one(&statement, &[]).await?;
     let (events, age): (i64, Option<f64>) = (row.get(0), row.get(1));

@@ -4,23 +4,16 @@ use std::time::{Duration, Instant};
 
 use decoder::Lsn;
 use serde::Serialize;
-use slot_manager::health::{
-    self, Observation, RecordedPosition, SlotObservation, Thresholds, Viewer,
-};
+use slot_manager::health::{self, Observation, SlotObservation, Thresholds, Viewer};
 use slot_manager::retention::{self, WalHolder};
-use slot_manager::{Cluster, DatabaseOrigin, Health, Severity, Slot, SlotName, cluster, slots};
-use tokio_postgres::error::SqlState;
-use tokio_postgres::types::PgLsn;
+use slot_manager::{Cluster, Health, Severity, Slot, SlotName, cluster, slots};
 
 use super::pending::{self, PendingEvents};
 use super::verdict::{self, Verdict};
-use crate::condition::Condition;
 use crate::error::Result;
 use crate::postgres::Sql;
 use crate::settings::Settings;
-
-/// A relay that is held up says so every 30 seconds.
-const SAID_FOR: Duration = Duration::from_secs(75);
+use crate::store::relay_row::shown::{self, RelayRow};
 
 /// Transactions younger than this also hold back WAL, but are not worth reporting.
 const HOLDERS_OLDER_THAN: Duration = Duration::from_secs(30);
@@ -42,27 +35,6 @@ pub(crate) struct SlotLook {
     /// Rates since the previous look.
     pub(crate) rates: Option<Rates>,
     pub(crate) time_to_loss: Option<Duration>,
-}
-
-/// The relay's row in `outbox.relay`.
-#[derive(Debug, Serialize)]
-pub(crate) struct RelayRow {
-    pub(crate) instance: String,
-    /// RFC 3339, UTC.
-    pub(crate) since: String,
-    pub(crate) system_identifier: String,
-    #[serde(skip)]
-    database_oid: Option<u32>,
-    #[serde(skip)]
-    confirmed_lsn: Option<Lsn>,
-    #[serde(skip)]
-    confirmed_is_final: bool,
-    /// Why a recovery is due or running; absent if none is.
-    pub(crate) recovering: Option<String>,
-    /// Which events get a row in outbox.dispatch: `full` or `exceptions`.
-    pub(crate) dispatch: String,
-    /// What holds the delivery up, as the relay said a moment ago; `None` if nothing does.
-    pub(crate) condition: Option<Condition>,
 }
 
 /// Bytes of WAL per second since the previous look.
@@ -102,12 +74,6 @@ pub(crate) struct FoundSlot<'a> {
     time_to_loss_seconds: Option<f64>,
 }
 
-const RELAY: &str = "\
-    select instance, to_char(since at time zone 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS\"Z\"'), \
-           system_identifier, confirmed_lsn, confirmed_is_final, recovering, dispatch, database_oid, \
-           condition::text, extract(epoch from clock_timestamp() - condition_at)::float8 \
-    from outbox.relay where slot = $1";
-
 impl SlotLook {
     /// Looks at the slot, and compares it with the previous look.
     ///
@@ -121,7 +87,7 @@ impl SlotLook {
     ) -> Result<Self> {
         let name = settings.slot.clone();
         let cluster = cluster::inspect(sql).await?;
-        let relay = relay_row(sql, &name).await?;
+        let relay = shown::read(sql, &name).await?;
         let slot = slots::find(sql, &name).await?;
         let at = Instant::now();
         let (mut pending, mut holders) = (None, Vec::new());
@@ -204,48 +170,6 @@ impl SlotLook {
     }
 }
 
-async fn relay_row(sql: &Sql, slot: &SlotName) -> Result<Option<RelayRow>> {
-    match sql.query_opt(RELAY, &[&slot.as_str()]).await {
-        Ok(row) => Ok(row.map(|row| {
-            let confirmed: Option<PgLsn> = row.get(3);
-            RelayRow {
-                instance: row.get(0),
-                since: row.get(1),
-                system_identifier: row.get(2),
-                database_oid: row.get(7),
-                confirmed_lsn: confirmed.map(|lsn| Lsn::new(lsn.into())),
-                confirmed_is_final: row.get(4),
-                recovering: row.get(5),
-                dispatch: row.get(6),
-                condition: said(row.get(8), row.get(9)),
-            }
-        })),
-        Err(error) if not_to_be_read(&error) => Ok(None),
-        Err(error) => Err(error.into()),
-    }
-}
-
-/// The condition that the relay wrote this many seconds ago, unless it would have written again since.
-fn said(json: Option<&str>, seconds_ago: Option<f64>) -> Option<Condition> {
-    let mut condition: Condition = serde_json::from_str(json?).ok()?;
-    let ago = seconds_ago.filter(|ago| *ago < SAID_FOR.as_secs_f64())?;
-    condition.for_seconds += ago;
-    Some(condition)
-}
-
-impl RelayRow {
-    fn position(&self) -> Option<RecordedPosition> {
-        Some(RecordedPosition {
-            origin: DatabaseOrigin {
-                system_identifier: self.system_identifier.parse().ok()?,
-                database_oid: self.database_oid,
-            },
-            confirmed_lsn: self.confirmed_lsn,
-            is_final: self.confirmed_is_final,
-        })
-    }
-}
-
 impl Rates {
     fn of(slot: &Slot, earlier: SlotObservation<'_>) -> Option<Self> {
         let seconds = earlier.ago.as_secs_f64();
@@ -269,29 +193,4 @@ impl Rates {
             )?,
         })
     }
-}
-
-/// The position up to which the relay of this slot has confirmed, if one ever ran. If it did, a missing
-/// slot means a gap. `None` also when the relay's tables do not exist or this role may not read them.
-pub(crate) async fn served_before(sql: &Sql, slot: &SlotName) -> Result<Option<Lsn>> {
-    const STATEMENT: &str = "select confirmed_lsn from outbox.relay where slot = $1";
-    match sql.query_opt(STATEMENT, &[&slot.as_str()]).await {
-        Ok(row) => {
-            let confirmed: Option<PgLsn> = row.and_then(|row| row.get(0));
-            Ok(confirmed.map(|lsn| Lsn::new(lsn.into())))
-        }
-        Err(error) if not_to_be_read(&error) => Ok(None),
-        Err(error) => Err(error.into()),
-    }
-}
-
-/// Whether a statement failed because the relay's tables do not exist or this role may not read them.
-fn not_to_be_read(error: &tokio_postgres::Error) -> bool {
-    let states = [
-        SqlState::UNDEFINED_TABLE,
-        SqlState::INVALID_SCHEMA_NAME,
-        SqlState::UNDEFINED_COLUMN,
-        SqlState::INSUFFICIENT_PRIVILEGE,
-    ];
-    error.code().is_some_and(|code| states.contains(code))
 }

@@ -9,10 +9,10 @@ use slot_manager::{Health, QualifiedName, Severity, publication, statistics};
 use super::slot::{SlotJson, SlotLook};
 use super::verdict::Verdict;
 use crate::condition::Condition;
-use crate::dispatch::quarantined;
 use crate::error::{Code, Error, Result};
 use crate::postgres::Sql;
 use crate::settings::Settings;
+use crate::store::dispatch::quarantined;
 
 /// Keys in quarantine that are named.
 const KEYS_NAMED: usize = 5;

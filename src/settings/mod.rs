@@ -20,13 +20,12 @@ use slot_manager::publication::CapturedTable;
 use toml::{Table, Value};
 
 pub use choices::{Dispatch, Endpoint, OnBadEvent, OnLoss, Start};
-pub(crate) use keys::edit_distance;
 pub use keys::{KEYS, SettingKey, SettingKind};
-pub use layers::Environment;
 pub(crate) use layers::environment_of as environment;
 
+use crate::environment::Environment;
 use crate::error::{Code, Error, Result};
-use crate::map::TableSettings;
+use crate::mapping::TableSettings;
 use crate::postgres::Target;
 
 /// All settings, checked.
@@ -229,7 +228,7 @@ impl Settings {
         if self.dead_letter_topic.is_empty() {
             return Ok(None);
         }
-        let name = crate::map::topic_name(self.project()?, &self.dead_letter_topic);
+        let name = crate::mapping::topic_name(self.project()?, &self.dead_letter_topic);
         name.map(Some)
             .map_err(|fault| setting_invalid("dead_letter_topic").caused_by(fault))
     }
@@ -306,7 +305,7 @@ fn refuse_settings_of_one_table(set: &Table) -> Result<()> {
 /// Checks the project; empty if not set. Pub/Sub answers a malformed project in the same way as a bad
 /// message, so without this check the relay would quarantine events for it.
 fn project(text: &str) -> Result<String> {
-    if text.is_empty() || crate::map::limits::is_project_id(text) {
+    if text.is_empty() || crate::mapping::limits::is_project_id(text) {
         Ok(text.to_owned())
     } else {
         Err(setting_invalid("project").hint(

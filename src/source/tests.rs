@@ -19,10 +19,10 @@ use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 use super::walsender_error::walsender_error;
 use super::{Source, StreamOptions};
+use crate::environment::Environment;
 use crate::error::{Code, Result};
 use crate::metrics::LastTime;
 use crate::postgres::{Target, client_config, connect, end_point};
-use crate::settings::Environment;
 use crate::watermark::Confirmable;
 
 struct Authority {

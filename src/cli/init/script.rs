@@ -9,7 +9,7 @@ mod printed;
 
 use slot_manager::{QualifiedName, quoted_identifier, quoted_literal};
 
-use crate::map::TableSettings;
+use crate::mapping::TableSettings;
 use crate::settings::Settings;
 
 pub(super) use guard::guard;
