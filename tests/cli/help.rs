@@ -13,6 +13,8 @@ async fn the_help_of_every_command_has_an_example() {
         &["slot", "create"],
         &["slot", "drop"],
         &["slot", "advance"],
+        &["event"],
+        &["audit"],
         &["quarantine"],
         &["quarantine", "list"],
         &["quarantine", "show"],

@@ -3,9 +3,11 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod audit;
 mod bad_input;
 mod check;
 mod delivery;
+mod event;
 mod help;
 mod init;
 mod quarantine;
