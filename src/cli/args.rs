@@ -109,6 +109,19 @@ pub(super) enum Command {
     ///   postrider audit --since 2d --json
     #[command(verbatim_doc_comment)]
     Audit(super::audit::AuditArgs),
+    /// Delete old events that have a final outcome, and old records that nobody needs
+    ///
+    /// Never deletes an event that waits or is in quarantine, nor a record that the relay may need
+    /// after a crash. Deletes in small steps while services and the relay continue; run it again if
+    /// it was stopped. Needs DELETE on the tables: run it as their owner, with the settings of the
+    /// relay (DATABASE_URL with another user). Exit code: 0 done, 1 some rows can go only later.
+    ///
+    /// Examples:
+    ///   postrider prune --older-than 30d --dry-run
+    ///   postrider prune --older-than 30d --yes
+    ///   postrider prune --older-than 7d --yes --chunk 1000 --pause 500ms
+    #[command(verbatim_doc_comment)]
+    Prune(super::prune::PruneArgs),
     /// List, release or discard quarantined events
     ///
     /// The relay puts an event that can never be published into quarantine, and the later events of

@@ -14,6 +14,7 @@ mod init;
 mod logging;
 mod output;
 mod paint;
+mod prune;
 mod quarantine;
 mod recover;
 mod run;
@@ -61,6 +62,7 @@ fn dispatch(cli: Cli, flags: &[(String, String)]) -> Result<ExitCode> {
         Command::Status(args) => status::run(&load()?, &args),
         Command::Event(args) => event::run(&load()?, &args),
         Command::Audit(args) => audit::run(&load()?, &args),
+        Command::Prune(args) => prune::run(&load()?, &args),
         Command::Quarantine(args) => quarantine::run(&load()?, args),
         Command::Recover(args) => recover::run(&load()?, &args),
         Command::Explain { code } => Ok(explain::explain(code)),

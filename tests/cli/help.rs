@@ -15,6 +15,7 @@ async fn the_help_of_every_command_has_an_example() {
         &["slot", "advance"],
         &["event"],
         &["audit"],
+        &["prune"],
         &["quarantine"],
         &["quarantine", "list"],
         &["quarantine", "show"],

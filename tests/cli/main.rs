@@ -10,6 +10,7 @@ mod delivery;
 mod event;
 mod help;
 mod init;
+mod prune;
 mod quarantine;
 mod recover;
 mod secrets;
