@@ -3,8 +3,10 @@
 //! The flags of the settings are made from the table of settings ([`crate::settings::KEYS`]).
 
 mod args;
+mod audit;
 mod capture;
 mod check;
+mod event;
 mod explain;
 mod figures;
 mod findings;
@@ -12,6 +14,7 @@ mod init;
 mod logging;
 mod output;
 mod paint;
+mod prune;
 mod quarantine;
 mod recover;
 mod run;
@@ -57,6 +60,9 @@ fn dispatch(cli: Cli, flags: &[(String, String)]) -> Result<ExitCode> {
         Command::Check(args) => check::run(&load()?, &args),
         Command::Slot(args) => slot::run(&load()?, args),
         Command::Status(args) => status::run(&load()?, &args),
+        Command::Event(args) => event::run(&load()?, &args),
+        Command::Audit(args) => audit::run(&load()?, &args),
+        Command::Prune(args) => prune::run(&load()?, &args),
         Command::Quarantine(args) => quarantine::run(&load()?, args),
         Command::Recover(args) => recover::run(&load()?, &args),
         Command::Explain { code } => Ok(explain::explain(code)),

@@ -333,26 +333,6 @@ impl Lanes {
         self.waiting.first().map(|(at, _)| *at)
     }
 
-    /// Requests in flight.
-    pub fn in_flight(&self) -> usize {
-        self.in_flight
-    }
-
-    /// Lanes with work.
-    pub fn len(&self) -> usize {
-        self.index.len()
-    }
-
-    /// Whether no lane has work.
-    pub fn is_empty(&self) -> bool {
-        self.index.is_empty()
-    }
-
-    /// Lanes that wait for a retry, or until their topic may have more requests in flight.
-    pub fn waiting(&self) -> usize {
-        self.waiting.len() + self.slow_topics.parked()
-    }
-
     fn list(&mut self, place: usize) {
         if !self.places[place].listed {
             self.places[place].listed = true;

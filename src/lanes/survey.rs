@@ -1,4 +1,4 @@
-//! A look at all lanes, to show what waits.
+//! Figures of the lanes, and a look at all of them, to show what waits.
 
 use std::sync::Arc;
 
@@ -29,5 +29,25 @@ impl Lanes {
             };
             visit(&lane.key.topic, standing);
         }
+    }
+
+    /// Requests in flight.
+    pub fn in_flight(&self) -> usize {
+        self.in_flight
+    }
+
+    /// Lanes with work.
+    pub fn len(&self) -> usize {
+        self.index.len()
+    }
+
+    /// Whether no lane has work.
+    pub fn is_empty(&self) -> bool {
+        self.index.is_empty()
+    }
+
+    /// Lanes that wait for a retry, or until their topic may have more requests in flight.
+    pub fn waiting(&self) -> usize {
+        self.waiting.len() + self.slow_topics.parked()
     }
 }

@@ -51,12 +51,12 @@ pub(crate) struct QuarantineStatus {
     /// Bad events and those behind them, counted up to a million.
     pub(crate) events: u64,
     /// The first blocked keys.
-    pub(crate) keys: Vec<QuarantinedKey>,
+    pub(crate) keys: Vec<BlockedKeyStatus>,
 }
 
 /// A key whose events wait in quarantine.
 #[derive(Debug, Serialize)]
-pub(crate) struct QuarantinedKey {
+pub(crate) struct BlockedKeyStatus {
     pub(crate) topic: String,
     pub(crate) ordering_key: String,
     pub(crate) first_event: String,
@@ -219,7 +219,7 @@ async fn quarantine(sql: &Sql) -> Result<Option<QuarantineStatus>> {
     };
     match looking.await {
         Ok((events, keys)) => {
-            let keys = keys.iter().map(|key| QuarantinedKey {
+            let keys = keys.iter().map(|key| BlockedKeyStatus {
                 topic: key.group.topic.to_string(),
                 ordering_key: key.group.ordering_key.to_string(),
                 first_event: key.first.shown(),

@@ -9,6 +9,7 @@
 
 mod column_types;
 mod describe;
+mod lookup;
 mod values;
 
 use std::sync::Arc;
@@ -28,6 +29,7 @@ use crate::watermark::CommitLsn;
 
 pub(crate) use column_types::look_up_apart as look_up_types_apart;
 pub(crate) use describe::{Description, describe};
+pub(crate) use lookup::inserted_xid_text;
 pub(crate) use values::RowValues;
 use values::SelectedColumn;
 

@@ -32,3 +32,14 @@ pub(crate) fn state_sql(event_id: &str) -> String {
           from outbox.dispatch d where d.event_id = {event_id})"
     )
 }
+
+/// What outbox.dispatch says about a row `w`; `records` is 0 if it says nothing.
+pub(crate) const RECORD_OF_ROW: &str = "\
+    select count(*) as records, \
+        case when bool_or(d.state = 'quarantined') then 'quarantined' \
+             when bool_or(d.state = 'released') then 'released' \
+             when bool_or(d.state = 'published') then 'published' \
+             when count(*) > 0 then 'discarded' end as state, \
+        max(d.commit_lsn) as commit_lsn, max(d.dispatched_at) as dispatched_at, \
+        min(d.committed_at) as committed_at, max(d.attempts) as attempts \
+    from outbox.dispatch d where d.event_id = w.id";
