@@ -6,7 +6,7 @@ use crate::ops::event::{EventReport, EventState};
 use crate::printable::printable;
 
 /// Characters of a key in the list, and of an event's name: a line fits into 80.
-const KEY_CHARS: usize = 14;
+const KEY_CHARS: usize = 13;
 const NAME_CHARS: usize = 36;
 
 /// Everything about each event.
@@ -164,7 +164,7 @@ mod tests {
         let line = text.lines().nth(1).unwrap();
         assert_eq!(
             line,
-            "11-27 08:30:00  published    a very long ..  0190163d-8694-739b-aea5-966c26f8ad91"
+            "11-27 08:30:00  published    a very long..  0190163d-8694-739b-aea5-966c26f8ad91"
         );
         assert!(text.lines().take(2).all(|line| line.chars().count() <= 80));
         let control = list(&EventListing {
