@@ -31,6 +31,9 @@ prerequisites:
 	if [ -n "$$CI" ] && ! command -v valgrind >/dev/null; then \
 	    missing="$${missing:+$$missing }valgrind"; \
 	fi; \
+	if [ -n "$$CI" ] && ! command -v chromium >/dev/null; then \
+	    missing="$${missing:+$$missing }chromium"; \
+	fi; \
 	[ -n "$$missing" ] || exit 0; \
 	as_root=; \
 	if [ "$$(id -u)" != 0 ]; then \

@@ -18,8 +18,9 @@ use decoder::{
 };
 use divan::Bencher;
 use divan::counter::ItemsCount;
-use postrider::lanes::{Event, EventRef, Lanes, Serve};
-use postrider::map::{ColumnTypes, EventId, EventPosition, Mapper, OrderingKey, TableSettings};
+use postrider::event::{Event, EventId, EventPosition, EventRef, OrderingKey};
+use postrider::lanes::{Lanes, Serve};
+use postrider::mapping::{ColumnTypes, Mapper, TableSettings};
 use postrider::watermark::{CommitLsn, Confirmable, Watermark};
 
 /// Events in one round.

@@ -4,37 +4,49 @@
 //! A tour that follows an event:
 //!
 //! 1. [`settings`] reads the settings; [`postgres`] opens connections to the database.
-//! 2. `source` runs the replication session, on its own thread, and passes on chunks of the stream.
+//! 2. [`session`] is the main loop: it opens sessions on the slot, and runs the pipeline of each one.
+//! 3. `source` runs the replication session, on its own thread, and passes on chunks of the stream.
 //!    The crate [`decoder`] parses them.
-//! 3. [`relay`] is the main loop: it opens sessions, and runs the pipeline of each one.
-//! 4. [`map`] turns a row into a Pub/Sub message.
-//! 5. [`lanes`] keep the order per key and choose the next request.
-//! 6. [`publish`] makes one publish attempt and classifies its failure.
-//! 7. `dispatch` records the outcome of each event. `capture` finds, and `table` reads, rows that are
-//!    missing from the stream.
-//! 8. [`watermark`] computes the position up to which every event has its outcome; `source` then
+//! 4. `capture` turns the stream into events ([`event`]), and reads rows that are missing from the
+//!    stream from their tables. [`mapping`] turns a row into a Pub/Sub message.
+//! 5. `delivery` takes each event to its outcome: [`lanes`] keep the order per key and choose the next
+//!    request, [`publish`] makes one publish attempt and classifies its failure, and bad events go to
+//!    quarantine.
+//! 6. `store` records the outcome. It has the only SQL on the relay's own tables.
+//! 7. [`watermark`] computes the position up to which every event has its outcome; `source` then
 //!    confirms that position.
 //!
-//! [`error`] has the codes that operators see, [`metrics`] and [`http`] are for monitoring, and [`cli`]
-//! has the commands.
+//! `recovery` replaces a lost slot, and `audit` looks for rows that the stream missed. [`error`] has
+//! the codes that operators see, [`condition`] says what the relay
+//! is doing, [`metrics`] and [`http`] show it, `ops` gathers what an operator asks, and [`cli`] has the
+//! commands.
+//!
+//! The folders stand in layers, and none imports one above it; `tests/structure/layers.rs` lists them.
 
 #![cfg_attr(test, allow(clippy::unwrap_used, reason = "a test fails by panicking"))]
 
+mod audit;
 mod capture;
 pub mod cli;
-mod dispatch;
+pub mod condition;
+mod delivery;
+pub mod environment;
 pub mod error;
+pub mod event;
 pub mod http;
 pub mod lanes;
-pub mod map;
+pub mod mapping;
 pub mod metrics;
+mod ops;
 pub mod postgres;
 mod printable;
 pub mod publish;
-pub mod relay;
+mod recovery;
 mod server_clock;
+pub mod session;
 pub mod settings;
 mod source;
-mod table;
+mod spelling;
+mod store;
 mod throttled_log;
 pub mod watermark;

@@ -3,6 +3,9 @@
 //! Created once and shared. Cloning is cheap, and nothing here waits. Names follow Prometheus: base
 //! units last, `_total` for counters.
 
+mod export;
+mod topics;
+
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, UNIX_EPOCH};
@@ -13,9 +16,10 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
-use prometheus_client::registry::Registry;
 
+use crate::condition::{self, Condition, RelayFacts, RelayState, Troubles};
 use crate::server_clock::ServerClock;
+pub use topics::TopicFailures;
 
 /// Upper bounds of the latency buckets, seconds: from half a millisecond to ten minutes.
 const LATENCY_BUCKETS: [f64; 14] = [
@@ -95,17 +99,37 @@ impl OldestPending {
     }
 }
 
-/// When the last status message was sent.
+/// Latencies since they were last taken.
 #[derive(Debug, Clone, Default)]
-pub struct LastStatus(Arc<Mutex<Option<Instant>>>);
+pub struct RecentLatency(Arc<(AtomicU64, AtomicU64)>);
 
-impl LastStatus {
-    /// Notes that a status message was sent now.
-    pub fn sent(&self) {
+impl RecentLatency {
+    /// Adds the latency of one request.
+    pub fn add(&self, latency: Duration) {
+        let micros = u64::try_from(latency.as_micros()).unwrap_or(u64::MAX);
+        self.0.0.fetch_add(1, Ordering::Relaxed);
+        self.0.1.fetch_add(micros, Ordering::Relaxed);
+    }
+
+    /// The mean of the latencies since the last call, seconds; `None` without any.
+    pub fn take_mean(&self) -> Option<f64> {
+        let requests = self.0.0.swap(0, Ordering::Relaxed);
+        let micros = self.0.1.swap(0, Ordering::Relaxed);
+        (requests > 0).then(|| micros as f64 / requests as f64 / 1e6)
+    }
+}
+
+/// When something last happened.
+#[derive(Debug, Clone, Default)]
+pub struct LastTime(Arc<Mutex<Option<Instant>>>);
+
+impl LastTime {
+    /// It happens now.
+    pub fn now(&self) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
     }
 
-    /// The time since the last status message; `None` before the first.
+    /// The time since then; `None` if it has not happened yet.
     pub fn age(&self) -> Option<Duration> {
         self.0
             .lock()
@@ -126,6 +150,7 @@ pub struct Metrics {
     pub recoveries: Family<KindLabel, Counter>,
     pub publish_requests: Counter,
     pub publish_failures: Family<KindLabel, Counter>,
+    pub topic_failures: TopicFailures,
     pub unexpected_changes: Family<KindLabel, Counter>,
     pub events_quarantined: Family<KindLabel, Counter>,
     pub blocked_keys: OptionalGauge,
@@ -143,15 +168,42 @@ pub struct Metrics {
     pub oldest_pending: OldestPending,
     pub server_clock: ServerClock,
     pub retained_bytes: OptionalGauge,
+    pub headroom_bytes: OptionalGauge,
+    /// Seconds until the session has caught up.
+    pub caught_up_in: OptionalGauge,
+    /// When Pub/Sub last stored a request.
+    pub last_published: LastTime,
+    /// What fails at present.
+    pub troubles: Troubles,
     pub latency: Histogram,
+    /// The latencies since somebody last took them, for graphs.
+    pub recent_latency: RecentLatency,
     /// When the last status message was sent to PostgreSQL; `/livez` checks its age.
-    pub last_status: LastStatus,
+    pub last_status: LastTime,
 }
 
 impl Metrics {
     /// A number that grows whenever an event gets an outcome.
     pub(crate) fn delivered(&self) -> u64 {
         self.events_published.get() + self.events_recorded.get()
+    }
+
+    /// The relay's condition now.
+    pub fn condition(&self, state: &RelayState) -> Condition {
+        let server_time = self.server_clock.now().duration_since(UNIX_EPOCH);
+        let server_time = server_time.unwrap_or_default();
+        let seconds = |gauge: Option<f64>| Duration::try_from_secs_f64(gauge?).ok();
+        let facts = RelayFacts {
+            phase: state.phase_since(),
+            topics: self.troubles.topics(),
+            recording: self.troubles.recording(),
+            publication: self.troubles.publication(),
+            lag_bytes: self.lag_bytes.get().map(|bytes| bytes as u64),
+            oldest: seconds(self.oldest_pending.age_seconds()),
+            caught_up_in: seconds(self.caught_up_in.get()),
+            server_micros: i64::try_from(server_time.as_micros()).unwrap_or(i64::MAX),
+        };
+        condition::judge(&facts, Instant::now())
     }
 
     /// Resets the values that only the relay that holds the slot can know.
@@ -171,10 +223,13 @@ impl Metrics {
             &self.events_in_quarantine,
             &self.lag_bytes,
             &self.retained_bytes,
+            &self.headroom_bytes,
+            &self.caught_up_in,
         ] {
             unknown.set(None);
         }
         self.slot_health.clear();
+        self.troubles.forget();
         self.oldest_pending.forget();
         self.server_clock.forget();
     }
@@ -192,6 +247,7 @@ impl Default for Metrics {
             recoveries: Family::default(),
             publish_requests: Counter::default(),
             publish_failures: Family::default(),
+            topic_failures: TopicFailures::default(),
             unexpected_changes: Family::default(),
             events_quarantined: Family::default(),
             blocked_keys: OptionalGauge::default(),
@@ -209,154 +265,14 @@ impl Default for Metrics {
             oldest_pending: OldestPending::by(server_clock.clone()),
             server_clock,
             retained_bytes: OptionalGauge::default(),
+            headroom_bytes: OptionalGauge::default(),
+            caught_up_in: OptionalGauge::default(),
+            last_published: LastTime::default(),
+            troubles: Troubles::default(),
             latency: Histogram::new(LATENCY_BUCKETS),
-            last_status: LastStatus::default(),
+            recent_latency: RecentLatency::default(),
+            last_status: LastTime::default(),
         }
-    }
-}
-
-impl Metrics {
-    /// Everything in Prometheus' text format (OpenMetrics), labelled with the name of the slot.
-    ///
-    /// # Errors
-    /// Never in practice: only when a `String` cannot be written to.
-    pub fn encode(&self, slot: &str) -> Result<String, std::fmt::Error> {
-        let label = ("slot".into(), slot.to_owned().into());
-        let mut registry = Registry::with_prefix_and_labels("postrider", [label].into_iter());
-        self.register_counters(&mut registry);
-        self.register_gauges(&mut registry);
-        let mut text = String::new();
-        prometheus_client::encoding::text::encode(&mut text, &registry)?;
-        Ok(text)
-    }
-
-    fn register_counters(&self, registry: &mut Registry) {
-        let mut add =
-            |name, help, counter: &Counter| registry.register(name, help, counter.clone());
-        add(
-            "events_read",
-            "Events read from the stream that had no recorded outcome",
-            &self.events_read,
-        );
-        add(
-            "events_published",
-            "Events that Pub/Sub has stored",
-            &self.events_published,
-        );
-        add(
-            "events_skipped",
-            "Events skipped because their outcome was already recorded",
-            &self.events_skipped,
-        );
-        add(
-            "events_recorded",
-            "Events with a durable dispatch row",
-            &self.events_recorded,
-        );
-        add(
-            "events_from_table",
-            "Events published from their table because they were missing from the stream",
-            &self.events_from_table,
-        );
-        add(
-            "publish_requests",
-            "Publish requests answered with success",
-            &self.publish_requests,
-        );
-        add("sessions", "Replication sessions started", &self.sessions);
-        add(
-            "received_bytes",
-            "Bytes read from the replication stream",
-            &self.received_bytes,
-        );
-        registry.register(
-            "recoveries",
-            "Recoveries started, by the kind of loss",
-            self.recoveries.clone(),
-        );
-        registry.register(
-            "publish_failures",
-            "Failed publish attempts, by error code. Refused events are set aside; all others are retried",
-            self.publish_failures.clone(),
-        );
-        registry.register(
-            "unexpected_changes",
-            "UPDATE, DELETE and TRUNCATE on a captured table, never published",
-            self.unexpected_changes.clone(),
-        );
-        registry.register(
-            "events_quarantined",
-            "Events quarantined, by error code, or `waits` for events behind a bad one of their key",
-            self.events_quarantined.clone(),
-        );
-        registry.register(
-            "commit_to_ack_seconds",
-            "Time from the commit to the acknowledgement by Pub/Sub",
-            self.latency.clone(),
-        );
-    }
-
-    fn register_gauges(&self, registry: &mut Registry) {
-        let mut add = |name, help, gauge: &Gauge| registry.register(name, help, gauge.clone());
-        add("in_flight_bytes", "Events in memory", &self.in_flight_bytes);
-        add(
-            "in_flight_requests",
-            "Publish requests in flight",
-            &self.in_flight_requests,
-        );
-        add("lanes", "Ordering keys with work", &self.lanes);
-        add(
-            "lanes_waiting",
-            "Ordering keys that wait for a retry",
-            &self.lanes_waiting,
-        );
-        add(
-            "holds_slot",
-            "1 while this relay streams from the slot",
-            &self.holds_slot,
-        );
-        registry.register(
-            "slot_health",
-            "1 for the current health",
-            self.slot_health.clone(),
-        );
-        let mut add = |name, help, value: Option<f64>| {
-            if let Some(value) = value {
-                let gauge = Gauge::<f64, AtomicU64>::default();
-                gauge.set(value);
-                registry.register(name, help, gauge);
-            }
-        };
-        add(
-            "slot_lag_bytes",
-            "WAL beyond the confirmed position",
-            self.lag_bytes.get(),
-        );
-        add(
-            "slot_retained_bytes",
-            "WAL that the slot holds back",
-            self.retained_bytes.get(),
-        );
-        add(
-            "publication_ok",
-            "1 while the publication is known to be correct",
-            self.publication_ok.get(),
-        );
-        add(
-            "blocked_keys",
-            "Ordering keys blocked by events in quarantine",
-            self.blocked_keys.get(),
-        );
-        add(
-            "events_in_quarantine",
-            "Events in quarantine: bad events and those that wait behind them; counted up to a million",
-            self.events_in_quarantine.get(),
-        );
-        add(
-            "lag_seconds",
-            "Age of the oldest event without an outcome, 0 if none",
-            self.oldest_pending.age_seconds(),
-        );
     }
 }
 

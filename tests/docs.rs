@@ -6,8 +6,11 @@ use std::collections::BTreeSet;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
+use postrider::condition::{RelayState, TopicCondition};
+use postrider::environment::Environment;
+use postrider::error::Code;
 use postrider::metrics::{KindLabel, Metrics};
-use postrider::settings::{Environment, KEYS, SettingKind, Settings};
+use postrider::settings::{KEYS, SettingKind, Settings};
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -202,7 +205,22 @@ fn every_metric_named_in_the_docs_exists() {
     metrics.publication_ok.set(Some(1.0));
     metrics.blocked_keys.set(Some(0.0));
     metrics.oldest_pending.set(None);
-    let exported = metrics.encode("postrider").expect("metrics can be encoded");
+    let mut condition = metrics.condition(&RelayState::default());
+    condition.topics.push(TopicCondition {
+        topic: "projects/p/topics/t".to_owned(),
+        code: "topic-missing".to_owned(),
+        error: String::new(),
+        hint: String::new(),
+        for_seconds: 1.0,
+        failures: 1,
+        waiting_events: 1,
+        oldest_seconds: Some(1.0),
+    });
+    metrics
+        .topic_failures
+        .count(&"t".into(), Code::TopicMissing);
+    let encoded = metrics.encode("postrider", &condition);
+    let exported = encoded.expect("metrics can be encoded");
     for page in [
         "deploy/prometheus-alerts.yml",
         "docs/how-to/operations.md",

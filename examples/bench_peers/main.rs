@@ -21,7 +21,8 @@ use std::error::Error;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use postrider::settings::{Environment, Settings};
+use postrider::environment::Environment;
+use postrider::settings::Settings;
 
 /// As many as the relay has (`src/cli/run.rs`).
 const WORKERS: usize = 2;

@@ -1,7 +1,7 @@
 //! The null publisher: decodes and maps until a position of the WAL, and counts.
 
 use decoder::Lsn;
-use postrider::relay::MappedStream;
+use postrider::session::MappedStream;
 
 use crate::{Done, settings};
 

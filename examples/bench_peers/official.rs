@@ -12,7 +12,7 @@ use google_cloud_pubsub::client::Publisher;
 use google_cloud_pubsub::model::Message;
 use google_cloud_pubsub::publisher::PublishFuture;
 use googleapis_tonic_google_pubsub_v1::google::pubsub::v1::PubsubMessage;
-use postrider::relay::{MappedEvent, MappedStream};
+use postrider::session::{MappedEvent, MappedStream};
 use prost::Message as _;
 
 use crate::{Done, settings};

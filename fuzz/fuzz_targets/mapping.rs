@@ -9,8 +9,9 @@ use decoder::{Lsn, Oid, OwnedColumn, OwnedRelation, PgTimestamp, ReplicaIdentity
 use googleapis_tonic_google_pubsub_v1::google::pubsub::v1::PubsubMessage;
 use libfuzzer_sys::arbitrary::{self, Arbitrary};
 use libfuzzer_sys::fuzz_target;
-use postrider::map::{
-    ColumnSettings, ColumnTypes, EventPosition, MapError, Mapped, Mapper, TableSettings, limits,
+use postrider::event::EventPosition;
+use postrider::mapping::{
+    ColumnSettings, ColumnTypes, MapError, Mapped, Mapper, TableSettings, limits,
 };
 use prost::Message;
 

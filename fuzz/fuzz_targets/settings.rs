@@ -8,8 +8,9 @@ use std::sync::LazyLock;
 
 use libfuzzer_sys::arbitrary::{self, Arbitrary};
 use libfuzzer_sys::fuzz_target;
+use postrider::environment::Environment;
 use postrider::error::Code;
-use postrider::settings::{Environment, KEYS, Settings};
+use postrider::settings::{KEYS, Settings};
 
 const PASSWORD: &str = "s3cr3t-4711";
 

@@ -13,6 +13,9 @@ mod state;
 
 pub use state::{Headroom, Health, InvalidationCause, Lag};
 
+/// A slot that keeps less WAL than this is not called nearly full: three segments of 16 MB.
+const NEARLY_FULL_BYTES: u64 = 48 << 20;
+
 /// The known facts about a slot at one moment.
 #[derive(Debug, Clone, Copy)]
 pub struct Observation<'a> {
@@ -150,13 +153,24 @@ fn endangered(
     let headroom = headroom(slot, earlier);
     let is_short = headroom
         .time_to_loss
-        .is_some_and(|t| t < thresholds.warn_time_to_loss);
+        .is_some_and(|t| t < thresholds.warn_time_to_loss)
+        || is_nearly_full(slot);
     match slot.wal_status? {
         WalStatus::Unreserved => Some(Health::Unreserved(headroom)),
         WalStatus::Extended if is_short => Some(Health::Extended(headroom)),
         WalStatus::Reserved if is_short => Some(Health::Reserved(headroom)),
         WalStatus::Extended | WalStatus::Reserved | WalStatus::Lost => None,
     }
+}
+
+/// Whether less than a quarter of the WAL that the slot may keep is left. With a small limit the rest
+/// may be a single segment, so at least some WAL must be kept already.
+fn is_nearly_full(slot: &Slot) -> bool {
+    let (Some(left), Some(kept)) = (slot.safe_wal_size, slot.retained_bytes) else {
+        return false;
+    };
+    let left = u64::try_from(left).unwrap_or(0);
+    kept >= NEARLY_FULL_BYTES && left < kept / 3
 }
 
 fn reading(slot: &Slot, observation: &Observation<'_>, thresholds: &Thresholds) -> Health {
@@ -218,6 +232,7 @@ pub fn headroom(slot: &Slot, earlier: Option<SlotObservation<'_>>) -> Headroom {
     Headroom {
         bytes: slot.safe_wal_size,
         time_to_loss,
+        is_read: slot.active,
     }
 }
 

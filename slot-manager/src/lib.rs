@@ -11,6 +11,7 @@
 //! - [`retention`]: which transactions and slots keep WAL from being removed.
 //! - [`publication`]: whether the publication still carries every captured row. The relay asks
 //!   every few seconds, because PostgreSQL itself may skip rows without an error.
+//! - [`statistics`]: how many rows were inserted, for rates.
 //! - [`cluster`]: identifies the cluster and the database, so that a copy is not taken for the original.
 //! - [`preflight`]: checks all of the above, the server's settings and the grants, and returns
 //!   [`Finding`]s.
@@ -34,6 +35,7 @@ mod slot;
 mod slot_name;
 pub mod slots;
 mod sql;
+pub mod statistics;
 
 pub use cluster::{Cluster, DatabaseOrigin, SystemIdentifier};
 pub use error::SlotError;

@@ -250,3 +250,15 @@ order by w.place";
 
 /// The server process that answers.
 pub(crate) const BACKEND_PID: &str = "select pg_catalog.pg_backend_pid()";
+
+/// Parameters: quoted table names (text[]).
+pub(crate) const INSERTED_ROWS: &str = "
+with named as (
+    select pg_catalog.to_regclass(name) as table_oid from pg_catalog.unnest($1) name
+), tables as (
+    select table_oid::oid as oid from named where table_oid is not null
+    union
+    select part.relid::oid from named, pg_catalog.pg_partition_tree(table_oid) part
+)
+select coalesce(pg_catalog.sum(pg_catalog.pg_stat_get_tuples_inserted(oid)), 0)::bigint as rows
+from tables";

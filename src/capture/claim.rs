@@ -6,12 +6,12 @@
 
 use slot_manager::{QualifiedName, SlotName};
 
-use super::record::{self, CaptureRecord};
 use super::shape::{self, Shape};
 use crate::error::{Code, Error, Result};
-use crate::map::{TableIdentity, TableSettings};
-use crate::postgres::Sql;
+use crate::mapping::{TableIdentity, TableSettings};
+use crate::postgres::{Snapshot, Sql, current_snapshot};
 use crate::settings::Start;
+use crate::store::capture_record::{self, CaptureRecord};
 
 /// A table as it is in the catalog now.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -150,7 +150,7 @@ pub(crate) async fn claim(
         publication,
         is_first,
     } = begin;
-    let records = record::read(&**sql).await?;
+    let records = capture_record::read(&**sql).await?;
     let known = matched(&found, &records);
     refuse_others(&known, slot)?;
     let is_whole = known.iter().all(Option::is_some);
@@ -158,7 +158,7 @@ pub(crate) async fn claim(
         if let Some(known) = known {
             bring_up_to_date(sql, found, known).await?;
             if is_first && start == Start::All && known.since.is_some() {
-                record::capture_all(&**sql, known).await?;
+                capture_record::capture_all(&**sql, known).await?;
             }
             if is_first && start == Start::New && known.since.is_none() {
                 tracing::warn!(
@@ -170,7 +170,7 @@ pub(crate) async fn claim(
         }
     }
     if !is_whole {
-        let now = record::current_snapshot(&**sql).await?;
+        let now = current_snapshot(&**sql).await?;
         let new = found.iter().zip(&known);
         let new = new.filter(|(_, known)| known.is_none());
         let new: Vec<CaptureRecord> = new
@@ -179,7 +179,7 @@ pub(crate) async fn claim(
                 ..new_record(found, &records, slot, start, &now)
             })
             .collect();
-        record::insert(&**sql, &new, instance).await?;
+        capture_record::insert(&**sql, &new, instance).await?;
     }
     // Read again, because another relay may have written the records first.
     known_of(sql, slot, found).await
@@ -191,7 +191,7 @@ pub(crate) async fn claim(
 /// Those of [`look`].
 pub(crate) async fn refresh(sql: &Sql, tables: &[TableSettings]) -> Result<()> {
     let found = look(sql, tables).await?;
-    let records = record::read(&**sql).await?;
+    let records = capture_record::read(&**sql).await?;
     for (found, known) in found.iter().zip(matched(&found, &records)) {
         if let Some(known) = known {
             bring_up_to_date(sql, found, known).await?;
@@ -213,7 +213,7 @@ pub(crate) async fn known(
 }
 
 async fn known_of(sql: &Sql, slot: &SlotName, found: Vec<FoundTable>) -> Result<Vec<Captured>> {
-    let records = record::read(&**sql).await?;
+    let records = capture_record::read(&**sql).await?;
     let known = matched(&found, &records);
     refuse_others(&known, slot)?;
     let known: Vec<Option<CaptureRecord>> = known.into_iter().map(Option::<&_>::cloned).collect();
@@ -238,8 +238,8 @@ pub(crate) async fn as_if_claimed(
     start: Start,
 ) -> Result<Vec<Captured>> {
     let found = look(sql, tables).await?;
-    let records = record::read(&**sql).await?;
-    let now = record::current_snapshot(&**sql).await?;
+    let records = capture_record::read(&**sql).await?;
+    let now = current_snapshot(&**sql).await?;
     let known = matched(&found, &records);
     let known: Vec<CaptureRecord> = found
         .iter()
@@ -260,7 +260,7 @@ fn new_record(
     records: &[CaptureRecord],
     slot: &SlotName,
     start: Start,
-    now: &super::Snapshot,
+    now: &Snapshot,
 ) -> CaptureRecord {
     let since = (start == Start::New).then(|| now.clone());
     CaptureRecord {
@@ -268,7 +268,7 @@ fn new_record(
         table: found.table.clone(),
         oid: found.shape.oid,
         slot: slot.as_str().to_owned(),
-        floor: since.as_ref().map_or(0, super::Snapshot::xmin),
+        floor: since.as_ref().map_or(0, Snapshot::xmin),
         floor_seq: None,
         numbering: None,
         since,
@@ -297,14 +297,14 @@ async fn bring_up_to_date(sql: &Sql, found: &FoundTable, known: &CaptureRecord) 
             oid: shape.oid,
             ..known.clone()
         };
-        record::moved(&**sql, &moved).await?;
+        capture_record::moved(&**sql, &moved).await?;
     }
     if shape.has_inserted_xid && !known.has_inserted_xid {
         let added = CaptureRecord {
             added_xids: shape.missing_xids.clone(),
             ..known.clone()
         };
-        record::xids_added(&**sql, &added).await?;
+        capture_record::xids_added(&**sql, &added).await?;
     }
     Ok(())
 }

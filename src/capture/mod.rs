@@ -1,8 +1,11 @@
-//! Finds the committed rows of captured tables that still have to be published.
+//! Where events come from: the stream, and the captured tables.
 //!
-//! The stream delivers new rows. Recovery, the auditor and the first start read the *tables*, and
-//! must tell the rows that are ours from rows that are older than the relay or handled already. For
-//! this, each captured table has one durable row in `outbox.capture` ([`record`]):
+//! **The stream.** [`intake`] turns its messages into events. After a restart, [`earlier`] skips those
+//! that have an outcome. [`moved`] decides about rows that another transaction wrote first.
+//!
+//! **The tables.** Recovery, the auditor and the first start read the tables, and must tell the rows
+//! that are ours from rows that are older than the relay or handled already. For this, each captured
+//! table has one durable row in `outbox.capture`, its capture record (`store::capture_record`):
 //!
 //! - `since` is the snapshot in which capturing began. A row that is visible in it is older than
 //!   capturing and is never published. `None` captures every row (`start = all`).
@@ -14,24 +17,34 @@
 //! Both bounds are compared with the row's column `inserted_xid`. [`shape`] finds out which of
 //! these columns a table has, and what to use without them. [`window`] writes the condition.
 //! [`scan`] walks a table in short statements and finds the rows that lack a record. [`rows`] reads
-//! those rows, and works around values that cannot be read.
+//! those rows, and works around values that cannot be read. [`tops`] notes up to where the next scan need
+//! not look. [`table`] describes a table and maps its
+//! rows, like rows of the stream. [`unrecorded`] puts these together, with [`blocked`] for keys that
+//! wait in quarantine, and [`from_table`] carries the events into the pipeline.
 //!
 //! **Invariants.** A statement over a captured table reads a bounded number of rows, and holds no
 //! lock or snapshot while the relay waits for something else. A floor moves only after the session
-//! that holds the slot has confirmed everything below it.
+//! that holds the slot has confirmed everything below it. The ordinal of an event is the same each time
+//! PostgreSQL decodes its transaction.
 //!
-//! Not here: when to look (`relay::auditor`, `relay::recovery`), and how a row becomes a message
-//! (`table`, `map`).
+//! Not here: when to read the tables (`audit`, `recovery`), how a row becomes a message (`mapping`),
+//! and what becomes of an event (`delivery`).
 
+pub(crate) mod blocked;
 mod bounds;
 pub(crate) mod claim;
-pub(crate) mod record;
+pub(crate) mod earlier;
+pub(crate) mod from_table;
+pub(crate) mod intake;
+pub(crate) mod moved;
+pub(crate) mod places;
 pub(crate) mod rows;
 pub(crate) mod scan;
 pub(crate) mod shape;
-mod snapshot;
+pub(crate) mod table;
+pub(crate) mod tops;
+pub(crate) mod unrecorded;
 pub(crate) mod window;
 
 pub(crate) use bounds::Bounds;
-pub(crate) use snapshot::Snapshot;
 pub(crate) use window::ScanWindow;

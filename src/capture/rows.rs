@@ -12,10 +12,10 @@ use tokio_postgres::{SimpleQueryMessage, SimpleQueryRow};
 use uuid::Uuid;
 
 use super::scan::{Candidate, DispatchState};
+use super::table::{RowValues, TableReader, altered_since};
 use crate::error::Result;
-use crate::map::EventId;
+use crate::event::EventId;
 use crate::postgres::PatientSql;
-use crate::table::{RowValues, TableReader, altered_since};
 
 /// Maximum number of small rows per statement.
 const MAX_ROWS: usize = 512;

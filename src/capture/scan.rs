@@ -11,10 +11,11 @@ use slot_manager::quoted_identifier;
 use uuid::Uuid;
 
 use super::claim::Captured;
+use super::table::{TableReader, altered_since};
 use super::window::ScanWindow;
 use crate::error::Result;
 use crate::postgres::PatientSql;
-use crate::table::{TableReader, altered_since};
+use crate::store::dispatch::{has_no_row_sql, state_sql};
 
 /// Rows that one statement walks over.
 const PAGE_ROWS: usize = 5_000;
@@ -129,19 +130,11 @@ impl<'a> Scan<'a> {
 
     /// Two SQL expressions about a row of `w`: its state in outbox.dispatch, and whether the scan
     /// returns it.
-    fn recorded_sql(&self) -> (&'static str, &'static str) {
+    fn recorded_sql(&self) -> (String, String) {
         if self.window.repeats {
-            (
-                "(select case when count(*) = 0 then null when bool_and(d.state = 'published') \
-                     then 'published' else 'aside' end \
-                  from outbox.dispatch d where d.event_id = w.id)",
-                "true",
-            )
+            (state_sql("w.id"), "true".to_owned())
         } else {
-            (
-                "null::text",
-                "not exists (select from outbox.dispatch d where d.event_id = w.id)",
-            )
+            ("null::text".to_owned(), has_no_row_sql("w.id"))
         }
     }
 

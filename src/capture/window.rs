@@ -7,7 +7,7 @@
 
 use super::claim::Captured;
 use super::shape::xids_sql;
-use super::snapshot::Snapshot;
+use crate::postgres::Snapshot;
 
 /// The bounds of a walk.
 #[derive(Debug, Clone, Copy)]
@@ -158,9 +158,9 @@ impl<'a> ScanWindow<'a> {
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use super::super::record::CaptureRecord;
     use super::super::shape::{Seq, Shape};
     use super::*;
+    use crate::store::capture_record::CaptureRecord;
 
     pub(crate) fn captured(has_inserted_xid: bool, since: Option<&str>) -> Captured {
         Captured {

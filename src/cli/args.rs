@@ -62,6 +62,18 @@ pub(super) enum Command {
     /// Example: DATABASE_URL=postgres://shop_relay@db/shop PUBSUB_PROJECT_ID=shop postrider check
     #[command(verbatim_doc_comment)]
     Check(super::check::CheckArgs),
+    /// Show the whole relay on one screen: is it delivering, how far behind is it, what holds it up
+    ///
+    /// Reads the database only, so it works from any machine, and also while the relay is down. The
+    /// relay itself says in outbox.relay what holds it up, such as a topic that is missing. Exit
+    /// code: 0 ok, 1 warning, 2 critical, 3 missing or unknown.
+    ///
+    /// Examples:
+    ///   postrider status
+    ///   postrider status --watch       (a live view with graphs; q leaves it)
+    ///   postrider status --json
+    #[command(verbatim_doc_comment)]
+    Status(super::status::StatusArgs),
     /// Look at the replication slot; create, drop or advance it
     ///
     /// Without a command, it shows the slot that --slot or POSTRIDER_SLOT names.
@@ -73,6 +85,43 @@ pub(super) enum Command {
     ///                                                      3 missing or unknown)
     #[command(verbatim_doc_comment)]
     Slot(super::slot::SlotArgs),
+    /// Show what has become of an event: from its row to its record and its Pub/Sub message
+    ///
+    /// Takes the id of its row, its uuid, or `schema.table:id`, and works while the relay runs or is
+    /// down. With --key or --since it lists the newest events instead. Exit code: 0 found, 1 nothing
+    /// found.
+    ///
+    /// Examples:
+    ///   postrider event 0190163d-8694-739b-aea5-966c26f8ad91
+    ///   postrider event 4711                        (a numbered id)
+    ///   postrider event --key order-17 --limit 5
+    ///   postrider event --since 10min --topic order.events --json
+    #[command(verbatim_doc_comment)]
+    Event(super::event::EventArgs),
+    /// Compare the outbox tables with outbox.dispatch: is there an outcome for every event
+    ///
+    /// Changes nothing. Reads the tables in short statements, so it may run at any time, also while
+    /// the relay is down. Exit code: 0 complete, 1 events wait or are in quarantine, 2 the slot has
+    /// passed events that have no record.
+    ///
+    /// Examples:
+    ///   postrider audit
+    ///   postrider audit --since 2d --json
+    #[command(verbatim_doc_comment)]
+    Audit(super::audit::AuditArgs),
+    /// Delete old events that have a final outcome, and old records that nobody needs
+    ///
+    /// Never deletes an event that waits or is in quarantine, nor a record that the relay may need
+    /// after a crash. Deletes in small steps while services and the relay continue; run it again if
+    /// it was stopped. Needs DELETE on the tables: run it as their owner, with the settings of the
+    /// relay (DATABASE_URL with another user). Exit code: 0 done, 1 some rows can go only later.
+    ///
+    /// Examples:
+    ///   postrider prune --older-than 30d --dry-run
+    ///   postrider prune --older-than 30d --yes
+    ///   postrider prune --older-than 7d --yes --chunk 1000 --pause 500ms
+    #[command(verbatim_doc_comment)]
+    Prune(super::prune::PruneArgs),
     /// List, release or discard quarantined events
     ///
     /// The relay puts an event that can never be published into quarantine, and the later events of

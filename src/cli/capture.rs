@@ -4,10 +4,10 @@
 use slot_manager::publication;
 
 use crate::capture::claim::{self, CaptureStart};
-use crate::capture::record;
 use crate::error::Result;
 use crate::postgres::Sql;
 use crate::settings::Settings;
+use crate::store::capture_record;
 
 /// Refuses tables that a relay on another slot captures. For before the slot is created.
 ///
@@ -15,7 +15,7 @@ use crate::settings::Settings;
 /// `table-captured`; `schema-missing`; errors of a statement.
 pub(super) async fn refuse_others(sql: &Sql, settings: &Settings) -> Result<()> {
     let found = claim::look(sql, &settings.tables).await?;
-    let records = record::read(&**sql).await?;
+    let records = capture_record::read(&**sql).await?;
     claim::refuse_others(&claim::matched(&found, &records), &settings.slot)
 }
 

@@ -3,8 +3,10 @@
 //! The flags of the settings are made from the table of settings ([`crate::settings::KEYS`]).
 
 mod args;
+mod audit;
 mod capture;
 mod check;
+mod event;
 mod explain;
 mod figures;
 mod findings;
@@ -12,11 +14,13 @@ mod init;
 mod logging;
 mod output;
 mod paint;
+mod prune;
 mod quarantine;
 mod recover;
 mod run;
 mod signals;
 mod slot;
+mod status;
 
 pub use args::Cli;
 
@@ -55,6 +59,10 @@ fn dispatch(cli: Cli, flags: &[(String, String)]) -> Result<ExitCode> {
         Command::Init(args) => init::run(&load()?, &args),
         Command::Check(args) => check::run(&load()?, &args),
         Command::Slot(args) => slot::run(&load()?, args),
+        Command::Status(args) => status::run(&load()?, &args),
+        Command::Event(args) => event::run(&load()?, &args),
+        Command::Audit(args) => audit::run(&load()?, &args),
+        Command::Prune(args) => prune::run(&load()?, &args),
         Command::Quarantine(args) => quarantine::run(&load()?, args),
         Command::Recover(args) => recover::run(&load()?, &args),
         Command::Explain { code } => Ok(explain::explain(code)),

@@ -4,10 +4,11 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use super::{logging, signals};
+use crate::condition::RelayState;
 use crate::error::{Code, Error, Result};
 use crate::http;
 use crate::metrics::Metrics;
-use crate::relay::{Relay, RelayState};
+use crate::session::SessionRunner;
 use crate::settings::Settings;
 
 /// Threads for publishing; the replication stream has its own thread.
@@ -32,14 +33,14 @@ async fn relay(settings: Settings) -> Result<()> {
         Some(addr) => Some(http::listen(addr).await?),
         None => None,
     };
-    let (slot, wal_sender_timeout) = (settings.slot.clone(), settings.wal_sender_timeout);
-    let relay = Relay::new(settings, metrics.clone(), state.clone())?;
+    let settings_of_port = Arc::new(settings.clone());
+    let sessions = SessionRunner::new(settings, metrics.clone(), state.clone())?;
     let port = listener.map(|listener| {
         tokio::spawn(async move {
-            http::serve(listener, slot.as_str(), metrics, state, wal_sender_timeout).await;
+            http::serve(listener, settings_of_port, metrics, state).await;
         })
     });
-    let ended = relay.run(shutdown).await;
+    let ended = sessions.run(shutdown).await;
     if let Some(port) = port {
         port.abort();
     }

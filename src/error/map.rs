@@ -1,7 +1,7 @@
 //! Converts errors of the mapping into the operator's errors.
 
 use super::{Code, Error};
-use crate::map::MapError;
+use crate::mapping::MapError;
 
 impl From<MapError> for Error {
     fn from(error: MapError) -> Self {
@@ -15,9 +15,8 @@ impl From<MapError> for Error {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::map::{
-        EventError, EventFault, EventId, EventPosition, FaultyRow, OrderingKey, SettingFault,
-    };
+    use crate::event::{EventId, EventPosition, OrderingKey};
+    use crate::mapping::{EventError, EventFault, FaultyRow, SettingFault};
 
     #[test]
     fn an_error_of_the_mapping_keeps_its_code() {

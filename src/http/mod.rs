@@ -1,14 +1,15 @@
-//! The HTTP port: `/metrics`, `/livez`, `/readyz` and `/status`.
+//! The HTTP port: `/metrics`, `/livez`, `/readyz` and `/status`, and a page for people (`page`).
 //!
-//! The port has no authentication, so it shows nothing that helps an intruder: no payload, key, secret
-//! or setting, no version, and no role or address of the database. `listener` limits the resources
-//! that a client can use.
+//! The first four need no authentication, so they show nothing that helps an intruder: no payload, key
+//! or secret, no version, and no role or address of the database. `listener` limits the resources that a
+//! client can use.
 
+mod history;
 mod listener;
+mod page;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
 
 use axum::Router;
 use axum::extract::State as Shared;
@@ -18,16 +19,25 @@ use axum::routing::get;
 use serde::Serialize;
 use tokio::net::TcpListener;
 
+use crate::condition::{Condition, ConditionKind, Phase, RelayState};
 use crate::error::{Code, Error, Result};
-use crate::metrics::Metrics;
-use crate::relay::{Phase, RelayState};
+use crate::metrics::{Metrics, OptionalGauge};
+use crate::settings::Settings;
+use history::History;
 
 #[derive(Debug, Clone)]
 struct Port {
     metrics: Metrics,
     state: Arc<RelayState>,
-    wal_sender_timeout: Duration,
-    slot: Arc<str>,
+    settings: Arc<Settings>,
+    history: History,
+    overview: page::Overview,
+}
+
+impl Port {
+    fn condition(&self) -> Condition {
+        self.metrics.condition(&self.state)
+    }
 }
 
 /// Opens the port.
@@ -43,30 +53,42 @@ pub async fn listen(addr: SocketAddr) -> Result<TcpListener> {
 /// Answers requests until it is dropped.
 pub async fn serve(
     listener: TcpListener,
-    slot: &str,
+    settings: Arc<Settings>,
     metrics: Metrics,
     state: Arc<RelayState>,
-    wal_sender_timeout: Duration,
 ) {
+    let history = History::default();
+    let recording = history.clone().record(metrics.clone(), state.clone());
     let port = Port {
         metrics,
         state,
-        wal_sender_timeout,
-        slot: slot.into(),
+        settings,
+        history,
+        overview: page::Overview::default(),
     };
-    let router = Router::new()
+    let mut router = Router::new()
         .route("/metrics", get(metrics_page))
         .route("/livez", get(livez))
         .route("/readyz", get(readyz))
-        .route("/status", get(status))
-        .with_state(port);
-    match listener::serve(listener, router).await {}
+        .route("/status", get(status));
+    // Without an address the page stays off.
+    if let Ok(addr) = listener.local_addr() {
+        router = router.merge(page::routes(addr, &port));
+    }
+    let served = listener::serve(listener, router.with_state(port));
+    tokio::select! {
+        () = recording => {}
+        never = served => match never {},
+    }
 }
 
 /// Prometheus' text format.
 async fn metrics_page(Shared(port): Shared<Port>) -> impl IntoResponse {
     const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-    match port.metrics.encode(&port.slot) {
+    match port
+        .metrics
+        .encode(port.settings.slot.as_str(), &port.condition())
+    {
         Ok(text) => ([(header::CONTENT_TYPE, CONTENT_TYPE)], text).into_response(),
         Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
     }
@@ -78,7 +100,7 @@ async fn livez(Shared(port): Shared<Port>) -> (StatusCode, String) {
     let silent = port.metrics.last_status.age();
     match (port.state.phase(), silent) {
         (Phase::Streaming | Phase::Recovering, Some(silent))
-            if silent > port.wal_sender_timeout =>
+            if silent > port.settings.wal_sender_timeout =>
         {
             (
                 StatusCode::SERVICE_UNAVAILABLE,
@@ -92,32 +114,49 @@ async fn livez(Shared(port): Shared<Port>) -> (StatusCode, String) {
     }
 }
 
-/// 200 if the relay delivers, or is a standby for another relay that delivers.
+/// 200 if the relay delivers at least some topics, or is a standby for another relay.
 async fn readyz(Shared(port): Shared<Port>) -> (StatusCode, String) {
-    let phase = port.state.phase();
-    let code = match &phase {
-        Phase::Streaming | Phase::Recovering | Phase::Standby(_) => StatusCode::OK,
-        Phase::Connecting | Phase::Broken(_) => StatusCode::SERVICE_UNAVAILABLE,
+    let condition = port.condition();
+    let mut text = condition.state.name().to_owned();
+    if let Phase::Standby(holder) = port.state.phase() {
+        text += &format!(": the slot is held by {holder}");
+    }
+    if let Some(code) = &condition.code {
+        text += &format!(": {code}");
+    }
+    let is_ready = match condition.state {
+        ConditionKind::Streaming
+        | ConditionKind::CatchingUp
+        | ConditionKind::Recovering
+        | ConditionKind::Standby => true,
+        ConditionKind::BlockedOnPubsub => {
+            let last = port.metrics.last_published.age();
+            last.is_some_and(|age| age.as_secs_f64() < condition.for_seconds)
+        }
+        ConditionKind::Starting | ConditionKind::BlockedOnDatabase | ConditionKind::Broken => false,
     };
-    let text = match &phase {
-        Phase::Standby(holder) => format!("standby: the slot is held by {holder}\n"),
-        Phase::Broken(code) => format!("broken: {code}\n"),
-        Phase::Streaming | Phase::Recovering | Phase::Connecting => format!("{}\n", phase.name()),
+    let code = if is_ready {
+        StatusCode::OK
+    } else {
+        StatusCode::SERVICE_UNAVAILABLE
     };
-    (code, text)
+    (code, text + "\n")
 }
 
 /// The JSON of `/status`. An unknown value is `null`.
 #[derive(Debug, Serialize)]
 struct Status {
     slot: String,
+    /// `state`, and what holds it up: the same as in `postrider status --json`.
+    #[serde(flatten)]
+    condition: Condition,
     phase: &'static str,
-    /// The code of the error that ended the last session.
-    last_error: Option<&'static str>,
+    /// The code of the error that holds the delivery up.
+    last_error: Option<String>,
     /// The session that holds the slot while this relay is a standby.
     holder: Option<String>,
-    lag_bytes: Option<f64>,
-    retained_bytes: Option<f64>,
+    lag_bytes: Option<u64>,
+    retained_bytes: Option<u64>,
     lag_seconds: Option<f64>,
     publication_ok: Option<bool>,
     events_published: u64,
@@ -127,26 +166,37 @@ struct Status {
     in_flight_requests: i64,
     lanes: i64,
     lanes_waiting: i64,
-    blocked_keys: Option<i64>,
-    events_in_quarantine: Option<f64>,
+    blocked_keys: Option<u64>,
+    events_in_quarantine: Option<u64>,
+}
+
+/// Leaves out messages of PostgreSQL, which may name roles and addresses. Those of Pub/Sub name topics.
+fn without_addresses(mut condition: Condition) -> Condition {
+    if condition.state != ConditionKind::BlockedOnPubsub {
+        condition.what = None;
+        let code = condition.code.as_deref();
+        let code: Option<Code> = code.and_then(|code| code.parse().ok());
+        condition.hint = code.map(|code| code.hint().to_owned());
+    }
+    condition
 }
 
 async fn status(Shared(port): Shared<Port>) -> Json<Status> {
     let phase = port.state.phase();
     let metrics = &port.metrics;
+    let condition = without_addresses(port.condition());
+    let whole = |value: &OptionalGauge| value.get().map(|value| value as u64);
     Json(Status {
-        slot: port.slot.to_string(),
+        slot: port.settings.slot.to_string(),
         phase: phase.name(),
-        last_error: match &phase {
-            Phase::Broken(code) => Some(code.name()),
-            Phase::Connecting | Phase::Standby(_) | Phase::Recovering | Phase::Streaming => None,
-        },
+        last_error: condition.code.clone(),
+        condition,
         holder: match phase {
             Phase::Standby(holder) => Some(holder),
             Phase::Connecting | Phase::Recovering | Phase::Streaming | Phase::Broken(_) => None,
         },
-        lag_bytes: metrics.lag_bytes.get(),
-        retained_bytes: metrics.retained_bytes.get(),
+        lag_bytes: whole(&metrics.lag_bytes),
+        retained_bytes: whole(&metrics.retained_bytes),
         lag_seconds: metrics.oldest_pending.age_seconds(),
         publication_ok: metrics.publication_ok.get().map(|is_ok| is_ok == 1.0),
         events_published: metrics.events_published.get(),
@@ -156,7 +206,7 @@ async fn status(Shared(port): Shared<Port>) -> Json<Status> {
         in_flight_requests: metrics.in_flight_requests.get(),
         lanes: metrics.lanes.get(),
         lanes_waiting: metrics.lanes_waiting.get(),
-        blocked_keys: metrics.blocked_keys.get().map(|keys| keys as i64),
-        events_in_quarantine: metrics.events_in_quarantine.get(),
+        blocked_keys: whole(&metrics.blocked_keys),
+        events_in_quarantine: whole(&metrics.events_in_quarantine),
     })
 }

@@ -10,10 +10,11 @@
 use std::collections::VecDeque;
 use std::time::Instant;
 
-use super::event::{Event, LaneKey, Request};
 use super::limits::{
     MAX_BYTES, MAX_MESSAGES, MESSAGE_FRAMING, WORTHWHILE_BYTES, WORTHWHILE_MESSAGES,
 };
+use super::request::{LaneKey, Request};
+use crate::event::Event;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum LaneState {
@@ -38,6 +39,10 @@ pub(super) struct Lane {
     /// How many events at the front are known to include one that Pub/Sub refuses; 0 when none is
     /// known.
     suspects: usize,
+    /// Events of the request in flight.
+    in_flight: u32,
+    /// Whether the last request failed and was not stored since.
+    pub(super) is_failing: bool,
 }
 
 impl Lane {
@@ -49,6 +54,8 @@ impl Lane {
             bytes: 0,
             again: None,
             suspects: 0,
+            in_flight: 0,
+            is_failing: false,
         }
     }
 
@@ -80,9 +87,15 @@ impl Lane {
     /// The next request. The lane must be ready and not empty.
     pub(super) fn next_request(&mut self, place: usize) -> Request {
         self.state = LaneState::InFlight;
-        if let Some(again) = self.again.take() {
-            return *again;
-        }
+        let request = match self.again.take() {
+            Some(again) => *again,
+            None => self.new_request(place),
+        };
+        self.in_flight = u32::try_from(request.events.len()).unwrap_or(u32::MAX);
+        request
+    }
+
+    fn new_request(&mut self, place: usize) -> Request {
         let most = match self.suspects {
             0 => MAX_MESSAGES,
             suspects => (suspects / 2).max(1),
@@ -122,12 +135,14 @@ impl Lane {
     /// Pub/Sub has stored this many events from the front.
     pub(super) fn stored(&mut self, events: usize) {
         self.state = LaneState::Ready;
+        (self.in_flight, self.is_failing) = (0, false);
         self.suspects = self.suspects.saturating_sub(events);
     }
 
     /// The request failed and is retried at `until`.
     pub(super) fn wait(&mut self, until: Instant, request: Request) {
         self.state = LaneState::Waiting(until);
+        (self.in_flight, self.is_failing) = (0, true);
         self.again = Some(Box::new(request));
     }
 
@@ -135,6 +150,7 @@ impl Lane {
     /// while the bisection continues.
     pub(super) fn refused(&mut self, mut events: Vec<Event>) -> Option<Event> {
         self.state = LaneState::Ready;
+        (self.in_flight, self.is_failing) = (0, false);
         if events.len() == 1 {
             // Whether the remaining suspects hold another bad event is unknown.
             self.suspects = 0;
@@ -146,6 +162,24 @@ impl Lane {
             self.queue.push_front(event);
         }
         None
+    }
+
+    /// How many events have not been stored yet, those in flight included.
+    pub(super) fn events(&self) -> u64 {
+        let again = self
+            .again
+            .as_ref()
+            .map_or(0, |request| request.events.len());
+        (self.queue.len() + again) as u64 + u64::from(self.in_flight)
+    }
+
+    /// The first event that waits; `None` while all are in flight.
+    pub(super) fn first(&self) -> Option<&Event> {
+        let again = self
+            .again
+            .as_ref()
+            .and_then(|request| request.events.first());
+        again.or_else(|| self.queue.front())
     }
 
     /// All waiting events, in order.

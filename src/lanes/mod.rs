@@ -13,19 +13,21 @@
 //! A state machine without IO; the clock is passed in.
 
 mod concurrency;
-mod event;
 mod lane;
 mod limits;
+mod request;
+mod survey;
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Instant;
 
-pub use event::{Event, EventRef, Group, LaneKey, Request, Standing};
 pub(crate) use limits::EVENT_OVERHEAD;
 pub use limits::{Load, Serve};
+pub use request::{LaneKey, Request};
+pub use survey::LaneStanding;
 
-use crate::map::OrderingKey;
+use crate::event::{Event, OrderingKey};
 use concurrency::{Concurrency, SlowTopics};
 use lane::{Lane, LaneState};
 use limits::{LONGEST_WAIT, UNORDERED_LANES};
@@ -329,26 +331,6 @@ impl Lanes {
             return None;
         }
         self.waiting.first().map(|(at, _)| *at)
-    }
-
-    /// Requests in flight.
-    pub fn in_flight(&self) -> usize {
-        self.in_flight
-    }
-
-    /// Lanes with work.
-    pub fn len(&self) -> usize {
-        self.index.len()
-    }
-
-    /// Whether no lane has work.
-    pub fn is_empty(&self) -> bool {
-        self.index.is_empty()
-    }
-
-    /// Lanes that wait for a retry, or until their topic may have more requests in flight.
-    pub fn waiting(&self) -> usize {
-        self.waiting.len() + self.slow_topics.parked()
     }
 
     fn list(&mut self, place: usize) {

@@ -2,11 +2,16 @@
 
 use super::*;
 
+fn encoded(metrics: &Metrics, slot: &str) -> String {
+    let condition = metrics.condition(&RelayState::default());
+    metrics.encode(slot, &condition).unwrap()
+}
+
 #[test]
 fn metrics_of_a_session_are_absent_before_and_after_it() {
     let metrics = Metrics::default();
     let exported = |name: &str| {
-        let text = metrics.encode("s").unwrap();
+        let text = encoded(&metrics, "s");
         let name = format!("postrider_{name}{{slot=\"s\"");
         text.lines().any(|line| line.starts_with(&name))
     };
@@ -54,7 +59,7 @@ fn the_lag_does_not_depend_on_the_relays_own_clock() {
 fn counters_have_the_names_that_dashboards_rely_on() {
     let metrics = Metrics::default();
     metrics.events_published.inc();
-    let text = metrics.encode("postrider").unwrap();
+    let text = encoded(&metrics, "postrider");
     assert!(text.contains("postrider_events_published_total{slot=\"postrider\"} 1"));
     assert!(text.ends_with("# EOF\n"));
 }

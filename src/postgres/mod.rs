@@ -16,6 +16,7 @@ mod parameters;
 pub(crate) mod passfile;
 mod patience;
 pub(crate) mod session_settings;
+mod snapshot;
 mod sql;
 mod target;
 mod tls;
@@ -25,6 +26,7 @@ pub(crate) mod wire;
 
 pub(crate) use parameters::is_connection_variable;
 pub(crate) use patience::PatientSql;
+pub(crate) use snapshot::{Snapshot, current_snapshot};
 pub(crate) use sql::refuse_a_standby;
 pub use sql::{Sql, connect};
 pub use target::{ChannelBinding, Host, SslMode, Target};

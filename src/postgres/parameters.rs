@@ -4,7 +4,7 @@
 //!
 //! Source: <https://www.postgresql.org/docs/18/libpq-connect.html#LIBPQ-PARAMKEYWORDS>
 
-use crate::settings::edit_distance;
+use crate::spelling::edit_distance;
 
 /// What Postrider does with a parameter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

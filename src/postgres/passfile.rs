@@ -103,7 +103,7 @@ fn unescaped(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::settings::Environment;
+    use crate::environment::Environment;
 
     fn target(url: &str) -> Target {
         Target::from_settings(url, &Environment::default())

@@ -15,8 +15,8 @@ pub use tokio_postgres::config::ChannelBinding;
 
 use super::session_settings::check_options;
 use super::url::{self, Parameters, invalid};
+use crate::environment::Environment;
 use crate::error::{Error, Result};
-use crate::settings::Environment;
 
 /// Limit of each step of connecting, if `connect_timeout` is not set.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);

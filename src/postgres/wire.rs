@@ -275,7 +275,7 @@ mod tests {
     use tokio::net::TcpListener;
 
     use super::*;
-    use crate::settings::Environment;
+    use crate::environment::Environment;
 
     const OURS: Liveness = Liveness {
         idle: Duration::from_secs(10),

@@ -11,7 +11,8 @@ use tonic::{Code as GrpcCode, Status};
 
 use super::body::RequestBody;
 use super::channel::Channel;
-use super::{Credentials, Publisher, failure::Failure};
+use super::failure::Failure;
+use super::{Credentials, Publisher};
 use crate::error::Result;
 
 const CREATE: &str = "/google.pubsub.v1.Publisher/CreateTopic";

@@ -3,6 +3,8 @@
 //! Each row defines the key in the TOML file, the environment variable `POSTRIDER_<NAME>`, the flag
 //! `--<name>`, the help text and the entry in `docs/reference/settings.md`.
 
+use crate::spelling::edit_distance;
+
 /// The values that a setting accepts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SettingKind {
@@ -263,7 +265,15 @@ pub const KEYS: &[SettingKey] = &[
         SettingKind::Text,
         "127.0.0.1:9464",
         &[],
-        "Address of /metrics, /livez, /readyz and /status; `off` opens no port",
+        "Address of /metrics, /livez, /readyz and /status, and of the page with graphs; `off` opens no port",
+    ),
+    key(
+        "http_token",
+        SettingKind::Text,
+        "",
+        &[],
+        "Whoever opens the page must know this token. Without a token the page is served on a \
+         loopback address only",
     ),
     key(
         "log_format",
@@ -286,21 +296,6 @@ pub(super) fn nearest(name: &str) -> Option<&'static str> {
         .filter(|(distance, key)| *distance <= 1 + key.len() / 4)
         .min()
         .map(|(_, key)| key)
-}
-
-/// Levenshtein distance in bytes.
-pub(crate) fn edit_distance(a: &str, b: &str) -> usize {
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, x) in a.bytes().enumerate() {
-        let mut diagonal = row[0];
-        row[0] = i + 1;
-        for (j, y) in b.bytes().enumerate() {
-            let substituted = diagonal + usize::from(x != y);
-            diagonal = row[j + 1];
-            row[j + 1] = substituted.min(row[j] + 1).min(diagonal + 1);
-        }
-    }
-    row[b.len()]
 }
 
 #[cfg(test)]

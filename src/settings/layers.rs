@@ -2,21 +2,18 @@
 //!
 //! The result is one TOML table; the parent module interprets the values.
 
-use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::Path;
 
 use toml::{Table, Value};
 
 use super::keys::{self, KEYS, SettingKey, SettingKind};
+use crate::environment::Environment;
 use crate::error::{Code, Error, Result, shown_path};
 use crate::postgres::is_connection_variable;
 
 /// Variables with the prefix `POSTRIDER_` that are not settings.
 const OTHER_VARIABLES: &[&str] = &["POSTRIDER_CONFIG", "POSTRIDER_PG_BIN"];
-
-/// The environment variables, passed in for tests.
-pub type Environment = BTreeMap<String, String>;
 
 /// The variables as text. Other programs may have variables that are not UTF-8, which are left out.
 ///

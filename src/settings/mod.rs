@@ -14,18 +14,18 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use sha2::{Digest, Sha256};
 use slot_manager::SlotName;
 use slot_manager::publication::CapturedTable;
 use toml::{Table, Value};
 
 pub use choices::{Dispatch, Endpoint, OnBadEvent, OnLoss, Start};
-pub(crate) use keys::edit_distance;
 pub use keys::{KEYS, SettingKey, SettingKind};
-pub use layers::Environment;
 pub(crate) use layers::environment_of as environment;
 
+use crate::environment::Environment;
 use crate::error::{Code, Error, Result};
-use crate::map::TableSettings;
+use crate::mapping::TableSettings;
 use crate::postgres::Target;
 
 /// All settings, checked.
@@ -73,8 +73,34 @@ pub struct Settings {
     pub shutdown_timeout: Duration,
     /// The address of the HTTP port; `None` if it is off.
     pub http_addr: Option<SocketAddr>,
+    /// What a browser must know to see the page.
+    pub http_token: AccessToken,
     /// Whether to log JSON.
     pub log_json: bool,
+}
+
+/// A shared secret. Its text is never shown.
+#[derive(Clone, Default)]
+pub struct AccessToken(String);
+
+impl AccessToken {
+    /// Whether a token is set.
+    pub fn is_set(&self) -> bool {
+        !self.0.is_empty()
+    }
+
+    /// Whether `given` is the token. Takes the same time wherever they differ.
+    pub fn is(&self, given: &str) -> bool {
+        let (ours, given) = (Sha256::digest(&self.0), Sha256::digest(given));
+        let differences = ours.iter().zip(given).map(|(a, b)| a ^ b);
+        differences.fold(0, |all, one| all | one) == 0
+    }
+}
+
+impl std::fmt::Debug for AccessToken {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("AccessToken")
+    }
 }
 
 impl Settings {
@@ -151,6 +177,7 @@ impl Settings {
             start_timeout: seconds("start_timeout_s"),
             shutdown_timeout: seconds("shutdown_timeout_s"),
             http_addr: http_addr(text("http_addr"))?,
+            http_token: AccessToken(text("http_token").to_owned()),
             log_json: match text("log_format") {
                 "json" => true,
                 "text" => false,
@@ -201,7 +228,7 @@ impl Settings {
         if self.dead_letter_topic.is_empty() {
             return Ok(None);
         }
-        let name = crate::map::topic_name(self.project()?, &self.dead_letter_topic);
+        let name = crate::mapping::topic_name(self.project()?, &self.dead_letter_topic);
         name.map(Some)
             .map_err(|fault| setting_invalid("dead_letter_topic").caused_by(fault))
     }
@@ -278,7 +305,7 @@ fn refuse_settings_of_one_table(set: &Table) -> Result<()> {
 /// Checks the project; empty if not set. Pub/Sub answers a malformed project in the same way as a bad
 /// message, so without this check the relay would quarantine events for it.
 fn project(text: &str) -> Result<String> {
-    if text.is_empty() || crate::map::limits::is_project_id(text) {
+    if text.is_empty() || crate::mapping::limits::is_project_id(text) {
         Ok(text.to_owned())
     } else {
         Err(setting_invalid("project").hint(

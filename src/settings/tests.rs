@@ -150,7 +150,7 @@ fn settings_of_a_single_table_are_refused_together_with_tables() {
 
 #[test]
 fn time_zone_accepts_only_utc_and_local() {
-    use crate::map::TimeZone;
+    use crate::mapping::TimeZone;
     let of = |settings: Settings| settings.tables[0].time_zone;
     assert_eq!(of(load(&[]).unwrap()), None);
     let utc = load(&[("POSTRIDER_TIME_ZONE", "UTC")]).unwrap();

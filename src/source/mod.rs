@@ -32,7 +32,7 @@ use slot_manager::SlotName;
 use tokio::sync::{Notify, mpsc, oneshot};
 
 use crate::error::{Code, Error, Result};
-use crate::metrics::LastStatus;
+use crate::metrics::LastTime;
 use crate::postgres::Target;
 use crate::watermark::Confirmable;
 
@@ -91,7 +91,7 @@ struct Control {
     has_moved: Notify,
     /// The relay is catching up with old commits, so the session may read in bulk.
     is_behind: AtomicBool,
-    last_status: LastStatus,
+    last_status: LastTime,
     lease: LeaseProof,
 }
 
@@ -108,7 +108,7 @@ impl Source {
     ///
     /// # Errors
     /// Those of the connection; `slot-held` when another session has the slot.
-    pub(crate) async fn open(options: StreamOptions, last_status: LastStatus) -> Result<Self> {
+    pub(crate) async fn open(options: StreamOptions, last_status: LastTime) -> Result<Self> {
         let (chunk_sender, chunks) = mpsc::channel(CHUNKS);
         let (started, wait_started) = oneshot::channel();
         let (close, closed) = oneshot::channel();
@@ -147,7 +147,7 @@ impl Source {
         match wait_started.await {
             Ok(Ok(walsender)) => {
                 source.walsender = walsender;
-                source.control.last_status.sent();
+                source.control.last_status.now();
                 Ok(source)
             }
             Ok(Err(error)) => Err(error),

@@ -325,7 +325,7 @@ impl ReplicationSession {
             Err(_) => return Err(lost("the server does not accept status messages")),
         }
         self.feedback.sent(Instant::now(), confirmed);
-        self.control.last_status.sent();
+        self.control.last_status.now();
         Ok(())
     }
 

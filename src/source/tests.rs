@@ -19,10 +19,10 @@ use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 use super::walsender_error::walsender_error;
 use super::{Source, StreamOptions};
+use crate::environment::Environment;
 use crate::error::{Code, Result};
-use crate::metrics::LastStatus;
+use crate::metrics::LastTime;
 use crate::postgres::{Target, client_config, connect, end_point};
-use crate::settings::Environment;
 use crate::watermark::Confirmable;
 
 struct Authority {
@@ -112,7 +112,7 @@ fn target(url: &str) -> Target {
 async fn sessions(url: &str) -> [(&'static str, Result<()>); 2] {
     let target = target(url);
     let sql = connect(&target, "test", Duration::from_secs(10)).await;
-    let replication = match Source::open(options(target), LastStatus::default()).await {
+    let replication = match Source::open(options(target), LastTime::default()).await {
         Ok(source) => {
             source.close().await;
             Ok(())
@@ -336,7 +336,7 @@ async fn no_server_can_skip_the_login() {
     ];
     for (answers, code) in cases {
         let options = options(target(&impostor(answers)));
-        let opened = Source::open(options, LastStatus::default()).await;
+        let opened = Source::open(options, LastTime::default()).await;
         assert_eq!(opened.unwrap_err().code(), code, "{answers:?}");
     }
 }
@@ -353,7 +353,7 @@ async fn a_server_that_cannot_fork_counts_as_unreachable() {
             .unwrap();
     });
     let url = format!("postgres://postgres@127.0.0.1:{port}/postgres?sslmode=require");
-    let opened = Source::open(options(target(&url)), LastStatus::default()).await;
+    let opened = Source::open(options(target(&url)), LastTime::default()).await;
     assert_eq!(opened.unwrap_err().code(), Code::PostgresUnreachable);
 }
 

@@ -3,11 +3,14 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod audit;
 mod bad_input;
 mod check;
 mod delivery;
+mod event;
 mod help;
 mod init;
+mod prune;
 mod quarantine;
 mod recover;
 mod secrets;

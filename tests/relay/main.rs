@@ -5,6 +5,7 @@
 
 mod audit;
 mod capture;
+mod condition;
 mod connections;
 mod dead_ends;
 mod delivery;
@@ -24,6 +25,7 @@ mod lost_answers;
 mod mapping;
 mod new_snapshot;
 mod outage;
+mod page;
 mod passfile;
 mod planted;
 mod postgres_events;

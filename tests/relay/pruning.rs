@@ -1,22 +1,34 @@
-//! The pruning statements of docs/how-to/operations.md: they delete in steps, while the relay runs,
-//! and delete no undelivered event.
+//! `postrider prune` next to a relay that runs, was killed, or is held up: it deletes no undelivered
+//! event, and no record that a restart needs.
 
 use pubsub_emulator::RunningEmulator;
 
 use crate::exceptions::{BAD, poison, stored, wait_until_vouched};
-use crate::harness::{self, Database, Relay, eventually};
+use crate::harness::{self, Database, Relay, eventually, postrider};
 
-/// More rows than one step of a statement deletes.
+/// More rows than one step looks at.
 const OLD: u32 = 12_000;
 
-/// The statement in the docs page that contains these words.
-fn documented(words: &str) -> &'static str {
-    let page = include_str!("../../docs/how-to/operations.md");
-    let blocks = page.split("```sql\n").skip(1);
-    let mut statements = blocks.filter_map(|block| block.split("```").next());
-    statements
-        .find(|sql| sql.starts_with("DELETE FROM outbox.") && sql.contains(words))
-        .unwrap()
+/// The result of `postrider prune --older-than 7d --yes --json`: exit code and output.
+fn prune(database: &Database, dispatch: &str) -> (Option<i32>, serde_json::Value) {
+    let environment = [
+        ("DATABASE_URL", database.url.as_str()),
+        ("POSTRIDER_SLOT", database.slot()),
+        ("POSTRIDER_DISPATCH", dispatch),
+    ];
+    let arguments = [
+        "prune",
+        "--older-than",
+        "7d",
+        "--yes",
+        "--json",
+        "--pause",
+        "1ms",
+    ];
+    let ran = postrider(&arguments, &environment).output().unwrap();
+    let said = String::from_utf8_lossy(&ran.stderr).into_owned();
+    let json = serde_json::from_slice(&ran.stdout).unwrap_or(serde_json::Value::String(said));
+    (ran.status.code(), json)
 }
 
 async fn insert(database: &Database, count: u32, key: &str, age: &str) {
@@ -36,63 +48,136 @@ async fn wait_until_stored(emulator: &RunningEmulator, count: u32) {
     .await;
 }
 
-/// Checks that it prunes old delivered rows, but neither an old row that waits in quarantine nor
-/// new rows.
-async fn prunes_what_is_delivered(dispatch: &str, statement: &str) {
+/// A week passes for everything that is recorded.
+async fn age_records(database: &Database) {
+    database
+        .execute("UPDATE outbox.dispatch SET dispatched_at = now() - interval '8 days'")
+        .await;
+}
+
+/// Waits until a crash of PostgreSQL would not make it forget the position of any record, and until the
+/// floor is above all rows.
+async fn wait_until_settled(database: &Database) {
+    let settled = "SELECT count(*) FROM pg_replication_slots s, outbox.capture c \
+        WHERE s.slot_name = c.slot \
+          AND s.restart_lsn > coalesce((SELECT max(commit_lsn) FROM outbox.dispatch), '0/0') \
+          AND NOT EXISTS (SELECT FROM outbox.events e WHERE e.inserted_xid >= c.floor)";
+    eventually("the position is durable and the floor is up", || async {
+        // Makes PostgreSQL log the running transactions, from which restart_lsn follows.
+        database.execute("CHECKPOINT").await;
+        (database.number(settled).await == 1).then_some(())
+    })
+    .await;
+}
+
+/// The audit that moves the floor runs soon after the start of a relay.
+async fn restarted(database: &Database, relay: Relay, run: &impl Fn() -> Relay) -> Relay {
+    relay.stop().await;
+    let relay = run();
+    wait_until_settled(database).await;
+    relay
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn prune_deletes_delivered_events_with_their_records_and_keeps_waiting_ones() {
     let database = Database::private().await;
     let emulator = harness::emulator().await;
     poison(&emulator);
-    let host = emulator.addr().to_string();
-    let run = || Relay::start_with(&database, &host, &[("POSTRIDER_DISPATCH", dispatch)]);
+    let run = || Relay::start(&database, &emulator);
     let relay = run();
     insert(&database, OLD, "o", "8 days").await;
     database
         .execute(&format!(
-            "INSERT INTO outbox.events (id, aggregatetype, aggregateid, event_type, payload, occurred_at) \
-             VALUES ('{BAD}', 'order', 'bad', 'Bad', '{{}}', now() - interval '8 days')"
+            "INSERT INTO outbox.events (id, aggregatetype, aggregateid, event_type, payload) \
+             VALUES ('{BAD}', 'order', 'bad', 'Bad', '{{}}')"
         ))
         .await;
     wait_until_stored(&emulator, OLD).await;
+    database.wait_until_recorded().await;
     database.wait_until_confirmed().await;
-    database
-        .execute("UPDATE outbox.dispatch SET dispatched_at = now() - interval '8 days'")
-        .await;
-    insert(&database, 100, "new", "1 hour").await;
+    let relay = restarted(&database, relay, &run).await;
+    age_records(&database).await;
+    insert(&database, 100, "new", "0").await;
     wait_until_stored(&emulator, OLD + 100).await;
-    database.wait_until_confirmed().await;
-    if dispatch == "exceptions" {
-        wait_until_vouched(&database).await;
-    }
+    database.wait_until_recorded().await;
 
-    let mut steps = Vec::new();
-    while steps.last() != Some(&0) {
-        steps.push(database.client.execute(statement, &[]).await.unwrap());
-    }
-    assert_eq!(steps, [10_000, u64::from(OLD) - 10_000, 0]);
+    let (code, json) = prune(&database, "full");
+    assert_eq!(code, Some(0), "{json:#}");
+    assert_eq!(json["tables"][0]["rows"], OLD, "{json:#}");
+    assert_eq!(json["tables"][0]["kept"]["quarantined"], 1, "{json:#}");
+    assert_eq!(json["dispatch"]["rows"], OLD, "{json:#}");
     let left = "SELECT string_agg(DISTINCT split_part(aggregateid, '-', 1), ' ') || count(*) \
                 FROM outbox.events";
     assert_eq!(database.text(left).await, "bad new101");
 
-    insert(&database, 100, "after", "0").await;
-    wait_until_stored(&emulator, OLD + 200).await;
     relay.stop().await;
-    let before = emulator.journal().counts().stored_messages;
     let relay = run();
     insert(&database, 100, "later", "0").await;
-    wait_until_stored(&emulator, OLD + 300).await;
+    wait_until_stored(&emulator, OLD + 200).await;
+    database.wait_until_recorded().await;
+    relay.stop().await;
+    let messages = emulator.journal().counts().stored_messages;
+    assert_eq!(messages, u64::from(OLD) + 200, "nothing is sent again");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_records_prune_deletes_below_the_floor_and_keeps_quarantined_events() {
+    let database = Database::private().await;
+    let emulator = harness::emulator().await;
+    poison(&emulator);
+    let host = emulator.addr().to_string();
+    let mode = [("POSTRIDER_DISPATCH", "exceptions")];
+    let run = || Relay::start_with(&database, &host, &mode);
+    let relay = run();
+    insert(&database, OLD, "o", "8 days").await;
+    database
+        .execute(&format!(
+            "INSERT INTO outbox.events (id, aggregatetype, aggregateid, event_type, payload, \
+                 occurred_at) \
+             VALUES ('{BAD}', 'order', 'bad', 'Bad', '{{}}', now() - interval '8 days')"
+        ))
+        .await;
+    wait_until_stored(&emulator, OLD).await;
+    wait_until_vouched(&database).await;
+    insert(&database, 100, "new", "0").await;
+    wait_until_stored(&emulator, OLD + 100).await;
+    age_records(&database).await;
+
+    // The mode of the relay counts, not that of the command.
+    let (code, json) = prune(&database, "full");
+    assert_eq!(code, Some(0), "{json:#}");
+    assert_eq!(json["tables"][0]["rows"], OLD, "{json:#}");
+    assert_eq!(json["tables"][0]["kept"]["quarantined"], 1, "{json:#}");
+    assert_eq!(json["dispatch"]["rows"], 0, "{json:#}");
+    let left = "SELECT string_agg(DISTINCT split_part(aggregateid, '-', 1), ' ') || count(*) \
+                FROM outbox.events";
+    assert_eq!(database.text(left).await, "bad new101");
+
+    relay.stop().await;
+    let before = emulator.journal().counts().stored_messages;
+    // Without the slot nothing proves which rows are published.
+    let recreate = format!(
+        "SELECT pg_create_logical_replication_slot('{}', 'pgoutput')",
+        database.slot()
+    );
+    database.drop_slot().await;
+    let (code, json) = prune(&database, "exceptions");
+    assert_eq!(code, Some(3), "{json:#}");
+    assert!(
+        json.as_str().unwrap().contains("error[slot-missing]"),
+        "{json:#}"
+    );
+    database.execute(&recreate).await;
+    let relay = run();
+    insert(&database, 100, "later", "0").await;
+    wait_until_stored(&emulator, OLD + 200).await;
     relay.stop().await;
     let after = emulator.journal().counts().stored_messages;
-    assert_eq!(after, before + 100, "nothing is sent again");
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn the_documented_statement_prunes_in_steps_and_keeps_waiting_events() {
-    prunes_what_is_delivered("full", documented("d.dispatched_at")).await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn without_records_the_documented_statement_prunes_in_steps_and_keeps_quarantined_events() {
-    prunes_what_is_delivered("exceptions", documented("c.floor")).await;
+    // The recovery repeats the rows above the floor, and none that was pruned.
+    assert!(
+        (before + 100..=before + 200).contains(&after),
+        "{before} {after}"
+    );
 }
 
 /// A missing topic holds back the confirmed position while other topics continue. The records of
@@ -101,12 +186,13 @@ async fn without_records_the_documented_statement_prunes_in_steps_and_keeps_quar
 async fn records_behind_the_confirmed_position_outlive_pruning_and_a_restart_repeats_nothing() {
     let database = Database::private().await;
     let emulator = harness::emulator().await;
-    let host = emulator.addr().to_string();
-    let run = || Relay::start_with(&database, &host, &[]);
+    let run = || Relay::start(&database, &emulator);
     let relay = run();
     insert(&database, 300, "early", "0").await;
     wait_until_stored(&emulator, 300).await;
+    database.wait_until_recorded().await;
     database.wait_until_confirmed().await;
+    let relay = restarted(&database, relay, &run).await;
     database
         .execute(
             "INSERT INTO outbox.events (aggregatetype, aggregateid, event_type, payload) \
@@ -120,24 +206,85 @@ async fn records_behind_the_confirmed_position_outlive_pruning_and_a_restart_rep
         (database.number(recorded).await == 600).then_some(())
     })
     .await;
-    // Everything published is pruned, and a month passes.
-    database
-        .execute(
-            "DELETE FROM outbox.events WHERE aggregatetype = 'order'; \
-             UPDATE outbox.dispatch SET dispatched_at = now() - interval '31 days'",
-        )
-        .await;
-    let prune = documented("s.confirmed_flush_lsn").replace("postrider", database.slot());
-    assert_eq!(database.client.execute(&prune, &[]).await.unwrap(), 300);
-    assert_eq!(database.client.execute(&prune, &[]).await.unwrap(), 0);
+    age_records(&database).await;
+    let (code, json) = prune(&database, "full");
+    assert_eq!(code, Some(1), "{json:#}");
+    assert_eq!(json["tables"][0]["rows"], 300, "{json:#}");
+    assert_eq!(json["tables"][0]["kept"]["unconfirmed"], 300, "{json:#}");
+    assert_eq!(json["dispatch"]["rows"], 0, "{json:#}");
+    let why = json["dispatch"]["postponed"].as_str().unwrap();
+    assert!(why.contains("something holds it back"), "{why}");
+
     relay.kill_9();
     harness::wait_until_killed_relays_are_gone(&database, &emulator).await;
+    // A row that is moved while no relay runs arrives in the stream as an insert.
+    database
+        .execute(
+            "WITH moved AS (DELETE FROM outbox.events WHERE aggregateid LIKE 'late-%' RETURNING *) \
+             INSERT INTO outbox.events SELECT * FROM moved",
+        )
+        .await;
+    let (code, json) = prune(&database, "full");
+    assert_eq!(code, Some(1), "{json:#}");
+    let why = json["dispatch"]["postponed"].as_str().unwrap();
+    assert!(why.contains("no relay reads it"), "{why}");
     let relay = run();
     relay.wait_for_log("streaming").await;
     let topic = "projects/demo/topics/nowhere.events";
     emulator.create_topic(topic).await.unwrap();
     wait_until_stored(&emulator, 601).await;
+    database.wait_until_recorded().await;
+    database.wait_until_confirmed().await;
+    let relay = restarted(&database, relay, &run).await;
+    age_records(&database).await;
+    let (code, json) = prune(&database, "full");
+    assert_eq!(code, Some(0), "{json:#}");
+    assert_eq!(json["tables"][0]["rows"], 301, "{json:#}");
+    assert_eq!(json["dispatch"]["rows"], 601, "{json:#}");
+    relay.kill_9();
+    let relay = run();
+    relay.wait_for_log("streaming").await;
+    insert(&database, 1, "end", "0").await;
+    wait_until_stored(&emulator, 602).await;
     relay.stop().await;
     let messages = emulator.journal().counts().stored_messages;
-    assert_eq!(messages, 601, "nothing is sent again");
+    assert_eq!(messages, 602, "nothing is sent again");
+}
+
+/// A row that was moved between partitions arrives in the stream a second time. If its record were
+/// pruned before that, the relay would take it for a new event.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_record_of_a_row_moved_while_no_relay_ran_outlives_pruning() {
+    let database = Database::private().await;
+    let emulator = harness::emulator().await;
+    let run = || Relay::start(&database, &emulator);
+    let relay = run();
+    insert(&database, 300, "o", "8 days").await;
+    wait_until_stored(&emulator, 300).await;
+    database.wait_until_recorded().await;
+    database.wait_until_confirmed().await;
+    let relay = restarted(&database, relay, &run).await;
+    relay.kill_9();
+    harness::wait_until_killed_relays_are_gone(&database, &emulator).await;
+    age_records(&database).await;
+    database
+        .execute(
+            "WITH moved AS (DELETE FROM outbox.events RETURNING *) \
+             INSERT INTO outbox.events SELECT * FROM moved",
+        )
+        .await;
+    let (code, json) = prune(&database, "full");
+    assert_eq!(code, Some(1), "{json:#}");
+    assert_eq!(json["tables"][0]["rows"], 300, "{json:#}");
+    assert_eq!(json["dispatch"]["rows"], 0, "{json:#}");
+    let relay = run();
+    insert(&database, 1, "end", "0").await;
+    wait_until_stored(&emulator, 301).await;
+    database.wait_until_confirmed().await;
+    let (code, json) = prune(&database, "full");
+    assert_eq!(code, Some(0), "{json:#}");
+    assert_eq!(json["dispatch"]["rows"], 300, "{json:#}");
+    relay.stop().await;
+    let messages = emulator.journal().counts().stored_messages;
+    assert_eq!(messages, 301, "nothing is sent again");
 }

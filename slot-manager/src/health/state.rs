@@ -73,6 +73,8 @@ pub struct Headroom {
     /// The time this lasts at the current rate; `None` when unknown or when the room is not
     /// shrinking.
     pub time_to_loss: Option<Duration>,
+    /// Whether a session reads from the slot.
+    pub is_read: bool,
 }
 
 /// Why the server invalidated a slot.
@@ -141,6 +143,11 @@ impl Health {
             Self::Inactive(_) => "start the relay (`postrider run`); if it will never run again, \
                                   `postrider slot drop` releases the WAL"
                 .to_owned(),
+            Self::Reserved(room) | Self::Extended(room) if !room.is_read => {
+                "start the relay (`postrider run`) now; raising max_slot_wal_keep_size (a reload \
+                 suffices) gains time if the disk has room"
+                    .to_owned()
+            }
             Self::Reserved(_) | Self::Extended(_) => {
                 "let the relay catch up, or raise max_slot_wal_keep_size (a reload suffices) if \
                  the disk has room"

@@ -293,6 +293,7 @@ fn every_state_from_warning_upwards_has_a_remedy() {
     let room = Headroom {
         bytes: None,
         time_to_loss: None,
+        is_read: true,
     };
     let (recorded, found) = (Lsn::new(1), Lsn::new(2));
     for health in [

@@ -3,13 +3,13 @@
 use slot_manager::{Finding, Severity, SlotName, quoted_identifier};
 
 use crate::capture::claim;
-use crate::capture::record;
 use crate::capture::shape::{self, Seq, Shape, Unfit};
 use crate::cli::findings::{finding, finding_with_remedy, from_error};
 use crate::error::{Code, Result};
-use crate::map::TableSettings;
+use crate::mapping::TableSettings;
 use crate::postgres::Sql;
 use crate::settings::Settings;
+use crate::store::capture_record;
 
 /// The remedy for a missing column.
 const INIT: &str = "run `postrider init --apply` as the owner of the table; \
@@ -144,7 +144,7 @@ fn seq_fault(table: &TableSettings, shape: &Shape) -> Option<(&'static str, Stri
 async fn owner(sql: &Sql, settings: &Settings, slot: &SlotName) -> Option<Finding> {
     let looking = async {
         let found = claim::look(sql, &settings.tables).await?;
-        let records = record::read(&**sql).await?;
+        let records = capture_record::read(&**sql).await?;
         claim::refuse_others(&claim::matched(&found, &records), slot)
     };
     match looking.await {

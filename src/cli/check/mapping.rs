@@ -10,12 +10,13 @@ use slot_manager::{Finding, Severity, quoted_identifier};
 use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
 
+use crate::capture::table::{self, Description};
 use crate::cli::findings::{finding, finding_with_remedy, from_error};
 use crate::error::{Error, Result};
-use crate::map::{EventPosition, MapError, Mapper, TableSettings};
+use crate::event::EventPosition;
+use crate::mapping::{MapError, Mapper, TableSettings};
 use crate::postgres::Sql;
 use crate::printable::printable;
-use crate::table::{self, Description};
 
 /// Rows of the sample; enough to include every usual kind of event.
 const SAMPLE: usize = 500;

@@ -16,11 +16,11 @@ use slot_manager::publication;
 use slot_manager::{Finding, QualifiedName, Severity};
 
 use super::findings::{Findings, finding, from_error};
-use super::output;
-use super::recover;
+use super::{output, recover};
 use crate::error::Result;
 use crate::postgres::connect;
-use crate::relay::opening::{self, untraced};
+use crate::session::plan;
+use crate::session::publication::untraced;
 use crate::settings::{Dispatch, Endpoint, Settings};
 use crate::source;
 
@@ -89,7 +89,7 @@ async fn check_database(settings: &Settings) -> Result<(Vec<Finding>, Vec<String
     findings.extend(replication_session(settings, &findings).await?);
     // The table may be readable but of an older version.
     if findings.iter().any(|finding| finding.code == "relay-table") {
-        let read = opening::refuse_foreign_records(&sql, settings).await;
+        let read = plan::refuse_foreign_records(&sql, settings).await;
         match read {
             Ok(()) => with_a_lost_slot(&mut findings, recover::lost_slot(&sql, settings).await),
             Err(error) => findings.push(from_error(&error)),

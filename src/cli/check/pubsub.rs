@@ -7,7 +7,7 @@ use slot_manager::{Finding, Severity};
 use crate::cli::figures;
 use crate::cli::findings::{finding, finding_with_remedy, from_error};
 use crate::error::{Code, Error, Result};
-use crate::map::Ordering;
+use crate::mapping::Ordering;
 use crate::publish::{Publisher, TopicAdmin, is_global};
 use crate::settings::{Endpoint, Settings};
 

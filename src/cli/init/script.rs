@@ -9,7 +9,7 @@ mod printed;
 
 use slot_manager::{QualifiedName, quoted_identifier, quoted_literal};
 
-use crate::map::TableSettings;
+use crate::mapping::TableSettings;
 use crate::settings::Settings;
 
 pub(super) use guard::guard;
@@ -48,6 +48,7 @@ const CAPTURE: &str = include_str!("../../../migrations/0011_capture.sql");
 const CAPTURE_HISTORY: &str = include_str!("../../../migrations/0012_capture_history.sql");
 const DATABASE: &str = include_str!("../../../migrations/0013_database.sql");
 const UNFINISHED: &str = include_str!("../../../migrations/0014_unfinished_recovery.sql");
+const CONDITION: &str = include_str!("../../../migrations/0015_condition.sql");
 
 /// The names used in the files.
 const DEFAULT_PUBLICATION: &str = "postrider";
@@ -90,6 +91,7 @@ pub(super) fn migrations(settings: &Settings, payload: Payload) -> Vec<Migration
         migration(12, "capture_history", CAPTURE_HISTORY.to_owned(), false),
         migration(13, "database", DATABASE.to_owned(), true),
         migration(14, "unfinished_recovery", UNFINISHED.to_owned(), false),
+        migration(15, "condition", CONDITION.to_owned(), false),
     ]
 }
 

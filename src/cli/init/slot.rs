@@ -8,10 +8,10 @@ use slot_manager::{Cluster, Finding, Severity, Slot, SlotError};
 
 use crate::cli::capture;
 use crate::cli::findings::{finding, finding_with_remedy};
-use crate::cli::slot::served_before;
 use crate::error::Result;
 use crate::postgres::Sql;
 use crate::settings::Settings;
+use crate::store::relay_row::shown::served_before;
 
 /// How long to wait for running transactions.
 const CREATE_TIMEOUT: Duration = Duration::from_secs(30);

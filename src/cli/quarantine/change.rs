@@ -2,13 +2,14 @@
 
 use std::process::ExitCode;
 
-use super::select::{self, Condition, EventRow, Which};
+use super::select::{self, Which};
 use super::session;
 use crate::cli::{figures, output};
 use crate::error::{Code, Error, Result};
 use crate::postgres::Sql;
 use crate::printable::printable;
 use crate::settings::{OnBadEvent, Settings};
+use crate::store::dispatch::quarantine_commands::{self, QuarantineFilter};
 
 /// The arguments of `postrider quarantine release`.
 #[derive(Debug, clap::Args)]
@@ -58,7 +59,7 @@ pub(super) async fn release(settings: &Settings, args: &ReleaseArgs) -> Result<E
 /// events, and the reason if it released the whole key.
 async fn release_event(settings: &Settings, sql: &Sql, id: &str) -> Result<(u64, Option<String>)> {
     let event = select::in_quarantine(sql, id).await?;
-    let (before, behind) = select::neighbours(sql, &event).await?;
+    let (before, behind) = quarantine_commands::neighbours(sql, &event).await?;
     let blocks = settings.on_bad_event == OnBadEvent::QuarantineKey;
     let why = match (before, behind) {
         (0, 0) => None,
@@ -80,31 +81,15 @@ async fn release_event(settings: &Settings, sql: &Sql, id: &str) -> Result<(u64,
         )),
     };
     let released = match &why {
-        None => {
-            let (commit, ordinal) = &event.place;
-            let statement = "update outbox.dispatch set state = 'released' \
-                where commit_lsn = $1 and ordinal = $2 and state in ('quarantined', 'released')";
-            sql.execute(statement, &[commit, ordinal]).await?
-        }
-        Some(_) => {
-            let EventRow { topic, key, .. } = &event;
-            let statement = "update outbox.dispatch d set state = 'released' \
-                where d.state in ('quarantined', 'released') \
-                  and coalesce(d.topic, '') = $1 and coalesce(d.ordering_key, '') = $2";
-            sql.execute(statement, &[topic, key]).await?
-        }
+        None => quarantine_commands::release_event(sql, &event).await?,
+        Some(_) => quarantine_commands::release_key(sql, &event).await?,
     };
     Ok((released, why))
 }
 
 async fn release_all(sql: &Sql, which: &Which) -> Result<u64> {
-    let condition = Condition::new(which.key.as_deref(), which.topic.as_deref());
-    let statement = format!(
-        "update outbox.dispatch d set state = 'released' where {}",
-        condition.sql()
-    );
-    let released = sql.execute(&statement, &condition.parameters()).await?;
-    match released {
+    let filter = QuarantineFilter::new(which.key.as_deref(), which.topic.as_deref());
+    match quarantine_commands::release(sql, &filter).await? {
         0 => Err(nothing(which)),
         released => Ok(released),
     }
@@ -117,18 +102,11 @@ pub(super) async fn discard(settings: &Settings, args: &DiscardArgs) -> Result<E
         Some(id) => Some(select::in_quarantine(&sql, id).await?),
         None => None,
     };
-    let condition = Condition::new(which.key.as_deref(), which.topic.as_deref());
+    let filter = QuarantineFilter::new(which.key.as_deref(), which.topic.as_deref());
     if !args.yes {
         let count = match &event {
             Some(_) => 1,
-            None => {
-                let statement = format!(
-                    "select count(*) from outbox.dispatch d where {}",
-                    condition.sql()
-                );
-                let row = sql.query_one(&statement, &condition.parameters()).await?;
-                u64::try_from(row.get::<_, i64>(0)).unwrap_or_default()
-            }
+            None => quarantine_commands::count(&sql, &filter).await?,
         };
         let what = format!(
             "discarding {} needs --yes; nothing was done",
@@ -139,21 +117,8 @@ pub(super) async fn discard(settings: &Settings, args: &DiscardArgs) -> Result<E
         ));
     }
     let discarded = match &event {
-        Some(EventRow {
-            place: (commit, ordinal),
-            ..
-        }) => {
-            let statement = "update outbox.dispatch set state = 'discarded', dispatched_at = now() \
-                where commit_lsn = $1 and ordinal = $2 and state in ('quarantined', 'released')";
-            sql.execute(statement, &[commit, ordinal]).await?
-        }
-        None => {
-            let statement = format!(
-                "update outbox.dispatch d set state = 'discarded', dispatched_at = now() where {}",
-                condition.sql()
-            );
-            sql.execute(&statement, &condition.parameters()).await?
-        }
+        Some(event) => quarantine_commands::discard_event(&sql, event).await?,
+        None => quarantine_commands::discard(&sql, &filter).await?,
     };
     if discarded == 0 {
         return Err(nothing(which));

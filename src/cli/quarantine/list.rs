@@ -5,15 +5,14 @@ use std::time::Duration;
 
 use serde::Serialize;
 use slot_manager::Severity;
-use tokio_postgres::Row;
 
-use super::select::{self, Condition};
-use super::{seconds, session, short, start_of};
+use super::{seconds, select, session, short, start_of};
 use crate::cli::paint::Paint;
 use crate::cli::{figures, output};
 use crate::error::Result;
 use crate::printable::printable;
 use crate::settings::Settings;
+use crate::store::dispatch::quarantine_commands::{self, QuarantineFilter, QuarantinedKey};
 
 /// Characters of a key on the screen.
 const SHOWN_KEY_CHARS: usize = 36;
@@ -59,33 +58,12 @@ struct Listing {
 
 pub(super) async fn run(settings: &Settings, args: &QuarantineListArgs) -> Result<ExitCode> {
     let sql = session(settings).await?;
-    let condition = Condition::new(args.key.as_deref(), args.topic.as_deref());
-    let statement = format!(
-        "with q as (select * from outbox.dispatch d where {}), \
-         counted as (select topic, ordering_key, count(*) as events, \
-                            count(*) filter (where state = 'released') as released, \
-                            min(commit_lsn) as since from q group by 1, 2), \
-         shown as (select *, count(*) over () as total_keys, \
-                          sum(events) over ()::bigint as total_events \
-                   from counted order by since limit {}) \
-         select s.topic, s.ordering_key, s.events, s.released, f.source_id, f.event_id, \
-                extract(epoch from clock_timestamp() - f.committed_at)::float8, f.error, \
-                s.total_keys, s.total_events \
-         from shown s, lateral ( \
-             select q.source_id, q.event_id, q.committed_at, q.error from q \
-             where q.topic is not distinct from s.topic \
-               and q.ordering_key is not distinct from s.ordering_key \
-               and q.commit_lsn = s.since order by q.ordinal limit 1) f \
-         order by s.since",
-        condition.sql(),
-        args.limit
-    );
-    let rows = sql.query(&statement, &condition.parameters()).await?;
-    let total = |i| rows.first().map_or(0, |row| row.get(i));
+    let filter = QuarantineFilter::new(args.key.as_deref(), args.topic.as_deref());
+    let keys = quarantine_commands::keys(&sql, &filter, args.limit).await?;
     let listing = Listing {
-        total_keys: total(8),
-        total_events: total(9),
-        keys: rows.iter().map(key).collect(),
+        total_keys: keys.first().map_or(0, |key| key.total_keys),
+        total_events: keys.first().map_or(0, |key| key.total_events),
+        keys: keys.into_iter().map(listed).collect(),
     };
     if args.json {
         output::write_json(&listing)
@@ -95,15 +73,15 @@ pub(super) async fn run(settings: &Settings, args: &QuarantineListArgs) -> Resul
     Ok(ExitCode::SUCCESS)
 }
 
-fn key(row: &Row) -> ListedKey {
+fn listed(key: QuarantinedKey) -> ListedKey {
     ListedKey {
-        topic: row.get(0),
-        ordering_key: row.get(1),
-        events: row.get(2),
-        released: row.get(3),
-        first_event: select::name(row.get(4), row.get(5)),
-        since_seconds: seconds(row.get(6)),
-        error: row.get(7),
+        first_event: select::name(key.source_id.as_deref(), key.uuid),
+        topic: key.topic,
+        ordering_key: key.ordering_key,
+        events: key.events,
+        released: key.released,
+        since_seconds: seconds(key.age_seconds),
+        error: key.error,
     }
 }
 

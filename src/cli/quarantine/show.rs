@@ -3,16 +3,15 @@
 use std::process::ExitCode;
 
 use serde::Serialize;
-use tokio_postgres::types::PgLsn;
 
-use super::select::{self, EventRow};
-use super::{seconds, session, start_of};
+use super::{seconds, select, session, start_of};
 use crate::cli::{figures, output};
 use crate::error::Result;
-use crate::map::SHOWN_CHARS;
+use crate::event::SHOWN_CHARS;
 use crate::postgres::Sql;
 use crate::printable::printable;
 use crate::settings::Settings;
+use crate::store::dispatch::quarantine_commands::{self, EventRow};
 
 /// The arguments of `postrider quarantine show`.
 #[derive(Debug, clap::Args)]
@@ -46,12 +45,6 @@ struct Shown {
     later_in_quarantine: u64,
 }
 
-const SELECT: &str = "\
-    select topic, ordering_key, error, attempts, \
-           extract(epoch from clock_timestamp() - committed_at)::float8, \
-           extract(epoch from clock_timestamp() - dispatched_at)::float8, message_id \
-    from outbox.dispatch where commit_lsn = $1 and ordinal = $2";
-
 pub(super) async fn run(settings: &Settings, args: &QuarantineShowArgs) -> Result<ExitCode> {
     let sql = session(settings).await?;
     // Show the first row if the event is in quarantine, otherwise the latest one.
@@ -71,23 +64,22 @@ pub(super) async fn run(settings: &Settings, args: &QuarantineShowArgs) -> Resul
 }
 
 async fn shown(sql: &Sql, event: EventRow) -> Result<Shown> {
-    let (earlier, later) = select::neighbours(sql, &event).await?;
-    let (commit, ordinal): (PgLsn, i32) = event.place;
-    let row = sql.query_one(SELECT, &[&commit, &ordinal]).await?;
-    let ago = |i| seconds(row.get(i));
+    let (earlier, later) = quarantine_commands::neighbours(sql, &event).await?;
+    let record = quarantine_commands::record(sql, &event).await?;
+    let (commit, ordinal) = event.place;
     Ok(Shown {
         event_id: event.source_id.unwrap_or_else(|| event.uuid.to_string()),
         uuid: event.uuid.to_string(),
         state: event.state,
-        error: row.get(2),
-        topic: row.get(0),
-        ordering_key: row.get(1),
-        attempts: row.get(3),
+        error: record.error,
+        topic: record.topic,
+        ordering_key: record.ordering_key,
+        attempts: record.attempts,
         commit_lsn: commit.to_string(),
         ordinal,
-        committed_seconds_ago: ago(4),
-        dispatched_seconds_ago: ago(5),
-        message_id: row.get(6),
+        committed_seconds_ago: seconds(record.committed_seconds_ago),
+        dispatched_seconds_ago: seconds(record.dispatched_seconds_ago),
+        message_id: record.message_id,
         earlier_in_quarantine: earlier,
         later_in_quarantine: later,
     })

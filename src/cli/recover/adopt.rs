@@ -5,12 +5,13 @@ use decoder::Lsn;
 use slot_manager::{SlotName, slots};
 
 use super::{Situation, preview};
-use crate::capture::{Snapshot, claim, record as captures};
+use crate::capture::claim;
 use crate::error::{Code, Error, Result};
-use crate::postgres::Sql;
-use crate::relay::record::Recorded;
-use crate::relay::recovery::loss::{self, Audit, Seen, SlotVerdict};
+use crate::postgres::{Snapshot, Sql, current_snapshot};
+use crate::recovery::loss::{self, Seen, SlotVerdict};
 use crate::settings::Settings;
+use crate::store::capture_record as captures;
+use crate::store::relay_row::{Audit, Recorded};
 
 /// The slot's position, if a relay that stopped there on this cluster would continue to stream.
 pub(super) fn usable_from(seen: Seen<'_>) -> Option<Lsn> {
@@ -51,7 +52,7 @@ pub(super) async fn kept_from(situation: &Situation, settings: &Settings) -> Res
 /// Refuses a cluster whose transaction ids are below those in the tables. A cluster that a dump was
 /// restored into counts transactions from the beginning, so new rows would look older than the relay.
 pub(super) async fn refuse_lower_transactions(sql: &Sql, settings: &Settings) -> Result<()> {
-    let now = captures::current_snapshot(&**sql).await?.xmax();
+    let now = current_snapshot(&**sql).await?.xmax();
     let records = captures::read(&**sql).await?;
     let since = records.iter().filter_map(|record| record.since.as_ref());
     let mut wanted = since.map(Snapshot::xmax).max().unwrap_or_default();

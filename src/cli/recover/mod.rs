@@ -14,14 +14,15 @@ use decoder::Lsn;
 use slot_manager::{Cluster, Finding, Severity, Slot, SlotName, cluster, publication, slots};
 use tokio_postgres::error::SqlState;
 
-use crate::capture::{claim, record as captures};
-use crate::cli::output;
+use super::output;
+use crate::capture::claim;
 use crate::error::{Code, Error, Result};
 use crate::postgres::{Sql, connect};
-use crate::relay::opening::server_lsn;
-use crate::relay::record::{self, Recorded};
-use crate::relay::recovery::loss::{self, Seen, SlotVerdict};
+use crate::recovery::loss::{self, Seen, SlotVerdict};
+use crate::session::plan::server_lsn;
 use crate::settings::{OnLoss, Settings};
+use crate::store::capture_record as captures;
+use crate::store::relay_row::{self, Recorded};
 
 /// Adopting may move many records.
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(3600);
@@ -96,7 +97,7 @@ impl Situation {
         if let Some(slot) = &slot {
             slot.require_ours()?;
         }
-        let earlier = record::read(sql, name).await?;
+        let earlier = relay_row::read(sql, name).await?;
         let server_lsn = server_lsn(sql).await?;
         let publication =
             publication::inspect(sql, &settings.publication, &settings.captured()).await?;
@@ -264,7 +265,7 @@ async fn request(
     }
     let moved = if situation.is_foreign() {
         captures::adopt(&transaction).await?;
-        record::move_records(&transaction).await?
+        relay_row::move_records(&transaction).await?
     } else {
         0
     };
@@ -272,9 +273,9 @@ async fn request(
     match kept_from {
         Some(confirmed) => {
             let publication = &situation.publication;
-            record::keep_slot(&transaction, name, cluster, confirmed, publication).await?;
+            relay_row::keep_slot(&transaction, name, cluster, confirmed, publication).await?;
         }
-        None => record::mark::request_recovery(&transaction, name, cluster, why).await?,
+        None => relay_row::mark::request_recovery(&transaction, name, cluster, why).await?,
     }
     transaction.commit().await?;
     let relay = wake(&sql, name).await?;

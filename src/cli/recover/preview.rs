@@ -9,16 +9,16 @@ use serde::Serialize;
 use slot_manager::SlotName;
 
 use super::{Situation, Why};
+use crate::capture::blocked::Firsts;
+use crate::capture::table::TableReader;
+use crate::capture::unrecorded::Unrecorded;
 use crate::capture::{ScanWindow, claim, scan};
 use crate::cli::{figures, output};
 use crate::error::Result;
 use crate::postgres::PatientSql;
 use crate::printable::printable;
-use crate::relay::recovery::blocked::Firsts;
-use crate::relay::recovery::loss::Loss;
-use crate::relay::recovery::unrecorded::Unrecorded;
+use crate::recovery::loss::Loss;
 use crate::settings::{Settings, Start};
-use crate::table::TableReader;
 use crate::watermark::CommitLsn;
 
 /// Event ids shown for each topic.

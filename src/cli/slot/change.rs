@@ -10,12 +10,14 @@ use slot_manager::slots::{self, CreateOptions};
 use slot_manager::{Slot, publication};
 use tokio_postgres::types::PgLsn;
 
-use super::{CHANGE_TIMEOUT, STATEMENT_TIMEOUT, pending, served_before, session};
+use super::{CHANGE_TIMEOUT, STATEMENT_TIMEOUT, session};
 use crate::cli::{capture, figures, output};
 use crate::error::{Code, Error, Result};
+use crate::ops::pending;
 use crate::postgres::Sql;
-use crate::relay::record;
 use crate::settings::Settings;
+use crate::store::relay_row;
+use crate::store::relay_row::shown::served_before;
 
 /// The arguments of `postrider slot create`.
 #[derive(Debug, clap::Args)]
@@ -154,7 +156,7 @@ pub(super) async fn advance(settings: &Settings, args: &AdvanceArgs) -> Result<E
     let left = PgLsn::from(left_out.confirmed_flush_lsn.as_u64());
     slots::can_advance(&sql, &settings.slot, to).await?;
     // Before advancing: a relay with dispatch = exceptions could not notice the advance otherwise.
-    record::write_left(&sql, &settings.slot, left).await?;
+    relay_row::write_left(&sql, &settings.slot, left).await?;
     left_out.confirmed_flush_lsn = slots::advance(&sql, &settings.slot, to).await?;
     if args.json {
         output::write_json(&left_out)

@@ -1,24 +1,18 @@
 //! `postrider slot`: shows, creates, drops and advances replication slots.
 //!
-//! `look` gathers the state of the slot, `screen` formats it for a person, `show` prints text or JSON
+//! `screen` formats the state of the slot (`ops::slot`) for a person, `show` prints text or JSON
 //! and sets the exit code. `change` has the commands that change a slot; they require `--yes` if
 //! events would not be streamed afterwards.
 
 mod change;
 mod list;
-mod look;
-mod pending;
-mod screen;
+pub(super) mod screen;
 mod show;
 
 use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Subcommand;
-use decoder::Lsn;
-use slot_manager::SlotName;
-use tokio_postgres::error::SqlState;
-use tokio_postgres::types::PgLsn;
 
 use crate::error::Result;
 use crate::postgres::{Sql, connect};
@@ -89,29 +83,4 @@ async fn session(settings: &Settings, statement_timeout: Duration) -> Result<Sql
     let sql = connect(settings.database()?, "postrider slot", statement_timeout).await?;
     sql.wait_without_limit();
     Ok(sql)
-}
-
-/// The position up to which the relay of this slot has confirmed, if one ever ran. If it did, a missing
-/// slot means a gap. `None` also when the relay's tables do not exist or this role may not read them.
-pub(super) async fn served_before(sql: &Sql, slot: &SlotName) -> Result<Option<Lsn>> {
-    const STATEMENT: &str = "select confirmed_lsn from outbox.relay where slot = $1";
-    match sql.query_opt(STATEMENT, &[&slot.as_str()]).await {
-        Ok(row) => {
-            let confirmed: Option<PgLsn> = row.and_then(|row| row.get(0));
-            Ok(confirmed.map(|lsn| Lsn::new(lsn.into())))
-        }
-        Err(error) if not_to_be_read(&error) => Ok(None),
-        Err(error) => Err(error.into()),
-    }
-}
-
-/// Whether a statement failed because the relay's tables do not exist or this role may not read them.
-fn not_to_be_read(error: &tokio_postgres::Error) -> bool {
-    let states = [
-        SqlState::UNDEFINED_TABLE,
-        SqlState::INVALID_SCHEMA_NAME,
-        SqlState::UNDEFINED_COLUMN,
-        SqlState::INSUFFICIENT_PRIVILEGE,
-    ];
-    error.code().is_some_and(|code| states.contains(code))
 }

@@ -1,35 +1,45 @@
 //! A slot on one screen: health and what to do first, then the details.
 
 use std::io::IsTerminal;
+use std::time::Duration;
 
-use slot_manager::{Health, Severity, Slot, WalStatus};
+use slot_manager::{Slot, WalStatus};
 
-use super::look::{Look, Rates};
 use crate::cli::figures;
 use crate::cli::paint::Paint;
+use crate::condition::TopicCondition;
+use crate::ops::slot::{Rates, SlotLook};
 use crate::printable::printable;
 use crate::settings::Dispatch;
 
 /// Width of the labels.
 const LABEL: usize = 10;
 
-pub(super) fn text(look: &Look, paint: Paint) -> String {
-    let Look {
-        name,
-        cluster,
-        health,
-        ..
-    } = look;
+pub(super) fn text(look: &SlotLook, paint: Paint) -> String {
+    let SlotLook { name, cluster, .. } = look;
+    let verdict = look.verdict();
     let mut text = format!(
         "slot {name}, database {}, PostgreSQL {}\n\n",
         cluster.database,
         cluster.major_version()
     );
     let mut line = |label: &str, value: &str| text += &format!("{label:LABEL$}  {value}\n");
-    let word = paint.severity(health.severity(), &health.name().to_uppercase());
-    line("health", &format!("{word}: {}", meaning(health)));
-    if let Some(remedy) = health.remedy() {
-        line("do", &remedy);
+    let word = paint.severity(verdict.severity, &verdict.name.to_uppercase());
+    line(
+        "health",
+        &format!("{word}: {}", printable(&verdict.meaning)),
+    );
+    if let Some(remedy) = verdict.remedy {
+        line("do", &printable(&remedy));
+    }
+    if let Some(condition) = look
+        .relay
+        .as_ref()
+        .and_then(|relay| relay.condition.as_ref())
+    {
+        for topic in &condition.topics {
+            line("topic", &printable(&topic_line(topic)));
+        }
     }
     let relay = look.relay.as_ref();
     if let Some(why) = relay.and_then(|relay| relay.recovering.as_deref()) {
@@ -65,7 +75,7 @@ pub(super) fn text(look: &Look, paint: Paint) -> String {
 }
 
 /// The text, preceded by an escape code that clears the screen if standard output is a terminal.
-pub(super) fn replacing(text: &str) -> String {
+pub(in crate::cli) fn replacing(text: &str) -> String {
     if std::io::stdout().is_terminal() {
         format!("\x1b[H\x1b[2J{text}")
     } else {
@@ -73,48 +83,24 @@ pub(super) fn replacing(text: &str) -> String {
     }
 }
 
-/// The health in words.
-fn meaning(health: &Health) -> String {
-    let severe = |severity| match severity {
-        Severity::Error => "critically far behind",
-        Severity::Ok | Severity::Info | Severity::Warning => "behind",
-    };
-    match health {
-        Health::Active => "a relay reads it, and is up to date".to_owned(),
-        Health::StandbyHeld { .. } => "another relay reads it".to_owned(),
-        Health::Lagging(lag) => format!("a relay reads it, but is {}", severe(lag.severity)),
-        Health::Inactive(lag) if lag.severity == Severity::Ok => {
-            "nobody reads it: nothing is delivered, WAL piles up".to_owned()
-        }
-        Health::Inactive(lag) => format!(
-            "nobody reads it, and it is {}: nothing is delivered, WAL piles up",
-            severe(lag.severity)
-        ),
-        Health::Reserved(_) | Health::Extended(_) => {
-            "PostgreSQL still has all WAL for it, but not for long at the current rate".to_owned()
-        }
-        Health::Unreserved(_) => {
-            "the next checkpoint may remove WAL that the slot needs".to_owned()
-        }
-        Health::Lost => {
-            "PostgreSQL removed WAL that the slot needs: it can never be read again".to_owned()
-        }
-        Health::Invalidated { .. } => {
-            "PostgreSQL invalidated it: it can never be read again".to_owned()
-        }
-        Health::Missing => "no slot with this name exists: nothing is delivered".to_owned(),
-        Health::Recreated { recorded, found } => {
-            format!(
-                "its position is {found}, but the relay had confirmed {recorded}: events are left out"
-            )
-        }
-        Health::ForeignCluster { expected, found } => {
-            format!("the relay's records come from cluster {expected}, but this is cluster {found}")
-        }
-    }
+/// A topic that fails, on one line.
+pub(in crate::cli) fn topic_line(topic: &TopicCondition) -> String {
+    let seconds =
+        |seconds: f64| figures::time(Duration::try_from_secs_f64(seconds).unwrap_or_default());
+    let oldest = topic.oldest_seconds.map_or(String::new(), |age| {
+        format!(", the oldest {} old", seconds(age))
+    });
+    format!(
+        "{}  {} for {}, {}, {} waiting{oldest}",
+        topic.short_name(),
+        topic.code,
+        seconds(topic.for_seconds),
+        figures::count(topic.failures, "failure"),
+        figures::count(topic.waiting_events, "event"),
+    )
 }
 
-fn lag(look: &Look, slot: &Slot) -> String {
+pub(in crate::cli) fn lag(look: &SlotLook, slot: &Slot) -> String {
     let bytes = slot.lag_bytes.map_or("unknown".to_owned(), figures::bytes);
     let mut text = format!("{bytes} of WAL not confirmed");
     match (look.pending.map(|pending| pending.events), look.lag_time()) {
@@ -134,7 +120,7 @@ fn lag(look: &Look, slot: &Slot) -> String {
     text
 }
 
-fn rates(rates: Rates) -> String {
+pub(in crate::cli) fn rates(rates: Rates) -> String {
     format!(
         "{}/s written, {}/s confirmed",
         figures::bytes(rates.written_bytes_per_second),
@@ -142,7 +128,7 @@ fn rates(rates: Rates) -> String {
     )
 }
 
-fn position(look: &Look, slot: &Slot) -> String {
+pub(in crate::cli) fn position(look: &SlotLook, slot: &Slot) -> String {
     let lsn = |lsn: Option<decoder::Lsn>| lsn.map_or("unknown".to_owned(), |lsn| lsn.to_string());
     format!(
         "confirmed {}, server {}, timeline {}",
@@ -152,7 +138,7 @@ fn position(look: &Look, slot: &Slot) -> String {
     )
 }
 
-fn reader(look: &Look, slot: &Slot) -> String {
+pub(in crate::cli) fn reader(look: &SlotLook, slot: &Slot) -> String {
     if let Some(holder) = &slot.holder {
         return holder.to_string();
     }
@@ -167,7 +153,7 @@ fn reader(look: &Look, slot: &Slot) -> String {
     text
 }
 
-fn kept(look: &Look, slot: &Slot) -> String {
+pub(in crate::cli) fn kept(look: &SlotLook, slot: &Slot) -> String {
     let kept = slot
         .retained_bytes
         .map_or("unknown".to_owned(), figures::bytes);

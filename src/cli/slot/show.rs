@@ -6,11 +6,11 @@ use std::time::Duration;
 use slot_manager::health::Thresholds;
 use slot_manager::{Health, Severity};
 
-use super::look::Look;
 use super::{STATEMENT_TIMEOUT, screen, session};
 use crate::cli::paint::Paint;
 use crate::cli::{figures, output};
 use crate::error::{Error, Report, Result};
+use crate::ops::slot::SlotLook;
 use crate::postgres::Sql;
 use crate::settings::Settings;
 
@@ -79,7 +79,7 @@ pub(super) async fn run(settings: &Settings, args: ShowArgs) -> Result<ExitCode>
             } else {
                 output::write(&screen::text(&look, Paint::stdout()))
             }
-            Ok(exit_code(&look.health))
+            Ok(exit_code(&look))
         }
         Err(error) => {
             if args.json {
@@ -91,15 +91,15 @@ pub(super) async fn run(settings: &Settings, args: ShowArgs) -> Result<ExitCode>
     }
 }
 
-async fn look(settings: &Settings, args: &ShowArgs) -> Result<Look> {
+async fn look(settings: &Settings, args: &ShowArgs) -> Result<SlotLook> {
     let sql = session(settings, STATEMENT_TIMEOUT).await?;
-    Look::take(&sql, settings, &args.thresholds(), None).await
+    SlotLook::take(&sql, settings, &args.thresholds(), None).await
 }
 
 /// Refreshes until the process is interrupted, and reconnects after each lost connection.
 async fn watch(settings: &Settings, args: &ShowArgs, interval: Duration) -> ! {
     let mut sql: Option<Sql> = None;
-    let mut before: Option<Look> = None;
+    let mut before: Option<SlotLook> = None;
     loop {
         match look_again(settings, args, &mut sql, before.as_ref()).await {
             Ok(look) => {
@@ -123,16 +123,16 @@ async fn look_again(
     settings: &Settings,
     args: &ShowArgs,
     sql: &mut Option<Sql>,
-    before: Option<&Look>,
-) -> Result<Look> {
+    before: Option<&SlotLook>,
+) -> Result<SlotLook> {
     let sql = match sql {
         Some(sql) => sql,
         None => sql.insert(session(settings, STATEMENT_TIMEOUT).await?),
     };
-    Look::take(sql, settings, &args.thresholds(), before).await
+    SlotLook::take(sql, settings, &args.thresholds(), before).await
 }
 
-fn show_again(look: &Look, args: &ShowArgs) {
+fn show_again(look: &SlotLook, args: &ShowArgs) {
     if args.json {
         output::write_json_line(&look.json())
     } else {
@@ -152,8 +152,8 @@ fn unknown(settings: &Settings, error: &Error) -> serde_json::Value {
     })
 }
 
-fn exit_code(health: &Health) -> ExitCode {
-    ExitCode::from(match (health, health.severity()) {
+fn exit_code(look: &SlotLook) -> ExitCode {
+    ExitCode::from(match (&look.health, look.verdict().severity) {
         (Health::Missing, _) => UNKNOWN,
         (_, Severity::Ok | Severity::Info) => 0,
         (_, Severity::Warning) => 1,

@@ -10,7 +10,7 @@ use scratch_postgres::ScratchPostgres;
 use tokio_postgres::CopyInSink;
 
 use super::*;
-use crate::settings::Environment;
+use crate::environment::Environment;
 
 static SERVER: LazyLock<ScratchPostgres> = LazyLock::new(|| {
     ScratchPostgres::builder()

@@ -12,7 +12,7 @@ use super::super::session::room;
 use super::super::{CHUNKS, Source};
 use super::{options, target};
 use crate::error::Code;
-use crate::metrics::LastStatus;
+use crate::metrics::LastTime;
 use crate::postgres::{Sql, connect};
 use crate::watermark::Confirmable;
 
@@ -46,7 +46,7 @@ async fn held_back(server: &ScratchPostgres, url: &str) -> (Source, Sql) {
     ] {
         sql.batch_execute(statement).await.unwrap();
     }
-    let opened = Source::open(options(target(url)), LastStatus::default()).await;
+    let opened = Source::open(options(target(url)), LastTime::default()).await;
     let source = opened.unwrap();
     let deadline = Instant::now() + Duration::from_secs(30);
     let mut held_back = 0;
@@ -83,7 +83,7 @@ async fn a_confirmed_position_is_reported_at_once() {
     let sql = connect(&target(&url), "test", Duration::from_secs(10)).await;
     let slot = "SELECT pg_create_logical_replication_slot('s', 'pgoutput')";
     sql.unwrap().batch_execute(slot).await.unwrap();
-    let last_status = LastStatus::default();
+    let last_status = LastTime::default();
     let opened = Source::open(options(target(&url)), last_status.clone()).await;
     let source = opened.unwrap();
     tokio::time::sleep(Duration::from_millis(1_500)).await;

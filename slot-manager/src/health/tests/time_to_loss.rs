@@ -21,6 +21,7 @@ fn time_to_loss_is_computed_from_the_rate_at_which_the_room_shrinks() {
     let room = Headroom {
         bytes: Some(600),
         time_to_loss: Some(Duration::from_secs(6)),
+        is_read: true,
     };
     assert_eq!(headroom(&now, earlier), room);
     assert_eq!(
@@ -77,6 +78,7 @@ fn unreserved_is_an_error_even_without_a_rate() {
     let room = Headroom {
         bytes: Some(-5),
         time_to_loss: None,
+        is_read: true,
     };
     assert_eq!(health, Health::Unreserved(room));
     assert_eq!(health.severity(), Severity::Error);

@@ -10,7 +10,7 @@ use crate::capture::shape;
 use crate::cli::check;
 use crate::cli::init::script;
 use crate::error::{Code, Error, Result};
-use crate::map::TableSettings;
+use crate::mapping::TableSettings;
 use crate::postgres::Sql;
 use crate::settings::Settings;
 

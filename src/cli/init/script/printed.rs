@@ -4,7 +4,7 @@ use slot_manager::{SlotName, quoted_identifier, quoted_literal};
 
 use super::guard::{CALL_GUARD, GUARD_BODY};
 use super::{Migration, PIN, Payload, VERSIONS, columns, index, migrations};
-use crate::map::TableSettings;
+use crate::mapping::TableSettings;
 use crate::settings::{Settings, Start};
 
 /// All statements as one commented script for psql or any other client.

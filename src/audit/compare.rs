@@ -1,0 +1,146 @@
+//! Compares the tables with outbox.dispatch: publishes rows without a record, and raises the floors.
+
+use super::{AuditState, AuditSubject, AuditWait};
+use crate::capture::blocked::Firsts;
+use crate::capture::claim::Captured;
+use crate::capture::from_table::{self, Interrupted, SessionEnded};
+use crate::capture::places::{Places, place_before};
+use crate::capture::table::TableReader;
+use crate::capture::unrecorded::Unrecorded;
+use crate::capture::{ScanWindow, shape};
+use crate::error::{Code, Error, Result};
+use crate::postgres::{PatientSql, Sql};
+use crate::settings::Dispatch;
+use crate::store::capture_record::{self as captures, Resolved};
+use crate::store::dispatch::last_ordinal;
+use crate::store::relay_row::Manner;
+use crate::store::relay_row::audits::{self, AuditHistory};
+
+impl AuditState {
+    /// Publishes rows of ended transactions that have no record. Returns whether there were any, or
+    /// whether the partitions of a table have changed.
+    pub(super) async fn compare(
+        &mut self,
+        sql: &PatientSql,
+        captured: &[Captured],
+        waiting: AuditWait,
+        is_whole: bool,
+    ) -> Result<bool> {
+        let commit = place_before(waiting.end);
+        let last = sql.answer(last_ordinal(sql, commit)).await?;
+        let mut places = Places {
+            commit,
+            next_ordinal: last + 1,
+        };
+        let (mut found, mut has_changed) = (0, false);
+        for (table, captured) in self.subject.tables.iter().zip(captured) {
+            let Captured { record, shape } = captured;
+            let known = record.partitions.as_deref();
+            has_changed |= known != Some(&shape.partitions);
+            // A partition that was filled elsewhere has rows of any transaction.
+            let has_grown = known.is_some_and(|known| shape.has_grown_since(known));
+            let window = if is_whole || has_grown {
+                ScanWindow::whole(captured)
+            } else if waiting.xmin <= record.floor {
+                // No transaction has ended since the last audit.
+                continue;
+            } else {
+                ScanWindow::recent(captured)
+            };
+            let window = ScanWindow {
+                below_xid: Some(waiting.xmin),
+                ..window
+            };
+            let resolving = TableReader::resolve(sql, table, &self.subject.project, captured);
+            let reader = sql.answer(resolving).await?;
+            let none = Firsts::default();
+            let unrecorded = Unrecorded::of(sql, reader, table, window, &none).await?;
+            let metrics = &self.subject.metrics;
+            let sending = from_table::hand_over(unrecorded, &mut self.events, &mut places, || {
+                metrics.events_from_table.inc();
+            });
+            let sent = sending.await;
+            // Wait even if reading has failed: otherwise the next attempt would send the same rows
+            // again.
+            let settled = self.events.settled().await;
+            found += match (sent, settled) {
+                (Err(Interrupted::Failed(error)), _) => return Err(error),
+                (Err(Interrupted::SessionEnded), _) | (_, Err(SessionEnded)) => {
+                    return Err(ended());
+                }
+                (Ok(sent), Ok(())) => sent,
+            };
+            if window.goes_by_places() {
+                sql.answer(shape::refuse_rewritten(sql, table, shape))
+                    .await?;
+            }
+        }
+        if found > 0 {
+            let code = Code::PublicationGap;
+            tracing::error!(
+                code = code.name(),
+                rows = found,
+                hint = code.hint(),
+                "found rows missing from the replication stream: published them from the table"
+            );
+        }
+        Ok(found > 0 || has_changed)
+    }
+
+    /// Raises the floors.
+    pub(super) async fn resolved(
+        &mut self,
+        sql: &Sql,
+        captured: &[Captured],
+        waiting: AuditWait,
+        publication: &str,
+        earlier: &AuditHistory,
+    ) -> Result<()> {
+        // Rows up to these numbers belong to transactions that have ended.
+        let tops = self.tops.take_if(|tops| waiting.xmin >= tops.next_xid);
+        for (n, captured) in captured.iter().enumerate() {
+            let top = tops.as_ref().and_then(|tops| tops.seqs.get(n)?.as_ref());
+            let resolved = Resolved {
+                identity: &captured.record.identity,
+                floor: waiting.xmin,
+                floor_seq: top.map(|top| (top.seq, top.numbering.as_str())),
+                partitions: Some(&captured.shape.partitions),
+            };
+            let (slot, walsender) = (&self.subject.slot, self.subject.walsender);
+            captures::resolve(sql, slot, walsender, &resolved).await?;
+            if let Some(bounds) = self.subject.bounds.get(n) {
+                bounds.raise_floor(waiting.xmin);
+            }
+        }
+        // Switch back to full records only when the floor is above everything delivered without a
+        // record.
+        let is_full = self.subject.dispatch == Dispatch::Full
+            && self.began_before.is_some_and(|next| waiting.xmin >= next);
+        let dispatch = if is_full || !earlier.repeats {
+            self.subject.dispatch
+        } else {
+            Dispatch::Exceptions
+        };
+        if earlier.repeats && dispatch == Dispatch::Full {
+            captures::full_from_here(&**sql, &self.subject.slot).await?;
+        }
+        let AuditSubject {
+            slot,
+            instance,
+            walsender,
+            ..
+        } = &self.subject;
+        let manner = Manner {
+            dispatch,
+            publication,
+        };
+        audits::audited(sql, slot, instance, *walsender, manner).await
+    }
+}
+
+fn ended() -> Error {
+    Error::new(
+        Code::PostgresConnectionLost,
+        "the replication session ended during the audit",
+    )
+}

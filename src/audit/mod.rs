@@ -1,0 +1,315 @@
+//! Finds committed rows that replication missed, and publishes them from their table. Moves each
+//! table's floor up to where every row is resolved.
+//!
+//! The outbox is append-only and records are durable, so a row without a record is either in flight
+//! or was never streamed. To tell which, the auditor notes the oldest running transaction, and then
+//! the end of the WAL. Once the slot has confirmed that position, every streamed row of an older
+//! transaction has its record. If such a row has none, it is a gap: the auditor publishes it, and
+//! then moves the table's floor up to the noted transaction (`capture`).
+//!
+//! Rows go missing when the publication does not contain their table at their position in the WAL.
+//! PostgreSQL does not report that. But each change of the publication or of a captured table leaves
+//! a trace in the catalog, and so does a partition that is attached or detached:
+//!
+//! - If the trace has changed since the last audit, the auditor compares the whole table.
+//! - Otherwise it compares the rows from the floor on, every few minutes, to find gaps without a
+//!   trace.
+//!
+//! While the publication is wrong no floor moves, so a later audit always covers the gap.
+//!
+//! With `dispatch = exceptions` there is nothing to compare with, because published events have no
+//! record. The floor then moves as long as the trace is unchanged. When it changes, or a partition is
+//! attached that holds rows below the floor, the auditor ends the session. The next session begins
+//! with a recovery that publishes every row from the floor on.
+//!
+//! Not here: watching the publication (`session`), a lost slot (`recovery`), and finding the rows of a
+//! table that have no record (`capture`).
+
+mod compare;
+mod statements;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use decoder::Lsn;
+use slot_manager::SlotName;
+use slot_manager::publication::{self, CapturedTable, PublicationState};
+use tokio::sync::{Notify, mpsc, oneshot};
+use tokio::task::JoinHandle;
+
+use crate::capture::claim::{self, Captured};
+use crate::capture::from_table::TableSender;
+use crate::capture::tops::{self, Tops};
+use crate::capture::{Bounds, ScanWindow, scan};
+use crate::error::{Code, Error, Result};
+use crate::mapping::TableSettings;
+use crate::metrics::Metrics;
+use crate::postgres::{PatientSql, Sql, Target, current_snapshot};
+use crate::recovery::loss::Loss;
+use crate::settings::Dispatch;
+use crate::store::relay_row::audits::{self, AuditHistory};
+
+/// Time between two audits when every event has a record.
+const INTERVAL: Duration = Duration::from_secs(300);
+/// Time between two audits with `dispatch = exceptions`, where a recovery repeats everything since the last
+/// audit. Also used after a comparison of whole tables until older transactions have ended, and as the
+/// pause before a retry.
+const SOON: Duration = Duration::from_secs(10);
+/// Time between two looks at the slot while it has not confirmed the awaited position.
+const AT_ONCE: Duration = Duration::from_secs(1);
+
+const STATEMENT_TIMEOUT: Duration = Duration::from_secs(600);
+
+/// What to audit.
+#[derive(Debug)]
+pub(crate) struct AuditSubject {
+    pub(crate) target: Target,
+    pub(crate) slot: SlotName,
+    pub(crate) publication: String,
+    pub(crate) captured: Vec<CapturedTable>,
+    pub(crate) tables: Arc<[TableSettings]>,
+    pub(crate) project: Arc<str>,
+    /// What the pipeline knows about each table; the auditor raises the floors here.
+    pub(crate) bounds: Arc<[Bounds]>,
+    /// Which events get a record in this session.
+    pub(crate) dispatch: Dispatch,
+    pub(crate) instance: String,
+    /// The walsender's pid.
+    pub(crate) walsender: i32,
+    pub(crate) metrics: Metrics,
+}
+
+/// How the first audit of a session begins.
+#[derive(Debug)]
+pub(crate) struct FirstAudit {
+    /// Compare everything, even if the publication is unchanged: the slot may have left events out.
+    pub(crate) everything: bool,
+    /// Wait for this first: a recovery is publishing from the tables.
+    pub(crate) after: Option<oneshot::Receiver<()>>,
+}
+
+/// The running task; ends when dropped.
+#[derive(Debug)]
+pub(crate) struct Auditor(JoinHandle<()>);
+
+impl Drop for Auditor {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+/// Starts the auditor. `hasten` wakes it at once, and it sends the rows that it finds to `events`.
+/// The receiver gets an error if the session has to end; it closes if the task has died.
+pub(crate) fn start(
+    subject: AuditSubject,
+    start: FirstAudit,
+    hasten: Arc<Notify>,
+    events: TableSender,
+) -> (Auditor, mpsc::Receiver<Error>) {
+    let (broken, told) = mpsc::channel(1);
+    let auditor = Auditor(tokio::spawn(async move {
+        if let Some(after) = start.after
+            && after.await.is_err()
+        {
+            // The recovery failed, and the session ends with its error.
+            return std::future::pending().await;
+        }
+        let mut audit = AuditState {
+            everything: start.everything,
+            subject,
+            events,
+            waiting: None,
+            tops: None,
+            delivered: None,
+            goal: None,
+            floor: 0,
+            horizon: None,
+            began_before: None,
+            broken,
+        };
+        let mut sql = None;
+        loop {
+            let pause = match audit.round(&mut sql).await {
+                Ok(pause) => pause,
+                Err(error) => {
+                    tracing::warn!(
+                        code = %error.code(), hint = error.hint_text(),
+                        "cannot compare the tables with outbox.dispatch, retrying in {SOON:?}: {error}"
+                    );
+                    sql = None;
+                    SOON
+                }
+            };
+            tokio::select! {
+                () = hasten.notified() => {}
+                () = tokio::time::sleep(pause) => {}
+            }
+        }
+    }));
+    (auditor, told)
+}
+
+struct AuditState {
+    subject: AuditSubject,
+    events: TableSender,
+    everything: bool,
+    /// The position that the slot must confirm before the next comparison.
+    waiting: Option<AuditWait>,
+    tops: Option<Tops>,
+    /// Number of delivered events when the last audit began.
+    delivered: Option<u64>,
+    /// Delivered events belong to transactions before this one. `None` when the floor covers all of
+    /// them.
+    goal: Option<u64>,
+    /// The floor that this session has last recorded.
+    floor: u64,
+    /// After a comparison of whole tables: the next transaction id at that time. Until all
+    /// transactions before it have ended, audits follow quickly.
+    horizon: Option<u64>,
+    /// The next transaction id when this session began: events that earlier sessions delivered belong
+    /// to older transactions.
+    began_before: Option<u64>,
+    broken: mpsc::Sender<Error>,
+}
+
+/// What an audit waits for.
+#[derive(Debug, Clone, Copy)]
+struct AuditWait {
+    /// Every transaction older than this one had ended when the audit began.
+    xmin: u64,
+    /// The end of the WAL after that: those transactions lie before it.
+    end: Lsn,
+}
+
+async fn open(target: &Target) -> Result<PatientSql> {
+    let sql = PatientSql::open(target, "postrider auditor", STATEMENT_TIMEOUT).await?;
+    scan::prepare(&sql).await?;
+    Ok(sql)
+}
+
+/// Whether a table has got a partition with rows that are older than its floor.
+async fn any_overlooked(sql: &Sql, captured: &[Captured]) -> Result<bool> {
+    for captured in captured {
+        let window = ScanWindow::unresolved(captured, true);
+        if statements::has_overlooked(sql, &window).await? {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+impl AuditState {
+    /// Makes one step of an audit; returns the time until the next one.
+    async fn round(&mut self, sql: &mut Option<PatientSql>) -> Result<Duration> {
+        let sql = match sql {
+            Some(sql) => sql,
+            None => sql.insert(open(&self.subject.target).await?),
+        };
+        let waiting = match self.waiting {
+            Some(waiting) => waiting,
+            None => {
+                let waiting = sql.answer(self.begin(sql)).await?;
+                *self.waiting.insert(waiting)
+            }
+        };
+        let (earlier, reached, state) = sql.answer(self.look(sql, waiting.end)).await?;
+        if !state.problems().is_empty() {
+            // The supervisor reports the problem, and wakes the auditor when it is solved.
+            return Ok(SOON);
+        }
+        let fingerprint = state.fingerprint();
+        let is_as_it_was = earlier.publication.as_deref() == Some(fingerprint);
+        if earlier.repeats && !is_as_it_was {
+            return sql.answer(self.end_session(sql)).await;
+        }
+        if !reached {
+            return Ok(AT_ONCE);
+        }
+        let known = async {
+            // Columns may be added while a relay runs.
+            claim::refresh(sql, &self.subject.tables).await?;
+            claim::known(sql, &self.subject.slot, &self.subject.tables).await
+        };
+        let captured = sql.answer(known).await?;
+        if earlier.repeats && sql.answer(any_overlooked(sql, &captured)).await? {
+            return sql.answer(self.end_session(sql)).await;
+        }
+        let has_partitions = captured
+            .iter()
+            .any(|captured| !captured.new_partitions().is_empty());
+        let is_whole = !is_as_it_was || self.everything;
+        let is_higher = self.goal.is_some() && waiting.xmin > self.floor;
+        let mut writes = is_higher || !earlier.had_one || has_partitions;
+        writes |= is_whole && !earlier.repeats;
+        if !earlier.repeats {
+            writes |= self.compare(sql, &captured, waiting, is_whole).await?;
+        }
+        // An idle relay writes nothing.
+        if writes {
+            let writing = self.resolved(sql, &captured, waiting, fingerprint, &earlier);
+            sql.answer(writing).await?;
+            self.floor = waiting.xmin;
+            self.goal = self.goal.filter(|goal| waiting.xmin < *goal);
+        }
+        self.waiting = None;
+        self.everything = false;
+        if is_whole {
+            // Rows of a gap may be of transactions that are still running.
+            let now = sql.answer(current_snapshot(&***sql)).await?;
+            self.horizon = Some(now.xmax());
+            return Ok(AT_ONCE);
+        }
+        self.horizon = self.horizon.filter(|horizon| waiting.xmin < *horizon);
+        Ok(if earlier.repeats || self.horizon.is_some() {
+            SOON
+        } else {
+            INTERVAL
+        })
+    }
+
+    /// Looks up the earlier audits, whether the slot has confirmed `end`, and the publication.
+    async fn look(&self, sql: &Sql, end: Lsn) -> Result<(AuditHistory, bool, PublicationState)> {
+        let AuditSubject {
+            slot,
+            publication,
+            captured,
+            walsender,
+            ..
+        } = &self.subject;
+        let earlier = audits::earlier(sql, slot).await?;
+        // Read the slot's position first and the publication second: the publication's state must
+        // be the newer of the two.
+        let reached = statements::is_confirmed(sql, slot, *walsender, end).await?;
+        let state = publication::inspect(sql, publication, captured).await?;
+        Ok((earlier, reached, state))
+    }
+
+    /// Notes the running transactions, and after that the end of the WAL.
+    async fn begin(&mut self, sql: &Sql) -> Result<AuditWait> {
+        if self.tops.is_none() {
+            let found = claim::look(sql, &self.subject.tables).await?;
+            self.tops = Some(tops::tops(sql, &found).await?);
+        }
+        let delivered = self.subject.metrics.delivered();
+        let has_new = self.delivered.replace(delivered) != Some(delivered);
+        let now = current_snapshot(&**sql).await?;
+        if has_new {
+            self.goal = Some(now.xmax());
+        }
+        self.began_before.get_or_insert(now.xmax());
+        Ok(AuditWait {
+            xmin: now.xmin(),
+            end: statements::wal_end(sql).await?,
+        })
+    }
+
+    async fn end_session(&self, sql: &Sql) -> Result<Duration> {
+        let AuditSubject { slot, instance, .. } = &self.subject;
+        audits::mark_broken(sql, slot, instance, Loss::PublicationChanged.name()).await?;
+        let what = "the publication or a captured table was altered or recreated: publishing all \
+                    rows without a known outcome from the tables";
+        // If the session has ended already, nobody receives this.
+        let _ = self.broken.try_send(Error::new(Code::PublicationGap, what));
+        Ok(SOON)
+    }
+}

@@ -1,0 +1,101 @@
+//! Finds the rows that come before the event that blocks their key, when a recovery publishes them
+//! again.
+//!
+//! A recovery publishes events without a record again, including those that come before their key's
+//! first event in quarantine. Those must not wait behind it, but later ones must. A row does not show
+//! its place in the log. But rows are read in the order of their aggregate, so if the aggregate is
+//! the ordering key, every row read before that first event comes before it. All rows of a key count
+//! as coming after it if that first event is not among the rows that are read, or if several
+//! aggregates share an ordering key.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+use tokio_postgres::SimpleQueryMessage;
+
+use super::ScanWindow;
+use super::table::{TableReader, altered_since};
+use crate::error::Result;
+use crate::event::{Group, OrderingKey};
+use crate::mapping::{Ordering, TableSettings};
+use crate::postgres::Sql;
+use crate::store::dispatch::quarantined::{self, MAX_BLOCKED};
+
+/// The keys whose first event in quarantine has not been read yet.
+#[derive(Debug, Default)]
+pub(crate) struct Blocked {
+    firsts: HashMap<[u8; 16], Group>,
+    groups: HashSet<Group>,
+}
+
+/// The first event in quarantine of each key that has one.
+#[derive(Debug, Default)]
+pub(crate) struct Firsts(HashMap<[u8; 16], Group>);
+
+impl Firsts {
+    /// Reads them, at a time when nobody else records anything.
+    ///
+    /// # Errors
+    /// Errors of [`quarantined::blocked_keys`].
+    pub(crate) async fn read(sql: &Sql) -> Result<Self> {
+        let keys = quarantined::blocked_keys(sql, MAX_BLOCKED).await?;
+        let keys = keys.into_iter().map(|key| (key.first.uuid, key.group));
+        Ok(Self(keys.collect()))
+    }
+}
+
+impl Blocked {
+    /// The blocked keys of one table.
+    pub(crate) async fn of(
+        sql: &Sql,
+        table: &TableSettings,
+        reader: &TableReader,
+        window: &ScanWindow<'_>,
+        Firsts(keys): &Firsts,
+    ) -> Result<Self> {
+        let mut blocked = Self::default();
+        if keys.is_empty() || table.ordering != Ordering::Key {
+            return Ok(blocked);
+        }
+        let ids = keys
+            .keys()
+            .map(|id| uuid::Uuid::from_bytes(*id).to_string());
+        let ids = ids.collect::<Vec<_>>().join(",");
+        let statement = format!(
+            "select {id} from {table} e where {recent} and {id} = any ('{{{ids}}}'::uuid[])",
+            id = reader.event_id_sql(),
+            table = reader.table_sql(),
+            recent = window.condition(),
+        );
+        for message in sql.simple_query(&statement).await.map_err(altered_since)? {
+            let SimpleQueryMessage::Row(row) = message else {
+                continue;
+            };
+            let id = row.get(0).and_then(|id| uuid::Uuid::parse_str(id).ok());
+            let first = id.map(uuid::Uuid::into_bytes);
+            if let Some((id, group)) = first.and_then(|id| keys.get_key_value(&id)) {
+                blocked.firsts.insert(*id, group.clone());
+                blocked.groups.insert(group.clone());
+            }
+        }
+        Ok(blocked)
+    }
+
+    /// Whether this is the first event in quarantine of a key: later rows of the key come after it.
+    pub(crate) fn passes(&mut self, event_id: &[u8; 16]) -> bool {
+        let Some(group) = self.firsts.remove(event_id) else {
+            return false;
+        };
+        self.groups.remove(&group);
+        true
+    }
+
+    /// Whether the key's next row comes before its first event in quarantine.
+    pub(crate) fn is_before(&self, topic: &Arc<str>, ordering_key: &OrderingKey) -> bool {
+        let group = || Group {
+            topic: topic.clone(),
+            ordering_key: ordering_key.clone(),
+        };
+        !self.groups.is_empty() && self.groups.contains(&group())
+    }
+}

@@ -1,0 +1,229 @@
+//! The second way into the pipeline: rows that are read from the tables, because the stream does not
+//! bring them.
+//!
+//! Recovery and the auditor send them, in batches of bounded size, through a channel that holds one
+//! batch; the pipeline takes a batch when the delivery has room. Events from a table have no place in
+//! the log (`places`), so the watermark does not know them; this module counts how many have no outcome.
+
+use tokio::sync::{mpsc, oneshot};
+
+use super::places::{Places, is_of_a_table};
+use super::table::TableEvent;
+use super::unrecorded::Unrecorded;
+use crate::error::Error;
+use crate::mapping::MapError;
+use crate::watermark::CommitLsn;
+
+/// A batch is sent when its messages have this many bytes. One message may have more.
+const BATCH_BYTES: usize = 256 << 10;
+/// A batch is sent when it has this many rows.
+const BATCH_ROWS: usize = 1_000;
+
+/// What the channel carries.
+#[derive(Debug)]
+pub(crate) enum FromTable {
+    /// An event to deliver, behind all others of its key.
+    Event(TableEvent),
+    /// A row that cannot become a message.
+    Unmappable(MapError),
+    /// Answer now: everything sent before this is queued for its key.
+    Queued(oneshot::Sender<()>),
+    /// Answer once everything sent before this has its recorded outcome.
+    Settle(oneshot::Sender<()>),
+}
+
+/// Both ends of the channel.
+pub(crate) fn channel() -> (TableSender, TableRows) {
+    let (sender, receiver) = mpsc::channel(1);
+    let sender = TableSender::new(sender);
+    let rows = TableRows {
+        batches: receiver,
+        unresolved: 0,
+        waiting: Vec::new(),
+    };
+    (sender, rows)
+}
+
+/// The session that should deliver the rows has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct SessionEnded;
+
+/// The end of the channel that sends rows.
+#[derive(Debug)]
+pub(crate) struct TableSender {
+    batches: mpsc::Sender<Vec<FromTable>>,
+    batch: Vec<FromTable>,
+    bytes: usize,
+}
+
+impl TableSender {
+    fn new(batches: mpsc::Sender<Vec<FromTable>>) -> Self {
+        Self {
+            batches,
+            batch: Vec::new(),
+            bytes: 0,
+        }
+    }
+
+    /// A second sender into the same pipeline. [`settled`](Self::settled) waits for the rows of both.
+    pub(crate) fn another(&self) -> Self {
+        Self::new(self.batches.clone())
+    }
+
+    /// Adds a row to the batch, and sends the batch if it is full.
+    pub(crate) async fn send(&mut self, row: FromTable) -> Result<(), SessionEnded> {
+        if let FromTable::Event(row) = &row {
+            self.bytes += row.event.message.len();
+        }
+        self.batch.push(row);
+        if self.bytes >= BATCH_BYTES || self.batch.len() >= BATCH_ROWS {
+            return self.flush().await;
+        }
+        Ok(())
+    }
+
+    /// Waits until everything that was sent is queued for its key. What the pipeline takes from then on
+    /// is sent after it.
+    pub(crate) async fn queued(&mut self) -> Result<(), SessionEnded> {
+        self.ask(FromTable::Queued).await
+    }
+
+    /// Waits until everything that was sent has its recorded outcome.
+    pub(crate) async fn settled(&mut self) -> Result<(), SessionEnded> {
+        self.ask(FromTable::Settle).await
+    }
+
+    async fn ask(
+        &mut self,
+        question: fn(oneshot::Sender<()>) -> FromTable,
+    ) -> Result<(), SessionEnded> {
+        let (answer, answered) = oneshot::channel();
+        self.batch.push(question(answer));
+        self.flush().await?;
+        answered.await.map_err(|_| SessionEnded)
+    }
+
+    /// Sends the batch, full or not.
+    pub(crate) async fn flush(&mut self) -> Result<(), SessionEnded> {
+        if self.batch.is_empty() {
+            return Ok(());
+        }
+        self.bytes = 0;
+        let batch = std::mem::take(&mut self.batch);
+        self.batches.send(batch).await.map_err(|_| SessionEnded)
+    }
+}
+
+/// Why reading a table ended early.
+#[derive(Debug)]
+pub(crate) enum Interrupted {
+    Failed(Error),
+    SessionEnded,
+}
+
+impl<E: Into<Error>> From<E> for Interrupted {
+    fn from(error: E) -> Self {
+        Self::Failed(error.into())
+    }
+}
+
+/// Sends every unrecorded row of a table into the pipeline, and calls `each` for each one. Returns
+/// how many there were.
+pub(crate) async fn hand_over(
+    mut unrecorded: Unrecorded<'_>,
+    rows: &mut TableSender,
+    places: &mut Places,
+    mut each: impl FnMut(),
+) -> Result<u64, Interrupted> {
+    let mut sent = 0;
+    while let Some(row) = unrecorded.next().await? {
+        let Some(row) = unrecorded.event(&row, places.commit, places.next_ordinal) else {
+            continue;
+        };
+        places.next_ordinal += 1;
+        sent += 1;
+        each();
+        let row = match row {
+            Ok(event) => FromTable::Event(event),
+            Err(error) => FromTable::Unmappable(error),
+        };
+        if rows.send(row).await == Err(SessionEnded) {
+            return Err(Interrupted::SessionEnded);
+        }
+    }
+    Ok(sent)
+}
+
+/// The end of the channel from which the pipeline takes rows.
+#[derive(Debug)]
+pub(crate) struct TableRows {
+    batches: mpsc::Receiver<Vec<FromTable>>,
+    /// Events without a recorded outcome.
+    unresolved: u64,
+    waiting: Vec<oneshot::Sender<()>>,
+}
+
+impl TableRows {
+    /// The next batch; `None` when all senders are gone. Cancel-safe.
+    pub(crate) async fn recv(&mut self) -> Option<Vec<FromTable>> {
+        self.batches.recv().await
+    }
+
+    /// An event was given to the delivery.
+    pub(crate) fn taken(&mut self) {
+        self.unresolved += 1;
+    }
+
+    /// Answers once everything taken so far is resolved.
+    pub(crate) fn settle(&mut self, answer: oneshot::Sender<()>) {
+        self.waiting.push(answer);
+        self.answer();
+    }
+
+    /// `events` events at `place` have a recorded outcome. Returns whether they came from a table.
+    pub(crate) fn resolve(&mut self, place: CommitLsn, events: u64) -> bool {
+        if !is_of_a_table(place) {
+            return false;
+        }
+        debug_assert!(self.unresolved >= events, "more outcomes than events");
+        self.unresolved = self.unresolved.saturating_sub(events);
+        self.answer();
+        true
+    }
+
+    fn answer(&mut self) {
+        if self.unresolved == 0 {
+            for waiting in self.waiting.drain(..) {
+                // The one who asked may be gone.
+                let _ = waiting.send(());
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::places::place_before;
+    use super::*;
+    use decoder::Lsn;
+
+    #[tokio::test]
+    async fn sent_rows_are_settled_only_once_their_last_outcome_is_recorded() {
+        let (mut sender, mut rows) = channel();
+        let place = place_before(Lsn::new(800));
+        let settled = tokio::spawn(async move { sender.settled().await });
+        for row in rows.recv().await.unwrap() {
+            rows.taken();
+            rows.taken();
+            match row {
+                FromTable::Settle(answer) => rows.settle(answer),
+                other => unreachable!("was not sent: {other:?}"),
+            }
+        }
+        assert!(rows.resolve(place, 1));
+        assert!(!rows.resolve(CommitLsn::new(Lsn::new(800)), 1));
+        assert!(!settled.is_finished());
+        assert!(rows.resolve(place, 1));
+        assert_eq!(settled.await.unwrap(), Ok(()));
+    }
+}

@@ -1,0 +1,385 @@
+//! Turns bytes of the stream into events: decodes, finds the table, maps the row.
+//!
+//! No IO and no queues; the caller decides what to do with an event. The ordinal of an event counts
+//! every insert of its transaction that the publication sends, captured or not, so that it is the
+//! same each time PostgreSQL decodes the transaction.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use decoder::{
+    CacheChange, Lsn, Message, Oid, OwnedColumn, OwnedRelation, PgTimestamp, Relation,
+    RelationCache,
+};
+
+use super::moved::MovedMark;
+use slot_manager::QualifiedName;
+
+use super::shape::FIRST_NORMAL_XID;
+use crate::error::{Code, Error, Result};
+use crate::event::{Event, EventPosition, EventRef, OrderingKey};
+use crate::mapping::{
+    ColumnTypes, EventError, INSERTED_XID, MapError, Mapper, TableIdentity, TableSettings,
+};
+use crate::metrics::{KindLabel, Metrics};
+use crate::watermark::CommitLsn;
+
+/// The result of one message of the stream.
+#[derive(Debug)]
+pub(crate) enum IntakeStep {
+    /// Nothing to do.
+    Nothing,
+    /// A transaction begins: commit LSN, commit time, and its id in the log.
+    Begin(CommitLsn, PgTimestamp, u32),
+    /// An event of the open transaction.
+    Event {
+        topic: Arc<str>,
+        ordering_key: OrderingKey,
+        event: Event,
+        /// Whether another transaction wrote the row first.
+        moved: Option<MovedMark>,
+    },
+    /// A row of the open transaction that cannot become a message, with its payload as far as that
+    /// can be read.
+    Unmappable {
+        error: Box<EventError>,
+        payload: Bytes,
+        moved: Option<MovedMark>,
+    },
+    /// The open transaction ends; its end LSN.
+    Commit(Lsn),
+    /// Rows of this captured table cannot be mapped until [`Intake::learn`] gets the types of its
+    /// columns.
+    TypesUnknown(Oid),
+}
+
+/// How to handle the rows of one relation.
+#[derive(Debug)]
+enum KnownRelation {
+    Captured(Box<MappedTable>),
+    /// Not in our settings.
+    Ignored {
+        rows: u64,
+    },
+}
+
+#[derive(Debug)]
+struct MappedTable {
+    mapper: Mapper,
+    /// Number of the table in the settings.
+    number: usize,
+    /// Position of the column `inserted_xid`, if the table has one.
+    inserted_xid: Option<usize>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct CurrentTransaction {
+    commit: CommitLsn,
+    commit_time: PgTimestamp,
+    xid: u32,
+    /// Whether the transaction was replicated from another server, which wrote its rows first.
+    is_replicated: bool,
+    inserts: u32,
+}
+
+impl CurrentTransaction {
+    /// Returns the row's origin if another transaction wrote the row first. The log has only the
+    /// lower half of a transaction id.
+    fn moved(&self, table: &MappedTable, tuple: &decoder::Tuple<'_>) -> Option<MovedMark> {
+        let value = tuple.iter().nth(table.inserted_xid?)?;
+        let decoder::Value::Text(text) = value else {
+            return None;
+        };
+        let inserted_xid: u64 = std::str::from_utf8(text).ok()?.parse().ok()?;
+        // A writer that fills every column by itself may write a zero.
+        let is_made_up = inserted_xid < FIRST_NORMAL_XID;
+        let is_own = self.is_replicated || is_made_up || inserted_xid as u32 == self.xid;
+        (!is_own).then_some(MovedMark {
+            table: table.number,
+            inserted_xid,
+        })
+    }
+}
+
+/// A table of the settings, with the properties that the stream needs.
+#[derive(Debug)]
+pub(crate) struct Streamed {
+    pub(crate) settings: TableSettings,
+    /// Its current oid.
+    pub(crate) oid: Oid,
+    pub(crate) identity: TableIdentity,
+    /// Whether every row has a value in `inserted_xid`, so that event ids may depend on it.
+    pub(crate) always_has_inserted_xid: bool,
+}
+
+/// Decoder and mappers of one session.
+#[derive(Debug)]
+pub(crate) struct Intake {
+    captured: Vec<Streamed>,
+    project: Arc<str>,
+    relations: RelationCache,
+    types: ColumnTypes,
+    /// Uses a fast hash, because each event looks up its table.
+    tables: HashMap<Oid, KnownRelation, foldhash::fast::RandomState>,
+    open: Option<CurrentTransaction>,
+    last_commit_time: Option<PgTimestamp>,
+    metrics: Metrics,
+}
+
+impl Intake {
+    pub(crate) fn new(captured: Vec<Streamed>, project: Arc<str>, metrics: Metrics) -> Self {
+        Self {
+            captured,
+            project,
+            relations: RelationCache::new(),
+            types: ColumnTypes::default(),
+            tables: HashMap::default(),
+            open: None,
+            last_commit_time: None,
+            metrics,
+        }
+    }
+
+    /// Commit time of the transaction of the last message.
+    pub(crate) fn last_commit_time(&self) -> Option<PgTimestamp> {
+        self.last_commit_time
+    }
+
+    /// Takes one message of the stream.
+    ///
+    /// # Errors
+    /// `replication-protocol` when the message cannot be decoded; `column-missing` and the like when
+    /// the rows of a table cannot be mapped. The message then has no effect.
+    pub(crate) fn message(&mut self, payload: &[u8]) -> Result<IntakeStep> {
+        let message = decoder::decode(payload).map_err(|e| {
+            Error::new(
+                Code::ReplicationProtocol,
+                "cannot decode a message of the stream",
+            )
+            .caused_by(e)
+        })?;
+        match message {
+            Message::Begin(begin) => {
+                let commit = CommitLsn::new(begin.final_lsn);
+                self.last_commit_time = Some(begin.commit_time);
+                self.open = Some(CurrentTransaction {
+                    commit,
+                    commit_time: begin.commit_time,
+                    xid: begin.xid.0,
+                    is_replicated: false,
+                    inserts: 0,
+                });
+                Ok(IntakeStep::Begin(commit, begin.commit_time, begin.xid.0))
+            }
+            Message::Commit(commit) => {
+                self.open = None;
+                Ok(IntakeStep::Commit(commit.end_lsn))
+            }
+            Message::Relation(relation) => self.relation(&relation),
+            Message::Insert(insert) => self.insert(insert.relation, &insert.tuple),
+            Message::Update(update) => Ok(self.unexpected("update", update.relation)),
+            Message::Delete(delete) => Ok(self.unexpected("delete", delete.relation)),
+            Message::Truncate(truncate) => {
+                for relation in truncate.relations.iter() {
+                    self.unexpected("truncate", relation);
+                }
+                Ok(IntakeStep::Nothing)
+            }
+            Message::Origin(_) => {
+                if let Some(open) = &mut self.open {
+                    open.is_replicated = true;
+                }
+                Ok(IntakeStep::Nothing)
+            }
+            Message::Type(_) | Message::Logical(_) => Ok(IntakeStep::Nothing),
+        }
+    }
+
+    fn relation(&mut self, relation: &Relation<'_>) -> Result<IntakeStep> {
+        if self.relations.insert(relation) == CacheChange::Unchanged {
+            return Ok(IntakeStep::Nothing);
+        }
+        let known = self
+            .relations
+            .get(relation.oid)
+            .ok_or_else(|| unknown(relation.oid))?;
+        let Some((number, streamed)) = self.captured(known) else {
+            // This includes the partitions of a captured table: their rows arrive under its root.
+            self.tables
+                .insert(relation.oid, KnownRelation::Ignored { rows: 0 });
+            return Ok(IntakeStep::Nothing);
+        };
+        if self.types.any_unknown(known) {
+            self.tables.remove(&relation.oid);
+            return Ok(IntakeStep::TypesUnknown(relation.oid));
+        }
+        let table = self.resolve(known, number, streamed)?;
+        self.tables.insert(relation.oid, table);
+        Ok(IntakeStep::Nothing)
+    }
+
+    /// Finds a captured table and its number. WAL from before the table was renamed has its old name,
+    /// and WAL from before it was recreated has another oid.
+    fn captured(&self, relation: &OwnedRelation) -> Option<(usize, &Streamed)> {
+        let is_named = |table: &QualifiedName| {
+            table.schema == relation.namespace && table.name == relation.name
+        };
+        let mut all = self.captured.iter().enumerate();
+        all.clone()
+            .find(|(_, table)| table.oid == relation.oid)
+            .or_else(|| all.find(|(_, table)| is_named(&table.settings.table)))
+    }
+
+    fn resolve(
+        &self,
+        relation: &OwnedRelation,
+        number: usize,
+        table: &Streamed,
+    ) -> Result<KnownRelation> {
+        let (settings, identity) = (&table.settings, &table.identity);
+        let mapper = Mapper::resolve(relation, &self.types, settings, identity, &self.project)?;
+        let inserted_xid = place_of_inserted_xid(relation);
+        let is_hashed = !mapper.table_columns().id_is_uuid;
+        if table.always_has_inserted_xid && is_hashed && inserted_xid.is_none() {
+            let name = &settings.table;
+            let what = format!(
+                "PostgreSQL sends rows of table {name} without the column {INSERTED_XID:?}, from which \
+                 their event ids are computed"
+            );
+            return Err(Error::new(Code::ColumnMissing, what)
+                .hint("add it to the publication's column list of that table, or drop the list"));
+        }
+        Ok(KnownRelation::Captured(Box::new(MappedTable {
+            mapper,
+            number,
+            inserted_xid,
+        })))
+    }
+
+    /// Returns a table as the stream has described it, and the known types.
+    ///
+    /// # Errors
+    /// `replication-protocol` when the stream has not described the table.
+    pub(crate) fn described(&self, relation: Oid) -> Result<(&OwnedRelation, &ColumnTypes)> {
+        let known = self.relations.get(relation);
+        let known = known.ok_or_else(|| unknown(relation))?;
+        Ok((known, &self.types))
+    }
+
+    /// Takes the types that the caller has looked up for [`IntakeStep::TypesUnknown`].
+    ///
+    /// # Errors
+    /// `column-missing` and the like when the rows of the table cannot be mapped.
+    pub(crate) fn learn(&mut self, relation: Oid, types: ColumnTypes) -> Result<()> {
+        self.types.learn_all(types);
+        let known = self.relations.get(relation);
+        let known = known.ok_or_else(|| unknown(relation))?;
+        let (number, streamed) = self.captured(known).ok_or_else(|| unknown(relation))?;
+        let table = self.resolve(known, number, streamed)?;
+        self.tables.insert(relation, table);
+        Ok(())
+    }
+
+    fn insert(&mut self, relation: Oid, tuple: &decoder::Tuple<'_>) -> Result<IntakeStep> {
+        let outside = || {
+            Error::new(
+                Code::ReplicationProtocol,
+                "the stream has an insert outside of a transaction",
+            )
+        };
+        let open = self.open.as_mut().ok_or_else(outside)?;
+        open.inserts += 1;
+        let CurrentTransaction {
+            commit,
+            commit_time,
+            inserts: ordinal,
+            ..
+        } = *open;
+        let table = match self.tables.get_mut(&relation) {
+            Some(KnownRelation::Captured(table)) => table,
+            Some(KnownRelation::Ignored { rows }) => {
+                *rows += 1;
+                if *rows == 1 {
+                    let name = self.name_of(relation);
+                    tracing::warn!(
+                        table = name,
+                        "the publication sends rows of a table that is not in the settings: ignoring them"
+                    );
+                }
+                return Ok(IntakeStep::Nothing);
+            }
+            None => return Err(unknown(relation)),
+        };
+        let at = EventPosition {
+            commit_lsn: commit.lsn(),
+            ordinal,
+            commit_time,
+        };
+        let moved = open.moved(table, tuple);
+        let mapped = match table.mapper.map(tuple, at) {
+            Ok(mapped) => mapped,
+            Err(MapError::Event(error)) if error.fault.is_of_the_row() => {
+                let payload = table.mapper.payload(tuple);
+                return Ok(IntakeStep::Unmappable {
+                    error,
+                    payload,
+                    moved,
+                });
+            }
+            Err(error) => return Err(error.into()),
+        };
+        let origin = EventRef::new(commit, ordinal, commit_time, mapped.event_id);
+        Ok(IntakeStep::Event {
+            topic: mapped.topic,
+            ordering_key: mapped.ordering_key,
+            event: Event {
+                origin,
+                message: mapped.message,
+            },
+            moved,
+        })
+    }
+
+    fn name_of(&self, relation: Oid) -> String {
+        let known = self.relations.get(relation);
+        known
+            .map(|r| format!("{}.{}", r.namespace, r.name))
+            .unwrap_or_default()
+    }
+
+    /// Counts a change that an append-only outbox should not see. Warns at the first of each kind,
+    /// and then at every thousandth.
+    fn unexpected(&self, kind: &'static str, relation: Oid) -> IntakeStep {
+        if matches!(self.tables.get(&relation), Some(KnownRelation::Captured(_))) {
+            let count = self
+                .metrics
+                .unexpected_changes
+                .get_or_create(&KindLabel { kind })
+                .inc();
+            if count.is_multiple_of(1_000) {
+                tracing::warn!(
+                    table = self.name_of(relation),
+                    kind,
+                    count = count + 1,
+                    "a captured table was changed other than by INSERT, which is never published; \
+                     set publish = 'insert' in the publication"
+                );
+            }
+        }
+        IntakeStep::Nothing
+    }
+}
+
+fn place_of_inserted_xid(relation: &OwnedRelation) -> Option<usize> {
+    const XID8: Oid = Oid(5069);
+    let is_it = |column: &OwnedColumn| column.name == INSERTED_XID && column.type_oid == XID8;
+    relation.columns.iter().position(is_it)
+}
+
+fn unknown(relation: Oid) -> Error {
+    Error::new(
+        Code::ReplicationProtocol,
+        format!("a row of relation {relation} came before its description"),
+    )
+}

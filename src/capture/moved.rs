@@ -1,0 +1,190 @@
+//! Handles rows that the stream brings as inserts although another transaction wrote them first:
+//! somebody updated a partition key, pg_partman moved them, a table was copied and swapped, a dump
+//! was restored.
+//!
+//! Such a row is an event only if it was never handled, so its id is looked up. Usual rows need no
+//! lookup. A relay that was down may get the original row and the moved one shortly after it. Then
+//! the lookup waits until the original has its outcome.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+
+use super::Bounds;
+use crate::error::Result;
+use crate::event::{Event, EventId, OrderingKey};
+use crate::mapping::EventError;
+use crate::metrics::Metrics;
+use crate::postgres::{Sql, Target, connect};
+use crate::store::dispatch::{Lookup, look_up_by_id};
+use crate::watermark::CommitLsn;
+
+const STATEMENT_TIMEOUT: Duration = Duration::from_secs(5);
+/// Between two log lines about skipped rows.
+const LOG_INTERVAL: Duration = Duration::from_secs(10);
+
+/// Marks an insert as a moved row.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct MovedMark {
+    /// Number of its captured table.
+    pub(crate) table: usize,
+    /// The transaction that wrote it first.
+    pub(crate) inserted_xid: u64,
+}
+
+/// A row of the stream that another transaction wrote first.
+#[derive(Debug)]
+pub(crate) struct MovedRow {
+    pub(crate) moved: MovedMark,
+    pub(crate) row: MappedRow,
+}
+
+/// The row's event to deliver, or the error with which it is set aside.
+#[derive(Debug)]
+pub(crate) enum MappedRow {
+    Event {
+        topic: Arc<str>,
+        ordering_key: OrderingKey,
+        event: Event,
+    },
+    Unmappable {
+        error: Box<EventError>,
+        payload: Bytes,
+    },
+}
+
+impl MappedRow {
+    pub(crate) fn event_id(&self) -> &EventId {
+        match self {
+            Self::Event { event, .. } => &event.origin.event_id,
+            Self::Unmappable { error, .. } => &error.known.event_id,
+        }
+    }
+
+    /// The transaction in the stream that brought the row.
+    pub(crate) fn commit(&self) -> CommitLsn {
+        match self {
+            Self::Event { event, .. } => event.origin.commit,
+            Self::Unmappable { error, .. } => CommitLsn::new(error.at.commit_lsn),
+        }
+    }
+}
+
+/// The lookup of one session.
+pub(crate) struct MovedRows {
+    target: Target,
+    bounds: Arc<[Bounds]>,
+    repeats: bool,
+    /// Opened for the first moved row.
+    sql: Option<Sql>,
+    /// Rows that wait, by the transaction that wrote them first, which has events in flight. There
+    /// are never more than those.
+    waiting: BTreeMap<CommitLsn, Vec<MovedRow>>,
+    /// Rows that wait for the end of a recovery. No more of the stream is read meanwhile.
+    for_recovery: Vec<MovedRow>,
+    metrics: Metrics,
+    /// Rows that were skipped by their bounds since the last log line about them.
+    skipped: u64,
+    logged: Option<Instant>,
+}
+
+impl MovedRows {
+    pub(crate) fn new(
+        target: Target,
+        bounds: Arc<[Bounds]>,
+        repeats: bool,
+        metrics: Metrics,
+    ) -> Self {
+        Self {
+            target,
+            bounds,
+            repeats,
+            sql: None,
+            waiting: BTreeMap::new(),
+            for_recovery: Vec::new(),
+            metrics,
+            skipped: 0,
+            logged: None,
+        }
+    }
+
+    /// Keeps a row until the transaction that wrote it first is resolved.
+    pub(crate) fn wait_for(&mut self, first: CommitLsn, row: MovedRow) {
+        self.waiting.entry(first).or_default().push(row);
+    }
+
+    /// Takes the rows that have waited for this transaction.
+    pub(crate) fn have_waited_for(&mut self, first: CommitLsn) -> Vec<MovedRow> {
+        self.waiting.remove(&first).unwrap_or_default()
+    }
+
+    /// Keeps a row until the recovery is over: the row may be one that it has read from a table.
+    pub(crate) fn wait_for_recovery(&mut self, row: MovedRow) {
+        self.for_recovery.push(row);
+    }
+
+    /// Takes the rows that have waited for the recovery.
+    pub(crate) fn have_waited_for_recovery(&mut self) -> Vec<MovedRow> {
+        std::mem::take(&mut self.for_recovery)
+    }
+
+    pub(crate) fn any_waits_for_recovery(&self) -> bool {
+        !self.for_recovery.is_empty()
+    }
+
+    pub(crate) fn any_waits(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+
+    /// Looks up a moved row.
+    ///
+    /// # Errors
+    /// Connection and database errors.
+    pub(crate) async fn look_up(&mut self, moved: MovedMark, event_id: &EventId) -> Result<Lookup> {
+        // With full records, look up even a row below the floor. It may come from a table that was
+        // not captured until now, and then it was never published.
+        let is_handled = self.bounds.get(moved.table).is_some_and(|bounds| {
+            bounds.is_from_before(moved.inserted_xid)
+                || bounds.may_lack_a_record(moved.inserted_xid)
+                || self.repeats && bounds.is_resolved(moved.inserted_xid)
+        });
+        if is_handled {
+            self.metrics.events_skipped.inc();
+            self.log_skipped(moved, event_id);
+            return Ok(Lookup::Done);
+        }
+        let found = self.ask(event_id).await?;
+        if found == Lookup::Done {
+            self.metrics.events_skipped.inc();
+        }
+        Ok(found)
+    }
+
+    /// Such a row has no record, so the log is the only place that shows it.
+    fn log_skipped(&mut self, moved: MovedMark, event_id: &EventId) {
+        self.skipped += 1;
+        let is_due = |logged: Instant| logged.elapsed() >= LOG_INTERVAL;
+        if self.logged.is_none_or(is_due) {
+            tracing::info!(
+                rows = self.skipped, first_event = %event_id.shown(), inserted_xid = moved.inserted_xid,
+                "skipped inserts of rows that an older transaction had written first, as happens when \
+                 rows are moved between partitions: by their inserted_xid they were handled before"
+            );
+            self.logged = Some(Instant::now());
+            self.skipped = 0;
+        }
+    }
+
+    async fn ask(&mut self, event_id: &EventId) -> Result<Lookup> {
+        let sql = match &self.sql {
+            Some(sql) => sql,
+            None => {
+                let connecting = connect(&self.target, "postrider", STATEMENT_TIMEOUT);
+                self.sql.insert(connecting.await?)
+            }
+        };
+        look_up_by_id(sql, &event_id.uuid, self.repeats).await
+    }
+}

@@ -1,0 +1,46 @@
+//! The places of events that come from a table. They have no place in the log, so they get one where no
+//! commit can be: WAL records are aligned to 8 bytes.
+
+use decoder::Lsn;
+
+use crate::watermark::CommitLsn;
+
+/// WAL records begin at multiples of this.
+const RECORD_ALIGNMENT: u64 = 8;
+
+/// The place of events from a table that come before everything that has a record.
+pub(crate) const FIRST_PLACE: CommitLsn = CommitLsn::new(Lsn::new(RECORD_ALIGNMENT - 1));
+
+/// The places for the events of one pass: their common commit LSN, and the ordinal of the next event.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Places {
+    pub(crate) commit: CommitLsn,
+    pub(crate) next_ordinal: u32,
+}
+
+/// The place that table events get if they were committed before `position`: just below `position`,
+/// and not a multiple of 8, so that no commit can have it.
+pub(crate) fn place_before(position: Lsn) -> CommitLsn {
+    let aligned = position.as_u64() / RECORD_ALIGNMENT * RECORD_ALIGNMENT;
+    CommitLsn::new(Lsn::new(aligned.saturating_sub(1)))
+}
+
+/// Whether this place was given to table events. No commit can have such a place.
+pub(super) fn is_of_a_table(place: CommitLsn) -> bool {
+    place.lsn().as_u64() % RECORD_ALIGNMENT == RECORD_ALIGNMENT - 1
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn events_from_a_table_get_a_place_below_the_position_where_no_commit_can_be() {
+        for position in [8, 0x16_B374_D848, 0x16_B374_D84C] {
+            let place = place_before(Lsn::new(position));
+            assert!(place.lsn() < Lsn::new(position));
+            assert!(is_of_a_table(place));
+        }
+        assert!(!is_of_a_table(CommitLsn::new(Lsn::new(0x16_B374_D848))));
+    }
+}

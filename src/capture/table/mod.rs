@@ -1,0 +1,372 @@
+//! Reads captured tables over SQL, for rows that the stream does not deliver: rows from before the
+//! slot, from a gap in the publication, or in quarantine.
+//!
+//! A row is described and mapped like a row of the stream, so the message is the same. The caller
+//! writes the rest of the statement and supplies the event's position. Values must arrive as their
+//! types print them, as in the stream, so use only simple queries.
+//!
+//! Not here: which rows are read, and when.
+
+mod column_types;
+mod describe;
+mod lookup;
+mod values;
+
+use std::sync::Arc;
+
+use decoder::{PgTimestamp, Value};
+use slot_manager::{QualifiedName, quoted_identifier, quoted_literal};
+use tokio_postgres::SimpleQueryRow;
+use tokio_postgres::error::{Error as PgError, SqlState};
+
+use super::claim::Captured;
+use super::shape::xids_sql;
+use crate::error::{Code, Error, Result};
+use crate::event::{Event, EventId, EventPosition, EventRef, OrderingKey};
+use crate::mapping::{EventFault, INSERTED_XID, MapError, Mapper, TableSettings, TimeKind};
+use crate::postgres::Sql;
+use crate::watermark::CommitLsn;
+
+pub(crate) use column_types::look_up_apart as look_up_types_apart;
+pub(crate) use describe::{Description, describe};
+pub(crate) use lookup::inserted_xid_text;
+pub(crate) use values::RowValues;
+use values::SelectedColumn;
+
+/// Replaces text that is not UTF-8, whose bytes the driver does not return. It is not UTF-8 either.
+pub(crate) const NOT_UTF8: &[u8] = &[0xFF];
+
+/// Microseconds between the Unix epoch and PostgreSQL's.
+const PG_EPOCH: &str = "946684800000000";
+
+/// A row of a table as an event, with the lane that it belongs to.
+#[derive(Debug)]
+pub(crate) struct TableEvent {
+    pub(crate) topic: Arc<str>,
+    pub(crate) ordering_key: OrderingKey,
+    pub(crate) event: Event,
+}
+
+/// Reads rows of one captured table. In its statements the table is called `e`.
+#[derive(Debug)]
+pub(crate) struct TableReader {
+    mapper: Mapper,
+    columns: Vec<SelectedColumn>,
+    /// Position of the column that says when an event happened.
+    occurred_at: Option<usize>,
+    table: String,
+    /// When the row was committed, as far as the server knows, in microseconds of PostgreSQL's
+    /// epoch.
+    committed: String,
+    event_id: String,
+    /// The column by which rows are found again.
+    seq: Option<String>,
+    id: String,
+    /// Whether ids can be compared with PostgreSQL's own operators, for which there may be an index.
+    id_has_order: bool,
+    /// An aggregate: the age in seconds of the oldest event among the rows. `None` when the table
+    /// does not record when events happened.
+    oldest_age: Option<String>,
+    /// `schema.table:` in front of ids that are not uuids.
+    source_prefix: Option<String>,
+}
+
+impl TableReader {
+    /// Looks the table up in the catalog and resolves its mapping.
+    ///
+    /// # Errors
+    /// `publication-drift` when the table does not exist, `column-missing`, `setting-invalid`,
+    /// errors of a statement.
+    pub(crate) async fn resolve(
+        sql: &Sql,
+        settings: &TableSettings,
+        project: &str,
+        captured: &Captured,
+    ) -> Result<Self> {
+        let table = &settings.table;
+        let Description { relation, types } = describe(sql, table).await?.ok_or_else(|| {
+            Error::new(Code::PublicationDrift, format!("there is no table {table}"))
+        })?;
+        let row = sql
+            .query_one(
+                "select current_setting('track_commit_timestamp') = 'on'",
+                &[],
+            )
+            .await?;
+        let identity = captured.identity();
+        let mapper = Mapper::resolve(&relation, &types, settings, &identity, project)?;
+        let described = Description { relation, types };
+        Ok(Self::new(mapper, &described, table, captured, row.get(0)))
+    }
+
+    fn new(
+        mapper: Mapper,
+        described: &Description,
+        table: &QualifiedName,
+        captured: &Captured,
+        has_commit_time: bool,
+    ) -> Self {
+        let of = |name: &str| format!("e.{}", quoted_identifier(name));
+        let known = mapper.table_columns();
+        let id = of(known.id);
+        let Captured { record, shape } = captured;
+        // `format` prints a value as the stream does. A cast to text prints some types differently.
+        let event_id = if known.id_is_uuid {
+            id.clone()
+        } else {
+            let xid = match (shape.has_xid_in_ids(), record.added_xids.as_slice()) {
+                (false, _) => "null::xid8".to_owned(),
+                (true, []) => of(INSERTED_XID),
+                (true, added) => format!(
+                    "case when e.inserted_xid = any ({}) then null else e.inserted_xid end",
+                    xids_sql(added)
+                ),
+            };
+            format!(
+                // `is not null` would be false for a composite value with a null in it.
+                "case when {id} is distinct from null then \
+                     outbox.event_uuid({}, format('%s', {id}), {xid}) end",
+                quoted_literal(&record.identity)
+            )
+        };
+        let commit_time = has_commit_time.then_some("pg_xact_commit_timestamp(e.xmin)");
+        let Description { relation, types } = described;
+        let names = || relation.columns.iter().map(|c| c.name.as_str());
+        let occurred_at = names().position(|name| known.occurred_at == Some(name));
+        let oldest_age = known
+            .occurred_at
+            .and_then(|time| oldest_age(&of(time), known.time_kind));
+        let times: Vec<&str> = commit_time.into_iter().chain(["now()"]).collect();
+        let committed = format!(
+            "(extract(epoch from coalesce({})) * 1000000)::bigint - {PG_EPOCH}",
+            times.join(", ")
+        );
+        let used = mapper.used_columns();
+        let columns = relation.columns.iter().enumerate();
+        let columns = columns.map(|(n, column)| {
+            SelectedColumn::new(column, types.base(column.type_oid), used.contains(&n))
+        });
+        Self {
+            columns: columns.collect(),
+            occurred_at,
+            table: table.to_string(),
+            committed,
+            event_id,
+            seq: shape.seq.as_ref().map(|seq| of(&seq.column)),
+            source_prefix: (!known.id_is_uuid).then(|| format!("{}:", record.identity)),
+            id,
+            id_has_order: known.id_has_order,
+            oldest_age,
+            mapper,
+        }
+    }
+
+    /// The condition that a row of `e` is the row of one event; `None` when the event is not of
+    /// this table.
+    pub(crate) fn is_sql(&self, event_id: &EventId) -> Option<String> {
+        let id = match (&event_id.source_id, &self.source_prefix) {
+            (None, None) => event_id.to_string(),
+            (Some(source_id), Some(prefix)) => source_id.strip_prefix(prefix.as_str())?.to_owned(),
+            (Some(_), None) | (None, Some(_)) => return None,
+        };
+        let (column, id) = (&self.id, quoted_literal(&id));
+        let is_same = match (&self.source_prefix, self.id_has_order) {
+            (None, _) => format!("{column} = {id}"),
+            // Some types have equal values with different texts, such as 1.0 and 1.00.
+            (Some(_), true) => {
+                format!("{column} = {id} and format('%s', {column}) = {id}")
+            }
+            (Some(_), false) => format!("format('%s', {column}) = {id}"),
+        };
+        // The table may have been created again, with other rows under the same ids.
+        let uuid = uuid::Uuid::from_bytes(event_id.uuid);
+        Some(format!("{is_same} and {} = '{uuid}'", self.event_id))
+    }
+
+    /// An aggregate: the age in seconds of the oldest event among the rows, by the server's clock.
+    /// `None` when the table does not record when events happened.
+    pub(crate) fn oldest_age_sql(&self) -> Option<&str> {
+        self.oldest_age.as_deref()
+    }
+
+    /// `select … from table e`, to be completed and run as a simple query.
+    pub(crate) fn select_sql(&self) -> String {
+        let values: Vec<&str> = self.columns.iter().map(|c| c.value.as_str()).collect();
+        let too_large = self.columns.iter().filter_map(|column| {
+            let fits = column.fits.as_ref()?;
+            let name = quoted_literal(&column.name);
+            Some(format!("when not ({fits}) then {name}"))
+        });
+        let too_large: Vec<String> = too_large.collect();
+        let too_large = if too_large.is_empty() {
+            "null".to_owned()
+        } else {
+            format!("case {} end", too_large.join(" "))
+        };
+        format!(
+            "select {}, {}, {too_large}, {}, {}, e.ctid from {} e",
+            values.join(", "),
+            self.committed,
+            self.event_id,
+            self.seq.as_deref().unwrap_or("null"),
+            self.table
+        )
+    }
+
+    /// The column numbers.
+    pub(crate) fn columns(&self) -> std::ops::Range<usize> {
+        0..self.columns.len()
+    }
+
+    /// The expressions that are selected for one column: its value, and when the row was committed.
+    pub(crate) fn column_sql(&self, column: usize) -> String {
+        format!("{}, {}", self.columns[column].value, self.committed)
+    }
+
+    /// The id in a row that [`select_sql`](Self::select_sql) returned.
+    pub(crate) fn id_of(&self, row: &SimpleQueryRow) -> Option<uuid::Uuid> {
+        let text = row.try_get(self.columns.len() + 2).ok().flatten()?;
+        uuid::Uuid::parse_str(text).ok()
+    }
+
+    /// The `seq` in such a row.
+    pub(crate) fn seq_of(&self, row: &SimpleQueryRow) -> Option<i64> {
+        let text = row.try_get(self.columns.len() + 3).ok().flatten()?;
+        text.parse().ok()
+    }
+
+    /// The `ctid` of such a row in its table or partition.
+    pub(crate) fn place_of<'r>(&self, row: &'r SimpleQueryRow) -> Option<&'r str> {
+        row.try_get(self.columns.len() + 4).ok().flatten()
+    }
+
+    /// Size in bytes of such a row.
+    pub(crate) fn bytes(&self, row: &SimpleQueryRow) -> usize {
+        let texts = self.columns().map(|n| row.try_get(n).ok().flatten());
+        texts.map(|text| text.map_or(0, str::len)).sum()
+    }
+
+    /// The table's name, quoted for SQL.
+    pub(crate) fn table_sql(&self) -> &str {
+        &self.table
+    }
+
+    /// The column by which rows are found again.
+    pub(crate) fn seq_sql(&self) -> Option<&str> {
+        self.seq.as_deref()
+    }
+
+    /// The expression for the event id of a row in outbox.dispatch; null for a row that has no id.
+    pub(crate) fn event_id_sql(&self) -> &str {
+        &self.event_id
+    }
+
+    /// When the event of a row happened, according to its column.
+    pub(crate) fn occurred_at<'r>(&self, row: &'r RowValues) -> Option<&'r str> {
+        row.text(self.occurred_at?).ok().flatten()
+    }
+
+    /// Makes the event of a row, with `commit` and `ordinal` as its position.
+    ///
+    /// # Errors
+    /// [`MapError::Event`] when the row cannot become a message, or when a value is larger than any
+    /// message or cannot be sent by PostgreSQL.
+    pub(crate) fn event(
+        &mut self,
+        row: &RowValues,
+        commit: CommitLsn,
+        ordinal: u32,
+    ) -> Result<TableEvent, MapError> {
+        let texts = self.columns().map(|n| row.text(n));
+        let values: Vec<Value<'_>> = texts
+            .map(|text| match text {
+                Ok(Some(text)) => Value::Text(text.as_bytes()),
+                Ok(None) => Value::Null,
+                Err(_) => Value::Text(NOT_UTF8),
+            })
+            .collect();
+        let (micros, fault) = self.beside(row);
+        let commit_time = PgTimestamp::from_micros(micros.unwrap_or_default());
+        let at = EventPosition {
+            commit_lsn: commit.lsn(),
+            ordinal,
+            commit_time,
+        };
+        if let Some(fault) = fault {
+            return Err(self.mapper.refused(&values, at, fault));
+        }
+        let mapped = match row.text(self.mapper.payload_position()) {
+            Ok(_) => self.mapper.map_row(&values, at)?,
+            // Other columns are checked when they are mapped.
+            Err(_) => {
+                let column = self.columns[self.mapper.payload_position()].name.clone();
+                let fault = EventFault::NotUtf8 { column };
+                return Err(self.mapper.refused(&values, at, fault));
+            }
+        };
+        let origin = EventRef::new(commit, ordinal, commit_time, mapped.event_id);
+        Ok(TableEvent {
+            topic: mapped.topic,
+            ordering_key: mapped.ordering_key,
+            event: Event {
+                origin,
+                message: mapped.message,
+            },
+        })
+    }
+
+    /// When the row was committed, and the fault of a value that could not be read.
+    fn beside(&self, row: &RowValues) -> (Option<i64>, Option<EventFault>) {
+        match row {
+            RowValues::Whole(row) => {
+                let text = |n| row.try_get(self.columns.len() + n).ok().flatten();
+                let micros = text(0).and_then(|text: &str| text.parse().ok());
+                let too_large = text(1).map(|column| EventFault::ValueTooLarge {
+                    column: column.to_owned(),
+                });
+                (micros, too_large)
+            }
+            RowValues::Parts(parts, fault) => {
+                let mut times = parts.iter().flatten().map(|part| part.try_get(1));
+                let micros = times.find_map(|text| text.ok().flatten()?.parse().ok());
+                (micros, fault.clone())
+            }
+        }
+    }
+}
+
+/// The age in seconds of the oldest time in `column`, ignoring infinite times. It is computed from
+/// numbers, because an interval between very distant times would overflow.
+fn oldest_age(column: &str, kind: TimeKind) -> Option<String> {
+    let time = match kind {
+        TimeKind::Instant => column.to_owned(),
+        TimeKind::Utc => format!("{column} at time zone 'UTC'"),
+        TimeKind::Unknown => return None,
+    };
+    Some(format!(
+        "(extract(epoch from clock_timestamp()) \
+          - extract(epoch from min({time}) filter (where isfinite({column}))))::float8"
+    ))
+}
+
+/// Maps an error of a statement over a captured table. The statement was written for the table as
+/// the catalog described it, but the server plans it for the table as it is now. A column that is
+/// gone for good is noticed when the columns are next resolved.
+pub(crate) fn altered_since(error: PgError) -> Error {
+    match error.code() {
+        // Operators and casts fit the types that the columns had.
+        Some(
+            &SqlState::UNDEFINED_COLUMN
+            | &SqlState::UNDEFINED_TABLE
+            | &SqlState::UNDEFINED_FUNCTION
+            | &SqlState::DATATYPE_MISMATCH
+            | &SqlState::CANNOT_COERCE,
+        ) => Error::new(
+            Code::SlotBusy,
+            "a table was altered after the relay looked up its columns",
+        )
+        .caused_by(error)
+        .hint("no action needed: the relay looks them up again"),
+        _ => error.into(),
+    }
+}

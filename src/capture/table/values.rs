@@ -1,0 +1,120 @@
+//! The values of a row that is read over SQL: as a whole row, or column by column to work around a
+//! value that PostgreSQL cannot send. A value too large for any message is never read.
+
+use decoder::{Oid, OwnedColumn};
+use slot_manager::quoted_identifier;
+use tokio_postgres::SimpleQueryRow;
+use tokio_postgres::error::Error as PgError;
+
+use super::TableReader;
+use crate::mapping::{EventFault, limits};
+
+/// A larger value fits into no message, so it is not read. The bound is generous because escaped
+/// text may be longer than the bytes that are sent.
+const LARGEST_BYTES: usize = 2 * limits::REQUEST_BYTES;
+
+/// A value stored in at most this many bytes, perhaps compressed, is not too large.
+const SMALL_BYTES: usize = 64 << 10;
+
+/// The type `bytea`.
+const BYTEA: u32 = 17;
+
+/// Types whose values are always small: bool, int8, int2, int4, oid, float4, float8, date, time,
+/// timestamp, timestamptz, uuid, xid8.
+const FIXED_SIZE: [u32; 13] = [
+    16, 20, 21, 23, 26, 700, 701, 1082, 1083, 1114, 1184, 2950, 5069,
+];
+
+/// A column as it is selected over SQL.
+#[derive(Debug)]
+pub(super) struct SelectedColumn {
+    pub(super) name: String,
+    /// The expression for its value, which is null when the value is too large for any message.
+    pub(super) value: String,
+    /// The condition that its value is not too large; `None` for a type that is always small.
+    pub(super) fits: Option<String>,
+}
+
+impl SelectedColumn {
+    /// A column that no message needs is not read, since its value may be of any size.
+    pub(super) fn new(column: &OwnedColumn, base_type: Oid, is_used: bool) -> Self {
+        let name = column.name.clone();
+        let value = format!("e.{}", quoted_identifier(&name));
+        if !is_used {
+            return Self {
+                name,
+                value: "null".to_owned(),
+                fits: None,
+            };
+        }
+        let bytes = match base_type {
+            Oid(BYTEA) => format!("octet_length({value})"),
+            Oid(oid) if FIXED_SIZE.contains(&oid) => {
+                return Self {
+                    name,
+                    value,
+                    fits: None,
+                };
+            }
+            // The uncompressed size is computed only when the stored size is not small. A cast to text
+            // would call a function of the type's owner, with the rights of the relay.
+            _ => format!(
+                "case when pg_column_size({value}) <= {SMALL_BYTES} then 0 \
+                 else octet_length(format('%s', {value})) end"
+            ),
+        };
+        let fits = format!("{bytes} <= {LARGEST_BYTES}");
+        Self {
+            name,
+            value: format!("case when {fits} then {value} end"),
+            fits: Some(fits),
+        }
+    }
+}
+
+/// A row's values, read by [`TableReader::select_sql`] or column by column.
+#[derive(Debug)]
+pub(crate) enum RowValues {
+    /// Read as one row.
+    Whole(SimpleQueryRow),
+    /// The columns that PostgreSQL could send, and the fault of one that it could not.
+    Parts(Vec<Option<SimpleQueryRow>>, Option<EventFault>),
+}
+
+impl RowValues {
+    /// No column has been read yet.
+    pub(crate) fn empty(reader: &TableReader) -> Self {
+        let parts = reader.columns().map(|_| None);
+        Self::Parts(parts.collect(), None)
+    }
+
+    /// Stores the answer to [`TableReader::column_sql`].
+    pub(crate) fn take(&mut self, column: usize, row: SimpleQueryRow) {
+        if let Self::Parts(parts, _) = self {
+            parts[column] = Some(row);
+        }
+    }
+
+    /// Notes that PostgreSQL cannot send the value of this column.
+    pub(crate) fn unreadable(&mut self, column: usize, reader: &TableReader, error: &PgError) {
+        if let Self::Parts(_, fault) = self {
+            let column = reader.columns.get(column).map(|column| column.name.clone());
+            let problem = error.as_db_error();
+            fault.get_or_insert(EventFault::Unreadable {
+                column: column.unwrap_or_default(),
+                problem: problem.map_or_else(|| error.to_string(), |e| e.message().to_owned()),
+            });
+        }
+    }
+
+    /// The text of a column; an error when it is not UTF-8.
+    pub(super) fn text(&self, column: usize) -> Result<Option<&str>, tokio_postgres::Error> {
+        match self {
+            Self::Whole(row) => row.try_get(column),
+            Self::Parts(parts, _) => match &parts[column] {
+                Some(row) => row.try_get(0),
+                None => Ok(None),
+            },
+        }
+    }
+}

@@ -1,0 +1,68 @@
+//! The highest number in each table, up to which a later scan need not look again.
+
+use slot_manager::{QualifiedName, quoted_identifier};
+use tokio_postgres::error::SqlState;
+
+use super::claim::FoundTable;
+use crate::error::Result;
+use crate::postgres::{Sql, current_snapshot};
+
+/// The highest `seq` of each table, and the first transaction after that. Once all older
+/// transactions have ended, rows up to that `seq` usually belong to them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Tops {
+    pub(crate) seqs: Vec<Option<Top>>,
+    /// The next transaction to be assigned.
+    pub(crate) next_xid: u64,
+}
+
+/// The highest committed `seq` of one table, and the sequence that numbers its rows.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Top {
+    pub(crate) seq: i64,
+    pub(crate) numbering: String,
+}
+
+/// Finds the highest `seq` of each table.
+///
+/// # Errors
+/// Errors of a statement.
+pub(crate) async fn tops(sql: &Sql, tables: &[FoundTable]) -> Result<Tops> {
+    let mut seqs = Vec::with_capacity(tables.len());
+    for FoundTable { table, shape } in tables {
+        let seq = shape.seq.as_ref();
+        let seq = seq.filter(|seq| seq.is_steady && seq.is_indexed);
+        let Some((seq, numbering)) = seq.and_then(|seq| Some((seq, seq.numbering.clone()?))) else {
+            seqs.push(None);
+            continue;
+        };
+        let top = match largest(sql, table, &seq.column).await {
+            // The table is empty, so any number will be higher.
+            Ok(largest) => largest.unwrap_or(i64::MIN),
+            // The role that creates a slot need not have the right to read the tables.
+            Err(error) if error.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE) => {
+                seqs.push(None);
+                continue;
+            }
+            Err(error) => return Err(error.into()),
+        };
+        let top = Top {
+            seq: top,
+            numbering,
+        };
+        seqs.push(Some(top));
+    }
+    let next_xid = current_snapshot(&**sql).await?.xmax();
+    Ok(Tops { seqs, next_xid })
+}
+
+/// The highest committed number.
+async fn largest(
+    sql: &Sql,
+    table: &QualifiedName,
+    column: &str,
+) -> Result<Option<i64>, tokio_postgres::Error> {
+    let column = quoted_identifier(column);
+    let statement = format!("SELECT max(e.{column})::bigint FROM {table} e");
+    Ok(sql.query_one(&statement, &[]).await?.get(0))
+}

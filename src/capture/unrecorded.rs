@@ -1,0 +1,140 @@
+//! The rows of a captured table that still have to be published: rows that the stream would leave out
+//! after the slot is lost, and that a recovery would send.
+//!
+//! Short statements find them (`scan`), each key in its order. Only a portion of the rows is in
+//! memory.
+
+use std::collections::VecDeque;
+
+use super::ScanWindow;
+use super::blocked::{Blocked, Firsts};
+use super::places::FIRST_PLACE;
+use super::rows::{ReadRow, Rows};
+use super::scan::{DispatchState, Scan};
+use super::table::{RowValues, TableEvent, TableReader};
+use crate::error::Result;
+use crate::event::{EventId, Standing};
+use crate::mapping::{MapError, TableSettings};
+use crate::postgres::PatientSql;
+use crate::watermark::CommitLsn;
+
+/// Reads rows without a known outcome, each key in its order.
+pub(crate) struct Unrecorded<'a> {
+    sql: &'a PatientSql,
+    reader: TableReader,
+    scan: Scan<'a>,
+    rows: Rows,
+    ready: VecDeque<ReadRow>,
+    /// Whether some of these rows may have been delivered, or have a record.
+    repeats: bool,
+    blocked: Blocked,
+}
+
+impl<'a> Unrecorded<'a> {
+    /// Begins to read. `firsts` is empty if every event has a record.
+    ///
+    /// # Errors
+    /// Errors of a statement; `slot-busy` when the table was altered after its columns were looked
+    /// up.
+    pub(crate) async fn of(
+        sql: &'a PatientSql,
+        reader: TableReader,
+        table: &TableSettings,
+        window: ScanWindow<'a>,
+        firsts: &Firsts,
+    ) -> Result<Self> {
+        let looking = Blocked::of(sql, table, &reader, &window, firsts);
+        let blocked = sql.answer(looking).await?;
+        Ok(Self {
+            sql,
+            scan: Scan::new(window, &reader),
+            reader,
+            rows: Rows::new(),
+            ready: VecDeque::new(),
+            repeats: window.repeats,
+            blocked,
+        })
+    }
+
+    /// The next row; `None` after the last.
+    ///
+    /// # Errors
+    /// Connection errors.
+    pub(crate) async fn next(&mut self) -> Result<Option<ReadRow>> {
+        loop {
+            if let Some(row) = self.ready.pop_front() {
+                return Ok(Some(row));
+            }
+            if self.rows.is_empty() {
+                match self.scan.next(self.sql).await? {
+                    Some(found) => self.rows.add(found),
+                    None => return Ok(None),
+                }
+                continue;
+            }
+            let portion = self.rows.portion(self.sql, &self.reader).await?;
+            self.ready.extend(portion);
+        }
+    }
+
+    /// Turns the row into the event at this place, or at this ordinal of [`FIRST_PLACE`] if it comes
+    /// before the event that blocks its key. `None` when there is nothing to send.
+    ///
+    /// # Errors
+    /// The row cannot become a message.
+    pub(crate) fn event(
+        &mut self,
+        row: &ReadRow,
+        commit: CommitLsn,
+        ordinal: u32,
+    ) -> Option<Result<TableEvent, MapError>> {
+        let mut event = self.reader.event(&row.values, commit, ordinal);
+        if let Err(MapError::Event(error)) = &mut event {
+            // Set it even if the id cannot be read: otherwise the row would be found again and again.
+            error.known.event_id.uuid = row.id.into_bytes();
+        }
+        if !self.repeats {
+            return Some(event);
+        }
+        let event_id = match &event {
+            Ok(found) => found.event.origin.event_id.clone(),
+            Err(MapError::Event(error)) => error.known.event_id.clone(),
+            Err(_) => return Some(event),
+        };
+        if self.blocked.passes(&event_id.uuid) || row.record == DispatchState::SetAside {
+            return None;
+        }
+        let is_published = row.record == DispatchState::Published;
+        match event {
+            Ok(mut found) => {
+                let origin = &mut found.event.origin;
+                if is_published {
+                    origin.standing = Standing::Repeated;
+                }
+                if self.blocked.is_before(&found.topic, &found.ordering_key) {
+                    origin.commit = FIRST_PLACE;
+                }
+                Some(Ok(found))
+            }
+            Err(error) if is_published => {
+                stays_published(&event_id, &error);
+                None
+            }
+            Err(error) => Some(Err(error)),
+        }
+    }
+
+    /// The time of the event, from the row's column for it.
+    pub(crate) fn occurred_at<'r>(&self, row: &'r RowValues) -> Option<&'r str> {
+        self.reader.occurred_at(row)
+    }
+}
+
+/// An event that was published stays published, even if it cannot be repeated: its key must not wait
+/// for an event that consumers already have.
+pub(crate) fn stays_published(event: &EventId, error: &dyn std::fmt::Display) {
+    tracing::warn!(
+        event = event.shown(),
+        "the event was published before, and cannot be published again: {error}"
+    );
+}

@@ -1,0 +1,167 @@
+//! `postrider audit`: is there an outcome for every row of the captured tables?
+
+use std::io::IsTerminal;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use slot_manager::Severity;
+
+use super::paint::Paint;
+use super::{block_on, figures, output};
+use crate::error::Result;
+use crate::ops::audit::{self, AuditReport, AuditResult, EventCount, TableAudit};
+use crate::ops::since::Since;
+use crate::postgres::connect;
+use crate::printable::printable;
+use crate::settings::Settings;
+
+/// Limit of one page.
+const STATEMENT_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Between two updates of the progress line.
+const PROGRESS_INTERVAL: Duration = Duration::from_millis(250);
+
+/// The arguments of `postrider audit`.
+#[derive(Debug, clap::Args)]
+pub(super) struct AuditArgs {
+    /// Only rows from this time on: a duration such as 2d, or a time such as 2026-11-27T08:30:00Z
+    #[arg(long, value_name = "TIME")]
+    since: Option<Since>,
+    /// Print JSON: {result, dispatch, slot_has_passed, tables: [...]}
+    #[arg(long)]
+    json: bool,
+}
+
+pub(super) fn run(settings: &Settings, args: &AuditArgs) -> Result<ExitCode> {
+    block_on(async {
+        let sql = connect(settings.database()?, "postrider audit", STATEMENT_TIMEOUT).await?;
+        sql.wait_without_limit();
+        let mut line = ProgressLine::new();
+        let report = audit::run(&sql, settings, args.since.as_ref(), |table, rows| {
+            line.show(&format!("{table}: {rows} rows compared"));
+        });
+        let report = report.await;
+        line.clear();
+        let report = report?;
+        if args.json {
+            output::write_json(&report);
+        } else {
+            output::write(&text(&report, Paint::stdout()));
+        }
+        Ok(ExitCode::from(match report.result {
+            AuditResult::Complete => 0,
+            AuditResult::Waiting => 1,
+            AuditResult::Missing => 2,
+        }))
+    })
+}
+
+/// One line on standard error that is written over and over, on a terminal only.
+pub(super) struct ProgressLine {
+    is_terminal: bool,
+    shown: Option<Instant>,
+}
+
+impl ProgressLine {
+    pub(super) fn new() -> Self {
+        Self {
+            is_terminal: std::io::stderr().is_terminal(),
+            shown: None,
+        }
+    }
+
+    /// Replaces the line, unless that was done a moment ago.
+    pub(super) fn show(&mut self, text: &str) {
+        let is_due = |shown: Instant| shown.elapsed() >= PROGRESS_INTERVAL;
+        if self.is_terminal && self.shown.is_none_or(is_due) {
+            eprint!("\r\x1b[K{text}");
+            self.shown = Some(Instant::now());
+        }
+    }
+
+    /// Removes the line.
+    pub(super) fn clear(&mut self) {
+        if self.shown.take().is_some() {
+            eprint!("\r\x1b[K");
+        }
+    }
+}
+
+fn text(report: &AuditReport, paint: Paint) -> String {
+    let tables = report.tables.iter().map(|table| of_table(table, paint));
+    let mut text: String = tables.collect();
+    let (severity, conclusion) = match report.result {
+        AuditResult::Complete => (Severity::Ok, "Complete: every event has its outcome."),
+        AuditResult::Waiting => (
+            Severity::Warning,
+            "Nothing is missing; the events above wait.",
+        ),
+        AuditResult::Missing => (
+            Severity::Error,
+            "Missing: the slot has passed events that have no record. A running relay publishes \
+             them from the table within minutes; `postrider recover --dry-run` lists them.",
+        ),
+    };
+    text += &format!("\n{}\n", paint.severity(severity, conclusion));
+    if report.dispatch == "exceptions" {
+        text += "With dispatch = exceptions published events have no record, so this audit cannot \
+                 find a missing event: it counts every row that the slot has passed as published.\n";
+    }
+    if !report.slot_has_passed {
+        text += "The slot has not yet passed the newest rows, so those without a record count as \
+                 waiting: `postrider slot show` says why.\n";
+    }
+    text
+}
+
+fn of_table(table: &TableAudit, paint: Paint) -> String {
+    let mut text = format!("{}: {}\n", table.table, figures::count(table.rows, "row"));
+    let mut line = |count: &EventCount, severity, what: &str| {
+        if count.events == 0 {
+            return;
+        }
+        let number = paint.severity(severity, &format!("{:>10}", count.events));
+        text += &format!("{number}  {what}\n");
+        if severity == Severity::Ok || severity == Severity::Info {
+            return;
+        }
+        if let Some(oldest) = &count.oldest {
+            text += &format!("            oldest from {oldest}\n");
+        }
+        for id in &count.first_ids {
+            text += &format!("            {}\n", printable(id));
+        }
+    };
+    line(&table.published, Severity::Ok, "published");
+    line(
+        &table.published_without_record,
+        Severity::Ok,
+        "published, without a record (dispatch = exceptions)",
+    );
+    line(&table.discarded, Severity::Ok, "discarded by an operator");
+    line(
+        &table.not_captured,
+        Severity::Info,
+        "older than capturing: never published",
+    );
+    line(
+        &table.without_id,
+        Severity::Warning,
+        "without an id: look for them in `postrider quarantine list`",
+    );
+    line(&table.quarantined, Severity::Warning, "in quarantine");
+    line(
+        &table.released,
+        Severity::Warning,
+        "released from quarantine, not published yet",
+    );
+    line(&table.waiting, Severity::Warning, "waiting for the relay");
+    line(&table.missing, Severity::Error, "missing");
+    if table.sent_again > 0 {
+        text += &format!(
+            "{:>10}  of these went out in more than one request, so Pub/Sub may hold them twice\n",
+            table.sent_again
+        );
+    }
+    text
+}

@@ -1,0 +1,95 @@
+//! `postrider event`: what has become of one event, or of the newest events of a key.
+//!
+//! Looking up and judging is done in `ops::event`; `screen` is the text.
+
+mod screen;
+
+use std::process::ExitCode;
+
+use super::{block_on, output};
+use crate::error::Result;
+use crate::ops::event::find::{self, STATEMENT_TIMEOUT};
+use crate::ops::event::list::{self, EventQuery};
+use crate::ops::since::Since;
+use crate::postgres::PatientSql;
+use crate::settings::Settings;
+
+/// Exit code when nothing is found.
+const NOTHING: u8 = 1;
+
+/// The arguments of `postrider event`.
+#[derive(Debug, clap::Args)]
+pub(super) struct EventArgs {
+    /// The event: the id in its table, its uuid (attribute `event_id`), or `schema.table:id`
+    #[arg(value_name = "ID", conflicts_with_all = ["key", "topic", "since", "limit"],
+          required_unless_present_any = ["key", "since"])]
+    id: Option<String>,
+    /// List the newest events of this ordering key
+    #[arg(long, value_name = "KEY")]
+    key: Option<String>,
+    /// Only of this topic
+    #[arg(long, value_name = "TOPIC")]
+    topic: Option<String>,
+    /// List events committed since: a duration such as 10min, or a time such as 2026-11-27T08:30:00Z
+    #[arg(long, value_name = "TIME")]
+    since: Option<Since>,
+    /// Maximum number of events in the list, newest first [default: 20]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    limit: Option<u32>,
+    /// Print JSON: {events: [...]}
+    #[arg(long)]
+    json: bool,
+}
+
+pub(super) fn run(settings: &Settings, args: &EventArgs) -> Result<ExitCode> {
+    block_on(async {
+        let target = settings.database()?;
+        let sql = PatientSql::open(target, "postrider event", STATEMENT_TIMEOUT).await?;
+        match &args.id {
+            Some(id) => one(&sql, settings, args, id).await,
+            None => several(&sql, settings, args).await,
+        }
+    })
+}
+
+async fn one(
+    sql: &PatientSql,
+    settings: &Settings,
+    args: &EventArgs,
+    id: &str,
+) -> Result<ExitCode> {
+    let events = find::find(sql, settings, id).await?;
+    let is_found = !events.is_empty();
+    if args.json {
+        output::write_json(&serde_json::json!({ "events": events }));
+    } else if is_found {
+        output::write(&screen::details(&events));
+    } else {
+        output::write(&screen::not_found(id));
+    }
+    Ok(exit(is_found))
+}
+
+async fn several(sql: &PatientSql, settings: &Settings, args: &EventArgs) -> Result<ExitCode> {
+    let query = EventQuery {
+        key: args.key.as_deref(),
+        topic: args.topic.as_deref(),
+        since: args.since.as_ref(),
+        limit: args.limit.unwrap_or(20) as usize,
+    };
+    let listing = list::list(sql, settings, &query).await?;
+    if args.json {
+        output::write_json(&listing);
+    } else {
+        output::write(&screen::list(&listing));
+    }
+    Ok(exit(!listing.events.is_empty()))
+}
+
+fn exit(is_found: bool) -> ExitCode {
+    if is_found {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::from(NOTHING)
+    }
+}

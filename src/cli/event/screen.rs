@@ -1,0 +1,188 @@
+//! Events as text.
+
+use crate::event::SHOWN_CHARS;
+use crate::ops::event::list::EventListing;
+use crate::ops::event::{EventReport, EventState};
+use crate::printable::printable;
+
+/// Characters of a key in the list, and of an event's name: a line fits into 80.
+const KEY_CHARS: usize = 13;
+const NAME_CHARS: usize = 36;
+
+/// Everything about each event.
+pub(super) fn details(events: &[EventReport]) -> String {
+    let texts: Vec<String> = events.iter().map(detail).collect();
+    texts.join("\n")
+}
+
+fn detail(event: &EventReport) -> String {
+    let none = || "none".to_owned();
+    let line = |text: &str| start_of(&printable(text), 4 * SHOWN_CHARS);
+    let name = event.source_id.as_deref().unwrap_or(&event.event_id);
+    let mut lines = vec![("event", line(name))];
+    if event.source_id.is_some() {
+        lines.push(("uuid", event.event_id.clone()));
+    }
+    lines.push(("state", event.state.name().to_owned()));
+    lines.push(("", event.meaning.clone()));
+    lines.push(("topic", event.topic.as_deref().map_or_else(none, line)));
+    lines.push(("key", event.ordering_key.as_deref().map_or_else(none, line)));
+    if let Some(message_id) = &event.message_id {
+        lines.push(("message", line(message_id)));
+    }
+    match &event.record {
+        Some(record) => {
+            lines.push(("attempts", record.attempts.to_string()));
+            if let Some(error) = &record.error {
+                lines.push(("error", line(error)));
+            }
+            lines.push(("committed", record.committed_at.clone()));
+            lines.push(("recorded", record.recorded_at.clone()));
+            let place = format!("{}, ordinal {}", record.commit_lsn, record.ordinal);
+            lines.push(("commit", place));
+        }
+        None => lines.push(("record", none())),
+    }
+    match &event.row {
+        Some(row) => {
+            let seq = row.seq.map(|seq| format!(", seq {seq}"));
+            let xid = row.inserted_xid.as_ref();
+            let xid = xid.map(|xid| format!(", transaction {xid}"));
+            let more = [seq, xid].into_iter().flatten().collect::<String>();
+            lines.push(("row", format!("{}{more}", line(&row.table))));
+            if let Some(at) = &row.occurred_at {
+                lines.push(("occurred", line(at)));
+            }
+        }
+        None => lines.push(("row", "not in the outbox: pruned or deleted".to_owned())),
+    }
+    let named = |(name, value)| format!("{name:<10} {value}\n");
+    lines.into_iter().map(named).collect()
+}
+
+pub(super) fn not_found(id: &str) -> String {
+    format!(
+        "No event {} is in the outbox or in outbox.dispatch. Its row and its record were pruned, its \
+         transaction was rolled back, or its table is not captured (the settings name the tables).\n",
+        start_of(&printable(id), SHOWN_CHARS)
+    )
+}
+
+/// One line for each event, and what the list leaves out.
+pub(super) fn list(listing: &EventListing) -> String {
+    let mut text = String::new();
+    if listing.events.is_empty() {
+        text += "No event matches.\n";
+    } else {
+        text += &row("COMMITTED", "STATE", "KEY", "EVENT");
+    }
+    for event in &listing.events {
+        let committed = event.record.as_ref().map(|record| &record.committed_at);
+        // `2026-11-27T08:30:00.123Z`: without year, `T` and milliseconds.
+        let committed =
+            committed.and_then(|at| Some(format!("{} {}", at.get(5..10)?, at.get(11..19)?)));
+        let name = event
+            .source_id
+            .as_deref()
+            .filter(|id| id.len() <= NAME_CHARS);
+        text += &row(
+            committed.as_deref().unwrap_or("-"),
+            event.state.name(),
+            event.ordering_key.as_deref().unwrap_or("-"),
+            name.unwrap_or(&event.event_id),
+        );
+    }
+    if listing.dispatch == "exceptions" {
+        text += "With dispatch = exceptions published events have no record, so only events that were \
+                 set aside are listed.\n";
+    }
+    if listing.more_wait {
+        text += "More events wait than were looked at: `postrider status` counts them.\n";
+    }
+    let waits = |event: &EventReport| event.state == EventState::Waiting;
+    if listing.events.iter().any(waits) {
+        text += "Events that wait have no commit time here, so --since does not apply to them.\n";
+    }
+    if !listing.events.is_empty() {
+        text += "Newest first, times in UTC. `postrider event ID` shows everything about one.\n";
+    }
+    text
+}
+
+fn row(committed: &str, state: &str, key: &str, name: &str) -> String {
+    let key = start_of(&printable(key), KEY_CHARS);
+    let name = printable(name);
+    format!("{committed:<14}  {state:<11}  {key:<KEY_CHARS$}  {name}\n")
+}
+
+/// The first characters; the last of them are dots if the text is longer.
+fn start_of(text: &str, chars: usize) -> String {
+    if text.chars().nth(chars).is_none() {
+        return text.to_owned();
+    }
+    let start: String = text.chars().take(chars - 2).collect();
+    format!("{start}..")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::dispatch::history::EventOutcome;
+
+    fn published(key: &str) -> EventReport {
+        EventReport {
+            event_id: "0190163d-8694-739b-aea5-966c26f8ad91".into(),
+            source_id: None,
+            state: EventState::Published,
+            meaning: "published".into(),
+            topic: Some("projects/p/topics/order.events".into()),
+            ordering_key: Some(key.into()),
+            message_id: Some("17".into()),
+            row: None,
+            record: Some(EventOutcome {
+                state: "published".into(),
+                commit_lsn: "0/10".into(),
+                ordinal: 1,
+                committed_at: "2026-11-27T08:30:00.123Z".into(),
+                recorded_at: "2026-11-27T08:30:00.163Z".into(),
+                took_ms: 40.0,
+                attempts: 1,
+                error: None,
+                error_code: None,
+            }),
+        }
+    }
+
+    #[test]
+    fn a_line_of_the_list_fits_into_80_columns_and_has_no_control_characters() {
+        let listing = EventListing {
+            events: vec![published("a very long key\x1b[2J indeed")],
+            dispatch: "full",
+            more_wait: false,
+        };
+        let text = list(&listing);
+        let line = text.lines().nth(1).unwrap();
+        assert_eq!(
+            line,
+            "11-27 08:30:00  published    a very long..  0190163d-8694-739b-aea5-966c26f8ad91"
+        );
+        assert!(text.lines().take(2).all(|line| line.chars().count() <= 80));
+        let control = list(&EventListing {
+            events: vec![published("\x1b[2J")],
+            ..listing
+        });
+        assert!(!control.contains('\x1b'), "{control}");
+    }
+
+    #[test]
+    fn details_show_message_and_commit() {
+        let text = details(&[published("o-1")]);
+        for part in [
+            "message    17\n",
+            "commit     0/10, ordinal 1\n",
+            "pruned or deleted",
+        ] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+    }
+}

@@ -1,0 +1,180 @@
+//! `postrider prune`: deletes old events with a final outcome, and old records.
+
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use tokio::signal::unix::{SignalKind, signal};
+
+use super::audit::ProgressLine;
+use super::{block_on, figures, output};
+use crate::error::{Code, Error, Result};
+use crate::ops::prune::{self, PruneReport, PruneRequest, PruneStep, PrunedTable};
+use crate::ops::since::parse_duration;
+use crate::postgres::connect;
+use crate::settings::Settings;
+
+/// Limit of one chunk.
+const STATEMENT_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Exit code when some rows can go only later.
+const POSTPONED: u8 = 1;
+
+/// The arguments of `postrider prune`.
+#[derive(Debug, clap::Args)]
+pub(super) struct PruneArgs {
+    /// Only events whose outcome was recorded longer ago than this, such as 30d, 12h or 90min
+    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
+    older_than: Duration,
+    /// Only count: how many rows of which table would be deleted
+    #[arg(long, conflicts_with = "yes", required_unless_present = "yes")]
+    dry_run: bool,
+    /// Do it
+    #[arg(long)]
+    yes: bool,
+    /// Rows that one step looks at; each step is one short transaction
+    #[arg(long, value_name = "ROWS", default_value_t = 5_000,
+          value_parser = clap::value_parser!(u32).range(100..=100_000))]
+    chunk: u32,
+    /// Pause after each step that deleted something
+    #[arg(long, value_name = "TIME", default_value = "100ms", value_parser = parse_duration)]
+    pause: Duration,
+    /// Print JSON: {dry_run, finished, tables: [...], dispatch}
+    #[arg(long)]
+    json: bool,
+}
+
+pub(super) fn run(settings: &Settings, args: &PruneArgs) -> Result<ExitCode> {
+    block_on(async {
+        let sql = connect(settings.database()?, "postrider prune", STATEMENT_TIMEOUT).await?;
+        sql.wait_without_limit();
+        let request = PruneRequest {
+            older_than: args.older_than,
+            chunk: args.chunk,
+            pause: args.pause,
+            dry_run: args.dry_run,
+        };
+        let is_stopped = watch()?;
+        let mut line = ProgressLine::new();
+        let mut on_step = |step: &PruneStep<'_>| {
+            line.show(&progress(step, args.dry_run));
+            !is_stopped.load(Ordering::Relaxed)
+        };
+        let report = prune::run(&sql, settings, &request, &mut on_step).await;
+        line.clear();
+        let report = report?;
+        if args.json {
+            output::write_json(&report);
+        } else {
+            output::write(&text(&report));
+        }
+        Ok(if report.finished && report.dispatch.postponed.is_none() {
+            ExitCode::SUCCESS
+        } else {
+            ExitCode::from(POSTPONED)
+        })
+    })
+}
+
+/// Turns true at the first SIGINT or SIGTERM; the second ends the process.
+fn watch() -> Result<Arc<AtomicBool>> {
+    let cannot = |e| Error::new(Code::Internal, "cannot watch for signals").caused_by(e);
+    let mut terminate = signal(SignalKind::terminate()).map_err(cannot)?;
+    let mut interrupt = signal(SignalKind::interrupt()).map_err(cannot)?;
+    let is_stopped = Arc::new(AtomicBool::new(false));
+    let stop = is_stopped.clone();
+    tokio::spawn(async move {
+        for is_last in [false, true] {
+            tokio::select! {
+                _ = terminate.recv() => {}
+                _ = interrupt.recv() => {}
+            }
+            if is_last {
+                std::process::exit(130);
+            }
+            eprintln!("stopping after this step; a second signal ends at once");
+            stop.store(true, Ordering::Relaxed);
+        }
+    });
+    Ok(is_stopped)
+}
+
+fn progress(step: &PruneStep<'_>, is_dry_run: bool) -> String {
+    if step.looked_at == 0 {
+        return step.what.to_owned();
+    }
+    let deleted = if is_dry_run { "would go" } else { "deleted" };
+    format!(
+        "{}: {} rows {deleted}, {} looked at",
+        step.what, step.deleted, step.looked_at
+    )
+}
+
+fn text(report: &PruneReport) -> String {
+    let mut text = if report.dry_run {
+        "Rows that would be deleted:\n".to_owned()
+    } else {
+        "Rows deleted:\n".to_owned()
+    };
+    text.extend(report.tables.iter().map(of_table));
+    let dispatch = &report.dispatch;
+    text += &format!("{:>10}  outbox.dispatch", dispatch.rows);
+    if let Some(oldest) = &dispatch.oldest {
+        text += &format!(", the oldest recorded at {oldest}");
+    }
+    text += "\n";
+    if dispatch.of_rows > 0 {
+        text += &format!(
+            "            {} of rows that are in an outbox table {}\n",
+            figures::count(dispatch.of_rows, "old record"),
+            if report.dry_run {
+                "now: they can go after their rows"
+            } else {
+                "stay with them"
+            },
+        );
+    }
+    if let Some(why) = &dispatch.postponed {
+        text += &format!("            the other records stay for now: {why}\n");
+    }
+    let is_empty = dispatch.rows == 0 && report.tables.iter().all(|table| table.rows == 0);
+    text += match (report.dry_run, report.finished) {
+        (false, true) if is_empty => "\nNo row was old enough, or could go now.\n",
+        (true, true) => "\nNothing was deleted: add --yes in place of --dry-run.\n",
+        (true, false) => "\nStopped. Nothing was deleted.\n",
+        (false, true) => "\nDeleted. Autovacuum makes their space available again.\n",
+        (false, false) => "\nStopped before the end: run the command again to continue.\n",
+    };
+    text
+}
+
+fn of_table(table: &PrunedTable) -> String {
+    let mut text = format!("{:>10}  {}", table.rows, table.table);
+    if let Some(oldest) = &table.oldest {
+        text += &format!(", the oldest from {oldest}");
+    }
+    text += "\n";
+    let kept = &table.kept;
+    for (rows, why) in [
+        (kept.quarantined, "in quarantine"),
+        (kept.waiting, "without an outcome"),
+        (
+            kept.unconfirmed,
+            "published, but not yet confirmed by the slot",
+        ),
+        (
+            kept.not_captured,
+            "from before the relay captured the table",
+        ),
+        (
+            kept.without_time,
+            "without a record, in a table without a column `occurred_at` to say how old they are",
+        ),
+    ] {
+        if rows > 0 {
+            text += &format!("            kept: {} {why}\n", figures::count(rows, "row"));
+        }
+    }
+    text
+}

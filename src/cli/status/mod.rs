@@ -1,0 +1,152 @@
+//! `postrider status`: the whole relay on one screen, once or live.
+//!
+//! `screen` is the text, and `live` the full-screen view of `--watch` on a terminal.
+
+mod live;
+mod screen;
+
+use std::io::IsTerminal;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use slot_manager::{Health, Severity};
+
+use super::paint::Paint;
+use super::{block_on, output};
+use crate::error::{Error, Report, Result};
+use crate::ops::status::RelayStatus;
+use crate::postgres::{Sql, connect};
+use crate::settings::Settings;
+
+/// An early answer beats a complete one during an incident.
+const STATEMENT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Exit code for a slot that is missing or cannot be inspected, as by the Nagios convention.
+const UNKNOWN: u8 = 3;
+
+/// The arguments of `postrider status`.
+#[derive(Debug, clap::Args)]
+pub(super) struct StatusArgs {
+    /// Print one JSON object; with --watch, one per line
+    #[arg(long)]
+    json: bool,
+    /// Refresh every SECONDS until interrupted; on a terminal, a live view with graphs
+    #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "1",
+          value_parser = clap::value_parser!(u64).range(1..=3600))]
+    watch: Option<u64>,
+}
+
+pub(super) fn run(settings: &Settings, args: &StatusArgs) -> Result<ExitCode> {
+    block_on(async {
+        let mut observer = Observer::new(settings);
+        match args.watch.map(Duration::from_secs) {
+            None => Ok(once(&mut observer, args).await),
+            Some(interval) if !args.json && std::io::stdout().is_terminal() => {
+                live::run(&mut observer, interval).await
+            }
+            Some(interval) => repeat(&mut observer, args, interval).await,
+        }
+    })
+}
+
+/// Looks at the relay, over one session as long as that lasts.
+struct Observer<'a> {
+    settings: &'a Settings,
+    sql: Option<Sql>,
+    last: Option<RelayStatus>,
+}
+
+impl<'a> Observer<'a> {
+    fn new(settings: &'a Settings) -> Self {
+        Self {
+            settings,
+            sql: None,
+            last: None,
+        }
+    }
+
+    /// Looks once. After an error the next look opens a new session, and has no rates.
+    async fn look(&mut self) -> Result<&RelayStatus> {
+        match self.try_look().await {
+            Ok(status) => Ok(self.last.insert(status)),
+            Err(error) => {
+                (self.sql, self.last) = (None, None);
+                Err(error)
+            }
+        }
+    }
+
+    async fn try_look(&mut self) -> Result<RelayStatus> {
+        let sql = match &self.sql {
+            Some(sql) => sql,
+            None => {
+                let target = self.settings.database()?;
+                let sql = connect(target, "postrider status", STATEMENT_TIMEOUT).await?;
+                self.sql.insert(sql)
+            }
+        };
+        RelayStatus::take(sql, self.settings, self.last.as_ref()).await
+    }
+}
+
+async fn once(observer: &mut Observer<'_>, args: &StatusArgs) -> ExitCode {
+    let settings = observer.settings;
+    match observer.look().await {
+        Ok(status) => {
+            if args.json {
+                output::write_json(&status.json());
+            } else {
+                output::write(&screen::text(status, Paint::stdout()));
+            }
+            exit_code(status)
+        }
+        Err(error) => {
+            if args.json {
+                output::write_json(&unknown(settings, &error));
+            }
+            eprintln!("{}", Report(&error));
+            ExitCode::from(UNKNOWN)
+        }
+    }
+}
+
+/// Prints again and again, until the process is interrupted.
+async fn repeat(
+    observer: &mut Observer<'_>,
+    args: &StatusArgs,
+    interval: Duration,
+) -> Result<ExitCode> {
+    let settings = observer.settings;
+    loop {
+        match (observer.look().await, args.json) {
+            (Ok(status), true) => output::write_json_line(&status.json()),
+            (Ok(status), false) => {
+                output::write(&format!("{}\n", screen::text(status, Paint::stdout())));
+            }
+            (Err(error), true) => output::write_json_line(&unknown(settings, &error)),
+            (Err(error), false) => output::write(&format!("{}\n\n", Report(&error))),
+        }
+        tokio::time::sleep(interval).await;
+    }
+}
+
+fn unknown(settings: &Settings, error: &Error) -> serde_json::Value {
+    serde_json::json!({
+        "state": "unknown",
+        "slot": { "slot_name": settings.slot },
+        "error": {
+            "code": error.code().name(),
+            "what": error.to_string(),
+            "hint": error.hint_text(),
+        },
+    })
+}
+
+fn exit_code(status: &RelayStatus) -> ExitCode {
+    ExitCode::from(match (&status.slot.health, status.verdict.severity) {
+        (Health::Missing, _) => UNKNOWN,
+        (_, Severity::Ok | Severity::Info) => 0,
+        (_, Severity::Warning) => 1,
+        (_, Severity::Error) => 2,
+    })
+}

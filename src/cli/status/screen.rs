@@ -1,0 +1,129 @@
+//! The whole relay on one screen: the state and what to do first, then the details.
+
+use crate::cli::figures;
+use crate::cli::paint::Paint;
+use crate::cli::slot::screen as slot_screen;
+use crate::ops::status::{EventRates, QuarantineStatus, RelayStatus};
+use crate::printable::printable;
+
+/// Width of the labels.
+const LABEL: usize = 11;
+
+/// Failing topics that are listed.
+const TOPICS_SHOWN: usize = 8;
+
+pub(super) fn text(status: &RelayStatus, paint: Paint) -> String {
+    let verdict = &status.verdict;
+    let word = verdict.name.to_uppercase().replace('-', " ");
+    let mut text = format!(
+        "{}: {}\n",
+        paint.severity(verdict.severity, &word),
+        printable(&verdict.meaning)
+    );
+    if let Some(remedy) = &verdict.remedy {
+        text += &format!("-> {}\n", printable(remedy));
+    }
+    text += "\n";
+    for (label, value) in lines(status) {
+        text += &format!("{label:LABEL$}  {}\n", printable(&value));
+    }
+    text
+}
+
+/// Label and value of each line below the verdict.
+pub(super) fn lines(status: &RelayStatus) -> Vec<(&'static str, String)> {
+    let look = &status.slot;
+    let server = look.cluster.major_version();
+    let mut lines = vec![(
+        "database",
+        format!("{}, PostgreSQL {server}", look.cluster.database),
+    )];
+    if let Some(slot) = &look.slot {
+        let reader = format!("{}: {}", look.name, slot_screen::reader(look, slot));
+        lines.push(("slot", reader));
+        lines.push(("lag", slot_screen::lag(look, slot)));
+        if let Some(rates) = status.rates {
+            lines.push(("events", event_rates(rates)));
+        }
+        if let Some(rates) = look.rates {
+            lines.push(("WAL", slot_screen::rates(rates)));
+        }
+        lines.push(("WAL kept", slot_screen::kept(look, slot)));
+        for (i, holder) in look.holders.iter().enumerate() {
+            lines.push((if i == 0 { "held by" } else { "" }, holder.to_string()));
+            lines.push(("", format!("-> {}", holder.remedy())));
+        }
+    } else {
+        lines.push(("slot", format!("{} does not exist", look.name)));
+    }
+    if let Some(why) = look
+        .relay
+        .as_ref()
+        .and_then(|row| row.recovering.as_deref())
+    {
+        lines.push(("recovery", format!("due or running ({why})")));
+    }
+    lines.push(("publication", publication(status)));
+    topics(status, &mut lines);
+    lines.push(("quarantine", quarantine(status.quarantine.as_ref())));
+    lines
+}
+
+fn publication(status: &RelayStatus) -> String {
+    let publication = &status.publication;
+    match publication.problems.len() {
+        0 => format!(
+            "{} has every row of {}",
+            publication.name,
+            status.tables.join(", ")
+        ),
+        problems => format!(
+            "{}: {}; `postrider check` shows the statements that correct it",
+            publication.name,
+            figures::count(problems as u64, "problem")
+        ),
+    }
+}
+
+fn topics(status: &RelayStatus, lines: &mut Vec<(&'static str, String)>) {
+    let Some(condition) = status.condition() else {
+        return;
+    };
+    for (i, topic) in condition.topics.iter().take(TOPICS_SHOWN).enumerate() {
+        let label = if i == 0 { "topics" } else { "" };
+        lines.push((label, slot_screen::topic_line(topic)));
+        lines.push(("", format!("-> {}", topic.hint)));
+    }
+    let more = condition.failing_topics.saturating_sub(TOPICS_SHOWN);
+    if more > 0 {
+        lines.push((
+            "",
+            format!("and {} more", figures::count(more as u64, "failing topic")),
+        ));
+    }
+}
+
+fn quarantine(quarantine: Option<&QuarantineStatus>) -> String {
+    let Some(QuarantineStatus { events, keys }) = quarantine else {
+        return "unknown: this role may not read outbox.dispatch".to_owned();
+    };
+    let Some(first) = keys.first() else {
+        return match events {
+            0 => "empty".to_owned(),
+            events => format!("{} released", figures::count(*events, "event")),
+        };
+    };
+    format!(
+        "{}, first of key {:?}: {}; `postrider quarantine list` shows why",
+        figures::count(*events, "event"),
+        first.ordering_key,
+        first.first_event
+    )
+}
+
+pub(super) fn event_rates(rates: EventRates) -> String {
+    format!(
+        "{:.0}/s written, {:.0}/s recorded",
+        rates.written_per_second, rates.recorded_per_second
+    )
+}

@@ -1,0 +1,297 @@
+//! The condition of the relay: one answer to "is it delivering, and if not, why", for the log, the
+//! HTTP port, `outbox.relay` and the command line.
+//!
+//! [`judge`] derives it from the [`RelayFacts`] that a running relay knows. It is a pure function, so
+//! every screen that shows the condition says the same. The running relay writes its [`Condition`]
+//! into `outbox.relay` when it changes. So commands see it that cannot reach the relay's HTTP port.
+//!
+//! Causes come before symptoms: a relay without a session is broken, not behind; a relay that cannot
+//! record its outcomes is blocked by the database, even if a topic fails too.
+
+mod phase;
+mod trouble;
+
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+use slot_manager::Severity;
+
+pub use phase::{Phase, RelayState};
+pub use trouble::{FailingTopic, Trouble, Troubles};
+
+use crate::error::Code;
+
+/// A failure shorter than this is a retry like any other.
+const FAILS_AFTER: Duration = Duration::from_secs(3);
+
+/// A relay that is blocked for longer needs a person.
+const URGENT_AFTER: Duration = Duration::from_secs(60);
+
+/// A session that is behind by less than this streams.
+const BEHIND_AFTER: Duration = Duration::from_secs(10);
+const BEHIND_BYTES: u64 = 64 << 20;
+
+/// How many failing topics a condition names.
+const TOPICS_NAMED: usize = 20;
+
+/// What a relay is doing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ConditionKind {
+    /// It opens its first session.
+    Starting,
+    /// It delivers each event soon after its commit.
+    Streaming,
+    /// It delivers, but events wait because it was away or slower than the services.
+    CatchingUp,
+    /// Pub/Sub does not take the events of one or more topics.
+    BlockedOnPubsub,
+    /// PostgreSQL cannot be reached, or does not take what the relay must write.
+    BlockedOnDatabase,
+    /// It publishes rows from the tables, because the slot was lost or is new.
+    Recovering,
+    /// Another relay has the slot.
+    Standby,
+    /// A person must change something.
+    Broken,
+}
+
+impl ConditionKind {
+    /// All kinds.
+    pub const ALL: [Self; 8] = [
+        Self::Starting,
+        Self::Streaming,
+        Self::CatchingUp,
+        Self::BlockedOnPubsub,
+        Self::BlockedOnDatabase,
+        Self::Recovering,
+        Self::Standby,
+        Self::Broken,
+    ];
+
+    /// Its name, in kebab case.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Starting => "starting",
+            Self::Streaming => "streaming",
+            Self::CatchingUp => "catching-up",
+            Self::BlockedOnPubsub => "blocked-on-pubsub",
+            Self::BlockedOnDatabase => "blocked-on-database",
+            Self::Recovering => "recovering",
+            Self::Standby => "standby",
+            Self::Broken => "broken",
+        }
+    }
+}
+
+/// The condition of a relay at one moment.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Condition {
+    /// What it is doing.
+    pub state: ConditionKind,
+    /// Since when, in seconds before the moment.
+    pub for_seconds: f64,
+    /// The error code behind a blocked or broken relay.
+    pub code: Option<String>,
+    /// What happened.
+    pub what: Option<String>,
+    /// What to do.
+    pub hint: Option<String>,
+    /// Seconds until it has caught up, at the present rate.
+    pub caught_up_in_seconds: Option<f64>,
+    /// Topics to which publishing fails: the first 20 by name.
+    pub topics: Vec<TopicCondition>,
+    /// How many topics fail.
+    pub failing_topics: usize,
+}
+
+/// A topic to which publishing fails.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct TopicCondition {
+    /// Full name, `projects/<project>/topics/<name>`.
+    pub topic: String,
+    /// Code of the latest error.
+    pub code: String,
+    /// The latest error.
+    pub error: String,
+    /// What to do.
+    pub hint: String,
+    /// How long it has failed, in seconds.
+    pub for_seconds: f64,
+    /// Failed requests in this time.
+    pub failures: u64,
+    /// Events that the relay has read and that wait for this topic.
+    pub waiting_events: u64,
+    /// Age of the oldest of them in seconds, if known.
+    pub oldest_seconds: Option<f64>,
+}
+
+/// What a running relay knows about itself.
+#[derive(Debug, Clone)]
+pub struct RelayFacts {
+    /// The phase, and since when it lasts.
+    pub phase: (Phase, Instant),
+    /// The topics that fail.
+    pub topics: Vec<FailingTopic>,
+    /// Why outcomes cannot be recorded.
+    pub recording: Option<Trouble>,
+    /// What is wrong with the publication.
+    pub publication: Option<Trouble>,
+    /// WAL beyond the confirmed position, bytes.
+    pub lag_bytes: Option<u64>,
+    /// Age of the oldest event without an outcome.
+    pub oldest: Option<Duration>,
+    /// Time until the relay has caught up.
+    pub caught_up_in: Option<Duration>,
+    /// The time by PostgreSQL's clock, Unix microseconds.
+    pub server_micros: i64,
+}
+
+/// Judges the facts as of `now`.
+pub fn judge(facts: &RelayFacts, now: Instant) -> Condition {
+    let age = |since: Instant| now.saturating_duration_since(since);
+    let lasts = |trouble: &Trouble| age(trouble.since) >= FAILS_AFTER;
+    let failing = facts.topics.iter().filter(|topic| lasts(&topic.trouble));
+    let failing: Vec<&FailingTopic> = failing.collect();
+    let (state, trouble) = match &facts.phase.0 {
+        Phase::Connecting => (ConditionKind::Starting, None),
+        Phase::Standby(_) => (ConditionKind::Standby, None),
+        Phase::Broken(trouble) if is_of_the_database(trouble.code) => {
+            (ConditionKind::BlockedOnDatabase, Some(trouble))
+        }
+        Phase::Broken(trouble) => (ConditionKind::Broken, Some(trouble)),
+        phase @ (Phase::Streaming | Phase::Recovering) => {
+            let first = failing.iter().map(|topic| &topic.trouble);
+            let first = first.min_by_key(|trouble| trouble.since);
+            let recording = facts.recording.as_ref().filter(|trouble| lasts(trouble));
+            match (recording, first, &facts.publication) {
+                (Some(trouble), _, _) => (ConditionKind::BlockedOnDatabase, Some(trouble)),
+                (None, Some(trouble), _) => (ConditionKind::BlockedOnPubsub, Some(trouble)),
+                (None, None, Some(trouble)) => (ConditionKind::Broken, Some(trouble)),
+                (None, None, None) if *phase == Phase::Recovering => {
+                    (ConditionKind::Recovering, None)
+                }
+                (None, None, None) if is_behind(facts) => (ConditionKind::CatchingUp, None),
+                (None, None, None) => (ConditionKind::Streaming, None),
+            }
+        }
+    };
+    let since = trouble.map_or(facts.phase.1, |trouble| trouble.since);
+    let is_catching_up = state == ConditionKind::CatchingUp;
+    let caught_up_in = facts.caught_up_in.filter(|_| is_catching_up);
+    let named = failing.iter().take(TOPICS_NAMED);
+    Condition {
+        state,
+        for_seconds: age(since).as_secs_f64(),
+        code: trouble.map(|trouble| trouble.code.name().to_owned()),
+        what: trouble.map(|trouble| trouble.what.clone()),
+        hint: trouble.map(|trouble| trouble.hint.clone()),
+        caught_up_in_seconds: caught_up_in.map(|time| time.as_secs_f64()),
+        topics: named
+            .map(|topic| TopicCondition::of(topic, now, facts.server_micros))
+            .collect(),
+        failing_topics: failing.len(),
+    }
+}
+
+fn is_behind(facts: &RelayFacts) -> bool {
+    facts.oldest.is_some_and(|oldest| oldest >= BEHIND_AFTER)
+        || facts.lag_bytes.is_some_and(|bytes| bytes >= BEHIND_BYTES)
+}
+
+/// Whether the error goes away by itself once PostgreSQL answers again.
+fn is_of_the_database(code: Code) -> bool {
+    matches!(
+        code,
+        Code::PostgresUnreachable
+            | Code::PostgresConnectionLost
+            | Code::PostgresTooManyConnections
+            | Code::RoleConnectionLimit
+            | Code::DatabaseConnectionLimit
+            | Code::WalSendersUsedUp
+            | Code::ReplicationSlotsUsedUp
+            | Code::PostgresTimeout
+            | Code::PostgresStopping
+            | Code::PostgresStandby
+            | Code::LeaseLost
+            | Code::SlotBusy
+    )
+}
+
+impl TopicCondition {
+    fn of(topic: &FailingTopic, now: Instant, server_micros: i64) -> Self {
+        let trouble = &topic.trouble;
+        let oldest = topic.oldest_commit.map(|commit| {
+            let micros = server_micros.saturating_sub(commit).max(0).unsigned_abs();
+            Duration::from_micros(micros).as_secs_f64()
+        });
+        Self {
+            topic: topic.topic.to_string(),
+            code: trouble.code.name().to_owned(),
+            error: trouble.what.clone(),
+            hint: trouble.hint.clone(),
+            for_seconds: now.saturating_duration_since(trouble.since).as_secs_f64(),
+            failures: topic.failures,
+            waiting_events: topic.waiting_events,
+            oldest_seconds: oldest,
+        }
+    }
+
+    /// The name without the project.
+    pub fn short_name(&self) -> &str {
+        let name = self.topic.rsplit_once("/topics/");
+        name.map_or(&self.topic, |(_, name)| name)
+    }
+}
+
+impl Condition {
+    /// How bad it is.
+    pub fn severity(&self) -> Severity {
+        match self.state {
+            ConditionKind::Streaming => Severity::Ok,
+            ConditionKind::Starting
+            | ConditionKind::CatchingUp
+            | ConditionKind::Recovering
+            | ConditionKind::Standby => Severity::Info,
+            ConditionKind::BlockedOnPubsub | ConditionKind::BlockedOnDatabase => {
+                if self.for_seconds < URGENT_AFTER.as_secs_f64() {
+                    Severity::Warning
+                } else {
+                    Severity::Error
+                }
+            }
+            ConditionKind::Broken => Severity::Error,
+        }
+    }
+
+    /// Whether delivery is held up.
+    pub fn is_held_up(&self) -> bool {
+        matches!(
+            self.state,
+            ConditionKind::BlockedOnPubsub
+                | ConditionKind::BlockedOnDatabase
+                | ConditionKind::Broken
+        )
+    }
+
+    /// Events of all named topics that wait.
+    pub fn waiting_events(&self) -> u64 {
+        self.topics.iter().map(|topic| topic.waiting_events).sum()
+    }
+
+    /// Whether the other condition says the same, apart from figures.
+    pub fn is_like(&self, other: &Self) -> bool {
+        let names = |condition: &Self| {
+            let topics = condition.topics.iter();
+            let topics = topics.map(|topic| (topic.topic.clone(), topic.code.clone()));
+            topics.collect::<Vec<_>>()
+        };
+        self.state == other.state
+            && self.code == other.code
+            && self.failing_topics == other.failing_topics
+            && names(self) == names(other)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,149 @@
+//! The condition that follows from each kind of facts.
+
+use super::*;
+use crate::error::Error;
+
+fn ago(now: Instant, seconds: u64) -> Instant {
+    now.checked_sub(Duration::from_secs(seconds)).unwrap()
+}
+
+fn trouble(code: Code, since: Instant) -> Trouble {
+    Trouble::of(&Error::new(code, "it failed"), since)
+}
+
+fn topic(name: &str, since: Instant) -> FailingTopic {
+    FailingTopic {
+        topic: format!("projects/p/topics/{name}").into(),
+        trouble: trouble(Code::TopicMissing, since),
+        failures: 7,
+        waiting_events: 5,
+        oldest_commit: Some(1_000_000),
+    }
+}
+
+/// A relay that has streamed for an hour, without any trouble.
+fn streaming(now: Instant) -> RelayFacts {
+    RelayFacts {
+        phase: (Phase::Streaming, ago(now, 3_600)),
+        topics: Vec::new(),
+        recording: None,
+        publication: None,
+        lag_bytes: Some(100),
+        oldest: Some(Duration::ZERO),
+        caught_up_in: None,
+        server_micros: 21_000_000,
+    }
+}
+
+fn now() -> Instant {
+    // Far enough from the clock's origin to go back in time.
+    Instant::now() + Duration::from_secs(86_400)
+}
+
+#[test]
+fn each_kind_of_facts_has_its_condition() {
+    use ConditionKind::*;
+    let now = now();
+    let change = |change: &dyn Fn(&mut RelayFacts)| {
+        let mut facts = streaming(now);
+        change(&mut facts);
+        judge(&facts, now).state
+    };
+    let broken = |code| Phase::Broken(trouble(code, ago(now, 5)));
+    type Case<'a> = (ConditionKind, &'a dyn Fn(&mut RelayFacts));
+    let cases: [Case<'_>; 17] = [
+        (Streaming, &|_| {}),
+        (Starting, &|facts| facts.phase.0 = Phase::Connecting),
+        (Standby, &|facts| facts.phase.0 = Phase::Standby("x".into())),
+        (Recovering, &|facts| facts.phase.0 = Phase::Recovering),
+        (Broken, &|facts| {
+            facts.phase.0 = broken(Code::PublicationMissing)
+        }),
+        (Broken, &|facts| facts.phase.0 = broken(Code::Internal)),
+        (BlockedOnDatabase, &|facts| {
+            facts.phase.0 = broken(Code::PostgresUnreachable)
+        }),
+        (BlockedOnDatabase, &|facts| {
+            facts.phase.0 = broken(Code::WalSendersUsedUp)
+        }),
+        (CatchingUp, &|facts| facts.oldest = Some(BEHIND_AFTER)),
+        (CatchingUp, &|facts| facts.lag_bytes = Some(BEHIND_BYTES)),
+        (Streaming, &|facts| {
+            facts.topics = vec![topic("a", ago(now, 1))]
+        }),
+        (BlockedOnPubsub, &|facts| {
+            facts.topics = vec![topic("a", ago(now, 20))]
+        }),
+        (BlockedOnPubsub, &|facts| {
+            facts.phase.0 = Phase::Recovering;
+            facts.topics = vec![topic("a", ago(now, 20))];
+        }),
+        (Standby, &|facts| {
+            facts.phase.0 = Phase::Standby("x".into());
+            facts.topics = vec![topic("a", ago(now, 20))];
+        }),
+        (BlockedOnDatabase, &|facts| {
+            facts.recording = Some(trouble(Code::PostgresConnectionLost, ago(now, 9)));
+            facts.topics = vec![topic("a", ago(now, 20))];
+        }),
+        (Streaming, &|facts| {
+            facts.recording = Some(trouble(Code::PostgresConnectionLost, ago(now, 1)));
+        }),
+        (Broken, &|facts| {
+            facts.publication = Some(trouble(Code::PublicationDrift, now))
+        }),
+    ];
+    for (i, (expected, case)) in cases.into_iter().enumerate() {
+        assert_eq!(change(case), expected, "case {i}");
+    }
+}
+
+#[test]
+fn a_blocked_relay_names_its_topics_and_becomes_urgent() {
+    let now = now();
+    let mut facts = streaming(now);
+    facts.topics = (0..30)
+        .map(|i| topic(&format!("t{i:02}"), ago(now, 20 + i)))
+        .collect();
+    let condition = judge(&facts, now);
+    assert_eq!(
+        (condition.failing_topics, condition.topics.len()),
+        (30, TOPICS_NAMED)
+    );
+    assert_eq!(
+        condition.for_seconds, 49.0,
+        "since the first topic began to fail"
+    );
+    assert_eq!(condition.code.as_deref(), Some("topic-missing"));
+    assert_eq!(condition.severity(), Severity::Warning);
+    let first = &condition.topics[0];
+    assert_eq!(
+        (first.short_name(), first.oldest_seconds),
+        ("t00", Some(20.0))
+    );
+    let later = judge(&facts, now + URGENT_AFTER);
+    assert_eq!(later.severity(), Severity::Error);
+    assert!(later.is_like(&condition) && later.is_held_up());
+    facts.topics.pop();
+    assert!(!judge(&facts, now).is_like(&condition));
+}
+
+#[test]
+fn the_estimate_is_shown_only_while_the_relay_catches_up() {
+    let now = now();
+    let mut facts = streaming(now);
+    facts.caught_up_in = Some(Duration::from_secs(90));
+    assert_eq!(judge(&facts, now).caught_up_in_seconds, None);
+    facts.oldest = Some(Duration::from_secs(600));
+    assert_eq!(judge(&facts, now).caught_up_in_seconds, Some(90.0));
+}
+
+#[test]
+fn a_condition_is_read_back_from_its_json() {
+    let now = now();
+    let mut facts = streaming(now);
+    facts.topics = vec![topic("a", ago(now, 20))];
+    let condition = judge(&facts, now);
+    let json = serde_json::to_string(&condition).unwrap();
+    assert_eq!(serde_json::from_str::<Condition>(&json).unwrap(), condition);
+}

@@ -1,0 +1,265 @@
+//! The topics to which publishing fails: since when, why, and how many events wait.
+//!
+//! The log gets one line when a topic begins to fail, one every ten seconds while it fails, with
+//! counts, and one when it works again. A topic works again once a request was published after the
+//! last failure, and no lane of the topic still has a failed request.
+//!
+//! Costs nothing while no topic fails. While one does, [`FailingTopics::survey`] looks at all lanes
+//! about once per second.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use decoder::PgTimestamp;
+
+use crate::condition::{FailingTopic, Trouble, Troubles};
+use crate::error::Error;
+use crate::lanes::Lanes;
+
+/// Time between two lines of the log about one topic.
+const LOG_INTERVAL: Duration = Duration::from_secs(10);
+
+/// The most lines in that time, about all topics.
+const LINES_MAX: u32 = 20;
+
+/// Time between two looks at the lanes.
+const SURVEY_INTERVAL: Duration = Duration::from_secs(1);
+
+/// A look at the lanes may take at most this part of the time.
+const SURVEY_SHARE: u32 = 100;
+
+#[derive(Debug)]
+pub(super) struct FailingTopics {
+    topics: HashMap<Arc<str>, Failing>,
+    /// For those who show the topics.
+    shared: Troubles,
+    /// When the lanes are looked at next.
+    survey_due: Instant,
+    lines: LineBudget,
+}
+
+/// A failing topic.
+#[derive(Debug)]
+struct Failing {
+    trouble: Trouble,
+    failures: u64,
+    /// Failures when the last line was written, and when that was.
+    told: (u64, Instant),
+    /// Whether a request was published after the last failure.
+    has_published: bool,
+    lanes: LanesOfTopic,
+}
+
+/// The last look at the lanes of a topic.
+#[derive(Debug, Default, Clone, Copy)]
+struct LanesOfTopic {
+    events: u64,
+    oldest: Option<PgTimestamp>,
+    /// Lanes with a failed request.
+    failing: u64,
+}
+
+impl FailingTopics {
+    pub(super) fn new(shared: Troubles) -> Self {
+        Self {
+            topics: HashMap::new(),
+            shared,
+            survey_due: Instant::now(),
+            lines: LineBudget::default(),
+        }
+    }
+
+    /// A request for the topic failed, and is sent again.
+    pub(super) fn failed(&mut self, topic: &Arc<str>, error: &Error, now: Instant) {
+        let is_new = !self.topics.contains_key(topic);
+        let failing = self.topics.entry(topic.clone()).or_insert_with(|| Failing {
+            trouble: Trouble::of(error, now),
+            failures: 0,
+            told: (0, now),
+            has_published: false,
+            lanes: LanesOfTopic::default(),
+        });
+        failing.failures += 1;
+        failing.has_published = false;
+        if failing.trouble.code != error.code() {
+            failing.trouble = Trouble::of(error, failing.trouble.since);
+        }
+        let is_due = is_new || now.saturating_duration_since(failing.told.1) >= LOG_INTERVAL;
+        if is_due && let Some(left_out) = self.lines.take(now) {
+            let Failing {
+                trouble,
+                failures,
+                lanes,
+                ..
+            } = failing;
+            let (code, hint) = (trouble.code.name(), &trouble.hint);
+            if is_new {
+                tracing::warn!(code, hint, lines_left_out = left_out, "{error}");
+            } else {
+                let for_s = now.saturating_duration_since(trouble.since).as_secs();
+                let since_last = *failures - failing.told.0;
+                tracing::warn!(
+                    code,
+                    hint,
+                    failures,
+                    since_last,
+                    for_s,
+                    waiting_events = lanes.events,
+                    lines_left_out = left_out,
+                    "{error}"
+                );
+            }
+            failing.told = (*failures, now);
+        }
+        if is_new {
+            self.shared.remember(error);
+            self.show();
+        }
+    }
+
+    /// A request for the topic was published.
+    pub(super) fn published(&mut self, topic: &str) {
+        if !self.topics.is_empty()
+            && let Some(failing) = self.topics.get_mut(topic)
+        {
+            failing.has_published = true;
+        }
+    }
+
+    /// Looks at the lanes, if it is time, and forgets the topics that work again.
+    pub(super) fn survey(&mut self, lanes: &Lanes) {
+        if self.topics.is_empty() {
+            return;
+        }
+        let now = Instant::now();
+        if now < self.survey_due {
+            return;
+        }
+        for failing in self.topics.values_mut() {
+            failing.lanes = LanesOfTopic::default();
+        }
+        lanes.survey(|topic, lane| {
+            let Some(failing) = self.topics.get_mut(topic) else {
+                return;
+            };
+            let seen = &mut failing.lanes;
+            seen.events += lane.events;
+            seen.failing += u64::from(lane.is_failing);
+            seen.oldest = [seen.oldest, lane.oldest].into_iter().flatten().min();
+        });
+        let lines = &mut self.lines;
+        self.topics.retain(|topic, failing| {
+            let works = failing.has_published && failing.lanes.failing == 0;
+            if works && let Some(left_out) = lines.take(now) {
+                tracing::info!(
+                    topic = &**topic,
+                    failures = failing.failures,
+                    lines_left_out = left_out,
+                    for_s = now
+                        .saturating_duration_since(failing.trouble.since)
+                        .as_secs(),
+                    "publishing to the topic works again"
+                );
+            }
+            !works
+        });
+        self.show();
+        let took = now.elapsed();
+        self.survey_due = now + SURVEY_INTERVAL.max(took * SURVEY_SHARE);
+    }
+
+    fn show(&self) {
+        let topics = self.topics.iter().map(|(topic, failing)| FailingTopic {
+            topic: topic.clone(),
+            trouble: failing.trouble.clone(),
+            failures: failing.failures,
+            waiting_events: failing.lanes.events,
+            oldest_commit: failing.lanes.oldest.map(PgTimestamp::as_unix_micros),
+        });
+        let mut topics: Vec<_> = topics.collect();
+        topics.sort_unstable_by(|a, b| a.topic.cmp(&b.topic));
+        self.shared.set_topics(topics);
+    }
+}
+
+/// Limits the lines about all topics together: hundreds may fail for the same reason.
+#[derive(Debug, Default)]
+struct LineBudget {
+    began: Option<Instant>,
+    lines: u32,
+    left_out: u64,
+}
+
+impl LineBudget {
+    /// Whether a line may be written, and how many were left out since the last one.
+    fn take(&mut self, now: Instant) -> Option<u64> {
+        let is_over = |began: Instant| now.saturating_duration_since(began) >= LOG_INTERVAL;
+        if self.began.is_none_or(is_over) {
+            (self.began, self.lines) = (Some(now), 0);
+        }
+        if self.lines == LINES_MAX {
+            self.left_out += 1;
+            return None;
+        }
+        self.lines += 1;
+        Some(std::mem::take(&mut self.left_out))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::Code;
+    use crate::event::Event;
+    use crate::event::OrderingKey;
+    use crate::lanes::{Load, Serve};
+
+    fn error() -> Error {
+        Error::new(Code::TopicMissing, "the topic is missing")
+    }
+
+    #[test]
+    fn a_topic_fails_until_its_last_failed_request_is_published() {
+        let (troubles, now) = (Troubles::default(), Instant::now());
+        let mut failing = FailingTopics::new(troubles.clone());
+        let mut lanes = Lanes::new(8);
+        let topic: Arc<str> = "projects/p/topics/t".into();
+        for (key, ordinal) in [("a", 1), ("b", 2), ("b", 3)] {
+            let key = OrderingKey::from(key);
+            lanes.push(topic.clone(), key, Event::for_tests(ordinal));
+        }
+        let next = |lanes: &mut Lanes| lanes.next_request(now, Serve::All).unwrap();
+        let (first, second) = (next(&mut lanes), next(&mut lanes));
+        failing.failed(&topic, &error(), now);
+        lanes.failed(first, now, Load::Keep);
+        lanes.finished(&second);
+        failing.published(&topic);
+        failing.survey(&lanes);
+        let shown = troubles.topics();
+        assert_eq!((shown.len(), shown[0].failures), (1, 1));
+        assert_eq!(
+            shown[0].waiting_events, 1,
+            "only the failed request is left"
+        );
+
+        let again = next(&mut lanes);
+        failing.survey_due = now;
+        failing.survey(&lanes);
+        assert_eq!(troubles.topics().len(), 1, "the retry is in flight");
+        lanes.finished(&again);
+        failing.published(&topic);
+        failing.survey_due = now;
+        failing.survey(&lanes);
+        assert!(troubles.topics().is_empty());
+    }
+
+    #[test]
+    fn lines_about_many_topics_are_limited_and_counted() {
+        let (mut lines, start) = (LineBudget::default(), Instant::now());
+        let written = (0..50).filter(|_| lines.take(start).is_some()).count();
+        assert_eq!(written, LINES_MAX as usize);
+        assert_eq!(lines.take(start + LOG_INTERVAL), Some(30));
+        assert_eq!(lines.take(start + LOG_INTERVAL), Some(0));
+    }
+}

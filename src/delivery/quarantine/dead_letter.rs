@@ -1,0 +1,143 @@
+//! The dead letter: the message on the dead-letter topic that reports a bad event.
+//!
+//! It has the event's data and attributes, as far as they fit. Further attributes say which event it
+//! is, where it should have gone, and why it could not. It is unordered, so that nothing can hold it
+//! up.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use googleapis_tonic_google_pubsub_v1::google::pubsub::v1::PubsubMessage;
+use prost::Message;
+use uuid::Uuid;
+
+use crate::event::{EventRef, Group};
+use crate::mapping::limits;
+
+/// Bytes in a request for the topic's name and the framing.
+const REQUEST_OVERHEAD: usize = 1_000;
+
+/// A bad event whose dead letter is in flight. The event is recorded after that.
+#[derive(Debug)]
+pub(crate) struct Letter {
+    pub(crate) group: Group,
+    pub(crate) origin: EventRef,
+    pub(crate) error: Arc<str>,
+}
+
+/// Encodes the dead letter. `original` is the event's own message; for a row that could not become a
+/// message, one with only the payload.
+pub(crate) fn letter(letter: &Letter, original: PubsubMessage) -> Bytes {
+    let Letter {
+        group,
+        origin,
+        error,
+    } = letter;
+    let own = [
+        (
+            "event_id",
+            Uuid::from_bytes(origin.event_id.uuid).to_string(),
+        ),
+        ("topic", group.topic.to_string()),
+        ("ordering_key", group.ordering_key.to_string()),
+        ("error", error.to_string()),
+        ("commit_lsn", origin.commit.lsn().to_string()),
+        ("ordinal", origin.ordinal.to_string()),
+    ];
+    let own = own.into_iter().filter(|(_, value)| !value.is_empty());
+    let mut attributes: HashMap<String, String> = own
+        .map(|(key, value)| (key.to_owned(), cut(value)))
+        .collect();
+    let mut theirs: Vec<_> = original.attributes.into_iter().collect();
+    theirs.sort_unstable();
+    for (key, value) in theirs {
+        let fits = attributes.len() < limits::ATTRIBUTES
+            && key.len() <= limits::ATTRIBUTE_KEY_BYTES
+            && value.len() <= limits::ATTRIBUTE_VALUE_BYTES
+            && !limits::is_reserved_attribute(&key);
+        if fits {
+            attributes.entry(key).or_insert(value);
+        }
+    }
+    let mut message = PubsubMessage {
+        data: original.data,
+        attributes,
+        ..PubsubMessage::default()
+    };
+    if message.encoded_len() + REQUEST_OVERHEAD > limits::REQUEST_BYTES {
+        message.data = Bytes::new();
+    }
+    message.encode_to_vec().into()
+}
+
+/// Shortens a value to the longest that Pub/Sub allows.
+fn cut(mut value: String) -> String {
+    value.truncate(value.floor_char_boundary(limits::ATTRIBUTE_VALUE_BYTES));
+    value
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::event::Event;
+    use crate::event::OrderingKey;
+
+    fn read(original: PubsubMessage, error: &str) -> PubsubMessage {
+        let about = Letter {
+            group: Group {
+                topic: "projects/p/topics/t".into(),
+                ordering_key: OrderingKey::from("k"),
+            },
+            origin: Event::for_tests(3).origin,
+            error: error.into(),
+        };
+        PubsubMessage::decode(letter(&about, original)).unwrap()
+    }
+
+    #[test]
+    fn a_dead_letter_has_the_events_data_and_attributes_and_the_error() {
+        let original = PubsubMessage {
+            data: "{}".into(),
+            attributes: [
+                ("tenant".into(), "acme".into()),
+                ("error".into(), "x".into()),
+            ]
+            .into(),
+            ordering_key: "k".into(),
+            ..PubsubMessage::default()
+        };
+        let message = read(original, "event-refused: no");
+        assert_eq!(message.data, "{}");
+        assert_eq!(message.ordering_key, "");
+        for (name, value) in [
+            ("tenant", "acme"),
+            ("error", "event-refused: no"),
+            ("topic", "projects/p/topics/t"),
+            ("ordering_key", "k"),
+            ("commit_lsn", "0/1"),
+            ("ordinal", "3"),
+        ] {
+            assert_eq!(message.attributes[name], value, "{name}");
+        }
+    }
+
+    #[test]
+    fn parts_that_pubsub_would_refuse_are_left_out() {
+        let mut attributes: HashMap<String, String> =
+            (0..100).map(|n| (format!("k{n}"), String::new())).collect();
+        attributes.insert("google_x".into(), "v".into());
+        attributes.insert("a".into(), "v".repeat(1_025));
+        let original = PubsubMessage {
+            data: vec![0; 10_000_000].into(),
+            attributes,
+            ..PubsubMessage::default()
+        };
+        let message = read(original, &"é".repeat(1_000));
+        assert!(message.data.is_empty());
+        assert_eq!(message.attributes.len(), 100);
+        assert!(!message.attributes.contains_key("google_x"));
+        assert!(!message.attributes.contains_key("a"));
+        assert_eq!(message.attributes["error"].len(), 1_024);
+    }
+}

@@ -1,0 +1,298 @@
+//! Reads released rows from the table, on a session of its own, one question at a time.
+//!
+//! The rows of a page are looked up in their tables one by one, so this task holds only one row in
+//! memory, however large the rows are; the session takes each one when it has room. A failed question
+//! is reported, and asked again later over a new connection.
+//!
+//! Not here: what to ask and when, and what happens to an event.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use slot_manager::SlotName;
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+
+use super::{PAGE, QuarantineQuery};
+use crate::capture::table::{TableEvent, TableReader};
+use crate::capture::{claim, rows};
+use crate::error::{Code, Error, Result};
+use crate::event::{EventRef, Group};
+use crate::mapping::{MapError, TableSettings};
+use crate::postgres::{PatientSql, Target};
+use crate::store::dispatch::quarantined;
+
+/// Long, because marking a key with a million events takes a while.
+const STATEMENT_TIMEOUT: Duration = Duration::from_secs(600);
+
+/// Groups that one look returns; the next look continues behind them.
+const GROUPS: usize = 256;
+
+/// A question.
+#[derive(Debug)]
+pub(crate) enum Ask {
+    /// Which groups have released rows, and which of these blocked keys have no rows left in
+    /// quarantine? `durable` is the number of durable records at the time of asking.
+    Look {
+        blocked: Vec<Group>,
+        durable: u64,
+        count: bool,
+    },
+    Do(QuarantineQuery),
+}
+
+/// An answer.
+#[derive(Debug)]
+pub(crate) enum QuarantineAnswer {
+    Looked {
+        released: Vec<Group>,
+        vanished: Vec<Group>,
+        durable: u64,
+        count: Option<i64>,
+    },
+    Marked(Group),
+    SentBack(Group),
+    /// The event of a row of the group's page.
+    Event(Group, TableEvent),
+    /// A row whose event cannot be sent, and why.
+    Lost(Group, EventRef, Error),
+    PageEnded(Group, usize),
+    Failed(Error),
+    /// The task has died: no more answers will come.
+    Died,
+}
+
+/// The running task; ends when dropped.
+#[derive(Debug)]
+pub(crate) struct Releaser {
+    asks: mpsc::Sender<Ask>,
+    found: mpsc::Receiver<QuarantineAnswer>,
+    task: JoinHandle<()>,
+}
+
+impl Releaser {
+    pub(crate) fn start(
+        target: Target,
+        slot: SlotName,
+        tables: Vec<TableSettings>,
+        project: Arc<str>,
+    ) -> Self {
+        let (asks, incoming) = mpsc::channel(1);
+        let (outgoing, found) = mpsc::channel(1);
+        let worker = Worker {
+            target,
+            slot,
+            tables,
+            project,
+            session: None,
+            looked_to: None,
+        };
+        Self {
+            asks,
+            found,
+            task: tokio::spawn(worker.run(incoming, outgoing)),
+        }
+    }
+
+    /// Asks a question; [`found`](Self::found) returns the answer. Only one question at a time.
+    pub(crate) fn ask(&self, ask: Ask) {
+        let sent = self.asks.try_send(ask);
+        debug_assert!(sent.is_ok(), "one question at a time");
+    }
+
+    /// The next answer. Cancel-safe; waits forever when there is no question.
+    pub(crate) async fn found(&mut self) -> QuarantineAnswer {
+        self.found.recv().await.unwrap_or(QuarantineAnswer::Died)
+    }
+}
+
+impl Drop for Releaser {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+struct ReleaserSession {
+    sql: PatientSql,
+    /// Created when first needed.
+    readers: Vec<TableReader>,
+}
+
+struct Worker {
+    target: Target,
+    slot: SlotName,
+    tables: Vec<TableSettings>,
+    project: Arc<str>,
+    session: Option<ReleaserSession>,
+    /// The last group of a full look, where the next look continues. So groups that cannot be
+    /// published for now do not hide others.
+    looked_to: Option<Group>,
+}
+
+impl Worker {
+    async fn run(mut self, mut asks: mpsc::Receiver<Ask>, found: mpsc::Sender<QuarantineAnswer>) {
+        while let Some(ask) = asks.recv().await {
+            let answer = self.answer(ask, &found).await.unwrap_or_else(|error| {
+                self.session = None;
+                QuarantineAnswer::Failed(error)
+            });
+            if found.send(answer).await.is_err() {
+                return;
+            }
+        }
+    }
+
+    async fn answer(
+        &mut self,
+        ask: Ask,
+        found: &mpsc::Sender<QuarantineAnswer>,
+    ) -> Result<QuarantineAnswer> {
+        let session = match &mut self.session {
+            Some(session) => session,
+            none => none.insert(ReleaserSession::open(&self.target).await?),
+        };
+        let sql = &session.sql;
+        match ask {
+            Ask::Look {
+                blocked,
+                durable,
+                count,
+            } => {
+                let after = self.looked_to.take();
+                let looking = quarantined::released_groups(sql, after.as_ref(), GROUPS as i64);
+                let released = sql.answer(looking).await?;
+                self.looked_to = released.get(GROUPS - 1).cloned();
+                Ok(QuarantineAnswer::Looked {
+                    released,
+                    vanished: if blocked.is_empty() {
+                        Vec::new()
+                    } else {
+                        let looking = quarantined::vanished(sql, &blocked);
+                        sql.answer(looking).await?
+                    },
+                    durable,
+                    count: if count {
+                        Some(sql.answer(quarantined::count(sql)).await?)
+                    } else {
+                        None
+                    },
+                })
+            }
+            Ask::Do(QuarantineQuery::Mark(group)) => {
+                sql.answer(quarantined::mark(sql, &group)).await?;
+                Ok(QuarantineAnswer::Marked(group))
+            }
+            Ask::Do(QuarantineQuery::SendBack(group)) => {
+                sql.answer(quarantined::send_back(sql, &group)).await?;
+                Ok(QuarantineAnswer::SentBack(group))
+            }
+            Ask::Do(QuarantineQuery::Page(group, after)) => {
+                let paging = quarantined::page(sql, &group, after, PAGE);
+                let rows = sql.answer(paging).await?;
+                let count = rows.len();
+                let readers_are_new = session.readers.is_empty();
+                if count > 0 && session.readers.is_empty() {
+                    let known = claim::known(sql, &self.slot, &self.tables);
+                    let known = sql.answer(known).await?;
+                    for (table, captured) in self.tables.iter().zip(&known) {
+                        let resolving = TableReader::resolve(sql, table, &self.project, captured);
+                        session.readers.push(sql.answer(resolving).await?);
+                    }
+                }
+                for origin in rows {
+                    let one = match session.find(&group, origin.clone()).await {
+                        Err(error) if is_of_one_event(&error, readers_are_new) => {
+                            QuarantineAnswer::Lost(group.clone(), origin, error)
+                        }
+                        found => found?,
+                    };
+                    if found.send(one).await.is_err() {
+                        break;
+                    }
+                }
+                Ok(QuarantineAnswer::PageEnded(group, count))
+            }
+        }
+    }
+}
+
+/// Whether the error concerns this one event only. If so, the event stays in quarantine and does
+/// not hold up the others. `slot-busy` counts only with new readers: from an older reader it can
+/// mean that the table was altered after the reader was made.
+fn is_of_one_event(error: &Error, readers_are_new: bool) -> bool {
+    match error.code() {
+        Code::PostgresStatement => true,
+        Code::SlotBusy => readers_are_new,
+        _ => false,
+    }
+}
+
+impl ReleaserSession {
+    async fn open(target: &Target) -> Result<Self> {
+        let sql = PatientSql::open(target, "postrider quarantine", STATEMENT_TIMEOUT).await?;
+        // Rows in quarantine are a small part of a large table, even with wrong statistics.
+        let setting = sql.batch_execute("SET enable_seqscan = off");
+        sql.answer(setting).await?;
+        Ok(Self {
+            sql,
+            readers: Vec::new(),
+        })
+    }
+
+    /// Reads the row of an event and maps it again: the settings may have changed.
+    async fn find(&mut self, group: &Group, origin: EventRef) -> Result<QuarantineAnswer> {
+        for reader in &mut self.readers {
+            let row = rows::find(&self.sql, reader, &origin.event_id).await?;
+            let Some(row) = row else { continue };
+            return match reader.event(&row, origin.commit, origin.ordinal) {
+                Ok(mut found) => {
+                    found.event.origin = origin;
+                    Ok(QuarantineAnswer::Event(group.clone(), found))
+                }
+                Err(MapError::Event(error)) if error.fault.is_of_the_row() => {
+                    let error = Error::from(MapError::Event(error));
+                    Ok(QuarantineAnswer::Lost(group.clone(), origin, error))
+                }
+                Err(error) => Err(error.into()),
+            };
+        }
+        let what = format!(
+            "event {} is no longer in its table",
+            origin.event_id.shown()
+        );
+        let gone = Error::new(Code::EventInvalid, what)
+            .hint("to discard it, run `postrider quarantine discard ID --yes`");
+        Ok(QuarantineAnswer::Lost(group.clone(), origin, gone))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_search_that_fails_for_one_event_does_not_hold_up_the_others() {
+        let of = |code, readers_are_new| is_of_one_event(&Error::new(code, "no"), readers_are_new);
+        assert!(of(Code::PostgresStatement, false));
+        // The table was altered: look its columns up again, but only once.
+        assert!(!of(Code::SlotBusy, false) && of(Code::SlotBusy, true));
+        for code in [
+            Code::PostgresConnectionLost,
+            Code::PostgresTimeout,
+            Code::PrivilegeMissing,
+        ] {
+            assert!(!of(code, true), "{code}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_dead_task_is_reported_instead_of_awaited() {
+        let (asks, _) = mpsc::channel(1);
+        let (outgoing, found) = mpsc::channel(1);
+        let task = tokio::spawn(async move {
+            let _held_until_it_dies = outgoing;
+        });
+        let mut releaser = Releaser { asks, found, task };
+        assert!(matches!(releaser.found().await, QuarantineAnswer::Died));
+    }
+}

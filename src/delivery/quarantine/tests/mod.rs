@@ -1,0 +1,26 @@
+//! Tests of the quarantine: rule by rule, and against a model of everything around it.
+
+mod model;
+mod rules;
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::time::SystemTime;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::event::Standing;
+use crate::publish::MessageIds;
+
+fn group() -> Group {
+    Group {
+        topic: "t".into(),
+        ordering_key: OrderingKey::from("k"),
+    }
+}
+
+fn event(n: u32, standing: Standing) -> Event {
+    let mut event = Event::for_tests(n);
+    event.origin.standing = standing;
+    event
+}

@@ -1,0 +1,244 @@
+//! Brings events back from quarantine: asks the table every two seconds which events operators have
+//! released, and moves those into the lanes step by step, as `quarantine` says.
+
+use std::time::{Duration, Instant};
+
+use super::bad_events::reason;
+use super::quarantine::{self, Admission, Ask, QuarantineAnswer, Releaser};
+use super::{Delivery, budget, until};
+use crate::capture::table::TableEvent;
+use crate::error::{Code, Error, Result};
+use crate::event::{EventRef, Group};
+use crate::metrics::KindLabel;
+use crate::store::dispatch::{Outcome, Record};
+
+/// Time between two looks for released or discarded events.
+const LOOK_INTERVAL: Duration = Duration::from_secs(2);
+
+/// Time between two counts of the events in quarantine.
+const COUNT_INTERVAL: Duration = Duration::from_secs(30);
+
+/// Pause after a failure.
+const RETRY_PAUSE: Duration = Duration::from_secs(1);
+
+/// Blocked keys that one look checks: 5 ms of the server's time.
+const LOOKED_AT: usize = 1_000;
+
+/// Decides when to ask the table, and for what.
+#[derive(Debug)]
+pub(super) struct Releases {
+    releaser: Releaser,
+    /// Whether an answer is outstanding.
+    asked: bool,
+    /// Whether the stream is past everything that earlier sessions recorded. Before that, some of
+    /// the events that precede a released event may not have arrived yet.
+    allowed: bool,
+    next_look: Instant,
+    next_count: Instant,
+    /// Ask nothing before this time.
+    not_before: Option<Instant>,
+    /// Blocked keys checked so far in this round.
+    looked_at: usize,
+}
+
+impl Releases {
+    pub(super) fn new(releaser: Releaser) -> Self {
+        let now = Instant::now();
+        Self {
+            releaser,
+            asked: false,
+            allowed: false,
+            next_look: now,
+            next_count: now,
+            not_before: None,
+            looked_at: 0,
+        }
+    }
+
+    /// Waits for the next answer; returns `None` when it is time to ask. Cancel-safe.
+    pub(super) async fn woken(&mut self, has_room: bool) -> Option<QuarantineAnswer> {
+        let due = match (self.asked || !self.allowed, self.not_before) {
+            (true, _) => None,
+            (false, Some(pause)) => Some(pause),
+            (false, None) => Some(self.next_look),
+        };
+        tokio::select! {
+            biased;
+            found = self.releaser.found(), if has_room => Some(found),
+            () = until(due) => None,
+        }
+    }
+}
+
+impl Delivery {
+    /// The stream is past everything that earlier sessions recorded: releases may begin.
+    pub(crate) fn allow_releases(&mut self) {
+        self.releases.allowed = true;
+    }
+
+    /// Asks the next question that is due, if no answer is outstanding.
+    pub(super) fn ask(&mut self) {
+        let now = Instant::now();
+        let releases = &mut self.releases;
+        if releases.asked || !releases.allowed {
+            return;
+        }
+        if releases.not_before.is_some_and(|at| at > now) {
+            return;
+        }
+        releases.not_before = None;
+        let ask = if releases.next_look <= now {
+            let (blocked, durable) = self.quarantine.settled(releases.looked_at, LOOKED_AT);
+            releases.looked_at = match blocked.len() {
+                LOOKED_AT => releases.looked_at + LOOKED_AT,
+                _ => 0,
+            };
+            let count = releases.next_count <= now;
+            if count {
+                releases.next_count = now + COUNT_INTERVAL;
+                if self.letters.is_empty() {
+                    self.quarantine.counting();
+                }
+            }
+            releases.next_look = now + LOOK_INTERVAL;
+            Some(Ask::Look {
+                blocked,
+                durable,
+                count,
+            })
+        } else {
+            self.quarantine.command().map(Ask::Do)
+        };
+        if let Some(ask) = ask {
+            releases.asked = true;
+            releases.releaser.ask(ask);
+        }
+    }
+
+    pub(super) fn on_found(&mut self, found: QuarantineAnswer) -> Result<()> {
+        match found {
+            QuarantineAnswer::Event(group, event) => return self.take_released(&group, event),
+            QuarantineAnswer::Lost(group, origin, error) => {
+                self.lost(&group, origin, &error);
+                return Ok(());
+            }
+            QuarantineAnswer::Looked {
+                released,
+                vanished,
+                durable,
+                count,
+            } => {
+                for group in released {
+                    self.quarantine.release(group);
+                }
+                for group in vanished {
+                    if self.quarantine.vanished(&group, durable) {
+                        tracing::info!(
+                            topic = &*group.topic,
+                            key = group.ordering_key.as_str(),
+                            "the quarantine of this key is empty: its events are published again"
+                        );
+                    }
+                }
+                if let Some(count) = count {
+                    self.metrics.events_in_quarantine.set(Some(count as f64));
+                    self.quarantine.counted(usize::try_from(count).unwrap_or(0));
+                }
+            }
+            QuarantineAnswer::Marked(group) => self.quarantine.marked(&group),
+            QuarantineAnswer::SentBack(group) => self.quarantine.sent_back(&group),
+            QuarantineAnswer::PageEnded(group, rows) => {
+                if let Some(held) = self.quarantine.page_ended(&group, rows) {
+                    tracing::info!(
+                        topic = &*group.topic,
+                        key = group.ordering_key.as_str(),
+                        "all events of this key are released from quarantine: publishing its new events"
+                    );
+                    for event in held {
+                        let Group {
+                            topic,
+                            ordering_key,
+                        } = group.clone();
+                        self.lanes.push(topic, ordering_key, event);
+                    }
+                }
+            }
+            QuarantineAnswer::Failed(error) => {
+                self.releases.not_before = Some(Instant::now() + RETRY_PAUSE);
+                if let Some(more) = self.log.due(error.code()) {
+                    tracing::warn!(
+                        code = %error.code(), hint = error.hint_text(), since_last = more,
+                        "cannot read the quarantine, retrying: {error}"
+                    );
+                }
+            }
+            QuarantineAnswer::Died => {
+                let what = "the task that reads released events ended unexpectedly";
+                return Err(Error::new(Code::Internal, what));
+            }
+        }
+        self.releases.asked = false;
+        Ok(())
+    }
+
+    /// Takes a released event, behind those of its key that were released before.
+    fn take_released(&mut self, group: &Group, found: TableEvent) -> Result<()> {
+        let TableEvent {
+            topic,
+            ordering_key,
+            event,
+        } = found;
+        let at = quarantine::place(&event.origin);
+        if !self.quarantine.read(group, at) {
+            return Ok(());
+        }
+        self.budget.take(&event);
+        let weight = budget::weight(&event);
+        self.quarantine.goes_to_lane(group, at, weight);
+        let own = *topic == *group.topic && ordering_key == group.ordering_key;
+        // With new settings the event may have another key, which has a quarantine of its own.
+        let admission = if own {
+            Admission::Open
+        } else {
+            self.quarantine.admit(&topic, &ordering_key, at)
+        };
+        match admission {
+            Admission::Open => self.lanes.push(topic, ordering_key, event),
+            Admission::Quarantined(why) => {
+                self.set_aside_behind(topic, ordering_key, event, Outcome::Quarantined(why));
+            }
+            Admission::Released(why) => {
+                self.set_aside_behind(topic, ordering_key, event, Outcome::Released(why));
+            }
+            Admission::Held => {
+                self.unhold();
+                let why = self.quarantine.waits_for(group);
+                self.set_aside_behind(topic, ordering_key, event, Outcome::Released(why));
+            }
+        }
+        Ok(())
+    }
+
+    /// A released row cannot be sent: it stays in quarantine, and so do the rows behind it.
+    fn lost(&mut self, group: &Group, origin: EventRef, error: &Error) {
+        if !self.quarantine.read(group, quarantine::place(&origin)) {
+            return;
+        }
+        tracing::error!(
+            code = %error.code(), event = origin.event_id.shown(), hint = error.hint_text(),
+            "cannot release an event from quarantine: {error}"
+        );
+        let kind = error.code().name();
+        let quarantined = &self.metrics.events_quarantined;
+        quarantined.get_or_create(&KindLabel { kind }).inc();
+        self.budget.take_record();
+        self.record(Record {
+            topic: Some(group.topic.clone()).filter(|topic| !topic.is_empty()),
+            ordering_key: group.ordering_key.clone(),
+            at: self.metrics.server_clock.now(),
+            events: vec![origin],
+            outcome: Outcome::Quarantined(reason(error.code(), &error.to_string())),
+        });
+        self.fail_release(group);
+    }
+}

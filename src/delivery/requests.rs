@@ -1,0 +1,134 @@
+//! Requests of a session: sends them, and decides what follows from each answer.
+
+use std::time::Instant;
+
+use super::Delivery;
+use super::records::leave_without_rows;
+use crate::error::{Code, Error, Result};
+use crate::event::{EventRef, Standing};
+use crate::lanes::{Load, Request, Serve};
+use crate::metrics::KindLabel;
+use crate::publish::{self, Class, Failure, MessageIds};
+use crate::settings::Dispatch;
+use crate::store::dispatch::{Outcome, Record};
+
+/// The result of one attempt.
+pub(super) struct Answer {
+    pub(super) request: Request,
+    pub(super) result: Result<MessageIds, Failure>,
+}
+
+impl Delivery {
+    /// Starts as many requests as the lanes and the limit allow. Their timeout begins at `now`, when
+    /// the lease was last checked. `serve` chooses the lanes, given whether requests still fill up.
+    pub(crate) fn send_requests(&mut self, now: Instant, serve: impl Fn(bool) -> Serve) {
+        while let serve = serve(self.fills_requests())
+            && let Some(request) = self.lanes.next_request(now, serve)
+        {
+            self.budget.sent(&request.events);
+            let publisher = self.publisher.clone();
+            self.publishing.spawn(async move {
+                let messages = request.events.iter().map(|event| &event.message);
+                let result = publisher.publish(&request.key.topic, messages, now).await;
+                Answer { request, result }
+            });
+        }
+    }
+
+    pub(super) fn on_answer(
+        &mut self,
+        answer: Result<Answer, tokio::task::JoinError>,
+    ) -> Result<()> {
+        let Answer { request, result } =
+            answer.map_err(|e| Error::new(Code::Internal, "a publish task ended").caused_by(e))?;
+        self.budget.answered(&request.events);
+        match result {
+            Ok(message_ids) => {
+                self.on_published(request, message_ids);
+                Ok(())
+            }
+            Err(failure) => self.on_failure(request, &failure),
+        }
+    }
+
+    pub(super) fn on_published(&mut self, mut request: Request, mut message_ids: MessageIds) {
+        self.lanes.finished(&request);
+        self.failing.published(&request.key.topic);
+        let at = self.metrics.server_clock.now();
+        self.metrics.publish_requests.inc();
+        self.metrics.last_published.now();
+        let bytes = request.events.iter().map(|event| event.message.len()).sum();
+        self.budget.give_back_messages(request.events.len(), bytes);
+        if !self.letters.is_empty() {
+            self.letters_published(&mut request, &mut message_ids);
+        }
+        let Some(first) = request.events.first() else {
+            return;
+        };
+        self.metrics
+            .events_published
+            .inc_by(request.events.len() as u64);
+        if first.origin.standing == Standing::New
+            && let Some(committed) = first.origin.commit_time.to_system_time()
+        {
+            let latency = at.duration_since(committed).unwrap_or_default();
+            self.metrics.latency.observe(latency.as_secs_f64());
+            self.metrics.recent_latency.add(latency);
+        }
+        let events = request.events.into_iter().map(|event| event.origin);
+        let mut events: Vec<EventRef> = events.collect();
+        if self.dispatch == Dispatch::Exceptions {
+            leave_without_rows(&mut events);
+            if self.resolves_at_once(&events) {
+                for event in &events {
+                    self.resolved.count(event.commit);
+                }
+                self.budget.give_back_records(events.len());
+                return;
+            }
+        }
+        self.record(Record {
+            topic: Some(request.key.topic),
+            ordering_key: request.key.ordering_key,
+            at,
+            events,
+            outcome: Outcome::Published(message_ids),
+        });
+    }
+
+    /// Schedules a retry of a failed attempt. If Pub/Sub refuses the request for good, bisects it and
+    /// sets the bad event aside.
+    fn on_failure(&mut self, request: Request, failure: &Failure) -> Result<()> {
+        let topic = request.key.topic.clone();
+        let error = publish::error(failure, &topic);
+        let kind = error.code().name();
+        self.metrics
+            .publish_failures
+            .get_or_create(&KindLabel { kind })
+            .inc();
+        let load = match failure.class {
+            Class::Content => {
+                let key = request.key.clone();
+                return match self.lanes.refused(request) {
+                    Some(event) => self.on_refused(&key, event, error, failure),
+                    None => Ok(()),
+                };
+            }
+            Class::UnknownOutcome => Load::Reduce,
+            Class::Throttled => Load::ReduceTopic,
+            Class::Environment => Load::Keep,
+        };
+        let now = Instant::now();
+        self.metrics.topic_failures.count(&topic, error.code());
+        if self.topic_maker.can_help(error.code()) {
+            self.topic_maker.make(topic);
+        } else {
+            self.failing.failed(&topic, &error, now);
+        }
+        let pause = self
+            .backoff
+            .pause(failure.class, request.failed_attempts + 1);
+        self.lanes.failed(request, now + pause, load);
+        Ok(())
+    }
+}

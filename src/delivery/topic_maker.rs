@@ -1,0 +1,87 @@
+//! Creates missing topics when `create_topics` allows it, alongside the pipeline.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+
+use crate::error::Code;
+use crate::publish::TopicAdmin;
+
+/// How long one creation may take.
+const LIMIT: Duration = Duration::from_secs(30);
+
+/// Pause after a failed creation, for example because a grant is missing.
+const PAUSE_AFTER_FAILURE: Duration = Duration::from_secs(10);
+
+pub(crate) struct TopicMaker {
+    /// `None` when the relay must not create topics.
+    topics: Option<TopicAdmin>,
+    under_way: HashSet<Arc<str>>,
+    tasks: JoinSet<()>,
+    ready: mpsc::UnboundedSender<(Arc<str>, bool)>,
+    made: mpsc::UnboundedReceiver<(Arc<str>, bool)>,
+}
+
+impl TopicMaker {
+    pub(crate) fn new(topics: Option<TopicAdmin>) -> Self {
+        let (ready, made) = mpsc::unbounded_channel();
+        Self {
+            topics,
+            under_way: HashSet::new(),
+            tasks: JoinSet::new(),
+            ready,
+            made,
+        }
+    }
+
+    /// Whether creating a topic can fix this error.
+    pub(crate) fn can_help(&self, code: Code) -> bool {
+        code == Code::TopicMissing && self.topics.is_some()
+    }
+
+    /// Starts to create `topic`, unless that is already under way.
+    pub(crate) fn make(&mut self, topic: Arc<str>) {
+        let Some(topics) = self.topics.clone() else {
+            return;
+        };
+        if !self.under_way.insert(topic.clone()) {
+            return;
+        }
+        let ready = self.ready.clone();
+        self.tasks.spawn(async move {
+            let created = tokio::time::timeout(LIMIT, topics.create(&topic)).await;
+            let made = matches!(created, Ok(Ok(())));
+            match created {
+                Ok(Err(error)) => tracing::error!(
+                    code = %error.code(), hint = error.hint_text(), "{error}"
+                ),
+                Err(_) => tracing::error!(%topic, "creating the topic took longer than {LIMIT:?}"),
+                Ok(Ok(())) => {}
+            }
+            if !made {
+                tokio::time::sleep(PAUSE_AFTER_FAILURE).await;
+            }
+            // The receiver lives as long as this struct, and the task does not outlive it.
+            let _ = ready.send((topic, made));
+        });
+    }
+
+    /// The next topic that was created. Cancel-safe; waits forever when none is being created.
+    pub(crate) async fn made(&mut self) -> Arc<str> {
+        loop {
+            match self.made.recv().await {
+                Some((topic, made)) => {
+                    while self.tasks.try_join_next().is_some() {}
+                    self.under_way.remove(&topic);
+                    if made {
+                        return topic;
+                    }
+                }
+                None => std::future::pending().await,
+            }
+        }
+    }
+}

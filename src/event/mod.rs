@@ -1,0 +1,118 @@
+//! The vocabulary of events, which every other part shares.
+//!
+//! An [`Event`] has an identity that PostgreSQL gave it: its [place](EventPosition) in the log. It also
+//! has an [id](EventId) that consumers and `outbox.dispatch` know it by. Events with the same topic and
+//! [`OrderingKey`] are a [`Group`], and share an order. Once an event's message has been handed to
+//! Pub/Sub, its [`EventRef`] is all that the relay keeps of it until the outcome is recorded.
+//!
+//! **Invariant.** Plain values: nothing here does IO, and nothing here depends on where an event came
+//! from or where it goes.
+//!
+//! Not here: how a row becomes an event (`mapping`), positions that may be confirmed (`watermark`), and
+//! outcomes (`store`).
+
+mod id;
+mod ordering_key;
+mod position;
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use decoder::PgTimestamp;
+
+use crate::watermark::CommitLsn;
+
+pub use id::EventId;
+pub(crate) use id::{SHOWN_CHARS, UUID_CHARS};
+pub use ordering_key::OrderingKey;
+pub use position::EventPosition;
+
+/// Whether an event has a row in `outbox.dispatch`, and needs one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Standing {
+    /// It has no row yet; its outcome adds one.
+    New,
+    /// It gets no new row. Either published events get none (`dispatch = exceptions`), or it already
+    /// has one that says published, and is sent again only because its neighbours without a row are.
+    Repeated,
+    /// Released from quarantine: its row exists, and the event has counted as resolved since then.
+    Released,
+}
+
+/// What the relay remembers of an event until its outcome is recorded.
+#[derive(Debug, Clone)]
+pub struct EventRef {
+    /// Commit LSN: the first half of the event's identity.
+    pub commit: CommitLsn,
+    /// Place of the insert in its transaction, from 1: the second half.
+    pub ordinal: u32,
+    /// Whether it has a row already.
+    pub standing: Standing,
+    /// Failed requests that carried it.
+    pub failed_attempts: u32,
+    /// When its transaction was committed.
+    pub commit_time: PgTimestamp,
+    /// The id in the dispatch table.
+    pub event_id: EventId,
+}
+
+impl EventRef {
+    /// A new event: not sent yet, and without a row.
+    pub fn new(
+        commit: CommitLsn,
+        ordinal: u32,
+        commit_time: PgTimestamp,
+        event_id: EventId,
+    ) -> Self {
+        Self {
+            commit,
+            ordinal,
+            standing: Standing::New,
+            failed_attempts: 0,
+            commit_time,
+            event_id,
+        }
+    }
+}
+
+/// One event to publish.
+#[derive(Debug)]
+pub struct Event {
+    /// Identifies the event.
+    pub origin: EventRef,
+    /// The encoded `PubsubMessage`.
+    pub message: Bytes,
+}
+
+#[cfg(test)]
+impl Event {
+    /// The event with this ordinal and a message of seven bytes.
+    pub(crate) fn for_tests(ordinal: u32) -> Self {
+        let event_id = EventId {
+            uuid: [0; 16],
+            source_id: None,
+        };
+        let commit = CommitLsn::new(decoder::Lsn::new(1));
+        let origin = EventRef::new(commit, ordinal, PgTimestamp::from_micros(0), event_id);
+        Self {
+            origin,
+            message: Bytes::from_static(b"message"),
+        }
+    }
+}
+
+/// A topic and an ordering key: the events that share an order.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Group {
+    /// Full topic name; empty when the topic cannot be read from the row.
+    pub topic: Arc<str>,
+    /// Ordering key; empty for events without order.
+    pub ordering_key: OrderingKey,
+}
+
+impl Group {
+    /// Whether there is an order to keep.
+    pub fn is_ordered(&self) -> bool {
+        !self.topic.is_empty() && !self.ordering_key.is_unordered()
+    }
+}

@@ -1,0 +1,137 @@
+//! What the relay's figures were over the last day, for the graphs of the page: every five seconds of
+//! the last hour, and every two minutes of the last day. Takes less than 150 kB.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use serde::Serialize;
+
+use crate::condition::ConditionKind;
+use crate::condition::RelayState;
+use crate::metrics::Metrics;
+
+/// Time between two samples of the fine history.
+const INTERVAL: Duration = Duration::from_secs(5);
+
+/// Samples of each history: an hour of fine ones, a day of coarse ones.
+const SAMPLES: usize = 720;
+
+/// Every so many fine samples make a coarse one.
+const COARSE: u64 = 24;
+
+/// The figures at one time. `None`: unknown.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub(super) struct Sample {
+    /// Unix time, seconds.
+    at: u64,
+    state: ConditionKind,
+    events_per_second: f64,
+    /// Mean time from commit to acknowledgement, seconds.
+    latency: Option<f64>,
+    lag_seconds: Option<f64>,
+    lag_bytes: Option<f64>,
+    retained_bytes: Option<f64>,
+    headroom_bytes: Option<f64>,
+}
+
+/// The samples, oldest first.
+#[derive(Debug, Clone, Default)]
+pub(super) struct History(Arc<Mutex<Samples>>);
+
+#[derive(Debug, Default)]
+struct Samples {
+    fine: VecDeque<Sample>,
+    coarse: VecDeque<Sample>,
+    taken: u64,
+}
+
+/// The JSON of `/history`.
+#[derive(Debug, Serialize)]
+pub(super) struct HistoryJson {
+    hour: Vec<Sample>,
+    day: Vec<Sample>,
+}
+
+impl History {
+    /// Takes samples without end.
+    pub(super) async fn record(self, metrics: Metrics, state: Arc<RelayState>) {
+        let mut ticks = tokio::time::interval(INTERVAL);
+        ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut before = (Instant::now(), metrics.events_published.get());
+        ticks.tick().await;
+        loop {
+            ticks.tick().await;
+            let now = (Instant::now(), metrics.events_published.get());
+            let seconds = now.0.saturating_duration_since(before.0).as_secs_f64();
+            let published = now.1.saturating_sub(before.1);
+            before = now;
+            self.add(Sample {
+                at: unix_seconds(),
+                state: metrics.condition(&state).state,
+                events_per_second: published as f64 / seconds,
+                latency: metrics.recent_latency.take_mean(),
+                lag_seconds: metrics.oldest_pending.age_seconds(),
+                lag_bytes: metrics.lag_bytes.get(),
+                retained_bytes: metrics.retained_bytes.get(),
+                headroom_bytes: metrics.headroom_bytes.get(),
+            });
+        }
+    }
+
+    fn add(&self, sample: Sample) {
+        let mut samples = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        samples.taken += 1;
+        let is_coarse = samples.taken.is_multiple_of(COARSE);
+        push(&mut samples.fine, sample);
+        if is_coarse {
+            push(&mut samples.coarse, sample);
+        }
+    }
+
+    pub(super) fn json(&self) -> HistoryJson {
+        let samples = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        HistoryJson {
+            hour: samples.fine.iter().copied().collect(),
+            day: samples.coarse.iter().copied().collect(),
+        }
+    }
+}
+
+fn push(samples: &mut VecDeque<Sample>, sample: Sample) {
+    if samples.len() == SAMPLES {
+        samples.pop_front();
+    }
+    samples.push_back(sample);
+}
+
+fn unix_seconds() -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    now.unwrap_or_default().as_secs()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_history_has_an_hour_and_a_day_and_no_more() {
+        let history = History::default();
+        for at in 0..100_000 {
+            history.add(Sample {
+                at,
+                state: ConditionKind::Streaming,
+                events_per_second: 0.0,
+                latency: None,
+                lag_seconds: None,
+                lag_bytes: None,
+                retained_bytes: None,
+                headroom_bytes: None,
+            });
+        }
+        let json = history.json();
+        assert_eq!((json.hour.len(), json.day.len()), (SAMPLES, SAMPLES));
+        assert_eq!(json.hour[0].at, 100_000 - SAMPLES as u64);
+        assert_eq!(json.day[1].at - json.day[0].at, COARSE);
+    }
+}

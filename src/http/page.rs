@@ -1,0 +1,242 @@
+//! The page for people: what the relay does, over time, and what waits and why. Read-only, and
+//! complete in this binary.
+//!
+//! The page shows more than `/metrics` and `/status`: names of keys and events, and messages of
+//! errors. So it is served only on a loopback address, or to those who know `http_token`. On a
+//! loopback address without a token the request must also name a loopback host: otherwise a web page
+//! from elsewhere could read it through a name that it controls (DNS rebinding). It never shows a
+//! payload.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use axum::extract::{Request, State as Shared};
+use axum::http::{HeaderMap, StatusCode, header};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Json, Response};
+use axum::routing::get;
+use axum::{Router, middleware};
+use serde::Serialize;
+use tokio::sync::Mutex;
+
+use super::Port;
+use super::history::HistoryJson;
+use crate::error::Result;
+use crate::ops::status::RelayStatus;
+use crate::postgres::connect;
+use crate::settings::Settings;
+
+const HTML: &str = include_str!("page/page.html");
+const SCRIPT: &str = include_str!("page/page.js");
+const STYLE: &str = include_str!("page/page.css");
+
+/// Only our own files: no inline script, nothing from elsewhere, and no frame around the page.
+const CONTENT_SECURITY_POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; \
+    connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+
+/// A look at the database serves everybody for this time.
+const OVERVIEW_AGE: Duration = Duration::from_secs(5);
+
+const STATEMENT_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// The last look at the database, and when it was taken.
+pub(super) type Overview = Arc<Mutex<Option<(Instant, serde_json::Value)>>>;
+
+/// Who may see the page.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Access {
+    /// Everybody on this machine.
+    Local,
+    /// Those who know the token.
+    Token,
+    /// Nobody: the address is not local, and there is no token.
+    Off,
+}
+
+fn access(addr: SocketAddr, settings: &Settings) -> Access {
+    if settings.http_token.is_set() {
+        Access::Token
+    } else if addr.ip().is_loopback() {
+        Access::Local
+    } else {
+        Access::Off
+    }
+}
+
+/// The routes of the page, for a port on `addr`.
+pub(super) fn routes(addr: SocketAddr, port: &Port) -> Router<Port> {
+    let access = access(addr, &port.settings);
+    if access == Access::Off {
+        return Router::new().route("/", get(how_to_open));
+    }
+    let guard = middleware::from_fn_with_state((access, port.settings.clone()), guard);
+    let data = Router::new()
+        .route("/history", get(history))
+        .route("/overview", get(overview))
+        .route("/errors", get(errors))
+        .route_layer(guard);
+    Router::new()
+        .route("/", get(|| file(HTML, "text/html; charset=utf-8")))
+        .route(
+            "/page.js",
+            get(|| file(SCRIPT, "text/javascript; charset=utf-8")),
+        )
+        .route("/page.css", get(|| file(STYLE, "text/css; charset=utf-8")))
+        .merge(data)
+}
+
+async fn file(text: &'static str, content_type: &'static str) -> impl IntoResponse {
+    let headers = [
+        (header::CONTENT_TYPE, content_type),
+        (header::CONTENT_SECURITY_POLICY, CONTENT_SECURITY_POLICY),
+        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+        (header::REFERRER_POLICY, "no-referrer"),
+        (header::CACHE_CONTROL, "no-cache"),
+    ];
+    (headers, text)
+}
+
+async fn how_to_open() -> (StatusCode, &'static str) {
+    (
+        StatusCode::NOT_FOUND,
+        "The page is off, because this port is not on a loopback address. Set http_token \
+         (POSTRIDER_HTTP_TOKEN) to open it to those who know the token.\n",
+    )
+}
+
+/// Lets a request for data pass if its sender may see it.
+async fn guard(
+    Shared((access, settings)): Shared<(Access, Arc<Settings>)>,
+    request: Request,
+    next: Next,
+) -> Response {
+    let may_see = match access {
+        Access::Local => names_a_local_host(request.headers()),
+        Access::Token => {
+            bearer(request.headers()).is_some_and(|given| settings.http_token.is(given))
+        }
+        Access::Off => false,
+    };
+    if may_see {
+        return next.run(request).await;
+    }
+    let challenge = [(header::WWW_AUTHENTICATE, "Bearer")];
+    let text = "send the token of the setting http_token as `Authorization: Bearer TOKEN`\n";
+    (StatusCode::UNAUTHORIZED, challenge, text).into_response()
+}
+
+fn bearer(headers: &HeaderMap) -> Option<&str> {
+    let given = headers.get(header::AUTHORIZATION)?.to_str().ok()?;
+    let (scheme, token) = given.split_once(' ')?;
+    scheme
+        .eq_ignore_ascii_case("bearer")
+        .then_some(token.trim())
+}
+
+fn names_a_local_host(headers: &HeaderMap) -> bool {
+    let host = headers
+        .get(header::HOST)
+        .and_then(|host| host.to_str().ok());
+    let host = host.and_then(|host| host.parse::<axum::http::uri::Authority>().ok());
+    host.is_some_and(|host| match host.host().trim_matches(['[', ']']) {
+        "localhost" => true,
+        host => host
+            .parse::<std::net::IpAddr>()
+            .is_ok_and(|address| address.is_loopback()),
+    })
+}
+
+async fn history(Shared(port): Shared<Port>) -> Json<HistoryJson> {
+    Json(port.history.json())
+}
+
+/// A trouble that has begun recently.
+#[derive(Debug, Serialize)]
+struct RecentError {
+    seconds_ago: f64,
+    code: &'static str,
+    what: String,
+    hint: String,
+}
+
+async fn errors(Shared(port): Shared<Port>) -> Json<Vec<RecentError>> {
+    let recent = port.metrics.troubles.recent().into_iter().rev();
+    let recent = recent.map(|trouble| RecentError {
+        seconds_ago: trouble.since.elapsed().as_secs_f64(),
+        code: trouble.code.name(),
+        what: trouble.what,
+        hint: trouble.hint,
+    });
+    Json(recent.collect())
+}
+
+/// What `postrider status --json` prints.
+async fn overview(Shared(port): Shared<Port>) -> Json<serde_json::Value> {
+    // Held while looking: however many people have the page open, one session looks.
+    let mut last = port.overview.lock().await;
+    if let Some((at, json)) = &*last
+        && at.elapsed() < OVERVIEW_AGE
+    {
+        return Json(json.clone());
+    }
+    let json = match look(&port.settings).await {
+        Ok(json) => json,
+        Err(error) => serde_json::json!({ "error": {
+            "code": error.code().name(),
+            "what": error.to_string(),
+            "hint": error.hint_text(),
+        }}),
+    };
+    *last = Some((Instant::now(), json.clone()));
+    Json(json)
+}
+
+async fn look(settings: &Settings) -> Result<serde_json::Value> {
+    let sql = connect(settings.database()?, "postrider page", STATEMENT_TIMEOUT).await?;
+    let status = RelayStatus::take(&sql, settings, None).await?;
+    Ok(serde_json::to_value(status.json()).unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use axum::http::HeaderValue;
+
+    fn headers(name: header::HeaderName, value: &str) -> HeaderMap {
+        HeaderMap::from_iter([(name, HeaderValue::from_str(value).unwrap())])
+    }
+
+    #[test]
+    fn only_requests_to_a_local_host_pass_without_a_token() {
+        for (host, passes) in [
+            ("localhost:9464", true),
+            ("127.0.0.1:9464", true),
+            ("127.0.0.2", true),
+            ("[::1]:9464", true),
+            ("evil.example:9464", false),
+            ("localhost.evil.example", false),
+            ("10.0.0.7", false),
+            ("", false),
+        ] {
+            assert_eq!(
+                names_a_local_host(&headers(header::HOST, host)),
+                passes,
+                "{host}"
+            );
+        }
+        assert!(!names_a_local_host(&HeaderMap::new()));
+    }
+
+    #[test]
+    fn the_token_is_read_from_the_bearer_header_alone() {
+        let given = |text: &str| {
+            let headers = headers(header::AUTHORIZATION, text);
+            bearer(&headers).map(str::to_owned)
+        };
+        assert_eq!(given("Bearer abc"), Some("abc".to_owned()));
+        assert_eq!(given("bearer  abc "), Some("abc".to_owned()));
+        assert_eq!(given("Basic abc"), None);
+        assert_eq!(given("abc"), None);
+    }
+}

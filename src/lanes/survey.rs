@@ -1,0 +1,53 @@
+//! Figures of the lanes, and a look at all of them, to show what waits.
+
+use std::sync::Arc;
+
+use decoder::PgTimestamp;
+
+use super::Lanes;
+
+/// What a lane has to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LaneStanding {
+    /// Events that are not stored yet.
+    pub events: u64,
+    /// Commit time of the first event that is not in flight.
+    pub oldest: Option<PgTimestamp>,
+    /// Whether its last request failed and is sent again.
+    pub is_failing: bool,
+}
+
+impl Lanes {
+    /// Calls `visit` with the topic and the standing of each lane. Takes time in proportion to their
+    /// number.
+    pub fn survey<'a>(&'a self, mut visit: impl FnMut(&'a Arc<str>, LaneStanding)) {
+        for lane in self.places.iter().filter_map(|place| place.lane.as_ref()) {
+            let standing = LaneStanding {
+                events: lane.events(),
+                oldest: lane.first().map(|event| event.origin.commit_time),
+                is_failing: lane.is_failing,
+            };
+            visit(&lane.key.topic, standing);
+        }
+    }
+
+    /// Requests in flight.
+    pub fn in_flight(&self) -> usize {
+        self.in_flight
+    }
+
+    /// Lanes with work.
+    pub fn len(&self) -> usize {
+        self.index.len()
+    }
+
+    /// Whether no lane has work.
+    pub fn is_empty(&self) -> bool {
+        self.index.is_empty()
+    }
+
+    /// Lanes that wait for a retry, or until their topic may have more requests in flight.
+    pub fn waiting(&self) -> usize {
+        self.waiting.len() + self.slow_topics.parked()
+    }
+}

@@ -1,0 +1,117 @@
+//! The types of a table's columns, as far as the mapping needs them.
+//!
+//! A column is described by the OID of its type. The common built-in types are known here; the
+//! catalog describes all others. A domain behaves like its base type. Any other type is sent as its
+//! text.
+//!
+//! Not here: the query that asks the catalog (`src/capture/table/column_types.rs`).
+
+use std::collections::HashMap;
+
+use decoder::{Oid, OwnedRelation};
+
+use super::value::pg_type;
+
+/// The common built-in types. None is a domain, and all but `json` can be sorted.
+const USUAL: [Oid; 25] = [
+    pg_type::BOOL,
+    pg_type::BYTEA,
+    pg_type::NAME,
+    pg_type::INT8,
+    pg_type::INT2,
+    pg_type::INT4,
+    pg_type::TEXT,
+    pg_type::OID,
+    pg_type::JSON,
+    pg_type::FLOAT4,
+    pg_type::FLOAT8,
+    pg_type::MONEY,
+    pg_type::INET,
+    pg_type::BPCHAR,
+    pg_type::VARCHAR,
+    pg_type::DATE,
+    pg_type::TIME,
+    pg_type::TIMESTAMP,
+    pg_type::TIMESTAMPTZ,
+    pg_type::INTERVAL,
+    pg_type::BIT,
+    pg_type::NUMERIC,
+    pg_type::UUID,
+    pg_type::XID8,
+    pg_type::JSONB,
+];
+
+/// A type that is not one of the common ones.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ColumnType {
+    /// The type that values of this type behave as: the base type of a domain, or the type itself.
+    pub base: Oid,
+    /// The name of the type.
+    pub name: Box<str>,
+    /// Whether values of this type can be compared and sorted with PostgreSQL's own operators.
+    pub has_order: bool,
+}
+
+/// The types that the catalog has described, by OID.
+#[derive(Debug, Clone, Default)]
+pub struct ColumnTypes(HashMap<Oid, ColumnType>);
+
+impl ColumnTypes {
+    /// Whether the catalog still has to be asked about a type.
+    pub fn is_unknown(&self, type_oid: Oid) -> bool {
+        !USUAL.contains(&type_oid) && !self.0.contains_key(&type_oid)
+    }
+
+    /// Whether the catalog still has to be asked about the type of any column.
+    pub fn any_unknown(&self, relation: &OwnedRelation) -> bool {
+        let mut columns = relation.columns.iter();
+        columns.any(|column| self.is_unknown(column.type_oid))
+    }
+
+    /// Adds a type that the catalog has described.
+    pub fn learn(&mut self, type_oid: Oid, column_type: ColumnType) {
+        self.0.insert(type_oid, column_type);
+    }
+
+    /// Adds all types of `others`.
+    pub fn learn_all(&mut self, others: Self) {
+        self.0.extend(others.0);
+    }
+
+    /// The type that values of this type behave as.
+    pub(crate) fn base(&self, type_oid: Oid) -> Oid {
+        self.0.get(&type_oid).map_or(type_oid, |known| known.base)
+    }
+
+    /// Whether rows can be sorted by a column of this type.
+    pub(super) fn has_order(&self, type_oid: Oid) -> bool {
+        match self.0.get(&type_oid) {
+            Some(known) => known.has_order,
+            None => USUAL.contains(&type_oid) && type_oid != pg_type::JSON,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DOMAIN: Oid = Oid(16_500);
+
+    #[test]
+    fn common_types_are_known_and_the_catalog_is_asked_about_all_others() {
+        let mut types = ColumnTypes::default();
+        assert!(!types.is_unknown(pg_type::UUID) && types.has_order(pg_type::UUID));
+        assert!(!types.has_order(pg_type::JSON));
+        assert!(types.is_unknown(DOMAIN) && !types.has_order(DOMAIN));
+        assert_eq!(types.base(DOMAIN), DOMAIN, "before the catalog was asked");
+        let learned = ColumnType {
+            base: pg_type::UUID,
+            name: "order_id".into(),
+            has_order: true,
+        };
+        types.learn(DOMAIN, learned);
+        assert!(!types.is_unknown(DOMAIN) && types.has_order(DOMAIN));
+        assert_eq!(types.base(DOMAIN), pg_type::UUID);
+    }
+}

@@ -1,0 +1,74 @@
+//! The data of a message: bytes that are copied, or hexadecimal digits that are decoded while copying.
+
+/// The message's data, not yet copied.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum MessageData<'a> {
+    /// Bytes to copy unchanged.
+    Plain(&'a [u8]),
+    /// Hexadecimal digits to decode while copying.
+    Bytea(Bytea<'a>),
+}
+
+impl MessageData<'_> {
+    /// Size in bytes when written.
+    pub(super) fn len(&self) -> usize {
+        match self {
+            MessageData::Plain(bytes) => bytes.len(),
+            MessageData::Bytea(bytea) => bytea.len(),
+        }
+    }
+
+    /// Appends the bytes.
+    pub(super) fn write(&self, out: &mut Vec<u8>) {
+        match self {
+            MessageData::Plain(bytes) => out.extend_from_slice(bytes),
+            MessageData::Bytea(bytea) => bytea.write(out),
+        }
+    }
+}
+
+/// A `bytea` in the text form `\x0123...`, without the prefix. Its digits have been checked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Bytea<'a>(&'a [u8]);
+
+impl<'a> Bytea<'a> {
+    /// Parses the text form. `None` for anything else, such as `bytea_output = escape`.
+    pub(super) fn parse(text: &'a [u8]) -> Option<Self> {
+        let digits = text.strip_prefix(b"\\x")?;
+        // Without an early exit the compiler can check many digits at once.
+        let bad = digits
+            .iter()
+            .fold(0, |bad, &digit| bad | NIBBLES[usize::from(digit)])
+            & NOT_HEX;
+        (digits.len() % 2 == 0 && bad == 0).then_some(Self(digits))
+    }
+
+    /// Number of decoded bytes.
+    pub(super) fn len(&self) -> usize {
+        self.0.len() / 2
+    }
+
+    /// Appends the decoded bytes.
+    pub(super) fn write(&self, out: &mut Vec<u8>) {
+        out.extend(
+            self.0
+                .chunks_exact(2)
+                .map(|pair| NIBBLES[usize::from(pair[0])] << 4 | NIBBLES[usize::from(pair[1])]),
+        );
+    }
+}
+
+/// Marks bytes in [`NIBBLES`] that are not a hexadecimal digit.
+const NOT_HEX: u8 = 0x80;
+
+/// Value of each hexadecimal digit.
+static NIBBLES: [u8; 256] = {
+    let mut table = [NOT_HEX; 256];
+    let mut value = 0;
+    while value < 16 {
+        table[b"0123456789abcdef"[value] as usize] = value as u8;
+        table[b"0123456789ABCDEF"[value] as usize] = value as u8;
+        value += 1;
+    }
+    table
+};

@@ -1,0 +1,99 @@
+//! The envelope: the form of a message's data, and the attributes that the form adds.
+//!
+//! An envelope only adds to a message. Every envelope has the fixed attributes and the headers, so
+//! that subscription filters work with all of them.
+//!
+//! | envelope | data | additional attributes |
+//! |---|---|---|
+//! | `raw` | the payload | none |
+//! | `cloudevents-binary` | the payload | `ce-*`, `content-type` of the payload |
+//! | `cloudevents-structured` | a JSON document that contains the payload | `content-type` |
+//! | `protobuf` | an encoded [`protobuf::ProtobufEvent`] | `content-type` |
+
+mod cloudevents;
+pub mod protobuf;
+
+use super::attributes::Attributes;
+use super::columns::OutboxRow;
+use super::data::MessageData;
+use super::envelope_kind::Envelope;
+use super::error::EventFault;
+use super::headers::Headers;
+use super::timestamp::CivilTime;
+use crate::event::EventPosition;
+
+/// The parts of an event that envelopes use.
+#[derive(Debug)]
+pub(super) struct EventContext<'a> {
+    pub(super) row: &'a OutboxRow<'a>,
+    /// The uuid by which consumers and the dispatch table identify the event.
+    pub(super) event_id: &'a str,
+    /// The text of its id, if that is not a uuid.
+    pub(super) source_id: Option<&'a str>,
+    /// Not empty in an envelope that needs it. In others, empty when null.
+    pub(super) event_type: &'a str,
+    /// The name of the payload column.
+    pub(super) payload_column: &'a str,
+    /// CloudEvents' `source`.
+    pub(super) source: &'a str,
+    pub(super) headers: &'a Headers,
+    /// The column `occurred_at`, if it is a point in time, and its RFC 3339 form.
+    pub(super) occurred_at: Option<(CivilTime, &'a str)>,
+    pub(super) at: EventPosition,
+}
+
+impl EventContext<'_> {
+    /// The payload's media type: from the headers, or derived from the type of its column.
+    fn content_type(&self) -> &str {
+        self.headers
+            .content_type()
+            .unwrap_or_else(|| self.row.content_kind.media_type())
+    }
+}
+
+impl Envelope {
+    /// What this envelope needs an event type for, if it needs one.
+    pub(super) fn needs_event_type(self) -> Option<&'static str> {
+        match self {
+            Envelope::Raw | Envelope::Protobuf => None,
+            Envelope::CloudeventsBinary | Envelope::CloudeventsStructured => {
+                Some("the CloudEvents type")
+            }
+        }
+    }
+
+    /// Adds the envelope's own attributes. Must be called before the headers are added.
+    pub(super) fn add_attributes(
+        self,
+        event: &EventContext<'_>,
+        attributes: &mut Attributes,
+    ) -> Result<(), EventFault> {
+        match self {
+            Envelope::Raw => Ok(()),
+            Envelope::CloudeventsBinary => cloudevents::add_attributes(event, attributes),
+            Envelope::CloudeventsStructured => {
+                attributes.add("content-type", cloudevents::STRUCTURED_MEDIA_TYPE)
+            }
+            Envelope::Protobuf => attributes.add("content-type", protobuf::MEDIA_TYPE),
+        }
+    }
+
+    /// The message's data: the payload itself, or a document built in `scratch`.
+    pub(super) fn body<'a>(
+        self,
+        event: &EventContext<'a>,
+        attributes: &Attributes,
+        scratch: &'a mut Vec<u8>,
+    ) -> Result<MessageData<'a>, EventFault> {
+        match self {
+            Envelope::Raw | Envelope::CloudeventsBinary => {
+                return Ok(event.row.payload.unwrap_or(MessageData::Plain(b"")));
+            }
+            Envelope::CloudeventsStructured => {
+                cloudevents::write_document(event, attributes, scratch)?;
+            }
+            Envelope::Protobuf => protobuf::write_event(event, scratch),
+        }
+        Ok(MessageData::Plain(scratch))
+    }
+}

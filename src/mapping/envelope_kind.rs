@@ -1,0 +1,73 @@
+//! The choice of an envelope, as the settings name it.
+
+use std::fmt;
+use std::str::FromStr;
+
+use thiserror::Error;
+
+/// The form of a message's data.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Envelope {
+    /// The payload unchanged.
+    #[default]
+    Raw,
+    /// CloudEvents 1.0 in binary mode: the payload unchanged, the context in attributes `ce-*`.
+    CloudeventsBinary,
+    /// CloudEvents 1.0 in structured mode: one JSON document.
+    CloudeventsStructured,
+    /// Our own [`ProtobufEvent`](super::envelope::protobuf::ProtobufEvent).
+    Protobuf,
+}
+
+const NAMES: [(&str, Envelope); 4] = [
+    ("raw", Envelope::Raw),
+    ("cloudevents-binary", Envelope::CloudeventsBinary),
+    ("cloudevents-structured", Envelope::CloudeventsStructured),
+    ("protobuf", Envelope::Protobuf),
+];
+
+/// A text that is not an [`Envelope`].
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[error(
+    "{input:?} is not an envelope: write raw, cloudevents-binary, cloudevents-structured or protobuf"
+)]
+pub struct ParseEnvelopeError {
+    /// The text as it was given.
+    pub input: String,
+}
+
+impl FromStr for Envelope {
+    type Err = ParseEnvelopeError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let found = NAMES.iter().find(|(name, _)| *name == text);
+        found
+            .map(|(_, envelope)| *envelope)
+            .ok_or_else(|| ParseEnvelopeError { input: text.into() })
+    }
+}
+
+impl fmt::Display for Envelope {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Envelope::Raw => "raw",
+            Envelope::CloudeventsBinary => "cloudevents-binary",
+            Envelope::CloudeventsStructured => "cloudevents-structured",
+            Envelope::Protobuf => "protobuf",
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn envelopes_are_written_as_they_are_read() {
+        for (name, envelope) in NAMES {
+            assert_eq!(name.parse(), Ok(envelope));
+            assert_eq!(envelope.to_string(), name);
+        }
+        assert!("Raw".parse::<Envelope>().is_err());
+    }
+}

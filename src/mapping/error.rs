@@ -1,0 +1,391 @@
+//! Errors of a table, its settings or one of its rows.
+//!
+//! An error names the table, the row and the limit, and says what to do next. It never contains a
+//! payload, or the value of a header or an attribute, because errors end up in logs.
+
+use std::fmt;
+use std::sync::Arc;
+
+use decoder::Oid;
+use thiserror::Error;
+
+use super::topic_name::TopicNameFault;
+use crate::event::{EventId, EventPosition, OrderingKey};
+use crate::printable::printable;
+
+/// Why a table, or one of its rows, cannot be mapped to messages.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum MapError {
+    /// A column that is required, or named in the settings, is missing from the table or not
+    /// published.
+    #[error(
+        "table {table} has no column {column:?}, which the setting `{setting}` names; its published \
+         columns are {}", .present.join(", ")
+    )]
+    ColumnMissing {
+        /// `schema.table`.
+        table: String,
+        /// The missing column.
+        column: String,
+        /// The setting that names the column, explicitly or by default.
+        setting: String,
+        /// The columns in the server's description.
+        present: Vec<String>,
+    },
+    /// The settings of the table contradict each other or Pub/Sub's rules.
+    #[error("settings of table {table}: {fault}")]
+    Setting {
+        /// `schema.table`.
+        table: String,
+        /// The fault.
+        fault: SettingFault,
+    },
+    /// One row cannot become a message.
+    #[error(transparent)]
+    Event(Box<EventError>),
+}
+
+/// A fault in the settings of a table.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum SettingFault {
+    /// A column that every event needs was switched off.
+    #[error("`{setting}` is empty, but every event needs that column")]
+    ColumnSwitchedOff {
+        /// Such as `columns.id`.
+        setting: String,
+    },
+    /// A setting uses a column that another setting switches off.
+    #[error("`{setting}` needs the column that `{column_setting}` switches off")]
+    ColumnNeeded {
+        /// The setting that uses it.
+        setting: &'static str,
+        /// The setting that is empty.
+        column_setting: String,
+    },
+    /// A time without time zone could be any of 26 hours.
+    #[error(
+        "`columns.occurred_at` is column {column:?} of type timestamp without time zone, and \
+         `time_zone` does not say what its values mean"
+    )]
+    TimeZoneMissing {
+        /// The column.
+        column: String,
+    },
+    /// An extra attribute has the name of one that is always sent.
+    #[error(
+        "`attributes` lists {attribute:?}, but every message has an attribute of that name already"
+    )]
+    AttributeTaken {
+        /// The name.
+        attribute: String,
+    },
+    /// Pub/Sub would refuse an extra attribute because of its name.
+    #[error(
+        "`attributes` lists {attribute:?}; Pub/Sub accepts names of up to 256 bytes that do not begin \
+         with \"goog\""
+    )]
+    AttributeName {
+        /// The name.
+        attribute: String,
+    },
+    /// A topic that is the same for all rows has a name that Pub/Sub would refuse.
+    #[error("`{setting}` gives the topic {topic:?}: {fault}")]
+    Topic {
+        /// `topic` or `topic_rules`.
+        setting: &'static str,
+        /// The invalid name.
+        topic: String,
+        /// The reason.
+        fault: TopicNameFault,
+    },
+}
+
+/// One row that cannot become a message.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[error("event {} of table {table} at {at}: {fault}", printable(.event_id.as_deref().unwrap_or("without id")))]
+pub struct EventError {
+    /// `schema.table`.
+    pub table: Arc<str>,
+    /// The text of its id, shortened if it is long; `None` when the id itself is the fault.
+    pub event_id: Option<String>,
+    /// Its position in the log.
+    pub at: EventPosition,
+    /// The fault.
+    pub fault: EventFault,
+    /// The facts that are known despite the fault.
+    pub known: FaultyRow,
+}
+
+/// The facts that are known about a row that cannot become a message.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FaultyRow {
+    /// Its identity. If its id cannot be read, it is made from the position in the log.
+    pub event_id: EventId,
+    /// The topic that it would go to, if that can be determined.
+    pub topic: Option<Arc<str>>,
+    /// Its ordering key. Unordered if the key cannot be determined, or if Pub/Sub would refuse it.
+    pub ordering_key: OrderingKey,
+}
+
+impl EventFault {
+    /// Whether the row alone is at fault. Otherwise the table, its settings or the server is at
+    /// fault: then every row would fail, and no row should be quarantined.
+    pub fn is_of_the_row(&self) -> bool {
+        match self {
+            Self::Null { .. }
+            | Self::NotUtf8 { .. }
+            | Self::Unreadable { .. }
+            | Self::ValueTooLarge { .. }
+            | Self::HeadersMalformed { .. }
+            | Self::Topic { .. }
+            | Self::AttributeReserved { .. }
+            | Self::OverLimit { .. } => true,
+            Self::ColumnCount { .. }
+            | Self::UnchangedToast { .. }
+            | Self::UuidMalformed { .. }
+            | Self::ByteaMalformed { .. }
+            | Self::BinaryTypeUnknown { .. }
+            | Self::BinaryMalformed { .. } => false,
+        }
+    }
+}
+
+/// A fault of one row.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[allow(
+    missing_docs,
+    reason = "fields: a column's name, a type's OID, an attribute's or topic's name"
+)]
+pub enum EventFault {
+    /// The row does not have the shape that the server described.
+    #[error("the row has {found} columns, but the table was described with {expected}")]
+    ColumnCount { expected: usize, found: usize },
+    /// A null where a value is required.
+    #[error("column {column:?} is null or empty, but it is needed for {needed_for}")]
+    Null {
+        column: String,
+        needed_for: &'static str,
+    },
+    /// The server left the value out, which it does only in updates.
+    #[error("the server did not send column {column:?} (unchanged TOAST value in an insert)")]
+    UnchangedToast { column: String },
+    /// Text that is not UTF-8, which `client_encoding = UTF8` rules out.
+    #[error("column {column:?} is not valid UTF-8")]
+    NotUtf8 { column: String },
+    /// A value that PostgreSQL cannot send, such as bytes that cannot be converted to UTF-8.
+    #[error("PostgreSQL cannot send column {column:?}: {problem}")]
+    Unreadable { column: String, problem: String },
+    /// A value that is larger than any message.
+    #[error("column {column:?} is larger than the largest message that Pub/Sub accepts")]
+    ValueTooLarge { column: String },
+    /// A uuid column whose value is not a uuid.
+    #[error("column {column:?} is not a uuid")]
+    UuidMalformed { column: String },
+    /// A `bytea` not in its hex form.
+    #[error("column {column:?} is bytea, but not in the text form \\x0123")]
+    ByteaMalformed { column: String },
+    /// A type whose binary form is not supported.
+    #[error("column {column:?} is in binary form, which is not supported for type {}", .type_oid.0)]
+    BinaryTypeUnknown { column: String, type_oid: Oid },
+    /// A value that is not a valid binary form of its type.
+    #[error("column {column:?} is not a binary value of type {}", .type_oid.0)]
+    BinaryMalformed { column: String, type_oid: Oid },
+    /// Headers that are not a JSON object.
+    #[error("column {column:?} is not a JSON object (line {line}, column {at_column})")]
+    HeadersMalformed {
+        column: String,
+        line: usize,
+        at_column: usize,
+    },
+    /// A topic name that Pub/Sub would refuse.
+    #[error("its topic would be {topic:?}: {fault}")]
+    Topic {
+        topic: String,
+        fault: TopicNameFault,
+    },
+    /// An attribute that Pub/Sub would refuse because of its name.
+    #[error("its attribute {key:?} begins with \"goog\", which Pub/Sub reserves")]
+    AttributeReserved { key: String },
+    /// A size or count above a limit of Pub/Sub.
+    #[error("{limit} {found} {}, but Pub/Sub accepts at most {}", .limit.unit(), .limit.maximum())]
+    OverLimit { limit: Limit, found: usize },
+}
+
+/// The limits that a single message can exceed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Limit {
+    /// Bytes of a request that holds only this message.
+    Request,
+    /// Bytes of the ordering key.
+    OrderingKey,
+    /// Number of attributes.
+    Attributes,
+    /// Bytes of an attribute's name. Holds the start of the name.
+    AttributeKey(String),
+    /// Bytes of an attribute's value; the field is the attribute's name.
+    AttributeValue(String),
+}
+
+impl Limit {
+    /// The maximum that Pub/Sub accepts.
+    pub fn maximum(&self) -> usize {
+        use super::limits;
+        match self {
+            Limit::Request => limits::REQUEST_BYTES,
+            Limit::OrderingKey => limits::ORDERING_KEY_BYTES,
+            Limit::Attributes => limits::ATTRIBUTES,
+            Limit::AttributeKey(_) => limits::ATTRIBUTE_KEY_BYTES,
+            Limit::AttributeValue(_) => limits::ATTRIBUTE_VALUE_BYTES,
+        }
+    }
+
+    fn unit(&self) -> &'static str {
+        match self {
+            Limit::Attributes => "attributes",
+            _ => "bytes",
+        }
+    }
+}
+
+impl fmt::Display for Limit {
+    /// The start of a sentence that continues with a number.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Limit::Request => f.write_str("a request with only this event needs"),
+            Limit::OrderingKey => f.write_str("its ordering key has"),
+            Limit::Attributes => f.write_str("it has"),
+            Limit::AttributeKey(start) => write!(f, "the name of its attribute {start:?}... has"),
+            Limit::AttributeValue(key) => write!(f, "the value of its attribute {key:?} has"),
+        }
+    }
+}
+
+impl MapError {
+    /// The stable error code, as in `postrider explain CODE`.
+    pub fn code(&self) -> &'static str {
+        match self {
+            MapError::ColumnMissing { .. } => "column-missing",
+            MapError::Setting { .. } => "setting-invalid",
+            MapError::Event(event) => match event.fault {
+                EventFault::ValueTooLarge { .. }
+                | EventFault::OverLimit {
+                    limit: Limit::Request,
+                    ..
+                } => "event-too-large",
+                _ => "event-invalid",
+            },
+        }
+    }
+
+    /// One sentence that says what to do next.
+    pub fn hint(&self) -> String {
+        match self {
+            MapError::ColumnMissing { table, setting, .. } => {
+                match setting.strip_prefix("columns.") {
+                    Some(_) => format!(
+                        "set `{setting}` of table {table} to the column's name, or to \"\" if the table \
+                     has none; a column list of the publication must include it"
+                    ),
+                    None => format!("correct `{setting}` of table {table}"),
+                }
+            }
+            MapError::Setting { fault, .. } => fault.hint(),
+            MapError::Event(event) => event.hint(),
+        }
+    }
+}
+
+impl SettingFault {
+    fn hint(&self) -> String {
+        match self {
+            SettingFault::ColumnSwitchedOff { setting } => {
+                format!("set `{setting}` to the name of a column")
+            }
+            SettingFault::ColumnNeeded {
+                setting,
+                column_setting,
+            } => {
+                format!("set `{column_setting}` to the name of a column, or change `{setting}`")
+            }
+            SettingFault::TimeZoneMissing { .. } => {
+                "set `time_zone` to \"UTC\" if the values are in UTC, or to \"local\" to send them \
+                 as they are, without an offset; better, make the column a timestamptz"
+                    .to_owned()
+            }
+            SettingFault::AttributeTaken { attribute } => {
+                format!("take {attribute:?} out of `attributes`")
+            }
+            SettingFault::AttributeName { attribute } => format!(
+                "take {attribute:?} out of `attributes`; its value can go into the headers column \
+                 under another name"
+            ),
+            SettingFault::Topic { setting, .. } => format!("correct `{setting}`"),
+        }
+    }
+}
+
+impl EventError {
+    fn hint(&self) -> String {
+        let table = &self.table;
+        // Such an event is identified by its place in the log. Its corrected row would be another event.
+        if self.event_id.is_none() && self.fault.is_of_the_row() {
+            return format!(
+                "insert the event again into {table}, with an id that can be read, and discard this one"
+            );
+        }
+        match &self.fault {
+            EventFault::ColumnCount { .. } => {
+                "this is a fault in postrider: please report it with the log".to_owned()
+            }
+            EventFault::Null { column, .. } => {
+                format!(
+                    "make column {column:?} of {table} NOT NULL, or change the settings that need it"
+                )
+            }
+            EventFault::UnchangedToast { .. } => {
+                "check that the publication publishes inserts only".to_owned()
+            }
+            EventFault::NotUtf8 { .. } => {
+                "check server_encoding; a database in SQL_ASCII may hold such text".to_owned()
+            }
+            EventFault::Unreadable { column, .. } => format!(
+                "correct column {column:?} of that row in {table} and release the event, or discard it"
+            ),
+            EventFault::UuidMalformed { .. }
+            | EventFault::BinaryMalformed { .. }
+            | EventFault::ByteaMalformed { .. } => {
+                "make sure that the server at the database's address is PostgreSQL".to_owned()
+            }
+            EventFault::BinaryTypeUnknown { column, .. } => format!(
+                "leave column {column:?} out of the settings of {table}, or make its type text, \
+                 bigint, uuid or timestamptz"
+            ),
+            EventFault::HeadersMalformed { column, .. } => {
+                format!(
+                    "write {column:?} as one JSON object of strings; a jsonb column with a CHECK helps"
+                )
+            }
+            EventFault::Topic { .. } => format!(
+                "correct the topic settings of {table}; `topic_rules` gives single aggregate types \
+                 a topic of their own"
+            ),
+            EventFault::AttributeReserved { key } => format!("rename the header {key:?}"),
+            EventFault::ValueTooLarge { .. }
+            | EventFault::OverLimit {
+                limit: Limit::Request,
+                ..
+            } => "store large payloads elsewhere and send a reference".to_owned(),
+            EventFault::OverLimit {
+                limit: Limit::OrderingKey,
+                ..
+            } => "use a shorter aggregate id, or ordering = \"bucketed(1000)\", which hashes it"
+                .to_owned(),
+            EventFault::OverLimit { .. } => {
+                "send fewer or shorter headers; put large values into the payload".to_owned()
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,369 @@
+//! The mapper of one table: resolved when the server describes the table, then called for every
+//! row.
+
+mod faulty;
+mod table_columns;
+
+use std::borrow::Cow;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use decoder::{OwnedRelation, Tuple, Value};
+
+use super::attributes::{Attributes, FIXED, SOURCE_ID};
+use super::column_types::ColumnTypes;
+use super::columns::{EventColumns, Finder, MappedColumn, OutboxRow, RowTexts};
+use super::data::MessageData;
+use super::envelope::EventContext;
+use super::envelope_kind::Envelope;
+use super::error::{EventFault, Limit, MapError, SettingFault};
+use super::event_id::{EventIds, TableIdentity};
+use super::headers::Headers;
+use super::ordering::{Ordering, OrderingKeys};
+use super::settings::{ColumnRole, TableSettings, TimeZone};
+use super::timestamp::{self, CivilTime, WithoutOffset};
+use super::topic::TopicResolver;
+use super::value::pg_type;
+use super::{limits, wire};
+use crate::event::{EventId, EventPosition, OrderingKey, UUID_CHARS};
+
+pub use table_columns::{TableColumns, TimeKind};
+
+/// Tables with up to this many columns are read without an allocation; `outbox.events` has nine.
+const INLINE_COLUMNS: usize = 16;
+/// Capacity in bytes that the envelope buffer keeps; more is released after an event that needed
+/// it.
+const KEPT_BYTES: usize = 256 * 1024;
+
+/// An event, ready to be published.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Mapped {
+    /// The topic's full name, `projects/p/topics/t`, shared by all its events.
+    pub topic: Arc<str>,
+    /// The key within which Pub/Sub keeps order.
+    pub ordering_key: OrderingKey,
+    /// The event's identity.
+    pub event_id: EventId,
+    /// The encoded `google.pubsub.v1.PubsubMessage`: data, attributes and ordering key. These bytes
+    /// go unchanged into field 2 of a `PublishRequest`.
+    pub message: Bytes,
+}
+
+/// Makes messages from the rows of one table.
+#[derive(Debug, Clone)]
+pub struct Mapper {
+    table: Arc<str>,
+    identity: TableIdentity,
+    relation_columns: usize,
+    columns: EventColumns,
+    extra_attributes: Vec<MappedColumn>,
+    ids: EventIds,
+    /// The column `inserted_xid`, if the identity of an event needs it.
+    inserted_xid: Option<MappedColumn>,
+    topics: TopicResolver,
+    ordering: OrderingKeys,
+    envelope: Envelope,
+    source: String,
+    without_offset: WithoutOffset,
+    texts: RowTexts,
+    inputs: Inputs,
+    output: Output,
+}
+
+/// Values derived from a row before its message is made. The buffers are reused for the next row.
+#[derive(Debug, Clone, Default)]
+struct Inputs {
+    headers: Headers,
+    /// The column `occurred_at` in RFC 3339, if it is a point in time.
+    occurred_at: String,
+}
+
+/// The parts of a message. The buffers are reused for the next row.
+#[derive(Debug, Clone, Default)]
+struct Output {
+    attributes: Attributes,
+    body: Vec<u8>,
+}
+
+impl Mapper {
+    /// Finds the columns of `relation` that the settings name. Must be called again whenever the
+    /// server sends a new description of the table. `types` must hold every column type that is not
+    /// a common one. `identity` stands for the table in the ids of its events.
+    ///
+    /// # Errors
+    /// [`MapError::ColumnMissing`] and [`MapError::Setting`].
+    pub fn resolve(
+        relation: &OwnedRelation,
+        types: &ColumnTypes,
+        settings: &TableSettings,
+        identity: &TableIdentity,
+        project: &str,
+    ) -> Result<Self, MapError> {
+        let finder = Finder {
+            relation,
+            types,
+            columns: &settings.columns,
+        };
+        let table = finder.table();
+        let columns = EventColumns::find(&finder)?;
+        if settings.ordering != Ordering::None {
+            finder.needed(ColumnRole::AggregateId, "ordering")?;
+        }
+        if settings.envelope.needs_event_type().is_some() {
+            finder.needed(ColumnRole::EventType, "envelope")?;
+        }
+        let is_uuid = columns.id.type_oid() == pg_type::UUID;
+        let ids = EventIds::new(identity, is_uuid);
+        let without_offset = without_offset(&finder, &columns, settings.time_zone)?;
+        Ok(Self {
+            relation_columns: relation.columns.len(),
+            extra_attributes: extra_attributes(&finder, &settings.attributes, is_uuid)?,
+            inserted_xid: ids.need_xid().then(|| finder.inserted_xid()).flatten(),
+            ids,
+            identity: identity.clone(),
+            without_offset,
+            topics: TopicResolver::resolve(&finder, settings, project)?,
+            ordering: OrderingKeys::new(settings.ordering),
+            envelope: settings.envelope,
+            source: settings
+                .source
+                .clone()
+                .unwrap_or_else(|| format!("/{identity}")),
+            texts: RowTexts::default(),
+            inputs: Inputs::default(),
+            output: Output::default(),
+            table: table.into(),
+            columns,
+        })
+    }
+
+    /// Makes the message of one inserted row.
+    ///
+    /// # Errors
+    /// [`MapError::Event`] when the row cannot become a message that Pub/Sub accepts.
+    pub fn map(&mut self, tuple: &Tuple<'_>, at: EventPosition) -> Result<Mapped, MapError> {
+        if tuple.len() > INLINE_COLUMNS {
+            return self.map_row(&tuple.iter().collect::<Vec<_>>(), at);
+        }
+        let mut row = [Value::Null; INLINE_COLUMNS];
+        for (slot, value) in row.iter_mut().zip(tuple) {
+            *slot = value;
+        }
+        self.map_row(&row[..tuple.len()], at)
+    }
+
+    /// Makes the message of a row from its values, in the order of the table's description.
+    ///
+    /// # Errors
+    /// The same as [`map`](Self::map).
+    pub fn map_row(&mut self, row: &[Value<'_>], at: EventPosition) -> Result<Mapped, MapError> {
+        self.message_of(row, at)
+            .map_err(|fault| self.event_error(row, at, fault))
+    }
+
+    fn message_of(&mut self, row: &[Value<'_>], at: EventPosition) -> Result<Mapped, EventFault> {
+        if row.len() != self.relation_columns {
+            let expected = self.relation_columns;
+            return Err(EventFault::ColumnCount {
+                expected,
+                found: row.len(),
+            });
+        }
+        let outbox_row = self.columns.read(row, &mut self.texts)?;
+        let xid = inserted_xid(self.inserted_xid.as_ref(), row);
+        let event_id = self
+            .ids
+            .event_id(outbox_row.id, xid.as_deref(), self.columns.id.name())?;
+        let topic = self.topics.topic(row, outbox_row.aggregate_type)?;
+        let ordering_key = self.ordering.key(outbox_row.aggregate_id)?;
+        // A payload that is too large by itself is refused before any work is done on it.
+        check_size(
+            &topic,
+            outbox_row.payload.as_ref().map_or(0, MessageData::len),
+        )?;
+
+        let time = self
+            .inputs
+            .read(&self.columns, &outbox_row, self.without_offset)?;
+        let mut uuid = [0; UUID_CHARS];
+        let (event_text, source_id) = match event_id.source_id {
+            None => (outbox_row.id, None),
+            Some(_) => (event_id.uuid_text(&mut uuid), Some(outbox_row.id)),
+        };
+        let event = EventContext {
+            row: &outbox_row,
+            event_id: event_text,
+            source_id,
+            event_type: self
+                .columns
+                .event_type(&outbox_row, self.envelope.needs_event_type())?,
+            payload_column: self.columns.payload.name(),
+            source: &self.source,
+            headers: &self.inputs.headers,
+            occurred_at: time.map(|time| (time, self.inputs.occurred_at.as_str())),
+            at,
+        };
+        self.output
+            .set_attributes(self.envelope, &event, &self.extra_attributes, row)?;
+        let message = self
+            .output
+            .message(self.envelope, &event, &topic, ordering_key.as_str())?;
+        Ok(Mapped {
+            topic,
+            ordering_key,
+            event_id,
+            message,
+        })
+    }
+
+    /// The position of the payload column.
+    pub(crate) fn payload_position(&self) -> usize {
+        self.columns.payload.position()
+    }
+
+    /// The positions of the columns that a message is made of.
+    pub(crate) fn used_columns(&self) -> Vec<usize> {
+        let columns = self.columns.all().chain(self.topics.columns());
+        let columns = columns.chain(&self.extra_attributes);
+        let columns = columns.chain(&self.inserted_xid);
+        columns.map(MappedColumn::position).collect()
+    }
+}
+
+impl Inputs {
+    /// Reads the headers and the time of a row; returns the time if it is a point in time.
+    fn read(
+        &mut self,
+        columns: &EventColumns,
+        row: &OutboxRow<'_>,
+        without_offset: WithoutOffset,
+    ) -> Result<Option<CivilTime>, EventFault> {
+        self.headers.read(row.headers).map_err(|place| {
+            let column = columns
+                .headers
+                .as_ref()
+                .map_or("", MappedColumn::name)
+                .to_owned();
+            EventFault::HeadersMalformed {
+                column,
+                line: place.line,
+                at_column: place.column,
+            }
+        })?;
+        let text = row.occurred_at;
+        Ok(
+            text.and_then(|text| {
+                timestamp::to_rfc3339(text, without_offset, &mut self.occurred_at)
+            }),
+        )
+    }
+}
+
+impl Output {
+    /// Writes all attributes. If two have the same name, the first wins.
+    fn set_attributes(
+        &mut self,
+        envelope: Envelope,
+        event: &EventContext<'_>,
+        extra: &[MappedColumn],
+        row: &[Value<'_>],
+    ) -> Result<(), EventFault> {
+        let attributes = &mut self.attributes;
+        let rfc3339 = event.occurred_at.map(|(_, rfc3339)| rfc3339);
+        attributes.clear();
+        attributes.add_fixed(
+            event.event_id,
+            event.source_id,
+            event.row,
+            rfc3339.or(event.row.occurred_at),
+        )?;
+        envelope.add_attributes(event, attributes)?;
+        for column in extra {
+            if let Some(value) = column.text(row)? {
+                attributes.add(column.name(), &value)?;
+            }
+        }
+        attributes.add_headers(event.headers)?;
+        attributes.add_trace_aliases()
+    }
+
+    /// Encodes the message with the attributes that were set.
+    fn message(
+        &mut self,
+        envelope: Envelope,
+        event: &EventContext<'_>,
+        topic: &str,
+        key: &str,
+    ) -> Result<Bytes, EventFault> {
+        self.body.clear();
+        self.body.shrink_to(KEPT_BYTES);
+        let body = envelope.body(event, &self.attributes, &mut self.body)?;
+        let attributes = self.attributes.wire();
+        check_size(
+            topic,
+            wire::message_size(body.len(), attributes.len(), key.len()),
+        )?;
+        Ok(wire::message(body, attributes, key))
+    }
+}
+
+/// How to read a time without an offset. If `occurred_at` is a `timestamp` column, the settings
+/// must name the time zone.
+fn without_offset(
+    finder: &Finder<'_>,
+    columns: &EventColumns,
+    time_zone: Option<TimeZone>,
+) -> Result<WithoutOffset, MapError> {
+    let is_timestamp = |column: &&MappedColumn| column.type_oid() == pg_type::TIMESTAMP;
+    match (time_zone, columns.occurred_at.as_ref().filter(is_timestamp)) {
+        (Some(TimeZone::Utc), _) => Ok(WithoutOffset::IsUtc),
+        (Some(TimeZone::Local), _) | (None, None) => Ok(WithoutOffset::IsNoInstant),
+        (None, Some(column)) => Err(finder.fault(SettingFault::TimeZoneMissing {
+            column: column.name().to_owned(),
+        })),
+    }
+}
+
+/// The transaction that inserted a row, if the table records it.
+fn inserted_xid<'a>(column: Option<&MappedColumn>, row: &[Value<'a>]) -> Option<Cow<'a, str>> {
+    column.and_then(|column| column.text(row).ok().flatten())
+}
+
+/// The columns that are sent as attributes in addition to the fixed ones.
+fn extra_attributes(
+    finder: &Finder<'_>,
+    names: &[String],
+    id_is_uuid: bool,
+) -> Result<Vec<MappedColumn>, MapError> {
+    // If the id is a uuid, the name `source_id` is free.
+    let is_fixed = |name: &str| FIXED.contains(&name) && !(id_is_uuid && name == SOURCE_ID);
+    let mut columns: Vec<MappedColumn> = Vec::with_capacity(names.len());
+    for name in names {
+        if is_fixed(name) || columns.iter().any(|column| column.name() == name) {
+            return Err(finder.fault(SettingFault::AttributeTaken {
+                attribute: name.clone(),
+            }));
+        }
+        if name.len() > limits::ATTRIBUTE_KEY_BYTES || limits::is_reserved_attribute(name) {
+            return Err(finder.fault(SettingFault::AttributeName {
+                attribute: name.clone(),
+            }));
+        }
+        columns.push(finder.named(name, "attributes")?);
+    }
+    Ok(columns)
+}
+
+fn check_size(topic: &str, message_bytes: usize) -> Result<(), EventFault> {
+    if wire::fits_a_request(topic.len(), message_bytes) {
+        return Ok(());
+    }
+    let found = wire::request_size(topic.len(), message_bytes);
+    Err(EventFault::OverLimit {
+        limit: Limit::Request,
+        found,
+    })
+}
+
+#[cfg(test)]
+mod tests;

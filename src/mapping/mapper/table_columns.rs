@@ -1,0 +1,60 @@
+//! The columns that are used to find rows when the table is read.
+
+use super::Mapper;
+use crate::mapping::columns::MappedColumn;
+use crate::mapping::timestamp::WithoutOffset;
+use crate::mapping::value::pg_type;
+
+/// The columns that are used to find rows when the table is read.
+#[derive(Debug, Clone, Copy)]
+pub struct TableColumns<'a> {
+    /// Identity of the event.
+    pub id: &'a str,
+    /// Whether the id is a uuid, which is then the event id itself.
+    pub id_is_uuid: bool,
+    /// Whether ids can be sorted.
+    pub id_has_order: bool,
+    /// The column `occurred_at`.
+    pub occurred_at: Option<&'a str>,
+    /// The meaning of its values.
+    pub time_kind: TimeKind,
+}
+
+/// The meaning of the values in the column `occurred_at`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TimeKind {
+    /// `timestamp with time zone`.
+    Instant,
+    /// `timestamp without time zone`, in UTC.
+    Utc,
+    /// Not a point in time, or not known to be one.
+    Unknown,
+}
+
+impl Mapper {
+    /// The columns that are used to find rows when the table is read.
+    pub fn table_columns(&self) -> TableColumns<'_> {
+        let columns = &self.columns;
+        let id = &columns.id;
+        TableColumns {
+            id: id.name(),
+            id_is_uuid: id.type_oid() == pg_type::UUID,
+            id_has_order: id.has_order(),
+            occurred_at: columns.occurred_at.as_ref().map(MappedColumn::name),
+            time_kind: self.time_kind(),
+        }
+    }
+
+    fn time_kind(&self) -> TimeKind {
+        let time = self
+            .columns
+            .occurred_at
+            .as_ref()
+            .map(MappedColumn::type_oid);
+        match (time, self.without_offset) {
+            (Some(pg_type::TIMESTAMPTZ), _) => TimeKind::Instant,
+            (Some(pg_type::TIMESTAMP), WithoutOffset::IsUtc) => TimeKind::Utc,
+            _ => TimeKind::Unknown,
+        }
+    }
+}

@@ -1,0 +1,63 @@
+//! The mapping from a row of an outbox table to a Pub/Sub message.
+//!
+//! The steps, in the order in which a row takes them:
+//!
+//! 1. [`TableSettings`] say what a table's columns mean (`settings`).
+//! 2. When the server describes the table, [`Mapper::resolve`] finds those columns (`columns`). A
+//!    domain counts as its base type (`column_types`). From then on rows are read by position.
+//! 3. [`Mapper::map`] reads a row's values as text (`value`) and its payload (`payload`). From these it
+//!    makes the event's identity (`event_id`), topic (`topic`, `topic_name`, `template`), ordering key
+//!    (`ordering`), attributes (`attributes`, `headers`, `timestamp`) and data (`data`, `envelope`).
+//! 4. A row that Pub/Sub would refuse is refused here (`limits`), with an error that names the row
+//!    ([`MapError`]).
+//! 5. The message is encoded once (`wire`). Retries send the same bytes.
+//!
+//! If two attributes have the same name, the first wins. They are added in this order:
+//!
+//! 1. the fixed ones: `event_id`, `source_id` if the id is not a uuid, `event_type`, `aggregate_type`,
+//!    `aggregate_id`, `version`, `schema_version`, `occurred_at`, each left out if null;
+//! 2. those of the envelope;
+//! 3. the extra columns;
+//! 4. the headers;
+//! 5. the trace context again, under the names that Google's client libraries read.
+//!
+//! So a header cannot replace an attribute that consumers rely on. Since every message has an
+//! `event_id`, none is ever empty.
+//!
+//! **Invariants.** A value is refused, never truncated. An error names the row and contains no payload,
+//! header or attribute.
+//!
+//! **Not here:** IO of any kind, batches and lanes, the handling of refused rows, the marks of a
+//! replay, and the vocabulary of events (`event`).
+
+mod attributes;
+mod column_types;
+mod columns;
+mod data;
+pub mod envelope;
+mod envelope_kind;
+mod error;
+mod event_id;
+mod headers;
+pub mod limits;
+mod mapper;
+mod ordering;
+mod payload;
+mod settings;
+mod template;
+mod timestamp;
+mod topic;
+mod topic_name;
+mod value;
+mod wire;
+
+pub use column_types::{ColumnType, ColumnTypes};
+pub use columns::INSERTED_XID;
+pub use envelope_kind::{Envelope, ParseEnvelopeError};
+pub use error::{EventError, EventFault, FaultyRow, Limit, MapError, SettingFault};
+pub use event_id::TableIdentity;
+pub use mapper::{Mapped, Mapper, TableColumns, TimeKind};
+pub use ordering::{BUCKETS_MAX, Ordering, ParseOrderingError};
+pub use settings::{ColumnSettings, TableSettings, TimeZone};
+pub use template::{ParseTemplateError, Template};
+pub use topic_name::{TopicNameFault, topic_name};

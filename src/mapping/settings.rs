@@ -1,0 +1,325 @@
+//! The settings of one outbox table: one `[[tables]]` section of the settings file.
+//!
+//! The defaults match `outbox.events`. Debezium's outbox takes two lines:
+//!
+//! ```toml
+//! [[tables]]
+//! table = "public.outbox"
+//! columns = { event_type = "type" }
+//! ```
+//!
+//! Not here: whether the table has those columns, which is known once the server describes it
+//! (`columns.rs`).
+
+use std::collections::BTreeMap;
+use std::fmt::Display;
+use std::str::FromStr;
+
+use serde::{Deserialize, Deserializer, de};
+use slot_manager::QualifiedName;
+
+use super::envelope_kind::Envelope;
+use super::event_id::TableIdentity;
+use super::ordering::Ordering;
+use super::template::Template;
+
+/// How rows of one table become messages.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct TableSettings {
+    /// The table. For a partitioned table, the root.
+    #[serde(deserialize_with = "parsed")]
+    pub table: QualifiedName,
+    /// The names of its columns.
+    pub columns: ColumnSettings,
+    /// The topic: an id, or a full `projects/.../topics/...`. A name in braces is a field of
+    /// [`ColumnSettings`], or otherwise any column of the table.
+    #[serde(deserialize_with = "parsed")]
+    pub topic: Template,
+    /// Topics for specific aggregate types, by `aggregatetype`. They take precedence over `topic`.
+    pub topic_rules: BTreeMap<String, String>,
+    /// How the ordering key is chosen.
+    #[serde(deserialize_with = "parsed")]
+    pub ordering: Ordering,
+    /// The form of a message.
+    #[serde(deserialize_with = "parsed")]
+    pub envelope: Envelope,
+    /// More columns to send as attributes of the same name, when not null.
+    pub attributes: Vec<String>,
+    /// CloudEvents' `source`, a URI reference; `/schema.table` when not set.
+    pub source: Option<String>,
+    /// The meaning of a time without an offset in the column `occurred_at`.
+    pub time_zone: Option<TimeZone>,
+}
+
+/// The meaning of a time without an offset, such as a `timestamp without time zone`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+pub enum TimeZone {
+    /// The time is in UTC.
+    #[serde(rename = "UTC")]
+    Utc,
+    /// The time is local to an unknown place. It is not a point in time, and is sent as it is
+    /// written.
+    #[serde(rename = "local")]
+    Local,
+}
+
+impl Default for TableSettings {
+    fn default() -> Self {
+        Self {
+            table: "outbox.events"
+                .parse()
+                .expect("invariant: the default is a qualified name"),
+            columns: ColumnSettings::default(),
+            topic: "{aggregatetype}.events"
+                .parse()
+                .expect("invariant: the default is a template"),
+            topic_rules: BTreeMap::new(),
+            ordering: Ordering::default(),
+            envelope: Envelope::default(),
+            attributes: Vec::new(),
+            source: None,
+            time_zone: None,
+        }
+    }
+}
+
+/// The names that the table uses for the columns of an outbox.
+///
+/// A field that is not set means a column with the field's name. An empty text means that the table
+/// has no such column. `version`, `schema_version`, `headers` and `occurred_at` are optional when
+/// they are not set. A column that *is* named must exist.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ColumnSettings {
+    /// Identity of the event: a uuid, or anything else that is unique in the table.
+    pub id: Option<String>,
+    /// Kind of aggregate.
+    pub aggregatetype: Option<String>,
+    /// The aggregate, from which the ordering key comes.
+    pub aggregateid: Option<String>,
+    /// The type of the event.
+    pub event_type: Option<String>,
+    /// Version of the aggregate.
+    pub version: Option<String>,
+    /// Version of the payload's schema.
+    pub schema_version: Option<String>,
+    /// The message body: `jsonb`, `json`, `text` or `bytea`.
+    pub payload: Option<String>,
+    /// A JSON object whose entries become attributes.
+    pub headers: Option<String>,
+    /// When the event happened.
+    pub occurred_at: Option<String>,
+    /// A column that numbers rows in their order of insertion, such as a `bigserial`. A recovery
+    /// publishes in this order. When not set, a column called `seq`, or an `id` that is a number.
+    pub seq: Option<String>,
+    /// The event's topic. When not null, it takes precedence over `topic_rules` and `topic`. Used
+    /// only when set.
+    pub topic: Option<String>,
+}
+
+/// The role of a column in the outbox.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum ColumnRole {
+    Id,
+    AggregateType,
+    AggregateId,
+    EventType,
+    Version,
+    SchemaVersion,
+    Payload,
+    Headers,
+    OccurredAt,
+    Topic,
+}
+
+/// What the settings say about the column of a [`ColumnRole`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Choice<'a> {
+    /// The table must have the column of this name.
+    Must(&'a str),
+    /// The table may have it.
+    May(&'a str),
+    /// The column is not used.
+    Off,
+}
+
+impl ColumnRole {
+    pub(super) const ALL: [ColumnRole; 10] = [
+        ColumnRole::Id,
+        ColumnRole::AggregateType,
+        ColumnRole::AggregateId,
+        ColumnRole::EventType,
+        ColumnRole::Version,
+        ColumnRole::SchemaVersion,
+        ColumnRole::Payload,
+        ColumnRole::Headers,
+        ColumnRole::OccurredAt,
+        ColumnRole::Topic,
+    ];
+
+    /// The name of the field in [`ColumnSettings`], which is also the column's default name.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            ColumnRole::Id => "id",
+            ColumnRole::AggregateType => "aggregatetype",
+            ColumnRole::AggregateId => "aggregateid",
+            ColumnRole::EventType => "event_type",
+            ColumnRole::Version => "version",
+            ColumnRole::SchemaVersion => "schema_version",
+            ColumnRole::Payload => "payload",
+            ColumnRole::Headers => "headers",
+            ColumnRole::OccurredAt => "occurred_at",
+            ColumnRole::Topic => "topic",
+        }
+    }
+
+    /// The setting as a user writes it, such as `columns.id`.
+    pub(super) fn setting(self) -> String {
+        format!("columns.{}", self.name())
+    }
+}
+
+impl ColumnSettings {
+    pub(super) fn choice(&self, role: ColumnRole) -> Choice<'_> {
+        let set = match role {
+            ColumnRole::Id => &self.id,
+            ColumnRole::AggregateType => &self.aggregatetype,
+            ColumnRole::AggregateId => &self.aggregateid,
+            ColumnRole::EventType => &self.event_type,
+            ColumnRole::Version => &self.version,
+            ColumnRole::SchemaVersion => &self.schema_version,
+            ColumnRole::Payload => &self.payload,
+            ColumnRole::Headers => &self.headers,
+            ColumnRole::OccurredAt => &self.occurred_at,
+            ColumnRole::Topic => &self.topic,
+        };
+        match (set.as_deref(), role) {
+            (Some(""), _) | (None, ColumnRole::Topic) => Choice::Off,
+            (Some(name), _) => Choice::Must(name),
+            (
+                None,
+                ColumnRole::Id
+                | ColumnRole::AggregateType
+                | ColumnRole::AggregateId
+                | ColumnRole::EventType
+                | ColumnRole::Payload,
+            ) => Choice::Must(role.name()),
+            (
+                None,
+                ColumnRole::Version
+                | ColumnRole::SchemaVersion
+                | ColumnRole::Headers
+                | ColumnRole::OccurredAt,
+            ) => Choice::May(role.name()),
+        }
+    }
+}
+
+impl TableSettings {
+    /// The columns that the table must have and the publication must publish.
+    pub fn required_columns(&self) -> Vec<String> {
+        let named =
+            ColumnRole::ALL
+                .into_iter()
+                .filter_map(|role| match self.columns.choice(role) {
+                    Choice::Must(name) => Some(name.to_owned()),
+                    Choice::May(_) | Choice::Off => None,
+                });
+        named.chain(self.attributes.iter().cloned()).collect()
+    }
+
+    /// The name that identifies the table in the ids of its events.
+    pub fn identity(&self) -> TableIdentity {
+        TableIdentity::from(&self.table)
+    }
+}
+
+/// Parses a value from its text form.
+fn parsed<'de, D, T>(deserializer: D) -> Result<T, D::Error>
+where
+    D: Deserializer<'de>,
+    T: FromStr<Err: Display>,
+{
+    String::deserialize(deserializer)?
+        .parse()
+        .map_err(de::Error::custom)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(toml: &str) -> Result<TableSettings, toml::de::Error> {
+        toml::from_str(toml)
+    }
+
+    #[test]
+    fn an_empty_section_is_the_default() {
+        assert_eq!(read("").unwrap(), TableSettings::default());
+        assert_eq!(TableSettings::default().table.to_string(), "outbox.events");
+    }
+
+    #[test]
+    fn debeziums_outbox_takes_two_lines() {
+        let settings = read("table = 'public.outbox'\ncolumns = { event_type = 'type' }").unwrap();
+        assert_eq!(
+            settings.columns.choice(ColumnRole::EventType),
+            Choice::Must("type")
+        );
+        assert_eq!(
+            settings.columns.choice(ColumnRole::AggregateId),
+            Choice::Must("aggregateid")
+        );
+        assert_eq!(
+            settings.columns.choice(ColumnRole::Version),
+            Choice::May("version")
+        );
+    }
+
+    #[test]
+    fn everything_can_be_set() {
+        let settings = read(
+            r#"
+            table = "sales.outbox"
+            topic = "{aggregatetype}-{tenant}"
+            topic_rules = { order = "orders" }
+            ordering = "bucketed(64)"
+            envelope = "cloudevents-binary"
+            attributes = ["tenant"]
+            source = "/sales"
+            time_zone = "UTC"
+            [columns]
+            id = "seq"
+            version = ""
+            topic = "topic"
+            "#,
+        )
+        .unwrap();
+        assert_eq!(settings.ordering, Ordering::Bucketed(64));
+        assert_eq!(settings.envelope, Envelope::CloudeventsBinary);
+        assert_eq!(settings.topic.to_string(), "{aggregatetype}-{tenant}");
+        assert_eq!(settings.time_zone, Some(TimeZone::Utc));
+        assert_eq!(settings.columns.choice(ColumnRole::Version), Choice::Off);
+        assert_eq!(
+            settings.columns.choice(ColumnRole::Topic),
+            Choice::Must("topic")
+        );
+    }
+
+    #[test]
+    fn unknown_and_malformed_settings_are_refused_with_the_reason() {
+        for (toml, part) in [
+            ("colums = {}", "unknown field `colums`"),
+            ("columns = { type = 'x' }", "unknown field `type`"),
+            ("ordering = 'bucketed(0)'", "not an ordering"),
+            ("envelope = 'cloudevents'", "not an envelope"),
+            ("topic = '{aggregatetype'", "unbalanced brace"),
+            ("table = ''", "table"),
+            ("time_zone = 'Europe/Berlin'", "`UTC` or `local`"),
+        ] {
+            let refused = read(toml).unwrap_err().to_string();
+            assert!(refused.contains(part), "{toml}: {refused}");
+        }
+    }
+}

@@ -1,0 +1,284 @@
+//! The topic of an event: from a column of the row, from a rule for its aggregate type, or from the
+//! template, in that order.
+//!
+//! Full names (`projects/p/topics/t`) are built and checked once per distinct topic, and then
+//! shared. A row may choose the project only in the column that is set for the topic: the values
+//! in a template never do. Every part of a name has a maximum length, because names are kept in
+//! memory, in an index and in logs.
+
+use std::collections::HashMap;
+use std::str;
+use std::sync::Arc;
+
+use decoder::Value;
+
+use super::columns::{Finder, MappedColumn, not_utf8};
+use super::error::{EventFault, MapError, SettingFault};
+use super::limits;
+use super::settings::{Choice, ColumnRole, TableSettings};
+use super::template::Part;
+use super::topic_name::{TopicNameFault, check_id, full_name};
+
+/// Distinct topics to remember: as many as a project may have. When the cache is full, it is
+/// cleared.
+const INTERNED_MAX: usize = 10_000;
+/// Capacity in bytes that the buffer keeps; more is released after a row that needed it.
+const KEPT_BYTES: usize = 4 * 1024;
+
+type Names = HashMap<Box<[u8]>, Arc<str>, foldhash::fast::RandomState>;
+
+/// Finds the topics of one table's events.
+#[derive(Debug, Clone)]
+pub(super) struct TopicResolver {
+    /// `projects/p/topics/`.
+    prefix: Box<str>,
+    column: Option<MappedColumn>,
+    /// Full names by aggregate type.
+    rules: HashMap<Box<str>, Arc<str>>,
+    pattern: Pattern,
+    /// Full names, by the name in the topic column.
+    named: Names,
+    /// Full names, by the id that the template gives.
+    rendered_ids: Names,
+    /// Buffer for the current row's topic name or id. Checked for UTF-8 only if it is not interned.
+    rendered: Vec<u8>,
+}
+
+#[derive(Debug, Clone)]
+enum Pattern {
+    /// The full name, the same for every row.
+    Fixed(Arc<str>),
+    /// No template: each row must name its topic in this column.
+    Nothing(MappedColumn),
+    Rendered {
+        /// `projects/p/topics/`.
+        prefix: Box<str>,
+        /// The topic's id.
+        pieces: Vec<Piece>,
+    },
+}
+
+#[derive(Debug, Clone)]
+enum Piece {
+    Text(Box<str>),
+    Column(MappedColumn),
+}
+
+impl TopicResolver {
+    pub(super) fn resolve(
+        finder: &Finder<'_>,
+        settings: &TableSettings,
+        project: &str,
+    ) -> Result<Self, MapError> {
+        let prefix: Box<str> = format!("projects/{project}/topics/").into();
+        let checked = |setting: &'static str, topic: &str| {
+            full_name(&prefix, topic).map_err(|fault| {
+                finder.fault(SettingFault::Topic {
+                    setting,
+                    topic: topic.to_owned(),
+                    fault,
+                })
+            })
+        };
+        let mut rules = HashMap::new();
+        for (aggregate_type, topic) in &settings.topic_rules {
+            finder.needed(ColumnRole::AggregateType, "topic_rules")?;
+            rules.insert(
+                aggregate_type.as_str().into(),
+                checked("topic_rules", topic)?,
+            );
+        }
+        let column = finder.role(ColumnRole::Topic)?;
+        let names_it = settings.topic != TableSettings::default().topic;
+        let has_aggregate_type = settings.columns.choice(ColumnRole::AggregateType) != Choice::Off;
+        let pattern = if let (Some(column), false, false) = (&column, names_it, has_aggregate_type)
+        {
+            Pattern::Nothing(column.clone())
+        } else if settings.topic.columns().next().is_none() {
+            Pattern::Fixed(checked("topic", &settings.topic.to_string())?)
+        } else {
+            let fault = |fault| {
+                finder.fault(SettingFault::Topic {
+                    setting: "topic",
+                    topic: settings.topic.to_string(),
+                    fault,
+                })
+            };
+            let parts = settings.topic.parts();
+            let (prefix, parts) = project_of(parts, &prefix).map_err(fault)?;
+            let piece = |part: &Part| {
+                Ok(match part {
+                    Part::Text(text) => Piece::Text(text.as_str().into()),
+                    Part::Column(name) => Piece::Column(finder.in_template(name)?),
+                })
+            };
+            let pieces = parts.iter().map(piece).collect::<Result<_, _>>()?;
+            Pattern::Rendered { prefix, pieces }
+        };
+        Ok(Self {
+            prefix,
+            column,
+            rules,
+            pattern,
+            named: Names::default(),
+            rendered_ids: Names::default(),
+            rendered: Vec::new(),
+        })
+    }
+
+    /// The full name of the row's topic.
+    pub(super) fn topic(
+        &mut self,
+        row: &[Value<'_>],
+        aggregate_type: Option<&str>,
+    ) -> Result<Arc<str>, EventFault> {
+        self.rendered.clear();
+        if self.rendered.capacity() > KEPT_BYTES {
+            self.rendered = Vec::new();
+        }
+        if let Some(column) = &self.column
+            && column.append(row, &mut self.rendered)?.unwrap_or(0) > 0
+        {
+            return self.intern(row, None);
+        }
+        if !self.rules.is_empty()
+            && let Some(topic) = aggregate_type.and_then(|name| self.rules.get(name))
+        {
+            return Ok(Arc::clone(topic));
+        }
+        let (prefix, pieces) = match &self.pattern {
+            Pattern::Fixed(topic) => return Ok(Arc::clone(topic)),
+            Pattern::Nothing(column) => return Err(column.null("the topic")),
+            Pattern::Rendered { prefix, pieces } => (prefix, pieces),
+        };
+        for piece in pieces {
+            match piece {
+                Piece::Text(text) => self.rendered.extend_from_slice(text.as_bytes()),
+                Piece::Column(column) => match column.append(row, &mut self.rendered)? {
+                    Some(1..) => {}
+                    Some(0) | None => return Err(column.null("the topic")),
+                },
+            }
+        }
+        if let Some(topic) = self.rendered_ids.get(self.rendered.as_slice()) {
+            return Ok(Arc::clone(topic));
+        }
+        let prefix = prefix.clone();
+        self.intern(row, Some(&prefix))
+    }
+
+    /// The full name of the topic in `rendered`: a topic's id to be completed by a prefix, or, without
+    /// one, a name from the topic column.
+    fn intern(&mut self, row: &[Value<'_>], prefix: Option<&str>) -> Result<Arc<str>, EventFault> {
+        let names = match prefix {
+            Some(_) => &self.rendered_ids,
+            None => &self.named,
+        };
+        if let Some(topic) = names.get(self.rendered.as_slice()) {
+            return Ok(Arc::clone(topic));
+        }
+        let rendered = str::from_utf8(&self.rendered).map_err(|_| not_utf8(self.columns(), row))?;
+        let topic = match prefix {
+            Some(prefix) => check_id(rendered).map(|()| [prefix, rendered].concat().into()),
+            None => full_name(&self.prefix, rendered),
+        };
+        let topic = topic.map_err(|fault| {
+            // A very long name is cut, because the error ends up in logs.
+            let topic = rendered
+                .chars()
+                .take(*limits::TOPIC_ID_CHARS.end())
+                .collect();
+            EventFault::Topic { topic, fault }
+        })?;
+        let names = match prefix {
+            Some(_) => &mut self.rendered_ids,
+            None => &mut self.named,
+        };
+        if names.len() == INTERNED_MAX {
+            names.clear();
+        }
+        names.insert(self.rendered.as_slice().into(), Arc::clone(&topic));
+        Ok(topic)
+    }
+
+    /// The columns that may determine the topic.
+    pub(super) fn columns(&self) -> impl Iterator<Item = &MappedColumn> {
+        let pieces = match &self.pattern {
+            Pattern::Fixed(_) | Pattern::Nothing(_) => &[],
+            Pattern::Rendered { pieces, .. } => pieces.as_slice(),
+        };
+        let in_pattern = pieces.iter().filter_map(|piece| match piece {
+            Piece::Column(column) => Some(column),
+            Piece::Text(_) => None,
+        });
+        self.column.iter().chain(in_pattern)
+    }
+}
+
+/// Splits a template into `projects/p/topics/` and the template of the topic's id. The project is
+/// the one that the template begins with, otherwise that of `prefix`.
+fn project_of(parts: &[Part], prefix: &str) -> Result<(Box<str>, Vec<Part>), TopicNameFault> {
+    let mut parts = parts.to_vec();
+    let mut prefix = prefix;
+    let first = match parts.first() {
+        Some(Part::Text(text)) => text.clone(),
+        Some(Part::Column(_)) | None => String::new(),
+    };
+    if let Some(end) = first.rfind('/') {
+        let (before, id) = first.split_at(end + 1);
+        full_name("", &format!("{before}any-topic"))?;
+        prefix = before;
+        parts[0] = Part::Text(id.to_owned());
+    }
+    let has_slash = |part: &Part| matches!(part, Part::Text(text) if text.contains('/'));
+    if parts.iter().any(has_slash) {
+        Err(TopicNameFault::FullName)
+    } else {
+        Ok((prefix.into(), parts))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PREFIX: &str = "projects/p/topics/";
+
+    #[test]
+    fn a_template_names_its_project_before_the_first_column_or_not_at_all() {
+        let of = |template: &str| {
+            let template: crate::mapping::Template = template.parse().unwrap();
+            project_of(template.parts(), PREFIX).map(|(prefix, parts)| (prefix, parts.len()))
+        };
+        assert_eq!(of("{x}.events"), Ok((PREFIX.into(), 2)));
+        assert_eq!(
+            of("projects/q/topics/{x}.events"),
+            Ok(("projects/q/topics/".into(), 3))
+        );
+        assert_eq!(of("projects/Q/topics/{x}"), Err(TopicNameFault::Project));
+        for template in ["projects/{x}/topics/abc", "{x}/abc", "a/{x}", "a{x}/b"] {
+            assert_eq!(of(template), Err(TopicNameFault::FullName), "{template}");
+        }
+    }
+
+    #[test]
+    fn the_cache_of_topic_names_is_bounded() {
+        let mut topics = TopicResolver {
+            prefix: PREFIX.into(),
+            column: None,
+            rules: HashMap::new(),
+            pattern: Pattern::Rendered {
+                prefix: PREFIX.into(),
+                pieces: Vec::new(),
+            },
+            named: Names::default(),
+            rendered_ids: Names::default(),
+            rendered: Vec::new(),
+        };
+        for i in 0..=INTERNED_MAX {
+            topics.rendered = format!("topic-{i}").into();
+            topics.intern(&[], None).unwrap();
+        }
+        assert_eq!(topics.named.len(), 1);
+    }
+}

@@ -1,0 +1,166 @@
+//! The metrics in Prometheus' text format.
+
+use std::sync::atomic::AtomicU64;
+
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::Registry;
+
+use super::{Metrics, topics};
+use crate::condition::Condition;
+
+impl Metrics {
+    /// Everything in Prometheus' text format (OpenMetrics), labelled with the name of the slot.
+    ///
+    /// # Errors
+    /// Never in practice: only when a `String` cannot be written to.
+    pub fn encode(&self, slot: &str, condition: &Condition) -> Result<String, std::fmt::Error> {
+        let label = ("slot".into(), slot.to_owned().into());
+        let mut registry = Registry::with_prefix_and_labels("postrider", [label].into_iter());
+        self.register_counters(&mut registry);
+        self.register_gauges(&mut registry);
+        topics::register(&mut registry, condition);
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, &registry)?;
+        Ok(text)
+    }
+
+    fn register_counters(&self, registry: &mut Registry) {
+        let mut add =
+            |name, help, counter: &Counter| registry.register(name, help, counter.clone());
+        add(
+            "events_read",
+            "Events read from the stream that had no recorded outcome",
+            &self.events_read,
+        );
+        add(
+            "events_published",
+            "Events that Pub/Sub has stored",
+            &self.events_published,
+        );
+        add(
+            "events_skipped",
+            "Events skipped because their outcome was already recorded",
+            &self.events_skipped,
+        );
+        add(
+            "events_recorded",
+            "Events with a durable dispatch row",
+            &self.events_recorded,
+        );
+        add(
+            "events_from_table",
+            "Events published from their table because they were missing from the stream",
+            &self.events_from_table,
+        );
+        add(
+            "publish_requests",
+            "Publish requests answered with success",
+            &self.publish_requests,
+        );
+        add("sessions", "Replication sessions started", &self.sessions);
+        add(
+            "received_bytes",
+            "Bytes read from the replication stream",
+            &self.received_bytes,
+        );
+        registry.register(
+            "recoveries",
+            "Recoveries started, by the kind of loss",
+            self.recoveries.clone(),
+        );
+        registry.register(
+            "publish_failures",
+            "Failed publish attempts, by error code. Refused events are set aside; all others are retried",
+            self.publish_failures.clone(),
+        );
+        registry.register(
+            "topic_publish_failures",
+            "Failed publish attempts, by topic and error code; at most 50 topics are named",
+            self.topic_failures.counters.clone(),
+        );
+        registry.register(
+            "unexpected_changes",
+            "UPDATE, DELETE and TRUNCATE on a captured table, never published",
+            self.unexpected_changes.clone(),
+        );
+        registry.register(
+            "events_quarantined",
+            "Events quarantined, by error code, or `waits` for events behind a bad one of their key",
+            self.events_quarantined.clone(),
+        );
+        registry.register(
+            "commit_to_ack_seconds",
+            "Time from the commit to the acknowledgement by Pub/Sub",
+            self.latency.clone(),
+        );
+    }
+
+    fn register_gauges(&self, registry: &mut Registry) {
+        let mut add = |name, help, gauge: &Gauge| registry.register(name, help, gauge.clone());
+        add("in_flight_bytes", "Events in memory", &self.in_flight_bytes);
+        add(
+            "in_flight_requests",
+            "Publish requests in flight",
+            &self.in_flight_requests,
+        );
+        add("lanes", "Ordering keys with work", &self.lanes);
+        add(
+            "lanes_waiting",
+            "Ordering keys that wait for a retry",
+            &self.lanes_waiting,
+        );
+        add(
+            "holds_slot",
+            "1 while this relay streams from the slot",
+            &self.holds_slot,
+        );
+        registry.register(
+            "slot_health",
+            "1 for the current health",
+            self.slot_health.clone(),
+        );
+        let mut add = |name, help, value: Option<f64>| {
+            if let Some(value) = value {
+                let gauge = Gauge::<f64, AtomicU64>::default();
+                gauge.set(value);
+                registry.register(name, help, gauge);
+            }
+        };
+        add(
+            "slot_lag_bytes",
+            "WAL beyond the confirmed position",
+            self.lag_bytes.get(),
+        );
+        add(
+            "slot_retained_bytes",
+            "WAL that the slot holds back",
+            self.retained_bytes.get(),
+        );
+        add(
+            "slot_headroom_bytes",
+            "WAL that can still be written before the slot is lost; absent without a limit",
+            self.headroom_bytes.get(),
+        );
+        add(
+            "publication_ok",
+            "1 while the publication is known to be correct",
+            self.publication_ok.get(),
+        );
+        add(
+            "blocked_keys",
+            "Ordering keys blocked by events in quarantine",
+            self.blocked_keys.get(),
+        );
+        add(
+            "events_in_quarantine",
+            "Events in quarantine: bad events and those that wait behind them; counted up to a million",
+            self.events_in_quarantine.get(),
+        );
+        add(
+            "lag_seconds",
+            "Age of the oldest event without an outcome, 0 if none",
+            self.oldest_pending.age_seconds(),
+        );
+    }
+}

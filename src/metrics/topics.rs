@@ -1,0 +1,109 @@
+//! Metrics of the condition and of the topics that fail. The number of topics that get a label is
+//! bounded, because rows may choose their topic.
+
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::Registry;
+
+use super::KindLabel;
+use crate::condition::{Condition, ConditionKind};
+use crate::error::Code;
+
+/// How many topics failures are counted for. Those of further topics count for [`OTHERS`].
+const TOPICS_MAX: usize = 50;
+
+/// Not the name of a topic: names begin with a letter.
+const OTHERS: &str = "(others)";
+
+/// The labels of a topic that fails.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub(super) struct TopicLabel {
+    topic: String,
+    code: String,
+}
+
+/// Failed requests by topic and error code.
+#[derive(Debug, Clone, Default)]
+pub struct TopicFailures {
+    pub(super) counters: Family<TopicLabel, Counter>,
+    known: Arc<Mutex<Vec<Arc<str>>>>,
+}
+
+impl TopicFailures {
+    /// Counts a failed request.
+    pub fn count(&self, topic: &Arc<str>, code: Code) {
+        let label = TopicLabel {
+            topic: self.label(topic),
+            code: code.name().to_owned(),
+        };
+        self.counters.get_or_create(&label).inc();
+    }
+
+    fn label(&self, topic: &Arc<str>) -> String {
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        if !known.contains(topic) {
+            if known.len() == TOPICS_MAX {
+                return OTHERS.to_owned();
+            }
+            known.push(topic.clone());
+        }
+        topic.to_string()
+    }
+}
+
+/// Adds the gauges that follow from the condition.
+pub(super) fn register(registry: &mut Registry, condition: &Condition) {
+    let state = Family::<KindLabel, Gauge>::default();
+    for kind in ConditionKind::ALL {
+        let is_current = i64::from(kind == condition.state);
+        let label = KindLabel { kind: kind.name() };
+        state.get_or_create(&label).set(is_current);
+    }
+    registry.register(
+        "condition",
+        "1 for the relay's current condition, 0 for all others",
+        state,
+    );
+    let failing = Gauge::<i64>::default();
+    failing.set(i64::try_from(condition.failing_topics).unwrap_or(i64::MAX));
+    registry.register(
+        "failing_topics",
+        "Topics to which publishing fails",
+        failing,
+    );
+    let seconds = Family::<TopicLabel, Gauge<f64, AtomicU64>>::default();
+    let waiting = Family::<TopicLabel, Gauge>::default();
+    let oldest = Family::<TopicLabel, Gauge<f64, AtomicU64>>::default();
+    for topic in &condition.topics {
+        let label = TopicLabel {
+            topic: topic.topic.clone(),
+            code: topic.code.clone(),
+        };
+        seconds.get_or_create(&label).set(topic.for_seconds);
+        let events = i64::try_from(topic.waiting_events).unwrap_or(i64::MAX);
+        waiting.get_or_create(&label).set(events);
+        if let Some(age) = topic.oldest_seconds {
+            oldest.get_or_create(&label).set(age);
+        }
+    }
+    registry.register(
+        "topic_failing_seconds",
+        "How long publishing to a topic has failed; absent for topics that work",
+        seconds,
+    );
+    registry.register(
+        "topic_waiting_events",
+        "Events that were read and wait for a failing topic",
+        waiting,
+    );
+    registry.register(
+        "topic_oldest_seconds",
+        "Age of the oldest event that waits for a failing topic",
+        oldest,
+    );
+}

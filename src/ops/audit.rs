@@ -1,0 +1,235 @@
+//! Compares the captured tables with outbox.dispatch, and changes nothing.
+//!
+//! A row without a record *waits* if the slot may still bring it, and is *missing* if the slot has
+//! passed it. A row is passed in two cases:
+//!
+//! - Its transaction is below the floor of its table, where the relay has compared everything.
+//! - Its transaction had ended when the audit began, and the slot has confirmed the end of the WAL of
+//!   that moment. The relay confirms a position only after all records up to it are durable (G4).
+//!
+//! With `dispatch = exceptions` published events have no record, so no missing row can be found. Rows
+//! without a record that the slot has passed then count as published.
+//!
+//! The auditor of the relay (`relay::auditor`) makes the same comparison for rows above the floor, and
+//! publishes the missing rows.
+
+use std::time::Duration;
+
+use serde::Serialize;
+
+use super::progress;
+use super::walk::{self, NAMED, TableWalk, WalkAction, WalkedPage};
+use crate::capture::claim::{self, Captured};
+use crate::capture::table::{TableReader, altered_since};
+use crate::error::Result;
+use crate::ops::since::Since;
+use crate::postgres::Sql;
+use crate::postgres::current_snapshot;
+use crate::settings::{Dispatch, Settings};
+use crate::store::relay_row;
+
+/// Rows in a page.
+const PAGE_ROWS: u32 = 5_000;
+
+/// How long to wait until the slot has passed the rows that exist when the audit begins.
+const WAIT: Duration = Duration::from_secs(10);
+
+/// The result of an audit; its JSON form, on which programs depend.
+#[derive(Debug, Serialize)]
+pub(crate) struct AuditReport {
+    pub(crate) result: AuditResult,
+    /// `full` or `exceptions`.
+    pub(crate) dispatch: &'static str,
+    /// Whether the slot had confirmed all rows that existed at the beginning.
+    pub(crate) slot_has_passed: bool,
+    pub(crate) tables: Vec<TableAudit>,
+}
+
+/// What the audit found, from best to worst.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum AuditResult {
+    /// Every event has a final outcome.
+    Complete,
+    /// Events wait, or are in quarantine.
+    Waiting,
+    /// The slot has passed rows that have no record.
+    Missing,
+}
+
+/// The rows of one table.
+#[derive(Debug, Default, Serialize)]
+pub(crate) struct TableAudit {
+    pub(crate) table: String,
+    pub(crate) rows: u64,
+    pub(crate) published: EventCount,
+    /// Published without a record, according to the capture record of the table.
+    pub(crate) published_without_record: EventCount,
+    pub(crate) discarded: EventCount,
+    pub(crate) quarantined: EventCount,
+    /// Released from quarantine, and not published yet.
+    pub(crate) released: EventCount,
+    pub(crate) waiting: EventCount,
+    pub(crate) missing: EventCount,
+    /// From before the table was captured: never published.
+    pub(crate) not_captured: EventCount,
+    /// Rows without an id: the relay has set them aside under their place in the log.
+    pub(crate) without_id: EventCount,
+    /// Events that more than one request carried. Pub/Sub may have stored them more than once.
+    pub(crate) sent_again: u64,
+}
+
+/// How many events, and the names of the first ones.
+#[derive(Debug, Default, Serialize)]
+pub(crate) struct EventCount {
+    pub(crate) events: u64,
+    pub(crate) first_ids: Vec<String>,
+    /// Time of the oldest, RFC 3339.
+    pub(crate) oldest: Option<String>,
+}
+
+/// What the verdicts depend on.
+#[derive(Debug, Clone, Copy)]
+struct Passed {
+    /// Every transaction below this has ended, and the slot has passed it. 0 if that is not known.
+    below_xid: u64,
+    /// Whether published events may have no record.
+    repeats: bool,
+}
+
+/// Compares all captured tables. `progress` is called after each page with the name of the table and
+/// its rows compared up to then.
+///
+/// # Errors
+/// Database errors; those of looking up the tables.
+pub(crate) async fn run(
+    sql: &Sql,
+    settings: &Settings,
+    since: Option<&Since>,
+    mut progress: impl FnMut(&str, u64),
+) -> Result<AuditReport> {
+    walk::prepare(sql).await?;
+    let since = match since {
+        Some(since) => Some(since.resolve(sql).await?),
+        None => None,
+    };
+    // Transactions below this have ended, so they lie before the end of the WAL that is read next.
+    let ended = current_snapshot(&**sql).await?.xmin();
+    let end = progress::wal_end(sql).await?;
+    let (_, has_passed) = progress::wait_until_confirmed(sql, &settings.slot, end, WAIT).await?;
+    let earlier = relay_row::read(sql, &settings.slot).await?;
+    let is_recovering = earlier
+        .as_ref()
+        .is_some_and(|earlier| earlier.recovering.is_some());
+    let has_passed = has_passed && !is_recovering;
+    let repeats = settings.dispatch == Dispatch::Exceptions
+        || earlier.is_some_and(|earlier| earlier.dispatch == Dispatch::Exceptions);
+    let passed = Passed {
+        below_xid: if has_passed { ended } else { 0 },
+        repeats,
+    };
+    let captured =
+        claim::as_if_claimed(sql, &settings.slot, &settings.tables, settings.start).await?;
+    let mut tables = Vec::new();
+    for (table, captured) in settings.tables.iter().zip(&captured) {
+        // The topics of the rows do not matter here.
+        let project = settings.project().unwrap_or("none");
+        let reader = TableReader::resolve(sql, table, project, captured).await?;
+        let mut walk = TableWalk::new(
+            captured,
+            &reader,
+            PAGE_ROWS,
+            verdict_sql(captured, passed),
+            WalkAction::Look,
+        );
+        if let Some(since) = &since
+            && let Some(seq) = since.first_seq(sql, captured, &reader).await?
+        {
+            walk.skip_to_seq(seq);
+        }
+        let mut audit = TableAudit {
+            table: table.table.to_string(),
+            ..TableAudit::default()
+        };
+        while let Some(page) = walk.next(sql).await.map_err(altered_since)? {
+            audit.add(page);
+            progress(&audit.table, audit.rows);
+        }
+        tables.push(audit);
+    }
+    Ok(AuditReport {
+        result: tables
+            .iter()
+            .map(TableAudit::result)
+            .max()
+            .unwrap_or(AuditResult::Complete),
+        dispatch: if repeats {
+            Dispatch::Exceptions.name()
+        } else {
+            Dispatch::Full.name()
+        },
+        slot_has_passed: has_passed,
+        tables,
+    })
+}
+
+/// The verdict on a row, as the name of a field of [`TableAudit`].
+fn verdict_sql(captured: &Captured, passed: Passed) -> String {
+    let record = &captured.record;
+    let below = passed.below_xid.max(record.floor);
+    // Rows below this may have been published without a record.
+    let without_record = if passed.repeats {
+        below
+    } else {
+        record.recorded_from
+    };
+    format!(
+        "case when r.id is null then 'without_id' \
+             when r.records > 0 then r.state \
+             when not r.is_ours then 'not_captured' \
+             when r.xid < '{without_record}'::xid8 and not r.is_uncompared \
+                 then 'published_without_record' \
+             when r.xid < '{}'::xid8 or r.xid < '{}'::xid8 and not r.is_uncompared then 'missing' \
+             else 'waiting' end",
+        if passed.repeats { 0 } else { passed.below_xid },
+        record.floor,
+    )
+}
+
+impl TableAudit {
+    fn add(&mut self, page: WalkedPage) {
+        self.rows += page.rows;
+        for group in page.groups {
+            self.sent_again += group.sent_again;
+            let count = match group.verdict.as_str() {
+                "published" => &mut self.published,
+                "published_without_record" => &mut self.published_without_record,
+                "discarded" => &mut self.discarded,
+                "quarantined" => &mut self.quarantined,
+                "released" => &mut self.released,
+                "missing" => &mut self.missing,
+                "not_captured" => &mut self.not_captured,
+                "without_id" => &mut self.without_id,
+                _ => &mut self.waiting,
+            };
+            count.events += group.rows;
+            let room = NAMED - count.first_ids.len();
+            count.first_ids.extend(group.names.into_iter().take(room));
+            count.oldest = match (count.oldest.take(), group.oldest) {
+                (Some(a), Some(b)) => Some(a.min(b)),
+                (a, b) => a.or(b),
+            };
+        }
+    }
+
+    fn result(&self) -> AuditResult {
+        let waits = [&self.waiting, &self.quarantined, &self.released];
+        if self.missing.events > 0 {
+            AuditResult::Missing
+        } else if waits.iter().any(|count| count.events > 0) {
+            AuditResult::Waiting
+        } else {
+            AuditResult::Complete
+        }
+    }
+}

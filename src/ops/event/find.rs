@@ -1,0 +1,296 @@
+//! Finds one event by its id: the uuid of the event, the id in its table, or `schema.table:id`.
+
+use std::time::Duration;
+
+use decoder::Lsn;
+use tokio_postgres::error::SqlState;
+use uuid::Uuid;
+
+use super::state::{EventState, UnrecordedFacts};
+use super::{EventReport, EventTableRow};
+use crate::capture::claim::{self, Captured};
+use crate::capture::rows;
+use crate::capture::table::{TableReader, altered_since, inserted_xid_text};
+use crate::error::{Code, Error, Result};
+use crate::event::EventId;
+use crate::mapping::TableSettings;
+use crate::ops::{progress, walk};
+use crate::postgres::{PatientSql, Sql};
+use crate::settings::{Dispatch, Settings};
+use crate::store::dispatch::history::{self, RecordedRow};
+use crate::store::relay_row;
+use crate::watermark::CommitLsn;
+
+/// Limit of a statement. Only a search through outbox.dispatch comes near it.
+pub(crate) const STATEMENT_TIMEOUT: Duration = Duration::from_secs(15);
+
+/// How long to wait until the slot has passed an event without a record.
+const WAIT: Duration = Duration::from_secs(2);
+
+/// A table may hold an id more than once, if the id is not its primary key.
+const ROWS_SHOWN: usize = 20;
+
+/// A captured table, and what is known about its events without records.
+struct SearchedTable<'a> {
+    settings: &'a TableSettings,
+    captured: &'a Captured,
+    reader: TableReader,
+}
+
+/// A row of an outbox table.
+struct FoundRow {
+    table: usize,
+    event_id: Uuid,
+    name: String,
+    row: EventTableRow,
+    is_ours: bool,
+    is_uncompared: bool,
+    xid: u64,
+}
+
+/// The event with this id, or all events with it: several tables may have one with the same number.
+///
+/// # Errors
+/// `postgres-timeout` when a search takes too long; database errors.
+pub(crate) async fn find(
+    sql: &PatientSql,
+    settings: &Settings,
+    id: &str,
+) -> Result<Vec<EventReport>> {
+    let captured =
+        claim::as_if_claimed(sql, &settings.slot, &settings.tables, settings.start).await?;
+    let mut tables = Vec::new();
+    for (table, captured) in settings.tables.iter().zip(&captured) {
+        let project = settings.project().unwrap_or("none");
+        tables.push(SearchedTable {
+            settings: table,
+            captured,
+            reader: TableReader::resolve(sql, table, project, captured).await?,
+        });
+    }
+    let mut found = Vec::new();
+    for (n, table) in tables.iter().enumerate() {
+        let id = table.reader.id_in(id).unwrap_or(id);
+        found.extend(rows_of(sql, n, table, id).await?);
+    }
+    let mut records = recorded(sql, &tables, &found, id).await?;
+    for record in &records {
+        let is_found = |row: &FoundRow| row.event_id == record.event_id;
+        if let Some(source_id) = record
+            .source_id
+            .as_deref()
+            .filter(|_| !found.iter().any(is_found))
+        {
+            for (n, table) in tables.iter().enumerate() {
+                if let Some(id) = table.reader.id_in(source_id) {
+                    let rows = rows_of(sql, n, table, id).await?;
+                    found.extend(rows.into_iter().filter(is_found));
+                }
+            }
+        }
+    }
+    let mut reports = Vec::new();
+    for row in found {
+        let record = records.iter().position(|r| r.event_id == row.event_id);
+        let record = record.map(|n| records.swap_remove(n));
+        reports.push(match record {
+            Some(record) => of_record(record, Some(row.row)),
+            None => unrecorded(sql, settings, &mut tables[row.table], row).await?,
+        });
+    }
+    reports.extend(records.into_iter().map(|record| of_record(record, None)));
+    Ok(reports)
+}
+
+/// The records of the found rows and of the event with this uuid, or else of this source id.
+async fn recorded(
+    sql: &Sql,
+    tables: &[SearchedTable<'_>],
+    found: &[FoundRow],
+    id: &str,
+) -> Result<Vec<RecordedRow>> {
+    let mut ids: Vec<Uuid> = found.iter().map(|row| row.event_id).collect();
+    let uuid = Uuid::parse_str(id).ok();
+    ids.extend(uuid);
+    if !ids.is_empty() {
+        let records = history::of_events(sql, &ids).await?;
+        if !records.is_empty() || !found.is_empty() {
+            return Ok(records);
+        }
+    }
+    let prefixes = tables.iter().filter_map(|t| t.reader.source_prefix());
+    let mut source_ids: Vec<String> = prefixes.map(|prefix| format!("{prefix}{id}")).collect();
+    if uuid.is_none() {
+        source_ids.push(id.to_owned());
+    }
+    if source_ids.is_empty() {
+        return Ok(Vec::new());
+    }
+    match history::of_source_ids(sql, &source_ids).await {
+        Err(error) if error.code() == Code::PostgresTimeout => Err(Error::new(
+            Code::PostgresTimeout,
+            format!(
+                "no row with the id {id} is in the outbox, and searching outbox.dispatch for it took \
+                 longer than {} s",
+                STATEMENT_TIMEOUT.as_secs()
+            ),
+        )
+        .hint(
+            "give the event's uuid (the attribute `event_id` of the message), which has an index; or \
+             CREATE INDEX CONCURRENTLY ON outbox.dispatch (source_id) WHERE source_id IS NOT NULL",
+        )),
+        records => records,
+    }
+}
+
+/// The rows of a table with this id.
+async fn rows_of(
+    sql: &Sql,
+    n: usize,
+    table: &SearchedTable<'_>,
+    id: &str,
+) -> Result<Vec<FoundRow>> {
+    let SearchedTable {
+        settings,
+        captured,
+        reader,
+    } = table;
+    if reader.source_prefix().is_none() && Uuid::parse_str(id).is_err() {
+        return Ok(Vec::new());
+    }
+    let statement = format!(
+        "select {event_id}, {name}, {seq}::bigint, {inserted}, \
+             to_char({at} at time zone 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.MS\"Z\"'), \
+             {ours}, {uncompared}, ({xid})::text \
+         from {table} e where {has_id} limit {ROWS_SHOWN}",
+        event_id = reader.event_id_sql(),
+        name = reader.name_sql(),
+        seq = reader.seq_sql().unwrap_or("null"),
+        inserted = inserted_xid_text(captured),
+        at = reader
+            .happened_at_sql()
+            .unwrap_or_else(|| "null::timestamptz".to_owned()),
+        ours = walk::ours_sql(captured),
+        uncompared = walk::uncompared_sql(captured),
+        xid = captured.shape.inserted_xid_sql(&captured.record.added_xids),
+        table = reader.table_sql(),
+        has_id = reader.has_id_sql(id),
+    );
+    let rows = match sql.query_typed(&statement, &[]).await {
+        Ok(rows) => rows,
+        // The id cannot be one of this table, such as a text for a number.
+        Err(error) if is_of_another_type(&error) => return Ok(Vec::new()),
+        Err(error) if error.code() == Some(&SqlState::QUERY_CANCELED) => {
+            let what = format!("searching {} for the id took too long", settings.table);
+            return Err(Error::new(Code::PostgresTimeout, what)
+                .hint("create an index on the column with the ids, or give the event's uuid"));
+        }
+        Err(error) => return Err(altered_since(error)),
+    };
+    let row = |row: &tokio_postgres::Row| FoundRow {
+        table: n,
+        event_id: row.get(0),
+        name: row.get(1),
+        row: EventTableRow {
+            table: settings.table.to_string(),
+            seq: row.get(2),
+            inserted_xid: row.get(3),
+            occurred_at: row.get(4),
+        },
+        is_ours: row.get(5),
+        is_uncompared: row.get(6),
+        xid: row.get::<_, &str>(7).parse().unwrap_or_default(),
+    };
+    Ok(rows.iter().map(row).collect())
+}
+
+fn is_of_another_type(error: &tokio_postgres::Error) -> bool {
+    error
+        .code()
+        .is_some_and(|code| code.code().starts_with("22"))
+}
+
+pub(super) fn of_record(found: RecordedRow, row: Option<EventTableRow>) -> EventReport {
+    let state = EventState::recorded(&found.record.state);
+    let message_id = found.message_id.as_deref();
+    EventReport {
+        event_id: found.event_id.to_string(),
+        meaning: state.meaning(Some(&found.record), message_id, row.is_some()),
+        state,
+        source_id: found.source_id,
+        topic: found.topic,
+        ordering_key: found.ordering_key,
+        message_id: found.message_id,
+        row,
+        record: Some(found.record),
+    }
+}
+
+/// The report of a row without a record.
+async fn unrecorded(
+    sql: &PatientSql,
+    settings: &Settings,
+    table: &mut SearchedTable<'_>,
+    row: FoundRow,
+) -> Result<EventReport> {
+    let record = &table.captured.record;
+    let earlier = relay_row::read(sql, &settings.slot).await?;
+    let repeats = settings.dispatch == Dispatch::Exceptions
+        || earlier.is_some_and(|earlier| earlier.dispatch == Dispatch::Exceptions);
+    let is_below_floor = row.xid < record.floor && !row.is_uncompared;
+    let mut is_passed = is_below_floor;
+    if row.is_ours && !is_passed {
+        // The row is visible, so its commit lies before the end of the WAL.
+        let end = progress::wal_end(sql).await?;
+        (_, is_passed) = progress::wait_until_confirmed(sql, &settings.slot, end, WAIT).await?;
+        // The record may have been written meanwhile.
+        if let Some(found) = history::of_events(sql, &[row.event_id]).await?.pop() {
+            return Ok(of_record(found, Some(row.row)));
+        }
+    }
+    let state = EventState::unrecorded(UnrecordedFacts {
+        is_ours: row.is_ours,
+        is_passed,
+        may_lack_record: repeats || row.xid < record.recorded_from,
+        repeats,
+    });
+    let lane = lane(sql, table, &row).await?;
+    let (topic, ordering_key) = lane.unzip();
+    Ok(EventReport {
+        event_id: row.event_id.to_string(),
+        source_id: table.reader.source_prefix().map(|_| row.name),
+        meaning: state.meaning(None, None, true),
+        state,
+        topic: topic.filter(|_| settings.project().is_ok()),
+        ordering_key,
+        message_id: None,
+        row: Some(row.row),
+        record: None,
+    })
+}
+
+/// Topic and ordering key that the event of a row gets; `None` if the row cannot become a message.
+async fn lane(
+    sql: &PatientSql,
+    table: &mut SearchedTable<'_>,
+    row: &FoundRow,
+) -> Result<Option<(String, String)>> {
+    let event_id = EventId {
+        uuid: row.event_id.into_bytes(),
+        source_id: table
+            .reader
+            .source_prefix()
+            .map(|_| row.name.clone().into_boxed_str()),
+    };
+    let Some(values) = rows::find(sql, &table.reader, &event_id).await? else {
+        return Ok(None);
+    };
+    // The mapping needs some position.
+    let event = table.reader.event(&values, CommitLsn::new(Lsn::new(1)), 1);
+    Ok(event.ok().map(|event| {
+        (
+            event.topic.to_string(),
+            event.ordering_key.as_str().to_owned(),
+        )
+    }))
+}

@@ -1,0 +1,184 @@
+//! Lists the newest events of a key, of a topic, or since a time.
+//!
+//! The list has two parts: events that wait, from the tables, and events with a record, from
+//! outbox.dispatch along its primary key. With `dispatch = exceptions` published events have no record,
+//! so only events that were set aside are listed.
+
+use decoder::Lsn;
+
+use super::find::of_record;
+use super::state::EventState;
+use super::{EventReport, EventTableRow};
+use crate::capture::ScanWindow;
+use crate::capture::claim::{self, Captured};
+use crate::capture::rows::Rows;
+use crate::capture::scan::{self, Scan};
+use crate::capture::table::TableReader;
+use crate::error::{Code, Error, Result};
+use crate::mapping::TableSettings;
+use crate::ops::since::Since;
+use crate::postgres::PatientSql;
+use crate::settings::{Dispatch, Settings};
+use crate::store::dispatch::history::{self, RecordFilter};
+use crate::store::relay_row;
+use crate::watermark::CommitLsn;
+
+/// Events without a record that are looked at, oldest first.
+const WAITING_MAX: usize = 10_000;
+
+/// Which events to list.
+#[derive(Debug)]
+pub(crate) struct EventQuery<'a> {
+    pub(crate) key: Option<&'a str>,
+    /// A full name, or the last part of one.
+    pub(crate) topic: Option<&'a str>,
+    pub(crate) since: Option<&'a Since>,
+    pub(crate) limit: usize,
+}
+
+/// The newest events that match; its JSON form, on which programs depend.
+#[derive(Debug, serde::Serialize)]
+pub(crate) struct EventListing {
+    pub(crate) events: Vec<EventReport>,
+    /// `full` or `exceptions`: then published events have no record, and are not listed.
+    pub(crate) dispatch: &'static str,
+    /// Whether more events wait than were looked at.
+    pub(crate) more_wait: bool,
+}
+
+/// Lists the newest events.
+///
+/// # Errors
+/// `postgres-timeout` when the search takes too long; database errors.
+pub(crate) async fn list(
+    sql: &PatientSql,
+    settings: &Settings,
+    query: &EventQuery<'_>,
+) -> Result<EventListing> {
+    let since = match query.since {
+        Some(since) => Some(since.resolve(sql).await?),
+        None => None,
+    };
+    let mut filter = RecordFilter {
+        key: query.key.map(str::to_owned),
+        topic: query.topic.map(str::to_owned),
+        since: None,
+    };
+    if let Some(since) = since {
+        let from = since.first_commit(sql).await?;
+        filter.since = Some((from, since.sql().to_owned()));
+    }
+    let limit = i64::try_from(query.limit).unwrap_or(i64::MAX);
+    let recorded = match history::newest(sql, &filter, limit).await {
+        Err(error) if error.code() == Code::PostgresTimeout => return Err(took_long(query)),
+        recorded => recorded?,
+    };
+    let earlier = relay_row::read(sql, &settings.slot).await?;
+    let repeats = settings.dispatch == Dispatch::Exceptions
+        || earlier.is_some_and(|earlier| earlier.dispatch == Dispatch::Exceptions);
+    let (mut events, more_wait) = if repeats {
+        (Vec::new(), false)
+    } else {
+        waiting(sql, settings, query).await?
+    };
+    events.extend(recorded.into_iter().map(|found| of_record(found, None)));
+    events.truncate(query.limit);
+    let dispatch = if repeats {
+        Dispatch::Exceptions
+    } else {
+        Dispatch::Full
+    };
+    Ok(EventListing {
+        events,
+        dispatch: dispatch.name(),
+        more_wait,
+    })
+}
+
+fn took_long(query: &EventQuery<'_>) -> Error {
+    let what = format!(
+        "searching outbox.dispatch took longer than {} s",
+        super::find::STATEMENT_TIMEOUT.as_secs()
+    );
+    let hint = if query.since.is_none() {
+        "add --since, such as --since 1h, so that only newer events are searched"
+    } else {
+        "give a shorter --since, or CREATE INDEX CONCURRENTLY ON outbox.dispatch (ordering_key, \
+         commit_lsn, ordinal)"
+    };
+    Error::new(Code::PostgresTimeout, what).hint(hint)
+}
+
+/// The events that wait and match, newest first, and whether there are more.
+async fn waiting(
+    sql: &PatientSql,
+    settings: &Settings,
+    query: &EventQuery<'_>,
+) -> Result<(Vec<EventReport>, bool)> {
+    scan::prepare(sql).await?;
+    let captured =
+        claim::as_if_claimed(sql, &settings.slot, &settings.tables, settings.start).await?;
+    let (mut found, mut more) = (Vec::new(), false);
+    for (table, captured) in settings.tables.iter().zip(&captured) {
+        more |= waiting_in(sql, settings, table, captured, query, &mut found).await?;
+    }
+    found.reverse();
+    Ok((found, more))
+}
+
+async fn waiting_in(
+    sql: &PatientSql,
+    settings: &Settings,
+    table: &TableSettings,
+    captured: &Captured,
+    query: &EventQuery<'_>,
+    found: &mut Vec<EventReport>,
+) -> Result<bool> {
+    let project = settings.project().unwrap_or("none");
+    let mut reader = TableReader::resolve(sql, table, project, captured).await?;
+    let mut scan = Scan::new(ScanWindow::recent(captured), &reader);
+    let (mut rows, mut looked_at) = (Rows::new(), 0);
+    while let Some(candidates) = scan.next(sql).await? {
+        looked_at += candidates.len();
+        rows.add(candidates);
+        while !rows.is_empty() {
+            for row in rows.portion(sql, &reader).await? {
+                let at = CommitLsn::new(Lsn::new(1));
+                let lane = reader.event(&row.values, at, 1).ok();
+                let lane = lane.map(|event| (event.topic, event.ordering_key));
+                let key = lane.as_ref().map(|(_, key)| key.as_str().to_owned());
+                let topic = lane.map(|(topic, _)| topic.to_string());
+                let is_short = |topic: &str, asked: &str| topic.rsplit('/').next() == Some(asked);
+                let has_topic = query.topic.is_none_or(|asked| {
+                    topic
+                        .as_deref()
+                        .is_some_and(|topic| topic == asked || is_short(topic, asked))
+                });
+                if !has_topic || query.key.is_some_and(|asked| key.as_deref() != Some(asked)) {
+                    continue;
+                }
+                let state = EventState::Waiting;
+                found.push(EventReport {
+                    event_id: row.id.to_string(),
+                    source_id: None,
+                    state,
+                    meaning: state.meaning(None, None, true),
+                    topic: topic.filter(|_| settings.project().is_ok()),
+                    ordering_key: key,
+                    message_id: None,
+                    row: Some(EventTableRow {
+                        table: table.table.to_string(),
+                        seq: None,
+                        inserted_xid: None,
+                        occurred_at: reader.occurred_at(&row.values).map(str::to_owned),
+                    }),
+                    record: None,
+                });
+            }
+        }
+        if looked_at >= WAITING_MAX {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}

@@ -1,0 +1,180 @@
+//! The state of an event, and what it means. Pure.
+
+use serde::Serialize;
+
+use crate::store::dispatch::history::EventOutcome;
+
+/// What has become of an event.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum EventState {
+    Published,
+    /// It has no record, and needs none: the slot has passed it with `dispatch = exceptions`.
+    PublishedWithoutRecord,
+    Quarantined,
+    /// Released from quarantine, and not published yet.
+    Released,
+    Discarded,
+    /// It has no record yet.
+    Waiting,
+    /// With `dispatch = exceptions`: it waits, or was published a moment ago.
+    WaitingOrPublished,
+    /// The slot has passed it, and it has no record.
+    Missing,
+    /// It is older than capturing, so it is never published.
+    NotCaptured,
+}
+
+/// The facts about the row of an event without a record.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct UnrecordedFacts {
+    /// Whether the relay has to publish it.
+    pub(super) is_ours: bool,
+    /// Whether the slot has passed it.
+    pub(super) is_passed: bool,
+    /// Whether it may have been published without a record.
+    pub(super) may_lack_record: bool,
+    /// Whether published events get no record now.
+    pub(super) repeats: bool,
+}
+
+impl EventState {
+    /// The state that a record shows.
+    pub(super) fn recorded(state: &str) -> Self {
+        match state {
+            "quarantined" => Self::Quarantined,
+            "released" => Self::Released,
+            "discarded" => Self::Discarded,
+            _ => Self::Published,
+        }
+    }
+
+    /// The state of an event without a record.
+    pub(super) fn unrecorded(facts: UnrecordedFacts) -> Self {
+        match facts {
+            UnrecordedFacts { is_ours: false, .. } => Self::NotCaptured,
+            UnrecordedFacts {
+                is_passed: true,
+                may_lack_record: true,
+                ..
+            } => Self::PublishedWithoutRecord,
+            UnrecordedFacts {
+                is_passed: true, ..
+            } => Self::Missing,
+            UnrecordedFacts { repeats: true, .. } => Self::WaitingOrPublished,
+            UnrecordedFacts { repeats: false, .. } => Self::Waiting,
+        }
+    }
+
+    /// The name, as in JSON.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Published => "published",
+            Self::PublishedWithoutRecord => "published-without-record",
+            Self::Quarantined => "quarantined",
+            Self::Released => "released",
+            Self::Discarded => "discarded",
+            Self::Waiting => "waiting",
+            Self::WaitingOrPublished => "waiting-or-published",
+            Self::Missing => "missing",
+            Self::NotCaptured => "not-captured",
+        }
+    }
+
+    /// The state in a sentence, and what to do.
+    pub(super) fn meaning(
+        self,
+        record: Option<&EventOutcome>,
+        message_id: Option<&str>,
+        has_row: bool,
+    ) -> String {
+        let at = record.map_or("", |record| record.recorded_at.as_str());
+        match self {
+            Self::Published => {
+                let message = message_id.map_or(String::new(), |id| format!(" as message {id}"));
+                let took = record.map_or(String::new(), |record| {
+                    format!(", {} after its commit", took(record.took_ms))
+                });
+                let gone = if has_row {
+                    ""
+                } else {
+                    "; its row is not in the outbox any longer"
+                };
+                format!("published{message} at {at}{took}{gone}")
+            }
+            Self::PublishedWithoutRecord => "no record is kept of published events with dispatch = \
+                exceptions: the slot has passed this one, so it was published"
+                .to_owned(),
+            Self::Quarantined => format!(
+                "in quarantine since {at}, so it is not published: correct the cause, then \
+                 `postrider quarantine release`, or `discard` it"
+            ),
+            Self::Released => "released from quarantine: a running relay publishes it within seconds, \
+                a stopped one at its next start"
+                .to_owned(),
+            Self::Discarded => {
+                format!("discarded by an operator at {at}: it is never published")
+            }
+            Self::Waiting => "waits: the relay has not recorded it yet (`postrider status` says why). \
+                After a crash between publishing and recording it is sent once more"
+                .to_owned(),
+            Self::WaitingOrPublished => "waits, or was published a moment ago: with dispatch = \
+                exceptions published events have no record, and the slot has not passed this one yet"
+                .to_owned(),
+            Self::Missing => "the slot has passed it, but it has no record: a running relay finds such \
+                rows and publishes them within minutes; `postrider audit` counts them"
+                .to_owned(),
+            Self::NotCaptured => "older than capturing: the relay never publishes it. To publish it, \
+                insert it again as a new event"
+                .to_owned(),
+        }
+    }
+}
+
+fn took(millis: f64) -> String {
+    // The clocks of two machines may differ.
+    let millis = millis.max(0.0);
+    if millis < 10_000.0 {
+        format!("{millis:.0} ms")
+    } else {
+        format!("{:.0} s", millis / 1_000.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_row_without_a_record_waits_until_the_slot_has_passed_it() {
+        let facts = UnrecordedFacts {
+            is_ours: true,
+            is_passed: false,
+            may_lack_record: false,
+            repeats: false,
+        };
+        let state = EventState::unrecorded;
+        assert_eq!(state(facts), EventState::Waiting);
+        let passed = UnrecordedFacts {
+            is_passed: true,
+            ..facts
+        };
+        assert_eq!(state(passed), EventState::Missing);
+        let without = UnrecordedFacts {
+            may_lack_record: true,
+            repeats: true,
+            ..facts
+        };
+        assert_eq!(state(without), EventState::WaitingOrPublished);
+        let both = UnrecordedFacts {
+            is_passed: true,
+            ..without
+        };
+        assert_eq!(state(both), EventState::PublishedWithoutRecord);
+        let old = UnrecordedFacts {
+            is_ours: false,
+            ..both
+        };
+        assert_eq!(state(old), EventState::NotCaptured);
+    }
+}

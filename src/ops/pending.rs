@@ -1,0 +1,121 @@
+//! Counts the events that wait for delivery, and finds the age of the oldest: exact, where that is cheap.
+//!
+//! An event waits if the capture record of its table counts it neither as resolved nor as committed
+//! before the relay, and it has no record in `outbox.dispatch`. With `dispatch = exceptions` an event
+//! without a record may have been delivered, so the answer is known only if no event waits.
+//!
+//! Rows beyond `floor_seq` are found with the index. Without such a bound, tables larger than
+//! [`LARGEST_BYTES`] are not read, and the answer is unknown.
+
+use std::time::Duration;
+
+use slot_manager::quoted_identifier;
+
+use crate::capture::ScanWindow;
+use crate::capture::claim::{self, Captured};
+use crate::capture::table::TableReader;
+use crate::error::{Code, Error, Result};
+use crate::mapping::TableSettings;
+use crate::postgres::Sql;
+use crate::settings::{Dispatch, Settings};
+use crate::store::dispatch::has_no_row_sql;
+use crate::store::relay_row;
+
+/// Takes about 100 ms to read if cached; holds about half a million small events.
+const LARGEST_BYTES: u64 = 128 << 20;
+
+/// PostgreSQL's default block size, used by nearly every server.
+const BLOCK_BYTES: u64 = 8_192;
+
+/// The events that wait for delivery.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct PendingEvents {
+    /// Events without a record.
+    pub(crate) events: u64,
+    /// Age of the oldest by `occurred_at` and the server's clock; zero if no event waits, absent if a
+    /// table has no such column.
+    pub(crate) oldest: Option<Duration>,
+}
+
+/// Looks at all captured tables; `None` if that would take long or the answer cannot be known.
+pub(crate) async fn look(sql: &Sql, settings: &Settings) -> Result<Option<PendingEvents>> {
+    match look_at_all(sql, settings).await {
+        Err(error) if is_not_known(&error) => Ok(None),
+        looked => looked,
+    }
+}
+
+async fn look_at_all(sql: &Sql, settings: &Settings) -> Result<Option<PendingEvents>> {
+    let mut all = PendingEvents {
+        events: 0,
+        oldest: Some(Duration::ZERO),
+    };
+    let earlier = relay_row::read(sql, &settings.slot).await?;
+    let repeats = settings.dispatch == Dispatch::Exceptions
+        || earlier.is_some_and(|earlier| earlier.dispatch == Dispatch::Exceptions);
+    let known = claim::known(sql, &settings.slot, &settings.tables).await?;
+    for (table, captured) in settings.tables.iter().zip(&known) {
+        let Some(one) = look_at(sql, settings, table, captured).await? else {
+            return Ok(None);
+        };
+        all.events += one.events;
+        all.oldest = all.oldest.zip(one.oldest).map(|(a, b)| a.max(b));
+    }
+    if all.events > 0 && repeats {
+        return Ok(None);
+    }
+    Ok(Some(all))
+}
+
+async fn look_at(
+    sql: &Sql,
+    settings: &Settings,
+    table: &TableSettings,
+    captured: &Captured,
+) -> Result<Option<PendingEvents>> {
+    let window = ScanWindow::unresolved(captured, false);
+    let seq = captured.shape.seq.as_ref().filter(|seq| seq.is_indexed);
+    let bytes = u64::from(captured.shape.blocks) * BLOCK_BYTES;
+    let bound = match (seq, window.from_seq) {
+        (Some(seq), Some(from)) => format!("e.{} > {from}", quoted_identifier(&seq.column)),
+        _ if bytes <= LARGEST_BYTES => "true".to_owned(),
+        _ => return Ok(None),
+    };
+    // The topics of the rows do not matter here.
+    let project = settings.project().unwrap_or("none");
+    let reader = TableReader::resolve(sql, table, project, captured).await?;
+    let id = reader.event_id_sql();
+    let age = reader.oldest_age_sql().unwrap_or("null::float8");
+    let statement = format!(
+        "select count(*), {age} from {} e where {bound} and {} and {id} is not null \
+         and {}",
+        reader.table_sql(),
+        window.condition(),
+        has_no_row_sql(id)
+    );
+    let row = sql.query_one(&statement, &[]).await?;
+    let (events, age): (i64, Option<f64>) = (row.get(0), row.get(1));
+    let oldest = match (events, age) {
+        (0, _) => Some(Duration::ZERO),
+        // A time in the future counts as now.
+        (_, age) => age.map(|seconds| Duration::try_from_secs_f64(seconds).unwrap_or_default()),
+    };
+    Ok(Some(PendingEvents {
+        events: events.unsigned_abs(),
+        oldest,
+    }))
+}
+
+/// Whether the answer is unknown because a table does not exist or this role may not read it.
+fn is_not_known(error: &Error) -> bool {
+    let codes = [
+        Code::SchemaMissing,
+        Code::PrivilegeMissing,
+        Code::PublicationDrift,
+        Code::ColumnMissing,
+        Code::SettingInvalid,
+        Code::TableCaptured,
+        Code::SlotBusy,
+    ];
+    codes.contains(&error.code())
+}

@@ -1,0 +1,238 @@
+//! Deletes rows of outbox.dispatch whose outbox row is gone, chunk by chunk along the primary key.
+
+use std::time::Duration;
+
+use slot_manager::{quoted_identifier, quoted_literal};
+use tokio_postgres::Row;
+use tokio_postgres::types::PgLsn;
+
+use super::proof::PruneProof;
+use super::{OnPruneStep, PruneContext, PruneStep, PrunedRecords, attempt};
+use crate::capture::claim::Captured;
+use crate::capture::table::TableReader;
+use crate::error::Result;
+use crate::ops::progress;
+use crate::postgres::Sql;
+use crate::store::dispatch::pruning;
+
+/// How long to wait until the slot has passed the deleted rows. A relay that keeps up confirms the end
+/// of the WAL within seconds.
+const WAIT: Duration = Duration::from_secs(20);
+
+/// The type of the column with the ids, and whether an index finds one of them.
+const ID_COLUMN: &str = "\
+    select coalesce(nullif(t.typbasetype, 0), t.oid), exists ( \
+        select from pg_catalog.pg_index i \
+        join pg_catalog.pg_class ic on ic.oid = i.indexrelid \
+        join pg_catalog.pg_am am on am.oid = ic.relam \
+        where i.indrelid = a.attrelid and i.indisvalid and i.indpred is null \
+          and am.amname in ('btree', 'hash') and i.indkey[0] = a.attnum) \
+    from pg_catalog.pg_attribute a join pg_catalog.pg_type t on t.oid = a.atttypid \
+    where a.attrelid = $1 and a.attname = $2";
+
+/// Deletes all records that may go, or counts them. Returns whether it was not stopped.
+pub(super) async fn prune(
+    context: &PruneContext<'_>,
+    captured: &[Captured],
+    on_step: &mut OnPruneStep<'_>,
+) -> Result<(PrunedRecords, bool)> {
+    let mut pruned = PrunedRecords::default();
+    let durable = match &context.proof {
+        PruneProof::Slot { durable, .. } => *durable,
+        PruneProof::RecordsOnly { why } => {
+            pruned.postponed = Some(format!(
+                "{why}: only its position shows which records it needs"
+            ));
+            return Ok((pruned, true));
+        }
+    };
+    let has_row = match has_row_sql(context, captured).await? {
+        Ok(has_row) => has_row,
+        Err(why) => {
+            pruned.postponed = Some(why);
+            return Ok((pruned, true));
+        }
+    };
+    if !context.request.dry_run
+        && let Some(why) = wait_until_passed(context, on_step).await?
+    {
+        pruned.postponed = Some(why);
+        return Ok((pruned, true));
+    }
+    // Each record is deleted by its key.
+    context
+        .sql
+        .batch_execute("SET enable_nestloop = on; SET enable_hashjoin = off")
+        .await?;
+    let mut after = (PgLsn::from(0), 0);
+    let mut looked_at = 0;
+    loop {
+        let statement = pruning::chunk_sql(&pruning::RecordChunkBounds {
+            after,
+            durable,
+            limit: context.request.chunk,
+            cutoff: context.cutoff.sql(),
+            has_row: &has_row,
+            deletes: !context.request.dry_run,
+        });
+        let chunk = async || context.sql.query_typed(&statement, &[]).await;
+        let Some(chunk) = attempt(chunk).await?.first().map(RecordChunk::of) else {
+            return Ok((pruned, true));
+        };
+        looked_at += chunk.rows;
+        pruned.rows += chunk.gone;
+        pruned.of_rows += chunk.of_rows;
+        pruned.oldest = match (pruned.oldest.take(), chunk.oldest) {
+            (Some(a), Some(b)) => Some(a.min(b)),
+            (a, b) => a.or(b),
+        };
+        let step = PruneStep {
+            what: "outbox.dispatch",
+            looked_at,
+            deleted: pruned.rows,
+        };
+        if !on_step(&step) {
+            return Ok((pruned, false));
+        }
+        // The key is the place in the log, so all later records are young too.
+        let is_young = chunk.gone == 0 && chunk.young * 2 > chunk.rows;
+        if is_young || chunk.rows < u64::from(context.request.chunk) {
+            return Ok((pruned, true));
+        }
+        if chunk.gone > 0 && !context.request.dry_run {
+            tokio::time::sleep(context.request.pause).await;
+        }
+        after = chunk.last;
+    }
+}
+
+/// Waits until the slot has passed the end of the WAL. Returns why the records stay if it does not.
+async fn wait_until_passed(
+    context: &PruneContext<'_>,
+    on_step: &mut OnPruneStep<'_>,
+) -> Result<Option<String>> {
+    on_step(&PruneStep {
+        what: "waiting for the slot to pass the deleted rows",
+        looked_at: 0,
+        deleted: 0,
+    });
+    let end = progress::wal_end(context.sql).await?;
+    let name = &context.settings.slot;
+    let (slot, is_passed) = progress::wait_until_confirmed(context.sql, name, end, WAIT).await?;
+    if is_passed {
+        return Ok(None);
+    }
+    let confirmed = slot.as_ref().and_then(|slot| slot.confirmed_flush_lsn);
+    let confirmed = confirmed.map_or_else(|| "nowhere".to_owned(), |at| format!("at {at}"));
+    let reader = if slot.is_some_and(|slot| slot.active) {
+        "something holds it back (`postrider status` says what)"
+    } else {
+        "no relay reads it"
+    };
+    Ok(Some(format!(
+        "slot {name} is {confirmed} and has not passed {end}, where the rows were gone: {reader}. \
+         Until then the relay may need the records; run the command again later"
+    )))
+}
+
+/// What one chunk found.
+struct RecordChunk {
+    rows: u64,
+    gone: u64,
+    young: u64,
+    of_rows: u64,
+    oldest: Option<String>,
+    last: (PgLsn, i32),
+}
+
+impl RecordChunk {
+    fn of(row: &Row) -> Self {
+        let count = |n| u64::try_from(row.get::<_, i64>(n)).unwrap_or_default();
+        Self {
+            rows: count(0),
+            gone: count(1),
+            young: count(2),
+            of_rows: count(3),
+            oldest: row.get(4),
+            last: (row.get(5), row.get(6)),
+        }
+    }
+}
+
+/// The condition that the row of a record `w` is in a captured table. The inner error says why that
+/// cannot be known without reading a whole table.
+async fn has_row_sql(
+    context: &PruneContext<'_>,
+    captured: &[Captured],
+) -> Result<Result<String, String>> {
+    let identities: Vec<&str> = captured
+        .iter()
+        .map(|captured| captured.record.identity.as_str())
+        .collect();
+    let sql = context.sql;
+    // Its rows would be published again if it were captured again.
+    if let Some(row) = sql.query_opt(pruning::OTHER_TABLES, &[&identities]).await? {
+        return Ok(Err(format!(
+            "table {} was captured and is not in the settings, so nothing shows whether a record \
+             belongs to one of its rows: name it in the settings, or drop it",
+            row.get::<_, &str>(0)
+        )));
+    }
+    let mut conditions = Vec::new();
+    for (table, captured) in context.settings.tables.iter().zip(captured) {
+        let project = context.settings.project().unwrap_or("none");
+        let reader = TableReader::resolve(sql, table, project, captured).await?;
+        match exists_sql(sql, captured, &reader).await? {
+            Ok(condition) => conditions.push(condition),
+            Err(why) => return Ok(Err(why)),
+        }
+    }
+    Ok(Ok(format!("({})", conditions.join(" or "))))
+}
+
+/// The condition that the row of a record `w` is in this table. `offset 0` keeps PostgreSQL from reading
+/// the whole table at once instead of looking each row up.
+async fn exists_sql(
+    sql: &Sql,
+    captured: &Captured,
+    reader: &TableReader,
+) -> Result<Result<String, String>> {
+    const INTEGERS: [u32; 3] = [20, 21, 23];
+    const TEXTS: [u32; 2] = [25, 1043];
+    let column = reader.id_column();
+    let row = sql
+        .query_one(ID_COLUMN, &[&captured.shape.oid, &column])
+        .await?;
+    let (id_type, is_indexed): (u32, bool) = (row.get(0), row.get(1));
+    let table = reader.table_sql();
+    let id = format!("e.{}", quoted_identifier(column));
+    let exists = |id_of_record: &str| {
+        format!("exists (select from {table} e where {id} = {id_of_record} offset 0)")
+    };
+    let Some(prefix) = reader.source_prefix() else {
+        return Ok(if is_indexed {
+            Ok(exists("w.event_id"))
+        } else {
+            Err(format!(
+                "column {column} of {table} has no index, so looking up the row of a record would read \
+                 the whole table: CREATE INDEX ON {table} ({})",
+                quoted_identifier(column)
+            ))
+        });
+    };
+    let is_of_table = format!("starts_with(w.source_id, {})", quoted_literal(prefix));
+    let text = format!("substr(w.source_id, {})", prefix.chars().count() + 1);
+    let condition = match id_type {
+        _ if !is_indexed => is_of_table,
+        id_type if INTEGERS.contains(&id_type) => {
+            let number = format!("case when {text} ~ '^-?[0-9]{{1,18}}$' then {text}::bigint end");
+            format!("{is_of_table} and {}", exists(&format!("({number})")))
+        }
+        id_type if TEXTS.contains(&id_type) => {
+            format!("{is_of_table} and {}", exists(&text))
+        }
+        // The text of the id cannot be compared with the column by an index: its records stay.
+        _ => is_of_table,
+    };
+    Ok(Ok(format!("coalesce({condition}, false)")))
+}

@@ -1,0 +1,127 @@
+//! Deletes rows of an outbox table, chunk by chunk along its index on `seq`.
+
+use super::proof::PruneProof;
+use super::{KeptRows, OnPruneStep, PruneContext, PruneStep, PrunedTable, attempt};
+use crate::capture::claim::Captured;
+use crate::capture::table::TableReader;
+use crate::error::Result;
+use crate::mapping::TableSettings;
+use crate::ops::walk::{TableWalk, WalkAction, WalkedPage};
+use crate::store::dispatch::pruning::GO;
+
+/// Deletes all rows that may go, or counts them. Returns whether it was not stopped.
+pub(super) async fn prune(
+    context: &PruneContext<'_>,
+    table: &TableSettings,
+    captured: &Captured,
+    on_step: &mut OnPruneStep<'_>,
+) -> Result<(PrunedTable, bool)> {
+    let (sql, request) = (context.sql, context.request);
+    // The topics of the rows do not matter here.
+    let project = context.settings.project().unwrap_or("none");
+    let reader = TableReader::resolve(sql, table, project, captured).await?;
+    let action = if request.dry_run {
+        WalkAction::Look
+    } else {
+        WalkAction::Delete
+    };
+    let verdict = verdict_sql(context, captured);
+    let mut walk = TableWalk::new(captured, &reader, request.chunk, verdict, action);
+    let mut pruned = PrunedTable {
+        table: table.table.to_string(),
+        ..PrunedTable::default()
+    };
+    let mut looked_at = 0;
+    while let Some(page) = attempt(async || walk.next(sql).await).await? {
+        looked_at += page.rows;
+        let is_young = is_young(&page);
+        let deleted = page.deleted;
+        pruned.add(page);
+        let step = PruneStep {
+            what: &pruned.table,
+            looked_at,
+            deleted: pruned.rows,
+        };
+        if !on_step(&step) {
+            return Ok((pruned, false));
+        }
+        // Rows are read in the order of their insertion, so all later ones are young too.
+        if is_young && !walk.is_by_blocks() {
+            walk.end_numbered();
+        }
+        if deleted > 0 {
+            tokio::time::sleep(request.pause).await;
+        }
+    }
+    Ok((pruned, true))
+}
+
+/// Whether the walk has reached rows that are younger than the retention. Some rows of a page may be
+/// young because their topic was missing for long, so one does not decide.
+fn is_young(page: &WalkedPage) -> bool {
+    page.count(GO) == 0 && page.count("young") * 2 > page.rows
+}
+
+/// The verdict on a row.
+fn verdict_sql(context: &PruneContext<'_>, captured: &Captured) -> String {
+    let record = &captured.record;
+    let cutoff = context.cutoff.sql();
+    let floor = record.floor;
+    // Rows below `without_record` may have been published without a record. Above the confirmed position
+    // and the floor, a repeat may still need a row.
+    let (without_record, is_unconfirmed) = match &context.proof {
+        PruneProof::Slot {
+            confirmed, repeats, ..
+        } => (
+            if *repeats {
+                floor
+            } else {
+                record.recorded_from
+            },
+            format!("r.commit_lsn >= '{confirmed}'::pg_lsn or r.xid >= '{floor}'::xid8"),
+        ),
+        PruneProof::RecordsOnly { .. } => (0, "false".to_owned()),
+    };
+    format!(
+        "case when r.records = 0 and r.at >= {cutoff} then 'young' \
+             when r.records = 0 and r.is_ours and r.xid < '{without_record}'::xid8 \
+                 and not r.is_uncompared and r.id is not null \
+                 then case when r.at is null then 'without_time' else '{GO}' end \
+             when r.records = 0 and not r.is_ours then 'not_captured' \
+             when r.records = 0 then 'waiting' \
+             when r.state in ('quarantined', 'released') then 'quarantined' \
+             when r.dispatched_at >= {cutoff} then 'young' \
+             when {is_unconfirmed} then 'unconfirmed' \
+             else '{GO}' end"
+    )
+}
+
+impl PrunedTable {
+    fn add(&mut self, page: WalkedPage) {
+        for group in page.groups {
+            let KeptRows {
+                quarantined,
+                waiting,
+                unconfirmed,
+                not_captured,
+                without_time,
+            } = &mut self.kept;
+            let count = match group.verdict.as_str() {
+                GO => {
+                    self.oldest = match (self.oldest.take(), group.oldest) {
+                        (Some(a), Some(b)) => Some(a.min(b)),
+                        (a, b) => a.or(b),
+                    };
+                    &mut self.rows
+                }
+                "quarantined" => quarantined,
+                "unconfirmed" => unconfirmed,
+                "not_captured" => not_captured,
+                "without_time" => without_time,
+                "waiting" => waiting,
+                _ => continue,
+            };
+            *count += group.rows;
+        }
+    }
+}

@@ -1,0 +1,196 @@
+//! A point in time that a person names, and where rows from then on begin.
+//!
+//! Neither `seq` nor the position of a commit is a time, but both grow with time. So the first row of a
+//! time is found by bisection along their index, in about 60 look-ups, without reading the rows before
+//! it.
+
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+use slot_manager::{quoted_identifier, quoted_literal};
+use tokio_postgres::types::PgLsn;
+
+use crate::capture::claim::Captured;
+use crate::capture::table::TableReader;
+use crate::error::{Code, Error, Result};
+use crate::postgres::Sql;
+use crate::store::dispatch::history;
+
+/// Rows may be a little out of the order of time, so the search begins this much earlier.
+const MARGIN: &str = "interval '1 minute'";
+
+/// A point in time: a duration before now, or a time.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Since {
+    Ago(Duration),
+    At(String),
+}
+
+/// A point in time, as an SQL literal of PostgreSQL's own clock.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct SinceTime(String);
+
+impl Since {
+    /// Computes the time with the server's clock.
+    ///
+    /// # Errors
+    /// `setting-invalid` for a time that does not exist; connection errors.
+    pub(crate) async fn resolve(&self, sql: &Sql) -> Result<SinceTime> {
+        let row = match self {
+            Since::Ago(ago) => {
+                let statement = "select (clock_timestamp() - make_interval(secs => $1))::text";
+                sql.query_one(statement, &[&ago.as_secs_f64()]).await
+            }
+            Since::At(time) => {
+                let statement = "select ($1::text::timestamptz)::text";
+                sql.query_one(statement, &[time]).await
+            }
+        };
+        match row {
+            Ok(row) => Ok(SinceTime(format!(
+                "{}::timestamptz",
+                quoted_literal(row.get(0))
+            ))),
+            Err(error)
+                if error
+                    .code()
+                    .is_some_and(|code| code.code().starts_with("22")) =>
+            {
+                let what = format!("`{self}` is not a point in time");
+                Err(Error::new(Code::SettingInvalid, what).hint(HINT))
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+const HINT: &str = "write a duration such as 10min or 2d, or a time such as 2026-11-27T08:30:00Z";
+
+impl fmt::Display for Since {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Since::Ago(ago) => write!(f, "{}s", ago.as_secs()),
+            Since::At(time) => f.write_str(time),
+        }
+    }
+}
+
+impl FromStr for Since {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if let Ok(ago) = parse_duration(text) {
+            return Ok(Since::Ago(ago));
+        }
+        let is_time = |c: char| c.is_ascii_digit() || "-:.+TZtz ".contains(c);
+        let begins_with_date = text.len() >= 10 && text.as_bytes()[4] == b'-';
+        if begins_with_date && text.chars().all(is_time) {
+            return Ok(Since::At(text.to_owned()));
+        }
+        Err(HINT.to_owned())
+    }
+}
+
+/// Reads a duration: a whole number with a unit, such as `30d`, `12h`, `10min`, `5s` or `100ms`.
+pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
+    let text = text.trim();
+    let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();
+    let (number, unit) = text.split_at(digits);
+    let millis: u64 = match unit.trim() {
+        "ms" => 1,
+        "s" | "sec" => 1_000,
+        "m" | "min" => 60_000,
+        "h" => 3_600_000,
+        "d" => 86_400_000,
+        "w" => 7 * 86_400_000,
+        _ => return Err("the unit must be ms, s, min, h, d or w".to_owned()),
+    };
+    let number: u64 = number
+        .parse()
+        .map_err(|_| "write a number and a unit, such as 30d".to_owned())?;
+    let millis = number.checked_mul(millis);
+    // PostgreSQL's timestamps do not reach further back.
+    let millis = millis.filter(|millis| *millis <= 1_000 * 365 * 86_400_000);
+    millis
+        .map(Duration::from_millis)
+        .ok_or_else(|| "the duration is too long".to_owned())
+}
+
+impl SinceTime {
+    /// The time as an SQL expression.
+    pub(crate) fn sql(&self) -> &str {
+        &self.0
+    }
+
+    /// The lowest `seq` of the rows from this time on; `None` if the table has no index on `seq`, or
+    /// does not record when events happened: then all rows count.
+    pub(crate) async fn first_seq(
+        &self,
+        sql: &Sql,
+        captured: &Captured,
+        reader: &TableReader,
+    ) -> Result<Option<i64>> {
+        let numbered = captured.shape.numbered();
+        let Some((seq, at)) = numbered.zip(reader.happened_at_sql()) else {
+            return Ok(None);
+        };
+        let column = format!("e.{}", quoted_identifier(&seq.column));
+        let table = reader.table_sql();
+        let ends = format!("select min({column})::bigint, max({column})::bigint from {table} e");
+        let ends = sql.query_one(&ends, &[]).await?;
+        let (low, high): (Option<i64>, Option<i64>) = (ends.get(0), ends.get(1));
+        let Some((mut low, high)) = low.zip(high) else {
+            return Ok(None);
+        };
+        let probe = format!(
+            "select coalesce({at} >= {} - {MARGIN}, true) from {table} e \
+             where {column} >= $1::bigint order by {column} limit 1",
+            self.0
+        );
+        let mut above = high.saturating_add(1);
+        while low < above {
+            let middle = low + (above.abs_diff(low) / 2).cast_signed();
+            let row = sql.query_opt(&probe, &[&middle]).await?;
+            if row.is_none_or(|row| row.get(0)) {
+                above = middle;
+            } else {
+                low = middle + 1;
+            }
+        }
+        Ok(Some(low))
+    }
+
+    /// The first position in outbox.dispatch of rows from this time on.
+    pub(crate) async fn first_commit(&self, sql: &Sql) -> Result<PgLsn> {
+        history::first_commit(sql, &format!("{} - {MARGIN}", self.0)).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_duration_is_a_number_with_a_unit() {
+        let seconds = |text: &str| parse_duration(text).map(|time| time.as_secs());
+        assert_eq!(seconds("10min"), Ok(600));
+        assert_eq!(seconds("30d"), Ok(2_592_000));
+        assert_eq!(seconds("2 w"), Ok(1_209_600));
+        assert_eq!(parse_duration("100ms"), Ok(Duration::from_millis(100)));
+        for refused in ["", "10", "min", "-1d", "1.5h", "1y", "99999999999999d"] {
+            assert!(parse_duration(refused).is_err(), "{refused}");
+        }
+    }
+
+    #[test]
+    fn since_is_a_duration_or_a_time() {
+        let parse = |text: &str| text.parse::<Since>();
+        assert_eq!(parse("1h"), Ok(Since::Ago(Duration::from_secs(3_600))));
+        let time = "2026-11-27T08:30:00Z";
+        assert_eq!(parse(time), Ok(Since::At(time.to_owned())));
+        for refused in ["yesterday", "2026", "2026-11-27'; drop", "now"] {
+            assert!(parse(refused).is_err(), "{refused}");
+        }
+    }
+}

@@ -1,0 +1,196 @@
+//! The state of the slot at one moment, with what its relay says, and its JSON form.
+
+use std::time::{Duration, Instant};
+
+use decoder::Lsn;
+use serde::Serialize;
+use slot_manager::health::{self, Observation, SlotObservation, Thresholds, Viewer};
+use slot_manager::retention::{self, WalHolder};
+use slot_manager::{Cluster, Health, Severity, Slot, SlotName, cluster, slots};
+
+use super::pending::{self, PendingEvents};
+use super::verdict::{self, Verdict};
+use crate::error::Result;
+use crate::postgres::Sql;
+use crate::settings::Settings;
+use crate::store::relay_row::shown::{self, RelayRow};
+
+/// Transactions younger than this also hold back WAL, but are not worth reporting.
+const HOLDERS_OLDER_THAN: Duration = Duration::from_secs(30);
+
+/// One look at the slot.
+#[derive(Debug)]
+pub(crate) struct SlotLook {
+    pub(crate) name: SlotName,
+    pub(crate) cluster: Cluster,
+    pub(crate) at: Instant,
+    /// `None`: no slot with this name exists.
+    pub(crate) slot: Option<Slot>,
+    pub(crate) health: Health,
+    /// `None`: unknown.
+    pub(crate) pending: Option<PendingEvents>,
+    /// Transactions and slots that hold back WAL, oldest first.
+    pub(crate) holders: Vec<WalHolder>,
+    pub(crate) relay: Option<RelayRow>,
+    /// Rates since the previous look.
+    pub(crate) rates: Option<Rates>,
+    pub(crate) time_to_loss: Option<Duration>,
+}
+
+/// Bytes of WAL per second since the previous look.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub(crate) struct Rates {
+    /// Written by the server.
+    pub(crate) written_bytes_per_second: u64,
+    /// Confirmed by the reader.
+    pub(crate) confirmed_bytes_per_second: u64,
+}
+
+/// The output of `slot show --json`; programs depend on it.
+#[derive(Serialize)]
+#[serde(untagged)]
+pub(crate) enum SlotJson<'a> {
+    Missing {
+        slot_name: &'a SlotName,
+        health: &'a Health,
+    },
+    Found(Box<FoundSlot<'a>>),
+}
+
+/// The columns of the slot, plus the fields below.
+#[derive(Serialize)]
+pub(crate) struct FoundSlot<'a> {
+    #[serde(flatten)]
+    slot: &'a Slot,
+    health: &'static str,
+    severity: Severity,
+    remedy: Option<String>,
+    lag_seconds: Option<f64>,
+    pending_events: Option<u64>,
+    held_back_by: &'a [WalHolder],
+    relay: &'a Option<RelayRow>,
+    #[serde(flatten)]
+    rates: Option<Rates>,
+    time_to_loss_seconds: Option<f64>,
+}
+
+impl SlotLook {
+    /// Looks at the slot, and compares it with the previous look.
+    ///
+    /// # Errors
+    /// `slot-foreign` when the name belongs to a slot that no relay can use.
+    pub(crate) async fn take(
+        sql: &Sql,
+        settings: &Settings,
+        thresholds: &Thresholds,
+        before: Option<&SlotLook>,
+    ) -> Result<Self> {
+        let name = settings.slot.clone();
+        let cluster = cluster::inspect(sql).await?;
+        let relay = shown::read(sql, &name).await?;
+        let slot = slots::find(sql, &name).await?;
+        let at = Instant::now();
+        let (mut pending, mut holders) = (None, Vec::new());
+        if let Some(slot) = &slot {
+            slot.require_ours()?;
+            pending = pending::look(sql, settings).await?;
+            holders = retention::holders(sql, &name, HOLDERS_OLDER_THAN).await?;
+        }
+        let earlier = before.and_then(|before| {
+            Some(SlotObservation {
+                slot: before.slot.as_ref()?,
+                ago: at.duration_since(before.at),
+            })
+        });
+        let recorded = relay.as_ref().and_then(RelayRow::position);
+        let observation = Observation {
+            slot: slot.as_ref(),
+            earlier,
+            viewer: Viewer::Outside,
+            time_lag: pending.and_then(|pending| pending.oldest),
+            origin: cluster.origin(),
+            recorded: recorded.as_ref(),
+        };
+        let health = health::judge(&observation, thresholds);
+        let rates = slot
+            .as_ref()
+            .zip(earlier)
+            .and_then(|(slot, earlier)| Rates::of(slot, earlier));
+        let time_to_loss = slot
+            .as_ref()
+            .and_then(|slot| health::headroom(slot, earlier).time_to_loss);
+        Ok(Self {
+            name,
+            cluster,
+            at,
+            slot,
+            health,
+            pending,
+            holders,
+            relay,
+            rates,
+            time_to_loss,
+        })
+    }
+
+    /// The health of the slot, or what holds up the relay that reads it.
+    pub(crate) fn verdict(&self) -> Verdict {
+        let relay = self.relay.as_ref();
+        let condition = relay.and_then(|relay| relay.condition.as_ref());
+        verdict::of(&self.health, condition)
+    }
+
+    /// One JSON object; for a missing slot it has only name and health.
+    pub(crate) fn json(&self) -> SlotJson<'_> {
+        let health = &self.health;
+        let Some(slot) = &self.slot else {
+            return SlotJson::Missing {
+                slot_name: &self.name,
+                health,
+            };
+        };
+        let verdict = self.verdict();
+        SlotJson::Found(Box::new(FoundSlot {
+            slot,
+            health: verdict.name,
+            severity: verdict.severity,
+            remedy: verdict.remedy,
+            lag_seconds: self.lag_time().map(|lag| lag.as_secs_f64()),
+            pending_events: self.pending.map(|pending| pending.events),
+            held_back_by: &self.holders,
+            relay: &self.relay,
+            rates: self.rates,
+            time_to_loss_seconds: self.time_to_loss.map(|time| time.as_secs_f64()),
+        }))
+    }
+
+    /// Age of the oldest undelivered event, if known.
+    pub(crate) fn lag_time(&self) -> Option<Duration> {
+        self.pending.and_then(|pending| pending.oldest)
+    }
+}
+
+impl Rates {
+    fn of(slot: &Slot, earlier: SlotObservation<'_>) -> Option<Self> {
+        let seconds = earlier.ago.as_secs_f64();
+        let rate = |now: Option<Lsn>, before: Option<Lsn>| {
+            let bytes = now?.bytes_since(before?).unwrap_or(0);
+            #[expect(
+                clippy::cast_precision_loss,
+                clippy::cast_possible_truncation,
+                clippy::cast_sign_loss,
+                reason = "a rate for people; never negative"
+            )]
+            let rate = (bytes as f64 / seconds) as u64;
+            Some(rate)
+        };
+        (seconds > 0.0).then_some(())?;
+        Some(Self {
+            written_bytes_per_second: rate(slot.server_lsn, earlier.slot.server_lsn)?,
+            confirmed_bytes_per_second: rate(
+                slot.confirmed_flush_lsn,
+                earlier.slot.confirmed_flush_lsn,
+            )?,
+        })
+    }
+}

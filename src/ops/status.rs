@@ -1,0 +1,256 @@
+//! The whole relay at one moment: slot, delivery, publication, quarantine and rates.
+
+use std::time::Instant;
+
+use serde::Serialize;
+use slot_manager::health::Thresholds;
+use slot_manager::{Health, QualifiedName, Severity, publication, statistics};
+
+use super::slot::{SlotJson, SlotLook};
+use super::verdict::Verdict;
+use crate::condition::Condition;
+use crate::error::{Code, Error, Result};
+use crate::postgres::Sql;
+use crate::settings::Settings;
+use crate::store::dispatch::quarantined;
+
+/// Keys in quarantine that are named.
+const KEYS_NAMED: usize = 5;
+
+/// One look at the relay.
+#[derive(Debug)]
+pub(crate) struct RelayStatus {
+    pub(crate) slot: SlotLook,
+    pub(crate) verdict: Verdict,
+    pub(crate) publication: PublicationStatus,
+    /// `None`: unknown, because the objects of the relay are missing or may not be read.
+    pub(crate) quarantine: Option<QuarantineStatus>,
+    pub(crate) tables: Vec<String>,
+    /// Rates since the previous look.
+    pub(crate) rates: Option<EventRates>,
+    counts: RowCounts,
+}
+
+/// Whether the publication carries every captured row.
+#[derive(Debug, Serialize)]
+pub(crate) struct PublicationStatus {
+    pub(crate) name: String,
+    pub(crate) problems: Vec<PublicationProblem>,
+}
+
+/// What is wrong with it.
+#[derive(Debug, Serialize)]
+pub(crate) struct PublicationProblem {
+    pub(crate) what: String,
+    pub(crate) remedy: String,
+}
+
+/// What waits in quarantine.
+#[derive(Debug, Serialize)]
+pub(crate) struct QuarantineStatus {
+    /// Bad events and those behind them, counted up to a million.
+    pub(crate) events: u64,
+    /// The first blocked keys.
+    pub(crate) keys: Vec<BlockedKeyStatus>,
+}
+
+/// A key whose events wait in quarantine.
+#[derive(Debug, Serialize)]
+pub(crate) struct BlockedKeyStatus {
+    pub(crate) topic: String,
+    pub(crate) ordering_key: String,
+    pub(crate) first_event: String,
+    /// Why that event is there.
+    pub(crate) error: Option<String>,
+}
+
+/// Rows by PostgreSQL's statistics, and when they were read.
+#[derive(Debug, Clone, Copy)]
+struct RowCounts {
+    at: Instant,
+    written: u64,
+    recorded: u64,
+}
+
+/// Events per second since the previous look, by PostgreSQL's statistics.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub(crate) struct EventRates {
+    /// Rows inserted into the captured tables.
+    pub(crate) written_per_second: f64,
+    /// Rows inserted into outbox.dispatch.
+    pub(crate) recorded_per_second: f64,
+}
+
+/// The output of `status --json`; programs depend on it.
+#[derive(Serialize)]
+pub(crate) struct StatusJson<'a> {
+    state: &'a str,
+    severity: Severity,
+    meaning: &'a str,
+    remedy: &'a Option<String>,
+    /// What holds the delivery up; absent while nothing does.
+    condition: Option<&'a Condition>,
+    slot: SlotJson<'a>,
+    publication: &'a PublicationStatus,
+    quarantine: &'a Option<QuarantineStatus>,
+    tables: &'a [String],
+    rates: Option<EventRates>,
+}
+
+impl RelayStatus {
+    /// Looks at everything, and computes rates since the previous look.
+    ///
+    /// # Errors
+    /// Database errors; `slot-foreign` when the name belongs to a slot that no relay can use.
+    pub(crate) async fn take(
+        sql: &Sql,
+        settings: &Settings,
+        before: Option<&RelayStatus>,
+    ) -> Result<Self> {
+        let before_slot = before.map(|before| &before.slot);
+        let slot = SlotLook::take(sql, settings, &Thresholds::default(), before_slot).await?;
+        let publication = publication_status(sql, settings).await?;
+        let quarantine = quarantine(sql).await?;
+        let names: Vec<QualifiedName> = settings.tables.iter().map(|t| t.table.clone()).collect();
+        let dispatch = [QualifiedName::new("outbox", "dispatch")];
+        let counts = RowCounts {
+            at: Instant::now(),
+            written: statistics::inserted_rows(sql, &names).await?,
+            recorded: statistics::inserted_rows(sql, &dispatch).await?,
+        };
+        let rates = before.and_then(|before| EventRates::between(before.counts, counts));
+        Ok(Self {
+            verdict: judge(&slot, &publication),
+            slot,
+            publication,
+            quarantine,
+            tables: names.iter().map(ToString::to_string).collect(),
+            rates,
+            counts,
+        })
+    }
+
+    /// What holds the delivery up, as the relay said.
+    pub(crate) fn condition(&self) -> Option<&Condition> {
+        self.slot.relay.as_ref()?.condition.as_ref()
+    }
+
+    /// One JSON object.
+    pub(crate) fn json(&self) -> StatusJson<'_> {
+        StatusJson {
+            state: self.verdict.name,
+            severity: self.verdict.severity,
+            meaning: &self.verdict.meaning,
+            remedy: &self.verdict.remedy,
+            condition: self.condition(),
+            slot: self.slot.json(),
+            publication: &self.publication,
+            quarantine: &self.quarantine,
+            tables: &self.tables,
+            rates: self.rates,
+        }
+    }
+}
+
+/// The state of the relay, rather than that of its slot.
+fn judge(slot: &SlotLook, publication: &PublicationStatus) -> Verdict {
+    let verdict = slot.verdict();
+    let is_recovering = slot
+        .relay
+        .as_ref()
+        .is_some_and(|row| row.recovering.is_some());
+    let (name, meaning) = match (&slot.health, verdict.name) {
+        (Health::Active | Health::Lagging(_), "active" | "lagging") if is_recovering => (
+            "recovering",
+            "the relay publishes rows from the tables, then it streams".to_owned(),
+        ),
+        (Health::Active, "active") => (
+            "streaming",
+            "events are published as they are committed".to_owned(),
+        ),
+        (Health::Lagging(_), "lagging") => (
+            "catching-up",
+            "the relay delivers, but it is behind".to_owned(),
+        ),
+        (Health::Inactive(_), "inactive") => ("down", verdict.meaning),
+        (_, name) => (name, verdict.meaning),
+    };
+    let verdict = Verdict {
+        name,
+        meaning,
+        ..verdict
+    };
+    match publication.problems.first() {
+        Some(problem) if verdict.severity < Severity::Error => Verdict {
+            name: "broken",
+            severity: Severity::Error,
+            meaning: format!("rows are not streamed: {}", problem.what),
+            remedy: Some(problem.remedy.clone()),
+        },
+        _ => verdict,
+    }
+}
+
+async fn publication_status(sql: &Sql, settings: &Settings) -> Result<PublicationStatus> {
+    let name = settings.publication.clone();
+    let state = publication::inspect(sql, &name, &settings.captured()).await?;
+    let problems = state
+        .problems()
+        .into_iter()
+        .map(|problem| PublicationProblem {
+            what: problem.to_string(),
+            remedy: problem.remedy(),
+        });
+    Ok(PublicationStatus {
+        name,
+        problems: problems.collect(),
+    })
+}
+
+async fn quarantine(sql: &Sql) -> Result<Option<QuarantineStatus>> {
+    let looking = async {
+        let events = quarantined::count(sql).await?;
+        let keys = if events == 0 {
+            Vec::new()
+        } else {
+            quarantined::first_keys(sql, KEYS_NAMED).await?
+        };
+        Ok::<_, Error>((events, keys))
+    };
+    match looking.await {
+        Ok((events, keys)) => {
+            let keys = keys.iter().map(|key| BlockedKeyStatus {
+                topic: key.group.topic.to_string(),
+                ordering_key: key.group.ordering_key.to_string(),
+                first_event: key.first.shown(),
+                error: key.error.clone(),
+            });
+            Ok(Some(QuarantineStatus {
+                events: events.unsigned_abs(),
+                keys: keys.collect(),
+            }))
+        }
+        Err(error) if [Code::SchemaMissing, Code::PrivilegeMissing].contains(&error.code()) => {
+            Ok(None)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+impl EventRates {
+    /// `None` when no time has passed, or when the statistics were reset in between.
+    fn between(before: RowCounts, now: RowCounts) -> Option<Self> {
+        let seconds = now.at.saturating_duration_since(before.at).as_secs_f64();
+        let rate = |before: u64, now: u64| {
+            let rows = now.checked_sub(before)?;
+            #[expect(clippy::cast_precision_loss, reason = "a rate for people")]
+            let rate = rows as f64 / seconds;
+            Some(rate)
+        };
+        (seconds > 0.0).then_some(())?;
+        Some(Self {
+            written_per_second: rate(before.written, now.written)?,
+            recorded_per_second: rate(before.recorded, now.recorded)?,
+        })
+    }
+}

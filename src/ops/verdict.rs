@@ -1,0 +1,176 @@
+//! One word for slot and relay together. The slot knows that somebody reads from it; only the relay
+//! knows whether what it reads arrives.
+
+use slot_manager::health::Lag;
+use slot_manager::{Health, Severity};
+
+use crate::condition::{Condition, ConditionKind};
+
+/// The state in one word, how bad it is, and what to do.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Verdict {
+    /// In kebab case: the name of a [`Health`], or of a [`ConditionKind`] that holds delivery up.
+    pub(crate) name: &'static str,
+    pub(crate) severity: Severity,
+    /// The state in a sentence, without its subject.
+    pub(crate) meaning: String,
+    pub(crate) remedy: Option<String>,
+}
+
+/// Judges the health of the slot, and what the relay said a moment ago, if delivery is held up.
+///
+/// A slot that is lost, in danger or not ours comes first: it endangers more than one topic.
+pub(crate) fn of(health: &Health, condition: Option<&Condition>) -> Verdict {
+    let held_up = condition.filter(|condition| condition.is_held_up());
+    match (health, held_up) {
+        (Health::Active | Health::Lagging(_) | Health::Inactive(_), Some(condition)) => Verdict {
+            name: condition.state.name(),
+            severity: condition.severity().max(lag_severity(health)),
+            meaning: holds_up(condition),
+            remedy: condition.hint.clone(),
+        },
+        _ => Verdict {
+            name: health.name(),
+            severity: health.severity(),
+            meaning: meaning(health),
+            remedy: health.remedy(),
+        },
+    }
+}
+
+fn lag_severity(health: &Health) -> Severity {
+    match health {
+        Health::Lagging(lag) | Health::Inactive(lag) => lag.severity,
+        _ => Severity::Ok,
+    }
+}
+
+/// What holds the delivery up.
+fn holds_up(condition: &Condition) -> String {
+    let what = condition.what.as_deref().unwrap_or("unknown");
+    let code = condition.code.as_deref().unwrap_or("unknown");
+    match condition.state {
+        ConditionKind::BlockedOnPubsub => {
+            let topics = match (condition.failing_topics, condition.topics.first()) {
+                (1, Some(topic)) => format!("topic {}", topic.short_name()),
+                (topics, _) => format!("{topics} topics"),
+            };
+            format!("Pub/Sub does not take the events of {topics} ({code}): {what}")
+        }
+        ConditionKind::BlockedOnDatabase => {
+            format!("the relay cannot use the database ({code}): {what}")
+        }
+        _ => format!("the relay runs, but does not deliver ({code}): {what}"),
+    }
+}
+
+/// The health in words.
+fn meaning(health: &Health) -> String {
+    let severe = |severity| match severity {
+        Severity::Error => "critically far behind",
+        Severity::Ok | Severity::Info | Severity::Warning => "behind",
+    };
+    match health {
+        Health::Active => "a relay reads it, and is up to date".to_owned(),
+        Health::StandbyHeld { .. } => "another relay reads it".to_owned(),
+        Health::Lagging(lag) => format!("a relay reads it, but is {}", severe(lag.severity)),
+        Health::Inactive(Lag {
+            severity: Severity::Ok,
+            ..
+        }) => "nobody reads it: nothing is delivered, WAL piles up".to_owned(),
+        Health::Inactive(lag) => format!(
+            "nobody reads it, and it is {}: nothing is delivered, WAL piles up",
+            severe(lag.severity)
+        ),
+        Health::Reserved(room) | Health::Extended(room) => {
+            let reader = if room.is_read {
+                ""
+            } else {
+                ", and nobody reads it: nothing is delivered"
+            };
+            format!("PostgreSQL still has all WAL for it, but not for long{reader}")
+        }
+        Health::Unreserved(_) => {
+            "the next checkpoint may remove WAL that the slot needs".to_owned()
+        }
+        Health::Lost => {
+            "PostgreSQL removed WAL that the slot needs: it can never be read again".to_owned()
+        }
+        Health::Invalidated { .. } => {
+            "PostgreSQL invalidated it: it can never be read again".to_owned()
+        }
+        Health::Missing => "no slot with this name exists: nothing is delivered".to_owned(),
+        Health::Recreated { recorded, found } => {
+            format!(
+                "its position is {found}, but the relay had confirmed {recorded}: events are left out"
+            )
+        }
+        Health::ForeignCluster { expected, found } => {
+            format!("the relay's records come from cluster {expected}, but this is cluster {found}")
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::condition::TopicCondition;
+    use slot_manager::health::Headroom;
+
+    fn blocked(for_seconds: f64) -> Condition {
+        Condition {
+            state: ConditionKind::BlockedOnPubsub,
+            for_seconds,
+            code: Some("topic-missing".to_owned()),
+            what: Some("topic a is missing".to_owned()),
+            hint: Some("create the topic".to_owned()),
+            caught_up_in_seconds: None,
+            topics: vec![TopicCondition {
+                topic: "projects/p/topics/a".to_owned(),
+                code: "topic-missing".to_owned(),
+                error: "topic a is missing".to_owned(),
+                hint: "create the topic".to_owned(),
+                for_seconds,
+                failures: 3,
+                waiting_events: 5,
+                oldest_seconds: None,
+            }],
+            failing_topics: 1,
+        }
+    }
+
+    fn lag(severity: Severity) -> Lag {
+        Lag {
+            bytes: 0,
+            time: None,
+            severity,
+        }
+    }
+
+    #[test]
+    fn a_slot_is_not_active_while_its_relay_delivers_nothing() {
+        let verdict = of(&Health::Active, Some(&blocked(20.0)));
+        assert_eq!(
+            (verdict.name, verdict.severity),
+            ("blocked-on-pubsub", Severity::Warning)
+        );
+        assert!(verdict.meaning.contains("topic a"), "{}", verdict.meaning);
+        assert_eq!(verdict.remedy.as_deref(), Some("create the topic"));
+        let verdict = of(&Health::Lagging(lag(Severity::Error)), Some(&blocked(20.0)));
+        assert_eq!(verdict.severity, Severity::Error);
+        assert_eq!(of(&Health::Active, None).name, "active");
+    }
+
+    #[test]
+    fn a_slot_in_danger_comes_before_a_relay_that_is_held_up() {
+        let room = Headroom {
+            bytes: Some(9 << 20),
+            time_to_loss: None,
+            is_read: false,
+        };
+        for health in [Health::Lost, Health::Unreserved(room), Health::Missing] {
+            assert_eq!(of(&health, Some(&blocked(99.0))).name, health.name());
+        }
+        assert!(meaning(&Health::Reserved(room)).contains("nobody reads it"));
+    }
+}

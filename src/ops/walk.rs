@@ -1,0 +1,286 @@
+//! Walks all rows of a captured table in pages, compares each row with outbox.dispatch, and gives it a
+//! verdict. `audit` counts the verdicts; `prune` also deletes the rows with the verdict [`GO`].
+//!
+//! Each page is one short statement. It looks at a bounded number of rows, and holds no lock and no
+//! snapshot afterwards. Rows with a `seq` are read along its index. Rows without one are read by ranges
+//! of blocks, as in `capture::scan`.
+
+use slot_manager::quoted_identifier;
+use tokio_postgres::error::Error as PgError;
+
+use crate::capture::ScanWindow;
+use crate::capture::claim::Captured;
+use crate::capture::table::TableReader;
+use crate::error::Result;
+use crate::postgres::Sql;
+use crate::store::dispatch::RECORD_OF_ROW;
+use crate::store::dispatch::pruning::GO;
+
+/// Event names that one page returns for each verdict.
+pub(crate) const NAMED: usize = 10;
+
+/// Characters of such a name.
+const NAME_CHARS: usize = 200;
+
+/// Rows that usually fit into one block, for the size of a range of blocks.
+const ROWS_IN_A_BLOCK: u32 = 50;
+
+/// Makes the cost of a page proportional to its rows, even with wrong statistics: rows are found
+/// along an index, their records one by one (no other plan exists for that), and the rows to delete
+/// are joined by a hash.
+const PLAN: &str = "\
+    SET enable_seqscan = off; SET enable_mergejoin = off; SET enable_nestloop = off; \
+    SET enable_hashjoin = on; SET enable_sort = on; SET jit = off";
+
+/// What to do with the rows of a walk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum WalkAction {
+    Look,
+    Delete,
+}
+
+/// The rows of one page that have the same verdict.
+#[derive(Debug)]
+pub(super) struct VerdictGroup {
+    pub(super) verdict: String,
+    pub(super) rows: u64,
+    /// Names of the first [`NAMED`] events.
+    pub(super) names: Vec<String>,
+    /// The earliest time of these events, RFC 3339.
+    pub(super) oldest: Option<String>,
+    /// Events that more than one request carried.
+    pub(super) sent_again: u64,
+}
+
+/// One page of a walk.
+#[derive(Debug, Default)]
+pub(super) struct WalkedPage {
+    pub(super) groups: Vec<VerdictGroup>,
+    pub(super) rows: u64,
+    pub(super) deleted: u64,
+}
+
+impl WalkedPage {
+    /// The rows with this verdict.
+    pub(super) fn count(&self, verdict: &str) -> u64 {
+        let groups = self.groups.iter().filter(|group| group.verdict == verdict);
+        groups.map(|group| group.rows).sum()
+    }
+}
+
+/// Where a walk is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum WalkPlace {
+    /// Among the rows with `seq`, after this row.
+    Numbered(i64, u32, String),
+    /// Among the other rows, at this block.
+    Blocks(u32),
+    Done,
+}
+
+/// One walk over a table.
+#[derive(Debug)]
+pub(super) struct TableWalk<'a> {
+    captured: &'a Captured,
+    reader: &'a TableReader,
+    /// Rows in a page.
+    rows: u32,
+    verdict: String,
+    action: WalkAction,
+    place: WalkPlace,
+}
+
+/// Prepares a session for walks.
+pub(super) async fn prepare(sql: &Sql) -> Result<()> {
+    Ok(sql.batch_execute(PLAN).await?)
+}
+
+impl<'a> TableWalk<'a> {
+    /// A walk over all rows, or over those from a `seq` on. `verdict` is an SQL expression over the
+    /// columns of a row with its record; see [`row_sql`](Self::row_sql).
+    pub(super) fn new(
+        captured: &'a Captured,
+        reader: &'a TableReader,
+        rows: u32,
+        verdict: String,
+        action: WalkAction,
+    ) -> Self {
+        let place = match captured.shape.numbered() {
+            Some(_) => WalkPlace::Numbered(i64::MIN, 0, "(0,0)".to_owned()),
+            None => WalkPlace::Blocks(0),
+        };
+        Self {
+            captured,
+            reader,
+            rows,
+            verdict,
+            action,
+            place,
+        }
+    }
+
+    /// Leaves out the rows with a lower `seq`, and those without one.
+    pub(super) fn skip_to_seq(&mut self, seq: i64) {
+        self.place = WalkPlace::Numbered(seq, 0, "(0,0)".to_owned());
+    }
+
+    /// Whether rows are read by ranges of blocks, because no index gives their order.
+    pub(super) fn is_by_blocks(&self) -> bool {
+        matches!(self.place, WalkPlace::Blocks(_))
+    }
+
+    /// Leaves out the rest of the rows with a `seq`.
+    pub(super) fn end_numbered(&mut self) {
+        let nullable = self
+            .captured
+            .shape
+            .numbered()
+            .is_some_and(|s| s.is_nullable);
+        self.place = match (&self.place, nullable) {
+            (WalkPlace::Numbered(..), true) => WalkPlace::Blocks(0),
+            _ => WalkPlace::Done,
+        };
+    }
+
+    /// The next page, possibly without rows; `None` at the end.
+    ///
+    /// # Errors
+    /// Errors of the statement. After one, the same page can be tried again.
+    pub(super) async fn next(&mut self, sql: &Sql) -> Result<Option<WalkedPage>, PgError> {
+        let (statement, next) = match &self.place {
+            WalkPlace::Done => return Ok(None),
+            WalkPlace::Numbered(seq, leaf, place) => (self.numbered_sql(*seq, *leaf, place), None),
+            WalkPlace::Blocks(from) => {
+                let to = from.saturating_add((self.rows / ROWS_IN_A_BLOCK).max(1));
+                // The last range is open-ended, because the table grows.
+                let to = Some(to).filter(|to| *to <= self.captured.shape.blocks);
+                let next = to.map_or(WalkPlace::Done, WalkPlace::Blocks);
+                (self.blocks_sql(*from, to), Some(next))
+            }
+        };
+        let rows = sql.query_typed(&statement, &[]).await?;
+        let mut page = WalkedPage::default();
+        let mut last = None;
+        for row in &rows {
+            let count = |n| u64::try_from(row.get::<_, i64>(n)).unwrap_or_default();
+            page.rows = count(8);
+            page.deleted = count(9);
+            last = Some((row.get::<_, Option<i64>>(5), row.get(6), row.get(7)));
+            page.groups.push(VerdictGroup {
+                verdict: row.get(0),
+                rows: count(1),
+                names: row.get(2),
+                oldest: row.get(3),
+                sent_again: count(4),
+            });
+        }
+        match (next, last) {
+            (Some(next), _) => self.place = next,
+            (None, Some((Some(seq), leaf, place))) if page.rows >= u64::from(self.rows) => {
+                self.place = WalkPlace::Numbered(seq, leaf, place);
+            }
+            (None, _) => self.end_numbered(),
+        }
+        Ok(Some(page))
+    }
+
+    fn seq_sql(&self) -> Option<String> {
+        let seq = self.captured.shape.numbered()?;
+        Some(format!("e.{}", quoted_identifier(&seq.column)))
+    }
+
+    fn numbered_sql(&self, seq: i64, leaf: u32, place: &str) -> String {
+        let column = self.seq_sql().unwrap_or_default();
+        let which = format!(
+            "{column} >= '{seq}'::bigint and ({column}, e.tableoid, e.ctid) \
+                 > ('{seq}'::bigint, '{leaf}'::oid, '{place}'::tid) \
+             order by {column}, e.tableoid, e.ctid limit {}",
+            self.rows
+        );
+        let again =
+            format!("{column} >= '{seq}'::bigint and {column} <= (select max(seq) from judged)");
+        self.page_sql(&format!("{column}::bigint"), &which, &again)
+    }
+
+    fn blocks_sql(&self, from: u32, to: Option<u32>) -> String {
+        let end = to.map_or_else(String::new, |to| format!("and e.ctid < '({to},0)'"));
+        let unnumbered = self
+            .seq_sql()
+            .map_or_else(String::new, |seq| format!("and {seq} is null"));
+        let range = format!("e.ctid >= '({from},0)' {end} {unnumbered}");
+        self.page_sql("null::bigint", &range, &range)
+    }
+
+    /// The statement of one page. `which` selects the rows to look at, and `again` is a condition for
+    /// the same rows that an index serves.
+    fn page_sql(&self, seq: &str, which: &str, again: &str) -> String {
+        let delete = match self.action {
+            WalkAction::Look => "select 1 where false".to_owned(),
+            WalkAction::Delete => format!(
+                "delete from {table} e using judged j \
+                 where j.verdict = '{GO}' and {again} and e.tableoid = j.leaf and e.ctid = j.place \
+                 returning 1",
+                table = self.reader.table_sql(),
+            ),
+        };
+        format!(
+            "with looked as materialized ({row} where {which}), \
+             recorded as materialized (select w.*, d.* from looked w cross join lateral ({RECORD_OF_ROW}) d), \
+             judged as materialized (select r.*, {verdict} as verdict from recorded r), \
+             gone as ({delete}) \
+             select j.verdict, count(*), \
+                 coalesce((array_agg(left(j.name, {NAME_CHARS}) order by j.seq))[1:{NAMED}], '{{}}'), \
+                 to_char(min(coalesce(j.at, j.committed_at)) at time zone 'UTC', \
+                     'YYYY-MM-DD\"T\"HH24:MI:SS\"Z\"'), \
+                 count(*) filter (where j.attempts > 1), last.seq, last.leaf, last.place, \
+                 (select count(*) from looked), (select count(*) from gone) \
+             from judged j cross join \
+                 (select seq, leaf, place::text from looked \
+                  order by looked.seq desc, looked.leaf desc, looked.place desc limit 1) last \
+             group by j.verdict, last.seq, last.leaf, last.place order by j.verdict",
+            row = self.row_sql(seq),
+            verdict = self.verdict,
+        )
+    }
+
+    /// The columns that a verdict may use, together with those of [`RECORD_OF_ROW`].
+    fn row_sql(&self, seq: &str) -> String {
+        let Captured { record, shape } = self.captured;
+        format!(
+            "select {seq} as seq, e.tableoid as leaf, e.ctid as place, {id} as id, {name} as name, \
+                 {xid} as xid, ({ours}) as is_ours, ({new}) as is_uncompared, {at} as at \
+             from {table} e",
+            id = self.reader.event_id_sql(),
+            name = self.reader.name_sql(),
+            xid = shape.inserted_xid_sql(&record.added_xids),
+            ours = ours_sql(self.captured),
+            new = uncompared_sql(self.captured),
+            at = self
+                .reader
+                .happened_at_sql()
+                .unwrap_or_else(|| "null::timestamptz".to_owned()),
+            table = self.reader.table_sql(),
+        )
+    }
+}
+
+/// The condition that the relay has to publish a row of `e`: it is not older than capturing.
+pub(super) fn ours_sql(captured: &Captured) -> String {
+    let ours = ScanWindow {
+        from_xid: 0,
+        ..ScanWindow::whole(captured)
+    };
+    ours.condition()
+}
+
+/// The condition that a row of `e` is in a table or partition that the relay has not compared yet. Its
+/// rows may be of older transactions and still wait.
+pub(super) fn uncompared_sql(captured: &Captured) -> String {
+    let Captured { record, shape } = captured;
+    match &record.partitions {
+        Some(known) if record.oid == shape.oid => {
+            format!("e.tableoid <> all ('{{{known}}}'::oid[])")
+        }
+        _ => "true".to_owned(),
+    }
+}

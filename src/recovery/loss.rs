@@ -1,0 +1,295 @@
+//! Decides, when a session opens, whether the slot's stream will bring every event without a record.
+//! The inputs are the relay's row, the slot and the server.
+//!
+//! Pure. `session::plan` gathers the facts and reacts to a loss. Another cluster is not judged here, because it always
+//! needs a person.
+
+use std::fmt;
+
+use decoder::Lsn;
+use slot_manager::health::{self, Observation, Thresholds, Viewer};
+use slot_manager::{Cluster, Health, Slot, SlotName};
+
+use crate::error::{Code, Error};
+use crate::settings::{Dispatch, Start};
+use crate::store::relay_row::{Audit, Recorded, Unfinished};
+
+/// The name of [`Loss::Unfinished`].
+pub(crate) const UNFINISHED: &str = "recovery-unfinished";
+
+/// The facts when a session opens.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Seen<'a> {
+    /// The relay's row, as an earlier session has left it.
+    pub(crate) earlier: Option<&'a Recorded>,
+    /// The slot, which nobody reads; `None` if it does not exist.
+    pub(crate) slot: Option<&'a Slot>,
+    pub(crate) cluster: &'a Cluster,
+    /// The end of the server's WAL.
+    pub(crate) server_lsn: Lsn,
+    pub(crate) start: Start,
+    /// Which events this session will record.
+    pub(crate) dispatch: Dispatch,
+    /// Fingerprint of the publication, which is right.
+    pub(crate) publication: &'a str,
+    /// Whether a table of the settings is not captured yet.
+    pub(crate) has_new_table: bool,
+    /// Whether the rows that the unfinished recovery has to read can still be found.
+    pub(crate) can_continue: bool,
+}
+
+/// How the session must begin.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum SlotVerdict {
+    /// The slot has everything: stream from it.
+    Stream { confirmed: Lsn, audit: Audit },
+    /// An earlier recovery has not finished, and its slot streams everything that was committed since.
+    /// Publish the remaining rows from the tables, then stream.
+    Continue {
+        confirmed: Lsn,
+        audit: Audit,
+        unfinished: Unfinished,
+    },
+    /// The slot may lack rows that are in the tables.
+    Recover(Loss),
+}
+
+/// Why the slot may lack rows that are in the tables.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Loss {
+    /// A recovery was begun or requested, and has not ended.
+    Unfinished(String),
+    /// No relay has served this database yet. Either there is no slot, or the existing rows are
+    /// wanted.
+    FirstStart(Start),
+    /// A table is captured from now on, and its existing rows are wanted.
+    TableAdded,
+    /// The slot was in use before, and no longer exists.
+    SlotMissing,
+    /// The server has invalidated the slot, or has removed WAL that the slot needed.
+    SlotLost(Health),
+    /// The slot's position is ahead of the last confirmed one.
+    SlotRecreated { recorded: Lsn, found: Lsn },
+    /// The server's WAL ends before the last confirmed position.
+    WalMissing { recorded: Lsn, server: Lsn },
+    /// The publication was altered. Without records, events that the stream left out cannot be
+    /// distinguished from delivered ones.
+    PublicationChanged,
+    /// The relay cannot prove that this is the slot that it served before, so the slot may have
+    /// left events out. Without records, such events cannot be distinguished from delivered ones.
+    SlotUnproven { recorded: Lsn, found: Lsn },
+}
+
+/// Decides how to begin, on the cluster that was served before.
+pub(crate) fn judge(seen: Seen<'_>) -> SlotVerdict {
+    let Some(earlier) = seen.earlier else {
+        return first_start(seen);
+    };
+    let Some(why) = &earlier.recovering else {
+        return served(earlier, seen);
+    };
+    let unfinished = earlier.unfinished.as_ref().filter(|_| seen.can_continue);
+    match (served(earlier, seen), unfinished) {
+        (SlotVerdict::Stream { confirmed, audit }, Some(unfinished))
+            if audit == Audit::Continue || is_proven(earlier, seen) =>
+        {
+            let unfinished = unfinished.clone();
+            SlotVerdict::Continue {
+                confirmed,
+                audit,
+                unfinished,
+            }
+        }
+        _ => SlotVerdict::Recover(Loss::Unfinished(why.clone())),
+    }
+}
+
+/// Decides without regard to a recovery that has not finished.
+fn served(earlier: &Recorded, seen: Seen<'_>) -> SlotVerdict {
+    let Some(recorded) = earlier.confirmed_lsn else {
+        return first_start(seen);
+    };
+    let Some(slot) = seen.slot else {
+        return SlotVerdict::Recover(Loss::SlotMissing);
+    };
+    match health(slot, seen) {
+        health @ (Health::Lost | Health::Invalidated { .. }) => {
+            SlotVerdict::Recover(Loss::SlotLost(health))
+        }
+        Health::Recreated { recorded, found } => {
+            SlotVerdict::Recover(Loss::SlotRecreated { recorded, found })
+        }
+        _ if earlier.confirmed_is_final && recorded > seen.server_lsn => {
+            let server = seen.server_lsn;
+            SlotVerdict::Recover(Loss::WalMissing { recorded, server })
+        }
+        _ if seen.has_new_table && seen.start == Start::All => {
+            SlotVerdict::Recover(Loss::TableAdded)
+        }
+        _ if repeats(seen) => without_records(earlier, recorded, slot, seen),
+        _ => stream(slot, audit(earlier, recorded, slot, seen.cluster)),
+    }
+}
+
+/// Whether events may have been delivered without a record, or will be.
+pub(crate) fn repeats(seen: Seen<'_>) -> bool {
+    let earlier = seen.earlier.map(|earlier| earlier.dispatch);
+    seen.dispatch == Dispatch::Exceptions || earlier == Some(Dispatch::Exceptions)
+}
+
+/// Decides when events may have no record, so that comparing the tables with the records proves
+/// nothing.
+fn without_records(earlier: &Recorded, recorded: Lsn, slot: &Slot, seen: Seen<'_>) -> SlotVerdict {
+    if earlier.publication.as_deref() != Some(seen.publication) {
+        return SlotVerdict::Recover(Loss::PublicationChanged);
+    }
+    match audit(earlier, recorded, slot, seen.cluster) {
+        Audit::Continue => stream(slot, Audit::Continue),
+        Audit::Everything if is_proven(earlier, seen) => stream(slot, Audit::Continue),
+        Audit::Everything => SlotVerdict::Recover(Loss::SlotUnproven {
+            recorded,
+            found: slot.confirmed_flush_lsn.unwrap_or_default(),
+        }),
+    }
+}
+
+/// Whether the slot is provably the one that was served. A recreated slot keeps WAL only from its
+/// creation on, which is never before a confirmed position. Two cases look the same and are missed: a
+/// slot that was moved forward, because `pg_replication_slot_advance` may leave `restart_lsn` where
+/// it is, and a copy of another slot. (`postrider slot advance` is noticed, because it leaves a final
+/// position behind.)
+fn is_proven(earlier: &Recorded, seen: Seen<'_>) -> bool {
+    let keeps_from = seen.slot.and_then(|slot| slot.restart_lsn);
+    let is_old = keeps_from.is_some_and(|at| earlier.confirmed_lsn.is_some_and(|to| at < to));
+    earlier.timeline == seen.cluster.timeline && is_old
+}
+
+fn first_start(seen: Seen<'_>) -> SlotVerdict {
+    match (seen.start, seen.slot) {
+        (Start::All, _) | (Start::New, None) => SlotVerdict::Recover(Loss::FirstStart(seen.start)),
+        (Start::New, Some(slot)) => match health(slot, seen) {
+            health @ (Health::Lost | Health::Invalidated { .. }) => {
+                SlotVerdict::Recover(Loss::SlotLost(health))
+            }
+            _ => stream(slot, Audit::Continue),
+        },
+    }
+}
+
+fn stream(slot: &Slot, audit: Audit) -> SlotVerdict {
+    match slot.confirmed_flush_lsn {
+        Some(confirmed) => SlotVerdict::Stream { confirmed, audit },
+        // The slot was never usable.
+        None => SlotVerdict::Recover(Loss::SlotLost(Health::Lost)),
+    }
+}
+
+fn audit(earlier: &Recorded, recorded: Lsn, slot: &Slot, cluster: &Cluster) -> Audit {
+    let is_ahead = slot.confirmed_flush_lsn.is_some_and(|at| at > recorded);
+    if is_ahead || earlier.timeline != cluster.timeline {
+        Audit::Everything
+    } else {
+        Audit::Continue
+    }
+}
+
+fn health(slot: &Slot, seen: Seen<'_>) -> Health {
+    let recorded = seen.earlier.map(Recorded::position);
+    let observation = Observation {
+        slot: Some(slot),
+        earlier: None,
+        viewer: Viewer::Waiting,
+        time_lag: None,
+        origin: seen.cluster.origin(),
+        recorded: recorded.as_ref(),
+    };
+    health::judge(&observation, &Thresholds::default())
+}
+
+impl Loss {
+    /// Stable name in kebab case; an error code if the loss can be one.
+    pub(crate) fn name(&self) -> &'static str {
+        match self {
+            Loss::Unfinished(_) => UNFINISHED,
+            Loss::FirstStart(_) => "first-start",
+            Loss::TableAdded => "table-added",
+            Loss::SlotMissing => "slot-missing",
+            Loss::SlotLost(_) => "slot-lost",
+            Loss::SlotRecreated { .. } => "slot-recreated",
+            Loss::WalMissing { .. } => "wal-missing",
+            Loss::PublicationChanged => "publication-changed",
+            Loss::SlotUnproven { .. } => "slot-unproven",
+        }
+    }
+
+    /// The error with which the relay stops if it may not recover by itself. `None` if it recovers
+    /// under any settings: a person has requested it, or the slot is not lost.
+    pub(crate) fn stops(&self, slot: &SlotName) -> Option<Error> {
+        let code = match self {
+            Loss::Unfinished(_)
+            | Loss::FirstStart(_)
+            | Loss::TableAdded
+            | Loss::PublicationChanged
+            | Loss::SlotUnproven { .. } => return None,
+            Loss::SlotMissing => Code::SlotMissing,
+            Loss::SlotLost(_) => Code::SlotLost,
+            Loss::SlotRecreated { .. } | Loss::WalMissing { .. } => Code::SlotRecreated,
+        };
+        Some(Error::new(code, format!("slot \"{slot}\": {self}")))
+    }
+
+    /// The slot's health as the metrics show it, if it has a name there.
+    pub(crate) fn health_name(&self) -> Option<&'static str> {
+        match self {
+            Loss::Unfinished(_)
+            | Loss::FirstStart(_)
+            | Loss::TableAdded
+            | Loss::PublicationChanged
+            | Loss::SlotUnproven { .. } => None,
+            Loss::SlotMissing => Some(Health::Missing.name()),
+            Loss::SlotLost(health) => Some(health.name()),
+            Loss::SlotRecreated { .. } | Loss::WalMissing { .. } => Some("recreated"),
+        }
+    }
+}
+
+impl fmt::Display for Loss {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Loss::Unfinished(why) => write!(f, "an earlier recovery ({why}) has not finished"),
+            Loss::FirstStart(Start::All) => f.write_str("first start, and `start` is `all`"),
+            Loss::FirstStart(Start::New) => f.write_str(
+                "first start: there is no slot yet; rows that are older than capturing are not published \
+                 (`start = all` publishes them)",
+            ),
+            Loss::TableAdded => f.write_str("a new table is captured, and `start` is `all`"),
+            Loss::SlotMissing => f.write_str("the slot was in use before and no longer exists"),
+            Loss::SlotLost(Health::Invalidated { cause }) => {
+                write!(f, "PostgreSQL has invalidated the slot ({cause:?})")
+            }
+            Loss::SlotLost(_) => f.write_str("PostgreSQL has removed WAL that the slot needed"),
+            Loss::SlotRecreated { recorded, found } => write!(
+                f,
+                "the slot's position is {found}, but this relay left it at {recorded}: somebody has \
+                 recreated or advanced it"
+            ),
+            Loss::WalMissing { recorded, server } => write!(
+                f,
+                "{recorded} was confirmed, but the server's WAL ends at {server}: the server was rolled \
+                 back"
+            ),
+            Loss::PublicationChanged => f.write_str(
+                "the publication was altered after everything was last known to be delivered \
+                 (dispatch = exceptions)",
+            ),
+            Loss::SlotUnproven { recorded, found } => write!(
+                f,
+                "the slot's position is {found}, but {recorded} was recorded last: it may be another \
+                 slot, or on another server (dispatch = exceptions)"
+            ),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

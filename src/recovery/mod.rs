@@ -1,0 +1,296 @@
+//! Recovers from a lost slot without losing data: creates a new slot, publishes from the tables all
+//! rows without a record that the new slot will not bring, and then continues with the stream.
+//!
+//! The order of the steps makes this safe (docs/adr/0011-recovery.md). The mark in `outbox.relay` is
+//! durable before anything changes, and is removed when every row has its record: a relay that starts
+//! in between continues, and publishes only rows without a record. The slot is held from before
+//! the first row is sent until the end, so there is one sender. The stream is read only after all
+//! rows from the tables are queued for their keys, so each key keeps its order across the seam, and a
+//! row that has to wait, for its topic say, holds up its key alone. The tables are read in short
+//! statements: a row is sent if the slot's snapshot shows the transaction that inserted
+//! it, no matter when the row is read.
+//!
+//! [`loss`] decides whether a recovery is needed, and [`slot`] creates its slot.
+//!
+//! Not here: finding the rows of a table that have no record (`capture`), and delivering the events
+//! (`delivery`).
+
+pub(crate) mod loss;
+pub(crate) mod slot;
+mod snapshot;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use slot_manager::SlotName;
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+
+use crate::capture::blocked::Firsts;
+use crate::capture::claim::Captured;
+use crate::capture::from_table::{self, Interrupted, SessionEnded, TableSender};
+use crate::capture::places::{FIRST_PLACE, Places, place_before};
+use crate::capture::table::TableReader;
+use crate::capture::unrecorded::Unrecorded;
+use crate::capture::{ScanWindow, scan, shape};
+use crate::condition::{Phase, RelayState};
+use crate::error::{Code, Error, Result};
+use crate::mapping::TableSettings;
+use crate::metrics::Metrics;
+use crate::postgres::{PatientSql, Sql, Target};
+use crate::settings::Dispatch;
+use crate::store::capture_record::{self as captures, Resolved};
+use crate::store::dispatch::last_ordinal;
+use crate::store::relay_row::{Manner, Unfinished, mark};
+use slot::RecoverySlot;
+
+const LOG_INTERVAL: Duration = Duration::from_secs(10);
+
+/// The seam between the tables and the stream: the stream is read when it is open.
+#[derive(Debug)]
+pub(crate) struct Seam {
+    is_open: bool,
+    /// `None` once it has answered.
+    opened: Option<oneshot::Receiver<()>>,
+    over: oneshot::Receiver<Result<()>>,
+    task: JoinHandle<()>,
+}
+
+/// What happens to the seam.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum SeamStep {
+    /// All rows from the tables are queued for their keys: the stream may be read.
+    Opened,
+    /// All of them are recorded.
+    Over,
+}
+
+impl Seam {
+    pub(crate) fn is_open(&self) -> bool {
+        self.is_open
+    }
+
+    /// Waits for the next step. Cancel-safe.
+    ///
+    /// # Errors
+    /// An error that ends the session. The next session continues the recovery, or begins again with a
+    /// new slot.
+    pub(crate) async fn next_step(&mut self) -> Result<SeamStep> {
+        if let Some(opened) = &mut self.opened {
+            self.is_open = opened.await.is_ok();
+            self.opened = None;
+            if self.is_open {
+                return Ok(SeamStep::Opened);
+            }
+        }
+        let over = (&mut self.over).await;
+        let over =
+            over.unwrap_or_else(|_| Err(Error::new(Code::Internal, "the recovery task ended")));
+        over.map(|()| SeamStep::Over)
+    }
+}
+
+impl Drop for Seam {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+/// What to recover.
+#[derive(Debug)]
+pub(crate) struct RecoverySubject {
+    pub(crate) target: Target,
+    pub(crate) slot: SlotName,
+    /// Fingerprint of the publication from before the slot was created.
+    pub(crate) publication: String,
+    pub(crate) tables: Vec<TableSettings>,
+    pub(crate) project: String,
+    /// The tables of the settings.
+    pub(crate) captured: Vec<Captured>,
+    /// Whether events may have been published without a record.
+    pub(crate) repeats: bool,
+    pub(crate) dispatch: Dispatch,
+    pub(crate) instance: String,
+    /// The walsender's pid.
+    pub(crate) walsender: i32,
+    pub(crate) state: Arc<RelayState>,
+    pub(crate) metrics: Metrics,
+}
+
+/// Starts to send every unresolved row that the slot's snapshot shows into the pipeline. The stream
+/// must be open, so that the slot is held. The receiver reports when the recovery is over.
+pub(crate) async fn start(
+    sql: &Sql,
+    subject: RecoverySubject,
+    slot: RecoverySlot,
+    rows: TableSender,
+) -> Result<(Seam, oneshot::Receiver<()>)> {
+    let place = place_before(slot.consistent_point());
+    let last_ordinal = last_ordinal(sql, place)
+        .await?
+        .max(last_ordinal(sql, FIRST_PLACE).await?);
+    let firsts = if subject.repeats {
+        Firsts::read(sql).await?
+    } else {
+        Firsts::default()
+    };
+    if slot.is_new {
+        mark::write_unfinished(sql, &subject.slot, &subject.instance, &slot.point).await?;
+    }
+    let recovery = Recovery {
+        subject,
+        places: Places {
+            commit: place,
+            next_ordinal: last_ordinal + 1,
+        },
+        point: slot.point,
+        is_first: slot.is_first,
+        firsts,
+        rows,
+        progress: Progress::new(),
+    };
+    let (open, opened) = oneshot::channel();
+    let (end, over) = oneshot::channel();
+    let (tell, told) = oneshot::channel();
+    let task = tokio::spawn(async move {
+        // If the session has ended, nobody receives this.
+        let _ = match recovery.run(open).await {
+            Ok(()) => {
+                let _ = tell.send(());
+                end.send(Ok(()))
+            }
+            Err(Interrupted::Failed(error)) => end.send(Err(error)),
+            Err(Interrupted::SessionEnded) => Ok(()),
+        };
+    });
+    let seam = Seam {
+        is_open: false,
+        opened: Some(opened),
+        over,
+        task,
+    };
+    Ok((seam, told))
+}
+
+/// The task that reads.
+struct Recovery {
+    subject: RecoverySubject,
+    places: Places,
+    point: Unfinished,
+    is_first: bool,
+    firsts: Firsts,
+    rows: TableSender,
+    progress: Progress,
+}
+
+impl Recovery {
+    async fn run(mut self, open: oneshot::Sender<()>) -> Result<(), Interrupted> {
+        let sql =
+            PatientSql::open(&self.subject.target, "postrider recovery", Duration::ZERO).await?;
+        scan::prepare(&sql).await?;
+        for n in 0..self.subject.tables.len() {
+            self.read(n, &sql).await?;
+        }
+        if self.rows.queued().await == Err(SessionEnded) {
+            return Err(Interrupted::SessionEnded);
+        }
+        let _ = open.send(());
+        if self.rows.settled().await == Err(SessionEnded) {
+            return Err(Interrupted::SessionEnded);
+        }
+        sql.answer(self.write_down(&sql)).await?;
+        let (slot, rows) = (&self.subject.slot, self.progress.rows);
+        if !self.is_first {
+            tracing::warn!(
+                %slot, rows, seconds = self.progress.began.elapsed().as_secs(),
+                "recovered: everything in the tables has a record"
+            );
+        }
+        tracing::info!(%slot, "streaming");
+        self.subject.state.set(Phase::Streaming);
+        Ok(())
+    }
+
+    /// Raises the floors and removes the mark: everything that the snapshot shows is resolved.
+    async fn write_down(&self, sql: &Sql) -> Result<()> {
+        let slot = &self.subject.slot;
+        let floor = self.point.snapshot.xmin();
+        for captured in &self.subject.captured {
+            let identity = &captured.record.identity;
+            let resolved = Resolved {
+                identity,
+                floor,
+                floor_seq: None,
+                // With full records the auditor compares new partitions.
+                partitions: self.subject.repeats.then_some(&*captured.shape.partitions),
+            };
+            captures::resolve(sql, slot, self.subject.walsender, &resolved).await?;
+        }
+        if self.subject.repeats && self.subject.dispatch == Dispatch::Full {
+            captures::full_from_here(&**sql, slot).await?;
+        }
+        let manner = Manner {
+            dispatch: self.subject.dispatch,
+            publication: &self.subject.publication,
+        };
+        if !mark::recovered(sql, slot, self.point.consistent_point, manner).await? {
+            tracing::warn!(
+                %slot,
+                "another recovery was requested meanwhile: the next session recovers again"
+            );
+        }
+        Ok(())
+    }
+
+    async fn read(&mut self, n: usize, sql: &PatientSql) -> Result<(), Interrupted> {
+        let (table, captured) = (&self.subject.tables[n], &self.subject.captured[n]);
+        let resolving = TableReader::resolve(sql, table, &self.subject.project, captured);
+        let reader = sql.answer(resolving).await?;
+        let window = ScanWindow {
+            shown_by: Some(&self.point.snapshot),
+            ..ScanWindow::unresolved(captured, self.subject.repeats)
+        };
+        let unrecorded = Unrecorded::of(sql, reader, table, window, &self.firsts).await?;
+        let (progress, metrics) = (&mut self.progress, &self.subject.metrics);
+        let sending = from_table::hand_over(unrecorded, &mut self.rows, &mut self.places, || {
+            progress.row();
+            metrics.events_from_table.inc();
+        });
+        let rows = sending.await?;
+        if window.goes_by_places() {
+            sql.answer(shape::refuse_rewritten(sql, table, &captured.shape))
+                .await?;
+        }
+        if !self.is_first || rows > 0 {
+            tracing::info!(table = %table.table, rows, "recovering: finished reading the table");
+        }
+        Ok(())
+    }
+}
+
+struct Progress {
+    began: Instant,
+    logged: Instant,
+    rows: u64,
+}
+
+impl Progress {
+    fn new() -> Self {
+        let now = Instant::now();
+        Self {
+            began: now,
+            logged: now,
+            rows: 0,
+        }
+    }
+
+    fn row(&mut self) {
+        self.rows += 1;
+        // Reading the clock for each row would cost more than the row.
+        if self.rows.is_multiple_of(256) && self.logged.elapsed() >= LOG_INTERVAL {
+            self.logged = Instant::now();
+            let rows = self.rows;
+            tracing::info!(rows, "recovering: publishing rows from the tables");
+        }
+    }
+}

@@ -1,0 +1,133 @@
+//! The slot of a recovery: a new one, or the one that an unfinished recovery has created.
+
+use std::time::{Duration, Instant};
+
+use decoder::Lsn;
+use slot_manager::{SlotError, SlotName, retention, slots};
+
+use super::loss::{self, Loss};
+use super::snapshot;
+use crate::error::{Error, Result};
+use crate::metrics::{KindLabel, Metrics};
+use crate::postgres::Sql;
+use crate::settings::{Settings, Start};
+use crate::source;
+use crate::store::relay_row::Unfinished;
+
+/// How long to wait for running transactions when creating the slot. Long, because the old slot is
+/// gone, and each new attempt waits from the beginning.
+const CREATE_LIMIT: Duration = Duration::from_secs(300);
+
+/// How often to log the transactions that hold up the new slot.
+const BLOCKERS_NAMED_AFTER: Duration = Duration::from_secs(15);
+
+/// The slot of a recovery. It streams every transaction that its snapshot does not show.
+pub(crate) struct RecoverySlot {
+    pub(super) point: Unfinished,
+    /// Whether the slot was created in this session.
+    pub(super) is_new: bool,
+    /// Whether there was nothing to lose: no relay has served the database before.
+    pub(super) is_first: bool,
+}
+
+impl RecoverySlot {
+    /// Every transaction that commits after this point is streamed.
+    pub(crate) fn consistent_point(&self) -> Lsn {
+        self.point.consistent_point
+    }
+}
+
+/// The slot that an unfinished recovery has created.
+pub(crate) fn kept(slot: &SlotName, unfinished: Unfinished, metrics: &Metrics) -> RecoverySlot {
+    let kind = loss::UNFINISHED;
+    tracing::warn!(
+        kind, %slot, from = %unfinished.consistent_point,
+        "continuing a recovery that an earlier session has not finished, with its slot: rows that still \
+         have no record in outbox.dispatch are published from the tables"
+    );
+    metrics.recoveries.get_or_create(&KindLabel { kind }).inc();
+    RecoverySlot {
+        point: unfinished,
+        is_new: false,
+        is_first: false,
+    }
+}
+
+/// Drops the slot, which is marked for recovery, if it still exists, and creates a new one.
+///
+/// # Errors
+/// `slot-held` and `slot-busy` when another relay or a transaction is in the way; `slot-foreign`.
+pub(crate) async fn create(
+    sql: &Sql,
+    settings: &Settings,
+    instance: &str,
+    loss: &Loss,
+    metrics: &Metrics,
+) -> Result<RecoverySlot> {
+    let (slot, target) = (&settings.slot, settings.database()?);
+    match loss {
+        Loss::FirstStart(Start::New) => tracing::info!(%slot, "{loss}; creating the slot"),
+        loss => {
+            tracing::warn!(
+                kind = loss.name(), %slot,
+                "recovering: {loss}; every row without a record in outbox.dispatch is published from \
+                 the tables, and then the relay continues with the stream"
+            );
+            let kind = KindLabel { kind: loss.name() };
+            metrics.recoveries.get_or_create(&kind).inc();
+        }
+    }
+    match slots::drop(sql, slot).await {
+        Ok(()) => tracing::warn!(%slot, "dropped the old slot"),
+        Err(SlotError::SlotMissing { .. }) => {}
+        Err(error) => return Err(error.into()),
+    }
+    let wanted = source::CreateSlot {
+        target,
+        slot,
+        failover: settings.slot_failover,
+        application_name: instance,
+        wal_sender_timeout: settings.wal_sender_timeout,
+        limit: CREATE_LIMIT,
+    };
+    let mut creating = std::pin::pin!(source::create_slot(wanted));
+    let began = Instant::now();
+    let created = loop {
+        tokio::select! {
+            created = &mut creating => break created?,
+            () = tokio::time::sleep(BLOCKERS_NAMED_AFTER) => {
+                let error = blocked(sql, slot, began.elapsed()).await?;
+                tracing::warn!(code = %error.code(), hint = error.hint_text(), "{error}");
+            }
+        }
+    };
+    let Some(created) = created else {
+        return Err(blocked(sql, slot, CREATE_LIMIT).await?);
+    };
+    let snapshot = snapshot::exported(target, &created.snapshot).await?;
+    let consistent_point = created.consistent_point;
+    // The server may have no second walsender for the stream.
+    created.close().await;
+    snapshot::wait_until_visible(sql, &snapshot).await?;
+    Ok(RecoverySlot {
+        point: Unfinished {
+            consistent_point,
+            snapshot,
+        },
+        is_new: true,
+        is_first: matches!(loss, Loss::FirstStart(Start::New)),
+    })
+}
+
+/// The error that names the transactions for which the new slot is waiting.
+async fn blocked(sql: &Sql, slot: &SlotName, waited: Duration) -> Result<Error> {
+    let blockers = retention::blockers_of_creation(sql).await?;
+    let timeout = Duration::from_secs(waited.as_secs());
+    let slot = slot.clone();
+    let blocked = SlotError::CreationBlocked {
+        slot,
+        timeout,
+        blockers,
+    };
+    Ok(blocked.into())
+}

@@ -1,0 +1,67 @@
+//! The snapshot of a new slot. It shows the transactions that had ended at the slot's consistent
+//! point, which the slot will not bring.
+//!
+//! PostgreSQL builds this snapshot from the log. It shows a transaction once its commit record is
+//! there, even if its server process has not noted that in `pg_xact` yet, or waits for a synchronous
+//! standby. Other sessions see the rows only after that, so reading the tables must wait for it.
+//! (Sources: `RecordTransactionCommit`, `SnapBuildInitialSnapshot`.)
+
+use std::time::{Duration, Instant};
+
+use crate::error::{Code, Error, Result};
+use crate::postgres::{Snapshot, Sql, Target, connect, current_snapshot};
+
+/// Statement timeout for importing the snapshot.
+const STATEMENT_TIMEOUT: Duration = Duration::from_secs(60);
+
+const LOOK_INTERVAL: Duration = Duration::from_millis(10);
+
+/// A commit that takes longer than this waits for a synchronous standby.
+const TOLD_AFTER: Duration = Duration::from_secs(10);
+
+/// Reads the snapshot that a new slot's session exports.
+///
+/// # Errors
+/// `slot-busy` when the snapshot is gone; errors of the connections.
+pub(super) async fn exported(target: &Target, name: &str) -> Result<Snapshot> {
+    let sql = connect(target, "postrider recovery", STATEMENT_TIMEOUT).await?;
+    let name = slot_manager::quoted_literal(name);
+    let statement =
+        format!("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SET TRANSACTION SNAPSHOT {name}");
+    let imported = sql.batch_execute(&statement).await;
+    // The session that exports it may have ended. The next attempt creates a new slot.
+    imported.map_err(|error| {
+        Error::new(Code::SlotBusy, "the snapshot of the new slot is gone")
+            .caused_by(error)
+            .hint("no action needed: the relay creates the slot again")
+    })?;
+    current_snapshot(&*sql).await
+}
+
+/// Waits until other sessions see every transaction that the snapshot shows.
+///
+/// # Errors
+/// Connection errors.
+pub(super) async fn wait_until_visible(sql: &Sql, snapshot: &Snapshot) -> Result<()> {
+    let mut told = Instant::now();
+    let mut is_first = true;
+    loop {
+        let now = current_snapshot(&**sql).await?;
+        if !snapshot.is_ahead_of(&now) {
+            return Ok(());
+        }
+        if std::mem::take(&mut is_first) {
+            tracing::info!("recovering: waiting for transactions that are just being committed");
+        }
+        if told.elapsed() >= TOLD_AFTER {
+            told = Instant::now();
+            tracing::warn!(
+                code = %Code::SlotBusy,
+                hint = "see pg_stat_replication for the synchronous standbys; the relay continues as \
+                        soon as the commits end",
+                "recovering: cannot read the rows of transactions that wait for a synchronous standby"
+            );
+        }
+        tokio::time::sleep(LOOK_INTERVAL).await;
+    }
+}

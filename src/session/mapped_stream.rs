@@ -1,0 +1,183 @@
+//! The stream of a slot, decoded and mapped, without publishing and without records. For benchmarks.
+//!
+//! It is a session without everything after the mapping: the same replication session, decoder,
+//! mappers and watermark, called in the same way as in `pipeline`. With it, `cargo xtask bench` can
+//! separate the cost of reading from the cost of delivering, and can use another publisher in place
+//! of ours.
+//!
+//! Each event counts as resolved as soon as the caller has it. Nothing here watches the publication,
+//! keeps a second relay away, or keeps any guarantee of the relay.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use decoder::Lsn;
+use decoder::Oid;
+use decoder::frame::Frame;
+use slot_manager::slots;
+
+use crate::capture::intake::{Intake, IntakeStep, Streamed};
+use crate::capture::table;
+use crate::delivery::backlog::Backlog;
+use crate::error::{Code, Error, Result};
+use crate::event::OrderingKey;
+use crate::metrics::{LastTime, Metrics};
+use crate::postgres::connect;
+use crate::settings::Settings;
+use crate::source::{Chunk, Source, StreamOptions, frames};
+use crate::watermark::{Confirmable, Watermark};
+
+/// For looking up the slot.
+const STATEMENT_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// A stream that is read and confirmed without being delivered.
+#[derive(Debug)]
+pub struct MappedStream {
+    source: Source,
+    intake: Intake,
+    watermark: Watermark,
+    backlog: Backlog,
+}
+
+/// An event, as the lanes would get it.
+#[derive(Debug)]
+pub struct MappedEvent {
+    /// The topic's full name.
+    pub topic: Arc<str>,
+    /// The key under which Pub/Sub keeps order.
+    pub ordering_key: OrderingKey,
+    /// The encoded `PubsubMessage`.
+    pub message: Bytes,
+}
+
+impl MappedStream {
+    /// Opens the slot of the settings at its current position.
+    ///
+    /// # Errors
+    /// Errors of the connection; `slot-missing`, `slot-held`.
+    pub async fn open(settings: &Settings) -> Result<Self> {
+        let target = settings.database()?.clone();
+        let sql = connect(&target, "postrider", STATEMENT_TIMEOUT).await?;
+        let slot = slots::find(&sql, &settings.slot).await?;
+        let position = slot.and_then(|slot| slot.confirmed_flush_lsn);
+        let position = position.ok_or_else(|| {
+            let what = format!("there is no logical slot \"{}\"", settings.slot);
+            Error::new(Code::SlotMissing, what)
+        })?;
+        let confirmed = Confirmable::by_slot(position);
+        let options = StreamOptions {
+            target,
+            slot: settings.slot.clone(),
+            publication: settings.publication.clone(),
+            application_name: "postrider".into(),
+            wal_sender_timeout: settings.wal_sender_timeout,
+            confirmed,
+        };
+        let metrics = Metrics::default();
+        let project = Arc::from(settings.project()?);
+        Ok(Self {
+            source: Source::open(options, LastTime::default()).await?,
+            intake: Intake::new(
+                settings
+                    .tables
+                    .iter()
+                    .map(|table| Streamed {
+                        settings: table.clone(),
+                        // Unknown here: tables are found by name.
+                        oid: Oid(0),
+                        identity: table.identity(),
+                        always_has_inserted_xid: false,
+                    })
+                    .collect(),
+                project,
+                metrics,
+            ),
+            watermark: Watermark::new(confirmed),
+            backlog: Backlog::default(),
+        })
+    }
+
+    /// Waits for the next chunk of the stream and passes its events to `each`, in order. They count
+    /// as resolved. Returns the position that is confirmed from then on.
+    ///
+    /// # Errors
+    /// Errors of the session, and of a row that cannot be mapped.
+    pub async fn next(&mut self, mut each: impl FnMut(MappedEvent)) -> Result<Lsn> {
+        let (ended, chunks) = self.source.split();
+        let chunk = tokio::select! {
+            biased;
+            error = ended => return Err(error.unwrap_or_else(|_| {
+                Error::new(Code::Internal, "the replication thread ended unexpectedly")
+            })),
+            Some(chunk) = chunks.recv() => chunk,
+        };
+        self.on_chunk(&chunk, &mut each).await?;
+        let confirmed = self.watermark.confirmable();
+        self.source.confirm(confirmed);
+        self.source.set_behind(self.backlog.is_behind());
+        Ok(confirmed.lsn())
+    }
+
+    async fn on_chunk(&mut self, chunk: &Chunk, each: &mut impl FnMut(MappedEvent)) -> Result<()> {
+        let mut last_sent_at = None;
+        for frame in frames(chunk) {
+            match frame? {
+                Frame::XLogData {
+                    payload, sent_at, ..
+                } => {
+                    last_sent_at = Some(sent_at);
+                    self.on_message(payload, each).await?;
+                }
+                Frame::Keepalive { wal_end, .. } => self.watermark.keepalive(wal_end),
+            }
+        }
+        if let Some((sent_at, committed)) = last_sent_at.zip(self.intake.last_commit_time()) {
+            self.backlog.received(sent_at, committed, Instant::now());
+        }
+        Ok(())
+    }
+
+    async fn on_message(
+        &mut self,
+        payload: &[u8],
+        each: &mut impl FnMut(MappedEvent),
+    ) -> Result<()> {
+        match self.intake.message(payload)? {
+            IntakeStep::Nothing => {}
+            IntakeStep::Begin(commit, commit_time, xid) => {
+                self.watermark.begin(commit, commit_time, xid);
+            }
+            IntakeStep::Commit(end_lsn) => self.watermark.commit(end_lsn),
+            IntakeStep::TypesUnknown(relation) => {
+                let (described, known) = self.intake.described(relation)?;
+                let target = self.source.target();
+                let found = table::look_up_types_apart(target, described, known).await?;
+                self.intake.learn(relation, found)?;
+            }
+            IntakeStep::Event {
+                topic,
+                ordering_key,
+                event,
+                ..
+            } => {
+                self.watermark.add_event();
+                self.watermark.resolve(event.origin.commit, 1);
+                each(MappedEvent {
+                    topic,
+                    ordering_key,
+                    message: event.message,
+                });
+            }
+            IntakeStep::Unmappable { error, .. } => {
+                return Err(crate::mapping::MapError::Event(error).into());
+            }
+        }
+        Ok(())
+    }
+
+    /// Reports the last position and ends the session.
+    pub async fn close(self) {
+        self.source.close().await;
+    }
+}

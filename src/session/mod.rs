@@ -1,0 +1,190 @@
+//! Runs the relay: one session on the slot after the other, until shutdown.
+//!
+//! A session begins in `open`: it gathers the facts (`standby`, `publication`), decides how to begin
+//! (`plan`, and `recovery` after a loss), opens the stream, and waits until the previous relay no
+//! longer writes. Then `pipeline` is its loop, with `supervisor` beside it, and `run` ends it. `parts`
+//! says what each part of a session receives. When a session ends with an error, the error's code
+//! decides whether another session follows, and `stuck` whether that one needs a new slot.
+//! `mapped_stream` is a session without delivery, for benchmarks.
+//!
+//! **Invariants.** A session starts with empty state and may be dropped at any point. Only
+//! [`SessionRunner`] outlives a session, and it keeps nothing about events. No part of a session sees
+//! the runner.
+//!
+//! Not here: where events come from (`capture`), what becomes of them (`delivery`), what is recorded
+//! (`store`), how a lost slot is replaced (`recovery`), and the search for missing rows (`audit`).
+
+mod instance;
+mod mapped_stream;
+mod open;
+mod parts;
+mod pipeline;
+pub(crate) mod plan;
+pub(crate) mod publication;
+mod run;
+mod standby;
+mod start_check;
+mod stuck;
+mod supervisor;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tokio::sync::watch;
+
+pub use mapped_stream::{MappedEvent, MappedStream};
+use publication::PublicationCheck;
+use stuck::StuckPlaces;
+
+use crate::condition::{ConditionKind, RelayState};
+use crate::error::{Code, Disposition, Error, Result};
+use crate::metrics::Metrics;
+use crate::postgres::connect;
+use crate::publish::{Publisher, TopicAdmin};
+use crate::settings::Settings;
+use crate::store::relay_row;
+
+/// Pauses between sessions: short at first, because a server that restarts is soon back.
+const FIRST_PAUSE: Duration = Duration::from_millis(200);
+const LAST_PAUSE: Duration = Duration::from_secs(5);
+
+/// Writing why there is no session must not delay the next one for longer.
+const SAY_LIMIT: Duration = Duration::from_secs(2);
+
+/// Statement timeout at the start; looking up recorded events may take longer than most.
+const STATEMENT_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Runs sessions. Owns what outlives a session; each part of a session receives what it needs of it.
+#[derive(Debug)]
+pub struct SessionRunner {
+    settings: Settings,
+    publisher: Publisher,
+    /// `None` when the relay must not create topics.
+    topics: Option<TopicAdmin>,
+    metrics: Metrics,
+    state: Arc<RelayState>,
+    /// Names this process to PostgreSQL and to other relays.
+    instance: String,
+    publication: PublicationCheck,
+    stuck_places: StuckPlaces,
+}
+
+impl SessionRunner {
+    /// Prepares the relay without connecting to anything.
+    ///
+    /// # Errors
+    /// `project-missing`, `credentials-missing`, `pubsub-endpoint`, `database-url-invalid`.
+    pub fn new(settings: Settings, metrics: Metrics, state: Arc<RelayState>) -> Result<Self> {
+        settings.project()?;
+        settings.database()?;
+        settings.dead_letter_topic()?;
+        let publisher = Publisher::new(&settings)?;
+        let topics = settings.create_topics.then(|| TopicAdmin::new(&publisher));
+        warn_of_global_endpoint(&settings);
+        Ok(Self {
+            publication: PublicationCheck::new(&settings),
+            stuck_places: StuckPlaces::new(),
+            instance: instance::new_name(),
+            settings,
+            publisher,
+            topics,
+            metrics,
+            state,
+        })
+    }
+
+    /// Runs until `shutdown` is true, or until an error that a person must fix.
+    ///
+    /// # Errors
+    /// An error whose code stops the relay; or `postgres-unreachable` and the like when PostgreSQL
+    /// never answered within `start_timeout_s`.
+    pub async fn run(&self, mut shutdown: watch::Receiver<bool>) -> Result<()> {
+        let began = Instant::now();
+        tokio::select! {
+            _ = shutdown.wait_for(|stop| *stop) => return Ok(()),
+            fits = start_check::settings_fit_the_tables(&self.settings) => fits?,
+        }
+        let mut server_answered = false;
+        let mut pause = FIRST_PAUSE;
+        let mut said: Option<(Code, Instant)> = None;
+        loop {
+            let mut started = false;
+            let ended = self
+                .run_session(&mut shutdown, |phase| {
+                    started = true;
+                    self.state.set(phase);
+                })
+                .await;
+
+            let error = match ended {
+                Ok(pipeline::PipelineEnd::Shutdown) => return Ok(()),
+                Err(error) => error,
+            };
+            server_answered |= started || error.code() != Code::PostgresUnreachable;
+            let gives_up = !server_answered && began.elapsed() >= self.settings.start_timeout;
+            if !comes_back(error.code(), self.publication.was_right()) || gives_up {
+                return Err(error);
+            }
+            if started {
+                pause = FIRST_PAUSE;
+            }
+            self.state.broken(&error);
+            let is_known = said.is_some_and(|(code, at)| {
+                code == error.code() && at.elapsed() < supervisor::SAID_AGAIN
+            });
+            if !is_known {
+                said = Some((error.code(), Instant::now()));
+                self.say_what_broke(&error).await;
+            }
+            tracing::warn!(
+                code = %error.code(), hint = error.hint_text(),
+                "{error}; retrying in {pause:?}"
+            );
+            tokio::select! {
+                _ = shutdown.wait_for(|stop| *stop) => return Ok(()),
+                () = tokio::time::sleep(pause) => {}
+            }
+            pause = (pause * 2).min(LAST_PAUSE);
+        }
+    }
+}
+
+impl SessionRunner {
+    /// Writes to the relay's row why there is no session, for `postrider status` and `slot show`. Does
+    /// nothing if the database cannot be reached, or is a copy whose row is not ours.
+    async fn say_what_broke(&self, error: &Error) {
+        self.metrics.troubles.remember(error);
+        let condition = self.metrics.condition(&self.state);
+        if condition.state != ConditionKind::Broken || error.code() == Code::ForeignCluster {
+            return;
+        }
+        let slot = &self.settings.slot;
+        let writing = async {
+            let target = self.settings.database()?;
+            let sql = connect(target, "postrider", SAY_LIMIT).await?;
+            relay_row::write_condition(&sql, slot, &self.instance, Some(&condition)).await
+        };
+        if !matches!(tokio::time::timeout(SAY_LIMIT, writing).await, Ok(Ok(()))) {
+            tracing::debug!("could not write the condition to outbox.relay");
+        }
+    }
+}
+
+/// Whether another session may follow an error. A wrong publication stops the relay only if it was
+/// never right in this process, even as a standby. Otherwise somebody is altering it, and it will be
+/// right again.
+fn comes_back(code: Code, publication_was_right: bool) -> bool {
+    match code {
+        Code::PublicationMissing | Code::PublicationDrift if publication_was_right => true,
+        code => code.disposition() == Disposition::Retry,
+    }
+}
+
+fn warn_of_global_endpoint(settings: &Settings) {
+    if crate::publish::is_global(&settings.pubsub) {
+        tracing::warn!(
+            "publishing through the global endpoint: Pub/Sub keeps the order of a key only among \
+             publishes in one region; set POSTRIDER_PUBSUB_ENDPOINT to a regional endpoint"
+        );
+    }
+}

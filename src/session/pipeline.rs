@@ -1,0 +1,388 @@
+//! The main loop of one session: stream in, requests out, outcomes in, position out.
+//!
+//! One task owns all state, and one `select!` has everything that can wake it, by priority: shutdown,
+//! the end of the replication session, progress of the delivery, the supervisor, the auditor, the end
+//! of a recovery, rows from the tables, and last the stream, which is the busiest. In a recovery the
+//! stream is read only once all rows from the tables are queued for their keys.
+//!
+//! The loop waits for the database only to look up moved rows and rows recorded by earlier sessions, and
+//! to ask the catalog for a type that the stream names for the first time. It also waits to find out why
+//! the lease is over.
+
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use decoder::Oid;
+use decoder::frame::Frame;
+use tokio::sync::{mpsc, watch};
+
+use super::supervisor::Supervision;
+use crate::capture::earlier::{LookupKey, OutcomeLookup};
+use crate::capture::from_table::{FromTable, TableRows};
+use crate::capture::intake::{Intake, IntakeStep};
+use crate::capture::moved::{MappedRow, MovedRow, MovedRows};
+use crate::capture::table;
+use crate::capture::unrecorded::stays_published;
+use crate::delivery::backlog::Backlog;
+use crate::delivery::{Delivery, until};
+use crate::error::{Code, Error, Result};
+use crate::event::Standing;
+use crate::lanes::Serve;
+use crate::mapping::MapError;
+use crate::metrics::Metrics;
+use crate::recovery::{Seam, SeamStep};
+use crate::source::{Chunk, Source, frames};
+use crate::store::dispatch::Lookup;
+use crate::watermark::{CommitLsn, Confirmable, Watermark};
+
+/// Everything one session works with.
+pub(super) struct Pipeline {
+    pub(super) source: Source,
+    pub(super) intake: Intake,
+    pub(super) watermark: Watermark,
+    pub(super) delivery: Delivery,
+    pub(super) earlier: OutcomeLookup,
+    pub(super) moved: MovedRows,
+    /// Rows that the stream does not bring.
+    pub(super) from_table: TableRows,
+    /// While this is `Some`, a recovery runs. The stream is read once the seam is open.
+    pub(super) seam: Option<Seam>,
+    /// Errors of the auditor: the stream has left out rows, and only a recovery can publish them.
+    pub(super) broken: mpsc::Receiver<Error>,
+    pub(super) supervision: watch::Receiver<Supervision>,
+    pub(super) backlog: Backlog,
+    pub(super) metrics: Metrics,
+}
+
+/// Why the loop ended without an error.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum PipelineEnd {
+    Shutdown,
+}
+
+impl Pipeline {
+    /// Runs until shutdown, or until an error ends the session.
+    pub(super) async fn run(
+        &mut self,
+        shutdown: &mut watch::Receiver<bool>,
+    ) -> Result<PipelineEnd> {
+        loop {
+            // Take the time before the lease check: the timeout of requests starts from here, however
+            // long this process stalls in between.
+            let now = Instant::now();
+            if self.source.lease_is_over() {
+                return Err(self.source.why_lease_is_over().await);
+            }
+            // Once the seam is open, every row from the tables is queued behind others of its key.
+            let is_open = self.seam.as_ref().is_none_or(Seam::is_open);
+            if is_open && self.earlier.is_over() {
+                self.delivery.allow_releases();
+            }
+            let serve = |fills_requests| self.backlog.serve(fills_requests);
+            self.delivery.send_requests(now, serve);
+            self.source.confirm(self.watermark.confirmable());
+            self.source.set_behind(self.backlog.is_behind());
+            if !self.backlog.is_behind() {
+                self.delivery.caught_up();
+            }
+            self.measure();
+            let takes_events = self.delivery.takes_events();
+            let takes_chunks = takes_events && is_open && !self.moved.any_waits_for_recovery();
+            self.backlog.reads(takes_events, now);
+            let (ended, chunks) = self.source.split();
+            tokio::select! {
+                biased;
+                _ = shutdown.wait_for(|stop| *stop) => return Ok(PipelineEnd::Shutdown),
+                error = ended => return Err(error.unwrap_or_else(|_| {
+                    Error::new(Code::Internal, "the replication thread ended unexpectedly")
+                })),
+                recorded = self.delivery.progress() => self.on_recorded(recorded?).await?,
+                changed = self.supervision.changed() => {
+                    changed.map_err(|_| {
+                        Error::new(Code::Internal, "the supervisor ended unexpectedly")
+                    })?;
+                    match *self.supervision.borrow_and_update() {
+                        Supervision::PublicationRight | Supervision::PublicationUnsure => {}
+                        Supervision::ServerStopping => return Err(Error::new(
+                            Code::PostgresStopping,
+                            "PostgreSQL is shutting down",
+                        )),
+                    }
+                }
+                told = self.broken.recv() => return Err(told.unwrap_or_else(|| {
+                    Error::new(Code::Internal, "the auditor ended unexpectedly")
+                })),
+                step = next_step(&mut self.seam), if self.seam.is_some() => match step? {
+                    SeamStep::Opened => {}
+                    SeamStep::Over => {
+                        self.seam = None;
+                        for row in self.moved.have_waited_for_recovery() {
+                            self.decide_moved(row).await?;
+                        }
+                    }
+                },
+                Some(batch) = self.from_table.recv(), if takes_events => {
+                    self.on_table_rows(batch)?;
+                }
+                _ = until(self.backlog.pause_ends()), if self.backlog.is_behind() => {
+                    self.backlog.paused();
+                }
+                Some(chunk) = chunks.recv(), if takes_chunks => {
+                    if let Err(error) = self.on_chunk(&chunk).await {
+                        self.send_what_came_before();
+                        return Err(error);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Sends the events that came before one that ends the session.
+    fn send_what_came_before(&mut self) {
+        let now = Instant::now();
+        if !self.source.lease_is_over() {
+            self.delivery.send_requests(now, |_| Serve::All);
+        }
+    }
+
+    async fn on_recorded(&mut self, commits: Vec<(CommitLsn, u64)>) -> Result<()> {
+        for (commit, events) in commits {
+            if self.from_table.resolve(commit, events) {
+                continue;
+            }
+            self.watermark.resolve(commit, events);
+            if self.moved.any_waits() && !self.watermark.is_unresolved(commit) {
+                for row in self.moved.have_waited_for(commit) {
+                    self.take_moved(row).await?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Delivers a moved row, unless its event was handled before.
+    async fn take_moved(&mut self, MovedRow { moved, row }: MovedRow) -> Result<()> {
+        let found = self.moved.look_up(moved, row.event_id()).await?;
+        let commit = row.commit();
+        match (found, row) {
+            (Lookup::Done, _) => self.watermark.resolve(commit, 1),
+            (Lookup::Repeated, MappedRow::Unmappable { error, .. }) => {
+                stays_published(&error.known.event_id, &error);
+                self.watermark.resolve(commit, 1);
+            }
+            (Lookup::New, MappedRow::Unmappable { error, payload }) => {
+                self.delivery.take_unmappable(error, payload)?;
+            }
+            (
+                found,
+                MappedRow::Event {
+                    topic,
+                    ordering_key,
+                    mut event,
+                },
+            ) => {
+                event.origin.standing = standing(found);
+                self.delivery.take(topic, ordering_key, event);
+            }
+        }
+        Ok(())
+    }
+
+    fn on_table_rows(&mut self, batch: Vec<FromTable>) -> Result<()> {
+        for row in batch {
+            match row {
+                FromTable::Event(row) => {
+                    self.from_table.taken();
+                    self.delivery.take(row.topic, row.ordering_key, row.event);
+                }
+                FromTable::Unmappable(MapError::Event(error)) if error.fault.is_of_the_row() => {
+                    self.from_table.taken();
+                    self.delivery.take_unmappable(error, Bytes::new())?;
+                }
+                FromTable::Unmappable(error) => {
+                    self.send_what_came_before();
+                    return Err(error.into());
+                }
+                FromTable::Queued(answer) => {
+                    // The one who asked may be gone.
+                    let _ = answer.send(());
+                }
+                FromTable::Settle(answer) => self.from_table.settle(answer),
+            }
+        }
+        Ok(())
+    }
+
+    async fn on_chunk(&mut self, chunk: &Chunk) -> Result<()> {
+        self.metrics.received_bytes.inc_by(chunk.len() as u64);
+        let (mut sent_at, mut keepalive, mut last_sent_at) = (None, false, None);
+        for frame in frames(chunk) {
+            match frame? {
+                Frame::XLogData {
+                    payload,
+                    sent_at: at,
+                    ..
+                } => {
+                    (sent_at, keepalive) = (Some(at), false);
+                    last_sent_at = Some(at);
+                    self.on_message(payload).await?;
+                }
+                Frame::Keepalive {
+                    wal_end,
+                    sent_at: at,
+                    ..
+                } => {
+                    (keepalive, last_sent_at) = (true, Some(at));
+                    self.earlier.passed(wal_end);
+                    if self.supervision.borrow().publication_is_right() {
+                        self.watermark.keepalive(wal_end);
+                    }
+                }
+            }
+        }
+        let now = Instant::now();
+        if let Some(sent_at) = last_sent_at {
+            self.metrics.server_clock.heard(sent_at, now);
+        }
+        if let (Some(sent_at), Some(committed)) = (sent_at, self.intake.last_commit_time()) {
+            self.backlog.received(sent_at, committed, now);
+        }
+        if keepalive {
+            self.backlog.keepalive();
+        }
+        Ok(())
+    }
+
+    async fn on_message(&mut self, payload: &[u8]) -> Result<()> {
+        match self.intake.message(payload)? {
+            IntakeStep::Nothing => {}
+            IntakeStep::Begin(commit, commit_time, xid) => {
+                self.watermark.begin(commit, commit_time, xid);
+            }
+            IntakeStep::Commit(end_lsn) => self.watermark.commit(end_lsn),
+            IntakeStep::TypesUnknown(relation) => self.look_types_up(relation).await?,
+            IntakeStep::Event {
+                topic,
+                ordering_key,
+                mut event,
+                moved,
+            } => {
+                let looked = LookupKey {
+                    commit: event.origin.commit,
+                    ordinal: event.origin.ordinal,
+                    event_id: &event.origin.event_id,
+                };
+                let (found, ordinal) = self.earlier.look_up(looked).await?;
+                event.origin.ordinal = ordinal;
+                if let (Some(moved), Lookup::New) = (moved, found) {
+                    let row = MappedRow::Event {
+                        topic,
+                        ordering_key,
+                        event,
+                    };
+                    return self.on_moved(MovedRow { moved, row }).await;
+                }
+                if found == Lookup::Done {
+                    return Ok(());
+                }
+                event.origin.standing = standing(found);
+                self.watermark.add_event();
+                self.delivery.take(topic, ordering_key, event);
+            }
+            IntakeStep::Unmappable {
+                mut error,
+                payload,
+                moved,
+            } => {
+                let looked = LookupKey {
+                    commit: CommitLsn::new(error.at.commit_lsn),
+                    ordinal: error.at.ordinal,
+                    event_id: &error.known.event_id,
+                };
+                let (found, ordinal) = self.earlier.look_up(looked).await?;
+                error.at.ordinal = ordinal;
+                match (found, moved) {
+                    (Lookup::New, Some(moved)) => {
+                        let row = MappedRow::Unmappable { error, payload };
+                        return self.on_moved(MovedRow { moved, row }).await;
+                    }
+                    (Lookup::Done, _) => {}
+                    (Lookup::Repeated, _) => stays_published(&error.known.event_id, &error),
+                    (Lookup::New, None) => {
+                        self.watermark.add_event();
+                        self.delivery.take_unmappable(error, payload)?;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Handles a moved row without a record at its place. During a recovery, its record may still be missing.
+    async fn on_moved(&mut self, row: MovedRow) -> Result<()> {
+        self.watermark.add_event();
+        if self.seam.is_some() {
+            self.moved.wait_for_recovery(row);
+            return Ok(());
+        }
+        self.decide_moved(row).await
+    }
+
+    /// Delivers or skips a moved row: at once, or once the transaction that wrote it first is resolved.
+    async fn decide_moved(&mut self, row: MovedRow) -> Result<()> {
+        match self.watermark.unresolved_of(row.moved.inserted_xid as u32) {
+            Some(first) => {
+                self.moved.wait_for(first, row);
+                Ok(())
+            }
+            None => self.take_moved(row).await,
+        }
+    }
+
+    /// Asks the catalog for the column types of a captured table; the stream gives only their oids.
+    async fn look_types_up(&mut self, relation: Oid) -> Result<()> {
+        let (described, known) = self.intake.described(relation)?;
+        let found = table::look_up_types_apart(self.source.target(), described, known).await?;
+        self.intake.learn(relation, found)
+    }
+
+    /// Waits for requests in flight, records and confirms them; starts no new ones. Returns the last
+    /// confirmed position.
+    pub(super) async fn drain(self, limit: Duration) -> Confirmable {
+        let Self {
+            delivery,
+            mut watermark,
+            source,
+            ..
+        } = self;
+        for (commit, events) in delivery.drain(limit).await {
+            watermark.resolve(commit, events);
+        }
+        let confirmed = watermark.confirmable();
+        source.confirm(confirmed);
+        tracing::info!(confirmed = %confirmed.lsn(), "closing the session");
+        source.close().await;
+        confirmed
+    }
+
+    fn measure(&mut self) {
+        self.delivery.measure();
+        self.metrics
+            .oldest_pending
+            .set(self.watermark.oldest_pending());
+    }
+}
+
+fn standing(found: Lookup) -> Standing {
+    match found {
+        Lookup::Repeated => Standing::Repeated,
+        Lookup::New | Lookup::Done => Standing::New,
+    }
+}
+
+async fn next_step(seam: &mut Option<Seam>) -> Result<SeamStep> {
+    match seam {
+        Some(seam) => seam.next_step().await,
+        None => std::future::pending().await,
+    }
+}

@@ -1,0 +1,110 @@
+//! One session on the slot: opens it, runs its pipeline, and ends it gracefully.
+
+use std::time::Duration;
+
+use decoder::Lsn;
+use tokio::sync::watch;
+use tokio_postgres::types::PgLsn;
+
+use super::pipeline::PipelineEnd;
+use super::{STATEMENT_TIMEOUT, SessionRunner, stuck};
+use crate::condition::Phase;
+use crate::error::{Code, Error, Result};
+use crate::postgres::connect;
+use crate::settings::Settings;
+use crate::store::relay_row;
+use crate::watermark::Confirmable;
+
+/// How long requests in flight may take to end when a session broke, before the next one begins.
+const BROKEN_SESSION_DRAIN: Duration = Duration::from_secs(10);
+
+/// Recording the last position must not delay a shutdown for longer.
+const WRITE_DOWN_LIMIT: Duration = Duration::from_secs(2);
+
+impl SessionRunner {
+    /// Runs one session until shutdown or an error. Calls `started` when the session has begun.
+    pub(super) async fn run_session(
+        &self,
+        shutdown: &mut watch::Receiver<bool>,
+        started: impl FnOnce(Phase),
+    ) -> Result<PipelineEnd> {
+        let (settings, metrics) = (&self.settings, &self.metrics);
+        // Also forgets findings of an attempt to open a session: another relay may have the slot now.
+        metrics.forget_session();
+        let (mut pipeline, beside) = tokio::select! {
+            biased;
+            _ = wait_for_stop(shutdown.clone()) => return Ok(PipelineEnd::Shutdown),
+            opened = self.open() => opened?,
+        };
+        started(match pipeline.seam {
+            Some(_) => Phase::Recovering,
+            None => Phase::Streaming,
+        });
+        metrics.sessions.inc();
+        metrics.holds_slot.set(1);
+        let ended = pipeline.run(shutdown).await;
+        metrics.holds_slot.set(0);
+        metrics.oldest_pending.forget();
+        let confirmed = pipeline.watermark.confirmable().lsn();
+        match &ended {
+            Ok(PipelineEnd::Shutdown) => {
+                let confirmed = pipeline.drain(settings.shutdown_timeout).await;
+                write_down(settings, &self.instance, confirmed).await;
+            }
+            // The slot is another relay's, or may be soon: drop everything at once, including requests.
+            Err(error) if error.code() == Code::LeaseLost => drop(pipeline),
+            // The server waits for this session to end, and nothing can be recorded.
+            Err(error) if error.code() == Code::PostgresStopping => {
+                pipeline.drain(Duration::ZERO).await;
+            }
+            Err(_) => tokio::select! {
+                _ = pipeline.drain(BROKEN_SESSION_DRAIN) => {}
+                () = stop_is_due(shutdown.clone(), settings.shutdown_timeout) => {}
+            },
+        }
+        drop(beside);
+        metrics.forget_session();
+        match ended {
+            Err(error) if stuck::is_of_this_place(&error) => {
+                Err(self.stuck(confirmed, error).await)
+            }
+            ended => ended,
+        }
+    }
+
+    /// The error of a session whose stream cannot get past `confirmed`.
+    pub(super) async fn stuck(&self, confirmed: Lsn, ended: Error) -> Error {
+        if self.stuck_places.is_new(&ended, confirmed) {
+            return stuck::retry(&ended);
+        }
+        stuck::what_to_do(&self.settings, &self.instance, &self.publication, ended).await
+    }
+}
+
+/// Records the last position: if the slot is ahead of it at the next start, it is not the one that we
+/// left. Without it, the next start only audits more.
+async fn write_down(settings: &Settings, instance: &str, confirmed: Confirmable) {
+    let writing = async {
+        let sql = connect(settings.database()?, "postrider", STATEMENT_TIMEOUT).await?;
+        let position = PgLsn::from(confirmed.lsn().as_u64());
+        relay_row::write_final(&sql, &settings.slot, position, instance).await
+    };
+    if !matches!(
+        tokio::time::timeout(WRITE_DOWN_LIMIT, writing).await,
+        Ok(Ok(()))
+    ) {
+        tracing::debug!("could not write the last position to outbox.relay");
+    }
+}
+
+/// Returns when the time for a shutdown is over.
+async fn stop_is_due(shutdown: watch::Receiver<bool>, shutdown_timeout: Duration) {
+    wait_for_stop(shutdown).await;
+    tokio::time::sleep(shutdown_timeout).await;
+}
+
+async fn wait_for_stop(mut shutdown: watch::Receiver<bool>) {
+    if shutdown.wait_for(|stop| *stop).await.is_err() {
+        std::future::pending::<()>().await;
+    }
+}

@@ -1,0 +1,150 @@
+//! Handles a stream that cannot get past a place in the WAL.
+//!
+//! On PostgreSQL 14 to 17 this happens at a row that was inserted while the publication did not
+//! exist. On every major it happens at a row that cannot be decoded or sent (bytes without an
+//! equivalent in UTF-8, a value larger than a message of the protocol), and at a row from before a
+//! column was renamed or dropped, because the settings no longer fit it.
+//!
+//! Another session on the same slot ends at the same place. Only a new slot helps. The rows that the
+//! old one would have brought then come from the tables (`recovery`), where a bad row is set aside
+//! alone. This module marks the slot for that, or stops the relay if it may not recover.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use decoder::Lsn;
+use slot_manager::{SlotName, cluster};
+
+use super::STATEMENT_TIMEOUT;
+use super::publication::PublicationCheck;
+use crate::capture::claim;
+use crate::capture::table::TableReader;
+use crate::error::{Code, Error, Result};
+use crate::postgres::{Sql, connect};
+use crate::settings::{OnLoss, Settings};
+use crate::store::relay_row::{ServedSlot, mark};
+
+/// Whether a stream ended for a reason that recurs at the same place in the WAL.
+pub(super) fn is_of_this_place(error: &Error) -> bool {
+    matches!(
+        error.code(),
+        Code::PublicationMissing | Code::SlotStuck | Code::ColumnMissing | Code::SettingInvalid
+    )
+}
+
+/// Remembers, across sessions, where PostgreSQL failed to decode.
+#[derive(Debug)]
+pub(super) struct StuckPlaces {
+    /// The slot's position when PostgreSQL last failed to decode.
+    undecodable_after: AtomicU64,
+}
+
+impl StuckPlaces {
+    pub(super) fn new() -> Self {
+        Self {
+            undecodable_after: AtomicU64::new(u64::MAX),
+        }
+    }
+
+    /// Whether PostgreSQL failed to decode, but not at this position the last time. A single internal
+    /// error may be temporary.
+    pub(super) fn is_new(&self, ended: &Error, confirmed: Lsn) -> bool {
+        let confirmed = confirmed.as_u64();
+        ended.code() == Code::SlotStuck
+            && self.undecodable_after.swap(confirmed, Ordering::Relaxed) != confirmed
+    }
+}
+
+/// The error of a session that ended at such a place, if the next session only tries again.
+pub(super) fn retry(ended: &Error) -> Error {
+    while_it_is_mended(ended, ended.what().to_owned())
+}
+
+/// Marks the slot for recovery, if the publication exists again, and returns the error with which the
+/// session ends. If another relay has taken the slot, that relay handles it, and its row is left
+/// alone.
+pub(super) async fn what_to_do(
+    settings: &Settings,
+    instance: &str,
+    publication: &PublicationCheck,
+    ended: Error,
+) -> Error {
+    let marking = async {
+        let sql = connect(settings.database()?, "postrider", STATEMENT_TIMEOUT).await?;
+        if is_of_columns(&ended) && !tables_can_be_mapped(&sql, settings).await? {
+            return Ok(None);
+        }
+        publication.check(&sql).await?;
+        let slot = &settings.slot;
+        let what = what_is_stuck(slot, &ended);
+        let (ours, error) = match settings.slot_on_loss {
+            OnLoss::Stop => {
+                let anothers = mark::is_anothers(&sql, slot, instance).await?;
+                (!anothers, Error::new(Code::SlotStuck, what))
+            }
+            OnLoss::Recover => {
+                let served = ServedSlot {
+                    slot,
+                    cluster: &cluster::inspect(&sql).await?,
+                    instance,
+                };
+                let marked = mark::mark_stuck(&sql, served, Code::SlotStuck.name()).await?;
+                (marked, while_it_is_mended(&ended, what))
+            }
+        };
+        Ok(ours.then_some(error))
+    };
+    let told: Result<Option<Error>> = marking.await;
+    match told {
+        Ok(Some(stuck)) => stuck,
+        Ok(None) if ended.code() == Code::SlotStuck => retry(&ended),
+        Ok(None) => ended,
+        Err(error) => error,
+    }
+}
+
+/// Whether the session ended because the stream's description of a table does not fit the settings.
+fn is_of_columns(ended: &Error) -> bool {
+    matches!(ended.code(), Code::ColumnMissing | Code::SettingInvalid)
+}
+
+/// Whether the settings fit the current tables; if not, a person has to correct them.
+async fn tables_can_be_mapped(sql: &Sql, settings: &Settings) -> Result<bool> {
+    let known = claim::known(sql, &settings.slot, &settings.tables).await?;
+    for (table, captured) in settings.tables.iter().zip(&known) {
+        let resolving = TableReader::resolve(sql, table, settings.project()?, captured);
+        match resolving.await {
+            Ok(_) => {}
+            Err(error) if is_of_columns(&error) => return Ok(false),
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(true)
+}
+
+fn what_is_stuck(slot: &SlotName, ended: &Error) -> String {
+    match ended.code() {
+        Code::SlotStuck => format!(
+            "slot \"{slot}\" cannot be read past a place that PostgreSQL fails to decode: {}",
+            ended.what()
+        ),
+        Code::ColumnMissing | Code::SettingInvalid => format!(
+            "slot \"{slot}\" cannot be read past a row from before its table was altered: {}",
+            ended.what()
+        ),
+        _ => format!(
+            "slot \"{slot}\" cannot be read past a row that was inserted while the publication \
+             did not exist"
+        ),
+    }
+}
+
+/// The error that ends a session so that the next one retries or creates a new slot.
+fn while_it_is_mended(ended: &Error, what: String) -> Error {
+    match ended.code() {
+        Code::SlotStuck | Code::ColumnMissing | Code::SettingInvalid => {
+            Error::new(Code::SlotBusy, what)
+                .hint("no action needed: the relay retries, and recreates the slot if necessary")
+        }
+        _ => Error::new(Code::PublicationGap, what),
+    }
+}

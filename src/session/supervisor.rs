@@ -1,0 +1,342 @@
+//! Watches the database every few seconds, alongside the stream.
+//!
+//! pgoutput uses the publication as it was at the WAL position that it is decoding. If the
+//! publication did not exist there, PostgreSQL 18 skips rows without an error. Checking the
+//! publication over SQL is the only protection: while it is wrong or unknown, no keepalive may be
+//! confirmed. The same look also reads the slot's metrics, and records the confirmed position.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+
+use slot_manager::health::{self, Observation, Thresholds, Viewer};
+use slot_manager::publication::{self, CapturedTable, PublicationState};
+use slot_manager::{DatabaseOrigin, Health, Slot, SlotName, slots};
+use tokio::sync::{Notify, watch};
+use tokio::task::JoinHandle;
+use tokio_postgres::types::PgLsn;
+
+use crate::condition::{Condition, RelayState};
+use crate::error::{Code, Error, Result};
+use crate::metrics::{KindLabel, Metrics};
+use crate::postgres::{Sql, Target, connect};
+use crate::source::LeaseProof;
+use crate::store::relay_row;
+
+/// Time between two looks. Rows that are inserted while the publication is wrong must be read from
+/// the table: the shorter the interval, the fewer.
+const INTERVAL: Duration = Duration::from_secs(5);
+
+/// The condition is written again after this time, so that a stale one is recognised.
+pub(super) const SAID_AGAIN: Duration = Duration::from_secs(30);
+
+const STATEMENT_TIMEOUT: Duration = Duration::from_secs(4);
+const LOOK_LIMIT: Duration = Duration::from_secs(5);
+
+/// The supervisor's finding.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Supervision {
+    PublicationRight,
+    /// The publication is wrong, or cannot be checked.
+    PublicationUnsure,
+    /// The server is shutting down: it takes no new sessions or writes, and waits for us to confirm.
+    ServerStopping,
+}
+
+impl Supervision {
+    pub(super) fn publication_is_right(self) -> bool {
+        self == Supervision::PublicationRight
+    }
+}
+
+/// What to watch.
+#[derive(Debug, Clone)]
+pub(super) struct WatchSubject {
+    pub(super) target: Target,
+    pub(super) slot: SlotName,
+    pub(super) publication: String,
+    pub(super) tables: Vec<CapturedTable>,
+    pub(super) origin: DatabaseOrigin,
+    /// The proof of our lease, which [`prove_lease`] renews, and our walsender's pid.
+    pub(super) lease: (LeaseProof, i32),
+    pub(super) wal_sender_timeout: Duration,
+    /// The name and the phase of this relay.
+    pub(super) instance: String,
+    pub(super) state: Arc<RelayState>,
+}
+
+/// Starts the supervisor. `state` is the publication, which was right a moment ago. A change wakes
+/// the auditor.
+pub(super) fn start(
+    subject: WatchSubject,
+    state: PublicationState,
+    metrics: Metrics,
+    audit: Arc<Notify>,
+) -> (Supervisor, watch::Receiver<Supervision>) {
+    let (sender, receiver) = watch::channel(Supervision::PublicationRight);
+    metrics.publication_ok.set(Some(1.0));
+    let interval = INTERVAL.min(subject.wal_sender_timeout / 8);
+    let task = tokio::spawn(async move {
+        let mut watcher = Watcher {
+            subject,
+            sql: None,
+            state,
+            audit,
+            // Write nothing before this session has taken the row: its old content is still needed.
+            delivered: metrics.delivered(),
+            lag: LagTrend::default(),
+            said: None,
+            metrics,
+        };
+        loop {
+            let found = watcher.look().await;
+            watcher
+                .metrics
+                .publication_ok
+                .set(Some(f64::from(u8::from(found.publication_is_right()))));
+            sender.send_if_modified(|known| std::mem::replace(known, found) != found);
+            tokio::time::sleep(interval).await;
+        }
+    });
+    (Supervisor(task), receiver)
+}
+
+/// The running task; ends when dropped.
+#[derive(Debug)]
+pub(super) struct Supervisor(JoinHandle<()>);
+
+impl Drop for Supervisor {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+/// How fast the lag shrinks.
+#[derive(Debug, Default)]
+struct LagTrend {
+    looks: VecDeque<(Instant, u64)>,
+}
+
+impl LagTrend {
+    /// How many looks the trend is computed from: half a minute.
+    const LOOKS: usize = 6;
+
+    /// Adds a look. Returns the time until the lag is gone at the rate since the oldest look.
+    fn caught_up_in(&mut self, lag_bytes: Option<u64>, now: Instant) -> Option<Duration> {
+        let lag = lag_bytes?;
+        if self.looks.len() == Self::LOOKS {
+            self.looks.pop_front();
+        }
+        self.looks.push_back((now, lag));
+        let (at, before) = self.looks.front()?;
+        let shrunk = before.checked_sub(lag).filter(|shrunk| *shrunk > 0)?;
+        let seconds = now.saturating_duration_since(*at).as_secs_f64();
+        Duration::try_from_secs_f64(seconds * lag as f64 / shrunk as f64).ok()
+    }
+}
+
+struct Watcher {
+    subject: WatchSubject,
+    sql: Option<Sql>,
+    /// The publication at the last look.
+    state: PublicationState,
+    metrics: Metrics,
+    audit: Arc<Notify>,
+    /// Number of delivered events when the relay's row was last written, or when the supervisor
+    /// started.
+    delivered: u64,
+    lag: LagTrend,
+    /// The condition in the relay's row, and when it was written.
+    said: Option<(Condition, Instant)>,
+}
+
+impl Watcher {
+    async fn look(&mut self) -> Supervision {
+        let had_session = self.sql.is_some();
+        match self.look_in_time().await {
+            Ok(found) => found,
+            // A broken session may mean a restart or a shutdown: a new session shows which.
+            Err(_) if had_session => match self.look_in_time().await {
+                Ok(found) => found,
+                Err(error) => self.unsure(&error),
+            },
+            Err(error) => self.unsure(&error),
+        }
+    }
+
+    fn unsure(&mut self, error: &Error) -> Supervision {
+        tracing::warn!(
+            code = %error.code(), hint = error.hint_text(),
+            "cannot look at the publication, so idle positions are not confirmed: {error}"
+        );
+        self.metrics.lag_bytes.set(None);
+        self.metrics.retained_bytes.set(None);
+        self.metrics.headroom_bytes.set(None);
+        self.metrics.troubles.set_publication(Some(error));
+        if error.code() == Code::PostgresStopping {
+            Supervision::ServerStopping
+        } else {
+            Supervision::PublicationUnsure
+        }
+    }
+
+    /// One look, with a limit of its own: a dead server does not apply its statement timeout.
+    async fn look_in_time(&mut self) -> Result<Supervision> {
+        let looked = tokio::time::timeout(LOOK_LIMIT, self.try_look()).await;
+        let found = looked.unwrap_or_else(|_| {
+            Err(Error::new(
+                Code::PostgresConnectionLost,
+                "PostgreSQL does not answer",
+            ))
+        });
+        if found.is_err() {
+            self.sql = None;
+        }
+        found
+    }
+
+    async fn try_look(&mut self) -> Result<Supervision> {
+        let WatchSubject {
+            target,
+            slot,
+            publication,
+            tables,
+            lease: (proof, walsender),
+            ..
+        } = &self.subject;
+        let sql = match &self.sql {
+            Some(sql) => sql,
+            None => self
+                .sql
+                .insert(connect(target, "postrider supervisor", STATEMENT_TIMEOUT).await?),
+        };
+        prove_lease(sql, proof, *walsender).await?;
+        let state = publication::inspect(sql, publication, tables).await?;
+        if let Some(slot) = slots::find(sql, slot).await? {
+            self.metrics.lag_bytes.set(slot.lag_bytes.map(|n| n as f64));
+            let caught_up_in = self.lag.caught_up_in(slot.lag_bytes, Instant::now());
+            let caught_up_in = caught_up_in.map(|time| time.as_secs_f64());
+            self.metrics.caught_up_in.set(caught_up_in);
+            self.metrics
+                .retained_bytes
+                .set(slot.retained_bytes.map(|n| n as f64));
+            let headroom = slot.safe_wal_size.map(|bytes| bytes.max(0) as f64);
+            self.metrics.headroom_bytes.set(headroom);
+            let health = health_of(&slot, self.subject.origin);
+            self.metrics.slot_health.clear();
+            self.metrics
+                .slot_health
+                .get_or_create(&KindLabel {
+                    kind: health.name(),
+                })
+                .set(1);
+            let delivered = self.metrics.delivered();
+            // Write only when something was delivered (an idle relay writes nothing), and only if
+            // this session reads the slot: a slot that was recreated since is not ours.
+            let is_ours = slot.active_pid == Some(*walsender);
+            if let Some(lsn) = slot
+                .confirmed_flush_lsn
+                .filter(|_| is_ours && delivered != self.delivered)
+            {
+                let written =
+                    relay_row::update(sql, &self.subject.slot, PgLsn::from(lsn.as_u64())).await;
+                match written {
+                    Ok(()) => self.delivered = delivered,
+                    Err(error) => tracing::warn!(code = %error.code(), "outbox.relay: {error}"),
+                }
+            }
+        }
+        let found = self.judge(&state);
+        self.say_what_holds_up().await;
+        Ok(found)
+    }
+
+    /// Writes to the relay's row what holds the delivery up, and again when nothing does any longer.
+    async fn say_what_holds_up(&mut self) {
+        let condition = self.metrics.condition(&self.subject.state);
+        let condition = condition.is_held_up().then_some(condition);
+        let is_known = match (&self.said, &condition) {
+            (None, None) => true,
+            (Some((said, at)), Some(now)) => said.is_like(now) && at.elapsed() < SAID_AGAIN,
+            _ => false,
+        };
+        let Some(sql) = self.sql.as_ref().filter(|_| !is_known) else {
+            return;
+        };
+        let WatchSubject { slot, instance, .. } = &self.subject;
+        match relay_row::write_condition(sql, slot, instance, condition.as_ref()).await {
+            Ok(()) => self.said = condition.map(|condition| (condition, Instant::now())),
+            Err(error) => tracing::debug!(code = %error.code(), "outbox.relay: {error}"),
+        }
+    }
+
+    fn judge(&mut self, state: &PublicationState) -> Supervision {
+        let problems = state.problems();
+        let first = problems.first().map(|problem| {
+            let what = format!("rows are not streamed: {problem}");
+            Error::new(Code::PublicationDrift, what).hint(problem.remedy())
+        });
+        self.metrics.troubles.set_publication(first.as_ref());
+        for problem in &problems {
+            tracing::error!(
+                code = "publication-drift",
+                hint = problem.remedy(),
+                "rows are not streamed: {problem}"
+            );
+        }
+        if problems.is_empty() && state.has_changed_since(&self.state) {
+            tracing::warn!(
+                code = "publication-drift",
+                "the publication or a captured table was altered or recreated: rows inserted \
+                 in between may not have been streamed; comparing the tables with outbox.dispatch"
+            );
+            self.audit.notify_one();
+        }
+        self.state = state.clone();
+        if problems.is_empty() {
+            Supervision::PublicationRight
+        } else {
+            Supervision::PublicationUnsure
+        }
+    }
+}
+
+/// The health of the slot that this relay streams from. The recorded position is compared only when a
+/// session opens: nobody else can move the slot while we hold it.
+fn health_of(slot: &Slot, origin: DatabaseOrigin) -> Health {
+    let observation = Observation {
+        slot: Some(slot),
+        earlier: None,
+        viewer: Viewer::Streaming,
+        time_lag: None,
+        origin,
+        recorded: None,
+    };
+    health::judge(&observation, &Thresholds::default())
+}
+
+/// Asks PostgreSQL for the last of our status messages that it has processed: it shows the time at
+/// which we sent it.
+async fn prove_lease(sql: &Sql, proof: &LeaseProof, walsender: i32) -> Result<()> {
+    const REPLY_TIME: &str = "\
+        SELECT (SELECT reply_time FROM pg_stat_replication WHERE pid = $1) \
+        FROM pg_replication_slots WHERE active_pid = $1";
+    let asked_at = Instant::now();
+    let Some(row) = sql.query_opt(REPLY_TIME, &[&walsender]).await? else {
+        proof.give_up();
+        return Ok(());
+    };
+    let sent_at: Option<SystemTime> = row.get(0);
+    if sent_at.is_none() {
+        // Without the privileges of pg_read_all_stats that time is hidden. That our walsender has the
+        // slot is visible.
+        proof.seen(asked_at);
+        return Ok(());
+    }
+    // If our clock was set back since, the message looks newer than it is, but never newer than now.
+    let age = sent_at.map(|sent_at| sent_at.elapsed().unwrap_or_default());
+    if let Some(sent_at) = age.and_then(|age| Instant::now().checked_sub(age)) {
+        proof.prove(sent_at);
+    }
+    Ok(())
+}

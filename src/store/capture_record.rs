@@ -1,0 +1,294 @@
+//! `outbox.capture`: one row per captured table, and the only SQL on it.
+
+use slot_manager::{QualifiedName, SlotName};
+use tokio_postgres::types::ToSql;
+use tokio_postgres::{GenericClient, Row};
+
+use crate::error::{Code, Error, Result};
+use crate::postgres::{Snapshot, Sql};
+
+const SELECT: &str = "\
+    SELECT identity, schema_name, table_name, table_oid, slot, since::text, floor::text, floor_seq, \
+        numbering, partitions, has_inserted_xid, added_xids::text[], recorded_from::text, \
+        publication \
+    FROM outbox.capture ORDER BY identity";
+
+/// If another relay on the same slot was faster, its row stays.
+const INSERT: &str = "\
+    INSERT INTO outbox.capture (identity, schema_name, table_name, table_oid, slot, since, floor, \
+        floor_seq, numbering, partitions, has_inserted_xid, instance, publication) \
+    VALUES ($1, $2, $3, $4, $5, $6::text::pg_snapshot, $7::text::xid8, $8, $9, $10, $11, $12, \
+        $13) \
+    ON CONFLICT DO NOTHING";
+
+const MOVE: &str = "\
+    UPDATE outbox.capture SET schema_name = $2, table_name = $3, table_oid = $4, \
+        partitions = CASE WHEN table_oid = $4 THEN partitions END \
+    WHERE identity = $1";
+
+const ADD_XIDS: &str = "\
+    UPDATE outbox.capture SET has_inserted_xid = true, added_xids = $2::text[]::xid8[] \
+    WHERE identity = $1";
+
+/// Only the session that holds the slot may declare rows resolved.
+const RESOLVE: &str = "\
+    UPDATE outbox.capture SET floor = greatest(floor, $2::text::xid8), \
+        floor_seq = CASE WHEN $7::text IS NULL THEN floor_seq ELSE $3 END, \
+        numbering = coalesce($7, numbering), partitions = coalesce($4, partitions) \
+    WHERE identity = $1 AND slot = $5 AND EXISTS ( \
+        SELECT FROM pg_catalog.pg_replication_slots s \
+        WHERE s.slot_name = $5 AND s.active_pid = $6)";
+
+/// The new owner finds no records of events that its predecessor published without one.
+const TAKE_OVER: &str = "\
+    UPDATE outbox.capture c SET slot = $2, \
+        recorded_from = CASE WHEN EXISTS ( \
+            SELECT FROM outbox.relay r WHERE r.slot = c.slot AND r.dispatch = 'exceptions') \
+            THEN greatest(floor, recorded_from) ELSE recorded_from END \
+    WHERE slot <> $2 AND identity = ANY ($1)";
+
+const FULL_FROM_HERE: &str = "\
+    UPDATE outbox.capture SET recorded_from = greatest(floor, recorded_from) WHERE slot = $1";
+
+/// The record of one captured table.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct CaptureRecord {
+    /// `schema.table` when it was first captured. Event ids are derived from it.
+    pub(crate) identity: String,
+    /// Its current name.
+    pub(crate) table: QualifiedName,
+    pub(crate) oid: u32,
+    /// The slot whose relay publishes its rows.
+    pub(crate) slot: String,
+    /// The snapshot taken when capturing began: rows visible in it are never published. `None`: no row is
+    /// too old to publish.
+    pub(crate) since: Option<Snapshot>,
+    /// All rows of older transactions are resolved.
+    pub(crate) floor: u64,
+    /// Rows up to this `seq` usually belong to transactions before `floor`. It is only a hint where
+    /// to start: a writer may choose a number, or take one long before it inserts the row.
+    pub(crate) floor_seq: Option<i64>,
+    /// The sequence that numbered the rows when `floor_seq` was noted. Another sequence may give
+    /// out lower numbers.
+    pub(crate) numbering: Option<String>,
+    /// The partitions whose rows were compared, in the form in which `capture::shape` finds
+    /// them.
+    pub(crate) partitions: Option<String>,
+    /// Whether the table has the column `inserted_xid`, from the start or added later.
+    pub(crate) has_inserted_xid: bool,
+    /// If the column was added later, its values in rows that are older than the column.
+    pub(crate) added_xids: Vec<u64>,
+    /// Rows of older transactions may have been published without a record. All of them are resolved.
+    pub(crate) recorded_from: u64,
+    /// Fingerprint of the publication when capturing began; `None` in a record of an older version.
+    pub(crate) publication: Option<String>,
+}
+
+impl CaptureRecord {
+    fn from_row(row: &Row) -> Result<Self> {
+        let since: Option<&str> = row.get(5);
+        let added: Vec<&str> = row.get(11);
+        Ok(Self {
+            identity: row.get(0),
+            table: QualifiedName {
+                schema: row.get(1),
+                name: row.get(2),
+            },
+            oid: row.get(3),
+            slot: row.get(4),
+            since: since.map(str::parse).transpose()?,
+            floor: xid(row.get(6))?,
+            floor_seq: row.get(7),
+            numbering: row.get(8),
+            partitions: row.get(9),
+            has_inserted_xid: row.get(10),
+            added_xids: added.into_iter().map(xid).collect::<Result<_>>()?,
+            recorded_from: xid(row.get(12))?,
+            publication: row.get(13),
+        })
+    }
+}
+
+/// How far the rows of one table are resolved.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Resolved<'a> {
+    pub(crate) identity: &'a str,
+    pub(crate) floor: u64,
+    /// The highest `seq` by the time all transactions below the floor had ended, and the sequence
+    /// that numbers the rows.
+    pub(crate) floor_seq: Option<(i64, &'a str)>,
+    pub(crate) partitions: Option<&'a str>,
+}
+
+/// All records, of every slot.
+///
+/// # Errors
+/// `schema-missing` when `outbox.capture` does not exist; errors of the statement.
+pub(crate) async fn read(sql: &impl GenericClient) -> Result<Vec<CaptureRecord>> {
+    let rows = sql.query(SELECT, &[]).await?;
+    rows.iter().map(CaptureRecord::from_row).collect()
+}
+
+/// Adds the records of tables that are captured from now on.
+///
+/// # Errors
+/// Errors of a statement.
+pub(crate) async fn insert(
+    sql: &impl GenericClient,
+    records: &[CaptureRecord],
+    instance: &str,
+) -> Result<()> {
+    for record in records {
+        let since = record.since.as_ref().map(Snapshot::to_string);
+        let floor = record.floor.to_string();
+        let parameters: [&(dyn ToSql + Sync); 13] = [
+            &record.identity,
+            &record.table.schema,
+            &record.table.name,
+            &record.oid,
+            &record.slot,
+            &since,
+            &floor,
+            &record.floor_seq,
+            &record.numbering,
+            &record.partitions,
+            &record.has_inserted_xid,
+            &instance,
+            &record.publication,
+        ];
+        sql.execute(INSERT, &parameters).await?;
+    }
+    Ok(())
+}
+
+/// Notes that the table has a new name, or that a new table has its name.
+///
+/// # Errors
+/// Errors of a statement.
+pub(crate) async fn moved(sql: &impl GenericClient, record: &CaptureRecord) -> Result<()> {
+    let (schema, name) = (&record.table.schema, &record.table.name);
+    sql.execute(MOVE, &[&record.identity, schema, name, &record.oid])
+        .await?;
+    Ok(())
+}
+
+/// Notes that the column `inserted_xid` was added after capturing began.
+///
+/// # Errors
+/// Errors of a statement.
+pub(crate) async fn xids_added(sql: &impl GenericClient, record: &CaptureRecord) -> Result<()> {
+    let xids: Vec<String> = record.added_xids.iter().map(u64::to_string).collect();
+    sql.execute(ADD_XIDS, &[&record.identity, &xids]).await?;
+    Ok(())
+}
+
+/// Captures the rows that are older than the relay, too.
+///
+/// # Errors
+/// Errors of a statement.
+pub(crate) async fn capture_all(sql: &impl GenericClient, record: &CaptureRecord) -> Result<()> {
+    const STATEMENT: &str = "\
+        UPDATE outbox.capture SET since = NULL, floor = '0', floor_seq = NULL, numbering = NULL \
+        WHERE identity = $1";
+    sql.execute(STATEMENT, &[&record.identity]).await?;
+    Ok(())
+}
+
+/// Notes how far rows are resolved. Has no effect when the session has lost the slot.
+///
+/// # Errors
+/// Errors of a statement.
+pub(crate) async fn resolve(
+    sql: &Sql,
+    slot: &SlotName,
+    walsender: i32,
+    resolved: &Resolved<'_>,
+) -> Result<()> {
+    let floor = resolved.floor.to_string();
+    let slot = slot.as_str();
+    let (floor_seq, numbering) = resolved.floor_seq.unzip();
+    let parameters: [&(dyn ToSql + Sync); 7] = [
+        &resolved.identity,
+        &floor,
+        &floor_seq,
+        &resolved.partitions,
+        &slot,
+        &walsender,
+        &numbering,
+    ];
+    sql.execute(RESOLVE, &parameters).await?;
+    Ok(())
+}
+
+/// Notes that events get a full record again: all rows below the floors are resolved, some of them
+/// without a record.
+///
+/// # Errors
+/// Errors of a statement.
+pub(crate) async fn full_from_here(sql: &impl GenericClient, slot: &SlotName) -> Result<()> {
+    sql.execute(FULL_FROM_HERE, &[&slot.as_str()]).await?;
+    Ok(())
+}
+
+/// Makes the slot the owner of the tables with these identities.
+///
+/// # Errors
+/// Errors of a statement.
+pub(crate) async fn take_over(
+    sql: &impl GenericClient,
+    slot: &SlotName,
+    identities: &[String],
+) -> Result<()> {
+    sql.execute(TAKE_OVER, &[&identities, &slot.as_str()])
+        .await?;
+    Ok(())
+}
+
+/// The record's table in a cluster that has taken over the records of another one. A dump gives
+/// tables other OIDs, so the name decides. A table that was renamed keeps its OID only if no other
+/// record's table has it now.
+const OID_HERE: &str = "\
+    coalesce(pg_catalog.to_regclass(pg_catalog.format('%I.%I', c.schema_name, c.table_name))::oid, \
+        CASE WHEN c.table_oid NOT IN ( \
+            SELECT o.oid FROM outbox.capture k, \
+                pg_catalog.to_regclass(pg_catalog.format('%I.%I', k.schema_name, k.table_name)) o (oid) \
+            WHERE o.oid IS NOT NULL) THEN c.table_oid ELSE 0::oid END)";
+
+/// Resets the floors and the OIDs of all records: those of another cluster mean nothing here, so all
+/// rows are compared.
+///
+/// # Errors
+/// Errors of a statement.
+pub(crate) async fn adopt(sql: &impl GenericClient) -> Result<()> {
+    let statement = format!(
+        "UPDATE outbox.capture c SET floor = '0', floor_seq = NULL, numbering = NULL, \
+             partitions = NULL, recorded_from = '0', table_oid = {OID_HERE}"
+    );
+    sql.execute(&statement, &[]).await?;
+    Ok(())
+}
+
+/// All records, with the OIDs that [`adopt`] will give them.
+///
+/// # Errors
+/// As [`read`].
+pub(crate) async fn read_as_adopted(sql: &impl GenericClient) -> Result<Vec<CaptureRecord>> {
+    let statement = format!("SELECT identity, {OID_HERE} FROM outbox.capture c");
+    let oids = sql.query(&statement, &[]).await?;
+    let oid = |identity: &str| {
+        let row = oids.iter().find(|row| row.get::<_, &str>(0) == identity);
+        row.map_or(0, |row| row.get(1))
+    };
+    let records = read(sql).await?.into_iter().map(|record| CaptureRecord {
+        oid: oid(&record.identity),
+        ..record
+    });
+    Ok(records.collect())
+}
+
+fn xid(text: &str) -> Result<u64> {
+    text.parse().map_err(|e| {
+        let what = format!("outbox.capture holds an invalid transaction id {text:?}");
+        Error::new(Code::PostgresStatement, what).caused_by(e)
+    })
+}

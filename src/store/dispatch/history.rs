@@ -1,0 +1,186 @@
+//! The records of events in outbox.dispatch, for commands that ask what became of an event.
+
+use serde::Serialize;
+use tokio_postgres::Row;
+use tokio_postgres::types::{PgLsn, ToSql};
+use uuid::Uuid;
+
+use crate::error::{Code, Result};
+use crate::postgres::Sql;
+
+const COLUMNS: &str = "\
+    d.event_id, d.source_id, d.state, d.topic, d.ordering_key, d.message_id, d.attempts, \
+    d.commit_lsn, d.ordinal, \
+    to_char(d.committed_at at time zone 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.MS\"Z\"'), \
+    to_char(d.dispatched_at at time zone 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.MS\"Z\"'), \
+    extract(epoch from d.dispatched_at - d.committed_at)::float8 * 1000, d.error";
+
+/// The record of an event. Times are RFC 3339, UTC.
+#[derive(Debug, Clone, Serialize)]
+pub(crate) struct EventOutcome {
+    pub(crate) state: String,
+    pub(crate) commit_lsn: String,
+    pub(crate) ordinal: i32,
+    pub(crate) committed_at: String,
+    pub(crate) recorded_at: String,
+    /// From the commit to the outcome, by the clocks of the server and of the relay.
+    pub(crate) took_ms: f64,
+    pub(crate) attempts: i32,
+    pub(crate) error: Option<String>,
+    /// The error code, such as `event-refused`.
+    pub(crate) error_code: Option<String>,
+}
+
+/// A row of outbox.dispatch.
+#[derive(Debug, Clone)]
+pub(crate) struct RecordedRow {
+    pub(crate) event_id: Uuid,
+    pub(crate) source_id: Option<String>,
+    pub(crate) topic: Option<String>,
+    pub(crate) ordering_key: Option<String>,
+    pub(crate) message_id: Option<String>,
+    pub(crate) record: EventOutcome,
+}
+
+impl RecordedRow {
+    fn is_in_quarantine(&self) -> bool {
+        ["quarantined", "released"].contains(&self.record.state.as_str())
+    }
+}
+
+/// A condition on records.
+#[derive(Debug, Default)]
+pub(crate) struct RecordFilter {
+    pub(crate) key: Option<String>,
+    pub(crate) topic: Option<String>,
+    /// Only records from this position on, and from this time on, as an SQL expression.
+    pub(crate) since: Option<(PgLsn, String)>,
+}
+
+/// The record of each of these events: the one in quarantine, or else the latest.
+pub(crate) async fn of_events(sql: &Sql, ids: &[Uuid]) -> Result<Vec<RecordedRow>> {
+    let statement = format!(
+        "select {COLUMNS} from outbox.dispatch d where d.event_id = any ($1) \
+         order by d.commit_lsn, d.ordinal"
+    );
+    let rows = sql.query(&statement, &[&ids]).await?;
+    Ok(one_per_event(rows.iter().map(recorded).collect()))
+}
+
+/// The records with one of these source ids. First those in quarantine, which have an index. The
+/// search through the others reads the whole table.
+pub(crate) async fn of_source_ids(sql: &Sql, source_ids: &[String]) -> Result<Vec<RecordedRow>> {
+    for which in ["d.state in ('quarantined', 'released')", "true"] {
+        let statement = format!(
+            "select {COLUMNS} from outbox.dispatch d where d.source_id = any ($1) and {which} \
+             order by d.commit_lsn, d.ordinal limit 100"
+        );
+        let rows = sql.query(&statement, &[&source_ids]).await?;
+        if !rows.is_empty() {
+            return Ok(one_per_event(rows.iter().map(recorded).collect()));
+        }
+    }
+    Ok(Vec::new())
+}
+
+/// The newest records first.
+pub(crate) async fn newest(
+    sql: &Sql,
+    filter: &RecordFilter,
+    limit: i64,
+) -> Result<Vec<RecordedRow>> {
+    let mut which = vec!["true".to_owned()];
+    let mut parameters: Vec<&(dyn ToSql + Sync)> = vec![&limit];
+    if let Some(key) = &filter.key {
+        parameters.push(key);
+        which.push(format!("d.ordering_key = ${}", parameters.len()));
+    }
+    if let Some(topic) = &filter.topic {
+        parameters.push(topic);
+        let n = parameters.len();
+        which.push(format!(
+            "(d.topic = ${n} or split_part(d.topic, '/', 4) = ${n})"
+        ));
+    }
+    if let Some((from, since)) = &filter.since {
+        parameters.push(from);
+        which.push(format!(
+            "d.commit_lsn >= ${} and d.committed_at >= {since}",
+            parameters.len()
+        ));
+    }
+    let statement = format!(
+        "select {COLUMNS} from outbox.dispatch d where {} \
+         order by d.commit_lsn desc, d.ordinal desc limit $1",
+        which.join(" and ")
+    );
+    let rows = sql.query(&statement, &parameters).await?;
+    Ok(rows.iter().map(recorded).collect())
+}
+
+fn recorded(row: &Row) -> RecordedRow {
+    let commit: PgLsn = row.get(7);
+    let error: Option<String> = row.get(12);
+    RecordedRow {
+        event_id: row.get(0),
+        source_id: row.get(1),
+        topic: row.get(3),
+        ordering_key: row.get(4),
+        message_id: row.get(5),
+        record: EventOutcome {
+            state: row.get(2),
+            commit_lsn: commit.to_string(),
+            ordinal: row.get(8),
+            committed_at: row.get(9),
+            recorded_at: row.get(10),
+            took_ms: row.get(11),
+            attempts: row.get(6),
+            error_code: error.as_deref().and_then(code),
+            error,
+        },
+    }
+}
+
+/// The error code at the beginning of an error text.
+fn code(error: &str) -> Option<String> {
+    let (code, _) = error.split_once(':').unwrap_or((error, ""));
+    let code: Code = code.parse().ok()?;
+    Some(code.name().to_owned())
+}
+
+/// Keeps one record of each event: the first in quarantine, or else the last.
+fn one_per_event(rows: Vec<RecordedRow>) -> Vec<RecordedRow> {
+    let mut kept: Vec<RecordedRow> = Vec::new();
+    for row in rows {
+        match kept.iter_mut().find(|kept| kept.event_id == row.event_id) {
+            Some(known) if known.is_in_quarantine() => {}
+            Some(known) => *known = row,
+            None => kept.push(row),
+        }
+    }
+    kept
+}
+
+/// The first position whose rows were committed from `since` on, an SQL expression for a time. Finds it
+/// by bisection, since positions and commit times grow together.
+pub(crate) async fn first_commit(sql: &Sql, since: &str) -> Result<PgLsn> {
+    let ends = "select min(commit_lsn), max(commit_lsn) from outbox.dispatch";
+    let ends = sql.query_one(ends, &[]).await?;
+    let (low, high): (Option<PgLsn>, Option<PgLsn>) = (ends.get(0), ends.get(1));
+    let (mut low, high) = (low.map_or(0, u64::from), high.map_or(0, u64::from));
+    let probe = format!(
+        "select committed_at >= {since} from outbox.dispatch \
+         where commit_lsn >= $1 order by commit_lsn, ordinal limit 1"
+    );
+    let mut above = high.saturating_add(1);
+    while low < above {
+        let middle = u64::midpoint(low, above);
+        let row = sql.query_opt(&probe, &[&PgLsn::from(middle)]).await?;
+        if row.is_none_or(|row| row.get(0)) {
+            above = middle;
+        } else {
+            low = middle + 1;
+        }
+    }
+    Ok(PgLsn::from(low))
+}

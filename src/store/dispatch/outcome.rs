@@ -1,0 +1,80 @@
+//! Outcomes of events, and the values that their rows get.
+//!
+//! Not here: how they are written. `rows` encodes new rows, `released` updates existing ones.
+
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use crate::event::{EventRef, OrderingKey};
+use crate::publish::MessageIds;
+
+/// Outcomes of events of one topic and ordering key.
+#[derive(Debug)]
+pub(crate) struct Record {
+    /// `None` when the topic cannot be read from the row.
+    pub(crate) topic: Option<Arc<str>>,
+    pub(crate) ordering_key: OrderingKey,
+    pub(crate) at: SystemTime,
+    pub(crate) events: Vec<EventRef>,
+    pub(crate) outcome: Outcome,
+}
+
+/// The outcome of a group of events.
+#[derive(Debug)]
+pub(crate) enum Outcome {
+    /// Pub/Sub stored them; its message ids are in the order of the events.
+    Published(MessageIds),
+    /// Set aside in quarantine, with the reason.
+    Quarantined(Arc<str>),
+    /// Set aside while earlier events of the same key are being released; released along with them.
+    Released(Arc<str>),
+}
+
+/// The columns of one event's row that depend on its outcome.
+pub(super) struct Told<'a> {
+    pub(super) state: &'static str,
+    pub(super) message_id: Option<&'a str>,
+    pub(super) error: Option<&'a Arc<str>>,
+}
+
+impl Record {
+    /// Bytes of the texts in its rows that can be long.
+    pub(crate) fn text_bytes(&self) -> usize {
+        let error = match &self.outcome {
+            Outcome::Published(_) => 0,
+            Outcome::Quarantined(error) | Outcome::Released(error) => error.len(),
+        };
+        let of_each = self.ordering_key.as_str().len() + error;
+        let ids = self.events.iter().map(|event| event.event_id.text_bytes());
+        ids.sum::<usize>() + self.events.len() * of_each
+    }
+
+    /// The ordering key as the table stores it: `None` for unordered events.
+    pub(super) fn key(&self) -> Option<&str> {
+        (!self.ordering_key.is_unordered()).then(|| self.ordering_key.as_str())
+    }
+}
+
+impl Outcome {
+    /// The column values for event number `n` of the record.
+    pub(super) fn of(&self, n: usize) -> Told<'_> {
+        let (state, message_id, error) = match self {
+            Self::Published(ids) => ("published", ids.get(n), None),
+            Self::Quarantined(error) => ("quarantined", None, Some(error)),
+            Self::Released(error) => ("released", None, Some(error)),
+        };
+        Told {
+            state,
+            message_id,
+            error,
+        }
+    }
+}
+
+impl Told<'_> {
+    /// How many requests have carried the event.
+    pub(super) fn attempts(&self, event: &EventRef) -> i32 {
+        let carried = event.failed_attempts + u32::from(self.message_id.is_some());
+        i32::try_from(carried).unwrap_or(i32::MAX)
+    }
+}

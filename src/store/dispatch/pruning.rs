@@ -1,0 +1,72 @@
+//! The statements that delete old records. Which of them may go is decided in `ops::prune`.
+
+use decoder::Lsn;
+use tokio_postgres::types::PgLsn;
+
+/// The verdict of a record or row that is deleted.
+pub(crate) const GO: &str = "go";
+
+/// Captured tables that exist, except those with these identities.
+pub(crate) const OTHER_TABLES: &str = "\
+    select pg_catalog.format('%I.%I', c.schema_name, c.table_name) from outbox.capture c \
+    where c.identity <> all ($1) and ( \
+        pg_catalog.to_regclass(pg_catalog.format('%I.%I', c.schema_name, c.table_name)) is not null \
+        or exists (select from pg_catalog.pg_class r where r.oid = c.table_oid and r.relkind in ('r', 'p'))) \
+    order by 1 limit 1";
+
+/// One chunk of records.
+#[derive(Debug)]
+pub(crate) struct RecordChunkBounds<'a> {
+    /// The last record of the previous chunk.
+    pub(crate) after: (PgLsn, i32),
+    /// Only records before this position.
+    pub(crate) durable: Lsn,
+    /// The most records.
+    pub(crate) limit: u32,
+    /// Only records from before this time, an SQL expression.
+    pub(crate) cutoff: &'a str,
+    /// The condition that the row of a record `w` still exists.
+    pub(crate) has_row: &'a str,
+    /// Whether records are deleted, or only counted.
+    pub(crate) deletes: bool,
+}
+
+/// The statement of one chunk; it returns no row at the end of the table.
+pub(crate) fn chunk_sql(bounds: &RecordChunkBounds<'_>) -> String {
+    let RecordChunkBounds {
+        after: (commit, ordinal),
+        durable,
+        limit,
+        cutoff,
+        has_row,
+        deletes,
+    } = bounds;
+    let delete = if *deletes {
+        format!(
+            "delete from outbox.dispatch d using judged j where j.verdict = '{GO}' \
+                 and d.commit_lsn = j.commit_lsn and d.ordinal = j.ordinal returning 1"
+        )
+    } else {
+        format!("select 1 from judged j where j.verdict = '{GO}'")
+    };
+    format!(
+        "with looked as materialized ( \
+             select commit_lsn, ordinal, event_id, source_id, state, dispatched_at \
+             from outbox.dispatch \
+             where (commit_lsn, ordinal) > ('{commit}'::pg_lsn, {ordinal}) \
+               and commit_lsn < '{durable}'::pg_lsn \
+             order by commit_lsn, ordinal limit {limit}), \
+         judged as materialized ( \
+             select w.*, case when w.state not in ('published', 'discarded') then 'quarantined' \
+                 when w.dispatched_at >= {cutoff} then 'young' \
+                 when {has_row} then 'of_row' else '{GO}' end as verdict from looked w), \
+         gone as ({delete}) \
+         select (select count(*) from judged), (select count(*) from gone), \
+             (select count(*) from judged where verdict = 'young'), \
+             (select count(*) from judged where verdict = 'of_row'), \
+             (select to_char(min(dispatched_at) at time zone 'UTC', \
+                  'YYYY-MM-DD\"T\"HH24:MI:SS\"Z\"') from judged where verdict = '{GO}'), \
+             last.commit_lsn, last.ordinal \
+         from (select commit_lsn, ordinal from looked order by 1 desc, 2 desc limit 1) last"
+    )
+}

@@ -1,0 +1,270 @@
+//! The relay's queries on the quarantine: which keys are blocked, which events are released, and the
+//! updates between the states.
+//!
+//! Every statement uses the partial index `dispatch_quarantine`, so polling costs next to nothing
+//! while the quarantine is empty, however large the table is. Groups are found one by one by skipping
+//! through the index, without reading all their rows. As in the index, an empty topic or key stands
+//! for null.
+
+use std::collections::HashMap;
+
+use decoder::{Lsn, PgTimestamp};
+use tokio_postgres::Row;
+use tokio_postgres::types::PgLsn;
+
+use crate::error::{Code, Error, Result};
+use crate::event::{EventId, EventRef, Group, OrderingKey, Standing};
+use crate::postgres::Sql;
+use crate::watermark::CommitLsn;
+
+/// Limit of keys blocked at once, and of events set aside in one session that block nothing. That
+/// many are no longer single bad events: something is wrong with all of them, and a person must look
+/// before all traffic is in quarantine. With keys of usual length, 100,000 take about 20 MB.
+pub(crate) const MAX_BLOCKED: usize = 100_000;
+
+/// Counting stops here: nobody needs an exact number above it.
+const COUNTED: i64 = 1_000_000;
+
+/// Microseconds between the Unix epoch and PostgreSQL's.
+const PG_EPOCH_MICROS: i64 = 946_684_800_000_000;
+
+/// Only groups after the one with this topic and key.
+const BEYOND: &str = "AND (coalesce(d.topic, ''), coalesce(d.ordering_key, '')) > ($2, $3)";
+
+/// The first row of each group in a state, in the order of the groups; `which` is a further
+/// condition.
+fn groups_sql(state: &str, which: &str) -> String {
+    format!(
+        "WITH RECURSIVE g AS ( \
+             (SELECT d.* FROM outbox.dispatch d WHERE d.state = '{state}' {which} \
+              ORDER BY coalesce(d.topic, ''), coalesce(d.ordering_key, ''), d.commit_lsn, d.ordinal \
+              LIMIT 1) \
+             UNION ALL \
+             SELECT n.* FROM g, LATERAL ( \
+                 SELECT d.* FROM outbox.dispatch d WHERE d.state = '{state}' \
+                   AND (coalesce(d.topic, ''), coalesce(d.ordering_key, '')) \
+                     > (coalesce(g.topic, ''), coalesce(g.ordering_key, '')) \
+                 ORDER BY coalesce(d.topic, ''), coalesce(d.ordering_key, ''), \
+                          d.commit_lsn, d.ordinal \
+                 LIMIT 1) n) \
+         SELECT coalesce(topic, ''), coalesce(ordering_key, ''), commit_lsn, ordinal, event_id, \
+                source_id, error FROM g LIMIT $1"
+    )
+}
+
+const PAGE: &str = "\
+    SELECT commit_lsn, ordinal, event_id, source_id, committed_at FROM outbox.dispatch \
+    WHERE state = 'released' AND coalesce(topic, '') = $1 AND coalesce(ordering_key, '') = $2 \
+      AND (commit_lsn, ordinal) > ($3, $4) \
+    ORDER BY commit_lsn, ordinal LIMIT $5";
+
+const MARK: &str = "\
+    UPDATE outbox.dispatch SET state = 'released' \
+    WHERE state = 'quarantined' AND coalesce(topic, '') = $1 AND coalesce(ordering_key, '') = $2";
+
+const SEND_BACK: &str = "\
+    UPDATE outbox.dispatch SET state = 'quarantined' \
+    WHERE state = 'released' AND coalesce(topic, '') = $1 AND coalesce(ordering_key, '') = $2";
+
+const VANISHED: &str = "\
+    SELECT u.number FROM unnest($1::text[], $2::text[]) WITH ORDINALITY u (topic, key, number) \
+    WHERE NOT EXISTS (SELECT FROM outbox.dispatch d WHERE d.state = 'quarantined' \
+              AND coalesce(d.topic, '') = u.topic AND coalesce(d.ordering_key, '') = u.key) \
+      AND NOT EXISTS (SELECT FROM outbox.dispatch d WHERE d.state = 'released' \
+              AND coalesce(d.topic, '') = u.topic AND coalesce(d.ordering_key, '') = u.key)";
+
+const COUNT: &str = "\
+    SELECT count(*) FROM (SELECT FROM outbox.dispatch \
+    WHERE state IN ('quarantined', 'released') LIMIT $1) q";
+
+/// An ordering key with events in quarantine.
+#[derive(Debug)]
+pub(crate) struct BlockedKey {
+    pub(crate) group: Group,
+    /// Commit LSN and ordinal of its first event in quarantine.
+    pub(crate) since: (u64, u32),
+    /// The id of that event.
+    pub(crate) first: EventId,
+    /// Why it is there.
+    pub(crate) error: Option<String>,
+}
+
+/// Every key with events in quarantine, at most `limit`.
+///
+/// # Errors
+/// `schema-missing` before migration 0005; `quarantine-full` when there are more than `limit`.
+pub(crate) async fn blocked_keys(sql: &Sql, limit: usize) -> Result<Vec<BlockedKey>> {
+    let row = sql
+        .query_one(
+            "SELECT to_regclass('outbox.dispatch_quarantine') IS NOT NULL",
+            &[],
+        )
+        .await?;
+    if !row.get::<_, bool>(0) {
+        return Err(Error::new(
+            Code::SchemaMissing,
+            "the index outbox.dispatch_quarantine (migration 0005) does not exist",
+        ));
+    }
+    let mut keys: HashMap<Group, BlockedKey> = HashMap::new();
+    for state in ["quarantined", "released"] {
+        let most = i64::try_from(limit).unwrap_or(i64::MAX).saturating_add(1);
+        let rows = sql.query(&groups_sql(state, ""), &[&most]).await?;
+        for row in rows.iter().filter(|row| group(row).is_ordered()) {
+            let since = place(row, 2);
+            if keys
+                .get(&group(row))
+                .is_none_or(|known| since < known.since)
+            {
+                keys.insert(group(row), blocked_key(row));
+            }
+        }
+        if keys.len() > limit {
+            return Err(Error::new(
+                Code::QuarantineFull,
+                format!("more than {limit} keys have events in quarantine"),
+            ));
+        }
+    }
+    Ok(keys.into_values().collect())
+}
+
+/// The first keys that have quarantined events, in the order of their names. Events without a key
+/// count as one key of their topic.
+///
+/// # Errors
+/// Database errors.
+pub(crate) async fn first_keys(sql: &Sql, limit: usize) -> Result<Vec<BlockedKey>> {
+    let most = i64::try_from(limit).unwrap_or(i64::MAX);
+    let rows = sql.query(&groups_sql("quarantined", ""), &[&most]).await?;
+    Ok(rows.iter().map(blocked_key).collect())
+}
+
+fn blocked_key(row: &Row) -> BlockedKey {
+    BlockedKey {
+        group: group(row),
+        since: place(row, 2),
+        first: event_id(row, 4),
+        error: row.get(6),
+    }
+}
+
+/// Up to `limit` groups that have released events, in order. With `after`, only groups that sort
+/// after it.
+///
+/// # Errors
+/// Database errors.
+pub(crate) async fn released_groups(
+    sql: &Sql,
+    after: Option<&Group>,
+    limit: i64,
+) -> Result<Vec<Group>> {
+    let rows = match after {
+        None => sql.query(&groups_sql("released", ""), &[&limit]).await?,
+        Some(after) => {
+            let (topic, key) = (&*after.topic, after.ordering_key.as_str());
+            let statement = groups_sql("released", BEYOND);
+            sql.query(&statement, &[&limit, &topic, &key]).await?
+        }
+    };
+    Ok(rows.iter().map(group).collect())
+}
+
+/// The next released rows of the group after the place `after`, in order.
+///
+/// # Errors
+/// Database errors.
+pub(crate) async fn page(
+    sql: &Sql,
+    group: &Group,
+    after: (u64, u32),
+    limit: usize,
+) -> Result<Vec<EventRef>> {
+    let (topic, key) = (&*group.topic, group.ordering_key.as_str());
+    let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+    let (commit, ordinal) = (PgLsn::from(after.0), after.1 as i32);
+    let rows = sql
+        .query(PAGE, &[&topic, &key, &commit, &ordinal, &limit])
+        .await?;
+    let event = |row: &Row| {
+        let (commit, ordinal) = place(row, 0);
+        let committed: std::time::SystemTime = row.get(4);
+        let micros = committed
+            .duration_since(std::time::UNIX_EPOCH)
+            .unwrap_or_default()
+            .as_micros();
+        let commit_time = PgTimestamp::from_micros(micros as i64 - PG_EPOCH_MICROS);
+        let commit = CommitLsn::new(Lsn::new(commit));
+        EventRef {
+            standing: Standing::Released,
+            ..EventRef::new(commit, ordinal, commit_time, event_id(row, 2))
+        }
+    };
+    Ok(rows.iter().map(event).collect())
+}
+
+/// Marks the quarantined events of the group as released.
+///
+/// # Errors
+/// Database errors.
+pub(crate) async fn mark(sql: &Sql, group: &Group) -> Result<()> {
+    change(sql, MARK, group).await
+}
+
+/// Marks the released events of the group as quarantined again.
+///
+/// # Errors
+/// Database errors.
+pub(crate) async fn send_back(sql: &Sql, group: &Group) -> Result<()> {
+    change(sql, SEND_BACK, group).await
+}
+
+async fn change(sql: &Sql, statement: &str, group: &Group) -> Result<()> {
+    let (topic, key) = (&*group.topic, group.ordering_key.as_str());
+    sql.execute(statement, &[&topic, &key]).await?;
+    Ok(())
+}
+
+/// Returns those of `groups` that have no events left in quarantine.
+///
+/// # Errors
+/// Database errors.
+pub(crate) async fn vanished(sql: &Sql, groups: &[Group]) -> Result<Vec<Group>> {
+    let topics: Vec<&str> = groups.iter().map(|group| &*group.topic).collect();
+    let keys: Vec<&str> = groups.iter().map(|g| g.ordering_key.as_str()).collect();
+    let rows = sql.query(VANISHED, &[&topics, &keys]).await?;
+    let number = |row: &Row| usize::try_from(row.get::<_, i64>(0) - 1).ok();
+    let found = rows.iter().filter_map(|row| groups.get(number(row)?));
+    Ok(found.cloned().collect())
+}
+
+/// How many events are in quarantine, counted up to a million.
+///
+/// # Errors
+/// Database errors.
+pub(crate) async fn count(sql: &Sql) -> Result<i64> {
+    Ok(sql.query_one(COUNT, &[&COUNTED]).await?.get(0))
+}
+
+fn group(row: &Row) -> Group {
+    Group {
+        topic: row.get::<_, &str>(0).into(),
+        ordering_key: OrderingKey::from(row.get::<_, &str>(1)),
+    }
+}
+
+/// The place in the log: commit LSN in this column, ordinal in the next.
+fn place(row: &Row, column: usize) -> (u64, u32) {
+    let commit: PgLsn = row.get(column);
+    let ordinal: i32 = row.get(column + 1);
+    (commit.into(), ordinal as u32)
+}
+
+/// The event id: uuid in this column, source id in the next.
+fn event_id(row: &Row, column: usize) -> EventId {
+    let uuid: uuid::Uuid = row.get(column);
+    EventId {
+        uuid: uuid.into_bytes(),
+        source_id: row.get::<_, Option<String>>(column + 1).map(Into::into),
+    }
+}

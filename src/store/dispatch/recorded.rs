@@ -1,0 +1,229 @@
+//! Finds out which events of the stream have an outcome already, by merging two ordered lists.
+//!
+//! The stream is ordered by (commit LSN, ordinal), and so is the primary key of the dispatch table.
+//! So we read the rows after the slot's position page by page, just ahead of the stream, and hold
+//! only one page in memory, however many rows there are.
+//!
+//! With `dispatch = exceptions`, published events have no row, so a restart publishes them again. If
+//! events with a row lie between them, those must be published again too: a replay may not leave any
+//! out. So in that mode only events in quarantine and discarded events are skipped.
+//!
+//! PostgreSQL may decode a transaction differently the next time. If the publication was altered
+//! while the transaction was open, it can bring more rows or fewer, depending on what the same
+//! session decoded before it. Then the ordinals shift, and the ids reveal it: we look an event up by
+//! its id if the row at its place belongs to another event, or if its own row is at another place of
+//! the page.
+//!
+//! The table may hold rows whose events the stream does not bring, for example events that were
+//! published from their table. They are skipped.
+
+use std::collections::{HashSet, VecDeque};
+
+use decoder::Lsn;
+use tokio_postgres::types::PgLsn;
+
+use crate::error::Result;
+use crate::postgres::Sql;
+use crate::watermark::CommitLsn;
+
+const PAGE: i64 = 5_000;
+
+const SELECT_PAGE: &str = "\
+    SELECT commit_lsn, ordinal, event_id, state = 'published' FROM outbox.dispatch \
+    WHERE (commit_lsn, ordinal) > ($1, $2) AND commit_lsn <= $3 \
+    ORDER BY commit_lsn, ordinal LIMIT $4";
+
+const IS_PUBLISHED: &str = "\
+    SELECT bool_and(state = 'published') FROM outbox.dispatch WHERE event_id = $1";
+
+/// The answer of [`RecordedEvents::look_up`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Lookup {
+    /// The event has an outcome: do not send it again.
+    Done,
+    /// The event is published; it is sent again together with neighbours that have no row.
+    Repeated,
+    /// The event has no outcome yet.
+    New,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct DispatchRow {
+    commit: u64,
+    ordinal: i32,
+    event_id: [u8; 16],
+    is_published: bool,
+}
+
+/// The rows that existed when the session began.
+#[derive(Debug)]
+pub(crate) struct RecordedEvents {
+    page: VecDeque<DispatchRow>,
+    /// Ids in the page that the stream has not brought yet.
+    ids: HashSet<[u8; 16], foldhash::fast::RandomState>,
+    /// Place of the last row read so far.
+    read_to: (u64, i32),
+    /// Commit LSN of the last row; `None` once all rows have been read.
+    last: Option<u64>,
+    /// Whether events may have been published without a row (`dispatch = exceptions`).
+    repeats: bool,
+}
+
+impl RecordedEvents {
+    /// Prepares to read the rows after `confirmed`. `repeats` says that events may have been
+    /// published without a row.
+    pub(crate) async fn after(sql: &Sql, confirmed: Lsn, repeats: bool) -> Result<Self> {
+        let start = PgLsn::from(confirmed.as_u64());
+        let row = sql
+            .query_one(
+                // Only commit LSNs divisible by 8: rows of events read from a table use LSNs in
+                // between, where the stream cannot have a commit.
+                "SELECT max(commit_lsn) FROM outbox.dispatch \
+                 WHERE commit_lsn >= $1 AND mod(commit_lsn - '0/0'::pg_lsn, 8) = 0",
+                &[&start],
+            )
+            .await?;
+        let last: Option<PgLsn> = row.get(0);
+        let read_to = (confirmed.as_u64().saturating_sub(1), i32::MAX);
+        Ok(Self {
+            page: VecDeque::new(),
+            ids: HashSet::default(),
+            read_to,
+            last: last.map(u64::from),
+            repeats,
+        })
+    }
+
+    /// Whether a page must be read before this place can be looked up.
+    pub(crate) fn needs_page(&self, commit: CommitLsn, ordinal: u32) -> bool {
+        let place = (commit.lsn().as_u64(), ordinal as i32);
+        self.last.is_some_and(|last| place.0 <= last)
+            && self
+                .page
+                .back()
+                .is_none_or(|row| (row.commit, row.ordinal) < place)
+    }
+
+    /// Reads the next page.
+    pub(crate) async fn read_page(&mut self, sql: &Sql) -> Result<()> {
+        let Some(last) = self.last else { return Ok(()) };
+        // The stream is past every row of the previous page.
+        self.page.clear();
+        self.ids.clear();
+        let (commit, ordinal) = self.read_to;
+        let rows = sql
+            .query(
+                SELECT_PAGE,
+                &[&PgLsn::from(commit), &ordinal, &PgLsn::from(last), &PAGE],
+            )
+            .await?;
+        if (rows.len() as i64) < PAGE {
+            self.last = None;
+        }
+        for row in rows {
+            let commit: PgLsn = row.get(0);
+            let event_id: uuid::Uuid = row.get(2);
+            let row = DispatchRow {
+                commit: commit.into(),
+                ordinal: row.get(1),
+                event_id: event_id.into_bytes(),
+                is_published: row.get(3),
+            };
+            self.read_to = (row.commit, row.ordinal);
+            self.ids.insert(row.event_id);
+            self.page.push_back(row);
+        }
+        Ok(())
+    }
+
+    /// Looks an event up by its id alone, because its transaction was decoded differently.
+    pub(crate) async fn look_up_by_id(&self, sql: &Sql, event_id: &[u8; 16]) -> Result<Lookup> {
+        look_up_by_id(sql, event_id, self.repeats).await
+    }
+
+    /// The stream has brought every transaction committed before `wal_end`, so earlier rows are no
+    /// longer needed. Otherwise trailing rows of events that were published from their table would
+    /// keep [`is_over`](Self::is_over) false until the next event.
+    pub(crate) fn passed(&mut self, wal_end: Lsn) {
+        if self.last.is_some_and(|last| last < wal_end.as_u64()) {
+            self.last = None;
+        }
+        while self
+            .page
+            .front()
+            .is_some_and(|row| row.commit < wal_end.as_u64())
+        {
+            self.page.pop_front();
+        }
+    }
+
+    /// Whether the stream is past all rows: every event from here on is new.
+    pub(crate) fn is_over(&self) -> bool {
+        self.last.is_none() && self.page.is_empty()
+    }
+
+    /// Looks up the next event of the stream by its place. `None` if its transaction was decoded
+    /// differently from last time: then look it up by its id.
+    pub(crate) fn look_up(
+        &mut self,
+        commit: CommitLsn,
+        ordinal: u32,
+        event_id: &[u8; 16],
+    ) -> Option<Lookup> {
+        let place = (commit.lsn().as_u64(), ordinal as i32);
+        self.last = self.last.filter(|last| place.0 <= *last);
+        while self
+            .page
+            .front()
+            .is_some_and(|row| (row.commit, row.ordinal) < place)
+        {
+            self.page.pop_front();
+        }
+        let here = self.page.front().copied();
+        match here.filter(|row| (row.commit, row.ordinal) == place) {
+            Some(row) if row.event_id == *event_id => {
+                self.page.pop_front();
+                self.ids.remove(event_id);
+                Some(standing(row.is_published, self.repeats))
+            }
+            Some(_) => None,
+            None if self.ids.contains(event_id) => None,
+            None => Some(Lookup::New),
+        }
+    }
+}
+
+/// Looks an event up by its id alone. `repeats` says that events may have been published without a
+/// row.
+///
+/// # Errors
+/// Database errors.
+pub(crate) async fn look_up_by_id(sql: &Sql, event_id: &[u8; 16], repeats: bool) -> Result<Lookup> {
+    let id = uuid::Uuid::from_bytes(*event_id);
+    let row = sql.query_one(IS_PUBLISHED, &[&id]).await?;
+    let is_published: Option<bool> = row.get(0);
+    Ok(match is_published {
+        None => Lookup::New,
+        Some(is_published) => standing(is_published, repeats),
+    })
+}
+
+fn standing(is_published: bool, repeats: bool) -> Lookup {
+    if repeats && is_published {
+        Lookup::Repeated
+    } else {
+        Lookup::Done
+    }
+}
+
+/// The last ordinal in use at a place; the next event gets a higher one.
+pub(crate) async fn last_ordinal(sql: &Sql, place: CommitLsn) -> Result<u32> {
+    const STATEMENT: &str =
+        "SELECT coalesce(max(ordinal), 0) FROM outbox.dispatch WHERE commit_lsn = $1";
+    let place = PgLsn::from(place.lsn().as_u64());
+    let last: i32 = sql.query_one(STATEMENT, &[&place]).await?.get(0);
+    Ok(last.unsigned_abs())
+}
+
+#[cfg(test)]
+mod tests;

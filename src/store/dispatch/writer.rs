@@ -1,0 +1,176 @@
+//! Records outcomes, in one transaction per batch, on a connection of its own.
+//!
+//! While one batch is being written the next one gathers, so batches grow with the load. Small
+//! batches keep a minimum distance (`batch`): each commit makes the server flush its log, and the
+//! commits of the services wait for that. The first batch after an idle time is not delayed. Nor is
+//! the rest that a large batch leaves over, unless a small one went just before. No publish ever
+//! waits for a row.
+//!
+//! A batch that fails is written again, over a new connection if necessary. The first attempt may
+//! have been committed all the same, so rows that already exist are left as they are.
+//!
+//! A relay that has lost the slot must not record anything: its successor has already read the table
+//! and publishes every event that had no row then. Rows that appear later would make a part of these
+//! events look done. So each transaction first asks who serves the slot (`successor`), and a
+//! successor waits for transactions that began before it came (`predecessor`).
+//!
+//! An event that was released from quarantine has a row already: its new outcome is an update. So a
+//! batch that is written twice cannot undo an operator's command that came in between.
+
+mod batch;
+mod transaction;
+
+use std::time::Duration;
+
+use slot_manager::SlotName;
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, timeout_at};
+
+use super::outcome::Record;
+use super::predecessor::writer_name;
+use crate::error::{Code, Disposition, Error, Result};
+use crate::postgres::Target;
+use batch::{Batch, MAX_ROWS, Pacing};
+use transaction::{Connected, WriterContext, write};
+
+pub(crate) use batch::Written;
+pub(crate) use transaction::SlotReader;
+
+const RETRY_PAUSE: Duration = Duration::from_millis(500);
+
+/// Reports of the writer to the relay.
+#[derive(Debug)]
+pub(crate) enum WriterEvent {
+    /// These outcomes are durable.
+    Recorded(Written),
+    /// Writing has failed and is tried again.
+    Retrying(Error),
+    /// Writing cannot succeed until someone changes something.
+    Failed(Error),
+}
+
+/// The writer's task.
+#[derive(Debug)]
+pub(crate) struct DispatchWriter {
+    /// Unbounded, because its contents count towards the budget of bytes in flight.
+    queue: Option<mpsc::UnboundedSender<Record>>,
+    task: JoinHandle<()>,
+}
+
+impl DispatchWriter {
+    /// Starts the task, which reports through `events`.
+    pub(crate) fn start(
+        target: Target,
+        slot: &SlotName,
+        reader: SlotReader,
+        events: mpsc::UnboundedSender<WriterEvent>,
+    ) -> Self {
+        let (queue, incoming) = mpsc::unbounded_channel();
+        let place = WriterContext {
+            target,
+            name: writer_name(slot),
+            slot: slot.to_string(),
+            reader,
+        };
+        let task = tokio::spawn(async move {
+            if let Err(error) = run(&place, incoming, &events).await {
+                // If the session has ended, nobody receives this.
+                let _ = events.send(WriterEvent::Failed(error));
+            }
+        });
+        Self {
+            queue: Some(queue),
+            task,
+        }
+    }
+
+    /// Queues outcomes to be written.
+    pub(crate) fn record(&self, record: Record) {
+        // The task ends early only with an error, which it has reported itself.
+        if let Some(queue) = &self.queue {
+            let _ = queue.send(record);
+        }
+    }
+
+    /// Writes all queued outcomes, or gives up after `limit`.
+    pub(crate) async fn finish(mut self, limit: Duration) {
+        self.queue = None;
+        if tokio::time::timeout(limit, &mut self.task).await.is_err() {
+            tracing::warn!("could not record all outcomes in time: events may be published twice");
+        }
+    }
+}
+
+impl Drop for DispatchWriter {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+async fn run(
+    place: &WriterContext,
+    mut incoming: mpsc::UnboundedReceiver<Record>,
+    events: &mpsc::UnboundedSender<WriterEvent>,
+) -> Result<()> {
+    let mut sql: Option<Connected> = None;
+    let mut batch = Batch::default();
+    let mut gathered = Vec::new();
+    let mut pacing = Pacing::new(Instant::now());
+    loop {
+        let room = MAX_ROWS.saturating_sub(batch.recorded.events).max(1);
+        let gathering = incoming.recv_many(&mut gathered, room);
+        let is_over = match batch.recorded.events {
+            0 => gathering.await == 0,
+            // A timeout also counts as over: the batch is due, with no more records for it.
+            _ => timeout_at(pacing.earliest, gathering).await.unwrap_or(0) == 0,
+        };
+        if is_over && batch.recorded.events == 0 {
+            return Ok(());
+        }
+        for record in gathered.drain(..) {
+            batch.add(record);
+            if batch.is_full() {
+                write_until_done(place, &mut sql, &mut batch, events).await?;
+            }
+        }
+        let waiting = batch.recorded.events;
+        if is_over || pacing.is_due(waiting, Instant::now()) {
+            write_until_done(place, &mut sql, &mut batch, events).await?;
+            pacing.written(waiting, Instant::now());
+        }
+    }
+}
+
+/// Writes the batch and empties it. Retries temporary errors without end.
+async fn write_until_done(
+    place: &WriterContext,
+    sql: &mut Option<Connected>,
+    batch: &mut Batch,
+    events: &mpsc::UnboundedSender<WriterEvent>,
+) -> Result<()> {
+    loop {
+        match write(place, sql, batch).await {
+            Ok(()) => {
+                let done = std::mem::take(batch);
+                // If the session has ended, nobody receives this.
+                let _ = events.send(WriterEvent::Recorded(done.recorded));
+                return Ok(());
+            }
+            // The server is stopping, or the slot is another session's: end this session.
+            Err(error) if matches!(error.code(), Code::PostgresStopping | Code::LeaseLost) => {
+                return Err(error);
+            }
+            Err(error) if error.code().disposition() == Disposition::Retry => {
+                *sql = None;
+                // If the session has ended, nobody receives this.
+                let _ = events.send(WriterEvent::Retrying(error));
+                tokio::time::sleep(RETRY_PAUSE).await;
+            }
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,127 @@
+//! A batch of outcomes, and when it is due.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::super::outcome::Record;
+use crate::event::Standing;
+use crate::watermark::CommitLsn;
+
+/// Rows per transaction: enough to spread the cost of a commit, few enough to be quick.
+pub(super) const MAX_ROWS: usize = 8_000;
+/// A batch with this many bytes of text is full. It limits memory when rows have long texts,
+/// because sending a batch needs a second copy of it.
+const MAX_TEXT_BYTES: usize = 4 << 20;
+/// A batch of this many rows does not wait for more: next to writing them, a commit is cheap.
+const ENOUGH_ROWS: usize = 2_000;
+/// Minimum time between two small batches. A crash repeats events that were published during this
+/// time, and none of them is confirmed sooner.
+const MIN_INTERVAL: Duration = Duration::from_millis(50);
+
+/// What one batch has made durable.
+#[derive(Debug, Default)]
+pub(crate) struct Written {
+    /// Per transaction, how many of its events got their first outcome.
+    pub(crate) commits: Vec<(CommitLsn, u64)>,
+    /// Events in the batch.
+    pub(crate) events: usize,
+    /// Sum of [`Record::text_bytes`].
+    pub(crate) text_bytes: usize,
+    /// [`Record`]s in the batch. They are written in the order in which they were queued.
+    pub(crate) records: u64,
+}
+
+impl Written {
+    /// Counts one more first outcome of `commit`; merges it with the previous entry if that is the
+    /// same one.
+    pub(crate) fn count(&mut self, commit: CommitLsn) {
+        match self.commits.last_mut() {
+            Some((last, count)) if *last == commit => *count += 1,
+            Some(_) | None => self.commits.push((commit, 1)),
+        }
+    }
+}
+
+/// One batch of outcomes.
+#[derive(Debug, Default)]
+pub(super) struct Batch {
+    pub(super) records: Vec<Record>,
+    pub(super) holds_released: bool,
+    pub(super) recorded: Written,
+}
+
+impl Batch {
+    pub(super) fn add(&mut self, record: Record) {
+        self.recorded.records += 1;
+        self.recorded.events += record.events.len();
+        self.recorded.text_bytes += record.text_bytes();
+        for event in &record.events {
+            match event.standing {
+                // A repeated event gets no row, but it resolves only after the events before it.
+                Standing::New | Standing::Repeated => self.recorded.count(event.commit),
+                Standing::Released => self.holds_released = true,
+            }
+        }
+        self.records.push(record);
+    }
+
+    pub(super) fn is_full(&self) -> bool {
+        self.recorded.events >= MAX_ROWS || self.recorded.text_bytes >= MAX_TEXT_BYTES
+    }
+}
+
+/// Decides when a batch that is not full is written. A state machine without IO; the clock is passed
+/// in.
+#[derive(Debug)]
+pub(super) struct Pacing {
+    /// No small batch is written before this time.
+    pub(super) earliest: Instant,
+}
+
+impl Pacing {
+    pub(super) fn new(now: Instant) -> Self {
+        Self { earliest: now }
+    }
+
+    /// Whether a batch of `events` events is written at `now`.
+    pub(super) fn is_due(&self, events: usize, now: Instant) -> bool {
+        events >= ENOUGH_ROWS || (events > 0 && now >= self.earliest)
+    }
+
+    /// A batch of `events` events, which was not full, has been written.
+    pub(super) fn written(&mut self, events: usize, now: Instant) {
+        if events < ENOUGH_ROWS {
+            self.earliest = now + MIN_INTERVAL;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_small_batch_is_delayed_only_by_a_small_one_before_it() {
+        let start = Instant::now();
+        let at = |ms| start + Duration::from_millis(ms);
+        let mut pacing = Pacing::new(start);
+        assert!(!pacing.is_due(0, at(0)), "nothing to write");
+        assert!(pacing.is_due(1, at(0)), "the first does not wait");
+        pacing.written(1, at(1));
+        assert!(!pacing.is_due(ENOUGH_ROWS - 1, at(50)));
+        assert!(pacing.is_due(ENOUGH_ROWS, at(20)));
+        pacing.written(ENOUGH_ROWS, at(30));
+        assert!(
+            !pacing.is_due(1, at(50)),
+            "50 ms after the small one are not over"
+        );
+        assert!(pacing.is_due(1, at(51)), "the large one delays nothing");
+        pacing.written(1, at(60));
+        pacing.written(ENOUGH_ROWS, at(115));
+        assert!(
+            pacing.is_due(1, at(115)),
+            "the rest that the large one has left over"
+        );
+    }
+}

@@ -1,0 +1,206 @@
+//! The transaction that writes one batch, on the writer's connection.
+
+use std::collections::{HashMap, HashSet};
+use std::pin::pin;
+use std::time::Duration;
+
+use decoder::Lsn;
+use futures_util::SinkExt;
+use slot_manager::{SystemIdentifier, cluster};
+use tokio_postgres::Statement;
+use tokio_postgres::error::SqlState;
+use tokio_postgres::types::PgLsn;
+
+use super::super::released::{ReleasedRows, UPDATE};
+use super::super::rows::{COPY, RowKey, Storing, encode, row_key};
+use super::super::successor::{WHO_SERVES, is_there};
+use super::batch::Batch;
+use crate::error::{Code, Error, Result};
+use crate::event::Standing;
+use crate::postgres::{Sql, Target, connect};
+
+const STATEMENT_TIMEOUT: Duration = Duration::from_secs(30);
+/// How often a batch may run into rows that did not exist just before.
+const MAX_CONFLICTS: u32 = 3;
+const HAS_SUCCESSOR: &str = "another session has taken over the slot: events in flight are not \
+    recorded by this session, and the next session on the slot publishes them again";
+
+/// The error that ends the session, if it is still running.
+const SLOT_IS_ANOTHERS: &str =
+    "another session serves the slot, so the dispatch writer has stopped";
+
+/// An open transaction of ours that is stuck delays our successor.
+const BE_QUICK: &str = "SET idle_in_transaction_session_timeout = '5s'";
+
+const WHICH_ARE_THERE: &str = "\
+    SELECT d.commit_lsn, d.ordinal, d.event_id FROM outbox.dispatch d \
+    JOIN unnest($1::pg_lsn[], $2::int[]) u (commit_lsn, ordinal) \
+        ON d.commit_lsn = u.commit_lsn AND d.ordinal = u.ordinal";
+
+/// Which process reads the slot, and on which server.
+#[derive(Debug, Clone)]
+pub(crate) struct SlotReader {
+    /// The name of this relay in outbox.relay.
+    pub(crate) instance: String,
+    /// Pid of our walsender; 0 when it is unknown.
+    pub(crate) walsender: i32,
+    pub(crate) system_identifier: SystemIdentifier,
+    pub(crate) timeline: u32,
+}
+
+impl SlotReader {
+    /// Checks that the writer is on the server on which the session began. A promoted standby may
+    /// lack records that its primary had. If we recorded later events there, the next session would
+    /// repeat only the missing ones, out of order.
+    ///
+    /// # Errors
+    /// `postgres-stopping` on another server than the session's; errors of a statement.
+    async fn is_still_served_by(&self, sql: &Sql) -> Result<()> {
+        let cluster = cluster::inspect(sql).await?;
+        if cluster.system_identifier == self.system_identifier && cluster.timeline == self.timeline
+        {
+            return Ok(());
+        }
+        let what = "another PostgreSQL server answers than the one on which the session began";
+        Err(Error::new(Code::PostgresStopping, what)
+            .hint("no action needed: the relay opens a new session on the server that answers now"))
+    }
+}
+
+/// Where the writer connects, under which name, and for which slot and session.
+pub(super) struct WriterContext {
+    pub(super) target: Target,
+    pub(super) name: String,
+    pub(super) slot: String,
+    pub(super) reader: SlotReader,
+}
+
+pub(super) struct Connected {
+    sql: Sql,
+    who_serves: Statement,
+    copy: Statement,
+    update: Statement,
+    storing: Storing,
+}
+
+impl Connected {
+    async fn new(place: &WriterContext) -> Result<Self> {
+        let sql = connect(&place.target, &place.name, STATEMENT_TIMEOUT).await?;
+        place.reader.is_still_served_by(&sql).await?;
+        sql.batch_execute(BE_QUICK).await?;
+        let encoding = sql.query_one("SHOW server_encoding", &[]).await?;
+        Ok(Self {
+            storing: Storing::in_encoding(encoding.get(0)),
+            who_serves: sql.prepare(WHO_SERVES).await?,
+            copy: sql.prepare(COPY).await?,
+            update: sql.prepare(UPDATE).await?,
+            sql,
+        })
+    }
+}
+
+/// Writes the batch, over a new connection if there is none.
+pub(super) async fn write(
+    place: &WriterContext,
+    connected: &mut Option<Connected>,
+    batch: &Batch,
+) -> Result<()> {
+    let connected = match connected {
+        Some(connected) => connected,
+        None => connected.insert(Connected::new(place).await?),
+    };
+    let mut there = HashSet::new();
+    for _ in 0..MAX_CONFLICTS {
+        match attempt(place, connected, batch, &there).await {
+            // The batch was written before and only the answer was lost. PostgreSQL rolls the
+            // transaction back. The connection is still usable: the server has read the whole COPY.
+            Err(error) if error.code() == Some(&SqlState::UNIQUE_VIOLATION) => {
+                there = rows_that_are_there(&connected.sql, batch).await?;
+            }
+            Ok(Attempt::SlotIsAnothers) => {
+                // The session may be over already, and nobody receives the error: log it here.
+                tracing::warn!("{HAS_SUCCESSOR}");
+                return Err(Error::new(Code::LeaseLost, SLOT_IS_ANOTHERS));
+            }
+            Ok(Attempt::Committed) => return Ok(()),
+            Err(error) => return Err(error.into()),
+        }
+    }
+    let what = "another session is writing rows of the same events to outbox.dispatch";
+    Err(Error::new(Code::PostgresConnectionLost, what))
+}
+
+/// The end of a transaction that did not fail.
+enum Attempt {
+    Committed,
+    /// Rolled back: another session has the slot, so nothing may be recorded.
+    SlotIsAnothers,
+}
+
+/// Writes the whole batch in one transaction, except new rows that are `there` already.
+async fn attempt(
+    place: &WriterContext,
+    connected: &mut Connected,
+    batch: &Batch,
+    there: &HashSet<RowKey>,
+) -> Result<Attempt, tokio_postgres::Error> {
+    let transaction = connected.sql.client_mut().transaction().await?;
+    let SlotReader {
+        instance,
+        walsender,
+        ..
+    } = &place.reader;
+    let serving = transaction
+        .query_one(&connected.who_serves, &[&place.slot, instance])
+        .await?;
+    if is_there(serving.get(0), serving.get(1), *walsender) {
+        transaction.rollback().await?;
+        return Ok(Attempt::SlotIsAnothers);
+    }
+    // Released events were sent before new ones of their key, so write their outcomes first.
+    if batch.holds_released {
+        let rows = ReleasedRows::of(&batch.records, connected.storing);
+        transaction
+            .execute(&connected.update, &rows.parameters())
+            .await?;
+    }
+    if let Some(rows) = encode(&batch.records, there, connected.storing) {
+        let mut copy = pin!(transaction.copy_in(&connected.copy).await?);
+        copy.send(rows).await?;
+        copy.finish().await?;
+    }
+    transaction.commit().await?;
+    Ok(Attempt::Committed)
+}
+
+/// Returns the keys of the batch's new events that already have a row.
+///
+/// # Errors
+/// `internal` when the row at an event's place belongs to another event: the event must not count as
+/// recorded. The next session looks up the events of such a transaction by their ids.
+async fn rows_that_are_there(sql: &Sql, batch: &Batch) -> Result<HashSet<RowKey>> {
+    let events = batch.records.iter().flat_map(|record| &record.events);
+    let new = events.filter(|event| event.standing == Standing::New);
+    let new = new.map(|event| (row_key(event), event.event_id.uuid));
+    let new: HashMap<RowKey, [u8; 16]> = new.collect();
+    let (lsns, ordinals): (Vec<_>, Vec<_>) = new
+        .keys()
+        .copied()
+        .map(|(lsn, ordinal)| (PgLsn::from(lsn), ordinal))
+        .unzip();
+    let rows = sql.query(WHICH_ARE_THERE, &[&lsns, &ordinals]).await?;
+    let mut there = HashSet::new();
+    for row in &rows {
+        let key = (row.get::<_, PgLsn>(0).into(), row.get(1));
+        let id: uuid::Uuid = row.get(2);
+        if new.get(&key).is_some_and(|event| id.as_bytes() != event) {
+            let (lsn, ordinal) = (Lsn::new(key.0), key.1);
+            let what = format!(
+                "outbox.dispatch already has another event at commit {lsn}, ordinal {ordinal}"
+            );
+            return Err(Error::new(Code::Internal, what));
+        }
+        there.insert(key);
+    }
+    Ok(there)
+}

@@ -1,0 +1,18 @@
+//! What the relay remembers in the database: the only SQL on the tables of the schema `outbox`.
+//!
+//! - [`dispatch`]: the outcome of each event, and the quarantine (`outbox.dispatch`).
+//! - [`capture_record`]: which rows of each captured table are ours, and how far they are resolved
+//!   (`outbox.capture`).
+//! - [`relay_row`]: which relay serves a slot, and how far it got (`outbox.relay`).
+//!
+//! Memory holds nothing that these tables and the slot do not imply.
+//!
+//! **Invariants.** Nothing here writes to an outbox table. A statement that only the holder of the slot
+//! may run checks in the database that its session still holds it.
+//!
+//! Not here: queries on captured tables (`capture`), the tables' definitions (`migrations/`), and what
+//! follows from a row.
+
+pub(crate) mod capture_record;
+pub(crate) mod dispatch;
+pub(crate) mod relay_row;

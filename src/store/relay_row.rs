@@ -1,0 +1,325 @@
+//! The relay's own row in `outbox.relay`: a tripwire, and information for operators.
+//!
+//! It never decides the position to resume from: only the slot does. It lets the relay notice that
+//! the slot is not the one that was served before (`recovery::loss`), and remember across crashes
+//! that a recovery has not ended (`mark`) and what audits have compared (`audits`). Commands read it
+//! with `shown`.
+
+pub(crate) mod audits;
+pub(crate) mod mark;
+pub(crate) mod shown;
+
+use decoder::Lsn;
+use slot_manager::health::RecordedPosition;
+use slot_manager::{Cluster, DatabaseOrigin, SlotName};
+use tokio_postgres::GenericClient;
+use tokio_postgres::error::SqlState;
+use tokio_postgres::types::{PgLsn, ToSql};
+
+use crate::condition::Condition;
+use crate::error::{Code, Error, Result};
+use crate::postgres::{Snapshot, Sql};
+use crate::settings::Dispatch;
+
+const SELECT: &str = "\
+    SELECT system_identifier, timeline, confirmed_lsn, confirmed_is_final, recovering, dispatch, \
+        audited_publication, database_oid, recovery_lsn, recovery_snapshot::text \
+    FROM outbox.relay WHERE slot = $1";
+
+/// Makes the mode `exceptions` durable before anything is delivered. Only the auditor or a recovery
+/// switches back to `full`, once all events delivered without a row are below the floor. `$6` says
+/// that the slot may have left events out, so that everything has to be compared.
+const TAKE: &str = "\
+    INSERT INTO outbox.relay (slot, system_identifier, timeline, confirmed_lsn, instance, \
+        dispatch, audited_publication, database_oid) \
+    VALUES ($1::text, $2::text, $3::int, $4::pg_lsn, $5::text, $7::text, $8::text, \
+        $9::oid) \
+    ON CONFLICT (slot) DO UPDATE SET system_identifier = excluded.system_identifier, \
+        timeline = excluded.timeline, database_oid = excluded.database_oid, \
+        confirmed_lsn = excluded.confirmed_lsn, \
+        confirmed_is_final = false, instance = excluded.instance, since = now(), \
+        updated_at = now(), condition = NULL, condition_at = NULL, \
+        dispatch = CASE WHEN excluded.dispatch = 'exceptions' THEN excluded.dispatch \
+            ELSE relay.dispatch END, \
+        audited_publication = CASE WHEN NOT $6 \
+            THEN coalesce(relay.audited_publication, excluded.audited_publication) END";
+
+/// A final position is the last write of a session: an update that arrives later is out of date.
+const UPDATE: &str = "\
+    UPDATE outbox.relay SET confirmed_lsn = $2, updated_at = now() \
+    WHERE slot = $1 AND NOT confirmed_is_final";
+
+/// Written before a person moves the slot. No relay has confirmed any later position; only a relay with
+/// `dispatch = exceptions` needs to know that. After the move the slot
+/// lacks events that an unfinished recovery relies on, so that recovery must start again.
+const WRITE_LEFT: &str = "\
+    UPDATE outbox.relay SET recovery_lsn = NULL, recovery_snapshot = NULL, updated_at = now(), \
+        confirmed_lsn = CASE dispatch WHEN 'exceptions' THEN $2 ELSE confirmed_lsn END, \
+        confirmed_is_final = confirmed_is_final OR dispatch = 'exceptions' \
+    WHERE slot = $1 AND confirmed_lsn IS NOT NULL";
+
+/// Only if the row is still ours, and only the first time that nothing is held up.
+const WRITE_CONDITION: &str = "\
+    UPDATE outbox.relay SET condition = $3::text::jsonb, condition_at = now() \
+    WHERE slot = $1 AND instance = $2 AND (condition IS NOT NULL OR $3::text IS NOT NULL)";
+
+/// Only if the row is still ours: another relay may have taken the slot in the meantime.
+const WRITE_FINAL: &str = "\
+    UPDATE outbox.relay SET confirmed_lsn = $2, confirmed_is_final = true, updated_at = now() \
+    WHERE slot = $1 AND instance = $3";
+
+/// The current publication counts as audited, because `recover --adopt` has compared the tables.
+const KEEP_SLOT: &str = "\
+    UPDATE outbox.relay SET system_identifier = $2, timeline = $3, confirmed_lsn = $4, \
+        confirmed_is_final = false, audited_publication = $5, updated_at = now(), \
+        database_oid = $6 \
+    WHERE slot = $1";
+
+/// Moves rows whose place the WAL of this cluster has not reached yet to a place where no commit can
+/// be.
+const MOVE_RECORDS: &str = "\
+    WITH below AS ( \
+        SELECT now.lsn, now.lsn - mod(now.lsn - '0/0'::pg_lsn, 8) - 1::numeric AS place \
+        FROM pg_current_wal_lsn() now (lsn)) \
+    UPDATE outbox.dispatch d SET commit_lsn = place.place, ordinal = place.ordinal \
+    FROM (SELECT commit_lsn, ordinal AS old_ordinal, below.place, \
+                 (row_number() OVER (ORDER BY commit_lsn, ordinal) + ( \
+                     SELECT coalesce(max(ordinal), 0) FROM outbox.dispatch \
+                     WHERE commit_lsn = below.place))::int AS ordinal \
+          FROM outbox.dispatch, below WHERE commit_lsn >= below.lsn) place \
+    WHERE d.commit_lsn = place.commit_lsn AND d.ordinal = place.old_ordinal";
+
+/// The row, as an earlier session has left it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Recorded {
+    /// The database in which the row was written.
+    pub(crate) origin: DatabaseOrigin,
+    pub(crate) timeline: u32,
+    /// `None` if the slot was never served.
+    pub(crate) confirmed_lsn: Option<Lsn>,
+    /// Whether nothing was confirmed after `confirmed_lsn`.
+    pub(crate) confirmed_is_final: bool,
+    /// The reason of a recovery that was begun or requested, and has not ended.
+    pub(crate) recovering: Option<String>,
+    /// How that recovery can be continued, if it has created its slot.
+    pub(crate) unfinished: Option<Unfinished>,
+    /// Which events got a row in the last session.
+    pub(crate) dispatch: Dispatch,
+    /// Fingerprint of the publication with which all events that have an outcome were delivered.
+    pub(crate) publication: Option<String>,
+}
+
+/// A recovery that has created its slot and not finished. Every mark of a new loss removes this.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Unfinished {
+    /// The consistent point of its slot.
+    pub(crate) consistent_point: Lsn,
+    /// The slot streams every transaction that this snapshot does not show.
+    pub(crate) snapshot: Snapshot,
+}
+
+impl Recorded {
+    /// The part that is needed to judge the slot's health.
+    pub(crate) fn position(&self) -> RecordedPosition {
+        RecordedPosition {
+            origin: self.origin,
+            confirmed_lsn: self.confirmed_lsn,
+            is_final: self.confirmed_is_final,
+        }
+    }
+}
+
+/// Reads the row.
+///
+/// # Errors
+/// `schema-missing`, also when the table has the schema of an older version.
+pub(crate) async fn read(sql: &Sql, slot: &SlotName) -> Result<Option<Recorded>> {
+    let row = sql
+        .query_opt(SELECT, &[&slot.as_str()])
+        .await
+        .map_err(outdated)?;
+    let Some(row) = row else { return Ok(None) };
+    let identifier: String = row.get(0);
+    let system_identifier = identifier.parse().map_err(|e| {
+        let what = format!("outbox.relay has an invalid system identifier: {identifier:?}");
+        Error::new(Code::PostgresStatement, what).caused_by(e)
+    })?;
+    let lsn = |column| {
+        let lsn: Option<PgLsn> = row.get(column);
+        lsn.map(|lsn| Lsn::new(lsn.into()))
+    };
+    let snapshot: Option<String> = row.get(9);
+    let snapshot = snapshot.map(|text| text.parse()).transpose()?;
+    let unfinished = lsn(8).zip(snapshot);
+    Ok(Some(Recorded {
+        origin: DatabaseOrigin {
+            system_identifier,
+            database_oid: row.get(7),
+        },
+        timeline: row.get::<_, i32>(1).unsigned_abs(),
+        confirmed_lsn: lsn(2),
+        confirmed_is_final: row.get(3),
+        recovering: row.get(4),
+        unfinished: unfinished.map(|(consistent_point, snapshot)| Unfinished {
+            consistent_point,
+            snapshot,
+        }),
+        dispatch: Dispatch::named(row.get(5)).unwrap_or(Dispatch::Exceptions),
+        publication: row.get(6),
+    }))
+}
+
+fn outdated(error: tokio_postgres::Error) -> Error {
+    match error.code() {
+        Some(state) if *state == SqlState::UNDEFINED_COLUMN => Error::new(
+            Code::SchemaMissing,
+            "outbox.relay has the schema of an older version",
+        )
+        .caused_by(error),
+        _ => error.into(),
+    }
+}
+
+/// What the auditor has to look at first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Audit {
+    /// Only rows that it has not compared yet.
+    Continue,
+    /// Everything: the slot is ahead of the recorded position, or has been through a failover. Both
+    /// are normal, but cannot be distinguished from a loss.
+    Everything,
+}
+
+/// How the session records, and the publication as it was before the session began.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Manner<'a> {
+    pub(crate) dispatch: Dispatch,
+    pub(crate) publication: &'a str,
+}
+
+/// A slot, the cluster that it is on, and the relay process that serves it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ServedSlot<'a> {
+    pub(crate) slot: &'a SlotName,
+    pub(crate) cluster: &'a Cluster,
+    pub(crate) instance: &'a str,
+}
+
+/// Records that this process serves the slot from now on.
+pub(crate) async fn take(
+    sql: &Sql,
+    served: ServedSlot<'_>,
+    confirmed: Lsn,
+    audit: Audit,
+    manner: Manner<'_>,
+) -> Result<()> {
+    let (identifier, timeline, database) = names(served.cluster);
+    let confirmed = PgLsn::from(confirmed.as_u64());
+    sql.execute(
+        TAKE,
+        &[
+            &served.slot.as_str(),
+            &identifier,
+            &timeline,
+            &confirmed,
+            &served.instance,
+            &(audit == Audit::Everything),
+            &manner.dispatch.name(),
+            &manner.publication,
+            &database,
+        ],
+    )
+    .await
+    .map_err(outdated)?;
+    Ok(())
+}
+
+/// Records that a person moves the slot. The next session begins an unfinished recovery again. With
+/// `dispatch = exceptions` it notices the move by the recorded position; with full records it compares the
+/// tables anyway.
+///
+/// # Errors
+/// Errors of a statement; no error if no relay has ever served.
+pub(crate) async fn write_left(sql: &Sql, slot: &SlotName, confirmed: PgLsn) -> Result<()> {
+    let written = sql.execute(WRITE_LEFT, &[&slot.as_str(), &confirmed]).await;
+    match written {
+        Ok(_) => Ok(()),
+        Err(error) if error.code() == Some(&SqlState::UNDEFINED_TABLE) => Ok(()),
+        Err(error) => Err(outdated(error)),
+    }
+}
+
+/// Records how far the slot is confirmed.
+pub(crate) async fn update(sql: &Sql, slot: &SlotName, confirmed: PgLsn) -> Result<()> {
+    sql.execute(UPDATE, &[&slot.as_str(), &confirmed]).await?;
+    Ok(())
+}
+
+/// Says what holds the delivery up, for commands that cannot ask the relay; `None` when nothing does.
+/// Does nothing if another relay has the row.
+///
+/// # Errors
+/// Database errors.
+pub(crate) async fn write_condition(
+    sql: &Sql,
+    slot: &SlotName,
+    instance: &str,
+    condition: Option<&Condition>,
+) -> Result<()> {
+    let json = condition.map(|condition| {
+        serde_json::to_string(condition).expect("invariant: a condition has a JSON form")
+    });
+    sql.execute(WRITE_CONDITION, &[&slot.as_str(), &instance, &json])
+        .await?;
+    Ok(())
+}
+
+/// Records the last confirmed position, at a clean stop.
+pub(crate) async fn write_final(
+    sql: &Sql,
+    slot: &SlotName,
+    confirmed: PgLsn,
+    instance: &str,
+) -> Result<()> {
+    sql.execute(WRITE_FINAL, &[&slot.as_str(), &confirmed, &instance])
+        .await?;
+    Ok(())
+}
+
+/// Lets the relay continue with the slot on this cluster. Every row in the tables must have an outcome.
+pub(crate) async fn keep_slot(
+    sql: &impl GenericClient,
+    slot: &SlotName,
+    cluster: &Cluster,
+    confirmed: Lsn,
+    publication: &str,
+) -> Result<()> {
+    let (identifier, timeline, database) = names(cluster);
+    let confirmed = PgLsn::from(confirmed.as_u64());
+    let parameters: [&(dyn ToSql + Sync); 6] = [
+        &slot.as_str(),
+        &identifier,
+        &timeline,
+        &confirmed,
+        &publication,
+        &database,
+    ];
+    sql.execute(KEEP_SLOT, &parameters)
+        .await
+        .map_err(outdated)?;
+    Ok(())
+}
+
+/// Moves records of another cluster out of the way, so that new events are not taken for recorded
+/// ones. Returns how many were moved.
+pub(crate) async fn move_records(sql: &impl GenericClient) -> Result<u64> {
+    Ok(sql.execute(MOVE_RECORDS, &[]).await?)
+}
+
+fn names(cluster: &Cluster) -> (String, i32, u32) {
+    (
+        cluster.system_identifier.to_string(),
+        i32::try_from(cluster.timeline).unwrap_or(i32::MAX),
+        cluster.database_oid,
+    )
+}

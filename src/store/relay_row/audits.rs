@@ -1,0 +1,73 @@
+//! What the relay's row says about audits: how far the tables were compared, and with which
+//! publication.
+
+use slot_manager::SlotName;
+use tokio_postgres::types::ToSql;
+
+use super::Manner;
+use crate::error::Result;
+use crate::postgres::Sql;
+use crate::settings::Dispatch;
+
+const EARLIER: &str = "\
+    select audited_at is not null, audited_publication, dispatch from outbox.relay where slot = $1";
+
+const AUDITED: &str = "\
+    update outbox.relay set audited_at = now(), audited_publication = $3, dispatch = $4, \
+        updated_at = now() \
+    where slot = $1 and instance = $2 and recovering is null \
+      and exists (select from pg_catalog.pg_replication_slots s \
+                  where s.slot_name = $1 and s.active_pid = $5)";
+
+const MARK_BROKEN: &str = "\
+    update outbox.relay set recovering = coalesce(recovering, $3), recovery_lsn = null, \
+        recovery_snapshot = null, updated_at = now() \
+    where slot = $1 and instance = $2";
+
+/// What the relay's row says about earlier audits.
+#[derive(Debug)]
+pub(crate) struct AuditHistory {
+    pub(crate) had_one: bool,
+    pub(crate) publication: Option<String>,
+    /// Whether events may have been delivered without a record.
+    pub(crate) repeats: bool,
+}
+
+/// Reads what earlier audits have recorded.
+pub(crate) async fn earlier(sql: &Sql, slot: &SlotName) -> Result<AuditHistory> {
+    let row = sql.query_one(EARLIER, &[&slot.as_str()]).await?;
+    Ok(AuditHistory {
+        had_one: row.get(0),
+        publication: row.get(1),
+        repeats: Dispatch::named(row.get(2)) != Some(Dispatch::Full),
+    })
+}
+
+/// Records that every row below the floors is resolved, with the publication of `manner`, and that
+/// later rows are recorded as `manner` says. Does nothing when the session, which reads through
+/// `walsender`, has lost the slot.
+pub(crate) async fn audited(
+    sql: &Sql,
+    slot: &SlotName,
+    instance: &str,
+    walsender: i32,
+    manner: Manner<'_>,
+) -> Result<()> {
+    let (slot, dispatch) = (slot.as_str(), manner.dispatch.name());
+    let parameters: [&(dyn ToSql + Sync); 5] =
+        [&slot, &instance, &manner.publication, &dispatch, &walsender];
+    sql.execute(AUDITED, &parameters).await?;
+    Ok(())
+}
+
+/// Makes the next session begin with a recovery, unless another relay has taken the slot.
+pub(crate) async fn mark_broken(
+    sql: &Sql,
+    slot: &SlotName,
+    instance: &str,
+    why: &str,
+) -> Result<()> {
+    sql.execute(MARK_BROKEN, &[&slot.as_str(), &instance, &why])
+        .await?;
+    Ok(())
+}

@@ -1,0 +1,167 @@
+//! The mark of a recovery in `outbox.relay`: until it is removed, every session begins with a
+//! recovery.
+
+use decoder::Lsn;
+use slot_manager::{Cluster, SlotName};
+use tokio_postgres::GenericClient;
+use tokio_postgres::types::{PgLsn, ToSql};
+
+use super::{Manner, ServedSlot, Unfinished, names, outdated};
+use crate::error::{Code, Error, Result};
+use crate::postgres::Sql;
+
+/// Not while a relay reads the slot: it has already recovered, and our mark would outlive its
+/// recovery.
+const MARK_RECOVERING: &str = "\
+    INSERT INTO outbox.relay (slot, system_identifier, timeline, instance, recovering, \
+        database_oid) \
+    VALUES ($1, $2, $3, $4, $5, $6) \
+    ON CONFLICT (slot) DO UPDATE SET instance = excluded.instance, \
+        recovering = coalesce(relay.recovering, excluded.recovering), recovery_lsn = NULL, \
+        recovery_snapshot = NULL, since = now(), updated_at = now() \
+    WHERE NOT EXISTS ( \
+        SELECT FROM pg_catalog.pg_replication_slots s WHERE s.slot_name = $1 AND s.active)";
+
+/// Not while another relay reads the slot: it finds out by itself whether the slot can be read.
+const MARK_STUCK: &str = "\
+    INSERT INTO outbox.relay (slot, system_identifier, timeline, instance, recovering, \
+        database_oid) \
+    VALUES ($1, $2, $3, $4, $5, $6) \
+    ON CONFLICT (slot) DO UPDATE SET \
+        recovering = coalesce(relay.recovering, excluded.recovering), recovery_lsn = NULL, \
+        recovery_snapshot = NULL, updated_at = now() \
+    WHERE relay.instance = excluded.instance OR NOT EXISTS ( \
+        SELECT FROM pg_catalog.pg_replication_slots s WHERE s.slot_name = $1 AND s.active)";
+
+const IS_ANOTHERS: &str = "\
+    SELECT FROM outbox.relay r JOIN pg_catalog.pg_replication_slots s ON s.slot_name = r.slot \
+    WHERE r.slot = $1 AND r.instance <> $2 AND s.active";
+
+/// Keeps the `instance` of the relay that serves the slot.
+const REQUEST: &str = "\
+    INSERT INTO outbox.relay (slot, system_identifier, timeline, instance, recovering, \
+        database_oid) \
+    VALUES ($1, $2, $3, 'none yet', $4, $5) \
+    ON CONFLICT (slot) DO UPDATE SET \
+        system_identifier = excluded.system_identifier, timeline = excluded.timeline, \
+        database_oid = excluded.database_oid, \
+        confirmed_is_final = false, \
+        recovering = coalesce(relay.recovering, excluded.recovering), recovery_lsn = NULL, \
+        recovery_snapshot = NULL, updated_at = now()";
+
+const WRITE_UNFINISHED: &str = "\
+    UPDATE outbox.relay SET recovery_lsn = $3, recovery_snapshot = $4::text::pg_snapshot \
+    WHERE slot = $1 AND instance = $2 AND recovering IS NOT NULL";
+
+/// Ends the recovery whose slot has this consistent point. Every new mark clears
+/// `recovery_lsn`, and then the next session recovers again.
+const RECOVERED: &str = "\
+    UPDATE outbox.relay r SET recovering = NULL, recovery_lsn = NULL, recovery_snapshot = NULL, \
+        audited_at = now(), updated_at = now(), dispatch = $3::text, \
+        audited_publication = CASE WHEN r.dispatch = 'exceptions' THEN $4 \
+            ELSE r.audited_publication END \
+    WHERE r.slot = $1 AND r.recovery_lsn = $2";
+
+/// Marks the slot for recovery: until [`recovered`], every session begins with a recovery. An older
+/// mark keeps its reason.
+///
+/// # Errors
+/// `slot-held`, without a mark, when somebody reads from the slot by now.
+pub(crate) async fn mark_recovering(sql: &Sql, served: ServedSlot<'_>, why: &str) -> Result<()> {
+    let marked = mark(sql, MARK_RECOVERING, served, why).await?;
+    match marked {
+        0 => Err(taken_over(served.slot)),
+        _ => Ok(()),
+    }
+}
+
+fn taken_over(slot: &SlotName) -> Error {
+    let what = format!("another relay has taken over slot \"{slot}\"");
+    Error::new(Code::SlotHeld, what)
+}
+
+/// Whether another relay than `instance` has taken the slot and reads from it.
+pub(crate) async fn is_anothers(sql: &Sql, slot: &SlotName, instance: &str) -> Result<bool> {
+    let row = sql
+        .query_opt(IS_ANOTHERS, &[&slot.as_str(), &instance])
+        .await?;
+    Ok(row.is_some())
+}
+
+/// Marks the slot for recovery as [`mark_recovering`] does, unless another relay has taken it and
+/// reads from it. Returns whether the slot is marked.
+pub(crate) async fn mark_stuck(sql: &Sql, served: ServedSlot<'_>, why: &str) -> Result<bool> {
+    Ok(mark(sql, MARK_STUCK, served, why).await? == 1)
+}
+
+/// Runs one of the two statements that mark the slot. Returns how many rows it has written.
+async fn mark(
+    sql: &Sql,
+    statement: &str,
+    ServedSlot {
+        slot,
+        cluster,
+        instance,
+    }: ServedSlot<'_>,
+    why: &str,
+) -> Result<u64> {
+    let (identifier, timeline, database) = names(cluster);
+    let parameters: [&(dyn ToSql + Sync); 6] = [
+        &slot.as_str(),
+        &identifier,
+        &timeline,
+        &instance,
+        &why,
+        &database,
+    ];
+    sql.execute(statement, &parameters).await.map_err(outdated)
+}
+
+/// Marks the slot for recovery on behalf of a person; the next session of any relay recovers. Also
+/// records the present cluster as the one on which the slot is served.
+pub(crate) async fn request_recovery(
+    sql: &impl GenericClient,
+    slot: &SlotName,
+    cluster: &Cluster,
+    why: &str,
+) -> Result<()> {
+    let (identifier, timeline, database) = names(cluster);
+    let parameters: [&(dyn ToSql + Sync); 5] =
+        [&slot.as_str(), &identifier, &timeline, &why, &database];
+    sql.execute(REQUEST, &parameters).await.map_err(outdated)?;
+    Ok(())
+}
+
+/// Records how a later session can continue this recovery with its slot.
+///
+/// # Errors
+/// `slot-held` when another relay has marked the slot since.
+pub(crate) async fn write_unfinished(
+    sql: &Sql,
+    slot: &SlotName,
+    instance: &str,
+    unfinished: &Unfinished,
+) -> Result<()> {
+    let from = PgLsn::from(unfinished.consistent_point.as_u64());
+    let snapshot = unfinished.snapshot.to_string();
+    let parameters: [&(dyn ToSql + Sync); 4] = [&slot.as_str(), &instance, &from, &snapshot];
+    match sql.execute(WRITE_UNFINISHED, &parameters).await? {
+        0 => Err(taken_over(slot)),
+        _ => Ok(()),
+    }
+}
+
+/// Removes the mark: every event that the slot will not bring is resolved, with the publication as it
+/// was before. Returns whether the mark was still that of this recovery.
+pub(crate) async fn recovered(
+    sql: &Sql,
+    slot: &SlotName,
+    consistent_point: Lsn,
+    manner: Manner<'_>,
+) -> Result<bool> {
+    let (dispatch, publication) = (manner.dispatch.name(), manner.publication);
+    let from = PgLsn::from(consistent_point.as_u64());
+    let parameters: [&(dyn ToSql + Sync); 4] = [&slot.as_str(), &from, &dispatch, &publication];
+    let rows = sql.execute(RECOVERED, &parameters).await?;
+    Ok(rows == 1)
+}

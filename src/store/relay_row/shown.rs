@@ -1,0 +1,121 @@
+//! The relay's row as commands show it, possibly to a role that may not read it.
+
+use std::time::Duration;
+
+use decoder::Lsn;
+use serde::Serialize;
+use slot_manager::health::RecordedPosition;
+use slot_manager::{DatabaseOrigin, SlotName};
+use tokio_postgres::error::SqlState;
+use tokio_postgres::types::PgLsn;
+
+use crate::condition::Condition;
+use crate::error::Result;
+use crate::postgres::Sql;
+
+/// A relay that is held up says so every 30 seconds.
+const SAID_FOR: Duration = Duration::from_secs(75);
+
+/// The columns of migration 15 are read as JSON, so that this works before it is applied, too.
+const RELAY: &str = "\
+    select instance, to_char(since at time zone 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS\"Z\"'), \
+           system_identifier, confirmed_lsn, confirmed_is_final, recovering, dispatch, database_oid, \
+           to_jsonb(relay) ->> 'condition', \
+           extract(epoch from clock_timestamp() - (to_jsonb(relay) ->> 'condition_at')::timestamptz)::float8 \
+    from outbox.relay where slot = $1";
+
+/// The relay's row in `outbox.relay`, as `slot show` shows it.
+#[derive(Debug, Serialize)]
+pub(crate) struct RelayRow {
+    pub(crate) instance: String,
+    /// RFC 3339, UTC.
+    pub(crate) since: String,
+    pub(crate) system_identifier: String,
+    #[serde(skip)]
+    database_oid: Option<u32>,
+    #[serde(skip)]
+    confirmed_lsn: Option<Lsn>,
+    #[serde(skip)]
+    confirmed_is_final: bool,
+    /// Why a recovery is due or running; absent if none is.
+    pub(crate) recovering: Option<String>,
+    /// Which events get a row in outbox.dispatch: `full` or `exceptions`.
+    pub(crate) dispatch: String,
+    /// What holds the delivery up, as the relay said a moment ago; `None` if nothing does.
+    pub(crate) condition: Option<Condition>,
+}
+
+/// Reads the row. `None` also when the relay's tables do not exist or this role may not read them.
+///
+/// # Errors
+/// Errors of a statement.
+pub(crate) async fn read(sql: &Sql, slot: &SlotName) -> Result<Option<RelayRow>> {
+    match sql.query_opt(RELAY, &[&slot.as_str()]).await {
+        Ok(row) => Ok(row.map(|row| {
+            let confirmed: Option<PgLsn> = row.get(3);
+            RelayRow {
+                instance: row.get(0),
+                since: row.get(1),
+                system_identifier: row.get(2),
+                database_oid: row.get(7),
+                confirmed_lsn: confirmed.map(|lsn| Lsn::new(lsn.into())),
+                confirmed_is_final: row.get(4),
+                recovering: row.get(5),
+                dispatch: row.get(6),
+                condition: said(row.get(8), row.get(9)),
+            }
+        })),
+        Err(error) if not_to_be_read(&error) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// The condition that the relay wrote this many seconds ago, unless it would have written again since.
+fn said(json: Option<&str>, seconds_ago: Option<f64>) -> Option<Condition> {
+    let mut condition: Condition = serde_json::from_str(json?).ok()?;
+    let ago = seconds_ago.filter(|ago| *ago < SAID_FOR.as_secs_f64())?;
+    condition.for_seconds += ago;
+    Some(condition)
+}
+
+impl RelayRow {
+    /// The part that is needed to judge the slot's health.
+    pub(crate) fn position(&self) -> Option<RecordedPosition> {
+        Some(RecordedPosition {
+            origin: DatabaseOrigin {
+                system_identifier: self.system_identifier.parse().ok()?,
+                database_oid: self.database_oid,
+            },
+            confirmed_lsn: self.confirmed_lsn,
+            is_final: self.confirmed_is_final,
+        })
+    }
+}
+
+/// The position up to which the relay of this slot has confirmed, if one ever ran. If it did, a missing
+/// slot means a gap. `None` also when the relay's tables do not exist or this role may not read them.
+///
+/// # Errors
+/// Errors of a statement.
+pub(crate) async fn served_before(sql: &Sql, slot: &SlotName) -> Result<Option<Lsn>> {
+    const STATEMENT: &str = "select confirmed_lsn from outbox.relay where slot = $1";
+    match sql.query_opt(STATEMENT, &[&slot.as_str()]).await {
+        Ok(row) => {
+            let confirmed: Option<PgLsn> = row.and_then(|row| row.get(0));
+            Ok(confirmed.map(|lsn| Lsn::new(lsn.into())))
+        }
+        Err(error) if not_to_be_read(&error) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Whether a statement failed because the relay's tables do not exist or this role may not read them.
+fn not_to_be_read(error: &tokio_postgres::Error) -> bool {
+    let states = [
+        SqlState::UNDEFINED_TABLE,
+        SqlState::INVALID_SCHEMA_NAME,
+        SqlState::UNDEFINED_COLUMN,
+        SqlState::INSUFFICIENT_PRIVILEGE,
+    ];
+    error.code().is_some_and(|code| states.contains(code))
+}

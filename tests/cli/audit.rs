@@ -1,0 +1,140 @@
+//! `postrider audit`, without a relay: the comparison of rows with records, and its exit codes.
+
+use crate::support::{Database, assert_contains};
+
+/// Records the first `count` events as published, with the slot behind them.
+async fn record(database: &Database, count: i64) {
+    database
+        .execute(&format!(
+            "insert into outbox.dispatch (commit_lsn, committed_at, ordinal, attempts, event_id, \
+                 state, topic, ordering_key) \
+             select '0/10', now(), seq, 1, id, 'published', 'projects/p/topics/order.events', \
+                 aggregateid \
+             from outbox.events where seq <= {count} \
+             on conflict do nothing"
+        ))
+        .await;
+}
+
+async fn advance(database: &Database) {
+    database
+        .execute(&format!(
+            "select pg_replication_slot_advance('{}', pg_current_wal_lsn())",
+            database.name
+        ))
+        .await;
+}
+
+/// The audit, with the slot at the end of the WAL, to which other tests write meanwhile.
+async fn after_advance(database: &Database) -> serde_json::Value {
+    for _ in 0..100 {
+        advance(database).await;
+        let json = database.run(&["audit", "--json"]).await.json();
+        if json["slot_has_passed"] == true {
+            return json;
+        }
+    }
+    panic!("the slot never reached the end of the WAL");
+}
+
+#[tokio::test]
+async fn rows_without_a_record_wait_until_the_slot_has_passed_them() {
+    let database = Database::initialised().await;
+    database.emit(12_000).await;
+    record(&database, 11_980).await;
+    let ran = database.run(&["audit"]).await;
+    ran.assert_status(1);
+    assert_contains(&ran.stdout, "outbox.events: 12000 rows");
+    assert_contains(&ran.stdout, "     11980  published");
+    assert_contains(&ran.stdout, "        20  waiting for the relay");
+    assert_contains(&ran.stdout, "The slot has not yet passed the newest rows");
+
+    let json = after_advance(&database).await;
+    let table = &json["tables"][0];
+    assert_eq!(json["result"], "missing");
+    assert_eq!(table["missing"]["events"], 20);
+    assert_eq!(table["missing"]["first_ids"].as_array().unwrap().len(), 10);
+    let first = "select id::text from outbox.events where seq = 11981";
+    assert_eq!(table["missing"]["first_ids"][0], database.text(first).await);
+
+    record(&database, 12_000).await;
+    let ran = database.run(&["audit"]).await;
+    ran.assert_status(0);
+    assert_contains(&ran.stdout, "Complete: every event has its outcome.");
+}
+
+#[tokio::test]
+async fn events_in_quarantine_are_counted_and_named() {
+    let database = Database::initialised().await;
+    database.emit(3).await;
+    record(&database, 3).await;
+    database
+        .execute(
+            "update outbox.dispatch set state = 'quarantined', attempts = 11, \
+                 error = 'event-refused: no' where ordinal = 2",
+        )
+        .await;
+    advance(&database).await;
+    let ran = database.run(&["audit"]).await;
+    ran.assert_status(1);
+    assert_contains(&ran.stdout, "         1  in quarantine");
+    assert_contains(&ran.stdout, "went out in more than one request");
+    assert_contains(&ran.stdout, "Nothing is missing");
+}
+
+#[tokio::test]
+async fn without_records_the_audit_says_that_it_cannot_find_missing_events() {
+    let database = Database::initialised().await;
+    database.emit(5).await;
+    let mode = [("POSTRIDER_DISPATCH", "exceptions")];
+    let mut ran = database.run_with(&["audit"], &mode).await;
+    while ran.stdout.contains("The slot has not yet passed") {
+        advance(&database).await;
+        ran = database.run_with(&["audit"], &mode).await;
+    }
+    ran.assert_status(0);
+    assert_contains(&ran.stdout, "         5  published, without a record");
+    assert_contains(&ran.stdout, "cannot find a missing event");
+}
+
+#[tokio::test]
+async fn since_leaves_out_older_rows() {
+    let database = Database::initialised().await;
+    database.emit(7_000).await;
+    database
+        .execute(
+            "alter table outbox.events disable trigger user; \
+             update outbox.events set occurred_at = now() - interval '3 days' where seq <= 6000",
+        )
+        .await;
+    let json = database.run(&["audit", "--since", "1d", "--json"]).await;
+    assert_eq!(json.json()["tables"][0]["rows"], 1_000);
+}
+
+#[tokio::test]
+async fn a_table_without_seq_is_compared_by_ranges_of_blocks() {
+    let database = Database::new().await;
+    database
+        .execute(
+            "create table public.plain (id uuid primary key default gen_random_uuid(), \
+                 aggregatetype text not null, aggregateid text, event_type text not null, \
+                 payload jsonb)",
+        )
+        .await;
+    let table = [("POSTRIDER_TABLE", "public.plain")];
+    let ran = database
+        .run_with(&["init", "--apply", "--no-columns"], &table)
+        .await;
+    ran.assert_status(0);
+    database
+        .execute(
+            "insert into public.plain (aggregatetype, event_type) \
+             select 'order', 'OrderPlaced' from generate_series(1, 30000)",
+        )
+        .await;
+    let ran = database.run_with(&["audit", "--json"], &table).await;
+    ran.assert_status(1);
+    let table = &ran.json()["tables"][0];
+    assert_eq!(table["rows"], 30_000);
+    assert_eq!(table["waiting"]["events"], 30_000);
+}

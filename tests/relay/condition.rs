@@ -1,0 +1,228 @@
+//! What the relay says about itself when it cannot deliver: on the HTTP port, in the metrics, in the log,
+//! and in the commands, which read the database only.
+
+use std::process::Output;
+use std::time::Duration;
+
+use pubsub_emulator::{Action, Fault};
+use serde_json::Value;
+use tonic::Code;
+
+use crate::harness::{self, Database, Relay, eventually, insert_orders};
+use crate::http::{free_addr, get, metric};
+
+/// Runs a command with the relay's settings. No command reaches the relay's HTTP port.
+fn command(database: &Database, arguments: &[&str]) -> Output {
+    let environment = [
+        ("DATABASE_URL", database.url.as_str()),
+        ("PUBSUB_PROJECT_ID", "demo"),
+        ("POSTRIDER_SLOT", database.slot()),
+    ];
+    let ran = harness::postrider(arguments, &environment).output();
+    ran.unwrap()
+}
+
+fn json(ran: &Output) -> Value {
+    serde_json::from_slice(&ran.stdout).unwrap()
+}
+
+fn screen(ran: &Output) -> String {
+    String::from_utf8(ran.stdout.clone()).unwrap()
+}
+
+async fn status(addr: &str) -> Option<Value> {
+    let (_, body) = get(addr, "/status").await?;
+    serde_json::from_str(&body).ok()
+}
+
+async fn wait_for_state(addr: &str, state: &str) -> Value {
+    eventually(&format!("/status says {state}"), || async {
+        status(addr).await.filter(|status| status["state"] == state)
+    })
+    .await
+}
+
+/// Waits until `postrider status` says so: the relay tells the database every few seconds.
+async fn wait_for_command(database: &Database, state: &str) -> Output {
+    eventually(&format!("the command says {state}"), || async {
+        let ran = command(database, &["status", "--json"]);
+        (json(&ran)["state"] == state).then_some(ran)
+    })
+    .await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_topic_that_fails_is_named_on_every_screen_until_it_works_again() {
+    let database = Database::start().await;
+    let emulator = harness::emulator().await;
+    let faults = emulator.faults();
+    let missing = faults.inject(Fault::new(Action::Fail(Code::NotFound)).on_topic("order.events"));
+    let addr = free_addr();
+    let host = emulator.addr().to_string();
+    let relay = Relay::start_with(&database, &host, &[("POSTRIDER_HTTP_ADDR", &addr)]);
+    insert_orders(&database, 50, 5).await;
+
+    let blocked = wait_for_state(&addr, "blocked-on-pubsub").await;
+    let topic = &blocked["topics"][0];
+    assert_eq!(
+        topic["topic"], "projects/demo/topics/order.events",
+        "{blocked}"
+    );
+    assert_eq!(
+        (&topic["code"], &blocked["failing_topics"]),
+        (&"topic-missing".into(), &1.into())
+    );
+    assert!(
+        topic["hint"].as_str().unwrap().contains("create the topic"),
+        "{topic}"
+    );
+    assert_eq!(blocked["last_error"], "topic-missing");
+    let waiting = eventually("all events of the topic wait", || async {
+        let status = status(&addr).await?;
+        (status["topics"][0]["waiting_events"] == 50).then_some(status)
+    })
+    .await;
+    assert!(
+        waiting["topics"][0]["oldest_seconds"].as_f64().unwrap() > 1.0,
+        "{waiting}"
+    );
+    let gauge = metric(&addr, "postrider_condition blocked-on-pubsub").await;
+    assert_eq!(gauge, Some(1.0));
+    let waiting = metric(&addr, "postrider_topic_waiting_events order.events").await;
+    assert_eq!(waiting, Some(50.0));
+    let failed = metric(&addr, "postrider_topic_publish_failures_total order.events").await;
+    assert!(failed.unwrap() >= 5.0);
+
+    let ran = wait_for_command(&database, "blocked-on-pubsub").await;
+    assert!([Some(1), Some(2)].contains(&ran.status.code()), "{ran:?}");
+    let shown = screen(&command(&database, &["status"]));
+    for part in [
+        "BLOCKED ON PUBSUB",
+        "order.events",
+        "topic-missing",
+        "create the topic",
+    ] {
+        assert!(shown.contains(part), "{part} in\n{shown}");
+    }
+    let ran = command(&database, &["slot", "show", "--json"]);
+    assert_eq!(json(&ran)["health"], "blocked-on-pubsub");
+    assert_ne!(ran.status.code(), Some(0));
+    let shown = screen(&command(&database, &["slot", "show"]));
+    assert!(
+        shown.contains("BLOCKED-ON-PUBSUB") && !shown.contains("ACTIVE"),
+        "{shown}"
+    );
+
+    faults.lift(missing);
+    database.wait_until_recorded().await;
+    relay.wait_for_log("works again").await;
+    wait_for_state(&addr, "streaming").await;
+    let ran = wait_for_command(&database, "streaming").await;
+    assert_eq!(ran.status.code(), Some(0), "{ran:?}");
+    let log = relay.log();
+    let lines = |text: &str| log.lines().filter(|line| line.contains(text)).count();
+    assert_eq!(lines("works again"), 1, "{log}");
+    assert!(
+        lines("code=\"topic-missing\"") <= 4,
+        "one line each ten seconds:\n{log}"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_relay_that_publishes_nothing_at_all_is_not_ready() {
+    let database = Database::start().await;
+    let emulator = harness::emulator().await;
+    let addr = free_addr();
+    let host = emulator.addr().to_string();
+    let _relay = Relay::start_with(&database, &host, &[("POSTRIDER_HTTP_ADDR", &addr)]);
+    insert_orders(&database, 10, 5).await;
+    database.wait_until_recorded().await;
+    emulator.faults().refuse_connections(true);
+    emulator.faults().reset_connections();
+    insert_orders(&database, 500, 50).await;
+    let body = crate::http::wait_for(&addr, "/readyz", 503).await;
+    assert!(
+        body.contains("blocked-on-pubsub") && body.contains("pubsub-unreachable"),
+        "{body}"
+    );
+    assert_eq!(get(&addr, "/livez").await.unwrap().0, 200);
+    emulator.faults().refuse_connections(false);
+    crate::http::wait_for(&addr, "/readyz", 200).await;
+    database.wait_until_recorded().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_relay_without_its_publication_is_broken_and_not_merely_inactive() {
+    let database = Database::start().await;
+    let emulator = harness::emulator().await;
+    let addr = free_addr();
+    let host = emulator.addr().to_string();
+    let _relay = Relay::start_with(&database, &host, &[("POSTRIDER_HTTP_ADDR", &addr)]);
+    insert_orders(&database, 10, 5).await;
+    database.wait_until_recorded().await;
+    let ran = wait_for_command(&database, "streaming").await;
+    assert_eq!(ran.status.code(), Some(0));
+
+    database.execute("DROP PUBLICATION postrider").await;
+    wait_for_state(&addr, "broken").await;
+    let ran = wait_for_command(&database, "broken").await;
+    assert_eq!(ran.status.code(), Some(2));
+    let shown = screen(&command(&database, &["status"]));
+    assert!(
+        shown.contains("BROKEN") && shown.contains("CREATE PUBLICATION")
+            || shown.contains("create publication"),
+        "{shown}"
+    );
+    let slot = eventually("slot show says it too", || async {
+        let ran = command(&database, &["slot", "show"]);
+        let shown = screen(&ran);
+        (shown.contains("BROKEN") && ran.status.code() == Some(2)).then_some(shown)
+    })
+    .await;
+    assert!(!slot.contains("start the relay"), "{slot}");
+
+    database
+        .execute("CREATE PUBLICATION postrider FOR TABLE outbox.events WITH (publish = 'insert', publish_via_partition_root = true)")
+        .await;
+    wait_for_state(&addr, "streaming").await;
+    wait_for_command(&database, "streaming").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn outcomes_that_cannot_be_recorded_block_the_relay_on_the_database() {
+    let database = Database::start().await;
+    let emulator = harness::emulator().await;
+    let addr = free_addr();
+    let host = emulator.addr().to_string();
+    let relay = Relay::start_with(&database, &host, &[("POSTRIDER_HTTP_ADDR", &addr)]);
+    insert_orders(&database, 10, 5).await;
+    database.wait_until_recorded().await;
+    // A trigger of somebody else refuses new rows.
+    database
+        .execute(
+            "CREATE FUNCTION public.refuse() RETURNS trigger LANGUAGE plpgsql AS \
+             $$ BEGIN RAISE EXCEPTION 'no room' USING ERRCODE = 'disk_full'; END $$; \
+             CREATE TRIGGER refuse BEFORE INSERT ON outbox.dispatch \
+             FOR EACH ROW EXECUTE FUNCTION public.refuse()",
+        )
+        .await;
+    insert_orders(&database, 10, 5).await;
+    wait_for_state(&addr, "blocked-on-database").await;
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    let log = relay.log();
+    let lines = log
+        .lines()
+        .filter(|line| line.contains("cannot write outbox.dispatch"));
+    assert!(lines.count() <= 2, "one line each ten seconds:\n{log}");
+    let blocked = json(&wait_for_command(&database, "blocked-on-database").await);
+    let what = blocked["condition"]["what"].as_str().unwrap();
+    assert!(what.contains("no room"), "{blocked}");
+    let (_, public) = get(&addr, "/status").await.unwrap();
+    assert!(!public.contains("no room"), "{public}");
+    database
+        .execute("DROP TRIGGER refuse ON outbox.dispatch")
+        .await;
+    relay.wait_for_log("outcomes are recorded again").await;
+    wait_for_state(&addr, "streaming").await;
+    database.wait_until_recorded().await;
+}

@@ -1,0 +1,188 @@
+//! The page on the HTTP port: in a real browser, and who may read its data.
+//!
+//! The browser is Chromium, found by the name `chromium` or by POSTRIDER_CHROMIUM; `make test` installs it
+//! in CI. Without it the test of the browser is skipped.
+
+use std::path::Path;
+use std::process::Command;
+
+use pubsub_emulator::{Action, Fault};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tonic::Code;
+
+use crate::harness::{self, Database, Relay, eventually, insert_orders};
+use crate::http::{free_addr, get, wait_for};
+
+/// Status code and body of a GET with these headers.
+async fn ask(addr: &str, path: &str, headers: &str) -> (u16, String) {
+    let mut stream = TcpStream::connect(addr).await.unwrap();
+    let request = format!("GET {path} HTTP/1.1\r\nConnection: close\r\n{headers}\r\n");
+    stream.write_all(request.as_bytes()).await.unwrap();
+    let mut text = String::new();
+    stream.read_to_string(&mut text).await.unwrap();
+    let code = text.split(' ').nth(1).and_then(|code| code.parse().ok());
+    (code.unwrap(), text)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn data_needs_a_local_host_name_or_the_token() {
+    let database = Database::start().await;
+    let emulator = harness::emulator().await;
+    let (addr, host) = (free_addr(), emulator.addr().to_string());
+    let relay = Relay::start_with(&database, &host, &[("POSTRIDER_HTTP_ADDR", &addr)]);
+    wait_for(&addr, "/readyz", 200).await;
+    for path in ["/history", "/overview", "/errors"] {
+        assert_eq!(
+            ask(&addr, path, "Host: localhost\r\n").await.0,
+            200,
+            "{path}"
+        );
+        assert_eq!(
+            ask(&addr, path, "Host: evil.example\r\n").await.0,
+            401,
+            "{path}"
+        );
+    }
+    let (_, page) = ask(&addr, "/", "Host: localhost\r\n").await;
+    assert!(
+        page.contains("content-security-policy: default-src 'none'"),
+        "{page}"
+    );
+    relay.stop().await;
+
+    let token = "s3cret-t0ken";
+    let settings = [
+        ("POSTRIDER_HTTP_ADDR", addr.as_str()),
+        ("POSTRIDER_HTTP_TOKEN", token),
+    ];
+    let relay = Relay::start_with(&database, &host, &settings);
+    wait_for(&addr, "/readyz", 200).await;
+    let host_header = "Host: relay.example\r\n";
+    for (given, code) in [("", 401), ("Authorization: Bearer wrong\r\n", 401)] {
+        let headers = format!("{host_header}{given}");
+        assert_eq!(ask(&addr, "/overview", &headers).await.0, code, "{given}");
+    }
+    let headers = format!("{host_header}Authorization: Bearer {token}\r\n");
+    assert_eq!(ask(&addr, "/overview", &headers).await.0, 200);
+    assert!(!relay.log().contains(token));
+    relay.stop().await;
+
+    // The port itself works on any address, but the page is off there.
+    let everywhere = addr.replace("127.0.0.1", "0.0.0.0");
+    let _relay = Relay::start_with(&database, &host, &[("POSTRIDER_HTTP_ADDR", &everywhere)]);
+    wait_for(&addr, "/readyz", 200).await;
+    let (code, text) = get(&addr, "/").await.unwrap();
+    assert!(code == 404 && text.contains("http_token"), "{code} {text}");
+    assert_eq!(get(&addr, "/overview").await.unwrap().0, 404);
+}
+
+/// Runs Chromium on the page; `None` if there is none.
+fn chromium(url: &str, arguments: &[&str]) -> Option<String> {
+    let named = std::env::var_os("POSTRIDER_CHROMIUM");
+    let mut command = Command::new(named.unwrap_or_else(|| "chromium".into()));
+    let profile = tempfile_folder();
+    command
+        .args([
+            "--headless=new",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--no-first-run",
+        ])
+        .args(["--hide-scrollbars", "--virtual-time-budget=8000"])
+        .arg(format!("--user-data-dir={}", profile.display()))
+        .args(arguments)
+        .arg(url);
+    let ran = command.output();
+    let _ = std::fs::remove_dir_all(&profile);
+    let ran = ran.ok()?;
+    assert!(
+        ran.status.success(),
+        "{}",
+        String::from_utf8_lossy(&ran.stderr)
+    );
+    Some(String::from_utf8_lossy(&ran.stdout).into_owned())
+}
+
+fn tempfile_folder() -> std::path::PathBuf {
+    let name = format!(
+        "postrider-chromium-{}-{:?}",
+        std::process::id(),
+        std::time::Instant::now()
+    );
+    let name: String = name.chars().filter(char::is_ascii_alphanumeric).collect();
+    std::env::temp_dir().join(name)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_browser_shows_state_graphs_topics_and_quarantine_without_running_what_rows_contain() {
+    let database = Database::start().await;
+    let emulator = harness::emulator().await;
+    let (addr, host) = (free_addr(), emulator.addr().to_string());
+    let _relay = Relay::start_with(&database, &host, &[("POSTRIDER_HTTP_ADDR", &addr)]);
+    insert_orders(&database, 200, 5).await;
+    database.wait_until_recorded().await;
+    // A bad event whose key would be a script.
+    let script = "<script>document.title=\"owned\"</script>";
+    let bad = format!(
+        "INSERT INTO outbox.events (aggregatetype, aggregateid, event_type, headers) \
+         VALUES ('order', '{script}', 'Bad', jsonb_build_object('x', repeat('y', 2000)))"
+    );
+    database.execute(&bad).await;
+    let refused = Fault::new(Action::Fail(Code::PermissionDenied)).on_topic("order.events");
+    database.wait_until_recorded().await;
+    emulator.faults().inject(refused);
+    insert_orders(&database, 30, 3).await;
+    eventually("the relay is blocked", || async {
+        let (_, body) = get(&addr, "/status").await?;
+        body.contains("\"state\":\"blocked-on-pubsub\"")
+            .then_some(())
+    })
+    .await;
+    eventually("the database knows it", || async {
+        let (_, body) = ask(&addr, "/overview", "Host: localhost\r\n").await;
+        body.contains("\"state\":\"blocked-on-pubsub\"")
+            .then_some(())
+    })
+    .await;
+    let url = format!("http://{addr}/");
+    let Some(page) = chromium(&url, &["--dump-dom"]) else {
+        println!("SKIPPED: there is no Chromium (apt-get install chromium)");
+        return;
+    };
+    for part in [
+        "blocked on pubsub</span>",
+        "pubsub-permission for",
+        "30 events waiting",
+        "roles/pubsub.publisher",
+        "&lt;script&gt;",
+        "event-invalid",
+        "Recent errors",
+        "<polyline",
+        "Publication</dt><dd>has every row",
+    ] {
+        assert!(page.contains(part), "{part} in\n{page}");
+    }
+    assert!(!page.contains("<title>owned"), "a key was run as a script");
+    if let Some(folder) = std::env::var_os("POSTRIDER_SCREENSHOTS") {
+        screenshots(&url, Path::new(&folder));
+    }
+}
+
+/// Writes the pictures of the docs.
+fn screenshots(url: &str, folder: &Path) {
+    let dark = "--blink-settings=preferredColorScheme=0";
+    for (name, size, theme) in [
+        ("page-wide.png", "1280,1400", ""),
+        ("page-dark.png", "1280,1400", dark),
+        ("page-phone.png", "500,1800", ""),
+    ] {
+        let shot = format!("--screenshot={}", folder.join(name).display());
+        let size = format!("--window-size={size}");
+        let arguments: Vec<&str> = [&shot, size.as_str(), theme]
+            .into_iter()
+            .filter(|argument| !argument.is_empty())
+            .collect();
+        chromium(url, &arguments);
+    }
+}

@@ -1,0 +1,89 @@
+//! Checks the shape of the code: a type's name says which type is meant, without its path. Files are
+//! short, folders stand in layers, and one folder has the SQL on our own tables.
+
+mod layers;
+mod source;
+mod sql;
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::path::{Path, PathBuf};
+
+use source::{read, root, rust_files, test_modules, without_tests};
+
+/// The folders of the product, as opposed to its tests and tools.
+const PRODUCT: [&str; 3] = ["src", "decoder/src", "slot-manager/src"];
+
+/// The longest file. A longer one is two ideas: split it by them, `x.rs` into `x.rs` and `x/part.rs`.
+const LINES_MAX: usize = 400;
+
+/// The name of the type or trait that a line defines. Associated types are not meant.
+fn defined(line: &str) -> Option<&str> {
+    let is_indented = line.starts_with(' ');
+    let line = line.trim_start();
+    let line = match line.strip_prefix("pub(") {
+        Some(rest) => rest.split_once(") ")?.1,
+        None => line.strip_prefix("pub ").unwrap_or(line),
+    };
+    let (keyword, rest) = line.split_once(' ')?;
+    let is_definition = match keyword {
+        "struct" | "enum" | "trait" => true,
+        "type" => !is_indented,
+        _ => false,
+    };
+    let end = rest.find(|c: char| !c.is_alphanumeric() && c != '_');
+    let name = &rest[..end.unwrap_or(rest.len())];
+    (is_definition && name.starts_with(char::is_uppercase)).then_some(name)
+}
+
+#[test]
+fn every_type_of_the_product_has_a_name_of_its_own() {
+    let folders = PRODUCT.map(|folder| root().join(folder));
+    let files: Vec<(PathBuf, String)> = folders
+        .iter()
+        .flat_map(|folder| rust_files(folder))
+        .map(|path| (path.clone(), read(&path)))
+        .collect();
+    let tests: Vec<PathBuf> = files
+        .iter()
+        .flat_map(|(path, text)| test_modules(path, text))
+        .collect();
+    let is_test = |path: &Path| tests.iter().any(|test| path.starts_with(test));
+
+    let mut places: BTreeMap<&str, Vec<&Path>> = BTreeMap::new();
+    for (path, text) in files.iter().filter(|(path, _)| !is_test(path)) {
+        for name in without_tests(text).into_iter().filter_map(defined) {
+            places.entry(name).or_default().push(path);
+        }
+    }
+    assert!(places.len() > 300, "only {} types found", places.len());
+
+    let mut report = String::new();
+    for (name, paths) in places.iter().filter(|(_, paths)| paths.len() > 1) {
+        let _ = writeln!(report, "{name}");
+        for path in paths {
+            let path = path.strip_prefix(root()).unwrap_or(path);
+            let _ = writeln!(report, "  {}", path.display());
+        }
+    }
+    assert!(
+        report.is_empty(),
+        "types with the same name; say in each name which one is meant:\n{report}"
+    );
+}
+
+#[test]
+fn no_file_is_longer_than_the_limit() {
+    let mut report = String::new();
+    for path in rust_files(root()) {
+        let lines = read(&path).lines().count();
+        if lines > LINES_MAX {
+            let path = path.strip_prefix(root()).unwrap_or(&path);
+            let _ = writeln!(report, "  {lines} {}", path.display());
+        }
+    }
+    assert!(
+        report.is_empty(),
+        "files with more than {LINES_MAX} lines; split them by idea:\n{report}"
+    );
+}
