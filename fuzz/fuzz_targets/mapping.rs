@@ -106,6 +106,7 @@ impl Settings<'_> {
                 headers: named(7),
                 occurred_at: named(8),
                 topic: named(9),
+                seq: None,
             },
             topic_rules: self
                 .rules
