@@ -55,7 +55,14 @@ fn dispatch(cli: Cli, flags: &[(String, String)]) -> Result<ExitCode> {
         Settings::load(cli.config.as_deref(), &environment, flags)
     };
     match cli.command {
-        Command::Run => run::run(load()?),
+        Command::Run => match load() {
+            Ok(settings) => run::run(settings),
+            Err(error) if wants_json_logs(flags) => {
+                logging::start(true);
+                Ok(run::fatal(&error))
+            }
+            Err(error) => Err(error),
+        },
         Command::Init(args) => init::run(&load()?, &args),
         Command::Check(args) => check::run(&load()?, &args),
         Command::Slot(args) => slot::run(&load()?, args),
@@ -70,6 +77,15 @@ fn dispatch(cli: Cli, flags: &[(String, String)]) -> Result<ExitCode> {
             args::print_completions(shell);
             Ok(ExitCode::SUCCESS)
         }
+    }
+}
+
+/// Whether flags or environment ask for JSON logs. For errors in the settings, which cannot say it then.
+fn wants_json_logs(flags: &[(String, String)]) -> bool {
+    let flag = flags.iter().find(|(name, _)| name == "log_format");
+    match flag {
+        Some((_, value)) => value == "json",
+        None => std::env::var_os("POSTRIDER_LOG_FORMAT").is_some_and(|value| value == "json"),
     }
 }
 

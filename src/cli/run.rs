@@ -14,15 +14,49 @@ use crate::settings::Settings;
 /// Threads for publishing; the replication stream has its own thread.
 const WORKERS: usize = 2;
 
+/// Runs the relay. With JSON logs its last error is a line of the log: whoever collects the log finds the
+/// most important line of the process there.
 pub(super) fn run(settings: Settings) -> Result<ExitCode> {
-    logging::start(settings.log_json);
+    let is_json = settings.log_json;
+    logging::start(is_json);
+    log_what_runs(&settings);
+    match run_until_shutdown(settings) {
+        Ok(()) => Ok(ExitCode::SUCCESS),
+        Err(error) if is_json => Ok(fatal(&error)),
+        Err(error) => Err(error),
+    }
+}
+
+/// Logs the error that ends the process, and returns the exit code.
+pub(super) fn fatal(error: &Error) -> ExitCode {
+    tracing::error!(code = %error.code(), hint = error.hint_text(), "{error}");
+    ExitCode::from(error.code().exit_status())
+}
+
+/// The first line of the log: what runs, and with which settings.
+fn log_what_runs(settings: &Settings) {
+    let tables = settings.tables.iter().map(|table| table.table.to_string());
+    let tables: Vec<String> = tables.collect();
+    let port = settings.http_addr.map(|addr| addr.to_string());
+    tracing::info!(
+        version = env!("CARGO_PKG_VERSION"),
+        commit = option_env!("POSTRIDER_COMMIT").unwrap_or("unknown"),
+        slot = %settings.slot,
+        publication = settings.publication,
+        tables = tables.join(", "),
+        project = settings.project,
+        http_addr = port.as_deref().unwrap_or("off"),
+        "postrider starts"
+    );
+}
+
+fn run_until_shutdown(settings: Settings) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(WORKERS)
         .enable_all()
         .build()
         .map_err(|e| Error::new(Code::Internal, "cannot start a runtime").caused_by(e))?;
-    runtime.block_on(relay(settings))?;
-    Ok(ExitCode::SUCCESS)
+    runtime.block_on(relay(settings))
 }
 
 async fn relay(settings: Settings) -> Result<()> {

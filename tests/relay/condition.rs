@@ -226,3 +226,33 @@ async fn outcomes_that_cannot_be_recorded_block_the_relay_on_the_database() {
     wait_for_state(&addr, "streaming").await;
     database.wait_until_recorded().await;
 }
+
+#[test]
+fn the_error_that_ends_the_relay_is_a_line_of_a_json_log() {
+    let run = |settings: &[(&str, &str)]| {
+        let environment = [&[("POSTRIDER_LOG_FORMAT", "json")], settings].concat();
+        let ran = harness::postrider(&["run"], &environment).output().unwrap();
+        let log = String::from_utf8(ran.stderr).unwrap();
+        let last = log.lines().last().unwrap_or_default();
+        let line: Value = serde_json::from_str(last).unwrap_or_else(|e| panic!("{e}: {log}"));
+        (ran.status.code(), line)
+    };
+    let url = "postgres://nobody@127.0.0.1:1/x";
+    let (code, line) = run(&[("DATABASE_URL", url), ("POSTRIDER_HTTP_ADDR", "off")]);
+    assert_eq!(
+        (code, &line["code"]),
+        (Some(2), &"project-missing".into()),
+        "{line}"
+    );
+    assert!(
+        line["hint"].as_str().unwrap().contains("PUBSUB_PROJECT_ID"),
+        "{line}"
+    );
+    let (code, line) = run(&[("DATABASE_URL", url), ("POSTRIDER_SLOT", "Not A Slot")]);
+    assert_eq!(
+        (code, &line["code"]),
+        (Some(2), &"setting-invalid".into()),
+        "{line}"
+    );
+    assert_eq!(line["level"], "ERROR");
+}

@@ -22,7 +22,7 @@
 //! - The slot has confirmed the end of the WAL at which the row was gone. A row that was moved between
 //!   partitions arrives in the stream once more, and only the record shows that it was published.
 //!
-//! The reasons are in docs/adr/0033-pruning.md.
+//! The reasons are in docs/adr/0032-pruning.md.
 
 mod proof;
 mod records;
