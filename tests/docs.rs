@@ -202,6 +202,7 @@ fn every_metric_named_in_the_docs_exists() {
     metrics.events_in_quarantine.set(Some(0.0));
     metrics.lag_bytes.set(Some(0.0));
     metrics.retained_bytes.set(Some(0.0));
+    metrics.headroom_bytes.set(Some(0.0));
     metrics.publication_ok.set(Some(1.0));
     metrics.blocked_keys.set(Some(0.0));
     metrics.oldest_pending.set(None);
@@ -223,6 +224,7 @@ fn every_metric_named_in_the_docs_exists() {
     let exported = encoded.expect("metrics can be encoded");
     for page in [
         "deploy/prometheus-alerts.yml",
+        "deploy/grafana-dashboard.json",
         "docs/how-to/operations.md",
         "README.md",
     ] {
