@@ -13,6 +13,7 @@ use crate::error::{Code, Error, Result};
 use crate::ops::prune::{self, PruneReport, PruneRequest, PruneStep, PrunedTable};
 use crate::ops::since::parse_duration;
 use crate::postgres::connect;
+use crate::printable::printable;
 use crate::settings::Settings;
 
 /// Limit of one chunk.
@@ -136,7 +137,10 @@ fn text(report: &PruneReport) -> String {
         );
     }
     if let Some(why) = &dispatch.postponed {
-        text += &format!("            the other records stay for now: {why}\n");
+        text += &format!(
+            "            the other records stay for now: {}\n",
+            printable(why)
+        );
     }
     let is_empty = dispatch.rows == 0 && report.tables.iter().all(|table| table.rows == 0);
     text += match (report.dry_run, report.finished) {

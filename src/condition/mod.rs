@@ -164,9 +164,13 @@ pub fn judge(facts: &RelayFacts, now: Instant) -> Condition {
             let first = failing.iter().map(|topic| &topic.trouble);
             let first = first.min_by_key(|trouble| trouble.since);
             let recording = facts.recording.as_ref().filter(|trouble| lasts(trouble));
-            match (recording, first, &facts.publication) {
+            let publication = facts.publication.as_ref().filter(|trouble| lasts(trouble));
+            match (recording, first, publication) {
                 (Some(trouble), _, _) => (ConditionKind::BlockedOnDatabase, Some(trouble)),
                 (None, Some(trouble), _) => (ConditionKind::BlockedOnPubsub, Some(trouble)),
+                (None, None, Some(trouble)) if is_of_the_database(trouble.code) => {
+                    (ConditionKind::BlockedOnDatabase, Some(trouble))
+                }
                 (None, None, Some(trouble)) => (ConditionKind::Broken, Some(trouble)),
                 (None, None, None) if *phase == Phase::Recovering => {
                     (ConditionKind::Recovering, None)

@@ -90,7 +90,7 @@ fn each_kind_of_facts_has_its_condition() {
             facts.recording = Some(trouble(Code::PostgresConnectionLost, ago(now, 1)));
         }),
         (Broken, &|facts| {
-            facts.publication = Some(trouble(Code::PublicationDrift, now))
+            facts.publication = Some(trouble(Code::PublicationDrift, ago(now, 5)))
         }),
     ];
     for (i, (expected, case)) in cases.into_iter().enumerate() {

@@ -123,9 +123,9 @@ impl Troubles {
         board.publication = trouble;
     }
 
-    /// An error has begun, or has ended a session.
-    pub fn remember(&self, error: &Error) {
-        self.lock().remember(Trouble::of(error, Instant::now()));
+    /// A trouble has begun, or has ended a session.
+    pub fn remember(&self, trouble: &Trouble) {
+        self.lock().remember(trouble.clone());
     }
 
     /// The latest troubles that have begun, oldest first.

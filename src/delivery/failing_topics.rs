@@ -1,8 +1,9 @@
 //! The topics to which publishing fails: since when, why, and how many events wait.
 //!
 //! The log gets one line when a topic begins to fail, one every ten seconds while it fails, with
-//! counts, and one when it works again. A topic works again once a request was published after the
-//! last failure, and no lane of the topic still has a failed request.
+//! counts, and one when it works again after some seconds. A topic works again once no lane of it has a
+//! failed request, and a request was published after the last failure or nothing is left to publish. It
+//! is remembered for ten seconds more, so that a topic that fails now and then makes no more lines.
 //!
 //! Costs nothing while no topic fails. While one does, [`FailingTopics::survey`] looks at all lanes
 //! about once per second.
@@ -19,6 +20,9 @@ use crate::lanes::Lanes;
 
 /// Time between two lines of the log about one topic.
 const LOG_INTERVAL: Duration = Duration::from_secs(10);
+
+/// A failure that is over sooner is a retry like any other: the log does not say that it is over.
+const WORTH_A_LINE: Duration = Duration::from_secs(3);
 
 /// The most lines in that time, about all topics.
 const LINES_MAX: u32 = 20;
@@ -48,6 +52,10 @@ struct Failing {
     told: (u64, Instant),
     /// Whether a request was published after the last failure.
     has_published: bool,
+    /// Since when the topic works again.
+    works_since: Option<Instant>,
+    /// Whether it is among the recent errors.
+    is_remembered: bool,
     lanes: LanesOfTopic,
 }
 
@@ -70,22 +78,31 @@ impl FailingTopics {
         }
     }
 
-    /// A request for the topic failed, and is sent again.
-    pub(super) fn failed(&mut self, topic: &Arc<str>, error: &Error, now: Instant) {
+    /// A request for the topic failed, and is sent again. `is_made`: the relay creates the topic now, and
+    /// logs it if that fails.
+    pub(super) fn failed(&mut self, topic: &Arc<str>, error: &Error, now: Instant, is_made: bool) {
         let is_new = !self.topics.contains_key(topic);
         let failing = self.topics.entry(topic.clone()).or_insert_with(|| Failing {
             trouble: Trouble::of(error, now),
             failures: 0,
             told: (0, now),
             has_published: false,
+            works_since: None,
+            is_remembered: false,
             lanes: LanesOfTopic::default(),
         });
+        if failing.works_since.take().is_some() {
+            failing.trouble = Trouble::of(error, now);
+            failing.failures = 0;
+            failing.told.0 = 0;
+        }
         failing.failures += 1;
         failing.has_published = false;
         if failing.trouble.code != error.code() {
             failing.trouble = Trouble::of(error, failing.trouble.since);
         }
-        let is_due = is_new || now.saturating_duration_since(failing.told.1) >= LOG_INTERVAL;
+        let is_due =
+            !is_made && (is_new || now.saturating_duration_since(failing.told.1) >= LOG_INTERVAL);
         if is_due && let Some(left_out) = self.lines.take(now) {
             let Failing {
                 trouble,
@@ -113,7 +130,6 @@ impl FailingTopics {
             failing.told = (*failures, now);
         }
         if is_new {
-            self.shared.remember(error);
             self.show();
         }
     }
@@ -148,21 +164,34 @@ impl FailingTopics {
             seen.failing += u64::from(lane.is_failing);
             seen.oldest = [seen.oldest, lane.oldest].into_iter().flatten().min();
         });
-        let lines = &mut self.lines;
+        let (lines, shared) = (&mut self.lines, &self.shared);
         self.topics.retain(|topic, failing| {
-            let works = failing.has_published && failing.lanes.failing == 0;
-            if works && let Some(left_out) = lines.take(now) {
+            let lasted = now.saturating_duration_since(failing.trouble.since);
+            let is_over =
+                failing.lanes.failing == 0 && (failing.has_published || failing.lanes.events == 0);
+            if let Some(since) = failing.works_since {
+                return now.saturating_duration_since(since) < LOG_INTERVAL;
+            }
+            if !is_over {
+                if lasted >= WORTH_A_LINE && !std::mem::replace(&mut failing.is_remembered, true) {
+                    shared.remember(&failing.trouble);
+                }
+                return true;
+            }
+            failing.works_since = Some(now);
+            failing.is_remembered = false;
+            if lasted >= WORTH_A_LINE
+                && let Some(left_out) = lines.take(now)
+            {
                 tracing::info!(
                     topic = &**topic,
                     failures = failing.failures,
+                    for_s = lasted.as_secs(),
                     lines_left_out = left_out,
-                    for_s = now
-                        .saturating_duration_since(failing.trouble.since)
-                        .as_secs(),
                     "publishing to the topic works again"
                 );
             }
-            !works
+            true
         });
         self.show();
         let took = now.elapsed();
@@ -170,7 +199,11 @@ impl FailingTopics {
     }
 
     fn show(&self) {
-        let topics = self.topics.iter().map(|(topic, failing)| FailingTopic {
+        let failing = self
+            .topics
+            .iter()
+            .filter(|(_, failing)| failing.works_since.is_none());
+        let topics = failing.map(|(topic, failing)| FailingTopic {
             topic: topic.clone(),
             trouble: failing.trouble.clone(),
             failures: failing.failures,
@@ -231,7 +264,7 @@ mod tests {
         }
         let next = |lanes: &mut Lanes| lanes.next_request(now, Serve::All).unwrap();
         let (first, second) = (next(&mut lanes), next(&mut lanes));
-        failing.failed(&topic, &error(), now);
+        failing.failed(&topic, &error(), now, false);
         lanes.failed(first, now, Load::Keep);
         lanes.finished(&second);
         failing.published(&topic);
@@ -249,6 +282,25 @@ mod tests {
         assert_eq!(troubles.topics().len(), 1, "the retry is in flight");
         lanes.finished(&again);
         failing.published(&topic);
+        failing.survey_due = now;
+        failing.survey(&lanes);
+        assert!(troubles.topics().is_empty());
+    }
+
+    #[test]
+    fn a_topic_whose_last_event_is_refused_fails_no_longer() {
+        let (troubles, now) = (Troubles::default(), Instant::now());
+        let mut failing = FailingTopics::new(troubles.clone());
+        let mut lanes = Lanes::new(8);
+        let topic: Arc<str> = "projects/p/topics/t".into();
+        lanes.push(topic.clone(), OrderingKey::from("a"), Event::for_tests(1));
+        let first = lanes.next_request(now, Serve::All).unwrap();
+        failing.failed(&topic, &error(), now, false);
+        lanes.failed(first, now, Load::Keep);
+        failing.survey(&lanes);
+        assert_eq!(troubles.topics().len(), 1);
+        let again = lanes.next_request(now, Serve::All).unwrap();
+        assert!(lanes.refused(again).is_some());
         failing.survey_due = now;
         failing.survey(&lanes);
         assert!(troubles.topics().is_empty());

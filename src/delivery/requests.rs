@@ -120,10 +120,10 @@ impl Delivery {
         };
         let now = Instant::now();
         self.metrics.topic_failures.count(&topic, error.code());
-        if self.topic_maker.can_help(error.code()) {
+        let is_made = self.topic_maker.can_help(error.code());
+        self.failing.failed(&topic, &error, now, is_made);
+        if is_made {
             self.topic_maker.make(topic);
-        } else {
-            self.failing.failed(&topic, &error, now);
         }
         let pause = self
             .backoff

@@ -112,7 +112,9 @@ async fn guard(
     next: Next,
 ) -> Response {
     let may_see = match access {
-        Access::Local => names_a_local_host(request.headers()),
+        Access::Local => {
+            names_a_local_host(request.headers()) && !is_of_another_site(request.headers())
+        }
         Access::Token => {
             bearer(request.headers()).is_some_and(|given| settings.http_token.is(given))
         }
@@ -147,6 +149,13 @@ fn names_a_local_host(headers: &HeaderMap) -> bool {
     })
 }
 
+/// Whether a page of another web site sends the request. It could not read the answer, but make the relay
+/// look at the database.
+fn is_of_another_site(headers: &HeaderMap) -> bool {
+    let site = headers.get("sec-fetch-site");
+    site.is_some_and(|site| site != "same-origin" && site != "none")
+}
+
 async fn history(Shared(port): Shared<Port>) -> Json<HistoryJson> {
     Json(port.history.json())
 }
@@ -173,12 +182,18 @@ async fn errors(Shared(port): Shared<Port>) -> Json<Vec<RecentError>> {
 
 /// What `postrider status --json` prints.
 async fn overview(Shared(port): Shared<Port>) -> Json<serde_json::Value> {
+    // A task of its own: whoever closes the page meanwhile does not make the next one look again.
+    let looking = tokio::spawn(async move { recent_look(&port).await });
+    Json(looking.await.unwrap_or_default())
+}
+
+async fn recent_look(port: &Port) -> serde_json::Value {
     // Held while looking: however many people have the page open, one session looks.
     let mut last = port.overview.lock().await;
     if let Some((at, json)) = &*last
         && at.elapsed() < OVERVIEW_AGE
     {
-        return Json(json.clone());
+        return json.clone();
     }
     let json = match look(&port.settings).await {
         Ok(json) => json,
@@ -189,7 +204,7 @@ async fn overview(Shared(port): Shared<Port>) -> Json<serde_json::Value> {
         }}),
     };
     *last = Some((Instant::now(), json.clone()));
-    Json(json)
+    json
 }
 
 async fn look(settings: &Settings) -> Result<serde_json::Value> {

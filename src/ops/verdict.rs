@@ -21,7 +21,12 @@ pub(crate) struct Verdict {
 ///
 /// A slot that is lost, in danger or not ours comes first: it endangers more than one topic.
 pub(crate) fn of(health: &Health, condition: Option<&Condition>) -> Verdict {
-    let held_up = condition.filter(|condition| condition.is_held_up());
+    // A relay that has no session has left the slot, and says so only if it is broken.
+    let speaks = |condition: &&Condition| match health {
+        Health::Inactive(_) => condition.state == ConditionKind::Broken,
+        _ => condition.is_held_up(),
+    };
+    let held_up = condition.filter(speaks);
     match (health, held_up) {
         (Health::Active | Health::Lagging(_) | Health::Inactive(_), Some(condition)) => Verdict {
             name: condition.state.name(),
@@ -159,6 +164,9 @@ mod tests {
         let verdict = of(&Health::Lagging(lag(Severity::Error)), Some(&blocked(20.0)));
         assert_eq!(verdict.severity, Severity::Error);
         assert_eq!(of(&Health::Active, None).name, "active");
+        // It was blocked, and has gone since.
+        let left = of(&Health::Inactive(lag(Severity::Ok)), Some(&blocked(20.0)));
+        assert_eq!(left.name, "inactive");
     }
 
     #[test]

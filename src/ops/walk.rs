@@ -229,7 +229,8 @@ impl<'a> TableWalk<'a> {
              judged as materialized (select r.*, {verdict} as verdict from recorded r), \
              gone as ({delete}) \
              select j.verdict, count(*), \
-                 coalesce((array_agg(left(j.name, {NAME_CHARS}) order by j.seq))[1:{NAMED}], '{{}}'), \
+                 coalesce((array_agg({name} order by j.seq) filter (where {name} is not null))\
+                     [1:{NAMED}], '{{}}'), \
                  to_char(min(coalesce(j.at, j.committed_at)) at time zone 'UTC', \
                      'YYYY-MM-DD\"T\"HH24:MI:SS\"Z\"'), \
                  count(*) filter (where j.attempts > 1), last.seq, last.leaf, last.place, \
@@ -239,8 +240,21 @@ impl<'a> TableWalk<'a> {
                   order by looked.seq desc, looked.leaf desc, looked.place desc limit 1) last \
              group by j.verdict, last.seq, last.leaf, last.place order by j.verdict",
             row = self.row_sql(seq),
+            name = self.name_sql(),
             verdict = self.verdict,
         )
+    }
+
+    /// The name of a row `j` for the report; null where nobody reads it. A name that is not plain ASCII
+    /// may be text that the server cannot send, so its event id stands for it.
+    fn name_sql(&self) -> String {
+        match self.action {
+            WalkAction::Delete => "null::text".to_owned(),
+            WalkAction::Look => format!(
+                "case when octet_length(j.name) = length(j.name) and j.name ~ '^[ -~]*$' \
+                 then left(j.name, {NAME_CHARS}) else j.id::text end"
+            ),
+        }
     }
 
     /// The columns that a verdict may use, together with those of [`RECORD_OF_ROW`].

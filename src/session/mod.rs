@@ -36,7 +36,7 @@ pub use mapped_stream::{MappedEvent, MappedStream};
 use publication::PublicationCheck;
 use stuck::StuckPlaces;
 
-use crate::condition::{ConditionKind, RelayState};
+use crate::condition::{ConditionKind, RelayState, Trouble};
 use crate::error::{Code, Disposition, Error, Result};
 use crate::metrics::Metrics;
 use crate::postgres::connect;
@@ -123,6 +123,8 @@ impl SessionRunner {
             server_answered |= started || error.code() != Code::PostgresUnreachable;
             let gives_up = !server_answered && began.elapsed() >= self.settings.start_timeout;
             if !comes_back(error.code(), self.publication.was_right()) || gives_up {
+                self.state.broken(&error);
+                self.say_what_broke(&error).await;
                 return Err(error);
             }
             if started {
@@ -153,7 +155,8 @@ impl SessionRunner {
     /// Writes to the relay's row why there is no session, for `postrider status` and `slot show`. Does
     /// nothing if the database cannot be reached, or is a copy whose row is not ours.
     async fn say_what_broke(&self, error: &Error) {
-        self.metrics.troubles.remember(error);
+        let trouble = Trouble::of(error, Instant::now());
+        self.metrics.troubles.remember(&trouble);
         let condition = self.metrics.condition(&self.state);
         if condition.state != ConditionKind::Broken || error.code() == Code::ForeignCluster {
             return;

@@ -30,6 +30,9 @@ const INTERVAL: Duration = Duration::from_secs(5);
 /// The condition is written again after this time, so that a stale one is recognised.
 pub(super) const SAID_AGAIN: Duration = Duration::from_secs(30);
 
+/// Writing it must not delay the next look.
+const SAY_LIMIT: Duration = Duration::from_secs(1);
+
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(4);
 const LOOK_LIMIT: Duration = Duration::from_secs(5);
 
@@ -90,6 +93,7 @@ pub(super) fn start(
         };
         loop {
             let found = watcher.look().await;
+            watcher.say_what_holds_up().await;
             watcher
                 .metrics
                 .publication_ok
@@ -246,9 +250,7 @@ impl Watcher {
                 }
             }
         }
-        let found = self.judge(&state);
-        self.say_what_holds_up().await;
-        Ok(found)
+        Ok(self.judge(&state))
     }
 
     /// Writes to the relay's row what holds the delivery up, and again when nothing does any longer.
@@ -264,9 +266,12 @@ impl Watcher {
             return;
         };
         let WatchSubject { slot, instance, .. } = &self.subject;
-        match relay_row::write_condition(sql, slot, instance, condition.as_ref()).await {
-            Ok(()) => self.said = condition.map(|condition| (condition, Instant::now())),
-            Err(error) => tracing::debug!(code = %error.code(), "outbox.relay: {error}"),
+        let writing = relay_row::write_condition(sql, slot, instance, condition.as_ref());
+        match tokio::time::timeout(SAY_LIMIT, writing).await {
+            Ok(Ok(())) => self.said = condition.map(|condition| (condition, Instant::now())),
+            Ok(Err(error)) => tracing::debug!(code = %error.code(), "outbox.relay: {error}"),
+            // The session still waits for the answer: the next look uses another.
+            Err(_) => self.sql = None,
         }
     }
 

@@ -21,9 +21,10 @@ use crate::error::{Code, Error, Result};
 use crate::postgres::{Snapshot, Sql};
 use crate::settings::Dispatch;
 
+/// The last column is there so that an older schema is found out before a standby waits.
 const SELECT: &str = "\
     SELECT system_identifier, timeline, confirmed_lsn, confirmed_is_final, recovering, dispatch, \
-        audited_publication, database_oid, recovery_lsn, recovery_snapshot::text \
+        audited_publication, database_oid, recovery_lsn, recovery_snapshot::text, condition_at \
     FROM outbox.relay WHERE slot = $1";
 
 /// Makes the mode `exceptions` durable before anything is delivered. Only the auditor or a recovery
@@ -65,7 +66,8 @@ const WRITE_CONDITION: &str = "\
 
 /// Only if the row is still ours: another relay may have taken the slot in the meantime.
 const WRITE_FINAL: &str = "\
-    UPDATE outbox.relay SET confirmed_lsn = $2, confirmed_is_final = true, updated_at = now() \
+    UPDATE outbox.relay SET confirmed_lsn = $2, confirmed_is_final = true, updated_at = now(), \
+        condition = NULL, condition_at = NULL \
     WHERE slot = $1 AND instance = $3";
 
 /// The current publication counts as audited, because `recover --adopt` has compared the tables.

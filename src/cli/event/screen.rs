@@ -24,7 +24,7 @@ fn detail(event: &EventReport) -> String {
         lines.push(("uuid", event.event_id.clone()));
     }
     lines.push(("state", event.state.name().to_owned()));
-    lines.push(("", event.meaning.clone()));
+    lines.push(("", printable(&event.meaning).into_owned()));
     lines.push(("topic", event.topic.as_deref().map_or_else(none, line)));
     lines.push(("key", event.ordering_key.as_deref().map_or_else(none, line)));
     if let Some(message_id) = &event.message_id {

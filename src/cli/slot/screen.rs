@@ -43,6 +43,7 @@ pub(super) fn text(look: &SlotLook, paint: Paint) -> String {
     }
     let relay = look.relay.as_ref();
     if let Some(why) = relay.and_then(|relay| relay.recovering.as_deref()) {
+        let why = printable(why);
         let text = format!("due or running ({why}): rows from the tables are published first");
         line("recovery", &text);
     }

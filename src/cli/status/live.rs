@@ -75,18 +75,29 @@ pub(super) async fn run(observer: &mut Observer<'_>, interval: Duration) -> Resu
     let mut view = View::default();
     let mut ticks = tokio::time::interval(interval);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    let ended = loop {
-        tokio::select! {
-            _ = ticks.tick() => view.add(observer.look().await),
-            key = keys.recv() => match key {
-                Some(Event::Key(key)) if leaves(key.code, key.modifiers) => break Ok(()),
-                Some(_) => {}
-                None => break Ok(()),
-            },
-        }
-        if let Err(error) = terminal.draw(|frame| draw(frame, &view)) {
-            break Err(Error::new(Code::Internal, "cannot draw").caused_by(error));
-        }
+    let ended = 'view: loop {
+        let looked = {
+            // A look may hang with the server; the keys must work meanwhile.
+            let look = async {
+                ticks.tick().await;
+                observer.look().await
+            };
+            let mut look = std::pin::pin!(look);
+            loop {
+                if let Err(error) = terminal.draw(|frame| draw(frame, &view)) {
+                    break 'view Err(Error::new(Code::Internal, "cannot draw").caused_by(error));
+                }
+                tokio::select! {
+                    looked = &mut look => break looked,
+                    key = keys.recv() => match key {
+                        Some(Event::Key(key)) if leaves(key.code, key.modifiers) => break 'view Ok(()),
+                        Some(_) => {}
+                        None => break 'view Ok(()),
+                    },
+                }
+            }
+        };
+        view.add(looked);
     };
     ratatui::restore();
     ended?;

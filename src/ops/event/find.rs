@@ -236,13 +236,18 @@ async fn unrecorded(
     let record = &table.captured.record;
     let earlier = relay_row::read(sql, &settings.slot).await?;
     let repeats = settings.dispatch == Dispatch::Exceptions
-        || earlier.is_some_and(|earlier| earlier.dispatch == Dispatch::Exceptions);
+        || earlier
+            .as_ref()
+            .is_some_and(|earlier| earlier.dispatch == Dispatch::Exceptions);
+    let is_recovering = earlier.as_ref().is_some_and(|row| row.recovering.is_some());
     let is_below_floor = row.xid < record.floor && !row.is_uncompared;
     let mut is_passed = is_below_floor;
     if row.is_ours && !is_passed {
         // The row is visible, so its commit lies before the end of the WAL.
         let end = progress::wal_end(sql).await?;
         (_, is_passed) = progress::wait_until_confirmed(sql, &settings.slot, end, WAIT).await?;
+        // A recovery publishes rows from the tables, whatever the slot has passed.
+        is_passed &= !is_recovering;
         // The record may have been written meanwhile.
         if let Some(found) = history::of_events(sql, &[row.event_id]).await?.pop() {
             return Ok(of_record(found, Some(row.row)));

@@ -174,10 +174,33 @@ pub(crate) async fn run(
             return Ok(report);
         }
     }
+    if let Some(why) = unknown_rows(&context, &report.tables) {
+        report.dispatch.postponed = Some(why);
+        return Ok(report);
+    }
     let (pruned, finished) = records::prune(&context, &captured, on_step).await?;
     report.dispatch = pruned;
     report.finished = finished;
     Ok(report)
+}
+
+/// Why records stay although the slot has passed them: with full records an old row has one, so this
+/// command may find other ids in the rows than the relay did. Then every record would look as if its row
+/// were gone.
+fn unknown_rows(context: &PruneContext<'_>, tables: &[PrunedTable]) -> Option<String> {
+    let PruneProof::Slot { repeats: false, .. } = context.proof else {
+        return None;
+    };
+    let table = tables.iter().find(|table| {
+        let kept = &table.kept;
+        let have_records = table.rows + kept.quarantined + kept.unconfirmed;
+        kept.waiting > 0 && have_records == 0
+    })?;
+    Some(format!(
+        "none of the {} old rows of {} has a record: either their topics have failed for long, or the \
+         settings of this command name other columns than those of the relay (`postrider audit` shows them)",
+        table.kept.waiting, table.table
+    ))
 }
 
 fn never_captured(error: Error) -> Error {

@@ -66,10 +66,9 @@ fn decide(facts: &PruneFacts<'_>) -> Result<PruneProof> {
         let what = "the server is a standby, where nothing can be deleted";
         return Err(Error::new(Code::PostgresStandby, what));
     }
-    let repeats = facts.dispatch == Dispatch::Exceptions
-        || facts
-            .earlier
-            .is_some_and(|earlier| earlier.dispatch == Dispatch::Exceptions);
+    // What the relay does counts, not what the settings of this command say.
+    let dispatch = facts.earlier.map_or(facts.dispatch, |relay| relay.dispatch);
+    let repeats = dispatch == Dispatch::Exceptions;
     let (code, why) = match (fault(facts)?, facts.slot) {
         (
             None,

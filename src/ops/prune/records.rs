@@ -225,8 +225,16 @@ async fn exists_sql(
     let condition = match id_type {
         _ if !is_indexed => is_of_table,
         id_type if INTEGERS.contains(&id_type) => {
-            let number = format!("case when {text} ~ '^-?[0-9]{{1,18}}$' then {text}::bigint end");
-            format!("{is_of_table} and {}", exists(&format!("({number})")))
+            // An id that is no bigint cannot be looked up: its record stays.
+            let number = format!(
+                "case when {text} ~ '^-?[0-9]{{1,19}}$' and {text}::numeric \
+                     between '-9223372036854775808' and '9223372036854775807' \
+                 then {text}::bigint end"
+            );
+            format!(
+                "{is_of_table} and (({number}) is null or {})",
+                exists(&format!("({number})"))
+            )
         }
         id_type if TEXTS.contains(&id_type) => {
             format!("{is_of_table} and {}", exists(&text))

@@ -162,7 +162,8 @@ fn one_per_event(rows: Vec<RecordedRow>) -> Vec<RecordedRow> {
 }
 
 /// The first position whose rows were committed from `since` on, an SQL expression for a time. Finds it
-/// by bisection, since positions and commit times grow together.
+/// by bisection, since positions and commit times grow together. Records of rows from a table have
+/// positions that are not multiples of 8, with older times, and are left out.
 pub(crate) async fn first_commit(sql: &Sql, since: &str) -> Result<PgLsn> {
     let ends = "select min(commit_lsn), max(commit_lsn) from outbox.dispatch";
     let ends = sql.query_one(ends, &[]).await?;
@@ -170,7 +171,8 @@ pub(crate) async fn first_commit(sql: &Sql, since: &str) -> Result<PgLsn> {
     let (mut low, high) = (low.map_or(0, u64::from), high.map_or(0, u64::from));
     let probe = format!(
         "select committed_at >= {since} from outbox.dispatch \
-         where commit_lsn >= $1 order by commit_lsn, ordinal limit 1"
+         where commit_lsn >= $1 and mod(commit_lsn - '0/0'::pg_lsn, 8) = 0 \
+         order by commit_lsn, ordinal limit 1"
     );
     let mut above = high.saturating_add(1);
     while low < above {
