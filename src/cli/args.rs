@@ -37,8 +37,8 @@ pub(super) enum Command {
     ///
     /// Reads the slot, publishes each event, records it in outbox.dispatch, and only then confirms
     /// its position. Needs no settings file: environment variables are enough. SIGTERM starts a
-    /// graceful shutdown; a second one ends the process at once. Serves /metrics, /livez, /readyz
-    /// and /status.
+    /// graceful shutdown; a second one ends the process at once. Serves /metrics, /livez, /readyz,
+    /// /status and a page at /.
     Run,
     /// Show or apply the SQL that the relay needs, and create its slot
     ///

@@ -99,7 +99,7 @@ fn text(report: &AuditReport, paint: Paint) -> String {
         AuditResult::Missing => (
             Severity::Error,
             "Missing: the slot has passed events that have no record. A running relay publishes \
-             them from the table within minutes; `postrider recover --dry-run` lists them.",
+             those above the floor within minutes; `postrider event ID` shows each.",
         ),
     };
     text += &format!("\n{}\n", paint.severity(severity, conclusion));

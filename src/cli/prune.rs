@@ -144,10 +144,10 @@ fn text(report: &PruneReport) -> String {
     }
     let is_empty = dispatch.rows == 0 && report.tables.iter().all(|table| table.rows == 0);
     text += match (report.dry_run, report.finished) {
-        (false, true) if is_empty => "\nNo row was old enough, or could go now.\n",
-        (true, true) => "\nNothing was deleted: add --yes in place of --dry-run.\n",
+        (false, true) if is_empty => "\nNo row can be deleted now.\n",
+        (true, true) => "\nNothing was deleted: replace --dry-run with --yes to delete.\n",
         (true, false) => "\nStopped. Nothing was deleted.\n",
-        (false, true) => "\nDeleted. Autovacuum makes their space available again.\n",
+        (false, true) => "\nDeleted. Autovacuum frees the space for new rows.\n",
         (false, false) => "\nStopped before the end: run the command again to continue.\n",
     };
     text

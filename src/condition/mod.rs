@@ -2,8 +2,8 @@
 //! HTTP port, `outbox.relay` and the command line.
 //!
 //! [`judge`] derives it from the [`RelayFacts`] that a running relay knows. It is a pure function, so
-//! every screen that shows the condition says the same. The running relay writes its [`Condition`]
-//! into `outbox.relay` when it changes. So commands see it that cannot reach the relay's HTTP port.
+//! every screen that shows the condition says the same. While delivery is held up, the relay also writes
+//! its [`Condition`] to `outbox.relay`, for commands that cannot reach the HTTP port.
 //!
 //! Causes come before symptoms: a relay without a session is broken, not behind; a relay that cannot
 //! record its outcomes is blocked by the database, even if a topic fails too.
@@ -27,7 +27,7 @@ const FAILS_AFTER: Duration = Duration::from_secs(3);
 /// A relay that is blocked for longer needs a person.
 const URGENT_AFTER: Duration = Duration::from_secs(60);
 
-/// A session that is behind by less than this streams.
+/// From this lag on, a relay is catching up.
 const BEHIND_AFTER: Duration = Duration::from_secs(10);
 const BEHIND_BYTES: u64 = 64 << 20;
 
@@ -89,7 +89,7 @@ impl ConditionKind {
 pub struct Condition {
     /// What it is doing.
     pub state: ConditionKind,
-    /// Since when, in seconds before the moment.
+    /// How long it has lasted, in seconds.
     pub for_seconds: f64,
     /// The error code behind a blocked or broken relay.
     pub code: Option<String>,

@@ -20,7 +20,7 @@ pub struct Trouble {
 }
 
 impl Trouble {
-    /// The trouble that this error means, since `since`.
+    /// The trouble behind `error`, which began at `since`.
     pub fn of(error: &Error, since: Instant) -> Self {
         Self {
             code: error.code(),
@@ -36,7 +36,7 @@ impl Trouble {
 pub struct FailingTopic {
     /// Full name, `projects/<project>/topics/<name>`.
     pub topic: Arc<str>,
-    /// The latest error, and when the topic began to fail.
+    /// The first error with the present code, and when the topic began to fail.
     pub trouble: Trouble,
     /// Failed requests since then.
     pub failures: u64,
@@ -102,7 +102,7 @@ impl Troubles {
         board.recording = Some(trouble);
     }
 
-    /// Outcomes are recorded.
+    /// Outcomes can be recorded again.
     pub fn can_record(&self) {
         self.lock().recording = None;
     }
@@ -123,7 +123,7 @@ impl Troubles {
         board.publication = trouble;
     }
 
-    /// A trouble has begun, or has ended a session.
+    /// Adds a trouble to the recent ones.
     pub fn remember(&self, trouble: &Trouble) {
         self.lock().remember(trouble.clone());
     }

@@ -30,13 +30,13 @@ const LINES_MAX: u32 = 20;
 /// Time between two looks at the lanes.
 const SURVEY_INTERVAL: Duration = Duration::from_secs(1);
 
-/// A look at the lanes may take at most this part of the time.
+/// Looks at the lanes take at most 1 part in this many of the time.
 const SURVEY_SHARE: u32 = 100;
 
 #[derive(Debug)]
 pub(super) struct FailingTopics {
     topics: HashMap<Arc<str>, Failing>,
-    /// For those who show the topics.
+    /// Where the HTTP port and the supervisor read the topics.
     shared: Troubles,
     /// When the lanes are looked at next.
     survey_due: Instant,

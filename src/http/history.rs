@@ -1,5 +1,5 @@
 //! What the relay's figures were over the last day, for the graphs of the page: every five seconds of
-//! the last hour, and every two minutes of the last day. Takes less than 150 kB.
+//! the last hour, and every two minutes of the last day. Takes about 150 kB.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -17,7 +17,7 @@ const INTERVAL: Duration = Duration::from_secs(5);
 /// Samples of each history: an hour of fine ones, a day of coarse ones.
 const SAMPLES: usize = 720;
 
-/// Every so many fine samples make a coarse one.
+/// Every so many fine samples, one is also a coarse sample.
 const COARSE: u64 = 24;
 
 /// The figures at one time. `None`: unknown.
@@ -39,11 +39,21 @@ pub(super) struct Sample {
 #[derive(Debug, Clone, Default)]
 pub(super) struct History(Arc<Mutex<Samples>>);
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Samples {
     fine: VecDeque<Sample>,
     coarse: VecDeque<Sample>,
     taken: u64,
+}
+
+impl Default for Samples {
+    fn default() -> Self {
+        Self {
+            fine: VecDeque::with_capacity(SAMPLES),
+            coarse: VecDeque::with_capacity(SAMPLES),
+            taken: 0,
+        }
+    }
 }
 
 /// The JSON of `/history`.

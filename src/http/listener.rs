@@ -1,6 +1,6 @@
 //! Accepts connections on the HTTP port, within limits that no client can exceed.
 //!
-//! The port has no authentication, and a client may be broken, slow or hostile. So each connection
+//! Anyone may connect, and a client may be broken, slow or hostile. So each connection
 //! serves one request, with one deadline and small buffers, and the number of connections is limited.
 //! At the limit the relay closes the *oldest* connection: a probe is answered at once, even while
 //! somebody fills the limit with connections that send nothing.

@@ -147,7 +147,7 @@ async fn readyz(Shared(port): Shared<Port>) -> (StatusCode, String) {
 #[derive(Debug, Serialize)]
 struct Status {
     slot: String,
-    /// `state`, and what holds it up: the same as in `postrider status --json`.
+    /// What the relay is doing, and what holds it up.
     #[serde(flatten)]
     condition: Condition,
     phase: &'static str,

@@ -123,6 +123,10 @@ async fn guard(
     if may_see {
         return next.run(request).await;
     }
+    if access == Access::Local {
+        let text = "open the page as http://localhost, or set http_token\n";
+        return (StatusCode::FORBIDDEN, text).into_response();
+    }
     let challenge = [(header::WWW_AUTHENTICATE, "Bearer")];
     let text = "send the token of the setting http_token as `Authorization: Bearer TOKEN`\n";
     (StatusCode::UNAUTHORIZED, challenge, text).into_response()

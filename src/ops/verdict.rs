@@ -1,5 +1,5 @@
 //! One word for slot and relay together. The slot knows that somebody reads from it; only the relay
-//! knows whether what it reads arrives.
+//! knows whether the events reach Pub/Sub.
 
 use slot_manager::health::Lag;
 use slot_manager::{Health, Severity};
@@ -12,7 +12,7 @@ pub(crate) struct Verdict {
     /// In kebab case: the name of a [`Health`], or of a [`ConditionKind`] that holds delivery up.
     pub(crate) name: &'static str,
     pub(crate) severity: Severity,
-    /// The state in a sentence, without its subject.
+    /// The state in a sentence.
     pub(crate) meaning: String,
     pub(crate) remedy: Option<String>,
 }
@@ -21,9 +21,11 @@ pub(crate) struct Verdict {
 ///
 /// A slot that is lost, in danger or not ours comes first: it endangers more than one topic.
 pub(crate) fn of(health: &Health, condition: Option<&Condition>) -> Verdict {
-    // A relay that has no session has left the slot, and says so only if it is broken.
+    // While nobody reads the slot, topics hold nothing up: the relay has stopped since it said so.
     let speaks = |condition: &&Condition| match health {
-        Health::Inactive(_) => condition.state == ConditionKind::Broken,
+        Health::Inactive(_) => {
+            condition.is_held_up() && condition.state != ConditionKind::BlockedOnPubsub
+        }
         _ => condition.is_held_up(),
     };
     let held_up = condition.filter(speaks);
@@ -76,15 +78,15 @@ fn meaning(health: &Health) -> String {
         Severity::Ok | Severity::Info | Severity::Warning => "behind",
     };
     match health {
-        Health::Active => "a relay reads it, and is up to date".to_owned(),
-        Health::StandbyHeld { .. } => "another relay reads it".to_owned(),
-        Health::Lagging(lag) => format!("a relay reads it, but is {}", severe(lag.severity)),
+        Health::Active => "a relay reads the slot, and is up to date".to_owned(),
+        Health::StandbyHeld { .. } => "another relay reads the slot".to_owned(),
+        Health::Lagging(lag) => format!("a relay reads the slot, but is {}", severe(lag.severity)),
         Health::Inactive(Lag {
             severity: Severity::Ok,
             ..
-        }) => "nobody reads it: nothing is delivered, WAL piles up".to_owned(),
+        }) => "no relay reads the slot: nothing is delivered, WAL piles up".to_owned(),
         Health::Inactive(lag) => format!(
-            "nobody reads it, and it is {}: nothing is delivered, WAL piles up",
+            "no relay reads the slot, and it is {}: nothing is delivered, WAL piles up",
             severe(lag.severity)
         ),
         Health::Reserved(room) | Health::Extended(room) => {
@@ -99,15 +101,15 @@ fn meaning(health: &Health) -> String {
             "the next checkpoint may remove WAL that the slot needs".to_owned()
         }
         Health::Lost => {
-            "PostgreSQL removed WAL that the slot needs: it can never be read again".to_owned()
+            "PostgreSQL removed WAL that the slot needs: the slot is lost for good".to_owned()
         }
         Health::Invalidated { .. } => {
-            "PostgreSQL invalidated it: it can never be read again".to_owned()
+            "PostgreSQL invalidated the slot: it is lost for good".to_owned()
         }
         Health::Missing => "no slot with this name exists: nothing is delivered".to_owned(),
         Health::Recreated { recorded, found } => {
             format!(
-                "its position is {found}, but the relay had confirmed {recorded}: events are left out"
+                "the slot is at {found}, but the relay had confirmed {recorded}: the stream skips events"
             )
         }
         Health::ForeignCluster { expected, found } => {

@@ -36,7 +36,7 @@ pub use mapped_stream::{MappedEvent, MappedStream};
 use publication::PublicationCheck;
 use stuck::StuckPlaces;
 
-use crate::condition::{ConditionKind, RelayState, Trouble};
+use crate::condition::{RelayState, Trouble};
 use crate::error::{Code, Disposition, Error, Result};
 use crate::metrics::Metrics;
 use crate::postgres::connect;
@@ -48,7 +48,7 @@ use crate::store::relay_row;
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
 const LAST_PAUSE: Duration = Duration::from_secs(5);
 
-/// Writing why there is no session must not delay the next one for longer.
+/// Time limit for writing to `outbox.relay` why there is no session.
 const SAY_LIMIT: Duration = Duration::from_secs(2);
 
 /// Statement timeout at the start; looking up recorded events may take longer than most.
@@ -158,7 +158,7 @@ impl SessionRunner {
         let trouble = Trouble::of(error, Instant::now());
         self.metrics.troubles.remember(&trouble);
         let condition = self.metrics.condition(&self.state);
-        if condition.state != ConditionKind::Broken || error.code() == Code::ForeignCluster {
+        if !condition.is_held_up() || error.code() == Code::ForeignCluster {
             return;
         }
         let slot = &self.settings.slot;

@@ -5,7 +5,7 @@
 //!   (`outbox.capture`).
 //! - [`relay_row`]: which relay serves a slot, and how far it got (`outbox.relay`).
 //!
-//! Memory holds nothing that these tables and the slot do not imply.
+//! The relay can rebuild its memory from these tables and the slot.
 //!
 //! **Invariants.** Nothing here writes to an outbox table. A statement that only the holder of the slot
 //! may run checks in the database that its session still holds it.

@@ -40,7 +40,7 @@ async fn data_needs_a_local_host_name_or_the_token() {
         );
         assert_eq!(
             ask(&addr, path, "Host: evil.example\r\n").await.0,
-            401,
+            403,
             "{path}"
         );
     }
@@ -159,7 +159,7 @@ async fn a_browser_shows_state_graphs_topics_and_quarantine_without_running_what
         "event-invalid",
         "Recent errors",
         "<polyline",
-        "Publication</dt><dd>has every row",
+        "Publication</dt><dd>covers all rows",
     ] {
         assert!(page.contains(part), "{part} in\n{page}");
     }

@@ -85,7 +85,9 @@ pub(super) async fn run(observer: &mut Observer<'_>, interval: Duration) -> Resu
             let mut look = std::pin::pin!(look);
             loop {
                 if let Err(error) = terminal.draw(|frame| draw(frame, &view)) {
-                    break 'view Err(Error::new(Code::Internal, "cannot draw").caused_by(error));
+                    break 'view Err(
+                        Error::new(Code::Internal, "cannot draw on the terminal").caused_by(error)
+                    );
                 }
                 tokio::select! {
                     looked = &mut look => break looked,
@@ -253,14 +255,14 @@ fn draw_graphs(frame: &mut Frame<'_>, view: &View, area: Rect) {
     let lag = now.lag_bytes.map_or_else(unknown, figures::bytes);
     let mut room = now
         .headroom_bytes
-        .map_or("no limit".to_owned(), figures::bytes);
+        .map_or("no limit, or unknown".to_owned(), figures::bytes);
     if let Some(loss) = view.state.as_ref().and_then(|state| state.loss) {
         room += &format!(", {}", figures::time(loss));
     }
     let graphs: [(&str, String, Figure, Color); 3] = [
         ("recorded", rate, |f| f.recorded_per_second, Color::Green),
         ("lag", lag, |f| f.lag_bytes, Color::Yellow),
-        ("to loss", room, |f| f.headroom_bytes, Color::Blue),
+        ("WAL left", room, |f| f.headroom_bytes, Color::Blue),
     ];
     for ((title, value, figure, colour), area) in graphs.into_iter().zip(areas) {
         let width = usize::from(area.width.saturating_sub(2));
@@ -319,7 +321,7 @@ mod tests {
                 "BLOCKED ON PUBSUB",
                 "-> create the topic",
                 "lag",
-                "to loss",
+                "WAL left",
                 "PostgreSQL 18",
                 "q quit",
             ];
@@ -329,7 +331,7 @@ mod tests {
         }
         let small = drawn(&view(), 60, 12);
         assert!(
-            small.contains("topics") && !small.contains("to loss"),
+            small.contains("topics") && !small.contains("WAL left"),
             "{small}"
         );
         drawn(&view(), 1, 1);

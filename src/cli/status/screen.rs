@@ -73,7 +73,7 @@ fn publication(status: &RelayStatus) -> String {
     let publication = &status.publication;
     match publication.problems.len() {
         0 => format!(
-            "{} has every row of {}",
+            "{} covers all rows of {}",
             publication.name,
             status.tables.join(", ")
         ),
@@ -105,7 +105,7 @@ fn topics(status: &RelayStatus, lines: &mut Vec<(&'static str, String)>) {
 
 fn quarantine(quarantine: Option<&QuarantineStatus>) -> String {
     let Some(QuarantineStatus { events, keys }) = quarantine else {
-        return "unknown: this role may not read outbox.dispatch".to_owned();
+        return "unknown: outbox.dispatch is missing or not readable".to_owned();
     };
     let Some(first) = keys.first() else {
         return match events {

@@ -50,7 +50,7 @@ async function ask(path) {
   const answer = await fetch(path, { headers });
   if (answer.status === 401) {
     byId("login").hidden = false;
-    throw new Error("this relay wants its token");
+    throw new Error("enter the token of this relay");
   }
   if (!answer.ok) throw new Error(`${path} answers ${answer.status}`);
   return answer.json();
@@ -81,7 +81,7 @@ function graph([title, field, shown], samples, from, to) {
   svg.setAttribute("viewBox", "0 0 300 100");
   svg.setAttribute("preserveAspectRatio", "none");
   svg.setAttribute("role", "img");
-  svg.setAttribute("aria-label", `${title}: ${last === null ? "-" : shown(last)} now, at most ${largest === null ? "-" : shown(largest)}`);
+  svg.setAttribute("aria-label", `${title}: ${last === null ? "-" : shown(last)} now, peak ${largest === null ? "-" : shown(largest)}`);
   const base = document.createElementNS(space, "line");
   for (const [name, value] of [["x1", 0], ["x2", 300], ["y1", 98], ["y2", 98]]) base.setAttribute(name, value);
   svg.append(base);
@@ -92,7 +92,7 @@ function graph([title, field, shown], samples, from, to) {
     svg.append(line);
   }
   const scale = element("div", undefined, "scale");
-  scale.append(element("span", `${time(to - from)} ago`), element("span", largest === null ? "" : `at most ${shown(largest)}`));
+  scale.append(element("span", `${time(to - from)} ago`), element("span", largest === null ? "" : `peak ${shown(largest)}`));
   figure.append(caption, svg, scale);
   return figure;
 }
@@ -149,9 +149,9 @@ function showOverview(overview, status) {
     ["Caught up in", status.caught_up_in_seconds === null ? "" : time(status.caught_up_in_seconds)],
     ["Published since the start", String(status.events_published)],
     ["WAL kept", bytes(slot.retained_bytes)],
-    ["Until the slot is lost", slot.safe_wal_size === null || slot.safe_wal_size === undefined ? "no limit is set: watch the disk" : bytes(Math.max(slot.safe_wal_size, 0))],
+    ["Until the slot is lost", slot.safe_wal_size === undefined ? "unknown" : slot.safe_wal_size === null ? "no limit is set: watch the disk" : bytes(Math.max(slot.safe_wal_size, 0))],
     ["WAL is held by", holders.join("; ")],
-    ["Publication", problems.length ? problems.join("; ") : status.publication_ok === false ? "wrong or unknown" : "has every row"],
+    ["Publication", problems.length ? problems.join("; ") : status.publication_ok === true ? "covers all rows" : "wrong or unknown"],
     ["Tables", (overview.tables || []).join(", ")],
   ];
   const list = facts.filter(([, value]) => value).flatMap(([name, value]) => [element("dt", name), element("dd", value)]);

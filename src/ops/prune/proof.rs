@@ -101,7 +101,7 @@ fn decide(facts: &PruneFacts<'_>) -> Result<PruneProof> {
         .hint("start the relay and let it recover, then prune; nothing was deleted"))
 }
 
-/// Why the position of the slot means nothing, if it does not.
+/// Why the slot's position cannot be used; `None` if it can.
 fn fault(facts: &PruneFacts<'_>) -> Result<Option<(Code, String)>> {
     let name = facts.name;
     if let Some(why) = facts

@@ -41,7 +41,7 @@ pub(super) async fn prune(
         PruneProof::Slot { durable, .. } => *durable,
         PruneProof::RecordsOnly { why } => {
             pruned.postponed = Some(format!(
-                "{why}: only its position shows which records it needs"
+                "{why}, so nothing shows which records are still needed"
             ));
             return Ok((pruned, true));
         }
@@ -130,7 +130,7 @@ async fn wait_until_passed(
         "no relay reads it"
     };
     Ok(Some(format!(
-        "slot {name} is {confirmed} and has not passed {end}, where the rows were gone: {reader}. \
+        "slot {name} is {confirmed} and has not passed {end}, the end of the deletions: {reader}. \
          Until then the relay may need the records; run the command again later"
     )))
 }

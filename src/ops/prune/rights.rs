@@ -27,7 +27,7 @@ pub(super) async fn check(sql: &Sql, settings: &Settings, dry_run: bool) -> Resu
     let rights = if dry_run { "SELECT" } else { "SELECT, DELETE" };
     let tables = tables.join(", ");
     let role_sql = slot_manager::quoted_identifier(&role);
-    let what = format!("role {role} may not delete from {tables}; nothing was deleted");
+    let what = format!("role {role} needs {rights} on {tables}; nothing was deleted");
     Err(Error::new(Code::PrivilegeMissing, what).hint(format!(
         "run the command as the owner of the tables, not as the role of the relay, which never deletes; \
          or GRANT {rights} ON {tables} TO {role_sql}; GRANT SELECT ON outbox.capture, outbox.relay TO \

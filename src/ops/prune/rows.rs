@@ -67,8 +67,8 @@ fn verdict_sql(context: &PruneContext<'_>, captured: &Captured) -> String {
     let record = &captured.record;
     let cutoff = context.cutoff.sql();
     let floor = record.floor;
-    // Rows below `without_record` may have been published without a record. Above the confirmed position
-    // and the floor, a repeat may still need a row.
+    // Rows below `without_record` may have been published without a record. At or above the confirmed
+    // position, or the floor, a repeat may still need the row.
     let (without_record, is_unconfirmed) = match &context.proof {
         PruneProof::Slot {
             confirmed, repeats, ..

@@ -161,7 +161,7 @@ fn one_per_event(rows: Vec<RecordedRow>) -> Vec<RecordedRow> {
     kept
 }
 
-/// The first position whose rows were committed from `since` on, an SQL expression for a time. Finds it
+/// The first position committed at or after `since`, an SQL expression. Finds it
 /// by bisection, since positions and commit times grow together. Records of rows from a table have
 /// positions that are not multiples of 8, with older times, and are left out.
 pub(crate) async fn first_commit(sql: &Sql, since: &str) -> Result<PgLsn> {

@@ -21,7 +21,7 @@ pub(crate) struct RecordChunkBounds<'a> {
     pub(crate) after: (PgLsn, i32),
     /// Only records before this position.
     pub(crate) durable: Lsn,
-    /// The most records.
+    /// Maximum number of records.
     pub(crate) limit: u32,
     /// Only records from before this time, an SQL expression.
     pub(crate) cutoff: &'a str,
