@@ -132,7 +132,7 @@ async fn a_dry_run_counts_and_deletes_nothing() {
         &ran.stdout,
         "489 old records of rows that are in an outbox table now",
     );
-    assert_contains(&ran.stdout, "Nothing was deleted: add --yes");
+    assert_contains(&ran.stdout, "Nothing was deleted: replace --dry-run");
     let rows = "select count(*) from outbox.events";
     assert_eq!(database.number(rows).await, 700);
     let ran = database.run(&["prune", "--older-than", "30d"]).await;
