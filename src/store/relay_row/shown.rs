@@ -75,6 +75,10 @@ fn said(json: Option<&str>, seconds_ago: Option<f64>) -> Option<Condition> {
     let mut condition: Condition = serde_json::from_str(json?).ok()?;
     let ago = seconds_ago.filter(|ago| *ago < SAID_FOR.as_secs_f64())?;
     condition.for_seconds += ago;
+    for topic in &mut condition.topics {
+        topic.for_seconds += ago;
+        topic.oldest_seconds = topic.oldest_seconds.map(|age| age + ago);
+    }
     Some(condition)
 }
 
