@@ -106,6 +106,7 @@ codes! {
     EventTooLarge "event-too-large" Stop 5 "store large payloads elsewhere and send a reference, or quarantine such events with on_bad_event = quarantine_key"
     EventRefused "event-refused" Stop 5 "read Pub/Sub's message above, or quarantine such events with on_bad_event = quarantine_key"
     QuarantineFull "quarantine-full" Stop 5 "`postrider quarantine list` shows the errors; correct the cause, release the events, and start the relay"
+    ConfirmationMissing "confirmation-missing" Stop 2 "read what the command would do; then add --yes"
     NotInQuarantine "not-in-quarantine" Stop 2 "`postrider quarantine list` shows the events in quarantine"
     TopicMissing "topic-missing" Retry 4 "create the topic, or run with POSTRIDER_CREATE_TOPICS=true"
     PubsubPermission "pubsub-permission" Retry 4 "grant roles/pubsub.publisher on the topic to the relay's service account"

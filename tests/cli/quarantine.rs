@@ -265,7 +265,7 @@ async fn under_quarantine_event_release_takes_only_the_named_event() {
 async fn discard_needs_yes_and_never_touches_published_events() {
     let database = filled().await;
     let ran = database.run(&["quarantine", "discard", "--all"]).await;
-    ran.assert_error("setting-invalid", 2);
+    ran.assert_error("confirmation-missing", 2);
     assert_contains(&ran.stderr, "4 events");
     assert_eq!(in_state(&database, "discarded").await, 0);
     database

@@ -91,7 +91,7 @@ async fn a_dry_run_as_text_counts_the_rows_that_cannot_become_messages() {
 async fn no_recovery_is_requested_without_yes() {
     let database = served().await;
     let ran = database.run(&["recover"]).await;
-    ran.assert_error("setting-invalid", 2);
+    ran.assert_error("confirmation-missing", 2);
     assert_contains(&ran.stderr, "--yes");
     assert_eq!(recovering(&database).await, None);
     database.run(&["recover", "--yes"]).await.assert_status(0);

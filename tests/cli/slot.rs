@@ -181,7 +181,7 @@ async fn drop_and_advance_say_what_is_lost_and_need_yes() {
     let before = database.number(&position).await;
     for change in ["drop", "advance"] {
         let ran = database.run(&["slot", change]).await;
-        ran.assert_error("setting-invalid", 2);
+        ran.assert_error("confirmation-missing", 2);
         assert_contains(&ran.stderr, "4 events not recorded");
         assert_contains(&ran.stderr, "--yes");
     }

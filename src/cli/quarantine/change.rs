@@ -112,7 +112,7 @@ pub(super) async fn discard(settings: &Settings, args: &DiscardArgs) -> Result<E
             "discarding {} needs --yes; nothing was done",
             figures::count(count, "event")
         );
-        return Err(Error::new(Code::SettingInvalid, what).hint(
+        return Err(Error::new(Code::ConfirmationMissing, what).hint(
             "add --yes if they never need to be published; their outbox rows stay unchanged",
         ));
     }

@@ -329,7 +329,7 @@ fn confirmed(args: &RecoverArgs, what: &str) -> Result<()> {
     }
     let refused = || {
         Error::new(
-            Code::SettingInvalid,
+            Code::ConfirmationMissing,
             format!("this needs --yes: {what}; nothing was done"),
         )
         .hint("`postrider recover --dry-run` shows which rows would be published; then add --yes")

@@ -208,7 +208,7 @@ impl LeftOut {
 
 fn not_confirmed(what: &str) -> Error {
     Error::new(
-        Code::SettingInvalid,
+        Code::ConfirmationMissing,
         format!("{what} needs --yes; nothing was done"),
     )
     .hint("add --yes; the relay publishes undelivered rows from the tables when it starts")
