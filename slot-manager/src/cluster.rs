@@ -8,8 +8,10 @@ use std::fmt;
 use std::num::ParseIntError;
 use std::str::FromStr;
 
+use decoder::Lsn;
 use serde::Serialize;
 use tokio_postgres::Client;
+use tokio_postgres::types::PgLsn;
 
 use crate::slot::get;
 use crate::{SlotError, sql};
@@ -139,4 +141,27 @@ pub async fn inspect(client: &Client) -> Result<Cluster, SlotError> {
         database: get(row, "database")?,
         database_oid: get(row, "database_oid")?,
     })
+}
+
+/// Sizes in bytes of a WAL page, of its header, and of the header of a segment's first page. Right
+/// after a header, the end of the WAL seems to be further than the end of the last record.
+const WAL_PAGE: u64 = 8_192;
+const PAGE_HEADERS: [u64; 2] = [24, 40];
+
+/// The end of the WAL of a primary, flushed or not: every visible transaction lies before it.
+///
+/// # Errors
+/// [`SlotError::Database`], also on a standby: it writes no WAL.
+pub async fn wal_end(client: &Client) -> Result<Lsn, SlotError> {
+    let rows = client
+        .query_typed(sql::WAL_END, &[])
+        .await
+        .map_err(SlotError::database("asking for the end of the WAL"))?;
+    let row = rows
+        .first()
+        .expect("invariant: a select without FROM gives one row");
+    let end: PgLsn = get(row, "wal_end")?;
+    let end = u64::from(end);
+    let header = PAGE_HEADERS.into_iter().find(|h| end % WAL_PAGE == *h);
+    Ok(Lsn::new(end - header.unwrap_or(0)))
 }

@@ -262,3 +262,6 @@ with named as (
 )
 select coalesce(pg_catalog.sum(pg_catalog.pg_stat_get_tuples_inserted(oid)), 0)::bigint as rows
 from tables";
+
+/// Where the next WAL record begins, flushed or not.
+pub(crate) const WAL_END: &str = "select pg_catalog.pg_current_wal_insert_lsn() as wal_end";

@@ -32,8 +32,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use decoder::Lsn;
-use slot_manager::SlotName;
 use slot_manager::publication::{self, CapturedTable, PublicationState};
+use slot_manager::{SlotName, cluster};
 use tokio::sync::{Notify, mpsc, oneshot};
 use tokio::task::JoinHandle;
 
@@ -299,7 +299,7 @@ impl AuditState {
         self.began_before.get_or_insert(now.xmax());
         Ok(AuditWait {
             xmin: now.xmin(),
-            end: statements::wal_end(sql).await?,
+            end: cluster::wal_end(sql).await?,
         })
     }
 

@@ -8,11 +8,6 @@ use crate::capture::ScanWindow;
 use crate::error::Result;
 use crate::postgres::Sql;
 
-/// Sizes in bytes of a WAL page's header, and of the header of a segment's first page. Right after
-/// one, the end of the WAL seems to be further than the end of the last record.
-const PAGE_HEADERS: [u64; 2] = [24, 40];
-const WAL_PAGE: u64 = 8_192;
-
 /// Whether a partition was attached with rows that are older than the window.
 pub(super) async fn has_overlooked(sql: &Sql, window: &ScanWindow<'_>) -> Result<bool> {
     let Some(overlooked) = window.overlooked() else {
@@ -21,16 +16,6 @@ pub(super) async fn has_overlooked(sql: &Sql, window: &ScanWindow<'_>) -> Result
     let table = &window.captured.record.table;
     let statement = format!("select exists (select from {table} e where {overlooked})");
     Ok(sql.query_one(&statement, &[]).await?.get(0))
-}
-
-/// The end of the WAL: every visible transaction lies before it.
-pub(super) async fn wal_end(sql: &Sql) -> Result<Lsn> {
-    let row = sql
-        .query_one("select pg_catalog.pg_current_wal_insert_lsn()", &[])
-        .await?;
-    let end = u64::from(row.get::<_, PgLsn>(0));
-    let header = PAGE_HEADERS.into_iter().find(|h| end % WAL_PAGE == *h);
-    Ok(Lsn::new(end - header.unwrap_or(0)))
 }
 
 /// Whether our session, which reads through `walsender`, has confirmed everything up to `end`. Checks

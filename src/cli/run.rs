@@ -14,8 +14,8 @@ use crate::settings::Settings;
 /// Threads for publishing; the replication stream has its own thread.
 const WORKERS: usize = 2;
 
-/// Runs the relay. With JSON logs its last error is a line of the log: whoever collects the log finds the
-/// most important line of the process there.
+/// Runs the relay. With JSON logs its last error is a line of the log too, so that log collectors can read
+/// it.
 pub(super) fn run(settings: Settings) -> Result<ExitCode> {
     let is_json = settings.log_json;
     logging::start(is_json);

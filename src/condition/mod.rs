@@ -87,7 +87,7 @@ impl ConditionKind {
 /// The condition of a relay at one moment.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Condition {
-    /// What it is doing.
+    /// The kind of condition.
     pub state: ConditionKind,
     /// How long it has lasted, in seconds.
     pub for_seconds: f64,
@@ -135,7 +135,7 @@ pub struct RelayFacts {
     pub topics: Vec<FailingTopic>,
     /// Why outcomes cannot be recorded.
     pub recording: Option<Trouble>,
-    /// What is wrong with the publication.
+    /// The fault of the publication, if it has one.
     pub publication: Option<Trouble>,
     /// WAL beyond the confirmed position, bytes.
     pub lag_bytes: Option<u64>,
@@ -276,11 +276,6 @@ impl Condition {
                 | ConditionKind::BlockedOnDatabase
                 | ConditionKind::Broken
         )
-    }
-
-    /// Events of all named topics that wait.
-    pub fn waiting_events(&self) -> u64 {
-        self.topics.iter().map(|topic| topic.waiting_events).sum()
     }
 
     /// Whether the other condition says the same, apart from figures.

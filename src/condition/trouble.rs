@@ -1,4 +1,4 @@
-//! What goes wrong at present: errors that the relay retries while its session goes on.
+//! Errors that last: the relay retries them while its session continues.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -107,12 +107,12 @@ impl Troubles {
         self.lock().recording = None;
     }
 
-    /// What is wrong with the publication, if anything is.
+    /// The fault of the publication, if it has one.
     pub fn publication(&self) -> Option<Trouble> {
         self.lock().publication.clone()
     }
 
-    /// Sets what is wrong with the publication. An error that lasts keeps its beginning.
+    /// Sets the fault of the publication. An error that lasts keeps its start time.
     pub fn set_publication(&self, error: Option<&Error>) {
         let mut board = self.lock();
         let since = board.publication.as_ref().map(|trouble| trouble.since);

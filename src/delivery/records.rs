@@ -1,5 +1,5 @@
-//! The outcomes of events on their way into `outbox.dispatch`: handed to the writer, and resolved once
-//! they are durable.
+//! Outcomes of events: hands them to the writer of `outbox.dispatch`, and resolves the events once the
+//! rows are durable.
 
 use std::time::Duration;
 

@@ -17,7 +17,7 @@ const INTERVAL: Duration = Duration::from_secs(5);
 /// Samples of each history: an hour of fine ones, a day of coarse ones.
 const SAMPLES: usize = 720;
 
-/// Every so many fine samples, one is also a coarse sample.
+/// Every 24th fine sample is also a coarse one.
 const COARSE: u64 = 24;
 
 /// The figures at one time. `None`: unknown.

@@ -1,5 +1,5 @@
-//! The page for people: what the relay does, over time, and what waits and why. Read-only, and
-//! complete in this binary.
+//! The page for people: condition, graphs, failing topics, quarantine and recent errors. Read-only, and
+//! part of this binary.
 //!
 //! The page shows more than `/metrics` and `/status`: names of keys and events, and messages of
 //! errors. So it is served only on a loopback address, or to those who know `http_token`. On a
@@ -186,7 +186,7 @@ async fn errors(Shared(port): Shared<Port>) -> Json<Vec<RecentError>> {
 
 /// What `postrider status --json` prints.
 async fn overview(Shared(port): Shared<Port>) -> Json<serde_json::Value> {
-    // A task of its own: whoever closes the page meanwhile does not make the next one look again.
+    // A separate task: if the browser disconnects, the look still ends and fills the cache.
     let looking = tokio::spawn(async move { recent_look(&port).await });
     Json(looking.await.unwrap_or_default())
 }

@@ -16,6 +16,7 @@
 use std::time::Duration;
 
 use serde::Serialize;
+use slot_manager::cluster;
 
 use super::progress;
 use super::walk::{self, NAMED, TableWalk, WalkAction, WalkedPage};
@@ -115,7 +116,7 @@ pub(crate) async fn run(
     };
     // Transactions below this have ended, so they lie before the end of the WAL that is read next.
     let ended = current_snapshot(&**sql).await?.xmin();
-    let end = progress::wal_end(sql).await?;
+    let end = cluster::wal_end(sql).await?;
     let (_, has_passed) = progress::wait_until_confirmed(sql, &settings.slot, end, WAIT).await?;
     let earlier = relay_row::read(sql, &settings.slot).await?;
     let is_recovering = earlier

@@ -38,14 +38,14 @@ pub(crate) struct PublicationStatus {
     pub(crate) problems: Vec<PublicationProblem>,
 }
 
-/// What is wrong with it.
+/// One fault of the publication.
 #[derive(Debug, Serialize)]
 pub(crate) struct PublicationProblem {
     pub(crate) what: String,
     pub(crate) remedy: String,
 }
 
-/// What waits in quarantine.
+/// The events that wait in quarantine.
 #[derive(Debug, Serialize)]
 pub(crate) struct QuarantineStatus {
     /// Bad events and those behind them, counted up to a million.

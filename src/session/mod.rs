@@ -2,7 +2,7 @@
 //!
 //! A session begins in `open`: it gathers the facts (`standby`, `publication`), decides how to begin
 //! (`plan`, and `recovery` after a loss), opens the stream, and waits until the previous relay no
-//! longer writes. Then `pipeline` is its loop, with `supervisor` beside it, and `run` ends it. `parts`
+//! longer writes. Then `pipeline` is its loop, with `supervisor` alongside, and `run` ends it. `parts`
 //! says what each part of a session receives. When a session ends with an error, the error's code
 //! decides whether another session follows, and `stuck` whether that one needs a new slot.
 //! `mapped_stream` is a session without delivery, for benchmarks.
@@ -11,8 +11,8 @@
 //! [`SessionRunner`] outlives a session, and it keeps nothing about events. No part of a session sees
 //! the runner.
 //!
-//! Not here: where events come from (`capture`), what becomes of them (`delivery`), what is recorded
-//! (`store`), how a lost slot is replaced (`recovery`), and the search for missing rows (`audit`).
+//! Not here: the source of events (`capture`), their delivery (`delivery`), the records (`store`), the
+//! replacement of a lost slot (`recovery`), and the search for missing rows (`audit`).
 
 mod instance;
 mod mapped_stream;
@@ -54,7 +54,7 @@ const SAY_LIMIT: Duration = Duration::from_secs(2);
 /// Statement timeout at the start; looking up recorded events may take longer than most.
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Runs sessions. Owns what outlives a session; each part of a session receives what it needs of it.
+/// Runs sessions. Owns everything that outlives a session, and gives each part only its own share.
 #[derive(Debug)]
 pub struct SessionRunner {
     settings: Settings,

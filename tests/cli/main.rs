@@ -11,6 +11,7 @@ mod event;
 mod help;
 mod init;
 mod prune;
+mod prune_other_settings;
 mod quarantine;
 mod recover;
 mod secrets;

@@ -256,3 +256,72 @@ fn the_error_that_ends_the_relay_is_a_line_of_a_json_log() {
     );
     assert_eq!(line["level"], "ERROR");
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_relay_that_was_killed_while_it_was_blocked_is_down_and_not_blocked() {
+    let database = Database::start().await;
+    let emulator = harness::emulator().await;
+    let refused = Fault::new(Action::Fail(Code::PermissionDenied)).on_topic("order.events");
+    emulator.faults().inject(refused);
+    let relay = Relay::start(&database, &emulator);
+    insert_orders(&database, 10, 5).await;
+    wait_for_command(&database, "blocked-on-pubsub").await;
+    relay.kill_9();
+    let ran = wait_for_command(&database, "down").await;
+    assert_eq!(json(&ran)["slot"]["health"], "inactive", "{ran:?}");
+    assert!(screen(&command(&database, &["status"])).contains("start the relay"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_topic_that_the_relay_creates_in_vain_is_named() {
+    let database = Database::start().await;
+    let emulator = harness::emulator().await;
+    let missing = Fault::new(Action::Fail(Code::NotFound)).on_topic("order.events");
+    emulator.faults().inject(missing);
+    let (addr, host) = (free_addr(), emulator.addr().to_string());
+    let settings = [
+        ("POSTRIDER_HTTP_ADDR", addr.as_str()),
+        ("POSTRIDER_CREATE_TOPICS", "true"),
+    ];
+    let _relay = Relay::start_with(&database, &host, &settings);
+    insert_orders(&database, 10, 5).await;
+    let blocked = wait_for_state(&addr, "blocked-on-pubsub").await;
+    assert_eq!(blocked["topics"][0]["code"], "topic-missing", "{blocked}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn on_an_older_schema_a_relay_stops_before_it_stands_by_and_the_commands_work() {
+    let database = Database::start().await;
+    let emulator = harness::emulator().await;
+    let _relay = Relay::start(&database, &emulator);
+    insert_orders(&database, 10, 5).await;
+    database.wait_until_recorded().await;
+    database
+        .execute("ALTER TABLE outbox.relay DROP COLUMN condition, DROP COLUMN condition_at")
+        .await;
+    let second = Relay::start(&database, &emulator);
+    second.wait_for_error("schema-missing").await;
+    for arguments in [&["status"][..], &["slot", "show"]] {
+        let ran = command(&database, arguments);
+        assert_eq!(ran.status.code(), Some(0), "{ran:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_error_that_stops_the_relay_is_still_known_after_its_end() {
+    let database = Database::start().await;
+    let emulator = harness::emulator().await;
+    let settings = [("POSTRIDER_ON_BAD_EVENT", "halt")];
+    let relay = Relay::start_with(&database, &emulator.addr().to_string(), &settings);
+    insert_orders(&database, 10, 5).await;
+    database.wait_until_recorded().await;
+    database
+        .execute(
+            "INSERT INTO outbox.events (aggregatetype, event_type, headers) \
+             VALUES ('order', 'Bad', jsonb_build_object('x', repeat('y', 2000)))",
+        )
+        .await;
+    relay.wait_for_error("event-invalid").await;
+    let ran = wait_for_command(&database, "broken").await;
+    assert_eq!(json(&ran)["condition"]["code"], "event-invalid", "{ran:?}");
+}

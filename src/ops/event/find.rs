@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use decoder::Lsn;
+use slot_manager::cluster;
 use tokio_postgres::error::SqlState;
 use uuid::Uuid;
 
@@ -30,7 +31,7 @@ const WAIT: Duration = Duration::from_secs(2);
 /// A table may hold an id more than once, if the id is not its primary key.
 const ROWS_SHOWN: usize = 20;
 
-/// A captured table, and what is known about its events without records.
+/// A captured table, and the facts about its events without records.
 struct SearchedTable<'a> {
     settings: &'a TableSettings,
     captured: &'a Captured,
@@ -244,9 +245,9 @@ async fn unrecorded(
     let mut is_passed = is_below_floor;
     if row.is_ours && !is_passed {
         // The row is visible, so its commit lies before the end of the WAL.
-        let end = progress::wal_end(sql).await?;
+        let end = cluster::wal_end(sql).await?;
         (_, is_passed) = progress::wait_until_confirmed(sql, &settings.slot, end, WAIT).await?;
-        // A recovery publishes rows from the tables, whatever the slot has passed.
+        // A recovery publishes rows from the tables even if the slot has passed them.
         is_passed &= !is_recovering;
         // The record may have been written meanwhile.
         if let Some(found) = history::of_events(sql, &[row.event_id]).await?.pop() {

@@ -1,10 +1,10 @@
-//! The state of an event, and what it means. Pure.
+//! The state of an event, and its explanation. Pure.
 
 use serde::Serialize;
 
 use crate::store::dispatch::history::EventOutcome;
 
-/// What has become of an event.
+/// The state of an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum EventState {

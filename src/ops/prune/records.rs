@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use slot_manager::{quoted_identifier, quoted_literal};
+use slot_manager::{cluster, quoted_identifier, quoted_literal};
 use tokio_postgres::Row;
 use tokio_postgres::types::PgLsn;
 
@@ -116,7 +116,7 @@ async fn wait_until_passed(
         looked_at: 0,
         deleted: 0,
     });
-    let end = progress::wal_end(context.sql).await?;
+    let end = cluster::wal_end(context.sql).await?;
     let name = &context.settings.slot;
     let (slot, is_passed) = progress::wait_until_confirmed(context.sql, name, end, WAIT).await?;
     if is_passed {
