@@ -10,7 +10,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use decoder::{
     CacheChange, Lsn, Message, Oid, OwnedColumn, OwnedRelation, PgTimestamp, Relation,
-    RelationCache,
+    RelationCache, Value,
 };
 
 use super::moved::MovedMark;
@@ -20,7 +20,8 @@ use super::shape::FIRST_NORMAL_XID;
 use crate::error::{Code, Error, Result};
 use crate::event::{Event, EventPosition, EventRef, OrderingKey};
 use crate::mapping::{
-    ColumnTypes, EventError, INSERTED_XID, MapError, Mapper, TableIdentity, TableSettings,
+    ColumnTypes, EventError, INSERTED_XID, MapError, Mapper, RowValues, TableIdentity,
+    TableSettings,
 };
 use crate::metrics::{KindLabel, Metrics};
 use crate::watermark::CommitLsn;
@@ -86,12 +87,11 @@ struct CurrentTransaction {
 impl CurrentTransaction {
     /// Returns the row's origin if another transaction wrote the row first. The log has only the
     /// lower half of a transaction id.
-    fn moved(&self, table: &MappedTable, tuple: &decoder::Tuple<'_>) -> Option<MovedMark> {
-        let value = tuple.iter().nth(table.inserted_xid?)?;
-        let decoder::Value::Text(text) = value else {
+    fn moved(&self, table: &MappedTable, row: &[Value<'_>]) -> Option<MovedMark> {
+        let Value::Text(text) = row.get(table.inserted_xid?)? else {
             return None;
         };
-        let inserted_xid: u64 = std::str::from_utf8(text).ok()?.parse().ok()?;
+        let inserted_xid = xid8(text)?;
         // A writer that fills every column by itself may write a zero.
         let is_made_up = inserted_xid < FIRST_NORMAL_XID;
         let is_own = self.is_replicated || is_made_up || inserted_xid as u32 == self.xid;
@@ -100,6 +100,17 @@ impl CurrentTransaction {
             inserted_xid,
         })
     }
+}
+
+/// Reads an `xid8`. Every row has one, so this matters: it takes a third of the instructions of
+/// checking the text for UTF-8 and parsing it.
+#[inline]
+fn xid8(text: &[u8]) -> Option<u64> {
+    text.iter().try_fold(0_u64, |xid, byte| {
+        let digit = byte.wrapping_sub(b'0');
+        let shifted = xid.checked_mul(10).filter(|_| digit < 10)?;
+        shifted.checked_add(digit.into())
+    })
 }
 
 /// A table of the settings, with the properties that the stream needs.
@@ -316,11 +327,13 @@ impl Intake {
             ordinal,
             commit_time,
         };
-        let moved = open.moved(table, tuple);
-        let mapped = match table.mapper.map(tuple, at) {
+        let row = RowValues::of(tuple);
+        let row = row.as_slice();
+        let moved = open.moved(table, row);
+        let mapped = match table.mapper.map_row(row, at) {
             Ok(mapped) => mapped,
             Err(MapError::Event(error)) if error.fault.is_of_the_row() => {
-                let payload = table.mapper.payload(tuple);
+                let payload = table.mapper.payload(row);
                 return Ok(IntakeStep::Unmappable {
                     error,
                     payload,

@@ -8,7 +8,7 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use decoder::{OwnedRelation, Tuple, Value};
+use decoder::{OwnedRelation, Value};
 
 use super::attributes::{Attributes, FIXED, SOURCE_ID};
 use super::column_types::ColumnTypes;
@@ -29,8 +29,6 @@ use crate::event::{EventId, EventPosition, OrderingKey, UUID_CHARS};
 
 pub use table_columns::{TableColumns, TimeKind};
 
-/// Tables with up to this many columns are read without an allocation; `outbox.events` has nine.
-const INLINE_COLUMNS: usize = 16;
 /// Capacity in bytes that the envelope buffer keeps; more is released after an event that needed
 /// it.
 const KEPT_BYTES: usize = 256 * 1024;
@@ -137,25 +135,10 @@ impl Mapper {
         })
     }
 
-    /// Makes the message of one inserted row.
-    ///
-    /// # Errors
-    /// [`MapError::Event`] when the row cannot become a message that Pub/Sub accepts.
-    pub fn map(&mut self, tuple: &Tuple<'_>, at: EventPosition) -> Result<Mapped, MapError> {
-        if tuple.len() > INLINE_COLUMNS {
-            return self.map_row(&tuple.iter().collect::<Vec<_>>(), at);
-        }
-        let mut row = [Value::Null; INLINE_COLUMNS];
-        for (slot, value) in row.iter_mut().zip(tuple) {
-            *slot = value;
-        }
-        self.map_row(&row[..tuple.len()], at)
-    }
-
     /// Makes the message of a row from its values, in the order of the table's description.
     ///
     /// # Errors
-    /// The same as [`map`](Self::map).
+    /// [`MapError::Event`] when the row cannot become a message that Pub/Sub accepts.
     pub fn map_row(&mut self, row: &[Value<'_>], at: EventPosition) -> Result<Mapped, MapError> {
         self.message_of(row, at)
             .map_err(|fault| self.event_error(row, at, fault))

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use decoder::{Tuple, Value};
+use decoder::Value;
 
 use super::{Mapper, inserted_xid};
 use crate::event::{EventPosition, OrderingKey, SHOWN_CHARS};
@@ -16,8 +16,8 @@ impl Mapper {
     /// The payload of a row that cannot become a message. Empty if it cannot be read, or is too
     /// large for any message.
     #[cold]
-    pub fn payload(&self, tuple: &Tuple<'_>) -> Bytes {
-        let Some(value) = tuple.iter().nth(self.columns.payload.position()) else {
+    pub fn payload(&self, row: &[Value<'_>]) -> Bytes {
+        let Some(&value) = row.get(self.columns.payload.position()) else {
             return Bytes::new();
         };
         let payload = &self.columns.payload;

@@ -49,7 +49,8 @@ fn an_insert_from_the_wire_is_mapped_even_with_more_columns_than_fit_inline() {
         let Ok(WalMessage::Insert(insert)) = decoder::decode(&payload) else {
             unreachable!()
         };
-        let mapped = mapper(&columns, "").map(&insert.tuple, AT).unwrap();
+        let row = RowValues::of(&insert.tuple);
+        let mapped = mapper(&columns, "").map_row(row.as_slice(), AT).unwrap();
         assert_eq!(
             mapped,
             mapper(&OUTBOX, "").map_row(&outbox_row(&[]), AT).unwrap()

@@ -1,0 +1,45 @@
+//! The values of one row of the stream, split once for everybody who reads them.
+
+use decoder::{Tuple, Value};
+
+/// Rows with up to this many columns are split without an allocation; `outbox.events` has eleven.
+const INLINE_COLUMNS: usize = 16;
+
+/// The values of one row, in the order of the table's description.
+#[derive(Debug, Clone)]
+pub struct RowValues<'a> {
+    inline: [Value<'a>; INLINE_COLUMNS],
+    columns: usize,
+    /// All values of a row with more columns than fit inline.
+    many: Vec<Value<'a>>,
+}
+
+impl<'a> RowValues<'a> {
+    /// Splits a row.
+    #[inline]
+    pub fn of(tuple: &Tuple<'a>) -> Self {
+        let mut row = Self {
+            inline: [Value::Null; INLINE_COLUMNS],
+            columns: tuple.len(),
+            many: Vec::new(),
+        };
+        if row.columns > INLINE_COLUMNS {
+            row.many = tuple.iter().collect();
+        } else {
+            for (place, value) in row.inline.iter_mut().zip(tuple) {
+                *place = value;
+            }
+        }
+        row
+    }
+
+    /// The values.
+    #[inline]
+    pub fn as_slice(&self) -> &[Value<'a>] {
+        if self.columns > INLINE_COLUMNS {
+            &self.many
+        } else {
+            &self.inline[..self.columns]
+        }
+    }
+}
