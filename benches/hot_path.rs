@@ -20,7 +20,7 @@ use divan::Bencher;
 use divan::counter::ItemsCount;
 use postrider::event::{Event, EventId, EventPosition, EventRef, OrderingKey};
 use postrider::lanes::{Lanes, Serve};
-use postrider::mapping::{ColumnTypes, Mapper, RowValues, TableSettings};
+use postrider::mapping::{ColumnTypes, Mapper, TableSettings, TupleValues};
 use postrider::watermark::{CommitLsn, Confirmable, Watermark};
 
 /// Events in one round.
@@ -159,7 +159,7 @@ fn mapping() -> Box<dyn FnMut()> {
                 ordinal: 1,
                 commit_time: PgTimestamp::from_micros(0),
             };
-            let row = RowValues::of(&insert_of(frame).tuple);
+            let row = TupleValues::of(&insert_of(frame).tuple);
             let mapped = mapper.map_row(row.as_slice(), at);
             black_box(mapped.expect("a usual row"));
         }

@@ -20,8 +20,8 @@ use super::shape::FIRST_NORMAL_XID;
 use crate::error::{Code, Error, Result};
 use crate::event::{Event, EventPosition, EventRef, OrderingKey};
 use crate::mapping::{
-    ColumnTypes, EventError, INSERTED_XID, MapError, Mapper, RowValues, TableIdentity,
-    TableSettings,
+    ColumnTypes, EventError, INSERTED_XID, MapError, Mapper, TableIdentity, TableSettings,
+    TupleValues,
 };
 use crate::metrics::{KindLabel, Metrics};
 use crate::watermark::CommitLsn;
@@ -327,7 +327,7 @@ impl Intake {
             ordinal,
             commit_time,
         };
-        let row = RowValues::of(tuple);
+        let row = TupleValues::of(tuple);
         let row = row.as_slice();
         let moved = open.moved(table, row);
         let mapped = match table.mapper.map_row(row, at) {

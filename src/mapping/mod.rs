@@ -43,12 +43,12 @@ pub mod limits;
 mod mapper;
 mod ordering;
 mod payload;
-mod row_values;
 mod settings;
 mod template;
 mod timestamp;
 mod topic;
 mod topic_name;
+mod tuple_values;
 mod value;
 mod wire;
 
@@ -59,7 +59,7 @@ pub use error::{EventError, EventFault, FaultyRow, Limit, MapError, SettingFault
 pub use event_id::TableIdentity;
 pub use mapper::{Mapped, Mapper, TableColumns, TimeKind};
 pub use ordering::{BUCKETS_MAX, Ordering, ParseOrderingError};
-pub use row_values::RowValues;
 pub use settings::{ColumnSettings, TableSettings, TimeZone};
 pub use template::{ParseTemplateError, Template};
 pub use topic_name::{TopicNameFault, topic_name};
+pub use tuple_values::TupleValues;

@@ -1,6 +1,7 @@
 //! Body, ordering key and attributes of messages.
 
 use super::*;
+use crate::mapping::TupleValues;
 
 #[test]
 fn a_row_becomes_a_message_with_the_fixed_attributes_and_the_headers() {
@@ -49,7 +50,7 @@ fn an_insert_from_the_wire_is_mapped_even_with_more_columns_than_fit_inline() {
         let Ok(WalMessage::Insert(insert)) = decoder::decode(&payload) else {
             unreachable!()
         };
-        let row = RowValues::of(&insert.tuple);
+        let row = TupleValues::of(&insert.tuple);
         let mapped = mapper(&columns, "").map_row(row.as_slice(), AT).unwrap();
         assert_eq!(
             mapped,

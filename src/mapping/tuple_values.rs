@@ -7,14 +7,14 @@ const INLINE_COLUMNS: usize = 16;
 
 /// The values of one row, in the order of the table's description.
 #[derive(Debug, Clone)]
-pub struct RowValues<'a> {
+pub struct TupleValues<'a> {
     inline: [Value<'a>; INLINE_COLUMNS],
     columns: usize,
     /// All values of a row with more columns than fit inline.
     many: Vec<Value<'a>>,
 }
 
-impl<'a> RowValues<'a> {
+impl<'a> TupleValues<'a> {
     /// Splits a row.
     #[inline]
     pub fn of(tuple: &Tuple<'a>) -> Self {
